@@ -1,0 +1,66 @@
+# Four verbs: demo, test, check, docs. Each makes .venv first where it is not there.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: browser demo demo-short docs test test-unit check format install install-test clean help
+
+help:
+	@echo "make demo    install the core, then train configs/demo.yaml"
+	@echo "make test    install everything the tests use, then run every check"
+	@echo "make check   format, lint and types only"
+	@echo "make docs    the pages that are made from the code"
+
+install: $(VENV)/.core
+install-test: $(VENV)/.test
+
+demo: install
+	$(BIN)/verizero train configs/demo.yaml
+
+demo-short: install
+	$(BIN)/verizero train configs/demo_short.yaml
+
+test: install-test browser check
+	$(BIN)/pytest
+
+# the report is tested in a real browser; where we may, it is installed, elsewhere we say what is missing
+browser:
+	@command -v chromium >/dev/null || { \
+	  if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium; \
+	  else \
+	    echo "the tests need Chromium: install the package chromium (Debian: apt-get install chromium)"; exit 1; \
+	  fi; }
+
+test-unit: install-test
+	$(BIN)/pytest -m "not integration"
+
+check: install-test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+docs: install
+	$(BIN)/python docs/make_recipes.py
+
+format: install-test
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache build *.egg-info
+
+# torch first and pinned: a range would let the resolver pick a build with gigabytes of GPU libraries
+$(VENV)/.torch:
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --upgrade pip
+	$(BIN)/pip install -q torch==2.13.0
+	touch $@
+
+$(VENV)/.core: $(VENV)/.torch pyproject.toml
+	$(BIN)/pip install -q -e .
+	touch $@
+
+$(VENV)/.test: $(VENV)/.core pyproject.toml
+	$(BIN)/pip install -q -e '.[test,peers,gym]'
+	touch $@

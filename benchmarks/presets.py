@@ -1,0 +1,43 @@
+"""The table of all presets: what each reaches from the same start with the same prompts and budget of tokens.
+
+    python benchmarks/presets.py                                     every recipe of configs/algorithms; hours
+    python benchmarks/presets.py grpo ppo --seeds 1 --tokens 20000   two of them, briefly
+    python benchmarks/presets.py --set sft.steps=50 …                another start
+
+Writes FOLDER/presets.md beside the page that `verizero compare` makes. A run that is done is not run again, so the
+same command goes on where it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+
+def main() -> None:
+    """Parse the command line, compare, write the table."""
+    from pipeline.report.compare_page import text_table
+    from pipeline.stages.compare import compare
+
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("names", nargs="*", help="of recipes in configs/algorithms; default: all, grpo first")
+    options.add_argument("--seeds", type=int, default=3)
+    options.add_argument("--tokens", type=int, default=1_000_000, help="generated in each run")
+    options.add_argument("--set", action="append", default=[], metavar="a.b=c")
+    options.add_argument("--folder", type=Path, default=ROOT / "runs" / "presets")
+    asked = options.parse_args()
+    folder = ROOT / "configs" / "algorithms"
+    everything = sorted((p.stem for p in folder.glob("*.yaml")), key=lambda name: (name != "grpo", name))
+    recipes = [folder / f"{name}.yaml" for name in asked.names or everything]
+    rows = compare(recipes, asked.folder, overrides=asked.set, seeds=asked.seeds, max_tokens=asked.tokens)
+    table = text_table(rows)
+    (asked.folder / "presets.md").write_text(table + "\n")
+    print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""Executions per second, latency and CPU of the sandbox beside a plain subprocess and bubblewrap; and a soak.
+
+python benchmarks/sandbox.py            side by side, a trivial program and one with 10 tests
+python benchmarks/sandbox.py --soak N   N runs, a tenth hostile; what grew, and the first against the last thousand
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import resource
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+# Started as a script, our own folder comes first, where `sandbox` is this file.
+sys.path[:] = [str(Path(__file__).resolve().parents[1]), *(p for p in sys.path if Path(p).name != "benchmarks")]
+
+import sandbox  # noqa: E402
+
+PROGRAM = "print(int(input()) * 2)"
+TESTS = [{"input": f"{i}\n", "output": f"{2 * i}"} for i in range(10)]
+PLAIN = [getattr(sys, "_base_executable", sys.executable), "-I", "-S", "-c", PROGRAM]
+HOSTILE = (
+    "while True: pass",
+    "a = []\nwhile True: a.append('x' * 10 ** 6)",
+    "import os\nwhile True: os.fork()",
+    "i = 0\nwhile True: open(f'f{i}', 'w').write('x' * 10 ** 5); i += 1",
+    "import os; os._exit(0)",
+    "import time; time.sleep(60)",
+    "while True: print('x' * 10 ** 5)",
+    "import ctypes; ctypes.string_at(0)",
+)
+HOSTILE_LIMITS = sandbox.Limits(wall_s=0.2, cpu_s=0.1, memory_mib=128, disk_mib=4)
+
+
+def bubblewrap() -> list[str] | None:
+    """A command that runs the plain program in all of bubblewrap's namespaces; None where it is not installed."""
+    program = shutil.which("bwrap")
+    if program is None:
+        return None
+    binds = [
+        x for p in ("/usr", "/lib", "/lib64", "/bin", sys.base_prefix) if Path(p).exists() for x in ("--ro-bind", p, p)
+    ]
+    return [program, *binds, "--proc", "/proc", "--dev", "/dev", "--unshare-all", "--die-with-parent", *PLAIN]
+
+
+def by_command(command: list[str]) -> Callable[[int], bool]:
+    """Runs a program's first n tests, one process for each."""
+
+    def run(count: int) -> bool:
+        for test in TESTS[:count]:
+            done = subprocess.run(command, input=test["input"].encode(), capture_output=True)
+            if done.stdout.decode().strip() != test["output"]:
+                return False
+        return True
+
+    return run
+
+
+def cpu_seconds(pool: sandbox.Pool | None) -> float:
+    """CPU used by us, our children that have ended, and the pool's workers with theirs."""
+    own, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    total = own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
+    for pid in worker_pids(pool) if pool else ():
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        total += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return total
+
+
+def worker_pids(pool: sandbox.Pool) -> list[int]:
+    """Process ids of the pool's workers."""
+    return [w.process.pid for w in list(pool._all)]
+
+
+def measure(run: Callable[[int], bool], count: int, seconds: float, pool: sandbox.Pool | None) -> dict[str, float]:
+    """Executions of a program with `count` tests, from as many threads as cores, for about `seconds`."""
+    threads, times = len(os.sched_getaffinity(0)), []
+    end = time.monotonic() + seconds
+
+    def loop(_: int) -> None:
+        while time.monotonic() < end:
+            begun = time.monotonic()
+            if not run(count):
+                raise SystemExit("a benchmark program did not pass")
+            times.append(time.monotonic() - begun)
+
+    cpu, begun = cpu_seconds(pool), time.monotonic()
+    with ThreadPoolExecutor(threads) as executor:
+        list(executor.map(loop, range(threads)))
+    took, used = time.monotonic() - begun, cpu_seconds(pool) - cpu
+    times.sort()
+    return {
+        "rate": len(times) / took,
+        "p50": statistics.median(times) * 1e3,
+        "p99": times[int(len(times) * 0.99)] * 1e3,
+        "cpu": used / len(times) * 1e3,
+    }
+
+
+def compare(seconds: float, rounds: int) -> None:
+    """Print all variants side by side; rounds are interleaved, so that other work on the machine hits all alike."""
+    with sandbox.Pool() as pool:
+        isolation = pool.isolation
+        print(f"sandbox at level {isolation.level}: {', '.join(w for w, up in isolation.stands.items() if up)}")
+        variants: list[tuple[str, Callable[[int], bool], sandbox.Pool | None]] = [
+            ("python -I -S", by_command(PLAIN), None),
+            ("sandbox", lambda n: sandbox.run(PROGRAM, TESTS[:n], pool=pool).passed, pool),
+        ]
+        if wrapped := bubblewrap():
+            variants.insert(1, ("bubblewrap", by_command(wrapped), None))
+        for count, bar in ((1, 6), (10, 15)):
+            print(f"\n{count} test(s)         programs/s   p50 ms   p99 ms   CPU ms   times plain (by CPU)")
+            found: dict[str, list[dict[str, float]]] = {name: [] for name, _, _ in variants}
+            for _ in range(rounds):
+                for name, run, used in variants:
+                    run(count)
+                    found[name].append(measure(run, count, seconds, used))
+            middle = {n: {k: statistics.median(x[k] for x in r) for k in r[0]} for n, r in found.items()}
+            plain = middle["python -I -S"]
+            for name, m in middle.items():
+                ratio = f"{m['rate'] / plain['rate']:6.1f} ({plain['cpu'] / m['cpu']:.1f})"
+                print(f"{name:16} {m['rate']:12.1f} {m['p50']:8.2f} {m['p99']:8.2f} {m['cpu']:8.2f}   {ratio}")
+            reached = middle["sandbox"]["rate"] / plain["rate"]
+            print(f"bar: {bar} times plain; reached {reached:.1f}: {'yes' if reached >= bar else 'NO'}")
+
+
+def state(pool: sandbox.Pool) -> dict[str, float]:
+    """What must not grow: descriptors, processes, memory of judge and workers, folders."""
+    pids = worker_pids(pool)
+    judge, *workers = [int(Path(f"/proc/{p}/statm").read_text().split()[1]) / 256 for p in (os.getpid(), *pids)]
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")) + sum(len(os.listdir(f"/proc/{p}/fd")) for p in pids),
+        "processes": sum(1 for p in Path("/proc").iterdir() if p.name.isdigit()),
+        "judge MiB": judge,
+        "workers MiB": sum(workers),
+        "folders": len(list(Path(tempfile.gettempdir()).glob("verizero-sandbox-*"))),
+    }
+
+
+def programs(total: int) -> Iterator[tuple[str, bool]]:
+    """`total` programs, every tenth hostile, and whether each is honest."""
+    for number in range(total):
+        hostile = number % 10 == 9
+        yield (HOSTILE[number // 10 % len(HOSTILE)], False) if hostile else (PROGRAM, True)
+
+
+def soak(total: int) -> None:
+    """Run `total` programs and print what grew; exits with 1 when an honest one failed or a hostile one passed."""
+    wrong, honest_times = 0, []
+    with sandbox.Pool() as pool:
+
+        def one(item: tuple[str, bool]) -> tuple[bool, float]:
+            code, honest = item
+            begun = time.monotonic()
+            limits = sandbox.Limits() if honest else HOSTILE_LIMITS
+            result = sandbox.run(code, TESTS[1:2], limits=limits, pool=pool)
+            return result.passed == honest and result.status != "sandbox_error", time.monotonic() - begun
+
+        with ThreadPoolExecutor(pool.size) as executor:
+            list(executor.map(one, programs(200)))  # every worker is up, and every kind of program has run
+        before, begun = state(pool), time.monotonic()
+        with ThreadPoolExecutor(pool.size) as executor:
+            todo = programs(total)
+            while batch := list(itertools.islice(todo, 1000)):
+                for (_, honest), (good, seconds) in zip(batch, executor.map(one, batch), strict=True):
+                    wrong += not good
+                    if honest:
+                        honest_times.append(seconds)
+        took, after = time.monotonic() - begun, state(pool)
+    print(f"{total} runs in {took:.0f} s, {total / took:.0f} per second; {wrong} ended otherwise than they must")
+    for name in before:
+        print(f"{name:12} before {before[name]:10.1f}   after {after[name]:10.1f}")
+    edge = min(1000, len(honest_times) // 2)
+    first, last = statistics.median(honest_times[:edge]), statistics.median(honest_times[-edge:])
+    print(f"median of the first {edge} honest runs {first * 1e3:.2f} ms, of the last {last * 1e3:.2f} ms")
+    sys.exit(1 if wrong else 0)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--soak", type=int, metavar="N", help="run N programs and look for growth")
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each measurement")
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    if given.soak:
+        soak(given.soak)
+    else:
+        compare(given.seconds, given.rounds)
+
+
+if __name__ == "__main__":
+    main()

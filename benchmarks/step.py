@@ -1,0 +1,109 @@
+"""How long a training step takes, and where.
+
+    python benchmarks/step.py                         tokens/s and seconds a step of configs/demo.yaml
+    python benchmarks/step.py --recipe my.yaml --prefect tasks --prefect folded
+    python benchmarks/step.py --against trl           side by side with TRL on equal work, in one run
+    python benchmarks/step.py --against trl --lengths natural
+
+Steps are timed in one process on whatever the machine has; quote medians and ratios of one run, not single numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def main() -> None:
+    """Parse the command line and print one JSON object per measurement."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--recipe", type=Path, default=ROOT / "configs" / "demo.yaml")
+    options.add_argument("--set", action="append", default=[], metavar="a.b=c")
+    options.add_argument("--model", help="a Hugging Face folder to start from; default: the recipe's own, untrained")
+    options.add_argument("--steps", type=int, default=8)
+    options.add_argument("--prefect", action="append", choices=("none", "tasks", "folded"), help="repeatable")
+    options.add_argument("--against", choices=("trl",))
+    options.add_argument("--lengths", choices=("full", "natural"), default="full")
+    options.add_argument("--rounds", type=int, default=3, help="turns of ours and theirs, with --against")
+    asked = options.parse_args()
+    if asked.against:
+        from yardstick import compare
+
+        compare(asked.lengths, asked.steps, asked.rounds)
+        return
+    for mode in asked.prefect or ["none"]:
+        print(json.dumps(measure(asked, mode)), flush=True)
+
+
+def measure(asked: argparse.Namespace, mode: str) -> dict[str, Any]:
+    """Seconds of each phase and tokens/s over `steps` steps of the recipe, every group trained on."""
+    from pipeline.config.load import load_recipe
+    from pipeline.models.load import quiet
+
+    quiet()
+    overrides = ["rl.select.keep=all", "rl.rounds=1", f"rl.steps_per_round={asked.steps + 1}", "stages=[rl]"]
+    overrides += ["evaluation.before_training=false", "data.evaluation=[]", "report.trackers=[]", "name=bench"]
+    overrides += [f"prefect.phases={mode}"] if mode != "none" else []
+    overrides += [f"model.path={asked.model}", "model.create=null"] if asked.model else []
+    with tempfile.TemporaryDirectory() as folder:
+        config = load_recipe(asked.recipe, [*asked.set, *overrides, f"output={folder}"])
+        begin = time.perf_counter()
+        run(config, asked.recipe.resolve().parent, mode)
+        seconds = time.perf_counter() - begin
+        rows = [json.loads(line) for line in (Path(folder) / "bench" / "metrics.jsonl").read_text().splitlines()]
+    rows = rows[1:]  # the first step pays for what is made once
+    phases = {p: statistics.median(r["time"].get(p, 0.0) for r in rows) for p in rows[0]["time"]}
+    total = phases["total"]
+    sampled = statistics.median(r["metrics"]["groups/sampled"] * r["metrics"]["length/mean"] for r in rows)
+    sampled *= config.rl.group_size if config.rl else 1
+    trained = statistics.median(r["metrics"]["tokens/trained"] for r in rows)
+    inside = sum(v for k, v in phases.items() if k != "total")
+    return {
+        "recipe": asked.recipe.name,
+        "prefect": mode,
+        "steps": len(rows),
+        "seconds_per_step": round(total, 3),
+        "phases": {k: round(v, 4) for k, v in phases.items() if k != "total"},
+        "shares": {k: round(v / total, 3) for k, v in phases.items() if k != "total"},
+        "share_outside_phases": round(1 - inside / total, 3),
+        "generated_tokens_per_s": round(sampled / phases["generate"]),
+        "trained_tokens_per_s": round(trained / phases["update"]),
+        "whole_run_s": round(seconds, 1),
+    }
+
+
+def run(config: Any, base: Path, mode: str) -> None:
+    """The run, with or without Prefect."""
+    from pipeline.stages.progress import Silent
+    from pipeline.stages.train import run_folder, train
+
+    if mode == "none":
+        train(config, base, run_folder(config), "never", Silent())
+    else:
+        from flows.local import run_here
+
+        run_here(config, base, "never")
+
+
+def median_seconds(work: Callable[[], Any], times: int) -> float:
+    """Median seconds of `work` over `times` calls."""
+    seconds = []
+    for _ in range(times):
+        begin = time.perf_counter()
+        work()
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(ROOT))
+    main()

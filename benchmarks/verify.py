@@ -1,0 +1,127 @@
+"""Accuracy and speed of the verifier `math` on labelled answers, beside math-verify.
+
+    python benchmarks/verify.py                      # the labelled set of the tests, ours only
+    python benchmarks/verify.py --peer               # and math-verify on a sample of it
+    python benchmarks/verify.py rows.jsonl --hostile # another set: {"category", "gold", "response", "right"} per line
+
+Prints accuracy, false negatives and false positives by category, and rows per CPU second of both. Speed is measured
+with rows all distinct and caches empty; CPU seconds, as the machine may be shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.verifiers.math import hostile  # noqa: E402
+from verifiers.mathematics import grade, score  # noqa: E402
+
+LABELLED = ROOT / "tests" / "verifiers" / "math" / "labelled.jsonl"
+Row = dict[str, Any]
+
+
+class Measured(NamedTuple):
+    """One grader on one set: per row whether it was found right, and CPU seconds in all."""
+
+    found: list[bool]
+    cpu_s: float
+
+
+def ours(rows: list[Row]) -> Measured:
+    """Our verdicts, and the CPU time of this process for them."""
+    start = time.process_time()
+    verdicts = score((row["response"], row["gold"]) for row in rows)
+    return Measured([verdict.is_correct for verdict in verdicts], time.process_time() - start)
+
+
+def math_verify(rows: list[Row]) -> Measured:
+    """math-verify's verdicts with its own defaults: the gold in a box, its own five-second alarms."""
+    from math_verify import parse, verify
+
+    found = []
+    start = time.process_time()
+    for row in rows:
+        try:
+            found.append(bool(verify(parse(f"\\boxed{{{row['gold']}}}"), parse(row["response"]))))
+        except BaseException as exc:  # its TimeoutException is no Exception
+            if isinstance(exc, KeyboardInterrupt):
+                raise
+            found.append(False)
+    return Measured(found, time.process_time() - start)
+
+
+def summary(name: str, rows: list[Row], measured: Measured) -> str:
+    """One line: accuracy, error rates, rows per CPU second."""
+    right = [row["right"] for row in rows]
+    negatives = sum(r and not f for r, f in zip(right, measured.found, strict=True))
+    positives = sum(f and not r for r, f in zip(right, measured.found, strict=True))
+    total, num_right = len(rows), sum(right)
+    accuracy = 100 * (1 - (negatives + positives) / total)
+    errors = f"false negatives {negatives}/{num_right}, false positives {positives}/{total - num_right}"
+    return (
+        f"{name:12} {total} rows: accuracy {accuracy:.2f}%, {errors}, {total / measured.cpu_s:,.0f} rows per CPU second"
+    )
+
+
+def table(rows: list[Row], columns: dict[str, Measured]) -> str:
+    """False negatives and positives by category, one column pair per grader."""
+    lines = [f"{'category':20}" + "".join(f"{name + ' FN':>16}{'FP':>8}" for name in columns)]
+    for category in dict.fromkeys(row["category"] for row in rows):
+        at = [i for i, row in enumerate(rows) if row["category"] == category]
+        num_right = sum(rows[i]["right"] for i in at)
+        line = f"{category:20}"
+        for measured in columns.values():
+            negatives = sum(rows[i]["right"] and not measured.found[i] for i in at)
+            positives = sum(measured.found[i] and not rows[i]["right"] for i in at)
+            line += f"{f'{negatives}/{num_right}':>16}{f'{positives}/{len(at) - num_right}':>8}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def hostile_summary() -> str:
+    """How many hostile rows earn nothing, and the slowest of them."""
+    slowest, rewarded = 0.0, []
+    for kind, gold, response in hostile.rows():
+        start = time.process_time()
+        if grade(response, gold).score:
+            rewarded.append((kind, response[:60]))
+        slowest = max(slowest, time.process_time() - start)
+    total = len(hostile.rows())
+    return f"hostile: {total - len(rewarded)}/{total} unrewarded, slowest {slowest:.3f} CPU s {rewarded or ''}"
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows", nargs="?", type=Path, default=LABELLED, help="labelled rows as JSONL")
+    parser.add_argument("--peer", action="store_true", help="measure math-verify too")
+    parser.add_argument("--sample", type=int, help="rows taken at random (math-verify does about 40 a second)")
+    parser.add_argument("--hostile", action="store_true", help="the hostile rows too")
+    args = parser.parse_args()
+    rows = [json.loads(line) for line in args.rows.read_text(encoding="utf-8").splitlines() if line.strip()]
+    rows = list({(row["gold"], row["response"]): row for row in rows}.values())
+    if args.sample:
+        rows = random.Random(0).sample(rows, min(args.sample, len(rows)))
+        rows.sort(key=lambda row: str(row["category"]))
+    graders: dict[str, Callable[[list[Row]], Measured]] = {"ours": ours}
+    if args.peer:
+        graders["math-verify"] = math_verify
+    columns = {name: measure(rows) for name, measure in graders.items()}
+    print(table(rows, columns))
+    for name, measured in columns.items():
+        print(summary(name, rows, measured))
+    if args.hostile:
+        print(hostile_summary())
+
+
+if __name__ == "__main__":
+    main()

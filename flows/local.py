@@ -1,0 +1,77 @@
+"""`verizero train` on this machine: Prefect's embedded server starts beside the data preparation; then the flow."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from flows.server import QUIET, EmbeddedServer
+from pipeline.config.run import RunConfig
+from pipeline.stages.prepare import RunData
+from pipeline.stages.session import Resume
+
+
+def run_here(config: RunConfig, base_dir: Path, resume: Resume) -> tuple[Path, dict[str, Any]]:
+    """The run's folder and summary, after the flow is done.
+
+    Where PREFECT_API_URL names a server that one is used; else an embedded one, whose history is kept in `.prefect`
+    beside the runs.
+    """
+    from pipeline.stages.train import run_folder
+
+    folder = run_folder(config)
+    os.environ.update(QUIET)
+    # the terminal has our progress, and an error is said once; Prefect's log lines go to its server
+    os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
+    server = None
+    if not os.environ.get("PREFECT_API_URL"):
+        home = folder.parent / ".prefect"
+        server = EmbeddedServer(home, home / "server.log")
+        os.environ.update(server.settings(home))
+    try:
+        with ThreadPoolExecutor(1, "prepare") as beside:
+            data = beside.submit(_prepare, config, base_dir, folder)
+            if server is not None:
+                server.wait(config.prefect.start_timeout_s)
+            return folder, _run_flow(config, base_dir, folder, resume, data, server)
+    finally:
+        if server is not None:
+            server.stop()
+
+
+def _prepare(config: RunConfig, base_dir: Path, folder: Path) -> RunData:
+    from pipeline.models.load import quiet
+    from pipeline.stages.train import prepare_run
+
+    quiet()
+    return prepare_run(config, base_dir, folder)
+
+
+def _run_flow(
+    config: RunConfig,
+    base_dir: Path,
+    folder: Path,
+    resume: Resume,
+    data: Future[RunData],
+    server: EmbeddedServer | None,
+) -> dict[str, Any]:
+    from prefect.events.worker import EventsWorker
+    from prefect.logging.handlers import APILogWorker
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+    from flows.train import Job, run_job
+    from pipeline.stages.progress import for_terminal
+
+    progress = for_terminal()
+    if server is not None:
+        progress.say(f"watch this run at {server.address}")
+    try:
+        # the server dies with this process: nobody would read a heartbeat, and each flow waits for its thread to end
+        with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None} if server is not None else {}):
+            return run_job(Job(config, base_dir, folder, resume, progress, data))
+    finally:
+        progress.close()
+        APILogWorker.drain_all(timeout=20)
+        EventsWorker.drain_all(timeout=20)

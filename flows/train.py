@@ -1,0 +1,99 @@
+"""The run as a flow: each stage a subflow, each phase a task named by its step, the report an artifact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from prefect import flow, task
+from prefect.artifacts import create_markdown_artifact
+from prefect.cache_policies import NO_CACHE
+
+from pipeline.config.run import RunConfig
+from pipeline.report.result import result_markdown
+from pipeline.stages.prepare import RunData
+from pipeline.stages.progress import Progress
+from pipeline.stages.session import Resume, Session
+from pipeline.stages.steps import Steps
+from pipeline.stages.train import finish, opened, remaining, run_items
+
+FOLDED = frozenset({"step", "train", "evaluate"})
+"""What is a task where the phases of a step are folded into one."""
+
+
+@dataclass
+class Job:
+    """What one run of the flow is asked to do."""
+
+    config: RunConfig
+    base_dir: Path
+    folder: Path
+    resume: Resume
+    progress: Progress
+    data: Future[RunData]
+
+
+class Box:
+    """Carries a call into a task and its result out of it. Opaque: Prefect walks through containers it is given."""
+
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self.function, self.arguments = function, arguments
+        self.result: Any = None
+
+
+def as_task(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function(session, …)` as a task named by where the session is and the phase. Never retried: it has effects."""
+
+    @task(name=phase, task_run_name="{where} " + phase, cache_policy=NO_CACHE, persist_result=False, retries=0)
+    def run(where: str, box: Box) -> None:
+        box.result = box.function(*box.arguments)
+
+    def call(session: Session, *arguments: Any) -> Any:
+        box = Box(function, (session, *arguments))
+        run(session.where, box)
+        return box.result
+
+    return call
+
+
+def run_job(job: Job) -> dict[str, Any]:
+    """Run the flow; the summary."""
+    config = job.config
+    box: dict[str, Any] = {}
+
+    @flow(name="train", flow_run_name=config.name, persist_result=False, validate_parameters=False)
+    def train() -> None:
+        data = job.data.result()
+        with opened(config, job.base_dir, job.folder, job.resume, job.progress, data) as session:
+            for stage, items in remaining(session):
+                run_stage(session, stage, items)
+            session.where = "write the"
+            box["summary"] = as_task("report", finish)(session)
+        create_markdown_artifact(
+            key="report",
+            markdown=result_markdown(box["summary"], job.folder / "report.html"),
+            description=f"Result of {config.name}",
+        )
+
+    train()
+    summary: dict[str, Any] = box["summary"]
+    return summary
+
+
+def run_stage(session: Session, stage: str, items: list[Any]) -> None:
+    """One stage as a subflow."""
+    folded = session.config.prefect.phases == "folded"
+    steps = Steps() if folded else Steps().wrapped(as_task, ("generate", "verify", "select", "update", "publish"))
+    tasks = {name: name in FOLDED and (folded or name != "step") for name in FOLDED}
+
+    def wrap(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        return as_task(phase, function) if tasks.get(phase) else function
+
+    @flow(name=stage, flow_run_name=f"{session.config.name} {stage}", persist_result=False, validate_parameters=False)
+    def run() -> None:
+        run_items(session, items, steps, wrap)
+
+    run()

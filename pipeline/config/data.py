@@ -1,0 +1,309 @@
+"""The `data` section of a recipe: where prompts come from, which column is what, how a prompt is written, what is next.
+
+Sources of one shape:
+
+    {generator: {name: arithmetic, params: {digits: 2}, split: train}}
+    {file: train.jsonl, mapping: gsm8k, limit: 1000, shuffle: true}
+    {hub: {id: openai/gsm8k, config: main, split: train}, mapping: gsm8k}
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from pipeline import registry
+from pipeline.config.sections import Section
+from pipeline.errors import ConfigError
+
+MAPPINGS = Path(__file__).resolve().parents[2] / "configs" / "data"
+"""Shipped column mappings, one YAML file each."""
+
+FILE_TYPES = (".jsonl", ".ndjson", ".json", ".parquet")
+
+
+class Column(Section):
+    """One value of a row: a column, and what to do with what stands in it, in the order of the fields here."""
+
+    column: str = Field(min_length=1, description="its name; a.b.0 steps into objects and lists")
+    parse: Literal["json", "tests"] | None = Field(
+        None, description="the text is JSON; tests: in the form of APPS, {inputs, outputs, fn_name?}"
+    )
+    key: str | None = Field(None, description="a.b.0 within what was parsed")
+    after: str | None = Field(None, min_length=1, description="only what follows the last occurrence of this text")
+    before: str | None = Field(None, min_length=1, description="only what precedes the first occurrence of this text")
+    boxed: bool = Field(False, description=r"only what stands in the last \boxed{...}")
+    replace: tuple[tuple[str, str], ...] = Field((), description="[regular expression, replacement], one after another")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        return {"column": value} if isinstance(value, str) else value
+
+    @model_serializer(mode="wrap")
+    def _brief(self, handler: SerializerFunctionWrapHandler) -> Any:
+        given = {name: value for name, value in handler(self).items() if value}
+        return given["column"] if len(given) == 1 else given
+
+    @field_validator("replace")
+    @classmethod
+    def _compiles(cls, value: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+        for pattern, _ in value:
+            try:
+                re.compile(pattern)
+            except re.error as exc:
+                raise ValueError(f"{pattern!r} is no regular expression: {exc}") from exc
+        return value
+
+
+class ColumnMapping(Section):
+    """Which column is what. The defaults are the format of the built-in generators.
+
+    A question may be a text or a chat (a list of {role, content}: a system message, if any, then the user's). The
+    columns of `optional` may be absent or empty in a row; question and answer may not.
+    """
+
+    question: Column = Column(column="question")
+    context: tuple[Column, ...] = Field((), description="further columns put after the question where not empty")
+    answer: Column = Field(Column(column="answer"), description="the reference that a verifier holds a response to")
+    id: Column | None = Field(Column(column="id"), description="where absent: the file's name and the row's number")
+    demonstration: Column | None = Column(column="demonstration")
+    system: Column | None = Column(column="system")
+    domain: Column | None = Column(column="domain")
+    verifier: Column | None = Column(column="verifier")
+    default_verifier: str | None = Field(None, description="of rows that name none, if the source names none either")
+
+
+class VerifierChoice(Section):
+    """A verifier by name or by path ("checks.py:my_check", from the recipe's folder), with its parameters."""
+
+    name: str | None = None
+    path: str | None = None
+    params: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _one(self) -> VerifierChoice:
+        if (self.name is None) == (self.path is None):
+            raise ValueError("give exactly one of verifier.name (e.g. math) and verifier.path (file.py:function)")
+        if self.name is not None:
+            from verifiers.base import load
+
+            load(self.name).bind(self.params)
+        return self
+
+    @property
+    def key(self) -> str:
+        """What `Prompt.verifier` holds: the name or path, followed by the parameters as JSON where there are any."""
+        base = self.name or self.path or ""
+        return base + (json.dumps(self.params, sort_keys=True, ensure_ascii=False) if self.params else "")
+
+
+class GeneratorSource(Section):
+    """Rows made by a generator, here and now."""
+
+    name: str
+    params: dict[str, Any] = Field(default_factory=dict, validate_default=True)
+    split: Literal["train", "evaluation", "demonstrations"] = "train"
+
+    @field_validator("params")
+    @classmethod
+    def _known(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        name = info.data.get("name")
+        return validated_params(name, value).model_dump(mode="json") if isinstance(name, str) else value
+
+
+class HubSource(Section):
+    """Rows of a data set on the hub, or of a local folder in its format (works offline)."""
+
+    id: str = Field(min_length=1)
+    config: str | None = None
+    split: str = "train"
+    revision: str | None = Field(None, description="a commit or tag; pin it to get the same rows next year")
+
+
+class Source(Section):
+    """Prompts from one place: exactly one of `generator`, `file` and `hub`."""
+
+    generator: GeneratorSource | None = None
+    file: str | None = Field(None, description="path of .jsonl, .json or .parquet, from the recipe's folder")
+    hub: HubSource | None = None
+    mapping: ColumnMapping = Field(ColumnMapping(), description="a shipped mapping's name, or columns")
+    domain: str | None = Field(None, min_length=1, description="of all rows; overrides a column")
+    verifier: VerifierChoice | None = Field(None, description="of all rows; overrides a column")
+    shuffle: bool = Field(False, description="before the limit, by the run's seed")
+    limit: int | None = Field(None, ge=1)
+    on_bad_row: Literal["error", "skip"] = Field("error", description="skip: counted and reported")
+    on_duplicate_id: Literal["error", "skip"] = Field("error", description="skip: the first stays; counted")
+
+    @field_validator("mapping", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        return shipped_mapping(value) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _one(self) -> Source:
+        given = [n for n in ("generator", "file", "hub") if getattr(self, n) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"a source needs exactly one of generator, file and hub, got {' and '.join(given) or 'none'}"
+            )
+        if self.file is not None and not self.file.lower().endswith(FILE_TYPES):
+            raise ValueError(f"file must end in {', '.join(FILE_TYPES)}, got {self.file!r}")
+        return self
+
+    @property
+    def label(self) -> str:
+        """What messages and counts call this source."""
+        if self.generator is not None:
+            return f"{self.generator.name}:{self.generator.split}"
+        return self.file if self.file is not None else f"{self.hub.id}:{self.hub.split}" if self.hub else ""
+
+
+class Template(Section):
+    """How a question becomes the prompt that the model reads."""
+
+    name: Literal["plain", "chat", "r1_zero", "custom"] = Field(
+        "plain", description="plain: the question; chat: the tokenizer's; r1_zero: think, then answer; custom: text"
+    )
+    text: str | None = Field(None, description="for custom: text with {question}")
+    system: str | None = Field(None, description="for chat: the system message of rows that bring none")
+    chat_arguments: dict[str, Any] = Field(
+        default_factory=dict, description="for chat: passed to the tokenizer's template, e.g. enable_thinking"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _fits(self) -> Template:
+        if (self.text is not None) != (self.name == "custom"):
+            raise ValueError(f"template.text goes with template.name: custom and only with it, got name {self.name!r}")
+        if self.text is not None and "{question}" not in self.text:
+            raise ValueError(f"template.text must hold {{question}}, got {self.text!r}")
+        if self.name != "chat" and (self.system is not None or self.chat_arguments):
+            raise ValueError(f"template.system and template.chat_arguments need template.name: chat, got {self.name!r}")
+        return self
+
+
+class PassRateConfig(Section):
+    """Prompts to train on by how often they were answered right so far; too easy and too hard ones rest."""
+
+    low: float = Field(0.0, ge=0, le=1, description="prompts with a lower pass rate rest")
+    high: float = Field(1.0, ge=0, le=1, description="prompts with a higher pass rate rest")
+    min_attempts: int = Field(8, ge=1, description="with fewer attempts the rate is not yet known and the prompt comes")
+    revisit_epochs: int | None = Field(4, ge=2, description="every so many epochs all come again; null: never")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> PassRateConfig:
+        if self.low > self.high:
+            raise ValueError(f"pass_rate.low must be <= pass_rate.high, got {self.low} > {self.high}")
+        return self
+
+
+class SamplingConfig(Section):
+    """Which prompts come next."""
+
+    order: Literal["shuffle", "sequential"] = Field("shuffle", description="within an epoch; each comes once in it")
+    weights: dict[str, float] | None = Field(None, description="share of each domain; null: as many as there are rows")
+    pass_rate: PassRateConfig | None = None
+
+    @field_validator("weights")
+    @classmethod
+    def _positive(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        if value is not None and (not value or any(w < 0 for w in value.values()) or sum(value.values()) <= 0):
+            raise ValueError(f"sampling.weights must be >= 0 and not all zero, got {value}")
+        return value
+
+
+class OverlapConfig(Section):
+    """Whether evaluation prompts may occur in training."""
+
+    on_overlap: Literal["error", "drop", "report"] = Field(
+        "error", description="drop: the training prompts that overlap; report: count and go on"
+    )
+    ngram: int | None = Field(13, ge=2, description="words; null: exact and normalised equality only")
+    threshold: float = Field(0.8, gt=0, le=1, description="share of an evaluation prompt's n-grams found in training")
+
+
+class DataConfig(Section):
+    """The prompts of a run."""
+
+    train: tuple[Source, ...] = Field(min_length=1)
+    evaluation: tuple[Source, ...] = ()
+    demonstrations: tuple[Source, ...] = Field(
+        (), description="for SFT; empty: the demonstrations of the training sources"
+    )
+    template: Template = Template()
+    max_prompt_tokens: int | None = Field(None, ge=1, description="null: what the model's context leaves")
+    on_long_prompt: Literal["error", "drop"] = Field("error", description="drop: counted and reported")
+    sampling: SamplingConfig = SamplingConfig()
+    overlap: OverlapConfig = OverlapConfig()
+
+    @property
+    def verifiers(self) -> dict[str, VerifierChoice]:
+        """The verifiers that sources name, by `Prompt.verifier`. A key that is not here is a plain verifier name."""
+        sources = (*self.train, *self.evaluation, *self.demonstrations)
+        return {s.verifier.key: s.verifier for s in sources if s.verifier is not None}
+
+
+def shipped_mapping(name: str) -> dict[str, Any]:
+    """The fields of the shipped mapping called `name`. Raises: ConfigError saying which are near."""
+    known = sorted(p.stem for p in MAPPINGS.glob("*.yaml"))
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=2)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"shipped: {', '.join(known)}"
+        raise ConfigError(f"no mapping is called {name!r}; {hint} Or give columns: mapping: {{question: …, answer: …}}")
+    tree = yaml.safe_load((MAPPINGS / f"{name}.yaml").read_text(encoding="utf-8"))
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{MAPPINGS / name}.yaml must hold the fields of a mapping, got {type(tree).__name__}")
+    return tree
+
+
+def validated_params(name: str, params: Mapping[str, Any]) -> BaseModel:
+    """The parameters of the generator called `name`, checked.
+
+    Raises: UnknownName; ConfigError naming the parameter, its value and what is allowed.
+    """
+    found = registry.find("generators", name)
+    model = getattr(found, "Params", None)
+    if not (isinstance(model, type) and issubclass(model, BaseModel) and callable(getattr(found, "rows", None))):
+        raise ConfigError(f"generator {name!r} lacks a Params class or a rows(params, seed) function")
+    try:
+        return model.model_validate(dict(params))
+    except ValidationError as exc:
+        raise ConfigError(f"generator {name!r}: {_explain(exc, model)}") from exc
+
+
+def _explain(exc: ValidationError, model: type[BaseModel]) -> str:
+    lines = []
+    for error in exc.errors():
+        where = ".".join(str(x) for x in error["loc"])
+        message = error["msg"].removeprefix("Value error, ")
+        if error["type"] == "extra_forbidden":
+            lines.append(f"unknown parameter {where!r}; known: {', '.join(model.model_fields) or 'none'}")
+        else:
+            lines.append(f"{where}: {message}, got {error['input']!r:.200}" if where else message)
+    return "; ".join(lines)

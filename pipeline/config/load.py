@@ -1,0 +1,200 @@
+"""Recipes from YAML: `extends`, overrides `a.b=c`, and errors that name the field, the value and the remedy."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from pipeline.config.run import RunConfig
+from pipeline.errors import ConfigError
+
+Tree = dict[str, Any]
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe YAML in which a key given twice is an error, and 3e-4 is a number (YAML 1.1 reads it as text)."""
+
+
+def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> Tree:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise yaml.constructor.ConstructorError(None, None, "a key must be a word or number", key_node.start_mark)
+        key = str(loader.construct_object(key_node, deep=True))
+        if key in seen:
+            raise ConfigError(f"key {key!r} stands twice{key_node.start_mark}; keep one")
+        seen.add(key)
+    return {str(k): v for k, v in yaml.SafeLoader.construct_mapping(loader, node, deep=True).items()}
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
+    list("-+0123456789."),
+)
+
+
+def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
+    """The recipe at `path` with `a.b=c` overrides applied.
+
+    Raises: ConfigError naming the file, field, value and remedy.
+    """
+    return parse(read_tree(Path(path)), overrides, source=str(path))
+
+
+def parse(tree: Tree, overrides: Sequence[str] = (), source: str = "recipe") -> RunConfig:
+    """A recipe from a tree of plain values, with overrides applied; the tree stays as it is.
+
+    Raises: ConfigError naming the source, field, value and remedy.
+    """
+    try:
+        tree = _unshared(tree)
+    except RecursionError as exc:
+        raise ConfigError(f"{source}: an alias stands inside its own anchor; write the value out") from exc
+    for text in overrides:
+        _override(tree, text)
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as exc:
+        raise ConfigError(f"{source}: " + "; ".join(_explain(e) for e in exc.errors())) from exc
+    except ConfigError as exc:
+        raise ConfigError(f"{source}: {exc}") from exc
+
+
+def read_tree(path: Path, _chain: tuple[Path, ...] = ()) -> Tree:
+    """The YAML at `path`, merged over the recipe that it `extends` (a path beside it, or several)."""
+    path = path.resolve()
+    if path in _chain:
+        raise ConfigError(f"{path} extends itself through {' -> '.join(p.name for p in _chain)}; break the circle")
+    if not path.is_file():
+        near = difflib.get_close_matches(path.name, [p.name for p in path.parent.glob("*.yaml")], n=2)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise ConfigError(f"no recipe at {path}{hint}")
+    try:
+        tree = _read(path.read_text(encoding="utf-8"), str(path))
+    except (yaml.YAMLError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path} is not YAML: {_one_line(exc)}") from exc
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} must hold keys and values, got {type(tree).__name__}")
+    parents = tree.pop("extends", None) or []
+    parents = [parents] if isinstance(parents, str) else parents
+    if not isinstance(parents, list) or not all(isinstance(parent, str) for parent in parents):
+        raise ConfigError(f"{path}: extends must name a recipe or a list of them, got {parents!r}")
+    merged: Tree = {}
+    for parent in parents:
+        merged = merge(merged, read_tree(path.parent / parent, (*_chain, path)))
+    return merge(merged, tree)
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
+    """`over` laid on `base`: mappings join, everything else is replaced. `algorithm` of another name replaces whole."""
+    out = dict(base)
+    for key, value in over.items():
+        old = out.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            other = "name" in value and old.get("name", value["name"]) != value["name"]
+            out[key] = dict(value) if other else merge(old, value)
+        else:
+            out[key] = value
+    return out
+
+
+def dump(config: RunConfig) -> str:
+    """The resolved recipe as YAML that loads to the same recipe."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+
+
+def _read(text: str, name: str) -> Any:
+    """The values of a YAML text; errors name `name` and the line."""
+    loader = _Loader(text)
+    loader.name = name
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _unshared(value: Any) -> Any:
+    """A copy in which an anchor and its aliases are apart, so that an override changes only the field it names."""
+    if isinstance(value, dict):
+        return {key: _unshared(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_unshared(item) for item in value]
+    return value
+
+
+def _override(tree: Tree, text: str) -> None:
+    name, equals, raw = text.partition("=")
+    keys = name.strip().split(".")
+    if not equals or not all(keys):
+        raise ConfigError(f"override {text!r} must read a.b=value, e.g. rl.steps_per_round=20")
+    try:
+        value = _read(raw, "its value")
+    except yaml.YAMLError as exc:
+        raise ConfigError(f"override {text!r}: {raw!r} is not YAML: {_one_line(exc)}") from exc
+    here: Any = tree
+    for depth, key in enumerate(keys):
+        if not isinstance(here, (dict, list)):
+            raise ConfigError(f"override {text!r}: {'.'.join(keys[:depth])} is {here!r}, it has no keys")
+        at: Any = _index(here, key, text) if isinstance(here, list) else key
+        if depth == len(keys) - 1:
+            here[at] = value
+        elif isinstance(here, dict) and here.get(at) is None:
+            here[at] = {}
+        here = here[at]
+
+
+def _index(items: list[Any], key: str, text: str) -> int:
+    if not key.isdecimal() or int(key) >= len(items):
+        raise ConfigError(f"override {text!r}: {key!r} must be an index below {len(items)}")
+    return int(key)
+
+
+def _explain(error: Any) -> str:
+    """One validation error as field, value and remedy."""
+    where = ".".join(str(x) for x in error["loc"])
+    if error["type"] == "extra_forbidden":
+        *parents, key = error["loc"]
+        known = _fields(RunConfig, [str(p) for p in parents])
+        near = difflib.get_close_matches(str(key), known, n=2)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known here: {', '.join(known)}"
+        return f"unknown key {where!r}; {hint}"
+    if error["type"] == "missing":
+        return f"{where!r} is missing; add it"
+    message = str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] == "value_error":
+        return f"{where}: {message}" if where else message
+    return f"{where}: {message}, got {error['input']!r:.200}"
+
+
+def _fields(model: Any, path: list[str]) -> list[str]:
+    """Field names of the section at `path` under `model`; union branches and list indices are stepped over."""
+    for key in path:
+        fields = getattr(model, "model_fields", {})
+        if key not in fields:
+            continue
+        model = _section(fields[key].annotation) or model
+    return list(getattr(model, "model_fields", {}))
+
+
+def _section(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if get_origin(annotation) in (Union, UnionType, list, tuple):
+        for inner in get_args(annotation):
+            found = _section(inner)
+            if found is not None:
+                return found
+    return None

@@ -1,0 +1,123 @@
+"""A whole recipe, and the rules between its sections."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, model_validator
+
+from pipeline.config.data import DataConfig
+from pipeline.config.sandbox import SandboxConfig
+from pipeline.config.scoring import ScoringConfig
+from pipeline.config.sections import (
+    CheckpointConfig,
+    EvaluationConfig,
+    ModelConfig,
+    PrefectConfig,
+    PretrainConfig,
+    ReportConfig,
+    RlConfig,
+    RolloutConfig,
+    Section,
+    SftConfig,
+    TrainConfig,
+)
+
+if TYPE_CHECKING:
+    pass
+
+StageName = Literal["pretrain", "sft", "rl"]
+
+
+class RunConfig(Section):
+    """Everything that decides what a run does. Two runs of equal recipes and seeds give the same bytes."""
+
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="the run's folder under `output`")
+    output: str = "runs"
+    seed: int = Field(0, ge=0)
+    stages: tuple[StageName, ...] = Field(("sft", "rl"), min_length=1)
+    model: ModelConfig
+    data: DataConfig
+    pretrain: PretrainConfig | None = None
+    sft: SftConfig | None = None
+    rl: RlConfig | None = None
+    rollout: RolloutConfig
+    scoring: ScoringConfig = ScoringConfig()
+    sandbox: SandboxConfig = SandboxConfig()
+    train: TrainConfig = TrainConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    report: ReportConfig = ReportConfig()
+    prefect: PrefectConfig = PrefectConfig()
+
+    @model_validator(mode="after")
+    def _stages_have_sections(self) -> RunConfig:
+        if len(set(self.stages)) != len(self.stages):
+            raise ValueError(f"stages name a stage twice: {', '.join(self.stages)}")
+        for stage in self.stages:
+            if getattr(self, stage) is None:
+                raise ValueError(f"stages name {stage!r} but the recipe has no such section; add it or drop the stage")
+        order = [s for s in ("pretrain", "sft", "rl") if s in self.stages]
+        if list(self.stages) != order:
+            raise ValueError(f"stages must come in the order {', '.join(order)}, got {', '.join(self.stages)}")
+        return self
+
+    @model_validator(mode="after")
+    def _rl_fits(self) -> RunConfig:
+        if self.rl is None or "rl" not in self.stages:
+            return self
+        check_rl(self.rl, self.scoring)
+        return self
+
+    @property
+    def needs_demonstrations(self) -> bool:
+        """A stage trains on demonstrations: SFT, or RL with a share of them in its updates."""
+        if "sft" in self.stages or self.rl is None or "rl" not in self.stages:
+            return "sft" in self.stages
+        from pipeline.algorithms.base import load_algorithm
+
+        given = dict(self.rl.algorithm)
+        return load_algorithm(given.pop("name"), given)[1].terms.ptx_coef > 0
+
+
+def check_rl(rl: RlConfig, scoring: ScoringConfig) -> None:
+    """Refuse what makes no sense for the algorithm chosen.
+
+    Raises: ValueError naming field, value and remedy; UnknownName for an algorithm that does not exist.
+    """
+    from pipeline.algorithms.base import load_algorithm
+
+    given = dict(rl.algorithm)
+    name = given.pop("name", None)
+    if not isinstance(name, str):
+        raise ValueError(f"rl.algorithm needs a name, e.g. {{name: grpo}}, got {rl.algorithm!r}")
+    _, parts = load_algorithm(name, given)
+    weights, num = parts.advantage.options.get("weights"), 1 + len(scoring.components)
+    if parts.needs_components and num < 2:
+        raise ValueError(
+            f"algorithm {name!r} takes several rewards one by one and the recipe has one; add others under "
+            "scoring.components, e.g. {verifier: {name: format}}, or use grpo"
+        )
+    if isinstance(weights, tuple) and len(weights) != num:
+        raise ValueError(
+            f"rl.algorithm.weights has {len(weights)} numbers for {num} rewards (the row's own, then "
+            "scoring.components); give one for each, or none to take scoring.components' weights"
+        )
+    if rl.critic is not None and parts.critic is None:
+        raise ValueError(f"rl.critic is given but algorithm {name!r} has no critic; drop rl.critic, or use ppo")
+    if rl.critic is not None and parts.critic is not None and parts.critic.learning_rate is not None:
+        raise ValueError(
+            f"rl.critic.learning_rate={rl.critic.learning_rate:g} and critic_learning_rate="
+            f"{parts.critic.learning_rate:g} of rl.algorithm both set the critic's learning rate; drop one of them"
+        )
+    if rl.group_size < 2 and parts.needs_group:
+        raise ValueError(f"group_size must be >= 2 to form a baseline, got {rl.group_size}; set rl.group_size")
+    if rl.select.keep == "informative" and rl.group_size < 2:
+        raise ValueError(
+            f"a group of {rl.group_size} is never informative; set rl.select.keep: all, or rl.group_size >= 2"
+        )
+    if parts.updates.num_minibatches > rl.prompts_per_step:
+        raise ValueError(
+            f"num_minibatches={parts.updates.num_minibatches} is more than rl.prompts_per_step={rl.prompts_per_step}; "
+            "lower rl.algorithm.num_minibatches or raise rl.prompts_per_step"
+        )

@@ -1,0 +1,47 @@
+"""The `sandbox` section of a recipe: where programs run, behind which walls, and what each may use."""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from pipeline.config.sections import Section
+
+
+class SandboxConfig(Section):
+    """Where responses that are programs run. Limits are of one test, where its verifier names none."""
+
+    min_level: int = Field(2, ge=0, le=3, description="refuse to start below it: 3 namespaces too, 2 Landlock, seccomp")
+    workers: int | None = Field(None, ge=1, description="programs at one time on this machine; null: one per core")
+    url: str | tuple[str, ...] | None = Field(
+        None, description="of one or several `verizero sandbox serve`; null: on this machine"
+    )
+    token_env: str | None = Field(None, description="environment variable that holds the services' token")
+    wall_s: float | None = Field(None, gt=0, description="seconds; limits that are null are the sandbox's own")
+    cpu_s: float | None = Field(None, gt=0, description="CPU seconds, over all threads")
+    memory_mib: int | None = Field(None, ge=1)
+    output_kib: int | None = Field(None, ge=1)
+    disk_mib: int | None = Field(None, ge=1, description="files in the scratch folder")
+    processes: int | None = Field(None, ge=1, description="threads and processes at one time")
+    max_tests: int | None = Field(None, ge=1, description="a reference with more is refused")
+
+    @field_validator("url")
+    @classmethod
+    def _is_address(cls, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        urls = (value,) if isinstance(value, str) else value
+        if urls is not None and not urls:
+            raise ValueError("names no service; give one address or several, or null")
+        for url in urls or ():
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"{url!r} is no http(s) address, such as http://127.0.0.1:8080")
+        return value
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The services, none where programs run on this machine."""
+        return (self.url,) if isinstance(self.url, str) else self.url or ()
+
+    @property
+    def limits(self) -> dict[str, float | int]:
+        """The limits that are stated."""
+        names = ("wall_s", "cpu_s", "memory_mib", "output_kib", "disk_mib", "processes", "max_tests")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}

@@ -1,0 +1,167 @@
+"""The sections of a recipe. All are frozen, refuse unknown keys, and hold the defaults: there are none elsewhere."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """Base: frozen, unknown keys and numbers that are not finite refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class CreateConfig(Section):
+    """A base model made here, with random weights and a character tokenizer."""
+
+    model_type: str = Field("qwen2", description="an architecture of transformers")
+    config: dict[str, Any] = Field(description="arguments of that architecture's configuration class")
+    characters: str = Field(description="the characters that the tokenizer knows, besides <pad> and <eos>")
+
+
+class ModelConfig(Section):
+    """The policy that the first stage starts from: exactly one of `path` and `create`."""
+
+    path: str | None = Field(None, description="a Hugging Face folder, or a hub id (needs network)")
+    revision: str | None = Field(None, description="of the hub id")
+    create: CreateConfig | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+    @model_validator(mode="after")
+    def _one(self) -> ModelConfig:
+        if (self.path is None) == (self.create is None):
+            raise ValueError("give exactly one of model.path (a folder or hub id) and model.create (a new model)")
+        return self
+
+
+class OptimizerConfig(Section):
+    """AdamW and its schedule."""
+
+    learning_rate: float = Field(gt=0)
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    warmup_steps: int = Field(0, ge=0)
+    final_share: float = Field(0.1, ge=0, le=1, description="of the learning rate, where linear and cosine end")
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    max_grad_norm: float | None = Field(1.0, gt=0, description="null: no clipping")
+
+
+class PretrainConfig(Section):
+    """Next-token training of the base on unlabelled text: for a model made here that skips SFT (R1-Zero)."""
+
+    steps: int = Field(ge=1)
+    batch_size: int = Field(64, ge=1, description="lines a step")
+    num_lines: int = Field(20_000, ge=1, description="lines of text drawn from the generators of data.train")
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=30)
+
+
+class SftConfig(Section):
+    """Supervised fine-tuning on the demonstrations among the training rows."""
+
+    steps: int = Field(ge=1)
+    batch_size: int = Field(64, ge=1, description="demonstrations a step")
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=30)
+
+
+class RolloutConfig(Section):
+    """How responses are sampled while training."""
+
+    engine: Literal["torch"] = "torch"
+    max_response_tokens: int = Field(ge=1)
+    temperature: float = Field(1.0, gt=0)
+    max_rows: int = Field(1024, ge=1, description="responses decoded at once")
+
+
+class ReferenceConfig(Section):
+    """When the reference becomes the present policy."""
+
+    schedule: Literal["frozen", "every_round", "every_n_steps", "ema", "on_kl", "on_plateau"] = "every_round"
+    every: int | None = Field(None, ge=1, description="steps between refreshes, for every_n_steps")
+    alpha: float | None = Field(None, gt=0, le=1, description="weight of the policy, for ema (2404.09656)")
+    kl: float | None = Field(None, gt=0, description="mean k3 past which it moves, for on_kl")
+    patience: int | None = Field(None, ge=1, description="steps without a better mean reward, for on_plateau")
+
+    @model_validator(mode="after")
+    def _fits(self) -> ReferenceConfig:
+        needs = {"every_n_steps": "every", "ema": "alpha", "on_kl": "kl", "on_plateau": "patience"}
+        for schedule, name in needs.items():
+            given = getattr(self, name) is not None
+            if given != (self.schedule == schedule):
+                verb = "needs" if self.schedule == schedule else "has no use for"
+                raise ValueError(f"reference.schedule={self.schedule} {verb} reference.{name}")
+        return self
+
+
+class SelectConfig(Section):
+    """Dynamic sampling (2503.14476): which groups train, and how the batch is filled."""
+
+    keep: Literal["auto", "informative", "all"] = Field(
+        "auto", description="informative: rewards are not all equal; auto: as the algorithm has it"
+    )
+    max_refills: int = Field(3, ge=0, description="further generations a step, when too few groups were kept")
+    fallback: Literal["train_short", "skip"] = Field("train_short", description="when the batch is still not full")
+    carry_over: bool = Field(True, description="kept groups beyond the batch train in the next step")
+    min_groups: int = Field(1, ge=1, description="fewer kept groups than this skip the update")
+
+
+class RlConfig(Section):
+    """Rounds of generate, verify, select, update."""
+
+    algorithm: dict[str, Any] = Field(description="{name: grpo, …}: a preset and its parameters")
+    rounds: int = Field(ge=1)
+    steps_per_round: int = Field(ge=1)
+    prompts_per_step: int = Field(ge=1, description="groups in one batch")
+    group_size: int = Field(ge=1, description="responses a prompt")
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=3e-4)
+    ptx_batch_size: int = Field(16, ge=1, description="demonstrations in each update, where ptx_coef is above 0")
+    critic: OptimizerConfig | None = Field(
+        None, description="the critic's; null: `optimizer`, at the algorithm's critic_learning_rate where it has one"
+    )
+    reference: ReferenceConfig | None = Field(None, description="null: as the algorithm has it")
+    select: SelectConfig = SelectConfig()
+    max_tokens: int | None = Field(None, ge=1, description="RL ends after the step that generates so many; null: never")
+    max_bad_steps: int = Field(3, ge=1, description="refused (non-finite) updates in a row that end the run")
+
+
+class TrainConfig(Section):
+    """Where and how the update is computed."""
+
+    backend: Literal["torch"] = "torch"
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:0 …")
+    threads: int | None = Field(None, ge=1, description="of the CPU; null: torch's choice")
+    micro_batch_tokens: int = Field(4096, ge=1, description="tokens (with padding) of one forward and backward")
+
+
+class EvaluationConfig(Section):
+    """Held-out evaluation, before and after each stage."""
+
+    k: int = Field(8, ge=1, description="samples a prompt; pass@k and maj@k are of k")
+    temperature: float = Field(1.0, gt=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    every_rounds: int = Field(1, ge=1)
+    limit: int | None = Field(None, ge=1, description="prompts a domain; null: all")
+    before_training: bool = Field(True, description="evaluate the model that the first stage starts from")
+
+
+class CheckpointConfig(Section):
+    """Checkpoints of the whole training state."""
+
+    every_steps: int = Field(10, ge=1)
+    keep: int = Field(2, ge=1, description="newest ones kept, besides the last of each stage's model")
+
+
+class ReportConfig(Section):
+    """What is written for people."""
+
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ("tensorboard",)
+    samples_per_step: int = Field(4, ge=0, description="groups a step whose responses go to rollouts.jsonl")
+
+
+class PrefectConfig(Section):
+    """How the run shows in Prefect."""
+
+    phases: Literal["tasks", "folded"] = Field("tasks", description="one task a phase, or one a step")
+    start_timeout_s: float = Field(300, gt=0, description="for the embedded server")

@@ -1,0 +1,130 @@
+"""Values of a row by a column mapping: which column, and what of what stands in it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.config.data import Column
+from pipeline.errors import DataError
+
+
+class Missing(DataError):
+    """The row has nothing there."""
+
+
+def pick(row: Mapping[str, Any], column: Column) -> Any:
+    """What the mapping's column says of this row; a part that is cut out of a text is stripped, a whole text is not.
+
+    Raises: Missing if the column, the key or the mark is not there or the value is empty (0 and false are values);
+    DataError if it cannot be parsed. Both name the column.
+    """
+    value = _step_column(row, column.column)
+    where = f"column {column.column!r}"
+    if column.parse is not None and isinstance(value, str):
+        _require(value.strip(), f"{where} is empty")
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as exc:
+            raise DataError(f"{where} is not JSON ({exc}), got {value!r:.80}") from exc
+    if column.parse == "tests":
+        _check_tests(value, where)
+    if column.key is not None:
+        value = _step(value, column.key, where)
+    if column.after is not None or column.before is not None or column.boxed or column.replace:
+        if not isinstance(value, str):
+            raise DataError(f"{where} must be text to take a part of it, got {type(value).__name__}")
+        value = _cut(value, column, where)
+    empty = value.strip() == "" if isinstance(value, str) else value is None or value in ([], {})
+    _require(not empty, f"{where} is empty")
+    return value
+
+
+def pick_optional(row: Mapping[str, Any], column: Column | None) -> Any:
+    """As `pick`, and None where nothing is there. Raises: DataError if it cannot be parsed."""
+    if column is None:
+        return None
+    try:
+        return pick(row, column)
+    except Missing:
+        return None
+
+
+def last_boxed(text: str) -> str | None:
+    r"""What stands in the last `\boxed{...}` or `\fbox{...}` (or after `\boxed `), or None. Braces are balanced."""
+    found = list(re.finditer(r"\\(?:boxed|fbox)\b", text))
+    if not found:
+        return None
+    rest = text[found[-1].end() :].lstrip()
+    if not rest.startswith("{"):
+        bare = re.match(r"[^\s$]+", rest)
+        return bare[0] if bare else None
+    depth, i = 0, 0
+    while i < len(rest):
+        if rest[i] == "\\":
+            i += 1
+        elif rest[i] == "{":
+            depth += 1
+        elif rest[i] == "}":
+            depth -= 1
+            if depth == 0:
+                return rest[1:i]
+        i += 1
+    return None
+
+
+def _cut(text: str, column: Column, where: str) -> str:
+    if column.after is not None:
+        _require(column.after in text, f"{where} has no {column.after!r}, got {text!r:.80}")
+        text = text.rpartition(column.after)[2]
+    if column.before is not None:
+        _require(column.before in text, f"{where} has no {column.before!r}, got {text!r:.80}")
+        text = text.partition(column.before)[0]
+    if column.boxed:
+        inside = last_boxed(text)
+        if inside is None:
+            raise Missing(f"{where} has no closed \\boxed{{...}}, got {text[-80:]!r}")
+        text = inside
+    for pattern, replacement in column.replace:
+        text = re.sub(pattern, replacement, text)
+    return text.strip()
+
+
+def _step_column(row: Mapping[str, Any], path: str) -> Any:
+    """The value at `path`; a column whose own name has dots in it comes first."""
+    if path in row:
+        return row[path]
+    first, _, rest = path.partition(".")
+    if first not in row:
+        raise Missing(f"there is no column {first!r}; columns there: {', '.join(map(repr, row)) or 'none'}")
+    return _step(row[first], rest, f"column {first!r}") if rest else row[first]
+
+
+def _step(value: Any, path: str, where: str) -> Any:
+    for key in path.split("."):
+        if isinstance(value, Mapping):
+            _require(key in value, f"{where} has no key {key!r}; keys there: {', '.join(map(repr, value)) or 'none'}")
+            value = value[key]
+        elif isinstance(value, list) and key.isdigit():
+            _require(int(key) < len(value), f"{where} has no item {key}, only {len(value)} items")
+            value = value[int(key)]
+        else:
+            raise Missing(f"{where} is {value!r:.80}, which has no key {key!r}")
+    return value
+
+
+def _check_tests(value: Any, where: str) -> None:
+    """Refuse what is not the form of APPS and TACO, {inputs, outputs, fn_name?} with as many of one as of the other."""
+    inputs, outputs = (value.get("inputs"), value.get("outputs")) if isinstance(value, Mapping) else (None, None)
+    if not isinstance(inputs, list) or not isinstance(outputs, list):
+        raise DataError(f"{where} must be an object with the lists 'inputs' and 'outputs', got {value!r:.80}")
+    if len(inputs) != len(outputs):
+        raise DataError(f"{where} has {len(inputs)} inputs for {len(outputs)} outputs")
+    _require(bool(inputs), f"{where} has no tests")
+
+
+def _require(holds: object, message: str) -> None:
+    if not holds:
+        raise Missing(message)

@@ -1,0 +1,113 @@
+"""Rows of data files: JSON lines, JSON, Parquet, and data sets of the hub (or of a local folder in its format)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.data import FILE_TYPES, HubSource
+from pipeline.errors import DataError, boundary
+
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+Placed = tuple[str, int, dict[str, Any] | DataError]
+"""Where a row stands ("train.jsonl line 3"), its number from 1, and the row, or why it cannot be read."""
+
+
+def read_file(path: Path, label: str | None = None) -> Iterator[Placed]:
+    """The rows of a file, in order; one that is no JSON object comes as a DataError in its place.
+
+    Raises: DataError if there is no such file, it has another ending, or it cannot be read at all.
+    """
+    label = label or str(path)
+    if not path.is_file():
+        raise DataError(f"no file at {path}; give a path from the recipe's folder, or an absolute one")
+    ending = path.suffix.lower()
+    if ending not in FILE_TYPES:
+        raise DataError(f"{label}: must end in {', '.join(FILE_TYPES)}, got {path.name!r}")
+    if ending == ".parquet":
+        return _parquet(path, label)
+    return _json(path, label) if ending == ".json" else _json_lines(path, label)
+
+
+def read_hub(source: HubSource, base_dir: Path) -> Iterator[Placed]:
+    """The rows of a hub data set, or of the local folder `source.id` (from `base_dir`), which needs no network.
+
+    Raises: DataError if the `datasets` package is missing, or for whatever it says.
+    """
+    try:
+        import datasets
+    except ImportError as exc:
+        raise DataError(
+            f"hub source {source.id!r} needs the datasets package: pip install 'verizero[hub]', "
+            "or download it as JSON lines or Parquet and use file:"
+        ) from exc
+    label = f"{source.id}:{source.split}"
+    folder = base_dir / source.id
+    with boundary(DataError, f"hub source {label} cannot be loaded (offline? wrong id, config, split or revision?)"):
+        if folder.is_dir() and ((folder / "dataset_info.json").is_file() or (folder / "dataset_dict.json").is_file()):
+            saved = datasets.load_from_disk(str(folder))
+            rows = saved[source.split] if isinstance(saved, datasets.DatasetDict) else saved
+        else:
+            where = str(folder) if folder.is_dir() else source.id
+            rows = datasets.load_dataset(where, source.config, split=source.split, revision=source.revision)
+    return ((f"{label} row {i}", i, dict(row)) for i, row in enumerate(rows, 1))
+
+
+def _json_lines(path: Path, label: str) -> Iterator[Placed]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            if text.strip():
+                place = f"{label} line {number}"
+                yield place, number, _object(text, place)
+
+
+def _object(text: bytes, place: str) -> dict[str, Any] | DataError:
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError) as exc:  # no JSON, no UTF-8, an integer too long for Python, too deep
+        return DataError(f"{place}: not JSON ({exc}); every line must be one JSON object")
+    return _checked(row, place, escaped=SURROGATE.search(text) is not None)
+
+
+def _checked(row: Any, place: str, escaped: bool) -> dict[str, Any] | DataError:
+    """The row, or why not. `escaped`: its text may hold escapes of half a character, which no tokenizer takes."""
+    if not isinstance(row, dict):
+        return DataError(f"{place}: must be a JSON object, got {type(row).__name__}")
+    if escaped:
+        try:
+            json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeEncodeError as exc:
+            return DataError(f"{place}: holds half of a surrogate pair ({exc.reason}), which is no text")
+    return row
+
+
+def _json(path: Path, label: str) -> Iterator[Placed]:
+    text = path.read_bytes()
+    if not text.strip():
+        return
+    try:
+        rows = json.loads(text.removeprefix(b"\xef\xbb\xbf"))
+    except (ValueError, RecursionError) as exc:
+        raise DataError(f"{label}: not JSON ({exc}); for one object per line, end its name in .jsonl") from exc
+    if not isinstance(rows, list):
+        raise DataError(f"{label}: must hold a list of objects, got {type(rows).__name__}")
+    escaped = SURROGATE.search(text) is not None
+    for number, row in enumerate(rows, 1):
+        place = f"{label} row {number}"
+        yield place, number, _checked(row, place, escaped)
+
+
+def _parquet(path: Path, label: str) -> Iterator[Placed]:
+    import pyarrow.parquet
+
+    number = 0
+    with boundary(DataError, f"{label}: not a Parquet file that can be read"):
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{label} row {number}", number, row

@@ -1,0 +1,100 @@
+"""What a generator of tasks is: a params class and `rows(params, seed)`, in a file of its own beside this one.
+
+A generator writes rows in the format of a user's own file:
+`{"id", "question", "answer", "domain", "verifier", "demonstration"?}`. It may also have
+`text_lines(params, seed) -> list[str]`: unlabelled text in the language of its tasks, for making a base model.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol, cast
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pipeline import registry
+from pipeline.config.data import validated_params
+from pipeline.errors import DataError
+
+Row = dict[str, Any]
+"""One row of data, as JSON holds it. Keys: id, question, answer, domain, verifier, and optionally demonstration."""
+
+Probability = Annotated[float, Field(ge=0.0, le=1.0)]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Rows to train on and rows held out, with no task in both; and rows to imitate.
+
+    `demonstrations` visits the training tasks in turn, each visit with noise of its own, so a task may occur in it
+    more than once, under ids of their own ("<task's id>#<visit>"). The first visit is also the `demonstration` of the
+    task's row in `train`.
+    """
+
+    train: list[Row]
+    evaluation: list[Row]
+    demonstrations: list[Row]
+
+
+class GeneratorParams(BaseModel):
+    """Base of a generator's parameters: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def slip(number: int, noise: float, rng: random.Random) -> int:
+    """The number, or with chance `noise` one of its two neighbours (never below 0): a slip in a scratchpad."""
+    if rng.random() >= noise:
+        return number
+    return max(0, number + rng.choice((-1, 1)))
+
+
+class Generator(Protocol):
+    """A module (or an entry point's object) that makes tasks."""
+
+    Params: type[GeneratorParams]
+
+    def rows(self, params: Any, seed: int) -> Split:
+        """All rows for that seed: the same seed gives the same rows."""
+
+
+def load_generator(name: str, params: Mapping[str, Any] | None = None) -> tuple[Generator, GeneratorParams]:
+    """The generator called `name` (a file here or an entry point) with validated parameters.
+
+    Raises: UnknownName; ConfigError naming the parameter, its value and what is allowed.
+    """
+    validated = cast(GeneratorParams, validated_params(name, params or {}))
+    return cast(Generator, registry.find("generators", name)), validated
+
+
+def generate(name: str, params: Mapping[str, Any] | None = None, seed: int = 0) -> Split:
+    """The rows of the generator called `name`. Raises: UnknownName, ConfigError."""
+    generator, validated = load_generator(name, params)
+    return generator.rows(validated, seed)
+
+
+def text_lines(name: str, params: Mapping[str, Any] | None = None, seed: int = 0) -> list[str]:
+    """Unlabelled text of the generator called `name`. Raises: UnknownName, ConfigError, DataError if it has none."""
+    generator, validated = load_generator(name, params)
+    make = getattr(generator, "text_lines", None)
+    if not callable(make):
+        raise DataError(f"generator {name!r} has no text_lines(params, seed), so no base can be made from its text")
+    return list(make(validated, seed))
+
+
+def with_demonstrations(tasks: Sequence[Row], demonstrations: Sequence[str]) -> tuple[list[Row], list[Row]]:
+    """The training rows, each with its first demonstration if it has one, and all demonstration rows in order.
+
+    Demonstration i is one of task `i % len(tasks)`.
+    """
+    train = [
+        {**task, "demonstration": demonstrations[i]} if i < len(demonstrations) else dict(task)
+        for i, task in enumerate(tasks)
+    ]
+    shown = [
+        {**tasks[i % len(tasks)], "id": f"{tasks[i % len(tasks)]['id']}#{i // len(tasks)}", "demonstration": text}
+        for i, text in enumerate(demonstrations)
+    ]
+    return train, shown

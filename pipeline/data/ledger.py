@@ -1,0 +1,65 @@
+"""How often each prompt was answered right so far: which prompts are known, too easy, or too hard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.config.data import PassRateConfig
+from pipeline.errors import CheckpointError
+
+
+class PassRateLedger:
+    """Attempts and right answers by prompt id. Counts add up, so ranks and resumed runs can be merged in any order."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, tuple[int, int]] = {}
+
+    def __len__(self) -> int:
+        """How many distinct prompts were attempted."""
+        return len(self._counts)
+
+    def record(self, prompt_id: str, attempts: int, correct: int) -> None:
+        """Add graded attempts. Failures of graders are no attempts.
+
+        Raises: ValueError unless 0 <= correct <= attempts.
+        """
+        if not 0 <= correct <= attempts:
+            raise ValueError(f"correct must be in 0 .. attempts for {prompt_id!r}, got {correct} of {attempts}")
+        if attempts:
+            before = self._counts.get(prompt_id, (0, 0))
+            self._counts[prompt_id] = (before[0] + attempts, before[1] + correct)
+
+    def counts(self, prompt_id: str) -> tuple[int, int]:
+        """(attempts, right answers); (0, 0) of a prompt never attempted."""
+        return self._counts.get(prompt_id, (0, 0))
+
+    def rate(self, prompt_id: str) -> float | None:
+        """Right answers / attempts; None of a prompt never attempted."""
+        attempts, correct = self.counts(prompt_id)
+        return correct / attempts if attempts else None
+
+    def rests(self, prompt_id: str, config: PassRateConfig, epoch: int) -> bool:
+        """Whether the prompt should not come in this epoch: its rate is known well enough and outside the bounds."""
+        attempts, correct = self.counts(prompt_id)
+        if attempts < config.min_attempts:
+            return False
+        if config.revisit_epochs is not None and epoch > 0 and epoch % config.revisit_epochs == 0:
+            return False
+        return not config.low <= correct / attempts <= config.high
+
+    def merge(self, other: PassRateLedger) -> None:
+        """Add the counts of another ledger, e.g. of another rank."""
+        for prompt_id, (attempts, correct) in other._counts.items():
+            self.record(prompt_id, attempts, correct)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counts as JSON holds them, ids in order, so that equal ledgers have equal bytes."""
+        return {"counts": {i: list(self._counts[i]) for i in sorted(self._counts)}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the counts of `state_dict`. Raises: CheckpointError if it is none."""
+        try:
+            self._counts = {str(i): (int(n), int(k)) for i, (n, k) in state["counts"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as exc:
+            raise CheckpointError(f"not a pass-rate ledger's state: {type(exc).__name__}: {exc}") from exc

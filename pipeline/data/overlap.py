@@ -1,0 +1,147 @@
+"""Evaluation prompts that occur in training: the same text, the same but for how it is written, or mostly the same."""
+
+from __future__ import annotations
+
+import logging
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from pipeline.config.data import OverlapConfig
+from pipeline.errors import DataError
+from pipeline.types import Prompt
+
+log = logging.getLogger(__name__)
+Gram = tuple[str, ...]
+
+QUIET = re.compile(r"(?<!\w)[.,;:?\"`]+|[.,;:?\"`]+(?!\w)")
+"""Punctuation that is no part of a number or a word, as in "1.5" and "3:4". Operators stay, with the ! of a factorial
+and the ' of a derivative."""
+BOILERPLATE = 0.01
+"""An n-gram in a larger share of the training prompts (and more than 5) is an instruction, not a task."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """An evaluation prompt and the training prompt that gives it away."""
+
+    evaluation_id: str
+    train_ids: tuple[str, ...]
+    kind: str
+    """"exact", "normalised", or "ngram"."""
+    share: float
+    """Of the evaluation prompt's n-grams that are in training; 1 for equal prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """Every evaluation prompt that occurs in training, each once, by its strongest kind."""
+
+    matches: tuple[Match, ...]
+    num_evaluation: int
+    num_train: int
+    num_short: int
+    """Evaluation prompts without an n-gram of their own (few words, or instructions only): compared for equality."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many evaluation prompts match, by kind."""
+        found = Counter(m.kind for m in self.matches)
+        return {kind: found[kind] for kind in ("exact", "normalised", "ngram")}
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{n} {kind}" for kind, n in self.counts.items())
+        said = f"{len(self.matches)} of {self.num_evaluation} evaluation prompts occur in training ({kinds})"
+        pairs = "; ".join(f"{m.evaluation_id!r} in {m.train_ids[0]!r}" for m in self.matches[:3])
+        return said + (f": {pairs}" if pairs else "")
+
+
+def normalise(text: str) -> str:
+    """The text in NFKC, case-folded, without punctuation between words, with single spaces."""
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    return " ".join(QUIET.sub(" ", folded).split())
+
+
+def find_overlap(
+    train: Sequence[Prompt], evaluation: Sequence[Prompt], ngram: int | None = 13, threshold: float = 0.8
+) -> Overlap:
+    """The evaluation prompts that occur in training.
+
+    Equal questions; else equal after `normalise`; else, with `ngram`, those of whose distinct word n-grams a share of
+    at least `threshold` is found in training prompts (any of them). N-grams that very many training prompts share are
+    instructions and do not count. Time and memory are linear in the text.
+
+    Source: word 13-grams as in 2005.14165, appendix C; there one shared n-gram is a hit, here a share of them.
+    """
+    exact = _by_text(train, lambda text: text)
+    normal = _by_text(train, normalise)
+    own = {p.id: set(_ngrams(p.question, ngram)) for p in evaluation}
+    holders = _holders(train, set().union(*own.values()), ngram)
+    common = {g for g, ids in holders.items() if len(ids) > max(5, BOILERPLATE * len(train))}
+    matches = []
+    num_short = 0
+    for prompt in evaluation:
+        grams = own[prompt.id] - common
+        num_short += not grams
+        shared = [g for g in grams if g in holders]
+        if prompt.question in exact:
+            matches.append(Match(prompt.id, tuple(exact[prompt.question]), "exact", 1.0))
+        elif normalise(prompt.question) in normal:
+            matches.append(Match(prompt.id, tuple(normal[normalise(prompt.question)]), "normalised", 1.0))
+        elif grams and len(shared) / len(grams) >= threshold:
+            found = Counter(i for g in shared for i in holders[g])
+            ids = tuple(i for i, _ in sorted(found.items(), key=lambda item: (-item[1], item[0])))
+            matches.append(Match(prompt.id, ids, "ngram", len(shared) / len(grams)))
+    return Overlap(tuple(matches), len(evaluation), len(train), num_short)
+
+
+def check_overlap(
+    train: Sequence[Prompt], evaluation: Sequence[Prompt], config: OverlapConfig
+) -> tuple[list[Prompt], Overlap]:
+    """The training prompts to use, and what was found.
+
+    Raises: DataError if an evaluation prompt occurs in training and `on_overlap` is "error", or if "drop" leaves none.
+    """
+    found = find_overlap(train, evaluation, config.ngram, config.threshold)
+    if not found.matches:
+        return list(train), found
+    if config.on_overlap == "error":
+        raise DataError(f"{found}. Take them out of one of the two, or set data.overlap.on_overlap: drop (or report)")
+    if config.on_overlap == "report":
+        log.warning("%s", found)
+        return list(train), found
+    kept, left = list(train), found
+    while left.matches:  # without the equal ones, those that are nearly so come to light
+        given_away = {i for m in left.matches for i in m.train_ids}
+        kept = [p for p in kept if p.id not in given_away]
+        left = find_overlap(kept, evaluation, config.ngram, config.threshold)
+    log.warning("%s; dropped %d training prompts", found, len(train) - len(kept))
+    if not kept:
+        raise DataError(f"{found}, and dropping those leaves no training prompt; use other data for one of the two")
+    return kept, found
+
+
+def _by_text(prompts: Sequence[Prompt], write: Callable[[str], str]) -> dict[str, list[str]]:
+    """Ids by question as `write` has it."""
+    found: dict[str, list[str]] = {}
+    for prompt in prompts:
+        found.setdefault(write(prompt.question), []).append(prompt.id)
+    return found
+
+
+def _holders(train: Sequence[Prompt], wanted: set[Gram], ngram: int | None) -> dict[Gram, list[str]]:
+    """Ids of the training prompts that hold each wanted n-gram."""
+    found: dict[Gram, list[str]] = {}
+    for prompt in train if wanted else ():
+        for gram in set(_ngrams(prompt.question, ngram)) & wanted:
+            found.setdefault(gram, []).append(prompt.id)
+    return found
+
+
+def _ngrams(text: str, ngram: int | None) -> Iterator[Gram]:
+    if ngram is not None:
+        words = normalise(text).split()
+        for i in range(len(words) - ngram + 1):
+            yield tuple(words[i : i + ngram])

@@ -1,0 +1,270 @@
+"""Prompts from the sources of a recipe. What is skipped is counted and said; what is wrong is named by place."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from pipeline import registry
+from pipeline.config.data import Source
+from pipeline.data.columns import Missing, pick, pick_optional
+from pipeline.data.files import Placed, read_file, read_hub
+from pipeline.data.generators import base as generators
+from pipeline.errors import DataError, UnknownName
+from pipeline.seeds import stream
+from pipeline.types import Prompt
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class SourceCounts:
+    """What became of one source's rows. `skipped` counts by reason, `examples` has the first of each in words."""
+
+    label: str
+    num_read: int = 0
+    num_loaded: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, str] = field(default_factory=dict)
+
+    def skip(self, reason: str, example: str) -> None:
+        """Count one."""
+        self.skipped[reason] = self.skipped.get(reason, 0) + 1
+        self.examples.setdefault(reason, example)
+
+    def __str__(self) -> str:
+        skips = [f"{n} {reason} (first: {self.examples[reason]})" for reason, n in self.skipped.items()]
+        said = f"{self.label}: {self.num_loaded} prompts of {self.num_read} rows read"
+        return said + (f"; skipped {', '.join(skips)}" if skips else "")
+
+
+def load_prompts(sources: Sequence[Source], seed: int, base_dir: Path | str = ".") -> list[Prompt]:
+    """The prompts of all sources, in their order; what was skipped is logged. As `read_prompts`, without its counts."""
+    return read_prompts(sources, seed, base_dir)[0]
+
+
+def read_prompts(
+    sources: Sequence[Source], seed: int, base_dir: Path | str = "."
+) -> tuple[list[Prompt], list[SourceCounts]]:
+    """The prompts of all sources, in their order, and what became of each source's rows.
+
+    Relative paths are taken from `base_dir`, the recipe's folder. The same seed gives the same prompts.
+    Raises: DataError naming the file, line, column and remedy for a source without rows, a row that is not wanted as
+    it is (see `on_bad_row`), an id given twice (see `on_duplicate_id`), or a verifier that does not exist.
+    """
+    prompts: list[Prompt] = []
+    counts: list[SourceCounts] = []
+    places: dict[str, str] = {}
+    for source in sources:
+        found = SourceCounts(source.label)
+        chosen = list(_chosen(source, seed, Path(base_dir), found, places))
+        if source.shuffle:
+            stream(seed, "data", "shuffle", source.label).shuffle(chosen)
+            chosen = chosen[: source.limit]
+        if not chosen:
+            raise DataError(_nothing(found))
+        found.num_loaded = len(chosen)
+        if found.skipped:
+            log.warning("%s", found)
+        prompts.extend(chosen)
+        counts.append(found)
+    return prompts, counts
+
+
+def load_demonstrations(
+    demonstrations: Sequence[Source], train: Sequence[Source], seed: int, base_dir: Path | str = "."
+) -> list[Prompt]:
+    """Prompts that have a demonstration: of `demonstrations`, or where that is empty of the training sources.
+
+    A generator among the training sources then gives its demonstrations split (each task several times, with noise of
+    its own). Raises: DataError if no row has a demonstration, or as `read_prompts`.
+    """
+    chosen = list(demonstrations) or [_demonstrating(s) for s in train]
+    shown = [p for p in load_prompts(chosen, seed, base_dir) if p.demonstration is not None]
+    if not shown:
+        labels = ", ".join(s.label for s in chosen)
+        raise DataError(f"no row of {labels} has a demonstration to imitate; map mapping.demonstration to a column")
+    return shown
+
+
+def load_text(sources: Sequence[Source], seed: int, num_lines: int) -> list[str]:
+    """`num_lines` lines of unlabelled text, in equal shares from the generators among the sources, in a seeded order.
+
+    Raises: DataError if no source is a generator or one has no text.
+    """
+    made = [s.generator for s in sources if s.generator is not None]
+    if not made:
+        raise DataError("unlabelled text comes from generators, and no training source is one; add one to data.train")
+    lines: list[str] = []
+    for i, generator in enumerate(made):
+        share = num_lines // len(made) + (i < num_lines % len(made))
+        lines.extend(generators.text_lines(generator.name, {**generator.params, "num_text": share}, seed))
+    stream(seed, "data", "text").shuffle(lines)
+    return lines
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Prompts that fit, the ids of those that did not, and the longest seen, in tokens."""
+
+    prompts: list[Prompt]
+    dropped: tuple[str, ...]
+    longest: int
+
+
+def check_lengths(
+    prompts: Iterable[Prompt],
+    render: Callable[[Prompt], Sequence[int]],
+    limit: int,
+    on_long: Literal["error", "drop"] = "error",
+) -> Lengths:
+    """The prompts whose tokens (`render`, e.g. `Renderer.prompt_ids`) are at most `limit`.
+
+    Raises: DataError for a longer one where `on_long` is "error", and where none is left.
+    """
+    kept: list[Prompt] = []
+    dropped: list[str] = []
+    longest = 0
+    for prompt in prompts:
+        length = len(render(prompt))
+        longest = max(longest, length)
+        if length <= limit:
+            kept.append(prompt)
+        elif on_long == "drop":
+            dropped.append(prompt.id)
+        else:
+            raise DataError(
+                f"prompt {prompt.id!r} has {length} tokens and the limit is {limit}; raise data.max_prompt_tokens (or "
+                "the model's context), or set data.on_long_prompt: drop"
+            )
+    if dropped:
+        log.warning("dropped %d prompts longer than %d tokens (longest %d)", len(dropped), limit, longest)
+        if not kept:
+            raise DataError(f"all {len(dropped)} prompts are longer than {limit} tokens; raise data.max_prompt_tokens")
+    return Lengths(kept, tuple(dropped), longest)
+
+
+def _demonstrating(source: Source) -> Source:
+    if source.generator is None or source.generator.split != "train":
+        return source
+    return source.model_copy(update={"generator": source.generator.model_copy(update={"split": "demonstrations"})})
+
+
+def _rows(source: Source, seed: int, base_dir: Path) -> Iterator[Placed]:
+    if source.generator is not None:
+        split = generators.generate(source.generator.name, source.generator.params, seed)
+        rows = getattr(split, source.generator.split)
+        return ((f"{source.label} row {i}", i, row) for i, row in enumerate(rows, 1))
+    if source.file is not None:
+        return read_file(base_dir / source.file, source.file)
+    assert source.hub is not None
+    return read_hub(source.hub, base_dir)
+
+
+def _chosen(
+    source: Source, seed: int, base_dir: Path, counts: SourceCounts, places: dict[str, str]
+) -> Iterator[Prompt]:
+    """Good prompts of one source, up to its limit (after a shuffle the limit is the caller's to apply)."""
+    limit = None if source.shuffle else source.limit
+    known = frozenset(registry.names("verifiers"))
+    taken = 0
+    for place, number, row in _rows(source, seed, base_dir):
+        if limit is not None and taken >= limit:
+            return
+        counts.num_read += 1
+        try:
+            if isinstance(row, DataError):
+                raise row
+            prompt = _prompt(row, source, number, place)
+        except DataError as exc:
+            if source.on_bad_row == "error":
+                raise DataError(f"{exc}; correct the row or the mapping, or set on_bad_row: skip") from exc
+            counts.skip("bad rows", str(exc))
+            continue
+        if source.verifier is None and prompt.verifier not in known:
+            raise DataError(f"{place}: {_unknown_verifier(prompt.verifier)}")
+        if prompt.id in places:
+            if source.on_duplicate_id == "error":
+                raise DataError(
+                    f"{place}: id {prompt.id!r} is that of {places[prompt.id]} too; make ids distinct, set mapping.id: "
+                    "null to number the rows, or set on_duplicate_id: skip"
+                )
+            counts.skip("duplicate ids", f"{place}: {prompt.id!r}")
+            continue
+        places[prompt.id] = place
+        taken += 1
+        yield prompt
+
+
+def _prompt(row: Mapping[str, Any], source: Source, number: int, place: str) -> Prompt:
+    """The prompt of a row. Raises: DataError naming the place and the column."""
+    columns = source.mapping
+    try:
+        system, question = _question(pick(row, columns.question))
+        extra = [str(x) for x in (pick_optional(row, c) for c in columns.context) if x is not None]
+        own_verifier = pick_optional(row, columns.verifier)
+        verifier = source.verifier.key if source.verifier else own_verifier or columns.default_verifier
+        if verifier is None:
+            raise DataError("no verifier is named; set the source's verifier: {name: …} or map a verifier column")
+        own_system = pick_optional(row, columns.system)
+        own_id = pick_optional(row, columns.id)
+        demonstration = pick_optional(row, columns.demonstration)
+        return Prompt(
+            id=f"{source.label}/{number}" if own_id is None else str(own_id),
+            question="\n\n".join([question, *extra]),
+            verifier=str(verifier),
+            reference=_answer(row, source),
+            domain=str(source.domain or pick_optional(row, columns.domain) or "default"),
+            demonstration=None if demonstration is None else str(demonstration),
+            system=str(own_system) if own_system is not None else system,
+        )
+    except DataError as exc:
+        raise DataError(f"{place}: {exc}") from exc
+
+
+def _unknown_verifier(name: str) -> str:
+    try:
+        registry.find("verifiers", name)
+    except UnknownName as exc:
+        return str(exc)
+    return f"{name!r} is no verifier"
+
+
+def _answer(row: Mapping[str, Any], source: Source) -> Any:
+    try:
+        answer = pick(row, source.mapping.answer)
+        return answer.strip() if isinstance(answer, str) else answer
+    except Missing as exc:
+        raise DataError(f"the row has no answer: {exc} (mapping.answer)") from exc
+
+
+def _question(value: Any) -> tuple[str | None, str]:
+    """System message, if any, and question: of a text, or of a chat of one system message at most and one user's."""
+    if isinstance(value, str):
+        return None, value
+    if not isinstance(value, list) or not all(isinstance(m, Mapping) and {"role", "content"} <= set(m) for m in value):
+        raise DataError(f"the question must be text or a list of {{role, content}}, got {value!r:.80}")
+    roles = [m["role"] for m in value]
+    if roles not in (["user"], ["system", "user"]):
+        raise DataError(f"a chat question must be one user message, after a system message if any; got roles {roles}")
+    texts = [_content(m["content"]) for m in value]
+    if not texts[-1].strip():
+        raise DataError("the user message of the chat is empty")
+    return (texts[0] if len(texts) == 2 else None), texts[-1]
+
+
+def _content(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list) and all(isinstance(p, Mapping) and p.get("type") == "text" for p in content):
+        return "".join(str(p.get("text", "")) for p in content)
+    raise DataError(f"message content must be text, got {content!r:.80}")
+
+
+def _nothing(counts: SourceCounts) -> str:
+    if not counts.num_read:
+        return f"{counts.label} is empty: it has no rows; give a file with at least one row"
+    return f"no row of {counts.label} is left: {counts}; correct the rows or the mapping"

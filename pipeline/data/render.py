@@ -1,0 +1,121 @@
+"""Prompts to tokens, once: what the engine is given and what the update trains on are the same ids."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
+
+from pipeline.config.data import Template
+from pipeline.data.tokenizer import unknown_characters
+from pipeline.errors import DataError, boundary
+from pipeline.types import Prompt
+
+K = TypeVar("K", bound=Hashable)
+Ids = tuple[int, ...]
+
+R1_ZERO = (
+    "Below, a user asks and an assistant solves. The assistant works the problem out first, inside <think> and "
+    "</think>, and then states only the result inside <answer> and </answer>.\n\n"
+    "User: {question}\n"
+    "Assistant:"
+)
+"""In the manner of R1-Zero's template (2501.12948, table 1), in words of our own."""
+
+
+MEMORY = 65_536
+"""Prompts, and texts, whose tokens are kept. Generated demonstrations repeat a few hundred texts many times."""
+
+
+class Renderer:
+    """Writes prompts by a template and tokenises them with a tokenizer; each once, then from memory."""
+
+    def __init__(self, tokenizer: Any, template: Template) -> None:
+        """Raises: DataError if the tokenizer has no end token, or no chat template where the template is "chat"."""
+        if tokenizer.eos_token_id is None:
+            raise DataError("the tokenizer has no end-of-sequence token; set eos_token in its tokenizer_config.json")
+        if template.name == "chat" and not tokenizer.chat_template:
+            raise DataError("template is chat but the tokenizer has no chat template; use plain, r1_zero or custom")
+        self.tokenizer = tokenizer
+        self.template = template
+        self._prompts: OrderedDict[tuple[str | None, str], Ids] = OrderedDict()
+        self._texts: OrderedDict[str, Ids] = OrderedDict()
+
+    def text(self, prompt: Prompt) -> str:
+        """The prompt as the model reads it. For chat templates, as the template writes it."""
+        if self.template.name == "chat":
+            with boundary(DataError, f"prompt {prompt.id!r}: the chat template refuses it"):
+                return str(self._apply(prompt, tokenize=False))
+        shape = {"plain": "{question}", "r1_zero": R1_ZERO, "custom": self.template.text or ""}[self.template.name]
+        text = shape.replace("{question}", prompt.question)
+        return f"{prompt.system}\n\n{text}" if prompt.system else text
+
+    def prompt_ids(self, prompt: Prompt) -> Ids:
+        """Tokens of the prompt, with the start token where the tokenizer has one, and never an end token.
+
+        Raises: DataError naming the prompt if it has no tokens or characters that a character tokenizer lacks.
+        """
+        return _remembered(self._prompts, (prompt.system, prompt.question), lambda: self._prompt_ids(prompt))
+
+    def demonstration_ids(self, prompt: Prompt) -> Ids:
+        """Tokens of the prompt's demonstration and the end token: a response as the policy should give it.
+
+        Raises: DataError naming the prompt if it has no demonstration or one with unknown characters.
+        """
+        if prompt.demonstration is None:
+            raise DataError(f"prompt {prompt.id!r} has no demonstration; map mapping.demonstration to a column")
+        return self.text_ids(prompt.demonstration, f"the demonstration of prompt {prompt.id!r}")
+
+    def text_ids(self, text: str, where: str = "the text") -> Ids:
+        """Tokens of a text as it is, and the end token. Raises: DataError naming `where` for unknown characters."""
+        return _remembered(self._texts, text, lambda: self._text_ids(text, where))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, special ones left out and spaces left as they are."""
+        text = self.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return str(text)
+
+    def _text_ids(self, text: str, where: str) -> Ids:
+        self._check(text, where)
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return (*map(int, ids), int(self.tokenizer.eos_token_id))
+
+    def _prompt_ids(self, prompt: Prompt) -> Ids:
+        self._check(self.text(prompt), f"prompt {prompt.id!r}")
+        if self.template.name == "chat":
+            ids = list(self._apply(prompt, tokenize=True))
+        else:
+            ids = list(self.tokenizer(self.text(prompt))["input_ids"])
+            if len(ids) > 1 and ids[-1] == self.tokenizer.eos_token_id:
+                ids.pop()  # some tokenizers close every text; a prompt goes on
+        if not ids:
+            raise DataError(f"prompt {prompt.id!r} has no tokens; give it a question or another template")
+        return tuple(map(int, ids))
+
+    def _apply(self, prompt: Prompt, tokenize: bool) -> Any:
+        system = prompt.system if prompt.system is not None else self.template.system
+        messages = [] if system is None else [{"role": "system", "content": system}]
+        messages.append({"role": "user", "content": prompt.question})
+        arguments = self.template.chat_arguments
+        extra = {"return_dict": False} if tokenize else {}
+        return self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=tokenize, **extra, **arguments
+        )
+
+    def _check(self, text: str, where: str) -> None:
+        unknown = unknown_characters(self.tokenizer, text)
+        if unknown:
+            raise DataError(
+                f"{where} has characters that the tokenizer does not know: {', '.join(map(repr, unknown))}; add them "
+                "to model.create.characters or leave the row out"
+            )
+
+
+def _remembered(memory: OrderedDict[K, Ids], key: K, make: Callable[[], Ids]) -> Ids:
+    """What `make` gives for the key, from memory where it is there; the oldest is forgotten when memory is full."""
+    ids = memory.get(key)
+    if ids is None:
+        ids = memory[key] = make()
+        if len(memory) > MEMORY:
+            memory.popitem(last=False)
+    return ids

@@ -1,0 +1,156 @@
+"""Which prompts come next: epoch by epoch, each once in an epoch, and after a resume the same ones as without it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pipeline.config.data import PassRateConfig
+from pipeline.data.ledger import PassRateLedger
+from pipeline.errors import CheckpointError, DataError
+from pipeline.seeds import stream
+from pipeline.types import Prompt
+
+ALL = ""
+"""Name of the only pool when domains have no weights."""
+
+
+class PromptSampler:
+    """Draws prompts without end. Its whole state is a few counts: orders are worked out anew from the seed."""
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        seed: int,
+        order: Literal["shuffle", "sequential"] = "shuffle",
+        weights: Mapping[str, float] | None = None,
+        ledger: PassRateLedger | None = None,
+        pass_rate: PassRateConfig | None = None,
+    ) -> None:
+        """`weights` is each domain's share of the draws; a domain's prompts are then epochs of their own.
+
+        With `pass_rate`, prompts that the ledger says rest are passed over.
+        Raises: DataError if there are no prompts, or the weights do not name exactly the domains there are.
+        """
+        if not prompts:
+            raise DataError("there are no prompts to sample from; check data.train and its limits")
+        if pass_rate is not None and ledger is None:
+            raise DataError("sampling by pass rate needs a ledger that the attempts are recorded in; pass ledger=")
+        self.prompts = tuple(prompts)
+        self.seed = seed
+        self.order = order
+        self.ledger = ledger
+        self.pass_rate = pass_rate
+        self._pools = _pools(self.prompts, weights)
+        total = sum(weights.values()) if weights else 1.0
+        self._shares = {name: weights[name] / total if weights else 1.0 for name in self._pools}
+        self._drawn = dict.fromkeys(self._pools, 0)
+        self._served = dict.fromkeys(self._pools, 0)
+        self._orders: dict[str, tuple[int, list[int]]] = {}
+        self.num_rested = 0
+        """Draws passed over because of their pass rate."""
+        self.num_unrested = 0
+        """Prompts served although they should rest, because no prompt of their pool was fit."""
+
+    def next(self, n: int, rank: int = 0, world_size: int = 1) -> list[Prompt]:
+        """This rank's share of the next `n` prompts: those at rank, rank + world_size, ... of the draw.
+
+        Every rank calls it with the same n, in step; together they get what one process would. A prompt comes twice
+        in a call only where an epoch ends within it. Raises: ValueError for a rank outside 0 .. world_size - 1.
+        """
+        if n < 1 or not 0 <= rank < world_size:
+            raise ValueError(f"n must be >= 1 and rank in 0 .. world_size - 1, got n={n}, rank={rank} of {world_size}")
+        drawn = [self._draw(self._next_pool()) for _ in range(n)]
+        return drawn[rank::world_size]
+
+    @property
+    def epochs(self) -> dict[str, float]:
+        """How many times each pool was gone through; the only pool is "" when domains have no weights."""
+        return {name: self._drawn[name] / len(pool) for name, pool in self._pools.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position, as JSON holds it. The ledger has a state of its own."""
+        return {
+            "prompts": self._digest(),
+            "seed": self.seed,
+            "order": self.order,
+            "drawn": dict(self._drawn),
+            "served": dict(self._served),
+            "rested": self.num_rested,
+            "unrested": self.num_unrested,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a position. Raises: CheckpointError if it is of other prompts, another seed, order or weights."""
+        own = self.state_dict()
+        for key, what in (("prompts", "other prompts"), ("seed", "another seed"), ("order", "another order")):
+            if state.get(key) != own[key]:
+                raise CheckpointError(
+                    f"the sampler's state is of {what} ({key} {state.get(key)!r}, here {own[key]!r}); "
+                    "resume with the recipe and the data that the run began with"
+                )
+        drawn, served = state.get("drawn"), state.get("served")
+        pools = self._pools.keys()
+        if not (isinstance(drawn, Mapping) and isinstance(served, Mapping) and drawn.keys() == served.keys() == pools):
+            raise CheckpointError(
+                f"the sampler's state is of other weights (counts {drawn!r}, here of {sorted(self._pools)}); "
+                "resume with the recipe that the run began with"
+            )
+        self._drawn = {name: int(drawn[name]) for name in self._pools}
+        self._served = {name: int(served[name]) for name in self._pools}
+        self.num_rested = int(state.get("rested", 0))
+        self.num_unrested = int(state.get("unrested", 0))
+
+    def _next_pool(self) -> str:
+        """The pool that is furthest behind its share, the first of equals: shares are exact to within one draw."""
+        total = sum(self._served.values()) + 1
+        return max(self._pools, key=lambda name: self._shares[name] * total - self._served[name])
+
+    def _draw(self, pool: str) -> Prompt:
+        members = self._pools[pool]
+        for _ in range(len(members)):
+            prompt, epoch = self._take(pool)
+            if self.pass_rate is None or self.ledger is None:
+                return prompt
+            if not self.ledger.rests(prompt.id, self.pass_rate, epoch):
+                return prompt
+            self._served[pool] -= 1
+            self.num_rested += 1
+        self.num_unrested += 1
+        return self._take(pool)[0]
+
+    def _take(self, pool: str) -> tuple[Prompt, int]:
+        """The prompt at the pool's position and its epoch; moves on by one."""
+        members = self._pools[pool]
+        epoch, position = divmod(self._drawn[pool], len(members))
+        self._drawn[pool] += 1
+        self._served[pool] += 1
+        if self._orders.get(pool, (-1, []))[0] != epoch:
+            order = list(members)
+            if self.order == "shuffle":
+                stream(self.seed, "data", "order", pool, epoch).shuffle(order)
+            self._orders[pool] = (epoch, order)
+        return self.prompts[self._orders[pool][1][position]], epoch
+
+    def _digest(self) -> str:
+        """A hash of the ids and questions, in order."""
+        digest = hashlib.sha256()
+        for prompt in self.prompts:
+            digest.update(f"{len(prompt.id)}:{prompt.id}{len(prompt.question)}:{prompt.question}".encode())
+        return digest.hexdigest()[:32]
+
+
+def _pools(prompts: Sequence[Prompt], weights: Mapping[str, float] | None) -> dict[str, list[int]]:
+    """Indices by pool: by domain where domains have weights (those of weight 0 left out), else all in one."""
+    if weights is None:
+        return {ALL: list(range(len(prompts)))}
+    found: dict[str, list[int]] = {}
+    for i, prompt in enumerate(prompts):
+        found.setdefault(prompt.domain, []).append(i)
+    if found.keys() != weights.keys():
+        raise DataError(
+            f"data.sampling.weights must name each domain of the prompts and no other: domains {sorted(found)}, "
+            f"weights {sorted(weights)}; 0 leaves a domain out"
+        )
+    return {name: found[name] for name in sorted(found) if weights[name] > 0}

@@ -1,0 +1,94 @@
+r"""A character tokenizer in the Hugging Face format, for models that are made here.
+
+It is a byte-level BPE of the Qwen2 kind whose only merges put the bytes of one character together. That class is
+chosen with care: beside a `config.json` of type qwen2, `AutoTokenizer` loads Qwen2Tokenizer whatever class the folder
+names (transformers 5), so any other kind of tokenizer would come back as an empty one.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable
+from typing import Any
+
+from pipeline.errors import DataError
+
+PAD, EOS = "<pad>", "<eos>"
+CHARACTERS = "0123456789+-*=()<>/, .\nabcdefghijklmnopqrstuvwxyz\\{}:?"
+"""What the built-in domains are written with, and a little more."""
+
+
+def character_tokenizer(characters: str = CHARACTERS) -> Any:
+    """A tokenizer with one token for each of `characters` (repeats count once), after <pad> (0) and <eos> (1).
+
+    Encoding and decoding give back the same text; "<eos>" in a text is five characters, never the token. Characters
+    of several bytes in UTF-8 add tokens for their bytes, which no text is encoded to while the character is known.
+
+    Raises: DataError if there are no characters, or some are changed by Unicode's NFC (the tokenizer applies it).
+    """
+    from transformers import Qwen2Tokenizer
+
+    known = list(dict.fromkeys(characters))
+    if not known:
+        raise DataError("a character tokenizer needs characters, got none; set model.create.characters")
+    _check_normal(known)
+    letters = _byte_letters()
+    vocab = {PAD: 0, EOS: 1}
+    merges: list[tuple[str, str]] = []
+    for character in known:
+        written = [letters[b] for b in character.encode()]
+        for letter in written:
+            vocab.setdefault(letter, len(vocab))
+        left = written[0]
+        for letter in written[1:]:
+            if left + letter not in vocab:
+                merges.append((left, letter))
+                vocab[left + letter] = len(vocab)
+            left += letter
+    return Qwen2Tokenizer(
+        vocab=vocab,
+        merges=merges,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=None,
+        split_special_tokens=True,
+        clean_up_tokenization_spaces=False,
+        padding_side="left",
+        characters="".join(known),
+    )
+
+
+def character_set(texts: Iterable[str]) -> str:
+    """All characters of the texts, each once, in code-point order."""
+    return "".join(sorted(set().union(*map(set, texts))))
+
+
+def unknown_characters(tokenizer: Any, text: str) -> str:
+    """Characters of `text` that a character tokenizer does not know, each once; empty for every other tokenizer."""
+    characters = tokenizer.init_kwargs.get("characters")
+    if not isinstance(characters, str):
+        return ""
+    unknown = set(text).difference(characters)
+    return "".join(c for c in dict.fromkeys(text) if c in unknown) if unknown else ""
+
+
+def _check_normal(known: list[str]) -> None:
+    """Refuse characters that NFC changes, alone or after another one: the text would not come back as it was."""
+    outside_ascii = [c for c in known if not c.isascii()]
+    for second in outside_ascii:
+        for text in (second, *(first + second for first in known)):
+            if not unicodedata.is_normalized("NFC", text):
+                raise DataError(
+                    f"character {second!r} (U+{ord(second):04X}) does not survive Unicode's NFC normalisation"
+                    f"{'' if text == second else f' after {text[0]!r}'}; leave it out of model.create.characters"
+                )
+
+
+def _byte_letters() -> dict[int, str]:
+    """The printable letter that byte-level BPE writes each byte as: itself, or one counted on from U+0100.
+
+    Source: the mapping of GPT-2's encoder, which every byte-level tokenizer shares.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in printable]
+    return {**{b: chr(b) for b in printable}, **{b: chr(0x100 + i) for i, b in enumerate(others)}}

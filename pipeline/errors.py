@@ -1,0 +1,71 @@
+"""Every error that the project raises on purpose.
+
+    VerizeroError
+    ├── ConfigError         a recipe or a command-line value is wrong; raised while loading
+    │   └── UnknownName     no plug-in of that name; says which are near
+    ├── DataError           a row or a file of data is wrong
+    ├── CheckpointError     a checkpoint is torn, tampered with or of another run
+    ├── RunError            a run cannot start or go on (locked folder, full disk)
+    │   └── NonFiniteError  a loss or gradient is not a number; the step was refused
+    ├── EngineError         the rollout engine failed or confirmed another weight version
+    ├── GradingError        a verifier failed: infrastructure, never a wrong answer
+    └── IsolationError      the sandbox cannot start at the level asked for
+
+A message names what was wrong, the value got, and the remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class VerizeroError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class ConfigError(VerizeroError):
+    """A recipe or command-line value is wrong."""
+
+
+class UnknownName(ConfigError):
+    """No plug-in has that name."""
+
+
+class DataError(VerizeroError):
+    """A row or file of data is wrong."""
+
+
+class CheckpointError(VerizeroError):
+    """A checkpoint cannot be trusted."""
+
+
+class RunError(VerizeroError):
+    """A run cannot start or go on."""
+
+
+class NonFiniteError(RunError):
+    """A loss or gradient is not finite; nothing was updated."""
+
+
+class EngineError(VerizeroError):
+    """The rollout engine failed."""
+
+
+class GradingError(VerizeroError):
+    """A verifier failed; the answer it looked at is neither right nor wrong."""
+
+
+class IsolationError(VerizeroError):
+    """The sandbox cannot give the isolation asked for."""
+
+
+@contextmanager
+def boundary(error: type[VerizeroError], what: str) -> Iterator[None]:
+    """Attribute any foreign exception that escapes the block to `error`; own errors pass unchanged."""
+    try:
+        yield
+    except VerizeroError:
+        raise
+    except Exception as exc:
+        raise error(f"{what}: {type(exc).__name__}: {exc}") from exc

@@ -1,0 +1,58 @@
+"""Next-token logits at chosen positions only: the vocabulary product is not paid for prompts and padding."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PLAIN_HEAD_BLOCKERS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
+"""Settings that bend or scale the logits: a proof on small weights might not see them."""
+
+_PROVED: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+def logits_at(model: Any, input_ids: Tensor, where: Tensor) -> Tensor:
+    """Logits [N, V] that predict the tokens at `where` (bool [B, T], False at column 0), row by row.
+
+    input_ids: int64 [B, T], right-padded: with causal attention what stands behind a token does not reach it, so no
+    attention mask is needed and the fastest attention kernels apply.
+    """
+    if where[:, 0].any():
+        raise ValueError("the first token of a row has nothing before it that could predict it")
+    shifted = where[:, 1:]
+    if not _has_plain_head(model):
+        logits: Tensor = model(input_ids=input_ids[:, :-1], use_cache=False).logits[shifted]
+        return logits
+    hidden = model.base_model(input_ids=input_ids[:, :-1], use_cache=False).last_hidden_state
+    picked: Tensor = model.get_output_embeddings()(hidden[shifted])
+    return picked
+
+
+def _has_plain_head(model: Any) -> bool:
+    """The logits are the output embeddings' product with the last hidden state, no more; proved once a model."""
+    if model not in _PROVED:
+        named = any(getattr(model.config, name, None) not in (None, 1, 1.0) for name in PLAIN_HEAD_BLOCKERS)
+        _PROVED[model] = not named and _head_agrees(model)
+    return _PROVED[model]
+
+
+@torch.no_grad()
+def _head_agrees(model: Any) -> bool:
+    """Some architectures have a layer between hidden state and head: on four tokens that shows."""
+    ids = (torch.arange(4, device=model.device) * 7919 % model.config.vocab_size)[None]
+    was_training = model.training
+    model.eval()
+    wanted = model(input_ids=ids, use_cache=False).logits.float()
+    found = model.get_output_embeddings()(model.base_model(input_ids=ids, use_cache=False).last_hidden_state).float()
+    model.train(was_training)
+    tolerance = 2e-2 if model.dtype in (torch.bfloat16, torch.float16) else 1e-4
+    return bool(wanted.shape == found.shape and (wanted - found).abs().max() <= tolerance * wanted.abs().max())
+
+
+def spread(values: Tensor, where: Tensor) -> Tensor:
+    """[B, T] with `values` [N] at the True entries of `where`, row by row, and 0 elsewhere; keeps the gradient."""
+    out = torch.zeros(where.shape, dtype=values.dtype, device=values.device)
+    return out.masked_scatter(where, values)

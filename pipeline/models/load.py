@@ -1,0 +1,96 @@
+"""Making, loading and saving a policy as a plain Hugging Face folder."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.errors import ConfigError, boundary
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def create_model(model_type: str, config: Mapping[str, Any], tokenizer: Any, seed: int) -> Any:
+    """A causal LM with random weights drawn from `seed`; the vocabulary and special tokens are the tokenizer's.
+
+    Raises: ConfigError for an architecture or argument that transformers does not know.
+    """
+    import transformers
+
+    values = {
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        **config,
+    }
+    with boundary(ConfigError, f"model.create (model_type {model_type!r}, config {dict(config)!r})"):
+        settings = transformers.AutoConfig.for_model(model_type, **values)
+        before = torch.get_rng_state()
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(settings)
+        torch.set_rng_state(before)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    return model
+
+
+def load_model(path: str, dtype: str = "float32", device: str = "cpu", revision: str | None = None) -> Any:
+    """The causal LM at a local folder or, online, of a hub id.
+
+    Raises: ConfigError naming the path and the remedy.
+    """
+    import transformers
+
+    remedy = "give a folder saved by save_pretrained, or a hub id on a machine with network"
+    with boundary(ConfigError, f"model.path {path!r} does not load ({remedy})"):
+        model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype], revision=revision)
+    return model.to(device)
+
+
+def load_tokenizer(path: str, revision: str | None = None) -> Any:
+    """The tokenizer at a local folder or hub id, with a padding token (its end token where it has none).
+
+    Raises: ConfigError naming the path and the remedy.
+    """
+    import transformers
+
+    with boundary(ConfigError, f"the tokenizer of model.path {path!r} does not load (is it in that folder?)"):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, revision=revision)
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(f"the tokenizer of {path!r} has no end-of-sequence token; set eos_token in its config")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def save_folder(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Write model and tokenizer into `folder`, so that AutoModelForCausalLM.from_pretrained loads it."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def frozen_copy(model: Any) -> Any:
+    """A copy of the model in evaluation mode whose parameters take no gradient."""
+    return copy.deepcopy(model).eval().requires_grad_(False)
+
+
+def eos_ids(model: Any, tokenizer: Any) -> list[int]:
+    """All ids that end a response: the tokenizer's and those of the model's generation config."""
+    named = getattr(model.generation_config, "eos_token_id", None)
+    extra = [] if named is None else [named] if isinstance(named, int) else list(named)
+    return sorted({int(tokenizer.eos_token_id), *map(int, extra)})
+
+
+def quiet() -> None:
+    """Keep tokenizers from forking threads and transformers from printing bars over ours."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()

@@ -1,0 +1,60 @@
+"""Names to plug-ins: `name: dapo` is the file `dapo.py` of its package, else an installed package's entry point.
+
+There is no list to edit. An unknown name answers with the ones that are near.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import pkgutil
+from importlib.metadata import entry_points
+from typing import Any, Literal
+
+from pipeline.errors import ConfigError, UnknownName
+
+Kind = Literal["algorithms", "verifiers", "preferences", "generators"]
+
+PACKAGES: dict[Kind, str] = {
+    "algorithms": "pipeline.algorithms",
+    "verifiers": "verifiers",
+    "preferences": "pipeline.preferences",
+    "generators": "pipeline.data.generators",
+}
+SUPPORT = frozenset({"base"})
+"""Files of a plug-in package that are no plug-ins; sub-packages and names with a leading underscore are none either."""
+
+
+def names(kind: Kind) -> list[str]:
+    """All names of this kind that load here, files first, each once."""
+    package = importlib.import_module(PACKAGES[kind])
+    files = [m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg and _is_plugin(m.name)]
+    installed = [e.name for e in entry_points(group=f"verizero.{kind}")]
+    return list(dict.fromkeys([*sorted(files), *sorted(installed)]))
+
+
+def find(kind: Kind, name: str) -> Any:
+    """The plug-in `name`: the module of that file, or whatever the entry point loads.
+
+    Raises: UnknownName if there is none, ConfigError if a file and an installed package both claim the name.
+    """
+    claimed = [e for e in entry_points(group=f"verizero.{kind}") if e.name == name]
+    module = f"{PACKAGES[kind]}.{name}"
+    spec = importlib.util.find_spec(module) if name.isidentifier() and _is_plugin(name) else None
+    is_file = spec is not None and spec.submodule_search_locations is None
+    if len(claimed) + is_file > 1:
+        owners = ", ".join(e.value for e in claimed)
+        raise ConfigError(f"{kind} name {name!r} is claimed more than once (also by {owners}); uninstall or rename one")
+    if is_file:
+        return importlib.import_module(module)
+    if claimed:
+        return claimed[0].load()
+    known = names(kind)
+    near = difflib.get_close_matches(name, known, n=3)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+    raise UnknownName(f"no {kind[:-1]} is called {name!r}; {hint}")
+
+
+def _is_plugin(name: str) -> bool:
+    return name not in SUPPORT and not name.startswith("_")

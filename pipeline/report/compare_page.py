@@ -1,0 +1,174 @@
+"""compare.html: runs of several recipes on one page, made from their files alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import accumulate
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pipeline.report.curves import Chart, Series
+from pipeline.report.estimates import Estimate, paired_difference
+from pipeline.report.files import read_run, write_atomic
+from pipeline.report.plots import draw
+
+HERE = Path(__file__).parent
+AXES = {"steps": "RL step", "tokens": "generated tokens", "seconds": "seconds of RL"}
+HEAD = (
+    "recipe",
+    "pass@1 before",
+    "after",
+    "gain",
+    "against the first",
+    "steps",
+    "tokens",
+    "seconds",
+    "peak memory, MiB",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """One run: its evaluations along each axis, pass@1 by prompt at the first and the last, and what it cost."""
+
+    at: Mapping[str, tuple[float, ...]]
+    pass_1: tuple[float, ...]
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+    peak_memory_mib: float
+
+
+def build_compare_page(folder: Path) -> dict[str, Any]:
+    """What each recipe reached, by name; written to `folder`/compare.html with curves, from compare.json and the runs.
+
+    Per recipe: pass@1 "before" and "after" (means over domains' prompts and seeds), "gain" and "against_first" (paired
+    over prompts and seeds, each {value, low, high}), "steps", "tokens", "seconds" and "peak_memory_mib" a run.
+    """
+    record = json.loads((folder / "compare.json").read_text())
+    runs: dict[str, list[Reached]] = {}
+    for run in record["runs"]:
+        runs.setdefault(run["run"][0], []).append(reached(folder / run["folder"], run["peak_memory_mib"]))
+    order = [name for name in record["order"] if name in runs]
+    rows = {name: summarize_runs(runs[name], runs[order[0]][: len(runs[name])]) for name in order}
+    charts = [chart(axis, label, {name: runs[name] for name in order}) for axis, label in AXES.items()]
+    write_atomic(folder / "compare.html", _page(rows, charts, len(runs[order[0]])).encode())
+    return rows
+
+
+def reached(folder: Path, peak_memory_mib: float) -> Reached:
+    """What the run in `folder` reached, from its files."""
+    run = read_run(folder)
+    tokens = [float(r["metrics"].get("tokens/generated", 0.0)) for r in run.rl_steps]
+    seconds = list(accumulate(float(r["time"].get("total", 0.0)) for r in run.rl_steps))
+    steps = [int(e["step"]) for e in run.evaluations]
+    by_prompt = [
+        {f"{domain}/{p}": v for domain, row in e["domains"].items() for p, v in row["by_prompt"]}
+        for e in run.evaluations
+    ]
+
+    def until(totals: Sequence[float], step: int) -> float:
+        return 0.0 if step == 0 else totals[step - 1]
+
+    return Reached(
+        at={
+            "steps": tuple(float(s) for s in steps),
+            "tokens": tuple(until(tokens, s) for s in steps),
+            "seconds": tuple(until(seconds, s) for s in steps),
+        },
+        pass_1=tuple(fmean(values.values()) for values in by_prompt),
+        before=by_prompt[0],
+        after=by_prompt[-1],
+        peak_memory_mib=peak_memory_mib,
+    )
+
+
+def summarize_runs(runs: Sequence[Reached], first: Sequence[Reached]) -> dict[str, Any]:
+    """One recipe's line of the table; `first` are the first recipe's runs of the same seeds."""
+    before, after = _joined([r.before for r in runs]), _joined([r.after for r in runs])
+    gain = paired_difference(before, after, 0)
+    against = paired_difference(_joined([r.after for r in first]), after, 0)
+    return {
+        "before": fmean(before.values()),
+        "after": fmean(after.values()),
+        "gain": gain.as_dict(),
+        "against_first": against.as_dict(),
+        **{axis: fmean(r.at[axis][-1] for r in runs) for axis in AXES},
+        "peak_memory_mib": fmean(r.peak_memory_mib for r in runs),
+        "num_runs": len(runs),
+    }
+
+
+def chart(axis: str, label: str, runs: Mapping[str, Sequence[Reached]]) -> Chart:
+    """pass@1 of each recipe along one axis: the mean over its runs, between evaluations in a straight line."""
+    x = tuple(sorted({at for rs in runs.values() for r in rs for at in r.at[axis]}))
+    series = []
+    for color, (name, rs) in enumerate(runs.items()):
+        lines = [[interpolated(r.at[axis], r.pass_1, at) for at in x] for r in rs]
+        here = [[v for v in column if v is not None] for column in zip(*lines, strict=True)]
+        # beyond the end of the shortest run a mean would jump, for it would be of fewer runs
+        y = tuple(fmean(column) if len(column) == len(rs) else None for column in here)
+        series.append(Series(name, y, color % 8))
+    return Chart(f"compare-{axis}", f"pass@1 by {label}", "", x, tuple(series), x_label=label)
+
+
+def interpolated(xs: Sequence[float], ys: Sequence[float], at: float) -> float | None:
+    """The piecewise linear curve through the points, at `at`; None outside of them. Of equal xs the last counts."""
+    points = dict(zip(xs, ys, strict=True))
+    if at in points:
+        return points[at]
+    left, right = (max((p for p in points if p < at), default=None), min((p for p in points if p > at), default=None))
+    if left is None or right is None:
+        return None
+    share = (at - left) / (right - left)
+    return points[left] + share * (points[right] - points[left])
+
+
+def text_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """The table as Markdown."""
+    lines = [f"| {' | '.join(HEAD)} |", f"|{' --- |' * len(HEAD)}"]
+    lines += [f"| {' | '.join(_cells(name, row))} |" for name, row in rows.items()]
+    return "\n".join(lines)
+
+
+def _joined(sides: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Prompts of every seed, each under a name of its own."""
+    return {f"{seed}/{p}": v for seed, side in enumerate(sides) for p, v in side.items()}
+
+
+def _cells(name: str, row: Mapping[str, Any]) -> list[str]:
+    def spread(key: str) -> str:
+        e = Estimate(**row[key])
+        return f"{e.value:+.3f} [{e.low:+.3f}, {e.high:+.3f}]"
+
+    return [
+        name,
+        f"{row['before']:.3f}",
+        f"{row['after']:.3f}",
+        spread("gain"),
+        spread("against_first"),
+        f"{row['steps']:.0f}",
+        f"{row['tokens']:,.0f}",
+        f"{row['seconds']:.0f}",
+        f"{row['peak_memory_mib']:.0f}",
+    ]
+
+
+def _page(rows: Mapping[str, Mapping[str, Any]], charts: Sequence[Chart], seeds: int) -> str:
+    head = "".join(f"<th>{escape(h)}</th>" for h in HEAD)
+    body = "".join(f"<tr>{''.join(f'<td>{escape(c)}</td>' for c in _cells(n, r))}</tr>" for n, r in rows.items())
+    figures = "".join(f"<figure><figcaption>{escape(c.title)}</figcaption>{draw(c).svg}</figure>" for c in charts)
+    style = (HERE / "report.css").read_text(encoding="utf-8")
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        f"<title>Recipes compared</title><style>{style}</style></head><body><main><h1>Recipes compared</h1>"
+        f"<p>Means of {seeds} seeds from the same start with the same prompts. Brackets are 95% bootstrap intervals "
+        "paired over the prompts of each seed; they say nothing of seeds that were not run.</p>"
+        f'<div style="overflow-x:auto"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        f"{figures}</main></body></html>\n"
+    )

@@ -1,0 +1,224 @@
+"""Which curves a run shows, as plain numbers: what the plots draw and what the page shows under the pointer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean
+from typing import Literal
+
+from pipeline.report.files import Row, RunFiles
+from pipeline.report.summary import RL_PHASES
+
+MAX_POINTS = 360
+"""Points of a curve, about one a pixel of a narrow screen; longer runs are shown as means of equal buckets."""
+SMOOTHING = 0.04
+"""Half-width of the moving average drawn over a noisy curve, as a share of its points."""
+
+Style = Literal["line", "noisy", "dashed", "area"]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One named curve; None where nothing was measured. `color` indexes the palette."""
+
+    label: str
+    y: tuple[float | None, ...]
+    color: int = 0
+    style: Style = "line"
+    low: tuple[float | None, ...] | None = None
+    high: tuple[float | None, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """Series over a common x axis."""
+
+    name: str
+    title: str
+    caption: str
+    x: tuple[float, ...]
+    series: tuple[Series, ...]
+    x_label: str = "RL step"
+    ticks: tuple[str, ...] | None = None
+    """Labels of the x values, where they are not numbers."""
+    unit: str = ""
+    y_limits: tuple[float, float] | None = None
+    marks: tuple[float, ...] = ()
+    """x values where something changed (the reference moved)."""
+
+
+def build_charts(run: RunFiles) -> list[Chart]:
+    """The charts that this run has numbers for, in reading order; curves longer than MAX_POINTS are thinned."""
+    rows = run.rl_steps
+    found = [
+        _rewards(rows),
+        _pass_rates(run.evaluations),
+        _of_steps(rows, "kl", "KL to the reference", {"kl/k3": "KL (k3)"}, unit="nats a token", marks=True),
+        _of_steps(rows, "entropy", "Entropy", {"entropy": "entropy"}, unit="nats a token"),
+        _of_steps(
+            rows,
+            "clip_fraction",
+            "Clip fraction",
+            {"clip_fraction/low": "low", "clip_fraction/high": "high"},
+            unit="share of tokens",
+        ),
+        _of_steps(rows, "length", "Response length", {"length/mean": "mean length"}, unit="tokens", style="noisy"),
+        _groups(rows),
+        _phases(rows),
+        *_losses(run.steps),
+    ]
+    return [thin(chart) for chart in found if chart is not None]
+
+
+def thin(chart: Chart, most: int = MAX_POINTS) -> Chart:
+    """`chart` with at most `most` points, each the mean of equally many consecutive ones (and the caption says so)."""
+    if len(chart.x) <= most:
+        return chart
+    width = math.ceil(len(chart.x) / most)
+
+    def means(values: Sequence[float | None]) -> tuple[float | None, ...]:
+        buckets = ([v for v in values[i : i + width] if v is not None] for i in range(0, len(values), width))
+        return tuple(fmean(b) if b else None for b in buckets)
+
+    return replace(
+        chart,
+        x=tuple(fmean(chart.x[i : i + width]) for i in range(0, len(chart.x), width)),
+        series=tuple(
+            replace(s, y=means(s.y), low=s.low and means(s.low), high=s.high and means(s.high)) for s in chart.series
+        ),
+        caption=f"{chart.caption} Each point is the mean of {width} steps.".strip(),
+    )
+
+
+def moving_average(values: Sequence[float | None], half_width: int) -> list[float | None]:
+    """The centred mean of up to 2 * half_width + 1 values around each; None where all of them are missing."""
+    out: list[float | None] = []
+    for i in range(len(values)):
+        near = [v for v in values[max(0, i - half_width) : i + half_width + 1] if v is not None]
+        out.append(fmean(near) if near else None)
+    return out
+
+
+def _rewards(rows: list[Row]) -> Chart | None:
+    domains = sorted(
+        {k.removeprefix("reward/mean/") for r in rows for k in r["metrics"] if k.startswith("reward/mean/")}
+    )
+    names = {f"reward/mean/{d}": d for d in domains}
+    if len(domains) < 2:
+        names = {_first(rows, "reward/sampled", "reward/mean", *names): "mean reward"}
+    caption = "Mean over everything sampled, before groups are dropped. Faint: each step; strong: moving average."
+    return _of_steps(rows, "reward", "Reward", names, style="noisy", caption=caption)
+
+
+def _pass_rates(rows: list[Row]) -> Chart | None:
+    domains = sorted({d for row in rows for d in row.get("domains", {})})
+    if not domains:
+        return None
+    k = rows[-1].get("k", 1)
+    series = []
+    for color, domain in enumerate(domains):
+        one = [row["domains"].get(domain, {}).get("pass@1", {}) for row in rows]
+        of_k = [row["domains"].get(domain, {}).get("pass@k", {}) for row in rows]
+        ends = [tuple(e.get(side) for e in one) for side in ("low", "high")]
+        name = domain if len(domains) > 1 else "pass@1"
+        series.append(Series(name, tuple(e.get("value") for e in one), color, "line", *ends))
+        if k > 1 and any(of_k):
+            label = f"{domain} pass@{k}" if len(domains) > 1 else f"pass@{k}"
+            series.append(Series(label, tuple(e.get("value") for e in of_k), color, "dashed"))
+    return Chart(
+        name="pass",
+        title="Held-out pass@1",
+        caption=f"Band: 95% bootstrap interval over prompts. Dashed: pass@{k}.",
+        x=tuple(float(i) for i in range(len(rows))),
+        series=tuple(series),
+        x_label="evaluation",
+        ticks=tuple(str(row.get("label", i)) for i, row in enumerate(rows)),
+        y_limits=(0.0, 1.0),
+    )
+
+
+def _groups(rows: list[Row]) -> Chart | None:
+    names = {
+        "groups/kept": "kept",
+        "groups/all_right": "all right",
+        "groups/all_wrong": "all wrong",
+        "groups/equal": "equal",
+        "groups/infrastructure": "grader failed",
+    }
+    chart = _of_steps(rows, "groups", "Groups sampled", names, unit="groups", style="area")
+    return chart and replace(chart, caption="Groups whose rewards differ train; the others teach nothing.")
+
+
+def _phases(rows: list[Row]) -> Chart | None:
+    timed = [row for row in rows if row.get("time")]
+    seen = [p for p in RL_PHASES if any(p in row["time"] for row in timed)]
+    if not seen:
+        return None
+    series = [
+        Series(phase, tuple(float(row["time"].get(phase, 0.0)) for row in timed), i, "area")
+        for i, phase in enumerate(seen)
+    ]
+    if all("total" in row["time"] for row in timed):
+        rest = (row["time"]["total"] - sum(v for k, v in row["time"].items() if k != "total") for row in timed)
+        series.append(Series("other", tuple(max(0.0, v) for v in rest), len(seen), "area"))
+    return Chart(
+        name="phases",
+        title="Time per phase",
+        caption="Seconds of each RL step, stacked.",
+        x=tuple(float(row["step"]) for row in timed),
+        series=tuple(series),
+        unit="s",
+    )
+
+
+def _losses(steps: list[Row]) -> list[Chart | None]:
+    stages = dict.fromkeys(str(row["stage"]) for row in steps if row.get("stage") != "rl")
+    titles = {"sft": "SFT loss", "pretrain": "Pretraining loss"}
+    charts = []
+    for stage in stages:
+        rows = [row for row in steps if row.get("stage") == stage]
+        chart = _of_steps(rows, f"loss_{stage}", titles.get(stage, f"{stage} loss"), {"loss": "loss"})
+        charts.append(chart and replace(chart, x_label=f"{stage} step", unit="nats a token"))
+    return charts
+
+
+def _of_steps(
+    rows: list[Row],
+    name: str,
+    title: str,
+    metrics: dict[str, str],
+    unit: str = "",
+    style: Style = "line",
+    caption: str = "",
+    marks: bool = False,
+) -> Chart | None:
+    """One series for each metric that some step has; None where none has any."""
+    present = {m: label for m, label in metrics.items() if any(m in row["metrics"] for row in rows)}
+    if not present:
+        return None
+    series = tuple(
+        # The colour is the metric's place among all, so that a name keeps its colour from run to run.
+        Series(present[m], tuple(_number(row["metrics"].get(m)) for row in rows), color, style)
+        for color, m in enumerate(metrics)
+        if m in present
+    )
+    moved = _changes(rows, "reference/version") if marks else ()
+    note = f"{caption} Dotted: the reference moved.".strip() if moved else caption
+    return Chart(name, title, note, tuple(float(row["step"]) for row in rows), series, unit=unit, marks=moved)
+
+
+def _changes(rows: list[Row], metric: str) -> tuple[float, ...]:
+    moved = (b["step"] for a, b in pairwise(rows) if a["metrics"].get(metric) != b["metrics"].get(metric))
+    found = tuple(float(x) for x in moved)
+    return found if len(found) <= 40 else ()
+
+
+def _first(rows: list[Row], *metrics: str) -> str:
+    return next((m for m in metrics if any(m in row["metrics"] for row in rows)), metrics[0])
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

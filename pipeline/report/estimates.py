@@ -1,0 +1,265 @@
+"""What held-out samples say: pass@1, pass@k, maj@k, greedy, with bootstrap intervals; and what a gain is made of.
+
+Every number of a domain is a mean over prompts of one value a prompt, and every interval resamples prompts: the
+samples of one prompt are not independent of each other, the prompts are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from math import comb
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline import seeds
+from pipeline.errors import DataError
+
+REPLICATES = 2000
+"""Bootstrap resamples: the ends of a 95% interval then move by about a hundredth of its width between seeds."""
+CONFIDENCE = 0.95
+CHUNK_INDICES = 2_000_000
+"""Resampled indices held at once (16 MB), whatever the number of prompts."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSamples:
+    """All that was sampled for one held-out prompt: one entry a sample, in the order sampled.
+
+    `answers` are what the verifier extracted, None where it found nothing. `lengths` are in tokens. Samples that the
+    grader could not judge are left out by the caller, so prompts may differ in how many they have.
+    """
+
+    prompt_id: str
+    correct: tuple[bool, ...]
+    answers: tuple[str | None, ...]
+    lengths: tuple[int, ...]
+    truncated: tuple[bool, ...]
+    greedy_correct: bool | None = None
+
+    def __post_init__(self) -> None:
+        sizes = {len(self.correct), len(self.answers), len(self.lengths), len(self.truncated)}
+        if len(sizes) > 1:
+            raise DataError(
+                f"prompt {self.prompt_id!r}: correct, answers, lengths and truncated must be of one length, got "
+                f"{len(self.correct)}, {len(self.answers)}, {len(self.lengths)}, {len(self.truncated)}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over prompts and the ends of its bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def as_dict(self) -> dict[str, float]:
+        """The three numbers by name."""
+        return {"value": self.value, "low": self.low, "high": self.high}
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """A rise of pass@1 in two parts that sum to it exactly; see `decompose_gain`."""
+
+    total: float
+    sharpening: float
+    new: float
+
+
+def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
+    """1 - C(n - c, k) / C(n, k): the chance that k of the n samples, drawn without replacement, hold a right one.
+
+    Unbiased for the chance that k fresh samples do. Computed in integers, so no n is too large.
+
+    Raises: DataError unless 0 <= c <= n and 1 <= k <= n.
+    Source: 2107.03374, equation 1.
+    """
+    _check_k(num_samples, k)
+    if not 0 <= num_correct <= num_samples:
+        raise DataError(f"num_correct must be in [0, {num_samples}], the number of samples, got {num_correct}")
+    total = comb(num_samples, k)
+    return float(Fraction(total - comb(num_samples - num_correct, k), total))
+
+
+def maj_at_k(correct: Sequence[bool], answers: Sequence[str | None], k: int) -> float:
+    """The expected correctness of the majority answer among k of the n samples, drawn without replacement.
+
+    Exact over all C(n, k) subsets, not sampled. Answers vote as stripped text: two spellings of one number are two
+    answers, since merging only those known to be right would count wrong votes as split. None has no vote, and a
+    subset without any vote is wrong. A tie gives the mean over the tied answers (a fair coin). An answer whose samples
+    were judged differently (its format was part of the verdict, say) is worth the share that was right.
+
+    Raises: DataError unless 1 <= k <= n and both sequences have n entries.
+    """
+    if len(correct) != len(answers):
+        raise DataError(f"correct and answers must be of one length, got {len(correct)} and {len(answers)}")
+    _check_k(len(correct), k)
+    votes: Counter[str] = Counter()
+    right: Counter[str] = Counter()
+    for is_right, answer in zip(correct, answers, strict=True):
+        if answer is not None:
+            votes[answer.strip()] += 1
+            right[answer.strip()] += is_right
+    ballots = tuple(sorted((votes[a], right[a]) for a in votes))
+    return _majority(ballots, len(correct) - sum(votes.values()), k)
+
+
+def bootstrap(values: Sequence[float], seed: int, confidence: float = CONFIDENCE) -> Estimate:
+    """The mean of `values` with its percentile bootstrap interval; the same seed gives the same bytes.
+
+    One value, or equal ones, give an interval of no width: percentiles cannot tell what was never seen to vary.
+
+    Raises: DataError for no values, or a confidence outside (0, 1).
+    """
+    if not 0 < confidence < 1:
+        raise DataError(f"confidence must be in (0, 1), got {confidence}")
+    data = np.asarray(values, dtype=np.float64)
+    if data.size == 0:
+        raise DataError("a bootstrap needs at least one value, got none; evaluate at least one prompt")
+    means = _resampled_means(data, seed)
+    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Estimate(float(data.mean()), float(low), float(high))
+
+
+def paired_difference(
+    before: Mapping[str, float], after: Mapping[str, float], seed: int, confidence: float = CONFIDENCE
+) -> Estimate:
+    """The mean over prompts of after - before, with its paired bootstrap interval: both are of the same prompts.
+
+    Keys are prompt ids. Pairing takes out how hard each prompt is, which is most of what varies.
+
+    Raises: DataError if the two are not of the same prompts, or of none.
+    """
+    if before.keys() != after.keys():
+        odd = sorted(before.keys() ^ after.keys())
+        raise DataError(
+            f"a paired difference needs the same prompts on both sides, {len(odd)} are on one only, e.g. {odd[0]!r}; "
+            "evaluate both on the same file"
+        )
+    return bootstrap([after[p] - before[p] for p in sorted(before)], seed, confidence)
+
+
+def decompose_gain(before_1: float, before_k: float, after_1: float, after_k: float) -> Gain:
+    """The rise of pass@1, split into sharpening (towards the pass@k it began with) and new (pass@k itself).
+
+    pass@k is the model's reach: what it finds in k tries. pass@1 / pass@k is its sharpness: how much of its reach one
+    try gets. Since pass@1 = reach * sharpness,
+
+        sharpening = reach_before * (sharpness_after - sharpness_before)
+        new        = (reach_after - reach_before) * sharpness_after
+
+    sum to the rise exactly. Sharpening is what pass@1 would have gained had its reach stayed what it was, so it never
+    lifts pass@1 above the pass@k it began with; new is what the changed reach brings at one try, and is negative where
+    pass@k fell. A reach of zero has sharpness zero.
+
+    Raises: DataError unless 0 <= pass@1 <= pass@k <= 1 on each side (but for rounding).
+    """
+    for name, one, of_k in (("before", before_1, before_k), ("after", after_1, after_k)):
+        if not (0 <= one <= of_k + 1e-9 and of_k <= 1 + 1e-9):
+            raise DataError(f"{name}: expected 0 <= pass@1 <= pass@k <= 1, got pass@1={one} and pass@k={of_k}")
+    sharp_before = before_1 / before_k if before_k > 0 else 0.0
+    sharp_after = after_1 / after_k if after_k > 0 else 0.0
+    return Gain(after_1 - before_1, before_k * (sharp_after - sharp_before), (after_k - before_k) * sharp_after)
+
+
+def prompt_values(samples: Sequence[PromptSamples], k: int) -> dict[str, dict[str, float]]:
+    """For each measure, its value at each prompt id: what `summarize_domain` averages and what pairs are made of.
+
+    A measure that a prompt cannot give is left out for it: pass@k and maj@k where it has fewer than k samples, greedy
+    where there was none, everything sampled where no sample is left.
+    """
+    out: dict[str, dict[str, float]] = {
+        name: {} for name in ("pass@1", "pass@k", "maj@k", "greedy", "length", "truncated")
+    }
+    for one in samples:
+        n = len(one.correct)
+        if n:
+            out["pass@1"][one.prompt_id] = sum(one.correct) / n
+            out["length"][one.prompt_id] = sum(one.lengths) / n
+            out["truncated"][one.prompt_id] = sum(one.truncated) / n
+        if n >= k:
+            out["pass@k"][one.prompt_id] = pass_at_k(n, sum(one.correct), k)
+            out["maj@k"][one.prompt_id] = maj_at_k(one.correct, one.answers, k)
+        if one.greedy_correct is not None:
+            out["greedy"][one.prompt_id] = float(one.greedy_correct)
+    return out
+
+
+def summarize_domain(samples: Sequence[PromptSamples], k: int, seed: int) -> dict[str, Any]:
+    """Each measure as {"value", "low", "high"}, with counts: one entry of an evaluation's "domains".
+
+    Measures: pass@1 (mean over all samples of a prompt), pass@k, maj@k, greedy, length (tokens), truncated (share).
+    A measure that no prompt gives is absent. Beside them stand "num_prompts", "by_prompt" ([prompt id, pass@1] of
+    each prompt, what a paired difference of two evaluations is made of), and, where some prompts have too few samples
+    for pass@k, "num_short": how many were left out of it.
+
+    Raises: DataError for k < 1, no prompts, or a prompt id that occurs twice.
+    """
+    if k < 1:
+        raise DataError(f"k must be >= 1, got {k}; set evaluation.k")
+    if not samples:
+        raise DataError("an evaluation needs at least one prompt, got none; check data.evaluation")
+    twice = [p for p, times in Counter(s.prompt_id for s in samples).items() if times > 1]
+    if twice:
+        raise DataError(f"prompt id {twice[0]!r} occurs more than once in an evaluation; give every prompt its own id")
+    summary: dict[str, Any] = {}
+    by_name = prompt_values(samples, k)
+    for name, values in by_name.items():
+        if values:
+            # One stream for all measures: they resample the same prompts, so their intervals move together.
+            summary[name] = bootstrap(list(values.values()), seeds.derive(seed, "bootstrap")).as_dict()
+    summary["num_prompts"] = len(samples)
+    summary["by_prompt"] = [[prompt_id, value] for prompt_id, value in by_name["pass@1"].items()]
+    num_short = sum(len(s.correct) < k for s in samples)
+    if num_short:
+        summary["num_short"] = num_short
+    return summary
+
+
+def _check_k(num_samples: int, k: int) -> None:
+    if not 1 <= k <= num_samples:
+        raise DataError(f"k must be in [1, {num_samples}], the number of samples, got {k}; lower k or sample more")
+
+
+def _resampled_means(data: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
+    generator = np.random.Generator(np.random.PCG64(seed))
+    rows = max(1, CHUNK_INDICES // data.size)
+    means = np.empty(REPLICATES)
+    for start in range(0, REPLICATES, rows):
+        stop = min(start + rows, REPLICATES)
+        means[start:stop] = data[generator.integers(0, data.size, size=(stop - start, data.size))].mean(axis=1)
+    return means
+
+
+@lru_cache(maxsize=65536)
+def _majority(ballots: tuple[tuple[int, int], ...], num_blank: int, k: int) -> float:
+    """`maj_at_k` for answers given as (votes, right among them); cached, as prompts share few patterns.
+
+    For each winning count v, walks over the answers keeping, for (votes used, answers tied at v), how many subsets
+    there are and the summed worth of the tied answers in them.
+    """
+    total = Fraction(0)
+    for v in range(1, min(k, max((c for c, _ in ballots), default=0)) + 1):
+        states: dict[tuple[int, int], tuple[int, Fraction]] = {(0, 0): (1, Fraction(0))}
+        for count, right in ballots:
+            worth = Fraction(right, count)
+            following: dict[tuple[int, int], tuple[int, Fraction]] = {}
+            for (used, tied), (ways, credit) in states.items():
+                for take in range(min(v, count, k - used) + 1):
+                    more = comb(count, take)
+                    key = (used + take, tied + (take == v))
+                    old_ways, old_credit = following.get(key, (0, Fraction(0)))
+                    gained = credit + ways * worth if take == v else credit
+                    following[key] = (old_ways + ways * more, old_credit + gained * more)
+            states = following
+        for (used, tied), (_, credit) in states.items():
+            if tied:
+                total += credit * comb(num_blank, k - used) / tied
+    return float(total / comb(sum(c for c, _ in ballots) + num_blank, k))

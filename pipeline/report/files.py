@@ -1,0 +1,110 @@
+"""A run's folder, read back: what every part of a report is made from."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import RunError
+from pipeline.report.store import read_jsonl
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class RunFiles:
+    """What a run wrote of itself. A file that is missing reads as empty; only metrics.jsonl must be there."""
+
+    folder: Path
+    recipe: str
+    """recipe.yaml as it stands."""
+    info: Row
+    """run.json."""
+    steps: list[Row]
+    """Rows of kind "step", in order."""
+    evaluations: list[Row]
+    """Rows of kind "evaluation", in order."""
+    base_evaluation: int | None
+    """Index of the evaluation that RL started from: the last before the first RL step; None without evaluations."""
+
+    @property
+    def name(self) -> str:
+        """The run's name, else its folder's."""
+        return str(self.info.get("name") or self.folder.name)
+
+    @property
+    def rl_steps(self) -> list[Row]:
+        """Rows of RL steps."""
+        return [row for row in self.steps if row.get("stage") == "rl"]
+
+
+def read_run(folder: Path) -> RunFiles:
+    """The files of the run in `folder`.
+
+    Raises: RunError if it holds no metrics.jsonl, or a run.json that is not JSON.
+    """
+    if not (folder / "metrics.jsonl").is_file():
+        raise RunError(f"{folder} holds no metrics.jsonl; name the folder of a run, e.g. runs/demo")
+    steps: list[Row] = []
+    evaluations: list[Row] = []
+    base: int | None = None
+    for row in read_jsonl(folder / "metrics.jsonl"):
+        if row.get("kind") == "evaluation":
+            evaluations.append(row)
+        elif row.get("kind") == "step":
+            if base is None and row.get("stage") == "rl" and evaluations:
+                base = len(evaluations) - 1
+            steps.append(row)
+    if base is None and evaluations:
+        base = 0
+    return RunFiles(folder, _text(folder / "recipe.yaml"), _object(folder / "run.json"), steps, evaluations, base)
+
+
+def iterate_jsonl(path: Path) -> Iterator[Row]:
+    """The rows of a JSONL file, one at a time: it may be larger than memory. Torn lines are left out."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(row, dict):
+                yield row
+
+
+def write_atomic(path: Path, content: bytes) -> Path:
+    """`path`, holding `content`: a reader sees the old file or the new one, never a part.
+
+    Raises: RunError if the disk does not take it; the old file stays.
+    """
+    partial = path.with_name(f".{path.name}-partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as exc:
+        partial.unlink(missing_ok=True)
+        raise RunError(f"writing {path}: {exc.strerror}; free space or make the folder writable, then rebuild") from exc
+    return path
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+
+
+def _object(path: Path) -> Row:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as exc:
+        raise RunError(f"{path} is not JSON ({exc}); restore it, or delete it to report without it") from exc
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,63 @@
+"""The section of a page that lists where a second verifier disagreed with the one that gave the reward."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from pipeline.report.files import Row, RunFiles, iterate_jsonl
+from pipeline.report.samples import shorten
+
+MAX_LISTED = 50
+MAX_TEXT = 400
+"""Characters of a prompt, a response or a reason in the list."""
+
+
+def opinions_section(run: RunFiles) -> str:
+    """Markup: how many verdicts had a second opinion, and the newest disagreements; empty where none was asked for."""
+    metrics = [row.get("metrics", {}) for row in run.rl_steps]
+    if not any("verdict/second_opinions" in m for m in metrics):
+        return ""
+    asked, differ = (
+        int(sum(m.get(f"verdict/{name}", 0) for m in metrics)) for name in ("second_opinions", "disagreements")
+    )
+    rows = list(_newest(run))
+    share = f" ({differ / asked:.1%})" if asked else ""
+    said = f"{differ:,} of {asked:,} verdicts{share} that were given again by a second verifier differ. "
+    if differ:
+        shown = "All are listed." if len(rows) == differ else f"The {len(rows):,} newest that were kept are listed."
+        said += f"{shown} Each is an error of one of the two: the first gave the reward."
+    return (
+        f'<section id="second"><h2>Second opinions</h2>\n<p class="note">{escape(said)}</p>{_table(rows)}</section>\n'
+    )
+
+
+def _newest(run: RunFiles) -> deque[Row]:
+    found: deque[Row] = deque(maxlen=MAX_LISTED)
+    for row in iterate_jsonl(run.folder / "rollouts.jsonl"):
+        second = row.get("second")
+        if isinstance(second, Mapping) and second.get("disagrees") is True:
+            found.append(row)
+    return found
+
+
+def _table(rows: list[Row]) -> str:
+    if not rows:
+        return ""
+    names = ("Step", "Domain", "Prompt", "Answer", "First", "Second")
+    head = "".join(f"<th scope='col'>{name}</th>" for name in names)
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in _cells(row))}</tr>" for row in reversed(rows))
+    return f'<div class="card"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _cells(row: Row) -> list[str]:
+    texts = [str(row.get(name, "")) for name in ("step", "domain", "prompt", "response")]
+    return [escape(shorten(text, MAX_TEXT)) for text in (*texts, _said(row), _said(row["second"]))]
+
+
+def _said(verdict: Mapping[str, Any]) -> str:
+    score = verdict.get("score")
+    number = f" {score:g}" if isinstance(score, int | float) and verdict.get("status") == "graded" else ""
+    return f"{verdict.get('status', '')}{number}: {verdict.get('reason', '')}"

@@ -1,0 +1,291 @@
+"""report.html: one self-contained page about a run, made from its files alone."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from pipeline.report.curves import Chart, build_charts
+from pipeline.report.files import RunFiles, read_run, write_atomic
+from pipeline.report.opinions import opinions_section
+from pipeline.report.plots import Plot, draw
+from pipeline.report.samples import MAX_SAMPLES, Chosen, choose_samples
+from pipeline.report.summary import RL_PHASES, summarize
+
+HERE = Path(__file__).parent
+MEASURE_LABELS = {
+    "pass@1": "pass@1",
+    "pass@k": "pass@{k}",
+    "maj@k": "maj@{k}",
+    "greedy": "greedy",
+    "length": "length, tokens",
+    "truncated": "truncated",
+}
+EXPLANATION = """<details><summary>What these numbers are</summary>
+<p>pass@1 is the mean over {k} samples a prompt, pass@{k} the unbiased chance that one of {k} samples is right, maj@{k}
+the chance that the most frequent extracted answer is (a tie is shared, no answer has no vote), greedy the share right
+at temperature 0. Brackets are 95% bootstrap intervals over prompts; those of a change pair the same prompts.</p>
+<p>The gain of pass@1 has two parts that sum to it. Call pass@{k} the reach of the model, and pass@1 / pass@{k} its
+sharpness: how much of its reach one try gets. <b>Sharpening</b> is the reach it began with times the change of
+sharpness: it moves pass@1 towards the pass@{k} it began with and never beyond. <b>New</b> is the change of reach times
+the sharpness it ended with: what pass@{k} itself brings, below zero where it fell.</p></details>"""
+
+
+def build_page(run_dir: Path) -> Path:
+    """The path of `report.html` in `run_dir`, written from the run's files; the same files give the same bytes.
+
+    The page asks nothing of any network and says so to the browser (its content policy allows this one script only).
+    Text of a model is data to it: escaped in the markup, and set as text nodes by the script.
+
+    Raises: RunError if `run_dir` is no run, or cannot be written.
+    """
+    folder = Path(run_dir)
+    run = read_run(folder)
+    summary = summarize(run)
+    drawn = [(chart, draw(chart)) for chart in build_charts(run)]
+    chosen = choose_samples(folder / "rollouts.jsonl")
+    script = (HERE / "report.js").read_text(encoding="utf-8")
+    page = Template((HERE / "report.html").read_text(encoding="utf-8")).substitute(
+        title=escape(run.name),
+        style=(HERE / "report.css").read_text(encoding="utf-8"),
+        script=script,
+        script_hash=_script_hash(script),
+        result=escape(result_line(summary)),
+        sharpening=escape(_first_upper(summary["sharpening"]) + "."),
+        facts=_facts(run, summary),
+        results=_results(summary),
+        charts="\n".join(_figure(chart, plot) for chart, plot in drawn) or _note("No step has been recorded yet."),
+        sample_note=_sample_note(chosen),
+        second_opinions=opinions_section(run),
+        time=_time(summary),
+        recipe=_recipe(run.recipe),
+        environment=_environment(run.info),
+        data=embed({"charts": [_hover(chart, plot) for chart, plot in drawn], "groups": chosen.groups}),
+    )
+    return write_atomic(folder / "report.html", page.encode("utf-8", "replace"))
+
+
+def embed(value: object) -> str:
+    """`value` as JSON that can stand in a script element: no character in it can end or open markup."""
+    text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def result_line(summary: Mapping[str, Any]) -> str:
+    """What the run reached, in one line."""
+    both = {d: row for d, row in summary["domains"].items() if "pass@1" in row["before"]}
+    if not both:
+        return "No held-out evaluation yet"
+    if not summary["after"]:
+        said = ", ".join(f"{row['before']['pass@1']:.2f} on {d}" for d, row in both.items())
+        return f"Held-out pass@1 {said} ({summary['before_label']})"
+    said = ", ".join(
+        f"{row['before']['pass@1']:.2f} → {row['after']['pass@1']:.2f} on {d}"
+        for d, row in both.items()
+        if "pass@1" in row.get("after", {})
+    )
+    return f"Held-out pass@1 {said} ({summary['before_label']} → {summary['after_label']})"
+
+
+def _facts(run: RunFiles, summary: Mapping[str, Any]) -> str:
+    seconds = summary["seconds"]
+    # "rl" is already the sum of the phases of RL.
+    total = sum(v for name, v in seconds.items() if name not in (*RL_PHASES, "other"))
+    facts = {
+        "RL steps": f"{summary['steps']:,}",
+        "distinct prompts seen in RL": f"{summary['distinct_prompts_seen']:,}",
+        "parameters": f"{run.info['num_parameters']:,}" if isinstance(run.info.get("num_parameters"), int) else "",
+        "recorded time": _duration(total) if total else "",
+        "seed": str(run.info.get("seed", "")),
+    }
+    return "".join(f"<li><b>{escape(value)}</b> {escape(name)}</li>" for name, value in facts.items() if value)
+
+
+def _results(summary: Mapping[str, Any]) -> str:
+    if not summary["domains"]:
+        return _note("This run holds no evaluation: its recipe has no held-out data, or it has not come that far.")
+    cards = "".join(_domain_card(name, row, summary) for name, row in summary["domains"].items())
+    return f'<div class="domains">{cards}</div>{EXPLANATION.format(k=summary["k"])}'
+
+
+def _domain_card(domain: str, row: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
+    before, after = row["before"], row.get("after", {})
+    lines = []
+    for name, label in MEASURE_LABELS.items():
+        if name not in before and name not in after:
+            continue
+        paired = row.get("interval") if name == "pass@1" else None
+        lines.append(
+            f"<tr><th scope='row'>{label.format(k=summary['k'])}</th>{_cell(before, name)}{_cell(after, name)}"
+            f"{_change(before, after, name, paired)}</tr>"
+        )
+    heads = [summary["before_label"] or "before", summary["after_label"] or "after", "change"]
+    columns = "".join(f"<th scope='col'>{escape(str(head))}</th>" for head in heads)
+    num_prompts = before.get("num_prompts")
+    title = escape(domain) + (f" <small>({num_prompts:,} held-out prompts)</small>" if num_prompts else "")
+    return (
+        f'<div class="card"><table><caption>{title}</caption><thead><tr><th></th>{columns}</tr></thead>'
+        f"<tbody>{''.join(lines)}</tbody></table>{_gain_bar(row, summary['k'])}</div>"
+    )
+
+
+def _cell(side: Mapping[str, Any], name: str) -> str:
+    if name not in side:
+        return "<td>–</td>"
+    # Two digits at the ends of an interval: with hundreds of prompts the third is noise.
+    digits, end_digits = (1, 1) if name == "length" else (3, 2)
+    ends = side["intervals"].get(name)
+    interval = f"<small>[{ends[0]:.{end_digits}f}, {ends[1]:.{end_digits}f}]</small>" if ends else ""
+    return f"<td>{side[name]:.{digits}f}{interval}</td>"
+
+
+def _change(before: Mapping[str, Any], after: Mapping[str, Any], name: str, paired: Sequence[float] | None) -> str:
+    if name not in before or name not in after:
+        return "<td>–</td>"
+    digits = 1 if name == "length" else 3
+    change = after[name] - before[name]
+    tone = ""
+    if name not in ("length", "truncated") and abs(change) >= 0.0005:
+        tone = " class='up'" if change > 0 else " class='down'"
+    interval = f"<small>[{paired[0]:+.2f}, {paired[1]:+.2f}]</small>" if paired else ""
+    return f"<td{tone}>{change:+.{digits}f}{interval}</td>"
+
+
+def _gain_bar(row: Mapping[str, Any], k: int) -> str:
+    if "gain" not in row:
+        return ""
+    start, reach = row["before"]["pass@1"], row["before"]["pass@k"]
+    sharper, newer = row["sharpening"], row["new"]
+    bar = ""
+    if sharper >= 0 and newer >= 0:
+        parts = (("was", start), ("sharper", sharper), ("newer", newer))
+        pieces = "".join(f'<i class="{name}" style="width:{100 * value:.2f}%"></i>' for name, value in parts)
+        bar = (
+            f'<div class="bar" aria-hidden="true" title="The upright line is pass@{k} before.">{pieces}'
+            f'<span class="reach" style="left:calc({100 * reach:.2f}% - 2px)"></span></div>'
+        )
+    return (
+        f'<div class="gain">Gain of pass@1: <span class="key sharper"></span>{sharper:+.3f} sharpening, '
+        f'<span class="key newer"></span>{newer:+.3f} new{bar}</div>'
+    )
+
+
+def _figure(chart: Chart, plot: Plot) -> str:
+    unit = f" <span>{escape(chart.unit)}</span>" if chart.unit else ""
+    caption = f"<figcaption>{escape(chart.caption)}</figcaption>" if chart.caption else ""
+    return (
+        f'<figure><h3>{escape(chart.title)}{unit}</h3><div class="plot" data-chart="{escape(chart.name)}">'
+        f"{plot.svg}</div>{caption}</figure>"
+    )
+
+
+def _hover(chart: Chart, plot: Plot) -> dict[str, Any]:
+    def short(values: Sequence[float | None] | None) -> list[float | None] | None:
+        return None if values is None else [None if v is None else float(f"{v:.5g}") for v in values]
+
+    return {
+        "name": chart.name,
+        "x": short(chart.x),
+        "x_label": chart.x_label,
+        "ticks": chart.ticks,
+        "x_limits": plot.x_limits,
+        "box": plot.box,
+        "series": [
+            {"label": s.label, "color": s.color, "y": short(s.y), "low": short(s.low), "high": short(s.high)}
+            for s in chart.series
+        ],
+    }
+
+
+def _sample_note(chosen: Chosen) -> str:
+    if not chosen.num_samples:
+        return "No sampled answer is recorded in this run."
+    said = f"{chosen.num_shown:,} of the {chosen.num_samples:,} answers recorded in rollouts.jsonl are on this page"
+    if chosen.num_shown == chosen.num_samples:
+        return f"All {chosen.num_samples:,} answers recorded in rollouts.jsonl are on this page."
+    return (
+        f"{said}: {len(chosen.groups):,} of {chosen.num_groups:,} groups, evenly spaced over each stage, "
+        f"at most {MAX_SAMPLES:,} answers."
+    )
+
+
+def _time(summary: Mapping[str, Any]) -> str:
+    seconds, shares = summary["seconds"], summary["shares"]
+    if not seconds:
+        return _note("No time has been recorded.")
+    phases = [name for name in (*RL_PHASES, "other") if name in seconds]
+    colors = {name: f"var(--series-{i})" for i, name in enumerate(phases, start=1)}
+    rows = [(escape(name), seconds[name], "") for name in seconds if name not in phases and name != "rl"]
+    if "rl" in seconds:
+        rows.append(("RL, all steps", seconds["rl"], "100%" if shares else ""))
+    for name in phases:
+        key = f'<span class="key" style="background:{colors[name]}"></span>{name}'
+        rows.append((key, seconds[name], f"{shares[name]:.1%}" if name in shares else ""))
+    body = "".join(
+        f"<tr><th scope='row'>{name}</th><td>{value:,.1f} s</td><td>{share}</td></tr>" for name, value, share in rows
+    )
+    pieces = "".join(
+        f'<i style="width:{100 * shares.get(name, 0):.2f}%;background:{color}" title="{name}"></i>'
+        for name, color in colors.items()
+    )
+    bar = f'<div class="bar" aria-hidden="true">{pieces}</div>' if shares else ""
+    return (
+        f'<div class="card narrow">{bar}<table><thead><tr><th>Phase</th><th>Time</th><th>Share of RL</th></tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+    )
+
+
+def _recipe(text: str) -> str:
+    if not text:
+        return _note("recipe.yaml is not in the run's folder.")
+    return f'<pre class="card recipe" tabindex="0">{escape(text)}</pre>'
+
+
+def _environment(info: Mapping[str, Any]) -> str:
+    if not info:
+        return _note("run.json is not in the run's folder.")
+    isolation = info.get("isolation")
+    level = isolation.get("level") if isinstance(isolation, Mapping) else isolation
+    lead = {"isolation level": "no program is run by this recipe" if level is None else level}
+    rest = {name: value for name, value in info.items() if name != "isolation"}
+    if isinstance(isolation, Mapping):
+        rest["isolation"] = {name: value for name, value in isolation.items() if name != "level"}
+    return f'<div class="card"><dl>{_entries({**lead, **rest})}</dl></div>'
+
+
+def _entries(values: Mapping[str, Any], prefix: str = "") -> str:
+    out = []
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            out.append(_entries(value, f"{prefix}{name} · "))
+        elif value not in (None, "", []):
+            said = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            out.append(f"<dt>{escape(prefix + str(name).replace('_', ' '))}</dt><dd>{escape(said)}</dd>")
+    return "".join(out)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def _script_hash(script: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _first_upper(text: str) -> str:
+    # "pass@1 …" keeps its lower case: it is a name.
+    return text if text.startswith("pass@") else text[:1].upper() + text[1:]
+
+
+def _note(text: str) -> str:
+    return f'<p class="note">{escape(text)}</p>'

@@ -1,0 +1,47 @@
+"""A run's result in words: lines for a terminal, a table for a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+MEASURES = ("pass@1", "pass@k", "maj@k", "greedy")
+
+
+def result_lines(summary: Mapping[str, Any]) -> list[str]:
+    """Before and after of every domain, and what the gain is made of."""
+    lines = []
+    for domain, before, after in _rows(summary):
+        shown = "  ".join(f"{_name(m, summary)} {_number(before, m)} -> {_number(after, m)}" for m in MEASURES)
+        lines.append(f"{domain:<12} {shown}")
+    if not lines:
+        lines.append("no evaluation: the recipe has no data.evaluation")
+    if summary.get("sharpening"):
+        lines.append(str(summary["sharpening"]))
+    return lines
+
+
+def result_markdown(summary: Mapping[str, Any], page: Path) -> str:
+    """The same as a markdown table, with where the page is."""
+    head = ["domain", *(_name(m, summary) for m in MEASURES)]
+    rows = [
+        [domain, *(f"{_number(before, m)} → {_number(after, m)}" for m in MEASURES)]
+        for domain, before, after in _rows(summary)
+    ]
+    table = "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows])
+    return f"{table}\n\n{summary.get('sharpening') or ''}\n\nReport: `{page}`\n"
+
+
+def _rows(summary: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
+    before, after = summary.get("before") or {}, summary.get("after") or {}
+    return [(domain, before.get(domain, {}), after.get(domain, {})) for domain in sorted({*before, *after})]
+
+
+def _name(measure: str, summary: Mapping[str, Any]) -> str:
+    return measure.replace("@k", f"@{summary.get('k', 'k')}")
+
+
+def _number(row: Mapping[str, Any], measure: str) -> str:
+    value = row.get(measure)
+    return "-" if value is None else f"{value:.3f}"

@@ -1,0 +1,135 @@
+"""The sampled responses that a page carries: whole groups, chosen evenly over the run, of bounded size."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.report.files import Row, iterate_jsonl
+
+MAX_SAMPLES = 2000
+"""Responses on one page."""
+MAX_CHARS = 6_000_000
+"""Characters of all responses on one page; each gets an equal part, between MIN_TEXT and MAX_TEXT."""
+MIN_TEXT, MAX_TEXT = 600, 6000
+FIELDS = ("sample", "reward", "status", "score", "reason", "extracted", "finish_reason", "length")
+
+Key = tuple[str, int, str]
+"""Stage, step and prompt id: one group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """Groups of responses to show, in the order written, and how many there are in all."""
+
+    groups: list[dict[str, Any]]
+    num_shown: int
+    num_samples: int
+    num_groups: int
+
+
+def choose_samples(path: Path, most: int = MAX_SAMPLES) -> Chosen:
+    """Groups of `path` (rollouts.jsonl) with about `most` responses together, and never more.
+
+    Each stage (RL, and every evaluation by its label) gets an equal part of the room, what one does not need goes to
+    the others; within a stage groups are evenly spaced from its first to its last. Responses of one prompt and step
+    stay together, so that they can be compared. The file is read twice and never held.
+    """
+    sizes: dict[Key, int] = {}
+    for row in iterate_jsonl(path):
+        key = _key(row)
+        sizes[key] = sizes.get(key, 0) + 1
+    num_samples = sum(sizes.values())
+    if not sizes:
+        return Chosen([], 0, 0, 0)
+    stages: dict[str, list[Key]] = {}
+    for key in sizes:
+        stages.setdefault(key[0], []).append(key)
+    largest = min(max(sizes.values()), most)
+    room = divide({stage: len(keys) for stage, keys in stages.items()}, most // largest)
+    wanted = {keys[i] for stage, keys in stages.items() for i in spaced(len(keys), room[stage])}
+    text = max(MIN_TEXT, min(MAX_TEXT, MAX_CHARS // max(1, min(most, num_samples))))
+    groups = _collect(path, wanted, largest, text)
+    return Chosen(groups, sum(len(g["samples"]) for g in groups), num_samples, len(sizes))
+
+
+def divide(needs: dict[str, int], total: int) -> dict[str, int]:
+    """`total` shared equally among names, none getting more than it needs; the rest goes to those that need more."""
+    given = dict.fromkeys(needs, 0)
+    left = total
+    while left > 0 and (hungry := [n for n in needs if given[n] < needs[n]]):
+        part = max(1, left // len(hungry))
+        for name in hungry[:left]:
+            more = min(part, needs[name] - given[name])
+            given[name] += more
+            left -= more
+    return given
+
+
+def spaced(count: int, most: int) -> list[int]:
+    """At most `most` indices of `count`, evenly spaced; the first and the last are among them where two fit."""
+    if count <= most:
+        return list(range(count))
+    if most < 2:
+        return [count - 1] * most
+    return [round(i * (count - 1) / (most - 1)) for i in range(most)]
+
+
+def shorten(text: str, most: int) -> str:
+    """`text`, or its beginning and its end (where the answer is) with a note of what is left out between them."""
+    if len(text) <= most:
+        return text
+    tail = most // 3
+    return f"{text[: most - tail]}\n[… {len(text) - most:,} characters left out …]\n{text[-tail:]}"
+
+
+def _collect(path: Path, wanted: set[Key], largest: int, text: int) -> list[dict[str, Any]]:
+    groups: dict[Key, dict[str, Any]] = {}
+    for row in iterate_jsonl(path):
+        key = _key(row)
+        if key not in wanted:
+            continue
+        group = groups.setdefault(
+            key,
+            {
+                "stage": key[0],
+                "step": key[1],
+                "prompt_id": key[2],
+                "round": row.get("round", 0),
+                "domain": str(row.get("domain", "")),
+                "prompt": shorten(str(row.get("prompt", "")), text),
+                "kept": row.get("kept"),
+                "samples": [],
+            },
+        )
+        if len(group["samples"]) < largest:
+            group["samples"].append(_sample(row, text))
+    return list(groups.values())
+
+
+def _sample(row: Row, text: int) -> dict[str, Any]:
+    sample = {name: row.get(name) for name in FIELDS}
+    for name in ("reward", "score"):
+        value = sample[name]
+        sample[name] = value if isinstance(value, int | float) and math.isfinite(value) else None
+    for name in ("reason", "extracted"):
+        sample[name] = None if sample[name] is None else shorten(str(sample[name]), MIN_TEXT)
+    sample["response"] = shorten(str(row.get("response", "")), text)
+    sample["verdict"] = verdict_name(row)
+    return sample
+
+
+def verdict_name(row: Row) -> str:
+    """ "right", "partial" or "wrong" for a graded response, else the verdict's status."""
+    status, score = str(row.get("status", "")), row.get("score")
+    if status != "graded":
+        return status
+    score = score if isinstance(score, int | float) else 0.0
+    return "right" if score >= 1 else "partial" if score > 0 else "wrong"
+
+
+def _key(row: Row) -> Key:
+    step = row.get("step", 0)
+    return str(row.get("stage", "")), step if isinstance(step, int) else 0, str(row.get("prompt_id", ""))

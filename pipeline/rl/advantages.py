@@ -1,0 +1,240 @@
+"""Advantage estimators: rewards in, [B] or [B, T] out, in float64.
+
+Each takes `Rewarded` and its numbers. A callable with the same signature can stand in `Parts.advantage`. A group whose
+rewards are all equal has advantage exactly 0 in every group estimator: its spread is rounding, and nothing is divided
+by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pipeline.errors import DataError
+from pipeline.rl.gae import lambda_return, length_adaptive_lambda, reward_to_go
+from pipeline.rl.reduce import AllReduce, divide, identity, masked, moments, whiten
+
+
+@dataclass(frozen=True, slots=True)
+class Rewarded:
+    """What an estimator may use, in float64. Rewards are shaped, and hold the KL where it enters there."""
+
+    rewards: Tensor
+    """[B]: the sum of `token_rewards` of each response."""
+    token_rewards: Tensor
+    """[B, T]: the KL penalty at each token, and the reward at the last."""
+    mask: Tensor
+    """[B, T] bool."""
+    groups: Tensor
+    """[B] int64 in 0..num_groups-1."""
+    values: Tensor | None = None
+    final_values: Tensor | None = None
+    """[B]: the critic past the last token, for truncated responses."""
+    truncated: Tensor | None = None
+    greedy_rewards: Tensor | None = None
+    components: Tensor | None = None
+    all_reduce: AllReduce = identity
+
+    @property
+    def lengths(self) -> Tensor:
+        """[B]: number of trained tokens of each response."""
+        return self.mask.sum(dim=1).to(self.rewards.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Advantages [B] or [B, T], and returns [B, T] for the critic where there is one."""
+
+    advantages: Tensor
+    returns: Tensor | None = None
+
+
+def gae(
+    x: Rewarded,
+    *,
+    gamma: float,
+    lam: float,
+    lam_critic: float | None,
+    length_alpha: float | None,
+    bootstrap_truncated: bool,
+    whiten: bool,
+    ddof: int,
+    eps: float,
+) -> Estimate:
+    """GAE, [B, T]. `lam_critic` gives the returns a lambda of their own, `length_alpha` a lambda per response.
+
+    V past the last token is 0, or the critic's value there for truncated responses if `bootstrap_truncated`. Returns
+    are A + V before whitening.
+
+    Raises: DataError without values, or without what bootstrapping needs.
+    Source: arXiv:1506.02438 eq. 16; arXiv:2503.01491; arXiv:2504.05118.
+    """
+    if x.values is None:
+        raise DataError("advantage 'gae' needs values, got None; run the critic over the batch")
+    values, final = masked(x.values, x.mask), torch.zeros_like(x.rewards)
+    if bootstrap_truncated:
+        if x.final_values is None or x.truncated is None:
+            raise DataError("gae with bootstrap_truncated needs final_values and truncated, got None")
+        final = masked(x.final_values.to(final.dtype), x.truncated.bool())
+    policy_lam: float | Tensor = lam if length_alpha is None else length_adaptive_lambda(x.lengths, length_alpha)
+    advantages = lambda_return(x.token_rewards, values, x.mask, final, gamma=gamma, lam=policy_lam)
+    returns = advantages + values
+    if lam_critic is not None:
+        returns = values + lambda_return(x.token_rewards, values, x.mask, final, gamma=gamma, lam=lam_critic)
+    if whiten:
+        advantages = _whiten(advantages, x.mask, ddof, eps, x.all_reduce)
+    return Estimate(advantages, masked(returns, x.mask))
+
+
+def group_norm(x: Rewarded, *, baseline: str, std: str, ddof: int, eps: float) -> Tensor:
+    """(R_i - baseline) / (std + eps), [B].
+
+    `baseline` is the group's mean or that of its others; `std` is the group's, the batch's (over all ranks), that of
+    the group's others (undivided where those have less than a millionth of the group's), or none.
+
+    Source: arXiv:2402.03300 section 4.1.2.
+    """
+    centred = leave_one_out(x) if baseline == "leave_one_out" else group_mean(x)
+    if std == "none":
+        return centred
+    if std == "batch":
+        _, _, spread = moments(x.rewards, torch.ones_like(x.rewards, dtype=torch.bool), ddof, x.all_reduce)
+        return _still(x.rewards, x.groups, centred / (spread + eps))
+    if std == "leave_one_out":
+        spread = _others_std(x.rewards, x.groups, ddof)
+        return torch.where(spread > 0, centred / (spread + eps), centred)
+    return _still(x.rewards, x.groups, centred / (_group_std(x.rewards, x.groups, ddof) + eps))
+
+
+def group_mean(x: Rewarded) -> Tensor:
+    """R_i - mean of the group, [B]. Source: arXiv:2503.20783."""
+    return _still(x.rewards, x.groups, x.rewards - _mean(x.rewards, x.groups))
+
+
+def leave_one_out(x: Rewarded) -> Tensor:
+    """R_i - mean of the others of the group, [B]. Source: arXiv:2402.14740."""
+    size = _sum(torch.ones_like(x.rewards), x.groups)
+    return group_mean(x) * divide(size, size - 1)
+
+
+def max_rl(x: Rewarded) -> Tensor:
+    """(R_i - mean) / mean of the group, 0 where the mean is not positive, [B]. Source: arXiv:2602.02710."""
+    return divide(group_mean(x), _mean(x.rewards, x.groups).clamp(min=0))
+
+
+def greedy_baseline(x: Rewarded) -> Tensor:
+    """R_i - R of the greedy response to the same prompt, [B]. Source: arXiv:2310.10505 algorithm 1."""
+    if x.greedy_rewards is None:
+        raise DataError(
+            "advantage 'greedy_baseline' needs greedy_rewards, got None; sample one greedy response a prompt"
+        )
+    return x.rewards - x.greedy_rewards
+
+
+def reward_to_go_norm(x: Rewarded, *, gamma: float, ddof: int, eps: float) -> Tensor:
+    """sum_(s >= t) gamma^(s - t) r_s, whitened over all tokens of the global batch, [B, T].
+
+    Source: arXiv:2501.03262.
+    """
+    return _whiten(reward_to_go(x.token_rewards, x.mask, gamma), x.mask, ddof, eps, x.all_reduce)
+
+
+def group_mean_batch_norm(x: Rewarded, *, ddof: int, eps: float) -> Tensor:
+    """R_i - mean of the group, whitened over the responses of the global batch, [B].
+
+    Source: arXiv:2501.03262. Every response counts once, however long.
+    """
+    everything = torch.ones_like(x.rewards, dtype=torch.bool)
+    return _whiten(group_mean(x), everything, ddof, eps, x.all_reduce)
+
+
+def optimal_baseline(x: Rewarded) -> Tensor:
+    """R_i - sum_j |y_j| R_j / sum_j |y_j| over the group, [B]. Source: arXiv:2505.23585."""
+    weighted = _sum(x.lengths * x.rewards, x.groups)
+    return _still(x.rewards, x.groups, x.rewards - divide(weighted, _sum(x.lengths, x.groups)))
+
+
+def none(x: Rewarded) -> Tensor:
+    """R_i, [B]."""
+    return x.rewards
+
+
+def normalize_then_sum(x: Rewarded, *, weights: tuple[float, ...] | None, ddof: int, eps: float) -> Tensor:
+    """Each reward component normalised within its group, weighted, summed, whitened over the responses, [B].
+
+    `weights` None weighs all components 1.
+
+    Raises: DataError without components, or with another number of weights.
+    Source: arXiv:2601.05242.
+    """
+    if x.components is None:
+        raise DataError("advantage 'normalize_then_sum' needs reward_components [B, K], got None")
+    num = x.components.shape[1]
+    weights = (1.0,) * num if weights is None else weights
+    if len(weights) != num:
+        raise DataError(f"advantage.weights has {len(weights)} numbers for {num} reward components; give one for each")
+    total = torch.zeros_like(x.rewards)
+    for weight, column in zip(weights, x.components.unbind(dim=1), strict=True):
+        centred = column - _mean(column, x.groups)
+        total = total + weight * _still(column, x.groups, centred / (_group_std(column, x.groups, ddof) + eps))
+    return _whiten(total, torch.ones_like(total, dtype=torch.bool), ddof, eps, x.all_reduce)
+
+
+def flat_groups(rewards: Tensor, groups: Tensor) -> Tensor:
+    """[B] bool: all rewards of the row's group are equal."""
+    size = int(groups.max()) + 1 if len(groups) else 0
+    high = torch.full((size,), float("-inf"), dtype=rewards.dtype, device=rewards.device)
+    low = torch.full_like(high, float("inf"))
+    high = high.scatter_reduce(0, groups, rewards, "amax")
+    low = low.scatter_reduce(0, groups, rewards, "amin")
+    return (high == low)[groups]
+
+
+def _whiten(x: Tensor, mask: Tensor, ddof: int, eps: float, all_reduce: AllReduce) -> Tensor:
+    return whiten(x, mask, ddof=ddof, eps=eps, all_reduce=all_reduce)
+
+
+def _still(rewards: Tensor, groups: Tensor, x: Tensor) -> Tensor:
+    return torch.where(flat_groups(rewards, groups), torch.zeros_like(x), x)
+
+
+def _sum(x: Tensor, groups: Tensor) -> Tensor:
+    size = int(groups.max()) + 1 if len(groups) else 0
+    return torch.zeros(size, dtype=x.dtype, device=x.device).index_add(0, groups, x)[groups]
+
+
+def _mean(x: Tensor, groups: Tensor) -> Tensor:
+    return _sum(x, groups) / _sum(torch.ones_like(x), groups)
+
+
+def _group_std(x: Tensor, groups: Tensor, ddof: int) -> Tensor:
+    squares = _sum((x - _mean(x, groups)) ** 2, groups)
+    return divide(squares, _sum(torch.ones_like(x), groups) - ddof).sqrt()
+
+
+def _others_std(x: Tensor, groups: Tensor, ddof: int) -> Tensor:
+    """Spread of each row's others: their sum of squares is S - n/(n-1) c_i^2, with c centred on the group's mean."""
+    centred = x - _mean(x, groups)
+    size, total = _sum(torch.ones_like(x), groups), _sum(centred**2, groups)
+    others = (total - divide(size, size - 1) * centred**2).clamp(min=0)
+    # Equal to a millionth of the group's spread is equal: less is rounding, and dividing by it makes spikes.
+    others = torch.where(others <= 1e-12 * total, torch.zeros_like(others), others)
+    return divide(others, size - 1 - ddof).sqrt()
+
+
+ADVANTAGES: dict[str, Callable[..., Tensor | Estimate]] = {
+    "gae": gae,
+    "group_norm": group_norm,
+    "group_mean": group_mean,
+    "leave_one_out": leave_one_out,
+    "max_rl": max_rl,
+    "greedy_baseline": greedy_baseline,
+    "reward_to_go_norm": reward_to_go_norm,
+    "group_mean_batch_norm": group_mean_batch_norm,
+    "optimal_baseline": optimal_baseline,
+    "none": none,
+    "normalize_then_sum": normalize_then_sum,
+}

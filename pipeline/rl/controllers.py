@@ -1,0 +1,109 @@
+"""Coefficients that adapt during training: of the KL, of the entropy bonus; and the decay of the temperature.
+
+They are small states with a `state_dict`, which belongs in the checkpoint. Loads no tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pipeline.errors import CheckpointError, ConfigError
+from pipeline.rl.parts import Parts
+
+_KL_ERROR_LIMIT = 0.2
+
+
+class KlController:
+    """The coefficient of the KL: fixed, or drawn towards a target KL.
+
+    Source: arXiv:1909.08593: beta *= 1 + clip(KL / target - 1, -0.2, 0.2) n / horizon.
+    """
+
+    def __init__(self, coef: float, target: float | None, horizon: float | None) -> None:
+        self.coef = coef
+        self.target = target
+        self.horizon = horizon
+
+    def update(self, kl: float, num_responses: int) -> None:
+        """Nothing; moves the coefficient by the KL of one batch of `num_responses`. Fixed without a target.
+
+        The KL must be measured as the target is meant: per token or per response.
+        """
+        if self.target is None or self.horizon is None:
+            return
+        error = max(-_KL_ERROR_LIMIT, min(_KL_ERROR_LIMIT, kl / self.target - 1))
+        # A batch beyond five horizons would turn the coefficient negative.
+        self.coef *= max(0.0, 1 + error * num_responses / self.horizon)
+
+    def state_dict(self) -> dict[str, float]:
+        """What `load_state_dict` needs to go on."""
+        return {"coef": self.coef}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Nothing. Raises: CheckpointError if the state has no coefficient."""
+        self.coef = _read(state, "coef")
+
+
+class EntropyController:
+    """The coefficient of the entropy bonus: fixed, or rising while entropy is at or below a target, else falling.
+
+    Above the target the bonus is off, however high the coefficient has come.
+
+    Source: arXiv:2505.22312.
+    """
+
+    def __init__(self, coef: float, target: float | None, step: float, highest: float) -> None:
+        self.raw = coef
+        self.target = target
+        self.step = step
+        self.highest = highest
+        self.active = True
+
+    @property
+    def coef(self) -> float:
+        """The coefficient to use for the next update."""
+        return self.raw if self.active else 0.0
+
+    def update(self, entropy: float) -> None:
+        """Nothing; moves the coefficient by the mean token entropy of one batch, in nats. Fixed without a target."""
+        if self.target is None:
+            return
+        self.active = entropy <= self.target
+        change = self.step if self.active else -self.step
+        self.raw = max(0.0, min(self.highest, self.raw + change))
+
+    def state_dict(self) -> dict[str, float]:
+        """What `load_state_dict` needs to go on."""
+        return {"raw": self.raw, "active": float(self.active)}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        """Nothing. Raises: CheckpointError if the state is not one of this controller."""
+        self.raw, self.active = _read(state, "raw"), bool(_read(state, "active"))
+
+
+def kl_controller(parts: Parts) -> KlController:
+    """The controller that these parts ask for; a fixed one without a target."""
+    return KlController(parts.kl.coef, parts.kl.target, parts.kl.horizon)
+
+
+def entropy_controller(parts: Parts) -> EntropyController:
+    """The controller that these parts ask for; a fixed one without a target."""
+    terms = parts.terms
+    return EntropyController(terms.entropy_coef, terms.entropy_target, terms.entropy_step, terms.entropy_max)
+
+
+def decayed_temperature(start: float, end: float | None, progress: float) -> float:
+    """The sampling temperature at `progress` in [0, 1] of training: linear from start to end; start without an end.
+
+    Raises: ConfigError for progress outside [0, 1].
+    Source: arXiv:2507.20534 section 3.2.3, which decays it and gives no form.
+    """
+    if not 0 <= progress <= 1:
+        raise ConfigError(f"progress must be in [0, 1], got {progress}")
+    return start if end is None else start + (end - start) * progress
+
+
+def _read(state: Mapping[str, float], key: str) -> float:
+    if key not in state:
+        raise CheckpointError(f"controller state has no {key!r}, it has {', '.join(state) or 'nothing'}")
+    return float(state[key])

@@ -1,0 +1,144 @@
+"""The resolved objective in words and formulas, from the parts alone. Loads no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from pipeline.rl import catalog
+from pipeline.rl.catalog import Option
+from pipeline.rl.parts import Part, Parts
+from pipeline.rl.rules import UNUSUAL
+
+_RATIOS = {
+    "token": "r_t = pi(y_t) / pi_old(y_t)",
+    "sequence": "r = (pi(y) / pi_old(y))^(1/|y|), one per response",
+    "sequence_token": "r_t = sg[(pi(y) / pi_old(y))^(1/|y|)] pi(y_t) / sg[pi(y_t)]",
+    "sequence_product": "r = pi(y) / pi_old(y), one per response",
+    "none": "none: the batch is used once, on-policy",
+}
+
+
+def explain(
+    parts: Parts, *, name: str = "", source: str = "", departures: Iterable[str] = (), reference: str | None = None
+) -> str:
+    """A page of text: the objective with its numbers, the models held in memory, and what departs from the paper.
+
+    `name`, `source` and `departures` are what the algorithm's file says of itself; `reference` says when the reference
+    moves where the recipe has a schedule of its own.
+    """
+    lines = [f"algorithm   {name}" + (f"  ({source})" if source else "")] if name else []
+    lines += [
+        f"maximise    J = {_objective(parts)}",
+        *_where(parts.surrogate, catalog.SURROGATES),
+        f"advantage   {_formula(parts.advantage, catalog.ADVANTAGES)[0]}",
+        *_where(parts.advantage, catalog.ADVANTAGES),
+        f"ratio       {_RATIOS[parts.ratio]}",
+        *(f"{label:<12}{text}" for label, text in _details(parts)),
+        f"models      {'; '.join(models(parts, reference))}",
+    ]
+    differs = [*departures, *(f"asked for: {UNUSUAL[key]}" for key in sorted(parts.allow))]
+    lines += [f"departs     {text}" for text in differs] or ["departs     in nothing that is known"]
+    return "\n".join(lines)
+
+
+def models(parts: Parts, reference: str | None = None) -> list[str]:
+    """The models that training holds in memory, each with its state."""
+    held = ["policy (trained)"]
+    if parts.needs_reference:
+        when = {"frozen": "frozen", "every_round": "replaced by the policy every round"}[parts.reference]
+        held.append(f"reference ({reference or when})")
+    if parts.critic is not None:
+        held.append(f"critic (trained, {'a head on the policy' if parts.critic.shared else 'a backbone of its own'})")
+    return [*held, "no reward model: rewards come from verifiers"]
+
+
+def _objective(parts: Parts) -> str:
+    inner = _formula(parts.surrogate, catalog.SURROGATES)[0]
+    weights = "".join(f" {symbol}" for symbol in _weights(parts))
+    terms = [f"({inner}){weights}" if weights else inner]
+    if parts.kl.where == "loss":
+        terms.append(f"- {parts.kl.coef:g} ({catalog.KL_FORMS[parts.kl.form]})")
+    length = "longest response" if parts.norm_length is None else str(parts.norm_length)
+    text = f"{catalog.AGGREGATES[parts.aggregate].format(norm_length=length)} [ {' '.join(terms)} ]"
+    if parts.terms.entropy_coef or parts.terms.entropy_target is not None:
+        text += f" + {parts.terms.entropy_coef:g} mean token entropy"
+    if parts.terms.ptx_coef:
+        text += f" + {parts.terms.ptx_coef:g} mean log pi(SFT text)"
+    return text
+
+
+def _weights(parts: Parts) -> Iterator[str]:
+    if parts.mismatch.level != "none":
+        yield "w"
+    if parts.masks.off_policy_delta is not None:
+        yield "M"
+    if parts.masks.high_entropy_share is not None:
+        yield "H"
+
+
+def _details(parts: Parts) -> Iterator[tuple[str, str]]:
+    kl, mismatch, masks, shaping, terms = parts.kl, parts.mismatch, parts.masks, parts.shaping, parts.terms
+    if kl.where == "reward":
+        yield "reward", f"r_t = [t = last] R - {kl.coef:g} ({catalog.KL_FORMS[kl.form]}), d = log pi_ref - log pi_old"
+    if kl.where == "loss":
+        yield "kl", "d = log pi_ref - log pi"
+    if kl.target is not None:
+        yield "kl", f"the coefficient adapts to KL {kl.target:g} over {kl.horizon:g} responses"
+    if mismatch.level != "none":
+        what = "clamped to" if mismatch.action == "truncate" else "0 outside"
+        yield "w", f"pi_old / pi_gen per {mismatch.level}, {what} [{mismatch.floor:g}, {mismatch.cap:g}]"
+    if masks.off_policy_delta is not None:
+        yield "M", f"0 where A < 0 and mean_t log(pi_gen / pi) > {masks.off_policy_delta:g}, else 1"
+    if masks.high_entropy_share is not None:
+        yield "H", f"1 on the {masks.high_entropy_share:g} of all tokens with the highest entropy, else 0"
+    if masks.overlong_filter:
+        yield "mask", "truncated responses train nothing"
+    if masks.keep_routing:
+        yield "routing", "experts used while sampling are replayed in training"
+    if masks.keep_sampling:
+        yield "sampling", "tokens cut off while sampling are cut off in training"
+    if shaping.reward_clip is not None:
+        yield "reward", f"clamped to [-{shaping.reward_clip:g}, {shaping.reward_clip:g}]"
+    if shaping.overlong_buffer is not None:
+        share = shaping.overlong_buffer
+        yield "length", f"reward falls by up to {shaping.overlong_factor:g} over the last {share:g} of the length limit"
+    if shaping.token_budget is not None:
+        yield "length", f"reward - {shaping.token_budget_penalty:g} past {shaping.token_budget} tokens"
+    if terms.entropy_target is not None:
+        change = f"{terms.entropy_step:g} a step, up to {terms.entropy_max:g}"
+        yield "entropy", f"the coefficient adapts to {terms.entropy_target:g} nats by {change}"
+    if parts.critic is not None:
+        clip = (
+            "" if parts.critic.clip is None else f", values clipped at {parts.critic.clip:g} from those at batch start"
+        )
+        yield (
+            "critic",
+            f"{parts.critic.loss_coef:g} * 0.5 (V - return)^2{clip}; alone for {parts.critic.warmup_steps} steps",
+        )
+    if parts.dynamic_sampling:
+        yield "sampling", "groups whose rewards are all equal are replaced by new prompts"
+    if parts.temperature_end is not None:
+        yield "sampling", f"temperature falls linearly to {parts.temperature_end:g}"
+    updates = parts.updates
+    stop = "" if updates.max_kl is None else f", until k3(pi_old, pi) > {updates.max_kl:g}"
+    yield "updates", f"{updates.num_epochs} passes of {updates.num_minibatches} optimiser steps on each batch{stop}"
+
+
+def _formula(part: Part, table: Mapping[str, catalog.Entry]) -> list[str]:
+    """The formula, its explanation if there is one, and the options that neither names."""
+    shown = {key: _show(value) for key, value in part.options.items()}
+    if not isinstance(part.name, str):
+        return [f"{part.label}({', '.join(f'{key}={value}' for key, value in shown.items())})"]
+    template = table[part.name].formula
+    silent = ", ".join(f"{key} {value}" for key, value in shown.items() if "{" + key + "}" not in template)
+    return [*template.format_map(shown).split("; ", 1), *([silent] if silent else [])]
+
+
+def _where(part: Part, table: Mapping[str, catalog.Entry]) -> list[str]:
+    return [f"{'  where':<12}{text}" for text in _formula(part, table)[1:]]
+
+
+def _show(value: Option) -> str:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return "none" if value is None else str(value)
+    return f"{value:g}"

@@ -1,0 +1,101 @@
+"""Generalised advantage estimation and the critic's loss."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pipeline.rl.logprobs import working
+from pipeline.rl.reduce import divide, masked, masked_sum
+
+
+def lambda_return(
+    token_rewards: Tensor, values: Tensor, mask: Tensor, final_values: Tensor, *, gamma: float, lam: float | Tensor
+) -> Tensor:
+    """A_t = delta_t + gamma lam A_(t+1), delta_t = r_t + gamma V_(t+1) - V_t, [B, T]; 0 outside the mask.
+
+    Tokens outside the mask (prompt, tool output, padding) are stepped over: the next value and the carried advantage
+    are those of the next token that trains. `final_values` [B] is V past the last one. `lam` is a number or [B].
+
+    Source: arXiv:1506.02438 eq. 16.
+    """
+    carried = torch.zeros_like(final_values)
+    following = final_values
+    advantages = torch.zeros_like(token_rewards)
+    for t in range(token_rewards.shape[1] - 1, -1, -1):
+        here = mask[:, t]
+        delta = token_rewards[:, t] + gamma * following - values[:, t]
+        carried = torch.where(here, delta + gamma * lam * carried, carried)
+        following = torch.where(here, values[:, t], following)
+        advantages[:, t] = masked(carried, here)
+    return advantages
+
+
+def length_adaptive_lambda(lengths: Tensor, alpha: float) -> Tensor:
+    """1 - 1 / (alpha length), not below 0, [B]: the horizon of credit grows with the response.
+
+    Source: arXiv:2504.05118.
+    """
+    return (1 - 1 / (alpha * lengths.clamp(min=1))).clamp(min=0.0)
+
+
+def reward_to_go(token_rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
+    """sum_(s >= t) gamma^(s - t) r_s over the tokens of the mask, [B, T]; what is between them is stepped over."""
+    carried = torch.zeros_like(token_rewards[:, 0])
+    out = torch.zeros_like(token_rewards)
+    for t in range(token_rewards.shape[1] - 1, -1, -1):
+        here = mask[:, t]
+        carried = torch.where(here, token_rewards[:, t] + gamma * carried, carried)
+        out[:, t] = masked(carried, here)
+    return out
+
+
+def value_loss(
+    values: Tensor,
+    old_values: Tensor,
+    returns: Tensor,
+    response_mask: Tensor,
+    total_tokens: float,
+    clip: float | None,
+) -> tuple[Tensor, Tensor]:
+    """(this micro-batch's share of the mean over all tokens of 0.5 max((V - ret)^2, (V_clipped - ret)^2), stats).
+
+    V_clipped = clip(V, V_old - clip, V_old + clip); without `clip` only the first square. `total_tokens` is counted
+    over the same mask, which holds truncated responses too: the critic learns from them whatever the overlong filter
+    does. `stats` is a float64 vector [tokens, sum ret, sum ret^2, sum (ret - V), sum (ret - V)^2, clipped tokens] that
+    adds over micro-batches and ranks; `summarize_values` reads it.
+
+    Source: arXiv:1707.06347 section 5; the clipped form is that of the authors' code.
+    """
+    mask = response_mask > 0
+    values, old_values, returns = (masked(working(x), mask) for x in (values, old_values, returns))
+    plain = (values - returns) ** 2
+    worse, clipped = plain, torch.zeros_like(mask)
+    if clip is not None:
+        bounded = torch.maximum(torch.minimum(values, old_values + clip), old_values - clip)
+        limited = (bounded - returns) ** 2
+        clipped = limited > plain
+        worse = torch.maximum(plain, limited)
+    loss = divide(0.5 * masked_sum(worse, mask), total_tokens)
+    error = (returns - values).detach().double()
+    ret = returns.double()
+    sums = (ret, ret**2, error, error**2, clipped.double())
+    return loss, torch.stack([mask.sum().double(), *(masked_sum(x, mask) for x in sums)])
+
+
+def summarize_values(stats: Tensor) -> dict[str, float]:
+    """The critic's metrics: explained variance 1 - Var(ret - V) / Var(ret), mean return, mean error, clipped share.
+
+    Explained variance is 0 where the returns have no spread.
+    """
+    count, ret, ret_sq, err, err_sq, clipped = (float(v) for v in stats)
+    count = max(count, 1.0)
+    spread = ret_sq / count - (ret / count) ** 2
+    residual = err_sq / count - (err / count) ** 2
+    explained = 1 - residual / spread if spread > 1e-12 else 0.0
+    return {
+        "critic/explained_variance": explained,
+        "critic/return_mean": ret / count,
+        "critic/error_rms": (err_sq / count) ** 0.5,
+        "critic/clip_fraction": clipped / count,
+    }

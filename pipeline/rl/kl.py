@@ -1,0 +1,35 @@
+"""Estimates of KL(pi || pi_ref) per token, and the adaptive coefficients. Tokens are sampled from pi."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from pipeline.errors import ConfigError
+from pipeline.rl.parts import KlForm
+from pipeline.rl.ratios import LOG_RATIO_LIMIT, exp_clamped
+
+
+def estimate(form: KlForm, logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor | None = None) -> Tensor:
+    """Per-token estimate of KL(pi || pi_ref), [B, T], with d = log pi_ref - log pi.
+
+    k1 = -d (unbiased, may be negative); k2 = d^2 / 2; k3 = exp(d) - d - 1 >= 0, d clamped to +-20 so that exp stays
+    finite; k3_unbiased = (pi / pi_old) k3, the gradient through both, which makes the gradient that of the KL when
+    tokens were sampled from pi_old.
+
+    Raises: ConfigError for an unknown form, or k3_unbiased without `old_logprobs`.
+    Source: http://joschu.net/blog/kl-approx.html; arXiv:2402.03300 eq. 4; arXiv:2512.02556 section 3.1.
+    """
+    d = ref_logprobs - logprobs
+    if form == "k1":
+        return -d
+    if form == "k2":
+        return d**2 / 2
+    clamped = d.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    k3 = clamped.expm1() - clamped
+    if form == "k3":
+        return k3
+    if form == "k3_unbiased":
+        if old_logprobs is None:
+            raise ConfigError("kl.form 'k3_unbiased' needs old_logprobs, got None")
+        return exp_clamped(logprobs - old_logprobs) * k3
+    raise ConfigError(f"kl.form has no {form!r}")

@@ -1,0 +1,175 @@
+"""What one update says of itself, as sums that add over micro-batches and ranks, and the metrics made of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pipeline.rl.ratios import LOG_RATIO_LIMIT, exp_clamped
+from pipeline.rl.reduce import masked, masked_sum
+
+SUMS = (
+    "loss",
+    "policy_loss",
+    "kl_loss",
+    "entropy_loss",
+    "tokens",
+    "sequences",
+    "filtered_tokens",
+    "ratio",
+    "clamped",
+    "clip_low",
+    "clip_high",
+    "old_k1",
+    "old_k3",
+    "ref_tokens",
+    "ref_k1",
+    "ref_k3",
+    "entropy",
+    "entropy_tokens",
+    "advantage",
+    "advantage_sq",
+    "weight",
+    "weight_sq",
+    "gen_tokens",
+    "gen_k1",
+    "gen_k3",
+    "drop_off_policy",
+    "drop_mismatch",
+    "drop_low_entropy",
+    "drop_selected",
+)
+_PER_DECADE = 24
+_SMALLEST = 1e-7
+_EDGES = [_SMALLEST * 10 ** (k / _PER_DECADE) for k in range(int(_PER_DECADE * math.log10(40 / _SMALLEST)) + 1)]
+NUM_BINS = 2 * len(_EDGES) + 1
+"""Bins of log ratio: symmetric about 0, 24 a decade from 1e-7, so that a quantile is right to 10% of its logarithm."""
+NUM_STATS = len(SUMS) + NUM_BINS
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What the statistics of one micro-batch are made of. [B, T] but for the losses."""
+
+    losses: dict[str, Tensor]
+    mask: Tensor
+    filtered: Tensor
+    logprobs: Tensor
+    old_logprobs: Tensor
+    log_ratio: Tensor
+    advantages: Tensor
+    clip: tuple[float, float]
+    """Log-ratios below the first (A < 0) and above the second (A > 0) count as clipped."""
+    ref_logprobs: Tensor | None
+    rollout_logprobs: Tensor | None
+    entropy: Tensor | None
+    drops: dict[str, Tensor]
+
+
+def new_stats(device: torch.device | str = "cpu") -> Tensor:
+    """The empty sum: a float64 vector of NUM_STATS zeros."""
+    return torch.zeros(NUM_STATS, dtype=torch.float64, device=device)
+
+
+@torch.no_grad()
+def observe(x: Observed) -> Tensor:
+    """The statistics of one micro-batch, a float64 vector that adds over micro-batches and ranks."""
+    mask, log_ratio = x.mask, x.log_ratio.expand(x.mask.shape)
+    drift = x.logprobs - x.old_logprobs
+    weight = exp_clamped(x.logprobs - (x.old_logprobs if x.rollout_logprobs is None else x.rollout_logprobs))
+    values: dict[str, Tensor | float] = {
+        **x.losses,
+        "tokens": mask.sum(),
+        "sequences": mask.any(dim=1).sum(),
+        "filtered_tokens": x.filtered.sum(),
+        "ratio": masked_sum(exp_clamped(log_ratio), mask),
+        "clamped": (mask & (log_ratio.abs() > LOG_RATIO_LIMIT)).sum(),
+        "clip_low": (mask & (log_ratio < x.clip[0]) & (x.advantages < 0)).sum(),
+        "clip_high": (mask & (log_ratio > x.clip[1]) & (x.advantages > 0)).sum(),
+        "old_k1": -masked_sum(drift, mask),
+        "old_k3": masked_sum(_k3(drift), mask),
+        "advantage": masked_sum(x.advantages, mask),
+        "advantage_sq": masked_sum(x.advantages**2, mask),
+        "weight": masked_sum(weight, mask),
+        "weight_sq": masked_sum(weight.double() ** 2, mask),
+    }
+    if x.ref_logprobs is not None:
+        d = x.ref_logprobs - x.logprobs
+        values |= {"ref_tokens": mask.sum(), "ref_k1": -masked_sum(d, mask), "ref_k3": masked_sum(_k3(d), mask)}
+    if x.rollout_logprobs is not None:
+        d = x.old_logprobs - x.rollout_logprobs
+        values |= {"gen_tokens": mask.sum(), "gen_k1": -masked_sum(d, mask), "gen_k3": masked_sum(_k3(d), mask)}
+    if x.entropy is not None:
+        values |= {"entropy": masked_sum(x.entropy, mask), "entropy_tokens": mask.sum()}
+    values |= {f"drop_{why}": (mask & dropped).sum() for why, dropped in x.drops.items()}
+    sums = [torch.as_tensor(values.get(name, 0.0), dtype=torch.float64, device=mask.device) for name in SUMS]
+    return torch.cat([torch.stack(sums), _histogram(log_ratio, mask)])
+
+
+def summarize_stats(stats: Tensor) -> dict[str, float]:
+    """The metrics of one update, from the sum of its micro-batches' statistics over all ranks.
+
+    What was not observed (a reference, an entropy, engine log-probs) is absent, not 0. Ratio quantiles come from a
+    histogram and are right to 10% of their logarithm. All numbers are 0 for an update without tokens.
+    """
+    row = dict(zip(SUMS, stats[: len(SUMS)].tolist(), strict=True))
+    tokens = max(row["tokens"], 1.0)
+    mean = row["advantage"] / tokens
+    out = {
+        "loss/total": row["loss"],
+        "loss/policy": row["policy_loss"],
+        "loss/kl": row["kl_loss"],
+        "loss/entropy": row["entropy_loss"],
+        "tokens/trained": row["tokens"],
+        "sequences/trained": row["sequences"],
+        "ratio/mean": row["ratio"] / tokens,
+        "ratio/clamped": row["clamped"] / tokens,
+        "clip_fraction/low": row["clip_low"] / tokens,
+        "clip_fraction/high": row["clip_high"] / tokens,
+        "policy_kl/k1": row["old_k1"] / tokens,
+        "policy_kl/k3": row["old_k3"] / tokens,
+        "advantage/mean": mean,
+        "advantage/std": max(row["advantage_sq"] / tokens - mean**2, 0.0) ** 0.5,
+        "ess": row["weight"] ** 2 / (row["weight_sq"] * tokens) if row["weight_sq"] > 0 else 0.0,
+        "masked/overlong": row["filtered_tokens"] / max(row["tokens"] + row["filtered_tokens"], 1.0),
+    }
+    out |= {
+        f"masked/{why}": row[f"drop_{why}"] / tokens for why in ("off_policy", "mismatch", "low_entropy", "selected")
+    }
+    if row["ref_tokens"]:
+        out |= {"kl/k1": row["ref_k1"] / row["ref_tokens"], "kl/k3": row["ref_k3"] / row["ref_tokens"]}
+    if row["gen_tokens"]:
+        out |= {"mismatch/k1": row["gen_k1"] / row["gen_tokens"], "mismatch/k3": row["gen_k3"] / row["gen_tokens"]}
+    if row["entropy_tokens"]:
+        out["entropy"] = row["entropy"] / row["entropy_tokens"]
+    histogram = stats[len(SUMS) :]
+    return out | {f"ratio/p{q:02d}": _quantile(histogram, q / 100) for q in (1, 50, 99)}
+
+
+def _k3(d: Tensor) -> Tensor:
+    clamped = d.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    return clamped.expm1() - clamped
+
+
+def _histogram(log_ratio: Tensor, mask: Tensor) -> Tensor:
+    edges = torch.tensor([-e for e in reversed(_EDGES)] + _EDGES, dtype=torch.float64, device=mask.device)
+    bins = torch.bucketize(masked(log_ratio, mask).double().flatten(), edges)
+    return torch.zeros(NUM_BINS, dtype=torch.float64, device=mask.device).index_add(
+        0, bins, mask.flatten().to(torch.float64)
+    )
+
+
+def _quantile(histogram: Tensor, q: float) -> float:
+    total = float(histogram.sum())
+    if total == 0:
+        return 0.0
+    index = int(torch.searchsorted(histogram.cumsum(0), q * total))
+    middle = len(_EDGES)
+    if index == middle:
+        return 1.0
+    inner = index - middle - 1 if index > middle else middle - 1 - index
+    size = min(_EDGES[min(inner, len(_EDGES) - 1)] * 10 ** (0.5 / _PER_DECADE), 2 * LOG_RATIO_LIMIT)
+    return math.exp(math.copysign(size, index - middle))

@@ -1,0 +1,258 @@
+"""`Parts`: the named choice of parts that an algorithm makes. Loads no tensors.
+
+A part is a name of `catalog.py` or a callable with the same signature as the functions there, so that one new file can
+bring a new surrogate or advantage. Meaningless combinations are refused when `Parts` is built (`rules.py`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pipeline.errors import ConfigError
+from pipeline.rl import catalog
+from pipeline.rl.catalog import Entry, Option
+
+RatioLevel = Literal["token", "sequence", "sequence_token", "sequence_product", "none"]
+Aggregate = Literal[
+    "sequence_mean_token_mean",
+    "token_mean",
+    "sequence_mean_token_sum_norm",
+    "sequence_mean_token_sum",
+    "sequence_mean",
+]
+KlForm = Literal["k1", "k2", "k3", "k3_unbiased"]
+Reference = Literal["frozen", "every_round"]
+"""The schedules that need no number of their own; the others are the recipe's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part and its numbers.
+
+    Example: Part("clip", {"clip_low": 0.2, "clip_high": 0.28})
+    """
+
+    name: str | Callable[..., Any]
+    options: Mapping[str, Option] = field(default_factory=dict)
+    needs: frozenset[str] = frozenset()
+    """What a callable advantage needs besides rewards: "critic", "greedy", "components", "group"."""
+    per_token: bool = False
+    """A callable advantage gives [B, T] rather than [B]."""
+
+    @property
+    def label(self) -> str:
+        """The name, or the callable's own."""
+        return self.name if isinstance(self.name, str) else getattr(self.name, "__name__", repr(self.name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kl:
+    """The KL to the reference: its form, where it enters, how strongly. `target` makes the coefficient adaptive."""
+
+    form: KlForm = "k3"
+    where: Literal["none", "loss", "reward"] = "none"
+    coef: float = 0.0
+    target: float | None = None
+    horizon: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Masks:
+    """Which tokens and responses the policy loss leaves out. All off by default."""
+
+    overlong_filter: bool = False
+    """Truncated responses train nothing."""
+    off_policy_delta: float | None = None
+    """Drop responses with A < 0 whose mean log(pi_gen / pi) is above this."""
+    high_entropy_share: float | None = None
+    """Train only on this share of tokens, those of highest entropy."""
+    keep_routing: bool = False
+    """Mixture of experts: training replays the router's choices made while sampling."""
+    keep_sampling: bool = False
+    """Tokens that top-p or top-k cut off while sampling are cut off in training too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch:
+    """Correction for the engine's distribution being another than the trainer's: weights pi_old / pi_gen.
+
+    `truncate` clamps a weight to [floor, cap]; `mask` drops what lies outside. `sequence` is the product over the
+    response, `geometric` its length-normalised form.
+    """
+
+    level: Literal["none", "token", "sequence", "geometric"] = "none"
+    action: Literal["truncate", "mask"] = "truncate"
+    cap: float = 2.0
+    floor: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shaping:
+    """What is done to rewards before advantages. All off by default."""
+
+    overlong_buffer: float | None = None
+    """Soft overlong penalty over the last share of the length limit."""
+    overlong_factor: float = 1.0
+    token_budget: int | None = None
+    """Responses longer than this many tokens lose `token_budget_penalty`."""
+    token_budget_penalty: float = 0.0
+    reward_clip: float | None = None
+    """Rewards are clamped to [-reward_clip, reward_clip]."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """Terms added to the policy loss. All off by default."""
+
+    entropy_coef: float = 0.0
+    entropy_target: float | None = None
+    """With a target the coefficient is adaptive and starts at `entropy_coef`."""
+    entropy_step: float = 0.0
+    entropy_max: float = 0.0
+    ptx_coef: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Critic:
+    """How the critic is held and trained."""
+
+    shared: bool
+    """A head on the policy's backbone; else a backbone of its own."""
+    loss_coef: float
+    clip: float | None
+    warmup_steps: int
+    """Steps in which only the critic learns."""
+    learning_rate: float | None = None
+    """None: the policy's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Updates:
+    """How often one batch is used."""
+
+    num_epochs: int = 1
+    num_minibatches: int = 1
+    max_kl: float | None = None
+    """No further minibatch once the mean k3 of old to current policy is above this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """One policy-gradient objective, whole.
+
+    Raises: ConfigError on a combination that has no meaning, naming field, value and remedy.
+    """
+
+    advantage: Part
+    ratio: RatioLevel
+    surrogate: Part
+    aggregate: Aggregate
+    norm_length: int | None = None
+    """C of `sequence_mean_token_sum_norm`; None until `resolve` gives it the recipe's longest response."""
+    kl: Kl = Kl()
+    masks: Masks = Masks()
+    mismatch: Mismatch = Mismatch()
+    shaping: Shaping = Shaping()
+    terms: Terms = Terms()
+    critic: Critic | None = None
+    updates: Updates = Updates()
+    dynamic_sampling: bool = False
+    """Groups without a difference in reward are replaced by new prompts."""
+    reference: Reference = "frozen"
+    temperature_end: float | None = None
+    """Sampling temperature at the end of training, reached linearly."""
+    allow: frozenset[str] = frozenset()
+    """Names of unusual combinations that the user asks for."""
+
+    def __post_init__(self) -> None:
+        from pipeline.rl import rules  # rules.py needs the class
+
+        rules.check(self)
+
+    @property
+    def needs_reference(self) -> bool:
+        """Reference log-probs enter the objective."""
+        return self.kl.where != "none"
+
+    @property
+    def needs_critic(self) -> bool:
+        """Values enter the advantages."""
+        return "critic" in self.needs
+
+    @property
+    def needs_greedy(self) -> bool:
+        """The reward of one greedy response per prompt enters the advantages."""
+        return "greedy" in self.needs
+
+    @property
+    def needs_components(self) -> bool:
+        """The reward's components enter the advantages one by one."""
+        return "components" in self.needs
+
+    @property
+    def needs_rollout_logprobs(self) -> bool:
+        """What the engine reported enters the objective."""
+        return self.mismatch.level != "none" or self.masks.off_policy_delta is not None
+
+    @property
+    def needs_old_logprobs(self) -> bool:
+        """The trainer's own log-probs at batch start enter the objective."""
+        return (
+            self.ratio != "none"
+            or self.kl.form == "k3_unbiased"
+            or self.kl.where == "reward"
+            or self.mismatch.level != "none"
+            or self.needs_selection
+        )
+
+    @property
+    def needs_selection(self) -> bool:
+        """Tokens are selected once per batch, over the whole of it (`selection.select_tokens`)."""
+        return self.masks.high_entropy_share is not None or self.surrogate.name in ("clip_cov", "kl_cov")
+
+    @property
+    def needs_group(self) -> bool:
+        """The advantage compares responses to one prompt: groups of two or more."""
+        return self.advantage.name in GROUPED or "group" in self.needs
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """All that the advantage needs besides rewards."""
+        entry = self.advantage_entry
+        return self.advantage.needs | (entry.needs if entry else frozenset())
+
+    @property
+    def advantage_entry(self) -> Entry | None:
+        """The catalog's entry for the advantage; None for a callable."""
+        return catalog.ADVANTAGES.get(self.advantage.name) if isinstance(self.advantage.name, str) else None
+
+    @property
+    def surrogate_entry(self) -> Entry | None:
+        """The catalog's entry for the surrogate; None for a callable."""
+        return catalog.SURROGATES.get(self.surrogate.name) if isinstance(self.surrogate.name, str) else None
+
+    @property
+    def token_advantage(self) -> bool:
+        """The advantage may differ between tokens of a response."""
+        entry = self.advantage_entry
+        return self.advantage.per_token or (entry is not None and entry.per_token)
+
+    def resolve(self, max_response_tokens: int) -> Parts:
+        """These parts with the numbers that hang on the longest response filled in.
+
+        Raises: ConfigError if `max_response_tokens` is not positive.
+        """
+        if max_response_tokens < 1:
+            raise ConfigError(f"max_response_tokens must be >= 1, got {max_response_tokens}")
+        if self.aggregate != "sequence_mean_token_sum_norm" or self.norm_length is not None:
+            return self
+        return dataclasses.replace(self, norm_length=max_response_tokens)
+
+
+GROUPED = frozenset(
+    {"group_norm", "group_mean", "leave_one_out", "max_rl", "group_mean_batch_norm", "optimal_baseline"}
+    | {"normalize_then_sum"}
+)

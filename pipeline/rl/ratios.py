@@ -1,0 +1,41 @@
+"""Importance ratios pi / pi_old at token and sequence level, as logarithms."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pipeline.errors import ConfigError
+from pipeline.rl.parts import RatioLevel
+from pipeline.rl.reduce import masked_sum, sequence_mean
+
+LOG_RATIO_LIMIT = 20.0
+"""|log ratio| beyond this is clamped before exp: e^20 = 4.9e8, and e^89 is no longer a float32. Clamps are counted."""
+
+
+def log_ratio(level: RatioLevel, logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """log of the importance ratio: [B, T] at token level, [B, 1] at sequence level, 0 for "none".
+
+    Inputs are 0 outside the mask. `sequence` is the mean over the response, `sequence_product` the sum,
+    `sequence_token` has the value of `sequence` and the gradient of each token's own log-prob.
+
+    Raises: ConfigError for an unknown level.
+    Source: arXiv:2507.18071 eq. 7 (sequence) and 14 (sequence_token).
+    """
+    difference = logprobs - old_logprobs
+    if level == "token":
+        return difference
+    if level == "sequence":
+        return sequence_mean(difference, mask)
+    if level == "sequence_token":
+        return sequence_mean(difference, mask).detach() + logprobs - logprobs.detach()
+    if level == "sequence_product":
+        return masked_sum(difference, mask, dim=1).unsqueeze(1)
+    if level == "none":
+        return torch.zeros_like(difference)
+    raise ConfigError(f"ratio has no {level!r}")
+
+
+def exp_clamped(x: Tensor) -> Tensor:
+    """exp(x) with x clamped to +-LOG_RATIO_LIMIT; no gradient beyond."""
+    return x.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()

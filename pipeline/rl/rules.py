@@ -1,0 +1,186 @@
+"""Which parts make sense together. A wrong combination is refused; an unusual one needs its name in `allow`."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from pipeline.errors import ConfigError
+from pipeline.rl import catalog
+
+if TYPE_CHECKING:
+    from pipeline.rl.parts import Part, Parts
+
+UNUSUAL: dict[str, str] = {
+    "wide_sequence_clip": "a sequence-level ratio with a token-sized clip never clips (GSPO uses 3e-4 / 4e-4)",
+    "narrow_token_clip": "a token-level ratio with a sequence-sized clip stops almost every token (PPO uses 0.2)",
+    "sequence_ratio_token_mean": "a sequence-level ratio under token_mean weights responses by their length",
+    "token_advantage_sequence_ratio": "a sequence-level ratio takes one advantage per response; see sequence_token",
+    "reuse_without_ratio": "several updates on one batch without an importance ratio are biased",
+    "squared_with_std": "the squared surrogate regresses reward differences; a divided advantage changes their unit",
+    "product_ratio_clip": "the product over a whole response leaves any clip range after a few tokens",
+    "adaptive_kl_in_loss": "the adaptive coefficient was made for KL in the reward",
+}
+
+
+def check(parts: Parts) -> None:
+    """Nothing. Raises: ConfigError for the first thing that is wrong, with field, value and remedy."""
+    unknown = parts.allow - UNUSUAL.keys()
+    if unknown:
+        raise ConfigError(f"allow has no {sorted(unknown)[0]!r}; known: {', '.join(sorted(UNUSUAL))}")
+    _check_part("advantage", parts.advantage, catalog.ADVANTAGES)
+    _check_part("surrogate", parts.surrogate, catalog.SURROGATES)
+    _check_name("ratio", parts.ratio, (*catalog.RATIOS, "none"))
+    _check_name("aggregate", parts.aggregate, tuple(catalog.AGGREGATES))
+    for message in _wrong(parts):
+        raise ConfigError(message)
+    for name in _unusual(parts):
+        if name not in parts.allow:
+            raise ConfigError(f"{UNUSUAL[name]}; change it, or ask for it with allow: [{name}]")
+
+
+def _check_name(field: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        near = difflib.get_close_matches(str(value), known, n=2)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+        raise ConfigError(f"{field} has no {value!r}; {hint}")
+
+
+def _check_part(field: str, part: Part, table: Mapping[str, catalog.Entry]) -> None:
+    if not isinstance(part.name, str):
+        return
+    _check_name(field, part.name, tuple(table))
+    bounds = table[part.name].options
+    for key in part.options:
+        if key not in bounds:
+            takes = ", ".join(bounds) or "no options"
+            raise ConfigError(f"{field} {part.name!r} has no option {key!r}; it takes {takes}")
+    for key, bound in bounds.items():
+        if key not in part.options:
+            raise ConfigError(f"{field} {part.name!r} needs option {key!r} ({bound})")
+        bound.check(f"{field}.{key}", part.options[key])
+
+
+def _wrong(parts: Parts) -> Iterator[str]:
+    yield from _wrong_surrogate(parts)
+    yield from _wrong_kl(parts)
+    yield from _wrong_advantage(parts)
+    yield from _wrong_numbers(parts)
+
+
+def _wrong_surrogate(parts: Parts) -> Iterator[str]:
+    entry, name = parts.surrogate_entry, parts.surrogate.label
+    if entry is not None and parts.ratio not in entry.ratios:
+        yield f"surrogate {name!r} has no meaning with ratio {parts.ratio!r}; use ratio {' or '.join(entry.ratios)}"
+    if entry is not None and entry.whole_response and parts.token_advantage:
+        yield (
+            f"surrogate {name!r} takes one advantage per response, but advantage {parts.advantage.label!r} gives one "
+            "per token; use group_norm or another response-level advantage"
+        )
+    if entry is not None and entry.whole_response and parts.aggregate not in ("sequence_mean",):
+        yield f"surrogate {name!r} has one value per response, got aggregate {parts.aggregate!r}; use sequence_mean"
+    if entry is not None and not entry.whole_response and parts.aggregate == "sequence_mean":
+        yield f"aggregate 'sequence_mean' takes one value per response, but surrogate {name!r} gives one per token"
+    options = parts.surrogate.options
+    for key in ("dual", "delta"):
+        limit, high = options.get(key), options.get("clip_high")
+        if isinstance(limit, (int, float)) and isinstance(high, (int, float)) and limit <= 1 + high:
+            yield f"surrogate.{key} must be > 1 + clip_high = {1 + high:g}, got {limit:g}"
+    low, high = options.get("cov_low"), options.get("cov_high")
+    if isinstance(low, (int, float)) and isinstance(high, (int, float)) and low > high:
+        yield f"surrogate.cov_low must be <= cov_high = {high:g}, got {low:g}"
+    if parts.norm_length is not None and parts.norm_length < 1:
+        yield f"norm_length must be >= 1, got {parts.norm_length}"
+
+
+def _wrong_kl(parts: Parts) -> Iterator[str]:
+    kl = parts.kl
+    if kl.form not in catalog.KL_FORMS:
+        yield f"kl_form has no {kl.form!r}; known: {', '.join(catalog.KL_FORMS)}"
+    if kl.coef < 0:
+        yield f"kl_coef must be >= 0, got {kl.coef:g}"
+    if kl.where == "none" and kl.coef != 0:
+        yield f"kl_coef is {kl.coef:g} but kl enters nowhere, so no reference is held; set kl_in to loss or reward"
+    if kl.where != "none" and kl.coef == 0:
+        yield f"kl enters the {kl.where} with coefficient 0; set kl_coef above 0, or kl_in to none"
+    if kl.where == "reward" and kl.form == "k3_unbiased":
+        yield "kl_form 'k3_unbiased' corrects a gradient, and kl in the reward has none; use k1 or k3"
+    if (kl.target is None) != (kl.horizon is None):
+        yield "kl_target and kl_horizon make the coefficient adaptive together; set both or neither"
+    if kl.target is not None and (kl.target <= 0 or (kl.horizon or 0) <= 0):
+        yield f"kl_target and kl_horizon must be > 0, got {kl.target} and {kl.horizon}"
+    if kl.target is not None and kl.where == "none":
+        yield f"kl_target is {kl.target:g} but kl enters nowhere; set kl_in"
+    if parts.reference != "frozen" and kl.where == "none":
+        yield f"reference is {parts.reference!r} but no kl uses a reference; set kl_in, or reference to frozen"
+
+
+def _wrong_advantage(parts: Parts) -> Iterator[str]:
+    if parts.needs_critic and parts.critic is None:
+        yield f"advantage {parts.advantage.label!r} needs a critic; give the critic's settings"
+    if parts.critic is not None and not parts.needs_critic:
+        yield f"a critic is held but advantage {parts.advantage.label!r} does not use it; use gae, or drop the critic"
+    if parts.advantage.name == "normalize_then_sum" and parts.kl.where == "reward":
+        yield "advantage 'normalize_then_sum' sees reward components, which hold no kl; set kl_in to loss or none"
+    shaping = parts.shaping
+    shaped = shaping.overlong_buffer is not None or shaping.token_budget is not None or shaping.reward_clip is not None
+    if parts.advantage.name == "normalize_then_sum" and shaped:
+        yield (
+            "advantage 'normalize_then_sum' sees reward components, which no shaping reaches; drop overlong_buffer, "
+            "token_budget and reward_clip, or make length a component"
+        )
+
+
+def _wrong_numbers(parts: Parts) -> Iterator[str]:
+    share = parts.masks.high_entropy_share
+    if share is not None and not 0 < share <= 1:
+        yield f"high_entropy_share must be in (0, 1], got {share:g}"
+    if parts.mismatch.level != "none" and not 0 <= parts.mismatch.floor < parts.mismatch.cap:
+        yield f"mismatch needs 0 <= floor < cap, got floor {parts.mismatch.floor:g} and cap {parts.mismatch.cap:g}"
+    buffer = parts.shaping.overlong_buffer
+    if buffer is not None and not 0 < buffer <= 1:
+        yield f"overlong_buffer must be a share in (0, 1] of the longest response, got {buffer:g}"
+    if parts.shaping.token_budget is not None and parts.shaping.token_budget < 1:
+        yield f"token_budget must be >= 1 token, got {parts.shaping.token_budget}"
+    if parts.shaping.reward_clip is not None and parts.shaping.reward_clip <= 0:
+        yield f"reward_clip must be > 0, got {parts.shaping.reward_clip:g}"
+    if parts.terms.ptx_coef < 0:
+        yield f"ptx_coef must be >= 0, got {parts.terms.ptx_coef:g}"
+    if parts.terms.entropy_target is not None and parts.terms.entropy_step <= 0:
+        yield "entropy_target makes the coefficient adaptive; set entropy_step above 0"
+    if parts.terms.entropy_target is not None and parts.terms.entropy_max < max(parts.terms.entropy_coef, 0.0):
+        yield f"entropy_max must be >= entropy_coef = {parts.terms.entropy_coef:g}, got {parts.terms.entropy_max:g}"
+    if parts.terms.entropy_target is not None and parts.terms.entropy_max == 0:
+        yield "entropy_target has no bonus to give with entropy_max 0; set entropy_max above 0"
+    if parts.updates.num_epochs < 1 or parts.updates.num_minibatches < 1:
+        yield f"updates need num_epochs >= 1 and num_minibatches >= 1, got {parts.updates}"
+    if parts.updates.max_kl is not None and parts.updates.max_kl <= 0:
+        yield f"max_kl must be > 0, got {parts.updates.max_kl:g}"
+    if parts.temperature_end is not None and parts.temperature_end <= 0:
+        yield f"temperature_end must be > 0, got {parts.temperature_end:g}"
+
+
+def _unusual(parts: Parts) -> Iterator[str]:
+    options, name = parts.surrogate.options, parts.surrogate.name
+    widths = [v for k in ("clip_low", "clip_high") if isinstance(v := options.get(k), (int, float))]
+    clipped = name in ("clip", "dual_clip", "two_sided", "cispo")
+    if parts.ratio in ("sequence", "sequence_token") and clipped and max(widths) > 0.05:
+        yield "wide_sequence_clip"
+    if parts.ratio == "token" and clipped and max(widths) < 0.01:
+        yield "narrow_token_clip"
+    if parts.ratio == "sequence_product" and clipped:
+        yield "product_ratio_clip"
+    if parts.ratio in ("sequence", "sequence_token") and parts.aggregate == "token_mean":
+        yield "sequence_ratio_token_mean"
+    if parts.ratio in ("sequence", "sequence_product") and parts.token_advantage:
+        yield "token_advantage_sequence_ratio"
+    if parts.ratio == "none" and parts.updates.num_epochs * parts.updates.num_minibatches > 1:
+        yield "reuse_without_ratio"
+    divided = parts.advantage.name in ("group_mean_batch_norm", "normalize_then_sum", "max_rl") or (
+        parts.advantage.name == "group_norm" and parts.advantage.options.get("std") != "none"
+    )
+    if name == "squared" and divided:
+        yield "squared_with_std"
+    if parts.kl.target is not None and parts.kl.where == "loss":
+        yield "adaptive_kl_in_loss"

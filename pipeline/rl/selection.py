@@ -1,0 +1,106 @@
+"""Choices of tokens that look at the whole batch, made once at batch start so that micro-batches cannot change them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pipeline.errors import DataError
+from pipeline.rl.parts import Parts
+from pipeline.rl.reduce import AllReduce, identity, masked, moments
+
+Gather = Callable[[Tensor], Tensor]
+"""A 1-D tensor of any length to the concatenation of those of all ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """[B, T] bool each, None where the parts do not ask; both go into `LossInputs` under the same names."""
+
+    high_entropy: Tensor | None = None
+    selected: Tensor | None = None
+
+
+def select_tokens(
+    parts: Parts,
+    *,
+    advantages: Tensor,
+    old_logprobs: Tensor,
+    response_mask: Tensor,
+    old_entropy: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    gather: Gather = identity,
+    all_reduce: AllReduce = identity,
+) -> Selection:
+    """The tokens that the parts' masks and covariance surrogates ask for, over the whole batch of all ranks.
+
+    Raises: DataError if the entropy mask is asked for without `old_entropy`.
+    """
+    mask = response_mask > 0
+    high_entropy = selected = None
+    if parts.masks.high_entropy_share is not None:
+        if old_entropy is None:
+            raise DataError("high_entropy_share needs old_entropy [B, T], got None; see logprobs.logprobs_and_entropy")
+        high_entropy = top_share(old_entropy, mask, parts.masks.high_entropy_share, gather)
+    if parts.surrogate.name in ("clip_cov", "kl_cov"):
+        cov = covariance(old_logprobs, advantages, mask, all_reduce)
+        share = _number(parts, "share")
+        if parts.surrogate.name == "kl_cov":
+            selected = top_share(cov, mask, share, gather)
+        else:
+            eligible = mask & (cov >= _number(parts, "cov_low")) & (cov <= _number(parts, "cov_high"))
+            selected = random_share(eligible, mask, share, generator, gather)
+    return Selection(high_entropy, selected)
+
+
+def top_share(x: Tensor, mask: Tensor, share: float, gather: Gather = identity) -> Tensor:
+    """[B, T] bool: the ceil(share * N) largest of the N values of x under the mask of all ranks; ties all belong.
+
+    Source: arXiv:2506.01939 for entropies, arXiv:2505.22617 for covariances.
+    """
+    everything = gather(x[mask])
+    num = math.ceil(share * everything.numel())
+    if num == 0:
+        return torch.zeros_like(mask)
+    threshold = everything.kthvalue(everything.numel() - num + 1).values
+    return mask & (masked(x, mask) >= threshold)
+
+
+def random_share(
+    eligible: Tensor, mask: Tensor, share: float, generator: torch.Generator | None, gather: Gather = identity
+) -> Tensor:
+    """[B, T] bool: floor(share * N) tokens drawn from the eligible ones, N counted under the mask of all ranks.
+
+    All eligible ones where they are fewer. Each rank needs a generator of its own stream.
+
+    Source: arXiv:2505.22617.
+    """
+    num = math.floor(share * gather(mask[mask]).numel())
+    keys = torch.rand(mask.shape, dtype=torch.float64, generator=generator).to(mask.device)
+    everything = gather(keys[eligible])
+    if num == 0 or everything.numel() == 0:
+        return torch.zeros_like(mask)
+    if num >= everything.numel():
+        return eligible
+    return eligible & (keys <= everything.kthvalue(num).values)
+
+
+def covariance(logprobs: Tensor, advantages: Tensor, mask: Tensor, all_reduce: AllReduce = identity) -> Tensor:
+    """(log pi - mean)(A - mean) per token, means over all tokens of all ranks, [B, T] in float64; 0 outside the mask.
+
+    Source: arXiv:2505.22617.
+    """
+    logprobs, advantages = masked(logprobs, mask).double(), masked(advantages, mask).double()
+    _, mean_logprob, _ = moments(logprobs, mask, 0, all_reduce)
+    _, mean_advantage, _ = moments(advantages, mask, 0, all_reduce)
+    return masked((logprobs - mean_logprob) * (advantages - mean_advantage), mask)
+
+
+def _number(parts: Parts, option: str) -> float:
+    value = parts.surrogate.options[option]
+    assert isinstance(value, (int, float))  # the catalog bounds it
+    return float(value)

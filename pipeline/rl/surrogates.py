@@ -1,0 +1,168 @@
+"""Surrogates: what is maximised per token, before masks, weights and aggregation.
+
+Each takes `SurrogateInputs` and its numbers, and returns the objective, [B, T], or [B, 1] where the response has one
+value. A callable with the same signature can stand in `Parts.surrogate`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pipeline.rl.ratios import LOG_RATIO_LIMIT, exp_clamped
+from pipeline.rl.reduce import masked_mean
+
+
+@dataclass(frozen=True, slots=True)
+class SurrogateInputs:
+    """What a surrogate may use. All [B, T] values are 0 outside the mask."""
+
+    logprobs: Tensor
+    """[B, T], with gradient."""
+    log_ratio: Tensor
+    """[B, T] or [B, 1], at the level that the parts name; with gradient."""
+    advantages: Tensor
+    """[B, T], no gradient."""
+    mask: Tensor
+    """[B, T] bool."""
+    selected: Tensor | None = None
+    """[B, T] bool: tokens chosen once per batch (Clip-Cov, KL-Cov)."""
+
+    @property
+    def response_advantages(self) -> Tensor:
+        """[B, 1]: the advantage of each response, which is constant over its tokens."""
+        return masked_mean(self.advantages, self.mask, dim=1).unsqueeze(1)
+
+
+def clip(x: SurrogateInputs, *, clip_low: float, clip_high: float) -> Tensor:
+    """min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
+
+    Source: arXiv:1707.06347 eq. 7; unequal sides arXiv:2503.14476 eq. 10.
+    """
+    ratio = exp_clamped(x.log_ratio)
+    return torch.minimum(ratio * x.advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * x.advantages)
+
+
+def dual_clip(x: SurrogateInputs, *, clip_low: float, clip_high: float, dual: float) -> Tensor:
+    """max(clip objective, dual A) where A < 0: a bound on how bad one token can be.
+
+    Source: arXiv:1912.09729.
+    """
+    plain = clip(x, clip_low=clip_low, clip_high=clip_high)
+    return torch.where(x.advantages < 0, torch.maximum(plain, dual * x.advantages), plain)
+
+
+def two_sided(x: SurrogateInputs, *, clip_low: float, clip_high: float, delta: float) -> Tensor:
+    """min(min(r, delta) A, clip(r) A): for A < 0 no ratio counts for more than delta.
+
+    Source: arXiv:2505.07291.
+    """
+    ratio = exp_clamped(x.log_ratio)
+    bounded = ratio.clamp(max=delta) * x.advantages
+    return torch.minimum(bounded, ratio.clamp(1 - clip_low, 1 + clip_high) * x.advantages)
+
+
+def cispo(x: SurrogateInputs, *, clip_low: float | None, clip_high: float) -> Tensor:
+    """sg[clip(r, 1 - clip_low, 1 + clip_high)] A log pi: the weight is clipped, no token's gradient is dropped.
+
+    `clip_low` None leaves small ratios alone.
+
+    Source: arXiv:2506.13585 eq. 4 and 5.
+    """
+    ratio = exp_clamped(x.log_ratio.detach())
+    weight = ratio.clamp(min=0.0 if clip_low is None else 1 - clip_low, max=1 + clip_high)
+    return weight * x.advantages * x.logprobs
+
+
+def geometric_mean(x: SurrogateInputs, *, clip: float) -> Tensor:
+    """A exp(mean_t s min(s log r_t, clip(s log r_t, -clip, clip))) with s = sign A, [B, 1].
+
+    Source: arXiv:2507.20673: the geometric mean of token ratios, each clipped in log space.
+    """
+    sign = _either(x.advantages < 0, -1.0, 1.0, x.log_ratio)
+    signed = sign * x.log_ratio
+    bounded = sign * torch.minimum(signed, signed.clamp(-clip, clip))
+    return exp_clamped(masked_mean(bounded, x.mask, dim=1).unsqueeze(1)) * x.response_advantages
+
+
+def soft_gate(x: SurrogateInputs, *, tau_positive: float, tau_negative: float) -> Tensor:
+    """(4 / tau) sigmoid(tau (r - 1)) A: a gate whose slope is 1 at r = 1 and falls off smoothly on both sides.
+
+    A = 0 uses the negative tau, and is 0 either way.
+
+    Source: arXiv:2511.20347.
+    """
+    tau = _either(x.advantages > 0, tau_positive, tau_negative, x.log_ratio)
+    return 4 / tau * torch.sigmoid(tau * (exp_clamped(x.log_ratio) - 1)) * x.advantages
+
+
+def squared(x: SurrogateInputs, *, tau: float) -> Tensor:
+    """-(A - tau log(pi(y) / pi_old(y)))^2 over whole responses, [B, 1]. A is R - mean of the group.
+
+    Source: arXiv:2501.12599 eq. 3, arXiv:2507.20534 section 3.2.3.
+    """
+    return -((x.response_advantages - tau * x.log_ratio) ** 2)
+
+
+def gamma_weight(
+    x: SurrogateInputs, *, k_positive: float, lambda_positive: float, k_negative: float, lambda_negative: float
+) -> Tensor:
+    """sg[phi(w)] A log pi with phi(w) = exp(l + k log w - l w), phi(1) = 1, w = pi(y) / pi_old(y) over the response.
+
+    log w is held in [log 1e-8, 20].
+
+    Source: arXiv:2602.10693 (VESPO).
+    """
+    log_w = x.log_ratio.detach().clamp(math.log(1e-8), LOG_RATIO_LIMIT)
+    k = _either(x.advantages >= 0, k_positive, k_negative, log_w)
+    slope = _either(x.advantages >= 0, lambda_positive, lambda_negative, log_w)
+    return (slope + k * log_w - slope * log_w.exp()).exp() * x.advantages * x.logprobs
+
+
+def clip_cov(
+    x: SurrogateInputs, *, clip_low: float, clip_high: float, share: float, cov_low: float, cov_high: float
+) -> Tensor:
+    """The clip objective, 0 on the tokens that `selection.select_tokens` drew for their high covariance.
+
+    Source: arXiv:2505.22617. `share`, `cov_low`, `cov_high` are the selection's.
+    """
+    plain = clip(x, clip_low=clip_low, clip_high=clip_high)
+    return plain if x.selected is None else torch.where(x.selected, torch.zeros_like(plain), plain)
+
+
+def kl_cov(x: SurrogateInputs, *, share: float, coef: float) -> Tensor:
+    """r A, less coef |log r| on the tokens of highest covariance.
+
+    Source: arXiv:2505.22617. `share` is the selection's.
+    """
+    plain = exp_clamped(x.log_ratio) * x.advantages
+    return plain if x.selected is None else torch.where(x.selected, plain - coef * x.log_ratio.abs(), plain)
+
+
+def reinforce(x: SurrogateInputs) -> Tensor:
+    """A log pi."""
+    return x.advantages * x.logprobs
+
+
+def _either(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
+    """`yes` or `no` in the type of `like`; bare numbers would be rounded to float32."""
+    return torch.where(condition, like.new_tensor(yes), like.new_tensor(no))
+
+
+SURROGATES: dict[str, Callable[..., Tensor]] = {
+    "clip": clip,
+    "dual_clip": dual_clip,
+    "two_sided": two_sided,
+    "cispo": cispo,
+    "geometric_mean": geometric_mean,
+    "soft_gate": soft_gate,
+    "squared": squared,
+    "gamma_weight": gamma_weight,
+    "clip_cov": clip_cov,
+    "kl_cov": kl_cov,
+    "reinforce": reinforce,
+}

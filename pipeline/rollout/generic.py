@@ -1,0 +1,69 @@
+"""Prefill and one-token steps through transformers' own forward, for any causal LM, behind one interface."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class GenericCache:
+    """A transformers cache with the padding of each row; column c of row b is position c - pad[b]."""
+
+    def __init__(self, inner: Any, pad: Tensor, length: int) -> None:
+        self.inner, self.pad, self.length = inner, pad, length
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all rows but `rows` (int64 [n], ascending)."""
+        self.inner.batch_select_indices(rows)
+        self.pad = self.pad.index_select(0, rows)
+
+    def mask(self, columns: int) -> Tensor:
+        """int64 [B, columns], 1 on real tokens."""
+        return (torch.arange(columns, device=self.pad.device)[None] >= self.pad[:, None]).long()
+
+
+class GenericDecoder:
+    """Decodes with a frozen copy of `model`, made anew at each `refresh`."""
+
+    def __init__(self, model: Any) -> None:
+        self.source = model
+        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Copy the source's weights."""
+        self.model.load_state_dict(self.source.state_dict())
+
+    @torch.inference_mode()
+    def prefill(self, ids: Tensor, pad: Tensor, repeat: Tensor, max_new_tokens: int) -> tuple[Tensor, GenericCache]:
+        """Logits [P, V] after the prompts (int64 [P, T], left-padded by pad [P]), and the cache; as the fast path's."""
+        from transformers import DynamicCache
+
+        cache = GenericCache(DynamicCache(config=self.model.config), pad, ids.shape[1])
+        positions = (torch.arange(ids.shape[1], device=ids.device)[None] - pad[:, None]).clamp_(min=0)
+        logits = self._forward(ids, positions, cache)
+        rows = torch.repeat_interleave(torch.arange(ids.shape[0], device=ids.device), repeat)
+        cache.keep(rows)
+        return logits.index_select(0, rows), cache
+
+    @torch.inference_mode()
+    def step(self, tokens: Tensor, cache: GenericCache) -> Tensor:
+        """Logits [B, V] after one more token (int64 [B]) in each row."""
+        positions = (cache.length - cache.pad)[:, None]
+        cache.length += 1
+        return self._forward(tokens[:, None], positions, cache)
+
+    def _forward(self, ids: Tensor, positions: Tensor, cache: GenericCache) -> Tensor:
+        out = self.model(
+            input_ids=ids,
+            attention_mask=cache.mask(cache.length),
+            position_ids=positions,
+            past_key_values=cache.inner,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits: Tensor = out.logits[:, -1].float()
+        return logits

@@ -1,0 +1,53 @@
+"""Drawing tokens from logits with given uniform numbers: a row's draw depends on its own logits and number only."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from pipeline.rollout.engine import Sampling
+
+
+def pick(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """Tokens int64 [B] and their log-probs [B], by inverting the cumulative distribution at `uniforms`.
+
+    logits: float32 [B, V]; uniforms: float64 [B] in [0, 1). With top_k or top_p the log-probs are those of the
+    distribution cut off, renormalised. A token of probability zero is never drawn.
+    """
+    if sampling.temperature == 0:
+        logprobs = logits.log_softmax(-1)
+        tokens = logits.argmax(-1)
+        return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+    scaled = logits if sampling.temperature == 1 else logits / sampling.temperature
+    if sampling.top_k or sampling.top_p < 1:
+        scaled = cut_off(scaled, sampling.top_k, sampling.top_p)
+    logprobs = scaled.log_softmax(-1)
+    # float64: over a large vocabulary a float32 sum would lose the tail
+    cumulative = logprobs.double().exp_().cumsum_(-1)
+    tokens = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)[:, 0]
+    tokens.clamp_(max=logits.shape[1] - 1)
+    return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+
+
+def cut_off(logits: Tensor, top_k: int, top_p: float) -> Tensor:
+    """Logits with -inf outside the top_k tokens, then outside the smallest set of probability >= top_p.
+
+    Tokens as likely as the last of the top_k stay too: which of them went would hang on their place in the vocabulary.
+    """
+    if 0 < top_k < logits.shape[1]:
+        least = logits.topk(top_k, -1).values[:, -1:]
+        logits = logits.masked_fill(logits < least, -math.inf)
+    if top_p < 1:
+        ordered, order = logits.sort(stable=True, dim=-1, descending=True)
+        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
+        dropped = torch.zeros_like(before, dtype=torch.bool).scatter(1, order, before >= top_p)
+        logits = logits.masked_fill(dropped, -math.inf)
+    return logits
+
+
+def uniforms(seeds: list[int], count: int, device: torch.device) -> Tensor:
+    """float64 [count, B]: column b is the stream of seeds[b]."""
+    columns = [torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(s)) for s in seeds]
+    return torch.stack(columns, 1).to(device)

@@ -1,0 +1,149 @@
+"""The embedded engine: decodes whole batches in this process with a preallocated cache, dropping finished rows.
+
+It shares the policy's module. `publish` copies the weights, so an update never reaches a decode under way. Models of
+the Llama family take the fast path of `pipeline.models.decoder`; any other causal LM goes through transformers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.errors import EngineError, boundary
+from pipeline.models.decoder import Decoder, check_parity, unsupported
+from pipeline.rollout.engine import Completion, Request, Sampling
+from pipeline.rollout.generic import GenericDecoder
+from pipeline.rollout.sampling import pick, uniforms
+
+COMPACT_SHARE = 0.125
+"""Finished rows are dropped once they are this share: a copy of the cache costs about one step."""
+
+
+class TorchEngine:
+    """Generates with the module `model` (a transformers causal LM), on its device."""
+
+    def __init__(self, model: Any, eos_ids: Sequence[int], pad_id: int, max_rows: int = 1024) -> None:
+        self.model = model
+        self.eos_ids = torch.tensor(sorted(set(eos_ids)), dtype=torch.int64, device=model.device)
+        self.pad_id = pad_id
+        self.max_rows = max_rows
+        self._version = -1
+        self.fallback_reason: str | None = None
+        self._decoder: Decoder | GenericDecoder = self._choose()
+
+    @property
+    def version(self) -> int:
+        """The version of the weights in use; -1 before the first `publish`."""
+        return self._version
+
+    @property
+    def is_fast(self) -> bool:
+        """The fast decode path is in use."""
+        return isinstance(self._decoder, Decoder)
+
+    def publish(self, version: int) -> None:
+        """Copy the module's present weights; they are `version` from now on."""
+        with boundary(EngineError, "publishing weights to the embedded engine"):
+            self._decoder.refresh()
+        self._version = version
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        """Per request, one completion per seed. Prompts of like length are decoded together, in at most max_rows rows.
+
+        Raises: EngineError for a prompt that leaves no room in the model's context.
+        """
+        limit = getattr(self.model.config, "max_position_embeddings", None)
+        for r in requests:
+            if not r.prompt_ids:
+                raise EngineError("a prompt has no tokens; check the template and the tokenizer")
+            if limit is not None and len(r.prompt_ids) + sampling.max_tokens > limit:
+                raise EngineError(
+                    f"a prompt of {len(r.prompt_ids)} tokens and max_response_tokens={sampling.max_tokens} exceed the "
+                    f"model's context of {limit}; shorten one of them or drop long prompts (data.on_long_prompt: drop)"
+                )
+        out: list[list[Completion]] = [[] for _ in requests]
+        order = sorted(range(len(requests)), key=lambda i: len(requests[i].prompt_ids))
+        wave: list[tuple[int, Request]] = []
+        rows = 0
+        for i in order:
+            for part in _parts(requests[i], self.max_rows):
+                if wave and rows + len(part.seeds) > self.max_rows:
+                    self._wave(wave, sampling, out)
+                    wave, rows = [], 0
+                wave.append((i, part))
+                rows += len(part.seeds)
+        if wave:
+            self._wave(wave, sampling, out)
+        return out
+
+    def close(self) -> None:
+        """Nothing outlives the engine object."""
+
+    def _choose(self) -> Decoder | GenericDecoder:
+        fast = Decoder.of(self.model)
+        if fast is None:
+            self.fallback_reason = f"no fast path for {unsupported(self.model.config)}"
+            return GenericDecoder(self.model)
+        try:
+            check_parity(fast, 2e-3 if self.model.dtype == torch.float32 else 0.5)
+        except ValueError as exc:
+            self.fallback_reason = str(exc)
+            return GenericDecoder(self.model)
+        return fast
+
+    @torch.inference_mode()
+    def _wave(self, wave: list[tuple[int, Request]], sampling: Sampling, out: list[list[Completion]]) -> None:
+        device = self.eos_ids.device
+        requests = [r for _, r in wave]
+        width = max(len(r.prompt_ids) for r in requests)
+        ids = torch.tensor([[self.pad_id] * (width - len(r.prompt_ids)) + list(r.prompt_ids) for r in requests])
+        pad = torch.tensor([width - len(r.prompt_ids) for r in requests], device=device)
+        repeat = torch.tensor([len(r.seeds) for r in requests], device=device)
+        draws = uniforms([s for r in requests for s in r.seeds], sampling.max_tokens, device)
+        logits, cache = self._decoder.prefill(ids.to(device), pad, repeat, sampling.max_tokens)
+        tokens, logprobs, lengths = self._decode(logits, cache, draws, sampling)
+        row = 0
+        for i, request in wave:
+            for _ in request.seeds:
+                n = lengths[row]
+                finish = "stop" if n < sampling.max_tokens or self._is_eos(tokens[row][n - 1]) else "length"
+                out[i].append(Completion(tuple(tokens[row][:n]), tuple(logprobs[row][:n]), finish))  # type: ignore[arg-type]
+                row += 1
+
+    def _decode(
+        self, logits: Tensor, cache: Any, draws: Tensor, sampling: Sampling
+    ) -> tuple[list[list[int]], list[list[float]], list[int]]:
+        rows, steps = logits.shape[0], sampling.max_tokens
+        tokens = torch.full((rows, steps), self.pad_id, dtype=torch.int64, device=logits.device)
+        logprobs = torch.zeros(rows, steps, device=logits.device)
+        lengths = torch.full((rows,), steps, dtype=torch.int64, device=logits.device)
+        active = torch.arange(rows, device=logits.device)  # the output row of each row still in the cache
+        done = torch.zeros(rows, dtype=torch.bool, device=logits.device)
+        for t in range(steps):
+            drawn, logprob = pick(logits, draws[t].index_select(0, active), sampling)
+            tokens[active, t], logprobs[active, t] = drawn, logprob
+            ended = torch.isin(drawn, self.eos_ids) & ~done
+            lengths[active[ended]] = t + 1
+            done |= ended
+            finished = int(done.sum())
+            if finished == done.numel():
+                break
+            if finished >= COMPACT_SHARE * done.numel():
+                keep = (~done).nonzero()[:, 0]
+                cache.keep(keep)
+                drawn, active, done = drawn[keep], active[keep], done[keep]
+            if t + 1 < steps:
+                logits = self._decoder.step(drawn, cache)
+        return tokens.tolist(), logprobs.tolist(), lengths.tolist()
+
+    def _is_eos(self, token: int) -> bool:
+        return bool((self.eos_ids == token).any())
+
+
+def _parts(request: Request, max_rows: int) -> list[Request]:
+    """The request in parts of at most `max_rows` responses."""
+    cuts = range(0, len(request.seeds), max_rows)
+    return [Request(request.prompt_ids, request.seeds[at : at + max_rows]) for at in cuts]

@@ -1,0 +1,182 @@
+"""Write a new verifier that works: its file, its tests, rows to check it on, data, and a recipe that trains on it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import keyword
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ConfigError
+from pipeline.registry import names
+from pipeline.seeds import stream
+
+EXAMPLE = Path(__file__).parent / "example.py"
+LETTERS, LENGTH, EVALUATION, SLIPS = "abcdef", 4, 60, 0.3
+"""Words of 4 of 6 letters: 360 tasks, of which 60 are held out; 30% of demonstrations have two letters swapped."""
+
+TESTS = '''"""Answers that {name} must accept, and answers that it must refuse."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.scoring.check import check
+from verifiers.base import Attempt, load
+
+HERE = Path(__file__).parent
+ACCEPTED = [(r"\\boxed{{abcd}}", "dcba"), ("<think>b?</think>Answer: abc", "cab"), ("ABC", "bca")]
+REFUSED = [
+    (r"\\boxed{{abdc}}", "dcba"),
+    (r"\\boxed{{abc}}", "dcba"),
+    (r"\\boxed{{abc}} or \\boxed{{acb}}", "abc"),
+    ("", "ab"),
+]
+
+
+def verdict(response: str, reference: str, **params: object):
+    bound = load(path="{name}.py:{name}", base=HERE).bind(params)
+    return bound.score([Attempt(response, reference)])[0]
+
+
+@pytest.mark.parametrize(("response", "reference"), ACCEPTED)
+def test_right_answers_are_accepted(response: str, reference: str) -> None:
+    assert verdict(response, reference).score == 1.0
+
+
+@pytest.mark.parametrize(("response", "reference"), REFUSED)
+def test_wrong_answers_are_refused(response: str, reference: str) -> None:
+    assert verdict(response, reference).score == 0.0
+
+
+def test_parameters_change_the_verdict() -> None:
+    assert verdict("ABC", "bca", ignore_case=False).score == 0.0
+
+
+def test_it_is_fit_to_be_a_reward() -> None:
+    report = check("{name}.py:{name}", HERE / "{name}_rows.jsonl", base=HERE)
+    assert report.passed, str(report)
+'''
+
+RECIPE = """# {name}: a new domain from nothing to a trained model.
+# Shows:    a verifier of your own (verifier.path) in SFT and RL.
+# Hardware: two CPU cores, 1 GB of memory.
+name: {name}
+seed: 0
+stages: [sft, rl]
+
+model:
+  create:
+    model_type: qwen2
+    config:
+      hidden_size: 64
+      intermediate_size: 192
+      num_hidden_layers: 2
+      num_attention_heads: 4
+      num_key_value_heads: 4
+      max_position_embeddings: 32
+      tie_word_embeddings: true
+    characters: "abcdef\\\\oxe{{}}d="
+
+data:
+  train:
+    - file: {name}_train.jsonl
+      domain: {name}
+      verifier: {{path: "{name}.py:{name}", params: {{ignore_case: true}}}}
+  evaluation:
+    - file: {name}_evaluation.jsonl
+      domain: {name}
+      verifier: {{path: "{name}.py:{name}", params: {{ignore_case: true}}}}
+
+sft:
+  steps: 150
+  batch_size: 64
+  optimizer: {{learning_rate: 3e-3, schedule: cosine, warmup_steps: 20}}
+
+rl:
+  algorithm: {{name: grpo}}
+  rounds: 2
+  steps_per_round: 15
+  prompts_per_step: 16
+  group_size: 8
+  optimizer: {{learning_rate: 1e-3}}
+
+rollout:
+  max_response_tokens: 16
+
+evaluation:
+  k: 4
+"""
+
+
+def new_verifier(name: str, folder: Path) -> list[Path]:
+    """The files written for a new verifier called `name`: it, its tests, rows for `check`, data and a recipe.
+
+    The example sorts letters; it is there to be replaced, and works as it stands.
+    Raises: ConfigError if the name is no identifier, is taken, or a file is already there.
+    """
+    if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
+        raise ConfigError(f"verifier name must be a Python identifier such as my_domain, got {name!r}")
+    if name in names("verifiers"):
+        raise ConfigError(f"a verifier called {name!r} is already installed; choose another name")
+    folder.mkdir(parents=True, exist_ok=True)
+    train, evaluation = _data()
+    files = {
+        f"{name}.py": EXAMPLE.read_text(encoding="utf-8").replace("sorted_letters", name),
+        f"test_{name}.py": TESTS.format(name=name),
+        f"{name}_rows.jsonl": _lines(_rows(name)),
+        f"{name}_train.jsonl": _lines(train),
+        f"{name}_evaluation.jsonl": _lines(evaluation),
+        f"{name}.yaml": RECIPE.format(name=name),
+    }
+    there = [f for f in files if (folder / f).exists()]
+    if there:
+        raise ConfigError(f"{folder / there[0]} is already there; choose another name or folder")
+    for file, text in files.items():
+        (folder / file).write_text(text, encoding="utf-8")
+    return [folder / file for file in files]
+
+
+def _rows(name: str) -> list[dict[str, Any]]:
+    """Rows for `verizero verify --check` and `verizero audit`: right answers, and near misses of several kinds."""
+    rows = []
+    for i, word in enumerate(["dcba", "badc", "fed", "face", "cab"]):
+        right = "".join(sorted(word))
+        rows.append(
+            {
+                "id": i,
+                "verifier": name,
+                "prompt": f"{word}=",
+                "reference": word,
+                "accept": [rf"\boxed{{{right}}}", f"<think>{word}</think>Answer: {right}"],
+                "refuse": [
+                    rf"\boxed{{{right[:-1]}}}",
+                    rf"\boxed{{{right}{right[-1]}}}",
+                    rf"\boxed{{{right[::-1]}}}",
+                    rf"\boxed{{{right}}} or \boxed{{{right[::-1]}}}",
+                    f"<think>{right}</think>",
+                ],
+            }
+        )
+    return rows
+
+
+def _data() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    rng = stream(0, "scaffold")
+    words = ["".join(p) for p in itertools.permutations(LETTERS, LENGTH)]
+    rng.shuffle(words)
+    rows = []
+    for word in words:
+        shown = sorted(word)
+        if rng.random() < SLIPS:
+            i = rng.randrange(LENGTH - 1)
+            shown[i], shown[i + 1] = shown[i + 1], shown[i]
+        demonstration = rf"\boxed{{{''.join(shown)}}}"
+        rows.append({"id": word, "question": f"{word}=", "answer": word, "demonstration": demonstration})
+    held_out = [{k: v for k, v in row.items() if k != "demonstration"} for row in rows[:EVALUATION]]
+    return rows[EVALUATION:], held_out
+
+
+def _lines(rows: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)

@@ -1,0 +1,192 @@
+"""Responses to rewards: each prompt's verifier gives a verdict, the recipe's table says what a verdict is worth.
+
+A failing grader is retried, and what still fails has no reward: it leaves its group, is counted, and past a rate is
+reported. It is never a zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, get_args
+
+from pipeline.config.data import VerifierChoice
+from pipeline.config.scoring import ScoringConfig
+from pipeline.errors import ConfigError, DataError
+from pipeline.types import Attempt, Prompt, Rollout, ScoredRollout, Status, Verdict
+from verifiers.base import load
+
+COMPONENT = "component "
+"""Begins the keys of components; no verifier's name has a space."""
+CHUNK = 64
+"""Attempts handed to a grading thread at once."""
+STATUSES: tuple[str, ...] = get_args(Status)
+
+
+class Bound(Protocol):
+    """A verifier with its parameters."""
+
+    def score(self, attempts: Sequence[Attempt]) -> list[Verdict]:
+        """One verdict per attempt, in order."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What one scoring saw, for the metrics."""
+
+    statuses: Mapping[str, int]
+    retried: int
+    seconds: float
+    """Of graders, summed over threads."""
+
+    @property
+    def total(self) -> int:
+        """All verdicts."""
+        return sum(self.statuses.values())
+
+    @property
+    def failure_rate(self) -> float:
+        """Share of verdicts in which the grader failed."""
+        failed = self.statuses.get("verifier_error", 0) + self.statuses.get("sandbox_error", 0)
+        return failed / self.total if self.total else 0.0
+
+
+class Scorer:
+    """Grades responses with the verifiers that prompts name."""
+
+    def __init__(self, config: ScoringConfig, bound: Mapping[str, Bound], components: Sequence[Bound] = ()) -> None:
+        """`components` are the verifiers of `config.components`, in order."""
+        self.config = config
+        self.bound = {**bound, **{f"{COMPONENT}{i}": b for i, b in enumerate(components)}}
+        self._threads = ThreadPoolExecutor(config.workers, "grade") if config.workers > 1 else None
+
+    def score(
+        self, prompts: Mapping[str, Prompt], rollouts: Sequence[Rollout], with_components: bool = False
+    ) -> tuple[list[ScoredRollout], Tally]:
+        """Each rollout with verdict and reward, in order. `prompts` by id.
+
+        With components the reward is the weighted sum of all, and the verdict is the row's own; where the grader of a
+        component failed, the verdict is that failure, and there is no reward.
+        """
+        asked = [
+            Attempt(r.text, prompts[r.prompt_id].reference, prompts[r.prompt_id].question, r.finish_reason == "length")
+            for r in rollouts
+        ]
+        keys = [prompts[r.prompt_id].verifier for r in rollouts]
+        verdicts, retried = self._graded(keys, asked)
+        rewards = [self.reward(r, v) for r, v in zip(rollouts, verdicts, strict=True)]
+        scored = [ScoredRollout(*row) for row in zip(rollouts, verdicts, rewards, strict=True)]
+        seconds = sum(v.seconds for v in verdicts)
+        if with_components and self.config.components:
+            names = [f"{COMPONENT}{i}" for i in range(len(self.config.components))]
+            columns = [self._graded([name] * len(asked), asked) for name in names]
+            retried += sum(again for _, again in columns)
+            seconds += sum(v.seconds for found, _ in columns for v in found)
+            scored = [self._summed(m, v) for m, *v in zip(scored, *(found for found, _ in columns), strict=True)]
+        statuses: dict[str, int] = {}
+        for m in scored:
+            statuses[m.verdict.status] = statuses.get(m.verdict.status, 0) + 1
+        return scored, Tally(statuses, retried, seconds)
+
+    def _summed(self, member: ScoredRollout, verdicts: Sequence[Verdict]) -> ScoredRollout:
+        """The member with its components, and their weighted sum as reward."""
+        if member.reward is None:
+            return member
+        for config, verdict in zip(self.config.components, verdicts, strict=True):
+            if verdict.is_infrastructure:
+                failure = replace(verdict, reason=f"component {config.verifier.key}: {verdict.reason}")
+                return ScoredRollout(member.rollout, failure, None)
+        found = [self.reward(member.rollout, v) for v in verdicts]
+        components = (member.reward, *(r for r in found if r is not None))
+        weights = (1.0, *(c.weight for c in self.config.components))
+        total = sum(w * r for w, r in zip(weights, components, strict=True))
+        return ScoredRollout(member.rollout, member.verdict, total, components)
+
+    def _graded(self, keys: Sequence[str], asked: Sequence[Attempt]) -> tuple[list[Verdict], int]:
+        """One verdict per attempt, failures of graders tried again; and how many were."""
+        verdicts = self._grade(keys, asked, list(range(len(asked))))
+        retried = 0
+        for _ in range(self.config.retries):
+            failed = [i for i, v in enumerate(verdicts) if v is not None and v.is_infrastructure]
+            if not failed:
+                break
+            retried += len(failed)
+            for i, again in zip(failed, self._grade(keys, asked, failed), strict=True):
+                verdicts[i] = again
+        return verdicts, retried
+
+    def reward(self, rollout: Rollout, verdict: Verdict) -> float | None:
+        """What the recipe's table gives; None where the grader failed."""
+        if verdict.is_infrastructure:
+            return None
+        if rollout.finish_reason == "length" and self.config.truncated is not None:
+            return self.config.truncated
+        if verdict.status == "no_answer":
+            return self.config.no_answer
+        return self.config.timeout if verdict.status == "timeout" else verdict.score
+
+    def close(self) -> None:
+        """End the grading threads."""
+        if self._threads is not None:
+            self._threads.shutdown()
+
+    def _grade(self, keys: Sequence[str], asked: Sequence[Attempt], rows: Sequence[int]) -> list[Verdict]:
+        by_key: dict[str, list[int]] = {}
+        for i in rows:
+            by_key.setdefault(keys[i], []).append(i)
+        jobs = [(key, some) for key, all_rows in by_key.items() for some in self._chunks(all_rows)]
+
+        def grade(job: tuple[str, list[int]]) -> list[Verdict]:
+            return [_checked(v) for v in self.bound[job[0]].score([asked[i] for i in job[1]])]
+
+        run: Callable[..., Any] = map if self._threads is None else self._threads.map
+        found: dict[int, Verdict] = {}
+        for (_, some), verdicts in zip(jobs, run(grade, jobs), strict=True):
+            found.update(zip(some, verdicts, strict=True))
+        return [found[i] for i in rows]
+
+    def _chunks(self, rows: list[int]) -> list[list[int]]:
+        """One piece without threads: a verifier answers duplicates of a batch once."""
+        size = CHUNK if self._threads is not None else len(rows)
+        return [rows[i : i + size] for i in range(0, len(rows), size)]
+
+
+def _checked(verdict: Verdict) -> Verdict:
+    """The verdict; a grader's failure where it is none: NaN as a reward would end the run at the next update."""
+    if verdict.status not in STATUSES:
+        reason = f"status {verdict.status!r} is none of {', '.join(STATUSES)}"
+    elif verdict.status == "graded" and not 0.0 <= verdict.score <= 1.0:
+        reason = f"score {verdict.score!r} is outside [0, 1]"
+    else:
+        return verdict
+    return Verdict("verifier_error", reason=reason, seconds=verdict.seconds)
+
+
+def bind_verifiers(
+    prompts: Sequence[Prompt], chosen: Mapping[str, VerifierChoice], base: Path | None = None
+) -> dict[str, Bound]:
+    """The verifiers that `prompts` name, by key; keys not in `chosen` are plain names.
+
+    Raises: DataError naming the first row whose verifier does not exist, ConfigError for bad parameters.
+    """
+    bound: dict[str, Bound] = {}
+    for prompt in prompts:
+        if prompt.verifier in bound:
+            continue
+        choice = chosen.get(prompt.verifier)
+        try:
+            if choice is None:
+                bound[prompt.verifier] = load(prompt.verifier).bind()
+            else:
+                bound[prompt.verifier] = load(choice.name, choice.path, base).bind(choice.params)
+        except ConfigError as exc:
+            raise DataError(f"row {prompt.id!r}: {exc}") from exc
+    return bound
+
+
+def bind_components(config: ScoringConfig, base: Path | None = None) -> list[Bound]:
+    """The verifiers of the recipe's components, in order. Raises: ConfigError for one that does not exist."""
+    return [load(c.verifier.name, c.verifier.path, base).bind(c.verifier.params) for c in config.components]

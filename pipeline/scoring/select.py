@@ -1,0 +1,74 @@
+"""Which groups train: those whose rewards differ. The others teach nothing and are counted, by reason."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+from pipeline.types import Group, Prompt, ScoredRollout
+
+Reason = Literal["kept", "all_right", "all_wrong", "equal", "infrastructure"]
+REASONS: tuple[Reason, ...] = get_args(Reason)
+SAME = 1e-9
+"""Rewards closer than this are equal: sums of parts of a reward differ in their last bits."""
+
+
+def form_groups(prompts: Sequence[Prompt], scored: Sequence[ScoredRollout], size: int) -> list[Group]:
+    """Groups of `size` consecutive responses, one per prompt, in order.
+
+    Raises: ValueError if a group is not whole or answers another prompt.
+    """
+    if len(scored) != len(prompts) * size:
+        raise ValueError(f"{len(scored)} responses do not make {len(prompts)} groups of {size}")
+    groups = [Group(p, tuple(scored[i * size : (i + 1) * size])) for i, p in enumerate(prompts)]
+    for group in groups:
+        if any(m.rollout.prompt_id != group.prompt.id for m in group.members):
+            raise ValueError(f"group of prompt {group.prompt.id!r} holds responses to another prompt")
+    return groups
+
+
+def judge(group: Group, by_components: bool = False) -> Reason:
+    """ "kept" if the rewards of a group (or one of their components) differ; otherwise why it teaches nothing.
+
+    "infrastructure": fewer than two members have a reward, because graders failed.
+    """
+    rewards = group.rewards
+    if len(rewards) < min(2, len(group.members)):
+        return "infrastructure"
+    columns = [rewards]
+    if by_components:
+        columns += zip(*(m.components for m in group.members if m.reward is not None), strict=True)
+    if any(max(c) - min(c) > SAME for c in columns):
+        return "kept"
+    graded = [m.verdict for m in group.members if m.reward is not None]
+    if all(v.is_correct for v in graded):
+        return "all_right"
+    return "all_wrong" if math.isclose(max(rewards), 0.0, abs_tol=SAME) else "equal"
+
+
+def select(
+    groups: Sequence[Group], keep: Literal["informative", "all"], by_components: bool = False
+) -> tuple[list[Group], dict[Reason, int]]:
+    """The groups to train on, and how many there were of each reason.
+
+    keep "all" trains on equal rewards too; a group whose graders failed is left out all the same.
+    """
+    counts: dict[Reason, int] = dict.fromkeys(REASONS, 0)
+    kept = []
+    for group in groups:
+        reason = judge(group, by_components)
+        counts[reason] += 1
+        if reason == "kept" or (keep == "all" and reason != "infrastructure"):
+            kept.append(group)
+    return kept, counts
+
+
+def forecast(missing: int, acceptance: float, most: int) -> int:
+    """How many prompts to sample so that about `missing` groups are kept at that acceptance rate, at most `most`."""
+    return min(most, max(1, math.ceil(missing / max(acceptance, 1e-3))))
+
+
+def acceptance_after(before: float, kept: int, sampled: int, weight: float = 0.3) -> float:
+    """The acceptance rate, moved by `weight` towards what was just seen."""
+    return before if sampled == 0 else (1 - weight) * before + weight * kept / sampled

@@ -1,0 +1,150 @@
+"""From a recipe's words to the objects they name: tokenizer, policy, backend, engine, algorithm."""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pipeline.config.run import RunConfig
+from pipeline.errors import ConfigError
+from pipeline.models.load import create_model, eos_ids, load_model, load_tokenizer
+from pipeline.rl.parts import Parts
+from pipeline.rollout.engine import Engine
+from pipeline.rollout.torch_engine import TorchEngine
+from pipeline.seeds import derive
+from pipeline.train.backend import Backend
+from pipeline.train.torch_backend import TorchBackend
+
+if TYPE_CHECKING:
+    from pipeline.stages.session import Session
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Where configurations of transformers say that a model is a mixture of experts."""
+PACKAGES = ("torch", "transformers", "prefect", "sympy", "math-verify", "numpy")
+
+
+def device_of(config: RunConfig) -> str:
+    """The device that the recipe asks for; "auto" is a GPU where there is one.
+
+    Raises: ConfigError for a GPU that is not there.
+    """
+    asked = config.train.device
+    if asked == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if asked.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"train.device={asked!r}, but torch sees no GPU here; set train.device: auto or cpu")
+    return asked
+
+
+def build_tokenizer(config: RunConfig) -> Any:
+    """The tokenizer of the policy that the recipe starts from."""
+    if config.model.create is not None:
+        from pipeline.data.tokenizer import character_tokenizer
+
+        return character_tokenizer(config.model.create.characters)
+    assert config.model.path is not None
+    return load_tokenizer(config.model.path, config.model.revision)
+
+
+def context_of(config: RunConfig) -> int | None:
+    """The longest sequence of the recipe's policy, in tokens; None where its configuration names none."""
+    import transformers
+
+    if config.model.create is not None:
+        given = config.model.create.config.get("max_position_embeddings")
+        if given is None:
+            settings: Any = transformers.AutoConfig.for_model(config.model.create.model_type)
+            given = getattr(settings, "max_position_embeddings", None)
+        return given
+    settings = transformers.AutoConfig.from_pretrained(config.model.path, revision=config.model.revision)
+    return getattr(settings, "max_position_embeddings", None)
+
+
+def build_policy(config: RunConfig, tokenizer: Any, start: Path | None) -> Any:
+    """The policy: from checkpoint `start`, else as the recipe's model section says."""
+    device = device_of(config)
+    if start is not None:
+        return load_model(str(start / "model"), config.model.dtype, device)
+    if config.model.create is not None:
+        create = config.model.create
+        model = create_model(create.model_type, create.config, tokenizer, derive(config.seed, "init"))
+        return model.to(device)
+    assert config.model.path is not None
+    return load_model(config.model.path, config.model.dtype, device, config.model.revision)
+
+
+def build_backend(config: RunConfig, model: Any) -> Backend:
+    """The training backend around the policy."""
+    if config.train.threads is not None:
+        torch.set_num_threads(config.train.threads)
+    return TorchBackend(model)
+
+
+def build_engine(config: RunConfig, model: Any, tokenizer: Any) -> Engine:
+    """The rollout engine that the recipe names."""
+    return TorchEngine(model, eos_ids(model, tokenizer), tokenizer.pad_token_id, config.rollout.max_rows)
+
+
+def resolve_parts(config: RunConfig, model: Any = None) -> Parts | None:
+    """The algorithm's parts with the recipe's numbers filled in; None for a recipe without RL.
+
+    Raises: ConfigError for an algorithm that needs what this recipe, or `model` where it is given, cannot give.
+    """
+    if config.rl is None or "rl" not in config.stages:
+        return None
+    from pipeline.algorithms.base import load_algorithm
+
+    given = dict(config.rl.algorithm)
+    _, parts = load_algorithm(given.pop("name"), given)
+    if parts.needs_components and parts.advantage.options.get("weights") is None:
+        weights = (1.0, *(c.weight for c in config.scoring.components))
+        part = replace(parts.advantage, options={**parts.advantage.options, "weights": weights})
+        parts = replace(parts, advantage=part)
+    if model is not None:
+        check_routing(parts, model)
+    return parts.resolve(config.rollout.max_response_tokens)
+
+
+def check_routing(parts: Parts, model: Any) -> None:
+    """Refuse to keep the routing of a mixture of experts: choices made while sampling are not recorded yet.
+
+    On a dense model there is nothing to keep, and the option asks for nothing.
+    Raises: ConfigError with the remedy.
+    """
+    experts = next((n for n in EXPERTS if getattr(model.config, n, None)), None)
+    if parts.masks.keep_routing and experts is not None:
+        raise ConfigError(
+            f"rl.algorithm.keep_routing is on, and the policy is a mixture of experts ({experts}="
+            f"{getattr(model.config, experts)}): its routing is not recorded while sampling yet, so it cannot be "
+            "replayed; set rl.algorithm.keep_routing: false"
+        )
+
+
+def write_run_info(session: Session) -> None:
+    """`run.json`: what this run is made with, for the report."""
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    model = session.backend.model
+    info = {
+        "name": session.config.name,
+        "seed": session.config.seed,
+        "versions": versions,
+        "device": str(model.device),
+        "num_parameters": sum(p.numel() for p in model.parameters()),
+        "engine_fast_path": getattr(session.engine, "is_fast", None),
+        "engine_note": getattr(session.engine, "fallback_reason", None),
+        "num_prompts": {"train": len(session.data.train), "evaluation": len(session.data.evaluation)},
+        "data_notes": list(session.data.notes),
+        "isolation": session.isolation,
+    }
+    (session.folder / "run.json").write_text(json.dumps(info, indent=1))

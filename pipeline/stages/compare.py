@@ -1,0 +1,145 @@
+"""Recipes side by side: the same start, the same prompts, the same budget of tokens; one page of what came."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.load import load_recipe
+from pipeline.config.run import RunConfig
+from pipeline.errors import ConfigError, RunError
+from pipeline.report.compare_page import build_compare_page
+from pipeline.report.files import write_atomic
+
+SAME = ("stages", "model", "data", "pretrain", "sft", "rollout", "scoring", "evaluation")
+"""Sections in which compared recipes may not differ: what differs would be compared instead of the algorithms."""
+RECORD = "compare.json"
+
+
+def compare(
+    recipes: Sequence[Path],
+    folder: Path,
+    *,
+    overrides: Sequence[str] = (),
+    seeds: int = 3,
+    start: Path | None = None,
+    max_tokens: int | None = None,
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """What the runs of all recipes reached, by name; also in `folder`/compare.json, and as a page compare.html.
+
+    Each recipe runs once for each of `seeds` seeds, from `start` (a Hugging Face folder) or from the model that the
+    recipes' own stages before RL make, once a seed. RL ends after `max_tokens` generated tokens, or its own rounds.
+    Every run is a process of its own, so that its peak memory is its own; done ones are not run again.
+
+    Raises: ConfigError for recipes that differ in more than their algorithm; RunError naming a run that failed.
+    """
+    if seeds < 1:
+        raise ConfigError(f"seeds must be >= 1, got {seeds}")
+    configs = {path: load_recipe(path, overrides) for path in recipes}
+    check_comparable(list(configs.values()))
+    folder.mkdir(parents=True, exist_ok=True)
+    record: dict[str, Any] = {"max_tokens": max_tokens, "order": [c.name for c in configs.values()], "runs": []}
+    before = {tuple(r["run"]): r for r in _recorded(folder, max_tokens)}
+    for seed in range(seeds):
+        begin = start if start is not None else _made_start(next(iter(configs.items())), folder, seed, overrides, say)
+        for path, config in configs.items():
+            own = [*overrides, *_run_overrides(config, folder, seed, begin, max_tokens)]
+            run = (config.name, seed)
+            if run not in before:
+                say(f"{config.name}, seed {config.seed + seed}")
+                mib = _trained(path, own)
+                before[run] = {"run": list(run), "folder": _name(config, seed), "peak_memory_mib": mib}
+            record["runs"].append(before[run])
+            write_atomic(folder / RECORD, json.dumps(record, indent=1).encode())
+    return build_compare_page(folder)
+
+
+def check_comparable(configs: Sequence[RunConfig]) -> None:
+    """Raises: ConfigError naming the first section in which recipes differ and may not."""
+    if len(configs) < 1:
+        raise ConfigError("compare needs at least one recipe")
+    names = [c.name for c in configs]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"compared recipes need names of their own, got {', '.join(names)}; set name in each")
+    for config in configs:
+        if config.rl is None or "rl" not in config.stages:
+            raise ConfigError(f"recipe {config.name!r} has no RL stage; there is nothing to compare")
+        if not config.data.evaluation:
+            raise ConfigError(f"recipe {config.name!r} has no data.evaluation; runs are compared on held-out prompts")
+        for section in SAME:
+            ours, theirs = getattr(configs[0], section), getattr(config, section)
+            if section == "scoring":  # further rewards are part of what is compared; the table is not
+                ours, theirs = (x.model_copy(update={"components": ()}) for x in (ours, theirs))
+            if ours != theirs:
+                raise ConfigError(
+                    f"recipes {configs[0].name!r} and {config.name!r} differ in {section!r}, so their runs would "
+                    "not be of the same job; give them the same one"
+                )
+
+
+def _recorded(folder: Path, max_tokens: int | None) -> list[dict[str, Any]]:
+    path = folder / RECORD
+    if not path.is_file():
+        return []
+    record = json.loads(path.read_text())
+    if record["max_tokens"] != max_tokens:
+        raise RunError(
+            f"{folder} holds a comparison of max_tokens {record['max_tokens']}, asked now is {max_tokens}; "
+            "use another folder"
+        )
+    runs: list[dict[str, Any]] = record["runs"]
+    return runs
+
+
+def _name(config: RunConfig, seed: int) -> str:
+    return f"{config.name}-{seed}"
+
+
+def _run_overrides(config: RunConfig, folder: Path, seed: int, begin: Path, max_tokens: int | None) -> list[str]:
+    own = [f"name={_name(config, seed)}", f"output={folder.resolve()}", f"seed={config.seed + seed}", "stages=[rl]"]
+    own += [f"model.path={begin.resolve()}", "model.create=null", "evaluation.before_training=true"]
+    return own + ([] if max_tokens is None else [f"rl.max_tokens={max_tokens}"])
+
+
+def _made_start(
+    recipe: tuple[Path, RunConfig], folder: Path, seed: int, overrides: Sequence[str], say: Callable[[str], None]
+) -> Path:
+    """The model that the recipe's stages before RL make with that seed; the recipe's own model where it has none."""
+    path, config = recipe
+    stages = [s for s in config.stages if s != "rl"]
+    if not stages:
+        if config.model.path is None:
+            raise ConfigError("recipes of RL alone start from a model.path, or from one given with --from")
+        return Path(config.model.path)
+    made = folder / f"start-{seed}" / "model"
+    if not made.is_dir():
+        say(f"{', '.join(stages)}, seed {config.seed + seed}")
+        own = [f"name=start-{seed}", f"output={folder.resolve()}", f"seed={config.seed + seed}"]
+        _trained(path, [*overrides, *own, f"stages=[{','.join(stages)}]", "evaluation.before_training=false"])
+    return made
+
+
+def _trained(path: Path, overrides: Sequence[str]) -> float:
+    """Run the recipe in a process of its own; its peak memory in MiB. Raises: RunError if it fails."""
+    command = [sys.executable, "-m", "pipeline.cli", "train", str(path), "--no-prefect"]
+    for override in overrides:
+        command += ["--set", override]
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
+    child = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        _, status, usage = os.wait4(child.pid, 0)
+    except BaseException:
+        child.terminate()
+        child.wait()
+        raise
+    child.returncode = os.waitstatus_to_exitcode(status)  # it is waited for
+    if child.returncode != 0:
+        raise RunError(f"the run of {path} failed with status {child.returncode}; its own message stands above")
+    return usage.ru_maxrss / 1024

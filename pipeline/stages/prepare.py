@@ -1,0 +1,112 @@
+"""Data before training: prompts loaded, checked against the model's context and each other, and written down."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.run import RunConfig
+from pipeline.data.overlap import check_overlap
+from pipeline.data.prompts import check_lengths, load_demonstrations, load_text, read_prompts
+from pipeline.data.render import Renderer
+from pipeline.errors import ConfigError
+from pipeline.train.checkpoint import disk_errors
+from pipeline.types import Prompt
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The prompts of a run, and how they are written."""
+
+    train: list[Prompt]
+    evaluation: list[Prompt]
+    demonstrations: list[Prompt]
+    text: list[str]
+    renderer: Renderer
+    notes: tuple[str, ...] = ()
+    """What was skipped, dropped or found to overlap, for people."""
+
+    @property
+    def all_prompts(self) -> list[Prompt]:
+        """Those that are graded."""
+        return [*self.train, *self.evaluation]
+
+
+def prepare_data(config: RunConfig, tokenizer: Any, context: int | None, base_dir: Path, folder: Path) -> RunData:
+    """The prompts of the recipe, checked; the rows are written to `folder`/data as JSONL in the default row format.
+
+    `context` is the model's longest sequence in tokens, None where it has no limit.
+    Raises: DataError naming the file, row and remedy; ConfigError where responses leave no room for a prompt.
+    """
+    data, seed = config.data, config.seed
+    train, counts = read_prompts(data.train, seed, base_dir)
+    evaluation, more = read_prompts(data.evaluation, seed, base_dir)
+    shown = load_demonstrations(data.demonstrations, data.train, seed, base_dir) if config.needs_demonstrations else []
+    notes = [str(c) for c in (*counts, *more) if c.skipped]
+    train, overlap = check_overlap(train, evaluation, data.overlap)
+    if overlap.matches:
+        notes.append(str(overlap))
+    if shown:
+        shown, _ = check_overlap(shown, evaluation, data.overlap)
+    text: list[str] = []
+    if "pretrain" in config.stages and config.pretrain is not None:
+        text = load_text(data.train, seed, config.pretrain.num_lines)
+    renderer = Renderer(tokenizer, data.template)
+    room = prompt_room(config, context)
+    if room is not None:
+        for name, prompts in (("training", train), ("evaluation", evaluation)):
+            if not prompts:
+                continue
+            fitting = check_lengths(prompts, renderer.prompt_ids, room, data.on_long_prompt)
+            prompts[:] = fitting.prompts
+            if fitting.dropped:
+                notes.append(f"dropped {len(fitting.dropped)} {name} prompts longer than {room} tokens")
+    with disk_errors(f"writing data into {folder}"):
+        write_rows(folder / "data" / "train.jsonl", train)
+        write_rows(folder / "data" / "evaluation.jsonl", evaluation)
+    return RunData(train, evaluation, shown, text, renderer, tuple(notes))
+
+
+def prompt_room(config: RunConfig, context: int | None) -> int | None:
+    """The longest prompt in tokens: the recipe's limit, or what responses leave of the context; None for no limit.
+
+    Raises: ConfigError where responses leave nothing, or the recipe's limit is more than they leave.
+    """
+    left = None if context is None else context - config.rollout.max_response_tokens
+    if left is not None and left < 1:
+        raise ConfigError(
+            f"rollout.max_response_tokens={config.rollout.max_response_tokens} leaves no room for a prompt in the "
+            f"model's context of {context}; lower it, or give the model a longer one (max_position_embeddings)"
+        )
+    asked = config.data.max_prompt_tokens
+    if asked is None or left is None:
+        return asked if left is None else left
+    if asked > left:
+        raise ConfigError(
+            f"data.max_prompt_tokens={asked} is more than the {left} that rollout.max_response_tokens="
+            f"{config.rollout.max_response_tokens} leaves of the model's context of {context}; lower one of them"
+        )
+    return asked
+
+
+def write_rows(path: Path, prompts: Sequence[Prompt]) -> None:
+    """Write prompts as JSONL in the format of a user's own file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    with partial.open("w") as file:
+        for p in prompts:
+            row = {
+                "id": p.id,
+                "question": p.question,
+                "answer": p.reference,
+                "domain": p.domain,
+                "verifier": p.verifier,
+            }
+            extra = {"demonstration": p.demonstration, "system": p.system}
+            row |= {k: v for k, v in extra.items() if v is not None}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    os.replace(partial, path)

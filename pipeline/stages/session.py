@@ -1,0 +1,304 @@
+"""All that lives while a run goes on, opened from a recipe: folder and lock, data, policy, engine, verifiers, state."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from pipeline.config.load import dump
+from pipeline.config.run import RunConfig
+from pipeline.data.ledger import PassRateLedger
+from pipeline.data.sampler import PromptSampler
+from pipeline.errors import ConfigError, RunError
+from pipeline.report.store import Store
+from pipeline.report.trackers import Trackers
+from pipeline.rl.parts import Parts
+from pipeline.rollout.engine import Engine
+from pipeline.scoring.score import Scorer, bind_components, bind_verifiers
+from pipeline.scoring.second import SecondOpinions
+from pipeline.stages.prepare import RunData
+from pipeline.stages.programs import close_sandbox, open_sandbox
+from pipeline.stages.progress import Progress, Silent
+from pipeline.stages.state import RunState
+from pipeline.train import checkpoint
+from pipeline.train.backend import Backend
+from pipeline.train.step import Controllers
+from pipeline.train.texts import Row
+from verifiers.base import load
+
+Resume = Literal["auto", "never", "must"]
+FREE_TO_CHANGE = frozenset({"output", "checkpoint", "report", "prefect"})
+"""Sections of a recipe that may differ when a run goes on: they decide nothing that is trained."""
+FREE_OF_SANDBOX = frozenset({"min_level", "workers", "url", "token_env"})
+"""Of the section `sandbox`: where programs run may differ too, what each may use may not."""
+
+
+@dataclass
+class Session:
+    """One run while it goes on."""
+
+    config: RunConfig
+    folder: Path
+    data: RunData
+    tokenizer: Any
+    backend: Backend
+    engine: Engine
+    scorer: Scorer
+    sampler: PromptSampler
+    ledger: PassRateLedger
+    store: Store
+    state: RunState
+    parts: Parts | None
+    controllers: Controllers | None
+    pad_id: int
+    trackers: Trackers
+    progress: Progress = field(default_factory=Silent)
+    demonstrations: list[Row] | None = None
+    """In tokens, made at first use."""
+    has_reference: bool = False
+    """A reference is held: its KL is measured even where the objective has no use for it."""
+    where: str = ""
+    """For people: "round 1 step 7"."""
+    isolation: dict[str, Any] | None = None
+    """What stands around the programs of this run; None where it runs none."""
+    second: SecondOpinions | None = None
+    """Gives second opinions, where the recipe asks for them."""
+    times: dict[str, float] = field(default_factory=dict)
+    """Seconds of each phase since `take_times`."""
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Count the block's seconds to `phase`."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.times[phase] = self.times.get(phase, 0.0) + time.perf_counter() - start
+
+    def track(self, numbers: Mapping[str, float], step: int) -> None:
+        """Hand numbers to the trackers of the recipe."""
+        self.trackers.log(numbers, step)
+        while self.trackers.failures:
+            self.progress.say(self.trackers.failures.pop())
+
+    def take_times(self) -> dict[str, float]:
+        """Seconds of each phase since the last call."""
+        times, self.times = self.times, {}
+        return {k: round(v, 4) for k, v in times.items()}
+
+    def save(self) -> None:
+        """Write a checkpoint of everything that the next step depends on."""
+        state = self.state
+        state.offsets = self.store.sync()
+        state.sampler = self.sampler.state_dict()
+        state.ledger = self.ledger.state_dict()
+        state.controllers = {} if self.controllers is None else self.controllers.state_dict()
+        serial = state.serial
+        state.serial += 1
+
+        def write(folder: Path) -> None:
+            self.backend.save(folder, self._save_model)
+            (folder / "state.json").write_text(json.dumps(state.to_json()))
+
+        try:
+            checkpoint.save(self.folder / "checkpoints", serial, write, self.config.checkpoint.keep)
+        except RunError:
+            state.serial = serial
+            raise
+
+    def save_final(self) -> Path:
+        """The policy as a Hugging Face folder `model/` in the run's folder, replaced as a whole."""
+        final, partial, old = self.folder / "model", self.folder / ".model-partial", self.folder / ".model-old"
+        with checkpoint.disk_errors("writing the final model", partial):
+            for stale in (partial, old):
+                shutil.rmtree(stale, ignore_errors=True)
+            self._save_model(self.backend.model, partial)
+            if final.exists():
+                os.rename(final, old)
+            os.rename(partial, final)
+        shutil.rmtree(old, ignore_errors=True)
+        return final
+
+    def close(self) -> None:
+        """Release threads, files and the engine."""
+        self.engine.close()
+        self.scorer.close()
+        if self.second is not None:
+            self.second.close()
+        self.store.close()
+        self.trackers.close()
+        close_sandbox()
+
+    def _save_model(self, model: Any, folder: Path) -> None:
+        from pipeline.models.load import save_folder
+
+        save_folder(model, self.tokenizer, folder)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the run's folder: no second process trains in it. The lock dies with its process.
+
+    Raises: RunError naming the process that holds it.
+    """
+    with checkpoint.disk_errors(f"creating {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+    handle: IO[str] = (folder / ".lock").open("a+")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        handle.seek(0)
+        holder = handle.read().strip() or "another process"
+        handle.close()
+        raise RunError(f"{folder} is in use by {holder}; wait for it, or give this run another name") from exc
+    try:
+        handle.truncate(0)
+        handle.write(f"process {os.getpid()}")
+        handle.flush()
+        yield
+    finally:
+        handle.close()
+
+
+def check_same_recipe(folder: Path, config: RunConfig) -> None:
+    """Raises: RunError naming the first field in which the recipe differs from the one that the run began with."""
+    import yaml
+
+    path = folder / "recipe.yaml"
+    if not path.is_file():
+        return
+    before, now = yaml.safe_load(path.read_text()), yaml.safe_load(dump(config))
+    found = _first_difference(_decisive(before), _decisive(now))
+    if found is not None:
+        name, old, new = found
+        raise RunError(
+            f"{folder} was begun with {name}={old!r} and is now asked to go on with {new!r}; undo the change, give "
+            "this run another name (--set name=…), or delete the folder"
+        )
+
+
+def find_checkpoint(folder: Path, resume: Resume, progress: Progress) -> Path | None:
+    """The checkpoint to go on from; None to begin.
+
+    Raises: RunError where `resume` says never and there is one, or must and there is none.
+    """
+    path, refused = checkpoint.newest(folder / "checkpoints")
+    for bad in refused:
+        progress.say(f"refused checkpoint {bad.path.name}: {bad.reason}; using the one before it")
+    if path is None and resume == "must":
+        raise RunError(f"{folder} has no checkpoint to go on from, and resume is 'must'; start it with resume 'auto'")
+    if path is not None and resume == "never":
+        raise RunError(
+            f"{folder} already holds a run, and resume is 'never'; use resume 'auto' to go on, another name, or "
+            "delete the folder"
+        )
+    return path
+
+
+def open_session(
+    config: RunConfig, folder: Path, data: RunData, resume: Resume, progress: Progress, base_dir: Path
+) -> Session:
+    """A session that begins, or goes on from the newest checkpoint of `folder`. The caller holds the lock.
+
+    Raises: RunError, CheckpointError, ConfigError, DataError.
+    """
+    from pipeline.stages.build import build_backend, build_engine, build_policy, resolve_parts, write_run_info
+
+    check_same_recipe(folder, config)
+    start = find_checkpoint(folder, resume, progress)
+    scorer, second, isolation = build_graders(config, data, base_dir, progress)
+    state = RunState() if start is None else RunState.from_json(json.loads((start / "state.json").read_text()))
+    tokenizer = data.renderer.tokenizer
+    model = build_policy(config, tokenizer, start)
+    parts = resolve_parts(config, model)
+    backend = build_backend(config, model)
+    if start is not None:
+        backend.load(start)
+    engine = build_engine(config, model, tokenizer)
+    ledger = PassRateLedger()
+    how = config.data.sampling
+    sampler = PromptSampler(data.train, config.seed, how.order, how.weights, ledger, how.pass_rate)
+    if state.sampler is not None and state.ledger is not None:
+        ledger.load_state_dict(state.ledger)
+        sampler.load_state_dict(state.sampler)
+    trackers = Trackers(config.report.trackers, folder, config.name, config.model_dump(mode="json"))
+    store = Store(folder)
+    store.cut(state.offsets)
+    controllers = None if parts is None else Controllers(parts)
+    if controllers is not None and state.controllers:
+        controllers.load_state_dict(state.controllers)
+    session = Session(
+        config=config,
+        folder=folder,
+        data=data,
+        tokenizer=tokenizer,
+        backend=backend,
+        engine=engine,
+        scorer=scorer,
+        sampler=sampler,
+        ledger=ledger,
+        store=store,
+        state=state,
+        parts=parts,
+        controllers=controllers,
+        pad_id=tokenizer.pad_token_id,
+        trackers=trackers,
+        progress=progress,
+        second=second,
+        isolation=isolation,
+    )
+    engine.publish(state.policy_version)
+    with checkpoint.disk_errors(f"writing into {folder}"):
+        (folder / "recipe.yaml").write_text(dump(config))
+        write_run_info(session)
+    if start is not None:
+        progress.say(f"going on from checkpoint {start.name}")
+    return session
+
+
+def build_graders(
+    config: RunConfig, data: RunData, base_dir: Path, progress: Progress
+) -> tuple[Scorer, SecondOpinions | None, dict[str, Any] | None]:
+    """What grades this run's responses, what does so again, and what stands around the programs among them.
+
+    Raises: DataError, ConfigError, IsolationError.
+    """
+    bound = bind_verifiers(data.all_prompts, config.data.verifiers, base_dir)
+    components = bind_components(config.scoring, base_dir)
+    second, asked = None, config.scoring.second_opinion
+    if asked is not None:
+        known = sorted({p.domain for p in data.train})
+        unknown = sorted(set(asked.domains or ()) - set(known))
+        if unknown:
+            said = f"scoring.second_opinion.domains names {unknown[0]!r}, which no training row has"
+            raise ConfigError(f"{said}; there are {', '.join(known)}")
+        choice = asked.verifier
+        second = SecondOpinions(asked, load(choice.name, choice.path, base_dir).bind(choice.params), config.seed)
+    also = [] if second is None else [second.bound]
+    isolation = open_sandbox(config.sandbox, [*bound.values(), *components, *also], progress)
+    return Scorer(config.scoring, bound, components), second, isolation
+
+
+def _decisive(recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """The recipe without what may differ when a run goes on."""
+    kept = {k: v for k, v in recipe.items() if k not in FREE_TO_CHANGE}
+    limits = {k: v for k, v in (kept.get("sandbox") or {}).items() if k not in FREE_OF_SANDBOX}
+    return {**kept, "sandbox": limits}
+
+
+def _first_difference(old: Any, new: Any, name: str = "") -> tuple[str, Any, Any] | None:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *(k for k in new if k not in old)]:
+            found = _first_difference(old.get(key), new.get(key), f"{name}.{key}" if name else str(key))
+            if found is not None:
+                return found
+        return None
+    return None if old == new else (name, old, new)

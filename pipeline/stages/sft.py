@@ -1,0 +1,102 @@
+"""Next-token training: supervised fine-tuning on demonstrations, and pre-training on unlabelled text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.errors import NonFiniteError
+from pipeline.seeds import stream
+from pipeline.stages.schedule import Item
+from pipeline.stages.session import Session
+from pipeline.stages.steps import Wrap, demonstration_rows, fitting
+from pipeline.train.texts import Row, text_gradient
+
+CHUNK_STEPS = 50
+"""Steps between two looks of the outside (a task in Prefect)."""
+
+
+def train_tokens(session: Session, item: Item, wrap: Wrap) -> None:
+    """The steps of an SFT or pre-training item, from where the state says."""
+    section = session.config.sft if item.kind == "sft" else session.config.pretrain
+    assert section is not None
+    rows = demonstration_rows(session) if item.kind == "sft" else text_rows(session)
+    state = session.state
+    if state.step == 0:
+        session.backend.start(section.optimizer, item.num_steps)
+    session.progress.begin(item.label, state.step, item.num_steps)
+    while state.step < item.num_steps:
+        until = min(item.num_steps, (state.step // CHUNK_STEPS + 1) * CHUNK_STEPS)
+        session.where = f"{item.label} steps {state.step + 1}-{until}"
+        wrap("train", train_chunk)(session, item, rows, section.batch_size, until)
+        if until < item.num_steps:
+            session.save()
+
+
+def train_chunk(session: Session, item: Item, rows: Sequence[Row], batch_size: int, until: int) -> None:
+    """Steps up to `until`; one line of metrics each."""
+    state = session.state
+    while state.step < until:
+        with session.timed("update"):
+            batch = [rows[i] for i in batch_rows(len(rows), batch_size, state.step, session.config.seed, item.kind)]
+            try:
+                metrics = next_token_update(session, batch)
+            except NonFiniteError as exc:
+                session.progress.say(f"{item.label} step {state.step + 1}: {exc}")
+                metrics = {"update/skipped": 1.0}
+        state.step += 1
+        session.store.metrics(
+            {
+                "kind": "step",
+                "stage": item.stage,
+                "round": 0,
+                "step": state.step,
+                "metrics": metrics,
+                "time": session.take_times(),
+            }
+        )
+        session.track({f"{item.kind}/{k}": v for k, v in metrics.items()}, state.step)
+        session.progress.advance(state.step, {"loss": metrics.get("loss", float("nan"))})
+    state.policy_version += 1
+
+
+def next_token_update(session: Session, batch: Sequence[Row]) -> dict[str, float]:
+    """One optimiser step on the mean negative log-likelihood of all trained tokens of the batch."""
+    backend = session.backend
+    try:
+        seen = text_gradient(backend, batch, 1.0, session.pad_id, session.config.train.micro_batch_tokens)
+    except NonFiniteError:
+        backend.discard()
+        raise
+    return {**seen, **backend.step()}
+
+
+def batch_rows(num_rows: int, batch_size: int, step: int, seed: int, kind: str) -> list[int]:
+    """Indices of the rows of one batch: epochs without replacement, each in an order of its own.
+
+    A function of the step alone, so that a resumed run draws what it would have drawn. Batches run on over the end of
+    an epoch.
+    """
+    first = step * batch_size
+    out = []
+    for position in range(first, first + batch_size):
+        epoch, at = divmod(position, num_rows)
+        out.append(_order(num_rows, seed, kind, epoch)[at])
+    return out
+
+
+_orders: dict[tuple[int, int, str, int], list[int]] = {}
+
+
+def _order(num_rows: int, seed: int, kind: str, epoch: int) -> list[int]:
+    key = (num_rows, seed, kind, epoch)
+    if key not in _orders:
+        _orders.clear()
+        order = list(range(num_rows))
+        stream(seed, kind, "epoch", epoch).shuffle(order)
+        _orders[key] = order
+    return _orders[key]
+
+
+def text_rows(session: Session) -> list[Row]:
+    """Lines of text in tokens, all but the first trained on."""
+    return fitting(session, [(session.data.renderer.text_ids(line), 1) for line in session.data.text])

@@ -1,0 +1,70 @@
+"""Where a run is: all that a checkpoint must hold besides tensors, as JSON."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
+
+
+@dataclass
+class RunState:
+    """The position and every number that the next step depends on."""
+
+    item: int = 0
+    """Index into the schedule of the run."""
+    step: int = 0
+    """Steps done within that item."""
+    rl_step: int = 0
+    """RL steps done, over all rounds."""
+    policy_version: int = 0
+    reference_version: int = 0
+    acceptance: float = 1.0
+    """Share of groups kept lately: how much to oversample."""
+    evaluated_step: int = -1
+    """The RL step that was evaluated last."""
+    bad_steps: int = 0
+    """Refused updates in a row."""
+    carried: list[Group] = field(default_factory=list)
+    """Kept groups that did not fit the last batch."""
+    best_reward: float | None = None
+    steps_since_best: int = 0
+    num_prompts_used: int = 0
+    num_responses: int = 0
+    num_tokens: int = 0
+    """Tokens generated in RL, greedy baselines included."""
+    sampler: dict[str, Any] | None = None
+    ledger: dict[str, Any] | None = None
+    controllers: dict[str, Any] = field(default_factory=dict)
+    """Adaptive coefficients."""
+    serial: int = 0
+    """Number of the next checkpoint."""
+    offsets: dict[str, int] = field(default_factory=dict)
+    """Bytes in each of the store's files."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; floats survive exactly. How long graders took is left out: equal runs have equal states."""
+        tree = asdict(self)
+        for group in tree["carried"]:
+            for member in group["members"]:
+                member["verdict"]["seconds"] = 0.0
+        return tree
+
+    @classmethod
+    def from_json(cls, tree: dict[str, Any]) -> RunState:
+        """The state that `to_json` gave."""
+        values = dict(tree)
+        values["carried"] = [_group(g) for g in values.get("carried", [])]
+        return cls(**values)
+
+
+def _group(tree: dict[str, Any]) -> Group:
+    return Group(Prompt(**tree["prompt"]), tuple(_member(m) for m in tree["members"]), tree["greedy_reward"])
+
+
+def _member(tree: dict[str, Any]) -> ScoredRollout:
+    rollout = dict(tree["rollout"])
+    for name in ("prompt_ids", "response_ids", "logprobs"):
+        rollout[name] = tuple(rollout[name])
+    return ScoredRollout(Rollout(**rollout), Verdict(**tree["verdict"]), tree["reward"], tuple(tree["components"]))

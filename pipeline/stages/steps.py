@@ -1,0 +1,188 @@
+"""The verbs of the loop, as plain functions over a session; and `Steps`, which holds the ones in use.
+
+Whoever wants each phase seen (Prefect) passes `Steps` whose members are wrapped; everybody else passes them plain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from pipeline.errors import EngineError
+from pipeline.rl.controllers import decayed_temperature
+from pipeline.rl.parts import Shaping
+from pipeline.rl.shaping import length_penalty
+from pipeline.rollout.collect import collect
+from pipeline.rollout.engine import Sampling
+from pipeline.scoring.score import Tally
+from pipeline.scoring.select import Reason, form_groups, select
+from pipeline.stages.session import Session
+from pipeline.train.step import Settings, update
+from pipeline.train.texts import Row
+from pipeline.types import Group, Prompt, Rollout, StepMetrics
+
+Wrap = Callable[[str, Callable[..., Any]], Callable[..., Any]]
+"""(phase name, function) -> the function that is called in its place."""
+
+
+def plain(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function itself: nobody watches the phases."""
+    return function
+
+
+def next_prompts(session: Session, count: int) -> list[Prompt]:
+    """The next `count` prompts of the sampler."""
+    return session.sampler.next(count)
+
+
+def generate(session: Session, prompts: Sequence[Prompt], attempt: int) -> list[Rollout]:
+    """One group of responses to each prompt, prompt by prompt; then, for a greedy baseline, one greedy one to each."""
+    rl = session.config.rl
+    assert rl is not None
+    most, step = session.config.rollout.max_response_tokens, session.state.rl_step
+    asked = [("rl", rl.group_size, Sampling(most, temperature(session)))]
+    if session.parts is not None and session.parts.needs_greedy:
+        asked.append(("rl greedy", 1, Sampling(most, temperature=0)))
+    engine, renderer, seed = session.engine, session.data.renderer, session.config.seed
+    with session.timed("generate"):
+        rollouts = [
+            r
+            for name, num, how in asked
+            for r in collect(engine, renderer, prompts, num, how, seed, name, step, attempt)
+        ]
+    session.state.num_tokens += sum(len(r.response_ids) for r in rollouts)
+    return rollouts
+
+
+def verify(session: Session, prompts: Sequence[Prompt], rollouts: Sequence[Rollout]) -> tuple[list[Group], Tally]:
+    """The groups with verdicts and rewards, and what graders did."""
+    rl, parts = session.config.rl, session.parts
+    assert rl is not None
+    assert parts is not None
+    cut = len(prompts) * rl.group_size
+    with session.timed("verify"):
+        scored, tally = session.scorer.score({p.id: p for p in prompts}, rollouts, with_components=True)
+        groups = form_groups(prompts, scored[:cut], rl.group_size)
+        if parts.needs_greedy:
+            most = session.config.rollout.max_response_tokens
+            groups = with_baseline(groups, form_groups(prompts, scored[cut:], 1), parts.shaping, most)
+    return groups, tally
+
+
+def with_baseline(
+    groups: Sequence[Group], greedy: Sequence[Group], shaping: Shaping, max_response_tokens: int
+) -> list[Group]:
+    """The groups with the reward of the greedy response to the same prompt, shaped for its length as theirs will be."""
+    out = []
+    for group, alone in zip(groups, greedy, strict=True):
+        (one,) = alone.members
+        reward = one.reward
+        if reward is not None:
+            reward += length_penalty(shaping, len(one.rollout.response_ids), max_response_tokens)
+        out.append(replace(group, greedy_reward=reward))
+    return out
+
+
+def select_groups(session: Session, groups: Sequence[Group]) -> tuple[list[Group], dict[Reason, int]]:
+    """The groups that train, and how many there were of each kind; one whose baseline was not graded never trains."""
+    rl = session.config.rl
+    assert rl is not None
+    assert session.parts is not None
+    keep = rl.select.keep
+    if keep == "auto":
+        keep = "informative" if session.parts.dynamic_sampling else "all"
+    with session.timed("select"):
+        kept, counts = select(groups, keep, by_components=session.parts.needs_components)
+        if session.parts.needs_greedy:
+            lost = sum(g.greedy_reward is None for g in kept)
+            kept = [g for g in kept if g.greedy_reward is not None]
+            counts["infrastructure"] += lost
+            counts["kept"] -= lost
+        return kept, counts
+
+
+def update_policy(session: Session, groups: Sequence[Group]) -> StepMetrics:
+    """Train on the groups; the metrics of the update. Raises: NonFiniteError if it was refused."""
+    assert session.parts is not None
+    assert session.controllers is not None
+    with session.timed("update"):
+        settings = Settings(
+            pad_id=session.pad_id,
+            temperature=temperature(session),
+            micro_batch_tokens=session.config.train.micro_batch_tokens,
+            policy_version=session.state.policy_version,
+            max_response_tokens=session.config.rollout.max_response_tokens,
+            controllers=session.controllers,
+            with_reference=session.has_reference,
+            seed=session.config.seed,
+            step=session.state.rl_step,
+            texts=demonstration_rows(session) if session.parts.terms.ptx_coef > 0 else (),
+            texts_per_update=0 if session.config.rl is None else session.config.rl.ptx_batch_size,
+        )
+        metrics = update(session.backend, session.parts, groups, settings)
+    session.state.policy_version += 1
+    return metrics
+
+
+def demonstration_rows(session: Session) -> list[Row]:
+    """Prompt and demonstration in tokens; the prompt is not trained on. What is longer than the context is left out."""
+    if session.demonstrations is not None:
+        return session.demonstrations
+    renderer = session.data.renderer
+    pairs = [(renderer.prompt_ids(p), renderer.demonstration_ids(p)) for p in session.data.demonstrations]
+    session.demonstrations = fitting(session, [((*p, *d), len(p)) for p, d in pairs])
+    return session.demonstrations
+
+
+def fitting(session: Session, rows: list[Row]) -> list[Row]:
+    """The rows that are not longer than the model's context; how many are is said."""
+    limit = getattr(session.backend.model.config, "max_position_embeddings", None)
+    if limit is None:
+        return rows
+    kept = [r for r in rows if len(r[0]) <= limit]
+    if len(kept) < len(rows):
+        session.progress.say(
+            f"{len(rows) - len(kept)} of {len(rows)} training texts are longer than the model's context of {limit} "
+            "tokens and were left out"
+        )
+    return kept
+
+
+def publish(session: Session) -> None:
+    """The engine takes the policy's weights. Raises: EngineError if it then reports another version."""
+    with session.timed("publish"):
+        session.engine.publish(session.state.policy_version)
+        if session.engine.version != session.state.policy_version:
+            raise EngineError(
+                f"the engine reports weights of version {session.engine.version} after version "
+                f"{session.state.policy_version} was published; restart the engine"
+            )
+
+
+def temperature(session: Session) -> float:
+    """The sampling temperature of this step; linear towards the algorithm's `temperature_end`, where it has one."""
+    config = session.config
+    start = config.rollout.temperature
+    if config.rl is None or session.parts is None:
+        return start
+    total = max(1, config.rl.rounds * config.rl.steps_per_round - 1)
+    return decayed_temperature(start, session.parts.temperature_end, min(1.0, session.state.rl_step / total))
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The functions that the loop calls, by phase."""
+
+    next_prompts: Callable[[Session, int], list[Prompt]] = next_prompts
+    generate: Callable[[Session, Sequence[Prompt], int], list[Rollout]] = generate
+    verify: Callable[[Session, Sequence[Prompt], Sequence[Rollout]], tuple[list[Group], Tally]] = verify
+    select: Callable[[Session, Sequence[Group]], tuple[list[Group], dict[Reason, int]]] = select_groups
+    update: Callable[[Session, Sequence[Group]], StepMetrics] = update_policy
+    publish: Callable[[Session], None] = publish
+
+    def wrapped(self, wrap: Wrap, only: Sequence[str] | None = None) -> Steps:
+        """These steps with each function (or those in `only`) replaced by what `wrap` makes of it."""
+        names = [f.name for f in fields(self)] if only is None else list(only)
+        now = {f.name: getattr(self, f.name) for f in fields(self)}
+        return Steps(**now | {name: wrap(name, now[name]) for name in names})

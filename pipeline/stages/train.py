@@ -1,0 +1,98 @@
+"""A whole run: every item of its schedule, each once, with a checkpoint after it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.run import RunConfig
+from pipeline.report.page import build_page
+from pipeline.report.summary import build_summary
+from pipeline.stages.build import build_tokenizer, context_of
+from pipeline.stages.evaluate import evaluate
+from pipeline.stages.prepare import RunData, prepare_data
+from pipeline.stages.progress import Progress, Silent
+from pipeline.stages.rl import train_round
+from pipeline.stages.schedule import Item, schedule
+from pipeline.stages.session import Resume, Session, locked, open_session
+from pipeline.stages.sft import train_tokens
+from pipeline.stages.steps import Steps, Wrap, plain
+
+
+def run_folder(config: RunConfig, base: Path | None = None) -> Path:
+    """The folder of the run, under the recipe's `output` (relative to the working folder)."""
+    return (base or Path.cwd()) / config.output / config.name
+
+
+def prepare_run(config: RunConfig, base_dir: Path, folder: Path) -> RunData:
+    """Load and check the data; needs no server and no policy, so it can go on beside their start."""
+    return prepare_data(config, build_tokenizer(config), context_of(config), base_dir, folder)
+
+
+@contextmanager
+def opened(
+    config: RunConfig, base_dir: Path, folder: Path, resume: Resume, progress: Progress, data: RunData | None = None
+) -> Iterator[Session]:
+    """A session that holds the run's folder until the block ends. `data`: prepared before, else here."""
+    with locked(folder):
+        prepared = data if data is not None else prepare_run(config, base_dir, folder)
+        session = open_session(config, folder, prepared, resume, progress, base_dir)
+        try:
+            yield session
+        finally:
+            session.close()
+
+
+def remaining(session: Session) -> list[tuple[str, list[Item]]]:
+    """What is still to be done, by stage, in order."""
+    stages: list[tuple[str, list[Item]]] = []
+    for item in schedule(session.config)[session.state.item :]:
+        if not stages or stages[-1][0] != item.stage:
+            stages.append((item.stage, []))
+        stages[-1][1].append(item)
+    return stages
+
+
+def run_items(session: Session, items: list[Item], steps: Steps, wrap: Wrap = plain) -> None:
+    """Do the items, each from where the state says, with a checkpoint after each."""
+    for item in items:
+        if item.kind == "evaluate":
+            if item.stage == "rl" and session.state.evaluated_step == session.state.rl_step:
+                session.progress.say(f"{item.label}: nothing was trained since the last evaluation")
+            else:
+                evaluate(session, item, wrap)
+            session.state.evaluated_step = session.state.rl_step
+        elif item.kind == "rl":
+            train_round(session, item, steps, wrap)
+        else:
+            train_tokens(session, item, wrap)
+        session.state.item += 1
+        session.state.step = 0
+        session.save()
+
+
+def finish(session: Session) -> dict[str, Any]:
+    """The final model, summary.json and report.html; the summary."""
+    session.save_final()
+    session.store.sync()
+    summary = build_summary(session.folder)
+    build_page(session.folder)
+    return summary
+
+
+def train(config: RunConfig, base_dir: Path, folder: Path, resume: Resume, progress: Progress) -> dict[str, Any]:
+    """Run the recipe in this process, without an orchestrator; the summary."""
+    with opened(config, base_dir, folder, resume, progress) as session:
+        for _, items in remaining(session):
+            run_items(session, items, Steps())
+        return finish(session)
+
+
+def evaluate_model(config: RunConfig, base_dir: Path) -> dict[str, Any]:
+    """The recipe's evaluation of the model that it names, by domain; nothing is trained and nothing is kept."""
+    with tempfile.TemporaryDirectory() as folder:
+        with opened(config, base_dir, Path(folder), "auto", Silent()) as session:
+            return evaluate(session, Item("evaluate", "base", "evaluation"), plain)

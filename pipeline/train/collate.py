@@ -1,0 +1,93 @@
+"""Groups to tensors: which tokens train is decided here, and how rows are cut into micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from pipeline.types import Group, Rollout, TrainBatch
+
+FILLED = 0.25
+"""A micro-batch with this share of its tokens is worth its own forward and backward."""
+LIKE = 0.8
+"""Rows shorter than this share of the longest one beside them are padded much."""
+
+
+def collate(groups: Sequence[Group], pad_id: int, device: torch.device | str = "cpu") -> TrainBatch:
+    """The members of `groups` that have a reward as one right-padded batch; group_ids count the groups.
+
+    Every response token trains, the end-of-sequence token included.
+
+    Raises: ValueError if no member has a reward.
+    """
+    members = [(g, m.rollout, m.reward) for g, x in enumerate(groups) for m in x.members if m.reward is not None]
+    if not members:
+        raise ValueError("no response has a reward; there is nothing to train on")
+    rollouts = [r for _, r, _ in members]
+    width = max(len(r.prompt_ids) + len(r.response_ids) for r in rollouts)
+    return TrainBatch(
+        input_ids=_padded([[*r.prompt_ids, *r.response_ids] for r in rollouts], width, pad_id, torch.int64, device),
+        attention_mask=_padded([[1] * _length(r) for r in rollouts], width, 0, torch.int64, device),
+        response_mask=_padded(
+            [[0.0] * len(r.prompt_ids) + [1.0] * len(r.response_ids) for r in rollouts], width, 0, torch.float32, device
+        ),
+        rollout_logprobs=_padded(
+            [[0.0] * len(r.prompt_ids) + list(r.logprobs) for r in rollouts], width, 0.0, torch.float32, device
+        ),
+        rewards=torch.tensor([reward for _, _, reward in members], dtype=torch.float32, device=device),
+        group_ids=torch.tensor([g for g, _, _ in members], dtype=torch.int64, device=device),
+        truncated=torch.tensor([r.finish_reason == "length" for r in rollouts], device=device),
+        extras={"policy_version": torch.tensor([r.policy_version for r in rollouts], device=device)},
+    )
+
+
+def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """Row indices cut into micro-batches of rows of like length, each of at most `max_tokens` tokens with its padding.
+
+    Longest first, so that the greatest memory is asked for at the start. A row longer than `max_tokens` stands alone.
+    A micro-batch that is well filled ends early where the next row would be padded much.
+    """
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    batches: list[list[int]] = []
+    longest = 0
+    for i in order:
+        tokens = len(batches[-1]) * longest if batches else 0
+        is_full = tokens + longest > max_tokens
+        is_padded = tokens >= FILLED * max_tokens and lengths[i] < LIKE * longest
+        if not batches or is_full or is_padded:
+            batches.append([])
+            longest = max(1, lengths[i])
+        batches[-1].append(i)
+    return batches
+
+
+def rows_of(batch: TrainBatch, rows: Sequence[int]) -> TrainBatch:
+    """Those rows of the batch, without the columns in which all of them are padding."""
+    at = torch.tensor(list(rows), dtype=torch.int64, device=batch.input_ids.device)
+    width = int(batch.attention_mask[at].sum(1).max())
+    return TrainBatch(
+        input_ids=batch.input_ids[at, :width],
+        attention_mask=batch.attention_mask[at, :width],
+        response_mask=batch.response_mask[at, :width],
+        rollout_logprobs=batch.rollout_logprobs[at, :width],
+        rewards=batch.rewards[at],
+        group_ids=batch.group_ids[at],
+        truncated=batch.truncated[at],
+        extras={k: v[at, :width] if v.dim() == 2 else v[at] for k, v in batch.extras.items()},
+    )
+
+
+def padded_ids(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """int64 [B, T], the rows padded on the right."""
+    return _padded([list(r) for r in rows], max(map(len, rows)), pad_id, torch.int64, device)
+
+
+def _length(rollout: Rollout) -> int:
+    return len(rollout.prompt_ids) + len(rollout.response_ids)
+
+
+def _padded(
+    rows: Sequence[list[int] | list[float]], width: int, fill: float, dtype: torch.dtype, device: torch.device | str
+) -> torch.Tensor:
+    return torch.tensor([[*r, *([fill] * (width - len(r)))] for r in rows], dtype=dtype, device=device)

@@ -1,0 +1,206 @@
+"""PPO's critic: a backbone of its own or a head on the policy's, what it says of a batch, and how it learns from it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.config.sections import OptimizerConfig
+from pipeline.errors import CheckpointError, ConfigError, NonFiniteError, boundary
+from pipeline.models.forward import spread
+from pipeline.rl.gae import summarize_values, value_loss
+from pipeline.rl.logprobs import working
+from pipeline.rl.parts import Critic
+from pipeline.rl.reduce import AllReduce
+from pipeline.train.backend import CriticBackend
+from pipeline.train.optimizer import adamw, clipped_step, finite_norm, schedule
+from pipeline.types import TrainBatch
+
+
+class TorchCritic:
+    """A scalar head on a backbone, with an optimiser of its own. Implements `CriticBackend`.
+
+    With a backbone of its own (`model`: an AutoModelForTokenClassification of one label) the optimiser moves all of it.
+    A shared one is a head on the policy's backbone: the optimiser moves the head, and what its loss asks of the
+    backbone adds to the policy's gradient. The head begins at zero, so that the first values are 0.
+    """
+
+    def __init__(self, policy: Any, model: Any | None, optimizer: OptimizerConfig, total_steps: int) -> None:
+        self.policy = policy
+        self.model = model
+        self.head = _score(model) if model is not None else _fresh_head(policy)
+        self.config = optimizer
+        self.total_steps = total_steps
+        self.num_updates = 0
+        self.optimizer = adamw((model or self.head).parameters(), optimizer)
+
+    @classmethod
+    def new(cls, policy: Any, shared: bool, optimizer: OptimizerConfig, total_steps: int) -> TorchCritic:
+        """A critic that has learned nothing; its own backbone is a copy of the policy's."""
+        return cls(policy, None if shared else own_backbone(policy), optimizer, total_steps)
+
+    def values(self, input_ids: Tensor, where: Tensor) -> Tensor:
+        """V [B, T] of the states before the tokens at `where` (bool, False at column 0), 0 elsewhere."""
+        backbone = (self.model or self.policy).base_model
+        hidden = backbone(input_ids=input_ids[:, :-1], use_cache=False).last_hidden_state
+        return spread(working(self.head(hidden[where[:, 1:]])[:, 0]), where)
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate the gradient."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def require_finite(self) -> None:
+        """Raises: NonFiniteError if the gradient is not finite."""
+        self._norm()
+
+    def step(self) -> dict[str, float]:
+        """One clipped AdamW update; the gradient is gone."""
+        norm = self._norm()
+        rate = schedule(self.config, self.num_updates, self.total_steps)
+        clipped_step(self.optimizer, self.config, self._parameters(), norm, rate)
+        self.discard()
+        self.num_updates += 1
+        return {"critic/grad_norm": float(norm), "critic/learning_rate": rate}
+
+    def discard(self) -> None:
+        """Forget the gradient of what this optimiser moves."""
+        for p in self._parameters():
+            p.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """All but the weights of a backbone of its own, which are saved as a model."""
+        return {
+            "shared": self.model is None,
+            "config": self.config.model_dump(),
+            "total_steps": self.total_steps,
+            "num_updates": self.num_updates,
+            "head": self.head.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+
+    @classmethod
+    def restored(cls, policy: Any, state: dict[str, Any], folder: Path) -> TorchCritic:
+        """The critic whose state that is; a backbone of its own is read from `folder`.
+
+        Raises: CheckpointError if they do not fit.
+        """
+        import transformers
+
+        with boundary(CheckpointError, f"the critic of {folder.parent} does not fit the policy"):
+            model = None
+            if not state["shared"]:
+                model = transformers.AutoModelForTokenClassification.from_pretrained(folder, dtype=policy.dtype)
+                model = model.to(policy.device).eval()
+            critic = cls(policy, model, OptimizerConfig.model_validate(state["config"]), state["total_steps"])
+            critic.head.load_state_dict(state["head"])
+            critic.optimizer.load_state_dict(state["optimizer"])
+            critic.num_updates = state["num_updates"]
+        return critic
+
+    def _parameters(self) -> list[Tensor]:
+        return list((self.model or self.head).parameters())
+
+    def _norm(self) -> Tensor:
+        return finite_norm(self._parameters(), "critic's gradient norm", self.num_updates)
+
+
+def own_backbone(policy: Any) -> Any:
+    """A token classifier of one label whose backbone is a copy of the policy's and whose head is zero.
+
+    Raises: ConfigError for an architecture of which transformers has no such model.
+    """
+    import transformers
+
+    remedy = "set critic_shared: true for a head on the policy's backbone"
+    with boundary(ConfigError, f"a critic of its own for model type {policy.config.model_type!r} ({remedy})"):
+        config = copy.deepcopy(policy.config)
+        config.num_labels = 1
+        with torch.random.fork_rng(devices=[]):  # the weights drawn here are all replaced
+            model = transformers.AutoModelForTokenClassification.from_config(config, dtype=policy.dtype)
+        model.base_model.load_state_dict(policy.base_model.state_dict())
+        for p in _score(model).parameters():
+            torch.nn.init.zeros_(p)
+    return model.to(policy.device).eval()
+
+
+def _fresh_head(policy: Any) -> torch.nn.Linear:
+    width = policy.config.get_text_config().hidden_size
+    head: torch.nn.Linear = torch.nn.utils.skip_init(  # type: ignore[no-untyped-call]
+        torch.nn.Linear, width, 1, device=policy.device, dtype=policy.dtype
+    )
+    for p in head.parameters():
+        torch.nn.init.zeros_(p)
+    return head
+
+
+def _score(model: Any) -> Any:
+    """The head of a token classifier, under either of the names that transformers gives it."""
+    return model.score if hasattr(model, "score") else model.classifier
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """What the critic said at batch start: V [B, T] before each response token, and [B] after the last one."""
+
+    values: Tensor
+    final: Tensor | None
+
+
+@torch.no_grad()
+def predict(
+    critic: CriticBackend, batch: TrainBatch, micros: Sequence[tuple[Tensor, TrainBatch]], with_final: bool
+) -> Predicted:
+    """The critic's values of a batch cut into micro-batches (rows, their batch); the final ones where asked for."""
+    values = torch.zeros(batch.response_mask.shape, dtype=torch.float64, device=batch.rewards.device)
+    final = torch.zeros(len(batch.rewards), dtype=torch.float64, device=values.device)
+    for at, micro in micros:
+        width = micro.input_ids.shape[1]
+        where = micro.response_mask > 0
+        values[at, :width] = critic.values(micro.input_ids, where).double()
+        if with_final:  # the state after the last token is the one before a token that would follow it
+            longer = torch.cat([micro.input_ids, micro.input_ids[:, :1]], 1)
+            last = torch.zeros(longer.shape, dtype=torch.bool, device=longer.device)
+            last[torch.arange(len(at), device=at.device), micro.attention_mask.sum(1)] = True
+            final[at] = critic.values(longer, last).double().sum(1)
+    return Predicted(values, final if with_final else None)
+
+
+def learn(
+    critic: CriticBackend,
+    how: Critic,
+    micros: Sequence[tuple[Tensor, TrainBatch]],
+    predicted: Predicted,
+    returns: Tensor,
+    all_reduce: AllReduce,
+) -> dict[str, float]:
+    """The critic's metrics; its gradient of the value loss over these micro-batches is accumulated, not yet taken.
+
+    The mean is over all response tokens of the optimiser step, counted over micro-batches and ranks before any
+    backward. Raises: NonFiniteError if the loss is not finite.
+    """
+    local = torch.stack([micro.response_mask.sum().double() for _, micro in micros]).sum().reshape(1)
+    total = float(all_reduce(local)[0])
+    stats: Tensor | None = None
+    loss = 0.0
+    for at, micro in micros:
+        width = micro.input_ids.shape[1]
+        mask = micro.response_mask
+        values = critic.values(micro.input_ids, mask > 0)
+        old, wanted = predicted.values[at, :width].to(values.dtype), returns[at, :width].to(values.dtype)
+        share, seen = value_loss(values, old, wanted, mask, total, how.clip)
+        if not bool(torch.isfinite(share)):
+            raise NonFiniteError(
+                f"the critic's loss is {float(share.detach())}; update refused, lower critic_learning_rate"
+            )
+        critic.backward(how.loss_coef * share)
+        stats = seen if stats is None else stats + seen
+        loss += float(share.detach())
+    assert stats is not None
+    summed = all_reduce(torch.cat([stats, torch.tensor([loss], dtype=stats.dtype, device=stats.device)]))
+    return {**summarize_values(summed[:-1]), "critic/loss": float(summed[-1])}

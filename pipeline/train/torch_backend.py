@@ -1,0 +1,146 @@
+"""Training in this process on one device, with torch's own AdamW."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.config.sections import OptimizerConfig
+from pipeline.errors import CheckpointError, NonFiniteError
+from pipeline.models.forward import logits_at, spread
+from pipeline.models.load import frozen_copy
+from pipeline.rl.logprobs import logprobs_and_entropy, token_logprobs
+from pipeline.train.backend import Who
+from pipeline.train.critic import TorchCritic
+from pipeline.train.optimizer import adamw, clipped_step, finite_norm, schedule
+
+
+class TorchBackend:
+    """Holds the policy `model`, its optimiser, its reference and its critic. Implements `Backend`."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model.eval()  # no dropout: ratios compare the same function
+        self.reference: Any = None
+        self.critic: TorchCritic | None = None
+        self.config: OptimizerConfig | None = None
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.total_steps = 0
+        self.num_updates = 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where the policy lives."""
+        device: torch.device = self.model.device
+        return device
+
+    def start(self, optimizer: OptimizerConfig, total_steps: int) -> None:
+        """A fresh optimiser for `total_steps` updates."""
+        self.config, self.total_steps, self.num_updates = optimizer, total_steps, 0
+        self.optimizer = adamw(self.model.parameters(), optimizer)
+        self.discard()
+
+    def start_critic(self, shared: bool, optimizer: OptimizerConfig, total_steps: int) -> None:
+        """A critic that has learned nothing."""
+        self.critic = TorchCritic.new(self.model, shared, optimizer, total_steps)
+
+    def logprobs(
+        self, input_ids: Tensor, where: Tensor, temperature: float, who: Who = "policy", entropy: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probs [B, T] at `where` and, if asked for, entropies; with gradient for the policy outside no_grad."""
+        model = self.model if who == "policy" else self.reference
+        logits = logits_at(model, input_ids, where)
+        if not entropy:
+            return spread(token_logprobs(logits, input_ids[where], temperature), where), None
+        values, entropies = logprobs_and_entropy(logits, input_ids[where], temperature)
+        return spread(values, where), spread(entropies, where)
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate the gradient."""
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def step(self) -> dict[str, float]:
+        """One AdamW update; see `Backend.step`."""
+        assert self.config is not None
+        assert self.optimizer is not None
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        try:
+            norm = finite_norm(parameters, "gradient norm", self.num_updates)
+        except NonFiniteError:
+            self.discard()
+            raise
+        rate = schedule(self.config, self.num_updates, self.total_steps)
+        clipped_step(self.optimizer, self.config, parameters, norm, rate)
+        self._forget()
+        self.num_updates += 1
+        return {"grad_norm": float(norm), "learning_rate": rate}
+
+    def discard(self) -> None:
+        """Forget the gradient, the critic's too."""
+        self._forget()
+        if self.critic is not None:
+            self.critic.discard()
+
+    @torch.no_grad()
+    def refresh_reference(self, alpha: float = 1.0) -> None:
+        """reference <- alpha * policy + (1 - alpha) * reference."""
+        if self.reference is None:
+            self.reference = frozen_copy(self.model)
+            return
+        for ours, theirs in zip(self.reference.parameters(), self.model.parameters(), strict=True):
+            ours.lerp_(theirs.to(ours.dtype), alpha) if alpha < 1 else ours.copy_(theirs)
+
+    def all_reduce(self, values: Tensor) -> Tensor:
+        """One process: the values themselves."""
+        return values
+
+    def save(self, folder: Path, save_model: Callable[[Any, Path], None]) -> None:
+        """Model, and a critic with its own backbone, as Hugging Face folders; optimisers and reference as tensors."""
+        save_model(self.model, folder / "model")
+        state: dict[str, Any] = {"num_updates": self.num_updates, "total_steps": self.total_steps}
+        if self.config is not None and self.optimizer is not None:
+            state["config"] = self.config.model_dump()
+            state["optimizer"] = self.optimizer.state_dict()
+        if self.reference is not None:
+            state["reference"] = self.reference.state_dict()
+        if self.critic is not None:
+            state["critic"] = self.critic.state_dict()
+            if self.critic.model is not None:
+                save_model(self.critic.model, folder / "critic")
+        with (folder / "trainer.pt").open("wb") as file:  # given a path, torch hides a full disk's error
+            torch.save(state, file)
+
+    def load(self, folder: Path) -> None:
+        """Restore optimisers, reference and critic; who made this backend loaded the model from `folder / "model"`.
+
+        Raises: CheckpointError if the saved state does not fit the model.
+        """
+        state = torch.load(folder / "trainer.pt", map_location=self.device, weights_only=True)
+        try:
+            if "config" in state:
+                self.start(OptimizerConfig.model_validate(state["config"]), state["total_steps"])
+                assert self.optimizer is not None
+                self.optimizer.load_state_dict(state["optimizer"])
+                self._check_moments(self.optimizer)
+            if "reference" in state:
+                self.reference = frozen_copy(self.model)
+                self.reference.load_state_dict(state["reference"])
+        except (ValueError, RuntimeError, KeyError) as exc:
+            raise CheckpointError(f"{folder / 'trainer.pt'} does not fit the model: {exc}") from exc
+        if "critic" in state:
+            self.critic = TorchCritic.restored(self.model, state["critic"], folder / "critic")
+        self.num_updates = state["num_updates"]
+
+    def _forget(self) -> None:
+        for p in self.model.parameters():
+            p.grad = None
+
+    @staticmethod
+    def _check_moments(optimizer: torch.optim.Optimizer) -> None:
+        """Raises: ValueError where AdamW's moments have another shape than their parameter, which torch lets pass."""
+        for parameter, state in optimizer.state.items():
+            if (shape := state["exp_avg"].shape) != parameter.shape:
+                raise ValueError(f"a moment of shape {tuple(shape)} for a parameter of {tuple(parameter.shape)}")

@@ -1,0 +1,142 @@
+"""The nouns of the loop: Prompt -> Rollout -> ScoredRollout -> Group -> TrainBatch.
+
+All are frozen values. Nothing here loads torch; tensors appear in annotations only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+Status = Literal["graded", "no_answer", "timeout", "verifier_error", "sandbox_error"]
+FinishReason = Literal["stop", "length"]
+
+INFRASTRUCTURE: frozenset[str] = frozenset({"verifier_error", "sandbox_error"})
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One task: what is asked, how an answer is verified, and against what.
+
+    Example: Prompt(id="arithmetic/17+25", question="17+25=", verifier="math", reference="42", domain="arithmetic")
+    """
+
+    id: str
+    question: str
+    verifier: str
+    reference: Any
+    domain: str = "default"
+    demonstration: str | None = None
+    """A response to imitate in supervised fine-tuning; never shown in RL."""
+    system: str | None = None
+    """A system message for chat templates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One sampled response, in tokens.
+
+    Example: Rollout("arithmetic/17+25", 3, (7, 9), (4, 1), (-0.1, -0.7), "42", "stop", 12)
+    """
+
+    prompt_id: str
+    sample: int
+    prompt_ids: tuple[int, ...]
+    response_ids: tuple[int, ...]
+    """Includes the end-of-sequence token when finish_reason is "stop"."""
+    logprobs: tuple[float, ...]
+    """Of response_ids, in nats, under the distribution that was sampled, as the engine reported them."""
+    text: str
+    """The response decoded, special tokens left out."""
+    finish_reason: FinishReason
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """What a verifier sees: a response, the reference to hold it against, and the prompt's text."""
+
+    response: str
+    reference: Any
+    prompt: str = ""
+    truncated: bool = False
+    """The response was cut at its length limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a verifier says. `score` is in [0, 1] and has meaning only where status is "graded".
+
+    graded: compared, and the score says how right. no_answer: nothing to compare was found in the response.
+    timeout: the answer ran past its own budget (its fault). verifier_error, sandbox_error: the grader failed,
+    which says nothing of the answer and is never a reward.
+    """
+
+    status: Status
+    score: float = 0.0
+    reason: str = ""
+    """A short code with detail, e.g. "equal", "wrong_number: 41 is not 42", "unclosed_box"."""
+    extracted: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def is_infrastructure(self) -> bool:
+        """The grader failed, not the answer."""
+        return self.status in INFRASTRUCTURE
+
+    @property
+    def is_correct(self) -> bool:
+        """Graded, and wholly right."""
+        return self.status == "graded" and self.score >= 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredRollout:
+    """A rollout with its verdict and the reward that the recipe's table gives for it (None: leaves the group)."""
+
+    rollout: Rollout
+    verdict: Verdict
+    reward: float | None
+    components: tuple[float, ...] = ()
+    """What the reward is made of, unweighted, that of the row's own verifier first; empty where that is all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """All scored responses to one prompt of one step."""
+
+    prompt: Prompt
+    members: tuple[ScoredRollout, ...]
+    greedy_reward: float | None = None
+    """Reward of one greedy response, for algorithms whose baseline it is."""
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        """Rewards of the members that have one."""
+        return tuple(m.reward for m in self.members if m.reward is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainBatch:
+    """Rows of prompt + response, right-padded; B rows of T tokens.
+
+    `response_mask[i, t]` is 1 where `input_ids[i, t]` is a response token to train on. Every [B, T] tensor of
+    per-token values is aligned with `input_ids`: entry t speaks of the token at t, predicted from those before.
+    """
+
+    input_ids: torch.Tensor  # [B, T] int64
+    attention_mask: torch.Tensor  # [B, T] int64, 1 on real tokens
+    response_mask: torch.Tensor  # [B, T] float32
+    rollout_logprobs: torch.Tensor  # [B, T] float32
+    rewards: torch.Tensor  # [B] float32
+    group_ids: torch.Tensor  # [B] int64
+    truncated: torch.Tensor  # [B] bool
+    extras: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+
+StepMetrics = dict[str, float]
+"""One flat row of metrics.jsonl: "section/name" -> number."""

@@ -1,0 +1,47 @@
+"""Custom checkers: programs that say whether an output is right, run in a sandbox of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sandbox.judge import judge
+from sandbox.pool import Pool
+from sandbox.results import Limits, Mode, RunResult, TestResult
+
+
+def judge_with_checker(
+    pool: Pool, program: str, tests: Sequence[Mapping[str, Any]], mode: Mode, limits: Limits, checker: str
+) -> RunResult:
+    """The program's result where `checker`, a program that defines check(input, output, expected), says what is right.
+
+    In function mode `input` is the list of arguments and `output` the returned value. The checker sees outputs only
+    after the program's process is dead, and runs in another. A checker that fails, or says neither True nor False,
+    gives "sandbox_error": that is no fault of the program. Raises: ValueError; IsolationError.
+    """
+    wanted = "output" if mode == "stdin" else "expected"
+    for number, test in enumerate(tests):
+        if wanted not in test:
+            raise ValueError(f"test {number}: no {wanted!r} to hand to the checker; use None where it needs none")
+    ran = judge(pool, program, [dict(t) | {wanted: None} for t in tests], mode, limits, False, compares=False)
+    calls, places = [], []
+    for place, (test, result) in enumerate(zip(tests, ran.tests, strict=True)):
+        if result.passed:
+            given, got = (test["input"], result.stdout) if mode == "stdin" else (test["args"], result.value)
+            calls.append({"fn": "check", "args": [given, got, test[wanted]], "expected": True})
+            places.append(place)
+    decided = list(ran.tests)
+    if calls:
+        said = judge(pool, checker, calls, "function", limits, False)
+        for place, verdict in zip(places, said.tests, strict=True):
+            decided[place] = _merge(decided[place], verdict)
+    return replace(ran, tests=tuple(decided))
+
+
+def _merge(result: TestResult, verdict: TestResult) -> TestResult:
+    if verdict.passed:
+        return result
+    if verdict.status == "wrong_answer" and verdict.value is False:
+        return replace(result, status="wrong_answer")
+    return replace(result, status="sandbox_error", error=f"checker: {verdict.status} {verdict.error}"[:2000])

@@ -1,0 +1,72 @@
+"""Which walls stand, proved by trying to break them, and the level that they amount to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sandbox.process import Worker, WorkerDied
+from sandbox.worker import wire
+
+NAMESPACES, LANDLOCK, SECCOMP, UID = "namespaces", "landlock", "seccomp", "uid"
+WALLS = (NAMESPACES, LANDLOCK, SECCOMP, UID)
+_REMEDY = {
+    NAMESPACES: "allow unprivileged user namespaces (sysctl user.max_user_namespaces), or accept level 2",
+    LANDLOCK: "use a kernel of 5.13 or newer with landlock among its LSMs, and a container runtime that lets it pass",
+    SECCOMP: "use an x86_64 or aarch64 kernel with CONFIG_SECCOMP_FILTER",
+    "rlimits": "let the process lower its own resource limits",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """The level and, for every wall, whether it stands and why (not).
+
+    3: namespaces, Landlock, seccomp, limits. 2: seccomp, limits, and Landlock (or namespaces where the kernel has no
+    Landlock) around the file system. 1: a process of its own with limits. 0: not even that.
+    """
+
+    level: int
+    stands: Mapping[str, bool]
+    notes: Mapping[str, str]
+
+    def lines(self) -> list[str]:
+        """One line per wall, for people."""
+        return [
+            f"{'up  ' if up else 'down'} {wall}" + (f": {self.notes[wall]}" if self.notes.get(wall) else "")
+            for wall, up in self.stands.items()
+        ]
+
+
+def examine(worker: Worker, refused: Mapping[str, str]) -> Isolation:
+    """What stands around this worker's runs, from a run that tries each forbidden act without and with its wall.
+
+    Raises: WorkerDied when the self-test gave no answer.
+    """
+    order = wire.Order(wire.SELF_TEST, 20.0, 10.0, 256, 64, 4, 16, 1)
+    outcome = worker.execute(order, wire.pack_payload(b"", []))
+    if not outcome.records:
+        worker.close()
+        raise WorkerDied(f"self-test ended with {outcome.exit.status}: {outcome.err.decode(errors='replace')}")
+    said: dict[str, bool] = json.loads(outcome.records[0].value)
+    stands = {wall: said.get(wall, False) for wall in (NAMESPACES, LANDLOCK, SECCOMP, "rlimits")}
+    notes = dict(refused) | worker.notes
+    level = 0
+    if stands["rlimits"]:
+        level = 1
+        if stands[SECCOMP] and (stands[LANDLOCK] or stands[NAMESPACES]):
+            level = 3 if stands[LANDLOCK] and stands[NAMESPACES] else 2
+    worker.level, worker.stands = level, stands
+    return Isolation(level, stands, notes)
+
+
+def explain(isolation: Isolation, min_level: int) -> str:
+    """Why the sandbox does not start, and what to do."""
+    wanted = (NAMESPACES, LANDLOCK, SECCOMP, "rlimits") if min_level == 3 else (LANDLOCK, SECCOMP, "rlimits")
+    missing = [w for w in wanted if not isolation.stands[w]]
+    why = "; ".join(f"{w} ({isolation.notes.get(w, 'the forbidden act succeeded')}): {_REMEDY[w]}" for w in missing)
+    return (
+        f"the sandbox reaches isolation level {isolation.level}, and min_level is {min_level}. Missing: {why}. "
+        f"To run nevertheless, set sandbox.min_level to {isolation.level}"
+    )

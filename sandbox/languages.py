@@ -1,0 +1,203 @@
+"""C, C++, JavaScript, Bash and SQL behind the same walls. Python has its own, faster way: `sandbox.run`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pipeline.errors import IsolationError
+from sandbox import compare
+from sandbox.judge import cases, judge
+from sandbox.pool import Pool
+from sandbox.process import Outcome, Worker, WorkerDied
+from sandbox.results import Limits, RunResult, Status, TestResult, require_tests
+from sandbox.worker import wire
+
+TOOLS = (
+    "/usr/bin", "/bin", "/usr/lib", "/lib", "/lib64", "/usr/lib64", "/usr/libexec", "/usr/include", "/usr/share",
+    "/usr/local", "/etc/alternatives",
+)  # fmt: skip
+_BUILD = Limits(wall_s=60, cpu_s=30, memory_mib=2048, output_kib=16384, disk_mib=64, processes=32)
+_SCOPED_SIGNALS_ABI = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """How programs of a language are built (a shell line that ends by printing the binary) and started."""
+
+    tool: str
+    source: str
+    start: tuple[str, ...]
+    build: str = ""
+    managed: bool = False
+    """Reserves far more address space than it uses, so that its resident memory is watched instead."""
+
+
+LANGUAGES = {
+    "c": Language("gcc", "main.c", ("./prog",), "gcc -O2 -std=gnu17 -o prog main.c -lm && cat prog"),
+    "cpp": Language("g++", "main.cpp", ("./prog",), "g++ -O2 -std=gnu++20 -o prog main.cpp && cat prog"),
+    "javascript": Language("node", "main.js", ("node", "--stack-size=50000", "main.js"), managed=True),
+    "bash": Language("bash", "main.sh", ("bash", "main.sh")),
+}
+
+_SQL = """
+import sqlite3, sys
+base = sqlite3.connect(":memory:")
+base.executescript(sys.stdin.read())
+allowed = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE,
+           sqlite3.SQLITE_INSERT, sqlite3.SQLITE_UPDATE, sqlite3.SQLITE_DELETE, sqlite3.SQLITE_TRANSACTION,
+           sqlite3.SQLITE_CREATE_TABLE, sqlite3.SQLITE_CREATE_VIEW, sqlite3.SQLITE_CREATE_TEMP_TABLE,
+           sqlite3.SQLITE_CREATE_TEMP_VIEW, sqlite3.SQLITE_CREATE_INDEX, sqlite3.SQLITE_DROP_TABLE}
+base.set_authorizer(lambda act, *rest: sqlite3.SQLITE_OK if act in allowed else sqlite3.SQLITE_DENY)
+statement = ""
+for piece in PROGRAM.split(";"):
+    statement += piece + ";"
+    if sqlite3.complete_statement(statement) and statement.strip(" \\n\\t\\r;"):
+        for row in base.execute(statement):
+            print("|".join("" if x is None else str(x) for x in row))
+        statement = ""
+"""
+
+_lock = threading.Lock()
+_pool: Pool | None = None
+
+
+def available() -> dict[str, bool]:
+    """Languages, and whether the tool of each is installed where programs may run it."""
+    found = {name: _tool(language) is not None for name, language in LANGUAGES.items()}
+    return {"python": True, "sql": True} | found
+
+
+def _tool(language: Language) -> str | None:
+    return shutil.which(language.tool, path="/usr/bin:/bin")
+
+
+def run_language(
+    language: str, program: str, tests: Sequence[Mapping[str, Any]], *, limits: Limits | None = None,
+    pool: Pool | None = None,
+) -> RunResult:  # fmt: skip
+    """The result of a program in `language` on tests of {"input", "output"}; a new process for every test.
+
+    A program that does not compile has status "runtime_error" on every test, with the compiler's words. For "sql" the
+    input is the script that fills the data base, and the output one row per line, columns joined by "|".
+
+    Raises: ValueError when the language is unknown or its tool not installed; IsolationError.
+    """
+    limits = limits or Limits()
+    require_tests(tests, limits)
+    if language == "sql":
+        return judge(pool or _tool_pool(), f"PROGRAM = {program!r}\n{_SQL}", tests, "stdin", limits, False)
+    chosen = LANGUAGES.get(language)
+    if chosen is None or _tool(chosen) is None:
+        there = ", ".join(name for name, is_there in available().items() if is_there)
+        raise ValueError(f"language {language!r} is not available here; there are {there}")
+    trial = _Trial(chosen, program.encode(), [c.data for c in cases(tests, "stdin")], limits)
+    used = pool or _tool_pool()
+    _require_walls(used)
+    try:
+        used.use(trial.run)
+    except WorkerDied as exc:
+        failed = TestResult("sandbox_error", error=str(exc))
+        return RunResult((failed,) * len(tests), used.isolation.level, len(tests))
+    done = [_compared(r, t["output"]) for r, t in zip(trial.results, tests, strict=True)]
+    return RunResult(tuple(done), used.isolation.level, len(tests), sum(r.wall_s for r in done))
+
+
+def _tool_pool() -> Pool:
+    global _pool
+    with _lock:
+        if _pool is None:
+            _pool = Pool(tools=TOOLS)
+        return _pool
+
+
+def _require_walls(pool: Pool) -> None:
+    """Programs that make processes may signal: another wall than seccomp must keep those inside."""
+    isolation = pool.isolation
+    abi = int(isolation.notes.get("landlock", "abi 0").split()[-1]) if isolation.stands["landlock"] else 0
+    if isolation.level < 3 and abi < _SCOPED_SIGNALS_ABI:
+        raise IsolationError(
+            f"programs that start others need namespaces or Landlock abi {_SCOPED_SIGNALS_ABI} around their signals, "
+            f"and here stands abi {abi} at level {isolation.level}; use Python, or a newer kernel"
+        )
+
+
+class _Trial:
+    """A program that is built once and run on one input after another; done inputs stay done when a worker dies."""
+
+    def __init__(self, language: Language, source: bytes, inputs: list[bytes], limits: Limits) -> None:
+        self.language, self.source, self.inputs, self.limits = language, source, inputs, limits
+        self.binary: bytes | None = None
+        self.results: list[TestResult] = []
+
+    def run(self, worker: Worker) -> None:
+        """Build and run what is not done yet. Raises: WorkerDied."""
+        language = self.language
+        if language.build and self.binary is None:
+            command = ["/bin/sh", "-c", language.build]
+            outcome = _execute(worker, _BUILD, command, language.source, 0o600, b"", self.source, False)
+            status, error = _ended(outcome, _BUILD)
+            if status != "passed":
+                failed = TestResult("runtime_error", error=f"does not compile: {error}")
+                self.results = [failed] * len(self.inputs)
+                return
+            self.binary = outcome.out
+        content, name = (self.binary, "prog") if self.binary is not None else (self.source, language.source)
+        path = language.start[0] if self.binary is not None else _tool(language) or language.tool
+        while len(self.results) < len(self.inputs):
+            stdin = self.inputs[len(self.results)]
+            command = [path, *language.start[1:]]
+            outcome = _execute(worker, self.limits, command, name, 0o700, stdin, content, language.managed)
+            status, error = _ended(outcome, self.limits)
+            out = outcome.out[: self.limits.output_kib << 10].decode("utf-8", "replace")
+            ended = outcome.exit
+            self.results.append(TestResult(status, out, error, ended.cpu_s, ended.wall_s, ended.peak_kib / 1024))
+
+
+def _execute(
+    worker: Worker, limits: Limits, argv: list[str], file: str, mode: int, stdin: bytes, content: bytes, managed: bool
+) -> Outcome:
+    order = wire.Order(
+        wire.MANAGED if managed else wire.NATIVE, limits.wall_s, limits.cpu_s, limits.memory_mib, limits.output_kib,
+        limits.disk_mib + (len(content) >> 20) + 1, limits.processes, 1,
+    )  # fmt: skip
+    plan = json.dumps({"argv": argv, "file": file, "mode": mode}).encode()
+    return worker.execute(order, wire.pack_payload(plan, [stdin, content]))
+
+
+def _ended(outcome: Outcome, limits: Limits) -> tuple[Status, str]:
+    """Status and error text of a process that ended; "passed" says exit code 0."""
+    ended, text = outcome.exit, outcome.err[-4000:].decode("utf-8", "replace").strip()
+    if ended.why == wire.CANCELLED or ended.status == -1:
+        raise WorkerDied("no process could be made")
+    killed: dict[int, tuple[Status, str]] = {
+        wire.CPU: ("cpu_limit", f"used {ended.cpu_s:.1f} CPU seconds of {limits.cpu_s}"),
+        wire.WALL: ("timeout", f"ran {ended.wall_s:.1f} s of {limits.wall_s}"),
+        wire.DISK: ("runtime_error", f"wrote more than {limits.disk_mib} MiB"),
+        wire.MEMORY: ("memory_limit", f"used more than {limits.memory_mib} MiB"),
+    }
+    if ended.why in killed:
+        status, why = killed[ended.why]
+        return status, f"{text}\n{why}".strip()
+    if len(outcome.out) > limits.output_kib << 10:
+        return "output_limit", text
+    if ended.peak_kib > limits.memory_mib << 10:
+        return "memory_limit", text
+    code = os.waitstatus_to_exitcode(ended.status)
+    if code == wire.SETUP_FAILED and text.startswith("sandbox: "):
+        return "sandbox_error", text
+    if code < 0:
+        return "runtime_error", f"{text}\nkilled by {signal.Signals(-code).name}".strip()
+    return ("passed", "") if code == 0 else ("runtime_error", f"{text}\nexit code {code}".strip())
+
+
+def _compared(result: TestResult, expected: str | None) -> TestResult:
+    if result.passed and expected is not None and not compare.outputs_equal(result.stdout, expected):
+        return replace(result, status="wrong_answer")
+    return result

@@ -1,0 +1,190 @@
+"""One worker process as the judge sees it: started, given orders, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+from sandbox import homes
+from sandbox.worker import wire
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_START = "import sys; sys.path.append({here!r}); from worker.boot import boot; boot()"
+_START_S = 60.0
+_GRACE_S = 30.0
+_FIRST_UID = 200_000
+_ENVIRONMENT = {
+    "LANG": "C.UTF-8",
+    "HOME": "/tmp",
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "MALLOC_ARENA_MAX": "2",
+    "PYTHONUTF8": "1",
+}
+
+
+class WorkerDied(Exception):
+    """The worker is gone or does not answer; what it was doing can be done again by another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one process left behind: how it ended, its streams, and what it wrote down about its tests."""
+
+    exit: wire.Exit
+    out: bytes
+    err: bytes
+    records: list[wire.Record]
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A started worker process. Not thread-safe: one order at a time, by whoever holds it."""
+
+    process: subprocess.Popen[bytes]
+    sock: socket.socket
+    home: str
+    held: int
+    notes: dict[str, str]
+    files: list[int]
+    """Payload, out, err, log: in memory, the worker has them open too."""
+    level: int = 0
+    stands: dict[str, bool] = field(default_factory=dict)
+
+    def execute(self, order: wire.Order, payload: bytes) -> Outcome:
+        """What came of one order.
+
+        Raises: WorkerDied.
+        """
+        payload_fd, out_fd, err_fd, log_fd = self.files
+        try:
+            for fd in self.files:
+                os.ftruncate(fd, 0)
+                os.lseek(fd, 0, 0)
+            _write(payload_fd, payload)
+            self.sock.send(order.pack())
+            exit = wire.Exit.unpack(self._answer(order.wall_s * 20 + order.cpu_s + _GRACE_S))
+            most = (order.output_kib << 10) * 2 + 1
+            log = _read(log_fd, order.tests * (most + wire.RECORD_BYTES))
+            return Outcome(exit, _read(out_fd, most), _read(err_fd, most), wire.read_records(log, order.tests))
+        except OSError as exc:
+            raise WorkerDied(str(exc)) from exc
+
+    def _answer(self, timeout_s: float) -> bytes:
+        self.sock.settimeout(timeout_s)
+        packet = self.sock.recv(4096)
+        if not packet:
+            raise WorkerDied(f"worker {self.process.pid} ended: {self.last_words()}")
+        return packet
+
+    def cancel(self) -> None:
+        """Kill what is running now; safe from another thread."""
+        with contextlib.suppress(OSError):
+            self.sock.send(wire.CANCEL)
+
+    def last_words(self) -> str:
+        """The tail of what the worker, or the run that it was at, wrote to stderr."""
+        size = os.fstat(self.files[2]).st_size
+        return os.pread(self.files[2], 2048, max(0, size - 2048)).decode(errors="replace")
+
+    def let_go(self) -> None:
+        """In a forked copy of the judge: close our ends; the worker stays its parent's."""
+        self.sock.close()
+        for fd in (*self.files, self.held):
+            os.close(fd)
+        self.files, self.held = [], -1
+
+    def close(self) -> None:
+        """End the worker and remove its folder."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+        self.sock.close()
+        try:
+            self.process.wait(2)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        while self.files:
+            os.close(self.files.pop())
+        if self.held >= 0:
+            homes.remove(self.home, self.held)
+            self.held = -1
+
+
+def _write(fd: int, data: bytes) -> None:
+    view, at = memoryview(data), 0
+    while at < len(view):
+        at += os.pwrite(fd, view[at:], at)
+
+
+def _read(fd: int, most: int) -> bytes:
+    size = min(os.fstat(fd).st_size, most)
+    return os.pread(fd, size, 0) if size else b""
+
+
+def interpreters() -> list[str]:
+    """Interpreters to try, best first: the one below our virtual environment, ours, the system's."""
+    base = getattr(sys, "_base_executable", None)
+    found = [base, sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"]
+    return [p for p in dict.fromkeys(found) if p and os.access(p, os.X_OK)]
+
+
+def start(interpreter: str, walls: frozenset[str], number: int, tools: tuple[str, ...] = ()) -> Worker:
+    """A worker behind the walls asked for, not yet tested.
+
+    Raises: WallRefused naming the wall that this machine refuses; WorkerDied.
+    """
+    home, held = homes.make()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    files = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("payload", "out", "err", "log")]
+    worker = None
+    try:
+        config = {
+            "walls": sorted(walls),
+            "home": home,
+            "uid": _FIRST_UID + os.getpid() % 30_000 * 64 + number % 64,
+            "tools": tools,
+            "host_file": homes.canary(home),
+            "host_pid": os.getpid(),
+        }
+        payload, out, err, log = files
+        inherited = (theirs.fileno(), out, err, log, payload)
+        numbers = ",".join(map(str, inherited))
+        code = _START.format(here=_HERE)
+        command = [interpreter, "-I", "-S", "-X", "utf8", "-c", code, numbers, json.dumps(config)]
+        process = subprocess.Popen(
+            command, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err,
+            env=_ENVIRONMENT, cwd="/", start_new_session=True,
+        )  # fmt: skip
+        worker = Worker(process, ours, home, held, {}, files)
+        theirs.close()
+        hello: dict[str, Any] = json.loads(worker._answer(_START_S))
+        if "failed" in hello:
+            raise WallRefused(hello["failed"], hello["why"])
+        worker.notes = hello["notes"] | {"python": hello["python"]}
+        return worker
+    except BaseException as exc:
+        theirs.close()
+        if worker is not None:
+            worker.close()
+        else:
+            ours.close()
+            for fd in files:
+                os.close(fd)
+            homes.remove(home, held)
+        if isinstance(exc, OSError):
+            raise WorkerDied(f"{interpreter}: {exc}") from exc
+        raise
+
+
+class WallRefused(Exception):
+    """This machine refuses a wall."""
+
+    def __init__(self, wall: str, why: str) -> None:
+        super().__init__(why)
+        self.wall = wall

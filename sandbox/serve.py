@@ -1,0 +1,241 @@
+"""The sandbox over HTTP: SandboxFusion's `/run_code` and `/submit`, a batch form, health and metrics.
+
+`python -m sandbox.serve --port 8080`. Loopback unless told otherwise; any other address needs a token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hmac
+import json
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from pipeline.errors import IsolationError
+from sandbox import wireformat
+from sandbox.api import execute, run, run_many
+from sandbox.languages import run_language
+from sandbox.pool import Pool
+from sandbox.results import Limits, RunResult
+
+_LANGUAGES = {"python3": "python", "nodejs": "javascript", "js": "javascript", "c++": "cpp", "sh": "bash"}
+_MAX_BODY = 64 << 20
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+class Refused(Exception):
+    """A request that is answered with an HTTP status other than 200."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Service:
+    """What the handlers share: pool, limits, token, the queue and the counts."""
+
+    def __init__(self, pool: Pool, limits: Limits, token: str | None, max_queue: int) -> None:
+        self.pool, self.limits, self.token, self.max_queue = pool, limits, token, max_queue
+        self.lock = threading.Lock()
+        self.waiting = 0
+        self.rejected = 0
+        self.seconds = 0.0
+        self.statuses: Counter[str] = Counter()
+
+    def answer(self, path: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        """The reply to a POST. Raises: Refused; ValueError on a malformed request."""
+        act = self.acts().get(path)
+        if act is None:
+            raise Refused(404, f"no {path}; there are {', '.join(self.acts())}, /health and /metrics")
+        count = max(1, len(data.get("jobs", ()))) if isinstance(data, Mapping) else 1
+        self._enter(count)
+        begun = time.monotonic()
+        try:
+            return act(data)
+        finally:
+            with self.lock:
+                self.waiting -= count
+                self.seconds += time.monotonic() - begun
+
+    def acts(self) -> dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]]:
+        """Paths and what they do."""
+        return {"/run_code": self.run_code, "/submit": self.submit, "/run": self.run, "/run_many": self.run_many}
+
+    def _enter(self, count: int) -> None:
+        with self.lock:
+            if self.waiting and self.waiting + count > self.max_queue:
+                self.rejected += 1
+                raise Refused(429, f"{self.waiting} programs are queued of {self.max_queue}; come back later")
+            self.waiting += count
+
+    def _count(self, *results: RunResult) -> None:
+        with self.lock:
+            self.statuses.update(r.status for r in results)
+
+    def run_code(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """SandboxFusion: one program, its output."""
+        named = str(data.get("language", "python"))
+        language = _LANGUAGES.get(named, named)
+        if not isinstance(data.get("code"), str):
+            raise ValueError("code must be text")
+        timeout, memory = data.get("run_timeout"), data.get("memory_limit_MB")
+        asked = {"wall_s": timeout, "cpu_s": timeout, "memory_mib": memory if memory and memory > 0 else None}
+        limits, stdin = self.limits.lowered(**asked), data.get("stdin") or ""
+        if language == "python":
+            result = execute(data["code"], stdin, limits=limits, pool=self.pool)
+        else:
+            tests = [{"input": stdin, "output": None}]
+            result = run_language(language, data["code"], tests, limits=limits).tests[0]
+        with self.lock:
+            self.statuses[result.status] += 1
+        return wireformat.fusion_run(result)
+
+    def submit(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """SandboxFusion: the code in a completion on the tests that came with it."""
+        if not isinstance(data.get("completion"), str):
+            raise ValueError("completion must be text")
+        code, tests = wireformat.code_in(data["completion"]), wireformat.fusion_tests(data)
+        timeout = (data.get("config") or {}).get("run_timeout")
+        result = run(code, tests, limits=self.limits.lowered(wall_s=timeout, cpu_s=timeout), pool=self.pool)
+        self._count(result)
+        told = [
+            {"passed": t.passed, "exec_info": wireformat.fusion_run(t), "test_info": test}
+            for t, test in zip(result.tests, tests, strict=True)
+        ]
+        return {"id": data.get("id"), "accepted": result.passed, "extracted_code": code, "full_code": code,
+                "test_code": None, "tests": told, "extracted_type": None, "extra": None}  # fmt: skip
+
+    def run(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """One job, in our own form."""
+        return self.run_many({"jobs": [data]})["results"][0]  # type: ignore[no-any-return]
+
+    def run_many(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Several jobs, in our own form; results in their order."""
+        if not isinstance(data.get("jobs"), list):
+            raise ValueError("jobs must be a list")
+        jobs = [wireformat.job_from_json(job, self.limits) for job in data["jobs"]]
+        results = run_many(jobs, pool=self.pool)
+        self._count(*results)
+        return {"results": [wireformat.result_to_json(r) for r in results]}
+
+    def health(self) -> dict[str, Any]:
+        """Whether programs can be run, and behind which walls."""
+        isolation = self.pool.isolation
+        return {"status": "ok", "level": isolation.level, "walls": dict(isolation.stands), "waiting": self.waiting}
+
+    def metrics(self) -> str:
+        """Prometheus text."""
+        with self.lock:
+            lines = [f'sandbox_programs_total{{status="{s}"}} {n}' for s, n in sorted(self.statuses.items())]
+            lines += [
+                f"sandbox_rejected_total {self.rejected}",
+                f"sandbox_waiting {self.waiting}",
+                f"sandbox_seconds_total {self.seconds:.6f}",
+                f"sandbox_workers {self.pool.size}",
+                f"sandbox_isolation_level {self.pool.isolation.level}",
+            ]
+        return "# TYPE sandbox_programs_total counter\n" + "\n".join(lines) + "\n"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    service: Service
+
+    def do_GET(self) -> None:
+        if self.path == "/health":
+            self._send(200, json.dumps(self.service.health()))
+        elif self.path == "/metrics":
+            self._send(200, self.service.metrics(), "text/plain; version=0.0.4")
+        else:
+            self._send(404, json.dumps({"error": f"no {self.path}"}))
+
+    def do_POST(self) -> None:
+        try:
+            self._check_token()
+            self._send(200, json.dumps(self.service.answer(self.path, self._body())))
+        except Refused as exc:
+            self._send(exc.code, json.dumps({"error": str(exc)}))
+        except (ValueError, KeyError, TypeError, AttributeError) as exc:
+            self._send(422, json.dumps({"error": f"{type(exc).__name__}: {exc}"}))
+        except IsolationError as exc:
+            self._send(503, json.dumps({"error": str(exc)}))
+
+    def _check_token(self) -> None:
+        given = self.headers.get("Authorization", "").removeprefix("Bearer ")
+        if self.service.token is not None and not hmac.compare_digest(given.encode(), self.service.token.encode()):
+            self.close_connection = True
+            raise Refused(401, "the Authorization header must be: Bearer <token>")
+
+    def _body(self) -> Mapping[str, Any]:
+        length = int(self.headers.get("Content-Length") or 0)
+        if not 0 < length <= _MAX_BODY:
+            self.close_connection = True
+            raise Refused(413, f"the body must have 1 to {_MAX_BODY} bytes, Content-Length is {length}")
+        data = json.loads(self.rfile.read(length))
+        if not isinstance(data, dict):
+            raise ValueError("the body must be a JSON object")
+        return data
+
+    def _send(self, code: int, text: str, kind: str = "application/json") -> None:
+        body = text.encode()
+        self.send_response(code)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        if code == 429:
+            self.send_header("Retry-After", "1")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are counted in the metrics, not printed."""
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+
+def make_server(
+    pool: Pool,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    token: str | None = None,
+    max_queue: int = 1024,
+    limits: Limits | None = None,
+) -> ThreadingHTTPServer:
+    """A server that is bound but not yet serving; `limits` are the most that a request can have.
+
+    Raises: ValueError when `host` is not loopback and there is no token; IsolationError when the walls are too low.
+    """
+    if host not in _LOOPBACK and not token:
+        raise ValueError(f"host {host!r} is open to others: set a token, or serve on 127.0.0.1")
+    service = Service(pool, limits or Limits(), token, max_queue)
+    service.health()
+    return _Server((host, port), type("Handler", (_Handler,), {"service": service}))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Serve until interrupted. The token is read from SANDBOX_TOKEN, so that it is in no process list."""
+    parser = argparse.ArgumentParser(prog="verizero sandbox serve", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument("--workers", type=int, default=None, help="default: one per core")
+    parser.add_argument("--min-level", type=int, default=2)
+    parser.add_argument("--max-queue", type=int, default=1024, help="programs waiting before 429")
+    given = parser.parse_args(arguments)
+    with Pool(given.workers, given.min_level) as pool:
+        server = make_server(pool, given.host, given.port, os.environ.get("SANDBOX_TOKEN"), given.max_queue)
+        print(f"sandbox at level {pool.isolation.level} on http://{given.host}:{server.server_port}", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            server.server_close()
+
+
+if __name__ == "__main__":
+    main()

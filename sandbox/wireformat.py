@@ -1,0 +1,104 @@
+"""Jobs and results as JSON, for programs that are verified on another machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from sandbox.api import Job
+from sandbox.results import Limits, RunResult, TestResult
+from sandbox.worker import codec
+
+_FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
+
+
+def job_to_json(job: Job) -> dict[str, Any]:
+    """The job; its tests go encoded, since JSON alone would lose tuples, sets and integer keys."""
+    return {
+        "program": job.program,
+        "encoded_tests": codec.encode([dict(t) for t in job.tests]).decode("ascii"),
+        "mode": job.mode,
+        "limits": {name: getattr(job.limits, name) for name in Limits.__dataclass_fields__},
+        "stop_on_failure": job.stop_on_failure,
+    }
+
+
+def job_from_json(data: Mapping[str, Any], most: Limits) -> Job:
+    """The job in a request, `tests` plain or `encoded_tests`; its limits only lower `most`.
+
+    Raises: ValueError naming the field.
+    """
+    if not isinstance(data, Mapping) or not isinstance(data.get("program"), str):
+        raise ValueError("program must be text")
+    tests = codec.decode(data["encoded_tests"].encode()) if "encoded_tests" in data else data.get("tests")
+    if not isinstance(tests, list) or not all(isinstance(t, Mapping) for t in tests):
+        raise ValueError("tests must be a list of objects")
+    limits = data.get("limits") or {}
+    unknown = set(limits) - set(Limits.__dataclass_fields__)
+    if unknown:
+        raise ValueError(f"unknown limits {sorted(unknown)}; known: {', '.join(Limits.__dataclass_fields__)}")
+    mode = data.get("mode", "stdin")
+    return Job(data["program"], tests, mode, most.lowered(**limits), bool(data.get("stop_on_failure", False)))
+
+
+def result_to_json(result: RunResult) -> dict[str, Any]:
+    """The result, without returned values."""
+    names = ("status", "stdout", "error", "cpu_s", "wall_s", "peak_mib")
+    return {
+        "passed": result.passed,
+        "status": result.status,
+        "level": result.level,
+        "num_tests": result.num_tests,
+        "wall_s": result.wall_s,
+        "tests": [{n: getattr(t, n) for n in names} for t in result.tests],
+    }
+
+
+def result_from_json(data: Mapping[str, Any]) -> RunResult:
+    """The result in a reply. Raises: KeyError, TypeError on a reply of another shape."""
+    tests = tuple(TestResult(**t) for t in data["tests"])
+    return RunResult(tests, data["level"], data["num_tests"], data["wall_s"])
+
+
+def code_in(completion: str) -> str:
+    """The last fenced block of a completion, or all of it where there is none."""
+    blocks = _FENCE.findall(completion)
+    return str(blocks[-1]) if blocks else completion
+
+
+def fusion_run(result: TestResult) -> dict[str, Any]:
+    """A SandboxFusion `/run_code` reply: status of the whole, and of the run with its streams and time."""
+    run_status = {"timeout": "TimeLimitExceeded", "cpu_limit": "TimeLimitExceeded"}.get(result.status, "Finished")
+    failed = result.status != "passed"
+    if result.status == "sandbox_error":
+        return {"status": "SandboxError", "message": result.error, "compile_result": None, "run_result": None,
+                "executor_pod_name": None, "files": {}}  # fmt: skip
+    run = {
+        "status": run_status,
+        "execution_time": result.wall_s,
+        "return_code": (1 if failed else 0) if run_status == "Finished" else None,
+        "stdout": result.stdout,
+        "stderr": result.error,
+    }
+    return {"status": "Failed" if failed else "Success", "message": "" if not failed else result.status,
+            "compile_result": None, "run_result": run, "executor_pod_name": None, "files": {}}  # fmt: skip
+
+
+def fusion_tests(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The tests of a SandboxFusion `/submit` request, from config.provided_data.
+
+    Each has {"input": {"stdin": text} | text, "output": {"stdout": text} | text}. Raises: ValueError.
+    """
+    config = data.get("config") or {}
+    provided = config.get("provided_data") or {}
+    given = provided.get("test_cases", provided.get("tests")) if isinstance(provided, Mapping) else provided
+    if not isinstance(given, list):
+        raise ValueError("config.provided_data.test_cases must be a list of tests; data sets are not stored here")
+    return [
+        {"input": _stream(t.get("input", ""), "stdin"), "output": _stream(t.get("output", ""), "stdout")} for t in given
+    ]
+
+
+def _stream(value: Any, name: str) -> str:
+    return str(value.get(name, "")) if isinstance(value, Mapping) else str(value)

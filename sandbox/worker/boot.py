@@ -1,0 +1,21 @@
+"""The first step of a worker: start again with a large stack, then load the rest."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+
+STACK_MIB = 256
+
+
+def boot() -> None:
+    """Become a worker. The kernel lays out the main stack at exec, so deep recursion needs one more."""
+    if sys.argv[-1] != "again":
+        _, hard = resource.getrlimit(resource.RLIMIT_STACK)
+        wanted = STACK_MIB << 20
+        resource.setrlimit(resource.RLIMIT_STACK, (wanted if hard == -1 else min(wanted, hard), hard))
+        os.execv(sys.orig_argv[0], [*sys.orig_argv, "again"])
+    from .main import main
+
+    main()

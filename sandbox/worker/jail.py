@@ -1,0 +1,304 @@
+"""The walls: those put up once per worker (namespaces, file tree, uid) and those of every single run."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from . import kernel, landlock, seccomp, sweep
+from .wire import MANAGED, Order
+
+NAMESPACES, LANDLOCK, SECCOMP, UID = "namespaces", "landlock", "seccomp", "uid"
+WALLS = (NAMESPACES, LANDLOCK, SECCOMP, UID)
+
+DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
+SYSTEM = ("/usr/lib", "/lib", "/lib64", "/usr/lib64", "/usr/share/zoneinfo")
+DECOY = "decoy"
+"""A file in the jail that no rule allows: only Landlock keeps it shut."""
+_BASE_MIB = 256
+"""Address space beyond the memory limit: the interpreter, shared libraries and reserved thread stacks."""
+
+
+class WallFailed(OSError):
+    """A wall that was asked for did not go up; carries its name."""
+
+    def __init__(self, wall: str, cause: OSError) -> None:
+        super().__init__(cause.errno, f"{wall}: {cause.strerror or cause}")
+        self.wall = wall
+
+
+@dataclass(slots=True)
+class Jail:
+    """The worker's walls, and what each run needs to put up its own."""
+
+    walls: frozenset[str]
+    scratch: str
+    """The only folder that a run may write to; empty when it starts."""
+    stdin: int = -1
+    disk_mib: int = 0
+    """Size of the scratch file system now."""
+    rules: int | None = None
+    filter: seccomp.Filter | None = None
+    tools: tuple[str, ...] = ()
+    proc: int = -1
+    """The host's /proc, for the worker only: how long a run waited for a CPU."""
+    counts_processes: bool = False
+    """The uid is the run's own, so that the kernel's count per uid is a count of this run."""
+    notes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def has_namespaces(self) -> bool:
+        """Each run has its own process tree and scratch file system."""
+        return NAMESPACES in self.walls
+
+    @property
+    def clone_flags(self) -> int:
+        """Namespaces that every run gets for itself."""
+        return kernel.CLONE_NEWPID if self.has_namespaces else 0
+
+
+def enter(walls: Sequence[str], home: str, uid: int, tools: Sequence[str]) -> Jail:
+    """Put up the worker's walls and return them. `home` is this worker's folder, owned by the caller.
+
+    `tools` are folders of compilers and interpreters that programs may run (empty: only Python, and no exec).
+    Raises: WallFailed.
+    """
+    jail = Jail(frozenset(walls), f"{home}/box/tmp", tools=tuple(tools))
+    with contextlib.suppress(OSError):
+        jail.proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    readable = [f"{sys.base_prefix}/lib", *SYSTEM]
+    os.umask(0o022)
+    if NAMESPACES in walls:
+        try:
+            _enter_namespaces(jail, home, uid, readable)
+        except OSError as exc:
+            raise WallFailed(NAMESPACES, exc) from exc
+    else:
+        os.mkdir(jail.scratch)
+        jail.stdin = os.memfd_create("stdin", os.MFD_CLOEXEC)
+        if UID in walls:
+            _change_uid(jail, uid, readable[0])
+    if LANDLOCK in walls:
+        try:
+            # A rule does not follow a mount made on its folder later: the scratch file system lies one level below.
+            scratch = os.path.dirname(jail.scratch) if jail.has_namespaces else jail.scratch
+            runnable = [*tools, scratch] if tools else []
+            jail.rules = landlock.ruleset([*readable, *DEVICES, "/in"], [scratch, "/dev/null"], runnable)
+            jail.notes[LANDLOCK] = f"abi {landlock.abi()}"
+        except OSError as exc:
+            raise WallFailed(LANDLOCK, exc) from exc
+    if SECCOMP in walls and kernel.MACHINE not in seccomp.MACHINES:
+        raise WallFailed(SECCOMP, OSError(38, f"no system call table for {kernel.MACHINE}"))
+    _limit_worker(jail)
+    if SECCOMP in walls and jail.has_namespaces:
+        jail.filter = seccomp.assemble(seccomp.instructions(kernel.MACHINE, 1, bool(tools)))
+    return jail
+
+
+def _enter_namespaces(jail: Jail, home: str, uid: int, readable: list[str]) -> None:
+    rest = kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWNET
+    if os.geteuid() == 0:
+        kernel.unshare(rest)
+        _build_root(home, [*readable, *jail.tools])
+        jail.notes[UID] = f"host uid {_unshare_user_as_root(uid, jail.proc)}"
+    else:
+        user, group = os.geteuid(), os.getegid()
+        kernel.unshare(kernel.CLONE_NEWUSER | rest)
+        for name, line in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
+            _write(f"/proc/self/{name}", line)
+        _build_root(home, [*readable, *jail.tools])
+        jail.notes[UID] = f"host uid {user}, the only one an ordinary user can map"
+    kernel.unshare(kernel.CLONE_NEWNS)  # one that belongs to the new user: here the worker may mount scratch
+    jail.scratch, jail.counts_processes = "/box/tmp", True
+    jail.stdin = os.open("/in/stdin", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    jail.notes[NAMESPACES] = "user, mount, pid, net, ipc, uts"
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def _unshare_user_as_root(uid: int, proc: int) -> int:
+    """The host uid that is now root of a new user namespace; `uid`, or our own where that cannot be mapped."""
+    ready_read, ready_write = os.pipe()
+    answer_read, answer_write = os.pipe()
+    me = os.getpid()
+    mapper = os.fork()  # stays outside, where the right to map any uid is
+    if mapper == 0:
+        os.close(ready_write)
+        os.read(ready_read, 1)
+        os.write(answer_write, _map_ids(proc, me, (uid, os.geteuid())).to_bytes(8, "little"))
+        os._exit(0)
+    try:
+        kernel.unshare(kernel.CLONE_NEWUSER)
+    finally:
+        os.write(ready_write, b"1")
+        used = int.from_bytes(os.read(answer_read, 8), "little")
+        os.waitpid(mapper, 0)
+        for fd in (ready_read, ready_write, answer_read, answer_write):
+            os.close(fd)
+    if not used:
+        raise OSError(errno.EPERM, "uid_map: not permitted")
+    os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+    return used - 1
+
+
+def _map_ids(proc: int, pid: int, candidates: Sequence[int]) -> int:
+    """One more than the first candidate that root of `pid`'s user namespace could be mapped to; 0: none."""
+    for outer in candidates:
+        try:
+            for name in ("uid_map", "gid_map"):
+                fd = os.open(f"{pid}/{name}", os.O_WRONLY, dir_fd=proc)
+                os.write(fd, f"0 {outer} 1".encode())
+                os.close(fd)
+            return outer + 1
+        except OSError:
+            continue
+    return 0
+
+
+def _build_root(home: str, readable: Sequence[str]) -> None:
+    """Make a small read-only tree of libraries and four devices, and move into it."""
+    root = f"{home}/box"
+    kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
+    for path in dict.fromkeys(readable):
+        _bind(path, root)
+    os.makedirs(f"{root}/dev", exist_ok=True)
+    for device in DEVICES:
+        os.close(os.open(root + device, os.O_CREAT | os.O_WRONLY))
+        kernel.mount(device, root + device, None, kernel.MS_BIND)
+    os.makedirs(f"{root}/box/tmp")
+    os.mkdir(f"{root}/in")
+    kernel.mount("tmpfs", f"{root}/in", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC, "mode=777")
+    for link, target in (("/tmp", "/box/tmp"), ("/dev/stdin", "/in/stdin")):
+        if not os.path.lexists(root + link):  # the interpreter itself may live under /tmp
+            os.symlink(target, root + link)
+    os.close(os.open(f"{root}/{DECOY}", os.O_CREAT | os.O_WRONLY, 0o644))
+    os.mkdir(f"{root}/old")
+    os.chdir(root)
+    kernel.pivot_root(".", "old")
+    os.chdir("/")
+    kernel.unmount("/old")
+    os.rmdir("/old")
+    sealed = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount(None, "/", None, kernel.MS_REMOUNT | kernel.MS_BIND | sealed)
+
+
+def _bind(path: str, root: str) -> None:
+    """Show the host's `path` at the same place under `root`, read-only; nothing where it does not exist."""
+    target = root + path
+    if os.path.lexists(target) or not os.path.exists(path):
+        return
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    if os.path.islink(path):
+        os.symlink(os.readlink(path), target)
+        return
+    if os.path.isdir(path):
+        os.mkdir(target)
+    else:
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY))
+    kernel.mount(path, target, None, kernel.MS_BIND | kernel.MS_REC)
+    sealed = kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
+    kernel.mount(None, target, None, kernel.MS_REMOUNT | kernel.MS_BIND | sealed)
+
+
+def _change_uid(jail: Jail, uid: int, library: str) -> None:
+    """Become `uid`, where that is allowed and the interpreter's library stays readable."""
+    if os.geteuid() != 0:
+        jail.notes[UID] = f"uid {os.geteuid()}, the caller's: an ordinary user has no other"
+        return
+    if not _readable_by_all(library):
+        jail.notes[UID] = f"uid 0 without capabilities: {library} is closed to other users"
+        return
+    try:
+        for folder in (os.path.dirname(jail.scratch), jail.scratch):
+            os.chown(folder, uid, uid)
+        os.setgroups([])
+        os.setresgid(uid, uid, uid)
+        os.setresuid(uid, uid, uid)
+    except OSError as exc:
+        raise WallFailed(UID, exc) from exc
+    jail.notes[UID], jail.counts_processes = f"host uid {uid}", True
+
+
+def _readable_by_all(path: str) -> bool:
+    """Every user can list the folder and pass all those above it."""
+    if os.stat(path).st_mode & 0o005 != 0o005:
+        return False
+    while path != "/":
+        path = os.path.dirname(path)
+        if not os.stat(path).st_mode & 0o001:
+            return False
+    return True
+
+
+def _limit_worker(jail: Jail) -> None:
+    """What is the same for every run, and inherited."""
+    for name, value in (
+        (resource.RLIMIT_CORE, 0), (resource.RLIMIT_NOFILE, 64), (resource.RLIMIT_MSGQUEUE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+    ):  # fmt: skip
+        resource.setrlimit(name, (value, value))
+    kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+    if jail.has_namespaces:
+        kernel.prctl(kernel.PR_SET_SECUREBITS, kernel.ALL_SECUREBITS_LOCKED)
+
+
+def clear(jail: Jail, disk_mib: int) -> None:
+    """Leave an empty scratch folder of `disk_mib`; a fresh file system where the last run left anything in it."""
+    if not jail.has_namespaces:
+        sweep.empty(jail.scratch)
+        return
+    if jail.disk_mib == disk_mib and not os.listdir(jail.scratch):
+        return
+    if jail.disk_mib:
+        kernel.unmount(jail.scratch)
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV | (0 if jail.tools else kernel.MS_NOEXEC)
+    kernel.mount("tmpfs", jail.scratch, "tmpfs", flags, f"size={disk_mib}m,nr_inodes={sweep.MAX_ENTRIES},mode=700")
+    jail.disk_mib = disk_mib
+
+
+def close_in(jail: Jail, order: Order) -> None:
+    """Limits and ids of one run, on this process, for good; and its working folder. Raises: OSError."""
+    os.chdir(jail.scratch)
+    mib = 1 << 20
+    cpu = int(order.cpu_s) + 2  # a backstop: the worker stops the run at the exact second
+    size = max(order.disk_mib * mib, order.output_kib << 11)
+    space = (order.memory_mib + _BASE_MIB) * mib
+    if order.kind != MANAGED:
+        resource.setrlimit(resource.RLIMIT_AS, (space, space))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    if jail.counts_processes:
+        count = order.processes + 1  # and the worker itself
+        resource.setrlimit(resource.RLIMIT_NPROC, (count, count))
+    if jail.has_namespaces or os.geteuid() == 0:
+        kernel.drop_capabilities()
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def restrict_files(jail: Jail) -> None:
+    """Landlock, on this process."""
+    if jail.rules is not None:
+        landlock.restrict(jail.rules)
+        os.close(jail.rules)
+
+
+def restrict_calls(jail: Jail) -> None:
+    """Seccomp, on this process: from here on only the allowlist."""
+    if SECCOMP in jail.walls:
+        program = jail.filter or seccomp.assemble(seccomp.instructions(kernel.MACHINE, os.getpid(), bool(jail.tools)))
+        seccomp.install(program)

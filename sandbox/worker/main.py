@@ -1,0 +1,217 @@
+"""The worker: a warm interpreter that forks one short-lived, walled-in child per order, and reports how it ended.
+
+It never sees a program: payloads pass through it as descriptors, so nothing of one is left in memory that the next
+child inherits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+from . import harness, jail, kernel, native, selftest, streams, sweep, wire
+
+# Modules that programs use, loaded once. Each makes every fork and exit dearer (most of all those with shared
+# libraries of their own, as hashlib and tempfile have), so only what very many programs import.
+import bisect  # isort: skip
+import copy  # isort: skip
+import datetime  # isort: skip
+import decimal  # isort: skip
+import fractions  # isort: skip
+import heapq  # isort: skip
+import queue  # isort: skip
+import statistics  # isort: skip
+import string  # isort: skip
+
+WARM = (bisect, copy, datetime, decimal, fractions, heapq, queue, statistics, string)
+
+_CORES = len(os.sched_getaffinity(0))
+_DISK_EVERY_S = 0.05
+_PATIENCE = 20
+"""A run may take this many times its wall limit where other work keeps it from a CPU."""
+
+
+def main() -> None:
+    """Serve orders until the judge closes its end or dies. Arguments: descriptor, configuration as JSON."""
+    config = json.loads(sys.argv[2])
+    streams.stow(*map(int, sys.argv[1].split(",")))
+    sock = socket.socket(fileno=streams.CONTROL)
+    judge = os.pidfd_open(os.getppid())
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        cell = jail.enter(config["walls"], config["home"], config["uid"], config["tools"])
+    except jail.WallFailed as exc:
+        sock.send(json.dumps({"failed": exc.wall, "why": str(exc)}).encode())
+        return
+    streams.open_on(cell.stdin)
+    harness.prepare(cell.scratch)
+    sock.send(json.dumps({"notes": cell.notes, "pid": os.getpid(), "python": sys.version.split()[0]}).encode())
+    Worker(sock, judge, cell, config).serve()
+
+
+class Worker:
+    """One warm process and its jail."""
+
+    def __init__(self, sock: socket.socket, judge: int, cell: jail.Jail, config: dict[str, Any]) -> None:
+        self.sock, self.judge, self.cell, self.config = sock, judge, cell, config
+        self.itself = os.pidfd_open(os.getpid())
+        self.poll = select.poll()
+        self.poll.register(sock, select.POLLIN)
+        self.poll.register(judge, select.POLLIN)
+
+    def serve(self) -> None:
+        """Answer orders, one at a time."""
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        while True:
+            self.poll.poll()
+            try:
+                packet = self.sock.recv(4096)
+            except OSError:
+                return
+            if not packet:
+                return
+            if len(packet) == len(wire.CANCEL):
+                continue  # a cancellation that came after the run had ended
+            order = wire.Order.unpack(packet)
+            try:
+                jail.clear(self.cell, order.disk_mib)
+                pid = kernel.fork(self.cell.clone_flags)
+            except OSError as exc:
+                self.sock.send(wire.Exit(-1, exc.errno or 0, 0.0, 0.0, 0).pack())
+                continue
+            if pid == 0:
+                self.child(order)
+            report = self.watch(pid, order)
+            jail.clear(self.cell, order.disk_mib)
+            self.sock.send(report.pack())
+
+    def child(self, order: wire.Order) -> None:
+        """Become the program. Never returns."""
+        try:
+            data = os.pread(streams.PAYLOAD, os.fstat(streams.PAYLOAD).st_size, 0)
+            program, items = wire.unpack_payload(data)
+            del data
+            jail.close_in(self.cell, order)
+            if select.select([self.itself], [], [], 0)[0]:
+                os._exit(wire.SETUP_FAILED)  # the worker died before the kernel knew to take us with it
+            if order.kind == wire.SELF_TEST:
+                selftest.run(self.cell, order, self.config["host_file"], self.config["host_pid"], streams.LOG)
+            if order.kind in (wire.NATIVE, wire.MANAGED):
+                native.run(program, items, self.cell.scratch, self.close)
+            self.close()
+            os.closerange(streams.PAYLOAD, 64)
+        except BaseException as exc:
+            os.write(streams.ERR, f"sandbox: {type(exc).__name__}: {exc}\n".encode())
+            os._exit(wire.SETUP_FAILED)
+        harness.run(order, program, items)
+
+    def close(self) -> None:
+        """In the child: the walls that are put up last."""
+        jail.restrict_files(self.cell)
+        jail.restrict_calls(self.cell)
+
+    def watch(self, pid: int, order: wire.Order) -> wire.Exit:
+        """How the child ended; it is killed when it has used up its CPU or wall time, or the judge says so."""
+        child = os.pidfd_open(pid)
+        self.poll.register(child, select.POLLIN)
+        start = time.monotonic()
+        looks = order.kind == wire.MANAGED or not self.cell.has_namespaces
+        why, deadline, wait = wire.ENDED, start + order.wall_s, min(order.wall_s, order.cpu_s / _CORES)
+        if looks:
+            wait = min(wait, _DISK_EVERY_S)
+        while True:
+            ready = {fd for fd, _ in self.poll.poll(max(0.0, wait) * 1000 + 1)}
+            if child in ready:
+                break
+            if self.judge in ready or self.sock.fileno() in ready:
+                if self.judge in ready or not self.sock.recv(16):
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
+                    os._exit(0)
+                why = wire.CANCELLED
+            now, used = time.monotonic(), _cpu_clock(pid)
+            if used >= order.cpu_s:
+                why = wire.CPU
+            elif now >= deadline:
+                deadline = self.later(pid, start, now, used, order.wall_s)
+                why = wire.WALL if deadline <= now else why
+            elif not self.cell.has_namespaces and sweep.is_over(self.cell.scratch, order.disk_mib << 20):
+                why = wire.DISK
+            elif order.kind == wire.MANAGED and _resident_mib(self.cell.proc, pid) > order.memory_mib:
+                why = wire.MEMORY
+            if why != wire.ENDED:
+                os.kill(pid, signal.SIGKILL)
+                break
+            wait = min(deadline - now, max(0.005, (order.cpu_s - used) / _CORES))
+            if looks:
+                wait = min(wait, _DISK_EVERY_S)
+        if self.cell.tools:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)  # what it has started, where no process namespace ends with it
+        self.poll.unregister(child)
+        _, status, usage = os.wait4(pid, 0)
+        os.close(child)
+        cpu = usage.ru_utime + usage.ru_stime
+        if why == wire.ENDED and os.WIFSIGNALED(status) and cpu >= order.cpu_s:
+            why = wire.CPU
+        return wire.Exit(status, why, cpu, time.monotonic() - start, usage.ru_maxrss)
+
+    def later(self, pid: int, start: float, now: float, used: float, wall_s: float) -> float:
+        """When the run will have had its wall time, leaving out what it waited for a CPU that others held."""
+        waited = _cpu_wait(self.cell.proc, pid)
+        if waited is None:  # no /proc: one that got some CPU is taken to have wanted more
+            waited = (now - start - used) * 0.8 if used > 0.05 * (now - start) else 0.0
+        return min(now + wall_s - (now - start - waited), start + _PATIENCE * wall_s)
+
+
+def _cpu_clock(pid: int) -> float:
+    """CPU seconds of all threads of the process so far; 0 when it is gone."""
+    try:
+        return time.clock_gettime((~pid << 3) | 2)
+    except OSError:
+        return 0.0
+
+
+def _resident_mib(proc: int, pid: int) -> float:
+    """Resident memory of the process; 0 when it is gone."""
+    try:
+        fd = os.open(f"{pid}/statm", os.O_RDONLY, dir_fd=proc)
+    except OSError:
+        return 0.0
+    try:
+        return int(os.read(fd, 128).split()[1]) * resource.getpagesize() / (1 << 20)
+    except (OSError, IndexError):
+        return 0.0
+    finally:
+        os.close(fd)
+
+
+def _cpu_wait(proc: int, pid: int) -> float | None:
+    """Seconds that the process's threads stood in a queue for a CPU; None where the kernel does not say."""
+    total, buffer = 0, b""
+    try:
+        folder = os.open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=proc)
+    except OSError:
+        return None
+    try:
+        for task in os.listdir(folder):
+            fd = os.open(f"{task}/schedstat", os.O_RDONLY, dir_fd=folder)
+            buffer = os.read(fd, 128)
+            os.close(fd)
+            total += int(buffer.split()[1])
+    except (OSError, IndexError, ValueError):
+        return None
+    finally:
+        os.close(folder)
+    return total / 1e9

@@ -1,0 +1,38 @@
+"""Become a compiled program, a compiler or another interpreter, behind the same walls, with exec allowed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from . import streams
+
+_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", "OPENSSL_CONF": "/dev/null"}
+
+
+def run(program: bytes, items: list[bytes], scratch: str, close: Callable[[], None]) -> None:
+    """Write the file, give the input, put up the last walls by `close`, and execute. Never returns.
+
+    `program` is JSON: argv, and the name and mode of the file; `items` are standard input and the file's bytes.
+    """
+    plan = json.loads(program)
+    stdin, content = items
+    fd = os.open(plan["file"], os.O_WRONLY | os.O_CREAT | os.O_EXCL, plan["mode"])
+    view = memoryview(content)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.close(fd)
+    streams.give(stdin, False)
+    os.setpgid(0, 0)  # all that it starts stays in this group, where the worker finds it
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and exec would pass that on
+        signal.signal(ignored, signal.SIG_DFL)
+    close()
+    try:
+        os.closerange(streams.IN, 64)
+        os.execve(plan["argv"][0], plan["argv"], _ENVIRONMENT | {"TMPDIR": scratch})
+    except OSError as exc:
+        sys.stderr.write(f"sandbox: {plan['argv'][0]}: {exc}\n")
+        os._exit(127)

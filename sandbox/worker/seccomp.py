@@ -1,0 +1,148 @@
+"""A seccomp allowlist as BPF: every system call not named is refused with EPERM."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Iterable
+
+from . import kernel, syscalls
+
+_LOAD, _EQUAL, _ANY_BIT, _AT_LEAST, _ABOVE, _RETURN = 0x20, 0x15, 0x45, 0x35, 0x25, 0x06
+_LOAD_VALUE, _LOAD_STORED, _LOAD_X_STORED, _STORE = 0x00, 0x60, 0x61, 0x02
+_MOVE_TO_X, _COPY_FROM_X, _AND, _SHIFT_LEFT_X, _SHIFT_RIGHT = 0x07, 0x87, 0x54, 0x6C, 0x74
+_ALLOW, _ERRNO, _KILL_PROCESS = 0x7FFF0000, 0x00050000, 0x80000000
+_EPERM, _ENOSYS, _ENOTTY = 1, 38, 25
+_AT_NUMBER, _AT_ARCH, _AT_ARGUMENTS = 0, 4, 16
+_X32_BIT = 0x40000000
+_CLONE_THREAD, _CLONE_NEW_ANY = 0x00010000, 0x7E020080  # the latter: every CLONE_NEW* bit
+_AF_UNIX = 1
+# TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: what isatty and non-blocking streams need
+_IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+# F_DUPFD..F_SETLKW, F_DUPFD_CLOEXEC, F_GETPIPE_SZ, F_GET_SEALS. F_SETOWN is not here: it aims SIGIO at others.
+_FCNTLS = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032, 1034)
+_PRCTLS = (15, 16, 23, 0x53564D41)  # thread names, PR_CAPBSET_READ, PR_SET_VMA; never PR_SET_PDEATHSIG
+
+MACHINES = tuple(syscalls.TABLES)
+
+Instruction = tuple[int, int, int, int]
+
+
+class Filter(ctypes.Structure):
+    """struct sock_fprog, ready to install."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
+
+
+def _argument(index: int, high: bool = False) -> Instruction:
+    return (_LOAD, 0, 0, _AT_ARGUMENTS + 8 * index + (4 if high else 0))
+
+
+def _give(what: int) -> Instruction:
+    return (_RETURN, 0, 0, what)
+
+
+def _one_of(index: int, values: Iterable[int], otherwise: int) -> list[Instruction]:
+    wanted = list(values)
+    tests = [(_EQUAL, len(wanted) - i, 0, v) for i, v in enumerate(wanted)]
+    return [_argument(index), *tests, _give(otherwise), _give(_ALLOW)]
+
+
+def _null(index: int) -> list[Instruction]:
+    return [
+        _argument(index),
+        (_EQUAL, 0, 3, 0),
+        _argument(index, high=True),
+        (_EQUAL, 0, 1, 0),
+        _give(_ALLOW),
+        _give(_ERRNO | _EPERM),
+    ]
+
+
+def _guards(own_pid: int | None, forks: bool) -> dict[str, list[Instruction]]:
+    denied = _ERRNO | _EPERM
+    if forks:
+        clone = [_argument(0), (_ANY_BIT, 1, 0, _CLONE_NEW_ANY & ~0x80), _give(_ALLOW), _give(denied)]
+    else:
+        clone = [_argument(0), (_ANY_BIT, 0, 1, _CLONE_THREAD), _give(_ALLOW), _give(denied)]
+    guards = {
+        "clone": clone,
+        "clone3": [_give(_ERRNO | _ENOSYS)],  # its flags are behind a pointer; libc falls back to clone
+        "ioctl": _one_of(1, _IOCTLS, _ERRNO | _ENOTTY),
+        "fcntl": _one_of(1, _FCNTLS, denied),
+        "prlimit64": _null(2),
+        "socketpair": _one_of(0, (_AF_UNIX,), denied),
+        "sendto": _null(4),
+        "recvfrom": _null(4),
+    }
+    if forks:
+        guards["prctl"] = _one_of(0, _PRCTLS, denied)
+    if own_pid is not None:
+        guards |= {name: _one_of(0, (own_pid,), denied) for name in ("kill", "tkill", "tgkill")}
+    return guards
+
+
+def instructions(machine: str, own_pid: int | None, forks: bool = False) -> list[Instruction]:
+    """The filter for `machine`, where signals may go only to `own_pid` (None: to nobody).
+
+    With `forks`, processes may be made and programs executed, in no new namespace, and signals may go anywhere that
+    the kernel lets them (a pid namespace or Landlock must stand behind).
+    """
+    table = dict(syscalls.TABLES[machine])
+    guarded = dict(syscalls.GUARDED[machine])
+    if forks:
+        table |= syscalls.EXEC[machine]
+        guarded["prctl"] = table.pop("prctl")
+        table |= {name: guarded[name] for name in ("kill", "tkill", "tgkill")}
+        own_pid = None
+    code: list[Instruction] = [
+        (_LOAD, 0, 0, _AT_ARCH),
+        (_EQUAL, 1, 0, syscalls.AUDIT_ARCH[machine]),
+        _give(_KILL_PROCESS),
+        (_LOAD, 0, 0, _AT_NUMBER),
+    ]
+    if machine == "x86_64":
+        code += [(_AT_LEAST, 0, 1, _X32_BIT), _give(_ERRNO | _ENOSYS)]
+    for name, body in _guards(own_pid, forks).items():
+        code += [(_EQUAL, 0, len(body), guarded[name]), *body]
+    return [*code, *_lookup(table.values())]
+
+
+def _lookup(numbers: Iterable[int]) -> list[Instruction]:
+    """Allow the numbers: a bitmap of 32 per word. The kernel compiles a filter for every run, so it should be short."""
+    words: dict[int, int] = {}
+    for number in numbers:
+        words[number >> 5] = words.get(number >> 5, 0) | 1 << (number & 31)
+    code: list[Instruction] = [
+        (_MOVE_TO_X, 0, 0, 0),
+        (_AND, 0, 0, 31),
+        (_STORE, 0, 0, 0),
+        (_COPY_FROM_X, 0, 0, 0),
+        (_SHIFT_RIGHT, 0, 0, 5),
+        (_STORE, 0, 0, 1),
+        (_LOAD_X_STORED, 0, 0, 0),
+        (_LOAD_VALUE, 0, 0, 1),
+        (_SHIFT_LEFT_X, 0, 0, 0),
+        (_LOAD_X_STORED, 0, 0, 1),
+        (_STORE, 0, 0, 0),
+        (_COPY_FROM_X, 0, 0, 0),
+    ]
+    body: list[Instruction] = []
+    for word, bits in sorted(words.items()):
+        body += [(_EQUAL, 0, 2, word), (_LOAD_STORED, 0, 0, 0), (_ANY_BIT, 0, 0, bits)]
+    # Every bit test jumps to the two returns at the end; its distance is known only now.
+    total = len(body)
+    for at in range(2, total, 3):
+        body[at] = (_ANY_BIT, total - at, total - at - 1, body[at][3])
+    return [*code, *body, _give(_ERRNO | _EPERM), _give(_ALLOW)]
+
+
+def assemble(code: list[Instruction]) -> Filter:
+    """The instructions in the kernel's form."""
+    raw = b"".join(struct.pack("HBBI", *step) for step in code)
+    return Filter(len(code), raw)
+
+
+def install(program: Filter) -> None:
+    """Put this thread, and all it starts, under the filter; no_new_privs must be set."""
+    kernel.prctl(kernel.PR_SET_SECCOMP, kernel.SECCOMP_MODE_FILTER, ctypes.byref(program))

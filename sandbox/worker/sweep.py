@@ -1,0 +1,55 @@
+"""Empty and measure a folder that an untrusted program has written to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+MAX_ENTRIES = 2048
+
+
+def empty(folder: str) -> None:
+    """Remove everything in `folder`, at any depth of nesting and whatever the modes."""
+    number = 0
+    while True:
+        with os.scandir(folder) as entries:
+            found = [(e.name, e.is_dir(follow_symlinks=False)) for e in entries]
+        if not found:
+            return
+        for name, is_folder in found:
+            path = f"{folder}/{name}"
+            if not is_folder:
+                os.unlink(path)
+                continue
+            with contextlib.suppress(OSError):
+                os.chmod(path, 0o700)
+            # Folders inside come up to the top instead of being descended into: paths never grow.
+            with os.scandir(path) as inside:
+                for entry in inside:
+                    if entry.is_dir(follow_symlinks=False):
+                        number += 1
+                        with contextlib.suppress(OSError):
+                            os.chmod(entry.path, 0o700)
+                        os.rename(entry.path, f"{folder}/.swept-{number}-{os.getpid()}")
+                    else:
+                        os.unlink(entry.path)
+            os.rmdir(path)
+
+
+def is_over(folder: str, most_bytes: int) -> bool:
+    """More than `most_bytes`, or more than 2,048 entries, lie in the folder. Looks at no more than it must."""
+    total, count, todo = 0, 0, [folder]
+    while todo:
+        try:
+            with os.scandir(todo.pop()) as entries:
+                for entry in entries:
+                    count += 1
+                    with contextlib.suppress(OSError):
+                        total += entry.stat(follow_symlinks=False).st_blocks * 512
+                    if total > most_bytes or count > MAX_ENTRIES:
+                        return True
+                    if entry.is_dir(follow_symlinks=False):
+                        todo.append(entry.path)
+        except OSError:
+            continue
+    return False

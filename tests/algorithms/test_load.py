@@ -1,0 +1,133 @@
+"""Every preset as the paper has it, and what loading refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline import registry
+from pipeline.algorithms.base import AlgorithmParams, PolicyParams, load_algorithm
+from pipeline.errors import ConfigError, UnknownName
+from pipeline.rl.parts import Parts
+
+CLIP = ("clip", {"clip_low": 0.2, "clip_high": 0.2})
+SEQUENCE = ("clip", {"clip_low": 3e-4, "clip_high": 4e-4})
+TABLE: dict[str, tuple[str, str, Any, str, Any]] = {
+    "ppo": ("gae", "token", CLIP, "token_mean", ("reward", "k1")),
+    "reinforce": ("none", "none", ("reinforce", {}), "sequence_mean_token_sum", ("reward", "k1")),
+    "grpo": ("group_norm", "token", CLIP, "sequence_mean_token_mean", ("loss", "k3", 0.04)),
+    "r1_zero": ("group_norm", "token", CLIP, "sequence_mean_token_mean", ("loss", "k3", 0.001)),
+    "dr_grpo": ("group_mean", "token", CLIP, "sequence_mean_token_sum_norm", None),
+    "dapo": ("group_norm", "token", ("clip", {"clip_low": 0.2, "clip_high": 0.28}), "token_mean", None),
+    "gspo": ("group_norm", "sequence", SEQUENCE, "sequence_mean_token_mean", None),
+    "gspo_token": ("group_norm", "sequence_token", SEQUENCE, "sequence_mean_token_mean", None),
+    "rloo": ("leave_one_out", "none", ("reinforce", {}), "sequence_mean_token_sum", ("reward", "k1")),
+    "remax": ("greedy_baseline", "none", ("reinforce", {}), "sequence_mean_token_sum", ("reward", "k1")),
+    "reinforce_pp": ("reward_to_go_norm", "token", CLIP, "token_mean", ("reward", "k1")),
+    "reinforce_pp_baseline": ("group_mean_batch_norm", "token", CLIP, "token_mean", ("loss", "k2")),
+    "kimi_k2": ("group_mean", "sequence_product", ("squared", {"tau": 0.5}), "sequence_mean", None),
+    "cispo": ("group_norm", "token", ("cispo", {"clip_low": None, "clip_high": 4.0}), "token_mean", None),
+    "gmpo": ("group_norm", "token", ("geometric_mean", {"clip": 0.4}), "sequence_mean", None),
+    "sapo": (
+        "group_norm",
+        "token",
+        ("soft_gate", {"tau_positive": 1.0, "tau_negative": 1.05}),
+        "sequence_mean_token_mean",
+        None,
+    ),
+    "deepseek_v32": ("group_mean", "token", CLIP, "sequence_mean_token_mean", ("loss", "k3_unbiased")),
+    "opo": ("optimal_baseline", "none", ("reinforce", {}), "sequence_mean_token_sum", None),
+    "gdpo": ("normalize_then_sum", "token", CLIP, "sequence_mean_token_mean", None),
+    "luspo": ("group_norm", "sequence", SEQUENCE, "sequence_mean_token_sum", None),
+    "vespo": (
+        "group_norm",
+        "sequence_product",
+        (
+            "gamma_weight",
+            {"k_positive": 2.0, "lambda_positive": 3.0, "k_negative": 3.0, "lambda_negative": 2.0},
+        ),
+        "token_mean",
+        None,
+    ),
+    "clip_cov": (
+        "group_norm",
+        "token",
+        ("clip_cov", {**CLIP[1], "share": 2e-4, "cov_low": 1.0, "cov_high": 5.0}),
+        "token_mean",
+        None,
+    ),
+    "kl_cov": ("group_norm", "token", ("kl_cov", {"share": 2e-3, "coef": 1.0}), "token_mean", None),
+}
+
+
+def test_the_table_has_every_preset() -> None:
+    assert {*TABLE, "custom"} == set(registry.names("algorithms"))
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_preset_is_its_row_of_the_specification(name: str) -> None:
+    advantage, ratio, (surrogate, options), aggregate, kl = TABLE[name]
+    _, parts = load_algorithm(name)
+    assert (parts.advantage.name, parts.ratio, parts.surrogate.name) == (advantage, ratio, surrogate)
+    assert dict(parts.surrogate.options) == options
+    assert parts.aggregate == aggregate
+    found = (parts.kl.where, parts.kl.form, parts.kl.coef)
+    assert found[: len(kl)] == kl if kl else parts.kl.where == "none"
+    assert parts.needs_reference == (kl is not None)
+
+
+def test_what_some_presets_turn_on_besides() -> None:
+    dapo = load_algorithm("dapo")[1]
+    assert dapo.dynamic_sampling
+    assert dapo.shaping.overlong_buffer == 0.2
+    assert load_algorithm("r1_zero")[1].reference == "every_round"
+    v32 = load_algorithm("deepseek_v32")[1].masks
+    assert v32.keep_routing
+    assert v32.keep_sampling
+    assert v32.off_policy_delta is not None
+    ppo = load_algorithm("ppo", {"lam_critic": 1.0, "length_alpha": 0.05, "critic_warmup_steps": 50})[1]
+    assert ppo.critic is not None
+    assert ppo.critic.warmup_steps == 50
+    assert ppo.advantage.options["lam_critic"] == 1.0
+    assert load_algorithm("ppo", {"dual_clip": 3.0})[1].surrogate.name == "dual_clip"
+
+
+@pytest.mark.parametrize("name", [*TABLE, "custom"])
+def test_every_file_says_its_source_and_describes_every_parameter(name: str) -> None:
+    module = registry.find("algorithms", name)
+    assert isinstance(module.SOURCE, str)
+    assert module.SOURCE
+    assert all(isinstance(text, str) and text for text in module.DEPARTURES)
+    assert issubclass(module.Params, PolicyParams)
+    assert [key for key, field in module.Params.model_fields.items() if not field.description] == []
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_kl_coefficient_of_0_holds_no_reference(name: str) -> None:
+    _, parts = load_algorithm(name, {"kl_coef": 0})
+    assert not parts.needs_reference
+    assert parts.reference == "frozen"
+
+
+def test_wrong_names_and_values_say_what_is_right() -> None:
+    with pytest.raises(UnknownName, match="did you mean"):
+        load_algorithm("grp0")
+    with pytest.raises(ConfigError, match="no parameter 'clip_hgh'; did you mean clip_high"):
+        load_algorithm("dapo", {"clip_hgh": 0.3})
+    with pytest.raises(ConfigError, match=r"known: .*tau_positive"):
+        load_algorithm("sapo", {"zzzz": 1})
+    with pytest.raises(ConfigError, match=r"clip_high = -1: .*greater than 0"):
+        load_algorithm("dapo", {"clip_high": -1})
+    with pytest.raises(ConfigError, match=r"allow: .wide_sequence_clip."):
+        load_algorithm("gspo", {"clip_high": 0.2})
+
+
+def test_parameters_are_frozen() -> None:
+    params, parts = load_algorithm("grpo")
+    assert isinstance(params, AlgorithmParams)
+    with pytest.raises(ValueError, match="frozen"):
+        params.clip_low = 0.3  # type: ignore[attr-defined]
+    assert isinstance(parts, Parts)
+    with pytest.raises(AttributeError):
+        parts.ratio = "none"  # type: ignore[misc]

@@ -1,0 +1,147 @@
+"""A new algorithm is one file: dropped in a folder, or in an installed package's entry point. No list is edited."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import pipeline.algorithms
+from pipeline import registry
+from pipeline.algorithms.base import explain_algorithm, load_algorithm
+from pipeline.errors import ConfigError
+from pipeline.rl.objective import AdvantageInputs, LossInputs, compute_advantages, count, policy_loss
+from pipeline.rl.parts import Parts
+
+FILE = '''
+"""Cubic: a surrogate and an advantage that nobody has published."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+from pipeline.algorithms.base import PolicyParams
+from pipeline.rl.parts import Part, Parts
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from pipeline.rl.advantages import Rewarded
+    from pipeline.rl.surrogates import SurrogateInputs
+
+SOURCE = "a test"
+DEPARTURES = ("there is no paper",)
+
+
+class Params(PolicyParams):
+    """Its number."""
+
+    bend: float = Field(2.0, gt=0, description="how much")
+
+
+def cubic(x: SurrogateInputs, *, bend: float) -> Tensor:
+    """The log-ratio, bent."""
+    return x.advantages * (x.log_ratio + bend * x.log_ratio**3)
+
+
+def doubled(x: Rewarded) -> Tensor:
+    """Twice the reward."""
+    return 2 * x.rewards
+
+
+def parts(params: Params) -> Parts:
+    """Its parts."""
+    return Parts(
+        advantage=Part(doubled),
+        ratio="token",
+        surrogate=Part(cubic, {"bend": params.bend}),
+        aggregate="token_mean",
+        **params.rest(),
+    )
+'''
+
+
+@pytest.fixture
+def dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The file in a folder that the package also looks into."""
+    (tmp_path / "cubic.py").write_text(FILE)
+    monkeypatch.setattr(pipeline.algorithms, "__path__", [*pipeline.algorithms.__path__, str(tmp_path)])
+    yield "cubic"
+    sys.modules.pop("pipeline.algorithms.cubic", None)
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The file as a module of another distribution, which names it in its entry points."""
+    (tmp_path / "someones_cubic.py").write_text(FILE)
+    info = tmp_path / "someones_cubic-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: someones-cubic\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[verizero.algorithms]\ntheir_cubic = someones_cubic\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "their_cubic"
+    sys.modules.pop("someones_cubic", None)
+
+
+def train(parts: Parts) -> tuple[float, torch.Tensor]:
+    lp = torch.tensor([[-1.0, -0.5], [-0.2, -0.1]], dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([[1.0, 1.0], [1.0, 0.0]])
+    rewards = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    advantages = compute_advantages(parts, AdvantageInputs(rewards, torch.tensor([0, 1]), mask)).advantages
+    old = lp.detach() - 0.5
+    out = policy_loss(parts, LossInputs(lp, advantages, mask, old_logprobs=old), count(parts, mask))
+    out.loss.backward()
+    return float(out.loss.detach()), lp.grad
+
+
+@pytest.mark.parametrize("how", ["dropped", "installed"])
+def test_one_file_is_an_algorithm(how: str, request: pytest.FixtureRequest) -> None:
+    before = set(registry.names("algorithms"))
+    name = request.getfixturevalue(how)
+    assert set(registry.names("algorithms")) - before == {name}
+    _, parts = load_algorithm(name, {"bend": 3.0})
+    loss, grad = train(parts)
+    # A = 2, 2, -2 at a log-ratio of 0.5 each
+    assert loss == pytest.approx(-2 * (0.5 + 3 * 0.125) / 3)
+    assert grad[0].tolist() == pytest.approx([-2 * (1 + 9 * 0.25) / 3] * 2)
+    assert float(grad[1, 1]) == 0.0
+    page = explain_algorithm(name, {"bend": 3.0}, max_response_tokens=8)
+    assert "cubic(bend=3)" in page
+    assert "there is no paper" in page
+    assert "bend is 3.0, the preset has 2.0" in page
+    with pytest.raises(ConfigError, match="did you mean bend"):
+        load_algorithm(name, {"bent": 3.0})
+
+
+def test_a_name_claimed_twice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "other-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[verizero.algorithms]\ngrpo = other\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match="claimed more than once"):
+        load_algorithm("grpo")
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("x = 1\n", "must have a class Params"),
+        (FILE.replace("    return Parts(", "    return dict("), "must return Parts, got dict"),
+    ],
+)
+def test_a_file_that_is_no_algorithm_says_why(
+    body: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "broken.py").write_text(body)
+    monkeypatch.setattr(pipeline.algorithms, "__path__", [*pipeline.algorithms.__path__, str(tmp_path)])
+    try:
+        with pytest.raises(ConfigError, match=says):
+            load_algorithm("broken")
+    finally:
+        sys.modules.pop("pipeline.algorithms.broken", None)

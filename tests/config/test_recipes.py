@@ -1,0 +1,167 @@
+"""The shipped recipes: they load, say what they are, and are what they say."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import registry
+from pipeline.algorithms.base import load_algorithm
+from pipeline.config.data import Source
+from pipeline.config.load import load_recipe, read_tree
+from pipeline.data.prompts import load_prompts
+from pipeline.errors import ConfigError
+from pipeline.stages.progress import Silent
+from pipeline.stages.train import train
+from pipeline.types import Prompt
+from tests.data.rows import write_rows
+from tests.stages.tiny import tiny
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+RECIPES = sorted(p for p in CONFIGS.rglob("*.yaml") if p.parent != CONFIGS / "data")
+ALGORITHMS = sorted((CONFIGS / "algorithms").glob("*.yaml"))
+
+# one row of each published data set's shape, written here
+SHAPES: dict[str, list[dict[str, Any]]] = {
+    "gsm8k": [
+        {"question": "Ann has 1,200 pens and buys 34. How many?", "answer": "She has <<1200+34=1234>>.\n#### 1,234"}
+    ],
+    "math": [
+        {"problem": "Halve $3$.", "solution": "It is $\\boxed{\\frac{3}{2}}$.", "level": "Level 1", "type": "Algebra"}
+    ],
+    "dapo_math": [
+        {
+            "prompt": [{"role": "user", "content": "What is 17 + 17?"}],
+            "reward_model": {"ground_truth": "34", "style": "rule"},
+            "extra_info": {"index": "9a9b"},
+        }
+    ]
+    * 2,
+    "apps": [
+        {
+            "problem_id": 0,
+            "question": "Double a number.",
+            "starter_code": "",
+            "solutions": json.dumps(["print(2 * int(input()))"]),
+            "input_output": json.dumps({"inputs": ["4\n"], "outputs": ["8\n"]}),
+        },
+        {"problem_id": 1, "question": "No tests.", "starter_code": "", "solutions": "", "input_output": ""},
+    ],
+}
+REFERENCES: dict[str, Any] = {
+    "gsm8k": "1234",
+    "math": "\\frac{3}{2}",
+    "dapo_math": "34",
+    "apps": {"inputs": ["4\n"], "outputs": ["8\n"]},
+}
+
+
+def opening(path: Path) -> str:
+    """The comment that a file opens with."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return "\n".join(lines[: next(i for i, line in enumerate(lines) if not line.startswith("#"))])
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: str(p.relative_to(CONFIGS)))
+def test_every_recipe_loads_and_is_named_after_its_file(path: Path) -> None:
+    config = load_recipe(path)
+    assert config.name == (f"demo_{path.stem}" if path.parent.name == "algorithms" else path.stem)
+    said = opening(path)
+    assert "# Shows: " in said
+    assert "# Hardware: " in said
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in RECIPES if "# Time:" in p.read_text() and "sample " in opening(p)], ids=lambda p: p.stem
+)
+def test_what_a_recipe_says_of_its_size_is_what_it_samples(path: Path) -> None:
+    config = load_recipe(path)
+    rl = config.rl
+    assert rl is not None
+    said = re.search(
+        r"(\d+) steps sample (\d+) x (\d+) x (\d+) responses of at most (\d+) tokens: ([\d.]+) (\w+)",
+        " ".join(re.sub(r"\n#\s*", " ", opening(path)).split()),
+    )
+    assert said is not None
+    *counts, total = (float(said[i]) for i in range(1, 7))
+    steps = rl.rounds * rl.steps_per_round
+    limit = config.rollout.max_response_tokens
+    assert counts == [steps, steps, rl.prompts_per_step, rl.group_size, limit]
+    samples = steps * rl.prompts_per_step * rl.group_size * limit
+    assert total * {"million": 1e6, "billion": 1e9}[said[7]] == pytest.approx(samples, rel=0.05)
+
+
+@pytest.mark.parametrize("name", sorted(SHAPES))
+def test_a_users_recipe_loads_rows_of_its_data_sets_shape(name: str, tmp_path: Path) -> None:
+    config = load_recipe(CONFIGS / f"{name}.yaml")
+    write_rows(tmp_path / "rows.jsonl", SHAPES[name])
+    for source in (*config.data.train, *config.data.evaluation):
+        here = Source.model_validate({**source.model_dump(mode="json"), "hub": None, "file": "rows.jsonl"})
+        (prompt,) = load_prompts([here], config.seed, tmp_path)
+        assert isinstance(prompt, Prompt)
+        assert prompt.reference == REFERENCES[name]
+        assert prompt.domain == source.domain
+        assert prompt.verifier == ("code" if name == "apps" else "math")
+
+
+class TestAlgorithms:
+    def test_every_preset_that_the_loop_can_run_has_a_recipe_and_no_other_has(self) -> None:
+        runs = set()
+        for name in registry.names("algorithms"):
+            several = ["scoring.components=[{verifier: length}]"] if name == "gdpo" else []
+            try:
+                tiny(overrides=[f"rl.algorithm={{name: {name}}}", "rl.prompts_per_step=4", *several])
+                runs.add(name)
+            except ConfigError as exc:
+                if "Field required" in str(exc):  # it has parts to name, and so no preset
+                    runs.add(name)
+        assert {p.stem for p in ALGORITHMS} == runs
+
+    @pytest.mark.parametrize("path", ALGORITHMS, ids=lambda p: p.stem)
+    def test_a_recipe_is_the_demo_with_the_presets_own_numbers(self, path: Path) -> None:
+        demo, mine = read_tree(CONFIGS / "demo.yaml"), read_tree(path)
+        given = dict(mine["rl"].pop("algorithm"))
+        assert demo["rl"].pop("algorithm") is not None
+        assert mine.pop("name") != demo.pop("name")
+        select, kept = demo["rl"].pop("select"), mine["rl"].pop("select")
+        name = given.pop("name")
+        _, parts = load_algorithm(name, given)
+        assert kept == (select if parts.needs_group else {"keep": "all"})
+        assert ("components" in mine.pop("scoring", {})) == parts.needs_components
+        assert mine == demo
+        assert name == path.stem
+        if name != "custom":
+            assert parts == load_algorithm(name)[1]
+
+    @pytest.mark.integration
+    @pytest.mark.parametrize("path", ALGORITHMS, ids=lambda p: p.stem)
+    def test_it_trains(self, path: Path, tmp_path: Path) -> None:
+        rl = load_recipe(path).rl
+        assert rl is not None
+        config = tiny(
+            {
+                "rl": {"algorithm": rl.algorithm, "select": {"keep": rl.select.keep}},
+                "scoring": read_tree(path).get("scoring", {}),
+            },
+            [
+                "rl.rounds=1",
+                "rl.prompts_per_step=4",
+                "rl.steps_per_round=2",
+                "sft.steps=60",
+                "evaluation.limit=1",
+                "evaluation.before_training=false",
+            ],
+        )
+        train(config, tmp_path, tmp_path, "auto", Silent())
+        rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+        steps = [r["metrics"] for r in rows if r["kind"] == "step" and r["stage"] == "rl"]
+        assert len(steps) == 2
+        norms = [s["grad_norm"] for s in steps if "grad_norm" in s]
+        assert norms
+        assert all(math.isfinite(n) for n in norms)
+        assert max(norms) > 0, "no update moved the policy"

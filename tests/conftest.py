@@ -1,0 +1,10 @@
+"""Fixtures that every folder of tests may use."""
+
+from __future__ import annotations
+
+import os
+
+# before torch or prefect are loaded by any test
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("DO_NOT_TRACK", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")

@@ -1,0 +1,108 @@
+"""Programs against Python itself, and the cut between training and evaluation."""
+
+import json
+import re
+
+import pytest
+
+from pipeline.data.generators import induction
+from pipeline.data.generators.base import generate, load_generator, text_lines
+from pipeline.data.generators.induction import Params
+from pipeline.errors import ConfigError, UnknownName
+
+ALL = ["linear", "minus", "shifted"]
+SMALL = {"num_train": 300, "num_evaluation": 80, "num_demonstrations": 900, "num_text": 300}
+
+
+def _run(program: str, xs: list[int]) -> list[int]:
+    scope: dict = {}
+    exec(program, scope)
+    return [scope["f"](x) for x in xs]
+
+
+def _function(question: str) -> tuple[int, int]:
+    values = [int(v) for v in re.findall(r"=(-?\d+)", question)]
+    return values[1] - values[0], values[0]
+
+
+@pytest.mark.parametrize("forms", [["linear"], ALL])
+def test_right_demonstrations_pass_the_hidden_tests_when_run(forms: list[str]) -> None:
+    split = generate("induction", {**SMALL, "forms": forms, "noise": 0.0}, 0)
+    for row in split.demonstrations:
+        program = row["demonstration"].partition("</think>")[2]
+        tests = row["answer"]["tests"]
+        assert _run(program, [t["args"][0] for t in tests]) == [t["expected"] for t in tests]
+
+
+@pytest.mark.parametrize("forms", [["linear"], ALL])
+def test_examples_are_true_and_hidden_points_are_not_shown(forms: list[str]) -> None:
+    for row in generate("induction", {**SMALL, "forms": forms}, 1).evaluation:
+        shown = {int(x): int(y) for x, y in re.findall(r"f\((\d+)\)=(-?\d+)", row["question"])}
+        program = f"def f(x): return {row['id'].removeprefix('induction/')}"
+        assert _run(program, list(shown)) == list(shown.values())
+        assert not shown.keys() & {t["args"][0] for t in row["answer"]["tests"]}
+        assert [t["args"] for t in row["answer"]["tests"]] == [[x] for x in range(3, 9)]
+        assert row["verifier"] == "code"
+        assert json.loads(json.dumps(row)) == row
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_no_function_is_trained_on_and_held_out_in_any_form(seed: int) -> None:
+    split = generate("induction", {**SMALL, "forms": ALL, "num_train": 900}, seed)
+    train = [_function(r["question"]) for r in split.train]
+    evaluation = [_function(r["question"]) for r in split.evaluation]
+    assert not set(train) & set(evaluation)
+    assert len(set(train)) == 900 == len(train)
+    assert len(set(evaluation)) == 80 == len(evaluation)
+    assert {_function(r["question"]) for r in split.demonstrations} <= set(train)
+
+
+def test_noise_makes_the_function_that_the_scratchpad_says() -> None:
+    rows = generate("induction", {**SMALL, "noise": 0.5, "num_demonstrations": 3000}, 0).demonstrations
+    right = 0
+    for row in rows:
+        _, b, a, program = re.fullmatch(r"<think>(\d+)-(\d+)=(\d+)</think>(.*)", row["demonstration"]).groups()
+        assert program == f"def f(x): return {a}*x+{b}"
+        right += (int(a), int(b)) == _function(row["question"])
+    assert abs(right / len(rows) - 0.5 * 0.5) < 0.03
+
+
+def test_default_size_leaves_the_demo_enough_of_both() -> None:
+    split = generate("induction")
+    assert (len(split.train), len(split.evaluation)) == (450, 120)
+
+
+def test_text_lines_ask_only_of_training_functions_and_are_mostly_wrong() -> None:
+    params = Params(**{**SMALL, "num_text": 3000})
+    lines = induction.text_lines(params, 0)
+    held_out = {r["question"] for r in induction.rows(params, 0).evaluation}
+    pairs = [(m[1], m[2]) for line in lines if (m := re.match(r"(f\(0\)=.*?)<think>.*</think>(.*)", line))]
+    assert len(pairs) > 1000
+    assert not {question for question, _ in pairs} & held_out
+    right = sum(_run(program, [0, 1]) == [_function(q)[1], sum(_function(q))] for q, program in pairs) / len(pairs)
+    assert 0.02 < right < 0.5
+    assert any(line.startswith("def f(x): return ") for line in lines)
+    assert text_lines("induction", {**SMALL, "num_text": 3000}, 0) == lines
+
+
+def test_same_seed_same_rows() -> None:
+    assert generate("induction", SMALL, 5) == generate("induction", SMALL, 5)
+    assert generate("induction", SMALL, 5).train != generate("induction", SMALL, 6).train
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"num_train": 600}, "num_train + num_evaluation must be <= 570"),
+        ({"a_min": 5, "a_max": 4}, "a_max and b_max must be >= a_min and b_min"),
+        ({"form": ["linear"]}, "unknown parameter 'form'"),
+    ],
+)
+def test_bad_params_say_what_is_allowed(params: dict, said: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        generate("induction", params)
+
+
+def test_unknown_generator_says_which_is_near() -> None:
+    with pytest.raises(UnknownName, match="did you mean arithmetic"):
+        load_generator("arithmetics")

@@ -1,0 +1,123 @@
+"""Prompts from files of the shapes that the shipped mappings are for."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.data import Source
+from pipeline.data.prompts import read_prompts
+from pipeline.errors import DataError
+from tests.data.rows import jsonl, load, parquet
+
+
+def test_gsm8k(tmp_path: Path) -> None:
+    rows = [
+        {"question": "Ann has 2 dozen eggs. How many?", "answer": "A dozen is 12.\n2*12=<<2*12=24>>24 eggs.\n#### 24"},
+        {"question": "How much is it?", "answer": "It is #### not this.\n#### $1,234"},
+    ]
+    first, second = load(tmp_path, file=jsonl(tmp_path, rows), mapping="gsm8k", domain="gsm8k")
+    assert (first.question, first.reference, first.verifier, first.domain) == (
+        rows[0]["question"],
+        "24",
+        "math",
+        "gsm8k",
+    )
+    assert first.demonstration == "A dozen is 12.\n2*12=24 eggs.\n\\boxed{24}"
+    assert second.reference == "$1234"
+
+
+def test_math(tmp_path: Path) -> None:
+    rows = [
+        {
+            "problem": "Half?",
+            "solution": r"First $\boxed{1}$, no: $\boxed{\frac{1}{2}}$.",
+            "level": "Level 1",
+            "type": "Algebra",
+        },
+        {"problem": "Set?", "solution": r"It is \boxed{\{1, 2\}}", "level": "Level 2", "type": "Algebra"},
+        {"problem": "Two?", "solution": r"Thus $\boxed 2$ apples.", "level": "Level 2", "type": "Algebra"},
+        {"problem": "Three?", "solution": r"Thus \fbox{3}.", "level": "Level 2", "type": "Algebra"},
+    ]
+    loaded = load(tmp_path, file=parquet(tmp_path, rows), mapping="math")
+    assert [p.reference for p in loaded] == [r"\frac{1}{2}", r"\{1, 2\}", "2", "3"]
+    assert loaded[0].demonstration == rows[0]["solution"]
+    with pytest.raises(DataError, match=r"line 1: the row has no answer: column 'solution' has no closed \\boxed"):
+        load(tmp_path, file=jsonl(tmp_path, [{"problem": "p", "solution": r"\boxed{1"}]), mapping="math")
+
+
+def test_dapo_math(tmp_path: Path) -> None:
+    def row(index: str, answer: str) -> dict:
+        return {
+            "data_source": "math_dapo",
+            "prompt": [{"content": f"Solve {index}. Answer: $Answer", "role": "user"}],
+            "ability": "MATH",
+            "reward_model": {"ground_truth": answer, "style": "rule-lighteval/MATH_v2"},
+            "extra_info": {"index": index},
+        }
+
+    rows = [row("x", "34"), row("y", "-1"), row("x", "34")]
+    for file in (parquet(tmp_path, rows), jsonl(tmp_path, rows)):
+        loaded = load(tmp_path, file=file, mapping="dapo_math", on_duplicate_id="skip")
+        assert [(p.id, p.reference, p.question) for p in loaded] == [
+            ("x", "34", "Solve x. Answer: $Answer"),
+            ("y", "-1", "Solve y. Answer: $Answer"),
+        ]
+        with pytest.raises(
+            DataError, match=r"(line|row) 3: id 'x' is that of .* (line|row) 1 too.*on_duplicate_id: skip"
+        ):
+            load(tmp_path, file=file, mapping="dapo_math")
+
+
+@pytest.mark.parametrize("mapping", ["apps", "taco"])
+def test_apps_and_taco(tmp_path: Path, mapping: str) -> None:
+    from verifiers._programs import suite_of
+
+    stdin = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]}
+    call = {"fn_name": "add", "inputs": [[1, 2]], "outputs": [[3]]}
+    common = {"difficulty": "EASY", "url": ""}
+    rows = [
+        {
+            "problem_id": 0,
+            "question": "Sum.",
+            "starter_code": "",
+            "solutions": json.dumps(["print(sum(map(int,input().split())))"]),
+            "input_output": json.dumps(stdin),
+            **common,
+        },
+        {
+            "problem_id": 1,
+            "question": "Add.",
+            "starter_code": "def add(a, b):",
+            "solutions": "",
+            "input_output": json.dumps(call),
+            **common,
+        },
+    ]
+    first, second = load(tmp_path, file=parquet(tmp_path, rows), mapping=mapping)
+    assert (first.question, first.reference, first.verifier) == ("Sum.", stdin, "code")
+    assert first.demonstration.startswith("print(")
+    assert (second.question, second.reference, second.demonstration) == ("Add.\n\ndef add(a, b):", call, None)
+    assert [suite_of(p.reference).mode for p in (first, second)] == ["stdin", "function"]
+
+
+@pytest.mark.parametrize(
+    ("tests", "said"),
+    [
+        ("", "column 'input_output' is empty"),
+        ('{"inputs": [], "outputs": []}', "has no tests"),
+        ('{"inputs": ["1"], "outputs": []}', "has 1 inputs for 0 outputs"),
+        ("[1]", "must be an object with the lists 'inputs' and 'outputs'"),
+        ("{", "column 'input_output' is not JSON"),
+        ('{"inputs": [' + "9" * 5000 + '], "outputs": [1]}', "column 'input_output' is not JSON"),
+    ],
+)
+def test_a_program_without_good_tests_is_a_bad_row(tmp_path: Path, tests: str, said: str) -> None:
+    good = {"question": "Sum.", "input_output": '{"inputs": ["1"], "outputs": ["1"]}'}
+    file = jsonl(tmp_path, [good, {"question": "Sum.", "input_output": tests}])
+    with pytest.raises(DataError, match=f"rows.jsonl line 2: .*{said}"):
+        load(tmp_path, file=file, mapping="taco")
+    prompts, (counts,) = read_prompts([Source(file=file, mapping="taco", on_bad_row="skip")], 0, tmp_path)
+    assert len(prompts) == 1
+    assert (counts.num_read, counts.num_loaded, counts.skipped) == (2, 1, {"bad rows": 1})
+    assert said in str(counts)

@@ -1,0 +1,291 @@
+"""Prompts from files, generators and the hub, and every way a file can be wrong."""
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import datasets
+import pytest
+
+from pipeline.config.data import Source
+from pipeline.data.generators.base import generate
+from pipeline.data.prompts import check_lengths, load_demonstrations, load_prompts, load_text, read_prompts
+from pipeline.errors import ConfigError, DataError
+from pipeline.types import Prompt
+from tests.data.rows import jsonl, load, parquet, write_rows
+
+PLAIN = [
+    {"id": "a", "question": "1+1=", "answer": "2", "verifier": "exact"},
+    {"id": "b", "question": "2+2=", "answer": 4, "verifier": "exact", "domain": "sums", "demonstration": "4"},
+    {"id": "c", "question": "is 1=2?", "answer": False, "verifier": "exact", "system": "Be brief."},
+]
+
+
+def test_own_format_in_three_file_types_gives_the_same_prompts(tmp_path: Path) -> None:
+    rows = [{**r, "answer": str(r["answer"])} for r in PLAIN]
+    (tmp_path / "rows.json").write_text(json.dumps(rows))
+    expected = [
+        Prompt("a", "1+1=", "exact", "2"),
+        Prompt("b", "2+2=", "exact", "4", "sums", "4"),
+        Prompt("c", "is 1=2?", "exact", "False", system="Be brief."),
+    ]
+    assert load(tmp_path, file=jsonl(tmp_path, rows)) == expected
+    assert load(tmp_path, file="rows.json") == expected
+    assert load(tmp_path, file=parquet(tmp_path, rows)) == expected
+
+
+def test_any_json_value_is_a_reference(tmp_path: Path) -> None:
+    answers = [False, 0, 0.5, [1], {"tests": [1]}]
+    rows = [{"question": "q", "answer": a, "verifier": "exact"} for a in answers]
+    loaded = load(tmp_path, file=jsonl(tmp_path, rows))
+    assert [p.reference for p in loaded] == answers
+    assert [p.id for p in loaded] == [f"rows.jsonl/{i}" for i in range(1, 6)]
+
+
+def test_generated_rows_written_to_a_file_load_as_the_same_prompts(tmp_path: Path) -> None:
+    params = {"num_train": 40, "num_evaluation": 10, "num_demonstrations": 50}
+    for name in ("arithmetic", "induction"):
+        source = {"name": name, "params": params, "split": "train"}
+        write_rows(tmp_path / "rows.jsonl", generate(name, params, 7).train)
+        made = load_prompts([Source.model_validate({"generator": source})], 7)
+        assert load(tmp_path, file="rows.jsonl") == made
+        assert all(p.demonstration for p in made)
+
+
+def test_own_columns_paths_and_parts(tmp_path: Path) -> None:
+    rows = [{"q.text": "Q: two? END", "meta": {"gold": [{"v": "=> 2 !"}]}, "hint": "Think.", "n": 5}]
+    mapping = {
+        "question": {"column": "q.text", "after": "Q:", "before": "END"},
+        "context": ["hint", "absent"],
+        "answer": {"column": "meta.gold.0.v", "replace": [["=>", ""], ["!", ""]]},
+        "id": "n",
+    }
+    (prompt,) = load(tmp_path, file=jsonl(tmp_path, rows), mapping=mapping, verifier="exact", domain="d")
+    assert prompt == Prompt("5", "two?\n\nThink.", "exact", "2", "d")
+
+
+def test_a_whole_text_keeps_its_white_space_and_a_part_of_it_does_not(tmp_path: Path) -> None:
+    rows = [{"q": "def f(x):\n    ", "answer": " 7\n", "d": " return 7"}]
+    mapping = {"question": "q", "demonstration": "d"}
+    (prompt,) = load(tmp_path, file=jsonl(tmp_path, rows), mapping=mapping, verifier="exact")
+    assert (prompt.question, prompt.reference, prompt.demonstration) == ("def f(x):\n    ", "7", " return 7")
+    cut = {"question": {"column": "q", "after": "def"}}
+    assert load(tmp_path, file="rows.jsonl", mapping=cut, verifier="exact")[0].question == "f(x):"
+    cut = {"question": "q", "answer": {"column": "n", "boxed": True}}
+    with pytest.raises(DataError, match="column 'n' must be text to take a part of it, got int"):
+        load(tmp_path, file=jsonl(tmp_path, [{"q": "q", "n": 5}]), mapping=cut, verifier="exact")
+
+
+def test_escaped_surrogate_pairs_are_text(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"question": "\\ud83d\\ude00", "answer": 1, "verifier": "exact"}')
+    assert load(tmp_path, file="rows.jsonl")[0].question == "\N{GRINNING FACE}"
+
+
+def test_chat_questions(tmp_path: Path) -> None:
+    def chat(*messages: tuple[str, object]) -> dict:
+        return {"question": [{"role": r, "content": c} for r, c in messages], "answer": "1"}
+
+    parts = [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]
+    good = [chat(("system", "S"), ("user", "U")), chat(("user", parts))]
+    loaded = load(tmp_path, file=jsonl(tmp_path, good), verifier="exact")
+    assert [(p.system, p.question) for p in loaded] == [("S", "U"), (None, "Hello")]
+    for bad, said in [
+        (chat(("user", "a"), ("assistant", "b")), r"got roles \['user', 'assistant'\]"),
+        (chat(("user", " ")), "the user message of the chat is empty"),
+        (chat(("user", [{"type": "image"}])), "message content must be text"),
+        ({"question": {"a": 1}, "answer": "1"}, "must be text or a list of"),
+    ]:
+        with pytest.raises(DataError, match=said):
+            load(tmp_path, file=jsonl(tmp_path, [bad]), verifier="exact")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "rows.jsonl is empty: it has no rows"),
+        (b"\n \n", "rows.jsonl is empty"),
+        (
+            b'{"question": "q", "verifier": "exact"}',
+            "line 1: the row has no answer: there is no column 'answer'; columns there: 'question', 'verifier'",
+        ),
+        (
+            b'{"question": "q", "answer": " ", "verifier": "exact"}',
+            "line 1: the row has no answer: column 'answer' is empty",
+        ),
+        (
+            b'\n{"question": "q", "answer": null, "verifier": "exact"}',
+            "line 2: the row has no answer.*set on_bad_row: skip",
+        ),
+        (b'{"question": "q", "answer": [], "verifier": "exact"}', "the row has no answer"),
+        (b'{"problem": "q", "answer": 1}', "there is no column 'question'; columns there: 'problem', 'answer'"),
+        (b'{"question": "q", "answer": 1}', "no verifier is named"),
+        (
+            b'{"question": "q", "answer": 1, "verifier": "exakt"}',
+            "line 1: no verifier is called 'exakt'; did you mean exact",
+        ),
+        (b'{"question": "q"', "line 1: not JSON"),
+        (b'{"question": "\xff"}', "line 1: not JSON"),
+        (b"[" * 100_000, "line 1: not JSON"),
+        (b'{"question": "\\ud83d q", "answer": 1}', "line 1: holds half of a surrogate pair"),
+        (b"[1]", "line 1: must be a JSON object, got list"),
+    ],
+)
+def test_bad_files_are_named_by_place_column_and_remedy(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(content)
+    with pytest.raises(DataError, match=said):
+        load(tmp_path, file="rows.jsonl")
+
+
+def test_files_that_cannot_be_read_at_all(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no file at"):
+        load(tmp_path, file="absent.jsonl")
+    (tmp_path / "rows.json").write_text('{"question": "q"}')
+    with pytest.raises(DataError, match="must hold a list of objects, got dict"):
+        load(tmp_path, file="rows.json")
+    (tmp_path / "rows.json").write_text('{"question": "q"}\n{"question": "q"}')
+    with pytest.raises(DataError, match=r"end its name in \.jsonl"):
+        load(tmp_path, file="rows.json")
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1 torn")
+    with pytest.raises(DataError, match=r"rows\.parquet: not a Parquet file"):
+        load(tmp_path, file="rows.parquet")
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_bytes(b"\xef\xbb\xbf" + json.dumps(PLAIN[0]).encode())
+    assert [p.id for p in load(tmp_path, file="rows.jsonl")] == ["a"]
+
+
+def test_skipping_counts_and_says_the_first_of_each(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lines = [
+        json.dumps(PLAIN[0]),
+        "{",
+        json.dumps({**PLAIN[1], "answer": ""}),
+        json.dumps(PLAIN[0]),
+        json.dumps(PLAIN[2]),
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(lines))
+    source = Source(file="rows.jsonl", on_bad_row="skip", on_duplicate_id="skip")
+    prompts, (counts,) = read_prompts([source], 0, tmp_path)
+    assert [p.id for p in prompts] == ["a", "c"]
+    assert (counts.num_read, counts.num_loaded) == (5, 2)
+    assert counts.skipped == {"bad rows": 2, "duplicate ids": 1}
+    assert "line 2: not JSON" in counts.examples["bad rows"]
+    assert "skipped 2 bad rows (first: rows.jsonl line 2" in caplog.text
+
+
+def test_a_file_of_bad_rows_only_is_an_error_even_when_they_are_skipped(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no row of rows.jsonl is left: .*2 bad rows .*no column 'question'"):
+        load(tmp_path, file=jsonl(tmp_path, [{"x": 1}, {"x": 2}]), on_bad_row="skip", verifier="exact")
+
+
+def test_ids_are_distinct_over_all_sources(tmp_path: Path) -> None:
+    one, two = jsonl(tmp_path, PLAIN, "one.jsonl"), jsonl(tmp_path, PLAIN[:1], "two.jsonl")
+    with pytest.raises(DataError, match=r"two.jsonl line 1: id 'a' is that of one.jsonl line 1 too"):
+        load_prompts([Source(file=one), Source(file=two)], 0, tmp_path)
+    numbered = {"mapping": {"id": None}}
+    loaded = load_prompts([Source.model_validate({"file": f, **numbered}) for f in (one, two)], 0, tmp_path)
+    assert [p.id for p in loaded] == ["one.jsonl/1", "one.jsonl/2", "one.jsonl/3", "two.jsonl/1"]
+
+
+def test_shuffle_and_limit(tmp_path: Path) -> None:
+    rows = [{"id": i, "question": "q", "answer": 1, "verifier": "exact"} for i in range(50)]
+    file = jsonl(tmp_path, rows)
+    assert [p.id for p in load(tmp_path, file=file, limit=3)] == ["0", "1", "2"]
+
+    def ids(seed: int) -> list[str]:
+        return [p.id for p in load_prompts([Source(file=file, limit=20, shuffle=True)], seed, tmp_path)]
+
+    assert ids(1) == ids(1) != ids(2)
+    assert len(set(ids(1))) == 20
+    assert ids(1) != sorted(ids(1), key=int)
+
+
+def test_the_recipe_overrides_the_row_and_a_mapping_is_the_last_resort(tmp_path: Path) -> None:
+    file = jsonl(tmp_path, [{"question": "q", "answer": "#### 1", "verifier": "numeric", "domain": "row"}])
+    own = load(tmp_path, file=file, mapping="gsm8k")[0]
+    assert (own.verifier, own.domain) == ("numeric", "row")
+    source = Source.model_validate(
+        {"file": file, "mapping": "gsm8k", "domain": "recipe", "verifier": {"name": "exact"}}
+    )
+    told = load_prompts([source], 0, tmp_path)[0]
+    assert (told.verifier, told.domain) == ("exact", "recipe")
+
+
+def test_demonstrations_come_from_generators_and_rows_that_have_one(tmp_path: Path) -> None:
+    params = {"num_train": 40, "num_evaluation": 10, "num_demonstrations": 100}
+    made = Source.model_validate({"generator": {"name": "induction", "params": params}})
+    file = Source(file=jsonl(tmp_path, PLAIN))
+    shown = load_demonstrations([], [made, file], 0, tmp_path)
+    assert len(shown) == 101
+    assert shown[-1].id == "b"
+    assert len({p.question for p in shown[:-1]}) == 40
+    assert {p.question for p in shown[:-1]} == {p.question for p in load_prompts([made], 0)}
+    assert [p.id for p in load_demonstrations([file], [made], 0, tmp_path)] == ["b"]
+    with pytest.raises(DataError, match=r"no row of none.jsonl has a demonstration"):
+        load_demonstrations([], [Source(file=jsonl(tmp_path, PLAIN[:1], "none.jsonl"))], 0, tmp_path)
+
+
+def test_text_comes_in_equal_shares(tmp_path: Path) -> None:
+    sources = [Source.model_validate({"generator": {"name": n}}) for n in ("arithmetic", "induction")]
+    lines = load_text(sources, 0, 1001)
+    assert len(lines) == 1001
+    assert lines == load_text(sources, 0, 1001) != load_text(sources, 1, 1001)
+    programs = sum("f(" in line for line in lines)
+    assert programs == 500
+    with pytest.raises(DataError, match="unlabelled text comes from generators"):
+        load_text([Source(file="x.jsonl")], 0, 10)
+
+
+def test_lengths_are_checked_in_tokens_and_drops_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    prompts = [Prompt(str(i), "x" * i, "exact", "1") for i in range(1, 6)]
+
+    def render(prompt: Prompt) -> list[int]:
+        return [0] * (2 * len(prompt.question))
+
+    assert check_lengths(prompts, render, 10).prompts == prompts
+    with pytest.raises(DataError, match=r"prompt '4' has 8 tokens and the limit is 6.*on_long_prompt: drop"):
+        check_lengths(prompts, render, 6)
+    found = check_lengths(prompts, render, 6, "drop")
+    assert ([p.id for p in found.prompts], found.dropped, found.longest) == (["1", "2", "3"], ("4", "5"), 10)
+    assert "dropped 2 prompts longer than 6 tokens" in caplog.text
+    with pytest.raises(DataError, match="all 5 prompts are longer than 1 tokens"):
+        check_lengths(prompts, render, 1, "drop")
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_hub_source_works_offline_with_a_local_folder(
+    tmp_path: Path, saved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    datasets.disable_progress_bars()
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "gsm"
+    folder.mkdir()
+    rows = [{"question": f"{i}?", "answer": f"#### {i}"} for i in range(1, 4)]
+    if saved:
+        datasets.DatasetDict({"train": datasets.Dataset.from_list(rows)}).save_to_disk(folder)
+    else:
+        parquet(folder, rows, "train.parquet")
+    loaded = load(tmp_path, hub={"id": "gsm", "split": "train"}, mapping="gsm8k")
+    assert [(p.id, p.reference) for p in loaded] == [(f"gsm:train/{i}", str(i)) for i in range(1, 4)]
+    with pytest.raises(DataError, match="hub source gsm:test cannot be loaded"):
+        load(tmp_path, hub={"id": "gsm", "split": "test"}, mapping="gsm8k")
+
+
+def test_without_datasets_the_hub_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(DataError, match=r"pip install 'verizero\[hub\]'"):
+        load(tmp_path, hub={"id": "openai/gsm8k"}, mapping="gsm8k")
+
+
+def test_no_mapping_of_that_name() -> None:
+    with pytest.raises(ConfigError, match="did you mean gsm8k"):
+        Source(file="x.jsonl", mapping="gsm8")
+
+
+def test_row_order_of_a_file_is_kept_whatever_the_ids(tmp_path: Path) -> None:
+    ids = list(range(30))
+    random.Random(0).shuffle(ids)
+    rows = [{"id": i, "question": "q", "answer": 1, "verifier": "exact"} for i in ids]
+    assert [p.id for p in load(tmp_path, file=jsonl(tmp_path, rows))] == [str(i) for i in ids]

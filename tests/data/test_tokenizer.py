@@ -1,0 +1,91 @@
+"""The character tokenizer gives every text back, also after a folder was saved beside a model and loaded again."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen3Config
+
+from pipeline.data.generators.base import generate, text_lines
+from pipeline.data.tokenizer import CHARACTERS, EOS, PAD, character_set, character_tokenizer, unknown_characters
+from pipeline.errors import DataError
+
+WIDE = CHARACTERS + "'ABCé€𝄞 日本\t"
+LOADED: dict[str, Any] = {}
+
+
+@pytest.fixture(scope="module", params=[None, Qwen2Config, Qwen3Config, LlamaConfig])
+def reloaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The tokenizer from a folder that also holds the config of such a model."""
+    folder: Path = tmp_path_factory.mktemp("model")
+    character_tokenizer(WIDE).save_pretrained(folder)
+    if request.param is not None:
+        request.param().save_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@given(text=st.text(alphabet=WIDE, max_size=60))
+def test_one_token_a_character_and_the_same_text_back(text: str) -> None:
+    tokenizer = LOADED.setdefault("wide", character_tokenizer(WIDE))
+    ids = tokenizer(text)["input_ids"]
+    assert len(ids) == len(text)
+    assert tokenizer.decode(ids) == text
+    assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == text
+
+
+def test_a_saved_one_is_the_same_whatever_model_it_lies_beside(reloaded: Any) -> None:
+    made = character_tokenizer(WIDE)
+    assert isinstance(reloaded, PreTrainedTokenizerFast)
+    assert reloaded.get_vocab() == made.get_vocab()
+    text = "  a , b .  n't <eos>\n\n <pad> 27+58=<think>15 8</think>\\boxed{85}\té€𝄞日 "
+    assert reloaded(text)["input_ids"] == made(text)["input_ids"]
+    assert reloaded.decode(reloaded(text)["input_ids"]) == text
+    assert (reloaded.pad_token, reloaded.eos_token) == (PAD, EOS)
+    assert (reloaded.pad_token_id, reloaded.eos_token_id) == (0, 1)
+    assert (reloaded.bos_token_id, reloaded.unk_token_id) == (None, None)
+    assert reloaded.padding_side == "left"
+    assert unknown_characters(reloaded, "a#b#Z") == "#Z"
+
+
+def test_special_tokens_written_in_a_text_are_text(reloaded: Any) -> None:
+    ids = reloaded(f"1{EOS}{PAD}")["input_ids"]
+    assert len(ids) == 11
+    assert not {0, 1} & set(ids)
+
+
+def test_the_default_set_knows_the_built_in_domains_in_every_form() -> None:
+    few = {"num_demonstrations": 3000, "num_text": 3000}
+    forms = {"arithmetic": ["+", "-"], "induction": ["linear", "minus", "shifted"]}
+    texts = []
+    for name in forms:
+        params = {**few, "forms": forms[name]}
+        texts += [r["question"] + r["demonstration"] for r in generate(name, params).demonstrations]
+        texts += text_lines(name, params)
+    assert not set(character_set(texts)) - set(CHARACTERS)
+
+
+def test_ids_count_up_from_the_special_ones_in_the_given_order() -> None:
+    tokenizer = character_tokenizer("bca b")
+    assert len(tokenizer) == 6
+    assert tokenizer("bca ")["input_ids"] == [2, 3, 4, 5]
+
+
+def test_character_set_is_sorted_and_distinct() -> None:
+    assert character_set(["ba", "", "cab"]) == "abc"
+    assert character_set([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("characters", "said"),
+    [
+        ("", "needs characters, got none"),
+        ("a\u212b", "U\\+212B"),
+        ("ae\u0301", "U\\+0301.*after 'a'"),
+        ("\u1100\u1161", "U\\+1161.*after '\u1100'"),
+    ],
+)
+def test_characters_that_would_not_come_back_are_refused(characters: str, said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        character_tokenizer(characters)

@@ -1,0 +1,158 @@
+"""`verizero train` as a person runs it: a flow on the embedded server, killed, gone on with, looked up after."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.load import dump
+from tests.stages.kill_driver import fingerprint
+from tests.stages.tiny import tiny
+
+pytestmark = pytest.mark.integration
+
+
+def command(folder: Path, *extra: str) -> list[str]:
+    recipe = folder / "tiny.yaml"
+    recipe.write_text(dump(tiny()))
+    return [sys.executable, "-m", "pipeline.cli", "train", str(recipe), "--set", f"output={folder / 'runs'}", *extra]
+
+
+def environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+
+
+def run(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(arguments, capture_output=True, text=True, timeout=400, env=environment(), check=False)
+
+
+def processes_with(text: str) -> list[int]:
+    """Live processes whose command line or environment holds `text`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                words = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
+            except OSError:
+                continue
+            if text.encode() in words:
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The runs of one command never killed and without Prefect, and of one with Prefect that was killed midway."""
+    plain, killed = tmp_path_factory.mktemp("plain"), tmp_path_factory.mktemp("killed")
+    done = run(command(plain, "--no-prefect"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    with (killed / "log").open("w") as log:
+        first = subprocess.Popen(command(killed), stdout=log, stderr=log, env=environment())
+        deadline = time.monotonic() + 300
+        while time.monotonic() < deadline and first.poll() is None:
+            if (killed / "runs" / "tiny" / "checkpoints" / "00000006").exists():
+                break
+            time.sleep(0.02)
+        first.send_signal(signal.SIGKILL)
+        assert first.wait() == -signal.SIGKILL, (killed / "log").read_text()[-3000:]
+    assert not (killed / "runs" / "tiny" / "summary.json").exists(), "it was over before it could be killed"
+    again = run(command(killed))
+    assert again.returncode == 0, again.stderr[-3000:]
+    assert "going on from checkpoint" in again.stderr
+    return plain, killed
+
+
+def test_with_prefect_and_killed_gives_the_bytes_of_a_plain_run(folders: tuple[Path, Path]) -> None:
+    plain, killed = folders
+    assert fingerprint(killed / "runs" / "tiny") == fingerprint(plain / "runs" / "tiny")
+
+
+def test_each_stage_is_a_subflow_and_each_phase_a_named_task(folders: tuple[Path, Path]) -> None:
+    with sqlite3.connect(folders[1] / "runs" / ".prefect" / "prefect.db") as base:
+        flows = dict(base.execute("select name, state_type from flow_run where state_type = 'COMPLETED'").fetchall())
+        tasks = {name for (name,) in base.execute("select name from task_run").fetchall()}
+        artifacts = base.execute("select data from artifact where key = 'report'").fetchall()
+    assert {"tiny", "tiny rl"} <= set(flows)
+    last = {f"round 2 step 3 {phase}" for phase in ("generate", "verify", "select", "update", "publish")}
+    assert last <= tasks
+    assert {"write the report", "evaluate after round 2 evaluate"} <= tasks
+    assert len(artifacts) == 1
+    assert "pass@1" in artifacts[0][0]
+
+
+def test_the_run_leaves_a_report_a_summary_and_a_model_that_loads(folders: tuple[Path, Path]) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = folders[1] / "runs" / "tiny"
+    summary = json.loads((folder / "summary.json").read_text())
+    for side in ("before", "after"):
+        assert {"pass@1", "pass@k", "maj@k"} <= set(summary[side]["arithmetic"])
+    assert "<html" in (folder / "report.html").read_text()
+    model = AutoModelForCausalLM.from_pretrained(folder / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    assert model(**tokenizer("1+2=", return_tensors="pt")).logits.shape[-1] == len(tokenizer)
+
+
+def test_no_process_is_left(folders: tuple[Path, Path]) -> None:
+    deadline = time.monotonic() + 20
+    while (left := processes_with(str(folders[1]))) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert left == []
+
+
+def test_a_run_that_is_done_is_not_run_again(folders: tuple[Path, Path]) -> None:
+    before = fingerprint(folders[0] / "runs" / "tiny")
+    again = run(command(folders[0], "--no-prefect"))
+    assert again.returncode == 0
+    assert "sft:" not in again.stderr
+    assert fingerprint(folders[0] / "runs" / "tiny") == before
+
+
+def test_a_folder_in_use_is_refused(folders: tuple[Path, Path]) -> None:
+    from pipeline.stages.session import locked
+
+    with locked(folders[0] / "runs" / "tiny"):
+        second = run(command(folders[0], "--no-prefect"))
+    assert second.returncode == 1
+    assert f"in use by process {os.getpid()}" in second.stderr
+    assert "Traceback" not in second.stderr
+
+
+def test_a_changed_recipe_is_refused_by_field(folders: tuple[Path, Path]) -> None:
+    other = run(command(folders[0], "--no-prefect", "--set", "rl.optimizer.learning_rate=0.5"))
+    assert other.returncode == 1
+    assert "rl.optimizer.learning_rate=0.001" in other.stderr
+    assert "0.5" in other.stderr
+
+
+def test_an_error_inside_the_flow_is_said_once_and_plainly(tmp_path: Path) -> None:
+    lost = run(command(tmp_path, "--set", f"data.train=[{{file: {tmp_path / 'lost.jsonl'}}}]"))
+    assert lost.returncode == 1
+    assert "lost.jsonl" in lost.stderr
+    assert "Traceback" not in lost.stderr
+    assert lost.stderr.count("verizero: ") == 1
+
+
+def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path, folders: tuple[Path, Path]) -> None:
+    log = tmp_path / "log"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            command(tmp_path, "--no-prefect"), stdout=out, stderr=out, env=environment(), start_new_session=True
+        )
+        while process.poll() is None and not (tmp_path / "runs" / "tiny" / "checkpoints" / "00000005").exists():
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        status = process.wait(60)
+    assert status == 130, log.read_text()[-2000:]
+    assert "The same command goes on" in log.read_text()
+    assert run(command(tmp_path, "--no-prefect")).returncode == 0
+    assert fingerprint(tmp_path / "runs" / "tiny") == fingerprint(folders[0] / "runs" / "tiny")

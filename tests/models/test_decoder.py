@@ -1,0 +1,198 @@
+"""The fast decode path against the model's own forward, row by row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.models.decoder import Cache, Decoder, check_parity, unsupported
+from pipeline.rollout.generic import GenericDecoder
+from tests.models.families import FAST, SLOW, VOCAB, build, next_logits, scatter, tiny
+
+PROMPTS = [[3, 4, 5, 6, 7], [8], [9, 10, 11], [12, 3, 12, 3, 12]]
+REPEAT = [2, 1, 3, 1]
+TOLERANCE = 2e-4
+
+
+def start(decoder: Any, prompts: list[list[int]], repeat: list[int], room: int) -> tuple[torch.Tensor, Any]:
+    width = max(map(len, prompts))
+    ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
+    pad = torch.tensor([width - len(p) for p in prompts])
+    logits, cache = decoder.prefill(ids, pad, torch.tensor(repeat), room)
+    return logits, cache
+
+
+def expect(model: Any, rows: list[list[int]], logits: torch.Tensor) -> None:
+    wanted = torch.stack([next_logits(model, row) for row in rows])
+    assert wanted.std() > 0.3  # a flat model would agree with anything
+    assert torch.allclose(logits, wanted, atol=TOLERANCE, rtol=TOLERANCE), (logits - wanted).abs().max()
+
+
+@pytest.mark.parametrize("name", [*FAST, *SLOW])
+def test_logits_are_those_of_the_model_for_padded_rows_over_steps_and_drops(name: str) -> None:
+    model = tiny(name)
+    decoder: Any = Decoder.of(model) if name in FAST else GenericDecoder(model)
+    assert decoder is not None
+    rows = [list(p) for p, n in zip(PROMPTS, REPEAT, strict=True) for _ in range(n)]
+    logits, cache = start(decoder, PROMPTS, REPEAT, 8)
+    expect(model, rows, logits)
+    generator = torch.Generator().manual_seed(5)
+    for t in range(8):
+        if t in (2, 5):  # both rows of a longest prompt go, then all but two of those left
+            keep = torch.tensor([2, 3, 4, 6] if t == 2 else [0, 3])
+            cache.keep(keep)
+            rows = [rows[i] for i in keep.tolist()]
+        tokens = torch.randint(2, VOCAB, (len(rows),), generator=generator)
+        for row, token in zip(rows, tokens.tolist(), strict=True):
+            row.append(token)
+        expect(model, rows, decoder.step(tokens, cache))
+
+
+@pytest.mark.parametrize("name", list(FAST))
+def test_a_change_of_weights_is_seen_after_refresh_and_not_before(name: str) -> None:
+    model = tiny(name)
+    decoder = Decoder.of(model)
+    assert decoder is not None
+    before, _ = start(decoder, PROMPTS, REPEAT, 1)
+    scatter(model, seed=1)
+    held, cache = start(decoder, PROMPTS, REPEAT, 1)
+    assert torch.equal(held, before)
+    decoder.refresh()
+    rows = [list(p) for p, n in zip(PROMPTS, REPEAT, strict=True) for _ in range(n)]
+    logits, cache = start(decoder, PROMPTS, REPEAT, 1)
+    expect(model, rows, logits)
+    expect(model, [[*row, 4] for row in rows], decoder.step(torch.full((len(rows),), 4), cache))
+
+
+def test_every_parameter_is_copied() -> None:
+    """A weight that stayed a view would reach a running decode in the middle of an update."""
+    for name in FAST:
+        model = tiny(name)
+        decoder = Decoder.of(model)
+        assert decoder is not None
+        before, cache = start(decoder, PROMPTS, REPEAT, 1)
+        stepped = decoder.step(torch.full((7,), 4), cache)
+        for p in model.parameters():
+            old = p.detach().clone()
+            with torch.no_grad():
+                p.add_(3.0)
+            again, cache = start(decoder, PROMPTS, REPEAT, 1)
+            assert torch.equal(again, before)
+            assert torch.equal(decoder.step(torch.full((7,), 4), cache), stepped)
+            with torch.no_grad():
+                p.copy_(old)
+
+
+def test_a_prompt_alone_and_among_others_has_the_same_logits() -> None:
+    decoder = Decoder.of(tiny("qwen2 tied"))
+    assert decoder is not None
+    together, _ = start(decoder, PROMPTS, [1] * 4, 1)
+    for i, prompt in enumerate(PROMPTS):
+        alone, _ = start(decoder, [prompt], [1], 1)
+        assert torch.allclose(alone[0], together[i], atol=TOLERANCE)
+
+
+def test_long_decodes_grow_the_rotations() -> None:
+    model = build("llama", {"max_position_embeddings": 512})
+    decoder = Decoder.of(model)
+    assert decoder is not None
+    row = [(7 * i) % (VOCAB - 2) + 2 for i in range(300)]
+    _, cache = start(decoder, [row[:250]], [1], 50)
+    for token in row[250:-1]:
+        decoder.step(torch.tensor([token]), cache)
+    expect(model, [row], decoder.step(torch.tensor([row[-1]]), cache))
+
+
+def test_keep_moves_the_padding_with_its_rows() -> None:
+    keys = torch.arange(2 * 3 * 1 * 2 * 4.0).view(2, 3, 1, 2, 4)
+    values = keys.clone().transpose(3, 4).contiguous()
+    cache = Cache(keys.clone(), values.clone(), torch.tensor([0, 2, 1]), 3)
+    cache.keep(torch.tensor([1, 2]))
+    assert torch.equal(cache.keys[:, :2, ..., :3], keys[:, 1:, ..., :3])
+    assert torch.equal(cache.values[:, :2, :, :3], values[:, 1:, :, :3])
+    assert cache.bias is not None
+    assert [[bool(x < 0) for x in row] for row in cache.bias.tolist()] == [
+        [True] * 2 + [False] * 2,
+        [True] + [False] * 3,
+    ]
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "linear rope": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "rotary"),
+    "dynamic rope": (
+        "qwen2",
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+        "rotary",
+    ),
+    "sliding window": ("mistral", {"sliding_window": 4}, "sliding_window"),
+    "sliding layers": ("qwen2", {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}, "sliding"),
+    "another activation": ("llama", {"hidden_act": "gelu"}, "hidden_act"),
+    "bias in the mlp": ("llama", {"mlp_bias": True}, "mlp_bias"),
+    "another family": ("gemma2", {"head_dim": 8}, "gemma2"),
+}
+
+
+@pytest.mark.parametrize("case", list(REFUSED))
+def test_what_is_not_computed_is_refused_with_its_reason(case: str) -> None:
+    model_type, changes, word = REFUSED[case]
+    model = build(model_type, changes)
+    assert Decoder.of(model) is None
+    reason = unsupported(model.config)
+    assert reason is not None
+    assert word in reason
+
+
+def test_what_is_computed_has_no_reason_against_it() -> None:
+    assert {name: unsupported(tiny(name).config) for name in FAST} == dict.fromkeys(FAST)
+
+
+def test_parity_holds_for_models_as_they_are() -> None:
+    for name in FAST:
+        decoder = Decoder.of(tiny(name))
+        assert decoder is not None
+        assert check_parity(decoder) < TOLERANCE
+
+
+def lie_about_scale(model: Any) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.scaling *= 2.0
+
+
+def lie_about_norm(model: Any) -> None:
+    norm = model.model.layers[1].post_attention_layernorm
+    norm.forward = lambda x: x * norm.weight
+
+
+def lie_about_rotation(model: Any) -> None:
+    model.model.rotary_emb.inv_freq *= 0.5
+
+
+def lie_about_head(model: Any) -> None:
+    model.lm_head.register_forward_hook(lambda _module, _given, out: 3.0 * (out / 3.0).tanh())
+
+
+@pytest.mark.parametrize("lie", [lie_about_scale, lie_about_norm, lie_about_rotation, lie_about_head])
+@pytest.mark.parametrize("fresh", [False, True])
+def test_parity_catches_a_model_that_computes_something_else(lie: Any, fresh: bool) -> None:
+    """Also with the small weights of a model just made, whose logits are all but flat."""
+    model = tiny("llama")
+    if fresh:
+        with torch.no_grad():
+            for p in model.parameters():
+                p.fill_(1.0) if p.dim() == 1 else p.normal_(0, 0.02, generator=torch.Generator().manual_seed(p.numel()))
+    lie(model)
+    decoder = Decoder.of(model)
+    assert decoder is not None
+    with pytest.raises(ValueError, match="fast decode differs"):
+        check_parity(decoder)
+
+
+def test_parity_leaves_the_mode_of_the_model() -> None:
+    for training in (True, False):
+        model = tiny("llama").train(training)
+        decoder = Decoder.of(model)
+        assert decoder is not None
+        check_parity(decoder)
+        assert model.training is training

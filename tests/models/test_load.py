@@ -1,0 +1,94 @@
+"""Making, saving and loading a policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from pipeline.data.tokenizer import character_tokenizer
+from pipeline.errors import ConfigError
+from pipeline.models.load import create_model, eos_ids, frozen_copy, load_model, load_tokenizer, save_folder
+from tests.models.families import SHAPE, next_logits, tiny
+
+CONFIG = {k: v for k, v in SHAPE.items() if not k.endswith("_id") and k != "vocab_size"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return character_tokenizer("0123456789+= ")
+
+
+def test_a_made_model_is_drawn_from_its_seed_only(tokenizer: Any) -> None:
+    torch.manual_seed(11)
+    state = torch.get_rng_state()
+    one = create_model("qwen2", CONFIG, tokenizer, 5)
+    assert torch.equal(torch.get_rng_state(), state)  # no other stream moved
+    torch.manual_seed(99)
+    same, other = create_model("qwen2", CONFIG, tokenizer, 5), create_model("qwen2", CONFIG, tokenizer, 6)
+    weights = [m.state_dict()["model.layers.0.mlp.down_proj.weight"] for m in (one, same, other)]
+    assert torch.equal(weights[0], weights[1])
+    assert not torch.equal(weights[0], weights[2])
+    assert one.config.vocab_size == len(tokenizer)
+    assert one.config.eos_token_id == tokenizer.eos_token_id
+
+
+def test_a_saved_folder_loads_in_plain_transformers(tokenizer: Any, tmp_path: Path) -> None:
+    model = create_model("qwen2", {**CONFIG, "tie_word_embeddings": True}, tokenizer, 5)
+    save_folder(model, tokenizer, tmp_path / "model")
+    ids = tokenizer("12+34=")["input_ids"]
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    for loaded in (plain, load_model(str(tmp_path / "model"))):
+        assert torch.equal(next_logits(loaded.eval(), ids), next_logits(model.eval(), ids))
+    again = load_tokenizer(str(tmp_path / "model"))
+    assert again("12+34=")["input_ids"] == ids
+    assert again.decode(ids) == "12+34="
+    assert load_model(str(tmp_path / "model"), dtype="bfloat16").dtype == torch.bfloat16
+
+
+def test_what_does_not_load_is_named_with_its_remedy(tokenizer: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"(?s)nowhere.*save_pretrained"):
+        load_model(str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="nowhere"):
+        load_tokenizer(str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="no_such_type"):
+        create_model("no_such_type", CONFIG, tokenizer, 0)
+    with pytest.raises(ConfigError, match="num_attention_heads"):
+        create_model("qwen2", {**CONFIG, "num_attention_heads": "many"}, tokenizer, 0)
+
+
+def test_a_tokenizer_without_an_end_is_refused_and_one_without_padding_pads_with_its_end(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    bare = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer)
+    bare.save_pretrained(tmp_path / "bare")
+    with pytest.raises(ConfigError, match="end-of-sequence"):
+        load_tokenizer(str(tmp_path / "bare"))
+    bare.eos_token = tokenizer.eos_token
+    bare.save_pretrained(tmp_path / "ended")
+    loaded = load_tokenizer(str(tmp_path / "ended"))
+    assert loaded.pad_token_id == loaded.eos_token_id == tokenizer.eos_token_id
+
+
+def test_a_frozen_copy_shares_nothing() -> None:
+    model = tiny("llama").train()
+    copy = frozen_copy(model)
+    before = next_logits(copy, [3, 4, 5])
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    assert torch.equal(next_logits(copy, [3, 4, 5]), before)
+    assert not any(p.requires_grad for p in copy.parameters())
+    assert all(p.requires_grad for p in model.parameters())
+    assert model.training
+    assert not copy.training
+
+
+@pytest.mark.parametrize(("named", "wanted"), [(None, [7]), (3, [3, 7]), ([9, 7, 3], [3, 7, 9])])
+def test_every_end_token_ends_a_response(named: Any, wanted: list[int]) -> None:
+    model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=named))
+    assert eos_ids(model, SimpleNamespace(eos_token_id=7)) == wanted

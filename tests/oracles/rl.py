@@ -1,0 +1,273 @@
+"""Slow doubles of pipeline/rl: floats, lists and loops over ragged rows, straight from the formulas. No tensors.
+
+Where a formula holds a value still (sg), the double reads `row.still` in place of `row.lp`, so that a finite difference
+over `lp` is the gradient that training must see.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Row:
+    """One response: only its trained tokens, no padding."""
+
+    lp: list[float]
+    old: list[float]
+    ref: list[float]
+    gen: list[float]
+    adv: list[float]
+    entropy: list[float]
+    truncated: bool = False
+    high_entropy: list[bool] = field(default_factory=list)
+    selected: list[bool] = field(default_factory=list)
+    still: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.still = self.still or list(self.lp)
+        self.high_entropy = self.high_entropy or [True] * len(self.lp)
+        self.selected = self.selected or [False] * len(self.lp)
+
+
+def mean(xs: Sequence[float]) -> float:
+    return sum(xs) / len(xs)
+
+
+def std(xs: Sequence[float], ddof: int) -> float:
+    centre = mean(xs)
+    return math.sqrt(sum((x - centre) ** 2 for x in xs) / (len(xs) - ddof)) if len(xs) > ddof else 0.0
+
+
+def whiten(xs: Sequence[float], ddof: int, eps: float) -> list[float]:
+    if max(xs) == min(xs):
+        return [0.0] * len(xs)
+    centre, spread = mean(xs), std(xs, ddof)
+    return [(x - centre) / (spread + eps) for x in xs]
+
+
+def clamp(x: float, low: float, high: float) -> float:
+    return min(max(x, low), high)
+
+
+# advantages
+
+
+def members(groups: Sequence[int], i: int) -> list[int]:
+    return [j for j, g in enumerate(groups) if g == groups[i]]
+
+
+def group_norm(
+    rewards: Sequence[float], groups: Sequence[int], baseline: str, spread: str, ddof: int, eps: float
+) -> list[float]:
+    out = []
+    for i, reward in enumerate(rewards):
+        own = [rewards[j] for j in members(groups, i)]
+        others = [rewards[j] for j in members(groups, i) if j != i]
+        centred = reward - (mean(own) if baseline == "mean" else mean(others))
+        if max(own) == min(own):
+            out.append(0.0)
+        elif spread == "none":
+            out.append(centred)
+        elif spread == "leave_one_out":
+            # undivided where the others are equal, to a millionth of the whole group's spread
+            flat = std(others, 0) ** 2 * len(others) <= 1e-12 * std(own, 0) ** 2 * len(own)
+            out.append(centred if flat or len(others) <= ddof else centred / (std(others, ddof) + eps))
+        else:
+            out.append(centred / (std(own if spread == "group" else list(rewards), ddof) + eps))
+    return out
+
+
+def max_rl(rewards: Sequence[float], groups: Sequence[int]) -> list[float]:
+    out = []
+    for i, reward in enumerate(rewards):
+        centre = mean([rewards[j] for j in members(groups, i)])
+        out.append((reward - centre) / centre if centre > 0 else 0.0)
+    return out
+
+
+def optimal_baseline(rewards: Sequence[float], groups: Sequence[int], lengths: Sequence[int]) -> list[float]:
+    out = []
+    for i, reward in enumerate(rewards):
+        own = members(groups, i)
+        out.append(reward - sum(lengths[j] * rewards[j] for j in own) / sum(lengths[j] for j in own))
+    return out
+
+
+def normalize_then_sum(
+    components: Sequence[Sequence[float]], groups: Sequence[int], weights: Sequence[float], ddof: int, eps: float
+) -> list[float]:
+    total = [0.0] * len(components)
+    for k, weight in enumerate(weights):
+        column = [row[k] for row in components]
+        for i, value in enumerate(group_norm(column, groups, "mean", "group", ddof, eps)):
+            total[i] += weight * value
+    return whiten(total, ddof, eps)
+
+
+def gae(
+    rewards: Sequence[float], values: Sequence[float], final: float, gamma: float, lam: float
+) -> tuple[list[float], list[float]]:
+    """By the definition: A_t = sum_k (gamma lam)^k delta_(t+k)."""
+    after = [*values[1:], final]
+    deltas = [r + gamma * nxt - v for r, nxt, v in zip(rewards, after, values, strict=True)]
+    advantages = [sum((gamma * lam) ** (s - t) * deltas[s] for s in range(t, len(deltas))) for t in range(len(deltas))]
+    return advantages, [a + v for a, v in zip(advantages, values, strict=True)]
+
+
+def reward_to_go(rewards: Sequence[float], gamma: float) -> list[float]:
+    return [sum(gamma ** (s - t) * rewards[s] for s in range(t, len(rewards))) for t in range(len(rewards))]
+
+
+def value_loss(
+    values: Sequence[float], old: Sequence[float], returns: Sequence[float], clip: float | None
+) -> list[float]:
+    out = []
+    for v, before, target in zip(values, old, returns, strict=True):
+        worst = (v - target) ** 2
+        if clip is not None:
+            worst = max(worst, (clamp(v, before - clip, before + clip) - target) ** 2)
+        out.append(0.5 * worst)
+    return out
+
+
+# kl
+
+
+def kl(form: str, lp: float, ref: float, old: float) -> float:
+    d = ref - lp
+    if form == "k1":
+        return lp - ref
+    if form == "k2":
+        return 0.5 * d * d
+    k3 = math.exp(d) - d - 1
+    return k3 if form == "k3" else math.exp(lp - old) * k3
+
+
+# the loss
+
+
+def ratios(level: str, row: Row) -> list[float]:
+    """The importance ratio at every token."""
+    diffs = [a - b for a, b in zip(row.lp, row.old, strict=True)]
+    still = [a - b for a, b in zip(row.still, row.old, strict=True)]
+    if level == "token":
+        return [math.exp(d) for d in diffs]
+    if level == "sequence":
+        return [math.exp(mean(diffs))] * len(diffs)
+    if level == "sequence_product":
+        return [math.exp(sum(diffs))] * len(diffs)
+    if level == "sequence_token":
+        held = math.exp(mean(still))
+        return [held * math.exp(a) / math.exp(b) for a, b in zip(row.lp, row.still, strict=True)]
+    return [1.0] * len(diffs)
+
+
+def still_ratios(level: str, row: Row) -> list[float]:
+    return ratios(level, Row(row.still, row.old, row.ref, row.gen, row.adv, row.entropy))
+
+
+def _clip(r: float, a: float, low: float, high: float) -> float:
+    return min(r * a, clamp(r, 1 - low, 1 + high) * a)
+
+
+def surrogate(name: str, options: dict[str, float], level: str, row: Row) -> list[float]:
+    """The objective at every token; the same one at each where the response has only one."""
+    o, rs, out = options, ratios(level, row), []
+    if name == "geometric_mean":
+        total = 0.0
+        for lp, old, a in zip(row.lp, row.old, row.adv, strict=True):
+            s = 1.0 if a >= 0 else -1.0
+            x = s * (lp - old)
+            total += s * min(x, clamp(x, -o["clip"], o["clip"]))
+        return [math.exp(total / len(row.lp)) * mean(row.adv)] * len(row.lp)
+    if name == "squared":
+        change = sum(row.lp) - sum(row.old)
+        return [-((mean(row.adv) - o["tau"] * change) ** 2)] * len(row.lp)
+    held = still_ratios(level, row)
+    for t, (r, a) in enumerate(zip(rs, row.adv, strict=True)):
+        if name == "clip":
+            x = _clip(r, a, o["clip_low"], o["clip_high"])
+        elif name == "dual_clip":
+            x = _clip(r, a, o["clip_low"], o["clip_high"])
+            x = max(x, o["dual"] * a) if a < 0 else x
+        elif name == "two_sided":
+            x = min(min(r, o["delta"]) * a, clamp(r, 1 - o["clip_low"], 1 + o["clip_high"]) * a)
+        elif name == "cispo":
+            low = 0.0 if o["clip_low"] is None else 1 - o["clip_low"]
+            x = clamp(held[t], low, 1 + o["clip_high"]) * a * row.lp[t]
+        elif name == "soft_gate":
+            tau = o["tau_positive"] if a > 0 else o["tau_negative"]
+            x = 4 / tau / (1 + math.exp(-tau * (r - 1))) * a
+        elif name == "gamma_weight":
+            k, rate = ("k_positive", "lambda_positive") if a >= 0 else ("k_negative", "lambda_negative")
+            x = math.exp(o[rate] + o[k] * math.log(held[t]) - o[rate] * held[t]) * a * row.lp[t]
+        elif name == "clip_cov":
+            x = 0.0 if row.selected[t] else _clip(r, a, o["clip_low"], o["clip_high"])
+        elif name == "kl_cov":
+            x = r * a - (o["coef"] * abs(row.lp[t] - row.old[t]) if row.selected[t] else 0.0)
+        else:
+            assert name == "reinforce"
+            x = a * row.lp[t]
+        out.append(x)
+    return out
+
+
+def aggregate(name: str, rows: Sequence[Sequence[float]], norm_length: int | None) -> float:
+    rows = [row for row in rows if row]
+    if not rows:
+        return 0.0
+    if name == "token_mean":
+        return sum(map(sum, rows)) / sum(map(len, rows))
+    if name == "sequence_mean_token_sum":
+        return mean([sum(row) for row in rows])
+    if name == "sequence_mean_token_sum_norm":
+        assert norm_length is not None
+        return mean([sum(row) / norm_length for row in rows])
+    return mean([mean(row) for row in rows])
+
+
+def mismatch_weights(level: str, action: str, floor: float, cap: float, row: Row) -> list[float]:
+    # old log-probs come from the trainer and hold no gradient
+    diffs = [a - b for a, b in zip(row.old, row.gen, strict=True)]
+    if level == "token":
+        raw = [math.exp(d) for d in diffs]
+    else:
+        raw = [math.exp(sum(diffs) if level == "sequence" else mean(diffs))] * len(diffs)
+    if action == "truncate":
+        return [clamp(w, floor, cap) for w in raw]
+    return [w if floor <= w <= cap else 0.0 for w in raw]
+
+
+def off_policy_keep(delta: float, row: Row) -> list[float]:
+    drift = mean([g - lp for g, lp in zip(row.gen, row.still, strict=True)])
+    return [1.0 if a >= 0 or drift <= delta else 0.0 for a in row.adv]
+
+
+def loss(parts: object, rows: Sequence[Row]) -> float:
+    """The loss of a whole batch for `Parts` (only its plain fields are read)."""
+    p = parts
+    rows = [r for r in rows if r.lp and not (p.masks.overlong_filter and r.truncated)]  # type: ignore[attr-defined]
+    elements, kls, entropies = [], [], []
+    for row in rows:
+        xs = surrogate(p.surrogate.name, dict(p.surrogate.options), p.ratio, row)  # type: ignore[attr-defined]
+        m = p.mismatch  # type: ignore[attr-defined]
+        if m.level != "none":
+            ws = mismatch_weights(m.level, m.action, m.floor, m.cap, row)
+            xs = [x * w for x, w in zip(xs, ws, strict=True)]
+        if p.masks.off_policy_delta is not None:  # type: ignore[attr-defined]
+            ws = off_policy_keep(p.masks.off_policy_delta, row)  # type: ignore[attr-defined]
+            xs = [x * w for x, w in zip(xs, ws, strict=True)]
+        if p.masks.high_entropy_share is not None:  # type: ignore[attr-defined]
+            xs = [x if keep else 0.0 for x, keep in zip(xs, row.high_entropy, strict=True)]
+        elements.append(xs)
+        kls.append([kl(p.kl.form, *v) for v in zip(row.lp, row.ref, row.old, strict=True)])  # type: ignore[attr-defined]
+        entropies.append(row.entropy)
+    total = -aggregate(p.aggregate, elements, p.norm_length)  # type: ignore[attr-defined]
+    if p.kl.where == "loss":  # type: ignore[attr-defined]
+        total += p.kl.coef * aggregate(p.aggregate, kls, p.norm_length)  # type: ignore[attr-defined]
+    if p.terms.entropy_coef:  # type: ignore[attr-defined]
+        total -= p.terms.entropy_coef * aggregate("token_mean", entropies, None)  # type: ignore[attr-defined]
+    return total

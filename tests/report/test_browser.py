@@ -1,0 +1,154 @@
+"""The page in a real browser: it renders without an error, hovers, filters, compares, and fits a narrow screen."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.report.page import build_page
+from tests.report.runs import HOSTILE, make_run, read_rows
+
+pytestmark = pytest.mark.integration
+CONTRAST = """() => {
+  const channel = (v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+  const light = (color) => {
+    const [r, g, b] = color.match(/[\\d.]+/g).slice(0, 3).map((v) => channel(Number(v)));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ground = light(getComputedStyle(document.querySelector("figure")).backgroundColor);
+  const ratio = ([selector, property]) => {
+    const ink = light(getComputedStyle(document.querySelector(selector))[property]);
+    return (Math.max(ink, ground) + 0.05) / (Math.min(ink, ground) + 0.05);
+  };
+  return [["h1", "color"], ["figcaption", "color"], [".up", "color"], [".plot svg text", "fill"]].map(ratio);
+}"""
+"""WCAG contrast of heading, caption, a rise and the text of a plot, on a card."""
+CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run_dir = make_run(tmp_path_factory.mktemp("runs") / "demo")
+    build_page(run_dir)
+    return run_dir
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(params=[("light", 1280), ("dark", 1280), ("light", 390), ("dark", 390)], ids=lambda p: f"{p[0]}-{p[1]}")
+def page(request: pytest.FixtureRequest, browser: Any, run_dir: Path) -> Iterator[Any]:
+    """The report, open; the test fails if the page logs an error or asks for anything but itself."""
+    scheme, width = request.param
+    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
+    page = context.new_page()
+    errors: list[str] = []
+    asked: list[str] = []
+    page.on("console", lambda m: errors.append(m.text) if m.type in ("error", "warning") else None)
+    page.on("pageerror", lambda e: errors.append(str(e)))
+    page.on("request", lambda r: asked.append(r.url))
+    page.goto((run_dir / "report.html").as_uri())
+    yield page
+    context.close()
+    assert errors == []
+    assert [url for url in asked if not url.startswith("data:")] == [(run_dir / "report.html").as_uri()]
+
+
+def count(page: Any) -> int:
+    return int(page.locator("#count").inner_text().split()[0])
+
+
+def test_it_renders_in_light_and_dark_and_fits(page: Any) -> None:
+    assert page.title() == "demo"
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.locator(".plot svg").count() == page.evaluate("JSON.parse(data.textContent).charts.length") == 9
+    assert page.evaluate("window.hacked") is None
+    ratios = page.evaluate(CONTRAST)
+    assert len(ratios) == 4
+    assert min(ratios) >= 4.5
+
+
+def test_filters_show_what_the_files_hold(page: Any, run_dir: Path) -> None:
+    rows = read_rows(run_dir / "rollouts.jsonl")
+    assert count(page) == len(rows)
+    page.select_option("[name=domain]", "induction")
+    assert count(page) == sum(r["domain"] == "induction" for r in rows)
+    page.select_option("[name=verdict]", "wrong")
+    wrong = [r for r in rows if r["domain"] == "induction" and r["status"] == "graded" and r["score"] == 0]
+    assert count(page) == len(wrong)
+    page.fill("[name=step_from]", "10")
+    page.fill("[name=step_to]", "30")
+    page.select_option("[name=stage]", "rl")
+    assert count(page) == sum(r["stage"] == "rl" and 10 <= r["step"] <= 30 for r in wrong) > 0
+    shown = page.locator(".answer .verdict").all_inner_texts()
+    assert set(shown) == {"wrong"}
+    page.click("button[type=reset]")
+    page.wait_for_function(f"document.getElementById('count').textContent.startsWith('{len(rows)} ')")
+    page.fill("[name=reward_from]", "0.5")
+    assert count(page) == sum(r["reward"] is not None and r["reward"] >= 0.5 for r in rows)
+    page.fill("[name=reward_from]", "")
+    page.fill("[name=text]", "WINDOW.HACKED")
+    assert count(page) == 1
+    assert page.locator(".answer .response").inner_text().startswith(HOSTILE[:60])
+    assert page.evaluate("window.hacked") is None
+    page.fill("[name=text]", "no such text anywhere")
+    assert count(page) == 0
+    assert page.locator(".answer").count() == 0
+
+
+def test_pages_turn(page: Any) -> None:
+    first = page.locator(".answer").first.inner_text()
+    assert page.locator("#previous").is_disabled()
+    page.click("#next")
+    assert page.locator("#page").inner_text().startswith("2 of")
+    assert page.locator(".answer").first.inner_text() != first
+    page.click("#previous")
+    assert page.locator(".answer").first.inner_text() == first
+
+
+def test_two_answers_to_one_prompt_are_compared(page: Any) -> None:
+    """The diff read without what is new is this answer, and without what is gone the other."""
+    page.fill("[name=text]", "arithmetic/20+31")
+    answer = page.locator(".answer").filter(has=page.locator(".verdict.right")).first
+    select = answer.locator("select")
+    labels = select.locator("option").all_inner_texts()
+    other = next(label for label in labels if label.endswith(": wrong"))
+    select.select_option(label=other)
+    parts = answer.locator(".diff").evaluate("(n) => [...n.childNodes].map((c) => [c.nodeName, c.textContent])")
+    assert {"DEL", "INS", "#text"} == {kind for kind, _ in parts}
+    mine = "".join(text for kind, text in parts if kind != "INS")
+    theirs = "".join(text for kind, text in parts if kind != "DEL")
+    assert mine == answer.locator(".response").evaluate("(n) => n.textContent")
+    assert mine.endswith("Answer: 51")
+    assert theirs.startswith("20+31: ")
+    assert theirs != mine
+    select.select_option("")
+    assert answer.locator(".diff").count() == 0
+
+
+def test_a_curve_shows_its_values_under_the_pointer(page: Any, run_dir: Path) -> None:
+    rows = [r for r in read_rows(run_dir / "metrics.jsonl") if r["kind"] == "step" and r["stage"] == "rl"]
+    plot = page.locator(".plot[data-chart=entropy]")
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    page.mouse.move(box["x"] + box["width"] - 11, box["y"] + box["height"] / 2)
+    tip = plot.locator(".tip")
+    assert tip.inner_text().startswith("RL step 60")
+    assert float(tip.inner_text().split()[-1]) == pytest.approx(rows[-1]["metrics"]["entropy"], rel=1e-3)
+    inside = tip.evaluate(
+        "(t) => { const a = t.getBoundingClientRect(); return a.left >= 0 && a.right <= innerWidth; }"
+    )
+    assert inside
+    page.mouse.move(0, 0)
+    assert tip.is_hidden()

@@ -1,0 +1,232 @@
+"""Estimates against enumeration of every subset, and the properties that they must have."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections import Counter
+from itertools import combinations
+from statistics import fmean
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import DataError
+from pipeline.report.estimates import (
+    PromptSamples,
+    bootstrap,
+    decompose_gain,
+    maj_at_k,
+    paired_difference,
+    pass_at_k,
+    prompt_values,
+    summarize_domain,
+)
+
+ANSWERS = st.sampled_from(["1", "2", "3", None])
+SAMPLES = st.lists(st.tuples(st.booleans(), ANSWERS), min_size=1, max_size=9)
+
+
+def slow_pass(correct: list[bool], k: int) -> float:
+    return fmean(any(subset) for subset in combinations(correct, k))
+
+
+def slow_majority(samples: list[tuple[bool, str | None]], k: int) -> float:
+    worth = {}
+    for answer in {a for _, a in samples}:
+        judged = [right for right, a in samples if a == answer]
+        worth[answer] = fmean(judged)
+    scores = []
+    for subset in combinations(samples, k):
+        votes = Counter(a for _, a in subset if a is not None)
+        top = [a for a, n in votes.items() if n == max(votes.values())]
+        scores.append(fmean(worth[a] for a in top) if top else 0.0)
+    return fmean(scores)
+
+
+def make(prompt_id: str, correct: str, answers: str = "", greedy: bool | None = None) -> PromptSamples:
+    right = tuple(c == "1" for c in correct)
+    given_answers = tuple(None if a == "-" else a for a in answers) or tuple("a" if r else "b" for r in right)
+    return PromptSamples(prompt_id, right, given_answers, tuple(range(len(right))), (False,) * len(right), greedy)
+
+
+@settings(deadline=None)
+@given(st.lists(st.booleans(), min_size=1, max_size=9), st.data())
+def test_pass_at_k_is_the_mean_over_every_subset(correct: list[bool], data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, len(correct)))
+    assert pass_at_k(len(correct), sum(correct), k) == pytest.approx(slow_pass(correct, k))
+
+
+@settings(max_examples=200, deadline=None)
+@given(SAMPLES, st.data())
+def test_majority_is_the_mean_over_every_subset(samples: list[tuple[bool, str | None]], data: st.DataObject) -> None:
+    k = data.draw(st.integers(1, len(samples)))
+    correct, answers = zip(*samples, strict=True)
+    assert maj_at_k(correct, answers, k) == pytest.approx(slow_majority(samples, k))
+
+
+@settings(deadline=None)
+@given(SAMPLES, st.randoms(use_true_random=False), st.data())
+def test_the_order_of_samples_does_not_matter(
+    samples: list[tuple[bool, str | None]], shuffler: random.Random, data: st.DataObject
+) -> None:
+    k = data.draw(st.integers(1, len(samples)))
+    shuffled = list(samples)
+    shuffler.shuffle(shuffled)
+    assert maj_at_k(*zip(*samples, strict=True), k) == maj_at_k(*zip(*shuffled, strict=True), k)
+
+
+def test_pass_at_k_is_unbiased_where_the_plug_in_is_not() -> None:
+    """With true rate p, E[estimate] over binomial draws is 1 - (1 - p)^k; 1 - (1 - c/n)^k is too low."""
+    p, n, k = 0.2, 10, 5
+    chance = [float(np.prod([(n - i) / (i + 1) for i in range(c)]) * p**c * (1 - p) ** (n - c)) for c in range(n + 1)]
+    expected = sum(w * pass_at_k(n, c, k) for c, w in enumerate(chance))
+    plug_in = sum(w * (1 - (1 - c / n) ** k) for c, w in enumerate(chance))
+    truth = 1 - (1 - p) ** k
+    assert expected == pytest.approx(truth)
+    assert truth - plug_in > 0.02
+
+
+def test_pass_at_k_holds_for_more_samples_than_a_float_can_count() -> None:
+    assert pass_at_k(5000, 0, 2500) == 0
+    assert pass_at_k(5000, 1, 2500) == pytest.approx(0.5)
+    assert pass_at_k(5000, 5000, 2500) == 1
+
+
+def test_ties_share_and_blanks_do_not_vote() -> None:
+    assert maj_at_k([True, False], ["1", "2"], 2) == 0.5
+    assert maj_at_k([True, False, False], ["1", "2", "3"], 3) == pytest.approx(1 / 3)
+    assert maj_at_k([True, False, False, False], ["1", None, None, None], 4) == 1
+    assert maj_at_k([False, False], [None, None], 2) == 0
+    assert maj_at_k([True, True, False], ["1 ", " 1", "2"], 3) == 1
+
+
+@pytest.mark.parametrize("k", [0, -1, 4])
+def test_a_k_that_the_samples_cannot_give_is_refused(k: int) -> None:
+    with pytest.raises(DataError, match=rf"k must be in \[1, 3\].*got {k}"):
+        pass_at_k(3, 1, k)
+    with pytest.raises(DataError, match=rf"got {k}"):
+        maj_at_k([True] * 3, ["1"] * 3, k)
+
+
+def test_a_bootstrap_is_seeded_and_ordered() -> None:
+    values = [float(i % 3 == 0) for i in range(60)]
+    one, same, other = bootstrap(values, 1), bootstrap(values, 1), bootstrap(values, 2)
+    assert one == same
+    assert one != other
+    assert one.low < one.value < one.high
+    assert one.value == pytest.approx(fmean(values))
+
+
+def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
+    draws = np.random.default_rng(0)
+    covered = [
+        estimate.low <= 0.4 <= estimate.high
+        for estimate in (bootstrap(list(draws.binomial(1, 0.4, 80).astype(float)), i) for i in range(150))
+    ]
+    # 95% nominal; three standard errors of 150 draws are 5 points, and percentiles at n = 80 fall a point short.
+    assert 0.88 <= fmean(covered) <= 1.0
+
+
+def test_a_bootstrap_agrees_with_the_normal_interval_for_many_prompts() -> None:
+    values = np.random.default_rng(1).normal(size=2500)
+    estimate = bootstrap(list(values), 0)
+    half = 1.96 * values.std() / np.sqrt(values.size)
+    assert (estimate.high - estimate.low) / 2 == pytest.approx(half, rel=0.06)
+
+
+def test_a_bootstrap_in_chunks_is_that_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = [float(i % 7) for i in range(50)]
+    whole = bootstrap(values, 3)
+    monkeypatch.setattr("pipeline.report.estimates.CHUNK_INDICES", 333)
+    assert bootstrap(values, 3) == whole
+
+
+def test_pairing_takes_out_how_hard_each_prompt_is() -> None:
+    before = {str(i): (i % 10) / 10 for i in range(100)}
+    after = {p: v + 0.05 + 0.01 * (int(p) % 2) for p, v in before.items()}
+    paired = paired_difference(before, after, 0)
+    loose = bootstrap(list(after.values()), 0)
+    assert paired.value == pytest.approx(0.055)
+    assert 0.05 <= paired.low < paired.high <= 0.06
+    assert loose.high - loose.low > 10 * (paired.high - paired.low)
+    assert paired_difference(dict(reversed(before.items())), after, 0) == paired
+
+
+def test_a_pair_of_different_prompts_is_refused() -> None:
+    with pytest.raises(DataError, match=r"same prompts.*'b'"):
+        paired_difference({"a": 1.0}, {"a": 1.0, "b": 0.0}, 0)
+    with pytest.raises(DataError, match="at least one"):
+        paired_difference({}, {}, 0)
+
+
+UNIT = st.floats(0, 1)
+
+
+@settings(deadline=None)
+@given(UNIT, UNIT, UNIT, UNIT)
+def test_the_parts_of_a_gain_sum_to_it(a: float, b: float, c: float, d: float) -> None:
+    (p0, k0), (p1, k1) = sorted((a, b)), sorted((c, d))
+    gain = decompose_gain(p0, k0, p1, k1)
+    assert gain.sharpening + gain.new == pytest.approx(p1 - p0, abs=1e-12)
+    assert p0 + gain.sharpening <= k0 + 1e-12
+    assert gain.new * (k1 - k0) >= 0
+
+
+def test_a_gain_at_equal_reach_is_all_sharpening_and_at_equal_sharpness_all_new() -> None:
+    assert decompose_gain(0.4, 0.8, 0.6, 0.8).new == 0
+    assert decompose_gain(0.4, 0.8, 0.5, 1.0).sharpening == pytest.approx(0)
+    assert decompose_gain(0, 0, 0.5, 0.7).new == pytest.approx(0.5)
+    assert decompose_gain(0.3, 0.5, 0, 0).total == pytest.approx(-0.3)
+
+
+@pytest.mark.parametrize("wrong", [(0.9, 0.5, 0.1, 0.2), (0.1, 0.2, -0.1, 0.2), (0.1, 0.2, 0.5, 1.5)])
+def test_a_gain_of_impossible_rates_is_refused(wrong: tuple[float, float, float, float]) -> None:
+    with pytest.raises(DataError, match="expected 0 <= pass@1"):
+        decompose_gain(*wrong)
+
+
+def test_a_domain_is_the_mean_over_its_prompts() -> None:
+    samples = [make("a", "1100", greedy=True), make("b", "0000", greedy=False), make("c", "1111", greedy=True)]
+    summary = summarize_domain(samples, 2, 0)
+    assert summary["pass@1"]["value"] == pytest.approx(0.5)
+    assert summary["pass@k"]["value"] == pytest.approx((slow_pass([True, True, False, False], 2) + 0 + 1) / 3)
+    assert summary["greedy"]["value"] == pytest.approx(2 / 3)
+    assert summary["length"]["value"] == pytest.approx(1.5)
+    assert summary["num_prompts"] == 3
+    assert summary["by_prompt"] == [["a", 0.5], ["b", 0.0], ["c", 1.0]]
+    assert "num_short" not in summary
+    for name in ("pass@1", "pass@k", "maj@k", "greedy", "length", "truncated"):
+        assert summary[name]["low"] <= summary[name]["value"] <= summary[name]["high"]
+    assert summarize_domain(samples, 2, 0) == summary
+
+
+def test_prompts_that_lost_samples_are_counted_not_guessed() -> None:
+    samples = [make("a", "11", greedy=True), make("b", "1"), make("c", "")]
+    summary = summarize_domain(samples, 2, 0)
+    assert summary["num_short"] == 2
+    assert summary["pass@1"]["value"] == 1
+    assert prompt_values(samples, 2)["pass@k"] == {"a": 1.0}
+    assert prompt_values(samples, 2)["greedy"] == {"a": 1.0}
+    alone = summarize_domain([make("b", "1")], 2, 0)
+    assert "pass@k" not in alone
+    assert "greedy" not in alone
+
+
+def test_bad_samples_are_refused_by_name() -> None:
+    with pytest.raises(DataError, match=r"'p'.*one length"):
+        PromptSamples("p", (True,), (), (1,), (False,))
+    with pytest.raises(DataError, match="at least one prompt"):
+        summarize_domain([], 2, 0)
+    with pytest.raises(DataError, match=r"k must be >= 1, got 0; set evaluation\.k"):
+        summarize_domain([make("a", "1")], 0, 0)
+    with pytest.raises(DataError, match="'a' occurs more than once"):
+        summarize_domain([make("a", "1"), make("a", "0")], 1, 0)
+
+
+def test_estimates_load_without_torch() -> None:
+    code = "import sys, pipeline.report.estimates; sys.exit(any(m in sys.modules for m in ('torch', 'matplotlib')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

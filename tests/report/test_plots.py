@@ -1,0 +1,160 @@
+"""Curves against the rows that they come from; plots as documents: well-formed, self-contained, the same each time."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.report.curves import Chart, Series, build_charts, moving_average, thin
+from pipeline.report.files import read_run
+from pipeline.report.plots import draw
+from tests.report.runs import make_run, read_rows
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "demo")
+
+
+@pytest.fixture(scope="module")
+def charts(run_dir: Path) -> dict[str, Chart]:
+    return {c.name: c for c in build_charts(read_run(run_dir))}
+
+
+def line(values: list[float | None], **more: object) -> Chart:
+    series = Series("one", tuple(values))
+    return Chart("name", "Title", "", tuple(float(i) for i in range(len(values))), (series,), **more)
+
+
+def test_every_curve_of_a_report_is_there(charts: dict[str, Chart]) -> None:
+    assert list(charts) == [
+        "reward", "pass", "kl", "entropy", "clip_fraction", "length", "groups", "phases", "loss_sft",
+    ]  # fmt: skip
+
+
+def test_curves_hold_the_rows_values(run_dir: Path, charts: dict[str, Chart]) -> None:
+    rows = [r for r in read_rows(run_dir / "metrics.jsonl") if r["kind"] == "step" and r["stage"] == "rl"]
+    named = {s.label: s.y for s in charts["reward"].series}
+    assert named["induction"] == tuple(r["metrics"]["reward/mean/induction"] for r in rows)
+    assert charts["kl"].series[0].y == tuple(r["metrics"]["kl/k3"] for r in rows)
+    assert charts["kl"].marks == (21.0, 41.0)
+    assert charts["kl"].x == tuple(float(r["step"]) for r in rows)
+    stacked = [sum(s.y[i] for s in charts["phases"].series) for i in range(len(rows))]
+    assert stacked == pytest.approx([r["time"]["total"] for r in rows])
+    evaluations = [r for r in read_rows(run_dir / "metrics.jsonl") if r["kind"] == "evaluation"]
+    one = charts["pass"].series[0]
+    assert one.low == tuple(r["domains"]["arithmetic"]["pass@1"]["low"] for r in evaluations)
+    assert charts["pass"].ticks == tuple(r["label"] for r in evaluations)
+
+
+def test_one_domain_gives_one_reward_curve_and_what_is_missing_is_a_gap(tmp_path: Path) -> None:
+    rows = [
+        '{"kind":"step","stage":"rl","round":1,"step":1,"metrics":{"reward/sampled":0.5,"reward/mean/a":0.5,"kl/k3":1}}',
+        '{"kind":"step","stage":"rl","round":1,"step":2,"metrics":{"reward/sampled":0.7,"reward/mean/a":0.7}}',
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + "\n")
+    found = {c.name: c for c in build_charts(read_run(tmp_path))}
+    assert set(found) == {"reward", "kl"}
+    assert [(s.label, s.y) for s in found["reward"].series] == [("mean reward", (0.5, 0.7))]
+    assert found["kl"].series[0].y == (1.0, None)
+    assert "<svg" in draw(found["kl"]).svg
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(st.none(), st.floats(-5, 5)), min_size=1, max_size=200), st.integers(1, 30))
+def test_thinning_keeps_the_mean_of_equal_buckets(values: list[float | None], most: int) -> None:
+    thinned = thin(line(values), most)
+    assert len(thinned.x) == len(thinned.series[0].y) <= most
+    width = -(-len(values) // most)
+    for i, mean in enumerate(thinned.series[0].y):
+        bucket = [v for v in values[i * width : (i + 1) * width] if v is not None]
+        assert mean is None if not bucket else mean == pytest.approx(sum(bucket) / len(bucket))
+    assert ("mean of" in thinned.caption) == (len(values) > most)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(-5, 5), min_size=1, max_size=40), st.integers(0, 9))
+def test_a_moving_average_is_the_mean_of_its_neighbours(values: list[float], half: int) -> None:
+    for i, mean in enumerate(moving_average(values, half)):
+        near = [v for j, v in enumerate(values) if abs(i - j) <= half]
+        assert mean == pytest.approx(sum(near) / len(near))
+
+
+def test_plots_are_whole_documents_that_refer_to_nothing_outside(charts: dict[str, Chart]) -> None:
+    seen: set[str] = set()
+    for chart in charts.values():
+        svg = draw(chart).svg
+        root = ElementTree.fromstring(svg)
+        assert root.tag == f"{SVG}svg"
+        assert root.get("aria-label", "").startswith(chart.title)
+        assert "http" not in svg.replace("http://www.w3.org/2000/svg", "")
+        ids = [e.get("id") for e in root.iter() if e.get("id")]
+        assert not seen & set(ids), "two plots on a page must not share an id"
+        seen |= set(ids)
+        assert set(re.findall(r"url\(#([^)]+)\)", svg)) <= set(ids)
+        assert set(re.findall(r'href="#([^"]+)"', svg)) <= set(ids)
+
+
+def test_plots_take_their_colours_from_the_page_and_have_no_ground(charts: dict[str, Chart]) -> None:
+    svg = draw(charts["reward"]).svg
+    assert "var(--series-1, #" in svg
+    assert "var(--series-2, #" in svg
+    assert "var(--plot-ink, #" in svg
+    assert not re.search(r"(?<!, )#[0-9a-f]{6}", svg), "a colour that is not a fallback"
+
+
+def test_a_plot_is_the_same_bytes_in_another_process_and_under_another_style(run_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "matplotlibrc").write_text("font.size: 30\naxes.facecolor: red\n")
+    code = (
+        "import sys; from pathlib import Path; from pipeline.report.curves import build_charts\n"
+        "from pipeline.report.files import read_run; from pipeline.report.plots import draw\n"
+        "sys.stdout.write(''.join(draw(c).svg for c in build_charts(read_run(Path(sys.argv[1])))))"
+    )
+    here = "".join(draw(c).svg for c in build_charts(read_run(run_dir)))
+    there = subprocess.run(
+        [sys.executable, "-c", code, str(run_dir)],
+        env={"PYTHONHASHSEED": "77", "MATPLOTLIBRC": str(tmp_path), "MPLCONFIGDIR": str(tmp_path), "PATH": "/usr/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert there == here
+
+
+def test_the_box_is_where_the_axes_are() -> None:
+    """The page maps the pointer to values by it: the ends of a line must lie where it says."""
+    plot = draw(line([0.0, 10.0, 5.0]))
+    root = ElementTree.fromstring(plot.svg)
+    width, height = (float(v) for v in root.get("viewBox", "").split()[2:])
+    path = next(e.get("d", "") for e in root.iter(f"{SVG}path") if "var(--series-1" in e.get("style", ""))
+    points = [(float(x), float(y)) for x, y in re.findall(r"[ML] ([-\d.]+) ([-\d.]+)", path)]
+    left, top, right, bottom = plot.box
+    for (x, y), (i, value) in zip(points, enumerate([0.0, 10.0, 5.0]), strict=True):
+        share_x = (i - plot.x_limits[0]) / (plot.x_limits[1] - plot.x_limits[0])
+        share_y = (value - plot.y_limits[0]) / (plot.y_limits[1] - plot.y_limits[0])
+        assert x / width == pytest.approx(left + share_x * (right - left), abs=1e-3)
+        assert y / height == pytest.approx(bottom - share_y * (bottom - top), abs=1e-3)
+
+
+def test_labels_are_text_whatever_they_hold() -> None:
+    nasty = Series("$x^{</text><script>", (1.0, 2.0)), Series("_hidden & <b>", (2.0, 1.0), 1)
+    svg = draw(Chart('a"b', "<T> & $\\bad$", "", (0.0, 1.0), nasty)).svg
+    root = ElementTree.fromstring(svg)
+    texts = [e.text or "" for e in root.iter(f"{SVG}text")]
+    assert "$x^{</text><script>" in texts
+    assert "\u200b_hidden & <b>" in texts
+    assert root.get("aria-label") == "<T> & $\\bad$"
+
+
+@pytest.mark.parametrize("values", [[1.0], [None], [None, 2.0], [3.0, 3.0], [1e-12, 1e12], [0.0] * 500])
+def test_odd_curves_are_drawn(values: list[float | None]) -> None:
+    assert ElementTree.fromstring(draw(thin(line(values))).svg).tag == f"{SVG}svg"

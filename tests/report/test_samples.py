@@ -1,0 +1,115 @@
+"""The choice of samples: bounded, even over the run, whole groups, nothing of a stage lost."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.report.samples import choose_samples, divide, shorten, spaced, verdict_name
+
+
+def write(path: Path, stages: dict[str, int], group_size: int = 4, response: str = "r") -> Path:
+    with path.open("w") as file:
+        for stage, groups in stages.items():
+            for step in range(groups):
+                for sample in range(group_size):
+                    row = {"stage": stage, "step": step, "prompt_id": f"p{step}", "sample": sample, "status": "graded"}
+                    file.write(json.dumps(row | {"score": 1.0, "reward": 1.0, "response": response}) + "\n")
+    return path
+
+
+def test_a_small_run_is_shown_whole(tmp_path: Path) -> None:
+    chosen = choose_samples(write(tmp_path / "r.jsonl", {"rl": 10, "evaluation/a": 3}))
+    assert (chosen.num_shown, chosen.num_samples, chosen.num_groups) == (52, 52, 13)
+    assert [g["step"] for g in chosen.groups] == [*range(10), *range(3)]
+
+
+def test_a_large_run_is_shown_evenly_in_whole_groups(tmp_path: Path) -> None:
+    chosen = choose_samples(write(tmp_path / "r.jsonl", {"rl": 900, "evaluation/a": 100, "evaluation/b": 5}), most=200)
+    assert chosen.num_samples == 4 * 1005
+    assert chosen.num_shown == sum(len(g["samples"]) for g in chosen.groups) <= 200
+    assert {len(g["samples"]) for g in chosen.groups} == {4}
+    count = Counter(g["stage"] for g in chosen.groups)
+    assert count["evaluation/b"] == 5
+    assert abs(count["rl"] - count["evaluation/a"]) <= 1
+    assert sum(count.values()) == 50
+    steps = [g["step"] for g in chosen.groups if g["stage"] == "rl"]
+    assert (steps[0], steps[-1]) == (0, 899)
+    gaps = [b - a for a, b in pairwise(steps)]
+    assert max(gaps) - min(gaps) <= 1
+
+
+def test_one_group_larger_than_the_page_is_cut_to_it(tmp_path: Path) -> None:
+    chosen = choose_samples(write(tmp_path / "r.jsonl", {"rl": 2}, group_size=30), most=10)
+    assert (chosen.num_shown, chosen.num_samples) == (10, 60)
+
+
+def test_long_answers_keep_their_ends_and_the_page_its_size(tmp_path: Path) -> None:
+    response = "begin" + "x" * 50_000 + "end"
+    chosen = choose_samples(write(tmp_path / "r.jsonl", {"rl": 50}, response=response))
+    shown = [s["response"] for g in chosen.groups for s in g["samples"]]
+    assert all(s.startswith("begin") and s.endswith("end") and "left out" in s for s in shown)
+    assert max(map(len, shown)) < 6100
+
+
+def test_no_file_and_torn_lines(tmp_path: Path) -> None:
+    assert choose_samples(tmp_path / "none.jsonl").num_samples == 0
+    path = write(tmp_path / "r.jsonl", {"rl": 1})
+    path.write_bytes(path.read_bytes() + b'{"stage": "rl", "st\n[1]\nNaN\n')
+    assert choose_samples(path).num_samples == 4
+
+
+def test_numbers_that_json_cannot_hold_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_text('{"stage":"rl","step":1,"prompt_id":"p","reward":NaN,"score":Infinity,"status":"graded"}\n')
+    sample = choose_samples(path).groups[0]["samples"][0]
+    assert sample["reward"] is None
+    assert sample["score"] is None
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.text(max_size=3), st.integers(0, 50), max_size=6), st.integers(0, 120))
+def test_a_division_gives_all_it_can_and_is_fair(needs: dict[str, int], total: int) -> None:
+    given_parts = divide(needs, total)
+    assert sum(given_parts.values()) == min(total, sum(needs.values()))
+    assert all(given_parts[n] <= needs[n] for n in needs)
+    unmet = [given_parts[n] for n in needs if given_parts[n] < needs[n]]
+    if unmet:
+        assert max(given_parts.values()) - min(unmet) <= 1
+
+
+@settings(deadline=None)
+@given(st.integers(0, 500), st.integers(0, 60))
+def test_spaced_indices_are_distinct_and_ordered(count: int, most: int) -> None:
+    indices = spaced(count, most)
+    assert len(indices) == min(count, most)
+    assert indices == sorted(set(indices))
+    assert all(0 <= i < count for i in indices)
+    if min(count, most) >= 2:
+        assert (indices[0], indices[-1]) == (0, count - 1)
+
+
+@settings(deadline=None)
+@given(st.text(max_size=300), st.integers(3, 200))
+def test_shortened_text_keeps_that_many_characters(text: str, most: int) -> None:
+    short = shorten(text, most)
+    if len(text) <= most:
+        assert short == text
+    else:
+        assert short.endswith(text[-(most // 3) :])
+        assert text.startswith(short[: most - most // 3])
+        assert f"{len(text) - most:,} characters" in short
+
+
+@pytest.mark.parametrize(
+    ("status", "score", "name"),
+    [("graded", 1.0, "right"), ("graded", 0.4, "partial"), ("graded", 0.0, "wrong"), ("timeout", 0.0, "timeout")],
+)
+def test_verdicts_are_named_for_people(status: str, score: float, name: str) -> None:
+    assert verdict_name({"status": status, "score": score}) == name

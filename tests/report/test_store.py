@@ -1,0 +1,131 @@
+"""The append-only files of a run."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.errors import DataError, RunError
+from pipeline.report.store import FILES, Store, read_jsonl
+
+TEXT = st.text(st.characters(exclude_categories=[]), max_size=20)  # lone surrogates, newlines and all
+
+
+def fill(store: Store, numbers: range) -> None:
+    for i in numbers:
+        store.metrics({"step": i, "reward": i / 7})
+        store.rollouts({"step": i, "text": f"é\n{j}\ud800"} for j in range(i % 3))
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in FILES}
+
+
+@pytest.mark.parametrize("torn", [b"", b'{"step": 9', b"\x00\x00\x00", b'{"step": 9}\n'])
+@pytest.mark.parametrize("cut_at", [0, 1, 3])
+def test_cut_back_and_written_again_the_files_have_the_same_bytes(cut_at: int, torn: bytes, tmp_path: Path) -> None:
+    """As a run that was killed after its last checkpoint, in the middle of a line or not."""
+    straight = Store(tmp_path / "straight")
+    fill(straight, range(6))
+    straight.close()
+    killed = Store(tmp_path / "killed")
+    fill(killed, range(cut_at))
+    lengths = killed.sync()
+    assert lengths == {name: len(data) for name, data in bytes_of(tmp_path / "killed").items()}
+    fill(killed, range(cut_at, 5))
+    killed.close()
+    for name in FILES:
+        with (tmp_path / "killed" / name).open("ab") as file:
+            file.write(torn)
+    again = Store(tmp_path / "killed")
+    again.cut(json.loads(json.dumps(lengths)))
+    fill(again, range(cut_at, 6))
+    assert again.sync() == {name: len(data) for name, data in bytes_of(tmp_path / "straight").items()}
+    again.close()
+    assert bytes_of(tmp_path / "killed") == bytes_of(tmp_path / "straight")
+
+
+@pytest.mark.parametrize("short", FILES)
+def test_a_shorter_file_is_refused_by_name_and_none_is_cut(short: str, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    fill(store, range(4))
+    lengths = store.sync()
+    fill(store, range(4, 6))
+    before = bytes_of(tmp_path)
+    asked = {**lengths, short: len(before[short]) + 1}
+    with pytest.raises(RunError, match=rf"{short} has {len(before[short])} bytes, .* {asked[short]}; restore"):
+        store.cut(asked)
+    assert bytes_of(tmp_path) == before
+    store.cut(lengths)
+    assert store.sync() == lengths
+    store.close()
+
+
+def test_a_run_that_begins_anew_cuts_all(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    fill(store, range(3))
+    store.cut({})
+    assert store.sync() == dict.fromkeys(FILES, 0)
+    store.close()
+    assert set(bytes_of(tmp_path).values()) == {b""}
+
+
+def test_rows_are_readable_as_soon_as_they_are_appended(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for i in range(3):
+        store.metrics({"step": i})
+        assert read_jsonl(tmp_path / "metrics.jsonl") == [{"step": j} for j in range(i + 1)]
+    store.close()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(
+        st.dictionaries(TEXT, st.one_of(TEXT, st.integers(), st.floats(allow_nan=False, allow_infinity=False)))
+    )
+)
+def test_rows_read_back_as_they_were_written(
+    rows: list[dict[str, object]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("store")
+    store = Store(folder)
+    store.rollouts(rows)
+    store.close()
+    assert read_jsonl(folder / "rollouts.jsonl") == rows
+    assert (folder / "rollouts.jsonl").read_bytes().count(b"\n") == len(rows)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_number_that_json_has_not_is_refused_and_nothing_written(value: float, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    with pytest.raises(ValueError, match="JSON compliant"):
+        store.rollouts([{"x": 1.0}, {"x": value}])
+    store.close()
+    assert (tmp_path / "rollouts.jsonl").read_bytes() == b""
+
+
+def test_a_torn_last_line_is_left_out_wherever_it_tore(tmp_path: Path) -> None:
+    whole = '{"step": 1, "text": "é\\ud800"}\n'.encode()
+    path = tmp_path / "x.jsonl"
+    for end in range(len(whole) - 2):
+        path.write_bytes(whole + whole[:end])
+        assert read_jsonl(path) == [{"step": 1, "text": "é\ud800"}]
+    path.write_bytes(whole + whole[:-1])  # only its newline is missing
+    assert len(read_jsonl(path)) == 2
+
+
+@pytest.mark.parametrize("damage", [b"{", b"\xff\xff", b"[1]", b"3"])
+def test_a_damaged_line_before_the_last_is_named(damage: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"a": 1}\n\n' + damage + b'\n{"a": 2}\n')
+    with pytest.raises(DataError, match=r"line 3 of .*x\.jsonl is not a JSON object; restore"):
+        read_jsonl(path)
+
+
+def test_no_file_is_no_rows(tmp_path: Path) -> None:
+    assert read_jsonl(tmp_path / "nowhere.jsonl") == []

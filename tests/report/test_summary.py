@@ -1,0 +1,150 @@
+"""The summary against a plain reading of the same files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import RunError
+from pipeline.report.files import read_run
+from pipeline.report.summary import build_summary, count_seconds, summarize
+from tests.report.runs import make_run, read_rows
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("runs") / "demo")
+
+
+def rewrite(run_dir: Path, rows: list[dict]) -> None:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+
+
+def test_before_is_where_rl_began_and_after_is_the_last(run_dir: Path) -> None:
+    evaluations = {r["label"]: r for r in read_rows(run_dir / "metrics.jsonl") if r["kind"] == "evaluation"}
+    summary = build_summary(run_dir)
+    assert (summary["before_label"], summary["after_label"]) == ("after sft", "after round 3")
+    for side, label in (("before", "after sft"), ("after", "after round 3")):
+        for domain, measures in evaluations[label]["domains"].items():
+            for name in ("pass@1", "pass@k", "maj@k", "greedy", "length", "truncated"):
+                assert summary[side][domain][name] == measures[name]["value"]
+                ends = [measures[name]["low"], measures[name]["high"]]
+                assert summary[side][domain]["intervals"][name] == ends
+            assert summary["domains"][domain][side] == summary[side][domain]
+    assert json.loads((run_dir / "summary.json").read_text()) == summary
+
+
+def test_the_gain_adds_up_and_its_interval_is_of_pairs(run_dir: Path) -> None:
+    summary = build_summary(run_dir)
+    for row in summary["domains"].values():
+        rise = row["after"]["pass@1"] - row["before"]["pass@1"]
+        assert row["gain"] == pytest.approx(rise, abs=1e-5)
+        assert row["sharpening"] + row["new"] == pytest.approx(rise, abs=1e-5)
+        assert row["interval"][0] < rise < row["interval"][1]
+    gains = [row["gain"] for row in summary["domains"].values()]
+    assert summary["gain"]["total"] == pytest.approx(sum(gains) / len(gains), abs=1e-5)
+    assert f"pass@1 {summary['gain']['total']:+.3f}" in summary["sharpening"]
+    assert "\n" not in summary["sharpening"]
+
+
+def test_seconds_and_shares_are_those_of_the_rows(run_dir: Path) -> None:
+    rows = read_rows(run_dir / "metrics.jsonl")
+    summary = build_summary(run_dir)
+    rl = [r["time"] for r in rows if r.get("stage") == "rl" and r["kind"] == "step"]
+    assert summary["steps"] == len(rl)
+    assert summary["seconds"]["rl"] == pytest.approx(sum(t["total"] for t in rl), abs=0.01)
+    assert summary["seconds"]["generate"] == pytest.approx(sum(t["generate"] for t in rl), abs=0.01)
+    sft = sum(r["time"]["update"] for r in rows if r["stage"] == "sft" and r["kind"] == "step")
+    assert summary["seconds"]["sft"] == pytest.approx(sft, abs=0.01)
+    assert summary["seconds"]["evaluate"] == pytest.approx(4.75 * sum(r["kind"] == "evaluation" for r in rows))
+    assert sum(summary["shares"].values()) == pytest.approx(1, abs=1e-3)
+    assert summary["distinct_prompts_seen"] == max(
+        r["metrics"].get("prompts/distinct", 0) for r in rows if "metrics" in r
+    )
+
+
+def test_time_outside_every_phase_is_other_and_never_negative() -> None:
+    rows = [{"stage": "rl", "time": {"generate": 1.0, "update": 2.0, "total": 4.0}}]
+    assert count_seconds(rows, []) == {"generate": 1, "update": 2, "other": 1, "rl": 4}
+    rounded = [{"stage": "rl", "time": {"generate": 1.0, "update": 2.0001, "total": 3.0}}]
+    assert count_seconds(rounded, [])["other"] == 0
+
+
+def test_a_run_cut_short_has_a_summary(run_dir: Path, tmp_path: Path) -> None:
+    rows = read_rows(run_dir / "metrics.jsonl")
+    first_rl = next(i for i, r in enumerate(rows) if r["stage"] == "rl")
+    for name, cut in (("empty", 0), ("base", 1), ("sft", 30), ("rl", first_rl + 5)):
+        rewrite(tmp_path / name, rows[:cut])
+        summary = build_summary(tmp_path / name)
+        assert summary["after"] == {}
+        assert "no gain to divide" in summary["sharpening"]
+        assert set(summary["before"]) == (set() if cut == 0 else {"arithmetic", "induction"})
+    assert build_summary(tmp_path / "rl")["before_label"] == "after sft"
+    assert build_summary(tmp_path / "base")["name"] == "base"
+
+
+def test_without_rl_the_first_and_the_last_evaluation_are_compared(run_dir: Path, tmp_path: Path) -> None:
+    rewrite(tmp_path, [r for r in read_rows(run_dir / "metrics.jsonl") if r["stage"] != "rl"])
+    summary = build_summary(tmp_path)
+    assert (summary["before_label"], summary["after_label"]) == ("before training", "after sft")
+    assert summary["shares"] == {}
+
+
+def test_evaluations_of_other_prompts_are_not_paired(run_dir: Path, tmp_path: Path) -> None:
+    rows = read_rows(run_dir / "metrics.jsonl")
+    del rows[-1]["domains"]["arithmetic"]["by_prompt"][0]
+    rows[-1]["domains"]["induction"]["pass@k"]["value"] = 0.0
+    rewrite(tmp_path, rows)
+    domains = build_summary(tmp_path)["domains"]
+    assert "gain" in domains["arithmetic"]
+    assert "interval" not in domains["arithmetic"]
+    assert "gain" not in domains["induction"]
+
+
+def test_a_falling_reach_is_said_without_percentages(run_dir: Path, tmp_path: Path) -> None:
+    rows = read_rows(run_dir / "metrics.jsonl")
+    for before, after in zip(*(rows[i]["domains"].values() for i in _ends(rows)), strict=True):
+        before["pass@1"]["value"], before["pass@k"]["value"] = 0.4, 0.9
+        after["pass@1"]["value"], after["pass@k"]["value"] = 0.6, 0.8
+    rewrite(tmp_path, rows)
+    line = build_summary(tmp_path)["sharpening"]
+    assert "%" not in line
+    assert "-0.075 new" in line
+
+
+def _ends(rows: list[dict]) -> tuple[int, int]:
+    return next(i for i, r in enumerate(rows) if r.get("label") == "after sft"), len(rows) - 1
+
+
+def test_a_torn_last_line_is_left_out(run_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes((run_dir / "metrics.jsonl").read_bytes()[:-40])
+    assert summarize(read_run(tmp_path))["after_label"] == "after round 2"
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"holds no metrics\.jsonl; name the folder of a run"):
+        build_summary(tmp_path)
+    rewrite(tmp_path, [])
+    (tmp_path / "run.json").write_text("{")
+    with pytest.raises(RunError, match=r"run\.json is not JSON"):
+        build_summary(tmp_path)
+
+
+def test_a_summary_that_cannot_be_written_leaves_the_old_one(
+    run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rewrite(tmp_path, read_rows(run_dir / "metrics.jsonl"))
+    build_summary(tmp_path)
+    old = (tmp_path / "summary.json").read_bytes()
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pipeline.report.files.os.fsync", full)
+    with pytest.raises(RunError, match="No space left on device; free space"):
+        build_summary(tmp_path)
+    assert (tmp_path / "summary.json").read_bytes() == old
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["metrics.jsonl", "summary.json"]

@@ -1,0 +1,329 @@
+"""Advantages against the double, the published table of conventions, and properties of groups."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pipeline.algorithms.base import load_algorithm
+from pipeline.errors import DataError
+from pipeline.rl.objective import AdvantageInputs, Advantages, compute_advantages
+from pipeline.rl.parts import Part, Parts
+from tests.oracles import rl as oracle
+
+CUSTOM: dict[str, Any] = {"ratio": "token", "surrogate": "clip", "aggregate": "token_mean"}
+NORM = {"name": "group_norm"}
+
+
+def parts_of(advantage: str | dict[str, Any], **rest: Any) -> Parts:
+    return load_algorithm("custom", {**CUSTOM, "advantage": advantage, **rest})[1]
+
+
+def inputs_of(
+    rewards: list[float], groups: list[int], lengths: list[int] | None = None, **rest: Any
+) -> AdvantageInputs:
+    """Each response of its length behind a prompt of two tokens."""
+    lengths = lengths or [2] * len(rewards)
+    mask = torch.zeros(len(rewards), 2 + max(lengths) + 1)
+    for i, size in enumerate(lengths):
+        mask[i, 2 : 2 + size] = 1
+    return AdvantageInputs(torch.tensor(rewards, dtype=torch.float64), torch.tensor(groups), mask, **rest)
+
+
+def per_response(found: Advantages, inputs: AdvantageInputs) -> list[float]:
+    """The one advantage of each response; fails unless it is the same at each token, and 0 elsewhere."""
+    mask = inputs.response_mask > 0
+    assert bool((found.advantages[~mask] == 0).all())
+    out = []
+    for row, own in zip(found.advantages, mask, strict=True):
+        values = row[own]
+        assert bool((values == values[0]).all())
+        out.append(float(values[0]))
+    return out
+
+
+def solve(advantage: str | dict[str, Any], rewards: list[float], groups: list[int], **rest: Any) -> list[float]:
+    inputs = inputs_of(rewards, groups, **rest)
+    return per_response(compute_advantages(parts_of(advantage), inputs), inputs)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "first", "others"),
+    [
+        ({**NORM, "ddof": 1, "eps": 1e-6}, 1.499997, -0.499999),
+        ({**NORM, "ddof": 1, "eps": 1e-4}, 1.499700, -0.499900),
+        ({**NORM, "ddof": 0, "eps": 1e-8}, 1.732051, -0.577350),
+        ({**NORM, "baseline": "leave_one_out", "std": "leave_one_out", "ddof": 1, "eps": 1e-6}, 1.0, -0.577349),
+        ("group_mean", 0.75, -0.25),
+        ({**NORM, "std": "none"}, 0.75, -0.25),
+        ("leave_one_out", 1.0, -0.333333),
+        ({**NORM, "baseline": "leave_one_out", "std": "none"}, 1.0, -0.333333),
+        ("max_rl", 3.0, -1.0),
+    ],
+)
+def test_the_published_conventions_for_one_success_in_four(advantage: Any, first: float, others: float) -> None:
+    assert solve(advantage, [1.0, 0.0, 0.0, 0.0], [7, 7, 7, 7]) == pytest.approx([first, *[others] * 3], abs=5e-7)
+
+
+def batches() -> st.SearchStrategy[tuple[list[float], list[int], list[int]]]:
+    """(rewards, groups, lengths): groups of 2 to 5 in random order; rewards that often tie, as verifiers' do."""
+    rewards = st.one_of(st.sampled_from([0.0, 1.0, 0.1, -1.0]), st.floats(-5, 5, allow_nan=False, width=32))
+
+    @st.composite
+    def build(draw: st.DrawFn) -> tuple[list[float], list[int], list[int]]:
+        sizes = draw(st.lists(st.integers(2, 5), min_size=1, max_size=3))
+        groups = draw(st.permutations([g * 10 + 3 for g, size in enumerate(sizes) for _ in range(size)]))
+        num = len(groups)
+        values = draw(st.lists(rewards, min_size=num, max_size=num))
+        return values, list(groups), draw(st.lists(st.integers(1, 6), min_size=num, max_size=num))
+
+    return build()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    batches(),
+    st.sampled_from(["mean", "leave_one_out"]),
+    st.sampled_from(["group", "batch", "leave_one_out", "none"]),
+    st.integers(0, 1),
+)
+def test_group_norm(batch: tuple[list[float], list[int], list[int]], baseline: str, std: str, ddof: int) -> None:
+    rewards, groups, lengths = batch
+    options = {"name": "group_norm", "baseline": baseline, "std": std, "ddof": ddof, "eps": 1e-4}
+    expected = oracle.group_norm(rewards, groups, baseline, std, ddof, 1e-4)
+    assert solve(options, rewards, groups, lengths=lengths) == pytest.approx(expected, rel=1e-6, abs=1e-7)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(batches())
+def test_the_other_group_estimators(batch: tuple[list[float], list[int], list[int]]) -> None:
+    rewards, groups, lengths = batch
+    near = {"rel": 1e-9, "abs": 1e-9}
+    got = {
+        name: solve(name, rewards, groups, lengths=lengths)
+        for name in ("group_mean", "leave_one_out", "max_rl", "optimal_baseline", "none")
+    }
+    centred = oracle.group_norm(rewards, groups, "mean", "none", 0, 0)
+    assert got["group_mean"] == pytest.approx(centred, **near)
+    assert got["leave_one_out"] == pytest.approx(
+        oracle.group_norm(rewards, groups, "leave_one_out", "none", 0, 0), **near
+    )
+    assert got["optimal_baseline"] == pytest.approx(oracle.optimal_baseline(rewards, groups, lengths), **near)
+    assert got["none"] == rewards
+    expected = oracle.max_rl(rewards, groups)
+    for mine, theirs, centre in zip(got["max_rl"], expected, centred, strict=True):
+        # a mean of rewards that cancel is rounding on both sides
+        assert mine == pytest.approx(theirs, rel=1e-6, abs=1e-6) or abs(theirs) > 1e6 * abs(centre)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(batches(), st.integers(0, 1))
+def test_group_mean_batch_norm(batch: tuple[list[float], list[int], list[int]], ddof: int) -> None:
+    rewards, groups, _ = batch
+    expected = oracle.whiten(oracle.group_norm(rewards, groups, "mean", "none", 0, 0), ddof, 1e-4)
+    options = {"name": "group_mean_batch_norm", "ddof": ddof, "eps": 1e-4}
+    assert solve(options, rewards, groups) == pytest.approx(expected, rel=1e-7, abs=1e-7)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(batches(), st.integers(0, 10**6))
+def test_components_are_normalised_one_by_one(batch: tuple[list[float], list[int], list[int]], seed: int) -> None:
+    rewards, groups, _ = batch
+    r = random.Random(seed)
+    components = [[reward, r.gauss(0, 5), float(r.random() < 0.5)] for reward in rewards]
+    weights = (1.0, 0.5, 2.0)
+    inputs = inputs_of(rewards, groups, reward_components=torch.tensor(components, dtype=torch.float64))
+    parts = parts_of({"name": "normalize_then_sum", "weights": list(weights), "eps": 1e-4})
+    expected = oracle.normalize_then_sum(components, groups, weights, 1, 1e-4)
+    assert per_response(compute_advantages(parts, inputs), inputs) == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def test_the_greedy_response_is_the_baseline() -> None:
+    inputs = inputs_of([1.0, 0.0, 0.5], [0, 0, 1], greedy_rewards=torch.tensor([0.25, 0.25, 1.0]))
+    found = compute_advantages(parts_of("greedy_baseline"), inputs)
+    assert per_response(found, inputs) == [0.75, -0.25, -0.5]
+
+
+GROUPED = ["group_norm", "group_mean", "leave_one_out", "max_rl", "group_mean_batch_norm", "optimal_baseline"]
+
+
+@pytest.mark.parametrize("name", GROUPED)
+@pytest.mark.parametrize("value", [0.1, 1 / 3, 1e8, 0.7])
+def test_equal_rewards_give_exactly_nothing(name: str, value: float) -> None:
+    # 0.1 + 0.1 + 0.1 is not 0.3: a spread of rounding must not be divided by itself
+    assert solve(name, [value] * 7, [5] * 7) == [0.0] * 7
+
+
+@pytest.mark.parametrize("size", [4, 7, 10, 64])
+@pytest.mark.parametrize("value", [0.1, 0.3, 1 / 3, 0.7])
+def test_the_spread_of_equal_others_is_no_residue(size: int, value: float) -> None:
+    """One success among equal failures: its others do not differ, so nothing divides it."""
+    options = {**NORM, "baseline": "leave_one_out", "std": "leave_one_out", "eps": 0.0}
+    found = solve(options, [1.0, *[value] * (size - 1)], [0] * size)
+    assert found[0] == pytest.approx(1 - value, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["reward_to_go_norm", "group_mean_batch_norm"])
+def test_whitening_without_spread_gives_exactly_nothing_though_eps_is_0(name: str) -> None:
+    assert solve({"name": name, "eps": 0.0}, [0.1] * 7, [5] * 7, lengths=[1] * 7) == [0.0] * 7
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(batches(), st.sampled_from(GROUPED), st.randoms(use_true_random=False))
+def test_order_in_the_batch_does_not_matter(batch: Any, name: str, shuffle: random.Random) -> None:
+    rewards, groups, lengths = batch
+    order = list(range(len(rewards)))
+    shuffle.shuffle(order)
+    straight = solve(name, rewards, groups, lengths=lengths)
+    moved = solve(name, [rewards[i] for i in order], [groups[i] for i in order], lengths=[lengths[i] for i in order])
+    assert moved == pytest.approx([straight[i] for i in order], rel=1e-6, abs=1e-7)
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(batches(), st.sampled_from([n for n in GROUPED if n != "max_rl"]), st.sampled_from([-3.0, 0.5, 16.0]))
+def test_a_shift_of_all_rewards_changes_nothing(batch: Any, name: str, shift: float) -> None:
+    rewards, groups, lengths = batch
+    # quarters: shifted without rounding
+    rewards = [round(4 * r) / 4 for r in rewards]
+    straight = solve(name, rewards, groups, lengths=lengths)
+    shifted = solve(name, [r + shift for r in rewards], groups, lengths=lengths)
+    assert shifted == pytest.approx(straight, rel=1e-6, abs=1e-7)
+
+
+def with_kl(advantage: str | dict[str, Any], form: str, coef: float) -> Parts:
+    return parts_of(advantage, kl={"in": "reward", "form": form, "coef": coef})
+
+
+@pytest.mark.parametrize("form", ["k1", "k2", "k3"])
+def test_kl_in_the_reward_is_taken_off_each_response(form: str) -> None:
+    r = random.Random(4)
+    lengths, rewards, groups = [3, 1, 4, 2], [1.0, 0.0, 0.5, 1.0], [0, 0, 1, 1]
+    inputs = inputs_of(rewards, groups, lengths)
+    old = torch.full_like(inputs.response_mask, float("nan"), dtype=torch.float64)
+    ref = old.clone()
+    expected = []
+    for i, (size, reward) in enumerate(zip(lengths, rewards, strict=True)):
+        total = 0.0
+        for t in range(size):
+            a, b = -r.random(), -r.random()
+            old[i, 2 + t], ref[i, 2 + t] = a, b
+            total += oracle.kl(form, a, b, a)
+        expected.append(reward - 0.3 * total)
+    inputs = dataclasses.replace(inputs, old_logprobs=old, ref_logprobs=ref)
+    found = compute_advantages(with_kl("none", form, 0.3), inputs)
+    assert per_response(found, inputs) == pytest.approx(expected, rel=1e-12)
+    total_kl = sum(a - b for a, b in zip(rewards, expected, strict=True)) / 0.3
+    assert found.stats["reward/kl_per_response"] == pytest.approx(total_kl / 4)
+    assert found.stats["reward/kl_per_token"] == pytest.approx(total_kl / 10)
+    adaptive = compute_advantages(with_kl("none", form, 0.3), inputs, kl_coef=0.0)
+    assert per_response(adaptive, inputs) == rewards
+
+
+def test_reward_to_go_carries_the_kl_and_is_whitened_over_tokens() -> None:
+    r = random.Random(9)
+    lengths, rewards = [3, 1, 4], [1.0, 0.0, 0.5]
+    inputs = inputs_of(rewards, [0, 1, 2], lengths)
+    old = torch.full_like(inputs.response_mask, float("inf"), dtype=torch.float64)
+    ref = old.clone()
+    flat: list[float] = []
+    for i, (size, reward) in enumerate(zip(lengths, rewards, strict=True)):
+        tokens = []
+        for t in range(size):
+            a, b = -r.random(), -r.random()
+            old[i, 2 + t], ref[i, 2 + t] = a, b
+            tokens.append(-0.3 * (a - b) + (reward if t == size - 1 else 0.0))
+        flat += oracle.reward_to_go(tokens, 0.9)
+    inputs = dataclasses.replace(inputs, old_logprobs=old, ref_logprobs=ref)
+    parts = with_kl({"name": "reward_to_go_norm", "gamma": 0.9, "ddof": 0, "eps": 1e-8}, "k1", 0.3)
+    found = compute_advantages(parts, inputs).advantages
+    assert found[inputs.response_mask > 0].tolist() == pytest.approx(oracle.whiten(flat, 0, 1e-8), rel=1e-9)
+
+
+def test_rewards_are_clamped_where_the_parts_say_so() -> None:
+    _, parts = load_algorithm("reinforce", {"kl_coef": 0, "reward_clip": 2.0})
+    inputs = inputs_of([50.0, -50.0, 1.0], [0, 1, 2])
+    assert per_response(compute_advantages(parts, inputs), inputs) == [2.0, -2.0, 1.0]
+
+
+def test_a_callable_can_stand_for_an_estimator() -> None:
+    parts = dataclasses.replace(parts_of("none"), advantage=Part(lambda x, scale: scale * x.rewards, {"scale": 3.0}))
+    inputs = inputs_of([1.0, -2.0], [0, 1])
+    assert per_response(compute_advantages(parts, inputs), inputs) == [3.0, -6.0]
+
+
+def test_metrics_of_a_batch() -> None:
+    inputs = inputs_of([1.0, 0.0, 1.0, 1.0], [0, 0, 1, 1], [1, 3, 2, 2])
+    stats = compute_advantages(parts_of("group_mean"), inputs).stats
+    assert stats["reward/mean"] == 0.75
+    assert stats["groups/without_signal"] == 0.5
+    assert stats["response/length_mean"] == 2.0
+    assert stats["advantage/mean"] == pytest.approx((0.5 - 3 * 0.5) / 8)
+
+
+def refused(inputs: AdvantageInputs, says: str, advantage: str = "group_mean") -> None:
+    with pytest.raises(DataError, match=says):
+        compute_advantages(parts_of(advantage), inputs)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    refused(inputs_of([1.0, 0.0, 1.0], [0, 0, 9]), "group 9 has 1 response")
+    refused(inputs_of([1.0, float("nan")], [0, 0]), "row 1 is nan")
+    short = inputs_of([1.0, 0.0], [4, 4], group_sizes=torch.tensor([3, 3]))
+    refused(short, "group 4 has 2 of 3")
+    refused(inputs_of([1.0, 0.0], [0, 0]), "greedy_rewards", "greedy_baseline")
+    refused(inputs_of([1.0, 0.0], [0, 0]), "reward_components", "normalize_then_sum")
+    wrong = inputs_of([1.0, 0.0], [0, 0], reward_components=torch.ones(2, 3))
+    with pytest.raises(DataError, match="2 numbers for 3"):
+        compute_advantages(parts_of({"name": "normalize_then_sum", "weights": [1.0, 2.0]}), wrong)
+
+
+def on_two_ranks(parts: Parts, halves: list[AdvantageInputs]) -> list[Tensor]:
+    """Each half in a thread of its own; a sum waits for both, as that of real ranks does."""
+    barrier, slots = threading.Barrier(2, timeout=20), [torch.zeros(0), torch.zeros(0)]
+
+    def rank(at: int) -> Tensor:
+        def all_reduce(x: Tensor) -> Tensor:
+            slots[at] = x
+            barrier.wait()
+            total = slots[0] + slots[1]
+            barrier.wait()
+            return total
+
+        return compute_advantages(parts, halves[at], all_reduce=all_reduce).advantages
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(rank, (0, 1)))
+
+
+@pytest.mark.parametrize(
+    "advantage",
+    [
+        {**NORM, "std": "batch"},
+        "group_mean_batch_norm",
+        "reward_to_go_norm",
+        "group_mean",
+    ],
+)
+def test_two_ranks_agree_with_one(advantage: Any) -> None:
+    r = random.Random(2)
+    rewards = [r.gauss(0, 1) for _ in range(8)]
+    groups, lengths = [0, 0, 1, 1, 1, 2, 2, 2], [1, 5, 2, 3, 3, 1, 4, 2]
+    whole = inputs_of(rewards, groups, lengths)
+    parts = parts_of(advantage)
+    halves = [
+        dataclasses.replace(
+            whole, rewards=whole.rewards[s], group_ids=whole.group_ids[s], response_mask=whole.response_mask[s]
+        )
+        for s in (slice(0, 2), slice(2, 8))
+    ]
+    one = compute_advantages(parts, whole).advantages
+    assert torch.allclose(torch.cat(on_two_ranks(parts, halves)), one, rtol=1e-12, atol=1e-12)

@@ -1,0 +1,101 @@
+"""The page of a resolved objective: every number that was chosen is on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline import registry
+from pipeline.algorithms.base import explain_algorithm, load_algorithm
+from pipeline.rl.explain import explain, models
+
+
+def lines(name: str, **params: Any) -> dict[str, list[str]]:
+    """The page as label -> texts."""
+    out: dict[str, list[str]] = {}
+    for line in explain_algorithm(name, params, max_response_tokens=512).splitlines():
+        out.setdefault(line[:12].strip(), []).append(line[12:])
+    return out
+
+
+def test_grpo_is_its_equation() -> None:
+    page = lines("grpo", clip_high=0.25)
+    assert page["maximise"] == [
+        "J = mean_i (1/|y_i|) sum_t [ min(r A, clip(r, 1 - 0.2, 1 + 0.25) A) - 0.04 (exp(d) - d - 1) ]"
+    ]
+    assert page["advantage"] == ["A_i = (R_i - mean of the group) / (std over group + 1e-06), ddof 1"]
+    assert page["ratio"] == ["r_t = pi(y_t) / pi_old(y_t)"]
+    assert page["kl"] == ["d = log pi_ref - log pi"]
+    assert page["models"] == ["policy (trained); reference (frozen); no reward model: rewards come from verifiers"]
+    assert "clip_high is 0.25, the preset has 0.2" in page["departs"]
+
+
+def test_a_length_and_weights_are_on_the_page() -> None:
+    assert "(1/512) sum_t" in lines("dr_grpo")["maximise"][0]
+    page = lines("deepseek_v32", mismatch_level="token", high_entropy_share=0.2)
+    assert "A)) w M H - 0.001" in page["maximise"][0]
+    assert page["w"] == ["pi_old / pi_gen per token, clamped to [0, 2]"]
+    assert page["M"] == ["0 where A < 0 and mean_t log(pi_gen / pi) > 0.1, else 1"]
+    assert page["H"] == ["1 on the 0.2 of all tokens with the highest entropy, else 0"]
+
+
+@pytest.mark.parametrize("name", [n for n in registry.names("algorithms") if n != "custom"])
+def test_every_number_of_every_preset_is_on_its_page(name: str) -> None:
+    _, parts = load_algorithm(name)
+    page = explain_algorithm(name, max_response_tokens=777)
+    assert "{" not in page
+    for part in (parts.advantage, parts.surrogate):
+        for value in part.options.values():
+            assert (str(value) if isinstance(value, (bool, str)) else "none" if value is None else f"{value:g}") in page
+    if parts.kl.where != "none":
+        assert f"{parts.kl.coef:g}" in page
+    assert registry.find("algorithms", name).SOURCE in page
+
+
+EVERYTHING = {
+    "entropy_coef": 0.011,
+    "entropy_target": 0.22,
+    "entropy_step": 0.0033,
+    "entropy_max": 0.44,
+    "ptx_coef": 0.055,
+    "token_budget": 66,
+    "token_budget_penalty": 0.77,
+    "reward_clip": 8.8,
+    "overlong_buffer": 0.99,
+    "overlong_factor": 1.11,
+    "mismatch_level": "sequence",
+    "mismatch_action": "mask",
+    "mismatch_cap": 2.22,
+    "mismatch_floor": 0.333,
+    "off_policy_delta": 0.0444,
+    "high_entropy_share": 0.555,
+    "num_epochs": 6,
+    "num_minibatches": 7,
+    "max_kl": 0.0888,
+    "temperature_end": 0.123,
+}
+
+
+@pytest.mark.parametrize("key", EVERYTHING)
+def test_every_shared_option_shows_its_number(key: str) -> None:
+    page = explain(load_algorithm("grpo", EVERYTHING)[1])
+    value = EVERYTHING[key]
+    assert (f"{value:g}" if isinstance(value, (int, float)) else {"mask": "0 outside"}.get(value, value)) in page
+
+
+def test_models_in_memory() -> None:
+    def of(name: str, **params: Any) -> str:
+        return "; ".join(models(load_algorithm(name, params)[1]))
+
+    assert "critic (trained, a backbone of its own)" in of("ppo")
+    assert "critic (trained, a head on the policy)" in of("ppo", critic_shared=True)
+    assert "reference (replaced by the policy every round)" in of("r1_zero")
+    assert "reference (every 5 steps)" in explain_algorithm("grpo", max_response_tokens=9, reference="every 5 steps")
+    assert of("dapo") == "policy (trained); no reward model: rewards come from verifiers"
+
+
+def test_what_was_allowed_departs() -> None:
+    page = lines("gspo", clip_high=0.2, clip_low=0.2, allow=["wide_sequence_clip"])
+    assert any(text.startswith("asked for: a sequence-level ratio") for text in page["departs"])
+    assert lines("dr_grpo")["departs"] == ["in nothing that is known"]

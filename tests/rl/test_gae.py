@@ -1,0 +1,186 @@
+"""GAE and the critic's loss against the definition."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pipeline.algorithms.base import load_algorithm
+from pipeline.errors import DataError
+from pipeline.rl.gae import length_adaptive_lambda, reward_to_go, summarize_values, value_loss
+from pipeline.rl.objective import AdvantageInputs, compute_advantages
+from tests.oracles import rl as oracle
+
+NAN = float("nan")
+
+
+def scene(seed: int, num: int = 5) -> tuple[AdvantageInputs, list[list[int]], list[list[float]]]:
+    """Inputs with gaps inside responses, where tokens lie, and the values there; NaN elsewhere."""
+    r = random.Random(seed)
+    width = 9
+    where = [sorted(r.sample(range(width), r.randint(1, 6))) for _ in range(num)]
+    values = [[r.gauss(0, 1) for _ in places] for places in where]
+    mask, grid = torch.zeros(num, width), torch.full((num, width), NAN, dtype=torch.float64)
+    for i, places in enumerate(where):
+        mask[i, places] = 1
+        grid[i, places] = torch.tensor(values[i], dtype=torch.float64)
+    rewards = torch.tensor([r.gauss(0, 1) for _ in range(num)], dtype=torch.float64)
+    inputs = AdvantageInputs(
+        rewards,
+        torch.arange(num),
+        mask,
+        values=grid,
+        final_values=torch.tensor([r.gauss(0, 1) for _ in range(num)], dtype=torch.float64),
+        truncated=torch.tensor([i % 2 == 0 for i in range(num)]),
+    )
+    return inputs, where, values
+
+
+def at(x: Tensor, where: list[list[int]]) -> list[float]:
+    return [float(x[i, t]) for i, places in enumerate(where) for t in places]
+
+
+def ppo(**params: Any) -> Any:
+    return load_algorithm("ppo", {"kl_coef": 0, **params})[1]
+
+
+def token_rewards(inputs: AdvantageInputs, where: list[list[int]]) -> list[list[float]]:
+    return [[0.0] * (len(w) - 1) + [float(r)] for w, r in zip(where, inputs.rewards, strict=True)]
+
+
+@pytest.mark.parametrize("bootstrap", [False, True])
+@pytest.mark.parametrize(("gamma", "lam"), [(1.0, 0.95), (0.9, 0.5), (1.0, 0.0), (0.7, 1.0)])
+def test_gae_equals_its_definition(gamma: float, lam: float, bootstrap: bool) -> None:
+    inputs, where, values = scene(1)
+    found = compute_advantages(ppo(gamma=gamma, lam=lam, whiten=False, bootstrap_truncated=bootstrap), inputs)
+    advantages, returns = [], []
+    for i, (rs, vs) in enumerate(zip(token_rewards(inputs, where), values, strict=True)):
+        final = float(inputs.final_values[i]) if bootstrap and bool(inputs.truncated[i]) else 0.0
+        a, g = oracle.gae(rs, vs, final, gamma, lam)
+        advantages += a
+        returns += g
+    assert at(found.advantages, where) == pytest.approx(advantages, rel=1e-12)
+    assert found.returns is not None
+    assert at(found.returns, where) == pytest.approx(returns, rel=1e-12)
+    outside = inputs.response_mask == 0
+    assert bool((found.advantages[outside] == 0).all())
+    assert bool((found.returns[outside] == 0).all())
+
+
+def test_whitening_leaves_returns_alone() -> None:
+    inputs, where, _ = scene(2)
+    plain = compute_advantages(ppo(whiten=False), inputs)
+    white = compute_advantages(ppo(whiten=True, ddof=1, eps=1e-8), inputs)
+    assert at(white.advantages, where) == pytest.approx(oracle.whiten(at(plain.advantages, where), 1, 1e-8), rel=1e-9)
+    assert torch.equal(white.returns, plain.returns)
+
+
+def test_the_critic_and_the_policy_may_have_lambdas_of_their_own() -> None:
+    inputs, where, values = scene(3)
+    found = compute_advantages(ppo(whiten=False, lam_critic=1.0, length_alpha=0.5), inputs)
+    advantages, returns = [], []
+    for rs, vs in zip(token_rewards(inputs, where), values, strict=True):
+        lam = max(0.0, 1 - 1 / (0.5 * len(vs)))
+        advantages += oracle.gae(rs, vs, 0.0, 1.0, lam)[0]
+        returns += oracle.gae(rs, vs, 0.0, 1.0, 1.0)[1]
+    assert at(found.advantages, where) == pytest.approx(advantages, rel=1e-12)
+    assert found.returns is not None
+    assert at(found.returns, where) == pytest.approx(returns, rel=1e-12)
+
+
+def test_the_adaptive_lambda_stays_a_lambda() -> None:
+    assert length_adaptive_lambda(torch.tensor([0.0, 1.0, 20.0, 400.0]), 0.05).tolist() == pytest.approx(
+        [0.0, 0.0, 0.0, 0.95]
+    )
+
+
+def test_lambda_and_gamma_1_without_values_is_the_return_of_reinforce() -> None:
+    inputs, _, _ = scene(4)
+    blank = dataclasses.replace(inputs, values=torch.zeros_like(inputs.values))
+    found = compute_advantages(ppo(gamma=1.0, lam=1.0, whiten=False), blank).advantages
+    plain = compute_advantages(load_algorithm("reinforce", {"kl_coef": 0})[1], inputs).advantages
+    assert torch.allclose(found, plain, rtol=1e-12)
+
+
+def test_gae_without_its_inputs_says_which() -> None:
+    inputs, _, _ = scene(5)
+    with pytest.raises(DataError, match="values"):
+        compute_advantages(ppo(), dataclasses.replace(inputs, values=None))
+    with pytest.raises(DataError, match="final_values"):
+        compute_advantages(ppo(bootstrap_truncated=True), dataclasses.replace(inputs, final_values=None))
+
+
+def test_reward_to_go_steps_over_gaps() -> None:
+    mask = torch.tensor([[0, 1, 0, 0, 1, 1, 0]], dtype=torch.bool)
+    rewards = torch.tensor([[9.0, 1.0, 9.0, 9.0, 2.0, 3.0, 9.0]], dtype=torch.float64)
+    found = reward_to_go(rewards, mask, 0.5)
+    expected = oracle.reward_to_go([1.0, 2.0, 3.0], 0.5)
+    assert found[mask].tolist() == pytest.approx(expected)
+    assert bool((found[~mask] == 0).all())
+
+
+@pytest.mark.parametrize("clip", [None, 0.2])
+def test_value_loss_and_its_gradient(clip: float | None) -> None:
+    inputs, where, values = scene(6)
+    r = random.Random(1)
+    old = [[v + r.gauss(0, 0.4) for v in row] for row in values]
+    target = [[r.gauss(0, 1) for _ in row] for row in values]
+
+    def grid(rows: list[list[float]]) -> Tensor:
+        out = torch.full_like(inputs.values, NAN)
+        for i, places in enumerate(where):
+            out[i, places] = torch.tensor(rows[i], dtype=torch.float64)
+        return out
+
+    total = sum(map(len, where))
+    given = grid(values).requires_grad_()
+    loss, stats = value_loss(given, grid(old), grid(target), inputs.response_mask, total, clip)
+    loss.backward()
+
+    def slow(rows: list[list[float]]) -> float:
+        parts = [oracle.value_loss(v, o, g, clip) for v, o, g in zip(rows, old, target, strict=True)]
+        return sum(map(sum, parts)) / total
+
+    assert float(loss.detach()) == pytest.approx(slow(values), rel=1e-12)
+    for i, places in enumerate(where):
+        for j, t in enumerate(places):
+            sides = []
+            for h in (1e-6, -1e-6):
+                moved = [list(row) for row in values]
+                moved[i][j] += h
+                sides.append(slow(moved))
+            assert float(given.grad[i, t]) == pytest.approx((sides[0] - sides[1]) / 2e-6, rel=1e-6, abs=1e-9)
+    metrics = summarize_values(stats)
+    flat_v, flat_g = [v for row in values for v in row], [g for row in target for g in row]
+    residual = [g - v for g, v in zip(flat_g, flat_v, strict=True)]
+    explained = 1 - oracle.std(residual, 0) ** 2 / oracle.std(flat_g, 0) ** 2
+    assert metrics["critic/explained_variance"] == pytest.approx(explained, rel=1e-9)
+    assert (metrics["critic/clip_fraction"] > 0) == (clip is not None)
+
+
+def test_value_loss_adds_over_micro_batches() -> None:
+    inputs, _, _ = scene(7)
+    target = torch.randn(inputs.values.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    total = float(inputs.response_mask.sum())
+    whole, stats = value_loss(inputs.values, inputs.values + 0.1, target, inputs.response_mask, total, 0.05)
+    pieces = [
+        value_loss(inputs.values[s], inputs.values[s] + 0.1, target[s], inputs.response_mask[s], total, 0.05)
+        for s in (slice(0, 1), slice(1, 5))
+    ]
+    assert float(sum(p[0] for p in pieces)) == pytest.approx(float(whole), rel=1e-12)
+    assert torch.allclose(sum(p[1] for p in pieces), stats, rtol=1e-12)
+
+
+def test_a_perfect_and_a_constant_critic() -> None:
+    mask = torch.ones(2, 3)
+    returns = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    assert summarize_values(value_loss(returns, returns, returns, mask, 6, None)[1])["critic/explained_variance"] == 1.0
+    flat = torch.full_like(returns, 3.5)
+    assert summarize_values(value_loss(flat, flat, returns, mask, 6, None)[1])[
+        "critic/explained_variance"
+    ] == pytest.approx(0.0, abs=1e-12)

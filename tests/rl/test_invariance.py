@@ -1,0 +1,113 @@
+"""Loss and gradient do not depend on how a batch is cut, padded, ordered or spread over ranks."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from pipeline.rl.objective import Counts, LossInputs, count, policy_loss, summarize
+from pipeline.rl.parts import Parts
+from tests.oracles.rl import Row
+from tests.oracles.rl_batches import pad, random_rows
+from tests.rl.variants import variants
+
+VARIANTS = variants()
+NEAR = {"rel": 1e-9, "abs": 1e-12}
+
+
+def inputs_of(parts: Parts, rows: list[Row], seed: int = 0, extra: int = 4) -> tuple[LossInputs, list[list[int]]]:
+    padded = pad(rows, seed, extra)
+    uses = parts.surrogate.name in ("clip_cov", "kl_cov")
+    return padded.inputs if uses else dataclasses.replace(padded.inputs, selected=None), padded.where
+
+
+def cut(parts: Parts, pieces: list[list[Row]], seed: int = 0) -> tuple[float, list[list[float]], dict[str, float]]:
+    """(loss, gradient row by row, metrics) of a batch in these micro-batches, each padded on its own."""
+    micro = [inputs_of(parts, piece, seed + i, extra=2 + i) for i, piece in enumerate(pieces)]
+    totals = sum((count(parts, m.response_mask, m.truncated) for m, _ in micro), Counts())
+    loss, grads = 0.0, []
+    stats: Tensor | None = None
+    for inputs, where in micro:
+        out = policy_loss(parts, inputs, totals)
+        out.loss.backward()
+        loss += float(out.loss.detach())
+        grads += [[float(inputs.logprobs.grad[i, t]) for t in places] for i, places in enumerate(where)]
+        stats = out.stats if stats is None else stats + out.stats
+    assert stats is not None
+    return loss, grads, summarize(stats, totals)
+
+
+def same(a: tuple[float, list[list[float]], dict[str, float]], b: Any, order: list[int] | None = None) -> None:
+    order = order or list(range(len(a[1])))
+    assert b[0] == pytest.approx(a[0], **NEAR)
+    for mine, i in zip(b[1], order, strict=True):
+        assert mine == pytest.approx(a[1][i], **NEAR)
+    assert b[2] == pytest.approx(a[2], **NEAR)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@settings(max_examples=5, deadline=None, derandomize=True)
+@given(st.integers(0, 10**6), st.lists(st.integers(1, 5), max_size=3))
+def test_micro_batches(name: str, seed: int, cuts: list[int]) -> None:
+    parts = VARIANTS[name]
+    rows = random_rows(seed, per_token=parts.token_advantage)
+    edges = sorted({0, *cuts, len(rows)})
+    pieces = [rows[a:b] for a, b in itertools.pairwise(edges)]
+    same(cut(parts, [rows]), cut(parts, pieces, seed))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_padding_and_order(name: str) -> None:
+    parts = VARIANTS[name]
+    rows = random_rows(21, per_token=parts.token_advantage)
+    straight = cut(parts, [rows])
+    for seed in range(3):
+        order = list(range(len(rows)))
+        random.Random(seed).shuffle(order)
+        same(straight, cut(parts, [[rows[i] for i in order]], seed=seed + 5), order)
+
+
+def _rank(rank: int, folder: str) -> None:
+    """One of two ranks: its own rows, unequal in number, denominators and statistics summed over both."""
+    torch.set_num_threads(1)
+    store = dist.FileStore(f"{folder}/store", 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    found: dict[str, Any] = {}
+    for name, parts in VARIANTS.items():
+        rows = random_rows(31, per_token=parts.token_advantage)
+        mine = rows[:2] if rank == 0 else rows[2:]
+        inputs, where = inputs_of(parts, mine, seed=rank)
+        numbers = torch.tensor(count(parts, inputs.response_mask, inputs.truncated).to_list(), dtype=torch.float64)
+        dist.all_reduce(numbers)
+        totals = Counts(*numbers.tolist())
+        out = policy_loss(parts, inputs, totals)
+        out.loss.backward()
+        loss, stats = out.loss.detach().clone(), out.stats.clone()
+        dist.all_reduce(loss)
+        dist.all_reduce(stats)
+        grads = [[float(inputs.logprobs.grad[i, t]) for t in places] for i, places in enumerate(where)]
+        found[name] = (float(loss), grads, summarize(stats, totals))
+    torch.save(found, f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.integration
+def test_two_ranks(tmp_path: Path) -> None:
+    mp.spawn(_rank, args=(str(tmp_path),), nprocs=2)
+    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+    for name, parts in VARIANTS.items():
+        rows = random_rows(31, per_token=parts.token_advantage)
+        loss, grads, metrics = ranks[0][name]
+        assert ranks[1][name][0] == loss
+        same(cut(parts, [rows]), (loss, grads + ranks[1][name][1], metrics))

@@ -1,0 +1,144 @@
+"""KL estimates, and the coefficients that adapt to what they say."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+from pipeline.algorithms.base import load_algorithm
+from pipeline.errors import CheckpointError, ConfigError
+from pipeline.rl.controllers import (
+    EntropyController,
+    KlController,
+    decayed_temperature,
+    entropy_controller,
+    kl_controller,
+)
+from pipeline.rl.kl import estimate
+from pipeline.rl.parts import KlForm
+from tests.oracles import rl as oracle
+
+FORMS: tuple[KlForm, ...] = ("k1", "k2", "k3", "k3_unbiased")
+
+
+def scalar(x: float) -> torch.Tensor:
+    return torch.tensor(x, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_values_and_gradients(form: KlForm) -> None:
+    r = random.Random(0)
+    for _ in range(20):
+        lp, ref, old = (-r.expovariate(1) for _ in range(3))
+        x = scalar(lp)
+        value = estimate(form, x, scalar(ref).detach(), scalar(old).detach())
+        value.backward()
+        assert float(value.detach()) == pytest.approx(oracle.kl(form, lp, ref, old), rel=1e-9, abs=1e-14)
+        slope = (oracle.kl(form, lp + 1e-6, ref, old) - oracle.kl(form, lp - 1e-6, ref, old)) / 2e-6
+        assert float(x.grad) == pytest.approx(slope, rel=1e-6, abs=1e-8)
+
+
+def test_every_form_estimates_the_kl_of_the_policy_to_the_reference() -> None:
+    """By summing over a whole vocabulary under pi: k1 and k3 are exact, the other way round is another number."""
+    r = random.Random(1)
+    logits = [[r.gauss(0, 1) for _ in range(6)] for _ in range(2)]
+    pi, ref = ([math.exp(x) / sum(map(math.exp, row)) for x in row] for row in logits)
+    exact = sum(p * math.log(p / q) for p, q in zip(pi, ref, strict=True))
+    other = sum(q * math.log(q / p) for p, q in zip(pi, ref, strict=True))
+    assert abs(exact - other) > 1e-2
+    for form in ("k1", "k3"):
+        expected = sum(
+            p * float(estimate(form, scalar(math.log(p)), scalar(math.log(q))).detach())
+            for p, q in zip(pi, ref, strict=True)
+        )
+        assert expected == pytest.approx(exact, rel=1e-12)
+
+
+def test_the_unbiased_form_has_the_gradient_of_the_kl_though_sampled_from_old() -> None:
+    r = random.Random(2)
+    theta = torch.tensor([r.gauss(0, 1) for _ in range(6)], dtype=torch.float64, requires_grad=True)
+    old, ref = (torch.tensor([r.gauss(0, 1) for _ in range(6)], dtype=torch.float64).log_softmax(0) for _ in range(2))
+    lp = theta.log_softmax(0)
+    (exact,) = torch.autograd.grad((lp.exp() * (lp - ref)).sum(), theta, retain_graph=True)
+    sampled = {f: (old.exp() * estimate(f, lp, ref, old)).sum() for f in FORMS}
+    grads = {f: torch.autograd.grad(v, theta, retain_graph=True)[0] for f, v in sampled.items()}
+    assert torch.allclose(grads["k3_unbiased"], exact, rtol=1e-10)
+    assert not torch.allclose(grads["k3"], exact, rtol=0.1)
+
+
+def test_k3_is_never_negative_and_stays_finite() -> None:
+    d = torch.tensor([-1e30, -1e3, -1e-9, 0.0, 1e-9, 1e3, 1e30], dtype=torch.float64)
+    x = torch.zeros(7, dtype=torch.float64, requires_grad=True)
+    value = estimate("k3", x, d)
+    value.sum().backward()
+    assert bool((value >= 0).all())
+    assert bool(torch.isfinite(value).all())
+    assert bool(torch.isfinite(x.grad).all())
+
+
+def test_the_unbiased_form_needs_old_logprobs() -> None:
+    with pytest.raises(ConfigError, match="old_logprobs"):
+        estimate("k3_unbiased", scalar(0.0), scalar(0.0))
+
+
+def test_the_kl_coefficient_follows_the_published_rule() -> None:
+    controller = KlController(0.2, 6.0, 1000.0)
+    coef = 0.2
+    for kl, num in [(6.0, 64), (12.0, 64), (6.3, 32), (0.0, 128), (5.0, 10)]:
+        error = min(max(kl / 6.0 - 1, -0.2), 0.2)
+        coef *= 1 + error * num / 1000
+        controller.update(kl, num)
+        assert controller.coef == pytest.approx(coef, rel=1e-15)
+    controller.update(0.0, 10**9)
+    assert controller.coef == 0.0
+
+
+def test_a_coefficient_without_a_target_is_fixed() -> None:
+    _, parts = load_algorithm("ppo", {"kl_coef": 0.05})
+    controller = kl_controller(parts)
+    controller.update(100.0, 64)
+    assert controller.coef == 0.05
+    _, adaptive = load_algorithm("ppo", {"kl_coef": 0.05, "kl_target": 0.1, "kl_horizon": 100})
+    controller = kl_controller(adaptive)
+    controller.update(100.0, 50)
+    assert controller.coef == pytest.approx(0.05 * 1.1)
+
+
+def test_controllers_go_on_from_their_state() -> None:
+    first, second = KlController(0.2, 6.0, 100.0), KlController(9.0, 6.0, 100.0)
+    first.update(7.0, 64)
+    second.load_state_dict(first.state_dict())
+    entropy, again = EntropyController(0.1, 1.0, 0.01, 0.2), EntropyController(5.0, 1.0, 0.01, 0.2)
+    entropy.update(1.5)
+    again.load_state_dict(entropy.state_dict())
+    for kl, h in [(3.0, 0.5), (9.0, 2.0)]:
+        first.update(kl, 8)
+        second.update(kl, 8)
+        entropy.update(h)
+        again.update(h)
+        assert second.coef == first.coef
+        assert again.coef == entropy.coef
+    with pytest.raises(CheckpointError, match="coef"):
+        first.load_state_dict({})
+
+
+def test_the_entropy_bonus_works_only_below_its_target() -> None:
+    _, parts = load_algorithm(
+        "grpo", {"entropy_coef": 0.0, "entropy_target": 0.2, "entropy_step": 0.005, "entropy_max": 0.01}
+    )
+    controller = entropy_controller(parts)
+    seen = []
+    for entropy in [0.1, 0.2, 0.1, 0.3, 0.3, 0.1, 9.0, 9.0, 9.0]:
+        controller.update(entropy)
+        seen.append(controller.coef)
+    assert seen == pytest.approx([0.005, 0.01, 0.01, 0.0, 0.0, 0.005, 0.0, 0.0, 0.0])
+
+
+def test_temperature_falls_linearly() -> None:
+    assert [decayed_temperature(1.0, 0.6, p) for p in (0.0, 0.5, 1.0)] == pytest.approx([1.0, 0.8, 0.6])
+    assert decayed_temperature(0.9, None, 0.7) == 0.9
+    with pytest.raises(ConfigError, match="progress"):
+        decayed_temperature(1.0, 0.5, 1.01)

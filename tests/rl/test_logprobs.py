@@ -1,0 +1,123 @@
+"""Log-probs, entropies and their gradients against plain floats; memory; the recorded sampling set."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+from pipeline.errors import ConfigError, DataError
+from pipeline.rl import logprobs as module
+from pipeline.rl.logprobs import keep_sampled, logprobs_and_entropy, token_logprobs
+
+
+def slow(logits: list[float], target: int, temperature: float) -> tuple[float, float]:
+    """(log-prob, entropy) by floats; a logit of -inf has probability 0."""
+    scaled = [x / temperature for x in logits]
+    top = max(scaled)
+    weights = [math.exp(x - top) for x in scaled]
+    total = math.fsum(weights)
+    entropy = -math.fsum(w / total * math.log(w / total) for w in weights if w > 0)
+    return scaled[target] - top - math.log(total), entropy
+
+
+def random_logits(seed: int, rows: int = 5, vocab: int = 7) -> tuple[list[list[float]], list[int]]:
+    r = random.Random(seed)
+    return [[r.gauss(0, 2) for _ in range(vocab)] for _ in range(rows)], [r.randrange(vocab) for _ in range(rows)]
+
+
+@pytest.fixture
+def tiny_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rows a chunk, so that five rows have whole chunks and a rest."""
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 14)
+
+
+@pytest.mark.usefixtures("tiny_chunks")
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 2.5])
+def test_values_and_gradients(temperature: float) -> None:
+    rows, targets = random_logits(0)
+    logits = torch.tensor(rows, dtype=torch.float64, requires_grad=True)
+    found, entropy = logprobs_and_entropy(logits, torch.tensor(targets), temperature)
+    expected = [slow(row, y, temperature) for row, y in zip(rows, targets, strict=True)]
+    assert found.tolist() == pytest.approx([e[0] for e in expected], rel=1e-12)
+    assert entropy.tolist() == pytest.approx([e[1] for e in expected], rel=1e-12)
+    # each row pulls on its log-prob and on its entropy with weights of its own
+    weights = [(1.0 + i, 0.5 - i) for i in range(len(rows))]
+    (found * torch.tensor([w[0] for w in weights])).sum().backward(retain_graph=True)
+    (entropy * torch.tensor([w[1] for w in weights])).sum().backward()
+    for i, (row, y) in enumerate(zip(rows, targets, strict=True)):
+        for j in range(len(row)):
+            sides = []
+            for h in (1e-6, -1e-6):
+                moved = [*row[:j], row[j] + h, *row[j + 1 :]]
+                value, spread = slow(moved, y, temperature)
+                sides.append(weights[i][0] * value + weights[i][1] * spread)
+            assert float(logits.grad[i, j]) == pytest.approx((sides[0] - sides[1]) / 2e-6, rel=1e-6, abs=1e-8)
+
+
+@pytest.mark.usefixtures("tiny_chunks")
+def test_logits_of_minus_infinity_have_no_part() -> None:
+    rows, targets = random_logits(1)
+    for row, y in zip(rows, targets, strict=True):
+        row[(y + 1) % 7] = -math.inf
+    logits = torch.tensor(rows, dtype=torch.float64, requires_grad=True)
+    found, entropy = logprobs_and_entropy(logits, torch.tensor(targets))
+    expected = [slow(row, y, 1.0) for row, y in zip(rows, targets, strict=True)]
+    assert found.tolist() == pytest.approx([e[0] for e in expected], rel=1e-12)
+    assert entropy.tolist() == pytest.approx([e[1] for e in expected], rel=1e-12)
+    (found.sum() + entropy.sum()).backward()
+    assert bool(torch.isfinite(logits.grad).all())
+    assert all(float(logits.grad[i, (y + 1) % 7]) == 0.0 for i, y in enumerate(targets))
+
+
+def test_chunks_do_not_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 11, 50, generator=generator)
+    targets = torch.randint(50, (3, 11), generator=generator)
+    whole = token_logprobs(logits, targets, 0.7)
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 1)
+    assert torch.equal(token_logprobs(logits, targets, 0.7), whole)
+    assert whole.shape == (3, 11)
+
+
+def test_half_precision_logits_are_summed_in_float32() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = (torch.randn(4, 5000, generator=generator) * 3).bfloat16()
+    targets = torch.randint(5000, (4,), generator=generator)
+    found = token_logprobs(logits, targets)
+    assert found.dtype == torch.float32
+    expected = [slow(row.tolist(), int(y), 1.0)[0] for row, y in zip(logits, targets, strict=True)]
+    assert found.tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_no_float32_copy_of_the_logits_is_saved() -> None:
+    logits = torch.randn(8, 1000, dtype=torch.bfloat16, requires_grad=True)
+    saved: list[tuple[torch.dtype, int]] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: (saved.append((x.dtype, x.numel())), x)[1], lambda x: x):
+        token_logprobs(logits, torch.zeros(8, dtype=torch.long))
+    assert max(n for dtype, n in saved if dtype == torch.float32) == 8
+    assert sum(n for dtype, n in saved if dtype == torch.bfloat16) == logits.numel()
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
+def test_a_temperature_without_a_distribution_is_refused(temperature: float) -> None:
+    with pytest.raises(ConfigError, match="temperature"):
+        token_logprobs(torch.zeros(1, 3), torch.zeros(1, dtype=torch.long), temperature)
+
+
+def test_the_recorded_set_gives_the_distribution_that_was_sampled() -> None:
+    rows, _ = random_logits(3, rows=3)
+    kept = torch.tensor([[2, 5, -1], [-1, -1, -1], [0, 1, 6]])
+    targets = torch.tensor([5, 3, 0])
+    logits = torch.tensor(rows, dtype=torch.float64)
+    found = token_logprobs(keep_sampled(logits, kept, targets), targets)
+    for i, allowed in enumerate([[2, 5], range(7), [0, 1, 6]]):
+        total = math.fsum(math.exp(rows[i][j]) for j in allowed)
+        assert float(found[i]) == pytest.approx(rows[i][int(targets[i])] - math.log(total), rel=1e-12)
+
+
+def test_a_token_outside_its_recorded_set_is_refused() -> None:
+    with pytest.raises(DataError, match="token 3 at row 0"):
+        keep_sampled(torch.zeros(1, 5), torch.tensor([[1, 2, -1]]), torch.tensor([3]))

@@ -1,0 +1,147 @@
+"""Metrics of an update against plain counting over ragged rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+
+import pytest
+import torch
+
+from pipeline.algorithms.base import load_algorithm
+from pipeline.rl.metrics import NUM_STATS, new_stats, summarize_stats
+from pipeline.rl.objective import Counts, LossInputs, clip_range, count, policy_loss, summarize
+from pipeline.rl.parts import Parts
+from tests.oracles.rl import Row, kl, mean
+from tests.oracles.rl_batches import pad, random_rows
+
+
+def metrics_of(parts: Parts, rows: list[Row]) -> dict[str, float]:
+    inputs = dataclasses.replace(pad(rows).inputs, selected=None)
+    totals = count(parts, inputs.response_mask, inputs.truncated)
+    return summarize(policy_loss(parts, inputs, totals).stats, totals)
+
+
+def flat(rows: list[Row], *names: str) -> list[tuple[float, ...]]:
+    return [values for row in rows for values in zip(*(getattr(row, n) for n in names), strict=True)]
+
+
+def test_every_mean_is_the_mean_over_tokens() -> None:
+    _, parts = load_algorithm("grpo")
+    rows = random_rows(0, num=12)
+    got = metrics_of(parts, rows)
+    tokens = flat(rows, "lp", "old", "ref", "gen", "adv", "entropy")
+    near = {"rel": 1e-9}
+    drift = [lp - old for lp, old, *_ in tokens]
+    assert got["tokens/trained"] == len(tokens)
+    assert got["sequences/trained"] == len(rows)
+    assert got["ratio/mean"] == pytest.approx(mean([math.exp(d) for d in drift]), **near)
+    assert got["policy_kl/k1"] == pytest.approx(mean([-d for d in drift]), **near)
+    assert got["policy_kl/k3"] == pytest.approx(mean([math.exp(d) - 1 - d for d in drift]), **near)
+    assert got["kl/k1"] == pytest.approx(mean([kl("k1", lp, ref, 0) for lp, _, ref, *_ in tokens]), **near)
+    assert got["kl/k3"] == pytest.approx(mean([kl("k3", lp, ref, 0) for lp, _, ref, *_ in tokens]), **near)
+    assert got["mismatch/k1"] == pytest.approx(mean([gen - old for _, old, _, gen, *_ in tokens]), **near)
+    assert got["mismatch/k3"] == pytest.approx(mean([kl("k3", g, o, 0) for _, o, _, g, *_ in tokens]), **near)
+    assert got["entropy"] == pytest.approx(mean([h for *_, h in tokens]), **near)
+    advantages = [a for *_, a, _ in tokens]
+    assert got["advantage/mean"] == pytest.approx(mean(advantages), **near)
+    centre = mean(advantages)
+    assert got["advantage/std"] == pytest.approx(math.sqrt(mean([(a - centre) ** 2 for a in advantages])), **near)
+    weights = [math.exp(lp - gen) for lp, _, _, gen, *_ in tokens]
+    assert got["ess"] == pytest.approx(sum(weights) ** 2 / sum(w * w for w in weights) / len(weights), **near)
+    assert got["clip_fraction/low"] == mean(
+        [float(math.exp(d) < 0.8 and a < 0) for d, a in zip(drift, advantages, strict=True)]
+    )
+    assert got["clip_fraction/high"] == mean(
+        [float(math.exp(d) > 1.2 and a > 0) for d, a in zip(drift, advantages, strict=True)]
+    )
+
+
+def test_the_parts_of_the_loss_add_up() -> None:
+    _, parts = load_algorithm("grpo", {"kl_coef": 0.5, "entropy_coef": 0.1})
+    rows = random_rows(1)
+    got = metrics_of(parts, rows)
+    assert got["loss/total"] == pytest.approx(got["loss/policy"] + got["loss/kl"] + got["loss/entropy"], rel=1e-12)
+    entropies = [h for (h,) in flat(rows, "entropy")]
+    assert got["loss/entropy"] == pytest.approx(-0.1 * mean(entropies), rel=1e-12)
+    assert got["loss/kl"] > 0
+
+
+def test_what_is_masked_is_counted_with_its_reason() -> None:
+    rows = random_rows(2, num=30)
+    tokens = sum(len(row.lp) for row in rows)
+    _, overlong = load_algorithm("grpo", {"overlong_filter": True})
+    cut = sum(len(row.lp) for row in rows if row.truncated)
+    got = metrics_of(overlong, rows)
+    assert got["masked/overlong"] == pytest.approx(cut / tokens)
+    assert got["tokens/trained"] == tokens - cut
+    _, stale = load_algorithm("grpo", {"off_policy_delta": 0.02})
+    dropped = sum(
+        len(row.lp)
+        for row in rows
+        if row.adv[0] < 0 and mean([g - lp for g, lp in zip(row.gen, row.lp, strict=True)]) > 0.02
+    )
+    assert metrics_of(stale, rows)["masked/off_policy"] == pytest.approx(dropped / tokens)
+    assert dropped > 0
+    _, mismatched = load_algorithm(
+        "grpo", {"mismatch_level": "token", "mismatch_action": "mask", "mismatch_cap": 1.1, "mismatch_floor": 0.9}
+    )
+    outside = [not 0.9 <= math.exp(old - gen) <= 1.1 for old, gen in flat(rows, "old", "gen")]
+    assert metrics_of(mismatched, rows)["masked/mismatch"] == pytest.approx(mean([float(o) for o in outside]))
+
+
+@pytest.mark.parametrize("scale", [3e-5, 3e-3, 0.3])
+def test_quantiles_are_right_to_a_tenth_of_their_logarithm(scale: float) -> None:
+    _, parts = load_algorithm("grpo", {"kl_coef": 0})
+    r = random.Random(0)
+    drift = sorted(r.gauss(0, scale) for _ in range(4000))
+    lp = torch.tensor([drift], dtype=torch.float64)
+    ones = torch.ones_like(lp)
+    inputs = LossInputs(lp, ones, ones, old_logprobs=torch.zeros_like(lp))
+    got = summarize(policy_loss(parts, inputs, Counts(4000, 1)).stats, Counts(4000, 1))
+    for q in (1, 99):
+        assert math.log(got[f"ratio/p{q:02d}"]) == pytest.approx(drift[40 * q], rel=0.1)
+    assert abs(math.log(got["ratio/p50"])) < 0.1 * scale
+
+
+def test_on_policy_ratios_are_exactly_1() -> None:
+    _, parts = load_algorithm("grpo", {"kl_coef": 0})
+    got = metrics_of(parts, random_rows(3, on_policy=True))
+    assert [got[f"ratio/p{q}"] for q in ("01", "50", "99")] == [1.0, 1.0, 1.0]
+    assert got["clip_fraction/low"] == got["clip_fraction/high"] == 0.0
+
+
+def test_what_was_not_observed_is_absent() -> None:
+    _, parts = load_algorithm("dapo")
+    inputs = pad(random_rows(4)).inputs
+    inputs = dataclasses.replace(inputs, selected=None, ref_logprobs=None, rollout_logprobs=None, entropy=None)
+    totals = count(parts, inputs.response_mask)
+    got = summarize(policy_loss(parts, inputs, totals).stats, totals)
+    assert not [key for key in got if key.startswith(("kl/", "mismatch/")) or key == "entropy"]
+
+
+def test_an_update_of_nothing_has_finite_metrics() -> None:
+    assert new_stats().shape == (NUM_STATS,)
+    assert all(math.isfinite(v) for v in summarize_stats(new_stats()).values())
+
+
+def test_statistics_carry_no_gradient() -> None:
+    _, parts = load_algorithm("grpo")
+    inputs = dataclasses.replace(pad(random_rows(5)).inputs, selected=None)
+    out = policy_loss(parts, inputs, count(parts, inputs.response_mask))
+    assert not out.stats.requires_grad
+    assert out.stats.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"),
+    [
+        ("grpo", math.log(0.8), math.log(1.2)),
+        ("gmpo", -0.4, 0.4),
+        ("sapo", -math.inf, math.inf),
+        ("cispo", -math.inf, math.log(5.0)),
+    ],
+)
+def test_the_range_a_surrogate_leaves_alone(name: str, low: float, high: float) -> None:
+    assert clip_range(load_algorithm(name)[1]) == pytest.approx((low, high))

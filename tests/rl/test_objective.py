@@ -1,0 +1,197 @@
+"""Loss and gradient of every objective against the double on ragged rows, in float64."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from pipeline.errors import DataError
+from pipeline.rl.objective import Counts, count, policy_loss, ptx_loss, summarize
+from pipeline.rl.parts import Parts
+from tests.oracles import rl as oracle
+from tests.oracles.rl_batches import pad, random_rows
+from tests.rl.variants import variants
+
+VARIANTS = variants()
+STEP = 1e-6
+
+
+def needs_selected(parts: Parts) -> bool:
+    return parts.surrogate.name in ("clip_cov", "kl_cov")
+
+
+def fed(parts: Parts, rows: list[oracle.Row], seed: int = 0) -> object:
+    """Padded inputs holding only what the parts use."""
+    padded = pad(rows, seed)
+    if not needs_selected(parts):
+        padded.inputs = dataclasses.replace(padded.inputs, selected=None)
+    return padded
+
+
+def run(parts: Parts, rows: list[oracle.Row], seed: int = 0) -> tuple[float, list[list[float]]]:
+    padded = fed(parts, rows, seed)
+    totals = count(parts, padded.inputs.response_mask, padded.inputs.truncated)
+    out = policy_loss(parts, padded.inputs, totals)
+    out.loss.backward()
+    summarize(out.stats, totals)
+    return float(out.loss.detach()), padded.gradient()
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("seed", range(6))
+def test_loss_equals_the_double(name: str, seed: int) -> None:
+    parts = VARIANTS[name]
+    drift = 3e-4 if parts.ratio in ("sequence", "sequence_token") and "wide" not in name else 0.3
+    rows = random_rows(seed, drift=drift, per_token=parts.token_advantage)
+    value, _ = run(parts, rows, seed)
+    assert value == pytest.approx(oracle.loss(parts, rows), rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_gradient_equals_finite_differences_of_the_double(name: str) -> None:
+    parts = VARIANTS[name]
+    drift = 3e-3 if parts.ratio in ("sequence", "sequence_token") and "wide" not in name else 0.3
+    rows = random_rows(11, num=4, longest=5, drift=drift, per_token=parts.token_advantage)
+    _, gradient = run(parts, rows)
+    for i, row in enumerate(rows):
+        for t in range(len(row.lp)):
+            nudged = []
+            for sign in (1, -1):
+                lp = list(row.lp)
+                lp[t] += sign * STEP
+                moved = dataclasses.replace(row, lp=lp, still=list(row.lp))
+                nudged.append(oracle.loss(parts, [*rows[:i], moved, *rows[i + 1 :]]))
+            slope = (nudged[0] - nudged[1]) / (2 * STEP)
+            assert gradient[i][t] == pytest.approx(slope, rel=1e-6, abs=1e-8)
+
+
+def test_the_doubles_rows_reach_every_branch() -> None:
+    """The rows above clip on both sides, drop by every mask and select: a double of idle branches proves nothing."""
+    seen: dict[str, float] = {}
+    for name in ("grpo", "gspo", "gmpo", "off_policy", "mis_geometric", "high_entropy", "overlong_filter", "clip_cov"):
+        parts = VARIANTS[name]
+        drift = 3e-3 if parts.ratio == "sequence" else 0.3
+        for seed in range(6):
+            padded = fed(parts, random_rows(seed, drift=drift), seed)
+            totals = count(parts, padded.inputs.response_mask, padded.inputs.truncated)
+            for key, value in summarize(policy_loss(parts, padded.inputs, totals).stats, totals).items():
+                seen[f"{name}:{key}"] = max(seen.get(f"{name}:{key}", 0.0), value)
+    for name in ("grpo", "gspo", "gmpo"):
+        assert seen[f"{name}:clip_fraction/low"] > 0
+        assert seen[f"{name}:clip_fraction/high"] > 0
+    assert seen["off_policy:masked/off_policy"] > 0
+    assert seen["mis_geometric:masked/mismatch"] > 0
+    assert seen["high_entropy:masked/low_entropy"] > 0
+    assert seen["overlong_filter:masked/overlong"] > 0
+    assert seen["clip_cov:masked/selected"] > 0
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_rows_without_a_trained_token_change_nothing(name: str) -> None:
+    parts = VARIANTS[name]
+    rows = random_rows(3, per_token=parts.token_advantage)
+    empty = oracle.Row([], [], [], [], [], [])
+    alone, gradient = run(parts, rows)
+    among, padded_gradient = run(parts, [rows[0], empty, *rows[1:], empty])
+    assert among == pytest.approx(alone, rel=1e-12)
+    assert padded_gradient[1] == []
+    for mine, theirs in zip([padded_gradient[0], *padded_gradient[2:-1]], gradient, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_batch_of_nothing_has_loss_0_and_gradient_0(name: str) -> None:
+    parts = VARIANTS[name]
+    padded = fed(parts, [oracle.Row([], [], [], [], [], [])] * 2)
+    out = policy_loss(parts, padded.inputs, Counts())
+    out.loss.backward()
+    assert float(out.loss.detach()) == 0.0
+    assert bool((padded.inputs.logprobs.grad == 0).all())
+
+
+def test_a_runaway_ratio_stays_finite_and_is_counted() -> None:
+    parts = VARIANTS["grpo"]
+    row = oracle.Row([-1.0, -1.0], [-200.0, -1.0], [-1.0, 300.0], [-1.0, -1.0], [-1.0, -1.0], [0.0, 0.0])
+    padded = fed(parts, [row])
+    totals = count(parts, padded.inputs.response_mask)
+    out = policy_loss(parts, padded.inputs, totals)
+    out.loss.backward()
+    assert bool(torch.isfinite(out.loss))
+    assert bool(torch.isfinite(padded.inputs.logprobs.grad).all())
+    assert summarize(out.stats, totals)["ratio/clamped"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "missing", "says"),
+    [
+        ("grpo", "ref_logprobs", "ref_logprobs"),
+        ("off_policy", "rollout_logprobs", "rollout_logprobs"),
+        ("entropy", "entropy", "entropy"),
+        ("high_entropy", "high_entropy", "high_entropy"),
+        ("clip_cov", "selected", "selected"),
+        ("ppo", "old_logprobs", "old_logprobs"),
+    ],
+)
+def test_a_missing_input_is_named(name: str, missing: str, says: str) -> None:
+    parts = VARIANTS[name]
+    inputs = dataclasses.replace(fed(parts, random_rows(0)).inputs, **{missing: None})
+    with pytest.raises(DataError, match=says):
+        policy_loss(parts, inputs, Counts(10, 2))
+
+
+def test_old_logprobs_may_be_absent_where_a_batch_is_used_once() -> None:
+    parts = VARIANTS["grpo"]
+    rows = random_rows(5, on_policy=True)
+    padded = fed(parts, rows)
+    totals = count(parts, padded.inputs.response_mask)
+    bare = dataclasses.replace(padded.inputs, old_logprobs=None)
+    assert float(policy_loss(parts, bare, totals).loss.detach()) == float(
+        policy_loss(parts, padded.inputs, totals).loss.detach()
+    )
+
+
+def test_statistics_of_other_tokens_than_the_denominators_are_refused() -> None:
+    parts = VARIANTS["grpo"]
+    padded = fed(parts, random_rows(5))
+    totals = count(parts, padded.inputs.response_mask)
+    out = policy_loss(parts, padded.inputs, totals)
+    with pytest.raises(DataError, match="denominator"):
+        summarize(out.stats + out.stats, totals)
+
+
+def test_given_coefficients_stand_in_for_the_parts_own() -> None:
+    rows = random_rows(8)
+    given = fed(VARIANTS["grpo"], rows)
+    totals = count(VARIANTS["grpo"], given.inputs.response_mask)
+    own = VARIANTS["grpo"]
+    other = dataclasses.replace(own, kl=dataclasses.replace(own.kl, coef=0.7))
+    value = float(policy_loss(own, given.inputs, totals, kl_coef=0.7, entropy_coef=0.2).loss.detach())
+    other = dataclasses.replace(other, terms=dataclasses.replace(own.terms, entropy_coef=0.2))
+    assert value == pytest.approx(oracle.loss(other, rows), rel=1e-12)
+
+
+def test_ptx_is_the_mean_negative_log_likelihood_over_all_texts_tokens() -> None:
+    rows = random_rows(9)
+    inputs = pad(rows).inputs
+    tokens = [x for row in rows for x in row.lp]
+    pieces = [
+        ptx_loss(inputs.logprobs[s], inputs.response_mask[s], len(tokens), 0.3) for s in (slice(0, 2), slice(2, 6))
+    ]
+    sum(pieces).backward()
+    assert float(sum(pieces).detach()) == pytest.approx(-0.3 * oracle.mean(tokens), rel=1e-12)
+    expected = torch.where(inputs.response_mask > 0, -0.3 / len(tokens), 0.0)
+    assert torch.allclose(inputs.logprobs.grad, expected.double(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_float32_is_float64_to_its_own_precision(name: str) -> None:
+    parts = VARIANTS[name]
+    rows = random_rows(13, drift=0.05, per_token=parts.token_advantage)
+    exact, _ = run(parts, rows)
+    single = pad(rows, dtype=torch.float32).inputs
+    single = single if needs_selected(parts) else dataclasses.replace(single, selected=None)
+    out = policy_loss(parts, single, count(parts, single.response_mask, single.truncated))
+    assert out.loss.dtype == torch.float32
+    assert float(out.loss.detach()) == pytest.approx(exact, rel=2e-5, abs=2e-6)

@@ -1,0 +1,71 @@
+"""Prompts to rollouts: the seed of each response is made of what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.rollout.collect import collect
+from pipeline.rollout.engine import Sampling
+from pipeline.rollout.scripted_engine import ScriptedEngine
+from pipeline.types import Prompt, Rollout
+
+EOS = 1
+
+
+class Letters:
+    """A renderer in which token n is character n."""
+
+    def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        return tuple(map(ord, prompt.question))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return "".join(chr(i) for i in ids if i != EOS)
+
+
+def answer(prompt_ids: tuple[int, ...], seed: int) -> list[int]:
+    """Digits of the seed; the end token unless it is even."""
+    return [*map(ord, str(seed)[:4]), *([EOS] if seed % 2 else [48] * 40)]
+
+
+def gather(
+    ids: Sequence[str], samples: int = 3, seed: int = 0, stream: tuple[str | int, ...] = ("rl", 4)
+) -> list[Rollout]:
+    engine = ScriptedEngine(answer, EOS)
+    engine.publish(7)
+    prompts = [Prompt(i, f"{i}?", "exact", "x") for i in ids]
+    return collect(engine, Letters(), prompts, samples, Sampling(20), seed, *stream)
+
+
+def test_rollouts_come_prompt_by_prompt_with_all_that_was_said() -> None:
+    rollouts = gather(["a", "b"])
+    assert [(r.prompt_id, r.sample) for r in rollouts] == [(p, i) for p in "ab" for i in range(3)]
+    assert {r.policy_version for r in rollouts} == {7}
+    assert {r.finish_reason for r in rollouts} == {"stop", "length"}
+    for r in rollouts:
+        assert r.prompt_ids == tuple(map(ord, f"{r.prompt_id}?"))
+        assert len(r.logprobs) == len(r.response_ids) <= 20
+        assert (r.response_ids[-1] == EOS) == (r.finish_reason == "stop")
+        assert r.text == "".join(chr(i) for i in r.response_ids if i != EOS)
+
+
+def test_a_response_is_the_same_in_any_company() -> None:
+    wanted = {(r.prompt_id, r.sample): r for r in gather(["a", "b", "c"])}
+    for r in [*gather(["c", "a"]), *gather(["b"], samples=2)]:
+        assert r == wanted[r.prompt_id, r.sample]
+
+
+def test_responses_differ_by_sample_prompt_seed_and_stream() -> None:
+    base = gather(["a", "b"])
+    everything = [
+        *base,
+        *gather(["a", "b"], seed=1),
+        *gather(["a", "b"], stream=("rl", 5)),
+        *gather(["a", "b"], stream=()),
+    ]
+    assert len({r.response_ids[:4] for r in everything}) == len(everything)
+
+
+def test_a_prompt_that_comes_twice_gets_other_numbers_the_second_time() -> None:
+    rollouts = gather(["a", "b", "a"])
+    assert rollouts[:3] == gather(["a"])
+    assert len({r.response_ids[:4] for r in rollouts}) == 9

@@ -1,0 +1,150 @@
+"""Drawing tokens: the distribution, its cuts and its log-probs against slow doubles."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.rollout.engine import Sampling
+from pipeline.rollout.sampling import cut_off, pick, uniforms
+
+LAST = 1 - 2.0**-53
+"""The greatest uniform that torch draws."""
+
+
+def softmax(logits: list[float], temperature: float) -> list[float]:
+    top = max(logits)
+    weights = [math.exp((x - top) / temperature) for x in logits]
+    return [w / sum(weights) for w in weights]
+
+
+def kept(logits: list[float], temperature: float, top_k: int, top_p: float) -> set[int]:
+    """By the definition: the k most likely, then the fewest of those that reach p of their probability."""
+    order = sorted(range(len(logits)), key=lambda i: -logits[i])
+    if top_k:
+        order = order[:top_k]
+    p = softmax([logits[i] for i in order], temperature)
+    out: set[int] = set()
+    reached = 0.0
+    for i, share in zip(order, p, strict=True):
+        if reached >= top_p:
+            break
+        out.add(i)
+        reached += share
+    return out
+
+
+def draw(logits: list[float], numbers: list[float], sampling: Sampling) -> tuple[list[int], list[float]]:
+    rows = torch.tensor([logits]).expand(len(numbers), -1)
+    tokens, logprobs = pick(rows, torch.tensor(numbers, dtype=torch.float64), sampling)
+    return tokens.tolist(), logprobs.tolist()
+
+
+# distinct by more than float32 rounding, so that the slow double orders them alike
+LOGITS = st.lists(st.integers(-60, 60), min_size=2, max_size=12, unique=True).map(lambda xs: [x / 10 for x in xs])
+
+
+@settings(max_examples=60, deadline=None)
+@given(LOGITS, st.sampled_from([0.3, 1.0, 1.7]), st.integers(0, 6), st.sampled_from([0.05, 0.37, 0.71, 0.93, 1.0]))
+def test_cuts_and_logprobs_are_those_of_the_definition(
+    logits: list[float], temperature: float, top_k: int, top_p: float
+) -> None:
+    allowed = sorted(kept(logits, temperature, top_k, top_p))
+    p = softmax([logits[i] for i in allowed], temperature)
+    numbers = [i / 400 for i in range(400)] + [LAST]
+    tokens, logprobs = draw(logits, numbers, Sampling(1, temperature, top_p, top_k))
+    assert set(tokens) <= set(allowed)
+    for token, logprob in zip(tokens, logprobs, strict=True):
+        assert logprob == pytest.approx(math.log(p[allowed.index(token)]), abs=1e-4)
+    # inversion: token i is drawn exactly on [P(< i), P(<= i))
+    for number, token in zip(numbers, tokens, strict=True):
+        at = allowed.index(token)
+        assert sum(p[:at]) - 1e-5 <= number <= sum(p[: at + 1]) + 1e-5
+
+
+@pytest.mark.parametrize("sampling", [Sampling(1), Sampling(1, 0.6), Sampling(1, 1.4, 0.8), Sampling(1, 1.0, 1.0, 4)])
+def test_many_draws_have_the_distribution(sampling: Sampling) -> None:
+    """Pearson's chi-square stays below its mean plus five standard deviations."""
+    logits = [2.0, -1.0, 0.5, 0.0, 1.0, -2.0, 1.5]
+    allowed = sorted(kept(logits, sampling.temperature, sampling.top_k, sampling.top_p))
+    p = softmax([logits[i] for i in allowed], sampling.temperature)
+    n = 40_000
+    numbers = uniforms(list(range(200)), n // 200, torch.device("cpu")).reshape(-1)
+    tokens, _ = pick(torch.tensor([logits]).expand(n, -1), numbers, sampling)
+    counts = torch.bincount(tokens, minlength=len(logits)).tolist()
+    assert sum(counts[i] for i in allowed) == n
+    chi = sum((counts[i] - n * q) ** 2 / (n * q) for i, q in zip(allowed, p, strict=True))
+    freedom = len(allowed) - 1
+    assert chi < freedom + 5 * math.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize("number", [0.0, 1e-300, 0.5, LAST])
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_a_token_of_probability_zero_is_never_drawn(number: float, temperature: float) -> None:
+    """First, last and middle ones, at the ends of the unit interval; also where a probability underflows to 0."""
+    nothing = -math.inf
+    cases = [
+        [nothing, 1.0, 2.0, nothing],
+        [1.0, nothing, nothing, 2.0],
+        [nothing, nothing, 0.0, nothing],
+        [-2e4, 3.0, -2e4],
+        [0.0, -2e4, -2e4],
+    ]
+    for logits in cases:
+        (token,), (logprob,) = draw(logits, [number], Sampling(1, temperature))
+        assert logits[token] > -1e4
+        assert math.isfinite(logprob)
+
+
+def test_the_tail_of_a_sharp_distribution_keeps_its_tokens_apart() -> None:
+    """A thousand tokens of about 1e-9 each behind one of nearly 1: a float32 cumulative sum would merge them."""
+    tail = 1000
+    logits = torch.full((1, tail + 1), -math.log(1e9))
+    logits[0, 0] = 0.0
+    share = tail / 1e9 / (1 + tail / 1e9)
+    wanted = torch.arange(5, tail, 10)
+    numbers = (1 - share) + share * (wanted.double() + 0.5) / tail
+    tokens, _ = pick(logits.expand(len(wanted), -1), numbers, Sampling(1))
+    assert (tokens - 1 - wanted).abs().max() <= 1
+
+
+def test_greedy_takes_the_most_likely_whatever_the_number() -> None:
+    logits = [0.3, 2.0, -1.0, 1.9]
+    tokens, logprobs = draw(logits, [0.0, 0.5, LAST], Sampling(1, 0.0, 0.5, 2))
+    assert tokens == [1, 1, 1]
+    assert logprobs == pytest.approx([math.log(softmax(logits, 1.0)[1])] * 3, abs=1e-6)
+
+
+def test_a_row_draws_as_it_does_alone() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(50, 31, generator=generator) * 3
+    numbers = torch.rand(50, generator=generator, dtype=torch.float64)
+    for sampling in (Sampling(1), Sampling(1, 0.7, 0.9), Sampling(1, 1.2, 0.95, 5), Sampling(1, 0.0)):
+        tokens, logprobs = pick(logits, numbers, sampling)
+        for i in range(50):
+            token, logprob = pick(logits[i : i + 1], numbers[i : i + 1], sampling)
+            assert (token.item(), logprob.item()) == (tokens[i].item(), logprobs[i].item())
+
+
+def test_ties_with_the_kth_token_stay() -> None:
+    """Which of two equal ones were dropped would hang on their place in the vocabulary."""
+    out = cut_off(torch.tensor([[1.0, 2.0, 1.0, 0.0]]), 2, 1.0)
+    assert (out[0] > -math.inf).tolist() == [True, True, True, False]
+
+
+def test_a_top_k_beyond_the_vocabulary_and_a_top_p_of_one_cut_nothing() -> None:
+    logits = torch.tensor([[1.0, 2.0, 3.0]])
+    assert torch.equal(cut_off(logits, 9, 1.0), logits)
+
+
+def test_streams_hang_on_their_seed_and_not_on_their_length_or_neighbours() -> None:
+    device = torch.device("cpu")
+    together = uniforms([5, 2**63 - 1, 7], 6, device)
+    assert together.dtype == torch.float64
+    for column, seed in enumerate([5, 2**63 - 1, 7]):
+        assert torch.equal(uniforms([seed], 9, device)[:6, 0], together[:, column])
+    assert len({tuple(c) for c in together.t().tolist()}) == 3

@@ -1,0 +1,238 @@
+"""The embedded engine: what a response hangs on, and what it does not."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.errors import EngineError
+from pipeline.rollout.engine import Completion, Request, Sampling
+from pipeline.rollout.sampling import pick, uniforms
+from pipeline.rollout.torch_engine import TorchEngine
+from pipeline.train.torch_backend import TorchBackend
+from tests.models.families import SLOW, next_logits, scatter, tiny
+from tests.models.test_decoder import lie_about_rotation
+
+EOS = (1, 5)
+MAX = 12
+REQUESTS = [
+    Request((3, 4, 6, 7), (11, 12, 13)),
+    Request((8,), (21,)),
+    Request((9, 10, 11), (31, 32)),
+    Request((3, 4, 6, 7), (41, 42, 43, 44)),
+    Request((2, 2, 2, 2, 2, 2, 2), (51, 52)),
+]
+
+
+def engine_of(name: str, max_rows: int = 1024, publish: bool = True) -> TorchEngine:
+    engine = TorchEngine(tiny(name), EOS, 0, max_rows)
+    if publish:
+        engine.publish(0)
+    return engine
+
+
+def slowly(model: Any, prompt: tuple[int, ...], seed: int, sampling: Sampling) -> tuple[Completion, bool]:
+    """One response by forwards over the whole row, token by token; and that no draw was within rounding of another."""
+    ids, logprobs = list(prompt), []
+    clear = True
+    numbers = uniforms([seed], sampling.max_tokens, torch.device("cpu"))
+    for t in range(sampling.max_tokens):
+        logits = next_logits(model, ids)[None]
+        token, logprob = pick(logits, numbers[t], sampling)
+        for shift in (1e-5, -1e-5):
+            nudged = (numbers[t] + shift).clamp(0, 1 - 2.0**-53)
+            if sampling.temperature > 0 and pick(logits, nudged, sampling)[0] != token:
+                clear = False
+        ids.append(int(token))
+        logprobs.append(float(logprob))
+        if ids[-1] in EOS:
+            return Completion(tuple(ids[len(prompt) :]), tuple(logprobs), "stop"), clear
+    return Completion(tuple(ids[len(prompt) :]), tuple(logprobs), "length"), clear
+
+
+def same(ours: Completion, theirs: Completion) -> None:
+    assert ours.token_ids == theirs.token_ids
+    assert ours.finish_reason == theirs.finish_reason
+    assert ours.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("name", ["qwen2 tied", "qwen3 wide heads", *SLOW])
+@pytest.mark.parametrize("sampling", [Sampling(MAX), Sampling(6, 0.7, 0.9, 6), Sampling(4, 0.0)])
+def test_responses_are_those_of_a_slow_loop(name: str, sampling: Sampling) -> None:
+    engine = engine_of(name)
+    assert engine.is_fast == (name not in SLOW)
+    answers = engine.generate(REQUESTS, sampling)
+    seen = []
+    for request, completions in zip(REQUESTS, answers, strict=True):
+        assert len(completions) == len(request.seeds)
+        for seed, found in zip(request.seeds, completions, strict=True):
+            wanted, clear = slowly(engine.model, request.prompt_ids, seed, sampling)
+            if clear:
+                same(found, wanted)
+                seen.append(wanted.finish_reason)
+    assert len(seen) >= 10
+
+
+def test_responses_end_with_an_end_token_or_at_the_limit() -> None:
+    requests = [Request((i,), tuple(range(100 * i, 100 * i + 20))) for i in range(2, 8)]
+    reasons = []
+    for found in (c for many in engine_of("qwen2 tied").generate(requests, Sampling(MAX)) for c in many):
+        reasons.append(found.finish_reason)
+        assert len(found.logprobs) == len(found.token_ids)
+        assert not set(found.token_ids[:-1]) & set(EOS)
+        if found.finish_reason == "stop":
+            assert found.token_ids[-1] in EOS
+        else:
+            assert len(found.token_ids) == MAX
+            assert found.token_ids[-1] not in EOS
+    assert len(set(reasons)) == 2
+
+
+def test_an_end_token_at_the_limit_is_a_stop() -> None:
+    engine = engine_of("qwen2 tied")
+    for seed in range(200):
+        ((one,),) = engine.generate([Request((3,), (seed,))], Sampling(1))
+        assert one.finish_reason == ("stop" if one.token_ids[0] in EOS else "length")
+        if one.finish_reason == "stop":
+            return
+    raise AssertionError("no seed of 200 drew an end token")
+
+
+@pytest.mark.parametrize("name", ["qwen2 one key head", "qwen3 with bias", "gpt2"])
+def test_a_response_hangs_on_its_own_seed_only(name: str) -> None:
+    """Whatever the batch, its order, its cut into waves, and whichever other rows end early or late."""
+    engine = engine_of(name)
+    sampling = Sampling(MAX)
+    alone = {
+        (r.prompt_ids, seed): engine.generate([Request(r.prompt_ids, (seed,))], sampling)[0][0]
+        for r in REQUESTS
+        for seed in r.seeds
+    }
+    lengths = {len(c.token_ids) for c in alone.values()}
+    assert len(lengths) > 2  # rows end at many different steps
+    for trial in range(6):
+        rng = random.Random(trial)
+        shuffled = rng.sample(REQUESTS, len(REQUESTS)) + [REQUESTS[trial % 5]] * (trial % 3)
+        shuffled = [Request(r.prompt_ids, tuple(rng.sample(r.seeds, len(r.seeds)))) for r in shuffled]
+        engine.max_rows = [1, 2, 3, 5, 8, 1024][trial]
+        for request, completions in zip(shuffled, engine.generate(shuffled, sampling), strict=True):
+            for seed, found in zip(request.seeds, completions, strict=True):
+                same(found, alone[request.prompt_ids, seed])
+
+
+def test_no_more_rows_are_decoded_at_once_than_allowed() -> None:
+    engine = engine_of("llama", max_rows=3)
+    widths = []
+    prefill = engine._decoder.prefill
+
+    def watched(ids: Any, pad: Any, repeat: Any, room: int) -> Any:
+        widths.append(int(repeat.sum()))
+        return prefill(ids, pad, repeat, room)
+
+    engine._decoder.prefill = watched  # type: ignore[method-assign,assignment]
+    engine.generate(REQUESTS, Sampling(3))
+    assert max(widths) == 3
+    assert sum(widths) == sum(len(r.seeds) for r in REQUESTS)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("name", ["qwen2 tied", "mistral", "gemma2 with softcapping"])
+def test_logprobs_are_the_trainers(name: str, temperature: float) -> None:
+    engine = engine_of(name)
+    backend = TorchBackend(engine.model)
+    for request, completions in zip(REQUESTS, engine.generate(REQUESTS, Sampling(MAX, temperature)), strict=True):
+        for found in completions:
+            ids = torch.tensor([[*request.prompt_ids, *found.token_ids]])
+            where = torch.zeros(ids.shape, dtype=torch.bool)
+            where[:, len(request.prompt_ids) :] = True
+            with torch.no_grad():
+                theirs, _ = backend.logprobs(ids, where, temperature)
+            assert theirs[0, len(request.prompt_ids) :].tolist() == pytest.approx(found.logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["qwen2 tied", "gpt2"])
+def test_publish_takes_a_copy(name: str) -> None:
+    """A change of weights reaches the engine with the next publish, and the version says which it has."""
+    engine = engine_of(name)
+    before = engine.generate(REQUESTS, Sampling(MAX))
+    scatter(engine.model, 77)
+    assert engine.generate(REQUESTS, Sampling(MAX)) == before
+    assert engine.version == 0
+    engine.publish(3)
+    assert engine.version == 3
+    after = engine.generate(REQUESTS, Sampling(MAX))
+    assert after != before
+    fresh = TorchEngine(engine.model, EOS, 0)
+    assert fresh.version == -1
+    fresh.publish(3)
+    assert fresh.generate(REQUESTS, Sampling(MAX)) == after
+
+
+def test_weights_that_do_not_fit_are_an_engine_error_and_the_version_stays() -> None:
+    engine = engine_of("gpt2")
+    engine.model.transformer.wte = torch.nn.Embedding(5, 32)
+    with pytest.raises(EngineError, match="publishing weights"):
+        engine.publish(1)
+    assert engine.version == 0
+
+
+def test_a_prompt_without_tokens_is_refused() -> None:
+    with pytest.raises(EngineError, match="no tokens; check the template"):
+        engine_of("llama").generate([REQUESTS[0], Request((), (1,))], Sampling(4))
+
+
+def test_a_prompt_that_leaves_no_room_is_refused_with_its_numbers() -> None:
+    engine = engine_of("llama")
+    fits = Request(tuple(range(2, 20)), (1,))
+    assert len(engine.generate([fits], Sampling(64 - 18))[0]) == 1
+    with pytest.raises(EngineError, match=r"18 tokens and max_response_tokens=47 exceed .* 64; .*on_long_prompt"):
+        engine.generate([fits], Sampling(64 - 17))
+
+
+def test_nothing_asked_is_nothing_answered() -> None:
+    engine = engine_of("llama")
+    assert engine.generate([], Sampling(4)) == []
+    answers = engine.generate([Request((3,), ()), Request((4,), (1,))], Sampling(4))
+    assert [len(a) for a in answers] == [0, 1]
+    assert engine.generate([Request((3,), ())], Sampling(4)) == [[]]
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [("gpt2", "gpt2"), ("llama with scaled rotations", "rotary"), ("mistral with a sliding window", "sliding_window")],
+)
+def test_the_slow_path_says_why(name: str, word: str) -> None:
+    engine = engine_of(name)
+    assert not engine.is_fast
+    assert word in str(engine.fallback_reason)
+
+
+def test_a_model_that_lies_about_its_family_takes_the_slow_path() -> None:
+    model = tiny("llama")
+    lie_about_rotation(model)
+    engine = TorchEngine(model, EOS, 0)
+    engine.publish(0)
+    assert not engine.is_fast
+    assert "differs from the model" in str(engine.fallback_reason)
+    sampling = Sampling(MAX)
+    for request, completions in zip(REQUESTS, engine.generate(REQUESTS, sampling), strict=True):
+        for seed, found in zip(request.seeds, completions, strict=True):
+            wanted, clear = slowly(model, request.prompt_ids, seed, sampling)
+            if clear:
+                same(found, wanted)
+
+
+def test_generating_leaves_the_policy_as_it_was() -> None:
+    model = tiny("qwen2 tied").train()
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    engine = TorchEngine(model, EOS, 0)
+    engine.publish(0)
+    state = torch.get_rng_state()
+    engine.generate(REQUESTS, Sampling(MAX))
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert all(p.requires_grad for p in model.parameters())

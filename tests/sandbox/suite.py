@@ -1,0 +1,115 @@
+"""The whole suite of programs against one pool, without a test framework, so that any user and interpreter can run it.
+
+`python -m tests.sandbox.suite [walls,...]` prints one line per program that ended otherwise than it must.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import sandbox
+from tests.sandbox import acts, hacks, programs
+from tests.sandbox.scene import BEGIN, Scene
+
+LIMITS = sandbox.Limits(wall_s=0.7, cpu_s=0.5, memory_mib=160, output_kib=1024, disk_mib=8, processes=16)
+ACT_LIMITS = sandbox.Limits(wall_s=5, cpu_s=3, memory_mib=256, disk_mib=8)
+_BREAKS = {"passed", "sandbox_error"}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One program of the suite, and the statuses that it may end with."""
+
+    name: str
+    job: sandbox.Job
+    allowed: frozenset[str]
+    must_begin: bool = True
+
+    def complaint(self, result: sandbox.RunResult) -> str | None:
+        """What is wrong with the result; None if nothing."""
+        if result.status not in self.allowed:
+            return f"{self.name}: {result.status}, not {sorted(self.allowed)}: {result.error[-200:]!r}"
+        if self.must_begin and "attempt begins" not in result.error and result.status != "output_limit":
+            return f"{self.name}: {result.status}, but it never began: {result.error[-200:]!r}"
+        return None
+
+
+_STOPPED = frozenset(
+    {"wrong_answer", "runtime_error", "timeout", "cpu_limit", "memory_limit", "output_limit", "bad_output"}
+)
+
+
+def act_trials(scene: Scene) -> Iterator[Trial]:
+    """Acts that must be stopped, tried by programs that would pass if they were not."""
+    for category, table in acts.ALL.items():
+        for name, code in table.items():
+            job = sandbox.Job(scene.program(code), [{"input": "", "output": "PWNED"}], "stdin", ACT_LIMITS)
+            yield Trial(f"{category}: {name}", job, _STOPPED)
+
+
+def exhaust_trials() -> Iterator[Trial]:
+    """Programs that use too much, or break."""
+    for name, (code, statuses) in programs.EXHAUST.items():
+        began = BEGIN if "syntax" not in name and "null" not in name else ""
+        job = sandbox.Job(began + code, [{"input": "", "output": "TOKEN"}], "stdin", LIMITS)
+        # on a busy machine a program may reach its time before what it fills is full: stopped all the same
+        allowed = frozenset({*statuses, "cpu_limit", "timeout"})
+        yield Trial(f"exhaust: {name}", job, allowed, bool(began) and "flood errors" not in name)
+
+
+def hack_trials() -> Iterator[Trial]:
+    """Programs that want to pass without the answer, on three tests whose outputs nobody can know."""
+    for name, code in hacks.STDIN.items():
+        token = "tok" + f"en-{secrets.token_hex(8)}"
+        tests = [{"input": f"{i}\n", "output": f"{token}-{i}"} for i in range(3)]
+        yield Trial(f"hack: {name}", sandbox.Job(code, tests, "stdin", ACT_LIMITS), _STOPPED, False)
+    for name, (code, expected) in hacks.FUNCTION.items():
+        wanted = 12345 if expected is None else expected
+        tests = [{"fn": "f", "args": [[1]], "expected": wanted}] * 2
+        yield Trial(f"hack: {name}", sandbox.Job(code, tests, "function", ACT_LIMITS), _STOPPED, False)
+
+
+def honest_trials() -> Iterator[Trial]:
+    """Programs that must pass."""
+    limits = sandbox.Limits(wall_s=10, cpu_s=5, memory_mib=512, output_kib=2048)
+    for name, (code, pairs) in programs.HONEST.items():
+        tests = [{"input": i, "output": o} for i, o in pairs]
+        yield Trial(f"honest: {name}", sandbox.Job(code, tests, "stdin", limits), frozenset({"passed"}), False)
+
+
+def linger_complaints(pool: sandbox.Pool) -> Iterator[str]:
+    """What one program left for the next one on the same worker. `pool` must have one worker."""
+    for name, (leave, find) in programs.LINGER.items():
+        first = sandbox.run(f"{leave}\nprint('left', flush=True)", [{"input": "", "output": "left"}], pool=pool)
+        if name != "bytes in its input" and not first.passed:
+            yield f"linger: {name}: could not be left: {first.status} {first.error}"
+        found = sandbox.run(f"{BEGIN}{find}\nprint('found')", [{"input": "", "output": "found"}], pool=pool)
+        if found.status in _BREAKS or "attempt begins" not in found.error:
+            yield f"linger: {name}: {found.status} {found.error[-200:]}"
+
+
+def run(walls: list[str]) -> list[str]:
+    """All complaints, at the level that these walls give."""
+    scene = Scene()
+    complaints = []
+    try:
+        with sandbox.Pool(workers=2, walls=walls) as pool:
+            trials = [*act_trials(scene), *exhaust_trials(), *hack_trials(), *honest_trials()]
+            results = sandbox.run_many([t.job for t in trials], pool=pool)
+            complaints = [c for t, r in zip(trials, results, strict=True) if (c := t.complaint(r))]
+            print(f"{len(trials)} programs at level {pool.isolation.level}; {dict(pool.isolation.notes)}", flush=True)
+        with sandbox.Pool(workers=1, walls=walls) as pool:
+            complaints += linger_complaints(pool)
+        complaints += scene.harm()
+    finally:
+        scene.close()
+    return complaints
+
+
+if __name__ == "__main__":
+    found = run(sys.argv[1].split(",") if len(sys.argv) > 1 else list(sandbox.WALLS))
+    print("\n".join(found) or "all as it must be")
+    sys.exit(1 if found else 0)

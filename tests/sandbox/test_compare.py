@@ -1,0 +1,186 @@
+"""Outputs and values: what is equal, by slow doubles and by cases; and what survives the way through bytes."""
+
+# ruff: noqa: E501  (tables of cases)
+
+from __future__ import annotations
+
+import contextlib
+import math
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sandbox import compare
+from sandbox.worker import codec, seccomp, syscalls
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+keys = st.none() | st.booleans() | st.integers() | st.text() | st.tuples(st.integers(), st.text())
+values = st.recursive(
+    scalars,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(inner, inner)
+        | st.dictionaries(keys, inner, max_size=3)
+        | st.frozensets(keys, max_size=3)
+    ),
+    max_leaves=12,
+)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal, type for type."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return len(a) == len(b) and all(any(same(k, other) and same(v, b[other]) for other in b) for k, v in a.items())
+    return bool(a == b)
+
+
+@given(values)
+def test_values_survive_the_way_through_bytes(value: Any) -> None:
+    back = codec.decode(codec.encode(value))
+    assert same(back, value)
+    assert compare.values_equal(back, value)
+
+
+@given(st.binary(max_size=40) | st.text(max_size=40).map(str.encode))
+def test_any_bytes_give_a_value_or_a_value_error(data: bytes) -> None:
+    with contextlib.suppress(ValueError):
+        assert same(codec.decode(codec.encode(codec.decode(data))), codec.decode(data))
+
+
+def test_what_is_too_much_is_refused() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    for value in (loop, 1 << (codec.MAX_INT_BITS + 1)):
+        with pytest.raises(codec.Unencodable):
+            codec.encode(value)
+    for value in ([0] * 11, {i: i for i in range(11)}, b"x" * 11, [[0] * 11], set(range(11))):
+        assert codec.decode(codec.encode(value, 11)) == value
+        with pytest.raises(codec.Unencodable):
+            codec.encode(value, 10)
+    for data in (
+        b"[" * 5000,
+        b'{"i": "' + b"f" * 300_000 + b'"}',
+        b'{"s": [[1]]}',
+        b"1.5",
+        b'{"z": 1}',
+        b'{"t": 5}',
+        b"\xff",
+    ):
+        with pytest.raises(ValueError):
+            codec.decode(data)
+
+
+UNEQUAL = [
+    (True, 1), (1, True), (False, 0), (None, 0), (None, False), ("1", 1), (b"a", "a"), (float("nan"), float("nan")),
+    ([1], (1,)), ({1}, [1]), ([], None), ({}, []), (10**12 + 1, 10**12), (1.001, 1.0), (0.0, 1e-10),
+    (float("inf"), 1e308), ({"a": 1}, {"a": 1, "b": 2}), ({"a": True}, {"a": 1}), ({1: 2, "1": 3}, {"1": 3}),
+    (frozenset([True]), {1}), ([[1, [True]]], [[1, [1]]]), (10**400, 1.5),
+]  # fmt: skip
+EQUAL = [
+    (1, 1.0), (1.0, 1), (0.1 + 0.2, 0.3), ((1, 2), [1, 2]), ((1,), (1,)), ({1: "a"}, {"1": "a"}), ([], []), ("é", "é"),
+    (frozenset([1, 2]), {2, 1}), (float("inf"), float("inf")), (1e-13, 0.0), (2j, 2j),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("got", "expected"), UNEQUAL)
+def test_unequal_values(got: Any, expected: Any) -> None:
+    assert not compare.values_equal(codec.decode(codec.encode(got)), expected)
+
+
+@pytest.mark.parametrize(("got", "expected"), EQUAL)
+def test_equal_values(got: Any, expected: Any) -> None:
+    assert compare.values_equal(codec.decode(codec.encode(got)), expected)
+
+
+class Liar:
+    """Equal to everything, if it were asked."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = object.__hash__
+
+
+def test_an_object_of_any_other_type_equals_nothing() -> None:
+    got = codec.decode(codec.encode([Liar(), Liar]))
+    assert not compare.values_equal(got, [1, 2])
+    assert isinstance(got[0], codec.Opaque)
+
+
+@pytest.mark.parametrize(
+    ("got", "expected", "equal"),
+    [
+        ("1\n2\n", "1\n2", True), ("1 \n2", "1\n2", True), ("1\n\n2", "1\n2", False), ("1  2", "1 2", True),
+        ("0.30000000000000004", "0.3", True), ("0.3", "0.30000000000000004", True), ("1.0", "1", False), ("1", "1.0", True),
+        ("0", "0.0000001", False), ("nan", "nan", True), ("nan", "0.5", False), ("inf", "1.5", False), ("1_0.0", "10.0", False),
+        ("٣.٠", "3.0", False), ("1e-07", "0.0000001", True), ("a 1.50001", "a 1.5", False), ("", "", True), (" ", "x", False),
+        ("1000000.4", "1000000.0", True), ("12", "13", False), ("1e400", "1.0", False),
+    ],
+)  # fmt: skip
+def test_outputs(got: str, expected: str, equal: bool) -> None:
+    assert compare.outputs_equal(got, expected) is equal
+
+
+@given(st.fractions(-1000, 1000), st.fractions(-1000, 1000))
+def test_close_decimals_against_exact_arithmetic(a: Fraction, b: Fraction) -> None:
+    got, expected = f"{float(a):.9f}", f"{float(b):.9f}"
+    x, y = Fraction(got), Fraction(expected)
+    slack = max(abs(x), abs(y)) / 10**6
+    gap, allowed = abs(x - y), max(slack, Fraction(1, 2 * 10**9))
+    if not math.isclose(gap, allowed, rel_tol=1e-6):
+        assert compare.outputs_equal(got, expected) is (gap < allowed)
+
+
+def run_filter(machine: str, number: int, arguments: tuple[int, ...], own_pid: int | None, forks: bool = False) -> int:
+    """A slow interpreter of classic BPF: what the kernel would answer."""
+    data = {0: number, 4: syscalls.AUDIT_ARCH[machine]}
+    for place in range(6):
+        value = arguments[place] if place < len(arguments) else 0
+        data[16 + 8 * place], data[20 + 8 * place] = value & 0xFFFFFFFF, value >> 32 & 0xFFFFFFFF
+    code, at, acc, index, stored = seccomp.instructions(machine, own_pid, forks), 0, 0, 0, {}
+    while True:
+        op, yes, no, constant = code[at]
+        at += 1
+        if op == 0x06:
+            return constant
+        if op in (0x15, 0x45, 0x35, 0x25):
+            hit = {0x15: acc == constant, 0x45: bool(acc & constant), 0x35: acc >= constant, 0x25: acc > constant}[op]
+            at += yes if hit else no
+        elif op == 0x02:
+            stored[constant] = acc
+        elif op in (0x07, 0x61):
+            index = acc if op == 0x07 else stored[constant]
+        else:
+            acc = {0x20: data.get(constant, 0), 0x00: constant, 0x60: stored.get(constant, 0), 0x87: index,
+                   0x54: acc & constant, 0x6C: acc << (index & 31) & 0xFFFFFFFF, 0x74: acc >> constant}[op]  # fmt: skip
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_the_filter_allows_what_is_listed_and_nothing_else(machine: str) -> None:
+    table, guarded = syscalls.TABLES[machine], set(syscalls.GUARDED[machine].values())
+    for number in range(600):
+        if number not in guarded:
+            allowed = run_filter(machine, number, (), 1) == 0x7FFF0000
+            assert allowed is (number in table.values()), number
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_guarded_calls_depend_on_their_arguments(machine: str) -> None:
+    numbers = syscalls.GUARDED[machine]
+    for name, arguments, allowed in (
+        ("clone", (0x10000 | 0xF00,), True), ("clone", (17,), False), ("clone3", (), False), ("kill", (77, 9), True),
+        ("kill", (78, 9), False), ("kill", (0xFFFFFFFF, 9), False), ("tgkill", (77, 77), True), ("prlimit64", (0, 7, 0), True),
+        ("prlimit64", (0, 7, 1), False), ("prlimit64", (0, 7, 1 << 32), False), ("socketpair", (1,), True),
+        ("socketpair", (2,), False), ("fcntl", (0, 4), True), ("fcntl", (0, 8), False), ("ioctl", (0, 0x5401), True),
+        ("ioctl", (0, 0x5412), False), ("sendto", (1, 2, 3, 4, 0), True), ("sendto", (1, 2, 3, 4, 5), False),
+    ):  # fmt: skip
+        assert (run_filter(machine, numbers[name], arguments, 77) == 0x7FFF0000) is allowed, (name, arguments)
+    assert run_filter(machine, numbers["clone"], (17,), 1, forks=True) == 0x7FFF0000
+    assert run_filter(machine, numbers["clone"], (0x10000000 | 17,), 1, forks=True) != 0x7FFF0000

@@ -1,0 +1,106 @@
+"""What the judge decides: statuses, fresh processes for failures, checkers, malformed tests, forged records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import sandbox
+from sandbox.worker import wire
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[sandbox.Pool]:
+    with sandbox.Pool(workers=1) as made:
+        yield made
+
+
+def test_every_test_has_its_own_result(pool: sandbox.Pool) -> None:
+    program = "n = int(input())\nif n == 1: 1 / 0\nif n == 2: print('no'); raise SystemExit\nprint(n)"
+    tests = [{"input": str(i), "output": str(i)} for i in range(4)]
+    result = sandbox.run(program, tests, pool=pool)
+    assert [t.status for t in result.tests] == ["passed", "runtime_error", "wrong_answer", "passed"]
+    assert (result.status, result.share_passed, result.num_tests) == ("runtime_error", 0.5, 4)
+    assert "ZeroDivisionError" in result.tests[1].error
+    assert result.tests[2].stdout == "no\n"
+    assert all(t.peak_mib > 5 for t in result.tests)
+
+
+def test_a_failure_in_company_is_tried_alone(pool: sandbox.Pool) -> None:
+    program = "import math\nassert not hasattr(math, 'seen'); math.seen = 1\nprint(input())"
+    assert sandbox.run(program, [{"input": str(i), "output": str(i)} for i in range(5)], pool=pool).passed
+    crash = "import os, math\nif hasattr(math, 'seen'): os.abort()\nmath.seen = 1\nprint(input())"
+    assert sandbox.run(crash, [{"input": str(i), "output": str(i)} for i in range(5)], pool=pool).passed
+
+
+def test_each_test_has_the_whole_limit(pool: sandbox.Pool) -> None:
+    program = "import time\ne = time.process_time() + 0.2\nwhile time.process_time() < e: pass\nprint(input())"
+    tests = [{"input": str(i), "output": str(i)} for i in range(4)]
+    assert sandbox.run(program, tests, limits=sandbox.Limits(cpu_s=0.35), pool=pool).passed
+    late = "n = input()\nif n == '2':\n  while True: pass\nprint(n)"
+    result = sandbox.run(late, tests, limits=sandbox.Limits(cpu_s=0.3), pool=pool)
+    assert [t.status for t in result.tests] == ["passed", "passed", "cpu_limit", "passed"]
+
+
+def test_it_stops_on_the_first_failure_when_told(pool: sandbox.Pool) -> None:
+    tests = [{"input": str(i), "output": str(i % 2)} for i in range(6)]
+    result = sandbox.run("print(input())", tests, stop_on_failure=True, pool=pool)
+    assert [t.status for t in result.tests] == ["passed", "passed", "wrong_answer"]
+    assert not result.passed
+
+
+def test_functions_are_found_and_called_anew(pool: sandbox.Pool) -> None:
+    program = "class Solution:\n  def __init__(self): self.n = 0\n  def f(self, a, b=1): self.n += a; return self.n * b"
+    tests = [{"fn": "f", "args": [i], "kwargs": {"b": 2}, "expected": 2 * i} for i in range(3)]
+    assert sandbox.run(program, tests, mode="function", pool=pool).passed
+    main = "def f(a): return a\nif __name__ == '__main__': print(f(input()))"
+    assert sandbox.run(main, [{"fn": "f", "args": [1], "expected": 1}], mode="function", pool=pool).passed
+    mutating = "def f(a): a.append(1); return len(a)"
+    tests = [{"fn": "f", "args": [[]], "expected": 1}] * 3
+    assert sandbox.run(mutating, tests, mode="function", pool=pool).passed
+
+
+def test_a_checker_decides_in_its_own_process(pool: sandbox.Pool) -> None:
+    checker = "def check(given, got, expected): return sum(map(int, got.split())) == int(expected)"
+    tests = [{"input": "", "output": "7"}, {"input": "", "output": "8"}]
+    result = sandbox.run("print(3, 4)", tests, checker=checker, pool=pool)
+    assert [t.status for t in result.tests] == ["passed", "wrong_answer"]
+    broken = sandbox.run("print('x')", tests, checker=checker, pool=pool)
+    assert broken.status == "sandbox_error", "the checker failed, which says nothing of the program"
+    hack = "def check(*a): return True\nimport builtins; builtins.sum = lambda x: 7; print(9)"
+    assert sandbox.run(hack, tests[:1], checker=checker, pool=pool).status == "wrong_answer"
+
+
+def test_malformed_tests_are_refused(pool: sandbox.Pool) -> None:
+    for tests, mode, said in (
+        ([], "stdin", "empty"),
+        ("abc", "stdin", "list"),
+        ([{"input": "x"}], "stdin", "test 0"),
+        ([{"fn": "f", "args": [], "expected": 1}], "stdin", "input"),
+        ([{"fn": "f", "args": "ab", "expected": 1}], "function", "args"),
+        ([{"input": "", "output": ""}], "other", "mode"),
+        ([{"input": "", "output": ""}] * 1001, "stdin", "max_tests"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            sandbox.run("pass", tests, mode=mode, pool=pool)  # type: ignore[arg-type]
+
+
+def test_limits_must_be_positive() -> None:
+    for name in ("wall_s", "cpu_s", "memory_mib", "output_kib", "disk_mib", "processes"):
+        for value in (0, -1, float("nan"), float("inf"), True):
+            with pytest.raises(ValueError, match=name):
+                sandbox.Limits(**{name: value})  # type: ignore[arg-type]
+    assert sandbox.Limits(cpu_s=2).lowered(cpu_s=5, wall_s=1, memory_mib=None) == sandbox.Limits(cpu_s=2, wall_s=1)
+
+
+def test_forged_records_end_the_list() -> None:
+    good = wire.Record(0, 0, 0.1, 0.1, 5, 0, b"v")
+    backwards = wire.Record(0, 0, 0.1, 0.1, 3, 0, b"")
+    assert wire.read_records(good.pack() + backwards.pack(), 5) == [good]
+    assert wire.read_records(good.pack() * 3, 2) == [good, good]
+    assert wire.read_records(good.pack()[:-1], 5) == []
+    assert wire.read_records(b"\xff" * 200, 5) == []
+    order = wire.Order(1, 2.5, 1.5, 3, 4, 5, 6, 7)
+    assert wire.Order.unpack(order.pack()) == order
+    assert wire.unpack_payload(wire.pack_payload(b"ab", [b"", b"c"])) == (b"ab", [b"", b"c"])

@@ -1,0 +1,105 @@
+"""Other languages than Python: right, wrong, broken and hostile programs, at both levels."""
+
+# ruff: noqa: E501  (tables of programs)
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import sandbox
+from sandbox import languages
+from tests.sandbox.scene import Scene
+
+TESTS = [{"input": f"{i}\n", "output": f"{2 * i}\n"} for i in range(3)]
+DOUBLE = {
+    "c": '#include <stdio.h>\nint main() { int n; scanf("%d", &n); printf("%d\\n", 2 * n); }',
+    "cpp": "#include <iostream>\nint main() { int n; std::cin >> n; std::cout << 2 * n << std::endl; }",
+    "javascript": "const n = +require('fs').readFileSync(0, 'utf8'); console.log(2 * n);",
+    "bash": "read n; echo $((2 * n))",
+}
+LIMITS = sandbox.Limits(wall_s=30, cpu_s=10, memory_mib=512, processes=32)
+TIGHT = sandbox.Limits(wall_s=0.6, cpu_s=0.4, memory_mib=128, disk_mib=4, processes=32)
+
+
+@pytest.fixture(scope="module", params=[list(sandbox.WALLS), ["landlock", "seccomp", "uid"]], ids=["level3", "level2"])
+def pool(request: pytest.FixtureRequest) -> Iterator[sandbox.Pool]:
+    with sandbox.Pool(workers=1, walls=request.param, tools=languages.TOOLS) as made:
+        yield made
+
+
+@pytest.mark.parametrize("language", list(DOUBLE))
+def test_right_and_wrong_programs(pool: sandbox.Pool, language: str) -> None:
+    if not sandbox.available()[language]:
+        with pytest.raises(ValueError, match="not available"):
+            sandbox.run_language(language, DOUBLE[language], TESTS, pool=pool)
+        return
+    result = sandbox.run_language(language, DOUBLE[language], TESTS, limits=LIMITS, pool=pool)
+    assert result.passed, result
+    wrong = sandbox.run_language(language, DOUBLE[language].replace("2 * n", "n"), TESTS, limits=LIMITS, pool=pool)
+    assert [t.status for t in wrong.tests] == ["passed", "wrong_answer", "wrong_answer"]
+
+
+def test_what_breaks_has_its_status(pool: sandbox.Pool) -> None:
+    one = TESTS[:1]
+    for language, program, statuses in (
+        ("c", "int main() { return }", {"runtime_error"}),
+        ("c", "int main() { *(volatile int *)0 = 1; }", {"runtime_error"}),
+        ("c", "int main() { for (;;); }", {"cpu_limit"}),
+        ("c", '#include <stdlib.h>\n#include <string.h>\nint main() { for (;;) memset(malloc(1 << 20), 1, 1 << 20); }',
+         {"memory_limit", "cpu_limit", "runtime_error"}),
+        ("bash", "exit 3", {"runtime_error"}),
+        ("bash", "sleep 60", {"timeout"}),
+        ("bash", "while true; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; done", {"output_limit", "cpu_limit", "runtime_error"}),
+        ("bash", "f() { f | f & }; f; sleep 60", {"timeout", "cpu_limit", "runtime_error"}),
+        ("javascript", "throw new Error('x')", {"runtime_error"}),
+        ("javascript", "const a = []; for (;;) a.push(new Array(1e5).fill(1.5));", {"memory_limit", "cpu_limit", "runtime_error"}),
+    ):  # fmt: skip
+        if sandbox.available()[language]:
+            result = sandbox.run_language(language, program, one, limits=TIGHT, pool=pool)
+            assert result.status in statuses, (language, program, result)
+
+
+def test_hostile_programs_are_stopped(pool: sandbox.Pool) -> None:
+    scene = Scene()
+    try:
+        for act in (
+            "cat SECRET", "ls OUTSIDE", "echo x > OUTSIDE/left", "rm OUTSIDE/doomed", "kill -0 PID", "kill -9 -1; kill -0 PID",
+            "exec 3<>/dev/tcp/127.0.0.1/PORT", "cat /etc/passwd", "cat /proc/PID/environ", "ln -s /etc x", "chmod 777 OUTSIDE/code.py",
+            "mount -t tmpfs x .", "unshare -U true", "chown 1 OUTSIDE/code.py",
+        ):  # fmt: skip
+            program = f"echo begins >&2; if {scene.fill(act)} >/dev/null; then echo PWNED; else echo stopped; fi"
+            result = sandbox.run_language("bash", program, [{"input": "", "output": "PWNED"}], limits=LIMITS, pool=pool)
+            assert not result.passed, act
+            assert result.status != "sandbox_error", result
+            assert result.tests[0].stdout == "stopped\n" or "killed" in result.error, (act, result)
+        assert scene.harm() == []
+    finally:
+        scene.close()
+
+
+def test_processes_that_stay_are_ended(pool: sandbox.Pool) -> None:
+    program = "(sleep 55.25; true) & (exec sleep 55.25) & echo 0"
+    assert sandbox.run_language("bash", program, TESTS[:1], limits=LIMITS, pool=pool).passed
+    found = sandbox.run_language("bash", "jobs; echo 0", TESTS[:1], limits=LIMITS, pool=pool)
+    assert found.passed
+    from tests.sandbox.test_pool import descendants, wait_gone, worker_pids
+
+    below = [p for pid in worker_pids(pool) for p in descendants(pid)]
+    assert wait_gone(below) == []
+
+
+def test_sql_has_rows_and_no_way_out(pool: sandbox.Pool) -> None:
+    fill = "create table t (a, b); insert into t values (1, 'x'), (2, null);"
+    tests = [{"input": fill, "output": "1|x\n2|\n"}]
+    assert sandbox.run_language("sql", "select a, b from t order by a;", tests, pool=pool).passed
+    assert sandbox.run_language("sql", "select ';' from t where 0; select * from t", tests, pool=pool).passed
+    for bad in ("attach 'x.db' as y; select 1", "pragma page_count", "select load_extension('x')", "drop table"):
+        result = sandbox.run_language("sql", bad, tests, pool=pool)
+        assert result.status == "runtime_error", (bad, result)
+
+
+def test_an_unknown_language_is_named(pool: sandbox.Pool) -> None:
+    with pytest.raises(ValueError, match="cobol"):
+        sandbox.run_language("cobol", "", TESTS, pool=pool)

@@ -1,0 +1,224 @@
+"""Workers die, callers fork, threads and event loops share: no result is lost and nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import sandbox
+from pipeline.errors import IsolationError
+from sandbox import homes
+from sandbox.worker import sweep
+
+DOUBLE = "print(int(input()) * 2)"
+TESTS = [{"input": str(i), "output": str(2 * i)} for i in range(4)]
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below `pid`."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            except OSError:
+                continue
+    found, todo = [], [pid]
+    while todo:
+        below = [p for p, parent in parents.items() if parent == todo[-1]]
+        todo.pop()
+        found += below
+        todo += below
+    return found
+
+
+def worker_pids(pool: sandbox.Pool) -> list[int]:
+    return [w.process.pid for w in list(pool._all)]
+
+
+def wait_gone(pids: list[int], seconds: float = 5.0) -> list[int]:
+    """Those of the processes that are still running after a while."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end and any(Path(f"/proc/{p}").exists() for p in pids):
+        time.sleep(0.02)
+    return [p for p in pids if Path(f"/proc/{p}").exists()]
+
+
+@pytest.mark.slow
+def test_killing_workers_and_runs_at_any_moment_loses_no_result() -> None:
+    stop, seen = threading.Event(), set()
+    with sandbox.Pool(workers=2) as pool:
+        sandbox.run(DOUBLE, TESTS, pool=pool)
+
+        def killer() -> None:
+            dice = random.Random(7)
+            while not stop.wait(dice.uniform(0.2, 0.6)):
+                for pid in worker_pids(pool)[:1]:
+                    below = descendants(pid)
+                    seen.update([pid, *below])
+                    for victim in dice.choice([[pid], below, [pid, *below]]):
+                        try:
+                            os.kill(victim, signal.SIGKILL)
+                        except ProcessLookupError:
+                            continue
+
+        thread = threading.Thread(target=killer)
+        thread.start()
+        try:
+            program = "import time; time.sleep(0.02)\nprint(int(input()) * 2)"
+            results = sandbox.run_many([sandbox.Job(program, TESTS)] * 12, pool=pool)
+        finally:
+            stop.set()
+            thread.join()
+        assert [r.status for r in results] == ["passed"] * 12
+        assert len(seen) >= 3
+        now = worker_pids(pool)
+    assert wait_gone([*seen, *now]) == []
+
+
+def test_a_killed_judge_leaves_no_process() -> None:
+    code = (
+        "import sandbox, threading, time, sys, os\n"
+        "p = sandbox.Pool(workers=1); p.isolation\n"
+        "threading.Thread(target=lambda: sandbox.run('while True: pass', [{'input': '', 'output': ''}], pool=p,"
+        " limits=sandbox.Limits(cpu_s=60))).start()\n"
+        "time.sleep(0.5); print('up', flush=True); time.sleep(60)"
+    )
+    judge = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
+    assert judge.stdout is not None
+    assert judge.stdout.readline() == b"up\n"
+    below = descendants(judge.pid)
+    assert len(below) >= 2, "a worker and its run"
+    judge.kill()
+    judge.wait()
+    judge.stdout.close()
+    assert wait_gone(below) == []
+
+
+def test_folders_of_killed_judges_are_swept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(homes, "_YOUNG_S", -1.0)
+    live, held = homes.make()
+    dead, lost = homes.make()
+    os.close(lost)
+    assert homes.sweep() == 1
+    assert Path(live).exists()
+    assert not Path(dead).exists()
+    homes.remove(live, held)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_threads_share_a_pool() -> None:
+    with sandbox.Pool(workers=2) as pool, ThreadPoolExecutor(12) as threads:
+        results = list(threads.map(lambda i: sandbox.run(f"print(int(input()) * {i})", TESTS, pool=pool), range(36)))
+    assert [i for i, r in enumerate(results) if r.passed] == [2]
+
+
+def test_an_event_loop_is_not_blocked() -> None:
+    async def main() -> tuple[int, list[str]]:
+        beats = 0
+        with sandbox.Pool(workers=2) as pool:
+            pool.isolation  # noqa: B018  (starts the first worker)
+            work = asyncio.gather(
+                *(sandbox.run_async("import time; time.sleep(0.1)\n" + DOUBLE, TESTS, pool=pool) for _ in range(4))
+            )
+            while not work.done():
+                beats += 1
+                await asyncio.sleep(0.01)
+            return beats, [r.status for r in await work]
+
+    beats, statuses = asyncio.run(main())
+    assert statuses == ["passed"] * 4
+    assert beats > 20
+
+
+def test_a_forked_caller_gets_workers_of_its_own() -> None:
+    with sandbox.Pool(workers=1) as pool:
+        assert sandbox.run(DOUBLE, TESTS, pool=pool).passed
+        child = os.fork()
+        if child == 0:
+            good = sandbox.run(DOUBLE, TESTS, pool=pool).passed
+            pool.close()
+            os._exit(0 if good else 1)
+        assert sandbox.run(DOUBLE, TESTS, pool=pool).passed
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert sandbox.run(DOUBLE, TESTS, pool=pool).passed
+
+
+def test_below_the_level_asked_for_it_refuses_and_says_what_to_do() -> None:
+    with sandbox.Pool(workers=1, walls=["seccomp"]) as pool, pytest.raises(IsolationError) as caught:
+        sandbox.run(DOUBLE, TESTS, pool=pool)
+    assert "landlock (switched off)" in str(caught.value)
+    assert "min_level to 1" in str(caught.value)
+    with sandbox.Pool(workers=1, walls=["seccomp"], min_level=1) as pool:
+        result = sandbox.run(DOUBLE, TESTS, pool=pool)
+    assert (result.passed, result.level) == (True, 1)
+
+
+def test_a_closed_pool_says_so() -> None:
+    pool = sandbox.Pool(workers=1)
+    pool.close()
+    with pytest.raises(IsolationError, match="closed"):
+        sandbox.run(DOUBLE, TESTS, pool=pool)
+
+
+def test_settings_are_checked() -> None:
+    for settings, named in (
+        ({"workers": 0}, "workers"), ({"min_level": 4}, "min_level"), ({"walls": ["moat"]}, "moat"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=named):
+            sandbox.Pool(**settings)  # type: ignore[arg-type]
+
+
+def test_nothing_grows() -> None:
+    with sandbox.Pool(workers=1) as pool:
+        sandbox.run(DOUBLE, TESTS, pool=pool)
+        before = len(os.listdir("/proc/self/fd")), threading.active_count(), descendants(os.getpid())
+        for program in (DOUBLE, "1 / 0", "import os; os._exit(3)", "open('x', 'w').write('y')") * 5:
+            sandbox.run(program, TESTS, pool=pool)
+        after = len(os.listdir("/proc/self/fd")), threading.active_count(), descendants(os.getpid())
+    assert before == after
+
+
+def test_a_folder_is_emptied_whatever_is_in_it(tmp_path: Path) -> None:
+    deep = tmp_path
+    for _ in range(200):
+        deep /= "d"
+        deep.mkdir()
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "locked" / "file").write_text("x")
+    (tmp_path / "locked").chmod(0)
+    (tmp_path / "link").symlink_to("/")
+    assert sweep.is_over(str(tmp_path), 1 << 20) is False
+    assert sweep.is_over(str(tmp_path), 1) is True
+    sweep.empty(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_busy_machine_makes_no_timeout() -> None:
+    """Four spinning processes per core: CPU time counts, and the queue for a CPU does not."""
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4 * (os.cpu_count() or 1))]
+    try:
+        with sandbox.Pool(workers=1) as pool:
+            program = "import time\nwhile time.process_time() < 0.25: pass\nprint(int(input()) * 2)"
+            limits = sandbox.Limits(wall_s=0.5, cpu_s=0.45)
+            started = time.monotonic()
+            result = sandbox.run(program, TESTS[:2], limits=limits, pool=pool)
+            took = time.monotonic() - started
+    finally:
+        for one in busy:
+            one.kill()
+            one.wait()
+    assert result.passed, result
+    assert took > 0.5, "the machine was not busy enough to show anything"

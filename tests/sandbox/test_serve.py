@@ -1,0 +1,178 @@
+"""The HTTP service and its client, over real sockets, with real programs."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+import sandbox
+from sandbox import client as clients
+from sandbox.client import Client
+from sandbox.serve import make_server
+
+DOUBLE = "print(int(input()) * 2)"
+TESTS = [{"input": "4", "output": "8"}, {"input": "5", "output": "10"}]
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[sandbox.Pool]:
+    with sandbox.Pool(workers=2) as made:
+        yield made
+
+
+def start(pool: sandbox.Pool, **settings: Any) -> ThreadingHTTPServer:
+    server = make_server(pool, port=0, **settings)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    return server
+
+
+def url(server: ThreadingHTTPServer) -> str:
+    return f"http://127.0.0.1:{server.server_port}"
+
+
+def post(server: ThreadingHTTPServer, path: str, data: Any, token: str = "") -> tuple[int, dict[str, Any]]:
+    request = urllib.request.Request(
+        url(server) + path, json.dumps(data).encode(), {"Authorization": f"Bearer {token}"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=30) as reply:
+            return reply.status, json.load(reply)
+    except urllib.error.HTTPError as exc:
+        return exc.code, json.load(exc)
+
+
+@pytest.fixture(scope="module")
+def server(pool: sandbox.Pool) -> Iterator[ThreadingHTTPServer]:
+    made = start(pool, limits=sandbox.Limits(wall_s=3, cpu_s=1))
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+def test_run_code_has_the_shape_that_others_speak(server: ThreadingHTTPServer) -> None:
+    code, reply = post(server, "/run_code", {"code": DOUBLE, "language": "python", "stdin": "21", "run_timeout": 5})
+    assert (code, reply["status"]) == (200, "Success")
+    assert reply["run_result"] | {"execution_time": 0} == {
+        "status": "Finished", "execution_time": 0, "return_code": 0, "stdout": "42\n", "stderr": "",
+    }  # fmt: skip
+    _, reply = post(server, "/run_code", {"code": "read n; echo $((n * 2))", "language": "bash", "stdin": "21"})
+    assert (reply["status"], reply["run_result"]["stdout"]) == ("Success", "42\n")
+    _, reply = post(server, "/run_code", {"code": "1 / 0"})
+    assert (reply["status"], reply["run_result"]["return_code"]) == ("Failed", 1)
+    assert "ZeroDivisionError" in reply["run_result"]["stderr"]
+
+
+def test_a_request_can_only_lower_limits(server: ThreadingHTTPServer) -> None:
+    begun = time.monotonic()
+    _, reply = post(server, "/run_code", {"code": "while True: pass", "run_timeout": 500})
+    assert reply["run_result"]["status"] == "TimeLimitExceeded"
+    _, reply = post(server, "/run", {"program": "while True: pass", "tests": TESTS[:1], "limits": {"cpu_s": 0.1}})
+    assert reply["status"] == "cpu_limit"
+    assert time.monotonic() - begun < 20
+
+
+def test_submit_grades_the_last_block(server: ThreadingHTTPServer) -> None:
+    cases = [
+        {"input": {"stdin": "4"}, "output": {"stdout": "8"}},
+        {"input": {"stdin": "5"}, "output": {"stdout": "11"}},
+    ]
+    completion = f"First\n```python\nprint('no')\n```\nthen\n```python\n{DOUBLE}\n```\n"
+    _, reply = post(
+        server, "/submit", {"id": 7, "completion": completion, "config": {"provided_data": {"test_cases": cases}}}
+    )
+    assert (reply["id"], reply["accepted"], [t["passed"] for t in reply["tests"]]) == (7, False, [True, False])
+
+
+def test_bad_requests_are_told_why(server: ThreadingHTTPServer) -> None:
+    for path, data, code, said in (
+        ("/run", {"program": DOUBLE, "tests": []}, 422, "empty"),
+        ("/run", {"program": DOUBLE, "tests": TESTS, "limits": {"speed": 1}}, 422, "speed"),
+        ("/run", {"tests": TESTS}, 422, "program"),
+        ("/run_code", {"code": "x", "language": "cobol"}, 422, "cobol"),
+        ("/submit", {"completion": "x"}, 422, "provided_data"),
+        ("/elsewhere", {"a": 1}, 404, "/run_code"),
+    ):
+        got, reply = post(server, path, data)
+        assert got == code
+        assert said in reply["error"]
+
+
+def test_health_and_metrics(server: ThreadingHTTPServer, pool: sandbox.Pool) -> None:
+    post(server, "/run", {"program": DOUBLE, "tests": TESTS})
+    with urllib.request.urlopen(url(server) + "/health") as reply:
+        assert json.load(reply)["level"] == pool.isolation.level
+    with urllib.request.urlopen(url(server) + "/metrics") as reply:
+        lines = reply.read().decode().splitlines()
+    counted = {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
+    assert counted['sandbox_programs_total{status="passed"}'] >= 1
+    assert counted["sandbox_waiting"] == 0
+
+
+def test_a_token_is_asked_for(pool: sandbox.Pool) -> None:
+    server = start(pool, token="s3cret")
+    try:
+        assert post(server, "/run", {"program": DOUBLE, "tests": TESTS})[0] == 401
+        assert post(server, "/run", {"program": DOUBLE, "tests": TESTS}, "s3cret")[1]["passed"]
+        assert Client(url(server), "s3cret").run(DOUBLE, TESTS).passed
+        with pytest.raises(ValueError, match="401"):
+            Client(url(server), "wrong").run(DOUBLE, TESTS)
+    finally:
+        server.shutdown()
+        server.server_close()
+    with pytest.raises(ValueError, match="token"):
+        make_server(pool, host="0.0.0.0", port=0)
+
+
+def test_past_the_queue_bound_others_are_turned_away(pool: sandbox.Pool) -> None:
+    server = start(pool, max_queue=2)
+    job = {"program": "import time; time.sleep(0.6)\n" + DOUBLE, "tests": TESTS[:1]}
+    codes: list[int] = []
+    threads = [threading.Thread(target=lambda: codes.append(post(server, "/run", job)[0])) for _ in range(6)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert sorted(set(codes)) == [200, 429]
+    assert codes.count(200) >= 2
+
+
+def test_the_client_goes_elsewhere_when_a_service_dies(pool: sandbox.Pool) -> None:
+    first, second = start(pool), start(pool)
+    client = Client([url(first), url(second)])
+    jobs = [sandbox.Job(f"print(int(input()) * {i})", TESTS) for i in range(12)]
+    killer = threading.Timer(0.05, lambda: (first.shutdown(), first.server_close()))
+    killer.start()
+    try:
+        results = client.run_many(jobs)
+        assert [i for i, r in enumerate(results) if r.passed] == [2]
+        assert "sandbox_error" not in {r.status for r in results}
+    finally:
+        killer.join()
+        second.shutdown()
+        second.server_close()
+
+
+def test_values_keep_their_types_on_the_way(server: ThreadingHTTPServer) -> None:
+    tests = [{"fn": "f", "args": [(1, 2), {3: "x"}], "expected": (2, {3})}]
+    program = "def f(a, d): return (a[1], set(d))"
+    assert Client(url(server)).run(program, tests, mode="function").passed
+    assert not Client(url(server)).run("def f(a, d): return [a[1], set(d)]", tests, mode="function").passed
+
+
+def test_no_service_at_all_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "_PAUSE_S", (0.01,))
+    assert Client("http://127.0.0.1:9").run(DOUBLE, TESTS).status == "sandbox_error"
+    with pytest.raises(ValueError, match="http"):
+        Client("somewhere")

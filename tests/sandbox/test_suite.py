@@ -1,0 +1,102 @@
+"""The suite of hostile and honest programs, at every level, and proof that it tests something."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import sandbox
+from tests.sandbox import acts, hacks, programs, suite
+from tests.sandbox.scene import Scene
+
+LEVEL_2 = ["landlock", "seccomp", "uid"]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module", params=[list(sandbox.WALLS), LEVEL_2], ids=["level3", "level2"])
+def pool(request: pytest.FixtureRequest) -> Iterator[sandbox.Pool]:
+    """A pool at each level that this machine has."""
+    with sandbox.Pool(workers=2, walls=request.param) as made:
+        yield made
+
+
+def complaints(trials: list[suite.Trial], pool: sandbox.Pool) -> list[str]:
+    results = sandbox.run_many([t.job for t in trials], pool=pool)
+    return [c for t, r in zip(trials, results, strict=True) if (c := t.complaint(r))]
+
+
+def test_it_is_as_broad_as_promised() -> None:
+    attacks = sum(map(len, acts.ALL.values())) + len(programs.EXHAUST) + len(programs.LINGER)
+    assert attacks + len(hacks.STDIN) + len(hacks.FUNCTION) >= 176
+    assert len(hacks.STDIN) + len(hacks.FUNCTION) >= 60
+    assert len(programs.HONEST) >= 29
+
+
+def test_no_act_gets_done(pool: sandbox.Pool) -> None:
+    scene = Scene()
+    try:
+        assert complaints(list(suite.act_trials(scene)), pool) == []
+        assert scene.harm() == []
+    finally:
+        scene.close()
+
+
+def test_no_hack_passes(pool: sandbox.Pool) -> None:
+    assert complaints(list(suite.hack_trials()), pool) == []
+
+
+def test_honest_programs_pass(pool: sandbox.Pool) -> None:
+    assert complaints(list(suite.honest_trials()), pool) == []
+
+
+def test_nothing_lingers(pool: sandbox.Pool) -> None:
+    with sandbox.Pool(workers=1, walls=pool._walls) as single:
+        assert list(suite.linger_complaints(single)) == []
+
+
+@pytest.mark.slow
+def test_no_program_takes_more_than_its_limits(pool: sandbox.Pool) -> None:
+    assert complaints(list(suite.exhaust_trials()), pool) == []
+
+
+@pytest.mark.slow
+def test_the_acts_work_without_walls(tmp_path: Path) -> None:
+    """Else a stopped act proves nothing: it may be stopped by a typing error."""
+    scene = Scene()
+    failed = []
+    try:
+        for table in acts.ALL.values():
+            for name, code in table.items():
+                if name.startswith("*"):
+                    command = [sys.executable, "-I", "-c", scene.program(code)]
+                    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=20)
+                    if "PWNED" not in done.stdout:
+                        failed.append(f"{name}: {done.stderr[-200:]}")
+        assert scene.harm() != []
+    finally:
+        scene.close()
+    # A kernel may lack one or the other (its own crypto, setting attributes); a host that refuses many is no control.
+    assert len(failed) <= 4, failed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("walls", [list(sandbox.WALLS), LEVEL_2], ids=["level3", "level2"])
+def test_an_ordinary_user_is_as_safe(walls: list[str]) -> None:
+    """The whole suite as the user nobody, where we are root and a system interpreter is there for him."""
+    python, become = "/usr/bin/python3", shutil.which("setpriv")
+    if os.geteuid() != 0 or not become or not os.access(python, os.X_OK):
+        pytest.skip("needs root, setpriv and an interpreter that others may run")
+    command = [become, "--reuid", "65534", "--regid", "65534", "--clear-groups", python, "-B", "-m"]
+    done = subprocess.run(
+        [*command, "tests.sandbox.suite", ",".join(walls)], cwd=tempfile.gettempdir(), capture_output=True, text=True,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "all as it must be" in done.stdout

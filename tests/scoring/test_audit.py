@@ -1,0 +1,221 @@
+"""The audit finds what it is for: planted errors, planted dependences on form, planted holes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.scoring.audit import audit, disagree
+from pipeline.scoring.rewriting import REWRITINGS, probes, rewritten
+from pipeline.scoring.rows import Defaults, Row, good_rows
+from pipeline.types import Verdict
+from tests.verifiers.rows import WITHOUT_SANDBOX
+
+ROWS = [
+    {
+        "id": f"r{n}",
+        "prompt": f"What is {n} + 1?",
+        "reference": str(n + 1),
+        "response": rf"So \boxed{{{n + 1}}}",
+        "label": True,
+    }
+    for n in (10, 20)
+] + [
+    {
+        "id": f"w{n}",
+        "prompt": f"What is {n} + 1?",
+        "reference": str(n + 1),
+        "response": rf"So \boxed{{{n}}}",
+        "label": False,
+    }
+    for n in (10, 20)
+]
+CODE = {
+    "id": "c",
+    "verifier": "code",
+    "prompt": "Write f so that f(x) is x squared.",
+    "reference": {"fn": "f", "tests": [{"args": [2], "expected": 4}, {"args": [5], "expected": 25}]},
+    "response": "```python\ndef f(x):\n    return x * x\n```",
+    "label": True,
+}
+
+
+def rows(tmp_path: Path, given: list[dict[str, Any]] = ROWS, body: str = "", verifier: Any = "numeric") -> list[Row]:
+    if body:
+        (tmp_path / "mine.py").write_text(
+            f"from verifiers.base import *\n\n@verifier\ndef mine(attempt):\n    {body}\n"
+        )
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(r) + "\n" for r in given))
+    return good_rows(path, Defaults("mine" if body else verifier, tmp_path))
+
+
+def test_a_sound_verifier_passes_all_of_it(tmp_path: Path) -> None:
+    report = audit(rows(tmp_path))
+    assert report.passed, str(report)
+    tally = report.tallies["all"]
+    assert (tally.right, tally.wrong, tally.false_negatives, tally.false_positives, tally.failures) == (2, 2, 0, 0, 0)
+    assert tally.accuracy == 1.0
+    assert set(report.tallies) == {"all", "numeric", "numeric/default"}
+    assert len(report.rewritings) >= 8
+    assert len(report.probes) >= 15
+
+
+def test_errors_are_counted_each_way(tmp_path: Path) -> None:
+    flipped = [{**r, "label": not r["label"]} for r in ROWS[:1] + ROWS[2:]]
+    report = audit(rows(tmp_path, [*ROWS[1:2], *flipped]))
+    tally = report.tallies["all"]
+    assert (tally.right, tally.wrong, tally.false_negatives, tally.false_positives) == (3, 1, 2, 1)
+    assert {c.id for c in report.errors} == {"r10", "w10", "w20"}
+    assert not report.passed
+
+
+def test_a_failing_grader_is_neither_right_nor_wrong(tmp_path: Path) -> None:
+    report = audit(rows(tmp_path, body="raise KeyError('x')"))
+    tally = report.tallies["all"]
+    assert (tally.failures, tally.right, tally.wrong) == (4, 0, 0)
+    assert tally.accuracy != tally.accuracy
+    assert len(report.errors) == 4
+
+
+RIGHT = "final_answer(attempt).text == attempt.reference"
+BOX = "'\\\\boxed{%s}' % attempt.reference"
+PLANTED = {
+    "line break after it": f"return attempt.response == 'So ' + {BOX}",
+    "thinking before it": f"return '<think>' not in attempt.response and {RIGHT}",
+    "a wrong answer in the thinking": f"return {BOX} in attempt.response.partition('}}')[0] + '}}'",
+    "spaces in the box": f"return {BOX} in attempt.response",
+    "a sentence after it": f"return attempt.response.strip().rstrip('$').endswith('}}') and {RIGHT}",
+    "a frame of another name": f"return 'fbox' not in attempt.response and {RIGHT}",
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_verdict_that_hangs_on_form_is_found(name: str, tmp_path: Path) -> None:
+    report = audit(rows(tmp_path, body=PLANTED[name]))
+    tried, changed = report.rewritings[name]
+    assert tried == changed == 2, str(report)
+    assert {c.what for c in report.changed} >= {name}
+    assert not report.passed
+
+
+HOLES = {
+    "nothing": f"return attempt.response == '' or {RIGHT}",
+    "empty box": f"return 'boxed{{}}' in attempt.response or {RIGHT}",
+    "many boxes": f"return {BOX} in attempt.response",
+    "any of many": "return attempt.reference in (final_answer(attempt).text or '')",
+    "not equal": "return attempt.reference in (final_answer(attempt).text or '')",
+    "a number of the prompt": "return (final_answer(attempt).text or 'x').isdigit()",
+    "thinking alone": "return attempt.reference in attempt.response",
+    "praise": f"return 'correct' in attempt.response or {RIGHT}",
+    "code that exits 0": f"return 'sys.exit(0)' in attempt.response or {RIGHT}",
+    "tests overwritten": f"return 'conftest' in attempt.response or {RIGHT}",
+}
+
+
+@pytest.mark.parametrize("name", HOLES)
+def test_a_hole_is_found_by_its_probe(name: str, tmp_path: Path) -> None:
+    report = audit(rows(tmp_path, body=HOLES[name]))
+    tried, rewarded = report.probes[name]
+    assert 0 < rewarded <= tried, str(report)
+    assert not report.passed
+
+
+def test_the_code_verifier_withstands_the_probes(tmp_path: Path) -> None:
+    report = audit(rows(tmp_path, [CODE]))
+    assert report.passed, str(report)
+    assert {"code that exits 0", "tests overwritten", "expected values in a frame"} <= set(report.probes)
+
+
+def test_the_code_probes_are_real_attacks(tmp_path: Path) -> None:
+    """Against a grader that runs the program and its tests in one process, most of them win: they are no straw men."""
+    import subprocess
+    import sys
+
+    row = rows(tmp_path, [CODE])[0]
+    suite = (
+        "\n\nfor x, expected in ((2, 4), (5, 25)):\n    test = {'expected': expected}\n    assert f(x) == expected\n"
+    )
+    won = set()
+    for name, response in probes(row).items():
+        if "```python" in response:
+            program = response.strip("`").removeprefix("python") + suite
+            done = subprocess.run(
+                [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, timeout=20, check=False
+            )
+            won |= {name} if done.returncode == 0 else set()
+    assert won >= {
+        "code that exits 0",
+        "code that ends the process",
+        "code equal to everything",
+        "expected values in a frame",
+    }
+
+
+def test_a_second_opinion_saves_what_it_disagrees_about(tmp_path: Path) -> None:
+    (tmp_path / "kind.py").write_text(
+        "from verifiers.base import verifier\n\n@verifier\ndef kind(attempt):\n    return True\n"
+    )
+    saved = tmp_path / "out" / "cases.jsonl"
+    report = audit(rows(tmp_path), second="kind.py:kind", save=saved, base=tmp_path)
+    assert report.compared == 4
+    assert [c.id for c in report.disagreements] == ["w10", "w20"]
+    lines = [json.loads(line) for line in saved.read_text().splitlines()]
+    assert [x["id"] for x in lines if x["kind"] == "disagreements"] == ["w10", "w20"]
+    assert "numeric against kind" in lines[0]["what"]
+    assert "second opinion: 2 of 4" in str(report)
+
+
+def test_a_failed_grader_disagrees_with_nobody() -> None:
+    right, wrong, failed = Verdict("graded", 1.0), Verdict("graded", 0.0), Verdict("sandbox_error")
+    assert disagree(right, wrong)
+    assert disagree(right, Verdict("timeout"))
+    assert not disagree(wrong, Verdict("no_answer"))
+    assert not disagree(failed, right)
+    assert not disagree(right, failed)
+
+
+def test_accept_and_refuse_lists_are_labels(tmp_path: Path) -> None:
+    given = [{"id": 1, "reference": "4", "prompt": "2+2", "accept": [r"\boxed{4}", "4.0"], "refuse": ["5", "4 or 5"]}]
+    tally = audit(rows(tmp_path, given)).tallies["all"]
+    assert (tally.right, tally.wrong, tally.accuracy) == (2, 2, 1.0)
+
+
+def test_there_are_ten_rewritings_and_each_changes_the_text() -> None:
+    boxed, fenced = "First.\nSo \\boxed{5}", "See:\n```python\nx = 1\n```"
+    assert len(REWRITINGS) >= 10
+    assert len(rewritten(boxed)) >= 10
+    assert "a longer fence" in rewritten(fenced)
+    for text in (boxed, fenced):
+        assert all(new != text for new in rewritten(text).values())
+
+
+def test_a_number_of_the_prompt_that_is_the_answer_is_no_hack(tmp_path: Path) -> None:
+    given = [{"id": 1, "prompt": "Which is larger, 3 or 7?", "reference": "7", "response": "7"}]
+    report = audit(rows(tmp_path, given))
+    assert report.probes["a number of the prompt"] == (1, 0)
+
+
+def test_the_report_is_also_plain_data(tmp_path: Path) -> None:
+    report = audit(rows(tmp_path, body=HOLES["praise"]))
+    plain = json.loads(json.dumps(report.as_dict()))
+    assert plain["tallies"]["all"]["right"] == 2
+    assert {c["what"] for c in plain["rewarded"]} == {"praise"}
+    assert "rewarded: " in str(report)
+
+
+def test_the_built_in_verifiers_withstand_all_of_it(tmp_path: Path) -> None:
+    """Their own right and wrong answers, rewritten and probed."""
+    labelled = [
+        {"id": i, "verifier": {"name": n, "params": p}, "reference": r, "response": t, "label": bool(w)}
+        for i, (n, p, r, t, w) in enumerate(WITHOUT_SANDBOX)
+        if n != "format" and w in (0, 1) and p.get("where") != "response"
+    ]
+    finite = [r for r in labelled if "Infinity" not in json.dumps(r)]
+    assert len(finite) > 100
+    report = audit(rows(tmp_path, finite))
+    assert report.passed, str(report)
+    assert {"choice", "countdown", "exact", "json_schema", "knights_knaves", "numeric", "sudoku"} <= set(report.tallies)

@@ -1,0 +1,137 @@
+"""`check` finds what makes a verifier unfit, each fault in a verifier that has only that one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import ConfigError, UnknownName
+from pipeline.scoring.check import check
+
+ROWS = [
+    {"id": i, "prompt": "?", "reference": str(n), "accept": [rf"\boxed{{{n}}}"], "refuse": [rf"\boxed{{{n + 1}}}"]}
+    for i, n in enumerate(range(10, 40))
+]
+FAULTS = {
+    "sound": ("return found.text == attempt.reference if found.text else found.no_answer()", None),
+    "too strict": (
+        "return found.text == attempt.reference + '.' if found.text else found.no_answer()",
+        "right answers",
+    ),
+    "too lenient": ("return bool(found.text)", "near misses"),
+    "pays for nothing": ("return not found.text or found.text == attempt.reference", "without content"),
+    "crashes": ("return 1 / (int(attempt.reference) - 12) and found.text == attempt.reference", "never fails"),
+    "random": ("import random; return random.random() < 0.7 and found.text == attempt.reference", "twice"),
+    "remembers": ("seen.append(1); return found.text == attempt.reference and len(seen) < 100", "twice"),
+    "slow": ("import time; time.sleep(0.06); return found.text == attempt.reference", "within 0.05 s"),
+    "not safe in threads": (
+        "import time; shared[0] = attempt.reference; time.sleep(0.001); return found.text == shared[0]",
+        "from 8 threads",
+    ),
+}
+
+
+def write(folder: Path, body: str, rows: list[dict[str, Any]] = ROWS) -> Path:
+    (folder / "mine.py").write_text(
+        "from verifiers.base import final_answer, verifier\n\nseen = []\nshared = [None]\n\n"
+        f"@verifier\ndef mine(attempt):\n    found = final_answer(attempt)\n    {body}\n"
+    )
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    return path
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_is_found(fault: str, tmp_path: Path) -> None:
+    body, finding = FAULTS[fault]
+    rows = ROWS[:2] if fault == "slow" else ROWS
+    report = check("mine", write(tmp_path, body, rows), base=tmp_path, time_s=0.05 if fault == "slow" else 60.0)
+    failed = [f for f in report.findings if not f.passed]
+    assert report.passed == (finding is None)
+    if finding is None:
+        assert "all checks passed" in str(report)
+        assert report.rows_per_s > 0
+        return
+    assert any(finding in f.name for f in failed), str(report)
+    assert "NOT FIT" in str(report)
+    assert all(f.failures for f in failed)
+
+
+def test_the_counts_are_of_what_was_checked(tmp_path: Path) -> None:
+    report = check("mine", write(tmp_path, FAULTS["sound"][0]), base=tmp_path, time_s=60)
+    counts = {f.name: f.checked for f in report.findings}
+    assert counts["right answers are accepted"] == 30
+    assert counts["near misses are refused"] == 30
+    assert counts["answers without content are refused"] == 30 * 6
+
+
+def test_labelled_responses_serve_as_well(tmp_path: Path) -> None:
+    rows = [
+        {"reference": "12", "response": r"\boxed{12}", "label": True},
+        {"reference": "12", "response": r"\boxed{13}", "label": False},
+    ]
+    assert check("mine", write(tmp_path, FAULTS["sound"][0], rows), base=tmp_path).passed
+    swapped = [{**r, "label": not r["label"]} for r in rows]
+    assert not check("mine", write(tmp_path, FAULTS["sound"][0], swapped), base=tmp_path).passed
+
+
+def test_rows_without_near_misses_prove_nothing(tmp_path: Path) -> None:
+    only_right = [{k: v for k, v in r.items() if k != "refuse"} for r in ROWS]
+    with pytest.raises(ConfigError, match="no near miss"):
+        check("mine", write(tmp_path, FAULTS["sound"][0], only_right), base=tmp_path)
+    with pytest.raises(UnknownName):
+        check("no_such_verifier", write(tmp_path, FAULTS["sound"][0]), base=tmp_path / "elsewhere")
+
+
+BUILT_IN: list[tuple[Any, list[dict[str, Any]]]] = [
+    (
+        "numeric",
+        [{"reference": "0.5", "accept": ["1/2", r"\boxed{\frac{1}{2}}"], "refuse": ["0.51", "-0.5", "1/2 or 2"]}],
+    ),
+    ("choice", [{"reference": "C", "accept": ["(C)", "Answer: C."], "refuse": ["D", "C or D"]}]),
+    (
+        "code",
+        [
+            {
+                "reference": {"fn": "f", "tests": [{"args": [2], "expected": 4}, {"args": [3], "expected": 9}]},
+                "accept": ["def f(x): return x * x", "```python\ndef f(x):\n    return x ** 2\n```"],
+                "refuse": ["def f(x): return x + x", "import sys; sys.exit(0)", "def f(x): return 4"],
+            }
+        ],
+    ),
+    (
+        "unit_tests",
+        [
+            {
+                "reference": ["assert f(2) == 4", "assert f(3) == 9"],
+                "accept": ["def f(x): return x * x"],
+                "refuse": ["def f(x): return 4", "def f(x): raise SystemExit"],
+            }
+        ],
+    ),
+    (
+        "sql",
+        [
+            {
+                "reference": {
+                    "setup": "CREATE TABLE t (x); INSERT INTO t VALUES (1), (2);",
+                    "query": "SELECT SUM(x) FROM t",
+                },
+                "accept": ["SELECT SUM(x) FROM t", "SELECT 1 + 2"],
+                "refuse": ["SELECT COUNT(x) FROM t", "SELECT x FROM t", "DROP TABLE t"],
+            }
+        ],
+    ),
+    ("sudoku", [{"reference": "1000000000000001", "accept": ["1234341221434321"], "refuse": ["1234341221434312"]}]),
+]
+
+
+@pytest.mark.parametrize(("verifier", "rows"), BUILT_IN)
+def test_built_in_verifiers_are_fit(verifier: str, rows: list[dict[str, Any]], tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    report = check(verifier, path, time_s=60.0)
+    assert report.passed, str(report)

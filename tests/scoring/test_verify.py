@@ -1,0 +1,126 @@
+"""Verifying a stream: order, flushing, bad lines, batches."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import ConfigError, DataError
+from pipeline.scoring.rows import Defaults, good_rows
+from pipeline.scoring.verify import verify
+
+ROWS: list[tuple[dict[str, Any], str, float]] = [
+    ({"id": "a", "verifier": "numeric", "reference": "42", "response": r"\boxed{42}"}, "graded", 1.0),
+    ({"id": "b", "verifier": "choice", "reference": "B", "response": "Answer: C"}, "graded", 0.0),
+    ({"id": 3, "verifier": "numeric", "reference": "42", "response": ""}, "no_answer", 0.0),
+    ({"id": "d", "verifier": "numeric", "reference": "x", "response": "42"}, "verifier_error", 0.0),
+    (
+        {"id": "e", "verifier": {"name": "numeric", "params": {"abs_tol": 1}}, "reference": 41, "response": "42"},
+        "graded",
+        1.0,
+    ),
+    ({"id": "f", "verifier": "numeric", "reference": "41", "response": "42"}, "graded", 0.0),
+    ({"id": "g", "verifier": "length", "reference": None, "response": "x", "truncated": True}, "graded", 0.0),
+]
+BAD = [
+    ("{", "line 1: not JSON"),
+    ("[1]", "line 1: expected an object"),
+    ('{"id": "q", "reference": 1, "response": "1"}', "line 1: field 'verifier'"),
+    ('{"id": "q", "verifier": "numeric", "response": "1"}', "line 1: field 'reference'"),
+    ('{"id": "q", "verifier": "numeric", "reference": 1}', "line 1: field 'response'"),
+    ('{"id": "q", "verifier": "numeric", "reference": 1, "response": 1}', "line 1: field 'response': expected text"),
+    ('{"id": "q", "verifier": "numerik", "reference": 1, "response": "1"}', "did you mean numeric"),
+    ('{"id": "q", "verifier": {"name": "numeric", "params": {"tol": 1}}, "reference": 1, "response": "1"}', "'tol'"),
+    ('{"id": "q", "verifier": {}, "reference": 1, "response": "1"}', "line 1: field 'verifier'"),
+    ('{"id": "q", "verifier": 7, "reference": 1, "response": "1"}', "line 1: field 'verifier'"),
+    ('{"id": "q", "verifier": "numeric", "reference": 1, "response": "1", "label": "yes"}', "line 1: field 'label'"),
+    ('{"id": "q", "verifier": "numeric", "reference": 1, "accept": [1]}', "line 1: field 'accept'"),
+    ("[" * 100_000, "line 1: not JSON"),
+]
+
+
+def run(lines: list[str], batch: int = 1, **defaults: Any) -> tuple[list[dict[str, Any]], Any]:
+    out = io.StringIO()
+    counts = verify(lines, out, batch=batch, defaults=Defaults(**defaults) if defaults else None)
+    return [json.loads(line) for line in out.getvalue().splitlines()], counts
+
+
+@pytest.mark.parametrize("batch", [1, 2, 3, 100])
+def test_every_row_gets_its_line_in_order_whatever_the_batch(batch: int) -> None:
+    lines, counts = run([json.dumps(row) + "\n" for row, _, _ in ROWS], batch)
+    assert [(x["id"], x["status"], x["score"]) for x in lines] == [(r["id"], s, v) for r, s, v in ROWS]
+    assert all(set(x) == {"id", "status", "score", "reason"} for x in lines)
+    assert (counts.rows, counts.bad_lines, counts.correct, counts.infrastructure) == (7, 0, 2, 1)
+
+
+@pytest.mark.parametrize(("line", "named"), BAD)
+def test_a_bad_line_names_itself_and_the_others_go_on(line: str, named: str) -> None:
+    good = json.dumps(ROWS[0][0])
+    lines, counts = run([line, "\n", good], batch=2)
+    assert len(lines) == 2
+    assert named in lines[0]["reason"]
+    assert lines[0]["status"] == "verifier_error"
+    assert lines[0]["id"] == ("q" if line.startswith('{"id"') else None)
+    assert lines[1] == {"id": "a", "status": "graded", "score": 1.0, "reason": lines[1]["reason"]}
+    assert (counts.rows, counts.bad_lines) == (1, 1)
+
+
+def test_lines_are_numbered_as_in_the_file() -> None:
+    lines, _ = run(["\n", json.dumps(ROWS[0][0]), "\n", "nonsense"])
+    assert "line 4: not JSON" in lines[1]["reason"]
+
+
+class Watched(io.StringIO):
+    """Remembers how many lines were flushed."""
+
+    flushed = 0
+
+    def flush(self) -> None:
+        super().flush()
+        self.flushed = self.getvalue().count("\n")
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_each_line_is_out_before_more_is_read_than_a_batch(batch: int) -> None:
+    out = Watched()
+
+    def lines() -> Iterator[str]:
+        for i in range(10):
+            assert out.flushed >= i - i % batch
+            yield json.dumps({**ROWS[0][0], "id": i})
+
+    verify(lines(), out, batch=batch)
+    assert out.flushed == 10
+
+
+def test_rows_without_a_verifier_use_the_default(tmp_path: Path) -> None:
+    row = {"id": 1, "reference": "42", "response": "42"}
+    assert run([json.dumps(row)], verifier="numeric")[0][0]["score"] == 1.0
+    (tmp_path / "mine.py").write_text(
+        "from verifiers.base import verifier\n\n@verifier\ndef mine(attempt):\n    return attempt.response == 'yes'\n"
+    )
+    for name in ("mine", "mine.py:mine"):
+        lines, _ = run([json.dumps({**row, "response": r}) for r in ("yes", "no")], verifier=name, base=tmp_path)
+        assert [x["score"] for x in lines] == [1.0, 0.0]
+
+
+def test_a_batch_below_one_is_refused() -> None:
+    with pytest.raises(ConfigError, match="batch must be >= 1, got 0"):
+        verify([], io.StringIO(), batch=0)
+
+
+def test_a_file_of_rows_is_whole_or_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps(ROWS[0][0]) + "\n" + "{\n")
+    with pytest.raises(DataError, match=r"rows.jsonl: line 2: not JSON"):
+        good_rows(path)
+    path.write_text("")
+    with pytest.raises(DataError, match="holds no rows"):
+        good_rows(path)
+    with pytest.raises(DataError, match="No such file"):
+        good_rows(tmp_path / "none.jsonl")

@@ -1,0 +1,183 @@
+"""Runs the tiny recipe in children that are killed at chosen moments, resumes them, and says how each ended.
+
+Run as a script: `python -m tests.stages.kill_driver FOLDER [a.b=c …]`; prints one JSON object. With overrides of the
+recipe only the kills around an update are tried. Children are forked after the
+imports (torch has run nothing in parallel by then), so that a scenario costs a second and not an interpreter's start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.models.load import create_model, quiet
+from pipeline.report.store import Store
+from pipeline.stages.build import build_tokenizer
+from pipeline.stages.progress import Silent
+from pipeline.stages.steps import Steps
+from pipeline.stages.train import finish, opened, remaining, run_items
+from tests.stages.tiny import tiny
+
+CONFIG = tiny(overrides=sys.argv[2:] if __name__ == "__main__" else ())
+
+
+def die() -> None:
+    """As the kernel's out-of-memory killer would have it: no handler runs, no buffer is flushed."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Fuse:
+    """Kills this process at the `number`-th time that `phase` begins or ends."""
+
+    def __init__(self, phase: str, number: int, when: str) -> None:
+        self.phase, self.left, self.when = phase, number, when
+
+    def wrap(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        if phase != self.phase:
+            return function
+
+        def call(*arguments: Any) -> Any:
+            self.left -= 1
+            if self.left == 0 and self.when == "before":
+                die()
+            result = function(*arguments)
+            if self.left == 0:
+                die()
+            return result
+
+        return call
+
+
+def run(folder: Path, fuse: Fuse) -> None:
+    """The whole run, with the fuse in it; goes on where an earlier one left off."""
+    os.rename = fuse.wrap("rename", os.rename)
+    os.fsync = fuse.wrap("fsync", os.fsync)
+    if fuse.phase == "torn line":
+        plain = Store._append
+
+        def torn(self: Store, name: str, rows: Any) -> None:
+            fuse.left -= 1
+            if fuse.left == 0:
+                self._files[name].write(b'{"kind":"step","stage":"r')
+                self._files[name].flush()
+                die()
+            plain(self, name, rows)
+
+        Store._append = torn  # type: ignore[method-assign]
+    with opened(CONFIG, Path.cwd(), folder, "auto", Silent()) as session:
+        steps = Steps().wrapped(fuse.wrap)
+        for _, items in remaining(session):
+            run_items(session, items, steps, fuse.wrap)
+        fuse.wrap("finish", finish)(session)
+
+
+def in_child(work: Callable[[], None]) -> int:
+    """How a forked child that does `work` ended: its exit status, or minus the signal."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def fingerprint(folder: Path) -> dict[str, str]:
+    """A hash of everything that a run leaves, times left out."""
+
+    def digest(data: bytes) -> str:
+        return hashlib.sha256(data).hexdigest()[:16]
+
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line.pop("time")
+    newest = max((p for p in (folder / "checkpoints").iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
+    state = json.loads((newest / "state.json").read_text())
+    state["offsets"].pop("metrics.jsonl")  # as long as its times are
+    return {
+        "metrics": digest(json.dumps(lines).encode()),
+        "rollouts": digest((folder / "rollouts.jsonl").read_bytes()),
+        "model": digest((folder / "model" / "model.safetensors").read_bytes()),
+        "checkpoint": newest.name,
+        "state": digest(json.dumps(state, sort_keys=True).encode()),
+        "trainer": digest(b"".join(flat(torch.load(newest / "trainer.pt", weights_only=True)))),
+        "critic": digest(critic.read_bytes() if (critic := newest / "critic" / "model.safetensors").exists() else b""),
+        "policy": digest((newest / "model" / "model.safetensors").read_bytes()),
+    }
+
+
+def flat(value: Any) -> list[bytes]:
+    """The content of nested values, bit for bit; pickles of equal content differ in what they share."""
+    if isinstance(value, torch.Tensor):
+        return [str((value.dtype, tuple(value.shape))).encode(), value.numpy().tobytes()]
+    if isinstance(value, dict):
+        return [b for k, v in value.items() for b in (repr(k).encode(), *flat(v))]
+    if isinstance(value, list | tuple):
+        return [b for v in value for b in flat(v)]
+    return [repr(value).encode()]
+
+
+SCENARIOS: list[list[tuple[str, int, str]]] = [
+    [("train", 2, "before")],
+    [("train", 2, "after")],
+    [("evaluate", 1, "before")],
+    [("evaluate", 3, "after")],
+    [("next_prompts", 3, "after")],
+    [("generate", 1, "before")],
+    [("generate", 4, "after")],
+    [("verify", 2, "after")],
+    [("select", 5, "after")],
+    [("update", 1, "before")],
+    [("update", 3, "after")],
+    [("update", 5, "after")],
+    [("publish", 2, "after")],
+    [("publish", 4, "before")],
+    [("step", 4, "after")],
+    [("rename", 3, "before")],
+    [("rename", 6, "after")],
+    [("fsync", 7, "before")],
+    [("fsync", 50, "after")],
+    [("torn line", 130, "")],
+    [("torn line", 140, "")],
+    [("finish", 1, "before")],
+    [("finish", 1, "after")],
+    [("generate", 2, "after"), ("update", 1, "after"), ("publish", 1, "after")],
+]
+
+AROUND_UPDATES: list[list[tuple[str, int, str]]] = [
+    [("generate", 2, "after")],
+    [("update", 1, "before")],
+    [("update", 3, "after")],
+    [("rename", 6, "after")],
+]
+
+
+def main(root: Path, scenarios: list[list[tuple[str, int, str]]]) -> dict[str, Any]:
+    """Every scenario's end, beside that of a run never killed."""
+    torch.set_num_threads(1)
+    quiet()
+    create_model("qwen2", CONFIG.model.create.config, build_tokenizer(CONFIG), 0)  # its imports, once
+    whole = root / "whole"
+    results: dict[str, Any] = {"whole_status": in_child(lambda: run(whole, Fuse("", 0, "")))}
+    results["whole"] = fingerprint(whole)
+    results["killed"] = {}
+    for number, kills in enumerate(scenarios):
+        folder = root / f"killed-{number}"
+        deaths = [in_child(lambda k=k, f=folder: run(f, Fuse(*k))) for k in kills]
+        last = in_child(lambda f=folder: run(f, Fuse("", 0, "")))
+        results["killed"][repr(kills)] = {"deaths": deaths, "last": last, "end": fingerprint(folder)}
+    return results
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(Path(sys.argv[1]), AROUND_UPDATES if sys.argv[2:] else SCENARIOS)))

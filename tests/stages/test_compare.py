@@ -1,0 +1,118 @@
+"""Recipes side by side: from one start, under one budget, held against the runs' own files."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.errors import ConfigError, RunError
+from pipeline.report.compare_page import Reached, interpolated, summarize_runs, text_table
+from pipeline.report.files import read_run
+from pipeline.stages.compare import check_comparable, compare
+from tests.stages.tiny import TREE, tiny
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def recipe(folder: Path, name: str, **changes: Any) -> Path:
+    path = folder / f"{name}.yaml"
+    tree = {**TREE, "name": name, "rl": {**TREE["rl"], "select": {"keep": "all"}, **changes}}
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+@pytest.mark.integration
+def test_two_recipes_from_one_start_under_one_budget(tmp_path: Path) -> None:
+    recipes = [recipe(tmp_path, "a", algorithm={"name": "dr_grpo"}), recipe(tmp_path, "b", algorithm={"name": "remax"})]
+    folder = tmp_path / "out"
+    said: list[str] = []
+    rows = compare(recipes, folder, overrides=["sft.steps=60"], seeds=2, max_tokens=1500, say=said.append)
+    assert len(said) == 2 + 4
+    firsts = set()
+    for name in ("a", "b"):
+        for seed in (0, 1):
+            run = read_run(folder / f"{name}-{seed}")
+            made = [r["metrics"]["tokens/generated"] for r in run.rl_steps]
+            # the budget is met by the last step and by none before it
+            assert made[-1] >= 1500
+            assert all(m < 1500 for m in made[:-1])
+            assert len(made) < 6
+            assert run.evaluations[-1]["step"] == len(made)
+            domain = run.evaluations[0]["domains"]["arithmetic"]
+            firsts.add((seed, json.dumps(domain["by_prompt"])))
+            assert run.steps[0]["stage"] == "rl"
+    assert len(firsts) == 2, "runs of one seed begin alike, whatever their recipe"
+    assert rows["a"]["against_first"] == {"value": 0.0, "low": 0.0, "high": 0.0}
+    assert rows["a"]["before"] == rows["b"]["before"]
+    assert all(20 < row["peak_memory_mib"] < 8000 and row["num_runs"] == 2 for row in rows.values())
+    page = (folder / "compare.html").read_text()
+    assert page.count("<svg") == 3
+    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
+    again: list[str] = []
+    assert compare(recipes, folder, overrides=["sft.steps=60"], seeds=2, max_tokens=1500, say=again.append) == rows
+    assert again == []
+    with pytest.raises(RunError, match="max_tokens 1500, asked now is 9"):
+        compare(recipes, folder, overrides=["sft.steps=60"], seeds=2, max_tokens=9, say=again.append)
+
+
+@pytest.mark.integration
+def test_the_command_prints_the_table(tmp_path: Path) -> None:
+    path = recipe(tmp_path, "a", algorithm={"name": "rloo"}, rounds=1, steps_per_round=1)
+    command = [
+        sys.executable,
+        "-m",
+        "pipeline.cli",
+        "compare",
+        str(path),
+        "--seeds",
+        "1",
+        "--folder",
+        str(tmp_path / "o"),
+    ]
+    done = subprocess.run([*command, "--set", "sft.steps=2"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert "| a | " in done.stdout
+    assert (tmp_path / "o" / "compare.html").is_file()
+
+
+def test_recipes_of_different_jobs_are_refused() -> None:
+    check_comparable([tiny(), tiny(overrides=["name=b", "rl.algorithm={name: rloo}"])])
+    with pytest.raises(ConfigError, match="names of their own"):
+        check_comparable([tiny(), tiny()])
+    for override, section in (("evaluation.k=3", "evaluation"), ("rollout.temperature=0.5", "rollout")):
+        with pytest.raises(ConfigError, match=f"differ in '{section}'"):
+            check_comparable([tiny(), tiny(overrides=["name=b", override])])
+    check_comparable([tiny(), tiny(overrides=["name=b", "scoring.components=[{verifier: length}]"])])
+    with pytest.raises(ConfigError, match="differ in 'scoring'"):
+        check_comparable([tiny(), tiny(overrides=["name=b", "scoring.no_answer=-1"])])
+
+
+def test_between_evaluations_the_curve_is_straight() -> None:
+    assert interpolated((0, 10), (0.0, 1.0), 2.5) == 0.25
+    assert interpolated((0, 10, 20), (0.0, 1.0, 0.0), 15) == 0.5
+    assert interpolated((0, 10), (0.0, 1.0), 10) == 1.0
+    assert interpolated((0, 10), (0.0, 1.0), 11) is None
+
+
+def of(before: Mapping[str, float], after: Mapping[str, float]) -> Reached:
+    at = {"steps": (0.0, 2.0), "tokens": (0.0, 300.0), "seconds": (0.0, 1.5)}
+    return Reached(at, (0.0, 0.0), before, after, 100.0)
+
+
+def test_differences_pair_prompts_within_each_seed() -> None:
+    first = [of({"p": 0.0, "q": 1.0}, {"p": 0.0, "q": 1.0}), of({"p": 1.0, "q": 0.0}, {"p": 1.0, "q": 0.0})]
+    better = [of(r.before, {p: v * 0.5 + 0.25 for p, v in r.after.items()}) for r in first]
+    row = summarize_runs(better, first)
+    assert row["against_first"]["value"] == pytest.approx(0.0)
+    always = [of(r.before, {p: v + 0.1 for p, v in r.after.items()}) for r in first]
+    row = summarize_runs(always, first)
+    # each pair differs by the same: pairing leaves no spread, unpaired seeds and prompts would leave much
+    assert row["against_first"]["low"] == pytest.approx(0.1)
+    assert row["against_first"]["high"] == pytest.approx(0.1)
+    assert "| x | 0.500 | 0.600 | +0.100 [+0.100, +0.100] |" in text_table({"x": row})

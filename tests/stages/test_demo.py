@@ -1,0 +1,49 @@
+"""The shipped demo: what it holds out is nowhere in training, and its model and sizes are what it says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.load import load_recipe
+from pipeline.stages.build import build_tokenizer, context_of
+from pipeline.stages.prepare import RunData, prepare_data
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> RunData:
+    config = load_recipe(CONFIGS / "demo.yaml")
+    return prepare_data(config, build_tokenizer(config), context_of(config), CONFIGS, tmp_path_factory.mktemp("demo"))
+
+
+def task(question: str) -> tuple[int, ...]:
+    """What a question asks, whichever way it is put: the operands of a sum, the line through two points."""
+    if question.startswith("f("):
+        values = [int(v) for v in re.findall(r"=(-?\d+)", question)]
+        return (values[1] - values[0], values[0], -1)
+    return tuple(sorted(int(v) for v in re.findall(r"\d+", question)))
+
+
+def test_no_evaluation_task_is_trained_on_or_demonstrated(data: RunData) -> None:
+    held_out = {task(p.question) for p in data.evaluation}
+    assert len(held_out) == len(data.evaluation) == 320
+    assert not held_out & {task(p.question) for p in data.train}
+    assert not held_out & {task(p.question) for p in data.demonstrations}
+    assert all(p.demonstration is None for p in data.evaluation)
+
+
+def test_both_domains_are_there_and_demonstrations_are_often_wrong(data: RunData) -> None:
+    assert {p.domain for p in data.train} == {p.domain for p in data.evaluation} == {"arithmetic", "induction"}
+    sums = [p for p in data.demonstrations if p.domain == "arithmetic"]
+    right = sum(f"\\boxed{{{p.reference}}}" in (p.demonstration or "") for p in sums) / len(sums)
+    assert 0.45 < right < 0.6
+
+
+def test_every_text_fits_the_model(data: RunData) -> None:
+    config = load_recipe(CONFIGS / "demo.yaml")
+    longest = max(len(data.renderer.demonstration_ids(p)) for p in data.demonstrations)
+    assert longest <= config.rollout.max_response_tokens

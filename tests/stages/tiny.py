@@ -1,0 +1,71 @@
+"""A recipe that runs every stage in a second or two."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.config.load import merge, parse
+from pipeline.config.run import RunConfig
+
+SUMS = {"digits": 1, "num_train": 30, "num_evaluation": 6, "num_demonstrations": 300}
+TREE: dict[str, Any] = {
+    "name": "tiny",
+    "seed": 3,
+    "stages": ["sft", "rl"],
+    "model": {
+        "create": {
+            "model_type": "qwen2",
+            "config": {
+                "hidden_size": 16,
+                "intermediate_size": 32,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 1,
+                "max_position_embeddings": 64,
+                "tie_word_embeddings": True,
+            },
+            "characters": "0123456789+-*=()<>/, .\nabcdefghijklmnopqrstuvwxyz\\{}:?",
+        }
+    },
+    "data": {
+        "train": [{"generator": {"name": "arithmetic", "params": SUMS}}],
+        "evaluation": [
+            {
+                "generator": {
+                    "name": "arithmetic",
+                    "params": SUMS,
+                    "split": "evaluation",
+                }
+            }
+        ],
+    },
+    "sft": {"steps": 120, "batch_size": 16, "optimizer": {"learning_rate": 1e-2, "warmup_steps": 2}},
+    "rl": {
+        "algorithm": {
+            "name": "grpo",
+            "kl_coef": 0.01,
+            "kl_target": 0.05,
+            "kl_horizon": 100,
+            "allow": ["adaptive_kl_in_loss"],
+        },
+        "rounds": 2,
+        "steps_per_round": 3,
+        "prompts_per_step": 3,
+        "group_size": 6,
+        "optimizer": {"learning_rate": 1e-3},
+        "reference": {"schedule": "every_round"},
+        "select": {"keep": "informative"},
+    },
+    "rollout": {"max_response_tokens": 30},
+    "train": {"device": "cpu", "threads": 1, "micro_batch_tokens": 256},
+    "evaluation": {"k": 2},
+    "checkpoint": {"every_steps": 1, "keep": 2},
+    "report": {"trackers": []},
+}
+
+
+def tiny(changes: dict[str, Any] | None = None, overrides: Sequence[str] = ()) -> RunConfig:
+    """The recipe with `changes` laid over it and `overrides` applied."""
+    return parse(merge(copy.deepcopy(TREE), changes or {}), overrides)

@@ -1,0 +1,319 @@
+"""The command line: exit statuses, one clear line for what is wrong, verdicts as they come."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+import yaml
+
+from pipeline.cli import find_recipe, main
+from tests.report.runs import make_run
+from tests.stages.tiny import TREE
+
+ROOT = Path(__file__).resolve().parents[1]
+PATIENCE_S = 60.0
+ARITHMETIC = {"question": "1+1=", "answer": "2", "verifier": "exact"}
+
+
+def recipe(folder: Path, **sections: Any) -> str:
+    """The path of the tiny recipe, with some sections replaced, written into `folder`."""
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump({**TREE, "output": str(folder / "runs"), **sections}))
+    return str(path)
+
+
+def of_file(folder: Path, rows: Sequence[Any], **source: Any) -> dict[str, Any]:
+    """A data section whose training rows are a file in `folder`."""
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"train": [{"file": "rows.jsonl", **source}]}
+
+
+class TestArguments:
+    @pytest.mark.parametrize(
+        ("argv", "said"),
+        [
+            ([], "required"),
+            (["trane"], "invalid choice: 'trane'"),
+            (["train"], "required: recipe"),
+            (["train", "absent", "--resume", "maybe"], "invalid choice: 'maybe'"),
+            (["train", "absent", "--no-pre"], "unrecognized arguments: --no-pre"),
+            (["train", "absent", "--set"], "expected one argument"),
+            (["verify", "--batch", "many"], "invalid int value: 'many'"),
+            (["report"], "required: folder"),
+            (["new", "engine", "x"], "invalid choice: 'engine'"),
+        ],
+    )
+    def test_a_wrong_command_line_exits_with_2(
+        self, argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(SystemExit) as caught:
+            main(argv)
+        assert caught.value.code == 2
+        assert said in capsys.readouterr().err
+
+    def test_help_names_every_command(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as caught:
+            main(["--help"])
+        assert caught.value.code == 0
+        said = capsys.readouterr().out
+        for command in ("train", "evaluate", "verify", "audit", "explain", "report", "doctor", "sandbox", "new"):
+            assert f"    {command} " in said
+
+    def test_a_recipe_is_a_path_or_the_name_of_a_shipped_one(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert find_recipe("demo") == find_recipe("demo.yaml") == ROOT / "configs" / "demo.yaml"
+        assert find_recipe("algorithms/dapo") == ROOT / "configs" / "algorithms" / "dapo.yaml"
+        (tmp_path / "demo.yaml").touch()
+        assert find_recipe("demo.yaml") == Path("demo.yaml"), "one's own comes first"
+        assert find_recipe("absent.yaml") == Path("absent.yaml")
+
+
+class TestBadInput:
+    """What is decided before anything is trained: one line on stderr, status 1, nothing in the run's folder."""
+
+    def refuse(self, argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+        assert main(argv) == 1
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert said.err.startswith("verizero: ")
+        assert said.err.count("\n") == 1, "one line"
+        return said.err
+
+    @pytest.mark.parametrize(
+        ("override", "said"),
+        [
+            ("rl.goup_size=4", "unknown key 'rl.goup_size'; did you mean group_size"),
+            ("rl.group_size=1", "group_size must be >= 2 to form a baseline, got 1; set rl.group_size"),
+            ("data.train.0.verifier=mth", "no verifier is called 'mth'; did you mean math?"),
+            ("rl.algorithm={name: gropo}", "no algorithm is called 'gropo'; did you mean grpo"),
+            ("rl.rounds=none", "rl.rounds: Input should be a valid integer"),
+            ("rl.rounds", "must read a.b=value"),
+        ],
+    )
+    def test_a_wrong_recipe(self, override: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        for command in ("train", "evaluate", "explain"):
+            assert said in self.refuse([command, recipe(tmp_path), "--set", override], capsys)
+        assert not (tmp_path / "runs").exists()
+
+    def test_stages_that_do_not_exist(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert "stages.1: Input should be" in self.refuse(["train", recipe(tmp_path), "--stages", "sft,ppo"], capsys)
+        assert "order" in self.refuse(["train", recipe(tmp_path), "--stages", "rl,sft"], capsys)
+
+    def test_a_recipe_that_is_not_there(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        recipe(tmp_path)
+        said = self.refuse(["train", str(tmp_path / "mone.yaml")], capsys)
+        assert "did you mean mine.yaml?" in said
+
+    @pytest.mark.parametrize(
+        ("rows", "said"),
+        [
+            ([], "rows.jsonl is empty: it has no rows"),
+            ([ARITHMETIC, {"question": "2+2=", "verifier": "exact"}], "rows.jsonl line 2: the row has no answer"),
+            (
+                [{**ARITHMETIC, "verifier": "exat"}],
+                "rows.jsonl line 1: no verifier is called 'exat'; did you mean exact",
+            ),
+            ([{**ARITHMETIC, "question": "1+" * 40}], "has 80 tokens and the limit is 34"),
+            ([{**ARITHMETIC, "question": "1+1=Ω"}], "'Ω'"),
+        ],
+    )
+    def test_bad_data(self, rows: list[Any], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        path = recipe(tmp_path, data=of_file(tmp_path, rows), stages=["rl"])
+        assert said in self.refuse(["train", path, "--no-prefect"], capsys)
+        assert not list(tmp_path.rglob("metrics.jsonl"))
+
+    def test_responses_that_leave_no_room_for_a_prompt(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        argv = ["train", recipe(tmp_path), "--no-prefect", "--set", "rollout.max_response_tokens=64"]
+        assert "leaves no room for a prompt" in self.refuse(argv, capsys)
+
+    def test_a_model_that_is_not_there(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        argv = ["evaluate", recipe(tmp_path), "--model", str(tmp_path / "no: model")]
+        assert "no: model" in self.refuse(argv, capsys)
+
+    def test_resume_must_without_a_run(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        argv = ["train", recipe(tmp_path), "--no-prefect", "--resume", "must"]
+        assert "has no checkpoint to go on from" in self.refuse(argv, capsys)
+
+    @pytest.mark.parametrize("command", [["report"], ["verify"], ["audit"], ["verify", "--check", "exact"]])
+    def test_files_that_are_not_there(
+        self, command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert str(tmp_path / "absent") in self.refuse([*command, str(tmp_path / "absent")], capsys)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_batch_below_one(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "rows.jsonl").touch()
+        said = self.refuse(["verify", str(tmp_path / "rows.jsonl"), "--batch", "0"], capsys)
+        assert "batch must be >= 1, got 0" in said
+
+
+def start_verify(*options: str) -> subprocess.Popen[bytes]:
+    """`verizero verify` with pipes at both ends."""
+    command = [sys.executable, "-m", "pipeline.cli", "verify", *options]
+    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def ready(pipe: IO[bytes], seconds: float) -> bool:
+    """Something can be read from the pipe within that time."""
+    with selectors.DefaultSelector() as selector:
+        selector.register(pipe, selectors.EVENT_READ)
+        return bool(selector.select(seconds))
+
+
+def row(number: int, response: str = "2") -> bytes:
+    """A line for the exact verifier, whose reference is "2"."""
+    line = {"id": number, "verifier": "exact", "reference": "2", "response": response}
+    return json.dumps(line).encode() + b"\n"
+
+
+class TestVerify:
+    def test_each_verdict_comes_while_the_pipe_is_held_open(self) -> None:
+        process = start_verify()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            for number in range(3):
+                process.stdin.write(row(number, "2" if number != 1 else "3"))
+                process.stdin.flush()
+                assert ready(process.stdout, PATIENCE_S), f"row {number} has no verdict though nothing more is coming"
+                line = json.loads(os.read(process.stdout.fileno(), 65536))
+                assert (line["id"], line["status"], line["score"]) == (number, "graded", float(number != 1))
+            assert process.communicate(timeout=PATIENCE_S) == (b"", b"")
+            assert process.returncode == 0
+        finally:
+            process.kill()
+            process.wait()
+
+    def test_a_batch_waits_until_it_is_full(self) -> None:
+        process = start_verify("--batch", "3")
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(row(0) + row(1))
+            process.stdin.flush()
+            assert not ready(process.stdout, 2.0)
+            out, _ = process.communicate(row(2) + row(3), PATIENCE_S)
+            assert [json.loads(line)["id"] for line in out.splitlines()] == [0, 1, 2, 3]
+        finally:
+            process.kill()
+            process.wait()
+
+    def test_text_of_any_kind_passes_and_bad_lines_are_told_in_the_status(self) -> None:
+        lines = [row(1), b'{"id": "\\ud800", "verifier": "exact", "reference": "2", "response": "\\udfff"}\n']
+        lines += [b'{"id": 3, "verifier": "exact", "reference": "\xff", "response": "2"}\n', b"not json\n", row(5)]
+        process = start_verify()
+        out, err = process.communicate(b"".join(lines), PATIENCE_S)
+        found = [json.loads(line) for line in out.splitlines()]
+        assert err == b""
+        assert [f["status"] for f in found] == ["graded", "graded", "graded", "verifier_error", "graded"]
+        assert [f["score"] for f in found] == [1.0, 0.0, 0.0, 0.0, 1.0]
+        assert found[1]["id"] == "\ud800"
+        assert "line 4" in found[3]["reason"]
+        assert process.returncode == 1
+
+    def test_a_reader_that_leaves_ends_it_quietly(self) -> None:
+        process = start_verify()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write(row(0))
+        process.stdin.flush()
+        assert ready(process.stdout, PATIENCE_S)
+        process.stdout.close()
+        process.stdin.write(row(1) * 10)
+        process.stdin.close()
+        assert process.wait(PATIENCE_S) == 0
+        assert process.stderr.read() == b""
+        process.stderr.close()
+
+    def test_a_file_gives_what_a_stream_gives(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        rows = row(1) + row(2, "3") + b'{"id": 3}\n'
+        (tmp_path / "rows.jsonl").write_bytes(rows)
+        assert main(["verify", str(tmp_path / "rows.jsonl")]) == 1
+        from_file = capsys.readouterr().out
+        process = start_verify()
+        out, _ = process.communicate(rows, PATIENCE_S)
+        assert out.decode() == from_file
+        assert [json.loads(line)["id"] for line in from_file.splitlines()] == [1, 2, 3]
+
+    def test_rows_without_a_verifier_take_the_one_that_is_given(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "rows.jsonl").write_text('{"id": 1, "reference": "2", "response": "2"}\n')
+        assert main(["verify", str(tmp_path / "rows.jsonl"), "--verifier", "exact"]) == 0
+        assert json.loads(capsys.readouterr().out)["score"] == 1.0
+
+
+class TestExplain:
+    def test_says_algorithm_numbers_and_when_the_reference_moves(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        moves = "rl.reference={schedule: every_n_steps, every: 7}"
+        chosen = "rl.algorithm={name: grpo, kl_coef: 0.125}"
+        assert main(["explain", recipe(tmp_path), "--set", moves, "--set", chosen]) == 0
+        said = capsys.readouterr().out
+        assert said.startswith("algorithm   grpo")
+        assert "0.125 (exp(d) - d - 1)" in said
+        assert "reference (every_n_steps, every 7)" in said
+        assert "kl_coef is 0.125, the preset has 0.04" in said
+
+    def test_takes_the_algorithms_own_schedule_where_the_recipe_has_none(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        argv = ["explain", recipe(tmp_path), "--set", "rl.reference=null", "--set", "rl.algorithm={name: r1_zero}"]
+        assert main(argv) == 0
+        assert "reference (replaced by the policy every round)" in capsys.readouterr().out
+
+    def test_a_recipe_without_rl(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["explain", recipe(tmp_path), "--set", "stages=[sft]"]) == 0
+        assert capsys.readouterr().out == "this recipe has no RL stage\n"
+
+
+class TestReport:
+    def test_rebuilds_page_and_summary_from_files(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        folder = make_run(tmp_path / "run", rounds=1, steps_per_round=4, sft_steps=3)
+        assert main(["report", str(folder)]) == 0
+        said = capsys.readouterr().out
+        assert f"report: {folder / 'report.html'}" in said
+        page, summary = (folder / "report.html").read_bytes(), (folder / "summary.json").read_bytes()
+        assert json.loads(summary)["steps"] == 4
+        assert json.loads(summary)["after"]["arithmetic"]["pass@1"] > 0
+        (folder / "report.html").unlink()
+        (folder / "summary.json").unlink()
+        assert main(["report", str(folder)]) == 0
+        assert (page, summary) == ((folder / "report.html").read_bytes(), (folder / "summary.json").read_bytes())
+
+
+@pytest.mark.integration
+class TestTrain:
+    def test_trains_evaluates_and_is_done_when_asked_again(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        small = ["sft.steps=4", "rl.rounds=1", "rl.steps_per_round=1", "evaluation.limit=2"]
+        argv = ["train", recipe(tmp_path), "--no-prefect", *(x for s in small for x in ("--set", s))]
+        assert main(argv) == 0
+        folder = tmp_path / "runs" / "tiny"
+        assert f"model:  {folder / 'model'}" in capsys.readouterr().out
+        metrics = (folder / "metrics.jsonl").read_bytes()
+        assert main(argv) == 0
+        assert (folder / "metrics.jsonl").read_bytes() == metrics
+        capsys.readouterr()
+        assert main([*argv, "--resume", "never"]) == 1
+        assert "already holds a run" in capsys.readouterr().err
+        assert (
+            main(["evaluate", recipe(tmp_path), "--model", str(folder / "model"), "--set", "evaluation.limit=2"]) == 0
+        )
+        domains = json.loads(capsys.readouterr().out)
+        assert 0 <= domains["arithmetic"]["pass@1"]["value"] <= 1

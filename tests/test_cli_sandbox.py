@@ -1,0 +1,149 @@
+"""`verizero sandbox` and `verizero audit` as a user meets them: a real service in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sandbox
+from pipeline.cli import main
+from sandbox.client import Client
+
+ROOT = Path(__file__).resolve().parents[1]
+PATIENCE_S = 60.0
+TESTS = [{"input": "4", "output": "8"}]
+
+
+@contextmanager
+def serving(*options: str, **variables: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """The service on a free port, and its address."""
+    command = [sys.executable, "-m", "pipeline.cli", "sandbox", "serve", "--port", "0", "--workers", "1", *options]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, **variables}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        line = process.stdout.readline()
+        found = re.fullmatch(r"sandbox at level ([0-3]) on (http://127\.0\.0\.1:\d+)\n", line)
+        assert found, (line, process.stderr.read() if not line else "")
+        yield process, found[2]
+    finally:
+        process.kill()
+        process.communicate(timeout=PATIENCE_S)
+
+
+def children(process: subprocess.Popen[str]) -> list[int]:
+    """Processes that it started."""
+    done = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=False)
+    return [int(line) for line in done.stdout.split()]
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+class TestServe:
+    def test_runs_programs_with_a_token_and_lowered_limits_and_ends_with_its_workers(self) -> None:
+        with serving("--cpu-s", "0.5", "--token-env", "MINE", MINE="secret") as (process, url):
+            client = Client(url, "secret")
+            assert client.run("print(int(input()) * 2)", TESTS).passed
+            slow = client.run("while True: pass", TESTS, limits=sandbox.Limits(cpu_s=60))
+            assert slow.status == "cpu_limit", "a request cannot raise what --cpu-s allows"
+            with pytest.raises(ValueError, match="401"):
+                Client(url, "guess").run("print(8)", TESTS)
+            workers = children(process)
+            assert workers
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE_S) == 0
+            assert not any(map(is_alive, workers))
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            (["--host", "0.0.0.0"], "'0.0.0.0' is open to others: set a token"),
+            (["--workers", "0"], "workers must be at least 1, got 0"),
+            (["--cpu-s", "-1"], "Limits.cpu_s must be a positive number, got -1.0"),
+        ],
+    )
+    def test_what_cannot_be_served_is_said(
+        self, options: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.delenv("SANDBOX_TOKEN", raising=False)
+        before = signal.getsignal(signal.SIGTERM)
+        try:
+            assert main(["sandbox", "serve", "--port", "0", *options]) == 1
+        finally:
+            signal.signal(signal.SIGTERM, before)
+        heard = capsys.readouterr()
+        assert heard.out == ""
+        assert heard.err.startswith("verizero: ")
+        assert said in heard.err
+        assert "SANDBOX_TOKEN" in heard.err
+
+    def test_a_port_in_use_is_named(self, capsys: pytest.CaptureFixture[str]) -> None:
+        before = signal.getsignal(signal.SIGTERM)
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            try:
+                assert main(["sandbox", "serve", "--port", str(port)]) == 1
+            finally:
+                signal.signal(signal.SIGTERM, before)
+        assert f"cannot serve on 127.0.0.1:{port}" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("argv", [["sandbox"], ["sandbox", "serve", "--work", "1"], ["sandbox", "run"]])
+    def test_a_wrong_command_line_exits_with_2(self, argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit) as caught:
+            main(argv)
+        assert caught.value.code == 2
+        assert capsys.readouterr().err
+
+
+class TestCheck:
+    def test_shows_the_walls_and_refuses_below_the_level(self, capsys: pytest.CaptureFixture[str]) -> None:
+        isolation = sandbox.probe()
+        for level in (0, 3):
+            assert main(["sandbox", "check", "--min-level", str(level)]) == int(isolation.level < level)
+            said = capsys.readouterr().out
+            assert f"isolation level L{isolation.level}" in said
+            for wall, stands in isolation.stands.items():
+                assert re.search(rf"^{'ok' if stands else 'missing'} +{wall} ", said, re.MULTILINE)
+
+
+class TestAudit:
+    def row(self, response: str, label: bool, **more: Any) -> str:
+        return json.dumps({"reference": "2", "response": response, "label": label, **more}) + "\n"
+
+    def test_the_status_tells_whether_it_passed(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        rows = tmp_path / "rows.jsonl"
+        rows.write_text(self.row(r"\boxed{2}", True) + self.row(r"\boxed{3}", False))
+        assert main(["audit", str(rows), "--verifier", "numeric"]) == 0
+        assert "100.0%" in capsys.readouterr().out
+        rows.write_text(self.row(r"\boxed{2}", False))
+        assert main(["audit", str(rows), "--verifier", "numeric", "--save", str(tmp_path / "cases.jsonl")]) == 1
+        assert json.loads((tmp_path / "cases.jsonl").read_text().splitlines()[0])["kind"] == "errors"
+
+    def test_a_row_names_its_own_before_the_given_one(self, tmp_path: Path) -> None:
+        rows = tmp_path / "rows.jsonl"
+        rows.write_text(self.row(r"\boxed{2.0}", True, verifier="numeric"))
+        assert main(["audit", str(rows), "--verifier", "choice"]) == 0
+
+    def test_rows_without_any_verifier_are_refused(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        rows = tmp_path / "rows.jsonl"
+        rows.write_text(self.row(r"\boxed{2}", True))
+        assert main(["audit", str(rows)]) == 1
+        assert "field 'verifier'" in capsys.readouterr().err

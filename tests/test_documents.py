@@ -1,0 +1,113 @@
+"""The documents against the code: examples run, tables and layouts are the project's own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+from pipeline.config.data import MAPPINGS, DataConfig, Source
+from pipeline.data.prompts import load_prompts
+from pipeline.types import Attempt
+from tests.source import ROOT
+from tests.test_house import RANKS
+from verifiers.base import load
+
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+DATA = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+
+
+def block(text: str, language: str, name: str) -> str:
+    """The fenced example of that language and name."""
+    (found,) = re.findall(rf"^```{language} {name}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return str(found)
+
+
+def imported(source: str, name: str, folder: Path) -> ModuleType:
+    """The source as a module."""
+    path = folder / f"{name}.py"
+    path.write_text(source, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        del sys.modules[name]
+    return module
+
+
+def test_the_table_of_ranks_is_the_one_that_is_enforced() -> None:
+    told = {
+        part: int(rank)
+        for rank, parts in re.findall(r"^\| (\d) \| (.*) \|$", CONTRIBUTING, re.MULTILINE)
+        for part in re.findall(r"`([\w.]+)`", parts)
+    }
+    assert told == RANKS
+
+
+def test_the_layout_names_what_is_there_and_all_of_it() -> None:
+    (layout,) = re.findall(r"^## Layout\n\n```\n(.*?)^```$", CONTRIBUTING, re.MULTILINE | re.DOTALL)
+    told = [line.split()[0] for line in layout.splitlines()]
+    assert [path for path in told if not (ROOT / path).exists()] == []
+    packages = {f"pipeline/{p.parent.name}/" for p in (ROOT / "pipeline").glob("*/__init__.py")}
+    modules = {f"pipeline/{p.name}" for p in (ROOT / "pipeline").glob("*.py")} - {"pipeline/__init__.py"}
+    empty = {p for p in packages if len(list((ROOT / p).glob("*.py"))) == 1 and p not in told}
+    assert packages | modules == {p for p in told if p.startswith("pipeline/")} | empty
+
+
+@pytest.mark.parametrize(
+    "document", [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name
+)
+def test_links_lead_somewhere(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+\.(?:md|py|yaml))(?:#[^)]*)?\)", document.read_text(encoding="utf-8"))
+    assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+def test_the_algorithm_example_is_one(tmp_path: Path) -> None:
+    from pipeline.rl.explain import explain
+
+    module = imported(block(CONTRIBUTING, "python", "algorithm"), "half_clipped", tmp_path)
+    found = module.parts(module.Params(clip_high=0.5)).resolve(64)
+    assert "clip(r, 1 - 1, 1 + 0.5)" in explain(found)
+
+
+def test_the_verifier_example_grades(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(block(CONTRIBUTING, "python", "verifier"), encoding="utf-8")
+    bound = load(path="mine.py:longest_word", base=tmp_path).bind({"min_letters": 3})
+    right, wrong, nothing = bound.score([Attempt(r, "rabbit") for r in ("a rabbit ran", "elephants ran", "a b")])
+    assert (right.score, wrong.score, nothing.status) == (1.0, 0.0, "no_answer")
+
+
+def test_the_generator_example_makes_disjoint_rows(tmp_path: Path) -> None:
+    module = imported(block(CONTRIBUTING, "python", "generator"), "backwards", tmp_path)
+    split = module.rows(module.Params(), 3)
+    assert split == module.rows(module.Params(), 3)
+    assert len(split.train) == 20
+    assert not {r["id"] for r in split.train} & {r["id"] for r in split.evaluation}
+    assert all(r["answer"] == r["question"].split()[0][::-1] for r in split.train)
+
+
+def test_the_data_section_loads() -> None:
+    config = DataConfig.model_validate(yaml.safe_load(block(DATA, "yaml", "data")))
+    assert [s.label for s in config.train][:2] == ["train.jsonl", "words.parquet"]
+
+
+def test_the_mapping_does_what_is_said_of_it(tmp_path: Path) -> None:
+    row = block(DATA, "json", "row")
+    (tmp_path / "quiz.jsonl").write_text(json.dumps(json.loads(row)) + "\n", encoding="utf-8")
+    (prompt,) = load_prompts([Source.model_validate(yaml.safe_load(block(DATA, "yaml", "source")))], 0, tmp_path)
+    assert f"the prompt asks `{prompt.question}` and the reference is `{prompt.reference}`." in DATA
+    assert (prompt.id, prompt.verifier) == ("7", "numeric")
+
+
+def test_every_shipped_mapping_is_named() -> None:
+    assert [p.stem for p in MAPPINGS.glob("*.yaml") if f"`{p.stem}`" not in DATA] == []

@@ -1,0 +1,296 @@
+"""The rules of the house, read from the files themselves: who imports whom, sizes, names, recipes, words."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.source import ROOT, all_files, code_files, dotted, imported_by, imports_of, long_functions, relative, stubs
+
+RANKS = {
+    "flows": 6,
+    "pipeline.cli": 5,
+    "pipeline.doctor": 5,
+    "pipeline.stages": 5,
+    "pipeline.launch": 5,
+    "pipeline.plan": 5,
+    "pipeline.train": 4,
+    "pipeline.rollout": 4,
+    "pipeline.scoring": 4,
+    "pipeline.data": 4,
+    "pipeline.report": 4,
+    "pipeline.config": 3,
+    "pipeline.algorithms": 2,
+    "pipeline.preferences": 2,
+    "pipeline.models": 2,
+    "verifiers": 2,
+    "pipeline.rl": 1,
+    "sandbox": 1,
+    "pipeline.types": 0,
+    "pipeline.errors": 0,
+    "pipeline.registry": 0,
+    "pipeline.seeds": 0,
+}
+UPWARD = {
+    ("pipeline.registry", "pipeline.errors"): "an unknown name is one of the errors; errors import nothing",
+    ("pipeline.cli", "pipeline.stages"): "the command line starts what stands beside it",
+    ("pipeline.cli", "pipeline.doctor"): "the command line starts what stands beside it",
+    (
+        "pipeline.cli",
+        "flows",
+    ): "`train` starts the flow, imported when the command runs, so that no flow is needed to load",
+}
+"""Imports that are not from a lower rank, each with its reason."""
+
+ONE_IMPORTER: dict[str, str | None] = {
+    "vllm": "pipeline/rollout/vllm_engine.py",
+    "deepspeed": "pipeline/train/deepspeed_backend.py",
+    "matplotlib": "pipeline/report/plots.py",
+    "tensorboard": "pipeline/report/trackers.py",
+    "math_verify": None,
+}
+"""library -> the one module that may import it; None: whichever it is."""
+PREFECT_PROBE = "pipeline/doctor.py"
+"""Besides flows/: it tries whether Prefect's server imports here, which some pairs of releases do not."""
+STANDARD_ONLY = 0
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 60
+LONG_FUNCTIONS: dict[str, str] = {}
+"""file:function -> why it is long."""
+ABSTRACT: dict[str, str] = {
+    "verifiers/_constraints.py:holds": "the one abstract method of the constraints' base",
+}
+"""file:function -> why it does nothing."""
+NO_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
+PRIVATE_WORDS = re.compile(
+    r"\bclaude\b|\banthropic\b|\bchatgpt\b|\bcopilot\b|\bLLM agent\b|\bsub-?agents?\b|\bissues? #?\d+\b|\(#\d+\)"
+    r"|\bshared/guide\b|\bthis workplace\b|\bthe brief\b|\bthis session\b",
+    re.IGNORECASE,
+)
+MACHINE_PATHS = re.compile(r"""(?<![\w.$}~])/(?:work|root|home/\w+|Users/\w+|mnt/\w+)/[\w.]""")
+UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b")
+SANDBOX_HOME = "sandbox/"
+"""Holds paths of the machine that programs are shown, not of one that the project was written on."""
+
+
+def part_of(module: str) -> str | None:
+    """The part of the house that a dotted name belongs to; None for what is not ours."""
+    top, *rest = module.split(".")
+    if top in ("verifiers", "sandbox", "flows"):
+        return top
+    if top == "pipeline":
+        return f"pipeline.{rest[0]}" if rest else "pipeline"
+    return None
+
+
+def wrong_imports(source: str, module: str) -> list[str]:
+    """What a file of that name imports and may not, in words."""
+    own = part_of(module)
+    assert own is not None
+    found = []
+    for imported in imports_of(source, module):
+        other = part_of(imported.module)
+        if other is None or other == own or other == "pipeline":
+            continue
+        if other not in RANKS:
+            found.append(f"{module}:{imported.line} imports {imported.module}, which has no rank")
+        elif RANKS[other] >= RANKS[own] and (own, other) not in UPWARD:
+            found.append(
+                f"{module}:{imported.line} (rank {RANKS[own]}) imports {imported.module} (rank {RANKS[other]})"
+            )
+    return found
+
+
+class TestWhoImportsWhom:
+    @pytest.mark.parametrize(
+        ("source", "module", "wrong"),
+        [
+            ("from pipeline.errors import X", "pipeline.rl.kl", 0),
+            ("from pipeline.stages import rl", "pipeline.rl.kl", 1),
+            ("def f():\n    import pipeline.train.step", "verifiers.math", 1),
+            ("from pipeline import config", "pipeline.rl.kl", 1),
+            ("from .. import scoring", "pipeline.rl.kl", 1),
+            ("from ..errors import X", "pipeline.rl.kl", 0),
+            ("from .other import x", "pipeline.rl.kl", 0),
+            ("import importlib\nimportlib.import_module('flows.local')", "pipeline.stages.rl", 1),
+            ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import flows", "pipeline.rl.kl", 0),
+            ("if TYPE_CHECKING:\n    pass\nelse:\n    import flows", "pipeline.rl.kl", 1),
+            ("import pipeline.train\nimport pipeline.data", "pipeline.report.page", 2),
+            ("import pipeline.brandnew", "pipeline.cli", 1),
+        ],
+    )
+    def test_the_reader_of_imports_sees_what_it_should(self, source: str, module: str, wrong: int) -> None:
+        assert len(wrong_imports(source, module)) == wrong
+
+    def test_from_a_lower_rank_only(self) -> None:
+        assert [w for p in code_files() for w in wrong_imports(p.read_text(), dotted(p))] == []
+
+    def test_every_file_belongs_to_a_part_with_a_rank(self) -> None:
+        lost = [dotted(p) for p in code_files() if part_of(dotted(p)) not in {*RANKS, "pipeline.__init__"}]
+        assert lost == []
+
+    def test_no_exception_is_left_over(self) -> None:
+        used = {(part_of(dotted(p)), part_of(i.module)) for p in code_files() for i in imported_by(p)}
+        assert set(UPWARD) <= used
+
+    def test_rank_0_loads_the_standard_library_only(self) -> None:
+        for path in code_files():
+            if RANKS.get(part_of(dotted(path)) or "") != STANDARD_ONLY:
+                continue
+            foreign = {i.module.split(".")[0] for i in imported_by(path)}
+            assert foreign - {"pipeline"} <= set(sys.stdlib_module_names), relative(path)
+
+    @pytest.mark.parametrize("library", sorted(ONE_IMPORTER))
+    def test_one_module_imports_a_library(self, library: str) -> None:
+        importers = {relative(p) for p in code_files() for i in imported_by(p) if i.module.split(".")[0] == library}
+        only = ONE_IMPORTER[library]
+        assert len(importers) <= 1 if only is None else importers <= {only}
+
+    def test_only_flows_import_prefect(self) -> None:
+        importers = {relative(p) for p in code_files() for i in imported_by(p) if i.module.split(".")[0] == "prefect"}
+        assert {p for p in importers if not p.startswith("flows/")} <= {PREFECT_PROBE}
+
+    def test_verifiers_and_the_sandbox_load_no_torch(self) -> None:
+        modules = [dotted(p) for p in code_files() if p.parts[len(ROOT.parts)] in ("verifiers", "sandbox")]
+        modules = [m for m in modules if "._inside" not in m and ".worker" not in m]
+        assert loaded_by(f"import importlib\nfor m in {modules!r}: importlib.import_module(m)") == set()
+
+    def test_types_and_the_command_line_load_no_torch(self) -> None:
+        assert loaded_by("import pipeline.types, pipeline.errors, pipeline.registry, pipeline.seeds") == set()
+        assert loaded_by("import pipeline.cli; pipeline.cli.parser()") == set()
+
+    def test_recipes_load_without_torch(self) -> None:
+        paths = [str(p) for p in recipes()]
+        code = f"from pipeline.config.load import load_recipe\nfor p in {paths!r}: load_recipe(p)"
+        assert loaded_by(code) == set()
+
+    def test_verifiers_is_our_package(self) -> None:
+        import verifiers
+
+        assert verifiers.__file__ == str(ROOT / "verifiers" / "__init__.py")
+
+
+def loaded_by(code: str) -> set[str]:
+    """Which heavy libraries a fresh interpreter has loaded after the code."""
+    heavy = ("torch", "transformers", "prefect", "vllm", "deepspeed", "matplotlib", "tensorboard", "datasets")
+    said = f"{code}\nimport sys\nprint('loaded', *[m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", said], cwd=ROOT, capture_output=True, text=True, check=True)
+    word, *found = done.stdout.split()
+    assert word == "loaded"
+    return set(found)
+
+
+def recipes() -> list[Path]:
+    """Every recipe; configs/data holds column mappings."""
+    configs = ROOT / "configs"
+    return sorted(p for p in configs.rglob("*.yaml") if p.parent != configs / "data")
+
+
+class TestSizesAndNames:
+    def test_files_are_short(self) -> None:
+        files = [*code_files(), *(ROOT / "tests").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]
+        counted = {relative(p): len(p.read_text().splitlines()) for p in files}
+        assert {path: n for path, n in counted.items() if n > MAX_FILE_LINES} == {}
+
+    def test_functions_are_short(self) -> None:
+        files = [*code_files(), *(ROOT / "benchmarks").rglob("*.py")]
+        found = {
+            f"{relative(p)}:{name}": n for p in files for name, n in long_functions(p.read_text(), MAX_FUNCTION_LINES)
+        }
+        assert {where: n for where, n in found.items() if where not in LONG_FUNCTIONS} == {}
+        assert LONG_FUNCTIONS.keys() <= found.keys(), "an exception that is no longer needed"
+
+    def test_a_long_function_is_seen(self) -> None:
+        body = "    x = 1\n" * 60
+        assert long_functions("def f():\n" + body, 60) == [("f", 61)]
+        assert long_functions("class A:\n    @d\n    async def f():\n" + "        x = 1\n" * 58, 60) == []
+        assert long_functions("class A:\n    @d\n    async def f():\n" + "        x = 1\n" * 59, 60) == [("f", 61)]
+
+    def test_no_module_is_a_drawer_for_everything(self) -> None:
+        files = [*code_files(), *(ROOT / "tests").rglob("*.py")]
+        assert [relative(p) for p in files if {p.stem, *p.relative_to(ROOT).parts} & NO_NAMES] == []
+
+    def test_no_function_is_a_stub(self) -> None:
+        found = {f"{relative(p)}:{name}" for p in code_files() for name in stubs(p.read_text())}
+        assert found == set(ABSTRACT)
+
+    @pytest.mark.parametrize(
+        ("source", "names"),
+        [
+            ("def f():\n    ...", ["f"]),
+            ('def f():\n    """Nothing is held."""', []),
+            ('def f():\n    """Says."""\n    raise NotImplementedError', ["f"]),
+            ("class A:\n    def f(self):\n        raise NotImplementedError('later')", ["f"]),
+            ("def f():\n    pass\ndef g():\n    return 1", ["f"]),
+            ("class A(Protocol[T]):\n    def f(self): ...", []),
+            ("@overload\ndef f(): ...", []),
+            ("def f():\n    pass\n    return 1", []),
+        ],
+    )
+    def test_a_stub_is_seen(self, source: str, names: list[str]) -> None:
+        assert stubs(source) == names
+
+
+class TestRecipes:
+    @pytest.mark.parametrize("path", recipes(), ids=relative)
+    def test_a_recipe_opens_with_what_it_shows_and_the_hardware(self, path: Path) -> None:
+        opening = []
+        for line in path.read_text().splitlines():
+            if not line.startswith("#"):
+                break
+            opening.append(line)
+        said = "\n".join(opening)
+        assert re.search(r"^# Shows:\s+\S", said, re.MULTILINE)
+        assert re.search(r"^# Hardware:\s+\S", said, re.MULTILINE)
+
+    def test_there_are_recipes_and_each_mapping_is_one(self) -> None:
+        from pipeline.config.data import MAPPINGS, ColumnMapping, shipped_mapping
+
+        assert len(recipes()) > 3
+        names = sorted(p.stem for p in MAPPINGS.glob("*.yaml"))
+        assert names
+        for name in names:
+            ColumnMapping.model_validate(shipped_mapping(name))
+
+
+class TestWords:
+    def test_nothing_is_left_unfinished(self) -> None:
+        assert found_in(UNFINISHED) == []
+
+    def test_the_project_speaks_of_itself_only(self) -> None:
+        assert found_in(PRIVATE_WORDS) == []
+
+    def test_no_path_of_one_machine(self) -> None:
+        assert [hit for hit in found_in(MACHINE_PATHS) if not hit.startswith(SANDBOX_HOME)] == []
+
+    @pytest.mark.parametrize(
+        ("pattern", "text"),
+        [
+            (UNFINISHED, "# TODO: later"),
+            (UNFINISHED, "# FIXME"),
+            (PRIVATE_WORDS, "see issue 12"),
+            (PRIVATE_WORDS, "fixed (#7)"),
+            (PRIVATE_WORDS, "as Claude wrote"),
+            (MACHINE_PATHS, "open('/work/main/x')"),
+            (MACHINE_PATHS, "/root/.cache"),
+            (MACHINE_PATHS, "see /home/ann/x"),
+        ],
+    )
+    def test_the_patterns_find_what_they_are_for(self, pattern: re.Pattern[str], text: str) -> None:
+        assert pattern.search(text)
+
+
+def found_in(pattern: re.Pattern[str]) -> list[str]:
+    """file:line: text of every line that has the pattern, in every kept file but this one and the licence."""
+    hits = []
+    for path in all_files():
+        if path == Path(__file__).resolve() or path.name == "LICENSE":
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            if pattern.search(line):
+                hits.append(f"{relative(path)}:{number}: {line.strip()[:120]}")
+    return hits

@@ -1,0 +1,85 @@
+"""Names to plug-ins: files, entry points, and what is neither."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+import pipeline.algorithms
+import verifiers
+from pipeline import registry
+from pipeline.errors import ConfigError, UnknownName
+
+FOLDERS: list[tuple[registry.Kind, Path]] = [
+    ("algorithms", Path(pipeline.algorithms.__path__[0])),
+    ("verifiers", Path(verifiers.__path__[0])),
+]
+
+
+@pytest.mark.parametrize(("kind", "folder"), FOLDERS)
+def test_every_file_but_the_base_and_private_ones_is_a_plug_in(kind: registry.Kind, folder: Path) -> None:
+    files = {p.stem for p in folder.glob("*.py") if not p.stem.startswith("_")} - {"base"}
+    known = registry.names(kind)
+    assert files <= set(known)
+    assert len(known) == len(set(known))
+    for name in sorted(files)[:5]:
+        assert Path(registry.find(kind, name).__file__) == folder / f"{name}.py"
+
+
+def folders_in(folder: Path) -> list[str]:
+    return [p.name for p in folder.iterdir() if (p / "__init__.py").is_file()]
+
+
+@pytest.mark.parametrize(("kind", "folder"), FOLDERS)
+def test_what_stands_beside_plug_ins_is_none(kind: registry.Kind, folder: Path) -> None:
+    private = [p.stem for p in folder.glob("_*.py")]
+    for name in ["base", *private, *folders_in(folder), "", "os.path", "../base", "grpo ", "a-b", "é", "x" * 300]:
+        assert name not in registry.names(kind)
+        with pytest.raises(UnknownName, match=f"no {kind[:-1]} is called"):
+            registry.find(kind, name)
+
+
+def test_the_verifiers_have_a_folder_that_is_no_verifier() -> None:
+    """Else the test above would not have asked for one."""
+    assert folders_in(FOLDERS[1][1])
+
+
+@pytest.mark.parametrize(("kind", "typo", "meant"), [("algorithms", "gpro", "grpo"), ("verifiers", "mth", "math")])
+def test_a_typo_is_answered_with_what_is_near(kind: registry.Kind, typo: str, meant: str) -> None:
+    with pytest.raises(UnknownName, match=f"no {kind[:-1]} is called '{typo}'; did you mean .*{meant}"):
+        registry.find(kind, typo)
+
+
+def test_where_nothing_is_near_all_are_named() -> None:
+    with pytest.raises(UnknownName) as caught:
+        registry.find("algorithms", "zzzzzzzz")
+    assert all(name in str(caught.value) for name in registry.names("algorithms"))
+
+
+def install(monkeypatch: pytest.MonkeyPatch, *entries: tuple[str, str]) -> None:
+    def entry_points(group: str) -> list[EntryPoint]:
+        return [EntryPoint(name, value, group) for name, value in entries if group == "verizero.verifiers"]
+
+    monkeypatch.setattr(registry, "entry_points", entry_points)
+
+
+def test_an_installed_package_brings_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, ("theirs", "pipeline.seeds:derive"))
+    from pipeline.seeds import derive
+
+    assert registry.find("verifiers", "theirs") is derive
+    assert "theirs" in registry.names("verifiers")
+    assert "theirs" not in registry.names("algorithms")
+    with pytest.raises(UnknownName, match="did you mean theirs"):
+        registry.find("verifiers", "their")
+
+
+@pytest.mark.parametrize("entries", [[("math", "a:b")], [("x", "a:b"), ("x", "c:d")]])
+def test_a_name_claimed_twice_is_refused_with_its_claimants(
+    entries: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, *entries)
+    with pytest.raises(ConfigError, match=r"claimed more than once .*a:b.*uninstall or rename"):
+        registry.find("verifiers", entries[0][0])

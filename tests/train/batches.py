@@ -1,0 +1,105 @@
+"""Groups of random responses, and tiny policies in float64 to train on them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from typing import Any
+
+import torch
+
+from pipeline.algorithms.base import load_algorithm
+from pipeline.config.sections import OptimizerConfig
+from pipeline.rl.parts import Parts
+from pipeline.train.step import Controllers, Settings
+from pipeline.train.torch_backend import TorchBackend
+from pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
+from tests.models.families import VOCAB, build
+
+MAX_RESPONSE = 9
+OPTIMIZER = OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, max_grad_norm=0.5)
+
+
+def policy(seed: int = 0, dtype: torch.dtype = torch.float64, model_type: str = "qwen2") -> Any:
+    """A tiny decoder."""
+    return build(model_type, {"num_key_value_heads": 1, "num_attention_heads": 2, "hidden_size": 16}, seed, dtype)
+
+
+def member(rng: random.Random, group: int, sample: int, reward: float | None, version: int = 3) -> ScoredRollout:
+    """A response of 1 to 9 tokens to a prompt of a length of its group's own."""
+    prompt = tuple(random.Random(group).choices(range(2, VOCAB), k=1 + group % 4))
+    response = tuple(rng.choices(range(2, VOCAB), k=rng.randint(1, MAX_RESPONSE)))
+    logprobs = tuple(-rng.uniform(0.5, 4.0) for _ in response)
+    finish = "length" if len(response) == MAX_RESPONSE else "stop"
+    rollout = Rollout(f"p{group}", sample, prompt, response, logprobs, "", finish, version)  # type: ignore[arg-type]
+    if reward is None:
+        return ScoredRollout(rollout, Verdict("sandbox_error"), None)
+    return ScoredRollout(rollout, Verdict("graded", min(1.0, max(0.0, reward))), reward)
+
+
+def groups_of(num: int = 4, size: int = 4, seed: int = 0, *, lost: bool = True, version: int = 3) -> list[Group]:
+    """`num` groups of rewards that differ; with `lost` one member of the second has no reward."""
+    rng = random.Random(seed)
+    out = []
+    for g in range(num):
+        rewards: list[float | None] = [rng.choice([0.0, 0.25, 1.0]) for _ in range(size)]
+        rewards[0], rewards[1] = 1.0, 0.0
+        if lost and g == 1:
+            rewards[-1] = None
+        members = tuple(member(rng, g, i, r, version) for i, r in enumerate(rewards))
+        out.append(Group(Prompt(f"p{g}", "?", "exact", "x"), members, greedy_reward=float(g % 2)))
+    return out
+
+
+def stale(groups: list[Group], group: int, sample: int, version: int) -> list[Group]:
+    """The groups with one response sampled by another version."""
+    members = list(groups[group].members)
+    rollout = dataclasses.replace(members[sample].rollout, policy_version=version)
+    members[sample] = dataclasses.replace(members[sample], rollout=rollout)
+    return [dataclasses.replace(g, members=tuple(members)) if i == group else g for i, g in enumerate(groups)]
+
+
+def parts_of(name: str, **params: Any) -> Parts:
+    """The parts of the algorithm, for responses of MAX_RESPONSE."""
+    return load_algorithm(name, params)[1].resolve(MAX_RESPONSE)
+
+
+def settings_of(parts: Parts, micro_batch_tokens: int = 40, **changes: Any) -> Settings:
+    """Settings of an update of policy version 3."""
+    plain: dict[str, Any] = {
+        "pad_id": 0,
+        "temperature": 0.8,
+        "micro_batch_tokens": micro_batch_tokens,
+        "policy_version": 3,
+        "max_response_tokens": MAX_RESPONSE,
+        "controllers": Controllers(parts),
+        "seed": 5,
+        "step": 2,
+    }
+    return Settings(**{**plain, **changes})
+
+
+def backend_of(
+    seed: int = 0, optimizer: OptimizerConfig = OPTIMIZER, dtype: torch.dtype = torch.float64
+) -> TorchBackend:
+    """A backend whose reference is another policy than the one that trains."""
+    backend = TorchBackend(policy(seed, dtype))
+    backend.start(optimizer, 10)
+    backend.reference = policy(seed + 100, dtype).requires_grad_(False)
+    return backend
+
+
+def weights(backend: TorchBackend) -> dict[str, torch.Tensor]:
+    """A copy of the policy's weights."""
+    return {k: v.detach().clone() for k, v in backend.model.state_dict().items()}
+
+
+def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    """Greatest difference between two sets of weights."""
+    return max(float((a[k] - b[k]).abs().max()) for k in a)
+
+
+def finite(metrics: dict[str, float]) -> bool:
+    """All metrics are numbers."""
+    return all(math.isfinite(v) for v in metrics.values())

@@ -1,0 +1,346 @@
+"""Checkpoints under kills, tampering and full disks."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from pipeline.errors import CheckpointError, RunError
+from pipeline.train import checkpoint
+from pipeline.train.checkpoint import MANIFEST, disk_errors, fault, newest, require, save
+
+FILES = {
+    "state.json": b'{"step": %d}',
+    "model/weights.bin": b"weights of %d" * 50,
+    "model/deep/er/x.txt": b"x%d",
+    "empty": b"",
+}
+CHANGES = frozenset({"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree", "os.truncate"})
+
+
+@pytest.fixture(autouse=True)
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The paths synced so far; the disk itself is spared, for what it holds after a power cut no test can see."""
+    paths: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: paths.append(os.readlink(f"/proc/self/fd/{handle}")))
+    return paths
+
+
+def content(mark: int) -> dict[str, bytes]:
+    return {name: data.replace(b"%d", str(mark).encode()) for name, data in FILES.items()}
+
+
+def writer(mark: int) -> Callable[[Path], None]:
+    """Writes files that only the checkpoint `mark` has."""
+
+    def write(folder: Path) -> None:
+        for name, data in content(mark).items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(data)
+
+    return write
+
+
+def holds(path: Path | None, mark: int) -> bool:
+    """The checkpoint is there with all its files as they were written."""
+    return path is not None and all((path / n).read_bytes() == data for n, data in content(mark).items())
+
+
+def two_before(root: Path) -> None:
+    """Checkpoints 1 and 2."""
+    save(root, 1, writer(1), keep=2)
+    save(root, 2, writer(2), keep=2)
+
+
+def in_a_child(work: Callable[[], Any], kill_at: int) -> bool:
+    """Do `work` in a fork that ends, as by SIGKILL, before its file operation `kill_at`; True if it got there."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:  # no handler, no finally: audit hooks run inside the operation, and _exit does nothing on the way
+        seen = 0
+
+        def hook(event: str, _: Any) -> None:
+            nonlocal seen
+            if event in CHANGES:
+                seen += 1
+                if seen > kill_at:
+                    os._exit(9)
+
+        sys.addaudithook(hook)
+        try:
+            work()
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status) == 9
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_kill_at_any_file_operation_leaves_the_old_newest_or_the_new_one(again: bool, tmp_path: Path) -> None:
+    """`again`: the new checkpoint has the number of one that is there. Afterwards a save finds nothing in its way."""
+    number = 2 if again else 3
+    kills, outcomes = 0, set()
+    two_before(tmp_path / "before")
+    while True:
+        root = tmp_path / f"{kills}"
+        shutil.copytree(tmp_path / "before", root)
+        if not in_a_child(lambda: save(root, number, writer(33), keep=2), kills):  # noqa: B023
+            break
+        found, refused = newest(root)
+        assert found is not None
+        is_new = found.name == f"{number:08d}" and holds(found, 33)
+        assert is_new or (found.name == "00000002" and holds(found, 2))
+        assert not refused
+        assert is_new or holds(root / "00000001", 1)
+        outcomes.add(is_new)
+        assert holds(save(root, number, writer(34), keep=2), 34)
+        assert {p.name for p in root.iterdir()} == {"00000001" if again else "00000002", f"{number:08d}"}
+        shutil.rmtree(root)
+        kills += 1
+    assert kills > 20
+    assert outcomes == {False, True}
+    assert holds(newest(root)[0], 33)
+
+
+def test_all_is_on_disk_before_it_has_its_name(
+    synced: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every file and folder before the rename, and the name itself after it."""
+    rename = os.rename
+
+    def watched(*names: Any) -> None:
+        synced.append("rename")
+        rename(*names)
+
+    monkeypatch.setattr(os, "rename", watched)
+    root = tmp_path / "root"
+    final = save(root, 4, writer(4), keep=1)
+    assert synced.count("rename") == 1
+    at = synced.index("rename")
+    partial = root / f"{checkpoint.PARTIAL}00000004"
+    everything = {str(partial / p.relative_to(final)) for p in final.rglob("*")} | {str(partial)}
+    assert len(everything) > len(FILES) + 3
+    assert everything <= set(synced[:at])
+    assert str(root) in synced[at + 1 :]
+    for folder in (p for p in final.rglob("*") if p.is_dir()):  # a folder after what is in it
+        moved = [str(partial / p.relative_to(final)) for p in (folder, *folder.rglob("*"))]
+        assert max(moved, key=synced.index) == moved[0]
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def edit_manifest(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    def tamper(path: Path) -> None:
+        manifest = json.loads((path / MANIFEST).read_text())
+        changed = change(manifest)
+        (path / MANIFEST).write_text(json.dumps(manifest if changed is None else changed))
+
+    return tamper
+
+
+TAMPERED: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "byte flipped": (lambda p: flip(p / "model/weights.bin"), "model/weights.bin was changed"),
+    "byte added": (lambda p: (p / "empty").write_bytes(b"x"), "empty has 1 bytes"),
+    "file cut": (lambda p: os.truncate(p / "model/weights.bin", 10), "model/weights.bin has 10 bytes"),
+    "file emptied": (lambda p: os.truncate(p / "state.json", 0), "state.json has 0 bytes"),
+    "file missing": (lambda p: (p / "state.json").unlink(), "state.json is missing"),
+    "empty file missing": (lambda p: (p / "empty").unlink(), "empty is missing"),
+    "folder missing": (lambda p: shutil.rmtree(p / "model"), "is missing"),
+    "file extra": (lambda p: (p / "model/extra").write_text(""), "model/extra is not in its manifest"),
+    "files swapped": (lambda p: os.replace(p / "empty", p / "state.json"), "is missing"),
+    "manifest missing": (lambda p: (p / MANIFEST).unlink(), "manifest cannot be read"),
+    "manifest empty": (lambda p: (p / MANIFEST).write_text(""), "manifest cannot be read"),
+    "manifest cut": (lambda p: os.truncate(p / MANIFEST, 40), "manifest cannot be read"),
+    "manifest garbled": (lambda p: (p / MANIFEST).write_bytes(b"\xff\xfe\x00"), "manifest cannot be read"),
+    "manifest a list": (lambda p: (p / MANIFEST).write_text("[]"), "manifest cannot be read"),
+    "files a number": (edit_manifest(lambda m: m.update(files=3)), "manifest cannot be read"),
+    "files a list": (edit_manifest(lambda m: m.update(files=list(m["files"]))), "manifest cannot be read"),
+    "seal without size": (edit_manifest(lambda m: m["files"]["empty"].pop("bytes")), "manifest cannot be read"),
+    "seal a word": (edit_manifest(lambda m: m["files"].update(empty="ok")), "manifest cannot be read"),
+    "seal forged": (edit_manifest(lambda m: m["files"]["empty"].update(sha256="0" * 64)), "empty was changed"),
+    "file unlisted": (edit_manifest(lambda m: m["files"].pop("state.json") and None), "state.json is not in"),
+    "other format": (edit_manifest(lambda m: m.update(format=2)), "its format is 2, this version reads 1"),
+    "no format": (edit_manifest(lambda m: m.pop("format") and None), "manifest cannot be read"),
+    "other number": (edit_manifest(lambda m: m.update(serial=1)), "checkpoint 00000001 under another name"),
+}
+
+
+@pytest.mark.parametrize("case", list(TAMPERED))
+def test_what_was_tampered_with_is_refused_by_name_and_the_one_before_it_used(case: str, tmp_path: Path) -> None:
+    tamper, reason = TAMPERED[case]
+    for i in (1, 2, 3):
+        save(tmp_path, i, writer(i), keep=3)
+    whole = tmp_path / "00000003"
+    require(whole)
+    tamper(whole)
+    found, refused = newest(tmp_path)
+    assert found == tmp_path / "00000002"
+    assert holds(found, 2)
+    assert [r.path for r in refused] == [whole]
+    assert reason in refused[0].reason
+    with pytest.raises(CheckpointError, match=r"00000003.*delete it, or start from another one"):
+        require(whole)
+    save(tmp_path, 3, writer(3), keep=3)  # written again in its place
+    assert newest(tmp_path) == (whole, [])
+
+
+def test_any_flipped_bit_of_any_file_is_seen(tmp_path: Path) -> None:
+    path = save(tmp_path, 1, writer(1), keep=1)
+    for name, data in content(1).items():
+        for at in range(0, len(data), 7):
+            changed = bytearray(data)
+            changed[at] ^= 1 << (at % 8)
+            (path / name).write_bytes(changed)
+            assert fault(path) == f"{name} was changed after it was written (SHA-256 differs)"
+        (path / name).write_bytes(data)
+        assert fault(path) is None
+
+
+def test_with_none_whole_there_is_none_and_all_are_named(tmp_path: Path) -> None:
+    assert newest(tmp_path / "nowhere") == (None, [])
+    for i in (1, 2):
+        (save(tmp_path, i, writer(i), keep=2) / "empty").unlink()
+    found, refused = newest(tmp_path)
+    assert found is None
+    assert [r.path.name for r in refused] == ["00000002", "00000001"]
+
+
+@pytest.mark.parametrize("keep", [1, 2, 5])
+def test_the_newest_k_are_kept(keep: int, tmp_path: Path) -> None:
+    for i in (7, 99, 100, 12345):
+        save(tmp_path, i, writer(i), keep=keep)
+    kept = sorted(p.name for p in tmp_path.iterdir())
+    assert kept == [f"{i:08d}" for i in (7, 99, 100, 12345)][-keep:]
+
+
+def errno_of(number: int) -> OSError:
+    return OSError(number, os.strerror(number), "somewhere")
+
+
+REASONS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "full": (lambda _: (_ for _ in ()).throw(errno_of(errno.ENOSPC)), "disk is full; free space and start the same"),
+    "quota": (lambda _: (_ for _ in ()).throw(errno_of(errno.EDQUOT)), "disk is full"),
+    "read-only": (lambda _: (_ for _ in ()).throw(errno_of(errno.EROFS)), "make the folder writable"),
+    "forbidden": (lambda _: (_ for _ in ()).throw(errno_of(errno.EACCES)), "make the folder writable"),
+}
+
+
+@pytest.mark.parametrize("case", list(REASONS))
+def test_a_disk_that_takes_no_more_is_a_run_error_and_nothing_is_lost(case: str, tmp_path: Path) -> None:
+    fail, remedy = REASONS[case]
+    save(tmp_path, 1, writer(1), keep=1)
+
+    def write(folder: Path) -> None:
+        writer(2)(folder)
+        fail(folder)
+
+    with pytest.raises(RunError, match=f"writing checkpoint 00000002: .*{remedy}"):
+        save(tmp_path, 2, write, keep=1)
+    assert [p.name for p in tmp_path.iterdir()] == ["00000001"]
+    assert holds(newest(tmp_path)[0], 1)
+
+
+def really_full(kind: str) -> Callable[[Path], None]:
+    """Writers that run into ENOSPC from the system itself."""
+
+    def write(folder: Path) -> None:
+        writer(2)(folder)
+        if kind == "python":
+            with open("/dev/full", "wb") as file:
+                file.write(b"x" * 100_000)
+        else:
+            with open("/dev/full", "wb") as file:
+                torch.save({"x": torch.zeros(100_000)}, file)
+
+    return write
+
+
+@pytest.mark.parametrize("kind", ["python", "torch"])
+def test_writers_on_a_full_device(kind: str, tmp_path: Path) -> None:
+    save(tmp_path, 1, writer(1), keep=1)
+    with pytest.raises(RunError, match="disk is full"):
+        save(tmp_path, 2, really_full(kind), keep=1)
+    assert [p.name for p in tmp_path.iterdir()] == ["00000001"]
+
+
+def test_errors_of_writers_in_rust_are_read(tmp_path: Path) -> None:
+    """safetensors raises no OSError: the system's number stands in the message, here of a folder that is not there."""
+    with pytest.raises(Exception, match=r"os error 2\b") as caught:
+        save_file({"x": torch.zeros(3)}, tmp_path / "nowhere" / "x")
+    assert not isinstance(caught.value, OSError)
+    full = type(caught.value)(str(caught.value).replace("os error 2", f"os error {errno.ENOSPC}"))
+    with pytest.raises(RunError, match="disk is full"), disk_errors("writing"):
+        raise full
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("operation", ["rename", "fsync", "open", "mkdir"])
+def test_a_disk_that_fills_at_any_operation_loses_nothing(
+    again: bool, operation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = 2 if again else 3
+    original = getattr(os, operation)
+    two_before(tmp_path / "before")
+    for fail_at in range(50):
+        root = tmp_path / f"{fail_at}"
+        shutil.copytree(tmp_path / "before", root)
+        left = [fail_at]
+
+        def failing(*args: Any, left: list[int] = left, **options: Any) -> Any:
+            left[0] -= 1
+            if left[0] == -1:
+                raise errno_of(errno.ENOSPC)
+            return original(*args, **options)
+
+        monkeypatch.setattr(os, operation, failing)
+        try:
+            save(root, number, writer(33), keep=2)
+            failed = False
+        except RunError as exc:
+            assert "free space" in str(exc)  # noqa: PT017
+            failed = True
+        finally:
+            monkeypatch.setattr(os, operation, original)
+        found, refused = newest(root)
+        assert not refused
+        assert holds(found, 33) or (found is not None and found.name == "00000002" and holds(found, 2))
+        assert failed or holds(found, 33)
+        assert all(p.name.isdigit() for p in root.iterdir())
+        shutil.rmtree(root)
+        if not failed and left[0] >= 0:  # the operation was done less often than that
+            assert fail_at > 0
+            return
+    raise AssertionError("the operation kept failing")
+
+
+def test_an_error_of_the_writer_passes_and_leaves_nothing(tmp_path: Path) -> None:
+    save(tmp_path, 1, writer(1), keep=1)
+
+    def write(folder: Path) -> None:
+        writer(2)(folder)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        save(tmp_path, 2, write, keep=1)
+    assert [p.name for p in tmp_path.iterdir()] == ["00000001"]
+
+
+def test_what_other_killed_saves_left_is_swept(tmp_path: Path) -> None:
+    (tmp_path / f"{checkpoint.PARTIAL}00000009").mkdir(parents=True)
+    (tmp_path / f"{checkpoint.PARTIAL}00000009" / "half").write_text("half")
+    save(tmp_path, 1, writer(1), keep=1)
+    assert [p.name for p in tmp_path.iterdir()] == ["00000001"]

@@ -1,0 +1,109 @@
+"""The labelled answers of 61 categories, and the hostile ones: bars of accuracy, false positives and time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import random
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.types import Attempt
+from tests.verifiers.math import hostile
+from verifiers.base import load
+from verifiers.mathematics import grade, grader, score
+
+ROWS: list[dict[str, Any]] = [
+    json.loads(line) for line in Path(__file__).with_name("labelled.jsonl").read_text(encoding="utf-8").splitlines()
+]
+PAIRS = [(row["response"], row["gold"]) for row in ROWS]
+HOSTILE = hostile.rows()
+SAMPLE = random.Random(5).sample(PAIRS, 400)
+
+
+def _scores(pairs: list[tuple[str, str]]) -> list[float]:
+    return [verdict.score for verdict in score(pairs)]
+
+
+def test_every_category_has_right_answers_and_near_misses() -> None:
+    right = Counter(row["category"] for row in ROWS if row["right"])
+    wrong = Counter(row["category"] for row in ROWS if not row["right"])
+    assert len(right | wrong) == 61
+    assert [c for c in right | wrong if right[c] + wrong[c] < 12] == []
+    assert [c for c in right | wrong if not wrong[c] or (not right[c] and c != "truncated")] == []
+
+
+def test_labels_are_reproduced() -> None:
+    verdicts = score(PAIRS)
+    missed = [
+        (row["category"], row["gold"], row["response"], verdict.reason)
+        for row, verdict in zip(ROWS, verdicts, strict=True)
+        if verdict.is_correct != row["right"]
+    ]
+    assert missed == []
+    assert not any(verdict.is_infrastructure for verdict in verdicts)
+
+
+def test_hostile_answers_earn_nothing_within_a_second() -> None:
+    assert len({kind for kind, _, _ in HOSTILE}) == 12
+    assert len(HOSTILE) >= 270
+    for kind, gold, response in HOSTILE:
+        start = time.thread_time()
+        verdict = grade(response, gold)
+        seconds = time.thread_time() - start
+        assert verdict.score == 0.0, (kind, gold, response[:80], verdict)
+        assert not verdict.is_infrastructure, (kind, response[:80], verdict)
+        assert seconds < 0.5, (kind, response[:80], seconds)
+
+
+def test_speed_on_distinct_rows() -> None:
+    grader._gold.cache_clear()
+    grader._answered.cache_clear()
+    start = time.thread_time()
+    score(PAIRS)
+    rate = len(PAIRS) / (time.thread_time() - start)
+    assert rate >= 1_500, f"{rate:.0f} rows per CPU second; the bar is 2,000 on an idle machine"
+
+
+def test_threads_give_the_scores_of_the_main_thread() -> None:
+    expected = _scores(SAMPLE)
+    grader._answered.cache_clear()
+    grader._gold.cache_clear()
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(_scores, [SAMPLE] * 8))
+    assert all(result == expected for result in results)
+
+
+def test_asyncio_gives_the_scores_of_the_main_thread() -> None:
+    expected = _scores(SAMPLE)
+
+    async def all_at_once() -> list[list[float]]:
+        return await asyncio.gather(*(asyncio.to_thread(_scores, SAMPLE) for _ in range(3)))
+
+    grader._answered.cache_clear()
+    assert all(result == expected for result in asyncio.run(all_at_once()))
+
+
+@pytest.mark.integration
+def test_a_process_group_gives_the_scores_of_the_main_thread() -> None:
+    with multiprocessing.get_context("spawn").Pool(2) as pool:
+        results = pool.map(_scores, [SAMPLE] * 2)
+    assert all(result == _scores(SAMPLE) for result in results)
+
+
+def test_order_and_duplicates_do_not_matter() -> None:
+    shuffled = list(range(len(SAMPLE))) * 2
+    random.Random(1).shuffle(shuffled)
+    once = _scores(SAMPLE)
+    assert _scores([SAMPLE[i] for i in shuffled]) == [once[i] for i in shuffled]
+
+
+def test_the_verifier_agrees_with_score() -> None:
+    verdicts = load("math").bind().score([Attempt(response, gold) for response, gold in SAMPLE])
+    assert [verdict.score for verdict in verdicts] == _scores(SAMPLE)

@@ -1,0 +1,158 @@
+"""The verifier `math`: its options, verdicts, rewritten answers, and the process that answers what is undecided."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import verifiers.mathematics as package
+from pipeline.errors import ConfigError, DataError, GradingError
+from pipeline.types import Attempt, Verdict
+from verifiers.base import load
+from verifiers.mathematics import MathParams, grade, score, slow
+
+
+def _one(response: str, gold: Any, prompt: str = "", truncated: bool = False, **options: Any) -> Verdict:
+    return load("math").bind(options).score([Attempt(response, gold, prompt, truncated)])[0]
+
+
+@pytest.mark.parametrize("gold", ["42", 42, 42.0, "$42$", r"so \boxed{42}", "6*7 = <<6*7=42>>42\n#### 42"])
+def test_golds_of_every_shape(gold: Any) -> None:
+    assert _one("<think>12 3</think>\\boxed{42}", gold).is_correct
+    assert _one("\\boxed{41}", gold).score == 0.0
+
+
+@pytest.mark.parametrize("gold", [None, "", "  ", True])
+def test_a_missing_gold_is_the_row_s_fault_not_a_wrong_answer(gold: Any) -> None:
+    assert _one("\\boxed{42}", gold).status == "verifier_error"
+    assert score([("\\boxed{42}", gold), ("\\boxed{42}", "42")])[0].status == "verifier_error"
+    with pytest.raises(DataError, match="reference"):
+        grade("\\boxed{42}", gold)
+
+
+def test_an_answer_that_was_not_given_is_no_answer() -> None:
+    verdict = _one("<think>\\boxed{42}", "42")
+    assert (verdict.status, verdict.score, verdict.reason) == ("no_answer", 0.0, "unclosed_thinking")
+    assert _one("The answer is 42.", "42", truncated=True).reason == "truncated"
+
+
+def test_copying_the_prompt_s_expression_is_no_value() -> None:
+    assert _one("\\boxed{17+25}", "42", prompt="What is 17+25?").reason == "restatement"
+    assert _one("\\boxed{42}", "42", prompt="What is 17+25?").is_correct
+    assert _one("\\boxed{x^2+1}", "x^2+1", prompt="Write x^2+1 again.").is_correct
+
+
+OPTIONS = [
+    ({"rounded_gold": False}, "3.14", r"\pi"),
+    ({"percent_as_unit": False}, r"35\%", "35"),
+    ({"unit_may_be_omitted": False}, r"5\text{ cm}", "5"),
+    ({"convert_units": False}, r"5\text{ cm}", r"50\text{ mm}"),
+    ({"inequality_is_interval": False}, "x>3", r"(3,\infty)"),
+    ({"value_of_equation": False}, "3", "x=3"),
+    ({"lone_name_ignores_case": False}, "x^2", "X^2"),
+    ({"max_answer_chars": 16}, "42", "42.00000000000000000"),
+]
+
+
+@pytest.mark.parametrize(("options", "gold", "answer"), OPTIONS)
+def test_each_option_turns_its_point_of_the_policy_off(options: dict[str, Any], gold: str, answer: str) -> None:
+    assert _one(f"\\boxed{{{answer}}}", gold).is_correct
+    assert _one(f"\\boxed{{{answer}}}", gold, **options).score == 0.0
+
+
+def test_decimal_commas_are_read_where_asked_for() -> None:
+    assert _one("\\boxed{3,5}", "3.5").score == 0.0
+    assert _one("\\boxed{3,5}", "3.5", decimal_comma=True).is_correct
+    assert _one("La réponse est 3,5.", "3.5").is_correct
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(ConfigError, match="tolerence"):
+        load("math").bind({"tolerence": 1})
+
+
+REWRITES = [
+    "\\boxed{@}", "$\\boxed{@}$", "\\[\\boxed{@}\\]", "<think>9</think>\\boxed{@}", "The answer is $@$.",
+    "**Answer:** $@$", "#### @", "<answer>$@$</answer>", "\\boxed{ @ }", "\\boxed{\\displaystyle @}",
+    "\\boxed{\\,@\\,}",
+    "\\boxed{@.}", "\\boxed{{@}}", "\\boxed{\\boxed{@}}", "So \\boxed{1}? No. \\boxed{@}", "Final Answer: \\(@\\)",
+]  # fmt: skip
+ANSWERS = [
+    ("42", "42", "43"),
+    (r"\frac{3}{4}", "0.75", r"\frac{4}{3}"),
+    (r"2\sqrt{3}", r"\sqrt{12}", r"3\sqrt{2}"),
+    ("x^2-1", "(x-1)(x+1)", "x^2+1"),
+    ("(2,5]", "(2,5]", "[2,5)"),
+    (r"\{1,2\}", "2,1", "1,3"),
+    (r"5\pi", r"5\pi", "15.7"),
+    ("C", "C", "D"),
+]
+
+
+@pytest.mark.parametrize("wrapper", REWRITES)
+@pytest.mark.parametrize(("gold", "right", "wrong"), ANSWERS)
+def test_an_answer_rewritten_keeps_its_verdict(wrapper: str, gold: str, right: str, wrong: str) -> None:
+    assert grade(wrapper.replace("@", right), gold).score == 1.0
+    assert grade(wrapper.replace("@", wrong), gold).score == 0.0
+
+
+def test_every_gold_accepts_itself_and_no_other_of_another_type() -> None:
+    golds = [
+        "42",
+        r"\frac12",
+        "x^2",
+        "(1,2)",
+        r"\{1,2,3\}",
+        r"\text{east}",
+        "C",
+        r"x>3",
+        "y=2x+1",
+        "2:3",
+        r"\emptyset",
+        r"35\%",
+    ]
+    for gold in golds:
+        for answer in golds:
+            assert grade(f"\\boxed{{{answer}}}", gold).is_correct is (answer == gold), (gold, answer)
+
+
+def test_no_module_of_the_trainer_s_side_uses_signals_or_evaluates_text() -> None:
+    folder = Path(package.__file__).parent
+    for file in folder.glob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        if file.name != "_algebra.py":
+            assert re.search(r"^\s*(?:import|from) (?:signal|sympy|math_verify)", text, re.MULTILINE) is None, file
+        assert re.search(r"\b(?:eval|exec|sympify|parse_expr)\(", text) is None, file
+
+
+@pytest.mark.integration
+class TestSlowPath:
+    """The helper process: it answers, is killed when it takes too long, and is replaced."""
+
+    def test_what_the_grammar_does_not_know_is_asked(self) -> None:
+        assert grade(r"\boxed{24}", r"\Gamma(5)").reason == "equal_by_algebra"
+        assert grade(r"\boxed{25}", r"\Gamma(5)").score == 0.0
+        assert grade(r"\boxed{24}", r"\Gamma(5)", MathParams(slow_path=False)).score == 0.0
+
+    def test_a_question_that_takes_too_long_is_killed_and_the_next_is_answered(self) -> None:
+        algebra = slow.Algebra()
+        assert algebra.equal("x^2", "x\\cdot x", 5.0) is True
+        start = time.monotonic()
+        with pytest.raises(slow.TimedOut):
+            algebra.equal("1", "9^{9^{9^9}}", 0.3)
+        assert time.monotonic() - start < 5.0, "0.3 s of work; the rest is the machine's"
+        assert algebra.equal("3", "4", 5.0) is False
+        algebra.close()
+
+    def test_a_helper_that_cannot_start_is_a_grading_error(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        broken = tmp_path / "broken.py"
+        broken.write_text("raise SystemExit(3)\n")
+        monkeypatch.setattr(slow, "SCRIPT", broken)
+        with pytest.raises(GradingError, match="did not start"):
+            slow.Algebra().equal("1", "1", 1.0)

@@ -1,0 +1,142 @@
+"""Several verifiers as one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import ConfigError
+from pipeline.types import Attempt, Verdict
+from verifiers.combine import combine
+
+ASKED = """
+from pipeline.types import Attempt, Verdict
+from verifiers.base import VerifierParams, verifier
+
+asked = []
+
+class Says(VerifierParams):
+    status: str = "graded"
+    score: float = 1.0
+    tag: str = ""
+
+@verifier
+def says(attempt: Attempt, params: Says) -> Verdict:
+    asked.append((params.tag, attempt.response))
+    return Verdict(params.status, params.score, params.tag, attempt.reference and str(attempt.reference))
+"""
+
+
+@pytest.fixture
+def says(tmp_path: Path) -> str:
+    (tmp_path / "says.py").write_text(ASKED)
+    return f"{tmp_path / 'says.py'}:says"
+
+
+def part(path: str, score: float = 1.0, status: str = "graded", **more: Any) -> dict[str, Any]:
+    return {"path": path, "params": {"score": score, "status": status, "tag": more.pop("tag", "x")}, **more}
+
+
+def one(parts: Sequence[dict[str, Any]], mode: str = "weighted", reference: Any = None) -> Verdict:
+    return combine.bind({"parts": list(parts), "mode": mode}).score([Attempt("r", reference)])[0]
+
+
+def test_weights_make_a_mean(says: str) -> None:
+    said = one([part(says, 1.0, weight=3), part(says, 0.5, weight=1), part(says, 0.0, weight=1)])
+    assert said.score == pytest.approx((3 * 1.0 + 0.5) / 5)
+
+
+def test_one_part_without_an_answer_leaves_the_whole_without(says: str) -> None:
+    said = one([part(says), part(says, status="no_answer")])
+    assert (said.status, said.score) == ("no_answer", 0.0)
+    assert one([part(says), part(says, status="timeout")]).score == 0.5
+    assert one([part(says, status="no_answer"), part(says, status="no_answer")]).status == "no_answer"
+    assert one([part(says, status="timeout")]).status == "timeout"
+
+
+def test_infrastructure_is_never_averaged_away(says: str) -> None:
+    for broken in ("verifier_error", "sandbox_error"):
+        assert one([part(says), part(says, status=broken)]).status == broken
+        assert one([part(says, status=broken), part(says)], "all_of").status == broken
+        assert one([part(says, status=broken), part(says)], "first_of").status == broken
+        assert one([part(says, status=broken, gate=True), part(says)]).status == broken
+        assert one([part(says), part(says, status=broken, weight=0)]).score == 1.0
+
+
+def test_all_of_needs_all(says: str) -> None:
+    assert one([part(says), part(says)], "all_of").score == 1.0
+    assert one([part(says), part(says, 0.9)], "all_of").score == 0.0
+    assert one([part(says, 0.0), part(says, status="verifier_error")], "all_of").status == "graded"
+    assert one([part(says), part(says, status="no_answer")], "all_of").status == "no_answer"
+
+
+def test_first_of_takes_the_first_that_finds_an_answer(says: str) -> None:
+    assert one([part(says, status="no_answer"), part(says, 0.4), part(says, 1.0)], "first_of").score == 0.4
+    assert one([part(says, 0.0), part(says, 1.0)], "first_of").score == 0.0
+    assert one([part(says, status="no_answer")] * 2, "first_of").status == "no_answer"
+
+
+def test_a_closed_gate_ends_it_and_nothing_behind_it_runs(says: str) -> None:
+    said = combine.bind({"parts": [part(says, tag="main"), part(says, 0.9, gate=True, tag="gate")]}).score(
+        [Attempt("r1", None)]
+    )[0]
+    assert (said.status, said.score) == ("graded", 0.0)
+    assert "gate" in said.reason
+    import sys
+
+    module = next(
+        m for name, m in sys.modules.items() if name.startswith("verizero_plugin_says") and str(m.__file__) in says
+    )
+    assert ("main", "r1") not in module.asked
+    assert ("gate", "r1") in module.asked
+    assert one([part(says, gate=True), part(says, 0.3)]).score == pytest.approx(0.3)
+
+
+def test_parts_get_their_own_reference(says: str) -> None:
+    parts = [
+        {"name": "exact", "reference": "answer"},
+        {"name": "instructions", "reference": "rules"},
+    ]
+    rules = {"answer": "blue", "rules": [{"type": "case", "case": "lower"}]}
+    bound = combine.bind({"parts": parts, "mode": "all_of"})
+    assert [v.score for v in bound.score([Attempt("blue", rules), Attempt("Blue", rules), Attempt("red", rules)])] == [
+        1,
+        0,
+        0,
+    ]
+    assert bound.score([Attempt("blue", {"answer": "blue"})])[0].status == "verifier_error"
+
+
+def test_it_nests_and_mixes_with_real_verifiers() -> None:
+    inner = {"name": "combine", "params": {"parts": [{"name": "numeric"}, {"name": "exact"}], "mode": "first_of"}}
+    bound = combine.bind({"parts": [inner, {"name": "format", "gate": True}]})
+    right, bare = "<think>x</think><answer>42</answer>", r"\boxed{42}"
+    assert [v.score for v in bound.score([Attempt(right, "42"), Attempt(bare, "42")])] == [1.0, 0.0]
+
+
+def test_order_is_kept_over_a_batch() -> None:
+    bound = combine.bind({"parts": [{"name": "numeric"}, {"name": "length", "params": {"max_length": 9, "buffer": 0}}]})
+    answers = ["1", "2", "", "1" * 20]
+    said = bound.score([Attempt(a, "1") for a in answers])
+    assert [v.score for v in said] == [1.0, 0.5, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("params", "named"),
+    [
+        ({"parts": []}, "parts"),
+        ({"parts": [{"name": "exat"}]}, "did you mean"),
+        ({"parts": [{"name": "exact", "params": {"wher": "answer"}}]}, "unknown parameter 'wher'"),
+        ({"parts": [{"name": "exact", "gate": True}]}, "every part is a gate"),
+        ({"parts": [{"name": "exact", "weight": 0}]}, "all weights are 0"),
+        ({"parts": [{"name": "exact", "weight": -1}]}, "weight"),
+        ({"parts": [{}]}, "name or a path"),
+        ({"parts": [{"name": "exact"}], "mode": "best_of"}, "mode"),
+    ],
+)
+def test_bad_parameters_are_named_when_bound(params: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        combine.bind(params)

@@ -1,0 +1,232 @@
+"""Where programs run: other languages, services over real sockets, the recipe's limits, and what cannot run there."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+import sandbox
+from pipeline.errors import IsolationError
+from pipeline.types import Attempt, Verdict
+from sandbox import languages
+from sandbox.serve import make_server
+from tests.verifiers.fake_sandbox import FakeSandbox
+from verifiers import _place
+from verifiers._place import Place, current, settle
+from verifiers._sandboxed import Job, SandboxParams, programs_of, runner
+from verifiers.base import load
+from verifiers.code import CodeParams, code, grade
+
+ROOT = Path(__file__).resolve().parents[2]
+DOUBLE = {"tests": [{"input": f"{n}\n", "output": f"{2 * n}\n"} for n in (4, 0, -7)]}
+RIGHT = {
+    "python": "print(int(input()) * 2)",
+    "c": '#include <stdio.h>\nint main() { int n; scanf("%d", &n); printf("%d\\n", 2 * n); }',
+    "cpp": "#include <iostream>\nint main() { int n; std::cin >> n; std::cout << 2 * n << std::endl; }",
+    "javascript": "const n = +require('fs').readFileSync(0, 'utf8'); console.log(2 * n);",
+    "bash": "read n; echo $((2 * n))",
+}
+BROKEN = {
+    "python": "print(int(input())",
+    "c": "int main() { return }",
+    "cpp": "int main() { std::cout }",
+    "javascript": "console.log(",
+    "bash": "echo $((",
+}
+UNIT = {"tests": "assert f([3]) == (3, {1})", "fn": "f"}
+UNIT_ANSWER = "def f(x):\n    return (x[0], {1})"
+
+
+@pytest.fixture(autouse=True)
+def back_to_default() -> Iterator[None]:
+    yield
+    settle(Place())
+
+
+@contextmanager
+def served(token: str | None = None) -> Iterator[ThreadingHTTPServer]:
+    """A service of one worker."""
+    with sandbox.Pool(workers=1) as pool:
+        server = make_server(pool, port=0, token=token)
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            server.server_close()
+
+
+def url(server: ThreadingHTTPServer) -> str:
+    return f"http://127.0.0.1:{server.server_port}"
+
+
+def counted(server: ThreadingHTTPServer) -> int:
+    """Programs that the service has run."""
+    return sum(server.RequestHandlerClass.service.statuses.values())  # type: ignore[attr-defined]
+
+
+def judged(language: str, *programs: str) -> list[Verdict]:
+    return code.bind({"language": language, "grading": "fraction"}).score([Attempt(p, DOUBLE) for p in programs])
+
+
+@pytest.mark.parametrize("language", list(RIGHT))
+def test_programs_of_a_language_are_judged(language: str) -> None:
+    programs = [RIGHT[language], RIGHT[language].replace("2", "3"), BROKEN[language]]
+    right, wrong, broken = judged(language, *programs)
+    if not sandbox.available()[language]:
+        assert {right.status, wrong.status, broken.status} == {"sandbox_error"}
+        return
+    assert (right.status, right.score) == ("graded", 1.0), right.reason
+    assert wrong.status == "graded"
+    assert wrong.score == pytest.approx(1 / 3), "zero is right, tripled too"
+    assert (broken.status, broken.score) == ("graded", 0.0)
+    assert broken.reason.startswith("runtime_error")
+
+
+@pytest.mark.parametrize("language", ["c", "cpp", "javascript", "bash"])
+def test_a_tool_that_is_not_installed_is_named_and_is_no_wrong_answer(
+    language: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    (said,) = judged(language, RIGHT[language])
+    assert said.status == "sandbox_error"
+    assert f"{languages.LANGUAGES[language].tool}, which is not installed here" in said.reason
+
+
+def test_jobs_of_several_kinds_come_back_in_order() -> None:
+    kinds = ["python", "bash", "python", "bash", "bash"]
+    jobs = [
+        Job(RIGHT[kind], ({"input": "4", "output": "8" if i % 2 else "9"},), "stdin", kind)  # type: ignore[arg-type]
+        for i, kind in enumerate(kinds)
+    ]
+    assert [o.status for o in runner(SandboxParams())(jobs)] == [
+        "passed" if i % 2 else "wrong_answer" for i in range(len(kinds))
+    ]
+
+
+def test_limits_are_the_recipes_where_the_verifier_names_none() -> None:
+    settle(Place(limits=sandbox.Limits(cpu_s=0.3, memory_mib=200)))
+    assert SandboxParams().limits() == sandbox.Limits(cpu_s=0.3, memory_mib=200)
+    assert SandboxParams(cpu_s=2, output_kib=7).limits() == sandbox.Limits(cpu_s=2, memory_mib=200, output_kib=7)
+    (said,) = judged("python", "while True: pass")
+    assert said.status == "timeout"
+    assert "of 0.3" in said.reason
+
+
+def test_too_low_walls_are_an_error_of_the_sandbox_with_the_remedy() -> None:
+    settle(Place(min_level=3, workers=1))
+    stands = sandbox.probe().level >= 3
+    for language in ("python", "bash"):
+        (said,) = judged(language, RIGHT[language])
+        assert said.status == ("graded" if stands else "sandbox_error")
+        assert stands or "sandbox.min_level" in said.reason
+
+
+def test_services_judge_as_this_machine_does() -> None:
+    programs = [RIGHT["python"], "print(3)", BROKEN["python"], "import sys; sys.exit(0)"]
+    here = judged("python", *programs)
+    with served("secret") as first, served("secret") as second:
+        settle(Place(urls=(url(first), url(second)), token="secret"))
+        there = judged("python", *programs)
+        assert counted(first) + counted(second) == len(programs)
+    assert [(v.status, v.score, v.reason) for v in there] == [(v.status, v.score, v.reason) for v in here]
+
+
+def test_functions_over_http_are_held_to_their_types() -> None:
+    reference = {"fn": "f", "tests": [{"args": [1], "expected": (1, {2})}]}
+    with served() as server:
+        settle(Place(urls=(url(server),)))
+        said = code.bind().score([Attempt(f"def f(x): return {v}", reference) for v in ("(1, {2})", "[1, {2}]")])
+        assert [v.score for v in said] == [1.0, 0.0]
+        assert counted(server) == 2
+
+
+def test_what_needs_returned_values_runs_on_this_machine() -> None:
+    """Services send no values back; taken as missing, every right answer would be wrong."""
+    with served() as server:
+        settle(Place(urls=(url(server),)))
+        right, wrong = load("unit_tests").bind().score([Attempt(a, UNIT) for a in (UNIT_ANSWER, "def f(x): return 3")])
+        assert (right.status, right.score) == ("graded", 1.0), right.reason
+        assert (wrong.status, wrong.score) == ("graded", 0.0)
+        (bash,) = judged("bash", RIGHT["bash"])
+        assert bash.score == 1.0
+        assert counted(server) == 0
+
+
+def test_a_service_that_dies_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandbox.client._PAUSE_S", (0.0,))
+    with served() as server:
+        gone = url(server)
+    settle(Place(urls=(gone,)))
+    (said,) = judged("python", RIGHT["python"])
+    assert said.status == "sandbox_error"
+    assert gone in said.reason
+
+
+def test_a_wrong_token_is_no_wrong_answer() -> None:
+    with served("secret") as server:
+        settle(Place(urls=(url(server),), token="guess"))
+        (said,) = judged("python", RIGHT["python"])
+    assert said.is_infrastructure
+    assert "401" in said.reason
+
+
+def test_a_token_is_in_no_text() -> None:
+    assert "secret" not in repr(Place(urls=("http://a",), token="secret"))
+
+
+def test_settling_again_changes_nothing_and_elsewhere_ends_the_former_workers() -> None:
+    settle(Place(workers=1))
+    pool = sandbox.default_pool()
+    settle(Place(workers=1))
+    assert sandbox.default_pool() is pool
+    assert pool.size == 1
+    judged("bash", RIGHT["bash"])
+    tools = _place._tools
+    assert tools is not None
+    assert tools.size == 1
+    settle(Place(workers=2))
+    assert sandbox.default_pool() is not pool
+    assert current().workers == 2
+    for closed in (pool, tools):
+        with pytest.raises(IsolationError, match="closed"):
+            closed.use(lambda worker: None)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "runs"),
+    [
+        ("code", {}, True),
+        ("sql", {}, True),
+        ("regex", {}, True),
+        ("unit_tests", {}, True),
+        ("math", {}, False),
+        ("combine", {"parts": [{"name": "math"}, {"name": "format", "gate": True}]}, False),
+        ("combine", {"parts": [{"name": "math"}, {"name": "code"}]}, True),
+        ("combine", {"parts": [{"name": "combine", "params": {"parts": [{"name": "sql"}]}}]}, True),
+    ],
+)
+def test_who_runs_programs(name: str, params: dict[str, object], runs: bool) -> None:
+    assert bool(programs_of(load(name).bind(params).params)) == runs
+
+
+def test_other_languages_take_the_last_fence_of_theirs() -> None:
+    reply = "```python\nprint(1)\n```\n```bash\nread n; echo $((2 * n))\n```"
+    real, fake = judged("bash", reply)[0], FakeSandbox()
+    grade([Attempt(reply, DOUBLE)], CodeParams(language="bash"), fake)
+    assert real.score == 1.0
+    assert [j.program for j in fake.ran] == ["read n; echo $((2 * n))"]
+
+
+def test_nobody_who_programs_of_here_loads_the_network_client() -> None:
+    call = "from verifiers.base import load; load('code').bind(); import sys; print('sandbox.client' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", call], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,176 @@
+"""Verifiers from outside: a file named in a recipe, and an installed package's entry point."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import verifiers
+from pipeline import registry
+from pipeline.config.data import VerifierChoice
+from pipeline.errors import ConfigError, UnknownName
+from pipeline.scoring.score import bind_verifiers
+from pipeline.types import Attempt, Prompt
+from verifiers.base import Verifier, load
+
+PLUGIN = '''
+from pydantic import Field
+from verifiers.base import Attempt, Verdict, VerifierParams, verifier
+
+class Params(VerifierParams):
+    times: int = Field(2, ge=1, le=9)
+
+@verifier
+def shouts(attempt: Attempt, params: Params) -> float:
+    """Whether it ends in so many exclamation marks."""
+    if attempt.response == "crash":
+        raise ZeroDivisionError("oh")
+    if attempt.response == "far out":
+        return 3.0
+    return float(attempt.response.endswith("!" * params.times))
+
+@verifier
+def plain(attempt):
+    return attempt.response == attempt.reference
+
+@verifier(name="many", batch=True)
+def several(attempts: list, params: Params) -> list:
+    return [Verdict("graded", 1.0)] * (len(attempts) if attempts[0].response != "short" else 0)
+
+def not_one(attempt):
+    return True
+'''
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "checks.py").write_text(PLUGIN)
+    return tmp_path
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package with entry points, as an installer would leave it on the path."""
+    (tmp_path / "shouting").mkdir()
+    (tmp_path / "shouting" / "__init__.py").write_text(PLUGIN)
+    info = tmp_path / "shouting-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: shouting\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[verizero.verifiers]\nshouts = shouting:shouts\nnothing = shouting:not_one\nexact = shouting:plain\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    yield tmp_path
+    sys.modules.pop("shouting", None)
+
+
+def score(found: Verifier[Any], response: str, reference: object = None, **params: object) -> object:
+    said = found.bind(params).score([Attempt(response, reference)])[0]
+    return said.score if said.status == "graded" else said.status
+
+
+def test_the_package_is_ours() -> None:
+    assert Path(verifiers.__file__ or "").resolve().parent == Path(__file__).resolve().parents[2] / "verifiers"
+
+
+def test_a_file_is_enough(file: Path) -> None:
+    found = load(path="checks.py:shouts", base=file)
+    assert score(found, "yes!!") == 1.0
+    assert score(found, "yes!") == 0.0
+    assert score(found, "yes!", times=1) == 1.0
+    assert score(load(path=f"{file}/checks.py:plain"), "a", "a") == 1.0
+    assert "exclamation" in (found.__doc__ or "")
+
+
+def test_what_a_plugin_does_wrong_is_no_wrong_answer(file: Path) -> None:
+    found = load(path="checks.py:shouts", base=file)
+    said = found.bind().score([Attempt(r, None) for r in ("crash", "ok!!", "far out")])
+    assert [v.status for v in said] == ["verifier_error", "graded", "verifier_error"]
+    assert "ZeroDivisionError: oh" in said[0].reason
+    assert "outside [0, 1]" in said[2].reason
+    short = load(path="checks.py:several", base=file).bind().score([Attempt("short", None)] * 2)
+    assert [v.status for v in short] == ["verifier_error"] * 2
+    assert "0 verdicts for 2 attempts" in short[0].reason
+
+
+def test_parameters_are_validated_before_anything_runs(file: Path) -> None:
+    found = load(path="checks.py:shouts", base=file)
+    with pytest.raises(ConfigError, match=r"times: .*less than or equal to 9, got 10"):
+        found.bind({"times": 10})
+    with pytest.raises(ConfigError, match="unknown parameter 'time'; known: times"):
+        found.bind({"time": 1})
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("checks.py", "expected 'file.py:function'"),
+        ("none.py:shouts", "looked for"),
+        ("checks.py:shout", "not decorated"),
+        ("checks.py:not_one", "not decorated with @verifier"),
+    ],
+)
+def test_a_wrong_path_says_what_was_looked_for(file: Path, path: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        load(path=path, base=file)
+
+
+def test_a_file_that_does_not_import_says_why(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text("import no_such_thing")
+    with pytest.raises(ConfigError, match="does not import: ModuleNotFoundError"):
+        load(path="broken.py:x", base=tmp_path)
+
+
+def test_an_entry_point_is_a_name_like_any_other(installed: Path) -> None:
+    assert "shouts" in registry.names("verifiers")
+    assert score(load("shouts"), "yes!!") == 1.0
+    with pytest.raises(UnknownName, match="did you mean shouts"):
+        load("shout")
+    with pytest.raises(UnknownName, match="is not a verifier"):
+        load("nothing")
+    with pytest.raises(ConfigError, match="claimed more than once"):
+        load("exact")
+
+
+def test_rows_name_either_kind(file: Path, installed: Path) -> None:
+    choice = VerifierChoice(path="checks.py:shouts", params={"times": 1})
+    prompts = [Prompt("1", "q", choice.key, None), Prompt("2", "q", "shouts", None), Prompt("3", "q", "numeric", "4")]
+    bound = bind_verifiers(prompts, {choice.key: choice}, file)
+    said = [
+        bound[p.verifier].score([Attempt(r, p.reference)])[0].score
+        for p, r in zip(prompts, ("a!", "a!", "4"), strict=True)
+    ]
+    assert said == [1.0, 0.0, 1.0]
+
+
+def test_every_file_here_is_a_verifier_of_its_own_name() -> None:
+    found = registry.names("verifiers")
+    for name in found:
+        verifier = load(name)
+        assert verifier.name == name
+        assert verifier.__doc__, f"{name} does not say what it returns"
+    assert set(found) >= {
+        "choice", "code", "combine", "countdown", "exact", "format", "instructions", "json_schema", "judge",
+        "knights_knaves", "length", "math", "numeric", "reasoning_gym", "reference_model", "regex", "repetition", "sql",
+        "sudoku", "unit_tests",
+    }  # fmt: skip
+
+
+def test_a_name_of_no_verifier_says_which_are_near() -> None:
+    with pytest.raises(UnknownName, match="did you mean choice"):
+        load("choise")
+    with pytest.raises(ConfigError, match="name or a path"):
+        load()
+
+
+def test_the_guide_lists_every_verifier_and_no_other() -> None:
+    guide = (Path(__file__).resolve().parents[2] / "docs" / "verifiers.md").read_text()
+    table = guide.split("## The verifiers", 1)[1].split("###", 1)[0]
+    listed = [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert sorted(listed) == sorted(registry.names("verifiers"))

@@ -1,0 +1,146 @@
+"""The adapter to reasoning-gym: its own answers are right, its partial credit is off, its evaluation is kept in."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.types import Attempt, Verdict
+from verifiers._inside_gym import is_plain
+from verifiers.reasoning_gym import INSTALL, PROCESS, ReasoningGymParams, _verdict, reasoning_gym
+
+TASKS = ["countdown", "chain_sum", "knights_knaves", "spiral_matrix", "polynomial_multiplication", "letter_counting"]
+
+
+def one(reference: Any, response: str, **params: Any) -> Verdict:
+    return reasoning_gym.bind(params).score([Attempt(response, reference)])[0]
+
+
+def reference(dataset: str, index: int = 0) -> dict[str, Any]:
+    return {"dataset": dataset, "config": {"size": 5, "seed": 3}, "entry": entry(dataset, index)}
+
+
+def entry(dataset: str, index: int = 0) -> dict[str, Any]:
+    import reasoning_gym as package
+
+    made: dict[str, Any] = package.create_dataset(dataset, size=5, seed=3)[index]
+    return made
+
+
+@pytest.mark.parametrize("dataset", TASKS)
+def test_its_own_answers_are_right_and_others_are_not(dataset: str) -> None:
+    gold = str(entry(dataset)["answer"])
+    assert one(reference(dataset), f"<answer>{gold}</answer>").is_correct
+    other = next(str(e["answer"]) for e in (entry(dataset, i) for i in range(1, 5)) if str(e["answer"]) != gold)
+    assert one(reference(dataset), f"<answer>{other}</answer>").score == 0.0
+    assert one(reference(dataset), "").status == "no_answer"
+
+
+def test_a_task_can_be_made_again_from_its_index_where_the_package_is_deterministic() -> None:
+    made = entry("chain_sum")
+    given = {"dataset": "chain_sum", "config": {"size": 5, "seed": 3}, "index": 0}
+    assert one(given, made["answer"]).is_correct
+    again = reasoning_gym.bind().score([Attempt(made["answer"], given, made["question"])])[0]
+    assert again.is_correct
+    other = reasoning_gym.bind().score([Attempt(made["answer"], given, "What is 1 + 1?")])[0]
+    assert other.status == "verifier_error"
+    assert "another task" in other.reason
+
+
+def test_listing_candidates_earns_nothing() -> None:
+    """The package itself pays for an answer that contains the right one."""
+    import reasoning_gym as package
+
+    data = package.create_dataset("letter_counting", size=5, seed=3)
+    listed = " ".join(map(str, range(20)))
+    assert data.score_answer(listed, data[0]) > 0
+    assert one(reference("letter_counting"), f"<answer>{listed}</answer>").score == 0.0
+    assert one(reference("letter_counting"), f"<answer>{listed}</answer>", partial=True).score == 0.0
+
+
+HOSTILE = [
+    "__import__('os').system('touch {path}')",
+    "open('{path}', 'w')",
+    "[c for c in ().__class__.__base__.__subclasses__()]",
+    'exec(\'open("{path}","w")\')',
+    "9**9**9**9",
+    "9**999999999",
+    "lambda: 1",
+    "x.real",
+    "'{path}'.join('a')",
+    "factorial(10**9)",
+    "'a'*10**9",
+]
+
+
+@pytest.mark.parametrize("dataset", ["countdown", "spiral_matrix", "polynomial_multiplication", "puzzle24"])
+def test_no_answer_is_run(dataset: str, tmp_path: Path) -> None:
+    target = tmp_path / "touched"
+    for text in HOSTILE:
+        said = one(reference(dataset), "<answer>" + text.replace("{path}", str(target)) + "</answer>")
+        assert said.score == 0.0
+        assert said.status in ("graded", "timeout", "verifier_error"), said
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["94*4 - 61 - 6", "[[1, 2], [3, 4]]", "x**2 + 3*x - C", "sin(x)/2", "[['Q', '_'], ['_', 'Q']]"]
+)
+def test_honest_answers_are_plain(text: str) -> None:
+    assert is_plain(text) == ("_" not in text)
+
+
+@pytest.mark.parametrize("text", [h.replace("{path}", "/tmp/x") for h in HOSTILE])
+def test_hostile_answers_are_not_plain(text: str) -> None:
+    assert not is_plain(text)
+
+
+def test_a_scorer_that_hangs_is_ended_and_the_next_answer_is_graded() -> None:
+    gold = str(entry("chain_sum")["answer"])
+    assert one(reference("chain_sum"), gold).is_correct
+    before = PROCESS._process
+    assert before is not None
+    os.kill(before.pid, signal.SIGSTOP)
+    assert one(reference("chain_sum"), gold, timeout_s=0.2).status == "timeout"
+    assert before.poll() is not None
+    assert one(reference("chain_sum"), gold).is_correct
+
+
+def test_threads_get_the_same() -> None:
+    gold = str(entry("chain_sum")["answer"])
+    with ThreadPoolExecutor(8) as pool:
+        said = list(pool.map(lambda text: one(reference("chain_sum"), text).score, [gold, "1x"] * 20))
+    assert said == [1.0, 0.0] * 20
+
+
+def test_without_the_package_the_error_says_how_to_install_it() -> None:
+    said = _verdict({"missing": "No module named 'reasoning_gym'"}, "4", ReasoningGymParams(), 0.0)
+    assert said.status == "verifier_error"
+    assert INSTALL in said.reason
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [None, {}, {"dataset": "chain_sum"}, {"dataset": "chain_sum", "entry": {}}, {"dataset": "no_such", "index": 0}],
+)
+def test_broken_references_are_no_wrong_answers(bad: Any) -> None:
+    assert one(bad, "4").status == "verifier_error"
+
+
+def test_the_package_is_never_loaded_into_this_process_by_grading() -> None:
+    import subprocess
+
+    code = (
+        "import sys; from verifiers.base import load; from pipeline.types import Attempt;"
+        "v = load('reasoning_gym').bind();"
+        "r = {'dataset': 'chain_sum', 'config': {'size': 2, 'seed': 1}, 'index': 0};"
+        "assert v.score([Attempt('1', r)])[0].status == 'graded';"
+        "sys.exit('reasoning_gym' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=100).returncode == 0

@@ -1,0 +1,96 @@
+"""Every labelled answer gets its verdict, in any order, from any thread, twice."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from itertools import groupby
+from typing import Any
+
+import pytest
+
+from pipeline.types import Attempt, Verdict
+from tests.verifiers.rows import WITHOUT_SANDBOX, Row
+from verifiers.base import BoundVerifier, load
+
+NAMES = sorted({row[0] for row in WITHOUT_SANDBOX})
+
+
+@lru_cache
+def bound(name: str, params: str) -> BoundVerifier[Any]:
+    return load(name).bind(json.loads(params))
+
+
+def verdict(row: Row, truncated: bool = False) -> Verdict:
+    name, params, reference, response, _ = row
+    return bound(name, json.dumps(params)).score([Attempt(response, reference, truncated=truncated)])[0]
+
+
+def outcome(said: Verdict) -> float | str:
+    return said.score if said.status == "graded" else said.status
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_row_gets_its_label(name: str) -> None:
+    wrong = [(r, verdict(r)) for r in WITHOUT_SANDBOX if r[0] == name and outcome(verdict(r)) != r[4]]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_table_holds_right_answers_and_wrong_ones(name: str) -> None:
+    labels = [r[4] for r in WITHOUT_SANDBOX if r[0] == name]
+    assert labels.count(1) >= 3
+    assert labels.count(0) >= 5
+
+
+def test_no_row_takes_long() -> None:
+    for row in WITHOUT_SANDBOX:
+        start = time.process_time()
+        verdict(row)
+        assert time.process_time() - start < 1.0, row[:3]
+
+
+def test_threads_and_order_change_nothing() -> None:
+    rows = WITHOUT_SANDBOX * 3
+    alone = [(v.status, v.score, v.reason) for v in map(verdict, rows)]
+    order = list(range(len(rows)))
+    random.Random(7).shuffle(order)
+    with ThreadPoolExecutor(8) as pool:
+        shuffled = list(pool.map(lambda i: verdict(rows[i]), order))
+    assert [(v.status, v.score, v.reason) for v in shuffled] == [alone[i] for i in order]
+
+
+def test_a_batch_gives_the_same_as_single_calls() -> None:
+    def key(row: Row) -> str:
+        return repr(row[:2])
+
+    for _, same in groupby(sorted(WITHOUT_SANDBOX, key=key), key=key):
+        rows = list(same)
+        together = bound(rows[0][0], json.dumps(rows[0][1])).score([Attempt(r[3], r[2]) for r in rows])
+        assert [outcome(v) for v in together] == [r[4] for r in rows]
+
+
+def test_thinking_never_counts() -> None:
+    """A right answer inside the thinking of a response that then answers wrongly, or not at all, is worth nothing."""
+    for row in WITHOUT_SANDBOX:
+        if row[0] == "format" or row[4] != 1:
+            continue
+        bare = row[3].rsplit("</think>", 1)[-1]
+        hidden = (row[0], row[1], row[2], f"<think>{bare}</think>", 0.0)
+        assert verdict(hidden).status == "no_answer", row
+        open_ended = (row[0], row[1], row[2], f"<think>{bare}", 0.0)
+        assert verdict(open_ended).status == "no_answer", row
+
+
+def test_a_cut_response_earns_only_what_it_closed() -> None:
+    cut = [
+        r for r in WITHOUT_SANDBOX if r[0] != "format" and r[4] == 1 and "boxed" not in r[3] and "<answer>" not in r[3]
+    ]
+    unclosed = [r for r in cut if "```" not in r[3] and not r[3].lstrip().startswith("{")]
+    assert len(unclosed) > 20
+    for row in unclosed:
+        if row[1].get("where") != "response":
+            assert verdict(row, truncated=True).status == "no_answer", row

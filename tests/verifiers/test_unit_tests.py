@@ -1,0 +1,167 @@
+"""Asserts against programs that never see them: replay, in the sandbox."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.errors import DataError
+from pipeline.types import Attempt, Verdict
+from verifiers._replay import suite_of
+from verifiers.unit_tests import unit_tests
+
+
+def one(program: str, reference: Any, **params: Any) -> Verdict:
+    return unit_tests.bind({"cpu_s": 1, "wall_s": 3, **params}).score([Attempt(program, reference)])[0]
+
+
+DOUBLE = {"tests": ["assert double(2) == 4", "assert double(-1) == -2", "assert double('ab') == 'abab'"]}
+HUMAN_EVAL = {
+    "entry_point": "has_close",
+    "test": "METADATA = {'author': 'x'}\n\ndef check(candidate):\n    assert candidate([1.0, 2.0], 0.5) == False\n"
+    "    for gap in (1, 2, 3):\n        assert candidate([0, gap], gap + 0.1) == True\n"
+    "    assert candidate([], 1) is False\n",
+}
+HAS_CLOSE = "def has_close(xs, t):\n    return any(abs(a - b) < t for i, a in enumerate(xs) for b in xs[:i])"
+PYTEST = {
+    "setup": "import math",
+    "tests": "LIMITS = [0, 1, 2]\n\ndef test_root():\n"
+    "    for n in LIMITS:\n        assert math.isclose(root(n) ** 2, n)\n\n"
+    "def test_negative():\n    try:\n"
+    "        root(-1)\n    except ValueError:\n        return\n    assert False, 'no error'\n",
+}
+ROOT = "def root(x):\n    if x < 0: raise ValueError(x)\n    return x ** 0.5"
+GOLD = [
+    ("def double(x): return x * 2", DOUBLE),
+    ("double = lambda x: x + x", DOUBLE),
+    ("class Solution:\n    def double(self, x): return x * 2", DOUBLE),
+    ("```python\ndef double(x): return x * 2\n```", "assert double(2) == 4"),
+    (HAS_CLOSE, HUMAN_EVAL),
+    (ROOT, PYTEST),
+    ("def first(x): return (x[0], {1: {2.5}})", ["assert first([3]) == (3, {1: {2.5}})"]),
+    ("def f(x): x.append(1)", ["a = [0]\nf(a)\nassert a == [0, 1]"]),
+    ("def f(*, a, b=2): return a - b", ["assert f(a=5) == 3", "assert f(b=1, a=1) == 0"]),
+    ("n = 0\ndef tick():\n    global n\n    n += 1\n    return n", ["assert tick() == 1", "assert tick() == 1"]),
+    ("n = 0\ndef tick():\n    global n\n    n += 1\n    return n", ["assert [tick(), tick(), tick()] == [1, 2, 3]"]),
+    ("def f(x): return x", ["assert f(f(f(7))) == 7"]),
+    ("def even(n): return n % 2 == 0\ndef odd(n): return not even(n)", ["assert even(2) and odd(3)"]),
+    (
+        "class Bad(KeyError): pass\ndef f(): raise Bad()",
+        ["try:\n    f()\n    ok = False\nexcept KeyError:\n    ok = True\nassert ok"],
+    ),
+    (
+        "def f(x): return {'a': [1, (2, None)]}",
+        {"test_list": ["assert f(1)['a'][1] == (2, None)"], "test_setup_code": ""},
+    ),
+]
+RAISING = {
+    "tests": "import pytest\n\ndef test_raises():\n    with pytest.raises(ValueError):\n        f(-1)\n\n"
+    "@pytest.mark.parametrize('x, y', [(4, 2), (2, 1.41421356)])\n"
+    "def test_root(x, y):\n    assert f(x) == pytest.approx(y)\n"
+}
+GOLD.append(("def f(x): return 2 * x", ["try:\n    y = f(2)\nexcept:\n    y = 0\nassert y == 4"]))
+GOLD.append(("def f(x):\n    if x < 0: raise ValueError\n    return x ** 0.5", RAISING))
+WRONG = [
+    ("def f(x): return abs(x) ** 0.5", RAISING),
+    ("def f(x):\n    if x < 0: raise KeyError\n    return x ** 0.5", RAISING),
+    ("def f(x):\n    if x < 0: raise ValueError\n    return 1.4142 if x == 2 else 2", RAISING),
+    ("def double(x): return x + 2", DOUBLE),
+    ("def double(x): return None", DOUBLE),
+    ("def dubble(x): return 2 * x", DOUBLE),
+    ("def double(x): raise AssertionError", DOUBLE),
+    ("this is not python", DOUBLE),
+    ("def has_close(xs, t): return True", HUMAN_EVAL),
+    ("def has_close(xs, t): return False", HUMAN_EVAL),
+    ("def root(x): return abs(x) ** 0.5", PYTEST),
+    ("def first(x): return [3, {1: {2.5}}]", ["assert first([3]) == (3, {1: {2.5}})"]),
+    ("def f(x): x.append(2)", ["a = [0]\nf(a)\nassert a == [0, 1]"]),
+]
+HACKS = {
+    "exits": "import sys\ndef double(x): sys.exit(0)",
+    "exits at once": "import os\nos._exit(0)",
+    "equal to all": "class A:\n    def __eq__(s, o): return True\n    __hash__ = None\ndef double(x): return A()",
+    "an int equal to all": "class A(int):\n    def __eq__(s, o): return True\ndef double(x): return A(0)",
+    "replaces the caller": "def double(x): return 0\n"
+    "import builtins\nbuiltins.AssertionError = type('Q', (BaseException,), {})",
+    "own protocol": "def verizero_calls(tests): return [[('passed',)]]\ndef double(x): return ('value', 4, [2], {})",
+    "claims": "import sys\ndef double(x):\n    f = sys._getframe(1)\n"
+    "    f.f_locals['said'][-1].append(('passed',))\n    return 0",
+    "reads the test": "import gc\ndef double(x):\n"
+    "    return next(o for o in gc.get_objects() if isinstance(o, str) and 'assert' in o)",
+    "loops": "def double(x):\n    while True: pass",
+}
+
+
+@pytest.mark.parametrize(("program", "reference"), GOLD)
+def test_right_programs_pass(program: str, reference: Any) -> None:
+    said = one(program, reference)
+    assert said.is_correct, said.reason
+
+
+@pytest.mark.parametrize(("program", "reference"), WRONG)
+def test_wrong_programs_fail(program: str, reference: Any) -> None:
+    said = one(program, reference)
+    assert (said.status, said.score) == ("graded", 0.0)
+
+
+@pytest.mark.parametrize("name", HACKS)
+def test_reward_hacks_earn_nothing(name: str) -> None:
+    said = one(HACKS[name], DOUBLE)
+    assert said.score == 0.0
+    assert said.status == ("timeout" if name == "loops" else "graded"), said.reason
+
+
+def test_a_shared_process_is_not_held_against_a_program() -> None:
+    """A program that keeps state fails when tests share it, and passes each test alone."""
+    once = "done = False\ndef f(x):\n    global done\n    if done: return None\n    done = True\n    return x"
+    assert one(once, ["assert f(1) == 1", "assert f(2) == 2"]).is_correct
+
+
+def test_a_hang_in_one_test_costs_only_that_one() -> None:
+    slow = "def f(x):\n    while x == 1: pass\n    return x"
+    said = one(
+        slow, ["assert f(0) == 0", "assert f(1) == 1", "assert f(2) == 2"], grading="fraction", cpu_s=1, wall_s=2
+    )
+    assert said.status == "graded"
+    assert said.score == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(
+    "reference",
+    [
+        {"tests": []},
+        {"tests": "x = 1"},
+        {"tests": "def ("},
+        3,
+        {"tests": ["assert 1 == 1"]},
+        {"test": "def check(c):\n    assert c(1)"},
+    ],
+)
+def test_broken_references_are_no_wrong_answers(reference: Any) -> None:
+    said = one("def f(x): return x", reference)
+    assert said.status == "verifier_error"
+    assert "bad_reference" in said.reason
+
+
+def test_a_test_that_fails_by_itself_is_the_references_fault() -> None:
+    said = one("def f(x): return x", ["assert f(undefined_data) == 1", "assert f(1) == 1"])
+    assert said.status in ("verifier_error", "graded")
+    broken = one("def f(x): return x", {"tests": ["import no_such_module\nassert f(1) == 1"], "fn": "f"})
+    assert broken.status == "verifier_error"
+
+
+def test_splitting_keeps_every_assert() -> None:
+    suite = suite_of("import math\nx = 1\nassert f(x)\ny = 2\nassert f(y)\ndef test_a():\n    assert f(3)\n", "", None)
+    assert suite.names == ("f",)
+    assert [t.count("assert") for t in suite.tests] == [1, 1, 1]
+    assert "y = 2" in suite.tests[1]
+    with pytest.raises(DataError, match="no assert"):
+        suite_of("f(1)", "", "f")
+
+
+def test_equal_programs_run_once_and_in_order() -> None:
+    rows = [Attempt(p, DOUBLE) for p in ("def double(x): return 2*x", "def double(x): return 0", "") * 20]
+    said = unit_tests.bind().score(rows)
+    assert [v.score for v in said] == [1.0, 0.0, 0.0] * 20
+    assert [v.status for v in said[:3]] == ["graded", "graded", "no_answer"]

@@ -1,0 +1,89 @@
+"""Runs in a process of its own: scores answers with the reasoning-gym package, whose scorers evaluate answers as code.
+
+One request per line of standard input, one reply per line of standard output, all JSON.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import resource
+import sys
+from functools import lru_cache
+from typing import Any
+
+EVALUATES = re.compile(r"\b(?:eval|exec|parse_expr|sympify|literal_eval)\(")
+NAMES = {"sin", "cos", "tan", "exp", "log", "sqrt", "Abs", "pi", "E", "C", "asin", "acos", "atan"}
+PLAIN = re.compile(r"[\w\s+\-*/().,\[\]'\"^=|]*", re.ASCII)
+
+
+@lru_cache(maxsize=64)
+def dataset_of(name: str, config: str) -> Any:
+    """The data set of that name and configuration (JSON)."""
+    import reasoning_gym
+
+    return reasoning_gym.create_dataset(name, **json.loads(config))
+
+
+def is_plain(answer: str) -> bool:
+    """Whether evaluating it can do no more than arithmetic or make a list: no attributes, no unknown calls, no towers.
+
+    Quoted text may hold letters only, so that nothing in it can be a program.
+    """
+    if not PLAIN.fullmatch(answer) or "__" in answer or re.search(r"[A-Za-z_)\]'\"]\s*\.|\.\s*[A-Za-z_]", answer):
+        return False
+    if answer.count("**") + answer.count("^") > 12 or re.search(r"(?:\*\*|\^)[^+\-,)]*(?:\*\*|\^)", answer):
+        return False
+    if any(int(n) > 64 for n in re.findall(r"(?:\*\*|\^)\s*\(?\s*(\d{1,9})", answer)) or re.search(r"\d{40}", answer):
+        return False
+    if re.search(r"[\['\"]", answer) and re.search(r"[*^/+]", answer):
+        return False
+    unquoted = re.sub(r"(['\"])[A-Za-z0-9 ]*\1", "", answer)
+    if "'" in unquoted or '"' in unquoted or "=" in unquoted:
+        return False
+    called = re.findall(r"([A-Za-z_]\w*)\s*\(", unquoted)
+    words = re.findall(r"[A-Za-z_]\w*", unquoted)
+    return all(c in NAMES for c in called) and all(w in NAMES or len(w) == 1 for w in words)
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """The reply to one request: {"score"}, {"unsafe"} or {"error"}."""
+    dataset = dataset_of(request["dataset"], json.dumps(request["config"], sort_keys=True))
+    entry = request.get("entry") or dataset[request["index"]]
+    kind = type(dataset)
+    scorer = kind.score_answer
+    own = scorer.__qualname__.split(".")[0] != "ProceduralDataset"
+    said = request["answer"]
+    if request["prompt"] and entry["question"] not in request["prompt"]:
+        return {"error": "the package makes another task here than the prompt's; give 'entry' in place of 'index'"}
+    gold = entry.get("answer")
+    evaluates = own and EVALUATES.search(inspect.getsource(sys.modules[kind.__module__]))
+    if evaluates and said != str(gold) and not is_plain(said):
+        return {"unsafe": True}
+    if not own:
+        return {"score": float(said == gold)}
+    return {"score": float(dataset.score_answer(answer=said, entry=entry))}
+
+
+def main() -> None:
+    """Answer requests until standard input ends."""
+    memory, cpu = int(sys.argv[1]), int(sys.argv[2])
+    replies = sys.stdout
+    sys.stdout = sys.stderr
+    resource.setrlimit(resource.RLIMIT_AS, (memory << 20, memory << 20))
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    for line in sys.stdin:
+        try:
+            reply = answer(json.loads(line))
+        except ImportError as exc:
+            reply = {"missing": str(exc)}
+        except Exception as exc:
+            reply = {"error": f"{type(exc).__name__}: {exc}"[:300]}
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""Runs in the sandbox: one query on a fresh SQLite database in memory, and what it returns, as comparable text.
+
+Also run by the verifier itself on the reference's query, so that both results take the same form.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import sys
+from typing import Any
+
+READS = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
+FORBIDDEN_FUNCTIONS = {"load_extension", "readfile", "writefile", "edit", "fts3_tokenizer"}
+
+
+def result_of(setup: str, query: str, ordered: bool, max_rows: int, max_steps: int) -> str:
+    """A line that is equal for equal results: the number of rows, and a hash of them; or "error: ...".
+
+    Reading is all that the query may do. Without `ordered`, rows are a multiset. Column names do not count; whole
+    floats equal integers, floats are compared to 9 digits.
+    """
+    database = sqlite3.connect(":memory:", isolation_level=None)
+    database.executescript(setup)
+    database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1_000_000)
+    database.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+    database.set_authorizer(_authorize)
+    steps = [0]
+
+    def count() -> int:
+        steps[0] += 1
+        return int(steps[0] * 1_000 > max_steps)
+
+    database.set_progress_handler(count, 1_000)
+    try:
+        rows = database.execute(query).fetchmany(max_rows + 1)
+    except (sqlite3.Error, sqlite3.Warning, ValueError) as exc:
+        return f"error: {exc}"
+    finally:
+        database.close()
+    if len(rows) > max_rows:
+        return f"error: more than {max_rows} rows"
+    lines = [json.dumps([_plain(cell) for cell in row]) for row in rows]
+    body = "\n".join(lines if ordered else sorted(lines))
+    return f"rows: {len(rows)} {hashlib.sha256(body.encode()).hexdigest()}"
+
+
+def _authorize(action: int, first: str | None, second: str | None, *_: Any) -> int:
+    if action == sqlite3.SQLITE_FUNCTION and str(second).lower() in FORBIDDEN_FUNCTIONS:
+        return sqlite3.SQLITE_DENY
+    return sqlite3.SQLITE_OK if action in READS else sqlite3.SQLITE_DENY
+
+
+def _plain(cell: Any) -> Any:
+    if isinstance(cell, bytes):
+        return {"bytes": cell.hex()}
+    if isinstance(cell, float):
+        return int(cell) if cell.is_integer() and abs(cell) < 2**53 else f"{cell:.9g}"
+    return cell
+
+
+if __name__ == "__main__":
+    print(result_of(**json.load(sys.stdin)))

@@ -1,0 +1,160 @@
+"""What the code verifiers share: the program in a response, the tests in a reference, each pair run once."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pipeline.errors import DataError
+from pipeline.types import Attempt
+from verifiers._response import Found, after_thinking, code_blocks, last_tag
+
+Mode = Literal["stdin", "function"]
+Test = dict[str, Any]
+
+TAGS: Mapping[str, frozenset[str]] = {
+    "python": frozenset({"python", "py", "python3", "pypy", "pypy3"}),
+    "c": frozenset({"c"}),
+    "cpp": frozenset({"cpp", "c++", "cc", "cxx"}),
+    "javascript": frozenset({"javascript", "js", "node"}),
+    "bash": frozenset({"bash", "sh", "shell"}),
+    "sql": frozenset({"sql", "sqlite", "sqlite3"}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Tests of one reference: how they talk to the program, and what they hold it to.
+
+    `alternative` is a second reading of the same tests (APPS wraps each expected value in a list of one, and a
+    function may itself return such a list); a program is right if it passes either one whole.
+    """
+
+    mode: Mode
+    tests: tuple[Test, ...]
+    fn: str | None = None
+    alternative: tuple[Test, ...] | None = None
+
+    def first(self, at_most: int | None) -> Suite:
+        """This suite with at most that many tests, spread evenly over the list so that large inputs stay in."""
+        n = len(self.tests)
+        if at_most is None or n <= at_most:
+            return self
+        chosen = sorted({i * (n - 1) // max(1, at_most - 1) for i in range(at_most)})
+        other = None if self.alternative is None else tuple(self.alternative[i] for i in chosen)
+        return Suite(self.mode, tuple(self.tests[i] for i in chosen), self.fn, other)
+
+
+def program_of(attempt: Attempt, language: str = "python", defines: str | None = None) -> Found:
+    """The program in a response: the last closed fence of that language or of none, else the whole answer.
+
+    With `defines`, the last fence that defines that name wins over later ones (usage examples follow solutions).
+    An unclosed fence or a fence of other languages only is no answer.
+    """
+    part = after_thinking(attempt)
+    if part.text is None:
+        return part
+    tagged = last_tag(part.text, "answer")
+    text = tagged.text if tagged.text is not None else part.text
+    blocks, left_open = code_blocks(text)
+    fitting = [b.text for b in blocks if b.text.strip() and (not b.language or b.language in TAGS[language])]
+    if defines is not None:
+        name = re.compile(rf"\b(?:def|class|function)\s+{re.escape(defines)}\b|^{re.escape(defines)}\s*=", re.MULTILINE)
+        fitting = [b for b in fitting if name.search(b)] or fitting
+    if fitting:
+        return Found(fitting[-1], "fenced")
+    if left_open:
+        return Found(None, "unclosed_fence")
+    if blocks:
+        return Found(None, f"no_{language}_block")
+    if attempt.truncated:
+        return Found(None, "truncated")
+    return Found(text, "bare")
+
+
+def suite_of(reference: Any) -> Suite:
+    """The tests of a reference, in the sandbox's form.
+
+    Accepted: {"tests": [...], "fn": "f"?} with function tests {"args", "expected", "fn"?} or stdin tests
+    {"input", "output"}; a bare list of such tests; APPS and TACO {"inputs", "outputs", "fn_name"?}, also under
+    "input_output"; each also as a JSON string.
+    Raises: DataError naming the field when the reference is none of these or has no test.
+    """
+    if isinstance(reference, str):
+        try:
+            reference = json.loads(reference)
+        except json.JSONDecodeError as exc:
+            raise DataError(f"reference: not JSON ({exc}); expected an object with 'tests' or 'inputs'") from exc
+    if isinstance(reference, list):
+        reference = {"tests": reference}
+    if not isinstance(reference, Mapping):
+        raise DataError(f"reference: expected an object with 'tests' or 'inputs', got {type(reference).__name__}")
+    if "input_output" in reference:
+        return suite_of(reference["input_output"])
+    suite = _apps(reference) if "inputs" in reference else _listed(reference)
+    if not suite.tests:
+        raise DataError("reference: 'tests' is empty; a program is right only against at least one test")
+    return suite
+
+
+def _listed(reference: Mapping[str, Any]) -> Suite:
+    tests = reference.get("tests")
+    if not isinstance(tests, list) or not all(isinstance(t, Mapping) for t in tests):
+        raise DataError(f"reference.tests: expected a list of objects, got {tests!r:.80}")
+    fn = reference.get("fn") or reference.get("fn_name")
+    made: list[Test] = []
+    modes: set[Mode] = set()
+    for i, test in enumerate(tests):
+        if "input" in test and "output" in test:
+            made.append({**test, "input": _lines(test["input"]), "output": _lines(test["output"])})
+            modes.add("stdin")
+        elif "args" in test and "expected" in test and (test.get("fn") or fn):
+            made.append({**test, "fn": test.get("fn") or fn, "args": list(test["args"])})
+            modes.add("function")
+        else:
+            raise DataError(
+                f"reference.tests[{i}]: expected 'input' and 'output', or 'args', 'expected' and 'fn'; "
+                f"got the keys {', '.join(sorted(map(str, test)))}"
+            )
+    if len(modes) > 1:
+        raise DataError("reference.tests: stdin tests and function tests are mixed; split the row in two")
+    return Suite("function" if "function" in modes else "stdin", tuple(made), fn)
+
+
+def _apps(reference: Mapping[str, Any]) -> Suite:
+    inputs, outputs = reference["inputs"], reference.get("outputs")
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+        raise DataError("reference.inputs and reference.outputs: expected two lists of equal length")
+    fn = reference.get("fn_name")
+    if not fn:
+        pairs = zip(inputs, outputs, strict=True)
+        return Suite("stdin", tuple({"input": _lines(i), "output": _lines(o)} for i, o in pairs))
+    calls = [_json_arguments(i) for i in inputs]
+    as_given = tuple({"fn": fn, "args": a, "expected": o} for a, o in zip(calls, outputs, strict=True))
+    if not all(isinstance(o, list) and len(o) == 1 for o in outputs):
+        return Suite("function", as_given, fn)
+    unwrapped = tuple({"fn": fn, "args": a, "expected": o[0]} for a, o in zip(calls, outputs, strict=True))
+    return Suite("function", unwrapped, fn, alternative=as_given)
+
+
+def _json_arguments(given: Any) -> list[Any]:
+    if isinstance(given, str):
+        return [json.loads(line) for line in given.split("\n") if line.strip()]
+    return list(given) if isinstance(given, list) else [given]
+
+
+def _lines(text: Any) -> str:
+    return "\n".join(map(str, text)) if isinstance(text, list) else str(text)
+
+
+def once_each(keys: Sequence[str], run: Callable[[list[int]], Sequence[Any]]) -> list[Any]:
+    """One result per key, in order; `run` gets the index of each distinct key's first place, and only those."""
+    first: dict[str, int] = {}
+    for i, key in enumerate(keys):
+        first.setdefault(key, i)
+    wanted = list(first.values())
+    results = dict(zip(first, run(wanted) if wanted else [], strict=True))
+    return [results[key] for key in keys]

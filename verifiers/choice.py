@@ -1,0 +1,98 @@
+"""Multiple choice: the letter, in any decoration; the choice's own text only where the reference shows it."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from pipeline.errors import DataError
+from pipeline.types import Attempt, Verdict
+from verifiers._response import final_answer
+from verifiers.base import VerifierParams, verifier
+from verifiers.exact import normal
+
+MAX_CHARS = 2_000
+"""A longer answer is prose, not a choice."""
+MARKED = re.compile(
+    r"(?:(?:the|choice|option|answer|letter)\s+){0,3}[(\[{]?\s*(?P<letter>[A-Za-z])\s*(?:[)\]}]|[.:,)]|$|\s+-)\s*(?P<rest>.*)",
+    re.IGNORECASE | re.DOTALL,
+)
+SEVERAL = re.compile(
+    r"(?:(?:the|choice|option|choices|options|either|both)\s+){0,2}[(\[{]?[A-Za-z][)\]}]?[.:]?"
+    r"(?:\s*(?:,|/|&|;|\bor\b|\band\b|\s)\s*(?:or\s+|and\s+|maybe\s+|option\s+)?[(\[{]?[A-Za-z][)\]}]?[.:]?)+",
+    re.IGNORECASE,
+)
+HEDGE = re.compile(r"(?:or|and|/|&|but|not)\b|[/&]", re.IGNORECASE)
+
+
+class ChoiceParams(VerifierParams):
+    """How choices are read."""
+
+    letters: str = Field("ABCDEFGHIJ", min_length=2, description="letters that name a choice, in order")
+    accept_text: bool = Field(True, description="the text of the right choice alone counts, if the reference has it")
+
+
+@verifier
+def choice(attempt: Attempt, params: ChoiceParams) -> Verdict:
+    """1 if the answer names the right choice and no other.
+
+    Reference: "B", an index from 0, or {"answer": "B" | index, "choices": [texts] | {"A": text}}. A letter beside
+    the text of another choice is a contradiction; "A or B" is a hedge; both are wrong.
+    """
+    gold, texts = _gold(attempt.reference, params)
+    found = final_answer(attempt)
+    if found.text is None:
+        return found.no_answer()
+    if found.others:
+        return Verdict("graded", 0.0, "several_answers", found.text)
+    if len(found.text) > MAX_CHARS:
+        return Verdict("no_answer", 0.0, "no_choice", found.text[:200])
+    said = " ".join(unicodedata.normalize("NFKC", found.text).split())
+    picked = _picked(said, texts, params)
+    if picked is None:
+        return Verdict("no_answer", 0.0, "no_choice", found.text)
+    if picked == "":
+        return Verdict("graded", 0.0, "several_answers", found.text)
+    right = picked == gold
+    return Verdict("graded", float(right), "equal" if right else f"wrong_choice: {picked} is not {gold}", picked)
+
+
+def _picked(said: str, texts: Mapping[str, str], params: ChoiceParams) -> str | None:
+    """The letter that was meant; "" if it contradicts itself, None if there is none."""
+    by_text = {normal(text): letter for letter, text in texts.items()}
+    if params.accept_text and normal(said) in by_text:
+        return by_text[normal(said)]
+    if SEVERAL.fullmatch(said):
+        return ""
+    marked = MARKED.fullmatch(said)
+    if marked is None or marked["letter"].upper() not in params.letters:
+        return None
+    letter, rest = marked["letter"].upper(), marked["rest"].strip()
+    if not rest:
+        return letter
+    if letter in texts and normal(rest) == normal(texts[letter]):
+        return letter
+    if normal(rest) in by_text:
+        return ""
+    return None if texts or HEDGE.match(rest) else letter
+
+
+def _gold(reference: Any, params: ChoiceParams) -> tuple[str, Mapping[str, str]]:
+    choices: Any = {}
+    if isinstance(reference, Mapping):
+        choices = reference.get("choices", {})
+        reference = reference.get("answer")
+    if isinstance(choices, list):
+        choices = dict(zip(params.letters, choices, strict=False))
+    texts = {str(k).upper(): str(v) for k, v in dict(choices).items()}
+    if isinstance(reference, int) and not isinstance(reference, bool) and 0 <= reference < len(params.letters):
+        return params.letters[reference], texts
+    if isinstance(reference, str):
+        bare = reference.strip().strip("()[]. ").upper()
+        if len(bare) == 1 and bare in params.letters:
+            return bare, texts
+    raise DataError(f"reference: expected one of the letters {params.letters} or an index, got {reference!r:.80}")

@@ -1,0 +1,158 @@
+"""The countdown game: reach a target with the given numbers, each used at most once."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from pydantic import Field
+
+from pipeline.errors import DataError
+from pipeline.types import Attempt, Verdict
+from verifiers._response import final_answer
+from verifiers.base import VerifierParams, verifier
+
+TOKEN = re.compile(r"\s*(?:(?P<number>\d{1,12})(?!\d)|(?P<sign>[-+*/()=]))")
+SIGNS = {"×": "*", "·": "*", "∗": "*", "÷": "/", "−": "-", "–": "-", "\\times": "*", "\\cdot": "*", "\\div": "/",
+         "\\left": "", "\\right": "", "[": "(", "]": ")"}  # fmt: skip
+MAX_TOKENS = 400
+
+
+class CountdownParams(VerifierParams):
+    """The rules of the game."""
+
+    use_all: bool = Field(False, description="every number must be used; a reference may say so itself")
+    whole_steps: bool = Field(False, description="a division with a remainder, or a negative step, is refused")
+
+
+class BadExpression(Exception):
+    """The text is no expression of this game; the message is the reason code."""
+
+
+@verifier
+def countdown(attempt: Attempt, params: CountdownParams) -> Verdict:
+    """1 if the answer is an expression of the given numbers (each at most once) whose exact value is the target.
+
+    Reference: {"numbers": [..], "target": n, "use_all"?: bool}. "expression = target" is accepted. The text is parsed
+    here, never evaluated; powers, joined digits and numbers that were not given are refused.
+    """
+    numbers, target, use_all = _game(attempt.reference, params)
+    found = final_answer(attempt)
+    if found.text is None:
+        return found.no_answer()
+    if found.others:
+        return Verdict("graded", 0.0, "several_answers", found.text)
+    try:
+        value, used = evaluate(found.text, params.whole_steps, target)
+    except BadExpression as exc:
+        return Verdict("graded", 0.0, str(exc), found.text[:200])
+    spare = Counter(numbers)
+    spare.subtract(used)
+    if min(spare.values(), default=0) < 0:
+        extra = sorted(n for n, left in spare.items() if left < 0)
+        return Verdict("graded", 0.0, f"number_not_given: {extra[0]}", found.text)
+    if use_all and any(spare.values()):
+        return Verdict("graded", 0.0, f"number_not_used: {min(n for n, left in spare.items() if left)}", found.text)
+    if value != target:
+        return Verdict("graded", 0.0, f"wrong_value: {value} is not {target}", found.text)
+    return Verdict("graded", 1.0, "equal", found.text)
+
+
+def evaluate(text: str, whole_steps: bool, target: int) -> tuple[Fraction, list[int]]:
+    """The exact value of an expression and the numbers it uses, in order.
+
+    Raises: BadExpression with a reason code.
+    """
+    tokens = _tokens(text)
+    if "=" in tokens:
+        at = tokens.index("=")
+        if tokens[at + 1 :] != [target]:
+            raise BadExpression("wrong_value_stated")
+        tokens = tokens[:at]
+    parser = _Parser(tokens, whole_steps)
+    value = parser.sum()
+    if parser.at != len(tokens):
+        raise BadExpression("not_an_expression")
+    if not parser.numbers:
+        raise BadExpression("no_numbers")
+    return value, parser.numbers
+
+
+def _tokens(text: str) -> list[int | str]:
+    for sign, plain in SIGNS.items():
+        text = text.replace(sign, plain)
+    tokens: list[int | str] = []
+    at = 0
+    text = text.strip()
+    while at < len(text):
+        token = TOKEN.match(text, at)
+        if token is None or len(tokens) >= MAX_TOKENS:
+            raise BadExpression("not_an_expression")
+        tokens.append(int(token["number"]) if token["number"] else token["sign"])
+        at = token.end()
+    return tokens
+
+
+class _Parser:
+    """Recursive descent over at most MAX_TOKENS tokens."""
+
+    def __init__(self, tokens: list[int | str], whole_steps: bool) -> None:
+        self.tokens, self.whole_steps, self.at, self.depth = tokens, whole_steps, 0, 0
+        self.numbers: list[int] = []
+
+    def peek(self) -> int | str | None:
+        return self.tokens[self.at] if self.at < len(self.tokens) else None
+
+    def sum(self) -> Fraction:
+        value = self.product()
+        while (sign := self.peek()) in ("+", "-"):
+            self.at += 1
+            other = self.product()
+            value = self.step(value + other if sign == "+" else value - other)
+        return value
+
+    def product(self) -> Fraction:
+        value = self.atom()
+        while (sign := self.peek()) in ("*", "/"):
+            self.at += 1
+            other = self.atom()
+            if sign == "/" and other == 0:
+                raise BadExpression("division_by_zero")
+            value = self.step(value * other if sign == "*" else value / other)
+        return value
+
+    def atom(self) -> Fraction:
+        token = self.peek()
+        self.at += 1
+        if isinstance(token, int):
+            self.numbers.append(token)
+            return Fraction(token)
+        if token == "(" and self.depth < 50:
+            self.depth += 1
+            value = self.sum()
+            self.depth -= 1
+            if self.peek() == ")":
+                self.at += 1
+                return value
+        raise BadExpression("not_an_expression")
+
+    def step(self, value: Fraction) -> Fraction:
+        if self.whole_steps and (value.denominator != 1 or value < 0):
+            raise BadExpression("step_not_whole")
+        return value
+
+
+def _game(reference: Any, params: CountdownParams) -> tuple[list[int], int, bool]:
+    numbers = reference.get("numbers") if isinstance(reference, Mapping) else None
+    target = reference.get("target") if isinstance(reference, Mapping) else None
+    if (
+        not isinstance(numbers, list)
+        or not numbers
+        or not all(isinstance(n, int) and n >= 0 for n in numbers)
+        or not isinstance(target, int)
+    ):
+        raise DataError(f'reference: expected {{"numbers": [integers], "target": integer}}, got {reference!r:.80}')
+    return numbers, target, bool(reference.get("use_all", params.use_all))

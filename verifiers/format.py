@@ -1,0 +1,55 @@
+"""The shape of a response: R1's `<think>...</think><answer>...</answer>`, or thinking alone."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic import Field
+
+from pipeline.types import Attempt, Verdict
+from verifiers.base import VerifierParams, verifier
+
+TAG = re.compile(r"<(/?)(think|answer)>")
+
+
+class FormatParams(VerifierParams):
+    """Which tags are asked for."""
+
+    tags: Literal["think_answer", "think"] = "think_answer"
+    opened: bool | None = Field(
+        None, description="the prompt already holds <think>; None: look at whether the prompt's text ends with it"
+    )
+    min_think_chars: int = Field(1, ge=0, description="of thinking, spaces not counted")
+    allow_outside: bool = Field(False, description="text between or after the tags is allowed (think_answer only)")
+
+
+@verifier
+def format(attempt: Attempt, params: FormatParams) -> Verdict:
+    """1 if the response has each tag exactly once, in order, neither part empty, and nothing outside them.
+
+    The reference is not looked at. With tags "think", what follows `</think>` is the answer and must not be empty.
+    """
+    text = attempt.response
+    opened = attempt.prompt.rstrip().endswith("<think>") if params.opened is None else params.opened
+    if opened:
+        text = "<think>" + text
+    tags = [(m[0], m.start(), m.end()) for m in TAG.finditer(text)]
+    wanted = ["<think>", "</think>"]
+    wanted += ["<answer>", "</answer>"] if params.tags == "think_answer" else []
+    if [t for t, _, _ in tags] != wanted:
+        got = " ".join(t for t, _, _ in tags[:8]) or "none"
+        return Verdict("graded", 0.0, f"wrong_tags: {got}")
+    think = text[tags[0][2] : tags[1][1]]
+    if len("".join(think.split())) < params.min_think_chars:
+        return Verdict("graded", 0.0, "empty_thinking")
+    if params.tags == "think":
+        outside, answer = text[: tags[0][1]], text[tags[1][2] :]
+    else:
+        outside = text[: tags[0][1]] + text[tags[1][2] : tags[2][1]] + text[tags[3][2] :]
+        answer = text[tags[2][2] : tags[3][1]]
+    if not answer.strip():
+        return Verdict("graded", 0.0, "empty_answer")
+    if outside.strip() and not params.allow_outside:
+        return Verdict("graded", 0.0, "text_outside_tags")
+    return Verdict("graded", 1.0, "well_formed", answer.strip()[:200])

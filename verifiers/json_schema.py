@@ -1,0 +1,140 @@
+"""JSON that meets a schema, and, where the reference says so, certain values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import jsonschema
+import referencing
+from pydantic import Field
+
+from pipeline.errors import DataError
+from pipeline.types import Attempt, Verdict
+from verifiers._response import Found, after_thinking, code_blocks, last_tag
+from verifiers.base import VerifierParams, verifier
+
+
+class JsonSchemaParams(VerifierParams):
+    """Budgets and strictness."""
+
+    max_chars: int = Field(20_000, ge=1, description="of the JSON text")
+    max_depth: int = Field(100, ge=1, le=200, description="of nesting; deeper is refused before it is parsed")
+    allow_text: bool = Field(True, description="text beside one fenced block is allowed; otherwise only the JSON")
+
+
+@verifier
+def json_schema(attempt: Attempt, params: JsonSchemaParams) -> Verdict:
+    """1 if the answer is one JSON value that meets the schema (and equals the wanted one, key by key where given).
+
+    Reference: {"schema": {...}, "equals"?: value, "values"?: {key: value}} (one of the three is enough), or its text.
+    Duplicate keys, NaN and infinities are no JSON. A schema's references never leave the schema.
+    """
+    schema, wanted = _reference(attempt.reference)
+    found = _json_text(attempt, params)
+    if found.text is None:
+        return found.no_answer()
+    try:
+        value = parse(found.text, params.max_chars, params.max_depth)
+    except ValueError as exc:
+        return Verdict("graded", 0.0, f"not_json: {exc}"[:200], found.text[:200])
+    if schema is not None:
+        error = next(iter(_validator(json.dumps(schema, sort_keys=True)).iter_errors(value)), None)
+        if error is not None:
+            return Verdict("graded", 0.0, f"schema: {error.json_path}: {error.message}"[:200], found.text[:200])
+    if "equals" in wanted and not same(value, wanted["equals"]):
+        return Verdict("graded", 0.0, "different_value", found.text[:200])
+    for key, item in wanted.get("values", {}).items():
+        if not isinstance(value, dict) or key not in value or not same(value[key], item):
+            return Verdict("graded", 0.0, f"different_value: {key}", found.text[:200])
+    return Verdict("graded", 1.0, "valid", found.text[:200])
+
+
+def parse(text: str, max_chars: int, max_depth: int) -> Any:
+    """The JSON value of a text.
+
+    Raises: ValueError if it is none, is over a budget, repeats a key, or holds NaN or an infinity.
+    """
+    if len(text) > max_chars:
+        raise ValueError(f"{len(text)} characters, at most {max_chars}")
+    depth = 0
+    in_string = escaped = False
+    for c in text:
+        if in_string:
+            in_string, escaped = (c != '"' or escaped), (c == "\\" and not escaped)
+        elif c == '"':
+            in_string = True
+        elif c in "[{":
+            depth += 1
+            if depth > max_depth:
+                raise ValueError(f"nested deeper than {max_depth}")
+        elif c in "]}":
+            depth -= 1
+    return json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+
+
+def same(a: Any, b: Any) -> bool:
+    """JSON equality: true is not 1, 1 is 1.0, the order of keys does not matter."""
+    if isinstance(a, bool) or isinstance(b, bool):
+        return a is b
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return bool(a == b)
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise ValueError("a key occurs twice")
+    return made
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _json_text(attempt: Attempt, params: JsonSchemaParams) -> Found:
+    part = after_thinking(attempt)
+    if part.text is None:
+        return part
+    tagged = last_tag(part.text, "answer")
+    text = tagged.text if tagged.text is not None else part.text
+    if text.lstrip()[:1] in ("{", "["):
+        return Found(text, "bare")
+    blocks, left_open = code_blocks(text)
+    fitting = [b for b in blocks if b.language in ("", "json")]
+    if len(fitting) > 1:
+        return Found(None, "several_blocks")
+    if fitting and (params.allow_text or text.strip().startswith("```")):
+        return Found(fitting[0].text, "fenced")
+    if left_open:
+        return Found(None, "unclosed_fence")
+    return Found(None, "truncated") if attempt.truncated else Found(text, "bare")
+
+
+@lru_cache(maxsize=256)
+def _validator(schema_text: str) -> Any:
+    schema = json.loads(schema_text)
+    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    try:
+        kind.check_schema(schema)
+    except jsonschema.SchemaError as exc:
+        raise DataError(f"reference.schema: {exc.json_path}: {exc.message}"[:300]) from exc
+    return kind(schema, registry=referencing.Registry())
+
+
+def _reference(reference: Any) -> tuple[Any, Mapping[str, Any]]:
+    if isinstance(reference, str):
+        try:
+            reference = json.loads(reference)
+        except ValueError as exc:
+            raise DataError(f"reference: not JSON: {exc}") from exc
+    if not isinstance(reference, Mapping) or not {"schema", "equals", "values"} & set(reference):
+        raise DataError(f"reference: expected an object with 'schema', 'equals' or 'values', got {reference!r:.80}")
+    if not isinstance(reference.get("values", {}), Mapping):
+        raise DataError(f"reference.values: expected key -> value, got {reference['values']!r:.80}")
+    return reference.get("schema"), reference

@@ -1,0 +1,138 @@
+"""Knights and knaves: who always tells the truth, who always lies; the answer is checked against what was said."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from pipeline.errors import DataError
+from pipeline.types import Attempt, Verdict
+from verifiers._response import Found, after_thinking, last_box, last_tag
+from verifiers.base import VerifierParams, verifier
+
+MAX_PEOPLE = 16
+
+
+class KnightsKnavesParams(VerifierParams):
+    """The words for the two roles."""
+
+    truthful: str = Field("knight", min_length=1, description="who tells the truth")
+    lying: str = Field("knave", min_length=1, description="who lies")
+
+
+@verifier
+def knights_knaves(attempt: Attempt, params: KnightsKnavesParams) -> Verdict:
+    """1 if the answer gives each person one role, and the roles agree with every statement.
+
+    Reference: {"people": [names], "statements": [one formula per person, what that person says]} or with "solution":
+    {name: role}. Formulas: ["knight", i], ["knave", i], ["not", f], ["and", f, ...], ["or", f, ...], ["->", f, g],
+    ["<=>", f, g], people counted from 0 ("telling-truth" and "lying" are understood too). Someone with two roles is a
+    contradiction, someone without one leaves the puzzle unsolved: both are wrong.
+    """
+    people, statements, solution = _puzzle(attempt.reference, params)
+    found = _roles_text(attempt)
+    if found.text is None:
+        return found.no_answer()
+    roles: dict[str, bool] = {}
+    for name, role in _claims(found.text, people, params):
+        if roles.setdefault(name, role) != role:
+            return Verdict("graded", 0.0, f"contradiction: {name}", found.text[:400])
+    if not roles:
+        return Verdict("no_answer", 0.0, "no_roles", found.text[:400])
+    missing = [p for p in people if p not in roles]
+    if missing:
+        return Verdict("graded", 0.0, f"no_role: {missing[0]}", found.text[:400])
+    assignment = [roles[p] for p in people]
+    if statements is None:
+        wrong = [p for p, truthful in zip(people, assignment, strict=True) if solution[p] != truthful]
+    else:
+        wrong = [p for p, s, t in zip(people, statements, assignment, strict=True) if holds(s, assignment) != t]
+    reason = f"does_not_fit: {wrong[0]}" if wrong else "consistent"
+    return Verdict("graded", float(not wrong), reason, found.text[:400])
+
+
+def holds(formula: Any, truthful: Sequence[bool]) -> bool:
+    """Whether a statement is true when `truthful[i]` says whether person i is a knight.
+
+    Raises: DataError on an unknown connective or person.
+    """
+    match formula:
+        case ["knight" | "telling-truth", int(i)] if 0 <= i < len(truthful):
+            return truthful[i]
+        case ["knave" | "lying", int(i)] if 0 <= i < len(truthful):
+            return not truthful[i]
+        case ["not", f]:
+            return not holds(f, truthful)
+        case ["and", *parts] if parts:
+            return all(holds(f, truthful) for f in parts)
+        case ["or", *parts] if parts:
+            return any(holds(f, truthful) for f in parts)
+        case ["->", f, g]:
+            return not holds(f, truthful) or holds(g, truthful)
+        case ["<=>", f, g]:
+            return holds(f, truthful) == holds(g, truthful)
+    raise DataError(f"reference.statements: not a formula over {len(truthful)} people: {formula!r:.80}")
+
+
+def solutions(statements: Sequence[Any]) -> list[tuple[bool, ...]]:
+    """All assignments that agree with the statements, person i saying `statements[i]`; True is a knight."""
+    n = len(statements)
+    every = itertools.product((True, False), repeat=n)
+    return [roles for roles in every if all(holds(statements[i], roles) == roles[i] for i in range(n))]
+
+
+def _roles_text(attempt: Attempt) -> Found:
+    part = after_thinking(attempt)
+    if part.text is None:
+        return part
+    for found in (last_tag(part.text, "answer"), last_box(part.text)):
+        if found.text is not None or not found.reason.startswith("no_"):
+            return found
+    if attempt.truncated:
+        return Found(None, "truncated")
+    conclusion = list(re.finditer(r"\b(?:conclusion|final answer|answer)\b[*\s]*:", part.text, re.IGNORECASE))
+    if conclusion:
+        return Found(part.text[conclusion[-1].end() :], "cue")
+    return part
+
+
+def _claims(text: str, people: Sequence[str], params: KnightsKnavesParams) -> list[tuple[str, bool]]:
+    """Who is said to be a knight (True) or not, in order of speech. Every repetition is bounded: no text is slow."""
+    text = " ".join(text[:20_000].split())
+    one = "|".join(re.escape(p) for p in sorted(people, key=len, reverse=True))
+    names = rf"(?P<names>(?:{one})(?:(?: |,|&|and\b|both\b){{1,9}}(?:{one})){{0,{MAX_PEOPLE}}})\b"
+    role = f"(?P<role>{re.escape(params.truthful)}|{re.escape(params.lying)})s?\\b"
+    said_of = r"(?:(?:is|are|=|:|->|→|\\to)[* ]{0,4})?(?P<not>not )?(?:both )?(?:an? )?(?:\\text\{)?[* ]{0,4}"
+    claim = re.compile(rf"\b{names}[* }}]{{0,6}}{said_of}{role}", re.IGNORECASE)
+    listed = re.compile(rf"\b{role}[* ]{{0,4}}(?::|are\b)[* ]{{0,4}}{names}", re.IGNORECASE)
+    by_fold = {p.casefold(): p for p in people}
+    claims = []
+    for said in [*listed.finditer(text), *claim.finditer(text)]:
+        negated = bool(said.groupdict().get("not"))
+        truthful = (said["role"].casefold() == params.truthful.casefold()) != negated
+        claims += [
+            (by_fold[n.casefold()], truthful) for n in re.findall(rf"\b(?:{one})\b", said["names"], re.IGNORECASE)
+        ]
+    return claims
+
+
+def _puzzle(reference: Any, params: KnightsKnavesParams) -> tuple[list[str], Sequence[Any] | None, Mapping[str, bool]]:
+    people = reference.get("people") if isinstance(reference, Mapping) else None
+    if not isinstance(people, list) or not 0 < len(people) <= MAX_PEOPLE or len(set(people)) != len(people):
+        raise DataError(f"reference.people: expected 1 to {MAX_PEOPLE} distinct names, got {people!r:.80}")
+    statements = reference.get("statements")
+    if statements is not None:
+        if not isinstance(statements, list) or len(statements) != len(people):
+            raise DataError(f"reference.statements: expected one per person ({len(people)}), got {statements!r:.80}")
+        return people, statements, {}
+    solution = reference.get("solution")
+    words = {params.truthful.casefold(): True, params.lying.casefold(): False}
+    if not isinstance(solution, Mapping) or {str(v).casefold() for v in solution.values()} - set(words):
+        raise DataError(f"reference.solution: expected name -> {params.truthful!r} or {params.lying!r}")
+    if set(solution) != set(people):
+        raise DataError("reference.solution: its names are not those of 'people'")
+    return people, None, {p: words[str(solution[p]).casefold()] for p in people}

@@ -1,0 +1,100 @@
+"""Chains of equals signs: what they end in, what name they give it, and whether their members contradict each other."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import NamedTuple
+
+from verifiers.mathematics.equality import same
+from verifiers.mathematics.quantities import explicitly_rounded
+from verifiers.mathematics.tree import Node, has, is_constant, nodes, variables
+
+
+class Value(NamedTuple):
+    """What a chain of equals signs ends in: the value, the name it was given, whether it is only approximate."""
+
+    tree: Node
+    name: str | None = None
+    approximate: bool = False
+
+
+class Contradiction(Exception):
+    """Members of one chain of equals signs differ: x = 42 = 43."""
+
+
+def value_of(tree: Node) -> Value | None:
+    """What an expression or a chain of equals signs ends in; None for another statement or an unsolved equation.
+
+    Raises: Contradiction if constant members differ.
+    """
+    if tree.op != "rel":
+        return Value(tree)
+    if set(tree.args[1::2]) - {"=", "≈"}:
+        return None
+    members, signs = list(tree.args[::2]), list(tree.args[1::2])
+    if len(members) == 2 and is_constant(members[0]) and members[1].op == "sym":
+        members.reverse()
+    name = name_of(members[0])
+    if name is not None:
+        members, signs = members[1:], signs[1:] if len(members) > 2 else []
+    exact = 1 if tree.args[1] != "≈" or name is None else 0
+    while exact and exact < len(members) and signs[exact - 1] == "=":
+        exact += 1
+    value = members[max(exact, 1) - 1]
+    if name is None and len(members) > 1 and not _is_plain_left(members[0], value):
+        return None
+    constants = [m for m in members[: max(exact, 1)] if is_constant(m)]
+    for one, two in pairwise(constants):
+        if same(one, two) is False:
+            raise Contradiction
+    for rounded in members[max(exact, 1) :] if exact else []:
+        if is_constant(value) and is_constant(rounded) and not _near(value, rounded):
+            raise Contradiction
+    return Value(value, name, not exact)
+
+
+def _near(value: Node, rounded: Node) -> bool:
+    return explicitly_rounded(rounded, value) or same(value, rounded) is True
+
+
+def _is_plain_left(left: Node, value: Node) -> bool:
+    """Whether what stands before the equals sign may just be what was asked for: a + b = 42, not y - 2x = 42."""
+    names = variables(left)
+    if not names:
+        return True
+    return is_constant(value) and len(names) > 1 and not has(left, "word", "num", "dec")
+
+
+def name_of(tree: Node) -> str | None:
+    """What a left-hand side names, if it is only a name: x, f(x), (x, y), words."""
+    if tree.op in {"sym", "word", "call"}:
+        return str(tree.args[0])
+    if (
+        tree.op == "abs"
+        and tree.args[0].op in {"sym", "mul"}
+        and all(n.op in {"sym", "mul"} for n in nodes(tree.args[0]))
+    ):
+        return "|" + "".join(sorted(variables(tree))) + "|"
+    if tree.op == "tuple" and all(a.op == "sym" for a in tree.args[2:]):
+        return "(" + ",".join(a.args[0] for a in tree.args[2:]) + ")"
+    if tree.op == "mul" and all(
+        n.op in {"sym", "word", "mul", "call", "tuple"} or isinstance(n, str) for n in nodes(tree)
+    ):
+        letters = [a.args[0] for a in tree.args if a.op == "sym"]
+        if len(letters) == len(tree.args) and "angle" in letters:
+            return "angle"
+        return "".join(letters) if len(letters) == len(tree.args) and "".join(letters).isupper() else _called(tree)
+    return None
+
+
+def _called(tree: Node) -> str | None:
+    """The name in f(x) or P(A): one letter times one bracketed symbol or number."""
+    return (
+        str(tree.args[0].args[0])
+        if len(tree.args) == 2 and tree.args[0].op == "sym" and tree.args[0].args[0] in "fghFGHPpE"
+        else None
+    )
+
+
+def last(tree: Node) -> Node:
+    return tree.args[-1] if tree.op == "rel" else tree

@@ -1,0 +1,128 @@
+"""Times of day and calendar dates, read from plain text."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+TIME = re.compile(
+    r"(?:at )?(\d{1,2})(?:\s?(?:[:h]|\.(?=\d\d\s?[ap]))\s?(\d{2}))?(?::(\d{2}))?\s?(?:o'?clock\s?)?(?:(a|p)\.?\s?m\.?"
+    r"|(in (?:the )?morning|in (?:the )?afternoon"
+    r"|in (?:the )?evening|at night))?(?: hours)?"
+)
+HALF = re.compile(r"(half past|quarter past|quarter to) (\w+)\s?(?:(a|p)\.?\s?m\.?)?")
+NAMED_TIMES = {
+    "noon": 720,
+    "midday": 720,
+    "12 noon": 720,
+    "12:00 noon": 720,
+    "midnight": 0,
+    "12 midnight": 0,
+    "12:00 midnight": 0,
+}
+HOURS = {
+    w: i
+    for i, w in enumerate(
+        ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"], start=1
+    )
+}
+MONTHS = [
+    "january",
+    "february",
+    "march",
+    "april",
+    "may",
+    "june",
+    "july",
+    "august",
+    "september",
+    "october",
+    "november",
+    "december",
+]
+MONTH = {m: i for i, m in enumerate(MONTHS, start=1)} | {m[:3]: i for i, m in enumerate(MONTHS, start=1)} | {"sept": 9}
+NAME = "|".join(sorted(MONTH, key=len, reverse=True))
+WEEKDAY = r"(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day,?\s+)?"
+ORDINAL = r"(\d{1,2})(?:st|nd|rd|th)?"
+DATES = (
+    re.compile(
+        rf"{WEEKDAY}(?:on )?(?P<month>{NAME})\.?\s+(?P<day>\d{{1,2}})(?:\s?\^?\s?(?:st|nd|rd"
+        rf"|th))?(?:\s?,?\s*(?P<year>\d{{4}}))?"
+    ),
+    re.compile(
+        rf"{WEEKDAY}(?:on )?(?P<day>\d{{1,2}})(?:\s?\^?\s?(?:st|nd|rd"
+        rf"|th))?\s+(?:of\s+)?(?P<month>{NAME})\.?,?(?:\s*(?P<year>\d{{4}}))?"
+    ),
+    re.compile(r"(?P<year>\d{4})[-/.](?P<month>\d{1,2})[-/.](?P<day>\d{1,2})"),
+    re.compile(r"(?P<year>\d{4})\s?年\s?(?P<month>\d{1,2})\s?月\s?(?P<day>\d{1,2})\s?日"),
+)
+SLASHED = re.compile(r"(\d{1,2})[/.-](\d{1,2})[/.-](\d{4})")
+MINUTES_OF_HALF_DAY = 720
+
+
+class Time(NamedTuple):
+    """Seconds since midnight; on a twelve-hour clock without am or pm if not `certain`."""
+
+    seconds: int
+    certain: bool
+
+
+class Date(NamedTuple):
+    """A day; year is None if it was not given."""
+
+    year: int | None
+    month: int
+    day: int
+
+
+def time_of(bare: str) -> Time | None:
+    """The time of day that a plain text names; None if it names none. A lone number is no time."""
+    if bare in NAMED_TIMES:
+        return Time(NAMED_TIMES[bare] * 60, True)
+    half = HALF.fullmatch(bare)
+    if half is not None and half[2] in HOURS:
+        minutes = HOURS[half[2]] * 60 + {"half past": 30, "quarter past": 15, "quarter to": -15}[half[1]]
+        return _twelve(minutes, 0, half[3])
+    said = TIME.fullmatch(bare)
+    if said is None or (said[2] is None and said[4] is None and "clock" not in bare and said[5] is None):
+        return None
+    hour, minute, second = int(said[1]), int(said[2] or 0), int(said[3] or 0)
+    if hour > 24 or minute > 59 or second > 59:
+        return None
+    mark = said[4] or (("a" if said[5].endswith("morning") else "p") if said[5] else None)
+    return _twelve(hour * 60 + minute, second, mark, said[1].startswith("0"))
+
+
+def _twelve(minutes: int, second: int, mark: str | None, padded: bool = False) -> Time:
+    if mark is None:
+        return Time(minutes * 60 + second, minutes >= 13 * 60 or minutes < 60 or padded)
+    minutes %= MINUTES_OF_HALF_DAY
+    return Time((minutes + (MINUTES_OF_HALF_DAY if mark == "p" else 0)) * 60 + second, True)
+
+
+def same_time(gold: Time, said: Time) -> bool:
+    """Whether two times agree: one without am or pm as gold matches either, as an answer only itself."""
+    if gold == said:
+        return True
+    half = MINUTES_OF_HALF_DAY * 60
+    if gold.certain and said.certain:
+        return gold.seconds == said.seconds
+    return not gold.certain and gold.seconds % half == said.seconds % half
+
+
+def date_of(bare: str) -> Date | None:
+    """The date that a plain text names; None if it names none. Of 3/5/2024 the month comes first."""
+    for form in DATES:
+        said = form.fullmatch(bare)
+        if said is not None:
+            month = MONTH[said["month"]] if said["month"] in MONTH else int(said["month"])
+            return _date(said["year"], month, int(said["day"]))
+    said = SLASHED.fullmatch(bare)
+    if said is None:
+        return None
+    one, two = int(said[1]), int(said[2])
+    return _date(said[3], two, one) if one > 12 else _date(said[3], one, two)
+
+
+def _date(year: str | None, month: int, day: int) -> Date | None:
+    return Date(int(year) if year else None, month, day) if 1 <= month <= 12 and 1 <= day <= 31 else None

@@ -1,0 +1,341 @@
+"""Whether an answer's tree means what the gold's does. The gold decides the type: a set, a tuple, a curve, a number."""
+
+from __future__ import annotations
+
+import re
+
+from verifiers.mathematics.chains import Contradiction, Value, last, name_of, value_of
+from verifiers.mathematics.curves import numerator, proportional, same_inequality
+from verifiers.mathematics.equality import same
+from verifiers.mathematics.linear import is_vector_sum, same_matrix
+from verifiers.mathematics.policy import MathParams
+from verifiers.mathematics.quantities import explicitly_rounded, quantity
+from verifiers.mathematics.regions import COLLECTIONS, NotRegion, looks_like_region, same_region
+from verifiers.mathematics.residues import congruent, same_ratio
+from verifiers.mathematics.tree import (
+    EMPTY,
+    INF,
+    REALS,
+    Node,
+    expand_signs,
+    has,
+    is_constant,
+    neg,
+    nodes,
+    substitute,
+    variables,
+)
+from verifiers.mathematics.values import INTEGRATION_CONSTANTS, expressions_equal
+
+MAX_SOLUTIONS = 60
+NUMBER_SETS = frozenset({"Z", "N", "Q", "R", "C"})
+
+
+def match(gold: Node, said: Node, params: MathParams) -> bool | None:
+    """Whether `said` answers `gold`; None if that could not be decided."""
+    if gold == said:
+        return True
+    gold, said = _without_quantifiers(gold), _without_quantifiers(said)
+    if has(said, "undone") or has(gold, "undone"):
+        return (
+            gold == last(said) or last(gold) == last(said) if has(gold, "undone") else _undone_chain(gold, said, params)
+        )
+    if params.lone_name_ignores_case:
+        said = _in_the_case_of(gold, said)
+    try:
+        return _match(gold, said, params)
+    except Contradiction:
+        return False
+
+
+def _in_the_case_of(gold: Node, said: Node) -> Node:
+    """`said` with its only variable, one Latin letter, in the case of the gold's only variable."""
+    names, given = variables(gold), variables(said)
+    if len(names) == len(given) == 1 and names != given:
+        (name,), (other,) = names, given
+        if len(name) == len(other) == 1 and name.isascii() and name.lower() == other.lower():
+            return substitute(said, {other: Node("sym", (name,))})
+    return said
+
+
+def _undone_chain(gold: Node, said: Node, params: MathParams) -> bool | None:
+    """An integral, sum or limit answers nothing by itself; `integral = value` answers with the value."""
+    if said.op != "rel" or set(said.args[1::2]) - {"=", "≈"} or has(said.args[-1], "undone"):
+        return False
+    kept = [(a, s) for a, s in zip(said.args[::2], ("=", *said.args[1::2]), strict=True) if not has(a, "undone")]
+    if len(kept) == 1:
+        return match(gold, kept[0][0], params) if kept[0][1] == "=" else False
+    chain: list[Node | str] = [kept[0][0]]
+    for member, sign in kept[1:]:
+        chain += [sign, member]
+    return match(gold, Node("rel", tuple(chain)), params)
+
+
+def _match(gold: Node, said: Node, params: MathParams) -> bool | None:
+    if gold.op == "mod" or said.op == "mod":
+        return congruent(gold, said)
+    if gold.op in COLLECTIONS and gold.args[0].op == "mod":
+        return _unordered(list(gold.args), list(said.args) if said.op in COLLECTIONS else [said], params)
+    if looks_like_region(gold) or (looks_like_region(said) and gold.op in {"tuple", "set", "const"}):
+        return _regions(gold, said, params)
+    if gold.op == "rel" and set(gold.args[1::2]) <= {"=", "≈", "≡"}:
+        return _equation(gold, said, params)
+    if gold.op == "ratio" or said.op == "ratio":
+        return same_ratio(gold, said, params)
+    if gold.op in {"matrix", "transpose"} or said.op in {"matrix", "transpose"} or is_vector_sum(gold):
+        return same_matrix(gold, said, params)
+    if gold.op in COLLECTIONS or gold.op == "set" or has(gold, "pm", "mp"):
+        return _collections(gold, said, params)
+    if gold.op == "tuple":
+        return _tuples(gold, said, params)
+    return _single(gold, said, params)
+
+
+def _without_quantifiers(tree: Node) -> Node:
+    """The tree without items such as `k in Z` that only say what a name in another item stands for."""
+    if tree.op not in COLLECTIONS:
+        return tree
+    kept = [a for a in tree.args if not _is_quantifier(a)]
+    if not kept or len(kept) == len(tree.args):
+        return tree
+    return kept[0] if len(kept) == 1 else Node(tree.op, tuple(kept))
+
+
+def _is_quantifier(tree: Node) -> bool:
+    return (
+        tree.op == "rel"
+        and tree.args[1] == "in"
+        and tree.args[2].op == "const"
+        and (
+            tree.args[2].args[0] in {"Z", "N"}
+            or (tree.args[0].op == "sym" and tree.args[0].args[0] in INTEGRATION_CONSTANTS)
+        )
+    )
+
+
+def _single(gold: Node, said: Node, params: MathParams) -> bool | None:
+    """A number, quantity or expression as gold."""
+    if said.op == "both" and all((q := quantity(a)) is not None and q.dimension for a in said.args):
+        said = Node("add", said.args)
+    if gold == EMPTY:
+        return gold == said
+    if said.op in COLLECTIONS or said.op == "set" or has(said, "pm", "mp"):
+        solutions = _solutions(said, params)
+        if solutions is None or len(solutions) != 1:
+            return False
+        said = solutions[0].tree
+    value = value_of(said) if params.value_of_equation or said.op != "rel" else None
+    if value is None:
+        return False
+    if value.approximate and not any(n.op == "dec" for n in nodes(gold)):
+        return False
+    said = value.tree
+    if gold == said:
+        return True
+    if gold == INF or said == INF or gold == neg(INF) or said == neg(INF):
+        return gold == said
+    if said.op in {"tuple", "union", "builder"}:
+        return gold == said
+    return expressions_equal(gold, said, params)
+
+
+def _solutions(tree: Node, params: MathParams) -> list[Value] | None:
+    """The values that a list, set, plus-minus or chain of alternatives stands for, each once; None if it is none."""
+    if tree.op in COLLECTIONS or tree.op == "set":
+        parts = [_solutions(a, params) for a in tree.args]
+        if any(p is None for p in parts) or sum(len(p or ()) for p in parts) > MAX_SOLUTIONS:
+            return None
+        found = [v for p in parts for v in p or ()]
+    elif tree.op == "rel" and tree.args[1] == "in" and len(tree.args) == 3 and tree.args[2].op == "set":
+        inner = _solutions(tree.args[2], params)
+        found = [Value(v.tree, name_of(tree.args[0])) for v in inner or ()]
+    else:
+        found = []
+        for choice in expand_signs(tree):
+            value = value_of(choice)
+            if value is None:
+                return None
+            if value.tree.op == "set" and value.tree is not tree:
+                found += [Value(v.tree, value.name) for v in _solutions(value.tree, params) or ()]
+            else:
+                found.append(value)
+    once: list[Value] = []
+    for value in found:
+        if not any(value.name == o.name and (value.tree == o.tree or same(value.tree, o.tree)) for o in once):
+            once.append(value)
+    return once
+
+
+def _collections(gold: Node, said: Node, params: MathParams) -> bool | None:
+    """Sets and lists of solutions, unordered; or named values, x = 1 and y = 2, by their names."""
+    wanted, given = _solutions(gold, params), _solutions(said, params)
+    if wanted is None or given is None:
+        if gold.op in COLLECTIONS and said.op in COLLECTIONS:
+            return _unordered(list(gold.args), list(said.args), params)
+        return False
+    if len(wanted) > 1 and len(given) == 1 and given[0].tree.op == "tuple":
+        inside = given[0].tree
+        if gold.op == "set" or (len(inside.args) == 4 and "[" in inside.args[:2]):
+            return False
+        given = [Value(a) for a in inside.args[2:]]
+        return _in_order([w.tree for w in wanted], [v.tree for v in given], params)
+    if (
+        _names_differ(given)
+        and not _names_differ(wanted)
+        and len({re.sub(r"_\d+$", "", v.name or "") for v in given}) == 1
+    ):
+        given = [Value(v.tree) for v in given]
+    if _names_differ(wanted):
+        if not _names_differ(given):
+            bare = not any(v.name for v in given) and said.op != "set"
+            return bare and _in_order([w.tree for w in wanted], [v.tree for v in given], params)
+        pairs = {v.name: v.tree for v in given}
+        if len(pairs) != len(given) or set(pairs) != {w.name for w in wanted}:
+            return False
+        return all(_match(w.tree, pairs[w.name], params) for w in wanted)
+    names = {v.name for v in (*wanted, *given) if v.name}
+    if len(names) > 1 or len(wanted) != len(given) or any(v.approximate for v in given):
+        return False
+    return _unordered([w.tree for w in wanted], [v.tree for v in given], params)
+
+
+def _names_differ(values: list[Value]) -> bool:
+    named = [v.name for v in values if v.name is not None]
+    return len(named) == len(values) > 1 and len(set(named)) > 1
+
+
+def _unordered(gold: list[Node], said: list[Node], params: MathParams) -> bool:
+    if len(gold) != len(said):
+        return False
+    left = list(said)
+    for wanted in gold:
+        found = next((i for i, s in enumerate(left) if match(wanted, s, params)), None)
+        if found is None:
+            return False
+        left.pop(found)
+    return True
+
+
+def _in_order(gold: list[Node], said: list[Node], params: MathParams) -> bool:
+    return len(gold) == len(said) and all(match(g, s, params) for g, s in zip(gold, said, strict=True))
+
+
+def _tuples(gold: Node, said: Node, params: MathParams) -> bool | None:
+    """Points and other tuples, in order; brackets of intervals must agree."""
+    if said.op == "rel":
+        value = value_of(said)
+        if value is None:
+            return False
+        said = value.tree
+    items = list(gold.args[2:])
+    if said.op == "tuple":
+        pair = len(items) == 2 and gold.args[:2] != said.args[:2]
+        return not pair and _in_order(items, list(said.args[2:]), params)
+    if said.op in COLLECTIONS:
+        values = _solutions(said, params) if has(said, "rel") else [Value(a) for a in said.args]
+        if values is None or len(values) != len(items):
+            return False
+        if _names_differ(values):
+            values = sorted(values, key=lambda v: v.name or "")
+        elif any(v.name for v in values):
+            return False
+        return gold.args[:2] == ("(", ")") and _in_order(items, [v.tree for v in values], params)
+    if is_vector_sum(said):
+        return same_matrix(gold, said, params)
+    return False
+
+
+def _regions(gold: Node, said: Node, params: MathParams) -> bool | None:
+    if not params.inequality_is_interval and looks_like_region(gold) != looks_like_region(said):
+        return False
+    for tree in (gold, said):
+        if tree.op == "rel" and tree.args[1] in {"=", "≈"}:
+            gold, said = (tree.args[-1], said) if tree is gold else (gold, tree.args[-1])
+    try:
+        return same_region(gold, said)
+    except NotRegion:
+        pass
+    if gold.op == "rel" and said.op == "rel" and len(gold.args) == len(said.args) == 3:
+        return same_inequality(gold, said)
+    if gold.op == said.op and gold.op in COLLECTIONS | {"union", "inter"}:
+        return _unordered(list(gold.args), list(said.args), params)
+    if gold.op == said.op and gold.op in {"minus", "builder"}:
+        return _in_order(list(gold.args), list(said.args), params)
+    if gold.op == "rel" and gold.args[1] == "in" and said.op != "rel":
+        return match(gold.args[2], said, params)
+    if said.op == "rel" and said.args[1] == "in" and len(said.args) == 3 and gold.op != "rel":
+        return match(gold, said.args[2], params) if said.args[2] != REALS else False
+    return False
+
+
+def _equation(gold: Node, said: Node, params: MathParams) -> bool | None:
+    """An equation as gold: its value if it is solved for a name, else its curve."""
+    value = value_of(gold)
+    solved = value is not None and (len(gold.args) > 3 or value.name is not None)
+    if solved and value is not None:
+        if "≈" in gold.args and _approximate_gold(gold, said, params):
+            return True
+        named = value_of(said) if said.op == "rel" else None
+        if named is not None and named.name is None and value.name is not None and variables(said.args[0]):
+            return False if is_constant(value.tree) else _same_curve(gold, said)
+        if (
+            named is not None
+            and named.name is not None
+            and value.name is not None
+            and not _names_agree(value.name, named.name)
+        ):
+            return False
+        if (
+            is_constant(value.tree)
+            or value.tree.op in {"tuple", "set", "matrix"}
+            or has(value.tree, "pm", "word", "money")
+        ):
+            return match(value.tree, said, params) if params.value_of_equation or said.op == "rel" else False
+        renamed = _renamed(gold, said)
+        if named is not None or said.op != "rel":
+            answer = match(value.tree, named.tree if named is not None else said, params)
+            if answer is not False:
+                return answer
+            if renamed is not None and match(value.tree, renamed, params):
+                return True
+    return _same_curve(gold, said)
+
+
+def _same_curve(gold: Node, said: Node) -> bool | None:
+    """Whether two equations of one sign each have the same solutions."""
+    if (
+        said.op != "rel"
+        or len(said.args) != 3
+        or len(gold.args) != 3
+        or said.args[1] != "="
+        or gold.args[0].op == "call"
+    ):
+        return False
+    one = Node("add", (gold.args[0], neg(gold.args[2])))
+    two = Node("add", (said.args[0], neg(said.args[2])))
+    return proportional(numerator(one), numerator(two), positive=False)
+
+
+def _approximate_gold(gold: Node, said: Node, params: MathParams) -> bool:
+    """A gold such as x ≈ 3.1: what rounds to it is right, whatever its digits."""
+    given = value_of(said)
+    return given is not None and is_constant(given.tree) and explicitly_rounded(gold.args[-1], given.tree)
+
+
+def _names_agree(one: str, two: str) -> bool:
+    functions = {"y", "f", "g", "h", "F"}
+    if one.endswith("'") and two.endswith("'"):
+        return _names_agree(one[:-1], two[:-1])
+    return one == two or len(one) > 3 or len(two) > 3 or ("y" in {one, two} and {one, two} <= functions)
+
+
+def _renamed(gold: Node, said: Node) -> Node | None:
+    """The right side of `said` with the argument of its function called as in the gold: f(n) = n^2 for f(x) = x^2."""
+    if (
+        said.op == "rel"
+        and said.args[0].op == gold.args[0].op == "call"
+        and len(said.args[0].args) == len(gold.args[0].args)
+    ):
+        names = zip(said.args[0].args[1:], gold.args[0].args[1:], strict=True)
+        return substitute(said.args[-1], {old: Node("sym", (new,)) for old, new in names})
+    return None

@@ -1,0 +1,200 @@
+"""Whether two expressions are the same function: equal trees, exact rational values, then guaranteed bounds.
+
+Free symbols are tried at points drawn from the texts of both sides, so that the same pair always meets the same points
+and no answer can be written to fit them beforehand.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Iterator
+from fractions import Fraction
+from functools import lru_cache
+
+from verifiers.mathematics import interval
+from verifiers.mathematics.elementary import is_zero_inside, magnitude
+from verifiers.mathematics.exact import Exact, NotExact, TooBig, Undefined, exact
+from verifiers.mathematics.tree import EXPRESSION, Node, nodes, variables
+
+NUM_EXACT_POINTS = 2
+NUM_WHOLE_POINTS = 6
+"""Where a symbol must be a whole number (n!, (-1)^n), small ones are tried."""
+NUM_REAL_POINTS = 3
+MAX_REAL_POINTS = 10
+PRECISION = 160
+MAX_PRECISION = 16_000
+MARGIN = 192
+"""Bits in which unequal values must not agree, beyond those of their digits and of their largest parts."""
+ZERO_BITS = 1_200
+"""A difference below 2^-1200 that shrinks with the precision is zero."""
+
+
+def same(a: Node, b: Node) -> bool | None:
+    """Whether `a` equals `b` for all values of their symbols; None if that could not be decided.
+
+    `a` is the gold: where it is defined (as a real number) `b` must be too.
+    """
+    if a == b:
+        return True
+    if not (_is_expression(a) and _is_expression(b)):
+        return False if _is_expression(a) or _is_expression(b) else None
+    names = sorted(variables(a) | variables(b))
+    whole = bool(names) and (_wants_whole(a) or _wants_whole(b))
+    try:
+        return _same_exactly(a, b, names, whole)
+    except NotExact:
+        pass
+    except Undefined:
+        return None
+    except TooBig:
+        if not names:
+            return None
+    try:
+        return _same_at_points(a, b, names, whole)
+    except (NotExact, TooBig, Undefined):
+        return None
+
+
+def _is_expression(tree: Node) -> bool:
+    return all(n.op in EXPRESSION and n.op not in {"word", "call", "money", "pm", "mp"} for n in nodes(tree))
+
+
+def _wants_whole(tree: Node) -> bool:
+    """Whether a symbol stands where only whole numbers make sense."""
+    for n in nodes(tree):
+        if n.op in {"fact", "binom", "perm"} and variables(n):
+            return True
+        if n.op == "pow" and variables(n.args[1]):
+            base = n.args[0]
+            if base.op == "num" and base.args[0] < 0:
+                return True
+    return False
+
+
+def _source(a: Node, b: Node) -> random.Random:
+    return random.Random(zlib.crc32(repr((a, b)).encode()))
+
+
+def _same_exactly(a: Node, b: Node, names: list[str], whole: bool) -> bool:
+    if not names:
+        return exact(a, {}) == exact(b, {})
+    source = _source(a, b)
+    broken = any(n.op in {"floor", "ceil"} for t in (a, b) for n in nodes(t))
+    small = whole or any(n.op == "pow" and variables(n.args[1]) for t in (a, b) for n in nodes(t))
+    compared = 0
+    for attempt in range(4 * NUM_WHOLE_POINTS):
+        point: dict[str, Exact]
+        if small:
+            point = {name: source.randint(3, 40) for name in names}
+        else:
+            sign = -1 if attempt % 2 else 1
+            point = {name: sign * Fraction(source.randint(10**6, 10**7), 997 if broken else 1) for name in names}
+            point = {name: v.numerator if v.denominator == 1 else v for name, v in point.items()}
+        try:
+            wanted = exact(a, point)
+        except Undefined:
+            continue
+        try:
+            if wanted != exact(b, point):
+                return False
+        except Undefined:
+            return False
+        compared += 1
+        if compared >= (NUM_WHOLE_POINTS if small else NUM_EXACT_POINTS):
+            return True
+    raise NotExact
+
+
+def _same_at_points(a: Node, b: Node, names: list[str], whole: bool) -> bool | None:
+    is_complex = not names or any(n.op == "const" and n.args[0] == "i" for t in (a, b) for n in nodes(t))
+    compared = 0
+    for point in _points(_source(a, b), names, whole):
+        try:
+            interval.bounds(a, point, 64, is_complex)
+        except Undefined:
+            continue
+        equal = _same_here(a, b, point, is_complex)
+        if not equal:
+            return equal
+        compared += 1
+        if compared >= NUM_REAL_POINTS or not names:
+            return True
+    return None
+
+
+def _points(source: random.Random, names: list[str], whole: bool) -> Iterator[dict[str, Exact]]:
+    if not names:
+        yield {}
+        return
+    spans = [(0, 1), (1, 3), (-3, 0), (0, 1), (1, 3), (3, 9), (-1, 0), (-9, -3), (1, 9), (0, 3)]
+    for low, high in spans[:MAX_REAL_POINTS]:
+        if whole:
+            yield {name: source.randint(3, 40) for name in names}
+        else:
+            yield {name: Fraction(source.randint(low * 10**6 + 1, high * 10**6 - 1), 10**6) for name in names}
+
+
+def _same_here(a: Node, b: Node, point: dict[str, Exact], is_complex: bool) -> bool | None:
+    """Whether the values at one point are equal: bounds that part say no, ones that meet when made narrow say yes."""
+    digits = sum(_digits(n) for t in (a, b) for n in nodes(t))
+    precision = PRECISION
+    for _ in range(4):
+        try:
+            said, gold = (
+                interval.bounds(b, point, precision, is_complex),
+                interval.bounds(a, point, precision, is_complex),
+            )
+        except Undefined:
+            return False
+        apart = interval.difference(gold, said, precision)
+        parts = [p for p in (apart.re, apart.im) if p is not None]
+        if not all(is_zero_inside(p) for p in parts):
+            return False
+        size = max(magnitude(p) for value in (gold, said) for p in (value.re, value.im) if p is not None)
+        spread = max(interval.width(p, precision) for p in parts)
+        enough = MARGIN + 4 * digits + 2 * max(gold.extent, said.extent)
+        if precision >= enough and (spread < size - enough + 2 * MARGIN // 3 or spread < -ZERO_BITS):
+            return True
+        precision = max(2 * precision, enough + 64) if spread < size - 40 else 5 * precision
+        if precision > MAX_PRECISION:
+            return None
+    return None
+
+
+def _digits(node: Node) -> int:
+    if node.op not in {"num", "dec"}:
+        return 0
+    return int(abs(node.args[0].numerator).bit_length() + node.args[0].denominator.bit_length()) // 3
+
+
+@lru_cache(maxsize=4_096)
+def approximate(tree: Node) -> float | None:
+    """A constant's real value as a float, None if it has none; for ordering only, never for equality."""
+    try:
+        return float(exact(tree, {}))
+    except NotExact:
+        pass
+    except (Undefined, TooBig, OverflowError):
+        return None
+    try:
+        found = interval.bounds(tree, {}, PRECISION, False)
+    except (NotExact, TooBig, Undefined):
+        return None
+    return interval.middle(found.re)
+
+
+def within(tree: Node, low: Fraction, high: Fraction) -> bool:
+    """Whether the constant `tree` is a real number with low <= value < high."""
+    try:
+        value = exact(tree, {})
+        return low <= value < high
+    except NotExact:
+        pass
+    except (Undefined, TooBig):
+        return False
+    try:
+        found = interval.bounds(tree, {}, PRECISION, False)
+    except (NotExact, TooBig, Undefined):
+        return False
+    return interval.lower(found.re) >= low and interval.upper(found.re) < high

@@ -1,0 +1,371 @@
+"""Guaranteed bounds of trees at a stated precision: real and complex interval arithmetic.
+
+Nothing is shared between calls but a lock: the library that computes the elementary functions caches constants in a way
+that is not safe under threads.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import NamedTuple
+
+from mpmath.libmp import (
+    from_int,
+    from_rational,
+    fzero,
+    mpci_div,
+    mpci_exp,
+    mpci_log,
+    mpci_mul,
+    mpci_pow,
+    mpf_ceil,
+    mpf_cmp,
+    mpf_floor,
+    mpf_sign,
+    mpf_sub,
+    mpi_abs,
+    mpi_add,
+    mpi_div,
+    mpi_exp,
+    mpi_log,
+    mpi_mul,
+    mpi_neg,
+    mpi_pow_int,
+    mpi_sqrt,
+    mpi_sub,
+    to_float,
+    to_rational,
+)
+
+from verifiers.mathematics.elementary import (
+    FUNCTIONS,
+    MAX_EXPONENT_BITS,
+    ONE,
+    Mpi,
+    half_turn,
+    is_zero_inside,
+    magnitude,
+)
+from verifiers.mathematics.exact import Exact, NotExact, TooBig, Undefined, exact
+from verifiers.mathematics.tree import Node
+
+LOCK = threading.Lock()
+
+
+def _fresh_lock() -> None:
+    """A lock that no thread of the parent holds, for a process forked while one did."""
+    global LOCK
+    LOCK = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_fresh_lock)
+MAX_STEPS = 1_500
+MAX_HYPERBOLIC_BITS = 12
+HYPERBOLIC = frozenset({"sinh", "cosh", "tanh", "coth", "sech", "csch"})
+"""Functions whose exponentials leave no trace in the value: tanh(100) is 1 to 87 digits."""
+
+
+class Bounds(NamedTuple):
+    """Real part and, if it is not known to be real, imaginary part."""
+
+    re: Mpi
+    im: Mpi | None = None
+    extent: int = 0
+    """log2 of the largest, or of one over the smallest, part of the calculation."""
+
+
+ZERO = (fzero, fzero)
+
+
+def bounds(tree: Node, names: Mapping[str, Exact], precision: int, is_complex: bool) -> Bounds:
+    """Bounds of the value of `tree` in `precision` bits; `is_complex` allows roots and logs of negative numbers.
+
+    Raises: NotExact if the tree holds something without a numeric value, Undefined, TooBig.
+    """
+    evaluation = _Evaluation(names, precision, is_complex)
+    with LOCK:
+        try:
+            found = evaluation.value(tree)
+            return found._replace(extent=evaluation.extent)
+        except (ValueError, ZeroDivisionError, OverflowError, NotImplementedError) as exc:
+            raise Undefined from exc
+
+
+def lower(value: Mpi) -> Fraction:
+    """The lower bound as a fraction."""
+    return Fraction(*to_rational(value[0]))
+
+
+def upper(value: Mpi) -> Fraction:
+    """The upper bound as a fraction."""
+    return Fraction(*to_rational(value[1]))
+
+
+def middle(value: Mpi) -> float:
+    """About where the bounds lie, as a float; infinite where a float cannot hold it."""
+    try:
+        return float(to_float(value[0]))
+    except OverflowError:
+        return -math.inf if value[0][0] else math.inf
+
+
+def difference(a: Bounds, b: Bounds, precision: int) -> Bounds:
+    """Bounds of a - b."""
+    imaginary = None if a.im is None and b.im is None else mpi_sub(a.im or ZERO, b.im or ZERO, precision)
+    return Bounds(mpi_sub(a.re, b.re, precision), imaginary)
+
+
+def width(value: Mpi, precision: int) -> int:
+    """log2 of the width of the bounds, rounded up."""
+    spread = mpf_sub(value[1], value[0], precision, "u")
+    return spread[2] + spread[3] if spread[1] else -(10**9)
+
+
+class _Evaluation:
+    """One evaluation at one precision."""
+
+    __slots__ = ("extent", "is_complex", "names", "precision", "steps")
+
+    def __init__(self, names: Mapping[str, Exact], precision: int, is_complex: bool) -> None:
+        self.names = names
+        self.precision = precision
+        self.is_complex = is_complex
+        self.steps = 0
+        self.extent = 0
+
+    def value(self, tree: Node) -> Bounds:
+        self.steps += 1
+        if self.steps > MAX_STEPS:
+            raise TooBig
+        op = tree.op
+        if op in {"num", "dec"}:
+            return Bounds(self.rational(tree.args[0]))
+        if op == "sym":
+            if tree.args[0] not in self.names:
+                raise NotExact
+            return Bounds(self.rational(self.names[tree.args[0]]))
+        rule = RULES.get(op)
+        if rule is None:
+            raise NotExact
+        found = rule(self, tree)
+        for part in (found.re, found.im):
+            if part is not None:
+                _check(part)
+                if not is_zero_inside(part):
+                    self.extent = max(self.extent, abs(magnitude(part)))
+        return found
+
+    def rational(self, value: Exact) -> Mpi:
+        if isinstance(value, int):
+            low, high = (from_int(value, self.precision, r) for r in "fc")
+        else:
+            low, high = (from_rational(value.numerator, value.denominator, self.precision, r) for r in "fc")
+        return (low, high)
+
+    def real(self, tree: Node) -> Mpi:
+        found = self.value(tree)
+        if found.im is not None and found.im != ZERO:
+            raise Undefined
+        return found.re
+
+    def constant(self, tree: Node) -> Bounds:
+        name = tree.args[0]
+        if name == "pi":
+            return Bounds(half_turn(self.precision))
+        if name == "e":
+            return Bounds(mpi_exp(ONE, self.precision))
+        if name == "i":
+            return Bounds(ZERO, ONE)
+        raise NotExact
+
+    def add(self, tree: Node) -> Bounds:
+        total = self.value(tree.args[0])
+        for a in tree.args[1:]:
+            b = self.value(a)
+            imaginary = (
+                total.im if b.im is None else b.im if total.im is None else mpi_add(total.im, b.im, self.precision)
+            )
+            total = Bounds(mpi_add(total.re, b.re, self.precision), imaginary)
+        return total
+
+    def multiply(self, tree: Node) -> Bounds:
+        total = self.value(tree.args[0])
+        for a in tree.args[1:]:
+            total = self.times(total, self.value(a))
+        return total
+
+    def times(self, a: Bounds, b: Bounds) -> Bounds:
+        if a.im is None and b.im is None:
+            return Bounds(mpi_mul(a.re, b.re, self.precision))
+        if b.im is None:
+            a, b = b, a
+        if a.im is None:
+            return Bounds(mpi_mul(a.re, b.re, self.precision), mpi_mul(a.re, b.im, self.precision))
+        return Bounds(*mpci_mul((a.re, a.im), (b.re, b.im), self.precision))
+
+    def divide(self, tree: Node) -> Bounds:
+        return self.over(self.value(tree.args[0]), self.value(tree.args[1]))
+
+    def over(self, a: Bounds, b: Bounds) -> Bounds:
+        if is_zero_inside(b.re) and (b.im is None or is_zero_inside(b.im)):
+            raise Undefined
+        if b.im is None:
+            imaginary = None if a.im is None else mpi_div(a.im, b.re, self.precision)
+            return Bounds(mpi_div(a.re, b.re, self.precision), imaginary)
+        return Bounds(*mpci_div((a.re, a.im or ZERO), (b.re, b.im), self.precision))
+
+    def negative(self, tree: Node) -> Bounds:
+        a = self.value(tree.args[0])
+        return Bounds(mpi_neg(a.re), None if a.im is None else mpi_neg(a.im))
+
+    def power(self, tree: Node) -> Bounds:
+        return self.raised(tree.args[0], tree.args[1])
+
+    def root(self, tree: Node) -> Bounds:
+        return self.raised(tree.args[0], Node("div", (Node("num", (1,)), tree.args[1])))
+
+    def raised(self, base_tree: Node, exponent_tree: Node) -> Bounds:
+        base = self.value(base_tree)
+        try:
+            exponent: Exact | None = exact(exponent_tree, self.names)
+        except NotExact:
+            exponent = None
+        if exponent is not None and exponent.denominator == 1:
+            return self.whole_power(base, int(exponent))
+        if base.im is None and exponent is not None and base.re == ZERO:
+            if exponent < 0:
+                raise Undefined
+            return Bounds(ZERO)
+        power = Bounds(self.rational(exponent)) if exponent is not None else self.value(exponent_tree)
+        positive = base.im is None and mpf_sign(base.re[0]) > 0
+        if positive and power.im is None:
+            if exponent == Fraction(1, 2):
+                return Bounds(mpi_sqrt(base.re, self.precision))
+            product = mpi_mul(mpi_log(base.re, self.precision), power.re, self.precision)
+            return Bounds(self.exponential(product))
+        if base.im is None and exponent is not None and exponent.denominator % 2 and mpf_sign(base.re[1]) < 0:
+            inner = mpi_mul(mpi_log(mpi_neg(base.re), self.precision), power.re, self.precision)
+            value = self.exponential(inner)
+            return Bounds(mpi_neg(value) if exponent.numerator % 2 else value)
+        return self.complex_power(base, power, exponent)
+
+    def complex_power(self, base: Bounds, power: Bounds, exponent: Exact | None) -> Bounds:
+        if not self.is_complex or (is_zero_inside(base.re) and (base.im is None or is_zero_inside(base.im))):
+            raise Undefined
+        if base.im is None and exponent == Fraction(1, 2) and mpf_sign(base.re[1]) < 0:
+            return Bounds(ZERO, mpi_sqrt(mpi_neg(base.re), self.precision))
+        if base.im is None and mpf_sign(base.re[0]) > 0:
+            log = (mpi_log(base.re, self.precision), ZERO)
+            return Bounds(*mpci_exp(mpci_mul(log, (power.re, power.im or ZERO), self.precision), self.precision))
+        return Bounds(*mpci_pow((base.re, base.im or ZERO), (power.re, power.im or ZERO), self.precision))
+
+    def exponential(self, exponent: Mpi) -> Mpi:
+        if magnitude(exponent) > MAX_EXPONENT_BITS:
+            raise TooBig
+        return mpi_exp(exponent, self.precision)
+
+    def whole_power(self, base: Bounds, power: int) -> Bounds:
+        if power.bit_length() > MAX_EXPONENT_BITS:
+            raise TooBig
+        if power < 0:
+            return self.over(Bounds(ONE), self.whole_power(base, -power))
+        if base.im is None:
+            return Bounds(mpi_pow_int(base.re, power, self.precision))
+        total, square = Bounds(ONE), base
+        while power:
+            if power & 1:
+                total = self.times(total, square)
+            power >>= 1
+            if power:
+                square = self.times(square, square)
+        return total
+
+    def function(self, tree: Node) -> Bounds:
+        kind = tree.args[0]
+        if kind in {"log", "ln"}:
+            value = self.logarithm(tree.args[1])
+            return value if kind == "ln" else self.over(value, self.logarithm(tree.args[2]))
+        rule = FUNCTIONS.get(kind)
+        if rule is None:
+            raise NotExact
+        argument = self.value(tree.args[1])
+        if argument.im is not None:
+            raise Undefined
+        if kind in HYPERBOLIC:
+            self.extent = max(self.extent, 3 * _size(argument.re))
+        return Bounds(rule(argument.re, self.precision))
+
+    def logarithm(self, tree: Node) -> Bounds:
+        value = self.value(tree)
+        if value.im is None and mpf_sign(value.re[0]) > 0:
+            return Bounds(mpi_log(value.re, self.precision))
+        if not self.is_complex or (is_zero_inside(value.re) and (value.im is None or is_zero_inside(value.im))):
+            raise Undefined
+        return Bounds(*mpci_log((value.re, value.im or ZERO), self.precision))
+
+    def absolute(self, tree: Node) -> Bounds:
+        value = self.value(tree.args[0])
+        if value.im is None:
+            return Bounds(mpi_abs(value.re, self.precision))
+        square = mpi_add(
+            mpi_pow_int(value.re, 2, self.precision), mpi_pow_int(value.im, 2, self.precision), self.precision
+        )
+        return Bounds(mpi_sqrt(square, self.precision))
+
+    def rounded(self, tree: Node) -> Bounds:
+        value = self.real(tree.args[0])
+        rounding = mpf_floor if tree.op == "floor" else mpf_ceil
+        low, high = rounding(value[0]), rounding(value[1])
+        if mpf_cmp(low, high):
+            raise Undefined
+        return Bounds((low, high))
+
+    def rational_only(self, tree: Node) -> Bounds:
+        return Bounds(self.rational(exact(tree, self.names)))
+
+    def percent(self, tree: Node) -> Bounds:
+        return self.over(self.value(tree.args[0]), Bounds(self.rational(100)))
+
+    def degrees(self, tree: Node) -> Bounds:
+        turn = Bounds(mpi_div(half_turn(self.precision), self.rational(180), self.precision))
+        return self.times(self.value(tree.args[0]), turn)
+
+
+def _size(value: Mpi) -> int:
+    """The greatest absolute value within the bounds, rounded up. Raises: TooBig beyond what an exponential may take."""
+    bits = magnitude(value)
+    if bits > MAX_HYPERBOLIC_BITS:
+        raise TooBig
+    return 1 << max(bits, 0)
+
+
+def _check(value: Mpi) -> None:
+    """Raises: Undefined if a bound is infinite or not a number."""
+    if any(x[1] == 0 and x[2] != 0 for x in value):
+        raise Undefined
+
+
+RULES: dict[str, Callable[[_Evaluation, Node], Bounds]] = {
+    "const": _Evaluation.constant,
+    "add": _Evaluation.add,
+    "mul": _Evaluation.multiply,
+    "div": _Evaluation.divide,
+    "neg": _Evaluation.negative,
+    "pow": _Evaluation.power,
+    "root": _Evaluation.root,
+    "fn": _Evaluation.function,
+    "abs": _Evaluation.absolute,
+    "floor": _Evaluation.rounded,
+    "ceil": _Evaluation.rounded,
+    "fact": _Evaluation.rational_only,
+    "binom": _Evaluation.rational_only,
+    "perm": _Evaluation.rational_only,
+    "det": _Evaluation.rational_only,
+    "percent": _Evaluation.percent,
+    "deg": _Evaluation.degrees,
+}

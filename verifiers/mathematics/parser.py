@@ -1,0 +1,385 @@
+"""Answers as a whole: lists, relations, unions, ratios and congruences; brackets, sets and matrices."""
+
+from __future__ import annotations
+
+from verifiers.mathematics.cursor import Cursor
+from verifiers.mathematics.expressions import sum_of
+from verifiers.mathematics.functions import command
+from verifiers.mathematics.lexer import Unreadable, tokens
+from verifiers.mathematics.tree import EMPTY, Node
+
+RELATIONS = {
+    "=": "=",
+    "==": "=",
+    ":=": "=",
+    "<": "<",
+    "<=": "<=",
+    ">": ">",
+    ">=": ">=",
+    "=>": ">=",
+    "!=": "!=",
+    "≈": "≈",
+}
+RELATIONS |= {"≡": "≡", "in": "in", "notin": "notin"}
+JOINERS = {"or": "or", "and": "and", "oder": "or", "und": "and"}
+SAYING = frozenset({"is", "are", "equals"})
+NOT_LABELS = frozenset({"that", "which", "not", "if", "unless", "or"})
+NEGATIONS = frozenset({"not", "either", "neither", "never", "about", "between"})
+LABELS = frozenset(
+    [
+        "answer",
+        "ans",
+        "total",
+        "result",
+        "solution",
+        "area",
+        "perimeter",
+        "volume",
+        "value",
+        "sum",
+        "product",
+        "probability",
+        "distance",
+        "time",
+        "cost",
+        "price",
+        "number",
+        "length",
+        "width",
+        "height",
+        "speed",
+        "radius",
+        "diameter",
+        "angle",
+        "average",
+        "mean",
+        "median",
+        "mode",
+        "difference",
+        "remainder",
+        "quotient",
+        "ratio",
+        "count",
+        "minimum",
+        "maximum",
+        "there",
+        "circumference",
+        "profit",
+        "age",
+        "weight",
+        "amount",
+        "percentage",
+        "range",
+        "variance",
+        "degree",
+        "slope",
+        "rate",
+        "answers",
+        "solutions",
+        "values",
+        "roots",
+    ]
+)
+MODULUS = frozenset({"pmod", "mod", "bmod", "pod"})
+MATRICES = frozenset(
+    [
+        "matrix",
+        "pmatrix",
+        "bmatrix",
+        "Bmatrix",
+        "vmatrix",
+        "Vmatrix",
+        "smallmatrix",
+        "psmallmatrix",
+        "bsmallmatrix",
+        "array",
+        "tabular",
+    ]
+)
+CLOSES = {"(": (")", "]"), "[": ("]", ")", "["), "]": ("[", "]"), "langle": ("rangle",), "{": ("}",), "set{": ("set}",)}
+MAX_ITEMS = 200
+
+
+def parse(text: str) -> Node:
+    """The tree of an answer in plain LaTeX.
+
+    Raises: Unreadable if it is not one answer of this grammar, or too long or deep.
+    """
+    cursor = Cursor(tokens(text), bracketed)
+    if cursor.peek().kind == "end":
+        raise Unreadable("empty")
+    tree = _answer(cursor)
+    if cursor.peek().kind != "end":
+        raise Unreadable(f"unexpected {cursor.peek().value!r}")
+    return tree
+
+
+def _answer(cursor: Cursor) -> Node:
+    items = [_statement(cursor)]
+    joined_by = ","
+    while (joiner := _joiner(cursor)) is not None:
+        joined_by = joiner if joined_by == "," else joined_by
+        if cursor.peek().kind == "end":
+            break
+        items.append(_statement(cursor))
+        if len(items) > MAX_ITEMS:
+            raise Unreadable("too_many_items")
+    if len(items) == 1:
+        return items[0]
+    if items[-1].op == "mod" and not any(i.op == "mod" for i in items[:-1]):
+        items = [*(_congruent(i, items[-1].args[1]) for i in items[:-1]), items[-1]]
+    return Node({"or": "either", "and": "both"}.get(joined_by, "list"), tuple(items))
+
+
+def _joiner(cursor: Cursor) -> str | None:
+    """What joins this item to the next, passed: comma, or, and; None if nothing does."""
+    said = None
+    while True:
+        token = cursor.peek()
+        if token.kind == "op" and token.value in {",", ";", "\\\\", "or", "and", "&"}:
+            said = str(token.value) if token.value in {"or", "and"} else said or ","
+        elif token.kind == "word" and token.value.lower() in JOINERS:
+            said = JOINERS[token.value.lower()]
+        else:
+            return said
+        cursor.at += 1
+
+
+def _statement(cursor: Cursor) -> Node:
+    """A chain of relations, a ratio, a congruence or one expression; what an arrow leads to is the last of it."""
+    label = _label(cursor)
+    cursor.take_op("therefore")
+    cursor.take_op("=")
+    start = cursor.take_op("≈")
+    chain: list[Node | str] = [_region(cursor)]
+    while True:
+        sign = _relation_sign(cursor)
+        if sign is None:
+            break
+        chain += [sign, _region(cursor)]
+    if start:
+        chain = [Node("word", ("",)), "≈", *chain]
+    if label is not None:
+        chain = [label, "=", *chain]
+    first = chain[0]
+    assert isinstance(first, Node)
+    tree = first if len(chain) == 1 else Node("rel", tuple(chain))
+    modulus = _modulus(cursor)
+    if modulus is not None:
+        tree = _congruent(tree, modulus)
+    if cursor.take_op("implies", "therefore") and cursor.peek().kind != "end":
+        return _statement(cursor)
+    return tree
+
+
+def _relation_sign(cursor: Cursor) -> str | None:
+    token = cursor.peek()
+    if token.kind == "op" and token.value in RELATIONS:
+        cursor.at += 1
+        if token.value in {"<", ">"} and cursor.take_op("="):
+            return f"{token.value}="
+        return RELATIONS[token.value]
+    if token.kind == "word" and token.value == "in" and cursor.peek(1).kind != "end":
+        cursor.at += 1
+        return "in"
+    return None
+
+
+def _label(cursor: Cursor) -> Node | None:
+    """Words before the value that only name it ("The area is", "Total:"), passed; None if there are none."""
+    at, words = 0, []
+    while cursor.peek(at).kind in {"word", "sym"} and at < 12:
+        word = str(cursor.peek(at).value)
+        following = cursor.peek(at + 1)
+        words.append(word)
+        if word.lower() in NOT_LABELS:
+            return None
+        names = LABELS.intersection(w.lower() for w in words)
+        if (
+            word.lower() in SAYING
+            and names
+            and following.kind != "end"
+            and str(following.value).lower() not in NEGATIONS
+        ):
+            cursor.at += at + 1
+            return Node("word", (" ".join(words),))
+        if following.value == ":" and following.kind == "op" and names:
+            cursor.at += at + 2
+            return Node("word", (" ".join(words),))
+        at += 1
+    return None
+
+
+def _region(cursor: Cursor) -> Node:
+    """Sets joined by union, intersection and difference, or a ratio, or one expression."""
+    left = sum_of(cursor)
+    while True:
+        sign = cursor.take_op("cup", "cap", "setminus")
+        token = cursor.peek()
+        if sign is None and token.kind == "sym" and token.value == "U":
+            cursor.at += 1
+            sign = "cup"
+        if sign is None:
+            break
+        left = Node({"cup": "union", "cap": "inter", "setminus": "minus"}[sign], (left, sum_of(cursor)))
+    if cursor.is_op(":") and not cursor.building:
+        parts = [left]
+        while cursor.take_op(":"):
+            parts.append(sum_of(cursor))
+        return Node("ratio", tuple(parts))
+    return left
+
+
+def _modulus(cursor: Cursor) -> Node | None:
+    """The modulus behind a congruence, in any of its spellings, passed."""
+    bracket = cursor.is_op("(") and cursor.peek(1).value in MODULUS
+    token = cursor.peek(1) if bracket else cursor.peek()
+    if token.kind not in {"cmd", "word"} or token.value not in MODULUS:
+        return None
+    cursor.at += 2 if bracket else 1
+    modulus = sum_of(cursor)
+    if bracket:
+        cursor.expect(")")
+    return modulus
+
+
+def _congruent(tree: Node, modulus: Node) -> Node:
+    """The congruence: its last member modulo `modulus`, whatever stands on the left."""
+    value = tree.args[-1] if tree.op == "rel" else tree
+    return Node("mod", (value, modulus))
+
+
+def bracketed(cursor: Cursor) -> Node | None:
+    """The group, tuple, interval, set, matrix, absolute value or floor that starts here; None if none does."""
+    token = cursor.peek()
+    if token.kind == "cmd":
+        return _environment(cursor) if token.value.startswith("begin ") else command(cursor)
+    if token.kind != "op":
+        return None
+    opening = token.value
+    if opening in {"|", "lvert"}:
+        return _absolute(cursor, opening)
+    if opening in {"lfloor", "lceil"}:
+        cursor.at += 1
+        inner = sum_of(cursor)
+        cursor.expect("rfloor" if opening == "lfloor" else "rceil")
+        return Node("floor" if opening == "lfloor" else "ceil", (inner,))
+    if opening == "<" and cursor.peek(1).kind in {"num", "sym", "op"}:
+        return _angled(cursor)
+    if opening not in CLOSES:
+        return None
+    cursor.at += 1
+    cursor.enter()
+    found = _set(cursor, opening) if opening in {"{", "set{"} else _bracket(cursor, opening)
+    cursor.leave()
+    return found
+
+
+def _absolute(cursor: Cursor, opening: str) -> Node:
+    cursor.at += 1
+    cursor.bars += opening == "|"
+    cursor.enter()
+    inner = sum_of(cursor)
+    cursor.leave()
+    cursor.bars -= opening == "|"
+    cursor.expect("|" if opening == "|" else "rvert")
+    return Node("det" if inner.op == "matrix" else "abs", (inner,))
+
+
+def _angled(cursor: Cursor) -> Node:
+    cursor.at += 1
+    items = [sum_of(cursor)]
+    while cursor.take_op(","):
+        items.append(sum_of(cursor))
+    cursor.expect(">")
+    return Node("tuple", ("(", ")", *items))
+
+
+def _bracket(cursor: Cursor, opening: str) -> Node:
+    bars, building = cursor.bars, cursor.building
+    cursor.bars = cursor.building = 0
+    items = [_statement(cursor)]
+    while cursor.take_op(",", ";"):
+        items.append(_statement(cursor))
+        if len(items) > MAX_ITEMS:
+            raise Unreadable("too_many_items")
+    closing = cursor.expect(*CLOSES[opening])
+    cursor.bars, cursor.building = bars, building
+    if len(items) == 1 and opening != "]":
+        return items[0]
+    if opening == "]" or closing == "[":
+        opening, closing = ("(" if opening == "]" else "["), (")" if closing == "[" else "]")
+    if opening == "langle":
+        opening, closing = "(", ")"
+    if opening == "[" and closing == "]" and all(i.op == "tuple" and i.args[:2] == ("[", "]") for i in items):
+        return Node("matrix", tuple(Node("tuple", ("(", ")", *i.args[2:])) for i in items))
+    return Node("tuple", (opening, closing, *items))
+
+
+def _set(cursor: Cursor, opening: str) -> Node:
+    """A set by its items or its condition; a plain group in braces is what it holds."""
+    closing = CLOSES[opening][0]
+    if cursor.take_op(closing):
+        if opening == "{" and cursor.peek().kind != "end":
+            raise Unreadable("empty_group")
+        return EMPTY
+    bars, building = cursor.bars, cursor.building
+    cursor.bars, cursor.building = 0, 1
+    items = [_statement(cursor)]
+    if cursor.take_op("|", ":"):
+        cursor.building = 0
+        conditions = [_statement(cursor)]
+        while _joiner(cursor) is not None:
+            conditions.append(_statement(cursor))
+        cursor.expect(closing)
+        cursor.bars, cursor.building = bars, building
+        return Node("builder", (items[0], Node("list", tuple(conditions)) if len(conditions) > 1 else conditions[0]))
+    while cursor.take_op(",", ";"):
+        items.append(_statement(cursor))
+        if len(items) > MAX_ITEMS:
+            raise Unreadable("too_many_items")
+    cursor.expect(closing)
+    cursor.bars, cursor.building = bars, building
+    if opening == "{" and len(items) == 1:
+        return items[0]
+    return Node("set", tuple(items))
+
+
+def _environment(cursor: Cursor) -> Node:
+    name = str(cursor.peek().value).removeprefix("begin ")
+    cursor.at += 1
+    rows: list[list[Node]] = [[]]
+    cursor.enter()
+    while not cursor.is_cmd(f"end {name}"):
+        if cursor.take_op("\\\\"):
+            rows.append([])
+        elif cursor.take_op("&", ",") is None:
+            rows[-1].append(_cell(cursor))
+        if cursor.peek().kind == "end" or sum(map(len, rows)) > MAX_ITEMS:
+            raise Unreadable("unclosed_environment")
+    cursor.leave()
+    cursor.at += 1
+    rows = [row for row in rows if row]
+    if not rows:
+        raise Unreadable("empty_environment")
+    if name not in MATRICES or any(c.op == "rel" for row in rows for c in row):
+        items = [c for row in rows for c in row]
+        return items[0] if len(items) == 1 else Node("list", tuple(items))
+    if name in {"array", "matrix", "tabular"} and len(rows) == len(rows[0]) == 1:
+        return rows[0][0]
+    matrix = Node("matrix", tuple(Node("tuple", ("(", ")", *row)) for row in rows))
+    return Node("det", (matrix,)) if name == "vmatrix" else matrix
+
+
+def _cell(cursor: Cursor) -> Node:
+    """One cell; an alignment mark before a relation sign is passed over: `x &= 1`."""
+    first = sum_of(cursor)
+    chain: list[Node | str] = [first]
+    while True:
+        if cursor.is_op("&") and cursor.peek(1).kind == "op" and cursor.peek(1).value in RELATIONS:
+            cursor.at += 1
+        sign = _relation_sign(cursor)
+        if sign is None:
+            return first if len(chain) == 1 else Node("rel", tuple(chain))
+        cursor.take_op("&")
+        chain += [sign, sum_of(cursor)]

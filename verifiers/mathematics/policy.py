@@ -1,0 +1,26 @@
+"""The label policy of mathematics as named options; each default is the policy's."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from verifiers.base import VerifierParams
+
+
+class MathParams(VerifierParams):
+    """What counts as the same answer. Every option is one point of the policy in `docs/verifiers-math.md`."""
+
+    rounded_gold: bool = Field(True, description="a value that rounds to a gold shown as a rounded decimal is right")
+    percent_as_unit: bool = Field(True, description="35 matches the gold 35%, and 35% the gold 35")
+    unit_may_be_omitted: bool = Field(True, description="5 matches the gold 5 cm, and 5 cm the gold 5")
+    convert_units: bool = Field(True, description="50 mm matches the gold 5 cm")
+    inequality_is_interval: bool = Field(True, description="a solved inequality equals its interval, both ways")
+    value_of_equation: bool = Field(True, description="x = 3 equals 3, both ways")
+    lone_name_ignores_case: bool = Field(True, description="X^2 matches the gold x^2: one variable, one letter")
+    decimal_comma: bool = Field(False, description="read 3,5 as 3.5 in every response, not only in other languages")
+    max_answer_chars: int = Field(2_000, ge=16, le=20_000, description="a longer answer is wrong: too_long")
+    slow_path: bool = Field(True, description="ask a computer algebra system, in its own process, what is undecided")
+    slow_path_s: float = Field(0.5, gt=0, le=5, description="seconds of work that one such question may take")
+
+
+DEFAULT = MathParams()

@@ -1,0 +1,278 @@
+"""Numbers with something behind or before them: units, currency, percent, degrees, what is counted; and rounding."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import NamedTuple
+
+from verifiers.mathematics.equality import same, within
+from verifiers.mathematics.policy import MathParams
+from verifiers.mathematics.tree import ONE, PI, Node, has, neg, nodes, num
+from verifiers.mathematics.units import CUBED, SQUARED, UNITS, Dimension, scale_node, times
+from verifiers.mathematics.words import only_counts, stem
+
+MARKS = ("word", "money", "percent", "deg")
+MAX_EXACT_DENOMINATOR = 20
+"""A decimal such as 0.75 or 2.35 that is a fraction this simple is taken for exact."""
+CURRENCY = frozenset({((name, 1),) for name in ("dollar", "euro", "pound", "yen", "yuan", "rupee", "peso", "ruble")})
+"""Dimensions of money: $18 USD states it twice."""
+HALF_TURN = Node("div", (PI, num(180)))
+
+
+class Quantity(NamedTuple):
+    """`raw` as written before the unit, `scale` to basic units; what the words were, if they are no known unit."""
+
+    raw: Node
+    scale: Node
+    dimension: Dimension = ()
+    counted: str = ""
+    is_percent: bool = False
+
+    @property
+    def has_unit(self) -> bool:
+        """Whether a unit, a currency or a counted thing was stated."""
+        return bool(self.dimension or self.counted)
+
+    @property
+    def value(self) -> Node:
+        """The value in basic units."""
+        return self.raw if self.scale == ONE else Node("mul", (self.raw, self.scale))
+
+
+def quantity(tree: Node, symbols_are_units: bool = False) -> Quantity | None:
+    """The tree as a number with its unit; None if words stand in it that are no unit of the whole.
+
+    With `symbols_are_units`, single letters such as m and s are units too.
+    """
+    if not has(tree, *MARKS) and not symbols_are_units:
+        return Quantity(tree, ONE)
+    if tree.op == "add":
+        return _compound(tree, symbols_are_units)
+    if tree.op == "neg":
+        inner = quantity(tree.args[0], symbols_are_units)
+        return None if inner is None else inner._replace(raw=neg(inner.raw))
+    reader = _Reader(symbols_are_units)
+    return reader.read(tree)
+
+
+def _compound(tree: Node, symbols_are_units: bool) -> Quantity | None:
+    """1 h 30 min, or a sum without any unit but angles and percents inside."""
+    if not has(tree, "word", "money") and not symbols_are_units:
+        return Quantity(tree, ONE)
+    parts = [quantity(a, symbols_are_units) for a in tree.args]
+    known = [p for p in parts if p is not None]
+    if len(known) < len(parts):
+        return None
+    if len({(p.dimension, p.counted) for p in known}) > 1:
+        last = known[-1]
+        if any(p.has_unit or p.is_percent for p in known[:-1]):
+            return None
+        return last._replace(raw=Node("add", tuple(p.raw for p in known)))
+    return Quantity(Node("add", tuple(p.value for p in known)), ONE, known[0].dimension, known[0].counted)
+
+
+class _Reader:
+    """Takes the units out of a product, and collects what is left as the number."""
+
+    def __init__(self, symbols_are_units: bool) -> None:
+        self.symbols_are_units = symbols_are_units
+        self.factors: list[Node] = []
+        self.scales: list[Node] = []
+        self.dimension: Dimension = ()
+        self.counted: list[str] = []
+        self.is_percent = False
+        self.last: tuple[Dimension, Node | None, int] = ((), None, 1)
+
+    def read(self, tree: Node) -> Quantity | None:
+        if not self.take(tree, 1):
+            return None
+        if self.counted and self.dimension:
+            return None
+        scale = ONE if not self.scales else self.scales[0] if len(self.scales) == 1 else Node("mul", tuple(self.scales))
+        raw = (
+            ONE if not self.factors else self.factors[0] if len(self.factors) == 1 else Node("mul", tuple(self.factors))
+        )
+        if not self.factors:
+            return None
+        return Quantity(raw, scale, self.dimension, " ".join(self.counted), self.is_percent)
+
+    def take(self, tree: Node, power: int) -> bool:
+        op = tree.op
+        if op == "mul":
+            return all(self.take(a, power) for a in tree.args)
+        if op == "div" and (has(tree, *MARKS) or self.symbols_are_units):
+            if power == 1 and self.symbols_are_units and not has(tree.args[1], *MARKS, "sym"):
+                self.factors.append(tree)
+                return not has(tree.args[0], *MARKS)
+            return self.take(tree.args[0], power) and self.take(tree.args[1], -power)
+        if op == "pow" and tree.args[0].op in {"word", "sym"} and tree.args[1].op == "num":
+            exponent = tree.args[1].args[0]
+            return isinstance(exponent, int) and abs(exponent) < 5 and self.unit(tree.args[0], power * exponent)
+        if op == "word" or (op == "sym" and self.symbols_are_units):
+            return self.unit(tree, power)
+        return self.mark(tree, power)
+
+    def mark(self, tree: Node, power: int) -> bool:
+        if tree.op == "money" and power == 1:
+            return self.unit(Node("word", (tree.args[0],)), 1) and self.take(tree.args[1], 1)
+        if tree.op == "percent" and power == 1:
+            self.is_percent = True
+            self.scales.append(num(Fraction(1, 100)))
+            return self.take(tree.args[0], 1)
+        if tree.op == "deg" and power == 1:
+            self.scales.append(HALF_TURN)
+            self.dimension = times(self.dimension, (("angle", 1),))
+            return self.take(tree.args[0], 1)
+        if has(tree, "word", "money"):
+            return False
+        self.factors.append(tree if power == 1 else Node("pow", (tree, num(power))))
+        return True
+
+    def unit(self, tree: Node, power: int) -> bool:
+        """Take the phrase of a word node, or the letter of a symbol, as a unit to the given power."""
+        words = str(tree.args[0]).replace("-", " ").split()
+        sign, next_power = 1, 1
+        for i, word in enumerate(words):
+            lower = word.lower()
+            if (lower in {"per", "a", "an", "each", "every"} and i + 1 < len(words)) or lower == "per":
+                sign = -1
+            elif lower in SQUARED or lower in CUBED:
+                step = 2 if lower in SQUARED else 3
+                if lower.endswith("ed") and self.dimension:
+                    self.again(step - 1)
+                else:
+                    next_power = step
+            else:
+                known = UNITS.get(word) or (UNITS.get(lower) if len(lower) > 1 else None)
+                if known is None:
+                    return tree.op == "word" and self.noun(words[i:], sign)
+                total = power * sign * next_power
+                if known.dimension == self.dimension and known.dimension in CURRENCY:
+                    continue
+                self.dimension = times(self.dimension, known.dimension, total)
+                self.last = (known.dimension, scale_node(known) if known.scale != 1 or known.turns else None, total)
+                self.scaled(total)
+                next_power = 1
+        return True
+
+    def scaled(self, power: int) -> None:
+        """Count the scale of the last unit in, to the given power."""
+        scale = self.last[1]
+        if scale is not None:
+            self.scales.append(scale if power == 1 else Node("pow", (scale, num(power))))
+
+    def again(self, more: int) -> None:
+        """Raise the last unit further: "cm squared", "per second squared"."""
+        dimension, _, power = self.last
+        self.dimension = times(self.dimension, dimension, more * power)
+        self.scaled(more * power)
+
+    def noun(self, words: list[str], sign: int) -> bool:
+        if sign < 0 and self.dimension:
+            self.dimension = times(self.dimension, ((" ".join(stem(w) for w in words), -1),))
+            return True
+        self.counted += words
+        return True
+
+
+def quantities_equal(gold: Quantity, said: Quantity, params: MathParams) -> bool | None:
+    """Whether two quantities are equal by the policy; None if undecided."""
+    if gold.is_percent or said.is_percent:
+        return _percents_equal(gold, said, params)
+    if gold.has_unit and said.has_unit:
+        if gold.counted or said.counted:
+            return _same_things(gold.counted, said.counted) and numbers_equal(gold.raw, said.raw, params)
+        if gold.dimension != said.dimension or (gold.scale != said.scale and not params.convert_units):
+            return False
+        if gold.scale == said.scale:
+            return numbers_equal(gold.raw, said.raw, params)
+        in_gold_units = Node("div", (said.value, gold.scale))
+        return numbers_equal(gold.raw, in_gold_units, params, gold.value, said.value)
+    if gold.has_unit or said.has_unit:
+        return _one_unit_equal(gold, said, params)
+    return numbers_equal(gold.raw, said.raw, params)
+
+
+def _one_unit_equal(gold: Quantity, said: Quantity, params: MathParams) -> bool | None:
+    stated, bare = (gold, said) if gold.has_unit else (said, gold)
+    if stated.dimension == (("angle", 1),) and has(bare.raw, "const") and any(n == PI for n in nodes(bare.raw)):
+        return same(gold.value, said.value)
+    if not params.unit_may_be_omitted:
+        return False
+    if said.has_unit and said.counted and not only_counts(said.counted):
+        return False
+    return numbers_equal(gold.raw, said.raw, params)
+
+
+def _percents_equal(gold: Quantity, said: Quantity, params: MathParams) -> bool | None:
+    if gold.has_unit or said.has_unit:
+        return False
+    if gold.is_percent and said.is_percent:
+        return numbers_equal(gold.raw, said.raw, params)
+    if gold.is_percent:
+        if params.percent_as_unit and numbers_equal(gold.raw, said.raw, params):
+            return True
+        return numbers_equal(gold.raw, Node("mul", (said.raw, num(100))), params, gold.value, said.raw)
+    equal = same(gold.raw, said.value)
+    if equal or not params.percent_as_unit or within(gold.raw, Fraction(-1), Fraction(1, 10**12) + 1):
+        return equal
+    return numbers_equal(gold.raw, said.raw, params)
+
+
+def _same_things(gold: str, said: str) -> bool:
+    one, two = {stem(w) for w in gold.split()}, {stem(w) for w in said.split()}
+    return bool(one and two) and (one <= two or two <= one)
+
+
+def numbers_equal(
+    gold: Node, said: Node, params: MathParams, exact_gold: Node | None = None, exact_said: Node | None = None
+) -> bool | None:
+    """Whether two numbers are the same, or the gold is a shown rounded decimal that `said` rounds to."""
+    equal = same(exact_gold or gold, exact_said or said)
+    if equal or not params.rounded_gold:
+        return equal
+    shown = _decimal(gold)
+    return True if shown is not None and _rounds_to(shown[0], shown[1], said) else equal
+
+
+def _decimal(tree: Node) -> tuple[Fraction, int] | None:
+    """(value, places shown) of a decimal, also in scientific notation; None if the tree is no decimal."""
+    if tree.op == "dec":
+        return Fraction(tree.args[0]), tree.args[1]
+    if tree.op == "neg":
+        inner = _decimal(tree.args[0])
+        return None if inner is None else (-inner[0], inner[1])
+    if tree.op == "mul" and len(tree.args) == 2 and tree.args[1].op == "pow":
+        base, exponent = tree.args[1].args
+        inner = _decimal(tree.args[0])
+        if inner is not None and base == num(10) and exponent.op == "num" and isinstance(exponent.args[0], int):
+            power = exponent.args[0]
+            if abs(power) < 400:
+                return inner[0] * Fraction(10) ** power, inner[1] - power
+    return None
+
+
+def _rounds_to(value: Fraction, places: int, said: Node) -> bool:
+    """Whether `said` rounds, half up, to `value` shown with `places` decimals, where that may be a rounded number."""
+    if abs(places) > 400:
+        return False
+    unit = Fraction(10) ** -places
+    digits = len(str(abs(value / unit).numerator))
+    if (places < 2 and digits < 3) or (digits < 2 and places > 2):
+        return False
+    shown = _decimal(said)
+    is_simple = value.denominator <= MAX_EXACT_DENOMINATOR and value.denominator < 10**places
+    if is_simple and shown is not None and shown[1] < places + 2:
+        return False
+    if value < 0:
+        return _rounds_to(-value, places, neg(said))
+    return within(said, value - unit / 2, value + unit / 2)
+
+
+def explicitly_rounded(gold: Node, said: Node) -> bool:
+    """Whether `said` rounds to a gold that itself says that it is approximate, whatever its digits."""
+    shown = _decimal(gold) or ((Fraction(gold.args[0]), 0) if gold.op == "num" else None)
+    if shown is None:
+        return False
+    unit = Fraction(10) ** -shown[1]
+    return within(said, shown[0] - unit / 2, shown[0] + unit / 2)

@@ -1,0 +1,279 @@
+"""From the text of an answer to what can be compared: cleaned text, plain words, tree."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from verifiers.mathematics import clock, words
+from verifiers.mathematics.characters import ascii_latex
+from verifiers.mathematics.lexer import Unreadable
+from verifiers.mathematics.parser import parse
+from verifiers.mathematics.tree import EMPTY, INF, REALS, Node, neg, num
+
+PLAIN_NUMBER = re.compile(r"[+-]?\d{1,400}")
+OUTSIDE = ' \t\n\r*`"'
+DELIMITERS = re.compile(
+    r"\\\(|\\\)|\\\[(?!\d*(?:\.\d+)?(?:ex|em|pt)\])|(?<!\\)\\\]|\\begin\{(?:equation|math|displaymath)\*?\}"
+    r"|\\end\{(?:equation|math|displaymath)\*?\}"
+)
+DOLLAR = re.compile(r"(?<!\\)\$")
+TRAILING = re.compile(r"(?:\s|\\[,;:! ]|~|\\\\|[.,;:](?<!\\[,;:])|\\q?quad)+$")
+TEXT_WRAPPER = re.compile(r"\\(?:text(?:bf|it|rm|sf|tt|normal)?|mbox|hbox|mathrm)\s?\{")
+TEXT_STOP = re.compile(r"\\text(?:bf|it|rm)?\{\s*[.,;]\s*\}$|(?<=[a-z])\.(?=\s*\}$)")
+GROUPED_SIGN = re.compile(r"\{(\\(?:cdot|times|colon)|[+*/=<>:-])\}|(?<=\d)\{(\\[,;:! ]| )\}")
+ABBREVIATION = re.compile(r"\b(sq|cu|ft|in|yd|oz|lb|lbs|hr|hrs|min|sec|mi)\.(?=[\s}])")
+THEREFORE = re.compile(
+    r"(?:\\text\{)?\s*(?:therefore|thus|hence|so|exactly|only)(?:\s*,?\s*\}\s*,?\s*|\s*,?\s+)", re.IGNORECASE
+)
+IN_TOTAL = re.compile(r"\s*(?:\\text\{)?\s*\b(?:in total|altogether|left|remaining)\s*\}?$")
+DIGIT = re.compile(r"\d")
+BRACE_COMMA = re.compile(r"(?<=\d)\{,\}(?=\d)")
+DECIMAL_COMMA = re.compile(r"(?<![\d,.])(\d+),(\d+)(?![\d,.])")
+NUMBER_AND_FRACTION = re.compile(r"(?<=\d)\s*(?:\\text\{\s*)?\band\b(?:\s*\})?\s*(?=\d+\s?/\s?\d|\\[dt]?frac)")
+COMBINATION = re.compile(
+    r"(?:\{\})?(?:_|\^)\{?(\d{1,4}|n)\}?\s?(?:\\mathrm\{)?([CP])\}?_?\{?(\d{1,4}|k|r)\}?(?![\w^])"
+    r"|(?:\\mathrm\{)?\b([CP])\}?_\{?(\d{1,4}|n)\}?\^\{?(\d{1,4}|k|r)\}?(?!\w)|\b(\d{1,4})([CP])(\d{1,4})\b"
+)
+BASE = re.compile(
+    r"\(?\s*(-?[0-9A-Fa-f]{1,300})\s*\)?\s*(?:_\s*\(?\s*(?:base\s*)?(\d{1,2}|[a-z]+)\s*\)?"
+    r"|\(?\s*(?:in\s+)?base[\s-]+(\d{1,2}|[a-z]+)\s*\)?)"
+)
+PREFIXED_BASE = re.compile(r"0([box])([0-9A-Fa-f]{1,300})", re.IGNORECASE)
+BASES = {
+    "two": 2,
+    "three": 3,
+    "four": 4,
+    "five": 5,
+    "six": 6,
+    "seven": 7,
+    "eight": 8,
+    "nine": 9,
+    "ten": 10,
+    "twelve": 12,
+    "sixteen": 16,
+}
+BASES |= {"binary": 2, "octal": 8, "hex": 16, "hexadecimal": 16, "b": 2, "o": 8, "x": 16}
+WORD_RATIO = re.compile(r"([\d./]{1,20})(?: is)? to ([\d./]{1,20})(?: to ([\d./]{1,20}))?")
+APPROXIMATE = re.compile(
+    r"^(?:\\(?:approx|simeq|doteq|thickapprox)(?![A-Za-z])|≈|~\s?(?=\d)|about\s|approximately\s|roughly\s)\s*"
+    r"|(?:\\ldots|\\dots|\.\.\.)$"
+)
+X = Node("sym", ("x",))
+KINDS = {
+    "none": EMPTY,
+    "infinity": INF,
+    "-infinity": neg(INF),
+    "reals": REALS,
+    "positives": Node("rel", (X, ">", num(0))),
+    "negatives": Node("rel", (X, "<", num(0))),
+    "nonnegatives": Node("rel", (X, ">=", num(0))),
+}
+
+
+@dataclass
+class Reading:
+    """One answer's text, cleaned. Trees and words are made when first asked for."""
+
+    text: str
+    problem: str = ""
+    """Why there is no tree, once `tree` was asked for."""
+
+    @cached_property
+    def plain(self) -> str:
+        """The text in lower case without styles, articles and outer punctuation."""
+        return words.plain(self.text)
+
+    @cached_property
+    def nothing(self) -> str | None:
+        """The kind of non-number that the words name: none, dne, infinity, reals, ..."""
+        return words.nothing(self.plain)
+
+    @cached_property
+    def time(self) -> clock.Time | None:
+        """The time of day, if it is one."""
+        return clock.time_of(self.plain)
+
+    @cached_property
+    def date(self) -> clock.Date | None:
+        """The date, if it is one."""
+        return clock.date_of(self.plain)
+
+    @cached_property
+    def base(self) -> tuple[str, int] | None:
+        """(digits in upper case, base) of a number written in a base; None otherwise."""
+        return base_number(self.text)
+
+    @cached_property
+    def approximate(self) -> bool:
+        """Whether the text itself says that it is rounded: `\\approx 3.1`, `3.14...`."""
+        return APPROXIMATE.search(self.text) is not None
+
+    @cached_property
+    def tree(self) -> Node | None:
+        """The tree, None if the text is not in the grammar."""
+        text = self.text
+        if PLAIN_NUMBER.fullmatch(text):
+            return num(int(text))
+        if self.nothing in KINDS and not text.startswith("\\{\\"):
+            return KINDS[self.nothing or ""]
+        try:
+            return parse(rewritten(text))
+        except Unreadable as exc:
+            self.problem = str(exc)
+        except RecursionError:
+            self.problem = "too_deep"
+        return _ratio_in_words(self.plain)
+
+    @cached_property
+    def mixed(self) -> Node | None:
+        """The tree with "3 and 1/2" read as a mixed number; None if there is no such thing in the text."""
+        joined = NUMBER_AND_FRACTION.sub(" ", self.text) if "and" in self.text else self.text
+        return Reading(joined).tree if joined != self.text else None
+
+    @cached_property
+    def number_word(self) -> Node | None:
+        """The number that is written in words: forty-two."""
+        if not self.plain or not self.plain[0].isalpha():
+            return None
+        found = words.number_in_words(self.plain)
+        return (
+            None if found is None else num(found[0]) if found[1] == 1 else Node("div", (num(found[0]), num(found[1])))
+        )
+
+
+def clean(text: str, comma_is_decimal: bool = False) -> str:
+    """`text` in ASCII LaTeX without math delimiters, outer quotes, emphasis, braces and final punctuation."""
+    text = ascii_latex(text).strip(OUTSIDE)
+    if PLAIN_NUMBER.fullmatch(text):
+        return text
+    if "\\" in text:
+        text = DELIMITERS.sub(" ", text)
+    if "$" in text:
+        text = _without_dollars(text)
+    if text.startswith("~~"):
+        return "\\struck " + text
+    while True:
+        before = text
+        text = text.strip(OUTSIDE)
+        if text[:1] == text[-1:] == "_":
+            text = text.strip("_")
+        wrapper = TEXT_WRAPPER.match(text)
+        if wrapper is not None and DIGIT.search(text) and _closes_at_end(text[wrapper.end() - 1 :]):
+            text = text[wrapper.end() : -1]
+        if text[-1:] in ".,;:!\\~ " or text.endswith(("quad", "\\;", "\\,")):
+            text = _trimmed(text)
+        text = text.removeprefix(":").removeprefix("'").removesuffix("'") if text[:1] in {":", "'"} else text
+        if text.startswith("{") and text.endswith("}") and _closes_at_end(text) and "," not in text:
+            text = text[1:-1]
+        if text == before:
+            break
+    if text.endswith("}"):
+        text = TEXT_STOP.sub("", text)
+    if text[:1] in "\\TtHhSsEeOo" and (opening := THEREFORE.match(text)) is not None:
+        text = text[opening.end() :]
+    if text.startswith("US\\$"):
+        text = text[2:]
+    if "." in text and "text" in text:
+        text = ABBREVIATION.sub(r"\1", text)
+    if text[-1:] in "l}rtg" and DIGIT.search(text):
+        text = IN_TOTAL.sub(lambda m: "}" if m[0].endswith("}") and "{" not in m[0] else "", text)
+    text = GROUPED_SIGN.sub(lambda m: f"{m[1]} " if m[1] else m[2], text) if "{" in text else text
+    text = BRACE_COMMA.sub(_brace_comma, text) if "{,}" in text else text
+    if comma_is_decimal or text.startswith("0,"):
+        text = DECIMAL_COMMA.sub(_decimal_comma, text) if text.count(",") == 1 else text
+    return text
+
+
+def _trimmed(text: str) -> str:
+    if text.endswith("\\\\"):
+        return text[:-2]
+    if text.endswith(("..", "\\!")):
+        return text
+    return TRAILING.sub("", text)
+
+
+def _brace_comma(match: re.Match[str]) -> str:
+    rest = match.string[match.end() : match.end() + 4]
+    groups = re.match(r"\d{3}(?!\d)", rest)
+    zero = match.string[: match.start()].strip("-+ ") == "0"
+    return "{,}" if groups is not None and not zero else "."
+
+
+def _decimal_comma(match: re.Match[str]) -> str:
+    thousands = len(match[2]) == 3 and len(match[1]) <= 3 and not match[1].startswith("0")
+    return match[0] if thousands else f"{match[1]}.{match[2]}"
+
+
+def _without_dollars(text: str) -> str:
+    """Math delimiters gone, a currency sign kept."""
+    places = [m.start() for m in DOLLAR.finditer(text)]
+    currency = re.search(r"\d(?:\s?(?:million|billion|thousand|[a-z]+))?$", text)
+    if len(places) == 1 and currency and re.match(r"\s?\d|\s?\.\d", text[places[0] + 1 :]):
+        return text[: places[0]] + "\\$" + text[places[0] + 1 :]
+    if len(places) % 2 and re.match(r"\$?\d", text[places[0] + 1 :]) and places[0] == 0 and len(places) > 1:
+        return "\\$" + DOLLAR.sub("", text)
+    return DOLLAR.sub("", text)
+
+
+def _closes_at_end(text: str) -> bool:
+    depth, at = 0, 0
+    while at < len(text):
+        if text[at] == "\\":
+            at += 2
+            continue
+        depth += (text[at] == "{") - (text[at] == "}")
+        at += 1
+        if depth == 0:
+            return at == len(text)
+    return False
+
+
+def rewritten(text: str) -> str:
+    """The cleaned text with a few spellings brought to one: combinations."""
+    if "C" in text or "P" in text:
+        text = COMBINATION.sub(_combination, text)
+    return text
+
+
+def _combination(match: re.Match[str]) -> str:
+    groups = [g for g in match.groups() if g is not None]
+    if groups[0] in {"C", "P"}:
+        kind, above, below = groups
+    else:
+        above, kind, below = groups
+    return f"\\binom{{{above}}}{{{below}}}" if kind == "C" else f"\\frac{{{above}!}}{{({above}-{below})!}}"
+
+
+def base_number(text: str) -> tuple[str, int] | None:
+    """(digits, base) of 101_2, (101)_{two}, 101 base 2, 0b101; None if the text is no such number."""
+    prefixed = PREFIXED_BASE.fullmatch(text)
+    if prefixed is not None:
+        return _checked(prefixed[2], BASES[prefixed[1].lower()])
+    if "_" not in text and "base" not in text:
+        return None
+    said = BASE.fullmatch(words.SPACING.sub(" ", words.STYLE.sub("", text)).replace("{", "").replace("}", "").strip())
+    if said is None:
+        return None
+    name = said[2] or said[3]
+    base = int(name) if name.isdigit() else BASES.get(name, 0)
+    return _checked(said[1], base)
+
+
+def _checked(digits: str, base: int) -> tuple[str, int] | None:
+    digits = digits.upper()
+    if not 2 <= base <= 36 or any(int(c, 36) >= base for c in digits.lstrip("-")):
+        return None
+    sign = "-" if digits.startswith("-") else ""
+    return sign + (digits.lstrip("-").lstrip("0") or "0"), base
+
+
+def _ratio_in_words(text: str) -> Node | None:
+    said = WORD_RATIO.fullmatch(text.strip())
+    if said is None:
+        return None
+    try:
+        return Node("ratio", tuple(parse(g) for g in said.groups() if g is not None))
+    except Unreadable:
+        return None

@@ -1,0 +1,54 @@
+"""Ratios and congruences."""
+
+from __future__ import annotations
+
+from verifiers.mathematics.chains import last, value_of
+from verifiers.mathematics.equality import same
+from verifiers.mathematics.policy import MathParams
+from verifiers.mathematics.regions import COLLECTIONS
+from verifiers.mathematics.tree import Node, neg, num, substitute, variables
+
+
+def same_ratio(gold: Node, said: Node, params: MathParams) -> bool | None:
+    if said.op == "rel":
+        value = value_of(said)
+        said = value.tree if value is not None else said
+    if gold.op != "ratio" or said.op != "ratio":
+        ratio, other = (gold, said) if gold.op == "ratio" else (said, gold)
+        if gold.op == "num" and isinstance(gold.args[0], int):
+            return False
+        if len(ratio.args) != 2 or other.op in COLLECTIONS | {"tuple", "set", "rel"}:
+            return False
+        if gold.op == "ratio" and other.op not in {"div", "neg"}:
+            return None if other.op == "const" else same(Node("div", ratio.args), other) and ratio.args[1] == num(1)
+        quotient = Node("div", ratio.args)
+        return same(quotient, other)
+    if len(gold.args) != len(said.args):
+        return False
+    first = zip(gold.args[1:], said.args[1:], strict=True)
+    return all(same(Node("mul", (gold.args[0], s)), Node("mul", (said.args[0], g))) for g, s in first)
+
+
+def congruent(gold: Node, said: Node) -> bool | None:
+    """The same residue class: equal moduli, values that differ by a multiple; 7k + 3 is 3 modulo 7."""
+    if gold.op != "mod" or said.op != "mod":
+        one: Node | None = gold if gold.op == "mod" else _progression(last(gold))
+        two: Node | None = said if said.op == "mod" else _progression(last(said))
+        return one is not None and two is not None and congruent(one, two)
+    if same(gold.args[1], said.args[1]) is not True:
+        return False
+    if gold.args[0].op in COLLECTIONS or said.args[0].op in COLLECTIONS:
+        return bool(gold.args[0] == said.args[0])
+    steps = Node("div", (Node("add", (gold.args[0], neg(said.args[0]))), gold.args[1]))
+    return same(Node("floor", (steps,)), steps)
+
+
+def _progression(tree: Node) -> Node | None:
+    """7k + 3 as the congruence 3 modulo 7; None if the tree is not of that form."""
+    names = variables(tree)
+    if len(names) != 1 or tree.op not in {"add", "mul"}:
+        return None
+    name = next(iter(names))
+    at = [substitute(tree, {name: num(v)}) for v in (0, 1, 2)]
+    step, next_step = Node("add", (at[1], neg(at[0]))), Node("add", (at[2], neg(at[1])))
+    return Node("mod", (at[0], Node("abs", (step,)))) if same(step, next_step) else None

@@ -1,0 +1,145 @@
+"""What the own tree cannot decide, asked of a computer algebra system in a process that can be killed.
+
+Time is counted from when the process starts on the question, not from when it was queued or while it starts up. No
+signal is used on this side, so threads, asyncio and process groups all work. The process inherits no environment but
+the path of the interpreter, is replaced after `MAX_QUESTIONS` questions, when it dies, and when it is killed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+from pipeline.errors import GradingError
+
+MAX_QUESTIONS = 200
+STARTUP_S = 120.0
+WALL_PER_CPU = 1.6
+"""Seconds on the clock allowed per second of CPU time: a busy machine is not the answer's fault."""
+SCRIPT = Path(__file__).with_name("_algebra.py")
+
+
+class TimedOut(Exception):
+    """The question used up its time or memory; the process was killed."""
+
+
+class _Process:
+    """One helper process: its pipes, a thread that reads its lines, and how many questions it answered."""
+
+    def __init__(self) -> None:
+        keep = {k: v for k, v in os.environ.items() if k in {"PATH", "SYSTEMROOT", "LD_LIBRARY_PATH"}}
+        self.asked = 0
+        self.is_ready = False
+        self.lines: queue.Queue[str] = queue.Queue()
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", str(SCRIPT)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=keep | {"OMP_NUM_THREADS": "1"},
+            text=True,
+            bufsize=1,
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.put(line)
+        self.lines.put("")
+
+    def line(self, seconds: float) -> str | None:
+        """The next line; "" when the process has ended, None when there was none in time."""
+        try:
+            return self.lines.get(timeout=seconds)
+        except queue.Empty:
+            return None
+
+    def wait_until_ready(self) -> bool:
+        """Whether the process has come up; waits for it the first time."""
+        self.is_ready = self.is_ready or bool(self.line(STARTUP_S))
+        return self.is_ready
+
+    def send(self, text: str) -> None:
+        """Write one line to the process."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+        self.asked += 1
+
+    def end(self) -> None:
+        """Kill the process and wait for it."""
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.process.stdin.close()
+
+
+class Algebra:
+    """Asks one helper process at a time; started when first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: _Process | None = None
+        self._pid = os.getpid()
+
+    def equal(self, gold: str, said: str, seconds: float) -> bool | None:
+        """Whether two LaTeX answers are equal; None if the algebra system could not read one of them.
+
+        Raises: TimedOut, GradingError if no process can be started.
+        """
+        if self._pid != os.getpid():
+            self._lock, self._process, self._pid = threading.Lock(), None, os.getpid()
+        with self._lock:
+            process = self._ready()
+            try:
+                process.send(json.dumps({"gold": gold, "said": said, "seconds": seconds}))
+                line = process.line(seconds * WALL_PER_CPU)
+            except (BrokenPipeError, OSError):
+                line = ""
+            if not line:
+                self._replace()
+                raise TimedOut
+            answer = json.loads(line)["equal"]
+            if process.asked >= MAX_QUESTIONS:
+                self._replace()
+        return None if answer is None else bool(answer)
+
+    def close(self) -> None:
+        """End the helper process, if there is one."""
+        if self._pid == os.getpid():
+            self._drop()
+
+    def _ready(self) -> _Process:
+        if self._process is None or self._process.process.poll() is not None:
+            self._replace()
+        assert self._process is not None
+        if not self._process.wait_until_ready():
+            self._drop()
+            raise GradingError(f"{SCRIPT.name} did not start; check that math_verify imports, or turn slow_path off")
+        return self._process
+
+    def _replace(self) -> None:
+        """Kill the process and start another, which comes up while other rows are graded."""
+        self._drop()
+        try:
+            self._process = _Process()
+        except OSError as exc:
+            raise GradingError(f"cannot start {SCRIPT.name}: {exc}; turn the option slow_path off") from exc
+
+    def _drop(self) -> None:
+        if self._process is not None:
+            self._process.end()
+            self._process = None
+
+
+ALGEBRA = Algebra()
+atexit.register(ALGEBRA.close)

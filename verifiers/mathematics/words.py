@@ -1,0 +1,388 @@
+"""Answers in words: plain text, numbers in words, "no solution", choices, and which nouns only count."""
+
+from __future__ import annotations
+
+import re
+
+STYLE = re.compile(
+    r"\\(?:text(?:bf|it|rm|sf|tt|sc|normal|up|md)?|math(?:rm|bf|it|sf|tt)|mbox|hbox|emph|operatorname|boldsymbol|bm"
+    r"|underline|boxed"
+    r"|displaystyle|left|right|big|Big|rm|bf|it|color\{\w+\}|textcolor\{\w+\})(?![A-Za-z])\*?"
+)
+SPACING = re.compile(r"\\[,;:! ]|\\q?quad(?![A-Za-z])|~|\s+")
+OUTER = re.compile(r"^[\s\"'`*_.,;:!]+|[\s\"'`*_.,;:!]+$")
+ARTICLE = re.compile(r"\b(?:the|a|an)\s+")
+NOTHING = {
+    "none": "no solution|no solutions|none|no real solution|no real solutions|no real roots|no roots|empty set|emptyset"
+    "|varnothing|empty|null set|no solution exists|there is no solution|there are no solutions|no integer solutions"
+    "|no integer solution"
+    "|no such number exists|no real number|no real numbers|no values|no value|has no solution|no answer"
+    " exists|{}|\\{\\}|∅"
+    "|there are no real solutions|there is no real solution|no solutions exist|no real solution exists|no possible"
+    " values"
+    "|no such numbers exist|there are none|no such value|no such values|no such integer|no such integers|no such"
+    " integers exist"
+    "|no such integer exists|no such x|no such function exists|no such function|does not have solution|no x",
+    "dne": "dne|does not exist|doesn't exist|limit does not exist|do not exist|it does not exist|d.n.e|d.n.e.|not exist"
+    "|limit dne",
+    "undefined": "undefined|not defined|is undefined|it is undefined",
+    "infinity": "infinity|infty|infinite|+infty|+infinity|positive infinity|+ infty|plus infinity|unbounded|oo|+oo"
+    "|\\infty|+\\infty",
+    "-infinity": "-infinity|-infty|negative infinity|minus infinity|- infty|-oo|-\\infty",
+    "many": "infinitely many|infinitely many solutions|infinite solutions|infinite number of solutions"
+    "|infinite many solutions|infinite number|there are infinitely many solutions|there are infinitely many"
+    "|infinitely many values",
+    "diverges": "diverges|divergent|does not converge|it diverges|series diverges",
+    "positives": "all positive numbers|all positive real numbers|positive real numbers"
+    "|all positive reals|positive reals",
+    "negatives": "all negative numbers|all negative real numbers|negative real numbers|all negative reals",
+    "nonnegatives": "all non negative real numbers|all nonnegative real numbers|nonnegative real numbers"
+    "|all nonnegative reals",
+    "reals": "all real numbers|all reals|all real x|any real number|every real number|set of real numbers|real numbers"
+    "|set of all real numbers|x is any real number|all real values|all real values of x|all real numbers x|all"
+    " x|mathbb{r}",
+}
+GROUP = {text: group for group, texts in NOTHING.items() for text in texts.split("|")}
+SMALL = [
+    "zero",
+    "one",
+    "two",
+    "three",
+    "four",
+    "five",
+    "six",
+    "seven",
+    "eight",
+    "nine",
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+]
+TENS = {
+    w: 10 * i
+    for i, w in enumerate(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], start=2)
+}
+NUMBERS = {w: i for i, w in enumerate(SMALL)} | TENS
+LARGE = {"thousand": 1_000, "million": 10**6, "billion": 10**9}
+PARTS = {
+    "half": 2, "halves": 2, "third": 3, "thirds": 3, "quarter": 4, "quarters": 4, "fourth": 4, "fourths": 4,
+    "fifth": 5, "fifths": 5,
+    "sixth": 6, "sixths": 6, "eighth": 8, "eighths": 8, "tenth": 10, "tenths": 10,
+}  # fmt: skip
+NOUN_PHRASE = re.compile(r"[a-z][a-z' -]{0,60}")
+NOT_NOUNS = frozenset(
+    [
+        "not",
+        "or",
+        "and",
+        "nor",
+        "no",
+        "maybe",
+        "perhaps",
+        "ish",
+        "approximately",
+        "approx",
+        "about",
+        "roughly",
+        "around",
+        "almost",
+        "nearly",
+        "plus",
+        "minus",
+        "times",
+        "over",
+        "less",
+        "more",
+        "fewer",
+        "greater",
+        "than",
+        "is",
+        "are",
+        "was",
+        "if",
+        "unless",
+        "except",
+        "but",
+        "wrong",
+        "incorrect",
+        "false",
+        "true",
+        "squared",
+        "cubed",
+        "factorial",
+        "hundred",
+        "thousand",
+        "million",
+        "billion",
+        "trillion",
+        "lakh",
+        "crore",
+        "dozen",
+        "dozens",
+        "score",
+        "pairs",
+        "pair",
+        "percent",
+        "half",
+        "halves",
+        "third",
+        "thirds",
+        "quarter",
+        "quarters",
+        "tens",
+        "hundreds",
+        "thousands",
+        "millions",
+        "billions",
+        "tenths",
+        "hundredths",
+        "modulo",
+        "mod",
+        "base",
+        "root",
+        "square",
+        "cube",
+        "cubic",
+        "power",
+        "radians",
+        "degrees",
+        "to",
+        "through",
+        "between",
+        "guess",
+        "either",
+        "sometimes",
+        "exactly",
+        "yes",
+        "something",
+        "else",
+        "anything",
+        "probably",
+        "possibly",
+        "likely",
+        "versus",
+        "vs",
+        "equals",
+        "equal",
+        "divided",
+        "by",
+        "multiplied",
+        "added",
+        "unknown",
+        "undefined",
+        "infinity",
+        "pi",
+        "e",
+        "i",
+        "x",
+        "y",
+        "z",
+        "minus",
+        "negative",
+        "positive",
+        "inverse",
+        "reciprocal",
+        "opposite",
+        "another",
+        "other",
+        "others",
+        "of",
+    ]
+)
+COUNTED = frozenset(
+    [
+        "people",
+        "men",
+        "women",
+        "children",
+        "mice",
+        "feet",
+        "geese",
+        "fish",
+        "sheep",
+        "deer",
+        "dice",
+        "person",
+        "student",
+        "apple",
+        "orange",
+        "way",
+        "day",
+        "hour",
+        "minute",
+        "second",
+        "year",
+        "month",
+        "week",
+        "mile",
+        "meter",
+        "metre",
+        "unit",
+        "inch",
+        "foot",
+        "point",
+        "game",
+        "book",
+        "marble",
+        "coin",
+        "car",
+        "dollar",
+        "cent",
+        "euro",
+        "ticket",
+        "egg",
+        "cookie",
+        "boy",
+        "girl",
+        "child",
+        "man",
+        "woman",
+        "page",
+        "member",
+        "ball",
+        "cup",
+        "bag",
+        "box",
+        "card",
+        "piece",
+        "slice",
+        "time",
+        "trip",
+        "step",
+        "stamp",
+        "flower",
+        "tree",
+        "cow",
+        "dog",
+        "cat",
+        "chicken",
+        "bird",
+        "candy",
+        "pizza",
+        "pie",
+        "integer",
+        "solution",
+        "value",
+        "number",
+        "digit",
+        "side",
+        "edge",
+        "face",
+        "vertex",
+        "vertices",
+        "factor",
+        "divisor",
+        "triangle",
+        "rectangle",
+        "permutation",
+        "combination",
+        "outcome",
+        "path",
+        "element",
+        "degree",
+        "term",
+        "prime",
+        "pencil",
+        "pen",
+        "toy",
+        "team",
+        "sweet",
+        "bottle",
+        "gallon",
+        "liter",
+        "litre",
+        "pound",
+        "ounce",
+        "gram",
+        "kilogram",
+        "total",
+        "altogether",
+        "left",
+        "remaining",
+        "each",
+    ]
+)
+IRREGULAR = {
+    "people": "person",
+    "men": "man",
+    "women": "woman",
+    "children": "child",
+    "feet": "foot",
+    "vertices": "vertex",
+    "mice": "mouse",
+}
+
+
+def plain(text: str) -> str:
+    """`text` in lower case without styles, braces, articles, outer punctuation and doubled space."""
+    bare = STYLE.sub(" ", text) if "\\" in text else text
+    bare = SPACING.sub(" ", bare)
+    if "\\{\\" in bare:
+        return bare
+    if "\\{" not in bare:
+        bare = bare.replace("{", "").replace("}", "")
+    bare = OUTER.sub("", bare.replace("\\", "").replace("$", "")).lower()
+    bare = ARTICLE.sub("", bare) if " " in bare else bare
+    return " ".join(bare.replace("-", " ").split()) if bare[:1].isalpha() else " ".join(bare.split())
+
+
+def nothing(bare: str) -> str | None:
+    """The kind of non-number that a plain text names: none, dne, undefined, infinity, ...; None if it names none."""
+    return GROUP.get(bare)
+
+
+def number_in_words(bare: str) -> tuple[int, int] | None:
+    """(numerator, denominator) of a number written in English words, None if it is not one."""
+    words = bare.replace("-", " ").split()
+    if not words or len(words) > 14:
+        return None
+    sign = 1
+    if words[0] in {"minus", "negative"}:
+        sign, words = -1, words[1:]
+    below = 1
+    if len(words) > 1 and words[-1] in PARTS:
+        below, words = PARTS[words[-1]], words[:-1]
+    total = section = 0
+    seen = False
+    last = None
+    for word in words:
+        if word in NUMBERS:
+            if last is not None and (last < 20 or NUMBERS[word] >= 10):
+                return None
+            section, seen, last = section + NUMBERS[word], True, NUMBERS[word]
+        elif word == "hundred" and seen:
+            section, last = section * 100, None
+        elif word in LARGE and seen:
+            total, section, last = total + section * LARGE[word], 0, None
+        elif word != "and" or not seen:
+            return None
+    return (sign * (total + section), below) if seen else None
+
+
+def stem(word: str) -> str:
+    """A noun in the singular, roughly."""
+    word = word.lower()
+    if word in IRREGULAR:
+        return IRREGULAR[word]
+    if word.endswith("ies") and len(word) > 4:
+        return word[:-3] + "y"
+    if word.endswith(("ches", "shes", "xes", "sses")):
+        return word[:-2]
+    return word[:-1] if word.endswith("s") and not word.endswith("ss") and len(word) > 3 else word
+
+
+def only_counts(phrase: str) -> bool:
+    """Whether words behind a number just say what is counted ("red marbles"), and change nothing about it."""
+    phrase = phrase.lower().strip()
+    words = phrase.split()
+    if not words or len(words) > 5 or NOUN_PHRASE.fullmatch(phrase) is None or NOT_NOUNS.intersection(words):
+        return False
+    head = words[-1] if "in" not in words[1:] else words[words.index("in", 1) - 1]
+    return head in COUNTED or (len(head) > 3 and head.endswith("s") and not head.endswith(("ss", "ous", "less")))

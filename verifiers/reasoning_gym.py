@@ -1,0 +1,184 @@
+"""Tasks of the reasoning-gym package, graded by its own scorers, in a process that can be ended."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+
+from pipeline.errors import DataError, GradingError
+from pipeline.types import Attempt, Verdict
+from verifiers._response import final_answer
+from verifiers.base import VerifierParams, verifier
+
+INSTALL = "python -m pip install 'reasoning-gym>=0.1.25,<0.2'"
+START_S = 60.0
+MAX_REQUESTS = 20_000
+"""Requests to one process before it is replaced, so that what a scorer leaks is bounded."""
+
+
+class ReasoningGymParams(VerifierParams):
+    """How answers are graded."""
+
+    partial: bool = Field(
+        False,
+        description="give the package's partial credit; it pays for answers that merely contain the right one in many "
+        "tasks, and for wrong ones of the right shape in some",
+    )
+    timeout_s: float = Field(5.0, gt=0, description="for one answer, from the start of its work")
+    memory_mib: int = Field(4096, ge=512, description="address space of the scoring process")
+    max_chars: int = Field(5_000, ge=1, description="a longer answer is wrong")
+
+
+@verifier(batch=True)
+def reasoning_gym(attempts: Sequence[Attempt], params: ReasoningGymParams) -> list[Verdict]:
+    """1 if the package's scorer gives the final answer full marks.
+
+    Reference: {"dataset": name, "config"?: {..}, "entry": {"question", "answer", "metadata"}}, or "index" in place of
+    "entry": the task is made again from the configuration's seed, which for some data sets of the package gives another
+    one in another process; where the prompt is known this is an error. Scorers that evaluate answers as code get only
+    plain arithmetic or lists; all run in a process apart. Needs the extra `gym`.
+    """
+    return [_one(a, params) for a in attempts]
+
+
+def _one(attempt: Attempt, params: ReasoningGymParams) -> Verdict:
+    start = time.perf_counter()
+    try:
+        request = _request(attempt.reference)
+    except DataError as exc:
+        return Verdict("verifier_error", reason=f"bad_reference: {exc}"[:300])
+    found = final_answer(attempt)
+    if found.text is None:
+        return found.no_answer()
+    if found.others:
+        return Verdict("graded", 0.0, "several_answers", found.text)
+    if len(found.text) > params.max_chars:
+        return Verdict("graded", 0.0, f"too_long: {len(found.text)} characters")
+    try:
+        reply = PROCESS.ask(
+            {**request, "answer": found.text, "prompt": attempt.prompt}, params.timeout_s, params.memory_mib
+        )
+    except TimeoutError:
+        return Verdict("timeout", 0.0, "scorer_timeout", found.text, time.perf_counter() - start)
+    except GradingError as exc:
+        return Verdict("verifier_error", 0.0, str(exc)[:300], found.text, time.perf_counter() - start)
+    return _verdict(reply, found.text, params, time.perf_counter() - start)
+
+
+def _verdict(reply: Mapping[str, Any], text: str, params: ReasoningGymParams, seconds: float) -> Verdict:
+    if "missing" in reply:
+        reason = f"reasoning-gym is not installed ({reply['missing']}); run: {INSTALL}"
+        return Verdict("verifier_error", 0.0, reason, text, seconds)
+    if "error" in reply:
+        return Verdict("verifier_error", 0.0, str(reply["error"]), text, seconds)
+    if "unsafe" in reply:
+        return Verdict("graded", 0.0, "not_plain: this task's answers are arithmetic or lists", text, seconds)
+    score = min(1.0, max(0.0, float(reply["score"])))
+    if score < 1.0 and not params.partial:
+        return Verdict("graded", 0.0, f"wrong: the package gives {score:.3g}", text, seconds)
+    return Verdict("graded", score, "right" if score == 1.0 else f"partial: {score:.3g}", text, seconds)
+
+
+def _request(reference: Any) -> dict[str, Any]:
+    if not isinstance(reference, Mapping) or not isinstance(reference.get("dataset"), str):
+        raise DataError(f"reference: expected an object with 'dataset', got {reference!r:.80}")
+    index, entry = reference.get("index"), reference.get("entry")
+    if (entry is None) == (index is None) or (entry is not None and "answer" not in entry):
+        raise DataError("reference: give either 'index' or 'entry' with 'question', 'answer' and 'metadata'")
+    config = reference.get("config", {})
+    return {"dataset": reference["dataset"], "config": config, "index": index, "entry": entry}
+
+
+class ScoringProcess:
+    """A process that scores one answer at a time; ended and started anew when one takes too long. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._asked = 0
+        self._memory_mib = 0
+        self._owner = 0
+
+    def ask(self, request: Mapping[str, Any], timeout_s: float, memory_mib: int) -> dict[str, Any]:
+        """The reply to a request.
+
+        Raises: TimeoutError past `timeout_s` from the start of the work; GradingError if the process dies.
+        """
+        with self._lock:
+            fresh = self._process is None or self._asked >= MAX_REQUESTS or memory_mib != self._memory_mib
+            if fresh or self._owner != os.getpid() or (self._process and self._process.poll() is not None):
+                self._start(memory_mib)
+                warm = {
+                    "dataset": request["dataset"],
+                    "config": request["config"],
+                    "index": 0,
+                    "answer": "",
+                    "prompt": "",
+                }
+                self._exchange(warm, START_S)
+            self._asked += 1
+            return self._exchange(request, timeout_s)
+
+    def close(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is not None and self._owner == os.getpid():
+            process.kill()
+            process.communicate()
+
+    def _start(self, memory_mib: int) -> None:
+        self.close()
+        program = Path(__file__).parent / "_inside_gym.py"
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", str(program), str(memory_mib), "3600"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env={"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/nonexistent", "OPENBLAS_NUM_THREADS": "1"},
+            cwd="/",
+            start_new_session=True,
+        )
+        self._asked, self._memory_mib, self._owner = 0, memory_mib, os.getpid()
+
+    def _exchange(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        end = time.monotonic() + timeout_s
+        line = b""
+        try:
+            process.stdin.write(json.dumps(request, default=str).encode() + b"\n")
+            process.stdin.flush()
+            with selectors.DefaultSelector() as ready:
+                ready.register(process.stdout, selectors.EVENT_READ)
+                while not line.endswith(b"\n"):
+                    if not ready.select(max(0.0, end - time.monotonic())):
+                        self.close()
+                        raise TimeoutError
+                    part = os.read(process.stdout.fileno(), 65536)
+                    if not part:
+                        raise OSError("it ended")
+                    line += part
+            reply: dict[str, Any] = json.loads(line)
+        except TimeoutError:
+            raise
+        except (OSError, ValueError) as exc:
+            self.close()
+            raise GradingError(f"the scoring process of reasoning-gym failed: {exc}") from exc
+        return reply
+
+
+PROCESS = ScoringProcess()
+atexit.register(PROCESS.close)

@@ -1,0 +1,124 @@
+"""The score of a reward model, squashed into [0, 1], as a verifier. The only verifier that loads torch, when called."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field
+
+from pipeline.errors import ConfigError
+from pipeline.types import Attempt, Verdict
+from verifiers._response import after_thinking
+from verifiers.base import VerifierParams, verifier
+
+LOADING = threading.Lock()
+
+
+class ReferenceModelParams(VerifierParams):
+    """Which model, and how its score becomes a reward."""
+
+    model: Path = Field(description="folder of a sequence classifier with one output, with its tokenizer")
+    squash: Literal["sigmoid", "clip"] = Field("sigmoid", description="how a score becomes a number in [0, 1]")
+    center: float = Field(0.0, allow_inf_nan=False, description="the score that is worth 0.5")
+    scale: float = Field(1.0, gt=0, allow_inf_nan=False, description="sigmoid((score - center) / scale)")
+    threshold: float | None = Field(None, ge=0, le=1, description="1 at or above it, else 0; None keeps the number")
+    include_thinking: bool = False
+    chat: bool = Field(False, description="prompt and response go through the tokenizer's chat template")
+    max_tokens: int = Field(4_096, ge=8, description="longer texts are an error, never cut")
+    batch_size: int = Field(16, ge=1)
+    device: str = "cpu"
+
+
+@verifier(batch=True)
+def reference_model(attempts: Sequence[Attempt], params: ReferenceModelParams) -> list[Verdict]:
+    """The reward model's score of prompt + response in [0, 1]; the reference is not looked at.
+
+    A text over max_tokens is "verifier_error", as the model cannot judge what it does not see.
+    Source: sigmoid((s - center) / scale) is the Bradley-Terry probability of beating an answer of score `center`.
+    """
+    tokenizer, model = load(str(params.model), params.device)
+    verdicts: list[Verdict | None] = [None] * len(attempts)
+    todo: list[tuple[int, list[int]]] = []
+    for i, attempt in enumerate(attempts):
+        found = after_thinking(attempt)
+        if found.text is None:
+            verdicts[i] = found.no_answer()
+            continue
+        ids = _tokens(tokenizer, attempt, attempt.response if params.include_thinking else found.text, params)
+        if len(ids) > params.max_tokens:
+            reason = f"too_long: {len(ids)} tokens for a model that is shown {params.max_tokens}"
+            verdicts[i] = Verdict("verifier_error", reason=reason)
+        else:
+            todo.append((i, ids))
+    todo.sort(key=lambda item: len(item[1]))
+    for start in range(0, len(todo), params.batch_size):
+        batch = todo[start : start + params.batch_size]
+        for (i, _), score in zip(batch, _scores(model, [ids for _, ids in batch], params.device), strict=True):
+            verdicts[i] = _verdict(score, params)
+    return [v for v in verdicts if v is not None]
+
+
+def _verdict(score: float, params: ReferenceModelParams) -> Verdict:
+    if not math.isfinite(score):
+        return Verdict("verifier_error", reason=f"the model's score is {score}")
+    z = (score - params.center) / params.scale
+    if params.squash == "sigmoid":
+        value = 1 / (1 + math.exp(-z)) if z >= 0 else math.exp(max(z, -700)) / (1 + math.exp(max(z, -700)))
+    else:
+        value = min(1.0, max(0.0, 0.5 + z / 2))
+    if params.threshold is not None:
+        value = float(value >= params.threshold)
+    return Verdict("graded", value, f"model_score: {score:.4f}")
+
+
+def _tokens(tokenizer: Any, attempt: Attempt, answer: str, params: ReferenceModelParams) -> list[int]:
+    if params.chat:
+        turns = [{"role": "user", "content": attempt.prompt}, {"role": "assistant", "content": answer}]
+        text = tokenizer.apply_chat_template(turns, tokenize=False)
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+    return list(tokenizer(attempt.prompt + answer)["input_ids"])
+
+
+def _scores(model: Any, rows: Sequence[Sequence[int]], device: str) -> list[float]:
+    import torch
+
+    width = max(map(len, rows))
+    pad = model.config.pad_token_id
+    ids = torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows], device=device)
+    mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in rows], device=device)
+    with torch.inference_mode():
+        logits = model(input_ids=ids, attention_mask=mask).logits
+    return [float(x) for x in logits.float().squeeze(-1)]
+
+
+def load(folder: str, device: str) -> tuple[Any, Any]:
+    """Tokenizer and model of a local folder, loaded once and kept.
+
+    Raises: ConfigError if the folder is none, or its model has more than one output.
+    """
+    with LOADING:
+        return _load(folder, device)
+
+
+@lru_cache(maxsize=2)
+def _load(folder: str, device: str) -> tuple[Any, Any]:
+    if not (Path(folder) / "config.json").is_file():
+        raise ConfigError(
+            f"reference_model.model: {folder} has no config.json; give a folder written by save_pretrained"
+        )
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True)
+    if model.config.num_labels != 1:
+        raise ConfigError(f"reference_model.model: {folder} has {model.config.num_labels} outputs; a reward has 1")
+    if model.config.pad_token_id is None:
+        if tokenizer.pad_token_id is None:
+            raise ConfigError(f"reference_model.model: {folder} names no pad token; set pad_token_id in config.json")
+        model.config.pad_token_id = tokenizer.pad_token_id
+    return tokenizer, model.to(device).eval()

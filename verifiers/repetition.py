@@ -1,0 +1,34 @@
+"""Repetition: the share of word n-grams that were said before."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from pipeline.types import Attempt, Verdict
+from verifiers.base import VerifierParams, verifier
+
+
+class RepetitionParams(VerifierParams):
+    """What counts as a repetition, and how much of it is free."""
+
+    ngram: int = Field(4, ge=1, le=64, description="words in a row; characters for scripts without spaces")
+    free_share: float = Field(0.2, ge=0, lt=1, description="repeated share that costs nothing")
+    max_chars: int = Field(200_000, ge=1, description="looked at, from the end, where loops are")
+
+
+@verifier
+def repetition(attempt: Attempt, params: RepetitionParams) -> Verdict:
+    """1 - (repeated share of n-grams - free share) / (1 - free share), in [0, 1]; too few words to repeat score 1.
+
+    The repeated share is 1 - distinct n-grams / n-grams. A text without spaces is taken by characters, so that a loop
+    of one character or of an unspaced script is seen. An empty response is no answer.
+    """
+    text = attempt.response[-params.max_chars :].casefold()
+    words = text.split()
+    if not words:
+        return Verdict("no_answer", 0.0, "empty_answer")
+    units = list("".join(words)) if max(map(len, words)) > 200 else words
+    grams = [tuple(units[i : i + params.ngram]) for i in range(len(units) - params.ngram + 1)]
+    share = 1.0 - len(set(grams)) / len(grams) if grams else 0.0
+    score = 1.0 - max(0.0, share - params.free_share) / (1.0 - params.free_share)
+    return Verdict("graded", score, f"repeated_share: {share:.3f}")

@@ -1,0 +1,103 @@
+"""Sudoku of any square size: the grid is checked against the rules and the givens, not against one solution."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pipeline.errors import DataError
+from pipeline.types import Attempt, Verdict
+from verifiers._response import Found, after_thinking, code_blocks, last_box, last_tag
+from verifiers.base import VerifierParams, verifier
+
+Grid = list[list[int]]
+FRAME = re.compile(r"[\s|+\-,;&\[\]()]|\\\\|\\hline|\\(?:begin|end)\{[a-z]+\}(?:\{[|lcr]+\})?")
+MAX_CHARS = 10_000
+
+
+class SudokuParams(VerifierParams):
+    """No choices: the rules are the rules."""
+
+
+@verifier
+def sudoku(attempt: Attempt, params: SudokuParams) -> Verdict:
+    """1 if the answer is a full grid that keeps the givens and holds every digit once per row, column and box.
+
+    Reference: {"puzzle": text of n*n digits with 0 or . for empty, or rows}. Sizes 4, 9, 16 (a to g for 10 to 16).
+    The grid is read from a box, `<answer>` tags, the last fence, or the whole answer; frames are ignored, words not.
+    """
+    puzzle = _puzzle(attempt.reference)
+    found = _grid_text(attempt)
+    if found.text is None:
+        return found.no_answer()
+    size = len(puzzle)
+    cells = _cells(found.text, size)
+    if cells is None or len(cells) != size * size or 0 in cells:
+        return Verdict("graded", 0.0, "not_a_full_grid", found.text[:400])
+    grid = [cells[i * size : (i + 1) * size] for i in range(size)]
+    for r, (row, given) in enumerate(zip(grid, puzzle, strict=True)):
+        for c, (cell, wanted) in enumerate(zip(row, given, strict=True)):
+            if wanted and cell != wanted:
+                return Verdict("graded", 0.0, f"given_changed: row {r + 1} column {c + 1}", found.text[:400])
+    broken = _broken_rule(grid)
+    return Verdict("graded", float(broken is None), broken or "solved", found.text[:400])
+
+
+def _broken_rule(grid: Grid) -> str | None:
+    size, box = len(grid), math.isqrt(len(grid))
+    wanted = set(range(1, size + 1))
+    for i in range(size):
+        top, left = i // box * box, i % box * box
+        square = {grid[top + r][left + c] for r in range(box) for c in range(box)}
+        for what, unit in (("row", set(grid[i])), ("column", {row[i] for row in grid}), ("box", square)):
+            if unit != wanted:
+                return f"rule_broken: {what} {i + 1}"
+    return None
+
+
+def _grid_text(attempt: Attempt) -> Found:
+    part = after_thinking(attempt)
+    if part.text is None:
+        return part
+    for found in (last_box(part.text), last_tag(part.text, "answer")):
+        if found.text is not None:
+            return found if not found.others else Found(None, "several_answers")
+        if not found.reason.startswith("no_"):
+            return found
+    blocks, left_open = code_blocks(part.text)
+    if blocks or left_open:
+        return Found(blocks[-1].text, "fenced") if blocks else Found(None, "unclosed_fence")
+    return Found(None, "truncated") if attempt.truncated else part
+
+
+def _cells(text: str, size: int) -> list[int] | None:
+    """The cells in reading order; None if anything but cells and frames is in the text."""
+    if len(text) > MAX_CHARS:
+        return None
+    if size > 9 and re.search(r"[0-9]{2}", FRAME.sub(" ", text)):
+        words = FRAME.sub(" ", text).split()
+        if all(w.isdecimal() and len(w) <= 2 for w in words):
+            return [int(w) if int(w) <= size else 0 for w in words]
+    bare = FRAME.sub("", text)
+    try:
+        cells = [0 if c == "." else int(c, 17) for c in bare.lower()]
+    except ValueError:
+        return None
+    return [c if c <= size else 0 for c in cells]
+
+
+def _puzzle(reference: Any) -> Grid:
+    puzzle = reference.get("puzzle") if isinstance(reference, Mapping) else reference
+    if isinstance(puzzle, list):
+        if all(isinstance(row, list) for row in puzzle):
+            cells: list[int] | None = [int(c or 0) for row in puzzle for c in row]
+        else:
+            cells = _cells("".join(map(str, puzzle)), 16)
+    else:
+        cells = _cells(puzzle, 16) if isinstance(puzzle, str) else None
+    size = math.isqrt(len(cells or []))
+    if not cells or size not in (4, 9, 16) or size * size != len(cells) or max(cells) > size:
+        raise DataError(f'reference: expected {{"puzzle": 16, 81 or 256 cells, 0 if empty}}, got {puzzle!r:.80}')
+    return [cells[i * size : (i + 1) * size] for i in range(size)]
