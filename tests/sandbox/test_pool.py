@@ -63,7 +63,7 @@ def test_killing_workers_and_runs_at_any_moment_loses_no_result() -> None:
 
         def killer() -> None:
             dice = random.Random(7)
-            while not stop.wait(dice.uniform(0.2, 0.6)):
+            while not stop.wait(dice.uniform(0.05, 0.4)):
                 for pid in worker_pids(pool)[:1]:
                     below = descendants(pid)
                     seen.update([pid, *below])
@@ -75,14 +75,16 @@ def test_killing_workers_and_runs_at_any_moment_loses_no_result() -> None:
 
         thread = threading.Thread(target=killer)
         thread.start()
+        program = "import time; time.sleep(0.02)\nprint(int(input()) * 2)"
+        results, end = [], time.monotonic() + 60
         try:
-            program = "import time; time.sleep(0.02)\nprint(int(input()) * 2)"
-            results = sandbox.run_many([sandbox.Job(program, TESTS)] * 12, pool=pool)
+            while len(seen) < 6 and time.monotonic() < end:  # a fast machine ends a batch before the killer has come
+                results += sandbox.run_many([sandbox.Job(program, TESTS)] * 12, pool=pool)
         finally:
             stop.set()
             thread.join()
-        assert [r.status for r in results] == ["passed"] * 12
-        assert len(seen) >= 3
+        assert {r.status for r in results} == {"passed"}
+        assert len(seen) >= 6
         now = worker_pids(pool)
     assert wait_gone([*seen, *now]) == []
 
