@@ -180,6 +180,7 @@ class _Trial:
             self.results[number] = self._verdict(number, record, outcome.out, outcome.err, peak)
             return
         else:
+            status = "memory_limit" if peak > limits.memory_mib else status
             text = f"{text}\nexit code {os.WEXITSTATUS(exit.status)} before a result".strip()
         self.results[number] = TestResult(status, stdout, text[-_ERROR_CHARACTERS:], exit.cpu_s, exit.wall_s, peak)
 

@@ -181,6 +181,7 @@ def _ended(outcome: Outcome, limits: Limits) -> tuple[Status, str]:
         wire.WALL: ("timeout", f"ran {ended.wall_s:.1f} s of {limits.wall_s}"),
         wire.DISK: ("runtime_error", f"wrote more than {limits.disk_mib} MiB"),
         wire.MEMORY: ("memory_limit", f"used more than {limits.memory_mib} MiB"),
+        wire.OUTPUT: ("output_limit", f"printed more than {limits.output_kib} KiB"),
     }
     if ended.why in killed:
         status, why = killed[ended.why]

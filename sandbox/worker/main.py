@@ -126,7 +126,8 @@ class Worker:
         child = os.pidfd_open(pid)
         self.poll.register(child, select.POLLIN)
         start = time.monotonic()
-        looks = order.kind == wire.MANAGED or not self.cell.has_namespaces
+        native = order.kind in (wire.NATIVE, wire.MANAGED)
+        looks = native or not self.cell.has_namespaces
         why, deadline, wait = wire.ENDED, start + order.wall_s, min(order.wall_s, order.cpu_s / _CORES)
         if looks:
             wait = min(wait, _DISK_EVERY_S)
@@ -150,6 +151,8 @@ class Worker:
                 why = wire.DISK
             elif order.kind == wire.MANAGED and _resident_mib(self.cell.proc, pid) > order.memory_mib:
                 why = wire.MEMORY
+            elif native and os.fstat(streams.OUT).st_size > order.output_kib << 10:
+                why = wire.OUTPUT  # the first process of a namespace outlives the signal that says so
             if why != wire.ENDED:
                 os.kill(pid, signal.SIGKILL)
                 break

@@ -37,11 +37,15 @@ def empty(folder: str) -> None:
 
 
 def is_over(folder: str, most_bytes: int) -> bool:
-    """More than `most_bytes`, or more than 2,048 entries, lie in the folder. Looks at no more than it must."""
+    """More than `most_bytes`, or more than 2,048 entries, lie in the folder. Looks at no more than it must.
+
+    Folders nested deeper than a path can tell are too many, and folders closed to us are opened.
+    """
     total, count, todo = 0, 0, [folder]
     while todo:
+        place = todo.pop()
         try:
-            with os.scandir(todo.pop()) as entries:
+            with _scan(place) as entries:
                 for entry in entries:
                     count += 1
                     with contextlib.suppress(OSError):
@@ -50,6 +54,16 @@ def is_over(folder: str, most_bytes: int) -> bool:
                         return True
                     if entry.is_dir(follow_symlinks=False):
                         todo.append(entry.path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # moved or removed meanwhile
         except OSError:
-            continue
+            return True
     return False
+
+
+def _scan(folder: str) -> os._ScandirIterator[str]:
+    try:
+        return os.scandir(folder)
+    except PermissionError:
+        os.chmod(folder, 0o700)
+        return os.scandir(folder)

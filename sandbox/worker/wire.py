@@ -50,7 +50,7 @@ class Order:
 
 CANCEL = b"cancel"
 
-ENDED, WALL, CPU, CANCELLED, DISK, MEMORY = range(6)
+ENDED, WALL, CPU, CANCELLED, DISK, MEMORY, OUTPUT = range(7)
 
 
 @dataclass(frozen=True, slots=True)

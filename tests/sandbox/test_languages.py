@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -19,8 +20,8 @@ DOUBLE = {
     "javascript": "const n = +require('fs').readFileSync(0, 'utf8'); console.log(2 * n);",
     "bash": "read n; echo $((2 * n))",
 }
-LIMITS = sandbox.Limits(wall_s=30, cpu_s=10, memory_mib=512, processes=32)
-TIGHT = sandbox.Limits(wall_s=0.6, cpu_s=0.4, memory_mib=128, disk_mib=4, processes=32)
+LIMITS = sandbox.Limits(wall_s=120, cpu_s=30, memory_mib=512, processes=32)
+TIGHT = sandbox.Limits(wall_s=120, cpu_s=30, memory_mib=128, disk_mib=4, processes=32)
 
 
 @pytest.fixture(scope="module", params=[list(sandbox.WALLS), ["landlock", "seccomp", "uid"]], ids=["level3", "level2"])
@@ -41,24 +42,35 @@ def test_right_and_wrong_programs(pool: sandbox.Pool, language: str) -> None:
     assert [t.status for t in wrong.tests] == ["passed", "wrong_answer", "wrong_answer"]
 
 
-def test_what_breaks_has_its_status(pool: sandbox.Pool) -> None:
-    one = TESTS[:1]
-    for language, program, statuses in (
-        ("c", "int main() { return }", {"runtime_error"}),
-        ("c", "int main() { *(volatile int *)0 = 1; }", {"runtime_error"}),
-        ("c", "int main() { for (;;); }", {"cpu_limit"}),
-        ("c", '#include <stdlib.h>\n#include <string.h>\nint main() { for (;;) memset(malloc(1 << 20), 1, 1 << 20); }',
-         {"memory_limit", "cpu_limit", "runtime_error"}),
-        ("bash", "exit 3", {"runtime_error"}),
-        ("bash", "sleep 60", {"timeout"}),
-        ("bash", "while true; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; done", {"output_limit", "cpu_limit", "runtime_error"}),
-        ("bash", "f() { f | f & }; f; sleep 60", {"timeout", "cpu_limit", "runtime_error"}),
-        ("javascript", "throw new Error('x')", {"runtime_error"}),
-        ("javascript", "const a = []; for (;;) a.push(new Array(1e5).fill(1.5));", {"memory_limit", "cpu_limit", "runtime_error"}),
-    ):  # fmt: skip
-        if sandbox.available()[language]:
-            result = sandbox.run_language(language, program, one, limits=TIGHT, pool=pool)
-            assert result.status in statuses, (language, program, result)
+BREAKS = (
+    ("c", "int main() { return }", "runtime_error"),
+    ("c", "int main() { *(volatile int *)0 = 1; }", "runtime_error"),
+    ("c", "int main() { for (;;); }", "cpu_limit"),
+    (
+        "c",
+        "#include <stdlib.h>\n#include <string.h>\nint main() { for (;;) memset(malloc(1 << 20), 1, 1 << 20); }",
+        "memory_limit",
+    ),
+    ("c", "#include <unistd.h>\nint main() { for (;;) pause(); }", "timeout"),
+    ("bash", "exit 3", "runtime_error"),
+    ("bash", "sleep 600", "timeout"),
+    ("bash", "while true; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; done", "output_limit"),
+    ("bash", "while true; do :; done", "cpu_limit"),
+    ("bash", "f() { f | f & }; f; sleep 600", "timeout"),
+    ("javascript", "throw new Error('x')", "runtime_error"),
+    ("javascript", "for (;;);", "cpu_limit"),
+    ("javascript", "const a = []; for (;;) a.push(new Array(1e5).fill(1.5));", "memory_limit"),
+)
+
+
+@pytest.mark.parametrize(("language", "program", "status"), BREAKS)
+def test_what_breaks_has_its_status(pool: sandbox.Pool, language: str, program: str, status: str) -> None:
+    """Time is short only where it must stop the program: on a busy machine the others need long to come to their end."""
+    if not sandbox.available()[language]:
+        pytest.skip(f"{language} is not installed")
+    limits = {"cpu_limit": replace(TIGHT, cpu_s=0.4), "timeout": replace(TIGHT, wall_s=0.6)}.get(status, TIGHT)
+    result = sandbox.run_language(language, program, TESTS[:1], limits=limits, pool=pool)
+    assert result.status == status, result
 
 
 def test_hostile_programs_are_stopped(pool: sandbox.Pool) -> None:

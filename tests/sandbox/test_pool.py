@@ -208,6 +208,21 @@ def test_a_folder_is_emptied_whatever_is_in_it(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_folders_deeper_than_a_path_can_tell_are_too_many(tmp_path: Path) -> None:
+    here = os.open(".", os.O_RDONLY)
+    try:
+        os.chdir(tmp_path)
+        for _ in range(1900):
+            os.mkdir("abc")
+            os.chdir("abc")
+    finally:
+        os.fchdir(here)
+        os.close(here)
+    assert sweep.is_over(str(tmp_path), 1 << 30) is True
+    sweep.empty(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_busy_machine_makes_no_timeout() -> None:
     """Four spinning processes per core: CPU time counts, and the queue for a CPU does not."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4 * (os.cpu_count() or 1))]
