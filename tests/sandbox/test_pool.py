@@ -47,7 +47,7 @@ def worker_pids(pool: sandbox.Pool) -> list[int]:
     return [w.process.pid for w in list(pool._all)]
 
 
-def wait_gone(pids: list[int], seconds: float = 5.0) -> list[int]:
+def wait_gone(pids: list[int], seconds: float = 60.0) -> list[int]:
     """Those of the processes that are still running after a while."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and any(Path(f"/proc/{p}").exists() for p in pids):
@@ -57,13 +57,17 @@ def wait_gone(pids: list[int], seconds: float = 5.0) -> list[int]:
 
 @pytest.mark.slow
 def test_killing_workers_and_runs_at_any_moment_loses_no_result() -> None:
-    stop, seen = threading.Event(), set()
+    stop, seen, statuses = threading.Event(), set(), list[str]()
+    program = "import time; time.sleep(0.02)\nprint(int(input()) * 2)"
     with sandbox.Pool(workers=2) as pool:
         sandbox.run(DOUBLE, TESTS, pool=pool)
 
         def killer() -> None:
-            dice = random.Random(7)
-            while not stop.wait(dice.uniform(0.05, 0.4)):
+            dice, next_at = random.Random(7), 0
+            while not stop.wait(dice.uniform(0.05, 0.2)):
+                if len(statuses) < next_at:
+                    continue  # a slow machine needs time between two, or one run would be killed whenever it begins
+                next_at = len(statuses) + 6
                 for pid in worker_pids(pool)[:1]:
                     below = descendants(pid)
                     seen.update([pid, *below])
@@ -73,17 +77,20 @@ def test_killing_workers_and_runs_at_any_moment_loses_no_result() -> None:
                         except ProcessLookupError:
                             continue
 
-        thread = threading.Thread(target=killer)
+        def runs() -> None:
+            while len(seen) < 6 and time.monotonic() < end:
+                statuses.append(sandbox.run(program, TESTS, pool=pool).status)
+
+        thread, end = threading.Thread(target=killer), time.monotonic() + 120
         thread.start()
-        program = "import time; time.sleep(0.02)\nprint(int(input()) * 2)"
-        results, end = [], time.monotonic() + 60
         try:
-            while len(seen) < 6 and time.monotonic() < end:  # a fast machine ends a batch before the killer has come
-                results += sandbox.run_many([sandbox.Job(program, TESTS)] * 12, pool=pool)
+            with ThreadPoolExecutor(3) as threads:
+                for one in [threads.submit(runs) for _ in range(3)]:
+                    one.result()
         finally:
             stop.set()
             thread.join()
-        assert {r.status for r in results} == {"passed"}
+        assert set(statuses) == {"passed"}
         assert len(seen) >= 6
         now = worker_pids(pool)
     assert wait_gone([*seen, *now]) == []
@@ -94,17 +101,16 @@ def test_a_killed_judge_leaves_no_process() -> None:
         "import sandbox, threading, time, sys, os\n"
         "p = sandbox.Pool(workers=1); p.isolation\n"
         "threading.Thread(target=lambda: sandbox.run('while True: pass', [{'input': '', 'output': ''}], pool=p,"
-        " limits=sandbox.Limits(cpu_s=60))).start()\n"
-        "time.sleep(0.5); print('up', flush=True); time.sleep(60)"
+        " limits=sandbox.Limits(cpu_s=600, wall_s=600))).start()\n"
+        "time.sleep(600)"
     )
-    judge = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=Path(__file__).parents[2])
-    assert judge.stdout is not None
-    assert judge.stdout.readline() == b"up\n"
-    below = descendants(judge.pid)
-    assert len(below) >= 2, "a worker and its run"
+    judge = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parents[2])
+    end = time.monotonic() + 60
+    while len(below := descendants(judge.pid)) < 2 and time.monotonic() < end:
+        time.sleep(0.02)
     judge.kill()
     judge.wait()
-    judge.stdout.close()
+    assert len(below) >= 2, "a worker and its run"
     assert wait_gone(below) == []
 
 
@@ -142,7 +148,7 @@ def test_an_event_loop_is_not_blocked() -> None:
 
     beats, statuses = asyncio.run(main())
     assert statuses == ["passed"] * 4
-    assert beats > 20
+    assert beats > 5, "a loop that is blocked until the runs end beats once or twice"
 
 
 def test_a_forked_caller_gets_workers_of_its_own() -> None:
@@ -228,8 +234,8 @@ def test_a_busy_machine_makes_no_timeout() -> None:
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4 * (os.cpu_count() or 1))]
     try:
         with sandbox.Pool(workers=1) as pool:
-            program = "import time\nwhile time.process_time() < 0.25: pass\nprint(int(input()) * 2)"
-            limits = sandbox.Limits(wall_s=0.5, cpu_s=0.45)
+            program = "import time\nwhile time.process_time() < 0.5: pass\nprint(int(input()) * 2)"
+            limits = sandbox.Limits(wall_s=1, cpu_s=2)
             started = time.monotonic()
             result = sandbox.run(program, TESTS[:2], limits=limits, pool=pool)
             took = time.monotonic() - started
@@ -238,4 +244,4 @@ def test_a_busy_machine_makes_no_timeout() -> None:
             one.kill()
             one.wait()
     assert result.passed, result
-    assert took > 0.5, "the machine was not busy enough to show anything"
+    assert took > 1, "the machine was not busy enough to show anything"

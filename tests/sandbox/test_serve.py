@@ -43,7 +43,7 @@ def post(server: ThreadingHTTPServer, path: str, data: Any, token: str = "") -> 
         url(server) + path, json.dumps(data).encode(), {"Authorization": f"Bearer {token}"}
     )
     try:
-        with urllib.request.urlopen(request, timeout=30) as reply:
+        with urllib.request.urlopen(request, timeout=300) as reply:
             return reply.status, json.load(reply)
     except urllib.error.HTTPError as exc:
         return exc.code, json.load(exc)
@@ -71,12 +71,11 @@ def test_run_code_has_the_shape_that_others_speak(server: ThreadingHTTPServer) -
 
 
 def test_a_request_can_only_lower_limits(server: ThreadingHTTPServer) -> None:
-    begun = time.monotonic()
     _, reply = post(server, "/run_code", {"code": "while True: pass", "run_timeout": 500})
     assert reply["run_result"]["status"] == "TimeLimitExceeded"
+    assert "CPU seconds of 1" in reply["run_result"]["stderr"]
     _, reply = post(server, "/run", {"program": "while True: pass", "tests": TESTS[:1], "limits": {"cpu_s": 0.1}})
     assert reply["status"] == "cpu_limit"
-    assert time.monotonic() - begun < 20
 
 
 def test_submit_grades_the_last_block(server: ThreadingHTTPServer) -> None:
@@ -133,19 +132,27 @@ def test_a_token_is_asked_for(pool: sandbox.Pool) -> None:
 
 def test_past_the_queue_bound_others_are_turned_away(pool: sandbox.Pool) -> None:
     server = start(pool, max_queue=2)
-    job = {"program": "import time; time.sleep(0.6)\n" + DOUBLE, "tests": TESTS[:1]}
+    service, job = server.RequestHandlerClass.service, {"program": DOUBLE, "tests": TESTS[:1]}  # type: ignore[attr-defined]
     codes: list[int] = []
-    threads = [threading.Thread(target=lambda: codes.append(post(server, "/run", job)[0])) for _ in range(6)]
+    threads = [threading.Thread(target=lambda: codes.append(post(server, "/run", job)[0])) for _ in range(2)]
+    for _ in range(pool.size):
+        pool._free.acquire()  # every worker is busy
     try:
         for thread in threads:
             thread.start()
+        while service.waiting < 2:
+            time.sleep(0.01)
+        refused = [post(server, "/run", job) for _ in range(3)]
+    finally:
+        for _ in range(pool.size):
+            pool._free.release()
         for thread in threads:
             thread.join()
-    finally:
         server.shutdown()
         server.server_close()
-    assert sorted(set(codes)) == [200, 429]
-    assert codes.count(200) >= 2
+    assert [code for code, _ in refused] == [429] * 3
+    assert "2 programs are queued of 2" in refused[0][1]["error"]
+    assert codes == [200, 200]
 
 
 def test_the_client_goes_elsewhere_when_a_service_dies(pool: sandbox.Pool) -> None:

@@ -76,7 +76,7 @@ def test_the_acts_work_without_walls(tmp_path: Path) -> None:
             for name, code in table.items():
                 if name.startswith("*"):
                     command = [sys.executable, "-I", "-c", scene.program(code)]
-                    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=20)
+                    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
                     if "PWNED" not in done.stdout:
                         failed.append(f"{name}: {done.stderr[-200:]}")
         assert scene.harm() != []
@@ -96,7 +96,7 @@ def test_an_ordinary_user_is_as_safe(walls: list[str]) -> None:
     command = [become, "--reuid", "65534", "--regid", "65534", "--clear-groups", python, "-B", "-m"]
     done = subprocess.run(
         [*command, "tests.sandbox.suite", ",".join(walls)], cwd=tempfile.gettempdir(), capture_output=True, text=True,
-        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}, timeout=300,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}, timeout=1200,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all as it must be" in done.stdout
