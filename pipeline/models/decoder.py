@@ -14,21 +14,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pipeline.models.linear import product
+
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
 
 @dataclass(slots=True)
 class _Layer:
-    """Weights of one block, transposed for `mm`, with q, k, v and gate, up each fused into one product."""
+    """Weights of one block, with q, k, v and gate, up each fused into one product."""
 
     norm1: Tensor
-    qkv: Tensor  # [H, (nq + 2 nkv) d]
+    qkv: Tensor  # [(nq + 2 nkv) d, H]
     qkv_bias: Tensor | None
-    out: Tensor  # [nq d, H]
+    out: Tensor  # [H, nq d]
     out_bias: Tensor | None
     norm2: Tensor
-    gate_up: Tensor  # [H, 2 F]
-    down: Tensor  # [F, H]
+    gate_up: Tensor  # [2 F, H]
+    down: Tensor  # [H, F]
     q_norm: Tensor | None
     k_norm: Tensor | None
 
@@ -94,7 +96,7 @@ class Decoder:
         self.norm = inner.norm.weight.detach().clone()
         head = self.model.lm_head.weight
         tied = head is inner.embed_tokens.weight or head.data_ptr() == inner.embed_tokens.weight.data_ptr()
-        self.head = (self.embedding if tied else head.detach().clone()).t()
+        self.head = self.embedding if tied else head.detach().clone()
         self.layers = [self._read(layer, order.to(head.device)) for layer in inner.layers]
 
     def _read(self, layer: Any, order: Tensor) -> _Layer:
@@ -109,13 +111,13 @@ class Decoder:
             bias = torch.cat([permuted(a.q_proj.bias), permuted(a.k_proj.bias), a.v_proj.bias])
         return _Layer(
             norm1=layer.input_layernorm.weight.detach().clone(),
-            qkv=weight.t(),
+            qkv=weight,
             qkv_bias=bias,
-            out=a.o_proj.weight.detach().clone().t(),
+            out=a.o_proj.weight.detach().clone(),
             out_bias=None if a.o_proj.bias is None else a.o_proj.bias.detach().clone(),
             norm2=layer.post_attention_layernorm.weight.detach().clone(),
-            gate_up=torch.cat([m.gate_proj.weight, m.up_proj.weight]).t(),
-            down=m.down_proj.weight.detach().clone().t(),
+            gate_up=torch.cat([m.gate_proj.weight, m.up_proj.weight]),
+            down=m.down_proj.weight.detach().clone(),
             q_norm=a.q_norm.weight.detach().index_select(0, order) if hasattr(a, "q_norm") else None,
             k_norm=a.k_norm.weight.detach().index_select(0, order) if hasattr(a, "k_norm") else None,
         )
@@ -189,8 +191,7 @@ class Decoder:
 
     def _project(self, layer: _Layer, x: Tensor, b: int, n: int, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         nq, kv, d = self.heads, self.kv_heads, self.head_dim
-        x1, w = F.rms_norm(x, (self.hidden,), layer.norm1, self.eps), layer.qkv
-        fused = torch.mm(x1, w) if layer.qkv_bias is None else torch.addmm(layer.qkv_bias, x1, w)
+        fused = product(F.rms_norm(x, (self.hidden,), layer.norm1, self.eps), layer.qkv, layer.qkv_bias)
         fused = fused.view(b, n, nq + 2 * kv, d)
         qk, v = fused[:, :, : nq + kv], fused[:, :, nq + kv :]
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -201,14 +202,12 @@ class Decoder:
         return qk[:, :, :nq], qk[:, :, nq:], v
 
     def _finish(self, layer: _Layer, x: Tensor, attended: Tensor) -> Tensor:
-        x = torch.addmm(x, attended, layer.out)
-        if layer.out_bias is not None:
-            x = x + layer.out_bias
-        gate, up = torch.mm(F.rms_norm(x, (self.hidden,), layer.norm2, self.eps), layer.gate_up).chunk(2, 1)
-        return torch.addmm(x, F.silu(gate).mul_(up), layer.down)
+        x = product(attended, layer.out, layer.out_bias).add_(x)
+        gate, up = product(F.rms_norm(x, (self.hidden,), layer.norm2, self.eps), layer.gate_up).chunk(2, 1)
+        return product(F.silu(gate).mul_(up), layer.down).add_(x)
 
     def _logits(self, x: Tensor) -> Tensor:
-        return torch.mm(F.rms_norm(x, (self.hidden,), self.norm, self.eps), self.head).float()
+        return product(F.rms_norm(x, (self.hidden,), self.norm, self.eps), self.head).float()
 
     def _rotation(self, length: int) -> Tensor:
         """exp(i * position * frequency) as complex64 [>= length, d/2], grown by doubling."""

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from pipeline.errors import ConfigError, boundary
+from pipeline.models.linear import use_fast_linear
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -35,6 +36,7 @@ def create_model(model_type: str, config: Mapping[str, Any], tokenizer: Any, see
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(settings)
         torch.set_rng_state(before)
+    use_fast_linear(model)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     return model
@@ -50,6 +52,7 @@ def load_model(path: str, dtype: str = "float32", device: str = "cpu", revision:
     remedy = "give a folder saved by save_pretrained, or a hub id on a machine with network"
     with boundary(ConfigError, f"model.path {path!r} does not load ({remedy})"):
         model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype], revision=revision)
+    use_fast_linear(model)
     return model.to(device)
 
 
