@@ -69,6 +69,8 @@ def name_of(tree: Node) -> str | None:
     """What a left-hand side names, if it is only a name: x, f(x), (x, y), words."""
     if tree.op in {"sym", "word", "call"}:
         return str(tree.args[0])
+    if tree.op == "div" and (slope := _slope(tree)) is not None:
+        return slope
     if (
         tree.op == "abs"
         and tree.args[0].op in {"sym", "mul"}
@@ -85,6 +87,13 @@ def name_of(tree: Node) -> str | None:
             return "angle"
         return "".join(letters) if len(letters) == len(tree.args) and "".join(letters).isupper() else _called(tree)
     return None
+
+
+def _slope(tree: Node) -> str | None:
+    """The name y' of dy/dx, None if the quotient is no derivative."""
+    above, below = ("".join(a.args[0] for a in n.args if a.op == "sym") if n.op == "mul" else "" for n in tree.args)
+    marks = above[:1] == below[:1] == "d" and len(above) == len(below) == 2
+    return f"{above[1]}'" if marks else None
 
 
 def _called(tree: Node) -> str | None:

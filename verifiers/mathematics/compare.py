@@ -11,7 +11,7 @@ from verifiers.mathematics.linear import is_vector_sum, same_matrix
 from verifiers.mathematics.policy import MathParams
 from verifiers.mathematics.quantities import explicitly_rounded, quantity
 from verifiers.mathematics.regions import COLLECTIONS, NotRegion, looks_like_region, same_region
-from verifiers.mathematics.residues import congruent, same_ratio
+from verifiers.mathematics.residues import classes, congruent, same_ratio
 from verifiers.mathematics.tree import (
     EMPTY,
     INF,
@@ -72,10 +72,9 @@ def _undone_chain(gold: Node, said: Node, params: MathParams) -> bool | None:
 
 
 def _match(gold: Node, said: Node, params: MathParams) -> bool | None:
-    if gold.op == "mod" or said.op == "mod":
-        return congruent(gold, said)
-    if gold.op in COLLECTIONS and gold.args[0].op == "mod":
-        return _unordered(list(gold.args), list(said.args) if said.op in COLLECTIONS else [said], params)
+    if gold.op == "mod" or said.op == "mod" or (gold.op in COLLECTIONS and gold.args[0].op == "mod"):
+        one, two = classes(gold), classes(said)
+        return congruent(gold, said) if len(one) == len(two) == 1 else _unordered(one, two, params)
     if looks_like_region(gold) or (looks_like_region(said) and gold.op in {"tuple", "set", "const"}):
         return _regions(gold, said, params)
     if gold.op == "rel" and set(gold.args[1::2]) <= {"=", "≈", "≡"}:
@@ -272,6 +271,8 @@ def _equation(gold: Node, said: Node, params: MathParams) -> bool | None:
     """An equation as gold: its value if it is solved for a name, else its curve."""
     value = value_of(gold)
     solved = value is not None and (len(gold.args) > 3 or value.name is not None)
+    if solved and value is not None and value.name is not None and "_" in value.name and _is_recurrence(gold):
+        solved = False
     if solved and value is not None:
         if "≈" in gold.args and _approximate_gold(gold, said, params):
             return True
@@ -301,6 +302,12 @@ def _equation(gold: Node, said: Node, params: MathParams) -> bool | None:
     return _same_curve(gold, said)
 
 
+def _is_recurrence(gold: Node) -> bool:
+    """Whether the name on the left stands on the right too, with the same or another subscript: x_n+1 = 2 x_n."""
+    letter = str(gold.args[0].args[0]).split("_")[0]
+    return any(str(n).split("_")[0] == letter and "_" in str(n) for n in variables(gold.args[-1]))
+
+
 def _same_curve(gold: Node, said: Node) -> bool | None:
     """Whether two equations of one sign each have the same solutions."""
     if (
@@ -326,6 +333,8 @@ def _names_agree(one: str, two: str) -> bool:
     functions = {"y", "f", "g", "h", "F"}
     if one.endswith("'") and two.endswith("'"):
         return _names_agree(one[:-1], two[:-1])
+    if "_" in one and "_" in two:
+        return one == two
     return one == two or len(one) > 3 or len(two) > 3 or ("y" in {one, two} and {one, two} <= functions)
 
 

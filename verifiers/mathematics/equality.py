@@ -21,7 +21,9 @@ NUM_EXACT_POINTS = 2
 NUM_WHOLE_POINTS = 6
 """Where a symbol must be a whole number (n!, (-1)^n), small ones are tried."""
 NUM_REAL_POINTS = 3
-MAX_REAL_POINTS = 10
+MAX_SIGNED_NAMES = 6
+BY_SIGN = frozenset({"abs", "floor", "ceil"})
+"""What tells a formula of several names, which are taken to be positive, apart below zero."""
 PRECISION = 160
 MAX_PRECISION = 16_000
 MARGIN = 192
@@ -72,6 +74,10 @@ def _wants_whole(tree: Node) -> bool:
     return False
 
 
+def _depends_on_signs(a: Node, b: Node) -> bool:
+    return any(n.op in BY_SIGN for t in (a, b) for n in nodes(t))
+
+
 def _source(a: Node, b: Node) -> random.Random:
     return random.Random(zlib.crc32(repr((a, b)).encode()))
 
@@ -82,14 +88,17 @@ def _same_exactly(a: Node, b: Node, names: list[str], whole: bool) -> bool:
     source = _source(a, b)
     broken = any(n.op in {"floor", "ceil"} for t in (a, b) for n in nodes(t))
     small = whole or any(n.op == "pow" and variables(n.args[1]) for t in (a, b) for n in nodes(t))
+    by_sign = len(names) > 1 and _depends_on_signs(a, b)
+    enough = NUM_WHOLE_POINTS if small else 2 ** min(len(names), 4) if by_sign else NUM_EXACT_POINTS
     compared = 0
-    for attempt in range(4 * NUM_WHOLE_POINTS):
+    for attempt in range(4 * max(enough, NUM_WHOLE_POINTS)):
         point: dict[str, Exact]
         if small:
             point = {name: source.randint(3, 40) for name in names}
         else:
-            sign = -1 if attempt % 2 else 1
-            point = {name: sign * Fraction(source.randint(10**6, 10**7), 997 if broken else 1) for name in names}
+            signs = [-1 if attempt >> (k if by_sign else 0) & 1 else 1 for k in range(len(names))]
+            values = [Fraction(source.randint(10**6, 10**7), 997 if broken else 1) for _ in names]
+            point = {name: sign * value for name, sign, value in zip(names, signs, values, strict=True)}
             point = {name: v.numerator if v.denominator == 1 else v for name, v in point.items()}
         try:
             wanted = exact(a, point)
@@ -101,15 +110,21 @@ def _same_exactly(a: Node, b: Node, names: list[str], whole: bool) -> bool:
         except Undefined:
             return False
         compared += 1
-        if compared >= (NUM_WHOLE_POINTS if small else NUM_EXACT_POINTS):
+        if compared >= enough:
             return True
     raise NotExact
 
 
 def _same_at_points(a: Node, b: Node, names: list[str], whole: bool) -> bool | None:
     is_complex = not names or any(n.op == "const" and n.args[0] == "i" for t in (a, b) for n in nodes(t))
+    by_sign = len(names) > 1 and not whole and _depends_on_signs(a, b)
     compared = 0
-    for point in _points(_source(a, b), names, whole):
+    points = _points(_source(a, b), names, whole)
+    if by_sign:
+        points = _in_all_signs(points, names)
+    elif len(names) > 1:
+        points = ({name: _positive(value) for name, value in point.items()} for point in points)
+    for point in points:
         try:
             interval.bounds(a, point, 64, is_complex)
         except Undefined:
@@ -118,9 +133,19 @@ def _same_at_points(a: Node, b: Node, names: list[str], whole: bool) -> bool | N
         if not equal:
             return equal
         compared += 1
-        if compared >= NUM_REAL_POINTS or not names:
+        if (compared >= NUM_REAL_POINTS and not by_sign) or not names:
             return True
-    return None
+    return True if by_sign and compared >= NUM_REAL_POINTS else None
+
+
+def _in_all_signs(points: Iterator[dict[str, Exact]], names: list[str]) -> Iterator[dict[str, Exact]]:
+    """Points with each name alone below zero, all of them and none: what |a| and a have apart shows there."""
+    for below in [[], *([name] for name in names[:MAX_SIGNED_NAMES]), names, []]:
+        yield {name: -_positive(v) if name in below else _positive(v) for name, v in next(points).items()}
+
+
+def _positive(value: Exact) -> Exact:
+    return -value if value < 0 else value
 
 
 def _points(source: random.Random, names: list[str], whole: bool) -> Iterator[dict[str, Exact]]:
@@ -128,7 +153,7 @@ def _points(source: random.Random, names: list[str], whole: bool) -> Iterator[di
         yield {}
         return
     spans = [(0, 1), (1, 3), (-3, 0), (0, 1), (1, 3), (3, 9), (-1, 0), (-9, -3), (1, 9), (0, 3)]
-    for low, high in spans[:MAX_REAL_POINTS]:
+    for low, high in [*spans, *spans]:
         if whole:
             yield {name: source.randint(3, 40) for name in names}
         else:

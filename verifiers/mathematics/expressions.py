@@ -29,7 +29,7 @@ def sum_of(cursor: Cursor) -> Node:
 
 def _signed(cursor: Cursor) -> Node:
     signs = []
-    while (sign := cursor.take_op("+", "-", "±", "∓")) is not None:
+    while (sign := cursor.take_op("+", "-", "±", "∓") or _sign_in_words(cursor)) is not None:
         signs.append(sign)
         if len(signs) > 3:
             raise Unreadable("too_many_signs")
@@ -37,6 +37,15 @@ def _signed(cursor: Cursor) -> Node:
     for sign in reversed(signs):
         term = _with_sign(sign, term)
     return term
+
+
+def _sign_in_words(cursor: Cursor) -> str | None:
+    """The sign that "negative 3" and "minus 3" start with, passed."""
+    token = cursor.peek()
+    if token.kind == "word" and token.value.lower() in {"negative", "minus"} and cursor.peek(1).kind == "num":
+        cursor.at += 1
+        return "-"
+    return None
 
 
 def _with_sign(sign: str, term: Node) -> Node:

@@ -18,7 +18,8 @@ OPENING_TAGS, CLOSING_TAGS = ("<think>", "<thinking>"), ("</think>", "</thinking
 BOX_PARTS = re.compile(r"\\(?:boxed|fbox)\s{0,3}(\{)?|\\.|[{}]", re.DOTALL)
 BARE_BOX = re.compile(r"[+-]?[A-Za-z0-9.]{1,40}")
 BETWEEN = re.compile(
-    r"(?:[\s,;$&]|\\[()\[\],;! ]|\\q?quad|(?:\\(?:text|mathrm|textrm)\s?\{)?\s{0,3}\b(?:or|and)\b\s{0,3}\}?){0,30}",
+    r"(?:[\s,;$&]|\\[()\[\],;! ]|\\q?quad|(?:\\(?:text|mathrm|textrm)\s?\{)?\s{0,3}\b(?:or|and)\b\s{0,3}\}?){0,30}"
+    r"(?:(?<=[\s$,])[A-Za-z](?:_\{?\d\}?)?\s?=\s?\$?\s?)?",
     re.IGNORECASE,
 )
 ENGLISH_CUE = (
@@ -26,6 +27,7 @@ ENGLISH_CUE = (
     r"|\s+choice)?"
     r"\**\s{0,3}(?:\bis\b|[:=]|\bwould be\b|\bshould be\b)"
     r"|\bfinal\s+(?:answer|result)\b\**(?=\s*\n)"
+    r"|\b(?:correct|right|best)\s+(?:option|choice|alternative)\s*(?:\bis\b|:)"
 )
 OTHER_CUE = (
     r"(?:la\s+)?respuesta(?:\s+(?:final|correcta))?\s*(?:es|:)|(?:la\s+)?réponse(?:\s+finale)?\s*(?:est|:)"
@@ -71,12 +73,16 @@ GIVING_UP = re.compile(
     re.IGNORECASE,
 )
 CONCLUDES = re.compile(
-    r"\b(?:so|thus|therefore|hence|consequently|finally|altogether|overall|in total|conclude)\b|∴|\\therefore",
+    r"\b(?:so|thus|therefore|hence|consequently|finally|altogether|overall|in total|conclude|donc|ainsi"
+    r"|luego|entonces|portanto|logo|quindi|dunque|somit|daher)\b"
+    r"|∴|[所因]以|因此|故|итак|следовательно|значит|\\therefore",
     re.IGNORECASE,
 )
 SAYS = re.compile(
     r".*(?:\b(?:is|are|was|were|equals?|equal to|gets?|got|obtains?|have|has|gives|yields|becomes|costs?|makes"
     r"|takes|be|exactly)\b"
+    r"|\b(?:es|est|ist|sind|sont|sono|son|hay|il y a(?: donc)?|gibt es|beträgt|vale|valent|vaut|tiene|hat|haben)\b"
+    r"|\s[éè]\s|\b(?:равн[аоы]|равен|составляет|является|будет)\b|[是为有]|等于"
     r"|:|⇒|→|\\implies|\\Rightarrow)\s*",
     re.IGNORECASE | re.DOTALL,
 )
@@ -89,6 +95,7 @@ OPENING = re.compile(
 STATEMENT = re.compile(r"(?:[^A-Za-z]|\\[A-Za-z]+|\b[A-Za-z]{1,2}\b|\b(?:or|and)\b)*")
 JOINS = re.compile(r"\s*(?:,|,?\s*\b(?:or|and)\b)\s*", re.IGNORECASE)
 CORRECT_CHOICE = re.compile(r"\b(?i:option|choice|answer)\s+\(?([A-J])\)?\s+is\s+(?:the\s+)?(?:correct|right)\b")
+CHOICE_FIRST = re.compile(r"\*{0,2}\(?[A-F]\)?\*{0,2}[.)]\*{0,2}\s+[^\n]{1,150}")
 UNFINISHED = re.compile(
     r"\b(?:and|then|so|we|which|that|the|a|an|is|are|of|to|by|in|for|with|but|or|as|because|since|now|next)\b",
     re.IGNORECASE,
@@ -250,6 +257,8 @@ def _concluded(text: str) -> Extraction:
         return Extraction(None, "no_conclusion")
     if text.startswith("```") and text.endswith("```") and text.count("```") == 2:
         return Extraction(_until_sentence_end(text), "whole")
+    if CHOICE_FIRST.fullmatch(text) and not NO_CONCLUSION.search(text):
+        return Extraction(text.replace("*", ""), "whole")
     alone = start == 0 and len(text) <= MAX_CLOSING and "\n" not in sentence
     if alone and (len(sentence) < 40 or FORMULA_ONLY.fullmatch(sentence)) and not _is_open(sentence):
         return _from_sentence(sentence, True) or Extraction(sentence, "whole")

@@ -30,6 +30,37 @@ MATHEMATICAL = re.compile(r"[-+*/^!=]|\\(?!text)[A-Za-z]")
 WITH_VALUE = re.compile(r"[\d\\+*/^]")
 ANNOUNCED = re.compile(r"^(?:(?:final )?answer(?: is|:| =)?|it is) ")
 TEXT_LIST = re.compile(r"\s*(?:,|;|\band\b|&)\s*")
+PARITY = re.compile(r"\b(?:odd|even|prime|primes|composite)\b")
+FILLING = frozenset(
+    [
+        "n",
+        "k",
+        "m",
+        "p",
+        "x",
+        "values",
+        "all",
+        "every",
+        "any",
+        "for",
+        "is",
+        "are",
+        "must",
+        "be",
+        "integer",
+        "integers",
+        "number",
+        "numbers",
+        "value",
+        "of",
+        "values",
+        "n",
+        "k",
+        "m",
+        "p",
+        "x",
+    ]
+)
 YES_NO = {"yes", "no"}
 
 
@@ -259,10 +290,15 @@ def _text(wanted: Reading, said: Reading, params: MathParams) -> bool | None:
         return first.strip() == one and not YES_NO.intersection(re.findall(r"[a-z]+", rest))
     if wanted.number_word is not None and said.tree is not None:
         return match(wanted.number_word, said.tree, params)
-    if "".join(one.split()) == "".join(two.split()):
+    if "".join(one.split()) == "".join(two.split()) or (PARITY.search(one) and _bare_kind(one) == _bare_kind(two)):
         return True
     items, given = ([i for i in TEXT_LIST.split(t) if i] for t in (one, two))
     return len(items) > 1 and sorted(items) == sorted(given)
+
+
+def _bare_kind(text: str) -> list[str]:
+    """The words that tell "all odd integers n" and "n odd" from others."""
+    return [w for w in text.replace("mathbb", "").split() if w not in FILLING]
 
 
 __all__ = ["Extraction", "Gold", "equivalent", "gold_text", "grade", "score"]

@@ -6,10 +6,10 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from verifiers.mathematics.equality import same, within
+from verifiers.mathematics.nouns import only_counts, stem
 from verifiers.mathematics.policy import MathParams
 from verifiers.mathematics.tree import ONE, PI, Node, has, neg, nodes, num
 from verifiers.mathematics.units import CUBED, SQUARED, UNITS, Dimension, scale_node, times
-from verifiers.mathematics.words import only_counts, stem
 
 MARKS = ("word", "money", "percent", "deg")
 MAX_EXACT_DENOMINATOR = 20

@@ -10,6 +10,7 @@ from verifiers.mathematics import clock, words
 from verifiers.mathematics.characters import ascii_latex
 from verifiers.mathematics.lexer import Unreadable
 from verifiers.mathematics.parser import parse
+from verifiers.mathematics.phrases import without_phrases
 from verifiers.mathematics.tree import EMPTY, INF, REALS, Node, neg, num
 
 PLAIN_NUMBER = re.compile(r"[+-]?\d{1,400}")
@@ -181,6 +182,8 @@ def clean(text: str, comma_is_decimal: bool = False) -> str:
         text = IN_TOTAL.sub(lambda m: "}" if m[0].endswith("}") and "{" not in m[0] else "", text)
     text = GROUPED_SIGN.sub(lambda m: f"{m[1]} " if m[1] else m[2], text) if "{" in text else text
     text = BRACE_COMMA.sub(_brace_comma, text) if "{,}" in text else text
+    if "{" in text or " " in text:
+        text = without_phrases(text)
     if comma_is_decimal or text.startswith("0,"):
         text = DECIMAL_COMMA.sub(_decimal_comma, text) if text.count(",") == 1 else text
     return text

@@ -150,7 +150,7 @@ class _Line:
         if tree.op == "either" or any(p.op == "tuple" for p in tree.args):
             return union
         common = parts[0].intersection(*parts[1:])
-        return common or union
+        return common if tree.op == "both" else common or union
 
     def relation(self, tree: Node) -> Cells:
         found = self.all

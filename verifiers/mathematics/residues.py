@@ -6,7 +6,7 @@ from verifiers.mathematics.chains import last, value_of
 from verifiers.mathematics.equality import same
 from verifiers.mathematics.policy import MathParams
 from verifiers.mathematics.regions import COLLECTIONS
-from verifiers.mathematics.tree import Node, neg, num, substitute, variables
+from verifiers.mathematics.tree import Node, expand_signs, neg, num, substitute, variables
 
 
 def same_ratio(gold: Node, said: Node, params: MathParams) -> bool | None:
@@ -27,6 +27,18 @@ def same_ratio(gold: Node, said: Node, params: MathParams) -> bool | None:
         return False
     first = zip(gold.args[1:], said.args[1:], strict=True)
     return all(same(Node("mul", (gold.args[0], s)), Node("mul", (said.args[0], g))) for g, s in first)
+
+
+def classes(tree: Node) -> list[Node]:
+    """The residue classes that a congruence with plus-minus or several values stands for, each alone."""
+    if tree.op in COLLECTIONS:
+        return [c for a in tree.args for c in classes(a)]
+    if tree.op != "mod":
+        return [tree]
+    value, modulus = tree.args
+    if value.op in COLLECTIONS or value.op == "set":
+        return [c for a in value.args for c in classes(Node("mod", (a, modulus)))]
+    return list(dict.fromkeys(Node("mod", (v, modulus)) for v in expand_signs(value)))
 
 
 def congruent(gold: Node, said: Node) -> bool | None:

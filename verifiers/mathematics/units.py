@@ -34,6 +34,8 @@ A amp amps ampere amperes | 1 | current 1
 C coulomb coulombs | 1 | current 1 time 1
 mol mole moles | 1 | amount 1
 eV | 1.602176634e-19 | mass 1 length 2 time -2
+Ω Omega ohm ohms | 1 | mass 1 length 2 time -3 current -2
+F farad farads | 1 | mass -1 length -2 time 4 current 2
 """
 """Symbol and names, scale to basic units, dimension; each also with every prefix."""
 PREFIXES = {
@@ -41,7 +43,6 @@ PREFIXES = {
     "μ": ("micro", -6), "n": ("nano", -9), "G": ("giga", 9), "p": ("pico", -12), "h": ("hecto", 2),
 }  # fmt: skip
 FIXED = """
-ohm ohms Ω Omega | 1 | mass 1 length 2 time -3 current -2
 K kelvin kelvins | 1 | temperature 1
 celsius Celsius | 1 | current 1 time 1
 F fahrenheit Fahrenheit | 1 | fahrenheit 1
@@ -70,6 +71,21 @@ decade decades | 120 | month 1
 century centuries | 1200 | month 1
 mph | 0.44704 | length 1 time -1
 kph kmh kmph | 5/18 | length 1 time -1
+T tesla teslas | 1 | mass 1 time -2 current -1
+mT | 0.001 | mass 1 time -2 current -1
+μT | 0.000001 | mass 1 time -2 current -1
+Wb weber webers | 1 | mass 1 length 2 time -2 current -1
+H henry henries | 1 | mass 1 length 2 time -2 current -2
+mH | 0.001 | mass 1 length 2 time -2 current -2
+μH | 0.000001 | mass 1 length 2 time -2 current -2
+cal calorie calories | 4.184 | mass 1 length 2 time -2
+kcal kilocalorie kilocalories | 4184 | mass 1 length 2 time -2
+Wh | 3600 | mass 1 length 2 time -2
+kWh | 3600000 | mass 1 length 2 time -2
+atm atmospheres | 101325 | mass 1 length -1 time -2
+mmHg torr | 20265/152 | mass 1 length -1 time -2
+bar bars | 100000 | mass 1 length -1 time -2
+knot knots | 463/900 | length 1 time -1
 rpm | 1/60 | time -1
 dollar dollars USD usd buck bucks | 100 | dollar 1
 cent cents penny pennies ¢ | 1 | dollar 1

@@ -1,0 +1,69 @@
+"""Nouns behind numbers: what only says what is counted, and in which words it says more."""
+
+from __future__ import annotations
+
+import re
+
+NOUN_PHRASE = re.compile(r"[^\W\d_](?:[^\W\d_]|[' -]){0,60}")
+NOT_NOUNS = frozenset([
+    "not", "or", "and", "nor", "no", "maybe", "perhaps", "ish", "approximately", "approx", "about", "roughly",
+    "around", "almost", "nearly", "plus", "minus", "times", "over", "less", "more", "fewer", "greater", "than",
+    "is", "are", "was", "if", "unless", "except", "but", "wrong", "incorrect", "false", "true", "squared", "cubed",
+    "factorial", "hundred", "thousand", "million", "billion", "trillion", "lakh", "crore", "dozen", "dozens",
+    "score", "pairs", "pair", "percent", "half", "halves", "third", "thirds", "quarter", "quarters", "tens",
+    "hundreds", "thousands", "millions", "billions", "tenths", "hundredths", "modulo", "mod", "base", "root",
+    "square", "cube", "cubic", "power", "radians", "degrees", "to", "through", "between", "guess", "either",
+    "sometimes", "exactly", "yes", "something", "else", "anything", "probably", "possibly", "likely", "versus",
+    "vs", "equals", "equal", "divided", "by", "multiplied", "added", "unknown", "undefined", "infinity", "pi", "e",
+    "i", "x", "y", "z", "negative", "positive", "inverse", "reciprocal", "opposite", "another", "other", "others",
+    "of", "тысяч", "тысячи", "тысяча", "миллион", "миллиона", "миллионов", "млн", "процентов", "процента",
+    "процент", "тыс", "milhões", "milhão", "千", "万", "億", "亿", "百万", "千万", "万人", "प्रतिशत", "हज़ार", "लाख",
+    "करोड़", "ألف", "مليون", "بالمئة", "بالمائة",
+])  # fmt: skip
+COUNTED = frozenset([
+    "people", "men", "women", "children", "mice", "feet", "geese", "fish", "sheep", "deer", "dice", "person",
+    "student", "apple", "orange", "way", "day", "hour", "minute", "second", "year", "month", "week", "mile",
+    "meter", "metre", "unit", "inch", "foot", "point", "game", "book", "marble", "coin", "car", "dollar", "cent",
+    "euro", "ticket", "egg", "cookie", "boy", "girl", "child", "man", "woman", "page", "member", "ball", "cup",
+    "bag", "box", "card", "piece", "slice", "time", "trip", "step", "stamp", "flower", "tree", "cow", "dog", "cat",
+    "chicken", "bird", "candy", "pizza", "pie", "integer", "solution", "value", "number", "digit", "side", "edge",
+    "face", "vertex", "vertices", "factor", "divisor", "triangle", "rectangle", "permutation", "combination",
+    "outcome", "path", "element", "degree", "term", "prime", "pencil", "pen", "toy", "team", "sweet", "bottle",
+    "gallon", "liter", "litre", "pound", "ounce", "gram", "kilogram", "total", "altogether", "left", "remaining",
+    "each",
+])  # fmt: skip
+IRREGULAR = {
+    "people": "person",
+    "men": "man",
+    "women": "woman",
+    "children": "child",
+    "feet": "foot",
+    "vertices": "vertex",
+    "mice": "mouse",
+}
+
+
+def stem(word: str) -> str:
+    """A noun in the singular, roughly."""
+    word = word.lower()
+    if word in IRREGULAR:
+        return IRREGULAR[word]
+    if word.endswith("ies") and len(word) > 4:
+        return word[:-3] + "y"
+    if word.endswith(("ches", "shes", "xes", "sses")):
+        return word[:-2]
+    return word[:-1] if word.endswith("s") and not word.endswith("ss") and len(word) > 3 else word
+
+
+def only_counts(phrase: str) -> bool:
+    """Whether words behind a number just say what is counted ("red marbles"), and change nothing about it."""
+    phrase = phrase.lower().strip()
+    words = phrase.split()
+    if not words or len(words) > 5 or NOUN_PHRASE.fullmatch(phrase) is None or NOT_NOUNS.intersection(words):
+        return False
+    head = words[-1] if "in" not in words[1:] else words[words.index("in", 1) - 1]
+    return (
+        head in COUNTED
+        or not head.isascii()
+        or (len(head) > 3 and head.endswith("s") and not head.endswith(("ss", "ous", "less")))
+    )

@@ -1,0 +1,119 @@
+"""Words around an answer that change nothing about it: who has what, for which names it holds, exceptions to a set."""
+
+from __future__ import annotations
+
+import re
+
+from verifiers.mathematics.words import nothing
+
+BRACES = r"(?:\\(?:text|mathrm|textrm|mbox)\s?\{)?"
+KIND = r"(?:positive |negative |non-?negative |nonzero |real |rational |natural |whole |complex |prime |odd |even )*"
+NOUNS = r"(?:integers?|numbers?|reals?|primes?|values? of|constants?|values)"
+NAME = r"\\?[A-Za-z]+(?:_\{?\w{1,3}\}?)?"
+NUMBER_SET = (
+    r"(?:\s*(?:\\in|in|∈)\s*\\?(?:mathbb\s?\{?\s?[RZNQC]\s?\}?|[RZNQC]\b)(?:\s?_?\^?\{?[+*><0=ge\\ ]{1,4}\}?)?)"
+)
+NAMES = rf"\$?{NAME}(?:\s*(?:,|and)\s*{NAME}){{0,3}}\$?"
+LEAD = rf"\s*[,;(]?\s*(?:\\q?quad\s*|\\[,; ]\s*|~)*{BRACES}\s*,?\s*"
+TAIL = r"\s*\}?\s*[).]?\s*$"
+HOLDS_FOR = re.compile(
+    rf"{LEAD}(?:(?:\bfor\s+|\bwhere\s+|\bwith\s+)?\b(?:all|any|every|each|some)\s+{KIND}(?:{NOUNS}\s*)?\}}?|\\forall\s*)"
+    rf"\s*(?:{NAMES}{NUMBER_SET}?)?{TAIL}"
+)
+CONSTANT_IS = re.compile(
+    rf"{LEAD}\b(?:where|with|for)\s*\}}?\s*{NAMES}\s*{BRACES}\s*(?:is|are|being)?\s*(?:an?\s|any\s|some\s)?\s*"
+    rf"(?:arbitrary |fixed )*{KIND}(?:constants?|parameters?|numbers?|integers?){TAIL}"
+)
+HOLDS_IN = re.compile(rf"{LEAD}\b(?:where|with|for)\s*\}}?\s*{NAMES}{NUMBER_SET}{TAIL}")
+EVERY = re.compile(
+    rf"\s*{BRACES}\s*(?:for )?(?:all|any|every)\s+{KIND}(?:{NOUNS}\s*)?\}}?\s*(?=\$?\\?{NAME}\s*(?:[<>=]|\\[gln]))"
+)
+EXCEPT = re.compile(
+    rf"{BRACES}\s*(?:all |any |every )?(?:the )?(?:real numbers?|reals|\\mathbb\{{R\}})(?: \$?{NAME}\$?)?\s*,?\s*"
+    r"(?:except|but|other than|excluding)(?: for)?(?: when)?\s*\}?\s*(?:[a-z]\s*=\s*)?(.+?)\}?"
+)
+HAS = re.compile(
+    r"(?:\\text\{)?\s*((?:[A-Za-z][A-Za-z']*\s+){1,4})(?:has|have|had|needs?|gets?|got|earns?|earned|pays?|paid|costs?"
+    r"|sold|weighs?|takes|took|makes|made|ate|read|ran|walked|spent|saved"
+    r"|scored|received)\s+(?:a total of\s+)?(?=\}?\s*[\d\\$])"
+)
+DENYING = frozenset(
+    [
+        "not",
+        "no",
+        "never",
+        "nobody",
+        "none",
+        "if",
+        "unless",
+        "maybe",
+        "perhaps",
+        "either",
+        "neither",
+        "or",
+        "cannot",
+        "hardly",
+        "nearly",
+        "almost",
+        "about",
+        "wouldn't",
+        "doesn't",
+        "didn't",
+    ]
+)
+SPACE = r"(?:\s|~|\\[,;: ])*"
+KILO_OHM = re.compile(
+    rf"(?:\\(?:text|mathrm)\s?\{{{SPACE}([kMGm])\s*\}}|(?<=\d){SPACE}([kMGm])){SPACE}\\Omega(?![A-Za-z])"
+)
+MICRO = re.compile(
+    rf"(?<=[\d}}]){SPACE}\\mu{SPACE}(?:\\(?:text|mathrm|rm)\s?\{{\s*([A-Za-z]+)|([msgFCLNAVWJHT])(?![A-Za-z]))"
+)
+SMALL_E = re.compile(r"(?<=\d)\s?\\(?:mathrm|text|textrm|rm)\s?\{\s?[eE]\s?\}\s?\{?([+-]?\d{1,9})\}?")
+GENFRAC = re.compile(r"\\genfrac\s*\{\}\s*\{\}\s*(?:\{0?(?:pt)?\})?\s*\{[0-3]?\}(?=\s*\{)")
+
+
+def without_phrases(text: str) -> str:
+    """`text` without the words around the answer that say nothing of its value; unchanged if there are none.
+
+    "f(x) = 2x for all x" -> "f(x) = 2x"; "all n >= 3" -> "n >= 3"; "Ann has 40 pens" -> "40 pens";
+    "all real numbers except 0" -> the reals without {0}.
+    """
+    if "genfrac" in text:
+        text = GENFRAC.sub(r"\\frac", text)
+    if "\\Omega" in text:
+        text = KILO_OHM.sub(lambda m: f"\\text{{ {m[1] or m[2]}Ω}}", text)
+    if "\\mu" in text:
+        text = MICRO.sub(lambda m: f"\\text{{ μ{m[1]}" if m[1] else f"\\text{{ μ{m[2]}}}", text)
+    if "{e" in text or "{E" in text:
+        text = SMALL_E.sub(r"e\1", text)
+    opening = text[:60].lower()
+    if "all" in opening or "every" in opening or "any" in opening or "real" in opening:
+        text = _reals_except(text)
+        text = EVERY.sub("", text, count=1) if EVERY.match(text) else text
+    if any(word in text for word in ("all", "any", "every", "each", "where", "with", "for", "some")):
+        for ending in (CONSTANT_IS, HOLDS_IN, HOLDS_FOR):
+            found = ending.search(text, max(0, len(text) - 120))
+            if found is not None and found.start() > 0 and nothing(text) is None:
+                return text[: found.start()].rstrip(" ,;")
+    return _without_owner(text)
+
+
+def _reals_except(text: str) -> str:
+    found = EXCEPT.fullmatch(text)
+    if found is None or not re.search(r"\d|\\", found[1]):
+        return text
+    points = re.sub(r"\\text\{\s*(?:and|or)?\s*\}|\b(?:and|or)\b", ",", found[1].replace("$", ""))
+    points = re.sub(r"(?<![A-Za-z])[a-z]\s*=\s*", "", points)
+    points = points[2:-2] if points.startswith("\\{") and points.endswith("\\}") else points
+    return rf"\mathbb{{R}} \setminus \{{ {points} \}}"
+
+
+def _without_owner(text: str) -> str:
+    """ "Maria has 40 stickers" -> "40 stickers"."""
+    found = HAS.match(text)
+    if found is None or DENYING.intersection(found[1].lower().split()):
+        return text
+    inside, rest = text[: found.end()].count("{"), text[found.end() :]
+    if inside and rest.startswith("}"):
+        return rest[1:]
+    return f"\\text{{{rest}" if inside and not rest.startswith("\\") else rest
