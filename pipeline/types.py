@@ -37,6 +37,28 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptTokens:
+    """The tokens that could be drawn at each place of a response that was sampled with top-p or top-k."""
+
+    sizes: tuple[int, ...]
+    """Of each place's set; 0 where nothing was cut off."""
+    ids: bytes
+    """The sets one after the other, each ascending: int32, little-endian."""
+    num_bounded: int = 0
+    """Places whose set would have been larger than the recipe's `rollout.max_kept`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """The experts that computed prompt and response (all but the last token, which nothing is predicted from)."""
+
+    layers: int
+    top_k: int
+    experts: bytes
+    """[tokens, layers, top_k]: int16, little-endian."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rollout:
     """One sampled response, in tokens.
 
@@ -54,6 +76,20 @@ class Rollout:
     """The response decoded, special tokens left out."""
     finish_reason: FinishReason
     policy_version: int
+    kept: KeptTokens | None = None
+    """None where sampling was not cut off, or its sets were not asked for."""
+    routing: Routing | None = None
+    """None for a dense model, or where it was not asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a response says that has ended while others are still written, and its place among all of them."""
+
+    place: int
+    prompt: Prompt
+    text: str
+    finish_reason: FinishReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +157,15 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class Recorded:
+    """What was recorded while the rows of a batch were sampled, for training to replay; on the CPU."""
+
+    kept_sizes: torch.Tensor | None = None  # [B, T] int64, 0 where nothing was cut off
+    kept_ids: torch.Tensor | None = None  # [sum of kept_sizes] int64, row by row
+    routing: torch.Tensor | None = None  # [B, T, layers, top_k] int16, -1 where nothing was recorded
+
+
+@dataclass(frozen=True, slots=True)
 class TrainBatch:
     """Rows of prompt + response, right-padded; B rows of T tokens.
 
@@ -136,6 +181,7 @@ class TrainBatch:
     group_ids: torch.Tensor  # [B] int64
     truncated: torch.Tensor  # [B] bool
     extras: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    recorded: Recorded | None = None
 
 
 StepMetrics = dict[str, float]

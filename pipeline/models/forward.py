@@ -8,27 +8,63 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeline.models.body import Body, is_plain
+from pipeline.models.routing import Tally, replaying
+
 PLAIN_HEAD_BLOCKERS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 """Settings that bend or scale the logits: a proof on small weights might not see them."""
 
+_BODIES: weakref.WeakKeyDictionary[Any, Body | None] = weakref.WeakKeyDictionary()
 _PROVED: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
-def logits_at(model: Any, input_ids: Tensor, where: Tensor) -> Tensor:
+def logits_at(
+    model: Any, input_ids: Tensor, where: Tensor, routing: Tensor | None = None, rerouted: Tally | None = None
+) -> Tensor:
     """Logits [N, V] that predict the tokens at `where` (bool [B, T], False at column 0), row by row.
 
     input_ids: int64 [B, T], right-padded: with causal attention what stands behind a token does not reach it, so no
-    attention mask is needed and the fastest attention kernels apply.
+    attention mask is needed and the fastest attention kernels apply. `routing` [B, T, layers, top_k]: the experts to
+    use (`routing.replaying`); what the routers would have chosen otherwise is added to `rerouted`.
     """
+    if routing is not None:
+        _has_plain_head(model)  # its proof is a forward of its own
+        with replaying(model, routing[:, :-1]) as tally:
+            logits = logits_at(model, input_ids, where)
+        if rerouted is not None:
+            rerouted.changed += tally.changed
+            rerouted.total += tally.total
+        return logits
     if where[:, 0].any():
         raise ValueError("the first token of a row has nothing before it that could predict it")
     shifted = where[:, 1:]
     if not _has_plain_head(model):
-        logits: Tensor = model(input_ids=input_ids[:, :-1], use_cache=False).logits[shifted]
-        return logits
-    hidden = model.base_model(input_ids=input_ids[:, :-1], use_cache=False).last_hidden_state
+        whole: Tensor = model(input_ids=input_ids[:, :-1], use_cache=False).logits[shifted]
+        return whole
+    hidden = _hidden_states(model, input_ids[:, :-1])
     picked: Tensor = model.get_output_embeddings()(hidden[shifted])
     return picked
+
+
+def _hidden_states(model: Any, input_ids: Tensor) -> Tensor:
+    """[B, T, H] after the last block and norm: by our own blocks where they compute the same, else by transformers'."""
+    if is_plain(model):
+        if model not in _BODIES:
+            body = Body.of(model)
+            _BODIES[model] = body if body is not None and _body_agrees(model, body) else None
+        known = _BODIES[model]
+        if known is not None:
+            return known.hidden_states(model, input_ids)
+    hidden: Tensor = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+    return hidden
+
+
+@torch.no_grad()
+def _body_agrees(model: Any, body: Body) -> bool:
+    """Both compute the same on a few tokens; a configuration may have what its family does not."""
+    ids = (torch.arange(24) * 7919 % model.config.vocab_size).view(3, 8)
+    wanted = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    return bool((body.hidden_states(model, ids) - wanted).abs().max() <= 1e-4 * wanted.abs().max())
 
 
 def _has_plain_head(model: Any) -> bool:

@@ -19,29 +19,34 @@ _NEVER = -1e4
 """Stands for a log-prob of -inf: its exp is exactly 0 in float64 too, and 0 times it is 0, where 0 * inf is NaN."""
 
 
-def token_logprobs(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> Tensor:
+def token_logprobs(logits: Tensor, targets: Tensor, temperature: float = 1.0, kept: Tensor | None = None) -> Tensor:
     """log softmax(logits / temperature)[targets]: logits [..., V], targets [...], result [...] in float32.
 
     float64 logits give float64. The gradient reaches the logits, in their own type. Memory beyond the logits and their
-    gradient is bounded by CHUNK_ELEMENTS.
+    gradient is bounded by CHUNK_ELEMENTS. `kept`: as for `logprobs_and_entropy`.
 
-    Raises: ConfigError unless temperature > 0.
+    Raises: ConfigError unless temperature > 0; DataError if a target is not in its own kept set.
     """
-    return logprobs_and_entropy(logits, targets, temperature)[0]
+    return logprobs_and_entropy(logits, targets, temperature, kept)[0]
 
 
-def logprobs_and_entropy(logits: Tensor, targets: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+def logprobs_and_entropy(
+    logits: Tensor, targets: Tensor, temperature: float = 1.0, kept: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """(log-probs of the targets, entropy in nats), each [...]; the gradient flows through both.
 
-    Logits of -inf are tokens that cannot be drawn: probability 0, no share in the entropy, no gradient.
+    Logits of -inf are tokens that cannot be drawn: probability 0, no share in the entropy, no gradient. So are the
+    tokens outside `kept` [N, K] where it is given (N targets in order; see `keep_sampled`).
 
-    Raises: ConfigError unless temperature > 0.
+    Raises: ConfigError unless temperature > 0; DataError if a target is not in its own kept set.
     """
     if not temperature > 0:
         raise ConfigError(f"temperature must be > 0 to have log-probs, got {temperature}")
     shape, vocab = targets.shape, logits.shape[-1]
+    if kept is not None:
+        _check_kept(kept, targets.reshape(-1))
     out = _Chunked.apply(  # type: ignore[no-untyped-call]
-        logits.reshape(-1, vocab), targets.reshape(-1), float(temperature)
+        logits.reshape(-1, vocab), targets.reshape(-1), float(temperature), kept
     )
     return out[0].reshape(shape), out[1].reshape(shape)
 
@@ -55,18 +60,26 @@ def keep_sampled(logits: Tensor, kept: Tensor, targets: Tensor) -> Tensor:
     Raises: DataError if a target is not in its own recorded set.
     Source: arXiv:2512.02556 section 3.1, "keep sampling mask".
     """
+    _check_kept(kept, targets)
+    return logits.masked_fill(_cut_off(logits.shape, kept, targets), float("-inf"))
+
+
+def _check_kept(kept: Tensor, targets: Tensor) -> None:
     real = kept >= 0
-    whole = ~real.any(dim=1)
-    found = ((kept == targets.unsqueeze(1)) & real).any(dim=1) | whole
+    found = ((kept == targets.unsqueeze(1)) & real).any(dim=1) | ~real.any(dim=1)
     if not bool(found.all()):
         row = int((~found).nonzero()[0, 0])
         raise DataError(
             f"token {int(targets[row])} at row {row} is not in the set recorded for it; record the kept set"
         )
-    allowed = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
+
+
+def _cut_off(shape: torch.Size, kept: Tensor, targets: Tensor) -> Tensor:
+    """bool [N, V]: tokens outside the recorded set."""
+    real = kept >= 0
+    outside = real.any(dim=1).unsqueeze(1).expand(shape).contiguous()  # a row of only padding stays whole
     # Padding points at the target, which is in the set anyway.
-    allowed.scatter_(1, torch.where(real, kept, targets.unsqueeze(1)), torch.ones_like(kept, dtype=torch.bool))
-    return logits.masked_fill(~(allowed | whole.unsqueeze(1)), float("-inf"))
+    return outside.scatter_(1, torch.where(real, kept, targets.unsqueeze(1)), False)
 
 
 def working(x: Tensor) -> Tensor:
@@ -76,12 +89,16 @@ def working(x: Tensor) -> Tensor:
 
 class _Chunked(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, temperature: float, kept: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
         picked = torch.empty(logits.shape[0], dtype=dtype, device=logits.device)
         normaliser, entropy = torch.empty_like(picked), torch.empty_like(picked)
         for rows in _chunks(logits):
             log_p = logits[rows].to(dtype, copy=True)
+            if kept is not None:
+                log_p.masked_fill_(_cut_off(log_p.shape, kept[rows], targets[rows]), float("-inf"))
             if temperature != 1.0:
                 log_p /= temperature
             normaliser[rows] = torch.logsumexp(log_p, dim=-1)
@@ -89,21 +106,23 @@ class _Chunked(torch.autograd.Function):
             picked[rows] = log_p.gather(1, targets[rows].unsqueeze(1)).squeeze(1)
             log_p.clamp_(min=_NEVER)
             entropy[rows] = -torch.linalg.vecdot(log_p.exp(), log_p)
-        ctx.save_for_backward(logits, targets, normaliser, entropy)
+        ctx.save_for_backward(logits, targets, normaliser, entropy, kept)
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)
         return picked, entropy
 
     @staticmethod
-    def backward(ctx: Any, pull: Tensor | None, spread: Tensor | None) -> tuple[Tensor | None, None, None]:
+    def backward(ctx: Any, pull: Tensor | None, spread: Tensor | None) -> tuple[Tensor | None, None, None, None]:
         if pull is None and spread is None:
-            return None, None, None
-        logits, targets, normaliser, entropy = ctx.saved_tensors
+            return None, None, None, None
+        logits, targets, normaliser, entropy, kept = ctx.saved_tensors
         pull = torch.zeros_like(normaliser) if pull is None else pull / ctx.temperature
         spread = None if spread is None else spread / ctx.temperature
         grad = torch.empty_like(logits)
         for rows in _chunks(logits):
             log_p = logits[rows].to(normaliser.dtype, copy=True)
+            if kept is not None:
+                log_p.masked_fill_(_cut_off(log_p.shape, kept[rows], targets[rows]), float("-inf"))
             if ctx.temperature != 1.0:
                 log_p /= ctx.temperature
             log_p -= normaliser[rows].unsqueeze(1)
@@ -117,7 +136,7 @@ class _Chunked(torch.autograd.Function):
                 p *= log_p
             p.scatter_add_(1, targets[rows].unsqueeze(1), pull[rows].unsqueeze(1))
             grad[rows] = p.to(grad.dtype)
-        return grad, None, None
+        return grad, None, None, None
 
 
 def _chunks(logits: Tensor) -> list[slice]:

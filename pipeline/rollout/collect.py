@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from pipeline.rollout.engine import Completion, Engine, Request, Sampling
+from pipeline.errors import EngineError
+from pipeline.rollout.engine import Completion, Ended, Engine, Request, Sampling, Streams
 from pipeline.seeds import derive
-from pipeline.types import Prompt, Rollout
+from pipeline.types import Prompt, Rollout, Written
+
+Reader = Callable[[Sequence[Written]], None]
+"""Told of responses as they end, each with its place among the rollouts that `collect` returns."""
 
 
 class Renders(Protocol):
@@ -31,8 +35,13 @@ def collect(
     sampling: Sampling,
     seed: int,
     *stream: str | int,
+    reader: Reader | None = None,
 ) -> list[Rollout]:
-    """`samples` responses to each prompt, prompt by prompt. The same seed and stream give the same responses."""
+    """`samples` responses to each prompt, prompt by prompt. The same seed and stream give the same responses.
+
+    `reader` is told of each that ends before the others, by an engine that tells of it; by another, of none.
+    Raises: EngineError for an engine that does not record what `sampling` asks for.
+    """
     times: Counter[str] = Counter()
     requests = []
     for p in prompts:  # one that comes twice (an epoch ends in this call) gets other numbers the second time
@@ -40,24 +49,55 @@ def collect(
         times[p.id] += 1
         seeds = tuple(derive(seed, "rollout", *stream, *own, i) for i in range(samples))
         requests.append(Request(renderer.prompt_ids(p), seeds))
-    answers = engine.generate(requests, sampling)
+
+    texts: dict[tuple[int, ...], str] = {}
+
+    def text_of(ids: tuple[int, ...]) -> str:
+        if ids not in texts:
+            texts[ids] = renderer.decode(ids)
+        return texts[ids]
+
+    def hand_over(some: Sequence[Ended]) -> None:
+        assert reader is not None
+        places = [e.request * samples + e.sample for e in some]
+        given = zip(places, some, strict=True)
+        reader([Written(place, prompts[e.request], text_of(e.token_ids), e.finish_reason) for place, e in given])
+
+    if reader is not None and isinstance(engine, Streams):
+        answers = engine.generate_streaming(requests, sampling, hand_over)
+    else:
+        answers = engine.generate(requests, sampling)
+    _check_recorded(sampling, [c for completions in answers for c in completions])
     return [
-        _rollout(prompt, request, i, completion, renderer, engine.version)
+        _rollout(prompt, request, i, completion, text_of(completion.token_ids), engine.version)
         for prompt, request, completions in zip(prompts, requests, answers, strict=True)
         for i, completion in enumerate(completions)
     ]
 
 
-def _rollout(
-    prompt: Prompt, request: Request, sample: int, completion: Completion, renderer: Renders, version: int
-) -> Rollout:
+def _rollout(prompt: Prompt, request: Request, sample: int, completion: Completion, text: str, version: int) -> Rollout:
     return Rollout(
         prompt_id=prompt.id,
         sample=sample,
         prompt_ids=request.prompt_ids,
         response_ids=completion.token_ids,
         logprobs=completion.logprobs,
-        text=renderer.decode(completion.token_ids),
+        text=text,
         finish_reason=completion.finish_reason,
         policy_version=version,
+        kept=completion.kept,
+        routing=completion.routing,
     )
+
+
+def _check_recorded(sampling: Sampling, completions: Sequence[Completion]) -> None:
+    if sampling.max_kept and sampling.is_cut and any(c.kept is None for c in completions):
+        raise EngineError(
+            "the engine did not record the sets of tokens that top_p and top_k left; set rollout.engine: torch, or "
+            "rollout.top_p: 1 and rollout.top_k: 0"
+        )
+    if sampling.keep_routing and any(c.routing is None for c in completions):
+        raise EngineError(
+            "the engine did not record the experts it used; set rollout.engine: torch, or "
+            "rl.algorithm.keep_routing: false"
+        )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
-from pipeline.types import FinishReason
+from pipeline.types import FinishReason, KeptTokens, Routing
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +19,21 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn. temperature 0 is greedy; top_p 1 and top_k 0 keep the whole vocabulary."""
+    """How tokens are drawn, and what is recorded. temperature 0 is greedy; top_p 1 and top_k 0 keep the vocabulary."""
 
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    max_kept: int = 0
+    """Above 0: the set of tokens that could be drawn is recorded at each place, and holds at most so many."""
+    keep_routing: bool = False
+    """Record the experts of a mixture of experts."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Some tokens cannot be drawn."""
+        return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +43,22 @@ class Completion:
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
+    kept: KeptTokens | None = None
+    routing: Routing | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A response that ended while others were still written: that to seed `sample` of request `request`."""
+
+    request: int
+    sample: int
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+
+
+Listener = Callable[[Sequence[Ended]], None]
+"""Told of responses as they end."""
 
 
 class Engine(Protocol):
@@ -57,4 +82,15 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Release what the engine holds."""
+        ...
+
+
+@runtime_checkable
+class Streams(Protocol):
+    """An engine that also tells of each response as it ends, so that it is graded while others are still written."""
+
+    def generate_streaming(
+        self, requests: Sequence[Request], sampling: Sampling, listener: Listener
+    ) -> list[list[Completion]]:
+        """What `generate` returns. `listener` is told, in the calling thread, of each completion at most once."""
         ...

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from pipeline.models.routing import recording, routers
 
 
 class GenericCache:
@@ -14,6 +17,8 @@ class GenericCache:
 
     def __init__(self, inner: Any, pad: Tensor, length: int) -> None:
         self.inner, self.pad, self.length = inner, pad, length
+        self.routing: Tensor | None = None
+        """[B, tokens, layers, top_k] int16: the experts of the last forward's tokens; None for a dense model."""
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but `rows` (int64 [n], ascending)."""
@@ -31,6 +36,7 @@ class GenericDecoder:
     def __init__(self, model: Any) -> None:
         self.source = model
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        self.has_routers = bool(routers(self.model))
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -47,6 +53,8 @@ class GenericDecoder:
         logits = self._forward(ids, positions, cache)
         rows = torch.repeat_interleave(torch.arange(ids.shape[0], device=ids.device), repeat)
         cache.keep(rows)
+        if cache.routing is not None:
+            cache.routing = cache.routing.index_select(0, rows)
         return logits.index_select(0, rows), cache
 
     @torch.inference_mode()
@@ -57,13 +65,15 @@ class GenericDecoder:
         return self._forward(tokens[:, None], positions, cache)
 
     def _forward(self, ids: Tensor, positions: Tensor, cache: GenericCache) -> Tensor:
-        out = self.model(
-            input_ids=ids,
-            attention_mask=cache.mask(cache.length),
-            position_ids=positions,
-            past_key_values=cache.inner,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+        with recording(self.model) if self.has_routers else nullcontext() as choices:
+            out = self.model(
+                input_ids=ids,
+                attention_mask=cache.mask(cache.length),
+                position_ids=positions,
+                past_key_values=cache.inner,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        cache.routing = None if choices is None else choices.take(len(ids))
         logits: Tensor = out.logits[:, -1].float()
         return logits

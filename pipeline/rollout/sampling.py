@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,10 +21,36 @@ def pick(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, 
         logprobs = logits.log_softmax(-1)
         tokens = logits.argmax(-1)
         return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
-    scaled = logits if sampling.temperature == 1 else logits / sampling.temperature
-    if sampling.top_k or sampling.top_p < 1:
+    scaled = _scaled(logits, sampling)
+    if sampling.is_cut:
         scaled = cut_off(scaled, sampling.top_k, sampling.top_p)
-    logprobs = scaled.log_softmax(-1)
+    return _draw(scaled, uniforms)
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Which tokens could be drawn: bool [B, V], and for which rows `max_kept` left out some: bool [B]."""
+
+    possible: Tensor
+    bounded: Tensor
+
+
+def pick_kept(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Kept]:
+    """As `pick` of a cut distribution, and the set that was drawn from: at most `max_kept` tokens, the most likely."""
+    cut = cut_off(_scaled(logits, sampling), sampling.top_k, sampling.top_p)
+    bounded = (cut > -math.inf).sum(1) > sampling.max_kept
+    if bool(bounded.any()):
+        cut = most_likely(cut, sampling.max_kept)
+    tokens, logprobs = _draw(cut, uniforms)
+    return tokens, logprobs, Kept(cut > -math.inf, bounded)
+
+
+def _scaled(logits: Tensor, sampling: Sampling) -> Tensor:
+    return logits if sampling.temperature == 1 else logits / sampling.temperature
+
+
+def _draw(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    logprobs = logits.log_softmax(-1)
     # float64: over a large vocabulary a float32 sum would lose the tail
     cumulative = logprobs.double().exp_().cumsum_(-1)
     tokens = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)[:, 0]
@@ -45,6 +72,14 @@ def cut_off(logits: Tensor, top_k: int, top_p: float) -> Tensor:
         dropped = torch.zeros_like(before, dtype=torch.bool).scatter(1, order, before >= top_p)
         logits = logits.masked_fill(dropped, -math.inf)
     return logits
+
+
+def most_likely(logits: Tensor, most: int) -> Tensor:
+    """Logits with -inf outside the `most` most likely tokens; of equal ones the first in the vocabulary stay."""
+    if most >= logits.shape[1]:
+        return logits
+    dropped = logits.sort(stable=True, dim=-1, descending=True).indices[:, most:]
+    return logits.scatter(1, dropped, -math.inf)
 
 
 def uniforms(seeds: list[int], count: int, device: torch.device) -> Tensor:

@@ -6,7 +6,7 @@ the Llama family take the fast path of `pipeline.models.decoder`; any other caus
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,9 +14,10 @@ from torch import Tensor
 
 from pipeline.errors import EngineError, boundary
 from pipeline.models.decoder import Decoder, check_parity, unsupported
-from pipeline.rollout.engine import Completion, Request, Sampling
+from pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling
 from pipeline.rollout.generic import GenericDecoder
-from pipeline.rollout.sampling import pick, uniforms
+from pipeline.rollout.record import Recorder
+from pipeline.rollout.sampling import pick, pick_kept, uniforms
 
 COMPACT_SHARE = 0.125
 """Finished rows are dropped once they are this share: a copy of the cache costs about one step."""
@@ -55,6 +56,17 @@ class TorchEngine:
 
         Raises: EngineError for a prompt that leaves no room in the model's context.
         """
+        return self._generate(requests, sampling, None)
+
+    def generate_streaming(
+        self, requests: Sequence[Request], sampling: Sampling, listener: Listener
+    ) -> list[list[Completion]]:
+        """As `generate`; `listener` is told at each step of those that ended with it."""
+        return self._generate(requests, sampling, listener)
+
+    def _generate(
+        self, requests: Sequence[Request], sampling: Sampling, listener: Listener | None
+    ) -> list[list[Completion]]:
         limit = getattr(self.model.config, "max_position_embeddings", None)
         for r in requests:
             if not r.prompt_ids:
@@ -71,12 +83,12 @@ class TorchEngine:
         for i in order:
             for part in _parts(requests[i], self.max_rows):
                 if wave and rows + len(part.seeds) > self.max_rows:
-                    self._wave(wave, sampling, out)
+                    self._wave(wave, sampling, out, listener)
                     wave, rows = [], 0
                 wave.append((i, part))
                 rows += len(part.seeds)
         if wave:
-            self._wave(wave, sampling, out)
+            self._wave(wave, sampling, out, listener)
         return out
 
     def close(self) -> None:
@@ -95,7 +107,13 @@ class TorchEngine:
         return fast
 
     @torch.inference_mode()
-    def _wave(self, wave: list[tuple[int, Request]], sampling: Sampling, out: list[list[Completion]]) -> None:
+    def _wave(
+        self,
+        wave: list[tuple[int, Request]],
+        sampling: Sampling,
+        out: list[list[Completion]],
+        listener: Listener | None,
+    ) -> None:
         device = self.eos_ids.device
         requests = [r for _, r in wave]
         width = max(len(r.prompt_ids) for r in requests)
@@ -104,17 +122,32 @@ class TorchEngine:
         repeat = torch.tensor([len(r.seeds) for r in requests], device=device)
         draws = uniforms([s for r in requests for s in r.seeds], sampling.max_tokens, device)
         logits, cache = self._decoder.prefill(ids.to(device), pad, repeat, sampling.max_tokens)
-        tokens, logprobs, lengths = self._decode(logits, cache, draws, sampling)
-        row = 0
-        for i, request in wave:
-            for _ in request.seeds:
-                n = lengths[row]
-                finish = "stop" if n < sampling.max_tokens or self._is_eos(tokens[row][n - 1]) else "length"
-                out[i].append(Completion(tuple(tokens[row][:n]), tuple(logprobs[row][:n]), finish))  # type: ignore[arg-type]
-                row += 1
+        recorder = Recorder(len(logits), sampling.max_tokens)
+        tokens, logprobs, lengths = self._decode(logits, cache, draws, sampling, recorder, _teller(listener, wave, out))
+        owners = [i for i, request in wave for _ in request.seeds]
+        prompts = [len(request.prompt_ids) for request in requests for _ in request.seeds]
+        kept = recorder.kept(lengths) if _keeps(sampling) else None
+        routing = recorder.routes(prompts, lengths) if sampling.keep_routing and _routed(cache) is not None else None
+        for row, (i, n) in enumerate(zip(owners, lengths, strict=True)):
+            ended = n < sampling.max_tokens or self._is_eos(tokens[row][n - 1])
+            out[i].append(
+                Completion(
+                    tuple(tokens[row][:n]),
+                    tuple(logprobs[row][:n]),
+                    "stop" if ended else "length",
+                    None if kept is None else kept[row],
+                    None if routing is None else routing[row],
+                )
+            )
 
     def _decode(
-        self, logits: Tensor, cache: Any, draws: Tensor, sampling: Sampling
+        self,
+        logits: Tensor,
+        cache: Any,
+        draws: Tensor,
+        sampling: Sampling,
+        recorder: Recorder,
+        tell: Callable[[list[int], Tensor], None] | None,
     ) -> tuple[list[list[int]], list[list[float]], list[int]]:
         rows, steps = logits.shape[0], sampling.max_tokens
         tokens = torch.full((rows, steps), self.pad_id, dtype=torch.int64, device=logits.device)
@@ -123,11 +156,20 @@ class TorchEngine:
         active = torch.arange(rows, device=logits.device)  # the output row of each row still in the cache
         done = torch.zeros(rows, dtype=torch.bool, device=logits.device)
         for t in range(steps):
-            drawn, logprob = pick(logits, draws[t].index_select(0, active), sampling)
+            if sampling.keep_routing and (routing := _routed(cache)) is not None:
+                recorder.route(routing, active)
+            numbers = draws[t].index_select(0, active)
+            if _keeps(sampling):
+                drawn, logprob, kept = pick_kept(logits, numbers, sampling)
+                recorder.keep(t, kept, active, ~done)
+            else:
+                drawn, logprob = pick(logits, numbers, sampling)
             tokens[active, t], logprobs[active, t] = drawn, logprob
             ended = torch.isin(drawn, self.eos_ids) & ~done
             lengths[active[ended]] = t + 1
             done |= ended
+            if tell is not None:
+                tell(active[ended].tolist(), tokens[:, : t + 1])
             finished = int(done.sum())
             if finished == done.numel():
                 break
@@ -141,6 +183,35 @@ class TorchEngine:
 
     def _is_eos(self, token: int) -> bool:
         return bool((self.eos_ids == token).any())
+
+
+def _teller(
+    listener: Listener | None, wave: list[tuple[int, Request]], out: list[list[Completion]]
+) -> Callable[[list[int], Tensor], None] | None:
+    """Tells `listener` of rows of the wave that ended (their numbers) with the tokens of all rows until now."""
+    if listener is None:
+        return None
+    before = {i: len(out[i]) for i, _ in wave}
+    places: list[tuple[int, int]] = []
+    for i, part in wave:
+        places += [(i, before[i] + k) for k in range(len(part.seeds))]
+        before[i] += len(part.seeds)
+
+    def tell(rows: list[int], tokens: Tensor) -> None:
+        if rows:
+            said = zip(rows, tokens[rows].tolist(), strict=True)
+            listener([Ended(*places[row], tuple(ids), "stop") for row, ids in said])
+
+    return tell
+
+
+def _keeps(sampling: Sampling) -> bool:
+    return sampling.is_cut and sampling.max_kept > 0
+
+
+def _routed(cache: Any) -> Tensor | None:
+    """The experts of the last forward; None for a dense model."""
+    return getattr(cache, "routing", None)
 
 
 def _parts(request: Request, max_rows: int) -> list[Request]:

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 from pipeline.config.sections import OptimizerConfig
+from pipeline.train.replay import Replay
 
 Who = Literal["policy", "reference"]
 
@@ -53,9 +54,19 @@ class Backend(Protocol):
         ...
 
     def logprobs(
-        self, input_ids: Tensor, where: Tensor, temperature: float, who: Who, entropy: bool
+        self,
+        input_ids: Tensor,
+        where: Tensor,
+        temperature: float,
+        who: Who,
+        entropy: bool,
+        replay: Replay | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Log-probs [B, T] of the tokens at `where` (bool [B, T]), 0 elsewhere, and their entropies if asked for."""
+        """Log-probs [B, T] of the tokens at `where` (bool [B, T]), 0 elsewhere, and their entropies if asked for.
+
+        With `replay` both are of the distribution cut off as it was sampled, for the policy and the reference alike,
+        and the policy uses the experts that were used then; a reference routes by itself.
+        """
         ...
 
     def backward(self, loss: Tensor) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from pipeline.train.replay import recorded, rows_recorded
 from pipeline.types import Group, Rollout, TrainBatch
 
 FILLED = 0.25
@@ -19,7 +20,7 @@ def collate(groups: Sequence[Group], pad_id: int, device: torch.device | str = "
 
     Every response token trains, the end-of-sequence token included.
 
-    Raises: ValueError if no member has a reward.
+    Raises: ValueError if no member has a reward; DataError for records of sampling that do not fit their response.
     """
     members = [(g, m.rollout, m.reward) for g, x in enumerate(groups) for m in x.members if m.reward is not None]
     if not members:
@@ -39,6 +40,7 @@ def collate(groups: Sequence[Group], pad_id: int, device: torch.device | str = "
         group_ids=torch.tensor([g for g, _, _ in members], dtype=torch.int64, device=device),
         truncated=torch.tensor([r.finish_reason == "length" for r in rollouts], device=device),
         extras={"policy_version": torch.tensor([r.policy_version for r in rollouts], device=device)},
+        recorded=recorded(rollouts, width),
     )
 
 
@@ -75,6 +77,7 @@ def rows_of(batch: TrainBatch, rows: Sequence[int]) -> TrainBatch:
         group_ids=batch.group_ids[at],
         truncated=batch.truncated[at],
         extras={k: v[at, :width] if v.dim() == 2 else v[at] for k, v in batch.extras.items()},
+        recorded=rows_recorded(batch.recorded, rows, width),
     )
 
 

@@ -28,6 +28,7 @@ from pipeline.seeds import derive, stream
 from pipeline.train.backend import Backend, Who
 from pipeline.train.collate import collate, micro_batches, rows_of
 from pipeline.train.critic import Predicted, learn, predict
+from pipeline.train.replay import replay_of
 from pipeline.train.texts import Row, text_gradient
 from pipeline.types import Group, StepMetrics, TrainBatch
 
@@ -230,7 +231,8 @@ def _policy_gradient(
     for at, micro in micros:
         width = micro.input_ids.shape[1]
         where = micro.response_mask > 0
-        logprobs, entropy = backend.logprobs(micro.input_ids, where, settings.temperature, "policy", True)
+        replay = replay_of(micro)
+        logprobs, entropy = backend.logprobs(micro.input_ids, where, settings.temperature, "policy", True, replay)
         inputs = LossInputs(
             logprobs=logprobs,
             advantages=advantages.advantages[at, :width],
@@ -303,7 +305,8 @@ def _logprobs_of(
     entropies: Tensor | None = None
     for piece in _pieces(batch, list(range(len(batch.rewards))), settings):
         micro = rows_of(batch, piece)
-        found, seen = backend.logprobs(micro.input_ids, micro.response_mask > 0, settings.temperature, who, entropy)
+        where, replay = micro.response_mask > 0, replay_of(micro)
+        found, seen = backend.logprobs(micro.input_ids, where, settings.temperature, who, entropy, replay)
         if out is None:
             out = found.new_zeros(batch.response_mask.shape)
             entropies = torch.zeros_like(out) if entropy else None

@@ -13,10 +13,12 @@ from pipeline.config.sections import OptimizerConfig
 from pipeline.errors import CheckpointError, NonFiniteError
 from pipeline.models.forward import logits_at, spread
 from pipeline.models.load import frozen_copy
+from pipeline.models.routing import Tally
 from pipeline.rl.logprobs import logprobs_and_entropy, token_logprobs
 from pipeline.train.backend import Who
 from pipeline.train.critic import TorchCritic
 from pipeline.train.optimizer import adamw, clipped_step, finite_norm, schedule
+from pipeline.train.replay import Replay
 
 
 class TorchBackend:
@@ -30,6 +32,7 @@ class TorchBackend:
         self.optimizer: torch.optim.Optimizer | None = None
         self.total_steps = 0
         self.num_updates = 0
+        self.rerouted = Tally()
 
     @property
     def device(self) -> torch.device:
@@ -48,14 +51,22 @@ class TorchBackend:
         self.critic = TorchCritic.new(self.model, shared, optimizer, total_steps)
 
     def logprobs(
-        self, input_ids: Tensor, where: Tensor, temperature: float, who: Who = "policy", entropy: bool = False
+        self,
+        input_ids: Tensor,
+        where: Tensor,
+        temperature: float,
+        who: Who = "policy",
+        entropy: bool = False,
+        replay: Replay | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Log-probs [B, T] at `where` and, if asked for, entropies; with gradient for the policy outside no_grad."""
         model = self.model if who == "policy" else self.reference
-        logits = logits_at(model, input_ids, where)
+        routing = replay.routing if replay is not None and who == "policy" else None
+        logits = logits_at(model, input_ids, where, routing, self.rerouted if torch.is_grad_enabled() else None)
+        kept = None if replay is None else replay.kept
         if not entropy:
-            return spread(token_logprobs(logits, input_ids[where], temperature), where), None
-        values, entropies = logprobs_and_entropy(logits, input_ids[where], temperature)
+            return spread(token_logprobs(logits, input_ids[where], temperature, kept), where), None
+        values, entropies = logprobs_and_entropy(logits, input_ids[where], temperature, kept)
         return spread(values, where), spread(entropies, where)
 
     def backward(self, loss: Tensor) -> None:
@@ -74,9 +85,12 @@ class TorchBackend:
             raise
         rate = schedule(self.config, self.num_updates, self.total_steps)
         clipped_step(self.optimizer, self.config, parameters, norm, rate)
+        metrics = {"grad_norm": float(norm), "learning_rate": rate}
+        if self.rerouted.total:
+            metrics["routing/changed"] = self.rerouted.changed / self.rerouted.total
         self._forget()
         self.num_updates += 1
-        return {"grad_norm": float(norm), "learning_rate": rate}
+        return metrics
 
     def discard(self) -> None:
         """Forget the gradient, the critic's too."""
@@ -135,6 +149,7 @@ class TorchBackend:
         self.num_updates = state["num_updates"]
 
     def _forget(self) -> None:
+        self.rerouted = Tally()
         for p in self.model.parameters():
             p.grad = None
 

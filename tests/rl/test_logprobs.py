@@ -121,3 +121,35 @@ def test_the_recorded_set_gives_the_distribution_that_was_sampled() -> None:
 def test_a_token_outside_its_recorded_set_is_refused() -> None:
     with pytest.raises(DataError, match="token 3 at row 0"):
         keep_sampled(torch.zeros(1, 5), torch.tensor([[1, 2, -1]]), torch.tensor([3]))
+
+
+@pytest.mark.usefixtures("tiny_chunks")
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_kept_sets_are_cut_off_chunk_by_chunk_with_their_gradients(temperature: float) -> None:
+    """Against the whole copy of `keep_sampled`, and against finite sums over the set."""
+    rows, targets = random_logits(4, rows=6)
+    kept = torch.tensor([sorted({t, 1, (t + 2) % 7}) + [-1] * (4 - len({t, 1, (t + 2) % 7})) for t in targets])
+    kept[2] = -1
+    found = []
+    for how in ("copy", "chunks"):
+        logits = torch.tensor(rows, dtype=torch.float64, requires_grad=True)
+        at = torch.tensor(targets)
+        if how == "copy":
+            values, entropy = logprobs_and_entropy(keep_sampled(logits, kept, at), at, temperature)
+        else:
+            values, entropy = logprobs_and_entropy(logits, at, temperature, kept)
+        (values * torch.arange(1, 7) + 0.3 * entropy).sum().backward()
+        assert logits.grad is not None
+        found.append((values.detach(), entropy.detach(), logits.grad))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+    for i, target in enumerate(targets):
+        allowed = [j for j in kept[i].tolist() if j >= 0] or list(range(7))
+        total = math.log(math.fsum(math.exp(rows[i][j] / temperature) for j in allowed))
+        logp = [rows[i][j] / temperature - total for j in allowed]
+        assert float(found[0][0][i]) == pytest.approx(rows[i][target] / temperature - total, rel=1e-12)
+        assert float(found[0][1][i]) == pytest.approx(-math.fsum(math.exp(x) * x for x in logp), rel=1e-12)
+        outside = [j for j in range(7) if j not in allowed]
+        assert found[0][2][i][outside].abs().sum() == 0
+    with pytest.raises(DataError, match="token 3 at row 0"):
+        token_logprobs(torch.zeros(1, 5), torch.tensor([3]), 1.0, torch.tensor([[1, 2, -1]]))

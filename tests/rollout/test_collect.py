@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
+from pipeline.errors import EngineError
 from pipeline.rollout.collect import collect
 from pipeline.rollout.engine import Sampling
 from pipeline.rollout.scripted_engine import ScriptedEngine
@@ -69,3 +72,15 @@ def test_a_prompt_that_comes_twice_gets_other_numbers_the_second_time() -> None:
     rollouts = gather(["a", "b", "a"])
     assert rollouts[:3] == gather(["a"])
     assert len({r.response_ids[:4] for r in rollouts}) == 9
+
+
+@pytest.mark.parametrize(
+    ("sampling", "word"),
+    [(Sampling(20, top_p=0.9, max_kept=8), "sets of tokens"), (Sampling(20, keep_routing=True), "experts it used")],
+)
+def test_an_engine_that_records_less_than_was_asked_for_is_refused(sampling: Sampling, word: str) -> None:
+    engine = ScriptedEngine(answer, EOS)
+    with pytest.raises(EngineError, match=f"{word}.*set rollout.engine: torch"):
+        collect(engine, Letters(), [Prompt("a", "a?", "exact", "x")], 2, sampling, 0, "rl")
+    uncut = Sampling(20, max_kept=8)
+    assert all(r.kept is None for r in collect(engine, Letters(), [Prompt("a", "a?", "exact", "x")], 2, uncut, 0, "rl"))

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.rollout.engine import Sampling
-from pipeline.rollout.sampling import cut_off, pick, uniforms
+from pipeline.rollout.sampling import cut_off, pick, pick_kept, uniforms
 
 LAST = 1 - 2.0**-53
 """The greatest uniform that torch draws."""
@@ -148,3 +148,31 @@ def test_streams_hang_on_their_seed_and_not_on_their_length_or_neighbours() -> N
     for column, seed in enumerate([5, 2**63 - 1, 7]):
         assert torch.equal(uniforms([seed], 9, device)[:6, 0], together[:, column])
     assert len({tuple(c) for c in together.t().tolist()}) == 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    LOGITS, st.sampled_from([0.3, 1.0, 1.7]), st.integers(0, 6), st.sampled_from([0.37, 0.93, 1.0]), st.integers(1, 9)
+)
+def test_the_set_that_was_drawn_from_is_told_and_bounded(
+    logits: list[float], temperature: float, top_k: int, top_p: float, most: int
+) -> None:
+    defined = kept(logits, temperature, top_k, top_p)
+    wanted = sorted(sorted(defined, key=lambda i: -logits[i])[:most])
+    p = softmax([logits[i] for i in wanted], temperature)
+    numbers = [i / 100 for i in range(100)] + [LAST]
+    rows = torch.tensor([logits]).expand(len(numbers), -1)
+    sampling = Sampling(1, temperature, top_p, top_k, max_kept=most)
+    tokens, logprobs, told = pick_kept(rows, torch.tensor(numbers, dtype=torch.float64), sampling)
+    assert all(row.nonzero()[:, 0].tolist() == wanted for row in told.possible)
+    assert told.bounded.tolist() == [len(defined) > most] * len(numbers)
+    assert set(tokens.tolist()) <= set(wanted)
+    for token, logprob in zip(tokens.tolist(), logprobs.tolist(), strict=True):
+        assert logprob == pytest.approx(math.log(p[wanted.index(token)]), abs=1e-4)
+
+
+def test_a_bound_breaks_ties_by_place_and_leaves_other_rows_alone() -> None:
+    logits = torch.tensor([[1.0, 2.0, 1.0, 1.0], [0.0, 9.0, 0.5, 0.1]])
+    _, _, told = pick_kept(logits, torch.tensor([0.5, 0.5], dtype=torch.float64), Sampling(1, 1.0, 0.9, max_kept=2))
+    assert told.possible.tolist() == [[True, True, False, False], [False, True, False, False]]
+    assert told.bounded.tolist() == [True, False]

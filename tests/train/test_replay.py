@@ -1,0 +1,278 @@
+"""What was recorded while sampling, replayed in training: against the engine's numbers and slow doubles."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pipeline.algorithms.base import load_algorithm
+from pipeline.config.sections import OptimizerConfig
+from pipeline.errors import ConfigError, DataError
+from pipeline.rl.objective import LossInputs, policy_loss
+from pipeline.rollout.engine import Sampling
+from pipeline.train.collate import collate, rows_of
+from pipeline.train.replay import replay_of
+from pipeline.train.step import update
+from pipeline.train.torch_backend import TorchBackend
+from pipeline.types import Group, KeptTokens
+from tests.models.families import VOCAB, next_logits
+from tests.rollout.test_sampling import kept as kept_by_definition
+from tests.train.batches import distance, parts_of, settings_of, weights
+from tests.train.sampled import MAX, MODELS, VERSION, forgetting, groups_of, model_of
+
+SAMPLINGS = {
+    "top_p": Sampling(MAX, 1.0, 0.7, 0, max_kept=VOCAB),
+    "top_k": Sampling(MAX, 1.0, 1.0, 4, max_kept=VOCAB),
+    "both, cooler": Sampling(MAX, 0.8, 0.8, 6, max_kept=VOCAB),
+    "bounded": Sampling(MAX, 1.3, 0.95, 0, max_kept=3),
+}
+EXPERTS = [name for name in MODELS if "moe" in name or name == "mixtral"]
+LINEAR = OptimizerConfig(learning_rate=1e-3, betas=(0.0, 0.0), eps=1.0, max_grad_norm=None)
+
+
+def with_routing(sampling: Sampling) -> Sampling:
+    return dataclasses.replace(sampling, keep_routing=True)
+
+
+def difference(model: Any, groups: list[Group], temperature: float, rows: list[int] | None = None) -> Tensor:
+    """|log-prob of the trainer - that of the engine| of every response token."""
+    batch = collate(groups, 0)
+    micro = batch if rows is None else rows_of(batch, rows)
+    where = micro.response_mask > 0
+    with torch.no_grad():
+        ours, _ = TorchBackend(model).logprobs(micro.input_ids, where, temperature, replay=replay_of(micro))
+    return (ours - micro.rollout_logprobs).abs()[where]
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("how", SAMPLINGS)
+def test_logprobs_are_the_engines(name: str, how: str) -> None:
+    sampling = with_routing(SAMPLINGS[how])
+    model = model_of(name)
+    groups = groups_of(model, sampling)
+    for rows in (None, [0], [9, 2, 5]):
+        assert difference(model, groups, sampling.temperature, rows).max() < 1e-5
+    assert difference(model, forgetting(groups, kept=None), sampling.temperature).max() > 0.1
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gpt2", "qwen3_moe"])
+@pytest.mark.parametrize("how", SAMPLINGS)
+def test_kept_sets_are_those_of_the_definition(name: str, how: str) -> None:
+    sampling, model = SAMPLINGS[how], model_of(name)
+    seen = []
+    for r in (m.rollout for g in groups_of(model, sampling) for m in g.members):
+        assert r.kept is not None
+        assert len(r.kept.sizes) == len(r.response_ids)
+        ids = torch.frombuffer(bytearray(r.kept.ids), dtype=torch.int32).tolist()
+        bounded = 0
+        for t, size in enumerate(r.kept.sizes):
+            found, ids = ids[:size], ids[size:]
+            logits = next_logits(model, [*r.prompt_ids, *r.response_ids[:t]]).tolist()
+            wanted = kept_by_definition(logits, sampling.temperature, sampling.top_k, sampling.top_p)
+            if how == "bounded" and len(wanted) > 3:
+                wanted = set(sorted(wanted, key=lambda i: -logits[i])[:3])
+                bounded += 1
+            assert found == sorted(wanted)
+            assert r.response_ids[t] in found
+            seen.append(size)
+        assert ids == []
+        assert r.kept.num_bounded == bounded
+    assert max(seen) > 1
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_recorded_experts_are_those_of_a_forward_over_the_row_alone(name: str) -> None:
+    model = model_of(name)
+    for r in (m.rollout for g in groups_of(model, Sampling(MAX, keep_routing=True)) for m in g.members):
+        assert r.routing is not None
+        ids = [*r.prompt_ids, *r.response_ids]
+        found = torch.frombuffer(bytearray(r.routing.experts), dtype=torch.int16).long()
+        found = found.view(len(ids) - 1, r.routing.layers, r.routing.top_k)
+        logits = model(input_ids=torch.tensor([ids[:-1]]), use_cache=False, output_router_logits=True).router_logits
+        assert len(logits) == r.routing.layers
+        for layer, scores in enumerate(logits):
+            for t, row in enumerate(scores.tolist()):
+                order = sorted(range(len(row)), key=lambda e: -row[e])
+                assert set(found[t, layer].tolist()) == set(order[: r.routing.top_k])
+
+
+def kept_of(rollout: Any) -> list[list[int]]:
+    """The recorded sets, token by token; all tokens where none was recorded."""
+    if rollout.kept is None:
+        return [list(range(VOCAB)) for _ in rollout.response_ids]
+    ids = torch.frombuffer(bytearray(rollout.kept.ids), dtype=torch.int32).tolist()
+    out = []
+    for size in rollout.kept.sizes:
+        out.append(ids[:size] if size else list(range(VOCAB)))
+        ids = ids[size:]
+    return out
+
+
+def slow_gradient(model: Any, groups: list[Group], temperature: float) -> dict[str, Tensor]:
+    """Of Dr. GRPO's loss on-policy, where the ratio is 1: each token's softmax over its own kept set, by loops."""
+    total, rows = torch.zeros((), dtype=torch.float64), 0
+    for group in groups:
+        rewards = [float(m.reward or 0) for m in group.members]
+        for m, reward in zip(group.members, rewards, strict=True):
+            r, advantage = m.rollout, reward - sum(rewards) / len(rewards)
+            logits = model(input_ids=torch.tensor([[*r.prompt_ids, *r.response_ids]]), use_cache=False).logits[0]
+            for t, (token, allowed) in enumerate(zip(r.response_ids, kept_of(r), strict=True)):
+                scores = [logits[len(r.prompt_ids) + t - 1, j] / temperature for j in allowed]
+                logprob = scores[allowed.index(token)] - torch.stack(scores).logsumexp(0)
+                total = total + advantage * logprob / MAX
+            rows += 1
+    torch.autograd.backward(-total / rows)
+    found = {k: p.grad.clone() for k, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return found
+
+
+def trained(name: str, groups: list[Group], tokens: int, algorithm: str = "dr_grpo", **params: Any) -> Any:
+    """Metrics and weights after one update of a float64 policy, in micro-batches of at most `tokens`."""
+    backend = TorchBackend(model_of(name, torch.float64))
+    backend.start(LINEAR, 10)
+    backend.reference = model_of(name, torch.float64, seed=5).requires_grad_(False)
+    parts = load_algorithm(algorithm, params)[1].resolve(MAX)
+    settings = settings_of(parts, tokens, max_response_tokens=MAX)
+    return update(backend, parts, groups, settings), weights(backend)
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3_moe"])
+def test_an_update_is_the_slow_loops(name: str) -> None:
+    """The step is g / (|g| + 1): it gives the gradient back."""
+    model = model_of(name, torch.float64)
+    groups = groups_of(model, dataclasses.replace(SAMPLINGS["both, cooler"], keep_routing=True))
+    wanted = slow_gradient(model, groups, 0.8)
+    before = {k: v.detach().clone() for k, v in model.state_dict().items()}
+    metrics, after = trained(name, groups, 60)
+    assert metrics["policy_kl/k3"] == pytest.approx(0.0, abs=1e-12)
+    for key, gradient in wanted.items():
+        step = (after[key] - before[key]) / -1e-3
+        torch.testing.assert_close(step, gradient / (gradient.abs() + 1), rtol=1e-4, atol=1e-6)
+    assert max(float(g.abs().max()) for g in wanted.values()) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen2_moe"])
+def test_micro_batches_change_nothing(name: str) -> None:
+    groups = groups_of(model_of(name, torch.float64), with_routing(SAMPLINGS["both, cooler"]))
+    whole, wanted = trained(name, groups, 10_000, "deepseek_v32")
+    for tokens in (1, 30, 70):
+        metrics, found = trained(name, groups, tokens, "deepseek_v32")
+        assert distance(found, wanted) < 1e-6
+        assert metrics.keys() == whole.keys()
+        for key, value in metrics.items():
+            assert value == pytest.approx(whole[key], rel=1e-5, abs=1e-6), key
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3_moe"])
+def test_the_ratio_to_what_was_sampled_is_one_with_the_mask_and_not_without(name: str) -> None:
+    """Rows of an older version are held against the engine's log-probs; the weights are the same, so the ratio is 1."""
+    model = model_of(name, torch.float64)
+    groups = groups_of(model, with_routing(SAMPLINGS["both, cooler"]), version=VERSION - 1)
+    kept, _ = trained(name, groups, 80, "grpo", kl_coef=0.0)
+    assert kept["rows/off_policy"] == 10
+    assert abs(kept["ratio/p01"] - 1) < 1e-5
+    assert abs(kept["ratio/p99"] - 1) < 1e-5
+    assert kept["ratio/mean"] == pytest.approx(1.0, abs=1e-5)
+    assert kept["policy_kl/k3"] < 1e-9
+    lost, _ = trained(name, forgetting(groups, kept=None), 80, "grpo", kl_coef=0.0)
+    assert lost["ratio/mean"] < 0.9
+    assert lost["policy_kl/k3"] > 1e-2
+
+
+def test_old_and_reference_logprobs_are_over_the_kept_set_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a policy that is its own reference: at the first of several updates all three are the same."""
+    seen: list[LossInputs] = []
+
+    def watched(parts: Any, inputs: LossInputs, *rest: Any, **more: Any) -> Any:
+        seen.append(inputs)
+        return policy_loss(parts, inputs, *rest, **more)
+
+    monkeypatch.setattr("pipeline.train.step.policy_loss", watched)
+    groups = groups_of(model_of("qwen2", torch.float64), SAMPLINGS["both, cooler"])
+    backend = TorchBackend(model_of("qwen2", torch.float64))
+    backend.start(LINEAR, 10)
+    backend.refresh_reference()
+    parts = parts_of("grpo", kl_coef=0.5, num_epochs=2)
+    update(backend, parts, groups, settings_of(parts, 10_000, max_response_tokens=MAX))
+    first, second = seen
+    for other in (first.old_logprobs, first.ref_logprobs, first.rollout_logprobs):
+        assert other is not None
+        torch.testing.assert_close(other.double(), first.logprobs.detach(), rtol=0, atol=1e-5)
+    assert first.entropy is not None
+    assert float(first.entropy.detach().max()) <= math.log(6) + 1e-9
+    assert second.old_logprobs is not None
+    assert (second.old_logprobs - second.logprobs).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "noise", "share"), [("qwen3_moe", 0.0, 0.2), ("mixtral", 0.0, 0.2), *((n, 0.01, 1.0) for n in EXPERTS)]
+)
+def test_replayed_experts_keep_another_engine_and_the_trainer_together(name: str, noise: float, share: float) -> None:
+    """An engine in bfloat16, or of weights a hundredth off, routes some tokens otherwise: replayed, that is gone."""
+    drift: dict[str, list[float]] = {"with": [], "without": []}
+    changed = total = 0
+    for seed in range(4):
+        exact = model_of(name, seed=seed)
+        engine = model_of(name, torch.float32 if noise else torch.bfloat16, seed)
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for p in engine.parameters():
+                p.mul_(1 + noise * torch.randn(p.shape, generator=generator))
+        groups = groups_of(engine, Sampling(MAX, keep_routing=True))
+        drift["with"] += difference(exact, groups, 1.0).tolist()
+        drift["without"] += difference(exact, forgetting(groups, routing=None), 1.0).tolist()
+        backend, batch = TorchBackend(exact), collate(groups, 0)
+        backend.logprobs(batch.input_ids, batch.response_mask > 0, 1.0, replay=replay_of(batch))
+        changed, total = changed + backend.rerouted.changed, total + backend.rerouted.total
+    assert 0 < changed < 0.2 * total
+    assert max(drift["with"]) < share * max(drift["without"])
+    assert sum(drift["with"]) < sum(drift["without"])
+
+
+def test_on_policy_in_one_precision_nothing_is_rerouted_and_metrics_say_so() -> None:
+    groups = groups_of(model_of("qwen3_moe", torch.float64), Sampling(MAX, 0.8, keep_routing=True))
+    metrics, _ = trained("qwen3_moe", groups, 80)
+    assert metrics["routing/changed"] == 0.0
+    plain, _ = trained("qwen3_moe", forgetting(groups, routing=None), 80)
+    assert "routing/changed" not in plain
+    assert metrics["loss/total"] == pytest.approx(plain["loss/total"], abs=1e-9)
+    other, _ = trained("qwen3_moe", groups_of(model_of("qwen3_moe", seed=9), Sampling(MAX, keep_routing=True)), 80)
+    assert other["routing/changed"] > 0.3
+
+
+def test_the_reference_routes_by_itself() -> None:
+    model, other = model_of("qwen3_moe"), model_of("qwen3_moe", seed=4)
+    backend = TorchBackend(model)
+    backend.reference = other
+    groups = groups_of(model, Sampling(MAX, keep_routing=True))
+    batch = collate(groups, 0)
+    where = batch.response_mask > 0
+    with torch.no_grad():
+        found, _ = backend.logprobs(batch.input_ids, where, 1.0, "reference", replay=replay_of(batch))
+        wanted, _ = TorchBackend(other).logprobs(batch.input_ids, where, 1.0)
+    assert torch.equal(found, wanted)
+
+
+def test_rows_without_records_stay_whole_beside_rows_with_them() -> None:
+    model = model_of("qwen2")
+    cut, whole = groups_of(model, SAMPLINGS["top_p"]), groups_of(model, Sampling(MAX))
+    groups = [cut[0], whole[1], cut[2], whole[3]]
+    assert difference(model, groups, 1.0).max() < 1e-5
+    assert difference(model, groups, 1.0, rows=[3, 1]).max() < 1e-5
+
+
+def test_records_that_do_not_fit_are_refused() -> None:
+    groups = groups_of(model_of("qwen2"), SAMPLINGS["top_k"])
+    with pytest.raises(DataError, match=r"kept sets of 1, which hold 0 of 4 ids"):
+        collate(forgetting(groups, kept=KeptTokens((4,), b"")), 0)
+    experts = groups_of(model_of("qwen3_moe"), Sampling(MAX, keep_routing=True))
+    with pytest.raises(DataError, match="routed through"):
+        collate([experts[0], *groups_of(model_of("qwen2"), Sampling(MAX))[1:]], 0)
+    with pytest.raises(ConfigError, match=r"of 2 layers with 2 experts a token, the policy has 2 routers with \[3\]"):
+        difference(model_of("mixtral"), experts, 1.0)
