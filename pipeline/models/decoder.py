@@ -75,7 +75,7 @@ class Decoder:
         self.hidden = config.hidden_size
         self.eps = config.rms_norm_eps
         self.num_layers = config.num_hidden_layers
-        self.theta = _rope_theta(config)
+        self.theta = rope_theta(config)
         self.layers: list[_Layer] = []
         self._rotations: Tensor | None = None
         self.refresh()
@@ -228,7 +228,7 @@ def unsupported(config: Any) -> str | None:
         return f"hidden_act {activation!r}"
     if getattr(config, "mlp_bias", False):
         return "mlp_bias"
-    if _rope_theta(config) is None:
+    if rope_theta(config) is None:
         return f"scaled rotary positions ({getattr(config, 'rope_parameters', None)})"
     window = getattr(config, "sliding_window", None)
     if window is not None and getattr(config, "use_sliding_window", True):
@@ -236,7 +236,7 @@ def unsupported(config: Any) -> str | None:
     return None
 
 
-def _rope_theta(config: Any) -> Any:
+def rope_theta(config: Any) -> Any:
     """The base of the rotary frequencies, or None where they are scaled in a way that is not computed here."""
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type", "default") != "default" or rope.get("partial_rotary_factor", 1.0) != 1.0:

@@ -73,19 +73,24 @@ class _Linear(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             to_x = product(grad, weight.t())
         if ctx.needs_input_grad[1]:
-            to_weight = _outer(rows, x.reshape(-1, x.shape[-1]), weight)
+            to_weight = outer(rows, x.reshape(-1, x.shape[-1]))
         if ctx.with_bias and ctx.needs_input_grad[2]:
             to_bias = rows.sum(0)
         return to_x, to_weight, to_bias
 
 
-def _outer(grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
-    """grad [N, O] transposed times x [N, I] as a convolution's weight gradient, which copies neither."""
-    n, o, i = len(x), *weight.shape
+def outer(grad: Tensor, x: Tensor) -> Tensor:
+    """grad [N, O] transposed times x [N, I]: over several threads a convolution's weight gradient, copying neither.
+
+    With one thread torch does not give that to oneDNN, and a product that copies the narrower factor is faster.
+    """
+    (n, o), i = grad.shape, x.shape[1]
     if n == 0:
-        return torch.zeros_like(weight)
+        return x.new_zeros(o, i)
+    if torch.get_num_threads() == 1:
+        return product(grad.t(), x.t()) if o < i else product(x.t(), grad.t()).t()
     image, out = x.view(1, n, 1, i).permute(0, 3, 1, 2), grad.view(1, n, 1, o).permute(0, 3, 1, 2)
-    kernel = weight.view(o, i, 1, 1)
+    kernel = x.new_empty(1).expand(o, i, 1, 1)  # only its shape is read
     only_weight = [False, True, False]
     found: Tensor = torch.ops.aten.convolution_backward(
         out, image, kernel, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, only_weight
