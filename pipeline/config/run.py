@@ -22,10 +22,13 @@ from pipeline.config.sections import (
     SftConfig,
     TrainConfig,
 )
+from pipeline.rl.rules import UNUSUAL
 
 if TYPE_CHECKING:
     pass
 
+RECORDING_ENGINES = ("torch",)
+"""Engines that record what tokens were drawn among, and the experts used."""
 StageName = Literal["pretrain", "sft", "rl"]
 
 
@@ -67,6 +70,7 @@ class RunConfig(Section):
         if self.rl is None or "rl" not in self.stages:
             return self
         check_rl(self.rl, self.scoring)
+        check_sampling(self.rl, self.rollout)
         return self
 
     @property
@@ -120,4 +124,36 @@ def check_rl(rl: RlConfig, scoring: ScoringConfig) -> None:
         raise ValueError(
             f"num_minibatches={parts.updates.num_minibatches} is more than rl.prompts_per_step={rl.prompts_per_step}; "
             "lower rl.algorithm.num_minibatches or raise rl.prompts_per_step"
+        )
+
+
+def check_sampling(rl: RlConfig, rollout: RolloutConfig) -> None:
+    """Refuse a cut of the sampled distribution that training would not know of.
+
+    Raises: ValueError naming field, value and remedy.
+    """
+    from pipeline.algorithms.base import load_algorithm
+
+    given = dict(rl.algorithm)
+    _, parts = load_algorithm(given.pop("name"), given)
+    if rollout.top_p == 1 and rollout.top_k == 0:
+        return
+    cut = f"rollout.top_p={rollout.top_p:g} and rollout.top_k={rollout.top_k}"
+    if not parts.masks.keep_sampling:
+        if "cut_sampling" not in parts.allow:
+            raise ValueError(
+                f"{cut} cut off tokens that training would not: {UNUSUAL['cut_sampling']}. Set "
+                "rl.algorithm.keep_sampling: true, or top_p: 1 and top_k: 0, or ask for it with "
+                "rl.algorithm.allow: [cut_sampling]"
+            )
+        return
+    if rollout.top_k > rollout.max_kept:
+        raise ValueError(
+            f"rollout.top_k={rollout.top_k} leaves more tokens than rollout.max_kept={rollout.max_kept} records; raise "
+            "max_kept or lower top_k"
+        )
+    if rollout.engine not in RECORDING_ENGINES:
+        raise ValueError(
+            f"rl.algorithm.keep_sampling needs the sets that {cut} leave, which rollout.engine={rollout.engine!r} does "
+            f"not record; set rollout.engine to {' or '.join(RECORDING_ENGINES)}, or top_p: 1 and top_k: 0"
         )

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pipeline.config.run import RunConfig
+from pipeline.config.run import RECORDING_ENGINES, RunConfig
 from pipeline.errors import ConfigError
 from pipeline.models.load import create_model, eos_ids, load_model, load_tokenizer
+from pipeline.models.routing import num_experts, unreplayable
 from pipeline.rl.parts import Parts
 from pipeline.rollout.engine import Engine
 from pipeline.rollout.torch_engine import TorchEngine
@@ -24,8 +25,6 @@ from pipeline.train.torch_backend import TorchBackend
 if TYPE_CHECKING:
     from pipeline.stages.session import Session
 
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Where configurations of transformers say that a model is a mixture of experts."""
 PACKAGES = ("torch", "transformers", "prefect", "sympy", "math-verify", "numpy")
 
 
@@ -107,22 +106,24 @@ def resolve_parts(config: RunConfig, model: Any = None) -> Parts | None:
         part = replace(parts.advantage, options={**parts.advantage.options, "weights": weights})
         parts = replace(parts, advantage=part)
     if model is not None:
-        check_routing(parts, model)
+        check_routing(parts, model, config.rollout.engine)
     return parts.resolve(config.rollout.max_response_tokens)
 
 
-def check_routing(parts: Parts, model: Any) -> None:
-    """Refuse to keep the routing of a mixture of experts: choices made while sampling are not recorded yet.
+def check_routing(parts: Parts, model: Any, engine: str) -> None:
+    """Refuse to keep the routing of a mixture of experts where it cannot be recorded or replayed.
 
     On a dense model there is nothing to keep, and the option asks for nothing.
     Raises: ConfigError with the remedy.
     """
-    experts = next((n for n in EXPERTS if getattr(model.config, n, None)), None)
-    if parts.masks.keep_routing and experts is not None:
+    experts = num_experts(model.config)
+    if not parts.masks.keep_routing or experts is None:
+        return
+    why = unreplayable(model) if engine in RECORDING_ENGINES else f"rollout.engine={engine!r} does not record it"
+    if why is not None:
         raise ConfigError(
-            f"rl.algorithm.keep_routing is on, and the policy is a mixture of experts ({experts}="
-            f"{getattr(model.config, experts)}): its routing is not recorded while sampling yet, so it cannot be "
-            "replayed; set rl.algorithm.keep_routing: false"
+            f"rl.algorithm.keep_routing is on, and the policy is a mixture of {experts} experts whose routing cannot "
+            f"be kept: {why}; set rl.algorithm.keep_routing: false"
         )
 
 

@@ -14,7 +14,7 @@ from pipeline.scoring.select import REASONS, acceptance_after, forecast, judge
 from pipeline.stages.schedule import Item
 from pipeline.stages.session import Session
 from pipeline.stages.steps import Steps, Wrap, plain, temperature
-from pipeline.types import Group, StepMetrics, Verdict
+from pipeline.types import Group, KeptTokens, StepMetrics, Verdict
 
 MOST_OVERSAMPLING = 4
 """One generation draws at most this many times the prompts of a batch."""
@@ -216,6 +216,7 @@ def rollout_metrics(batch: Batch) -> StepMetrics:
     row["length/mean"] = sum(len(m.rollout.response_ids) for _, m in members) / len(members)
     row["truncated"] = sum(m.rollout.finish_reason == "length" for _, m in members) / len(members)
     total = sum(t.total for t in batch.tallies)
+    row |= kept_metrics([m.rollout.kept for _, m in members if m.rollout.kept is not None])
     for status in ("graded", "no_answer", "timeout", "verifier_error", "sandbox_error"):
         row[f"verdict/{status}"] = sum(t.statuses.get(status, 0) for t in batch.tallies) / max(1, total)
     row["verdict/retried"] = float(sum(t.retried for t in batch.tallies))
@@ -226,6 +227,19 @@ def rollout_metrics(batch: Batch) -> StepMetrics:
 
 
 def warn_of_failures(session: Session, batch: Batch) -> None:
+def kept_metrics(kept: list[KeptTokens]) -> StepMetrics:
+    """Of responses sampled with top-p or top-k: tokens in a set, the shares of places uncut and cut by the bound."""
+    places = sum(len(k.sizes) for k in kept)
+    if places == 0:
+        return {}
+    cut = [n for k in kept for n in k.sizes if n > 0]
+    return {
+        "sampling/kept_mean": sum(cut) / max(1, len(cut)),
+        "sampling/uncut": 1 - len(cut) / places,
+        "sampling/bounded": sum(k.num_bounded for k in kept) / places,
+    }
+
+
     """Say so where graders fail more often than the recipe allows."""
     for tally in batch.tallies:
         if tally.failure_rate > session.config.scoring.alarm_rate:
@@ -286,6 +300,7 @@ def sample_rows(
     ]
 
 
+            **({"kept_sizes": list(m.rollout.kept.sizes)} if m.rollout.kept is not None else {}),
 def reference_config(session: Session) -> ReferenceConfig:
     """When the reference moves: as the recipe says, else as the algorithm has it."""
     rl, parts = session.config.rl, session.parts

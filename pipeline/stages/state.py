@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
+from pipeline.types import Group, KeptTokens, Prompt, Rollout, Routing, ScoredRollout, Verdict
+
+RECORDS = {"kept": "ids", "routing": "experts"}
+"""What rollouts have of records, and the field of each that is bytes: base64 in JSON."""
 
 
 @dataclass
@@ -49,6 +53,9 @@ class RunState:
         for group in tree["carried"]:
             for member in group["members"]:
                 member["verdict"]["seconds"] = 0.0
+                for name, field_ in RECORDS.items():
+                    if (record := member["rollout"][name]) is not None:
+                        record[field_] = b64encode(record[field_]).decode()
         return tree
 
     @classmethod
@@ -67,4 +74,8 @@ def _member(tree: dict[str, Any]) -> ScoredRollout:
     rollout = dict(tree["rollout"])
     for name in ("prompt_ids", "response_ids", "logprobs"):
         rollout[name] = tuple(rollout[name])
+    if (kept := rollout.get("kept")) is not None:
+        rollout["kept"] = KeptTokens(tuple(kept["sizes"]), b64decode(kept["ids"]), kept["num_bounded"])
+    if (routing := rollout.get("routing")) is not None:
+        rollout["routing"] = Routing(**routing | {"experts": b64decode(routing["experts"])})
     return ScoredRollout(Rollout(**rollout), Verdict(**tree["verdict"]), tree["reward"], tuple(tree["components"]))

@@ -11,6 +11,7 @@ from typing import Any
 
 from pipeline.errors import EngineError
 from pipeline.rl.controllers import decayed_temperature
+from pipeline.models.routing import num_experts
 from pipeline.rl.parts import Shaping
 from pipeline.rl.shaping import length_penalty
 from pipeline.rollout.collect import collect

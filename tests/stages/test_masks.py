@@ -1,0 +1,176 @@
+"""Kept sampling sets and kept experts through the loop: recipes, metrics, carried groups, checkpoints, refusals."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.algorithms.base import load_algorithm
+from pipeline.config.load import load_recipe
+from pipeline.errors import ConfigError
+from pipeline.stages.build import check_routing
+from pipeline.stages.progress import Silent
+from pipeline.stages.state import RunState
+from pipeline.stages.steps import Steps
+from pipeline.stages.train import opened, remaining, run_items
+from tests.stages.test_algorithms import run
+from tests.stages.tiny import tiny
+from tests.train.sampled import MAX, Sampling, groups_of, model_of
+
+EXPERTS = (
+    "model.create.model_type=qwen3_moe",
+    "model.create.config={hidden_size: 16, intermediate_size: 32, moe_intermediate_size: 16, num_hidden_layers: 2, "
+    "num_attention_heads: 2, num_key_value_heads: 1, head_dim: 8, max_position_embeddings: 64, num_experts: 4, "
+    "num_experts_per_tok: 2, norm_topk_prob: true, tie_word_embeddings: true}",
+)
+V32 = "rl.algorithm={name: deepseek_v32}"
+CUT = ("rollout.top_p=0.9", "rollout.top_k=12")
+
+
+def test_a_cut_that_is_kept_leaves_no_mismatch_and_one_that_is_not_does() -> None:
+    kept, calls = run(V32, *CUT)
+    lost, _ = run("rl.algorithm={name: deepseek_v32, keep_sampling: false, allow: [cut_sampling]}", *CUT)
+    assert all(abs(m["mismatch/k3"]) < 1e-9 for m in kept)
+    assert all(m["mismatch/k3"] > 1e-5 for m in lost)
+    for m in kept:
+        assert 1 <= m["sampling/kept_mean"] <= 12
+        assert m["sampling/bounded"] == m["sampling/uncut"] == 0.0
+    assert all("sampling/kept_mean" not in m for m in lost)
+    for _, rollouts in calls["generate"]:
+        for r in rollouts:
+            assert r.kept is not None
+            assert len(r.kept.sizes) == len(r.response_ids)
+            assert max(r.kept.sizes) <= 12
+
+
+def test_a_recorded_set_is_bounded_and_how_often_is_said() -> None:
+    steps, calls = run(V32, "rollout.top_p=0.99", "rollout.max_kept=2")
+    assert all(max(r.kept.sizes) <= 2 for _, rollouts in calls["generate"] for r in rollouts)
+    assert all(m["sampling/bounded"] > 0.05 for m in steps)
+    assert all(abs(m["mismatch/k3"]) < 1e-9 for m in steps)
+
+
+def test_without_a_cut_nothing_is_recorded() -> None:
+    steps, calls = run(V32)
+    assert all(r.kept is None and r.routing is None for _, rollouts in calls["generate"] for r in rollouts)
+    assert all("sampling/kept_mean" not in m and "routing/changed" not in m for m in steps)
+
+
+@pytest.mark.integration
+def test_experts_are_replayed_through_the_loop() -> None:
+    steps, calls = run(V32, *EXPERTS, *CUT, "rl.algorithm.num_minibatches=3", "rl.optimizer.learning_rate=0.02")
+    plain, _ = run("rl.algorithm={name: deepseek_v32, keep_routing: false}", *EXPERTS, *CUT)
+    for _, rollouts in calls["generate"]:
+        for r in rollouts:
+            assert (r.routing.layers, r.routing.top_k) == (2, 2)
+            assert len(r.routing.experts) == 2 * 4 * (len(r.prompt_ids) + len(r.response_ids) - 1)
+    # the first of three updates on a batch changes no choice, the others, of weights that moved, some
+    assert any(m["routing/changed"] > 0 for m in steps)
+    assert all("routing/changed" not in m for m in plain)
+
+
+def carrying(folder: Path, *overrides: str) -> RunState:
+    """The state after two steps of one group each, the first of which drew several: the rest is carried over."""
+    few = ["rl.rounds=1", "rl.steps_per_round=2", "rl.prompts_per_step=1", "rl.select.keep=all", "sft.steps=20"]
+    with opened(tiny(overrides=[*few, *overrides]), folder, folder, "auto", Silent()) as session:
+        session.state.acceptance = 0.25
+        for _, items in remaining(session):
+            run_items(session, items, Steps())
+        return session.state
+
+
+@pytest.mark.integration
+def test_carried_groups_keep_their_records_in_the_checkpoint_and_sizes_go_to_rollouts(tmp_path: Path) -> None:
+    state = carrying(tmp_path, V32, *EXPERTS, *CUT)
+    carried = [m.rollout for g in state.carried for m in g.members]
+    assert carried
+    assert all(r.kept is not None and r.routing is not None for r in carried)
+    newest = max((tmp_path / "checkpoints").iterdir())
+    saved = RunState.from_json(json.loads((newest / "state.json").read_text()))
+    assert [g.members for g in saved.carried] == [tuple(without_seconds(m) for m in g.members) for g in state.carried]
+    rows = [json.loads(line) for line in (tmp_path / "rollouts.jsonl").read_text().splitlines()]
+    sampled = [r for r in rows if r["stage"] == "rl"]
+    assert all(len(r["kept_sizes"]) == r["length"] for r in sampled)
+    assert all("kept_sizes" not in r for r in rows if r["stage"] != "rl")
+
+
+def without_seconds(member: Any) -> Any:
+    """How long a grader took is not part of a state."""
+    return replace(member, verdict=replace(member.verdict, seconds=0.0))
+
+
+def test_records_survive_json_to_the_bit() -> None:
+    groups = groups_of(model_of("qwen3_moe"), Sampling(MAX, 0.9, 0.8, max_kept=9, keep_routing=True))
+    bare = groups_of(model_of("qwen2"), Sampling(MAX))
+    state = RunState(carried=[*groups, *bare])
+    again = RunState.from_json(json.loads(json.dumps(state.to_json())))
+    assert again.carried == state.carried
+    old = state.to_json()
+    for group in old["carried"]:
+        for member in group["members"]:
+            del member["rollout"]["kept"], member["rollout"]["routing"]
+    assert all(m.rollout.kept is None for g in RunState.from_json(old).carried for m in g.members)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["rollout.top_p=0.9"], r"top_p=0\.9 and rollout.top_k=0 cut off .*allow: \[cut_sampling\]"),
+        (["rollout.top_k=5", "rl.algorithm={name: dapo}"], r"keep_sampling: true, or top_p: 1"),
+        ([V32, "rollout.top_k=50", "rollout.max_kept=20"], r"top_k=50 leaves more .* rollout.max_kept=20"),
+        (["rollout.top_p=0"], "top_p"),
+        (["rollout.max_kept=0"], "max_kept"),
+        (["rl.algorithm={name: grpo, allow: [cut_samplings]}"], "allow has no 'cut_samplings'"),
+    ],
+)
+def test_cuts_that_training_would_not_know_of_are_refused_at_load(overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        tiny(overrides=overrides)
+
+
+def test_a_cut_that_is_asked_for_or_kept_is_taken() -> None:
+    asked = tiny(overrides=[*CUT, "rl.algorithm={name: dapo, allow: [cut_sampling]}"])
+    kept = tiny(overrides=[*CUT, "rl.algorithm={name: dapo, keep_sampling: true}"])
+    assert asked.rollout == kept.rollout
+
+
+def test_routing_that_cannot_be_kept_is_refused_on_experts_and_harmless_on_dense_models() -> None:
+    _, parts = load_algorithm("deepseek_v32", {})
+    _, free = load_algorithm("deepseek_v32", {"keep_routing": False})
+    strange = SimpleNamespace(
+        config=SimpleNamespace(n_routed_experts=8, model_type="strange"), modules=lambda: [torch.nn.Linear(1, 1)]
+    )
+    check_routing(parts, SimpleNamespace(config=SimpleNamespace(num_experts=None)), "torch")
+    check_routing(free, strange, "torch")
+    check_routing(parts, model_of("qwen2_moe"), "torch")
+    with pytest.raises(
+        ConfigError, match=r"8 experts .*'strange' has no router .*set rl.algorithm.keep_routing: false"
+    ):
+        check_routing(parts, strange, "torch")
+    with pytest.raises(ConfigError, match=r"rollout.engine='other' does not record it"):
+        check_routing(parts, model_of("qwen2_moe"), "other")
+
+
+@pytest.mark.integration
+def test_the_demo_of_experts_trains(tmp_path: Path) -> None:
+    """Two steps of the recipe on a smaller job: experts and sets are recorded, replayed and told."""
+    recipe = Path(__file__).resolve().parents[2] / "configs" / "demo_moe.yaml"
+    small = ["sft.steps=20", "rl.rounds=1", "rl.steps_per_round=2", "rl.prompts_per_step=2", "rl.group_size=4"]
+    small += ["evaluation.before_training=false", "evaluation.limit=1", "train.device=cpu", "report.trackers=[]"]
+    small += ["rl.select.keep=all", "train.threads=1"]
+    with opened(load_recipe(recipe, small), recipe.parent, tmp_path, "auto", Silent()) as session:
+        for _, items in remaining(session):
+            run_items(session, items, Steps())
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    steps = [r["metrics"] for r in rows if r["stage"] == "rl" and r["kind"] == "step"]
+    assert len(steps) == 2
+    for m in steps:
+        assert m["routing/changed"] < 0.02
+        assert m["sampling/kept_mean"] > 1
+        assert abs(m["mismatch/k3"]) < 1e-9
