@@ -10,9 +10,9 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from pipeline.errors import EngineError
-from pipeline.rl.controllers import decayed_temperature
 from pipeline.models.routing import num_experts
 from pipeline.rl.parts import Shaping
+from pipeline.rl.controllers import decayed_temperature
 from pipeline.rl.shaping import length_penalty
 from pipeline.rollout.collect import collect
 from pipeline.rollout.engine import Sampling
@@ -42,7 +42,7 @@ def generate(session: Session, prompts: Sequence[Prompt], attempt: int) -> list[
     rl = session.config.rl
     assert rl is not None
     most, step = session.config.rollout.max_response_tokens, session.state.rl_step
-    asked = [("rl", rl.group_size, Sampling(most, temperature(session)))]
+    asked = [("rl", rl.group_size, sampling(session))]
     if session.parts is not None and session.parts.needs_greedy:
         asked.append(("rl greedy", 1, Sampling(most, temperature=0)))
     engine, renderer, seed = session.engine, session.data.renderer, session.config.seed
@@ -134,6 +134,20 @@ def demonstration_rows(session: Session) -> list[Row]:
     pairs = [(renderer.prompt_ids(p), renderer.demonstration_ids(p)) for p in session.data.demonstrations]
     session.demonstrations = fitting(session, [((*p, *d), len(p)) for p, d in pairs])
     return session.demonstrations
+def sampling(session: Session) -> Sampling:
+    """How this step's responses are drawn, and what is recorded of that for training to replay."""
+    how, masks = session.config.rollout, None if session.parts is None else session.parts.masks
+    experts = num_experts(session.backend.model.config)
+    return Sampling(
+        how.max_response_tokens,
+        temperature(session),
+        how.top_p,
+        how.top_k,
+        max_kept=how.max_kept if masks is not None and masks.keep_sampling else 0,
+        keep_routing=masks is not None and masks.keep_routing and experts is not None,
+    )
+
+
 
 
 def fitting(session: Session, rows: list[Row]) -> list[Row]:

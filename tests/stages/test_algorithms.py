@@ -276,18 +276,3 @@ def slow_gdpo(rows: Sequence[Sequence[float]], groups: Sequence[int], weights: S
         for row, g in zip(rows, groups, strict=True)
     ]
     return [normal(total, x) for x in total]
-
-
-def test_routing_that_cannot_be_replayed_is_refused_on_experts_and_harmless_on_dense_models() -> None:
-    from types import SimpleNamespace
-
-    from pipeline.algorithms.base import load_algorithm
-    from pipeline.stages.build import check_routing
-
-    _, parts = load_algorithm("deepseek_v32", {})
-    assert parts.masks.keep_routing
-    check_routing(parts, SimpleNamespace(config=SimpleNamespace(num_experts=None)))
-    with pytest.raises(ConfigError, match=r"num_experts=8.*set rl.algorithm.keep_routing: false"):
-        check_routing(parts, SimpleNamespace(config=SimpleNamespace(num_experts=8)))
-    _, free = load_algorithm("deepseek_v32", {"keep_routing": False})
-    check_routing(free, SimpleNamespace(config=SimpleNamespace(num_experts=8)))
