@@ -72,6 +72,11 @@ class RolloutConfig(Section):
     engine: Literal["torch"] = "torch"
     max_response_tokens: int = Field(ge=1)
     temperature: float = Field(1.0, gt=0)
+    top_p: float = Field(1.0, gt=0, le=1, description="sample among the fewest tokens of this probability; 1: all")
+    top_k: int = Field(0, ge=0, description="sample among this many most likely tokens; 0: all")
+    max_kept: int = Field(
+        1024, ge=1, description="with keep_sampling: most tokens of a recorded set, so most that top_p leaves"
+    )
     max_rows: int = Field(1024, ge=1, description="responses decoded at once")
 
 
@@ -108,11 +113,6 @@ class SelectConfig(Section):
 
 
 class RlConfig(Section):
-    top_p: float = Field(1.0, gt=0, le=1, description="sample among the fewest tokens of this probability; 1: all")
-    top_k: int = Field(0, ge=0, description="sample among this many most likely tokens; 0: all")
-    max_kept: int = Field(
-        1024, ge=1, description="with keep_sampling: most tokens of a recorded set, so most that top_p leaves"
-    )
     """Rounds of generate, verify, select, update."""
 
     algorithm: dict[str, Any] = Field(description="{name: grpo, …}: a preset and its parameters")

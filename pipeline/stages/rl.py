@@ -215,8 +215,8 @@ def rollout_metrics(batch: Batch) -> StepMetrics:
     row |= {f"reward/component/{k}": sum(column) / len(column) for k, column in enumerate(zip(*parts, strict=True))}
     row["length/mean"] = sum(len(m.rollout.response_ids) for _, m in members) / len(members)
     row["truncated"] = sum(m.rollout.finish_reason == "length" for _, m in members) / len(members)
-    total = sum(t.total for t in batch.tallies)
     row |= kept_metrics([m.rollout.kept for _, m in members if m.rollout.kept is not None])
+    total = sum(t.total for t in batch.tallies)
     for status in ("graded", "no_answer", "timeout", "verifier_error", "sandbox_error"):
         row[f"verdict/{status}"] = sum(t.statuses.get(status, 0) for t in batch.tallies) / max(1, total)
     row["verdict/retried"] = float(sum(t.retried for t in batch.tallies))
@@ -226,7 +226,6 @@ def rollout_metrics(batch: Batch) -> StepMetrics:
     return row
 
 
-def warn_of_failures(session: Session, batch: Batch) -> None:
 def kept_metrics(kept: list[KeptTokens]) -> StepMetrics:
     """Of responses sampled with top-p or top-k: tokens in a set, the shares of places uncut and cut by the bound."""
     places = sum(len(k.sizes) for k in kept)
@@ -240,6 +239,7 @@ def kept_metrics(kept: list[KeptTokens]) -> StepMetrics:
     }
 
 
+def warn_of_failures(session: Session, batch: Batch) -> None:
     """Say so where graders fail more often than the recipe allows."""
     for tally in batch.tallies:
         if tally.failure_rate > session.config.scoring.alarm_rate:
@@ -293,6 +293,7 @@ def sample_rows(
             "extracted": m.verdict.extracted,
             "finish_reason": m.rollout.finish_reason,
             "length": len(m.rollout.response_ids),
+            **({"kept_sizes": list(m.rollout.kept.sizes)} if m.rollout.kept is not None else {}),
             "kept": kept,
             **({"second": opinion_row(m.verdict, second[i])} if i in second else {}),
         }
@@ -300,7 +301,6 @@ def sample_rows(
     ]
 
 
-            **({"kept_sizes": list(m.rollout.kept.sizes)} if m.rollout.kept is not None else {}),
 def reference_config(session: Session) -> ReferenceConfig:
     """When the reference moves: as the recipe says, else as the algorithm has it."""
     rl, parts = session.config.rl, session.parts

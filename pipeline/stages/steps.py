@@ -11,8 +11,8 @@ from typing import Any
 
 from pipeline.errors import EngineError
 from pipeline.models.routing import num_experts
-from pipeline.rl.parts import Shaping
 from pipeline.rl.controllers import decayed_temperature
+from pipeline.rl.parts import Shaping
 from pipeline.rl.shaping import length_penalty
 from pipeline.rollout.collect import collect
 from pipeline.rollout.engine import Sampling
@@ -126,14 +126,6 @@ def update_policy(session: Session, groups: Sequence[Group]) -> StepMetrics:
     return metrics
 
 
-def demonstration_rows(session: Session) -> list[Row]:
-    """Prompt and demonstration in tokens; the prompt is not trained on. What is longer than the context is left out."""
-    if session.demonstrations is not None:
-        return session.demonstrations
-    renderer = session.data.renderer
-    pairs = [(renderer.prompt_ids(p), renderer.demonstration_ids(p)) for p in session.data.demonstrations]
-    session.demonstrations = fitting(session, [((*p, *d), len(p)) for p, d in pairs])
-    return session.demonstrations
 def sampling(session: Session) -> Sampling:
     """How this step's responses are drawn, and what is recorded of that for training to replay."""
     how, masks = session.config.rollout, None if session.parts is None else session.parts.masks
@@ -148,6 +140,14 @@ def sampling(session: Session) -> Sampling:
     )
 
 
+def demonstration_rows(session: Session) -> list[Row]:
+    """Prompt and demonstration in tokens; the prompt is not trained on. What is longer than the context is left out."""
+    if session.demonstrations is not None:
+        return session.demonstrations
+    renderer = session.data.renderer
+    pairs = [(renderer.prompt_ids(p), renderer.demonstration_ids(p)) for p in session.data.demonstrations]
+    session.demonstrations = fitting(session, [((*p, *d), len(p)) for p, d in pairs])
+    return session.demonstrations
 
 
 def fitting(session: Session, rows: list[Row]) -> list[Row]:
