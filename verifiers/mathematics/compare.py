@@ -81,13 +81,24 @@ def _match(gold: Node, said: Node, params: MathParams) -> bool | None:
         return _equation(gold, said, params)
     if gold.op == "ratio" or said.op == "ratio":
         return same_ratio(gold, said, params)
-    if gold.op in {"matrix", "transpose"} or said.op in {"matrix", "transpose"} or is_vector_sum(gold):
+    if (
+        gold.op in {"matrix", "transpose"}
+        or said.op in {"matrix", "transpose"}
+        or is_vector_sum(gold)
+        or _is_scaled(gold)
+        or _is_scaled(said)
+    ):
         return same_matrix(gold, said, params)
     if gold.op in COLLECTIONS or gold.op == "set" or has(gold, "pm", "mp"):
         return _collections(gold, said, params)
     if gold.op == "tuple":
         return _tuples(gold, said, params)
     return _single(gold, said, params)
+
+
+def _is_scaled(tree: Node) -> bool:
+    """Whether the tree is a number times a vector or matrix."""
+    return tree.op in {"mul", "neg", "div"} and any(a.op in {"tuple", "matrix"} for a in tree.args)
 
 
 def _without_quantifiers(tree: Node) -> Node:
@@ -192,6 +203,10 @@ def _collections(gold: Node, said: Node, params: MathParams) -> bool | None:
         if len(pairs) != len(given) or set(pairs) != {w.name for w in wanted}:
             return False
         return all(_match(w.tree, pairs[w.name], params) for w in wanted)
+    if gold.op in COLLECTIONS and said.op in COLLECTIONS and len(wanted) < len(gold.args) == len(said.args):
+        return _unordered(list(gold.args), list(said.args), params)
+    if _names_differ(given) and not any(v.name for v in wanted) and gold.op in COLLECTIONS:
+        return _in_order([w.tree for w in wanted], [v.tree for v in given], params)
     names = {v.name for v in (*wanted, *given) if v.name}
     if len(names) > 1 or len(wanted) != len(given) or any(v.approximate for v in given):
         return False

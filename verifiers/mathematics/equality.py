@@ -59,6 +59,8 @@ def same(a: Node, b: Node) -> bool | None:
 
 
 def _is_expression(tree: Node) -> bool:
+    if tree.op == "det":
+        return all(_is_expression(cell) for row in tree.args[0].args for cell in row.args[2:])
     return all(n.op in EXPRESSION and n.op not in {"word", "call", "money", "pm", "mp"} for n in nodes(tree))
 
 
@@ -89,7 +91,7 @@ def _same_exactly(a: Node, b: Node, names: list[str], whole: bool) -> bool:
     broken = any(n.op in {"floor", "ceil"} for t in (a, b) for n in nodes(t))
     small = whole or any(n.op == "pow" and variables(n.args[1]) for t in (a, b) for n in nodes(t))
     by_sign = len(names) > 1 and _depends_on_signs(a, b)
-    enough = NUM_WHOLE_POINTS if small else 2 ** min(len(names), 4) if by_sign else NUM_EXACT_POINTS
+    enough = NUM_WHOLE_POINTS if small else max(6, 2 ** min(len(names), 4)) if by_sign or broken else NUM_EXACT_POINTS
     compared = 0
     for attempt in range(4 * max(enough, NUM_WHOLE_POINTS)):
         point: dict[str, Exact]
@@ -97,7 +99,8 @@ def _same_exactly(a: Node, b: Node, names: list[str], whole: bool) -> bool:
             point = {name: source.randint(3, 40) for name in names}
         else:
             signs = [-1 if attempt >> (k if by_sign else 0) & 1 else 1 for k in range(len(names))]
-            values = [Fraction(source.randint(10**6, 10**7), 997 if broken else 1) for _ in names]
+            below = (997, 1, 2)[attempt % 3] if broken else 1
+            values = [Fraction(source.randint(10**6, 10**7), below) for _ in names]
             point = {name: sign * value for name, sign, value in zip(names, signs, values, strict=True)}
             point = {name: v.numerator if v.denominator == 1 else v for name, v in point.items()}
         try:

@@ -58,7 +58,9 @@ def product(cursor: Cursor) -> Node:
     left = power(cursor)
     first = True
     while True:
-        if cursor.take_op("*"):
+        if cursor.is_op("{") and cursor.peek(1).value == "}" and cursor.peek(1).kind == "op":
+            cursor.at += 2
+        elif cursor.take_op("*"):
             left = times(left, _factor(cursor))
         elif cursor.take_op("/"):
             left = Node("div", (left, _factor(cursor)))
@@ -183,11 +185,23 @@ def postfixed(cursor: Cursor, base: Node) -> Node:
         elif cursor.is_op("¢", "$", "€", "£") and cursor.peek(1).kind in {"end", "word"}:
             base = Node("money", (CURRENCIES[str(cursor.peek().value)], base))
             cursor.at += 1
+        elif cursor.is_op("'") and base.op in {"num", "dec"} and (length := _feet_and_inches(cursor, base)) is not None:
+            base = length
         elif cursor.is_op("'") and base.op == "sym":
             cursor.at += 1
             base = Node("sym", (f"{base.args[0]}'",))
         else:
             return base
+
+
+def _feet_and_inches(cursor: Cursor, value: Node) -> Node | None:
+    """The length 5'10''; None if the quote is something else."""
+    following = cursor.peek(1)
+    if following.kind != "num" or cursor.peek(2).value not in {"'", '"'}:
+        return None
+    cursor.at += 4 if cursor.peek(3).value == "'" else 3
+    feet = times(value, Node("word", ("feet",)))
+    return Node("add", (feet, times(following.value, Node("word", ("inches",)))))
 
 
 def _raised(cursor: Cursor, base: Node) -> Node:

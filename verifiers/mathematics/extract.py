@@ -27,6 +27,7 @@ ENGLISH_CUE = (
     r"|\s+choice)?"
     r"\**\s{0,3}(?:\bis\b|[:=]|\bwould be\b|\bshould be\b)"
     r"|\bfinal\s+(?:answer|result)\b\**(?=\s*\n)"
+    r"|^#{1,4}\s*\**(?:final\s+)?(?:answer|result)\**:?\**\s*\n"
     r"|\b(?:correct|right|best)\s+(?:option|choice|alternative)\s*(?:\bis\b|:)"
 )
 OTHER_CUE = (
@@ -40,7 +41,8 @@ OTHER_CUE = (
     r"|cevap\s*:?|yanıt\s*:?|svaret\s+är|(?:đáp án|đáp số)\s*(?:là|:)|پاسخ\s*(?:برابر|:)?|जवाब\s*(?:है|:)?"
     r"|উত্তর\s*(?:হল|:)?"
 )
-CUE = re.compile(rf"(?P<hash>####)|(?P<english>{ENGLISH_CUE})|(?P<other>{OTHER_CUE})", re.IGNORECASE)
+CUE = re.compile(rf"(?P<hash>####)|(?P<english>{ENGLISH_CUE})|(?P<other>{OTHER_CUE})", re.IGNORECASE | re.MULTILINE)
+JSON_ANSWER = re.compile(r"\"(?:final_)?answer\"\s?:\s?(\"?)([^\"{}\n]{1,300})\1\s{0,9}[,}]", re.IGNORECASE)
 OTHER_PROSE = re.compile(
     r"\b(?:réponse|donc|ainsi|alors|respuesta|entonces|luego|por lo tanto|antwort|also|daher|lautet|beträgt|somit"
     r"|resposta|portanto"
@@ -87,7 +89,9 @@ SAYS = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 FILLER = re.compile(
-    r"(?:(?:a|the)\s+(?:grand\s+)?total\s+of|exactly|therefore|thus|equal\s+to|simply|just)\s+", re.IGNORECASE
+    r"(?:(?:a|the)\s+(?:grand\s+)?total\s+of"
+    r"|donc|ainsi|por tanto|quindi|portanto|exactly|therefore|thus|equal\s+to|simply|just)\s+",
+    re.IGNORECASE,
 )
 OPENING = re.compile(
     r"(?:(?:so|thus|therefore|hence|then|finally|and|in total|we get|we have)\b[\s,]*)+", re.IGNORECASE
@@ -208,6 +212,8 @@ def _tagged(text: str) -> Extraction | None:
 
 
 def _cued(text: str) -> Extraction | None:
+    if text.endswith("}") and (keyed := list(JSON_ANSWER.finditer(text))):
+        return Extraction(keyed[-1][2].strip(), "cue")
     cues = list(CUE.finditer(text))
     if not cues:
         return None

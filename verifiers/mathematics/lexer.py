@@ -57,6 +57,7 @@ MASTER = re.compile(
     r"|(?P<op>\*\*|<=|>=|!=|==|:=|=>|->|\.\.\.|.)",
     re.DOTALL,
 )
+BOLD = re.compile(r"^\\(?:mathbf|boldsymbol|bm|mathrm|bf)\s?\{?\s*(\\?[A-Za-z]+)\s*\}?$")
 INSIDE_SEPARATOR = re.compile(r"\d,\s|;|,\\")
 TIMES_TEN = re.compile(r"\s*10\s*(?:\^|\*\*)")
 ARGUMENT_DIGIT = re.compile(r"\s*(\d)")
@@ -205,7 +206,7 @@ def _command(name: str, text: str, at: int, spaced: bool, nesting: int, out: lis
         out.append(Token("cmd", f"mathbb{inner.strip()}", spaced))
     elif name in DECORATIONS:
         inner, at = argument(text, at)
-        bare = inner.strip().lstrip("\\")
+        bare = BOLD.sub(r"\1", inner.strip()).lstrip("\\")
         known = bare.isalpha() and bare.isascii()
         hat = "vec" if bare in {"i", "j", "k", "imath", "jmath"} else name
         out.append(Token("sym", f"{hat} {bare.replace('math', '')}", spaced) if known else Token("bad", name, spaced))

@@ -156,7 +156,7 @@ def _statement(cursor: Cursor) -> Node:
     """A chain of relations, a ratio, a congruence or one expression; what an arrow leads to is the last of it."""
     label = _label(cursor)
     cursor.take_op("therefore")
-    cursor.take_op("=")
+    cursor.take_op("=", "->")
     start = cursor.take_op("≈")
     chain: list[Node | str] = [_region(cursor)]
     while True:
@@ -208,7 +208,7 @@ def _label(cursor: Cursor) -> Node | None:
             and following.kind != "end"
             and str(following.value).lower() not in NEGATIONS
         ):
-            cursor.at += at + 1
+            cursor.at += at + 2 if following.value == ":" else at + 1
             return Node("word", (" ".join(words),))
         if following.value == ":" and following.kind == "op" and names:
             cursor.at += at + 2

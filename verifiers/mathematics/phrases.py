@@ -68,6 +68,9 @@ KILO_OHM = re.compile(
 MICRO = re.compile(
     rf"(?<=[\d}}]){SPACE}\\mu{SPACE}(?:\\(?:text|mathrm|rm)\s?\{{\s*([A-Za-z]+)|([msgFCLNAVWJHT])(?![A-Za-z]))"
 )
+HOURS_AND_MINUTES = re.compile(r"(?<![\w.])(\d{1,4})\s?h\s?(\d{1,2})\s?(?:min|m|mins|minutes)(?![A-Za-z^])")
+SIUNITX = re.compile(r"\\(ang|num|si|unit|SI|qty)\s?\{([^{}]*)\}(?:\s?\{([^{}]*)\})?")
+SI_UNIT = re.compile(r"\\([a-z]+)")
 SMALL_E = re.compile(r"(?<=\d)\s?\\(?:mathrm|text|textrm|rm)\s?\{\s?[eE]\s?\}\s?\{?([+-]?\d{1,9})\}?")
 GENFRAC = re.compile(r"\\genfrac\s*\{\}\s*\{\}\s*(?:\{0?(?:pt)?\})?\s*\{[0-3]?\}(?=\s*\{)")
 
@@ -78,6 +81,10 @@ def without_phrases(text: str) -> str:
     "f(x) = 2x for all x" -> "f(x) = 2x"; "all n >= 3" -> "n >= 3"; "Ann has 40 pens" -> "40 pens";
     "all real numbers except 0" -> the reals without {0}.
     """
+    if "\\" in text and (text.startswith("\\") or "{" in text) and SIUNITX.search(text):
+        text = _from_siunitx(text)
+    if "h" in text:
+        text = HOURS_AND_MINUTES.sub(r"\1 hours \2 minutes", text)
     if "genfrac" in text:
         text = GENFRAC.sub(r"\\frac", text)
     if "\\Omega" in text:
@@ -96,6 +103,21 @@ def without_phrases(text: str) -> str:
             if found is not None and found.start() > 0 and nothing(text) is None:
                 return text[: found.start()].rstrip(" ,;")
     return _without_owner(text)
+
+
+def _from_siunitx(text: str) -> str:
+    r"""\ang{30}, \num{1e3}, \SI{5}{\metre} and \qty{5}{m/s} as plain numbers with units."""
+
+    def plain(found: re.Match[str]) -> str:
+        name, first, second = found.groups()
+        if name == "ang":
+            return rf"{first}^\circ "
+        if name == "num":
+            return first + (f"{{{second}}}" if second is not None else "")
+        unit = SI_UNIT.sub(r" \1", second if name in {"SI", "qty"} else first) if (second or first) else ""
+        return f"{first}\\text{{ {unit}}}" if name in {"SI", "qty"} and second is not None else f"\\text{{ {unit}}}"
+
+    return SIUNITX.sub(plain, text)
 
 
 def _reals_except(text: str) -> str:

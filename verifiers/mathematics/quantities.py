@@ -16,6 +16,9 @@ MAX_EXACT_DENOMINATOR = 20
 """A decimal such as 0.75 or 2.35 that is a fraction this simple is taken for exact."""
 CURRENCY = frozenset({((name, 1),) for name in ("dollar", "euro", "pound", "yen", "yuan", "rupee", "peso", "ruble")})
 """Dimensions of money: $18 USD states it twice."""
+POUND_STERLING: Dimension = (("pound", 1),)
+POUND_OF_MASS = scale_node(UNITS["pounds"])
+"""15 pounds for the gold £15."""
 HALF_TURN = Node("div", (PI, num(180)))
 
 
@@ -182,6 +185,8 @@ def quantities_equal(gold: Quantity, said: Quantity, params: MathParams) -> bool
     if gold.has_unit and said.has_unit:
         if gold.counted or said.counted:
             return _same_things(gold.counted, said.counted) and numbers_equal(gold.raw, said.raw, params)
+        if gold.dimension == POUND_STERLING and said.dimension == (("mass", 1),) and said.scale == POUND_OF_MASS:
+            return numbers_equal(gold.raw, said.raw, params)
         if gold.dimension != said.dimension or (gold.scale != said.scale and not params.convert_units):
             return False
         if gold.scale == said.scale:

@@ -29,6 +29,8 @@ THEREFORE = re.compile(
     r"(?:\\text\{)?\s*(?:therefore|thus|hence|so|exactly|only)(?:\s*,?\s*\}\s*,?\s*|\s*,?\s+)", re.IGNORECASE
 )
 IN_TOTAL = re.compile(r"\s*(?:\\text\{)?\s*\b(?:in total|altogether|left|remaining)\s*\}?$")
+ROW_SPACE = re.compile(r"\\\\\s?\[\s?-?[\d.]{1,6}\s?(?:pt|em|ex|mm|cm|in)\s?\]")
+QUAD = re.compile(r"(?<=[\w})\]])(?:\s|~|\\[,; ])*\\q?quad(?:\s|~|\\[,; ])*(?=[\w\\({\[-])")
 DIGIT = re.compile(r"\d")
 BRACE_COMMA = re.compile(r"(?<=\d)\{,\}(?=\d)")
 DECIMAL_COMMA = re.compile(r"(?<![\d,.])(\d+),(\d+)(?![\d,.])")
@@ -123,6 +125,8 @@ class Reading:
             return parse(rewritten(text))
         except Unreadable as exc:
             self.problem = str(exc)
+            if "quad" in text and (listed := QUAD.sub(", ", text)) != text:
+                return Reading(listed).tree
         except RecursionError:
             self.problem = "too_deep"
         return _ratio_in_words(self.plain)
@@ -138,15 +142,20 @@ class Reading:
         """The number that is written in words: forty-two."""
         if not self.plain or not self.plain[0].isalpha():
             return None
-        found = words.number_in_words(self.plain)
-        return (
-            None if found is None else num(found[0]) if found[1] == 1 else Node("div", (num(found[0]), num(found[1])))
-        )
+        bare = self.plain.removesuffix(" percent")
+        found = words.number_in_words(bare)
+        if found is None:
+            return None
+        value = num(found[0]) if found[1] == 1 else Node("div", (num(found[0]), num(found[1])))
+        return value if bare == self.plain else Node("percent", (value,))
 
 
 def clean(text: str, comma_is_decimal: bool = False) -> str:
     """`text` in ASCII LaTeX without math delimiters, outer quotes, emphasis, braces and final punctuation."""
-    text = ascii_latex(text).strip(OUTSIDE)
+    text = ascii_latex(text)
+    if text.startswith("``") and text.endswith("''"):
+        text = text[2:-2]
+    text = text.strip(OUTSIDE)
     if PLAIN_NUMBER.fullmatch(text):
         return text
     if "\\" in text:
@@ -182,7 +191,7 @@ def clean(text: str, comma_is_decimal: bool = False) -> str:
         text = IN_TOTAL.sub(lambda m: "}" if m[0].endswith("}") and "{" not in m[0] else "", text)
     text = GROUPED_SIGN.sub(lambda m: f"{m[1]} " if m[1] else m[2], text) if "{" in text else text
     text = BRACE_COMMA.sub(_brace_comma, text) if "{,}" in text else text
-    if "{" in text or " " in text:
+    if "{" in text or " " in text or "h" in text:
         text = without_phrases(text)
     if comma_is_decimal or text.startswith("0,"):
         text = DECIMAL_COMMA.sub(_decimal_comma, text) if text.count(",") == 1 else text
@@ -234,7 +243,9 @@ def _closes_at_end(text: str) -> bool:
 
 
 def rewritten(text: str) -> str:
-    """The cleaned text with a few spellings brought to one: combinations."""
+    """The cleaned text with a few spellings brought to one: combinations, space between rows."""
+    if "\\\\[" in text:
+        text = ROW_SPACE.sub(r"\\\\", text)
     if "C" in text or "P" in text:
         text = COMBINATION.sub(_combination, text)
     return text

@@ -48,8 +48,9 @@ def _with_letters_of(gold: Node, said: Node) -> Node:
     names, given = variables(gold), variables(said)
     if names == given:
         return said
+    letters = {n.args[0] for n in nodes(gold) if n.op == "sym"}
     for word in [n.args[0] for n in nodes(said) if n.op == "word" and len(n.args[0]) <= 3]:
-        if set(word) <= names and word not in names:
+        if set(word) <= letters and word not in names:
             said = _replaced(said, word, Node("mul", tuple(Node("sym", (c,)) for c in word)))
     for word in given & {"const", "constant"}:
         said = _replaced(said, word, Node("sym", ("C",)))

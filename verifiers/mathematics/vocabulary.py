@@ -71,6 +71,8 @@ DROPPED = frozenset(
         "medskip",
         "bigskip",
         "hline",
+        "checkmark",
+        "blacksquare",
     ]
 )
 DROPPED_WITH_ARGUMENT = {
@@ -124,6 +126,8 @@ MATH_STYLES = frozenset(
         "rlap",
         "llap",
         "framebox",
+        "underbrace",
+        "overbrace",
     ]
 )
 DECORATIONS = frozenset(
