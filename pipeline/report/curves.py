@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Literal
 
 from pipeline.report.files import Row, RunFiles
-from pipeline.report.summary import RL_PHASES
+from pipeline.report.summary import RL_PHASES, phases_of
 
 MAX_POINTS = 360
 """Points of a curve, about one a pixel of a narrow screen; longer runs are shown as means of equal buckets."""
@@ -162,7 +162,7 @@ def _phases(rows: list[Row]) -> Chart | None:
         for i, phase in enumerate(seen)
     ]
     if all("total" in row["time"] for row in timed):
-        rest = (row["time"]["total"] - sum(v for k, v in row["time"].items() if k != "total") for row in timed)
+        rest = (row["time"]["total"] - sum(phases_of(row["time"]).values()) for row in timed)
         series.append(Series("other", tuple(max(0.0, v) for v in rest), len(seen), "area"))
     return Chart(
         name="phases",

@@ -96,7 +96,7 @@ def result_line(summary: Mapping[str, Any]) -> str:
 def _facts(run: RunFiles, summary: Mapping[str, Any]) -> str:
     seconds = summary["seconds"]
     # "rl" is already the sum of the phases of RL.
-    total = sum(v for name, v in seconds.items() if name not in (*RL_PHASES, "other"))
+    total = sum(v for name, v in seconds.items() if name not in (*RL_PHASES, "other", "graders"))
     facts = {
         "RL steps": f"{summary['steps']:,}",
         "distinct prompts seen in RL": f"{summary['distinct_prompts_seen']:,}",
@@ -129,9 +129,15 @@ def _domain_card(domain: str, row: Mapping[str, Any], summary: Mapping[str, Any]
     columns = "".join(f"<th scope='col'>{escape(str(head))}</th>" for head in heads)
     num_prompts = before.get("num_prompts")
     title = escape(domain) + (f" <small>({num_prompts:,} held-out prompts)</small>" if num_prompts else "")
+    lost = [
+        f"{side['grader_failures']:,} of {side['num_responses']:,} answers ({head})"
+        for side, head in zip((before, after), heads, strict=False)
+        if side.get("grader_failures")
+    ]
+    note = _note(f"Graders failed on {escape(' and '.join(lost))}; those stand in no measure.") if lost else ""
     return (
         f'<div class="card"><table><caption>{title}</caption><thead><tr><th></th>{columns}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table>{_gain_bar(row, summary['k'])}</div>"
+        f"<tbody>{''.join(lines)}</tbody></table>{note}{_gain_bar(row, summary['k'])}</div>"
     )
 
 
@@ -221,12 +227,14 @@ def _time(summary: Mapping[str, Any]) -> str:
         return _note("No time has been recorded.")
     phases = [name for name in (*RL_PHASES, "other") if name in seconds]
     colors = {name: f"var(--series-{i})" for i, name in enumerate(phases, start=1)}
-    rows = [(escape(name), seconds[name], "") for name in seconds if name not in phases and name != "rl"]
+    rows = [(escape(name), seconds[name], "") for name in seconds if name not in (*phases, "rl", "graders")]
     if "rl" in seconds:
         rows.append(("RL, all steps", seconds["rl"], "100%" if shares else ""))
     for name in phases:
         key = f'<span class="key" style="background:{colors[name]}"></span>{name}'
         rows.append((key, seconds[name], f"{shares[name]:.1%}" if name in shares else ""))
+        if name == "verify" and "graders" in seconds:
+            rows.append(("graders at work (beside generate too)", seconds["graders"], ""))
     body = "".join(
         f"<tr><th scope='row'>{name}</th><td>{value:,.1f} s</td><td>{share}</td></tr>" for name, value, share in rows
     )

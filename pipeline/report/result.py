@@ -19,7 +19,7 @@ def result_lines(summary: Mapping[str, Any]) -> list[str]:
         lines.append("no evaluation: the recipe has no data.evaluation")
     if summary.get("sharpening"):
         lines.append(str(summary["sharpening"]))
-    return lines
+    return [*lines, *_failures(summary)]
 
 
 def result_markdown(summary: Mapping[str, Any], page: Path) -> str:
@@ -30,7 +30,19 @@ def result_markdown(summary: Mapping[str, Any], page: Path) -> str:
         for domain, before, after in _rows(summary)
     ]
     table = "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows])
-    return f"{table}\n\n{summary.get('sharpening') or ''}\n\nReport: `{page}`\n"
+    notes = "\n\n".join([str(summary.get("sharpening") or ""), *_failures(summary)])
+    return f"{table}\n\n{notes}\n\nReport: `{page}`\n"
+
+
+def _failures(summary: Mapping[str, Any]) -> list[str]:
+    """One line for each domain and evaluation in which graders failed."""
+    return [
+        f"graders failed on {side['grader_failures']} of {side['num_responses']} answers of {domain} {when} RL; they "
+        "stand in no measure"
+        for domain, before, after in _rows(summary)
+        for when, side in (("before", before), ("after", after))
+        if side.get("grader_failures")
+    ]
 
 
 def _rows(summary: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:

@@ -14,18 +14,22 @@ from pipeline.report.files import Row, RunFiles, read_run, write_atomic
 
 MEASURES = ("pass@1", "pass@k", "maj@k", "greedy", "length", "truncated")
 RL_PHASES = ("generate", "verify", "select", "update", "publish")
+GRADERS = ("graders", "evaluate/graders")
+"""Of a line's "time": seconds in which graders were at work, beside the phases; "verify" is the wait for them."""
 
 
 def build_summary(run_dir: Path) -> dict[str, Any]:
     """What the run in `run_dir` reached; also written to its summary.json.
 
-    before, after: domain -> {measure: value, "intervals": {measure: [low, high]}}; before is the evaluation that RL
+    before, after: domain -> {measure: value, "intervals": {measure: [low, high]}, "num_responses", and of how many the
+        grader failed: "grader_failures"}; before is the evaluation that RL
         started from, after the last one ({} while there is none after it).
     domains: domain -> {"before", "after", and of pass@1 "gain", "sharpening", "new", "interval" (paired)}.
     gain: the same parts, as means over domains. sharpening: one line of them for people. k: of pass@k.
     distinct_prompts_seen: prompts that RL sampled from. steps: RL steps.
     seconds: of each RL phase, "other" (the loop around them), "rl" (all of them), and of each other stage and
-        "evaluate". shares: of the RL seconds, by phase; they sum to 1.
+        "evaluate"; beside them "graders", in which responses of RL were graded, be it while others were written.
+    shares: of the RL seconds, by phase; they sum to 1.
 
     Raises: RunError if `run_dir` is no run, or cannot be written.
     """
@@ -79,7 +83,7 @@ def count_seconds(steps: list[Row], evaluations: list[Row]) -> dict[str, float]:
 
     for row in steps:
         time = row.get("time", {})
-        parts = {k: float(v) for k, v in time.items() if k != "total"}
+        parts = phases_of(time)
         if row.get("stage") != "rl":
             add(str(row.get("stage")), sum(parts.values()))
             continue
@@ -89,9 +93,16 @@ def count_seconds(steps: list[Row], evaluations: list[Row]) -> dict[str, float]:
         total = max(float(time.get("total", 0.0)), sum(parts.values()))
         add("other", total - sum(parts.values()))
         add("rl", total)
+        if "graders" in time:
+            add("graders", float(time["graders"]))
     for row in evaluations:
-        add("evaluate", sum(float(v) for v in row.get("time", {}).values()))
+        add("evaluate", sum(phases_of(row.get("time", {})).values()))
     return {name: round(value, 3) for name, value in seconds.items()}
+
+
+def phases_of(time: Row) -> dict[str, float]:
+    """Seconds of the phases that followed each other, of a line's "time"."""
+    return {name: float(value) for name, value in time.items() if name != "total" and name not in GRADERS}
 
 
 def sharpening_line(summary: dict[str, Any]) -> str:
@@ -123,6 +134,7 @@ def _flatten(row: Row) -> dict[str, dict[str, Any]]:
         found = {name: measures[name] for name in MEASURES if isinstance(measures.get(name), dict)}
         out[domain] = {name: estimate["value"] for name, estimate in found.items()}
         out[domain]["num_prompts"] = measures.get("num_prompts")
+        out[domain] |= {name: measures[name] for name in ("num_responses", "grader_failures") if name in measures}
         out[domain]["intervals"] = {name: [e["low"], e["high"]] for name, e in found.items()}
     return out
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from pipeline.rollout.engine import Completion, Request, Sampling
+from pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling
 
 Script = Callable[[tuple[int, ...], int], Sequence[int]]
 """(prompt_ids, seed) -> response token ids."""
@@ -30,6 +30,15 @@ class ScriptedEngine:
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         """The script's answers; finish_reason is "stop" exactly where an answer ends with the end token in time."""
         return [[self._answer(r.prompt_ids, seed, sampling) for seed in r.seeds] for r in requests]
+
+    def generate_streaming(
+        self, requests: Sequence[Request], sampling: Sampling, listener: Listener
+    ) -> list[list[Completion]]:
+        """The script's answers; those of a later request end before those of an earlier one."""
+        answers = self.generate(requests, sampling)
+        for i in reversed(range(len(answers))):
+            listener([Ended(i, j, c.token_ids, c.finish_reason) for j, c in enumerate(answers[i])])
+        return answers
 
     def close(self) -> None:
         """Nothing to release."""

@@ -6,6 +6,7 @@ reported. It is never a zero.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ from typing import Any, Protocol, get_args
 from pipeline.config.data import VerifierChoice
 from pipeline.config.scoring import ScoringConfig
 from pipeline.errors import ConfigError, DataError
+from pipeline.scoring.ahead import Ahead, attempt_of
 from pipeline.types import Attempt, Prompt, Rollout, ScoredRollout, Status, Verdict
 from verifiers.base import load
 
@@ -41,6 +43,8 @@ class Tally:
     retried: int
     seconds: float
     """Of graders, summed over threads."""
+    busy_s: float = 0.0
+    """In which graders were at work, while responses were still being written or after that."""
 
     @property
     def total(self) -> int:
@@ -62,34 +66,51 @@ class Scorer:
         self.config = config
         self.bound = {**bound, **{f"{COMPONENT}{i}": b for i, b in enumerate(components)}}
         self._threads = ThreadPoolExecutor(config.workers, "grade") if config.workers > 1 else None
+        self._beside = ThreadPoolExecutor(1, "grade-ahead")
+
+    def ahead(self, with_components: bool = False) -> Ahead:
+        """Takes responses as they end and begins to grade them; to be handed to `score`."""
+        columns = self._columns(with_components)
+        return Ahead(columns, lambda keys, asked: self._grade(keys, asked, range(len(asked))), self._beside)
 
     def score(
-        self, prompts: Mapping[str, Prompt], rollouts: Sequence[Rollout], with_components: bool = False
+        self,
+        prompts: Mapping[str, Prompt],
+        rollouts: Sequence[Rollout],
+        with_components: bool = False,
+        ahead: Ahead | None = None,
     ) -> tuple[list[ScoredRollout], Tally]:
-        """Each rollout with verdict and reward, in order. `prompts` by id.
+        """Each rollout with verdict and reward, in order. `prompts` by id. What `ahead` has graded is not graded again.
 
         With components the reward is the weighted sum of all, and the verdict is the row's own; where the grader of a
         component failed, the verdict is that failure, and there is no reward.
         """
-        asked = [
-            Attempt(r.text, prompts[r.prompt_id].reference, prompts[r.prompt_id].question, r.finish_reason == "length")
-            for r in rollouts
-        ]
+        asked = [attempt_of(prompts[r.prompt_id], r.text, r.finish_reason) for r in rollouts]
         keys = [prompts[r.prompt_id].verifier for r in rollouts]
-        verdicts, retried = self._graded(keys, asked)
+        names = self._columns(with_components)
+        known: list[dict[int, Verdict]] = [{} for _ in range(1 + len(names))]
+        busy = 0.0
+        if ahead is not None:
+            known, busy = ahead.known(keys, asked), ahead.seconds
+        start = time.perf_counter()
+        verdicts, retried = self._graded(keys, asked, known[0])
         rewards = [self.reward(r, v) for r, v in zip(rollouts, verdicts, strict=True)]
         scored = [ScoredRollout(*row) for row in zip(rollouts, verdicts, rewards, strict=True)]
         seconds = sum(v.seconds for v in verdicts)
-        if with_components and self.config.components:
-            names = [f"{COMPONENT}{i}" for i in range(len(self.config.components))]
-            columns = [self._graded([name] * len(asked), asked) for name in names]
+        if names:
+            columns = [
+                self._graded([name] * len(asked), asked, found) for name, found in zip(names, known[1:], strict=True)
+            ]
             retried += sum(again for _, again in columns)
             seconds += sum(v.seconds for found, _ in columns for v in found)
             scored = [self._summed(m, v) for m, *v in zip(scored, *(found for found, _ in columns), strict=True)]
         statuses: dict[str, int] = {}
         for m in scored:
             statuses[m.verdict.status] = statuses.get(m.verdict.status, 0) + 1
-        return scored, Tally(statuses, retried, seconds)
+        return scored, Tally(statuses, retried, seconds, busy + time.perf_counter() - start)
+
+    def _columns(self, with_components: bool) -> list[str]:
+        return [f"{COMPONENT}{i}" for i in range(len(self.config.components))] if with_components else []
 
     def _summed(self, member: ScoredRollout, verdicts: Sequence[Verdict]) -> ScoredRollout:
         """The member with its components, and their weighted sum as reward."""
@@ -105,12 +126,16 @@ class Scorer:
         total = sum(w * r for w, r in zip(weights, components, strict=True))
         return ScoredRollout(member.rollout, member.verdict, total, components)
 
-    def _graded(self, keys: Sequence[str], asked: Sequence[Attempt]) -> tuple[list[Verdict], int]:
-        """One verdict per attempt, failures of graders tried again; and how many were."""
-        verdicts = self._grade(keys, asked, list(range(len(asked))))
+    def _graded(
+        self, keys: Sequence[str], asked: Sequence[Attempt], known: Mapping[int, Verdict]
+    ) -> tuple[list[Verdict], int]:
+        """One verdict per attempt, failures of graders tried again; and how many were. `known`: verdicts by place."""
+        missing = [i for i in range(len(asked)) if i not in known]
+        found = {**known, **dict(zip(missing, self._grade(keys, asked, missing), strict=True))}
+        verdicts = [found[i] for i in range(len(asked))]
         retried = 0
         for _ in range(self.config.retries):
-            failed = [i for i, v in enumerate(verdicts) if v is not None and v.is_infrastructure]
+            failed = [i for i, v in enumerate(verdicts) if v.is_infrastructure]
             if not failed:
                 break
             retried += len(failed)
@@ -129,7 +154,8 @@ class Scorer:
         return self.config.timeout if verdict.status == "timeout" else verdict.score
 
     def close(self) -> None:
-        """End the grading threads."""
+        """End the grading threads; what was to be graded ahead is left."""
+        self._beside.shutdown(cancel_futures=True)
         if self._threads is not None:
             self._threads.shutdown()
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from pipeline.report.estimates import PromptSamples, summarize_domain
 from pipeline.rollout.collect import collect
 from pipeline.rollout.engine import Sampling
+from pipeline.scoring.score import Tally
 from pipeline.scoring.select import form_groups
 from pipeline.seeds import stream
-from pipeline.stages.rl import sample_rows
+from pipeline.stages.rl import sample_rows, say_failures
 from pipeline.stages.schedule import Item
 from pipeline.stages.session import Session
 from pipeline.stages.steps import Wrap
-from pipeline.types import Group, Prompt
+from pipeline.types import Group, Prompt, Rollout
 
 SHOWN_PROMPTS = 24
 """Prompts a domain whose samples go to rollouts.jsonl; the same ones at every evaluation."""
@@ -24,12 +27,18 @@ def evaluate(session: Session, item: Item, wrap: Wrap) -> dict[str, Any]:
     session.where = f"evaluate {item.label}"
     session.progress.begin(session.where, 0, 1)
     session.engine.publish(session.state.policy_version)
-    sampled, greedy = wrap("evaluate", run)(session)
+    sampled, greedy, tally = wrap("evaluate", run)(session)
+    say_failures(
+        session, tally, [*sampled, *greedy], "they are left out of what is measured, none was counted as wrong"
+    )
     domains: dict[str, Any] = {}
     for domain in sorted({g.prompt.domain for g in sampled}):
         own = [(g, one) for g, one in zip(sampled, greedy, strict=True) if g.prompt.domain == domain]
         samples = [prompt_samples(group, one) for group, one in own]
-        domains[domain] = summarize_domain(samples, session.config.evaluation.k, session.config.seed)
+        domains[domain] = {
+            **summarize_domain(samples, session.config.evaluation.k, session.config.seed),
+            **failures([group for pair in own for group in pair]),
+        }
         shown = [group for group, _ in own[:SHOWN_PROMPTS]]
         stage = f"evaluation/{item.label}"
         session.store.rollouts(r for g in shown for r in sample_rows(g, stage, item.round, session.state.rl_step))
@@ -42,6 +51,8 @@ def evaluate(session: Session, item: Item, wrap: Wrap) -> dict[str, Any]:
             "label": item.label,
             "k": session.config.evaluation.k,
             "domains": domains,
+            "verdicts": dict(sorted(tally.statuses.items())),
+            "retried": tally.retried,
             "time": session.take_times(),
         }
     )
@@ -55,22 +66,32 @@ def evaluate(session: Session, item: Item, wrap: Wrap) -> dict[str, Any]:
     return domains
 
 
-def run(session: Session) -> tuple[list[Group], list[Group]]:
-    """The sampled groups of k, and the greedy groups of one, prompt by prompt."""
+def run(session: Session) -> tuple[list[Group], list[Group], Tally]:
+    """The sampled groups of k, the greedy groups of one, prompt by prompt; and what graders did."""
     config, prompts = session.config, evaluation_prompts(session)
     sampling = Sampling(config.rollout.max_response_tokens, config.evaluation.temperature, config.evaluation.top_p)
     greedy = Sampling(config.rollout.max_response_tokens, temperature=0)
     # the stream names no step: every evaluation draws with the same numbers, so differences are the policy's
-    with session.timed("evaluate/generate"):
-        rollouts = collect(
-            session.engine, session.data.renderer, prompts, config.evaluation.k, sampling, config.seed, "evaluation"
-        )
-        best = collect(session.engine, session.data.renderer, prompts, 1, greedy, config.seed, "greedy")
     by_id = {p.id: p for p in prompts}
+    ahead = session.scorer.ahead() if config.scoring.overlap else None
+    rollouts: list[Rollout] = []
+    with session.timed("evaluate/generate"):
+        for name, num, how in (("evaluation", config.evaluation.k, sampling), ("greedy", 1, greedy)):
+            reader = None if ahead is None else partial(ahead.add, offset=len(rollouts))
+            rollouts += collect(
+                session.engine, session.data.renderer, prompts, num, how, config.seed, name, reader=reader
+            )
     with session.timed("evaluate/verify"):
-        scored, _ = session.scorer.score(by_id, [*rollouts, *best])
-    cut = len(rollouts)
-    return form_groups(prompts, scored[:cut], config.evaluation.k), form_groups(prompts, scored[cut:], 1)
+        scored, tally = session.scorer.score(by_id, rollouts, ahead=ahead)
+    session.count("evaluate/graders", tally.busy_s)
+    cut = len(prompts) * config.evaluation.k
+    return form_groups(prompts, scored[:cut], config.evaluation.k), form_groups(prompts, scored[cut:], 1), tally
+
+
+def failures(groups: Sequence[Group]) -> dict[str, int]:
+    """How many responses were sampled, and of how many the grader failed: those stand in no measure."""
+    verdicts = [m.verdict for g in groups for m in g.members]
+    return {"num_responses": len(verdicts), "grader_failures": sum(v.is_infrastructure for v in verdicts)}
 
 
 def evaluation_prompts(session: Session) -> list[Prompt]:

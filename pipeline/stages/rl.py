@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -242,12 +243,18 @@ def kept_metrics(kept: list[KeptTokens]) -> StepMetrics:
 def warn_of_failures(session: Session, batch: Batch) -> None:
     """Say so where graders fail more often than the recipe allows."""
     for tally in batch.tallies:
-        if tally.failure_rate > session.config.scoring.alarm_rate:
-            first = next(m.verdict for g in batch.sampled for m in g.members if m.verdict.is_infrastructure)
-            session.progress.say(
-                f"{session.where}: graders failed on {tally.failure_rate:.0%} of {tally.total} responses (they left "
-                f"their groups, none was scored 0). First: {first.status}: {first.reason}"
-            )
+        say_failures(session, tally, batch.sampled, "they left their groups, none was scored 0")
+
+
+def say_failures(session: Session, tally: Tally, groups: Sequence[Group], fate: str) -> None:
+    """Raise the alarm where graders failed past the recipe's rate; `fate`: what became of those responses."""
+    if tally.failure_rate <= session.config.scoring.alarm_rate:
+        return
+    first = next((m.verdict for g in groups for m in g.members if m.verdict.is_infrastructure), None)
+    said = "" if first is None else f" First: {first.status}: {first.reason}"
+    session.progress.say(
+        f"{session.where}: graders failed on {tally.failure_rate:.0%} of {tally.total} responses ({fate}).{said}"
+    )
 
 
 def disagreements(batch: Batch) -> list[list[int]]:

@@ -22,6 +22,7 @@ from pipeline.report.store import Store
 from pipeline.report.trackers import Trackers
 from pipeline.rl.parts import Parts
 from pipeline.rollout.engine import Engine
+from pipeline.scoring.ahead import Ahead
 from pipeline.scoring.score import Scorer, bind_components, bind_verifiers
 from pipeline.scoring.second import SecondOpinions
 from pipeline.stages.prepare import RunData
@@ -71,6 +72,8 @@ class Session:
     """What stands around the programs of this run; None where it runs none."""
     second: SecondOpinions | None = None
     """Gives second opinions, where the recipe asks for them."""
+    ahead: Ahead | None = None
+    """Has begun to grade the responses generated last, where grading overlaps with generation."""
     times: dict[str, float] = field(default_factory=dict)
     """Seconds of each phase since `take_times`."""
 
@@ -81,7 +84,11 @@ class Session:
         try:
             yield
         finally:
-            self.times[phase] = self.times.get(phase, 0.0) + time.perf_counter() - start
+            self.count(phase, time.perf_counter() - start)
+
+    def count(self, phase: str, seconds: float) -> None:
+        """Count seconds to `phase`. Those to names that end in "graders" went by beside the phases, not after them."""
+        self.times[phase] = self.times.get(phase, 0.0) + seconds
 
     def track(self, numbers: Mapping[str, float], step: int) -> None:
         """Hand numbers to the trackers of the recipe."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any
 
 from pipeline.errors import EngineError
@@ -38,7 +39,10 @@ def next_prompts(session: Session, count: int) -> list[Prompt]:
 
 
 def generate(session: Session, prompts: Sequence[Prompt], attempt: int) -> list[Rollout]:
-    """One group of responses to each prompt, prompt by prompt; then, for a greedy baseline, one greedy one to each."""
+    """One group of responses to each prompt, prompt by prompt; then, for a greedy baseline, one greedy one to each.
+
+    Those that end early begin to be graded; `verify` waits for the rest.
+    """
     rl = session.config.rl
     assert rl is not None
     most, step = session.config.rollout.max_response_tokens, session.state.rl_step
@@ -46,28 +50,32 @@ def generate(session: Session, prompts: Sequence[Prompt], attempt: int) -> list[
     if session.parts is not None and session.parts.needs_greedy:
         asked.append(("rl greedy", 1, Sampling(most, temperature=0)))
     engine, renderer, seed = session.engine, session.data.renderer, session.config.seed
+    ahead = session.scorer.ahead(with_components=True) if session.config.scoring.overlap else None
+    rollouts: list[Rollout] = []
     with session.timed("generate"):
-        rollouts = [
-            r
-            for name, num, how in asked
-            for r in collect(engine, renderer, prompts, num, how, seed, name, step, attempt)
-        ]
+        for name, num, how in asked:
+            reader = None if ahead is None else partial(ahead.add, offset=len(rollouts))
+            rollouts += collect(engine, renderer, prompts, num, how, seed, name, step, attempt, reader=reader)
+    session.ahead = ahead
     session.state.num_tokens += sum(len(r.response_ids) for r in rollouts)
     return rollouts
 
 
 def verify(session: Session, prompts: Sequence[Prompt], rollouts: Sequence[Rollout]) -> tuple[list[Group], Tally]:
-    """The groups with verdicts and rewards, and what graders did."""
+    """The groups with verdicts and rewards, and what graders did. What was graded beside `generate` is waited for."""
     rl, parts = session.config.rl, session.parts
     assert rl is not None
     assert parts is not None
     cut = len(prompts) * rl.group_size
+    ahead, session.ahead = session.ahead, None
     with session.timed("verify"):
-        scored, tally = session.scorer.score({p.id: p for p in prompts}, rollouts, with_components=True)
+        by_id = {p.id: p for p in prompts}
+        scored, tally = session.scorer.score(by_id, rollouts, with_components=True, ahead=ahead)
         groups = form_groups(prompts, scored[:cut], rl.group_size)
         if parts.needs_greedy:
             most = session.config.rollout.max_response_tokens
             groups = with_baseline(groups, form_groups(prompts, scored[cut:], 1), parts.shaping, most)
+    session.count("graders", tally.busy_s)
     return groups, tally
 
 

@@ -44,7 +44,8 @@ def session_of(folder: Path, right: str = "some", **changes: Any) -> Iterator[Se
     """A session of the tiny recipe without SFT whose engine answers from a script."""
     config = tiny({"stages": ["rl"], "sft": None, **changes})
     with opened(config, folder, folder / "run", "auto", Heard()) as session:
-        by_prompt = {session.data.renderer.prompt_ids(p): p for p in session.data.train}
+        known = [*session.data.train, *session.data.evaluation]
+        by_prompt = {session.data.renderer.prompt_ids(p): p for p in known}
 
         def answer(prompt_ids: tuple[int, ...], seed: int) -> tuple[int, ...]:
             good = right == "all" or (right == "some" and seed % RIGHT_SHARE == 0)

@@ -1,0 +1,97 @@
+"""Responses told of as they end: the same responses, each told once, in its place, when it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from pipeline.rollout.collect import collect
+from pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling, Streams
+from pipeline.rollout.scripted_engine import ScriptedEngine
+from pipeline.types import Prompt, Written
+from tests.rollout.test_collect import EOS, Letters, answer
+from tests.rollout.test_torch_engine import MAX, REQUESTS, engine_of
+
+MANY = [*REQUESTS, *(Request((i, 3), tuple(range(100 * i, 100 * i + 9))) for i in range(2, 8))]
+
+
+@pytest.mark.parametrize("name", ["qwen2 tied", "gpt2"])
+@pytest.mark.parametrize("max_rows", [1024, 5, 2])
+def test_all_that_stop_are_told_of_once_with_their_tokens(name: str, max_rows: int) -> None:
+    """Also where a request's responses are spread over waves."""
+    engine = engine_of(name, max_rows)
+    wanted = engine.generate(MANY, Sampling(MAX))
+    heard: list[Ended] = []
+    assert engine.generate_streaming(MANY, Sampling(MAX), heard.extend) == wanted
+    told = {(e.request, e.sample): (e.token_ids, e.finish_reason) for e in heard}
+    assert len(told) == len(heard)
+    assert told == {
+        (i, j): (c.token_ids, "stop")
+        for i, completions in enumerate(wanted)
+        for j, c in enumerate(completions)
+        if c.finish_reason == "stop"
+    }
+    assert 10 < len(told) < sum(map(len, wanted)), "some must stop, and some be cut"
+
+
+def test_each_is_told_of_before_the_next_token_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of("qwen2 tied")
+    steps, heard = [], []
+    step = engine._decoder.step
+
+    def counted(drawn: Tensor, cache: object) -> Tensor:
+        steps.append(len(drawn))
+        return step(drawn, cache)
+
+    monkeypatch.setattr(engine._decoder, "step", counted)
+    engine.generate_streaming(MANY, Sampling(MAX), lambda some: heard.extend((len(steps), e) for e in some))
+    assert {at for at, _ in heard} > {0, 1, 2}, "not all at once"
+    assert all(len(e.token_ids) == at + 1 for at, e in heard)
+    assert torch.is_inference_mode_enabled() is False
+
+
+class Half(ScriptedEngine):
+    """Tells of every second response only, the last ones first."""
+
+    def generate_streaming(
+        self, requests: Sequence[Request], sampling: Sampling, listener: Listener
+    ) -> list[list[Completion]]:
+        answers = self.generate(requests, sampling)
+        places = [(i, j) for i, some in enumerate(answers) for j in range(len(some))][::-2]
+        listener([Ended(i, j, answers[i][j].token_ids, answers[i][j].finish_reason) for i, j in places])
+        return answers
+
+
+@pytest.mark.parametrize("kind", [ScriptedEngine, Half])
+def test_a_reader_hears_of_responses_in_their_places(kind: type[ScriptedEngine]) -> None:
+    engine = kind(answer, EOS)
+    prompts = [Prompt(i, f"{i}?", "exact", "x") for i in ("a", "b", "a")]  # an epoch may end within a call
+    heard: list[Written] = []
+    rollouts = collect(engine, Letters(), prompts, 3, Sampling(20), 0, "rl", reader=heard.extend)
+    assert rollouts == collect(engine, Letters(), prompts, 3, Sampling(20), 0, "rl")
+    places = [w.place for w in heard]
+    assert sorted(places) == (list(range(9)) if kind is ScriptedEngine else [0, 2, 4, 6, 8])
+    assert places != sorted(places), "in the order in which they ended"
+    for w in heard:
+        r = rollouts[w.place]
+        assert (w.prompt.id, w.text, w.finish_reason) == (r.prompt_id, r.text, r.finish_reason)
+        assert w.prompt is prompts[w.place // 3]
+
+
+def test_an_engine_that_tells_of_nothing_gives_the_same() -> None:
+    prompts = [Prompt("a", "a?", "exact", "x")]
+    heard: list[Written] = []
+    assert isinstance(ScriptedEngine(answer, EOS), Streams)
+    engine = ScriptedEngine(answer, EOS)
+
+    class Plain:
+        version = 0
+        publish, generate, close = engine.publish, engine.generate, engine.close
+
+    assert not isinstance(Plain(), Streams)
+    rollouts = collect(Plain(), Letters(), prompts, 3, Sampling(20), 0, "rl", reader=heard.extend)
+    assert len(rollouts) == 3
+    assert heard == []
