@@ -53,6 +53,8 @@ def load_model(path: str, dtype: str = "float32", device: str = "cpu", revision:
     with boundary(ConfigError, f"model.path {path!r} does not load ({remedy})"):
         model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype], revision=revision)
     use_fast_linear(model)
+    for parameter in model.parameters():  # a file's tensors lie at odd addresses, where some products round otherwise
+        parameter.data = parameter.data.clone()
     return model.to(device)
 
 

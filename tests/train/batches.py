@@ -11,6 +11,7 @@ import torch
 
 from pipeline.algorithms.base import load_algorithm
 from pipeline.config.sections import OptimizerConfig
+from pipeline.models.linear import use_fast_linear
 from pipeline.rl.parts import Parts
 from pipeline.train.step import Controllers, Settings
 from pipeline.train.torch_backend import TorchBackend
@@ -23,7 +24,10 @@ OPTIMIZER = OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, max_grad_norm=
 
 def policy(seed: int = 0, dtype: torch.dtype = torch.float64, model_type: str = "qwen2") -> Any:
     """A tiny decoder."""
-    return build(model_type, {"num_key_value_heads": 1, "num_attention_heads": 2, "hidden_size": 16}, seed, dtype)
+    sizes = {"num_key_value_heads": 1, "num_attention_heads": 2, "hidden_size": 16}
+    model = build(model_type, sizes, seed, dtype)
+    use_fast_linear(model)
+    return model
 
 
 def member(rng: random.Random, group: int, sample: int, reward: float | None, version: int = 3) -> ScoredRollout:

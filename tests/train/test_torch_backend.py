@@ -12,6 +12,7 @@ import torch
 
 from pipeline.config.sections import OptimizerConfig
 from pipeline.errors import CheckpointError, NonFiniteError, RunError
+from pipeline.models.load import load_model
 from pipeline.train import checkpoint
 from pipeline.train.optimizer import schedule
 from pipeline.train.step import Controllers, update
@@ -155,8 +156,6 @@ def train(backend: TorchBackend, controllers: Controllers, steps: range) -> None
 @pytest.mark.parametrize("broken_at", [0, 1, 3, 4])
 def test_training_on_after_a_break_gives_the_same_bits(broken_at: int, tmp_path: Path) -> None:
     """Weights, AdamW's state, schedule, reference and the adaptive KL, in float32 as runs are."""
-    import transformers
-
     config = OptimizerConfig(learning_rate=3e-3, schedule="cosine", warmup_steps=3, weight_decay=0.1)
     parts = parts_of("grpo", num_minibatches=2, **ADAPTIVE)
     straight, kept = backend_of(optimizer=config, dtype=torch.float32), Controllers(parts)
@@ -171,7 +170,7 @@ def test_training_on_after_a_break_gives_the_same_bits(broken_at: int, tmp_path:
 
     path = checkpoint.save(tmp_path, 1, write, keep=1)
     assert checkpoint.fault(path) is None
-    second = TorchBackend(transformers.AutoModelForCausalLM.from_pretrained(path / "model"))
+    second = TorchBackend(load_model(str(path / "model")))
     second.load(path)
     again = Controllers(parts)
     again.load_state_dict(json.loads((path / "controllers.json").read_text()))
