@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.stages.kill_driver import AROUND_UPDATES
+from tests.stages.test_masks import CUT, EXPERTS
 
 ROOT = Path(__file__).resolve().parents[2]
 FEW = ["rl.rounds=1", "sft.steps=60", "rl.prompts_per_step=4", "rl.select.keep=all"]
@@ -28,6 +29,13 @@ CASES = {
         "scoring.components=[{verifier: length}]",
         "rl.select.keep=informative",
         "rl.max_tokens=3000",
+    ],
+    "kept sampling sets and experts, carried groups": [
+        "rl.algorithm={name: deepseek_v32}",
+        "rl.select.keep=informative",
+        "sft.steps=120",
+        *EXPERTS,
+        *CUT,
     ],
 }
 
