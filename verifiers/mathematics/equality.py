@@ -48,14 +48,27 @@ def same(a: Node, b: Node) -> bool | None:
     except NotExact:
         pass
     except Undefined:
-        return None
+        return False if _has_value(a) else None
     except TooBig:
         if not names:
             return None
     try:
         return _same_at_points(a, b, names, whole)
     except (NotExact, TooBig, Undefined):
-        return None
+        return False if not names and _has_value(a) and not _has_value(b) else None
+
+
+def _has_value(tree: Node) -> bool:
+    """Whether a constant has a value, as far as that is cheap to tell: 0/0 and infinity less infinity have none."""
+    if any(n.op == "const" and n.args[0] not in {"pi", "e", "i"} for n in nodes(tree)):
+        return False
+    try:
+        exact(tree, {})
+    except Undefined:
+        return False
+    except (NotExact, TooBig):
+        return True
+    return True
 
 
 def _is_expression(tree: Node) -> bool:

@@ -178,7 +178,7 @@ def postfixed(cursor: Cursor, base: Node) -> Node:
         elif cursor.is_op("!") and cursor.peek(1).value != "!":
             cursor.at += 1
             base = Node("fact", (base,))
-        elif cursor.take_op("%"):
+        elif base.op != "percent" and cursor.take_op("%"):
             base = Node("percent", (base,))
         elif cursor.take_op("degree"):
             base = _degrees(cursor, base)

@@ -291,6 +291,9 @@ class _Evaluation:
             value = self.logarithm(tree.args[1])
             return value if kind == "ln" else self.over(value, self.logarithm(tree.args[2]))
         rule = FUNCTIONS.get(kind)
+        if kind in {"Re", "Im"}:
+            argument = self.value(tree.args[1])
+            return Bounds(argument.re if kind == "Re" else argument.im or ZERO)
         if rule is None:
             raise NotExact
         argument = self.value(tree.args[1])

@@ -313,6 +313,8 @@ def _bracket(cursor: Cursor, opening: str) -> Node:
     closing = cursor.expect(*CLOSES[opening])
     cursor.bars, cursor.building = bars, building
     if len(items) == 1 and opening != "]":
+        if {opening, closing} in ({"(", "]"}, {"[", ")"}):
+            raise Unreadable(f"a bracket {opening} that {closing} closes")
         return items[0]
     if opening == "]" or closing == "[":
         opening, closing = ("(" if opening == "]" else "["), (")" if closing == "[" else "]")

@@ -41,7 +41,37 @@ def large_rows() -> list[Row]:
         box("+-" * 500 + "42"),
         box("(" * 1_000 + "42"),
     ]
+    brackets = [("\\{", "\\}"), ("|", "|"), ("[[", "]]"), ("-(", ")"), ("f(", ")"), ("\\overline{", "}")]
+    brackets += [("\\frac{1}{", "}"), ("\\binom{2}{", "}"), ("\\text{\\textbf{", "}}")]
+    nesting += [nested(opening, "41", closing, n) for opening, closing in brackets for n in (30, 80, 400, 4_000)]
+    filling = [
+        "for all ",
+        "where ",
+        "Ann has ",
+        "\\quad ",
+        "1 \\quad ",
+        "5'",
+        "\\mu ",
+        "all real numbers except ",
+        "h1",
+    ]
+    filling += [
+        "\\ang{",
+        "\\mathrm{e}{",
+        "negative ",
+        "\\forall ",
+        "x \\in ",
+        "~",
+        ";",
+        "\\\\[",
+        "a,",
+        "x_",
+        "\\,",
+        ",000",
+        "½",
+    ]
     inputs = [
+        *(box(piece * (1_900 // len(piece)) + "41") for piece in filling),
         "9" * 1_000_000,
         box("9" * 100_000),
         box("1" + "+1" * 50_000),
