@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# a file's tests stay in one process: they share what is dear to start
+PYTEST := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
 
 .PHONY: browser demo demo-short docs test test-unit check format install install-test install-engines clean help
 
@@ -34,7 +36,7 @@ browser:
 	  fi; }
 
 test-unit: install-test
-	$(BIN)/pytest -m "not integration"
+	$(PYTEST) -m "not integration"
 
 check: install-test
 	$(BIN)/ruff format --check .
