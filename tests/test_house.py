@@ -47,7 +47,7 @@ UPWARD = {
 """Imports that are not from a lower rank, each with its reason."""
 
 ONE_IMPORTER: dict[str, str | None] = {
-    "vllm": "pipeline/rollout/vllm_engine.py",
+    "vllm": "pipeline/rollout/vllm_worker.py",
     "deepspeed": "pipeline/train/deepspeed_backend.py",
     "matplotlib": "pipeline/report/plots.py",
     "tensorboard": "pipeline/report/trackers.py",

@@ -66,10 +66,46 @@ class SftConfig(Section):
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=30)
 
 
+class VllmConfig(Section):
+    """vLLM as the rollout engine, in this process (`vllm`) or as servers (`vllm_server`)."""
+
+    max_model_tokens: int | None = Field(
+        None, ge=1, description="prompt and response at most; null: the model's context"
+    )
+    tensor_parallel: int = Field(1, ge=1, description="devices that hold one copy of the model")
+    gpu_memory_share: float = Field(0.4, gt=0, le=1, description="of a GPU's memory, for weights and cache")
+    kv_cache_gib: float = Field(1.0, gt=0, description="cache of keys and values where the engine runs on the CPU")
+    enforce_eager: bool = Field(True, description="no compiled graphs: a quick start, and slower on GPUs")
+    sleep: bool = Field(True, description="colocated on a GPU: give memory back while the update runs")
+    arguments: dict[str, Any] = Field({}, description="further arguments of vLLM's engine, by its own names")
+    servers: int = Field(1, ge=1, description="vllm_server: how many this run starts, where `urls` names none")
+    urls: tuple[str, ...] = Field((), description="vllm_server: servers that run already, http://host:port")
+    transfer: Literal["gloo", "folder"] = Field(
+        "gloo", description="vllm_server: how weights reach it; a folder must be one that the servers see too"
+    )
+    bucket_mib: int = Field(256, ge=1, description="vllm_server: weights are sent in pieces of this size")
+    concurrency: int = Field(64, ge=1, description="vllm_server: responses asked for at once, of each server")
+    start_timeout_s: float = Field(600, gt=0, description="vllm_server: until it answers")
+    request_timeout_s: float = Field(1800, gt=0, description="vllm_server: for one response or one piece of weights")
+
+
+class ParityConfig(Section):
+    """At start the engine's log-probs of some responses are held against the trainer's of the same tokens."""
+
+    action: Literal["auto", "off", "warn", "correct", "stop"] = Field(
+        "auto",
+        description="where they differ; correct: truncated importance sampling; auto: correct for vLLM, off for torch",
+    )
+    tolerance: float = Field(1e-3, gt=0, description="largest mean |difference|, in nats, that counts as equal")
+    num_prompts: int = Field(8, ge=1, description="prompts that are answered once each")
+
+
 class RolloutConfig(Section):
     """How responses are sampled while training."""
 
-    engine: Literal["torch"] = "torch"
+    engine: Literal["torch", "vllm", "vllm_server"] = Field(
+        "torch", description="torch: embedded; vllm: in this process; vllm_server: one or several servers"
+    )
     max_response_tokens: int = Field(ge=1)
     temperature: float = Field(1.0, gt=0)
     top_p: float = Field(1.0, gt=0, le=1, description="sample among the fewest tokens of this probability; 1: all")
@@ -78,6 +114,8 @@ class RolloutConfig(Section):
         1024, ge=1, description="with keep_sampling: most tokens of a recorded set, so most that top_p leaves"
     )
     max_rows: int = Field(1024, ge=1, description="responses decoded at once")
+    vllm: VllmConfig = VllmConfig()
+    parity: ParityConfig = ParityConfig()
 
 
 class ReferenceConfig(Section):

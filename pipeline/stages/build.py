@@ -85,9 +85,18 @@ def build_backend(config: RunConfig, model: Any) -> Backend:
     return TorchBackend(model)
 
 
-def build_engine(config: RunConfig, model: Any, tokenizer: Any) -> Engine:
-    """The rollout engine that the recipe names."""
-    return TorchEngine(model, eos_ids(model, tokenizer), tokenizer.pad_token_id, config.rollout.max_rows)
+def build_engine(config: RunConfig, model: Any, tokenizer: Any, backend: Any = None) -> Engine:
+    """The rollout engine that the recipe names. Weights come from `backend.named_weights`, where it has one.
+
+    Raises: ConfigError where the engine is not installed, or knows no such argument.
+    """
+    how, ends = config.rollout, eos_ids(model, tokenizer)
+    if how.engine == "torch":
+        return TorchEngine(model, ends, tokenizer.pad_token_id, how.max_rows)
+    from pipeline.rollout.vllm_engine import Policy, VllmEngine
+
+    policy = Policy.of(model, ends, getattr(backend, "named_weights", None))
+    return VllmEngine(policy, how.vllm, how.max_rows)
 
 
 def resolve_parts(config: RunConfig, model: Any = None) -> Parts | None:

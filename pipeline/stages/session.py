@@ -229,7 +229,7 @@ def open_session(
     backend = build_backend(config, model)
     if start is not None:
         backend.load(start)
-    engine = build_engine(config, model, tokenizer)
+    engine = build_engine(config, model, tokenizer, backend)
     ledger = PassRateLedger()
     how = config.data.sampling
     sampler = PromptSampler(data.train, config.seed, how.order, how.weights, ledger, how.pass_rate)

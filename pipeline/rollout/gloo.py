@@ -1,0 +1,30 @@
+"""A process group over gloo beside the default one: for weights, between a trainer and the workers of a server."""
+
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import torch
+from torch import Tensor
+
+dist: Any = torch.distributed
+
+
+def meeting(host: str, port: int, world_size: int, timeout_s: float, is_host: bool) -> Any:
+    """The place where `world_size` processes find each other; its host opens it, at a free port where `port` is 0."""
+    timeout = datetime.timedelta(seconds=timeout_s)
+    return dist.TCPStore(host, port, world_size, is_host, timeout, wait_for_workers=False)
+
+
+def group(store: Any, rank: int, world_size: int, timeout_s: float) -> Any:
+    """A group of `world_size` processes that meet at `store`; it waits for all of them."""
+    timeout = datetime.timedelta(seconds=timeout_s)
+    return dist.ProcessGroupGloo(dist.PrefixStore("weights", store), rank, world_size, timeout)
+
+
+def broadcast(members: Any, tensor: Tensor) -> None:
+    """Rank 0's tensor to all members, in place on the CPU."""
+    options = dist.BroadcastOptions()
+    options.rootRank = options.rootTensor = 0
+    members.broadcast([tensor], options).wait()

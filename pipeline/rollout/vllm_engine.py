@@ -1,0 +1,284 @@
+"""vLLM inside this process: tokens in, tokens out, weights handed over in place.
+
+What the engine says of itself is checked: every response names the version of the weights that drew it. Log-probs are
+float32 and those of the distribution that was sampled, after temperature, top-k and top-p. A response depends on its
+own seed, but for the rounding of logits that differ with what is computed beside it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import gc
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pipeline.config.sections import VllmConfig
+from pipeline.errors import ConfigError, EngineError, boundary
+from pipeline.rollout.engine import Completion, Request, Sampling
+from pipeline.rollout.weights import Counted, Published, Weights, weights_of
+from pipeline.types import FinishReason
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+INSTALL = "pip install 'verizero[gpu]' on a GPU, `make install-engines` for the CPU (docs/engines.md)"
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer's threads live in this process too
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+OURS = {
+    "model": "model.path",
+    "dtype": "model.dtype",
+    "load_format": "nothing: weights come from the trainer",
+    "skip_tokenizer_init": "nothing: tokens go in and out",
+    "logprobs_mode": "nothing: log-probs are those of the distribution sampled",
+    "max_model_len": "rollout.vllm.max_model_tokens",
+    "max_num_seqs": "rollout.max_rows",
+    "enforce_eager": "rollout.vllm.enforce_eager",
+    "tensor_parallel_size": "rollout.vllm.tensor_parallel",
+    "gpu_memory_utilization": "rollout.vllm.gpu_memory_share",
+    "kv_cache_memory_bytes": "rollout.vllm.kv_cache_gib",
+    "enable_sleep_mode": "rollout.vllm.sleep",
+    "worker_extension_cls": "nothing: it takes the weights",
+    "weight_transfer_config": "rollout.vllm.transfer",
+    "seed": "seed",
+}
+"""Arguments of vLLM's that a recipe says elsewhere -> where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What an engine needs to know of the policy."""
+
+    model: Any
+    eos_ids: tuple[int, ...]
+    weights: Weights
+
+    @classmethod
+    def of(cls, model: Any, eos_ids: Sequence[int], weights: Weights | None = None) -> Policy:
+        """The policy `model`; its weights come from `weights`, where it is not whole in this process."""
+        return cls(model, tuple(sorted(set(eos_ids))), weights or weights_of(model))
+
+    @property
+    def context(self) -> int | None:
+        """The longest sequence, in tokens."""
+        return getattr(self.model.config, "max_position_embeddings", None)
+
+
+class VllmEngine:
+    """Generates with vLLM in this process; implements `Engine`. A process has one: vLLM's groups are global."""
+
+    _live = 0
+
+    def __init__(self, policy: Policy, config: VllmConfig, max_rows: int) -> None:
+        """Raises: ConfigError where vLLM is not installed or an argument is not its own; EngineError from its start."""
+        self.policy, self.config = policy, config
+        self.published: Published | None = None
+        self._version = -1
+        self._asked = 0
+        self._asleep = False
+        if VllmEngine._live:
+            raise EngineError("this process has one vLLM engine already; close it first")
+        self._vllm = import_vllm()
+        check_arguments(config.arguments, self._vllm.argument_names())
+        self.sleep_note = self._why_no_sleep()
+        arguments = {**engine_arguments(policy, config, max_rows), **self._placed(), **config.arguments}
+        self._folder = tempfile.TemporaryDirectory(prefix="verizero-engine-")
+        self._own_group = not torch.distributed.is_initialized()
+        with boundary(EngineError, "starting vLLM in this process"):
+            policy.model.config.save_pretrained(self._folder.name)
+            self._llm: Any = self._vllm.make_llm({**arguments, "model": self._folder.name})
+        VllmEngine._live += 1
+        self._limit = int(self._llm.llm_engine.model_config.max_model_len)
+
+    @property
+    def version(self) -> int:
+        """The version of the weights in use, as vLLM says; -1 before the first `publish`."""
+        return self._version
+
+    def publish(self, version: int) -> None:
+        """Hand the trainer's present weights over. Raises: EngineError if vLLM did not take all, or says otherwise."""
+        start = time.perf_counter()
+        weights = Counted(self.policy.weights())
+        with boundary(EngineError, f"publishing weights of version {version} to vLLM"):
+            self._wake("weights")
+            self._llm.collective_rpc("load_named", args=(weights,))
+            engine = self._llm.llm_engine
+            self._wake("kv_cache")
+            if not engine.reset_prefix_cache():
+                raise EngineError("vLLM kept its prefix cache, so old weights would be mixed with new; restart the run")
+            engine.set_weight_version(str(version))
+            self._version = int(engine.get_weight_version())
+        self.published = Published("in place", time.perf_counter() - start, weights.num_bytes)
+
+    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        """Per request, one completion per seed. Raises: EngineError for a prompt that leaves no room."""
+        check_requests(requests, sampling, self._limit)
+        refuse_records(sampling)
+        self._wake(None)
+        engine, places = self._llm.llm_engine, {}
+        made: dict[tuple[int, int], Completion] = {}
+        with boundary(EngineError, "generating with vLLM"):
+            for i, request in enumerate(requests):
+                for j, seed in enumerate(request.seeds):
+                    params = self._vllm.sampling_params(**sampling_options(sampling, seed, self.policy.eos_ids))
+                    self._asked += 1
+                    prompt = {"prompt_token_ids": list(request.prompt_ids)}
+                    engine.add_request(str(self._asked), prompt, params)
+                    places[str(self._asked)] = (i, j)
+            while engine.has_unfinished_requests():
+                made.update({places[o.request_id]: self._completion(o) for o in engine.step() if o.finished})
+        return [[made[i, j] for j in range(len(r.seeds))] for i, r in enumerate(requests)]
+
+    def rest(self) -> None:
+        """Give a GPU's memory back until the next weights or prompts come; nothing where the platform cannot."""
+        if self.sleep_note is None and not self._asleep:
+            with boundary(EngineError, "putting vLLM to sleep"):
+                self._llm.sleep(level=1)
+            self._asleep = True
+
+    def close(self) -> None:
+        """Release vLLM's memory. A process group that was there before stays: vLLM's shutdown would end it."""
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            if self._own_group:
+                llm.llm_engine.engine_core.shutdown()
+            del llm
+            VllmEngine._live -= 1
+            gc.collect()
+            self._folder.cleanup()
+
+    def _completion(self, out: Any) -> Completion:
+        (answer,) = out.outputs
+        drawn = tuple(answer.token_ids)
+        rows = answer.logprobs or []
+        logprobs = tuple(float(row[token].logprob) for row, token in zip(rows, drawn, strict=True))
+        check_spans([(s.version, s.start, s.end) for s in answer.weight_versions or ()], self._version)
+        return Completion(drawn, logprobs, finish_reason(answer.finish_reason))
+
+    def _why_no_sleep(self) -> str | None:
+        if self._vllm.on_cpu():
+            return "vLLM's CPU build has no sleep mode"
+        return None if self.config.sleep else "rollout.vllm.sleep is off"
+
+    def _placed(self) -> dict[str, Any]:
+        """Arguments that hang on the device."""
+        if self._vllm.on_cpu():
+            placed: dict[str, Any] = {"kv_cache_memory_bytes": int(self.config.kv_cache_gib * 2**30)}
+        else:
+            placed = {"gpu_memory_utilization": self.config.gpu_memory_share}
+            placed["enable_sleep_mode"] = self.sleep_note is None
+        if self.config.tensor_parallel > 1:  # the ranks of a launched group are its workers
+            placed["distributed_executor_backend"] = "external_launcher"
+        return placed
+
+    def _wake(self, tag: str | None) -> None:
+        """Weights wake before the cache, so that the peak holds one of both beside the trainer's memory."""
+        if self._asleep:
+            self._llm.wake_up(None if tag is None else [tag])
+            self._asleep = tag == "weights"
+
+
+def import_vllm() -> ModuleType:
+    """The module that imports vLLM. Raises: ConfigError naming what to install."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        import pipeline.rollout.vllm_worker as worker
+    except ImportError as exc:
+        raise ConfigError(f"rollout.engine is vllm and vLLM does not import ({exc}); {INSTALL}") from exc
+    return worker
+
+
+def engine_arguments(policy: Policy, config: VllmConfig, max_rows: int) -> dict[str, Any]:
+    """Arguments of vLLM's engine that a recipe decides, by vLLM's names."""
+    given = {"max_model_len": config.max_model_tokens or policy.context}
+    return {
+        **{name: value for name, value in given.items() if value is not None},
+        "dtype": str(policy.model.dtype).removeprefix("torch."),
+        "load_format": "dummy",
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",
+        "max_num_seqs": max_rows,
+        "enforce_eager": config.enforce_eager,
+        "tensor_parallel_size": config.tensor_parallel,
+        "disable_log_stats": True,
+        "worker_extension_cls": "pipeline.rollout.vllm_worker.WorkerExtension",
+        "seed": 0,
+    }
+
+
+def check_arguments(given: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raises: ConfigError for an argument that vLLM does not know, or that the recipe says elsewhere."""
+    known = set(known)
+    for name in given:
+        if name in OURS:
+            raise ConfigError(f"rollout.vllm.arguments.{name}: drop it; its place is {OURS[name]}")
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 3)
+            hint = f"; did you mean {', '.join(near)}?" if near else ""
+            raise ConfigError(f"rollout.vllm.arguments.{name} is no argument of vLLM's engine{hint}")
+
+
+def check_requests(requests: Sequence[Request], sampling: Sampling, limit: int | None) -> None:
+    """Raises: EngineError for a prompt without tokens, or one that leaves no room for its response."""
+    for r in requests:
+        if not r.prompt_ids:
+            raise EngineError("a prompt has no tokens; check the template and the tokenizer")
+        if limit is not None and len(r.prompt_ids) + sampling.max_tokens > limit:
+            raise EngineError(
+                f"a prompt of {len(r.prompt_ids)} tokens and max_response_tokens={sampling.max_tokens} exceed the "
+                f"engine's {limit} tokens; raise rollout.vllm.max_model_tokens, shorten one of them, or drop long "
+                "prompts (data.on_long_prompt: drop)"
+            )
+
+
+def refuse_records(sampling: Sampling) -> None:
+    """Raises: EngineError where something is to be recorded that vLLM is not asked for yet."""
+    why = "vLLM returns it from its second model runner only, which needs Triton and a GPU and is not run here yet"
+    if sampling.max_kept and sampling.is_cut:
+        raise EngineError(f"keep_sampling needs the set of tokens each draw was made from; {why}; use engine: torch")
+    if sampling.keep_routing:
+        raise EngineError(f"keep_routing needs the experts that were used; {why}; use rollout.engine: torch")
+
+
+def sampling_options(sampling: Sampling, seed: int, eos_ids: Sequence[int]) -> dict[str, Any]:
+    """One response's options by vLLM's names. Its own end token is ignored: all of ours end a response."""
+    return {
+        "n": 1,
+        "seed": seed,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "max_tokens": sampling.max_tokens,
+        "logprobs": 0,
+        "detokenize": False,
+        "ignore_eos": True,
+        "stop_token_ids": list(eos_ids),
+    }
+
+
+def finish_reason(said: str | None) -> FinishReason:
+    """Ours for vLLM's. Raises: EngineError for a response that did neither stop nor reach its limit."""
+    if said == "stop":
+        return "stop"
+    if said == "length":
+        return "length"
+    raise EngineError(f"vLLM ended a response with {said!r}; it was not finished, and the run cannot use it")
+
+
+def check_spans(spans: Sequence[tuple[str, int, int]], version: int) -> None:
+    """Raises: EngineError if part of a response was drawn by weights of another version than `version`."""
+    wrong = [s for s in spans if s[0] != str(version)]
+    if wrong or not spans:
+        said = "no version" if not spans else f"version {wrong[0][0]}"
+        raise EngineError(f"a response was drawn by weights of {said}, and version {version} was published; restart")

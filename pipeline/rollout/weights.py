@@ -1,0 +1,70 @@
+"""The policy's weights on their way to an engine: by the names that a saved folder would have, in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Named = Iterable[tuple[str, Tensor]]
+Weights = Callable[[], Named]
+"""A fresh pass over all weights, whole tensors; where shards are gathered for it, every rank passes in step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """How the last weights reached the engine."""
+
+    way: str
+    seconds: float
+    num_bytes: int
+
+
+def weights_of(model: Any) -> Weights:
+    """The weights of a transformers model in this process, named and shaped as `save_pretrained` would write them.
+
+    A tied tensor comes once. Tensors are the model's own where no conversion is needed: copy before the next update.
+    """
+
+    def named() -> Named:
+        from transformers.core_model_loading import revert_weight_conversion
+
+        own = {name: p.detach() for name, p in model.named_parameters()}
+        with torch.no_grad():
+            reverted: dict[str, Tensor] = revert_weight_conversion(model, own)
+        return reverted.items()
+
+    return named
+
+
+class Counted:
+    """The weights of an iterable, passed on as they come; how many and how many bytes were taken."""
+
+    def __init__(self, weights: Named) -> None:
+        self._weights = weights
+        self.num_tensors = 0
+        self.num_bytes = 0
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in self._weights:
+            self.num_tensors += 1
+            self.num_bytes += tensor.numel() * tensor.element_size()
+            yield name, tensor
+
+
+def buckets(weights: Named, most_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
+    """The weights in lists of at most `most_bytes`; a larger tensor comes alone."""
+    bucket: list[tuple[str, Tensor]] = []
+    held = 0
+    for name, tensor in weights:
+        size = tensor.numel() * tensor.element_size()
+        if bucket and held + size > most_bytes:
+            yield bucket
+            bucket, held = [], 0
+        bucket.append((name, tensor))
+        held += size
+    if bucket:
+        yield bucket

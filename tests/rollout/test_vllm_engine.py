@@ -1,0 +1,211 @@
+"""vLLM in this process: weights after each publish, log-probs, seeds, ends, refusals; on the real engine."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+from pipeline.config.sections import VllmConfig
+from pipeline.errors import EngineError
+from pipeline.rollout.engine import Completion, Request, Sampling
+from pipeline.rollout.sampling import cut_off
+from pipeline.rollout.vllm_engine import Policy, VllmEngine
+from tests.models.families import build, next_logits, scatter
+
+pytest.importorskip("vllm", reason="make install-engines")
+pytestmark = pytest.mark.integration
+
+EOS = (1, 5)
+REQUESTS = [
+    Request((3, 4, 6, 7), (11, 12, 2**63 - 1)),
+    Request((8,), (21,)),
+    Request((9, 10, 11), (31, 32)),
+]
+
+
+class Colocated:
+    """A policy that moves, and the engine that is to follow it."""
+
+    def __init__(self, **shape: Any) -> None:
+
+        self.model = build("qwen2", {"hidden_size": 128, **shape})
+        self.left_out: str | None = None
+        self.before = torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].tolist()
+        self.set_num_threads = torch.set_num_threads
+        self.engine = VllmEngine(Policy.of(self.model, EOS, self.weights), VllmConfig(kv_cache_gib=0.1), 64)
+        self.after = torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].tolist()
+        self.next = 0
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        return ((n, p.detach()) for n, p in self.model.named_parameters() if n != self.left_out)
+
+    def move(self) -> None:
+        """An update of the policy that the engine is not told of."""
+        self.next += 1
+        scatter(self.model, self.next)
+
+    def publish(self) -> None:
+        self.engine.publish(self.next)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["tied", "untied"])
+def both(request: pytest.FixtureRequest) -> Iterator[Colocated]:
+    """With the output layer tied to the embedding, and of its own."""
+    both = Colocated(tie_word_embeddings=request.param)
+    yield both
+    both.engine.close()
+
+
+def greedy(model: Any, prompt: tuple[int, ...], most: int) -> tuple[int, ...]:
+    """The likeliest response, by forwards over the whole row."""
+    ids = list(prompt)
+    while len(ids) < len(prompt) + most and (len(ids) == len(prompt) or ids[-1] not in EOS):
+        ids.append(int(next_logits(model, ids).argmax()))
+    return tuple(ids[len(prompt) :])
+
+
+def scored(model: Any, prompt: tuple[int, ...], answer: Completion, sampling: Sampling) -> list[float]:
+    """The log-probs of the response's tokens by the trainer's model, under the distribution that was sampled."""
+    ids, out = list(prompt), []
+    for token in answer.token_ids:
+        logits = next_logits(model, ids)[None].float()
+        if sampling.temperature > 0:
+            logits = cut_off(logits / sampling.temperature, sampling.top_k, sampling.top_p)
+        out.append(float(logits.log_softmax(-1)[0, token]))
+        ids.append(token)
+    return out
+
+
+def check_greedy(both: Colocated) -> None:
+    answers = both.engine.generate(REQUESTS, Sampling(20, temperature=0))
+    for request, completions in zip(REQUESTS, answers, strict=True):
+        assert {c.token_ids for c in completions} == {greedy(both.model, request.prompt_ids, 20)}
+
+
+@pytest.mark.parametrize("times", range(3))
+def test_after_each_publish_the_engine_is_the_trainer(both: Colocated, times: int) -> None:
+    both.move()
+    both.publish()
+    assert both.engine.version == both.next
+    check_greedy(both)
+
+
+def test_an_update_reaches_the_engine_by_publish_only(both: Colocated) -> None:
+    both.publish()
+    before = both.engine.generate(REQUESTS, Sampling(20, temperature=0))
+    both.move()
+    assert both.engine.generate(REQUESTS, Sampling(20, temperature=0)) == before
+    both.publish()
+    assert both.engine.generate(REQUESTS, Sampling(20, temperature=0)) != before
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(24),
+        Sampling(24, 0.7),
+        Sampling(24, 1.3),
+        Sampling(24, 0),
+        Sampling(24, 0.8, 0.7),
+        Sampling(24, 1, 1, 4),
+    ],
+    ids=["plain", "cool", "hot", "greedy", "top_p", "top_k"],
+)
+def test_log_probs_are_the_trainers(both: Colocated, sampling: Sampling) -> None:
+    both.publish()
+    answers = both.engine.generate(REQUESTS, sampling)
+    seen = 0
+    for request, completions in zip(REQUESTS, answers, strict=True):
+        assert len(completions) == len(request.seeds)
+        for answer in completions:
+            wanted = scored(both.model, request.prompt_ids, answer, sampling)
+            assert answer.logprobs == pytest.approx(wanted, abs=1e-4)
+            seen += len(wanted)
+    assert seen > 20
+
+
+def test_a_response_hangs_on_its_own_seed(both: Colocated) -> None:
+    both.publish()
+    crowd = [Request((i,), tuple(range(100 * i, 100 * i + 6))) for i in range(2, 8)]
+    together = both.engine.generate(crowd, Sampling(16))
+    assert together == both.engine.generate(crowd, Sampling(16))
+    (alone,) = both.engine.generate([Request((4,), (402, 405))], Sampling(16))
+    assert [c.token_ids for c in alone] == [together[2][2].token_ids, together[2][5].token_ids]
+    assert len({c.token_ids for cs in together for c in cs}) > 20
+
+
+def test_responses_end_with_an_end_token_or_at_the_limit(both: Colocated) -> None:
+    both.publish()
+    answers = both.engine.generate(
+        [Request((i,), tuple(range(100 * i, 100 * i + 10))) for i in range(2, 8)], Sampling(9)
+    )
+    ends = set()
+    for answer in (c for cs in answers for c in cs):
+        ended = answer.token_ids[-1] in EOS
+        assert answer.finish_reason == ("stop" if ended else "length")
+        assert not set(answer.token_ids[:-1]) & set(EOS)
+        assert ended or len(answer.token_ids) == 9
+        assert len(answer.logprobs) == len(answer.token_ids)
+        ends.add(answer.token_ids[-1] if ended else None)
+    assert ends == {*EOS, None}
+
+
+def test_weights_that_do_not_come_are_missed(both: Colocated) -> None:
+    both.left_out = "model.layers.1.mlp.down_proj.weight"
+    with pytest.raises(EngineError, match=r"1 weights of vLLM's model did not come.*layers\.1\.mlp\.down_proj"):
+        both.publish()
+    both.left_out = None
+    both.publish()
+    check_greedy(both)
+
+
+def test_responses_of_another_version_are_refused(both: Colocated) -> None:
+    both.publish()
+    both.engine._llm.llm_engine.set_weight_version("older")
+    with pytest.raises(EngineError, match="drawn by weights of version older"):
+        both.engine.generate(REQUESTS[:1], Sampling(2))
+    both.publish()
+    assert len(both.engine.generate(REQUESTS[:1], Sampling(2))[0]) == 3
+
+
+def test_a_publish_says_how_much_went_which_way(both: Colocated) -> None:
+    both.publish()
+    assert both.engine.published is not None
+    assert both.engine.published.way == "in place"
+    assert both.engine.published.num_bytes == 4 * sum(p.numel() for p in both.model.parameters())
+    assert 0 < both.engine.published.seconds < math.inf
+
+
+def test_prompts_that_do_not_fit_are_refused(both: Colocated) -> None:
+    with pytest.raises(EngineError, match="no tokens"):
+        both.engine.generate([Request((), (1,))], Sampling(4))
+    with pytest.raises(EngineError, match=r"60 tokens and max_response_tokens=5 exceed the engine's 64"):
+        both.engine.generate([Request((3,) * 60, (1,))], Sampling(5))
+    (one,) = both.engine.generate([Request((3,) * 60, (1,))], Sampling(4))
+    assert len(one) == 1
+
+
+def test_the_trainer_keeps_its_numbers_and_threads(both: Colocated) -> None:
+    assert torch.equal(both.before[0], both.after[0])
+    assert both.before[1:] == both.after[1:]
+    assert torch.set_num_threads is both.set_num_threads
+
+
+def test_sleep_is_declined_on_the_cpu_with_its_reason(both: Colocated) -> None:
+    assert both.engine.sleep_note == "vLLM's CPU build has no sleep mode"
+    both.engine.rest()
+    both.publish()
+    check_greedy(both)
+
+
+def test_a_process_has_one_engine_at_a_time(both: Colocated) -> None:
+    with pytest.raises(EngineError, match="one vLLM engine"):
+        VllmEngine(Policy.of(both.model, EOS), VllmConfig(kv_cache_gib=0.1), 64)
+    both.publish()
+    check_greedy(both)

@@ -1,0 +1,126 @@
+"""What needs no vLLM: its arguments and answers in our words, refusals, weights on their way."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pipeline.config.sections import VllmConfig
+from pipeline.errors import ConfigError, EngineError
+from pipeline.rollout.engine import Sampling
+from pipeline.rollout.vllm_engine import (
+    Policy,
+    check_arguments,
+    check_spans,
+    engine_arguments,
+    finish_reason,
+    import_vllm,
+    refuse_records,
+    sampling_options,
+)
+from pipeline.rollout.weights import Counted, buckets, weights_of
+from tests.models.families import build
+
+KNOWN = ("swap_space", "block_size", "max_num_batched_tokens", "seed", "dtype")
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+
+
+def test_without_vllm_the_command_that_installs_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    monkeypatch.delitem(sys.modules, "pipeline.rollout.vllm_worker", raising=False)
+    with pytest.raises(ConfigError, match=r"vLLM does not import.*verizero\[gpu\].*make install-engines"):
+        import_vllm()
+
+
+def test_an_argument_that_is_none_of_vllms_is_refused() -> None:
+    check_arguments({"block_size": 16}, KNOWN)
+    with pytest.raises(ConfigError, match=r"arguments\.blok_size is no argument.*did you mean block_size"):
+        check_arguments({"blok_size": 16}, KNOWN)
+
+
+def test_an_argument_that_a_recipe_says_elsewhere_is_refused_with_its_place() -> None:
+    with pytest.raises(ConfigError, match=r"arguments\.dtype: drop it; its place is model\.dtype"):
+        check_arguments({"dtype": "float16"}, KNOWN)
+
+
+def test_the_recipe_becomes_vllms_arguments() -> None:
+    policy = Policy.of(build("qwen2", {}), (5, 1, 5))
+    assert policy.eos_ids == (1, 5)
+    found = engine_arguments(policy, VllmConfig(max_model_tokens=48, enforce_eager=False), 7)
+    assert (found["max_model_len"], found["max_num_seqs"], found["dtype"]) == (48, 7, "float32")
+    assert found["enforce_eager"] is False
+    assert found["logprobs_mode"] == "processed_logprobs"
+    assert engine_arguments(policy, VllmConfig(), 7)["max_model_len"] == 64
+
+
+def test_sampling_becomes_vllms_options() -> None:
+    found = sampling_options(Sampling(9, 0.7, 0.9, 6), 2**63 - 1, (1, 5))
+    assert (found["max_tokens"], found["temperature"], found["top_p"], found["top_k"]) == (9, 0.7, 0.9, 6)
+    assert (found["seed"], found["stop_token_ids"], found["ignore_eos"]) == (2**63 - 1, [1, 5], True)
+
+
+def test_a_response_that_neither_stopped_nor_was_cut_is_no_response() -> None:
+    assert (finish_reason("stop"), finish_reason("length")) == ("stop", "length")
+    for said in ("abort", "error", None):
+        with pytest.raises(EngineError, match="not finished"):
+            finish_reason(said)
+
+
+def test_every_span_of_a_response_is_of_the_published_version() -> None:
+    check_spans([("3", 0, 5)], 3)
+    with pytest.raises(EngineError, match="weights of version 2, and version 3"):
+        check_spans([("3", 0, 5), ("2", 5, 9)], 3)
+    with pytest.raises(EngineError, match="no version"):
+        check_spans([], 3)
+
+
+def test_what_vllm_does_not_record_here_is_refused_with_the_engine_that_does() -> None:
+    refuse_records(Sampling(4, 1.0, 0.9))
+    refuse_records(Sampling(4, 1.0, max_kept=8))
+    with pytest.raises(EngineError, match=r"keep_sampling.*engine: torch"):
+        refuse_records(Sampling(4, 1.0, 0.9, max_kept=8))
+    with pytest.raises(EngineError, match=r"keep_routing.*engine: torch"):
+        refuse_records(Sampling(4, keep_routing=True))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("qwen2", {"tie_word_embeddings": True}),
+        ("llama", {"tie_word_embeddings": False}),
+        ("qwen3_moe", {**EXPERTS, "tie_word_embeddings": False}),
+    ],
+    ids=["tied", "untied", "experts"],
+)
+def test_weights_are_named_and_shaped_as_in_a_saved_folder(
+    model_type: str, changes: dict[str, object], tmp_path: Path
+) -> None:
+    model = build(model_type, changes)
+    model.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    found = dict(weights_of(model)())
+    assert set(found) == set(saved)
+    assert all(torch.equal(found[name], saved[name]) for name in saved)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(1)
+    again = dict(weights_of(model)())
+    assert not any(torch.equal(again[name], saved[name]) for name in saved)
+
+
+def test_what_is_taken_is_counted() -> None:
+    counted = Counted([("a", torch.zeros(3)), ("b", torch.zeros(2, 2, dtype=torch.bfloat16))])
+    assert [name for name, _ in counted] == ["a", "b"]
+    assert (counted.num_tensors, counted.num_bytes) == (2, 20)
+
+
+def test_buckets_hold_all_weights_in_order_and_no_more_than_their_size() -> None:
+    sizes = {"a": 1, "b": 2, "huge": 50, "c": 3, "d": 4, "e": 1}
+    weights = [(name, torch.zeros(n)) for name, n in sizes.items()]
+    found = [[name for name, _ in bucket] for bucket in buckets(weights, 4 * 8)]
+    assert found == [["a", "b"], ["huge"], ["c", "d", "e"]]
+    assert list(buckets([], 8)) == []
