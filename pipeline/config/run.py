@@ -12,6 +12,7 @@ from pipeline.config.scoring import ScoringConfig
 from pipeline.config.sections import (
     CheckpointConfig,
     EvaluationConfig,
+    LaunchConfig,
     ModelConfig,
     PrefectConfig,
     PretrainConfig,
@@ -52,6 +53,7 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     report: ReportConfig = ReportConfig()
     prefect: PrefectConfig = PrefectConfig()
+    launch: LaunchConfig = LaunchConfig()
 
     @model_validator(mode="after")
     def _stages_have_sections(self) -> RunConfig:

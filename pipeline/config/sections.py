@@ -172,10 +172,60 @@ class RlConfig(Section):
 class TrainConfig(Section):
     """Where and how the update is computed."""
 
-    backend: Literal["torch"] = "torch"
+    backend: Literal["torch", "deepspeed"] = Field(
+        "torch", description="torch: each rank has the whole policy; deepspeed: ranks share it out (zero)"
+    )
+    zero: Literal[0, 1, 2, 3] = Field(
+        0, description="deepspeed: what is shared out; 1: optimiser, 2: gradients too, 3: weights too"
+    )
+    offload: Literal["none", "optimizer", "all"] = Field(
+        "none", description="deepspeed: what waits in the CPU's memory; all: with zero 3, the weights too"
+    )
+    gradient_checkpointing: bool = Field(False, description="compute activations again in the backward")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0 …")
     threads: int | None = Field(None, ge=1, description="of the CPU; null: torch's choice")
     micro_batch_tokens: int = Field(4096, ge=1, description="tokens (with padding) of one forward and backward")
+
+    @model_validator(mode="after")
+    def _deepspeed_only(self) -> TrainConfig:
+        if self.backend == "torch" and (self.zero > 0 or self.offload != "none"):
+            name = "zero" if self.zero > 0 else "offload"
+            raise ValueError(
+                f"train.{name}={getattr(self, name)} with train.backend=torch; set train.backend: deepspeed"
+            )
+        if self.offload == "all" and self.zero < 3:
+            raise ValueError(f"train.offload=all with train.zero={self.zero}; set train.zero: 3, or offload: optimizer")
+        if self.offload == "optimizer" and self.zero < 1:
+            raise ValueError("train.offload=optimizer with train.zero=0; set train.zero: 1, 2 or 3")
+        return self
+
+
+class LaunchConfig(Section):
+    """The processes that train together. Each has a log, and the end of one ends all."""
+
+    kind: Literal["none", "local", "torchrun", "deepspeed", "slurm"] = Field(
+        "none", description="none: one process, or ranks that were started already; local: on this machine"
+    )
+    nodes: int = Field(1, ge=1)
+    gpus_per_node: int = Field(1, ge=1, description="ranks on each node, on the CPU too")
+    hostfile: str | None = Field(None, description="lines `host slots=8`, the first host first; for deepspeed")
+    address: str | None = Field(None, description="of the first node, for torchrun on several nodes")
+    port: int = Field(29500, ge=1, le=65535, description="on the first node; `local` takes one that is free")
+    phase_timeout_s: float = Field(
+        1800, gt=0, description="a rank whose phase (or one collective in it) takes longer ends, and with it all"
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> LaunchConfig:
+        if self.kind in ("none", "local") and self.nodes > 1:
+            raise ValueError(
+                f"launch.nodes={self.nodes} with launch.kind={self.kind}; use torchrun, deepspeed or slurm for several"
+            )
+        if self.kind == "torchrun" and self.nodes > 1 and self.address is None:
+            raise ValueError(f"launch.nodes={self.nodes} with torchrun needs launch.address, the first node's")
+        if self.kind == "deepspeed" and self.nodes > 1 and self.hostfile is None:
+            raise ValueError(f"launch.nodes={self.nodes} with deepspeed needs launch.hostfile")
+        return self
 
 
 class EvaluationConfig(Section):

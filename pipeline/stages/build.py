@@ -20,6 +20,7 @@ from pipeline.rollout.engine import Engine
 from pipeline.rollout.torch_engine import TorchEngine
 from pipeline.seeds import derive
 from pipeline.train.backend import Backend
+from pipeline.train.ranks import ALONE, Ranks
 from pipeline.train.torch_backend import TorchBackend
 
 if TYPE_CHECKING:
@@ -78,11 +79,11 @@ def build_policy(config: RunConfig, tokenizer: Any, start: Path | None) -> Any:
     return load_model(config.model.path, config.model.dtype, device, config.model.revision)
 
 
-def build_backend(config: RunConfig, model: Any) -> Backend:
-    """The training backend around the policy."""
+def build_backend(config: RunConfig, model: Any, ranks: Ranks = ALONE) -> Backend:
+    """The training backend around the policy, of which every rank has built the same."""
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
-    return TorchBackend(model)
+    return TorchBackend(model, ranks)
 
 
 def build_engine(config: RunConfig, model: Any, tokenizer: Any, backend: Any = None) -> Engine:
@@ -150,7 +151,8 @@ def write_run_info(session: Session) -> None:
         "seed": session.config.seed,
         "versions": versions,
         "device": str(model.device),
-        "num_parameters": sum(p.numel() for p in model.parameters()),
+        "num_parameters": sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters()),
+        "num_ranks": session.ranks.size,
         "engine_fast_path": getattr(session.engine, "is_fast", None),
         "engine_note": getattr(session.engine, "fallback_reason", None),
         "num_prompts": {"train": len(session.data.train), "evaluation": len(session.data.evaluation)},

@@ -16,6 +16,7 @@ from pipeline.stages.rl import sample_rows, say_failures
 from pipeline.stages.schedule import Item
 from pipeline.stages.session import Session
 from pipeline.stages.steps import Wrap
+from pipeline.stages.together import share_of, together
 from pipeline.types import Group, Prompt, Rollout
 
 SHOWN_PROMPTS = 24
@@ -26,6 +27,7 @@ def evaluate(session: Session, item: Item, wrap: Wrap) -> dict[str, Any]:
     """Every domain's measures; also a line of metrics.jsonl, and samples of some prompts in rollouts.jsonl."""
     session.where = f"evaluate {item.label}"
     session.progress.begin(session.where, 0, 1)
+    session.backend.whole_model()
     session.engine.publish(session.state.policy_version)
     sampled, greedy, tally = wrap("evaluate", run)(session)
     say_failures(
@@ -68,7 +70,8 @@ def evaluate(session: Session, item: Item, wrap: Wrap) -> dict[str, Any]:
 
 def run(session: Session) -> tuple[list[Group], list[Group], Tally]:
     """The sampled groups of k, the greedy groups of one, prompt by prompt; and what graders did."""
-    config, prompts = session.config, evaluation_prompts(session)
+    config, share = session.config, share_of(session.ranks, evaluation_prompts(session))
+    prompts = share.prompts
     sampling = Sampling(config.rollout.max_response_tokens, config.evaluation.temperature, config.evaluation.top_p)
     greedy = Sampling(config.rollout.max_response_tokens, temperature=0)
     # the stream names no step: every evaluation draws with the same numbers, so differences are the policy's
@@ -83,9 +86,11 @@ def run(session: Session) -> tuple[list[Group], list[Group], Tally]:
             )
     with session.timed("evaluate/verify"):
         scored, tally = session.scorer.score(by_id, rollouts, ahead=ahead)
+        cut = len(prompts) * config.evaluation.k
+        own = [form_groups(prompts, scored[:cut], config.evaluation.k), form_groups(prompts, scored[cut:], 1)]
+        (sampled, best), tally = together(session.ranks, share, own, tally)
     session.count("evaluate/graders", tally.busy_s)
-    cut = len(prompts) * config.evaluation.k
-    return form_groups(prompts, scored[:cut], config.evaluation.k), form_groups(prompts, scored[cut:], 1), tally
+    return sampled, best, tally
 
 
 def failures(groups: Sequence[Group]) -> dict[str, int]:

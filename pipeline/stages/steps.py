@@ -20,6 +20,7 @@ from pipeline.rollout.engine import Sampling
 from pipeline.scoring.score import Tally
 from pipeline.scoring.select import Reason, form_groups, select
 from pipeline.stages.session import Session
+from pipeline.stages.together import share_of, together
 from pipeline.train.step import Settings, update
 from pipeline.train.texts import Row
 from pipeline.types import Group, Prompt, Rollout, StepMetrics
@@ -41,6 +42,8 @@ def next_prompts(session: Session, count: int) -> list[Prompt]:
 def generate(session: Session, prompts: Sequence[Prompt], attempt: int) -> list[Rollout]:
     """One group of responses to each prompt, prompt by prompt; then, for a greedy baseline, one greedy one to each.
 
+    Of this rank's share of the prompts: `verify` puts together what came of all.
+
     Those that end early begin to be graded; `verify` waits for the rest.
     """
     rl = session.config.rl
@@ -50,14 +53,15 @@ def generate(session: Session, prompts: Sequence[Prompt], attempt: int) -> list[
     if session.parts is not None and session.parts.needs_greedy:
         asked.append(("rl greedy", 1, Sampling(most, temperature=0)))
     engine, renderer, seed = session.engine, session.data.renderer, session.config.seed
+    own = share_of(session.ranks, prompts).prompts
     ahead = session.scorer.ahead(with_components=True) if session.config.scoring.overlap else None
     rollouts: list[Rollout] = []
     with session.timed("generate"):
         for name, num, how in asked:
             reader = None if ahead is None else partial(ahead.add, offset=len(rollouts))
-            rollouts += collect(engine, renderer, prompts, num, how, seed, name, step, attempt, reader=reader)
+            rollouts += collect(engine, renderer, own, num, how, seed, name, step, attempt, reader=reader)
     session.ahead = ahead
-    session.state.num_tokens += sum(len(r.response_ids) for r in rollouts)
+    session.state.num_tokens += sum(session.ranks.gather(sum(len(r.response_ids) for r in rollouts)))
     return rollouts
 
 
@@ -66,15 +70,17 @@ def verify(session: Session, prompts: Sequence[Prompt], rollouts: Sequence[Rollo
     rl, parts = session.config.rl, session.parts
     assert rl is not None
     assert parts is not None
-    cut = len(prompts) * rl.group_size
+    share = share_of(session.ranks, prompts)
+    own, cut = share.prompts, len(share.prompts) * rl.group_size
     ahead, session.ahead = session.ahead, None
     with session.timed("verify"):
-        by_id = {p.id: p for p in prompts}
+        by_id = {p.id: p for p in own}
         scored, tally = session.scorer.score(by_id, rollouts, with_components=True, ahead=ahead)
-        groups = form_groups(prompts, scored[:cut], rl.group_size)
+        groups = form_groups(own, scored[:cut], rl.group_size)
         if parts.needs_greedy:
             most = session.config.rollout.max_response_tokens
-            groups = with_baseline(groups, form_groups(prompts, scored[cut:], 1), parts.shaping, most)
+            groups = with_baseline(groups, form_groups(own, scored[cut:], 1), parts.shaping, most)
+        (groups,), tally = together(session.ranks, share, [groups], tally)
     session.count("graders", tally.busy_s)
     return groups, tally
 
@@ -175,6 +181,7 @@ def fitting(session: Session, rows: list[Row]) -> list[Row]:
 def publish(session: Session) -> None:
     """The engine takes the policy's weights. Raises: EngineError if it then reports another version."""
     with session.timed("publish"):
+        session.backend.whole_model()
         session.engine.publish(session.state.policy_version)
         if session.engine.version != session.state.policy_version:
             raise EngineError(

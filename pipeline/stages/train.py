@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.run import RunConfig
 from pipeline.report.page import build_page
 from pipeline.report.summary import build_summary
-from pipeline.stages.build import build_tokenizer, context_of
+from pipeline.stages.build import build_tokenizer, context_of, device_of
 from pipeline.stages.evaluate import evaluate
 from pipeline.stages.prepare import RunData, prepare_data
 from pipeline.stages.progress import Progress, Silent
@@ -20,6 +20,7 @@ from pipeline.stages.schedule import Item, schedule
 from pipeline.stages.session import Resume, Session, locked, open_session
 from pipeline.stages.sft import train_tokens
 from pipeline.stages.steps import Steps, Wrap, plain
+from pipeline.train.ranks import join, leave
 
 
 def run_folder(config: RunConfig, base: Path | None = None) -> Path:
@@ -36,14 +37,22 @@ def prepare_run(config: RunConfig, base_dir: Path, folder: Path) -> RunData:
 def opened(
     config: RunConfig, base_dir: Path, folder: Path, resume: Resume, progress: Progress, data: RunData | None = None
 ) -> Iterator[Session]:
-    """A session that holds the run's folder until the block ends. `data`: prepared before, else here."""
-    with locked(folder):
-        prepared = data if data is not None else prepare_run(config, base_dir, folder)
-        session = open_session(config, folder, prepared, resume, progress, base_dir)
-        try:
-            yield session
-        finally:
-            session.close()
+    """A session that holds the run's folder until the block ends. `data`: prepared before, else here.
+
+    In a group of processes each has its own session over the same state; rank 0 holds the folder and writes there.
+    """
+    ranks = join(config.launch.phase_timeout_s, device_of(config))
+    with ExitStack() as held:
+        held.callback(leave)
+        own = folder
+        if ranks.is_first:
+            held.enter_context(locked(folder))
+        else:
+            own = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="verizero-rank-")))
+        prepared = data if data is not None else prepare_run(config, base_dir, own)
+        session = open_session(config, own, prepared, resume, progress, base_dir, ranks, folder)
+        held.callback(session.close)
+        yield session
 
 
 def remaining(session: Session) -> list[tuple[str, list[Item]]]:
@@ -78,6 +87,8 @@ def finish(session: Session) -> dict[str, Any]:
     """The final model, summary.json and report.html; the summary."""
     session.save_final()
     session.store.sync()
+    if not session.ranks.is_first:
+        return {}
     summary = build_summary(session.folder)
     build_page(session.folder)
     return summary

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 from pipeline.config.sections import OptimizerConfig
+from pipeline.train.ranks import Ranks
 from pipeline.train.replay import Replay
 
 Who = Literal["policy", "reference"]
@@ -38,7 +39,9 @@ class Backend(Protocol):
     """Computes log-probs with gradient, takes optimiser steps, keeps the reference and, for some, a critic."""
 
     model: Any
-    """The policy's module, which the embedded engine shares."""
+    """The policy's module. Its weights may be shards; `whole_model` has them whole."""
+    ranks: Ranks
+    """The processes that train this policy together."""
 
     @property
     def critic(self) -> CriticBackend | None:
@@ -88,12 +91,12 @@ class Backend(Protocol):
         """reference <- alpha * policy + (1 - alpha) * reference; made on first use."""
         ...
 
-    def all_reduce(self, values: Tensor) -> Tensor:
-        """The sum over all ranks."""
+    def whole_model(self) -> Any:
+        """A plain module with the policy's present weights, to generate with and to save; the same one each time."""
         ...
 
     def save(self, folder: Path, save_model: Callable[[Any, Path], None]) -> None:
-        """Write model (through `save_model`), optimiser, reference and critic into `folder`."""
+        """Write model (through `save_model`), optimiser, reference and critic into `folder`, by rank 0."""
         ...
 
     def load(self, folder: Path) -> None:

@@ -39,7 +39,7 @@ def save(root: Path, serial: int, write: Callable[[Path], None], keep: int) -> P
 
     Raises: RunError when the disk is full or not writable; what was there before is untouched.
     """
-    final, partial = root / f"{serial:08d}", root / f"{PARTIAL}{serial:08d}"
+    final, partial = root / f"{serial:08d}", partial_path(root, serial)
     with disk_errors(f"writing checkpoint {final.name}", partial):
         root.mkdir(parents=True, exist_ok=True)
         _recover(root)
@@ -57,6 +57,11 @@ def save(root: Path, serial: int, write: Callable[[Path], None], keep: int) -> P
     for old in _numbered(root)[keep:]:
         shutil.rmtree(old, ignore_errors=True)
     return final
+
+
+def partial_path(root: Path, serial: int) -> Path:
+    """Where checkpoint `serial` is written before it has its name."""
+    return root / f"{PARTIAL}{serial:08d}"
 
 
 def newest(root: Path) -> tuple[Path | None, list[Refused]]:

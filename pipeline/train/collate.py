@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -62,6 +63,29 @@ def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
             longest = max(1, lengths[i])
         batches[-1].append(i)
     return batches
+
+
+def deal(lengths: Sequence[int], max_tokens: int, rank: int, size: int) -> tuple[list[list[int]], int]:
+    """One rank's micro-batches, and how many empty ones it must add to have as many as the rank with most.
+
+    Rows go longest first to the rank with fewest tokens; every rank works out the same.
+    """
+    owned: list[list[int]] = [[] for _ in range(size)]
+    load = [0] * size
+    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        to = load.index(min(load))
+        owned[to].append(i)
+        load[to] += max(1, lengths[i])
+    pieces = [micro_batches([lengths[i] for i in rows], max_tokens) for rows in owned]
+    own = [[owned[rank][i] for i in piece] for piece in pieces[rank]]
+    return own, max(map(len, pieces)) - len(own)
+
+
+def untrained(batch: TrainBatch) -> TrainBatch:
+    """The shortest row of the batch, with nothing to train on: a forward that only keeps step with other ranks."""
+    row = int(batch.attention_mask.sum(1).argmin())
+    found = rows_of(batch, [row])
+    return replace(found, response_mask=torch.zeros_like(found.response_mask), recorded=None)
 
 
 def rows_of(batch: TrainBatch, rows: Sequence[int]) -> TrainBatch:

@@ -17,9 +17,10 @@ from pipeline.models.forward import spread
 from pipeline.rl.gae import summarize_values, value_loss
 from pipeline.rl.logprobs import working
 from pipeline.rl.parts import Critic
-from pipeline.rl.reduce import AllReduce
+from pipeline.rl.reduce import AllReduce, identity
 from pipeline.train.backend import CriticBackend
 from pipeline.train.optimizer import adamw, clipped_step, finite_norm, schedule
+from pipeline.train.ranks import ALONE, Ranks
 from pipeline.types import TrainBatch
 
 
@@ -31,7 +32,10 @@ class TorchCritic:
     backbone adds to the policy's gradient. The head begins at zero, so that the first values are 0.
     """
 
-    def __init__(self, policy: Any, model: Any | None, optimizer: OptimizerConfig, total_steps: int) -> None:
+    def __init__(
+        self, policy: Any, model: Any | None, optimizer: OptimizerConfig, total_steps: int, ranks: Ranks = ALONE
+    ) -> None:
+        self.ranks = ranks
         self.policy = policy
         self.model = model
         self.head = _score(model) if model is not None else _fresh_head(policy)
@@ -41,9 +45,11 @@ class TorchCritic:
         self.optimizer = adamw((model or self.head).parameters(), optimizer)
 
     @classmethod
-    def new(cls, policy: Any, shared: bool, optimizer: OptimizerConfig, total_steps: int) -> TorchCritic:
+    def new(
+        cls, policy: Any, shared: bool, optimizer: OptimizerConfig, total_steps: int, ranks: Ranks = ALONE
+    ) -> TorchCritic:
         """A critic that has learned nothing; its own backbone is a copy of the policy's."""
-        return cls(policy, None if shared else own_backbone(policy), optimizer, total_steps)
+        return cls(policy, None if shared else own_backbone(policy), optimizer, total_steps, ranks)
 
     def values(self, input_ids: Tensor, where: Tensor) -> Tensor:
         """V [B, T] of the states before the tokens at `where` (bool, False at column 0), 0 elsewhere."""
@@ -56,7 +62,8 @@ class TorchCritic:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def require_finite(self) -> None:
-        """Raises: NonFiniteError if the gradient is not finite."""
+        """Sum the gradient over ranks. Raises: NonFiniteError if it is not finite."""
+        self.ranks.sum_gradients(self._parameters())
         self._norm()
 
     def step(self) -> dict[str, float]:
@@ -85,7 +92,7 @@ class TorchCritic:
         }
 
     @classmethod
-    def restored(cls, policy: Any, state: dict[str, Any], folder: Path) -> TorchCritic:
+    def restored(cls, policy: Any, state: dict[str, Any], folder: Path, ranks: Ranks = ALONE) -> TorchCritic:
         """The critic whose state that is; a backbone of its own is read from `folder`.
 
         Raises: CheckpointError if they do not fit.
@@ -97,7 +104,7 @@ class TorchCritic:
             if not state["shared"]:
                 model = transformers.AutoModelForTokenClassification.from_pretrained(folder, dtype=policy.dtype)
                 model = model.to(policy.device).eval()
-            critic = cls(policy, model, OptimizerConfig.model_validate(state["config"]), state["total_steps"])
+            critic = cls(policy, model, OptimizerConfig.model_validate(state["config"]), state["total_steps"], ranks)
             critic.head.load_state_dict(state["head"])
             critic.optimizer.load_state_dict(state["optimizer"])
             critic.num_updates = state["num_updates"]
@@ -154,12 +161,19 @@ class Predicted:
 
 @torch.no_grad()
 def predict(
-    critic: CriticBackend, batch: TrainBatch, micros: Sequence[tuple[Tensor, TrainBatch]], with_final: bool
+    critic: CriticBackend,
+    batch: TrainBatch,
+    micros: Sequence[tuple[Tensor, TrainBatch]],
+    with_final: bool,
+    all_reduce: AllReduce = identity,
 ) -> Predicted:
-    """The critic's values of a batch cut into micro-batches (rows, their batch); the final ones where asked for."""
+    """The critic's values of a batch cut into micro-batches (rows, their batch); the final ones where asked for.
+
+    `micros` are this rank's; `all_reduce` puts together what all ranks found.
+    """
     values = torch.zeros(batch.response_mask.shape, dtype=torch.float64, device=batch.rewards.device)
     final = torch.zeros(len(batch.rewards), dtype=torch.float64, device=values.device)
-    for at, micro in micros:
+    for at, micro in _trained(micros):
         width = micro.input_ids.shape[1]
         where = micro.response_mask > 0
         values[at, :width] = critic.values(micro.input_ids, where).double()
@@ -168,7 +182,12 @@ def predict(
             last = torch.zeros(longer.shape, dtype=torch.bool, device=longer.device)
             last[torch.arange(len(at), device=at.device), micro.attention_mask.sum(1)] = True
             final[at] = critic.values(longer, last).double().sum(1)
-    return Predicted(values, final if with_final else None)
+    return Predicted(all_reduce(values), all_reduce(final) if with_final else None)
+
+
+def _trained(micros: Sequence[tuple[Tensor, TrainBatch]]) -> list[tuple[Tensor, TrainBatch]]:
+    """Without those that only keep a rank in step with the others: this critic is whole on every rank."""
+    return [(at, micro) for at, micro in micros if bool((micro.response_mask > 0).any())]
 
 
 def learn(
@@ -194,13 +213,11 @@ def learn(
         values = critic.values(micro.input_ids, mask > 0)
         old, wanted = predicted.values[at, :width].to(values.dtype), returns[at, :width].to(values.dtype)
         share, seen = value_loss(values, old, wanted, mask, total, how.clip)
-        if not bool(torch.isfinite(share)):
-            raise NonFiniteError(
-                f"the critic's loss is {float(share.detach())}; update refused, lower critic_learning_rate"
-            )
         critic.backward(how.loss_coef * share)
         stats = seen if stats is None else stats + seen
         loss += float(share.detach())
     assert stats is not None
     summed = all_reduce(torch.cat([stats, torch.tensor([loss], dtype=stats.dtype, device=stats.device)]))
+    if not bool(torch.isfinite(summed[-1])):  # known to all ranks alike, so that none waits for one that gave up
+        raise NonFiniteError(f"the critic's loss is {float(summed[-1])}; update refused, lower critic_learning_rate")
     return {**summarize_values(summed[:-1]), "critic/loss": float(summed[-1])}

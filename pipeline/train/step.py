@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,8 +27,9 @@ from pipeline.rl.selection import Selection, select_tokens
 from pipeline.rl.shaping import length_penalty
 from pipeline.seeds import derive, stream
 from pipeline.train.backend import Backend, Who
-from pipeline.train.collate import collate, micro_batches, rows_of
+from pipeline.train.collate import collate, deal, rows_of, untrained
 from pipeline.train.critic import Predicted, learn, predict
+from pipeline.train.ranks import Ranks
 from pipeline.train.replay import replay_of
 from pipeline.train.texts import Row, text_gradient
 from pipeline.types import Group, StepMetrics, TrainBatch
@@ -81,7 +83,8 @@ def update(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Se
     """Train on `groups`; the metrics of the updates, averaged.
 
     Advantages, old and reference log-probs are computed once for the whole batch; then each minibatch is one optimiser
-    step, whose denominators are counted over all of its micro-batches and ranks before any backward.
+    step, whose denominators are counted over all of its micro-batches and ranks before any backward. Every rank is
+    given all groups: what needs the model is dealt out by rows, the rest each works out for itself.
 
     Raises: NonFiniteError if a loss or gradient is not finite; that update was refused, the weights are as before.
     """
@@ -103,9 +106,8 @@ def update(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Se
             truncated=batch.truncated,
         ),
         kl_coef=settings.controllers.kl.coef,
-        all_reduce=backend.all_reduce,
     )
-    fixed = fixed.selecting(backend, parts, batch, advantages, settings)
+    fixed = fixed.selecting(parts, batch, advantages, settings)
     seen: list[StepMetrics] = []
     for number, rows in enumerate(_minibatches(parts, batch, settings)):
         metrics = _one_update(backend, parts, batch, fixed, advantages, rows, settings, predicted, number)
@@ -150,9 +152,7 @@ class _Fixed:
             old = torch.where(stale[:, None], batch.rollout_logprobs, old)
         return cls(old, ref, entropy, stale if bool(stale.any()) else None)
 
-    def selecting(
-        self, backend: Backend, parts: Parts, batch: TrainBatch, advantages: Advantages, settings: Settings
-    ) -> _Fixed:
+    def selecting(self, parts: Parts, batch: TrainBatch, advantages: Advantages, settings: Settings) -> _Fixed:
         """These values with the tokens that the parts select over the whole batch."""
         if not parts.needs_selection or self.old is None:
             return self
@@ -164,7 +164,6 @@ class _Fixed:
             response_mask=batch.response_mask,
             old_entropy=self.entropy,
             generator=generator,
-            all_reduce=backend.all_reduce,
         )
         return replace(self, selection=chosen)
 
@@ -193,7 +192,7 @@ def _one_update(
     number: int = 0,
 ) -> StepMetrics:
     """One optimiser step of the policy, and one of the critic where there is one; only the latter in its warm-up."""
-    micros = _micros(batch, rows, settings)
+    micros = _micros(batch, rows, settings, backend.ranks)
     warming = parts.critic is not None and settings.step < parts.critic.warmup_steps
     metrics: StepMetrics = {}
     try:
@@ -226,7 +225,7 @@ def _policy_gradient(
 ) -> StepMetrics:
     """What the policy loss of an optimiser step saw; its gradient is accumulated."""
     local = sum((count(parts, m.response_mask, m.truncated) for _, m in micros), Counts())
-    totals = Counts(*backend.all_reduce(torch.tensor(local.to_list(), dtype=torch.float64)).tolist())
+    totals = Counts(*backend.ranks.all_reduce(torch.tensor(local.to_list(), dtype=torch.float64)).tolist())
     stats: Tensor | None = None
     for at, micro in micros:
         width = micro.input_ids.shape[1]
@@ -247,15 +246,14 @@ def _policy_gradient(
         )
         coefs = settings.controllers
         out = policy_loss(parts, inputs, totals, kl_coef=coefs.kl.coef, entropy_coef=coefs.entropy.coef)
-        if not bool(torch.isfinite(out.loss)):
-            raise NonFiniteError(
-                f"the loss is {float(out.loss.detach())} at step {settings.step}; update refused, "
-                "lower the learning rate"
-            )
         backend.backward(out.loss)
         stats = out.stats if stats is None else stats + out.stats
     assert stats is not None
-    return summarize(backend.all_reduce(stats), totals)
+    metrics = summarize(backend.ranks.all_reduce(stats), totals)
+    loss = metrics["loss/total"]
+    if not math.isfinite(loss):  # known to all ranks alike, so that none waits for one that gave up
+        raise NonFiniteError(f"the loss is {loss} at step {settings.step}; update refused, lower the learning rate")
+    return metrics
 
 
 def _text_gradient(backend: Backend, parts: Parts, number: int, settings: Settings) -> StepMetrics:
@@ -279,8 +277,9 @@ def _predicted(backend: Backend, parts: Parts, batch: TrainBatch, settings: Sett
         return None
     if backend.critic is None:
         raise RunError("the algorithm has a critic and the backend holds none; call start_critic first")
-    everything = _micros(batch, list(range(len(batch.rewards))), settings)
-    return predict(backend.critic, batch, everything, bool(parts.advantage.options.get("bootstrap_truncated")))
+    everything = _micros(batch, list(range(len(batch.rewards))), settings, backend.ranks)
+    with_final = bool(parts.advantage.options.get("bootstrap_truncated"))
+    return predict(backend.critic, batch, everything, with_final, backend.ranks.all_reduce)
 
 
 def _critic_gradient(
@@ -291,7 +290,7 @@ def _critic_gradient(
     assert parts.critic is not None
     assert predicted is not None
     assert advantages.returns is not None
-    metrics = learn(backend.critic, parts.critic, micros, predicted, advantages.returns, backend.all_reduce)
+    metrics = learn(backend.critic, parts.critic, micros, predicted, advantages.returns, backend.ranks.all_reduce)
     backend.critic.require_finite()
     return metrics
 
@@ -303,19 +302,20 @@ def _logprobs_of(
     """[B, T] log-probs of every response token, and entropies if asked for, in the type the backend computes in."""
     out: Tensor | None = None
     entropies: Tensor | None = None
-    for piece in _pieces(batch, list(range(len(batch.rewards))), settings):
-        micro = rows_of(batch, piece)
+    for at, micro in _micros(batch, list(range(len(batch.rewards))), settings, backend.ranks):
         where, replay = micro.response_mask > 0, replay_of(micro)
         found, seen = backend.logprobs(micro.input_ids, where, settings.temperature, who, entropy, replay)
         if out is None:
             out = found.new_zeros(batch.response_mask.shape)
             entropies = torch.zeros_like(out) if entropy else None
-        at = torch.tensor(piece, device=out.device)
+        if not bool(where.any()):  # only keeps step with the other ranks
+            continue
         out[at, : found.shape[1]] = found
         if entropies is not None and seen is not None:
             entropies[at, : found.shape[1]] = seen
     assert out is not None
-    return out, entropies
+    every = backend.ranks.all_reduce
+    return every(out), None if entropies is None else every(entropies)
 
 
 def _cut(values: Tensor | None, rows: Tensor, width: int) -> Tensor | None:
@@ -331,14 +331,17 @@ def _shaped(parts: Parts, batch: TrainBatch, settings: Settings) -> TrainBatch:
     return replace(batch, rewards=batch.rewards + torch.tensor(added, device=batch.rewards.device))
 
 
-def _micros(batch: TrainBatch, rows: Sequence[int], settings: Settings) -> Micros:
-    pieces = [[rows[i] for i in piece] for piece in _pieces(batch, rows, settings)]
-    return [(torch.tensor(p, device=batch.rewards.device), rows_of(batch, p)) for p in pieces]
-
-
-def _pieces(batch: TrainBatch, rows: Sequence[int], settings: Settings) -> list[list[int]]:
+def _micros(batch: TrainBatch, rows: Sequence[int], settings: Settings, ranks: Ranks) -> Micros:
+    """This rank's micro-batches of those rows: as many on every rank, the last ones empty where it has fewer."""
     lengths = batch.attention_mask.sum(1).tolist()
-    return micro_batches([lengths[i] for i in rows], settings.micro_batch_tokens)
+    pieces, num_idle = deal([lengths[i] for i in rows], settings.micro_batch_tokens, ranks.rank, ranks.size)
+    device = batch.rewards.device
+    own = [[rows[i] for i in piece] for piece in pieces]
+    idle = (torch.tensor([0], device=device), untrained(batch)) if num_idle else None
+    return [
+        *((torch.tensor(piece, device=device), rows_of(batch, piece)) for piece in own),
+        *([idle] * num_idle if idle is not None else []),
+    ]
 
 
 def _minibatches(parts: Parts, batch: TrainBatch, settings: Settings) -> Iterator[list[int]]:

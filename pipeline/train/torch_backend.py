@@ -1,4 +1,4 @@
-"""Training in this process on one device, with torch's own AdamW."""
+"""Training with torch's own AdamW: one device a process, each with the whole policy, gradients summed over ranks."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from pipeline.rl.logprobs import logprobs_and_entropy, token_logprobs
 from pipeline.train.backend import Who
 from pipeline.train.critic import TorchCritic
 from pipeline.train.optimizer import adamw, clipped_step, finite_norm, schedule
+from pipeline.train.ranks import ALONE, Ranks
 from pipeline.train.replay import Replay
 
 
 class TorchBackend:
     """Holds the policy `model`, its optimiser, its reference and its critic. Implements `Backend`."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, ranks: Ranks = ALONE) -> None:
+        self.ranks = ranks
         self.model = model.eval()  # no dropout: ratios compare the same function
         self.reference: Any = None
         self.critic: TorchCritic | None = None
@@ -48,7 +50,7 @@ class TorchBackend:
 
     def start_critic(self, shared: bool, optimizer: OptimizerConfig, total_steps: int) -> None:
         """A critic that has learned nothing."""
-        self.critic = TorchCritic.new(self.model, shared, optimizer, total_steps)
+        self.critic = TorchCritic.new(self.model, shared, optimizer, total_steps, self.ranks)
 
     def logprobs(
         self,
@@ -78,6 +80,7 @@ class TorchBackend:
         assert self.config is not None
         assert self.optimizer is not None
         parameters = [p for p in self.model.parameters() if p.grad is not None]
+        self.ranks.sum_gradients(parameters)
         try:
             norm = finite_norm(parameters, "gradient norm", self.num_updates)
         except NonFiniteError:
@@ -107,12 +110,14 @@ class TorchBackend:
         for ours, theirs in zip(self.reference.parameters(), self.model.parameters(), strict=True):
             ours.lerp_(theirs.to(ours.dtype), alpha) if alpha < 1 else ours.copy_(theirs)
 
-    def all_reduce(self, values: Tensor) -> Tensor:
-        """One process: the values themselves."""
-        return values
+    def whole_model(self) -> Any:
+        """The policy's module itself."""
+        return self.model
 
     def save(self, folder: Path, save_model: Callable[[Any, Path], None]) -> None:
         """Model, and a critic with its own backbone, as Hugging Face folders; optimisers and reference as tensors."""
+        if not self.ranks.is_first:  # all ranks hold the same
+            return
         save_model(self.model, folder / "model")
         state: dict[str, Any] = {"num_updates": self.num_updates, "total_steps": self.total_steps}
         if self.config is not None and self.optimizer is not None:
@@ -145,7 +150,7 @@ class TorchBackend:
         except (ValueError, RuntimeError, KeyError) as exc:
             raise CheckpointError(f"{folder / 'trainer.pt'} does not fit the model: {exc}") from exc
         if "critic" in state:
-            self.critic = TorchCritic.restored(self.model, state["critic"], folder / "critic")
+            self.critic = TorchCritic.restored(self.model, state["critic"], folder / "critic", self.ranks)
         self.num_updates = state["num_updates"]
 
     def _forget(self) -> None:

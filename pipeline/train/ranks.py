@@ -1,0 +1,140 @@
+"""The group of processes that train one policy: who this one is, what they add up, what they tell each other.
+
+Every rank runs the same loop over the same state. A rank generates, grades and differentiates its share; what comes of
+it is put together again before anything is decided, so that all of them decide alike.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pipeline.errors import RunError
+
+T = TypeVar("T")
+BUCKET_ELEMENTS = 8_388_608
+"""Gradients are added over ranks in pieces of about this many numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process among `size`; every method is to be called by all of them, in the same order."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """The rank that writes, reports and talks to people."""
+        return self.rank == 0
+
+    def share(self, items: Sequence[T]) -> list[T]:
+        """This rank's items: those at rank, rank + size, …"""
+        return list(items[self.rank :: self.size])
+
+    def all_reduce(self, values: Tensor) -> Tensor:
+        """The sum over all ranks; the values themselves where there is one."""
+        if self.size > 1:
+            values = values.clone()
+            dist.all_reduce(values)
+        return values
+
+    def any(self, flag: bool) -> bool:
+        """Some rank says so."""
+        return bool(self.all_reduce(torch.tensor([float(flag)])) > 0)
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, by rank."""
+        if self.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value)
+        return found
+
+    def agree(self, decide: Callable[[], T]) -> T:
+        """What rank 0 decides; the others do not ask."""
+        if self.size == 1:
+            return decide()
+        box: list[Any] = [decide() if self.is_first else None]
+        dist.broadcast_object_list(box, src=0)
+        value: T = box[0]
+        return value
+
+    def barrier(self) -> None:
+        """Return once all ranks are here."""
+        if self.size > 1:
+            dist.barrier()
+
+    def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
+        """Each parameter's gradient becomes the sum of all ranks' gradients. They must have the same ones."""
+        if self.size == 1:
+            return
+        bucket: list[Tensor] = []
+        for p in [p for p in parameters if p.grad is not None]:
+            assert p.grad is not None
+            if bucket and (sum(g.numel() for g in bucket) > BUCKET_ELEMENTS or bucket[0].dtype != p.grad.dtype):
+                _sum_in_place(bucket)
+                bucket = []
+            bucket.append(p.grad)
+        if bucket:
+            _sum_in_place(bucket)
+
+
+ALONE = Ranks()
+
+
+def _sum_in_place(tensors: Sequence[Tensor]) -> None:
+    flat = torch.cat([t.reshape(-1) for t in tensors])
+    dist.all_reduce(flat)
+    for t, piece in zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True):
+        t.copy_(piece.view_as(t))
+
+
+def told_ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
+    """This process's place as its launcher tells it (RANK and WORLD_SIZE); alone where nobody does.
+
+    Raises: RunError for a place outside the group.
+    """
+    size, rank = int(environment.get("WORLD_SIZE", "1")), int(environment.get("RANK", "0"))
+    if not 0 <= rank < size:
+        raise RunError(f"RANK={rank} is not among WORLD_SIZE={size}; start the ranks with one launcher")
+    return Ranks(rank, size)
+
+
+def join(timeout_s: float, device: str = "cpu") -> Ranks:
+    """This process in its group, which meets at MASTER_ADDR and MASTER_PORT: gloo on the CPU, NCCL on GPUs.
+
+    A collective that takes longer than `timeout_s` fails. Raises: RunError if the group does not come together.
+    """
+    ranks = told_ranks()
+    if ranks.size == 1 or dist.is_initialized():
+        return ranks
+    missing = [n for n in ("MASTER_ADDR", "MASTER_PORT") if n not in os.environ]
+    if missing:
+        raise RunError(f"WORLD_SIZE={ranks.size} but {' and '.join(missing)} is not set; start the ranks by `launch`")
+    kind = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
+    if device != "cpu":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    try:
+        dist.init_process_group(
+            kind, rank=ranks.rank, world_size=ranks.size, timeout=datetime.timedelta(seconds=timeout_s)
+        )
+    except (RuntimeError, ValueError) as exc:
+        raise RunError(
+            f"rank {ranks.rank} of {ranks.size} did not meet the others at {os.environ['MASTER_ADDR']}:"
+            f"{os.environ['MASTER_PORT']} ({exc}); is that address reachable from here, and is every rank started?"
+        ) from exc
+    return ranks
+
+
+def leave() -> None:
+    """Leave the group, where there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
