@@ -26,7 +26,7 @@ from pipeline.config.sections import (
 from pipeline.rl.rules import UNUSUAL
 
 if TYPE_CHECKING:
-    pass
+    from pipeline.rl.parts import Parts
 
 RECORDING_ENGINES = ("torch",)
 """Engines that record what tokens were drawn among, and the experts used."""
@@ -73,6 +73,7 @@ class RunConfig(Section):
             return self
         check_rl(self.rl, self.scoring)
         check_sampling(self.rl, self.rollout)
+        check_budget(self.rl, self.rollout)
         return self
 
     @property
@@ -80,10 +81,15 @@ class RunConfig(Section):
         """A stage trains on demonstrations: SFT, or RL with a share of them in its updates."""
         if "sft" in self.stages or self.rl is None or "rl" not in self.stages:
             return "sft" in self.stages
-        from pipeline.algorithms.base import load_algorithm
+        return parts_of(self.rl).terms.ptx_coef > 0
 
-        given = dict(self.rl.algorithm)
-        return load_algorithm(given.pop("name"), given)[1].terms.ptx_coef > 0
+
+def parts_of(rl: RlConfig) -> Parts:
+    """The parts of the recipe's algorithm. Raises: UnknownName, ConfigError."""
+    from pipeline.algorithms.base import load_algorithm
+
+    given = dict(rl.algorithm)
+    return load_algorithm(given.pop("name"), given)[1]
 
 
 def check_rl(rl: RlConfig, scoring: ScoringConfig) -> None:
@@ -134,10 +140,7 @@ def check_sampling(rl: RlConfig, rollout: RolloutConfig) -> None:
 
     Raises: ValueError naming field, value and remedy.
     """
-    from pipeline.algorithms.base import load_algorithm
-
-    given = dict(rl.algorithm)
-    _, parts = load_algorithm(given.pop("name"), given)
+    parts = parts_of(rl)
     if rollout.top_p == 1 and rollout.top_k == 0:
         return
     cut = f"rollout.top_p={rollout.top_p:g} and rollout.top_k={rollout.top_k}"
@@ -158,4 +161,21 @@ def check_sampling(rl: RlConfig, rollout: RolloutConfig) -> None:
         raise ValueError(
             f"rl.algorithm.keep_sampling needs the sets that {cut} leave, which rollout.engine={rollout.engine!r} does "
             f"not record; set rollout.engine to {' or '.join(RECORDING_ENGINES)}, or top_p: 1 and top_k: 0"
+        )
+
+
+def most_tokens(rl: RlConfig, max_response_tokens: int, greedy: bool) -> int:
+    """The tokens of one group whose responses are all as long as they may be, its greedy baseline included."""
+    return (rl.group_size + greedy) * max_response_tokens
+
+
+def check_budget(rl: RlConfig, rollout: RolloutConfig) -> None:
+    """Refuse a budget of tokens that one step might pass. Raises: ValueError with the least that will do."""
+    if rl.max_tokens is None:
+        return
+    least = rl.prompts_per_step * most_tokens(rl, rollout.max_response_tokens, parts_of(rl).needs_greedy)
+    if rl.max_tokens < least:
+        raise ValueError(
+            f"rl.max_tokens={rl.max_tokens} is less than one step may generate, {least} (prompts_per_step x "
+            "group_size x max_response_tokens); raise it, or set it to null"
         )

@@ -165,7 +165,9 @@ class RlConfig(Section):
     )
     reference: ReferenceConfig | None = Field(None, description="null: as the algorithm has it")
     select: SelectConfig = SelectConfig()
-    max_tokens: int | None = Field(None, ge=1, description="RL ends after the step that generates so many; null: never")
+    max_tokens: int | None = Field(
+        None, ge=1, description="RL ends before a step that might generate more than so many in all; null: never"
+    )
     max_bad_steps: int = Field(3, ge=1, description="refused (non-finite) updates in a row that end the run")
 
 

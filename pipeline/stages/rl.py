@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pipeline.config.run import most_tokens
 from pipeline.config.sections import ReferenceConfig
 from pipeline.errors import NonFiniteError, RunError
 from pipeline.scoring.audit import disagree
@@ -50,9 +51,20 @@ def train_round(session: Session, item: Item, steps: Steps, wrap: Wrap = plain) 
 
 
 def out_of_tokens(session: Session) -> bool:
-    """The recipe's budget of generated tokens is used up."""
-    rl = session.config.rl
-    return rl is not None and rl.max_tokens is not None and session.state.num_tokens >= rl.max_tokens
+    """A further step might generate more than is left of the recipe's budget of tokens."""
+    rl, left = session.config.rl, affordable(session)
+    return rl is not None and left is not None and left < rl.prompts_per_step
+
+
+def affordable(session: Session) -> int | None:
+    """How many groups can be sampled whatever their length within the recipe's budget; None: it has none."""
+    rl, parts = session.config.rl, session.parts
+    assert rl is not None
+    if rl.max_tokens is None:
+        return None
+    greedy = parts is not None and parts.needs_greedy
+    each = most_tokens(rl, session.config.rollout.max_response_tokens, greedy)
+    return max(0, rl.max_tokens - session.state.num_tokens) // each
 
 
 def one_step(session: Session, item: Item, steps: Steps) -> None:
@@ -108,7 +120,12 @@ def fill_batch(session: Session, steps: Steps) -> Batch:
         missing = want - len(batch.groups)
         if missing <= 0:
             break
-        prompts = steps.next_prompts(session, forecast(missing, state.acceptance, MOST_OVERSAMPLING * want))
+        number = forecast(missing, state.acceptance, MOST_OVERSAMPLING * want)
+        if (left := affordable(session)) is not None:
+            number = min(number, left)
+        if number == 0:
+            break
+        prompts = steps.next_prompts(session, number)
         groups, tally = steps.verify(session, prompts, steps.generate(session, prompts, attempt))
         kept, counts = steps.select(session, groups)
         state.acceptance = acceptance_after(state.acceptance, len(kept), len(groups))
