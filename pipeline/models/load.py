@@ -36,7 +36,7 @@ def create_model(model_type: str, config: Mapping[str, Any], tokenizer: Any, see
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(settings)
         torch.set_rng_state(before)
-    use_fast_linear(model)
+    ready(model)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     return model
@@ -52,10 +52,19 @@ def load_model(path: str, dtype: str = "float32", device: str = "cpu", revision:
     remedy = "give a folder saved by save_pretrained, or a hub id on a machine with network"
     with boundary(ConfigError, f"model.path {path!r} does not load ({remedy})"):
         model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=DTYPES[dtype], revision=revision)
+    return ready(model).to(device)
+
+
+def ready(model: Any) -> Any:
+    """The model, with fast linear layers and its weights where every product rounds alike.
+
+    A file's tensors lie at odd addresses, and there some products round otherwise than at those of a fresh model: a
+    resumed run would end with other bytes.
+    """
     use_fast_linear(model)
-    for parameter in model.parameters():  # a file's tensors lie at odd addresses, where some products round otherwise
+    for parameter in model.parameters():
         parameter.data = parameter.data.clone()
-    return model.to(device)
+    return model
 
 
 def load_tokenizer(path: str, revision: str | None = None) -> Any:

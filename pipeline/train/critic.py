@@ -14,6 +14,7 @@ from torch import Tensor
 from pipeline.config.sections import OptimizerConfig
 from pipeline.errors import CheckpointError, ConfigError, NonFiniteError, boundary
 from pipeline.models.forward import spread
+from pipeline.models.load import ready
 from pipeline.rl.gae import summarize_values, value_loss
 from pipeline.rl.logprobs import working
 from pipeline.rl.parts import Critic
@@ -103,7 +104,7 @@ class TorchCritic:
             model = None
             if not state["shared"]:
                 model = transformers.AutoModelForTokenClassification.from_pretrained(folder, dtype=policy.dtype)
-                model = model.to(policy.device).eval()
+                model = ready(model).to(policy.device).eval()
             critic = cls(policy, model, OptimizerConfig.model_validate(state["config"]), state["total_steps"], ranks)
             critic.head.load_state_dict(state["head"])
             critic.optimizer.load_state_dict(state["optimizer"])
@@ -133,7 +134,7 @@ def own_backbone(policy: Any) -> Any:
         model.base_model.load_state_dict(policy.base_model.state_dict())
         for p in _score(model).parameters():
             torch.nn.init.zeros_(p)
-    return model.to(policy.device).eval()
+    return ready(model).to(policy.device).eval()
 
 
 def _fresh_head(policy: Any) -> torch.nn.Linear:
