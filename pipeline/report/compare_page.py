@@ -28,7 +28,11 @@ HEAD = (
     "tokens",
     "seconds",
     "peak memory, MiB",
+    "length at the end",
+    "entropy at the end",
 )
+AT_THE_END = {"length": "length/mean", "entropy": "entropy"}
+"""Columns that are means of a metric over the last quarter of the RL steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,8 @@ class Reached:
     before: Mapping[str, float]
     after: Mapping[str, float]
     peak_memory_mib: float
+    end: Mapping[str, float]
+    """The columns of AT_THE_END that the run has."""
 
 
 def build_compare_page(folder: Path) -> dict[str, Any]:
@@ -83,7 +89,15 @@ def reached(folder: Path, peak_memory_mib: float) -> Reached:
         before=by_prompt[0],
         after=by_prompt[-1],
         peak_memory_mib=peak_memory_mib,
+        end=at_the_end([r["metrics"] for r in run.rl_steps]),
     )
+
+
+def at_the_end(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The columns of AT_THE_END, over the steps of the last quarter that know them."""
+    last = steps[-max(1, len(steps) // 4) :]
+    known = {name: [m[key] for m in last if key in m] for name, key in AT_THE_END.items()}
+    return {name: fmean(values) for name, values in known.items() if values}
 
 
 def summarize_runs(runs: Sequence[Reached], first: Sequence[Reached]) -> dict[str, Any]:
@@ -98,6 +112,7 @@ def summarize_runs(runs: Sequence[Reached], first: Sequence[Reached]) -> dict[st
         "against_first": against.as_dict(),
         **{axis: fmean(r.at[axis][-1] for r in runs) for axis in AXES},
         "peak_memory_mib": fmean(r.peak_memory_mib for r in runs),
+        **{name: fmean(r.end[name] for r in runs) for name in AT_THE_END if all(name in r.end for r in runs)},
         "num_runs": len(runs),
     }
 
@@ -154,6 +169,7 @@ def _cells(name: str, row: Mapping[str, Any]) -> list[str]:
         f"{row['tokens']:,.0f}",
         f"{row['seconds']:.0f}",
         f"{row['peak_memory_mib']:.0f}",
+        *(f"{row[name]:.3g}" if name in row else "–" for name in AT_THE_END),
     ]
 
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from pipeline.errors import ConfigError, RunError
-from pipeline.report.compare_page import Reached, interpolated, summarize_runs, text_table
+from pipeline.report.compare_page import Reached, at_the_end, interpolated, summarize_runs, text_table
 from pipeline.report.files import read_run
 from pipeline.stages.compare import check_comparable, compare
 from tests.stages.tiny import TREE, tiny
@@ -100,9 +100,15 @@ def test_between_evaluations_the_curve_is_straight() -> None:
     assert interpolated((0, 10), (0.0, 1.0), 11) is None
 
 
+def test_columns_of_the_end_are_of_the_last_quarter() -> None:
+    steps = [{"length/mean": float(n), **({"entropy": 0.5} if n < 7 else {})} for n in range(8)]
+    assert at_the_end(steps) == {"length": 6.5, "entropy": 0.5}
+    assert at_the_end(steps[-1:]) == {"length": 7.0}
+
+
 def of(before: Mapping[str, float], after: Mapping[str, float]) -> Reached:
     at = {"steps": (0.0, 2.0), "tokens": (0.0, 300.0), "seconds": (0.0, 1.5)}
-    return Reached(at, (0.0, 0.0), before, after, 100.0)
+    return Reached(at, (0.0, 0.0), before, after, 100.0, {"length": 12.0})
 
 
 def test_differences_pair_prompts_within_each_seed() -> None:
@@ -115,4 +121,7 @@ def test_differences_pair_prompts_within_each_seed() -> None:
     # each pair differs by the same: pairing leaves no spread, unpaired seeds and prompts would leave much
     assert row["against_first"]["low"] == pytest.approx(0.1)
     assert row["against_first"]["high"] == pytest.approx(0.1)
+    assert text_table({"x": row}).splitlines()[-1].endswith("| 12 | – |"), (
+        "an entropy that no step knows is not made up"
+    )
     assert "| x | 0.500 | 0.600 | +0.100 [+0.100, +0.100] |" in text_table({"x": row})
