@@ -235,18 +235,10 @@ def _audit(arguments: argparse.Namespace) -> int:
 
 
 def _explain(arguments: argparse.Namespace) -> int:
-    from pipeline.algorithms.base import explain_algorithm
     from pipeline.config.load import load_recipe
+    from pipeline.stages.explain import explain_recipe
 
-    config = load_recipe(find_recipe(arguments.recipe), arguments.set)
-    if config.rl is None or "rl" not in config.stages:
-        print("this recipe has no RL stage")
-        return 0
-    given = dict(config.rl.algorithm)
-    moves = {} if config.rl.reference is None else config.rl.reference.model_dump(exclude_none=True)
-    when = ", ".join([moves.pop("schedule"), *(f"{k} {v}" for k, v in moves.items())]) if moves else None
-    longest = config.rollout.max_response_tokens
-    print(explain_algorithm(given.pop("name"), given, max_response_tokens=longest, reference=when))
+    print(explain_recipe(load_recipe(find_recipe(arguments.recipe), arguments.set)))
     return 0
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline import registry
 from pipeline.errors import ConfigError
-from pipeline.rl.explain import explain
+from pipeline.rl.explain import PLAIN, Setting, explain
 from pipeline.rl.parts import Kl, KlForm, Masks, Mismatch, Parts, Reference, Shaping, Terms, Updates
 
 
@@ -161,17 +162,24 @@ def load_algorithm(name: str, params: Mapping[str, Any] | None = None) -> tuple[
     return checked, found
 
 
+def weighted(parts: Parts, weights: tuple[float, ...]) -> Parts:
+    """The parts with the recipe's weights of reward components, where they take some and name none themselves."""
+    if not parts.needs_components or not weights or parts.advantage.options.get("weights") is not None:
+        return parts
+    return replace(parts, advantage=replace(parts.advantage, options={**parts.advantage.options, "weights": weights}))
+
+
 def explain_algorithm(
     name: str,
     params: Mapping[str, Any] | None = None,
     *,
     max_response_tokens: int,
-    reference: str | None = None,
+    setting: Setting = PLAIN,
+    weights: tuple[float, ...] = (),
 ) -> str:
-    """The page of `explain` for the algorithm `name` in a recipe of that longest response.
+    """The page of `explain` for the algorithm `name` in a recipe of that longest response and those reward weights.
 
-    What departs is what the file declares, and every parameter that is not the preset's own. `reference` says when the
-    reference moves where the recipe has a schedule of its own.
+    What departs is what the file declares, and every parameter that is not the preset's own.
 
     Raises: as `load_algorithm`.
     """
@@ -183,11 +191,11 @@ def explain_algorithm(
         if not field.is_required() and (value := getattr(checked, key)) != field.default:
             changed.append(f"{key} is {value!r}, the preset has {field.default!r}")
     return explain(
-        found.resolve(max_response_tokens),
+        weighted(found, weights).resolve(max_response_tokens),
         name=name,
         source=getattr(module, "SOURCE", ""),
         departures=[*getattr(module, "DEPARTURES", ()), *changed],
-        reference=reference,
+        setting=setting,
     )
 
 

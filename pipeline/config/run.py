@@ -115,6 +115,11 @@ def check_rl(rl: RlConfig, scoring: ScoringConfig) -> None:
             f"rl.algorithm.weights has {len(weights)} numbers for {num} rewards (the row's own, then "
             "scoring.components); give one for each, or none to take scoring.components' weights"
         )
+    if rl.reference is not None and rl.reference.schedule == "none" and parts.needs_reference:
+        raise ValueError(
+            f"rl.reference.schedule is 'none' and the kl in the {parts.kl.where} of algorithm {name!r} needs a "
+            "reference; set rl.algorithm.kl_coef: 0, or another schedule"
+        )
     if rl.critic is not None and parts.critic is None:
         raise ValueError(f"rl.critic is given but algorithm {name!r} has no critic; drop rl.critic, or use ppo")
     if rl.critic is not None and parts.critic is not None and parts.critic.learning_rate is not None:

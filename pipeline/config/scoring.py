@@ -39,3 +39,8 @@ class ScoringConfig(Section):
         (), description="further rewards, in training only; the sum is the reward, and gdpo takes them one by one"
     )
     second_opinion: SecondOpinionConfig | None = None
+
+    @property
+    def weights(self) -> tuple[float, ...]:
+        """Of the rewards that make up the sum: 1 for the row's own verifier, then the components'."""
+        return (1.0, *(c.weight for c in self.components))

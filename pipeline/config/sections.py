@@ -121,7 +121,9 @@ class RolloutConfig(Section):
 class ReferenceConfig(Section):
     """When the reference becomes the present policy."""
 
-    schedule: Literal["frozen", "every_round", "every_n_steps", "ema", "on_kl", "on_plateau"] = "every_round"
+    schedule: Literal["frozen", "every_round", "every_n_steps", "ema", "on_kl", "on_plateau", "none"] = Field(
+        "every_round", description="none: no reference is held and no KL to it measured"
+    )
     every: int | None = Field(None, ge=1, description="steps between refreshes, for every_n_steps")
     alpha: float | None = Field(None, gt=0, le=1, description="weight of the policy, for ema (2404.09656)")
     kl: float | None = Field(None, gt=0, description="mean k3 past which it moves, for on_kl")

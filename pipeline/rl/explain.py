@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from pipeline.rl import catalog
 from pipeline.rl.catalog import Option
@@ -18,13 +19,29 @@ _RATIOS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a recipe decides beside the algorithm."""
+
+    reference: str | None = None
+    """When the reference moves; None: as the algorithm has it; "none": it is not held."""
+    reward_models: Sequence[str] = ()
+    """The models among its verifiers, in words."""
+    top_p: float = 1.0
+    top_k: int = 0
+    experts: bool = True
+    """The policy may be a mixture of experts."""
+
+
+PLAIN = Setting()
+
+
 def explain(
-    parts: Parts, *, name: str = "", source: str = "", departures: Iterable[str] = (), reference: str | None = None
+    parts: Parts, *, name: str = "", source: str = "", departures: Iterable[str] = (), setting: Setting = PLAIN
 ) -> str:
     """A page of text: the objective with its numbers, the models held in memory, and what departs from the paper.
 
-    `name`, `source` and `departures` are what the algorithm's file says of itself; `reference` says when the reference
-    moves where the recipe has a schedule of its own.
+    `name`, `source` and `departures` are what the algorithm's file says of itself.
     """
     lines = [f"algorithm   {name}" + (f"  ({source})" if source else "")] if name else []
     lines += [
@@ -33,23 +50,27 @@ def explain(
         f"advantage   {_formula(parts.advantage, catalog.ADVANTAGES)[0]}",
         *_where(parts.advantage, catalog.ADVANTAGES),
         f"ratio       {_RATIOS[parts.ratio]}",
-        *(f"{label:<12}{text}" for label, text in _details(parts)),
-        f"models      {'; '.join(models(parts, reference))}",
+        *(f"{label:<12}{text}" for label, text in _details(parts, setting)),
+        f"models      {'; '.join(models(parts, setting))}",
     ]
     differs = [*departures, *(f"asked for: {UNUSUAL[key]}" for key in sorted(parts.allow))]
     lines += [f"departs     {text}" for text in differs] or ["departs     in nothing that is known"]
     return "\n".join(lines)
 
 
-def models(parts: Parts, reference: str | None = None) -> list[str]:
+def models(parts: Parts, setting: Setting = PLAIN) -> list[str]:
     """The models that training holds in memory, each with its state."""
     held = ["policy (trained)"]
+    when = (
+        setting.reference or {"frozen": "frozen", "every_round": "replaced by the policy every round"}[parts.reference]
+    )
     if parts.needs_reference:
-        when = {"frozen": "frozen", "every_round": "replaced by the policy every round"}[parts.reference]
-        held.append(f"reference ({reference or when})")
+        held.append(f"reference ({when})")
+    elif setting.reference != "none":
+        held.append(f"reference ({when}; no term uses it, its KL is measured)")
     if parts.critic is not None:
         held.append(f"critic (trained, {'a head on the policy' if parts.critic.shared else 'a backbone of its own'})")
-    return [*held, "no reward model: rewards come from verifiers"]
+    return [*held, *(setting.reward_models or ["no reward model: rewards come from verifiers"])]
 
 
 def _objective(parts: Parts) -> str:
@@ -76,7 +97,7 @@ def _weights(parts: Parts) -> Iterator[str]:
         yield "H"
 
 
-def _details(parts: Parts) -> Iterator[tuple[str, str]]:
+def _details(parts: Parts, setting: Setting) -> Iterator[tuple[str, str]]:
     kl, mismatch, masks, shaping, terms = parts.kl, parts.mismatch, parts.masks, parts.shaping, parts.terms
     if kl.where == "reward":
         yield "reward", f"r_t = [t = last] R - {kl.coef:g} ({catalog.KL_FORMS[kl.form]}), d = log pi_ref - log pi_old"
@@ -94,9 +115,9 @@ def _details(parts: Parts) -> Iterator[tuple[str, str]]:
     if masks.overlong_filter:
         yield "mask", "truncated responses train nothing"
     if masks.keep_routing:
-        yield "routing", "experts used while sampling are replayed in training"
-    if masks.keep_sampling:
-        yield "sampling", "tokens cut off while sampling are cut off in training"
+        idle = "" if setting.experts else "; the policy has no experts, so there are none to replay"
+        yield "routing", f"experts used while sampling are replayed in training{idle}"
+    yield from _cut(masks.keep_sampling, setting)
     if shaping.reward_clip is not None:
         yield "reward", f"clamped to [-{shaping.reward_clip:g}, {shaping.reward_clip:g}]"
     if shaping.overlong_buffer is not None:
@@ -124,6 +145,16 @@ def _details(parts: Parts) -> Iterator[tuple[str, str]]:
     yield "updates", f"{updates.num_epochs} passes of {updates.num_minibatches} optimiser steps on each batch{stop}"
 
 
+def _cut(keep: bool, setting: Setting) -> Iterator[tuple[str, str]]:
+    cuts = [f"the {setting.top_k} most likely tokens"] if setting.top_k else []
+    cuts += [f"the fewest of probability {setting.top_p:g}"] if setting.top_p < 1 else []
+    if cuts:
+        yield "sampling", f"among {', then '.join(cuts)}"
+    if keep:
+        idle = "" if cuts else "; top_p 1 and top_k 0 cut none off"
+        yield "sampling", f"tokens cut off while sampling are cut off in pi, pi_old and pi_ref{idle}"
+
+
 def _formula(part: Part, table: Mapping[str, catalog.Entry]) -> list[str]:
     """The formula, its explanation if there is one, and the options that neither names."""
     shown = {key: _show(value) for key, value in part.options.items()}
@@ -139,6 +170,8 @@ def _where(part: Part, table: Mapping[str, catalog.Entry]) -> list[str]:
 
 
 def _show(value: Option) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(f'{v:g}' for v in value)})"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return "none" if value is None else str(value)
     return f"{value:g}"

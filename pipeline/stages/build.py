@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import platform
-from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pipeline.config.run import RECORDING_ENGINES, RunConfig
+from pipeline.config.run import RECORDING_ENGINES, RunConfig, parts_of
 from pipeline.errors import ConfigError
 from pipeline.models.load import create_model, eos_ids, load_model, load_tokenizer
 from pipeline.models.routing import num_experts, unreplayable
@@ -89,6 +88,7 @@ def build_backend(config: RunConfig, model: Any, ranks: Ranks = ALONE) -> Backen
 def build_engine(config: RunConfig, model: Any, tokenizer: Any, backend: Any = None) -> Engine:
     """The rollout engine that the recipe names. Weights come from `backend.named_weights`, where it has one.
 
+    Weights come from `backend.named_weights`, where it has one.
     Raises: ConfigError where the engine is not installed, or knows no such argument.
     """
     how, ends = config.rollout, eos_ids(model, tokenizer)
@@ -107,29 +107,27 @@ def resolve_parts(config: RunConfig, model: Any = None) -> Parts | None:
     """
     if config.rl is None or "rl" not in config.stages:
         return None
-    from pipeline.algorithms.base import load_algorithm
+    from pipeline.algorithms.base import weighted
 
-    given = dict(config.rl.algorithm)
-    _, parts = load_algorithm(given.pop("name"), given)
-    if parts.needs_components and parts.advantage.options.get("weights") is None:
-        weights = (1.0, *(c.weight for c in config.scoring.components))
-        part = replace(parts.advantage, options={**parts.advantage.options, "weights": weights})
-        parts = replace(parts, advantage=part)
+    parts = weighted(parts_of(config.rl), config.scoring.weights)
     if model is not None:
         check_routing(parts, model, config.rollout.engine)
     return parts.resolve(config.rollout.max_response_tokens)
 
 
-def check_routing(parts: Parts, model: Any, engine: str) -> None:
+def check_routing(parts: Parts, model: Any, engine: str, recomputes: bool = False) -> None:
     """Refuse to keep the routing of a mixture of experts where it cannot be recorded or replayed.
 
-    On a dense model there is nothing to keep, and the option asks for nothing.
+    On a dense model there is nothing to keep, and the option asks for nothing. `recomputes`: activations are computed
+    again in the backward, when nothing is replayed any more.
     Raises: ConfigError with the remedy.
     """
     experts = num_experts(model.config)
     if not parts.masks.keep_routing or experts is None:
         return
     why = unreplayable(model) if engine in RECORDING_ENGINES else f"rollout.engine={engine!r} does not record it"
+    if recomputes:
+        why = "train.gradient_checkpointing computes activations again without it (set that to false, or this)"
     if why is not None:
         raise ConfigError(
             f"rl.algorithm.keep_routing is on, and the policy is a mixture of {experts} experts whose routing cannot "

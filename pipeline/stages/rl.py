@@ -87,12 +87,13 @@ def begin(session: Session, item: Item) -> None:
     """At the first step of a round: the optimiser of the first one, and the reference."""
     rl = session.config.rl
     assert rl is not None
-    session.has_reference = True
+    schedule = reference_config(session).schedule
+    session.has_reference = schedule != "none"
     if session.state.step > 0:
         return
     if item.round == 1:
         start_optimizers(session)
-    if item.round == 1 or reference_config(session).schedule == "every_round":
+    if session.has_reference and (item.round == 1 or schedule == "every_round"):
         refresh(session)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline import registry
 from pipeline.algorithms.base import explain_algorithm, load_algorithm
-from pipeline.rl.explain import explain, models
+from pipeline.rl.explain import Setting, explain, models
 
 
 def lines(name: str, **params: Any) -> dict[str, list[str]]:
@@ -91,8 +91,35 @@ def test_models_in_memory() -> None:
     assert "critic (trained, a backbone of its own)" in of("ppo")
     assert "critic (trained, a head on the policy)" in of("ppo", critic_shared=True)
     assert "reference (replaced by the policy every round)" in of("r1_zero")
-    assert "reference (every 5 steps)" in explain_algorithm("grpo", max_response_tokens=9, reference="every 5 steps")
-    assert of("dapo") == "policy (trained); no reward model: rewards come from verifiers"
+    moving = Setting(reference="every 5 steps")
+    assert "reference (every 5 steps)" in explain_algorithm("grpo", max_response_tokens=9, setting=moving)
+    dapo = load_algorithm("dapo")[1]
+    assert models(dapo)[1] == "reference (frozen; no term uses it, its KL is measured)"
+    assert models(dapo, Setting(reference="none")) == [
+        "policy (trained)",
+        "no reward model: rewards come from verifiers",
+    ]
+    assert models(dapo, Setting(reward_models=["reward model x"]))[-1] == "reward model x"
+
+
+def test_weights_of_components_are_on_the_page() -> None:
+    page = explain_algorithm("gdpo", max_response_tokens=9, weights=(1.0, 0.25))
+    assert "w = (1, 0.25)" in page
+    own = explain_algorithm("gdpo", {"weights": (0.5, 2)}, max_response_tokens=9, weights=(1.0, 0.25))
+    assert "w = (0.5, 2)" in own
+    assert "0.25" not in own
+
+
+def test_a_cut_of_the_sampled_distribution_is_on_the_page() -> None:
+    def of(**setting: Any) -> str:
+        return explain_algorithm("deepseek_v32", max_response_tokens=9, setting=Setting(**setting))
+
+    assert "among the 20 most likely tokens, then the fewest of probability 0.9" in of(top_p=0.9, top_k=20)
+    assert "cut off in pi, pi_old and pi_ref" in of(top_p=0.9)
+    assert "none off" not in of(top_p=0.9)
+    assert "top_p 1 and top_k 0 cut none off" in of()
+    assert "no experts" in of(experts=False)
+    assert "no experts" not in of()
 
 
 def test_what_was_allowed_departs() -> None:

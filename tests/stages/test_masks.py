@@ -155,6 +155,8 @@ def test_routing_that_cannot_be_kept_is_refused_on_experts_and_harmless_on_dense
         check_routing(parts, strange, "torch")
     with pytest.raises(ConfigError, match=r"rollout.engine='other' does not record it"):
         check_routing(parts, model_of("qwen2_moe"), "other")
+    with pytest.raises(ConfigError, match=r"train.gradient_checkpointing computes activations again without it"):
+        check_routing(parts, model_of("qwen2_moe"), "torch", recomputes=True)
 
 
 @pytest.mark.integration

@@ -223,3 +223,14 @@ def test_the_reference_moves_when_its_schedule_says(
     for i in moved:
         if reference["schedule"] != "ema":
             assert metrics[i]["kl/k3"] < 1e-9, "right after it moved the reference is the policy"
+
+
+def test_no_reference_is_held_where_the_recipe_asks_for_none(tmp_path: Path) -> None:
+    algorithm = {"name": "dapo", "kl_coef": 0, "kl_target": None, "kl_horizon": None, "allow": []}
+    changes = {"algorithm": algorithm, "reference": {"schedule": "none"}}
+    with session_of(tmp_path, rl=changes) as session:
+        train_round(session, round_of(session), Steps())
+        metrics = [r["metrics"] for r in rows(session)]
+        assert session.backend.reference is None  # type: ignore[attr-defined]
+    assert not any(m["update/skipped"] for m in metrics)
+    assert all("kl/k3" not in m and m["reference/version"] == 0.0 for m in metrics)

@@ -1,0 +1,53 @@
+"""`verizero explain`: the page of a whole recipe."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.load import load_recipe
+from pipeline.errors import ConfigError
+from pipeline.stages.explain import explain_recipe
+from tests.stages.tiny import tiny
+
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+RECIPES = sorted([*CONFIGS.glob("*.yaml"), *CONFIGS.glob("algorithms/*.yaml")])
+MODEL = "[{verifier: {name: reference_model, params: {model: judges/small}}, weight: 0.5}]"
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
+def test_every_recipe_has_a_page_without_holes(path: Path) -> None:
+    page = explain_recipe(load_recipe(path))
+    labels = [line[:12].strip() for line in page.splitlines()]
+    for label in ("algorithm", "maximise", "advantage", "ratio", "models", "updates", "departs"):
+        assert label in labels
+    assert "{" not in page
+    assert "None" not in page
+    assert "w = none" not in page
+
+
+def test_the_recipe_decides_weights_models_reference_and_cut() -> None:
+    gdpo = tiny(overrides=["rl.algorithm={name: gdpo}", f"scoring.components={MODEL}"])
+    page = explain_recipe(gdpo)
+    assert "w = (1, 0.5)" in page
+    assert "reward model judges/small (verifier reference_model, frozen, here)" in page
+    assert "reference (every_round; no term uses it, its KL is measured)" in page
+    none = tiny(overrides=["rl.algorithm={name: dapo}", "rl.reference={schedule: none}"])
+    assert "reference" not in explain_recipe(none)
+    cut = tiny(overrides=["rl.algorithm={name: deepseek_v32}", "rollout.top_p=0.9"])
+    assert "among the fewest of probability 0.9" in explain_recipe(cut)
+    assert "the policy has no experts" in explain_recipe(cut)
+    assert explain_recipe(tiny({"stages": ["sft"]})) == "this recipe has no RL stage"
+
+
+def test_no_reference_is_refused_where_a_term_needs_one() -> None:
+    with pytest.raises(ConfigError, match=r"schedule is 'none' and the kl in the loss of algorithm 'grpo' needs"):
+        tiny(overrides=["rl.reference={schedule: none}"])
+
+
+def test_a_page_is_made_without_tensors() -> None:
+    code = "import sys; import pipeline.stages.explain; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, cwd=CONFIGS.parent).returncode == 0
