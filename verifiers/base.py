@@ -38,6 +38,10 @@ __all__ = [
 ]
 
 
+BASE = "base"
+"""Key of the context of validation that holds the folder which relative paths are taken from, or None."""
+
+
 class VerifierParams(BaseModel):
     """Base of a verifier's parameters: frozen, unknown keys refused."""
 
@@ -59,13 +63,13 @@ class Verifier(Generic[P]):
         self.many = many
         self.__doc__ = (one or many).__doc__
 
-    def bind(self, params: Mapping[str, Any] | None = None) -> BoundVerifier[P]:
-        """This verifier with validated parameters.
+    def bind(self, params: Mapping[str, Any] | None = None, base: Path | None = None) -> BoundVerifier[P]:
+        """This verifier with validated parameters. Relative paths among them are taken from `base`, as by `load`.
 
         Raises: ConfigError naming the parameter, its value and what is allowed.
         """
         try:
-            return BoundVerifier(self, self.params_type.model_validate(dict(params or {})))
+            return BoundVerifier(self, self.params_type.model_validate(dict(params or {}), context={BASE: base}))
         except ValidationError as exc:
             raise ConfigError(f"verifier {self.name!r}: {_explain(exc, self.params_type)}") from exc
 

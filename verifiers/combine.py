@@ -7,10 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationInfo, model_validator
 
 from pipeline.types import Attempt, Verdict
-from verifiers.base import BoundVerifier, VerifierParams, load, verifier
+from verifiers.base import BASE, BoundVerifier, VerifierParams, load, verifier
 
 
 class Part(BaseModel):
@@ -25,19 +25,22 @@ class Part(BaseModel):
     gate: bool = Field(False, description="a score below 1 makes the whole 0; counts for nothing else")
     reference: str | None = Field(None, description="key of the reference (an object) that this part is given")
 
+    _base: Path | None = PrivateAttr(None)
+
     @model_validator(mode="after")
-    def _resolves(self) -> Self:
+    def _resolves(self, info: ValidationInfo) -> Self:
+        self._base = (info.context or {}).get(BASE)
         _ = self.bound
         return self
 
     @cached_property
     def bound(self) -> BoundVerifier[Any]:
-        """The verifier with its parameters; relative paths are taken from the working folder.
+        """The verifier with its parameters; relative paths are taken from the recipe's folder, else the working one.
 
         Raises: ConfigError, UnknownName.
         """
         try:
-            return load(self.name, self.path, Path.cwd()).bind(self.params)
+            return load(self.name, self.path, self._base).bind(self.params, self._base)
         except Exception as exc:
             raise ValueError(str(exc)) from exc
 

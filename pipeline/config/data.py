@@ -103,13 +103,13 @@ class VerifierChoice(Section):
         return {"name": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _one(self) -> VerifierChoice:
+    def _one(self, info: ValidationInfo) -> VerifierChoice:
         if (self.name is None) == (self.path is None):
             raise ValueError("give exactly one of verifier.name (e.g. math) and verifier.path (file.py:function)")
         if self.name is not None:
             from verifiers.base import load
 
-            load(self.name).bind(self.params)
+            load(self.name).bind(self.params, (info.context or {}).get("base"))
         return self
 
     @property

@@ -47,11 +47,13 @@ def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
 
     Raises: ConfigError naming the file, field, value and remedy.
     """
-    return parse(read_tree(Path(path)), overrides, source=str(path))
+    return parse(read_tree(Path(path)), overrides, source=str(path), base=Path(path).resolve().parent)
 
 
-def parse(tree: Tree, overrides: Sequence[str] = (), source: str = "recipe") -> RunConfig:
+def parse(tree: Tree, overrides: Sequence[str] = (), source: str = "recipe", base: Path | None = None) -> RunConfig:
     """A recipe from a tree of plain values, with overrides applied; the tree stays as it is.
+
+    Files that verifiers name in their parameters are looked for in `base`, default the working folder.
 
     Raises: ConfigError naming the source, field, value and remedy.
     """
@@ -62,7 +64,7 @@ def parse(tree: Tree, overrides: Sequence[str] = (), source: str = "recipe") -> 
     for text in overrides:
         _override(tree, text)
     try:
-        return RunConfig.model_validate(tree)
+        return RunConfig.model_validate(tree, context={"base": base})
     except ValidationError as exc:
         raise ConfigError(f"{source}: " + "; ".join(_explain(e) for e in exc.errors())) from exc
     except ConfigError as exc:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -104,8 +104,8 @@ def good_rows(path: Path, defaults: Defaults | None = None) -> list[Row]:
 def key_of(choice: Choice, base: Path, beside: Path | None = None) -> str:
     """A text that stands for a verifier with its parameters.
 
-    A relative path is taken from `base`, else from `beside`. A name that nothing installed has is looked for there
-    too: `my_domain` is then `my_domain.py:my_domain`.
+    A relative path is taken from `base`, else from `beside`; those of the parts of `combine` too. A name that nothing
+    installed has is looked for there too: `my_domain` is then `my_domain.py:my_domain`.
     Raises: DataError if it names none.
     """
     if isinstance(choice, str):
@@ -117,11 +117,21 @@ def key_of(choice: Choice, base: Path, beside: Path | None = None) -> str:
     name = str(choice.get("name", ""))
     if name.isidentifier() and name not in names("verifiers") and any((f / f"{name}.py").is_file() for f in folders):
         choice = {**{k: v for k, v in choice.items() if k == "params"}, "path": f"{name}.py:{name}"}
-    if "path" in choice:
-        file, _, function = str(choice["path"]).partition(":")
-        folder = next((f for f in folders if (f / file).is_file()), base)
-        choice = {**choice, "path": f"{(folder / file).absolute()}:{function}"}
-    return json.dumps(choice, sort_keys=True)
+    return json.dumps(_absolute(choice, folders), sort_keys=True)
+
+
+def _absolute(choice: Mapping[str, Any], folders: Sequence[Path]) -> dict[str, Any]:
+    """The choice with its paths, and those of its parts, absolute: in the first folder that has the file."""
+    made = dict(choice)
+    if "path" in made:
+        file, _, function = str(made["path"]).partition(":")
+        folder = next((f for f in folders if (f / file).is_file()), folders[0])
+        made["path"] = f"{(folder / file).absolute()}:{function}"
+    params = made.get("params")
+    if isinstance(params, Mapping) and isinstance(params.get("parts"), list):
+        parts = [_absolute(p, folders) if isinstance(p, Mapping) else p for p in params["parts"]]
+        made["params"] = {**params, "parts": parts}
+    return made
 
 
 @lru_cache(maxsize=1024)

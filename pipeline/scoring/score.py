@@ -207,7 +207,7 @@ def bind_verifiers(
             if choice is None:
                 bound[prompt.verifier] = load(prompt.verifier).bind()
             else:
-                bound[prompt.verifier] = load(choice.name, choice.path, base).bind(choice.params)
+                bound[prompt.verifier] = load(choice.name, choice.path, base).bind(choice.params, base)
         except ConfigError as exc:
             raise DataError(f"row {prompt.id!r}: {exc}") from exc
     return bound
@@ -215,4 +215,4 @@ def bind_verifiers(
 
 def bind_components(config: ScoringConfig, base: Path | None = None) -> list[Bound]:
     """The verifiers of the recipe's components, in order. Raises: ConfigError for one that does not exist."""
-    return [load(c.verifier.name, c.verifier.path, base).bind(c.verifier.params) for c in config.components]
+    return [load(c.verifier.name, c.verifier.path, base).bind(c.verifier.params, base) for c in config.components]

@@ -288,7 +288,7 @@ def build_graders(
             said = f"scoring.second_opinion.domains names {unknown[0]!r}, which no training row has"
             raise ConfigError(f"{said}; there are {', '.join(known)}")
         choice = asked.verifier
-        second = SecondOpinions(asked, load(choice.name, choice.path, base_dir).bind(choice.params), config.seed)
+        second = SecondOpinions(asked, load(choice.name, choice.path, base_dir).bind(choice.params, base_dir), config.seed)
     also = [] if second is None else [second.bound]
     isolation = open_sandbox(config.sandbox, [*bound.values(), *components, *also], progress)
     return Scorer(config.scoring, bound, components), second, isolation
