@@ -2,6 +2,7 @@
 
     python benchmarks/step.py                         tokens/s and seconds a step of configs/demo.yaml
     python benchmarks/step.py --recipe my.yaml --prefect tasks --prefect folded
+    python benchmarks/step.py --overlap --model runs/demo/model    with and without grading beside generation
     python benchmarks/step.py --against trl           side by side with TRL on equal work, in one run
     python benchmarks/step.py --against trl --lengths natural
 
@@ -31,6 +32,7 @@ def main() -> None:
     options.add_argument("--model", help="a Hugging Face folder to start from; default: the recipe's own, untrained")
     options.add_argument("--steps", type=int, default=8)
     options.add_argument("--prefect", action="append", choices=("none", "tasks", "folded"), help="repeatable")
+    options.add_argument("--overlap", action="store_true", help="scoring.overlap true and false, in turn")
     options.add_argument("--against", choices=("trl",))
     options.add_argument("--lengths", choices=("full", "natural"), default="full")
     options.add_argument("--rounds", type=int, default=3, help="turns of ours and theirs, with --against")
@@ -39,6 +41,9 @@ def main() -> None:
         from yardstick import compare
 
         compare(asked.lengths, asked.steps, asked.rounds)
+        return
+    if asked.overlap:
+        compare_overlap(asked)
         return
     for mode in asked.prefect or ["none"]:
         print(json.dumps(measure(asked, mode)), flush=True)
@@ -62,23 +67,69 @@ def measure(asked: argparse.Namespace, mode: str) -> dict[str, Any]:
         rows = [json.loads(line) for line in (Path(folder) / "bench" / "metrics.jsonl").read_text().splitlines()]
     rows = rows[1:]  # the first step pays for what is made once
     phases = {p: statistics.median(r["time"].get(p, 0.0) for r in rows) for p in rows[0]["time"]}
-    total = phases["total"]
+    total, graders = phases.pop("total"), phases.pop("graders", 0.0)
     sampled = statistics.median(r["metrics"]["groups/sampled"] * r["metrics"]["length/mean"] for r in rows)
     sampled *= config.rl.group_size if config.rl else 1
     trained = statistics.median(r["metrics"]["tokens/trained"] for r in rows)
-    inside = sum(v for k, v in phases.items() if k != "total")
+    inside = sum(phases.values())
     return {
         "recipe": asked.recipe.name,
         "prefect": mode,
         "steps": len(rows),
         "seconds_per_step": round(total, 3),
-        "phases": {k: round(v, 4) for k, v in phases.items() if k != "total"},
-        "shares": {k: round(v / total, 3) for k, v in phases.items() if k != "total"},
+        "phases": {k: round(v, 4) for k, v in phases.items()},
+        "graders_at_work": round(graders, 4),
+        "shares": {k: round(v / total, 3) for k, v in phases.items()},
         "share_outside_phases": round(1 - inside / total, 3),
         "generated_tokens_per_s": round(sampled / phases["generate"]),
         "trained_tokens_per_s": round(trained / phases["update"]),
         "whole_run_s": round(seconds, 1),
     }
+
+
+def compare_overlap(asked: argparse.Namespace) -> None:
+    """Print what generating and grading the responses of a step take with grading beside generation, and after it.
+
+    The same responses each time, the two ways in turn, in one process: medians over all steps.
+    """
+    from pipeline.config.load import load_recipe
+    from pipeline.models.load import quiet
+    from pipeline.stages.progress import Silent
+    from pipeline.stages.steps import generate, next_prompts, verify
+    from pipeline.stages.train import opened, run_folder
+
+    quiet()
+    overrides = ["stages=[rl]", "data.evaluation=[]", "report.trackers=[]", "name=bench"]
+    overrides += [f"model.path={asked.model}", "model.create=null"] if asked.model else []
+    with tempfile.TemporaryDirectory() as folder:
+        config = load_recipe(asked.recipe, [*asked.set, *overrides, f"output={folder}"])
+        assert config.rl is not None
+        ways = {on: config.model_copy(update={"scoring": config.scoring.model_copy(update={"overlap": on})})
+                for on in (True, False)}  # fmt: skip
+        times: dict[bool, list[dict[str, float]]] = {True: [], False: []}
+        with opened(config, asked.recipe.resolve().parent, run_folder(config), "never", Silent()) as session:
+            for step in range(asked.steps + 1):
+                prompts = next_prompts(session, config.rl.prompts_per_step)
+                rewards = []
+                for on in (True, False) if step % 2 else (False, True):
+                    session.config = ways[on]
+                    groups, _ = verify(session, prompts, generate(session, prompts, step))
+                    rewards.append([g.rewards for g in groups])
+                    times[on].append(session.take_times())
+                if rewards[0] != rewards[1]:
+                    raise SystemExit("the two ways gave different rewards")
+    for on, found in times.items():
+        rows = found[1:]  # the first step pays for what is made once
+        middle = {p: statistics.median(row[p] for row in rows) for p in ("generate", "verify", "graders")}
+        said = {
+            "overlap": on,
+            "steps": len(rows),
+            "generate_s": round(middle["generate"], 4),
+            "trainer_waits_s": round(middle["verify"], 4),
+            "graders_at_work_s": round(middle["graders"], 4),
+            "generate_and_wait_s": round(statistics.median(row["generate"] + row["verify"] for row in rows), 4),
+        }
+        print(json.dumps(said), flush=True)
 
 
 def run(config: Any, base: Path, mode: str) -> None:
