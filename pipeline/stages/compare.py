@@ -15,6 +15,7 @@ from pipeline.config.run import RunConfig
 from pipeline.errors import ConfigError, RunError
 from pipeline.report.compare_page import build_compare_page
 from pipeline.report.files import write_atomic
+from pipeline.report.memory import noted_peak
 
 SAME = ("stages", "model", "data", "pretrain", "sft", "rollout", "scoring", "evaluation")
 """Sections in which compared recipes may not differ: what differs would be compared instead of the algorithms."""
@@ -34,8 +35,9 @@ def compare(
     """What the runs of all recipes reached, by name; also in `folder`/compare.json, and as a page compare.html.
 
     Each recipe runs once for each of `seeds` seeds, from `start` (a Hugging Face folder) or from the model that the
-    recipes' own stages before RL make, once a seed. RL ends after `max_tokens` generated tokens, or its own rounds.
-    Every run is a process of its own, so that its peak memory is its own; done ones are not run again.
+    recipes' own stages before RL make, once a seed. RL generates at most `max_tokens` tokens, or its own rounds.
+    Every run is a process of its own, so that its peak memory is its own; done ones are not run again. One that was
+    killed goes on from its checkpoint, and its peak is that of all its processes.
 
     Raises: ConfigError for recipes that differ in more than their algorithm; RunError naming a run that failed.
     """
@@ -53,7 +55,7 @@ def compare(
             run = (config.name, seed)
             if run not in before:
                 say(f"{config.name}, seed {config.seed + seed}")
-                mib = _trained(path, own)
+                mib = max(_trained(path, own), noted_peak(folder / _name(config, seed)))
                 before[run] = {"run": list(run), "folder": _name(config, seed), "peak_memory_mib": mib}
             record["runs"].append(before[run])
             write_atomic(folder / RECORD, json.dumps(record, indent=1).encode())

@@ -18,6 +18,7 @@ from pipeline.config.run import RunConfig
 from pipeline.data.ledger import PassRateLedger
 from pipeline.data.sampler import PromptSampler
 from pipeline.errors import ConfigError, RunError
+from pipeline.report.memory import note_peak
 from pipeline.report.store import Store
 from pipeline.report.trackers import Trackers
 from pipeline.rl.parts import Parts
@@ -120,6 +121,8 @@ class Session:
         except RunError:
             state.serial = serial
             raise
+        with checkpoint.disk_errors(f"writing into {self.folder}"):
+            note_peak(self.folder)
 
     def save_final(self) -> Path:
         """The policy as a Hugging Face folder `model/` in the run's folder, replaced as a whole."""

@@ -40,9 +40,10 @@ def test_two_recipes_from_one_start_under_one_budget(tmp_path: Path) -> None:
         for seed in (0, 1):
             run = read_run(folder / f"{name}-{seed}")
             made = [r["metrics"]["tokens/generated"] for r in run.rl_steps]
-            # the budget is met by the last step and by none before it
-            assert made[-1] >= 1500
-            assert all(m < 1500 for m in made[:-1])
+            # no step passes the budget, and the last is the last that is sure not to
+            longest = 3 * (6 + (name == "b")) * 30
+            assert made[-1] <= 1500 < made[-1] + longest
+            assert all(m + longest <= 1500 for m in made[:-1])
             assert len(made) < 6
             assert run.evaluations[-1]["step"] == len(made)
             domain = run.evaluations[0]["domains"]["arithmetic"]

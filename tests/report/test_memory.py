@@ -1,0 +1,39 @@
+"""Peak memory over the processes of a run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.report.memory import FILE, note_peak, noted_peak, peak_mib
+
+ROOT = Path(__file__).resolve().parents[2]
+HOG = "import sys; from pathlib import Path; from pipeline.report.memory import note_peak; x = bytearray({mib} << 20)"
+
+
+def after_a_process_of(mib: int, folder: Path) -> float:
+    """The note after a process that held so many MiB more than its imports."""
+    code = f"{HOG.format(mib=mib)}; note_peak(Path(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", code, str(folder)], check=True, cwd=ROOT)
+    return noted_peak(folder)
+
+
+def test_the_highest_peak_of_all_processes_stays(tmp_path: Path) -> None:
+    first = after_a_process_of(300, tmp_path)
+    assert first > 300
+    assert after_a_process_of(10, tmp_path) == first
+    assert after_a_process_of(500, tmp_path) > first + 100
+
+
+@pytest.mark.parametrize("torn", ["", "{", '{"peak_memory_mib"', "[]", '{"peak_memory_mib": null}'])
+def test_a_torn_note_counts_as_none(torn: str, tmp_path: Path) -> None:
+    assert noted_peak(tmp_path) == 0.0
+    (tmp_path / FILE).write_text(torn)
+    assert noted_peak(tmp_path) == 0.0
+    note_peak(tmp_path)
+    assert 0 < noted_peak(tmp_path) <= peak_mib()
+    assert json.loads((tmp_path / FILE).read_text())["peak_memory_mib"] == noted_peak(tmp_path)
