@@ -24,6 +24,7 @@ _ENVIRONMENT = {
     "HOME": "/tmp",
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "MALLOC_ARENA_MAX": "2",
+    "LD_BIND_NOW": "1",  # else every child would bind what it calls, and so copy the pages that this writes to
     "PYTHONUTF8": "1",
 }
 

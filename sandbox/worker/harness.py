@@ -19,28 +19,31 @@ import time
 import traceback
 import types
 from collections.abc import Callable
-from posix import _exit, write
+from posix import _exit, lseek, write
 from typing import Any
 
 from . import codec, streams
-from .wire import BAD_VALUE, FINISHED, FUNCTION, LEAVE, NO_MEMORY, RAISED, Order, Record
+from .wire import BAD_VALUE, FINISHED, FUNCTION, LEAVE, NO_MEMORY, RAISED, RECORD
 
 NAME = "main.py"
 _FRAMES = 6
-_now, _cpu = time.monotonic, time.process_time
-_dumps, _loads = codec.encode, codec.decode
+_REHEARSALS = 12
+_source = ""
+_now, _cpu, _exec, _clear = time.monotonic, time.process_time, exec, dict.clear
+_callbacks, _threads, _limbo = atexit._ncallbacks, threading._active, threading._limbo  # type: ignore[attr-defined]
+_dumps, _loads, _give, _flush, _pack = codec.encode, codec.decode, streams.give, streams.flush, RECORD.pack
+_Module, _modules = types.ModuleType, sys.modules
 
 
-def run(order: Order, program: bytes, items: list[bytes]) -> None:
-    """Run the program on the items and end this process. Never returns."""
+def run(order: tuple[Any, ...], program: bytes, items: list[bytes]) -> None:
+    """Run the program on the items, as an unpacked `Order` says, and end this process. Never returns."""
+    global _source
     gc.enable()
-    source = program.decode("utf-8", "surrogateescape")
-    linecache.cache[NAME] = (len(source), None, source.splitlines(True), NAME)
-    budget = _Budget(order)
-    if order.kind == FUNCTION:
-        _run_functions(source, items, budget)
+    _source = source = program.decode("utf-8", "surrogateescape")
+    if order[0] == FUNCTION:
+        _run_functions(source, items, order)
     else:
-        _run_scripts(source, items, budget)
+        _run_scripts(source, items, order)
     _exit(0)
 
 
@@ -49,12 +52,30 @@ def prepare(scratch: str) -> None:
     same program gets the same verdict.
     """
     os.environ["TMPDIR"] = scratch
+    os.environ.pop("LD_BIND_NOW", None)
     sys.argv[:] = [NAME]
     sys.dont_write_bytecode = True
     sys.path[:] = [p for p in sys.path if p and "worker" not in p]
     for name in [n for n in sys.modules if n == "worker" or n.startswith("worker.")]:
         del sys.modules[name]
+    linecache.cache[NAME] = (lambda: _source,)  # asked when a traceback is printed
     threading.stack_size(8 << 20)  # libc would reserve RLIMIT_STACK for each
+    random.seed(0)
+
+
+def rehearse() -> None:
+    """Run small programs in this process, so that every child begins with warm caches and bytecode; leave no trace."""
+    order = (FUNCTION, 10.0, 5.0, 512, 1024, 16, 32, 1)
+    call = _dumps({"fn": "f", "args": [[1], "a"], "kwargs": {}})
+    for _ in range(_REHEARSALS):
+        _run_scripts("import sys\nn = int(input())\nprint(n * 2, sys.argv)\n", [b"4\n"], order)
+        _run_scripts("raise ValueError", [b""], order)
+        _run_functions("def f(a, b):\n    return [a, b]\n", [call], order)
+    for fd in (streams.IN, streams.OUT, streams.ERR, streams.LOG):
+        os.ftruncate(fd, 0)
+        os.lseek(fd, 0, 0)
+    for name in ("__main__", "solution"):
+        _modules.pop(name, None)
     random.seed(0)
 
 
@@ -65,14 +86,15 @@ class _Budget:
     what others used.
     """
 
-    def __init__(self, order: Order) -> None:
-        self.cpu = order.cpu_s / 2
-        self.wall = _now() + order.wall_s / 2
-        self.peak_kib = order.memory_mib << 9
-        self.out = order.output_kib << 10
+    def __init__(self, order: tuple[Any, ...]) -> None:
+        _, wall_s, cpu_s, memory_mib, output_kib, *_ = order
+        self.cpu = cpu_s / 2
+        self.wall = _now() + wall_s / 2
+        self.peak_kib = memory_mib << 9
+        self.out = output_kib << 10
 
     def is_spent(self, out_end: int) -> bool:
-        return (
+        return bool(
             _cpu() > self.cpu
             or _now() > self.wall
             or out_end > self.out
@@ -80,34 +102,37 @@ class _Budget:
         )
 
 
-def _fresh_main(name: str) -> types.ModuleType:
-    module = types.ModuleType(name)
-    module.__dict__["__builtins__"] = builtins
-    module.__dict__["__file__"] = NAME
-    sys.modules["__main__"] = module
-    return module
+def _fresh_main(name: str) -> tuple[types.ModuleType, dict[str, Any]]:
+    module = _Module(name)
+    space = module.__dict__
+    space["__builtins__"] = builtins
+    space["__file__"] = NAME
+    _modules["__main__"] = module
+    return module, space
 
 
-def _run_scripts(source: str, items: list[bytes], budget: _Budget) -> None:
+def _run_scripts(source: str, items: list[bytes], order: tuple[Any, ...]) -> None:
     code: types.CodeType | None = None
-    callbacks = atexit._ncallbacks()
-    for number, item in enumerate(items):
+    budget = _Budget(order) if len(items) > 1 else None
+    callbacks, left = _callbacks(), len(items)
+    for item in items:
         cpu, wall = _cpu(), _now()
-        stdout = streams.give(item, number > 0)
-        module = _fresh_main("__main__")
+        stdout = _give(item, left < len(items))
+        _, space = _fresh_main("__main__")
         state, status = FINISHED, 0
         try:
             if code is None:
                 code = compile(source, NAME, "exec", dont_inherit=True)
-            exec(code, module.__dict__)
+            _exec(code, space)
         except BaseException as exc:
             state, status = _explain(exc)
-        dirty = _wind_up(callbacks)
-        if not streams.flush(stdout):
+        dirty = bool(len(_threads) > 1 or _limbo or _callbacks() > callbacks) and _wind_up(callbacks)
+        if not _flush(stdout):
             state, status = max(state, RAISED), status or 120
-        module.__dict__.clear()  # closes, and so flushes, what the program left open
+        _clear(space)  # closes, and so flushes, what the program left open
         _write_record(state, status, cpu, wall, b"")
-        if number + 1 < len(items) and (dirty or budget.is_spent(streams.ends()[0])):
+        left -= 1
+        if left and budget is not None and (dirty or budget.is_spent(streams.ends()[0])):
             _exit(LEAVE)
 
 
@@ -118,7 +143,7 @@ def _wind_up(callbacks: int) -> bool:
         if threading.active_count() > 1:
             dirty = True
             threading._shutdown()  # type: ignore[attr-defined]
-        if atexit._ncallbacks() > callbacks:
+        if _callbacks() > callbacks:
             dirty = True
             atexit._run_exitfuncs()
     except BaseException as exc:
@@ -127,16 +152,17 @@ def _wind_up(callbacks: int) -> bool:
     return dirty
 
 
-def _run_functions(source: str, items: list[bytes], budget: _Budget) -> None:
-    module = _fresh_main("solution")
-    sys.modules["solution"] = module
+def _run_functions(source: str, items: list[bytes], order: tuple[Any, ...]) -> None:
+    budget = _Budget(order)
+    module, space = _fresh_main("solution")
+    _modules["solution"] = module
     cpu, wall = _cpu(), _now()
-    stdout = streams.give(b"", False)
+    stdout = _give(b"", False)
     try:
-        exec(compile(source, NAME, "exec", dont_inherit=True), module.__dict__)
+        _exec(compile(source, NAME, "exec", dont_inherit=True), space)
     except BaseException as exc:
         state, _ = _explain(exc)
-        streams.flush(stdout)
+        _flush(stdout)
         for _ in items:
             _write_record(max(state, RAISED), 1, cpu, wall, b"")
         return
@@ -151,7 +177,7 @@ def _run_functions(source: str, items: list[bytes], budget: _Budget) -> None:
         except BaseException as exc:
             state, _ = _explain(exc)
             state = max(state, RAISED)  # leaving instead of returning is no result
-        streams.flush(stdout)
+        _flush(stdout)
         if len(value) > budget.out:
             state, value = BAD_VALUE, b""
         _write_record(state, 0 if state == FINISHED else 1, cpu, wall, value)
@@ -197,9 +223,10 @@ def _explain(exc: BaseException) -> tuple[int, int]:
 
 def _write_record(state: int, code: int, cpu: float, wall: float, value: bytes) -> None:
     try:
-        out, err = streams.ends()
-        data = memoryview(Record(code, state, _cpu() - cpu, _now() - wall, out, err, value).pack())
-        while data:
-            data = data[write(streams.LOG, data) :]
+        out, err = lseek(streams.OUT, 0, 2), lseek(streams.ERR, 0, 2)
+        data = _pack(code & 0xFF, state, _cpu() - cpu, _now() - wall, out, err, len(value)) + value
+        done = write(streams.LOG, data)
+        while done < len(data):
+            done += write(streams.LOG, data[done:])
     except BaseException:  # the program closed our descriptors: this process can say nothing more
         _exit(code)

@@ -6,13 +6,13 @@ import contextlib
 import errno
 import os
 import resource
-import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from . import kernel, landlock, seccomp, sweep
-from .wire import MANAGED, Order
+from .wire import MANAGED
 
 NAMESPACES, LANDLOCK, SECCOMP, UID = "namespaces", "landlock", "seccomp", "uid"
 WALLS = (NAMESPACES, LANDLOCK, SECCOMP, UID)
@@ -44,7 +44,6 @@ class Jail:
     disk_mib: int = 0
     """Size of the scratch file system now."""
     rules: int | None = None
-    filter: seccomp.Filter | None = None
     tools: tuple[str, ...] = ()
     proc: int = -1
     """The host's /proc, for the worker only: how long a run waited for a CPU."""
@@ -96,8 +95,6 @@ def enter(walls: Sequence[str], home: str, uid: int, tools: Sequence[str]) -> Ja
     if SECCOMP in walls and kernel.MACHINE not in seccomp.MACHINES:
         raise WallFailed(SECCOMP, OSError(38, f"no system call table for {kernel.MACHINE}"))
     _limit_worker(jail)
-    if SECCOMP in walls and jail.has_namespaces:
-        jail.filter = seccomp.assemble(seccomp.instructions(kernel.MACHINE, 1, bool(tools)))
     return jail
 
 
@@ -271,34 +268,46 @@ def clear(jail: Jail, disk_mib: int) -> None:
     jail.disk_mib = disk_mib
 
 
-def close_in(jail: Jail, order: Order) -> None:
-    """Limits and ids of one run, on this process, for good; and its working folder. Raises: OSError."""
-    os.chdir(jail.scratch)
-    mib = 1 << 20
-    cpu = int(order.cpu_s) + 2  # a backstop: the worker stops the run at the exact second
-    size = max(order.disk_mib * mib, order.output_kib << 11)
-    space = (order.memory_mib + _BASE_MIB) * mib
-    if order.kind != MANAGED:
-        resource.setrlimit(resource.RLIMIT_AS, (space, space))
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-    if jail.counts_processes:
-        count = order.processes + 1  # and the worker itself
-        resource.setrlimit(resource.RLIMIT_NPROC, (count, count))
-    if jail.has_namespaces or os.geteuid() == 0:
-        kernel.drop_capabilities()
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+def run_limits(order: tuple[Any, ...], counts_processes: bool) -> list[tuple[int, tuple[int, int]]]:
+    """Resource limits of one run, from an unpacked `Order`."""
+    kind, _, cpu_s, memory_mib, output_kib, disk_mib, processes, _ = order
+    limits = [
+        (resource.RLIMIT_CPU, int(cpu_s) + 2),  # a backstop: the worker stops the run at the exact second
+        (resource.RLIMIT_FSIZE, max(disk_mib << 20, output_kib << 11)),
+    ]
+    if kind != MANAGED:
+        limits.append((resource.RLIMIT_AS, (memory_mib + _BASE_MIB) << 20))
+    if counts_processes:
+        limits.append((resource.RLIMIT_NPROC, processes + 2))  # and the worker and its forker
+    return [(name, (value, value)) for name, value in limits]
 
 
-def restrict_files(jail: Jail) -> None:
-    """Landlock, on this process."""
-    if jail.rules is not None:
-        landlock.restrict(jail.rules)
-        os.close(jail.rules)
+def last_steps(jail: Jail) -> list[Callable[[], int]]:
+    """What a child does after its limits; each gives a negative number on failure."""
+    return kernel.prepared_last_steps(jail.has_namespaces or os.geteuid() == 0)
 
 
-def restrict_calls(jail: Jail) -> None:
-    """Seccomp, on this process: from here on only the allowlist."""
+def restrict(jail: Jail) -> None:
+    """Landlock, and seccomp but for what a child has still to do: on this process and all that it makes.
+
+    Raises: WallFailed.
+    """
+    try:
+        if jail.rules is not None:
+            landlock.restrict(jail.rules)
+            os.close(jail.rules)
+    except OSError as exc:
+        raise WallFailed(LANDLOCK, exc) from exc
     if SECCOMP in jail.walls:
-        program = jail.filter or seccomp.assemble(seccomp.instructions(kernel.MACHINE, os.getpid(), bool(jail.tools)))
-        seccomp.install(program)
+        own = 1 if jail.has_namespaces else None
+        seccomp.install(seccomp.assemble(seccomp.outer(kernel.MACHINE, own, bool(jail.tools))))
+
+
+def last_wall(jail: Jail) -> Callable[[], None]:
+    """What puts a child under the rest of seccomp: from then on it has only the allowlist. It raises OSError."""
+    if SECCOMP not in jail.walls:
+        return lambda: None
+    forks = bool(jail.tools)
+    if jail.has_namespaces or forks:
+        return seccomp.prepared(seccomp.assemble(seccomp.inner(kernel.MACHINE, None, forks)))
+    return lambda: seccomp.install(seccomp.assemble(seccomp.inner(kernel.MACHINE, os.getpid(), forks)))

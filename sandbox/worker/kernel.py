@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
-import platform
 import signal
+from collections.abc import Callable
 
+CLONE_PARENT = 0x00008000
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUTS = 0x04000000
 CLONE_NEWIPC = 0x08000000
@@ -25,12 +27,13 @@ PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_GET_TID_ADDRESS = 36, 38, 40
 SECCOMP_MODE_FILTER = 2
 ALL_SECUREBITS_LOCKED = 0x2F  # no uid-0 capabilities at exec, none kept over setuid, and no way back
 
-MACHINE = platform.machine()
+MACHINE = os.uname().machine
 _BY_MACHINE = {"x86_64": {"clone": 56, "pivot_root": 155}, "aarch64": {"clone": 220, "pivot_root": 41}}
 NUMBERS = _BY_MACHINE.get(MACHINE, {})
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
+_prepared = ctypes.PyDLL(None)  # neither errno nor the interpreter's lock is touched: each would copy pages in a child
 
 
 def _check(result: int, what: str) -> int:
@@ -98,6 +101,25 @@ def fork(namespaces: int) -> int:
     single-threaded parent with nothing locked has no need to repair; libc's own record of the thread id is kept right.
     """
     return syscall(_CLONE, namespaces | _FORK_FLAGS, _NONE, _NONE, *_FORK_LAST, what="clone")
+
+
+def prepared_fork(namespaces: int) -> Callable[[], int]:
+    """`fork` as one prepared call, whose child is the caller's sibling; it gives -1 on failure instead of raising."""
+    flags = namespaces | _FORK_FLAGS | CLONE_PARENT
+    last = (_WORD, None) if MACHINE == "x86_64" else (None, _WORD)
+    return functools.partial(_prepared.syscall, _CLONE, flags, None, None, *last)
+
+
+def prepared_prctl(option: int, a: int, b: object) -> Callable[[], int]:
+    """`prctl` as one prepared call, which gives a negative number on failure."""
+    return functools.partial(_prepared.prctl, option, a, b, None, None)
+
+
+def prepared_last_steps(drops_capabilities: bool) -> list[Callable[[], int]]:
+    """What a child does before its last wall: give up capabilities, and die with its parent. Negative on failure."""
+    die = functools.partial(_prepared.prctl, PR_SET_PDEATHSIG, int(signal.SIGKILL), None, None, None)
+    drop = functools.partial(_prepared.capset, ctypes.byref(_CAPABILITY_HEADER), ctypes.byref(_NO_CAPABILITIES))
+    return [drop, die] if drops_capabilities else [die]
 
 
 _CLONE = NUMBERS.get("clone", -1)

@@ -1,38 +1,31 @@
-"""The worker: a warm interpreter that forks one short-lived, walled-in child per order, and reports how it ended.
+"""The worker: has one short-lived, walled-in child made per order, watches it, and reports how it ended.
 
-It never sees a program: payloads pass through it as descriptors, so nothing of one is left in memory that the next
-child inherits.
+Neither it nor its forker ever sees a program: payloads pass through them as descriptors, so nothing of one is left in
+memory that the next child inherits.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import resource
 import select
 import signal
-import socket
 import sys
 import time
-from typing import Any
 
-from . import harness, jail, kernel, native, selftest, streams, sweep, wire
+from . import forker, harness, jail, streams, sweep, wire
 
 # Modules that programs use, loaded once. Each makes every fork and exit dearer (most of all those with shared
-# libraries of their own, as hashlib and tempfile have), so only what very many programs import.
+# libraries of their own, as decimal, datetime and statistics have): only what programs import often enough to repay it.
 import bisect  # isort: skip
 import copy  # isort: skip
-import datetime  # isort: skip
-import decimal  # isort: skip
-import fractions  # isort: skip
+import dataclasses  # isort: skip
 import heapq  # isort: skip
-import queue  # isort: skip
-import statistics  # isort: skip
 import string  # isort: skip
 
-WARM = (bisect, copy, datetime, decimal, fractions, heapq, queue, statistics, string)
+WARM = (bisect, copy, dataclasses, heapq, string)
 
 _CORES = len(os.sched_getaffinity(0))
 _DISK_EVERY_S = 0.05
@@ -44,39 +37,42 @@ def main() -> None:
     """Serve orders until the judge closes its end or dies. Arguments: descriptor, configuration as JSON."""
     config = json.loads(sys.argv[2])
     streams.stow(*map(int, sys.argv[1].split(",")))
-    sock = socket.socket(fileno=streams.CONTROL)
     judge = os.pidfd_open(os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         cell = jail.enter(config["walls"], config["home"], config["uid"], config["tools"])
     except jail.WallFailed as exc:
-        sock.send(json.dumps({"failed": exc.wall, "why": str(exc)}).encode())
+        os.write(streams.CONTROL, json.dumps({"failed": exc.wall, "why": str(exc)}).encode())
         return
     streams.open_on(cell.stdin)
     harness.prepare(cell.scratch)
-    sock.send(json.dumps({"notes": cell.notes, "pid": os.getpid(), "python": sys.version.split()[0]}).encode())
-    Worker(sock, judge, cell, config).serve()
+    try:
+        orders = forker.start(cell, config["host_file"], config["host_pid"])
+    except jail.WallFailed as exc:
+        os.write(streams.CONTROL, json.dumps({"failed": exc.wall, "why": str(exc)}).encode())
+        return
+    os.write(
+        streams.CONTROL,
+        json.dumps({"notes": cell.notes, "pid": os.getpid(), "python": sys.version.split()[0]}).encode(),
+    )
+    Worker(judge, cell, *orders).serve()
 
 
 class Worker:
     """One warm process and its jail."""
 
-    def __init__(self, sock: socket.socket, judge: int, cell: jail.Jail, config: dict[str, Any]) -> None:
-        self.sock, self.judge, self.cell, self.config = sock, judge, cell, config
-        self.itself = os.pidfd_open(os.getpid())
+    def __init__(self, judge: int, cell: jail.Jail, orders: int, pids: int) -> None:
+        self.sock, self.judge, self.cell, self.orders, self.pids = streams.CONTROL, judge, cell, orders, pids
         self.poll = select.poll()
-        self.poll.register(sock, select.POLLIN)
+        self.poll.register(self.sock, select.POLLIN)
         self.poll.register(judge, select.POLLIN)
 
     def serve(self) -> None:
         """Answer orders, one at a time."""
-        gc.collect()
-        gc.freeze()
-        gc.disable()
         while True:
             self.poll.poll()
             try:
-                packet = self.sock.recv(4096)
+                packet = os.read(self.sock, 4096)
             except OSError:
                 return
             if not packet:
@@ -85,41 +81,26 @@ class Worker:
                 continue  # a cancellation that came after the run had ended
             order = wire.Order.unpack(packet)
             try:
-                jail.clear(self.cell, order.disk_mib)
-                pid = kernel.fork(self.cell.clone_flags)
+                if self.cell.disk_mib != order.disk_mib:
+                    jail.clear(self.cell, order.disk_mib)
+                pid = self.make(packet)
             except OSError as exc:
-                self.sock.send(wire.Exit(-1, exc.errno or 0, 0.0, 0.0, 0).pack())
+                os.write(self.sock, wire.Exit(-1, exc.errno or 0, 0.0, 0.0, 0).pack())
                 continue
-            if pid == 0:
-                self.child(order)
             report = self.watch(pid, order)
             jail.clear(self.cell, order.disk_mib)
-            self.sock.send(report.pack())
+            os.write(self.sock, report.pack())
 
-    def child(self, order: wire.Order) -> None:
-        """Become the program. Never returns."""
-        try:
-            data = os.pread(streams.PAYLOAD, os.fstat(streams.PAYLOAD).st_size, 0)
-            program, items = wire.unpack_payload(data)
-            del data
-            jail.close_in(self.cell, order)
-            if select.select([self.itself], [], [], 0)[0]:
-                os._exit(wire.SETUP_FAILED)  # the worker died before the kernel knew to take us with it
-            if order.kind == wire.SELF_TEST:
-                selftest.run(self.cell, order, self.config["host_file"], self.config["host_pid"], streams.LOG)
-            if order.kind in (wire.NATIVE, wire.MANAGED):
-                native.run(program, items, self.cell.scratch, self.close)
-            self.close()
-            os.closerange(streams.PAYLOAD, 64)
-        except BaseException as exc:
-            os.write(streams.ERR, f"sandbox: {type(exc).__name__}: {exc}\n".encode())
-            os._exit(wire.SETUP_FAILED)
-        harness.run(order, program, items)
-
-    def close(self) -> None:
-        """In the child: the walls that are put up last."""
-        jail.restrict_files(self.cell)
-        jail.restrict_calls(self.cell)
+    def make(self, packet: bytes) -> int:
+        """The pid of a child that carries out the order. Raises: OSError; ends the worker when the forker is gone."""
+        os.write(self.orders, packet)
+        answer = os.read(self.pids, 64)
+        if not answer:
+            sys.exit("the forker is gone")
+        (pid,) = wire.PID.unpack(answer)
+        if pid <= 0:
+            raise OSError(-pid, os.strerror(-pid))
+        return int(pid)
 
     def watch(self, pid: int, order: wire.Order) -> wire.Exit:
         """How the child ended; it is killed when it has used up its CPU or wall time, or the judge says so."""
@@ -135,8 +116,8 @@ class Worker:
             ready = {fd for fd, _ in self.poll.poll(max(0.0, wait) * 1000 + 1)}
             if child in ready:
                 break
-            if self.judge in ready or self.sock.fileno() in ready:
-                if self.judge in ready or not self.sock.recv(16):
+            if self.judge in ready or self.sock in ready:
+                if self.judge in ready or not os.read(self.sock, 16):
                     os.kill(pid, signal.SIGKILL)
                     os.waitpid(pid, 0)
                     os._exit(0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from . import kernel, syscalls
 
@@ -88,13 +88,22 @@ def instructions(machine: str, own_pid: int | None, forks: bool = False) -> list
     With `forks`, processes may be made and programs executed, in no new namespace, and signals may go anywhere that
     the kernel lets them (a pid namespace or Landlock must stand behind).
     """
+    table, guards = _rules(machine, own_pid, forks)
+    return _assembled(machine, table.values(), guards)
+
+
+def _rules(machine: str, own_pid: int | None, forks: bool) -> tuple[dict[str, int], dict[str, list[Instruction]]]:
+    """Calls that are allowed, and those with a clause of their own."""
     table = dict(syscalls.TABLES[machine])
-    guarded = dict(syscalls.GUARDED[machine])
     if forks:
         table |= syscalls.EXEC[machine]
-        guarded["prctl"] = table.pop("prctl")
-        table |= {name: guarded[name] for name in ("kill", "tkill", "tgkill")}
+        del table["prctl"]
+        table |= {name: _number(machine, name) for name in ("kill", "tkill", "tgkill")}
         own_pid = None
+    return table, _guards(own_pid, forks)
+
+
+def _assembled(machine: str, allowed: Iterable[int], guards: dict[str, list[Instruction]]) -> list[Instruction]:
     code: list[Instruction] = [
         (_LOAD, 0, 0, _AT_ARCH),
         (_EQUAL, 1, 0, syscalls.AUDIT_ARCH[machine]),
@@ -103,9 +112,45 @@ def instructions(machine: str, own_pid: int | None, forks: bool = False) -> list
     ]
     if machine == "x86_64":
         code += [(_AT_LEAST, 0, 1, _X32_BIT), _give(_ERRNO | _ENOSYS)]
-    for name, body in _guards(own_pid, forks).items():
-        code += [(_EQUAL, 0, len(body), guarded[name]), *body]
-    return [*code, *_lookup(table.values())]
+    for name, body in guards.items():
+        code += [(_EQUAL, 0, len(body), _number(machine, name)), *body]
+    return [*code, *_lookup(allowed)]
+
+
+def outer(machine: str, own_pid: int | None, forks: bool = False) -> list[Instruction]:
+    """The greater part of `instructions`, for the forker: it leaves open what only `inner` shuts.
+
+    That is what a child does to become one: be made, take limits, give up capabilities, arrange its death.
+    """
+    table, guards = _rules(machine, own_pid, forks)
+    for name in _late(own_pid, forks):
+        guards.pop(name, None)
+        table[name] = _number(machine, name)
+    return _assembled(machine, table.values(), guards)
+
+
+def inner(machine: str, own_pid: int | None, forks: bool = False) -> list[Instruction]:
+    """What `outer` left open, for the child: together they are `instructions`. Short, since every run compiles it.
+
+    `own_pid`: as for `instructions` where `outer` had None, else None.
+    """
+    guards = _rules(machine, own_pid, forks)[1]
+    code: list[Instruction] = [(_LOAD, 0, 0, _AT_NUMBER)]
+    for name in _late(None if own_pid is not None else 1, forks):
+        body = guards.get(name, [_give(_ERRNO | _EPERM)])
+        code += [(_EQUAL, 0, len(body), _number(machine, name)), *body]
+    return [*code, _give(_ALLOW)]
+
+
+def _late(own_pid: int | None, forks: bool) -> tuple[str, ...]:
+    always = ("clone", "prlimit64", "prctl", "capset")
+    if forks:
+        return (*always, "setpgid")
+    return always if own_pid is not None else (*always, "kill", "tkill", "tgkill")
+
+
+def _number(machine: str, name: str) -> int:
+    return {**syscalls.GUARDED[machine], **syscalls.EXEC[machine], **syscalls.SETUP[machine]}[name]
 
 
 def _lookup(numbers: Iterable[int]) -> list[Instruction]:
@@ -146,3 +191,14 @@ def assemble(code: list[Instruction]) -> Filter:
 def install(program: Filter) -> None:
     """Put this thread, and all it starts, under the filter; no_new_privs must be set."""
     kernel.prctl(kernel.PR_SET_SECCOMP, kernel.SECCOMP_MODE_FILTER, ctypes.byref(program))
+
+
+def prepared(program: Filter) -> Callable[[], None]:
+    """`install` of one filter, with as little left to do as can be. It raises PermissionError."""
+    call = kernel.prepared_prctl(kernel.PR_SET_SECCOMP, kernel.SECCOMP_MODE_FILTER, ctypes.byref(program))
+
+    def install_it() -> None:
+        if call() < 0:
+            raise PermissionError("seccomp was refused")
+
+    return install_it

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import resource
-import socket
 from collections.abc import Callable
 
 from . import jail as walls
 from . import kernel
 from .jail import Jail
-from .wire import Order, Record
+from .wire import Record
 
 _MEMFD = {"x86_64": 319, "aarch64": 279}
 
@@ -19,7 +18,7 @@ _MEMFD = {"x86_64": 319, "aarch64": 279}
 def _works(act: Callable[[], object]) -> bool:
     try:
         result = act()
-    except (OSError, MemoryError):
+    except (OSError, MemoryError, ValueError):  # the latter: a limit that cannot be set
         return False
     if isinstance(result, int) and not isinstance(result, bool) and result > 2:
         os.close(result)
@@ -30,37 +29,70 @@ def _allocate(mib: int) -> Callable[[], object]:
     return lambda: bytearray(mib << 20)
 
 
-def run(jail: Jail, order: Order, host_file: str, host_pid: int, log: int) -> None:
-    """Put up the walls of this run one by one; write to `log` which of them held. Ends with the walls up."""
-    decoy = "/" + walls.DECOY if jail.has_namespaces else host_file
-    said: dict[str, bool] = {}
-    # The walls of every run (file tree, ids, limits) are up when this is called; Landlock and seccomp are not.
+def _hidden_memory() -> int:
+    return kernel.syscall(_MEMFD.get(kernel.MACHINE, -1), b"x", 0, what="memfd_create")
+
+
+def _decoy(jail: Jail, host_file: str) -> str:
+    return "/" + walls.DECOY if jail.has_namespaces else host_file
+
+
+def try_without(jail: Jail, host_file: str, host_pid: int) -> dict[str, bool]:
+    """In the forker before Landlock and seccomp: the acts that they forbid still work, and namespaces hide the host."""
+    said = {
+        walls.LANDLOCK: _works(lambda: os.open(_decoy(jail, host_file), os.O_RDONLY)),
+        walls.SECCOMP: _works(_hidden_memory),
+    }
     if jail.has_namespaces:
-        interfaces = socket.if_nameindex()
-        said[walls.NAMESPACES] = (
-            not os.path.exists(host_file)
-            and os.getpid() == 1
-            and interfaces == [(1, "lo")]
-            and not _works(lambda: os.kill(host_pid, 0))
-        )
-    said["rlimits"] = not _works(_allocate(order.memory_mib + 300)) and resource.getrlimit(resource.RLIMIT_CORE)[1] == 0
-    before = _works(lambda: os.open(decoy, os.O_RDONLY))
-    walls.restrict_files(jail)
+        said[walls.NAMESPACES] = _is_alone(jail, host_file, host_pid)
+    return said
+
+
+def _is_alone(jail: Jail, host_file: str, host_pid: int) -> bool:
+    """A child in namespaces of its own is the first process there, and reaches no file, process or net of the host."""
+    pid = kernel.fork(jail.clone_flags)
+    if pid == 0:
+        code = 1
+        try:
+            from _socket import if_nameindex  # here, where it is forgotten: each library makes a fork dearer
+
+            shut = not os.path.exists(host_file) and not _works(lambda: os.kill(host_pid, 0))
+            code = int(not (shut and os.getpid() == 1 and if_nameindex() == [(1, "lo")]))
+        finally:
+            os._exit(code)
+    return os.waitpid(pid, 0)[1] == 0
+
+
+def run(
+    jail: Jail, before: dict[str, bool], memory_mib: int, host_file: str, wall: Callable[[], None], log: int
+) -> None:
+    """In a child with all walls but the last, put up by `wall`: write to `log` which hold, and end."""
+    said = {"rlimits": not _works(_allocate(memory_mib + 300)) and resource.getrlimit(resource.RLIMIT_CORE)[1] == 0}
+    if jail.has_namespaces:
+        said[walls.NAMESPACES] = before[walls.NAMESPACES] and os.getpid() == 1
     if walls.LANDLOCK in jail.walls:
-        said[walls.LANDLOCK] = before and not _works(lambda: os.open(decoy, os.O_RDONLY))
-    hidden_memory = lambda: kernel.syscall(_MEMFD.get(kernel.MACHINE, -1), b"x", 0, what="memfd_create")  # noqa: E731
-    before = _works(hidden_memory)
-    walls.restrict_calls(jail)
+        decoy = _decoy(jail, host_file)
+        said[walls.LANDLOCK] = before[walls.LANDLOCK] and not _works(lambda: os.open(decoy, os.O_RDONLY))
+    wall()
     if walls.SECCOMP in jail.walls:
+        import _socket
+
         forbidden: list[Callable[[], object]] = [
-            hidden_memory,
-            lambda: socket.socket().detach(),
+            _hidden_memory,
+            lambda: _socket.socket().detach(),
             lambda: os.symlink("x", "y"),
+            lambda: kernel.unshare(kernel.CLONE_NEWUTS),
+            kernel.drop_capabilities,
         ]
-        said[walls.SECCOMP] = before and not any(_works(act) for act in forbidden)
         if not jail.tools:
-            more: list[Callable[[], object]] = [_fork, lambda: os.kill(os.getppid(), 0), lambda: os.chmod(".", 0o700)]
-            said[walls.SECCOMP] &= not any(_works(act) for act in more)
+            forbidden += [
+                _fork,
+                lambda: os.kill(os.getppid(), 0),
+                lambda: os.chmod(".", 0o700),
+                lambda: kernel.prctl(kernel.PR_SET_PDEATHSIG, 0),
+                lambda: resource.setrlimit(resource.RLIMIT_CPU, (1, 1)),
+            ]
+        said[walls.SECCOMP] = before[walls.SECCOMP] and not any(_works(act) for act in forbidden)
     os.write(log, Record(0, 0, 0.0, 0.0, 0, 0, json.dumps(said).encode()).pack())
     os._exit(0)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import os
 import sys
 from posix import dup2, ftruncate, lseek, pwrite
 
 IN, OUT, ERR, LOG, PAYLOAD, CONTROL = 3, 4, 5, 6, 7, 8
+LAST = 64
 """Where the worker's descriptors stay while 0, 1 and 2 are the program's.
 
 They are the same files for every run: emptied by the judge when the process that wrote to them is dead.
@@ -18,7 +18,7 @@ They are the same files for every run: emptied by the judge when the process tha
 def stow(control: int, out: int, err: int, log: int, payload: int) -> None:
     """In the worker, first of all: move the descriptors to their places, before others are opened there."""
     given = (os.open(os.devnull, os.O_RDONLY), out, err, log, payload, control)
-    clear = [fcntl.fcntl(fd, fcntl.F_DUPFD, 100) for fd in given]  # beyond every place, so that none is overwritten
+    clear = [dup2(fd, 100 + i, False) for i, fd in enumerate(given)]  # beyond every place: none is overwritten
     for fd in given:
         os.close(fd)
     for fd, place in zip(clear, (IN, OUT, ERR, LOG, PAYLOAD, CONTROL), strict=True):
@@ -45,9 +45,9 @@ def _open() -> None:
 def give(data: bytes, again: bool) -> io.TextIOWrapper:
     """Standard input holding `data`; sys.stdout is returned. The first time the worker's own streams will do."""
     ftruncate(IN, 0)
-    view, at = memoryview(data), 0
-    while at < len(view):
-        at += pwrite(IN, view[at:], at)
+    done = pwrite(IN, data, 0) if data else 0
+    while done < len(data):
+        done += pwrite(IN, memoryview(data)[done:], done)
     lseek(IN, 0, 0)
     if again:
         _open()

@@ -65,4 +65,10 @@ EXEC = {
                     pidfd_open=434, execveat=281),
 }  # fmt: skip
 
+# What a child does before its last wall, and never again.
+SETUP = {
+    "x86_64": dict(capset=126, setpgid=109),
+    "aarch64": dict(capset=91, setpgid=154),
+}  # fmt: skip
+
 TABLES = {"x86_64": X86_64, "aarch64": AARCH64}

@@ -1,15 +1,15 @@
-"""What judge, zygote and child say to each other, in fixed binary forms that hold nothing of a program.
+"""What judge, worker, forker and child say to each other, in fixed binary forms that hold nothing of a program.
 
-Judge to zygote: one packet (`Order`). Four files that both have open: payload (program and inputs, read by the child
-only), out, err and log. Zygote to judge: one packet (`Exit`). Child to judge: `Record`s in
-the log, which are claims, not facts.
+Judge to worker, and on to the forker: one packet (`Order`); the forker answers with a pid. Worker to judge: one packet
+(`Exit`). Four files that all have open: payload (program and inputs, read by the child only), out, err and log. Child
+to judge: `Record`s in the log, which are claims, not facts.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import NamedTuple
 
 STDIN, FUNCTION, SELF_TEST, NATIVE, MANAGED = range(5)
@@ -19,10 +19,11 @@ LEAVE = 213
 SETUP_FAILED = 214
 """Exit code of a child whose walls did not go up; nothing of the program ran."""
 
-_ORDER = struct.Struct("<BddIIIIH")
+ORDER = struct.Struct("<BddIIIIH")
+PID = struct.Struct("<i")
 _EXIT = struct.Struct("<iBddQ")
-_RECORD = struct.Struct("<IBddQQI")
-RECORD_BYTES = _RECORD.size
+RECORD = struct.Struct("<IBddQQI")
+RECORD_BYTES = RECORD.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,21 @@ class Order:
 
     def pack(self) -> bytes:
         """The order as a packet."""
-        return _ORDER.pack(*astuple(self))
+        return ORDER.pack(
+            self.kind,
+            self.wall_s,
+            self.cpu_s,
+            self.memory_mib,
+            self.output_kib,
+            self.disk_mib,
+            self.processes,
+            self.tests,
+        )
 
     @staticmethod
     def unpack(packet: bytes) -> Order:
         """The order in a packet."""
-        return Order(*_ORDER.unpack(packet))
+        return Order(*ORDER.unpack(packet))
 
 
 CANCEL = b"cancel"
@@ -65,7 +75,7 @@ class Exit:
 
     def pack(self) -> bytes:
         """The exit as a packet."""
-        return _EXIT.pack(*astuple(self))
+        return _EXIT.pack(self.status, self.why, self.cpu_s, self.wall_s, self.peak_kib)
 
     @staticmethod
     def unpack(packet: bytes) -> Exit:
@@ -89,7 +99,7 @@ class Record(NamedTuple):
 
     def pack(self) -> bytes:
         """The record as bytes."""
-        head = _RECORD.pack(
+        head = RECORD.pack(
             self.code & 0xFF, self.state, self.cpu_s, self.wall_s, self.out_end, self.err_end, len(self.value)
         )
         return head + self.value
@@ -100,7 +110,7 @@ def read_records(data: bytes, most: int) -> list[Record]:
     found: list[Record] = []
     at, out_end, err_end = 0, 0, 0
     while len(found) < most and at + RECORD_BYTES <= len(data):
-        code, state, cpu, wall, out, err, size = _RECORD.unpack_from(data, at)
+        code, state, cpu, wall, out, err, size = RECORD.unpack_from(data, at)
         at += RECORD_BYTES
         if at + size > len(data) or out < out_end or err < err_end or state > BAD_VALUE:
             break
@@ -115,12 +125,16 @@ def pack_payload(program: bytes, items: Sequence[bytes]) -> bytes:
     return struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes) + program + b"".join(items)
 
 
+_COUNT, _SIZE = struct.Struct("<I").unpack_from, struct.Struct("<Q").unpack_from
+
+
 def unpack_payload(data: bytes) -> tuple[bytes, list[bytes]]:
     """Program and inputs."""
-    (count,) = struct.unpack_from("<I", data)
-    sizes = struct.unpack_from(f"<{count}Q", data, 4)
-    at, parts = 4 + 8 * count, []
-    for size in sizes:
+    (count,) = _COUNT(data)
+    at, parts, sizes = 4 + 8 * count, [], 4
+    for _ in range(count):
+        (size,) = _SIZE(data, sizes)
         parts.append(data[at : at + size])
         at += size
+        sizes += 8
     return parts[0], parts[1:]

@@ -139,12 +139,17 @@ def test_close_decimals_against_exact_arithmetic(a: Fraction, b: Fraction) -> No
 
 
 def run_filter(machine: str, number: int, arguments: tuple[int, ...], own_pid: int | None, forks: bool = False) -> int:
-    """A slow interpreter of classic BPF: what the kernel would answer."""
+    """What the kernel would answer under the whole filter."""
+    return interpret(seccomp.instructions(machine, own_pid, forks), machine, number, arguments)
+
+
+def interpret(code: list[seccomp.Instruction], machine: str, number: int, arguments: tuple[int, ...]) -> int:
+    """A slow interpreter of classic BPF."""
     data = {0: number, 4: syscalls.AUDIT_ARCH[machine]}
     for place in range(6):
         value = arguments[place] if place < len(arguments) else 0
         data[16 + 8 * place], data[20 + 8 * place] = value & 0xFFFFFFFF, value >> 32 & 0xFFFFFFFF
-    code, at, acc, index, stored = seccomp.instructions(machine, own_pid, forks), 0, 0, 0, {}
+    at, acc, index, stored = 0, 0, 0, dict[int, int]()
     while True:
         op, yes, no, constant = code[at]
         at += 1
@@ -184,3 +189,23 @@ def test_guarded_calls_depend_on_their_arguments(machine: str) -> None:
         assert (run_filter(machine, numbers[name], arguments, 77) == 0x7FFF0000) is allowed, (name, arguments)
     assert run_filter(machine, numbers["clone"], (17,), 1, forks=True) == 0x7FFF0000
     assert run_filter(machine, numbers["clone"], (0x10000000 | 17,), 1, forks=True) != 0x7FFF0000
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+@pytest.mark.parametrize(("namespaces", "forks"), [(True, False), (False, False), (True, True), (False, True)])
+def test_the_forkers_filter_and_the_childs_are_together_the_whole_one(
+    machine: str, namespaces: bool, forks: bool
+) -> None:
+    own = 1 if namespaces else 4711
+    whole = seccomp.instructions(machine, own, forks)
+    first = seccomp.outer(machine, 1 if namespaces else None, forks)
+    second = seccomp.inner(machine, None if namespaces or forks else own, forks)
+    firsts = (0, 1, 2, 4711, 17, 0x20000011, 0x10F00, 15, 22, 1 << 32, 0xFFFFFFFF, 0x5401, 1030)
+    depends = {n for table in (syscalls.GUARDED, syscalls.EXEC, syscalls.SETUP) for n in table[machine].values()}
+    for number in range(600):
+        for a in firsts if number in depends else (17,):
+            for arguments in ((a,), (a, a, a, 0, a), (0, a, 1 << 33, 0, 1)):
+                wanted = interpret(whole, machine, number, arguments)
+                both = {interpret(code, machine, number, arguments) for code in (first, second)} - {0x7FFF0000}
+                assert both == {wanted} - {0x7FFF0000}, (number, arguments)
+    assert len(second) < len(whole) / 2, "every run compiles it"
