@@ -10,8 +10,9 @@ from verifiers.mathematics.equality import same
 from verifiers.mathematics.linear import is_vector_sum, same_matrix
 from verifiers.mathematics.policy import MathParams
 from verifiers.mathematics.quantities import explicitly_rounded, quantity
-from verifiers.mathematics.regions import COLLECTIONS, NotRegion, looks_like_region, same_region
+from verifiers.mathematics.regions import COLLECTIONS, FLIPPED, NotRegion, looks_like_region, same_region
 from verifiers.mathematics.residues import classes, congruent, same_ratio
+from verifiers.mathematics.shapes import bare_point, in_the_case_of, is_scaled, spread, without_quantifiers
 from verifiers.mathematics.tree import (
     EMPTY,
     INF,
@@ -25,7 +26,7 @@ from verifiers.mathematics.tree import (
     substitute,
     variables,
 )
-from verifiers.mathematics.values import INTEGRATION_CONSTANTS, expressions_equal
+from verifiers.mathematics.values import expressions_equal
 
 MAX_SOLUTIONS = 60
 NUMBER_SETS = frozenset({"Z", "N", "Q", "R", "C"})
@@ -35,27 +36,20 @@ def match(gold: Node, said: Node, params: MathParams) -> bool | None:
     """Whether `said` answers `gold`; None if that could not be decided."""
     if gold == said:
         return True
-    gold, said = _without_quantifiers(gold), _without_quantifiers(said)
+    gold, said = without_quantifiers(gold), without_quantifiers(said)
     if has(said, "undone") or has(gold, "undone"):
         return (
             gold == last(said) or last(gold) == last(said) if has(gold, "undone") else _undone_chain(gold, said, params)
         )
     if params.lone_name_ignores_case:
-        said = _in_the_case_of(gold, said)
+        said = in_the_case_of(gold, said)
+    gold, said = bare_point(gold), bare_point(said)
+    if gold.op in {"tuple", *COLLECTIONS}:
+        said = spread(said)
     try:
         return _match(gold, said, params)
     except Contradiction:
         return False
-
-
-def _in_the_case_of(gold: Node, said: Node) -> Node:
-    """`said` with its only variable, one Latin letter, in the case of the gold's only variable."""
-    names, given = variables(gold), variables(said)
-    if len(names) == len(given) == 1 and names != given:
-        (name,), (other,) = names, given
-        if len(name) == len(other) == 1 and name.isascii() and name.lower() == other.lower():
-            return substitute(said, {other: Node("sym", (name,))})
-    return said
 
 
 def _undone_chain(gold: Node, said: Node, params: MathParams) -> bool | None:
@@ -85,8 +79,8 @@ def _match(gold: Node, said: Node, params: MathParams) -> bool | None:
         gold.op in {"matrix", "transpose"}
         or said.op in {"matrix", "transpose"}
         or is_vector_sum(gold)
-        or _is_scaled(gold)
-        or _is_scaled(said)
+        or is_scaled(gold)
+        or is_scaled(said)
     ):
         return same_matrix(gold, said, params)
     if gold.op in COLLECTIONS or gold.op == "set" or has(gold, "pm", "mp"):
@@ -94,33 +88,6 @@ def _match(gold: Node, said: Node, params: MathParams) -> bool | None:
     if gold.op == "tuple":
         return _tuples(gold, said, params)
     return _single(gold, said, params)
-
-
-def _is_scaled(tree: Node) -> bool:
-    """Whether the tree is a number times a vector or matrix."""
-    return tree.op in {"mul", "neg", "div"} and any(a.op in {"tuple", "matrix"} for a in tree.args)
-
-
-def _without_quantifiers(tree: Node) -> Node:
-    """The tree without items such as `k in Z` that only say what a name in another item stands for."""
-    if tree.op not in COLLECTIONS:
-        return tree
-    kept = [a for a in tree.args if not _is_quantifier(a)]
-    if not kept or len(kept) == len(tree.args):
-        return tree
-    return kept[0] if len(kept) == 1 else Node(tree.op, tuple(kept))
-
-
-def _is_quantifier(tree: Node) -> bool:
-    return (
-        tree.op == "rel"
-        and tree.args[1] == "in"
-        and tree.args[2].op == "const"
-        and (
-            tree.args[2].args[0] in {"Z", "N"}
-            or (tree.args[0].op == "sym" and tree.args[0].args[0] in INTEGRATION_CONSTANTS)
-        )
-    )
 
 
 def _single(gold: Node, said: Node, params: MathParams) -> bool | None:
@@ -180,6 +147,9 @@ def _solutions(tree: Node, params: MathParams) -> list[Value] | None:
 
 def _collections(gold: Node, said: Node, params: MathParams) -> bool | None:
     """Sets and lists of solutions, unordered; or named values, x = 1 and y = 2, by their names."""
+    if any(a.op == "set" for t in (gold, said) if t.op == "set" for a in t.args):
+        nested = gold.op == said.op and sorted(a.op for a in gold.args) == sorted(a.op for a in said.args)
+        return nested and _unordered(list(gold.args), list(said.args), params)
     wanted, given = _solutions(gold, params), _solutions(said, params)
     if wanted is None or given is None:
         if gold.op in COLLECTIONS and said.op in COLLECTIONS:
@@ -267,12 +237,14 @@ def _regions(gold: Node, said: Node, params: MathParams) -> bool | None:
     for tree in (gold, said):
         if tree.op == "rel" and tree.args[1] in {"=", "≈"}:
             gold, said = (tree.args[-1], said) if tree is gold else (gold, tree.args[-1])
+    chains = gold.op == said.op == "rel" and len(gold.args) == len(said.args)
     try:
-        return same_region(gold, said)
+        if not chains or len(variables(gold)) < 2:
+            return same_region(gold, said)
     except NotRegion:
         pass
-    if gold.op == "rel" and said.op == "rel" and len(gold.args) == len(said.args) == 3:
-        return same_inequality(gold, said)
+    if chains:
+        return same_inequality(gold, said) if len(gold.args) == 3 else _same_order(gold, said)
     if gold.op == said.op and gold.op in COLLECTIONS | {"union", "inter"}:
         return _unordered(list(gold.args), list(said.args), params)
     if gold.op == said.op and gold.op in {"minus", "builder"}:
@@ -282,6 +254,16 @@ def _regions(gold: Node, said: Node, params: MathParams) -> bool | None:
     if said.op == "rel" and said.args[1] == "in" and len(said.args) == 3 and gold.op != "rel":
         return match(gold, said.args[2], params) if said.args[2] != REALS else False
     return False
+
+
+def _same_order(gold: Node, said: Node) -> bool:
+    """Whether two chains such as a < b <= c have the same members and signs, in this or the reverse direction."""
+    signs, members = said.args[1::2], said.args[::2]
+    turned = tuple(FLIPPED.get(sign, sign) for sign in reversed(signs))
+    return any(
+        gold.args[1::2] == order and all(same(g, m) for g, m in zip(gold.args[::2], given, strict=True))
+        for order, given in ((signs, members), (turned, members[::-1]))
+    )
 
 
 def _equation(gold: Node, said: Node, params: MathParams) -> bool | None:

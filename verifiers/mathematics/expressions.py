@@ -280,6 +280,10 @@ def _symbol(cursor: Cursor) -> Node:
         return E if name == "e" else IMAGINARY
     if name in {"C", "P"} and not subscript and cursor.is_op("("):
         two = [cursor.peek(k) for k in range(5)]
+        chosen = name == "C" and two[1].value in {"n", "m", "N"} and two[3].kind in {"num", "sym"}
+        if chosen and two[2].value == "," and two[4].value == ")":
+            cursor.at += 5
+            return Node("binom", tuple(t.value if t.kind == "num" else Node("sym", (t.value,)) for t in two[1:4:2]))
         if two[1].kind == "num" and two[2].value == "," and two[3].kind == "num" and two[4].value == ")":
             cursor.at += 5
             return Node("binom" if name == "C" else "perm", (two[1].value, two[3].value))

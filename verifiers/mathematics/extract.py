@@ -37,7 +37,10 @@ OTHER_CUE = (
     r"|відповідь\s*(?::|—|–|-)"
     r"|答案\s*(?:是|为|為|:|：)+|最终答案\s*(?:是|为|:|：)|答え\s*(?:は|:|：)|(?:정답|답)\s*(?:은|는|:|：)"
     r"|(?:ال)?(?:جواب|إجابة)(?:\s+النهائي\w*)?\s*(?:هو|هي|:)|उत्तर\s*(?:है|:)|odpowiedź\s*(?:to|:)"
-    r"|(?:het\s+)?antwoord\s*(?:is|:)"
+    r"|(?:het\s+)?antwoord\s*(?:is|:)|\bis\s+het\s+antwoord|\b(?:ist|lautet)\s+die\s+(?:antwort|lösung)"
+    r"|\bjawaban(?:nya)?\s*(?:adalah|:)|\bjawapan(?:nya)?\s*(?:ialah|:)|\bsvaret\s+er|\bodpověď\s*(?:je|:)"
+    r"|\bvastaus\s*(?:on|:)|\brăspunsul\s*(?:este|:)|\bodgovor\s*(?:je|:)|απάντηση\s*(?:είναι|:)|התשובה\s*(?:היא|:)"
+    r"|คำตอบ\s*(?:คือ|:)|\bjibu\s*(?:ni|:)|\bang\s+sagot\s+ay|отговор\w*\s*(?:е|:)|одговор\s*(?:је|:)"
     r"|cevap\s*:?|yanıt\s*:?|svaret\s+är|(?:đáp án|đáp số)\s*(?:là|:)|پاسخ\s*(?:برابر|:)?|जवाब\s*(?:है|:)?"
     r"|উত্তর\s*(?:হল|:)?"
 )

@@ -104,6 +104,8 @@ def command(cursor: Cursor) -> Node | None:
         return Node("const", (name[6:7],)) if name[6:] in {"R", "Z", "N", "Q", "C"} else Node("sym", (name,))
     if name in {"sec", "min"} and cursor.peek().kind in {"end", "num"} and cursor.at > 1:
         return Node("word", (name,))
+    if name in {"min", "max"} and cursor.is_op("="):
+        return Node("word", (name,))
     if name in NAMED:
         return _function(cursor, name)
     reader = STRUCTURES.get(name)

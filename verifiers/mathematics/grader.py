@@ -61,6 +61,7 @@ FILLING = frozenset(
         "x",
     ]
 )
+NO_BRACES = str.maketrans("", "", "{}\\")
 YES_NO = {"yes", "no"}
 
 
@@ -292,6 +293,8 @@ def _text(wanted: Reading, said: Reading, params: MathParams) -> bool | None:
         return match(wanted.number_word, said.tree, params)
     if "".join(one.split()) == "".join(two.split()) or (PARITY.search(one) and _bare_kind(one) == _bare_kind(two)):
         return True
+    if wanted.text.startswith("\\{") and said.text.startswith("\\{"):
+        one, two = (" ".join(t.translate(NO_BRACES).split()) for t in (one, two))
     items, given = ([i for i in TEXT_LIST.split(t) if i] for t in (one, two))
     return len(items) > 1 and sorted(items) == sorted(given)
 

@@ -104,6 +104,11 @@ def tokens(text: str, text_mode: bool = False, nesting: int = 0) -> list[Token]:
 def _number(match: re.Match[str], inside: bool, spaced: bool, out: list[Token]) -> int:
     """Add the matched number; inside brackets a bare comma separates, so only its first group is taken. Its end."""
     grouped, digits, fraction, exponent = match["grouped"], match["digits"], match["fraction"], match["exponent"]
+    if grouped is not None and out and out[-1].value == "_" and out[-1].kind == "op":
+        grouped_by = re.match(r"\d+", grouped)
+        assert grouped_by is not None
+        out.append(Token("num", num(int(grouped_by[0])), spaced, True))
+        return match.start() + grouped_by.end()
     if grouped is not None and inside and "," in grouped and "{" not in grouped and "\\" not in grouped:
         first = re.match(r"\d+", grouped)
         assert first is not None

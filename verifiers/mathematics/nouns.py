@@ -58,6 +58,9 @@ def stem(word: str) -> str:
 def only_counts(phrase: str) -> bool:
     """Whether words behind a number just say what is counted ("red marbles"), and change nothing about it."""
     phrase = phrase.lower().strip()
+    of_what = phrase.partition(" of ")[2]
+    if of_what and not NOT_NOUNS.intersection(of_what.split()) and len(of_what.split()) < 4:
+        phrase = phrase.partition(" of ")[0]
     words = phrase.split()
     if not words or len(words) > 5 or NOUN_PHRASE.fullmatch(phrase) is None or NOT_NOUNS.intersection(words):
         return False

@@ -156,7 +156,7 @@ def _statement(cursor: Cursor) -> Node:
     """A chain of relations, a ratio, a congruence or one expression; what an arrow leads to is the last of it."""
     label = _label(cursor)
     cursor.take_op("therefore")
-    cursor.take_op("=", "->")
+    cursor.take_op("=", "->", "≡")
     start = cursor.take_op("≈")
     chain: list[Node | str] = [_region(cursor)]
     while True:

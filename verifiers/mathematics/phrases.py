@@ -17,13 +17,15 @@ NAMES = rf"\$?{NAME}(?:\s*(?:,|and)\s*{NAME}){{0,3}}\$?"
 LEAD = rf"\s*[,;(]?\s*(?:\\q?quad\s*|\\[,; ]\s*|~)*{BRACES}\s*,?\s*"
 TAIL = r"\s*\}?\s*[).]?\s*$"
 HOLDS_FOR = re.compile(
-    rf"{LEAD}(?:(?:\bfor\s+|\bwhere\s+|\bwith\s+)?\b(?:all|any|every|each|some)\s+{KIND}(?:{NOUNS}\s*)?\}}?|\\forall\s*)"
+    rf"{LEAD}(?:\bfor\s+(?:real|integers?|arbitrary|constants?)\s+{KIND}(?:{NOUNS}\s*)?\}}?"
+    rf"|(?:\bfor\s+|\bwhere\s+|\bwith\s+)?\b(?:all|any|every|each|some)\s+{KIND}(?:{NOUNS}\s*)?\}}?|\\forall\s*)"
     rf"\s*(?:{NAMES}{NUMBER_SET}?)?{TAIL}"
 )
 CONSTANT_IS = re.compile(
     rf"{LEAD}\b(?:where|with|for)\s*\}}?\s*{NAMES}\s*{BRACES}\s*(?:is|are|being)?\s*(?:an?\s|any\s|some\s)?\s*"
     rf"(?:arbitrary |fixed )*{KIND}(?:constants?|parameters?|numbers?|integers?){TAIL}"
 )
+HOLDS_IN_SET = re.compile(rf"\s*,(?:\s|~|\\[,; ]|\\q?quad)*{NAMES}(?=\s*(?:\\in|∈)){NUMBER_SET}{TAIL}")
 HOLDS_IN = re.compile(rf"{LEAD}\b(?:where|with|for)\s*\}}?\s*{NAMES}{NUMBER_SET}{TAIL}")
 EVERY = re.compile(
     rf"\s*{BRACES}\s*(?:for )?(?:all|any|every)\s+{KIND}(?:{NOUNS}\s*)?\}}?\s*(?=\$?\\?{NAME}\s*(?:[<>=]|\\[gln]))"
@@ -71,6 +73,10 @@ MICRO = re.compile(
 HOURS_AND_MINUTES = re.compile(r"(?<![\w.])(\d{1,4})\s?h\s?(\d{1,2})\s?(?:min|m|mins|minutes)(?![A-Za-z^])")
 SIUNITX = re.compile(r"\\(ang|num|si|unit|SI|qty)\s?\{([^{}]*)\}(?:\s?\{([^{}]*)\})?")
 SI_UNIT = re.compile(r"\\([a-z]+)")
+PRIMES = re.compile(r"\^\s?\{?\s?(?:\\prime\s?)+\}?")
+HYPHENED = re.compile(r"(?<=[a-z]{3})-(?=[a-z]{3,}[^{]*\})")
+LETTER_UNITS = frozenset("mgsLNJWVAKh")
+LETTER_UNIT = re.compile(r"^([-+]?[\d.,]+)(?:\s|~|\\[,; ])+([mgsLNJWVAKh])$")
 SMALL_E = re.compile(r"(?<=\d)\s?\\(?:mathrm|text|textrm|rm)\s?\{\s?[eE]\s?\}\s?\{?([+-]?\d{1,9})\}?")
 GENFRAC = re.compile(r"\\genfrac\s*\{\}\s*\{\}\s*(?:\{0?(?:pt)?\})?\s*\{[0-3]?\}(?=\s*\{)")
 
@@ -83,6 +89,11 @@ def without_phrases(text: str) -> str:
     """
     if "\\" in text and (text.startswith("\\") or "{" in text) and SIUNITX.search(text):
         text = _from_siunitx(text)
+    if "prime" in text:
+        text = PRIMES.sub(lambda m: "'" * m[0].count("prime"), text)
+    if "-" in text and "\\text" in text:
+        text = HYPHENED.sub(" ", text)
+    text = LETTER_UNIT.sub(r"\1\\text{ \2}", text) if text[-1:] in LETTER_UNITS else text
     if "h" in text:
         text = HOURS_AND_MINUTES.sub(r"\1 hours \2 minutes", text)
     if "genfrac" in text:
@@ -102,6 +113,13 @@ def without_phrases(text: str) -> str:
             found = ending.search(text, max(0, len(text) - 120))
             if found is not None and found.start() > 0 and nothing(text) is None:
                 return text[: found.start()].rstrip(" ,;")
+    if (
+        "\\in" in text
+        and "," in text
+        and (found := HOLDS_IN_SET.search(text)) is not None
+        and "=" in text[: found.start()]
+    ):
+        return text[: found.start()]
     return _without_owner(text)
 
 

@@ -141,10 +141,14 @@ class _Reader:
                 sign = -1
             elif lower in SQUARED or lower in CUBED:
                 step = 2 if lower in SQUARED else 3
-                if lower.endswith("ed") and self.dimension:
+                if lower.endswith("ed"):
+                    if not self.dimension:
+                        return False
                     self.again(step - 1)
                 else:
                     next_power = step
+            elif lower == "of" and self.dimension and i:
+                return only_counts(" ".join(words[i + 1 :]) + "s")
             else:
                 known = UNITS.get(word) or (UNITS.get(lower) if len(lower) > 1 else None)
                 if known is None:
@@ -156,7 +160,7 @@ class _Reader:
                 self.last = (known.dimension, scale_node(known) if known.scale != 1 or known.turns else None, total)
                 self.scaled(total)
                 next_power = 1
-        return True
+        return next_power == 1
 
     def scaled(self, power: int) -> None:
         """Count the scale of the last unit in, to the given power."""
@@ -210,7 +214,7 @@ def _one_unit_equal(gold: Quantity, said: Quantity, params: MathParams) -> bool 
 
 
 def _percents_equal(gold: Quantity, said: Quantity, params: MathParams) -> bool | None:
-    if gold.has_unit or said.has_unit:
+    if gold.dimension or said.has_unit:
         return False
     if gold.is_percent and said.is_percent:
         return numbers_equal(gold.raw, said.raw, params)

@@ -69,6 +69,7 @@ KINDS = {
     "infinity": INF,
     "-infinity": neg(INF),
     "reals": REALS,
+    "integers": Node("const", ("Z",)),
     "positives": Node("rel", (X, ">", num(0))),
     "negatives": Node("rel", (X, "<", num(0))),
     "nonnegatives": Node("rel", (X, ">=", num(0))),
@@ -183,8 +184,8 @@ def clean(text: str, comma_is_decimal: bool = False) -> str:
         text = TEXT_STOP.sub("", text)
     if text[:1] in "\\TtHhSsEeOo" and (opening := THEREFORE.match(text)) is not None:
         text = text[opening.end() :]
-    if text.startswith("US\\$"):
-        text = text[2:]
+    if text.startswith(("US\\$", "Rs.")):
+        text = text[2:] if text[0] == "U" else "Rs " + text[3:]
     if "." in text and "text" in text:
         text = ABBREVIATION.sub(r"\1", text)
     if text[-1:] in "l}rtg" and DIGIT.search(text):

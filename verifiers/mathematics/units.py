@@ -79,6 +79,7 @@ H henry henries | 1 | mass 1 length 2 time -2 current -2
 mH | 0.001 | mass 1 length 2 time -2 current -2
 μH | 0.000001 | mass 1 length 2 time -2 current -2
 cal calorie calories | 4.184 | mass 1 length 2 time -2
+Nm | 1 | mass 1 length 2 time -2
 kcal kilocalorie kilocalories | 4184 | mass 1 length 2 time -2
 Wh | 3600 | mass 1 length 2 time -2
 kWh | 3600000 | mass 1 length 2 time -2

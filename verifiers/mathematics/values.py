@@ -64,6 +64,8 @@ def _with_letters_of(gold: Node, said: Node) -> Node:
 def _replaced(tree: Node, word: str, by: Node) -> Node:
     if tree == Node("word", (word,)):
         return by
+    if tree.op == "pow" and tree.args[0] == Node("word", (word,)) and by.op == "mul":
+        return Node("mul", (*by.args[:-1], Node("pow", (by.args[-1], tree.args[1]))))
     return Node(tree.op, tuple(_replaced(a, word, by) if isinstance(a, Node) else a for a in tree.args))
 
 

@@ -169,6 +169,7 @@ OPERATORS = {
     "vee": "or", "implies": "implies", "Rightarrow": "implies", "Longrightarrow": "implies", "iff": "implies",
     "Leftrightarrow": "implies", "to": "->", "rightarrow": "->", "mapsto": "->", "longmapsto": "->", "circ": "circ",
     "degree": "degree", "prime": "'", "lq": "'", "rq": "'", "quad": " ", "textdollar": "$", "dollar": "$",
+    "mathdollar": "$",
     "percent": "%",
     "pounds": "£", "textsterling": "£", "euro": "€", "texteuro": "€", "newline": "\\\\", "cr": "\\\\", "slash": "/",
     "therefore": "therefore", "because": "because", "qed": "therefore", "square": "sq", "lgroup": "(", "rgroup": ")",

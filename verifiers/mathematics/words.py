@@ -38,11 +38,18 @@ NOTHING = {
     "negatives": "all negative numbers|all negative real numbers|negative real numbers|all negative reals",
     "nonnegatives": "all non negative real numbers|all nonnegative real numbers|nonnegative real numbers"
     "|all nonnegative reals",
+    "integers": "all integers|integers|set of integers|set of all integers"
+    "|any integer|every integer|all integer values",
     "reals": "all real numbers|all reals|all real x|any real number|every real number|set of real numbers|real numbers"
     "|set of all real numbers|x is any real number|all real values|all real values of x|all real numbers x|all"
     " x|mathbb{r}",
 }
 GROUP = {text: group for group, texts in NOTHING.items() for text in texts.split("|")}
+NO_SUCH = re.compile(
+    r"(?:there (?:is|are|exists?) )?no (?:such |real |integer |rational |positive |possible |valid |nontrivial )*"
+    r"(?:solutions?|roots?|values?|numbers?|integers?|functions?|pairs?|triples?|primes?|polynomials?|[a-z])"
+    r"(?: (?:exists?|of [a-z]|to the equation|in the reals|over the reals))?"
+)
 SMALL = [
     "zero",
     "one",
@@ -93,7 +100,7 @@ def plain(text: str) -> str:
 
 def nothing(bare: str) -> str | None:
     """The kind of non-number that a plain text names: none, dne, undefined, infinity, ...; None if it names none."""
-    return GROUP.get(bare)
+    return GROUP.get(bare) or ("none" if bare.startswith(("no ", "there ")) and NO_SUCH.fullmatch(bare) else None)
 
 
 def number_in_words(bare: str) -> tuple[int, int] | None:

@@ -1,0 +1,61 @@
+"""Answers brought to one shape before they are compared: named points, chains of names, letters in the gold's case."""
+
+from __future__ import annotations
+
+from verifiers.mathematics.regions import COLLECTIONS
+from verifiers.mathematics.tree import Node, substitute, variables
+from verifiers.mathematics.values import INTEGRATION_CONSTANTS
+
+
+def in_the_case_of(gold: Node, said: Node) -> Node:
+    """`said` with its only variable, one Latin letter, in the case of the gold's only variable."""
+    names, given = variables(gold), variables(said)
+    if len(names) == len(given) == 1 and names != given:
+        (name,), (other,) = names, given
+        if len(name) == len(other) == 1 and name.isascii() and name.lower() == other.lower():
+            return substitute(said, {other: Node("sym", (name,))})
+    return said
+
+
+def bare_point(tree: Node) -> Node:
+    """(2, 3) of the point A(2, 3)."""
+    if tree.op != "mul" or len(tree.args) != 2 or tree.args[1].op != "tuple" or tree.args[0].op != "sym":
+        return tree
+    return tree.args[1] if len(tree.args[0].args[0]) == 1 and tree.args[0].args[0].isupper() else tree
+
+
+def spread(tree: Node) -> Node:
+    """x = 1, y = 1 for x = y = 1."""
+    if tree.op != "rel" or len(tree.args) < 5 or set(tree.args[1::2]) != {"="}:
+        return tree
+    *names, value = tree.args[::2]
+    if any(n.op != "sym" for n in names) or value.op == "sym":
+        return tree
+    return Node("list", tuple(Node("rel", (n, "=", value)) for n in names))
+
+
+def without_quantifiers(tree: Node) -> Node:
+    """The tree without items such as `k in Z` that only say what a name in another item stands for."""
+    if tree.op not in COLLECTIONS:
+        return tree
+    kept = [a for a in tree.args if not _is_quantifier(a)]
+    if not kept or len(kept) == len(tree.args):
+        return tree
+    return kept[0] if len(kept) == 1 else Node(tree.op, tuple(kept))
+
+
+def _is_quantifier(tree: Node) -> bool:
+    return (
+        tree.op == "rel"
+        and tree.args[1] == "in"
+        and tree.args[2].op == "const"
+        and (
+            tree.args[2].args[0] in {"Z", "N"}
+            or (tree.args[0].op == "sym" and tree.args[0].args[0] in INTEGRATION_CONSTANTS)
+        )
+    )
+
+
+def is_scaled(tree: Node) -> bool:
+    """Whether the tree is a number times a vector or matrix."""
+    return tree.op in {"mul", "neg", "div"} and any(a.op in {"tuple", "matrix"} for a in tree.args)
