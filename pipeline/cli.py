@@ -144,7 +144,17 @@ def _train(arguments: argparse.Namespace) -> int:
     if arguments.stages:
         overrides.append(f"stages=[{arguments.stages}]")
     config = load_recipe(path, overrides)
-    if arguments.no_prefect:
+    first = True
+    if config.launch.kind != "none" or "RANK" in os.environ:
+        from pipeline.launch import as_rank, is_rank, launch
+
+        folder = Path.cwd() / config.output / config.name
+        if not is_rank():
+            launch(config.launch, _again(arguments), folder)
+            _say_result(folder, json.loads((folder / "summary.json").read_text()))
+            return 0
+        first = as_rank(config.launch, folder) == 0
+    if arguments.no_prefect or not first:
         from pipeline.models.load import quiet
         from pipeline.stages.progress import for_terminal
         from pipeline.stages.train import run_folder, train
@@ -156,8 +166,17 @@ def _train(arguments: argparse.Namespace) -> int:
         from flows.local import run_here
 
         folder, summary = run_here(config, path.resolve().parent, arguments.resume)
-    _say_result(folder, summary)
+    if config.launch.kind == "none" and first:
+        _say_result(folder, summary)
     return 0
+
+
+def _again(arguments: argparse.Namespace) -> list[str]:
+    """The words of this `train` command, for each rank."""
+    words = ["train", arguments.recipe, "--resume", arguments.resume]
+    words += [w for change in arguments.set for w in ("--set", change)]
+    words += ["--stages", arguments.stages] if arguments.stages else []
+    return [*words, *(["--no-prefect"] if arguments.no_prefect else [])]
 
 
 def _say_result(folder: Path, summary: dict[str, object]) -> None:

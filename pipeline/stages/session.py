@@ -34,6 +34,7 @@ from pipeline.train import checkpoint
 from pipeline.train.backend import Backend
 from pipeline.train.step import Controllers
 from pipeline.train.texts import Row
+from pipeline.train.watch import WATCH
 from verifiers.base import load
 
 Resume = Literal["auto", "never", "must"]
@@ -81,6 +82,7 @@ class Session:
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
         """Count the block's seconds to `phase`."""
+        WATCH.begins(f"{self.where}: {phase}")
         start = time.perf_counter()
         try:
             yield
@@ -111,6 +113,9 @@ class Session:
         state.controllers = {} if self.controllers is None else self.controllers.state_dict()
         serial = state.serial
         state.serial += 1
+
+        root = self.shared / "checkpoints"
+        WATCH.begins(f"{self.where}: checkpoint")
 
         def write(folder: Path) -> None:
             self.backend.save(folder, self._save_model)

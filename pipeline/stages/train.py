@@ -21,6 +21,7 @@ from pipeline.stages.session import Resume, Session, locked, open_session
 from pipeline.stages.sft import train_tokens
 from pipeline.stages.steps import Steps, Wrap, plain
 from pipeline.train.ranks import join, leave
+from pipeline.train.watch import WATCH
 
 
 def run_folder(config: RunConfig, base: Path | None = None) -> Path:
@@ -44,6 +45,7 @@ def opened(
     ranks = join(config.launch.phase_timeout_s, device_of(config))
     with ExitStack() as held:
         held.callback(leave)
+        held.callback(WATCH.stop)
         own = folder
         if ranks.is_first:
             held.enter_context(locked(folder))

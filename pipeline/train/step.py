@@ -29,7 +29,7 @@ from pipeline.seeds import derive, stream
 from pipeline.train.backend import Backend, Who
 from pipeline.train.collate import collate, deal, rows_of, untrained
 from pipeline.train.critic import Predicted, learn, predict
-from pipeline.train.ranks import Ranks
+from pipeline.train.ranks import ALONE, Ranks
 from pipeline.train.replay import replay_of
 from pipeline.train.texts import Row, text_gradient
 from pipeline.types import Group, StepMetrics, TrainBatch
@@ -331,7 +331,7 @@ def _shaped(parts: Parts, batch: TrainBatch, settings: Settings) -> TrainBatch:
     return replace(batch, rewards=batch.rewards + torch.tensor(added, device=batch.rewards.device))
 
 
-def _micros(batch: TrainBatch, rows: Sequence[int], settings: Settings, ranks: Ranks) -> Micros:
+def _micros(batch: TrainBatch, rows: Sequence[int], settings: Settings, ranks: Ranks = ALONE) -> Micros:
     """This rank's micro-batches of those rows: as many on every rank, the last ones empty where it has fewer."""
     lengths = batch.attention_mask.sum(1).tolist()
     pieces, num_idle = deal([lengths[i] for i in rows], settings.micro_batch_tokens, ranks.rank, ranks.size)

@@ -1,0 +1,235 @@
+"""The processes that train together: started here or by torchrun, DeepSpeed or Slurm, watched, and ended as one.
+
+Each rank runs the same command with its place in the environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and
+writes `logs/rank<r>.log` in the run's folder. The first that dies ends all: none waits for it for ever. The same
+command goes on from the last checkpoint, on another number of ranks too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from pipeline.config.sections import LaunchConfig
+from pipeline.errors import RunError
+from pipeline.train.watch import WATCH
+
+LAUNCHED = "VERIZERO_LAUNCHED"
+PR_SET_PDEATHSIG = 1
+POLL_S = 0.05
+GRACE_S = 5.0
+"""Between asking the other ranks to end and ending them."""
+LAST_LINES = 15
+PROGRAM = "pipeline.cli"
+
+
+def is_rank(environment: Mapping[str, str] = os.environ) -> bool:
+    """This process is one of a group that somebody started."""
+    return LAUNCHED in environment or "RANK" in environment
+
+
+def launch(config: LaunchConfig, arguments: Sequence[str], folder: Path, program: str = PROGRAM) -> None:
+    """Run `verizero <arguments>` (the module `program`) as a group of ranks until all have ended well.
+
+    Raises: RunError naming the rank that died first, its phase and its last lines; the others are ended.
+    """
+    logs = folder / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    for stale in logs.glob("rank*.phase"):
+        stale.unlink()
+    group = Group(logs)
+    try:
+        if config.kind == "local":
+            group.start_local(config, [*_module(program), *arguments])
+        else:
+            group.start(
+                "launcher", command_of(config, arguments, program), {LAUNCHED: config.kind}, logs / "launcher.log"
+            )
+        group.wait()
+    finally:
+        group.end()
+
+
+@dataclass
+class Member:
+    """One child."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+@dataclass
+class Group:
+    """The children of one launch."""
+
+    logs: Path
+    members: list[Member] = field(default_factory=list)
+    shown: Tail | None = None
+
+    def start_local(self, config: LaunchConfig, command: Sequence[str]) -> None:
+        """One child per rank on this machine."""
+        size = config.gpus_per_node
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        threads = str(max(1, (os.cpu_count() or 1) // size))
+        for rank in range(size):
+            place = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(size),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads),
+                LAUNCHED: "local",
+            }
+            self.start(f"rank {rank}", command, place, self.logs / f"rank{rank}.log")
+
+    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        """A child that dies with this process and writes to `log`; what the first rank writes is shown."""
+        first = self.logs / "rank0.log"
+        if self.shown is None:
+            self.shown = Tail(first, first.stat().st_size if first.exists() else 0)
+        with log.open("ab") as out:
+            try:
+                process = subprocess.Popen(
+                    command,
+                    env={**os.environ, **environment, "PYTHONUNBUFFERED": "1"},
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C stops this process first, and it the children
+                    preexec_fn=partial(die_with, os.getpid()),
+                )
+            except FileNotFoundError as exc:
+                raise RunError(f"{command[0]} is not installed here; choose another launch.kind") from exc
+        self.members.append(Member(name, process, log))
+
+    def wait(self) -> None:
+        """Return when all have ended well. Raises: RunError for the first that did not."""
+        assert self.shown is not None
+        while True:
+            self.shown.show()
+            codes = [(m, m.process.poll()) for m in self.members]
+            bad = [(m, code) for m, code in codes if code not in (None, 0)]
+            if bad:
+                self.shown.show()
+                # of several dead at one look, the one that was killed: the others died of its silence
+                member, code = min(bad, key=lambda found: (found[1] or 0) > 0)
+                raise RunError(self._obituary(member, code or 0))
+            if all(code == 0 for _, code in codes):
+                return
+            time.sleep(POLL_S)
+
+    def end(self) -> None:
+        """End whoever still runs."""
+        alive = [m.process for m in self.members if m.process.poll() is None]
+        for process in alive:
+            _signal_group(process, signal.SIGTERM)
+        deadline = time.monotonic() + GRACE_S
+        for process in alive:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _signal_group(process, signal.SIGKILL)
+                process.wait()
+
+    def _obituary(self, member: Member, code: int) -> str:
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+        phase_file = member.log.with_suffix(".phase")
+        phase = f" in {phase_file.read_text()!r}" if phase_file.exists() else ""
+        lines = member.log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+        return (
+            f"{member.name} (process {member.process.pid}) {how}{phase}; the others were ended. The same command goes "
+            f"on from the last checkpoint. Last lines of {member.log}:\n  " + "\n  ".join(lines)
+        )
+
+
+class Tail:
+    """Shows on standard error what is appended to a file."""
+
+    def __init__(self, path: Path, position: int) -> None:
+        self.path, self.position = path, position
+
+    def show(self) -> None:
+        """What is new."""
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            file.seek(self.position)
+            new = file.read()
+        self.position += len(new)
+        sys.stderr.write(new.decode(errors="replace"))
+        sys.stderr.flush()
+
+
+def command_of(config: LaunchConfig, arguments: Sequence[str], program: str = PROGRAM) -> list[str]:
+    """What torchrun, DeepSpeed's launcher or Slurm is asked to run. Raises: RunError for a Slurm job without nodes."""
+    nodes, each, address = str(config.nodes), str(config.gpus_per_node), config.address or "127.0.0.1"
+    script = [program, *arguments]
+    if config.kind == "torchrun":
+        rank = next((os.environ[n] for n in ("NODE_RANK", "SLURM_NODEID") if n in os.environ), "0")
+        meeting = ["--master-addr", address, "--master-port", str(config.port)]
+        return [*_module("torch.distributed.run"), "--nnodes", nodes, "--nproc-per-node", each, "--node-rank", rank,
+                *meeting, "-m", *script]  # fmt: skip
+    if config.kind == "deepspeed":
+        hosts = ["--hostfile", config.hostfile] if config.hostfile else []
+        meeting = ["--master_port", str(config.port), *(["--master_addr", config.address] if config.address else [])]
+        return [*_module("deepspeed.launcher.runner"), *hosts, "--num_nodes", nodes, "--num_accelerators", each,
+                *meeting, "--no_local_rank", "--module", *script]  # fmt: skip
+    exported = f"ALL,MASTER_ADDR={_first_slurm_host()},MASTER_PORT={config.port}"
+    return ["srun", "--nodes", nodes, "--ntasks-per-node", each, "--kill-on-bad-exit=1", "--export", exported,
+            *_module(program), *arguments]  # fmt: skip
+
+
+def as_rank(config: LaunchConfig, folder: Path) -> int:
+    """Make this process a rank of its group; which one it is. It has a log, and its phases a deadline."""
+    for ours, theirs in (("RANK", "SLURM_PROCID"), ("WORLD_SIZE", "SLURM_NTASKS"), ("LOCAL_RANK", "SLURM_LOCALID")):
+        if ours not in os.environ and theirs in os.environ:
+            os.environ[ours] = os.environ[theirs]
+    rank, logs = int(os.environ.get("RANK", "0")), folder / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    if os.environ.get(LAUNCHED, "local") != "local":  # somebody else's child: the log is not its output yet
+        die_with(os.getppid())
+        with (logs / f"rank{rank}.log").open("ab") as log:
+            os.dup2(log.fileno(), sys.stdout.fileno())
+            os.dup2(log.fileno(), sys.stderr.fileno())
+    WATCH.start(logs / f"rank{rank}.phase", config.phase_timeout_s)
+    return rank
+
+
+def die_with(parent: int) -> None:
+    """End this process when its parent, process `parent`, ends, however that ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it ended before the line above
+        os._exit(1)
+
+
+def _module(name: str) -> list[str]:
+    return [sys.executable, "-m", name]
+
+
+def _first_slurm_host() -> str:
+    named = os.environ.get("SLURM_JOB_NODELIST")
+    if not named or shutil.which("scontrol") is None:
+        raise RunError("launch.kind=slurm outside a Slurm job; start it with sbatch or salloc")
+    hosts = subprocess.run(["scontrol", "show", "hostnames", named], capture_output=True, text=True, check=True)
+    return hosts.stdout.split()[0]
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: int) -> None:
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        return
