@@ -32,13 +32,14 @@ from pipeline.stages.progress import Progress, Silent
 from pipeline.stages.state import RunState
 from pipeline.train import checkpoint
 from pipeline.train.backend import Backend
+from pipeline.train.ranks import ALONE, Ranks
 from pipeline.train.step import Controllers
 from pipeline.train.texts import Row
 from pipeline.train.watch import WATCH
 from verifiers.base import load
 
 Resume = Literal["auto", "never", "must"]
-FREE_TO_CHANGE = frozenset({"output", "checkpoint", "report", "prefect"})
+FREE_TO_CHANGE = frozenset({"output", "checkpoint", "report", "prefect", "launch"})
 """Sections of a recipe that may differ when a run goes on: they decide nothing that is trained."""
 FREE_OF_SANDBOX = frozenset({"min_level", "workers", "url", "token_env"})
 """Of the section `sandbox`: where programs run may differ too, what each may use may not."""
@@ -50,6 +51,9 @@ class Session:
 
     config: RunConfig
     folder: Path
+    """Where this process writes: the run's folder for rank 0, one that nobody reads for the others."""
+    shared: Path
+    """The run's folder, which all ranks see."""
     data: RunData
     tokenizer: Any
     backend: Backend
@@ -78,6 +82,11 @@ class Session:
     """Has begun to grade the responses generated last, where grading overlaps with generation."""
     times: dict[str, float] = field(default_factory=dict)
     """Seconds of each phase since `take_times`."""
+
+    @property
+    def ranks(self) -> Ranks:
+        """The processes that train together."""
+        return self.backend.ranks
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
@@ -118,11 +127,17 @@ class Session:
         WATCH.begins(f"{self.where}: checkpoint")
 
         def write(folder: Path) -> None:
+            self.ranks.barrier()  # the folder is there
             self.backend.save(folder, self._save_model)
-            (folder / "state.json").write_text(json.dumps(state.to_json()))
+            if self.ranks.is_first:
+                (folder / "state.json").write_text(json.dumps(state.to_json()))
 
         try:
-            checkpoint.save(self.folder / "checkpoints", serial, write, self.config.checkpoint.keep)
+            if self.ranks.is_first:
+                checkpoint.save(root, serial, write, self.config.checkpoint.keep)
+            else:
+                write(checkpoint.partial_path(root, serial))
+            self.ranks.barrier()  # nobody goes on before the checkpoint is named
         except RunError:
             state.serial = serial
             raise
@@ -131,11 +146,14 @@ class Session:
 
     def save_final(self) -> Path:
         """The policy as a Hugging Face folder `model/` in the run's folder, replaced as a whole."""
+        model = self.backend.whole_model()
+        if not self.ranks.is_first:
+            return self.shared / "model"
         final, partial, old = self.folder / "model", self.folder / ".model-partial", self.folder / ".model-old"
         with checkpoint.disk_errors("writing the final model", partial):
             for stale in (partial, old):
                 shutil.rmtree(stale, ignore_errors=True)
-            self._save_model(self.backend.model, partial)
+            self._save_model(model, partial)
             if final.exists():
                 os.rename(final, old)
             os.rename(partial, final)
@@ -219,40 +237,53 @@ def find_checkpoint(folder: Path, resume: Resume, progress: Progress) -> Path | 
 
 
 def open_session(
-    config: RunConfig, folder: Path, data: RunData, resume: Resume, progress: Progress, base_dir: Path
+    config: RunConfig,
+    folder: Path,
+    data: RunData,
+    resume: Resume,
+    progress: Progress,
+    base_dir: Path,
+    ranks: Ranks = ALONE,
+    shared: Path | None = None,
 ) -> Session:
-    """A session that begins, or goes on from the newest checkpoint of `folder`. The caller holds the lock.
+    """A session that begins, or goes on from the newest checkpoint of the run's folder. Rank 0 holds its lock.
+
+    `folder` is where this process writes, `shared` (None: the same) the run's folder.
 
     Raises: RunError, CheckpointError, ConfigError, DataError.
     """
     from pipeline.stages.build import build_backend, build_engine, build_policy, resolve_parts, write_run_info
 
     check_same_recipe(folder, config)
-    start = find_checkpoint(folder, resume, progress)
+    shared = folder if shared is None else shared
+    start = ranks.agree(lambda: find_checkpoint(shared, resume, progress))
     scorer, second, isolation = build_graders(config, data, base_dir, progress)
     state = RunState() if start is None else RunState.from_json(json.loads((start / "state.json").read_text()))
     tokenizer = data.renderer.tokenizer
     model = build_policy(config, tokenizer, start)
     parts = resolve_parts(config, model)
-    backend = build_backend(config, model)
+    backend = build_backend(config, model, ranks)
     if start is not None:
         backend.load(start)
-    engine = build_engine(config, model, tokenizer, backend)
+    engine = build_engine(config, backend.whole_model(), tokenizer, backend)
     ledger = PassRateLedger()
     how = config.data.sampling
     sampler = PromptSampler(data.train, config.seed, how.order, how.weights, ledger, how.pass_rate)
     if state.sampler is not None and state.ledger is not None:
         ledger.load_state_dict(state.ledger)
         sampler.load_state_dict(state.sampler)
-    trackers = Trackers(config.report.trackers, folder, config.name, config.model_dump(mode="json"))
+    trackers = Trackers(
+        config.report.trackers if ranks.is_first else (), folder, config.name, config.model_dump(mode="json")
+    )
     store = Store(folder)
-    store.cut(state.offsets)
+    store.cut(state.offsets if ranks.is_first else {})
     controllers = None if parts is None else Controllers(parts)
     if controllers is not None and state.controllers:
         controllers.load_state_dict(state.controllers)
     session = Session(
         config=config,
         folder=folder,
+        shared=shared,
         data=data,
         tokenizer=tokenizer,
         backend=backend,
@@ -270,6 +301,7 @@ def open_session(
         second=second,
         isolation=isolation,
     )
+    backend.whole_model()
     engine.publish(state.policy_version)
     with checkpoint.disk_errors(f"writing into {folder}"):
         (folder / "recipe.yaml").write_text(dump(config))
@@ -296,7 +328,9 @@ def build_graders(
             said = f"scoring.second_opinion.domains names {unknown[0]!r}, which no training row has"
             raise ConfigError(f"{said}; there are {', '.join(known)}")
         choice = asked.verifier
-        second = SecondOpinions(asked, load(choice.name, choice.path, base_dir).bind(choice.params, base_dir), config.seed)
+        second = SecondOpinions(
+            asked, load(choice.name, choice.path, base_dir).bind(choice.params, base_dir), config.seed
+        )
     also = [] if second is None else [second.bound]
     isolation = open_sandbox(config.sandbox, [*bound.values(), *components, *also], progress)
     return Scorer(config.scoring, bound, components), second, isolation
