@@ -12,6 +12,7 @@ from typing import Any
 from sandbox.check import judge_with_checker
 from sandbox.isolation import WALLS, Isolation
 from sandbox.judge import judge
+from sandbox.languages import run_language
 from sandbox.pool import Pool
 from sandbox.results import Limits, Mode, RunResult, TestResult
 
@@ -28,6 +29,10 @@ class Job:
     mode: Mode = "stdin"
     limits: Limits = _DEFAULT_LIMITS
     stop_on_failure: bool = False
+    language: str = "python"
+    """Others (`sandbox.available()` names them) take stdin tests and run them all, each in a new process."""
+    values: bool = False
+    """Have a service send back what functions returned; on this machine results always hold it."""
 
 
 _lock = threading.Lock()
@@ -94,14 +99,17 @@ def execute(program: str, stdin: str = "", *, limits: Limits = _DEFAULT_LIMITS, 
     return judge(pool or default_pool(), program, [test], "stdin", limits, False).tests[0]
 
 
-def run_many(jobs: Iterable[Job], *, pool: Pool | None = None) -> list[RunResult]:
-    """One result per job, in order, as many at a time as the pool has workers. Raises: as `run`, for the first."""
+def run_many(jobs: Iterable[Job], *, pool: Pool | None = None, tools: Pool | None = None) -> list[RunResult]:
+    """One result per job, in order, as many at a time as the pool has workers. `tools`: a pool for other languages.
+
+    Raises: as `run` and `run_language`, for the first.
+    """
     jobs = list(jobs)
     used = pool or default_pool()
     if not jobs:
         return []
     with ThreadPoolExecutor(min(used.size, len(jobs)), "sandbox") as threads:
-        return list(threads.map(lambda job: _run_job(job, used), jobs))
+        return list(threads.map(lambda job: _run_job(job, used, tools), jobs))
 
 
 async def run_async(
@@ -131,5 +139,9 @@ def probe(pool: Pool | None = None) -> Isolation:
         return trial.isolation
 
 
-def _run_job(job: Job, pool: Pool) -> RunResult:
+def _run_job(job: Job, pool: Pool, tools: Pool | None) -> RunResult:
+    if job.language != "python":
+        if job.mode != "stdin":
+            raise ValueError(f"mode {job.mode!r} calls Python; for {job.language} give stdin tests")
+        return run_language(job.language, job.program, job.tests, limits=job.limits, pool=tools)
     return judge(pool, job.program, job.tests, job.mode, job.limits, job.stop_on_failure)

@@ -22,6 +22,8 @@ _AVOID_S = 5.0
 class Client:
     """Sends each program to the service that has the fewest of ours, and elsewhere when that one fails.
 
+    Every service must have the languages of the programs.
+
     A program that no service could run after several tries has status "sandbox_error", which says nothing of it.
     """
 

@@ -25,6 +25,8 @@ TOOLS = (
 )  # fmt: skip
 _BUILD = Limits(wall_s=60, cpu_s=30, memory_mib=2048, output_kib=16384, disk_mib=64, processes=32)
 _SCOPED_SIGNALS_ABI = 6
+NO_COMPILE = "does not compile: "
+"""How the error of a test begins whose program was not built."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +146,7 @@ class _Trial:
             outcome = _execute(worker, _BUILD, command, language.source, 0o600, b"", self.source, False)
             status, error = _ended(outcome, _BUILD)
             if status != "passed":
-                failed = TestResult("runtime_error", error=f"does not compile: {error}")
+                failed = TestResult("runtime_error", error=f"{NO_COMPILE}{error}")
                 self.results = [failed] * len(self.inputs)
                 return
             self.binary = outcome.out

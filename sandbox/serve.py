@@ -18,12 +18,11 @@ from typing import Any
 
 from pipeline.errors import IsolationError
 from sandbox import wireformat
-from sandbox.api import execute, run, run_many
-from sandbox.languages import run_language
+from sandbox.api import Job, run_many
+from sandbox.languages import TOOLS, available
 from sandbox.pool import Pool
 from sandbox.results import Limits, RunResult
 
-_LANGUAGES = {"python3": "python", "nodejs": "javascript", "js": "javascript", "c++": "cpp", "sh": "bash"}
 _MAX_BODY = 64 << 20
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -42,10 +41,25 @@ class Service:
     def __init__(self, pool: Pool, limits: Limits, token: str | None, max_queue: int) -> None:
         self.pool, self.limits, self.token, self.max_queue = pool, limits, token, max_queue
         self.lock = threading.Lock()
+        self._tools: Pool | None = None
         self.waiting = 0
         self.rejected = 0
         self.seconds = 0.0
         self.statuses: Counter[str] = Counter()
+
+    def tools(self) -> Pool:
+        """The pool for other languages than Python, made when first needed."""
+        with self.lock:
+            if self._tools is None:
+                self._tools = Pool(self.pool.size, self.pool.min_level, tools=TOOLS)
+            return self._tools
+
+    def close(self) -> None:
+        """End the workers that the service has started."""
+        with self.lock:
+            tools, self._tools = self._tools, None
+        if tools is not None:
+            tools.close()
 
     def answer(self, path: str, data: Mapping[str, Any]) -> dict[str, Any]:
         """The reply to a POST. Raises: Refused; ValueError on a malformed request."""
@@ -73,36 +87,28 @@ class Service:
                 raise Refused(429, f"{self.waiting} programs are queued of {self.max_queue}; come back later")
             self.waiting += count
 
-    def _count(self, *results: RunResult) -> None:
-        with self.lock:
-            self.statuses.update(r.status for r in results)
-
     def run_code(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """SandboxFusion: one program, its output."""
-        named = str(data.get("language", "python"))
-        language = _LANGUAGES.get(named, named)
+        language = wireformat.language_of(data.get("language"))
         if not isinstance(data.get("code"), str):
             raise ValueError("code must be text")
+        if data.get("files") or data.get("fetch_files"):
+            raise ValueError("files and fetch_files are not carried; give what the program reads as stdin")
         timeout, memory = data.get("run_timeout"), data.get("memory_limit_MB")
         asked = {"wall_s": timeout, "cpu_s": timeout, "memory_mib": memory if memory and memory > 0 else None}
         limits, stdin = self.limits.lowered(**asked), data.get("stdin") or ""
-        if language == "python":
-            result = execute(data["code"], stdin, limits=limits, pool=self.pool)
-        else:
-            tests = [{"input": stdin, "output": None}]
-            result = run_language(language, data["code"], tests, limits=limits).tests[0]
-        with self.lock:
-            self.statuses[result.status] += 1
-        return wireformat.fusion_run(result)
+        (result,) = self._run([Job(data["code"], [{"input": stdin, "output": None}], "stdin", limits, False, language)])
+        return wireformat.fusion_run(result.tests[0])
 
     def submit(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """SandboxFusion: the code in a completion on the tests that came with it."""
         if not isinstance(data.get("completion"), str):
             raise ValueError("completion must be text")
         code, tests = wireformat.code_in(data["completion"]), wireformat.fusion_tests(data)
-        timeout = (data.get("config") or {}).get("run_timeout")
-        result = run(code, tests, limits=self.limits.lowered(wall_s=timeout, cpu_s=timeout), pool=self.pool)
-        self._count(result)
+        config = data.get("config") or {}
+        timeout, language = config.get("run_timeout"), wireformat.language_of(config.get("language"))
+        limits = self.limits.lowered(wall_s=timeout, cpu_s=timeout)
+        (result,) = self._run([Job(code, tests, "stdin", limits, False, language)])
         told = [
             {"passed": t.passed, "exec_info": wireformat.fusion_run(t), "test_info": test}
             for t, test in zip(result.tests, tests, strict=True)
@@ -119,14 +125,25 @@ class Service:
         if not isinstance(data.get("jobs"), list):
             raise ValueError("jobs must be a list")
         jobs = [wireformat.job_from_json(job, self.limits) for job in data["jobs"]]
-        results = run_many(jobs, pool=self.pool)
-        self._count(*results)
-        return {"results": [wireformat.result_to_json(r) for r in results]}
+        results = self._run(jobs)
+        return {"results": [wireformat.result_to_json(r, j.values) for r, j in zip(results, jobs, strict=True)]}
+
+    def _run(self, jobs: list[Job]) -> list[RunResult]:
+        others = {job.language for job in jobs} - {"python"}
+        missing = sorted(name for name in others if not available()[name])
+        if missing:
+            raise IsolationError(f"the tool of language {missing[0]!r} is not installed on this machine")
+        results = run_many(jobs, pool=self.pool, tools=self.tools() if others else None)
+        with self.lock:
+            self.statuses.update(r.status for r in results)
+        return results
 
     def health(self) -> dict[str, Any]:
         """Whether programs can be run, and behind which walls."""
         isolation = self.pool.isolation
-        return {"status": "ok", "level": isolation.level, "walls": dict(isolation.stands), "waiting": self.waiting}
+        languages = sorted(name for name, there in available().items() if there)
+        return {"status": "ok", "level": isolation.level, "walls": dict(isolation.stands), "languages": languages,
+                "waiting": self.waiting}  # fmt: skip
 
     def metrics(self) -> str:
         """Prometheus text."""
@@ -198,6 +215,13 @@ class _Handler(BaseHTTPRequestHandler):
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256
+    service: Service | None = None
+
+    def server_close(self) -> None:
+        """Close the socket, and end the workers for other languages."""
+        super().server_close()
+        if self.service is not None:
+            self.service.close()
 
 
 def make_server(
@@ -216,7 +240,9 @@ def make_server(
         raise ValueError(f"host {host!r} is open to others: set a token, or serve on 127.0.0.1")
     service = Service(pool, limits or Limits(), token, max_queue)
     service.health()
-    return _Server((host, port), type("Handler", (_Handler,), {"service": service}))
+    server = _Server((host, port), type("Handler", (_Handler,), {"service": service}))
+    server.service = service
+    return server
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sandbox.api import Job
+from sandbox.languages import NO_COMPILE, available
 from sandbox.results import Limits, RunResult, TestResult
 from sandbox.worker import codec
 
@@ -21,6 +22,8 @@ def job_to_json(job: Job) -> dict[str, Any]:
         "mode": job.mode,
         "limits": {name: getattr(job.limits, name) for name in Limits.__dataclass_fields__},
         "stop_on_failure": job.stop_on_failure,
+        "language": job.language,
+        "values": job.values,
     }
 
 
@@ -38,27 +41,49 @@ def job_from_json(data: Mapping[str, Any], most: Limits) -> Job:
     unknown = set(limits) - set(Limits.__dataclass_fields__)
     if unknown:
         raise ValueError(f"unknown limits {sorted(unknown)}; known: {', '.join(Limits.__dataclass_fields__)}")
-    mode = data.get("mode", "stdin")
-    return Job(data["program"], tests, mode, most.lowered(**limits), bool(data.get("stop_on_failure", False)))
+    mode, stops = data.get("mode", "stdin"), bool(data.get("stop_on_failure", False))
+    language = language_of(data.get("language"))
+    return Job(data["program"], tests, mode, most.lowered(**limits), stops, language, bool(data.get("values", False)))
 
 
-def result_to_json(result: RunResult) -> dict[str, Any]:
-    """The result, without returned values."""
+_NAMES = {"python3": "python", "nodejs": "javascript", "js": "javascript", "c++": "cpp", "sh": "bash", "sqlite": "sql"}
+
+
+def language_of(named: object) -> str:
+    """The language that a request names, by our name; Python where it names none. Raises: ValueError if unknown."""
+    language = "python" if named is None else _NAMES.get(str(named), str(named))
+    if language not in available():
+        raise ValueError(f"unknown language {named!r}; known: {', '.join(available())}")
+    return language
+
+
+def result_to_json(result: RunResult, values: bool = False) -> dict[str, Any]:
+    """The result; with `values`, each test has what its function returned, encoded."""
     names = ("status", "stdout", "error", "cpu_s", "wall_s", "peak_mib")
+    tests = [{n: getattr(t, n) for n in names} for t in result.tests]
+    if values:
+        for told, test in zip(tests, result.tests, strict=True):
+            told["encoded_value"] = codec.encode(test.value).decode("ascii")
     return {
         "passed": result.passed,
         "status": result.status,
         "level": result.level,
         "num_tests": result.num_tests,
         "wall_s": result.wall_s,
-        "tests": [{n: getattr(t, n) for n in names} for t in result.tests],
+        "tests": tests,
     }
 
 
 def result_from_json(data: Mapping[str, Any]) -> RunResult:
     """The result in a reply. Raises: KeyError, TypeError on a reply of another shape."""
-    tests = tuple(TestResult(**t) for t in data["tests"])
+    tests = tuple(_test_from_json(t) for t in data["tests"])
     return RunResult(tests, data["level"], data["num_tests"], data["wall_s"])
+
+
+def _test_from_json(data: Mapping[str, Any]) -> TestResult:
+    told = dict(data)
+    value = codec.decode(told.pop("encoded_value", "null").encode())
+    return TestResult(**told, value=value)
 
 
 def code_in(completion: str) -> str:
@@ -73,6 +98,11 @@ def fusion_run(result: TestResult) -> dict[str, Any]:
     failed = result.status != "passed"
     if result.status == "sandbox_error":
         return {"status": "SandboxError", "message": result.error, "compile_result": None, "run_result": None,
+                "executor_pod_name": None, "files": {}}  # fmt: skip
+    broken = result.error.removeprefix(NO_COMPILE) if result.error.startswith(NO_COMPILE) else None
+    if broken is not None:
+        compiled = {"status": "Finished", "execution_time": None, "return_code": 1, "stdout": "", "stderr": broken}
+        return {"status": "Failed", "message": "does not compile", "compile_result": compiled, "run_result": None,
                 "executor_pod_name": None, "files": {}}  # fmt: skip
     run = {
         "status": run_status,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,7 +14,7 @@ from sandbox.languages import LANGUAGES, TOOLS
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Services at `urls`, else the workers of this machine; what those cannot do runs in the workers too."""
+    """Services at `urls`, else the workers of this machine."""
 
     limits: sandbox.Limits = field(default_factory=sandbox.Limits)
     """Of a program whose verifier names none."""
@@ -27,7 +26,7 @@ class Place:
 
 
 class Runs(Protocol):
-    """What runs Python programs: the sandbox of this process, or a client of services."""
+    """What runs programs: the sandbox of this process, or a client of services."""
 
     def __call__(self, jobs: Sequence[sandbox.Job]) -> list[sandbox.RunResult]:
         """One result per job, in order."""
@@ -66,28 +65,19 @@ def settle(place: Place) -> None:
     sandbox.configure(place.workers, place.min_level)
 
 
-def run_python(jobs: Sequence[sandbox.Job], needs_values: bool = False) -> list[sandbox.RunResult]:
-    """One result per job, in order. Services send back no returned values: who needs them is run on this machine.
+def run(jobs: Sequence[sandbox.Job]) -> list[sandbox.RunResult]:
+    """One result per job, in order.
 
-    Raises: IsolationError when the walls of this machine are too low; ValueError on malformed tests.
+    Raises: IsolationError when a language's tool is not installed on this machine, or its walls are too low; ValueError
+    on malformed tests.
     """
     services = _services
-    return sandbox.run_many(jobs) if services is None or needs_values else services(jobs)
-
-
-def run_other(language: str, jobs: Sequence[sandbox.Job]) -> list[sandbox.RunResult]:
-    """One result per job, in order, of programs in another language than Python, on this machine.
-
-    Raises: IsolationError when its tool is not installed, or the walls are too low; ValueError on malformed tests.
-    """
-    require_tool(language)
-    pool = _tool_pool()
-
-    def run(job: sandbox.Job) -> sandbox.RunResult:
-        return sandbox.run_language(language, job.program, job.tests, limits=job.limits, pool=pool)
-
-    with ThreadPoolExecutor(min(pool.size, len(jobs)), "sandbox") as threads:
-        return list(threads.map(run, jobs))
+    if services is not None:
+        return services(jobs)
+    others = {job.language for job in jobs} - {"python"}
+    for language in others:
+        require_tool(language)
+    return sandbox.run_many(jobs, tools=_tool_pool() if others else None)
 
 
 def require_tool(language: str) -> None:

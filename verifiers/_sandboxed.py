@@ -26,11 +26,6 @@ class SandboxParams(VerifierParams):
     memory_mib: int | None = Field(None, ge=1)
     output_kib: int | None = Field(None, ge=1)
 
-    @property
-    def stays_here(self) -> bool:
-        """Programs run on this machine even where the recipe names services."""
-        return False
-
     def limits(self) -> sandbox.Limits:
         """The limits of the place that programs run at, with those that are set here."""
         stated: dict[str, Any] = {
@@ -96,19 +91,8 @@ def runner(params: SandboxParams) -> Run:
 
     def run(jobs: Sequence[Job]) -> list[Outcome]:
         limits = params.limits()
-        alike: dict[tuple[Language, bool], list[int]] = {}
-        for i, job in enumerate(jobs):
-            alike.setdefault((job.language, job.needs_values), []).append(i)
-        found: dict[int, Outcome] = {}
-        for (language, needs_values), places in alike.items():
-            some = (jobs[i] for i in places)
-            asked = [sandbox.Job(j.program, j.tests, j.mode, limits, j.stop) for j in some]
-            if language == "python":
-                results = _place.run_python(asked, needs_values)
-            else:
-                results = _place.run_other(language, asked)
-            found.update(zip(places, map(_outcome, results), strict=True))
-        return [found[i] for i in range(len(jobs))]
+        asked = [sandbox.Job(j.program, j.tests, j.mode, limits, j.stop, j.language, j.needs_values) for j in jobs]
+        return [_outcome(result) for result in _place.run(asked)] if asked else []
 
     return run
 

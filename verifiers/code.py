@@ -23,11 +23,6 @@ class CodeParams(SandboxParams):
     max_tests: int | None = Field(None, ge=1, description="at most that many tests, spread evenly over the list")
     language: Language = Field("python", description="of the program; others than Python need stdin tests")
 
-    @property
-    def stays_here(self) -> bool:
-        """Services run Python only."""
-        return self.language != "python"
-
 
 @verifier(batch=True)
 def code(attempts: Sequence[Attempt], params: CodeParams) -> list[Verdict]:

@@ -21,11 +21,6 @@ class UnitTestsParams(SandboxParams):
 
     grading: Literal["all", "fraction"] = Field("all", description="all: 1 only if every test passes; else the share")
 
-    @property
-    def stays_here(self) -> bool:
-        """The comparison needs what functions return, and services send none of it back."""
-        return True
-
 
 @verifier(batch=True)
 def unit_tests(attempts: Sequence[Attempt], params: UnitTestsParams) -> list[Verdict]:

@@ -6,7 +6,7 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import sandbox
@@ -15,7 +15,7 @@ from pipeline.errors import ConfigError, IsolationError
 from pipeline.scoring.score import Bound
 from pipeline.stages.progress import Progress
 from verifiers import _place
-from verifiers._sandboxed import SandboxParams, programs_of
+from verifiers._sandboxed import programs_of
 from verifiers.base import BoundVerifier
 
 PATIENCE_S = 10.0
@@ -33,13 +33,8 @@ def open_sandbox(config: SandboxConfig, verifiers: Iterable[Bound], progress: Pr
     used = [p for bound in verifiers if isinstance(bound, BoundVerifier) for p in programs_of(bound.params)]
     if not used:
         return None
-    found: dict[str, Any] | None = None
-    if place.urls:
-        found = _services(place, progress)
-    if not place.urls or any(p.stays_here for p in used):
-        here = _this_machine(used)
-        found = found or here
-    return found
+    languages = {str(getattr(p, "language", "python")) for p in used}
+    return _services(place, languages, progress) if place.urls else _this_machine(languages)
 
 
 def close_sandbox() -> None:
@@ -59,21 +54,24 @@ def place_of(config: SandboxConfig) -> _place.Place:
     return _place.Place(limits, config.workers, config.min_level, urls, token)
 
 
-def _this_machine(used: Sequence[SandboxParams]) -> dict[str, Any]:
-    for params in used:
-        language = getattr(params, "language", "python")
-        if language != "python":
-            _place.require_tool(language)
+def _this_machine(languages: Iterable[str]) -> dict[str, Any]:
+    for language in languages:
+        _place.require_tool(language)
     isolation = sandbox.default_pool().isolation
     return {"level": isolation.level, "stands": dict(isolation.stands), "notes": dict(isolation.notes)}
 
 
-def _services(place: _place.Place, progress: Progress) -> dict[str, Any]:
+def _services(place: _place.Place, languages: set[str], progress: Progress) -> dict[str, Any]:
     levels: dict[str, int] = {}
     silent: dict[str, str] = {}
     for url in place.urls:
         try:
-            levels[url] = int(_ask(f"{url}/health", place.token)["level"])
+            health = _ask(f"{url}/health", place.token)
+            levels[url], lacks = int(health["level"]), sorted(languages - {"python", *health["languages"]})
+            if lacks:
+                raise IsolationError(
+                    f"the sandbox at {url} has no {', '.join(lacks)}; install what runs it there, or drop the address"
+                )
             _ask(f"{url}/run_many", place.token, b'{"jobs": []}')
         except urllib.error.HTTPError as exc:
             if exc.code == 401:

@@ -76,7 +76,7 @@ def _pack(value: Any, depth: int, most: int) -> Any:
         return {"c": [_pack(value.real, depth, most), _pack(value.imag, depth, most)]}
     if kind is range:
         return {"r": [_pack(x, depth, most) for x in (value.start, value.stop, value.step)]}
-    return {"o": str(kind.__name__)[:100]}
+    return {"o": str(value.type_name if kind is Opaque else kind.__name__)[:100]}
 
 
 def decode(data: bytes) -> Any:

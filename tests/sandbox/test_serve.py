@@ -96,6 +96,14 @@ def test_bad_requests_are_told_why(server: ThreadingHTTPServer) -> None:
         ("/run", {"program": DOUBLE, "tests": TESTS, "limits": {"speed": 1}}, 422, "speed"),
         ("/run", {"tests": TESTS}, 422, "program"),
         ("/run_code", {"code": "x", "language": "cobol"}, 422, "cobol"),
+        ("/run", {"program": "x", "tests": TESTS, "language": "cobol"}, 422, "known: python"),
+        (
+            "/run",
+            {"program": "x", "tests": [{"fn": "f", "args": [], "expected": 1}], "mode": "function", "language": "bash"},
+            422,
+            "function",
+        ),
+        ("/run_code", {"code": "x", "files": {"a": "aGk="}}, 422, "not carried"),
         ("/submit", {"completion": "x"}, 422, "provided_data"),
         ("/elsewhere", {"a": 1}, 404, "/run_code"),
     ):
@@ -183,3 +191,48 @@ def test_no_service_at_all_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -
     assert Client("http://127.0.0.1:9").run(DOUBLE, TESTS).status == "sandbox_error"
     with pytest.raises(ValueError, match="http"):
         Client("somewhere")
+
+
+def test_values_come_back_when_asked_for(server: ThreadingHTTPServer) -> None:
+    tests = [{"fn": "f", "args": [2], "expected": None}, {"fn": "g", "args": [], "expected": None}]
+    program = "def f(n): return {n: (1.5, {n}, 'ä')}\nclass A: pass\ndef g(): return A()"
+    job = sandbox.Job(program, tests, "function", values=True)
+    (told,) = Client(url(server)).run_many([job])
+    assert told.tests[0].value == {2: (1.5, frozenset({2}), "ä")}
+    assert repr(told.tests[1].value) == "<A>"
+    (silent,) = Client(url(server)).run_many([sandbox.Job(program, tests, "function")])
+    assert [t.value for t in silent.tests] == [None, None]
+    assert [t.status for t in silent.tests] == [t.status for t in told.tests] == ["wrong_answer"] * 2
+
+
+@pytest.mark.parametrize(
+    ("language", "right", "broken"),
+    [
+        ("c", '#include <stdio.h>\nint main() { int n; scanf("%d", &n); printf("%d\\n", 2 * n); }', "int main( {"),
+        ("bash", "read n; echo $((2 * n))", "echo $(("),
+        ("nodejs", "console.log(2 * require('fs').readFileSync(0, 'utf8'))", "console.log("),
+    ],
+)  # fmt: skip
+def test_other_languages_have_every_shape(server: ThreadingHTTPServer, language: str, right: str, broken: str) -> None:
+    if not sandbox.available()[{"nodejs": "javascript"}.get(language, language)]:
+        assert post(server, "/run", {"program": right, "tests": TESTS, "language": language})[0] == 503
+        return
+    _, reply = post(server, "/run", {"program": right, "tests": TESTS, "language": language})
+    assert reply["status"] == "passed", reply
+    _, reply = post(server, "/run", {"program": broken, "tests": TESTS, "language": language})
+    assert reply["status"] == "runtime_error"
+    cases = [{"input": {"stdin": t["input"]}, "output": {"stdout": t["output"]}} for t in TESTS]
+    config = {"language": language, "provided_data": {"test_cases": cases}}
+    _, reply = post(server, "/submit", {"completion": f"```\n{right}\n```", "config": config})
+    assert reply["accepted"], reply
+    _, reply = post(server, "/run_code", {"code": broken, "language": language, "stdin": "4"})
+    assert reply["status"] == "Failed"
+    if language == "c":
+        assert reply["compile_result"]["return_code"] == 1
+        assert "error" in reply["compile_result"]["stderr"]
+        assert reply["run_result"] is None
+
+
+def test_health_names_the_languages(server: ThreadingHTTPServer) -> None:
+    with urllib.request.urlopen(url(server) + "/health") as reply:
+        assert json.load(reply)["languages"] == sorted(n for n, there in sandbox.available().items() if there)

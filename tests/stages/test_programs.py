@@ -139,7 +139,7 @@ def test_services_that_cannot_be_used_are_refused(
             pass
 
 
-def test_what_stays_on_this_machine_needs_its_walls_and_tools(
+def test_a_service_must_have_the_language_and_nothing_is_needed_here(
     server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MINE", "secret")
@@ -149,12 +149,17 @@ def test_what_stays_on_this_machine_needs_its_walls_and_tools(
     assert found is not None
     assert found["services"] == {url(server): 2}
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
-    with pytest.raises(IsolationError, match=f"needs {LANGUAGES['bash'].tool}, which is not installed here"):
+    with pytest.raises(IsolationError, match=f"sandbox at {url(server)} has no bash; install"):
         open_sandbox(config, [bash], Heard())
     low_walls(monkeypatch)
     close_sandbox()
-    with pytest.raises(IsolationError, match="min_level"):
-        open_sandbox(config, [unit], Heard())
+    assert open_sandbox(config, [unit], Heard()) == found, "the walls of this machine do not matter"
+
+
+def test_without_a_service_a_language_needs_its_tool_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    with pytest.raises(IsolationError, match=f"needs {LANGUAGES['bash'].tool}, which is not installed here"):
+        open_sandbox(tiny({"sandbox": {"workers": 1}}).sandbox, [load("code").bind({"language": "bash"})], Heard())
 
 
 @pytest.mark.parametrize(

@@ -149,16 +149,29 @@ def test_functions_over_http_are_held_to_their_types() -> None:
         assert counted(server) == 2
 
 
-def test_what_needs_returned_values_runs_on_this_machine() -> None:
-    """Services send no values back; taken as missing, every right answer would be wrong."""
+def test_services_send_returned_values_back_and_run_other_languages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_place, "_tool_pool", lambda: pytest.fail("nothing runs on this machine"))
     with served() as server:
         settle(Place(urls=(url(server),)))
         right, wrong = load("unit_tests").bind().score([Attempt(a, UNIT) for a in (UNIT_ANSWER, "def f(x): return 3")])
         assert (right.status, right.score) == ("graded", 1.0), right.reason
         assert (wrong.status, wrong.score) == ("graded", 0.0)
-        (bash,) = judged("bash", RIGHT["bash"])
-        assert bash.score == 1.0
-        assert counted(server) == 0
+        seen = counted(server)
+        assert seen > 1
+        right, wrong, broken = judged("bash", RIGHT["bash"], "echo 3", BROKEN["bash"])
+        assert (right.score, wrong.score, broken.score) == (1.0, 0.0, 0.0)
+        assert broken.reason.startswith("runtime_error")
+        assert counted(server) == seen + 3
+
+
+def test_a_service_without_the_tool_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandbox.client._PAUSE_S", (0.0,))
+    with served() as server:
+        settle(Place(urls=(url(server),)))
+        monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+        (said,) = judged("bash", RIGHT["bash"])
+    assert said.status == "sandbox_error"
+    assert "the tool of language 'bash' is not installed" in said.reason
 
 
 def test_a_service_that_dies_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
