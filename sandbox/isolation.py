@@ -12,7 +12,8 @@ from sandbox.worker import wire
 NAMESPACES, LANDLOCK, SECCOMP, UID = "namespaces", "landlock", "seccomp", "uid"
 WALLS = (NAMESPACES, LANDLOCK, SECCOMP, UID)
 _REMEDY = {
-    NAMESPACES: "allow unprivileged user namespaces (sysctl user.max_user_namespaces), or accept level 2",
+    NAMESPACES: "allow unprivileged user namespaces (sysctl user.max_user_namespaces; a container's seccomp profile), "
+    "or accept level 2",
     LANDLOCK: "use a kernel of 5.13 or newer with landlock among its LSMs, and a container runtime that lets it pass",
     SECCOMP: "use an x86_64 or aarch64 kernel with CONFIG_SECCOMP_FILTER",
     "rlimits": "let the process lower its own resource limits",

@@ -100,8 +100,7 @@ def enter(walls: Sequence[str], home: str, uid: int, tools: Sequence[str]) -> Ja
 
 def _enter_namespaces(jail: Jail, home: str, uid: int, readable: list[str]) -> None:
     rest = kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWNET
-    if os.geteuid() == 0:
-        kernel.unshare(rest)
+    if os.geteuid() == 0 and _unshared(rest):
         _build_root(home, [*readable, *jail.tools])
         jail.notes[UID] = f"host uid {_unshare_user_as_root(uid, jail.proc)}"
     else:
@@ -110,11 +109,20 @@ def _enter_namespaces(jail: Jail, home: str, uid: int, readable: list[str]) -> N
         for name, line in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
             _write(f"/proc/self/{name}", line)
         _build_root(home, [*readable, *jail.tools])
-        jail.notes[UID] = f"host uid {user}, the only one an ordinary user can map"
+        jail.notes[UID] = f"host uid {user}, the only one that we may map"
     kernel.unshare(kernel.CLONE_NEWNS)  # one that belongs to the new user: here the worker may mount scratch
     jail.scratch, jail.counts_processes = "/box/tmp", True
     jail.stdin = os.open("/in/stdin", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     jail.notes[NAMESPACES] = "user, mount, pid, net, ipc, uts"
+
+
+def _unshared(flags: int) -> bool:
+    """The namespaces are made. Root may lack the right to: then, as any user, it needs a user namespace around them."""
+    try:
+        kernel.unshare(flags)
+    except PermissionError:
+        return False
+    return True
 
 
 def _write(path: str, text: str) -> None:
