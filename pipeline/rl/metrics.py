@@ -37,6 +37,7 @@ SUMS = (
     "gen_tokens",
     "gen_k1",
     "gen_k3",
+    "gen_abs",
     "drop_off_policy",
     "drop_mismatch",
     "drop_low_entropy",
@@ -47,7 +48,7 @@ _SMALLEST = 1e-7
 _EDGES = [_SMALLEST * 10 ** (k / _PER_DECADE) for k in range(int(_PER_DECADE * math.log10(40 / _SMALLEST)) + 1)]
 NUM_BINS = 2 * len(_EDGES) + 1
 """Bins of log ratio: symmetric about 0, 24 a decade from 1e-7, so that a quantile is right to 10% of its logarithm."""
-NUM_STATS = len(SUMS) + NUM_BINS
+NUM_STATS = len(SUMS) + 2 * NUM_BINS
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,18 +103,23 @@ def observe(x: Observed) -> Tensor:
     if x.rollout_logprobs is not None:
         d = x.old_logprobs - x.rollout_logprobs
         values |= {"gen_tokens": mask.sum(), "gen_k1": -masked_sum(d, mask), "gen_k3": masked_sum(_k3(d), mask)}
+        values["gen_abs"] = masked_sum(d.abs(), mask)
+        apart = _histogram(d.abs(), mask)
+    else:
+        apart = torch.zeros(NUM_BINS, dtype=torch.float64, device=mask.device)
     if x.entropy is not None:
         values |= {"entropy": masked_sum(x.entropy, mask), "entropy_tokens": mask.sum()}
     values |= {f"drop_{why}": (mask & dropped).sum() for why, dropped in x.drops.items()}
     sums = [torch.as_tensor(values.get(name, 0.0), dtype=torch.float64, device=mask.device) for name in SUMS]
-    return torch.cat([torch.stack(sums), _histogram(log_ratio, mask)])
+    return torch.cat([torch.stack(sums), _histogram(log_ratio, mask), apart])
 
 
 def summarize_stats(stats: Tensor) -> dict[str, float]:
     """The metrics of one update, from the sum of its micro-batches' statistics over all ranks.
 
-    What was not observed (a reference, an entropy, engine log-probs) is absent, not 0. Ratio quantiles come from a
-    histogram and are right to 10% of their logarithm. All numbers are 0 for an update without tokens.
+    What was not observed (a reference, an entropy, engine log-probs) is absent, not 0. Quantiles of the ratio and of
+    |log-prob by the engine - by the trainer| come from histograms and are right to 10% of their logarithm, but that
+    differences below 1e-7 count as 0. All numbers are 0 for an update without tokens.
     """
     row = dict(zip(SUMS, stats[: len(SUMS)].tolist(), strict=True))
     tokens = max(row["tokens"], 1.0)
@@ -142,10 +148,12 @@ def summarize_stats(stats: Tensor) -> dict[str, float]:
     if row["ref_tokens"]:
         out |= {"kl/k1": row["ref_k1"] / row["ref_tokens"], "kl/k3": row["ref_k3"] / row["ref_tokens"]}
     if row["gen_tokens"]:
-        out |= {"mismatch/k1": row["gen_k1"] / row["gen_tokens"], "mismatch/k3": row["gen_k3"] / row["gen_tokens"]}
+        apart = stats[len(SUMS) + NUM_BINS :]
+        out |= {f"mismatch/{name}": row[f"gen_{name}"] / row["gen_tokens"] for name in ("k1", "k3", "abs")}
+        out |= {f"mismatch/p{q:02d}": abs(math.log(_quantile(apart, q / 100))) for q in (50, 90, 99)}
     if row["entropy_tokens"]:
         out["entropy"] = row["entropy"] / row["entropy_tokens"]
-    histogram = stats[len(SUMS) :]
+    histogram = stats[len(SUMS) : len(SUMS) + NUM_BINS]
     return out | {f"ratio/p{q:02d}": _quantile(histogram, q / 100) for q in (1, 50, 99)}
 
 

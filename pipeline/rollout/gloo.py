@@ -23,8 +23,13 @@ def group(store: Any, rank: int, world_size: int, timeout_s: float) -> Any:
     return dist.ProcessGroupGloo(dist.PrefixStore("weights", store), rank, world_size, timeout)
 
 
-def broadcast(members: Any, tensor: Tensor) -> None:
-    """Rank 0's tensor to all members, in place on the CPU."""
+def begin_broadcast(members: Any, tensor: Tensor) -> Any:
+    """Start to send rank 0's tensor to all members, in place, on the CPU; what to wait for."""
     options = dist.BroadcastOptions()
     options.rootRank = options.rootTensor = 0
-    members.broadcast([tensor], options).wait()
+    return members.broadcast([tensor], options)
+
+
+def broadcast(members: Any, tensor: Tensor) -> None:
+    """Rank 0's tensor to all members, in place on the CPU."""
+    begin_broadcast(members, tensor).wait()

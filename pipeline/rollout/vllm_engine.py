@@ -89,6 +89,7 @@ class VllmEngine:
             raise EngineError("this process has one vLLM engine already; close it first")
         self._vllm = import_vllm()
         check_arguments(config.arguments, self._vllm.argument_names())
+        check_heads(policy.model.config, self._vllm.head_sizes())
         self.sleep_note = self._why_no_sleep()
         arguments = {**engine_arguments(policy, config, max_rows), **self._placed(), **config.arguments}
         self._folder = tempfile.TemporaryDirectory(prefix="verizero-engine-")
@@ -227,6 +228,17 @@ def check_arguments(given: Mapping[str, Any], known: Iterable[str]) -> None:
             near = difflib.get_close_matches(name, known, 3)
             hint = f"; did you mean {', '.join(near)}?" if near else ""
             raise ConfigError(f"rollout.vllm.arguments.{name} is no argument of vLLM's engine{hint}")
+
+
+def check_heads(model_config: Any, sizes: Sequence[int] | None) -> None:
+    """Raises: ConfigError for attention heads of a size that vLLM's build does not compute: it would say so late."""
+    heads = getattr(model_config, "num_attention_heads", None)
+    size = getattr(model_config, "head_dim", None) or (model_config.hidden_size // heads if heads else None)
+    if sizes is not None and size is not None and size not in sizes:
+        raise ConfigError(
+            f"the policy's attention heads have {size} numbers, and vLLM's CPU build computes "
+            f"{', '.join(map(str, sizes))}; choose another number of heads, or rollout.engine: torch"
+        )
 
 
 def check_requests(requests: Sequence[Request], sampling: Sampling, limit: int | None) -> None:

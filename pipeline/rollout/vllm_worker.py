@@ -38,6 +38,15 @@ def on_cpu() -> bool:
     return bool(current_platform.is_cpu())
 
 
+def head_sizes() -> list[int] | None:
+    """The sizes of attention heads that this build computes; None: it is not the CPU's, and falls back by itself."""
+    if not on_cpu():
+        return None
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    return [int(size) for size in CPUAttentionBackend.get_supported_head_sizes()]
+
+
 def argument_names() -> set[str]:
     """All arguments that vLLM's engine takes."""
     return {f.name for f in fields(EngineArgs)}

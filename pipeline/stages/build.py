@@ -18,6 +18,7 @@ from pipeline.rl.parts import Parts
 from pipeline.rollout.engine import Engine
 from pipeline.rollout.torch_engine import TorchEngine
 from pipeline.seeds import derive
+from pipeline.stages.parity import corrected
 from pipeline.train.backend import Backend
 from pipeline.train.ranks import ALONE, Ranks
 from pipeline.train.torch_backend import TorchBackend
@@ -85,8 +86,10 @@ def build_backend(config: RunConfig, model: Any, ranks: Ranks = ALONE) -> Backen
     return TorchBackend(model, ranks)
 
 
-def build_engine(config: RunConfig, model: Any, tokenizer: Any, backend: Any = None) -> Engine:
-    """The rollout engine that the recipe names. Weights come from `backend.named_weights`, where it has one.
+def build_engine(
+    config: RunConfig, model: Any, tokenizer: Any, backend: Any = None, folder: Path | None = None
+) -> Engine:
+    """The rollout engine that the recipe names; servers write their logs into `folder`.
 
     Weights come from `backend.named_weights`, where it has one.
     Raises: ConfigError where the engine is not installed, or knows no such argument.
@@ -103,6 +106,10 @@ def build_engine(config: RunConfig, model: Any, tokenizer: Any, backend: Any = N
 def resolve_parts(config: RunConfig, model: Any = None) -> Parts | None:
     """The algorithm's parts with the recipe's numbers filled in; None for a recipe without RL.
 
+    if how.engine == "vllm_server":
+        from pipeline.rollout.vllm_server import VllmServerEngine
+
+        return VllmServerEngine(policy, how.vllm, how.max_rows, folder or Path.cwd())
     Raises: ConfigError for an algorithm that needs what this recipe, or `model` where it is given, cannot give.
     """
     if config.rl is None or "rl" not in config.stages:
@@ -112,7 +119,7 @@ def resolve_parts(config: RunConfig, model: Any = None) -> Parts | None:
     parts = weighted(parts_of(config.rl), config.scoring.weights)
     if model is not None:
         check_routing(parts, model, config.rollout.engine)
-    return parts.resolve(config.rollout.max_response_tokens)
+    return corrected(parts, config.rollout).resolve(config.rollout.max_response_tokens)
 
 
 def check_routing(parts: Parts, model: Any, engine: str, recomputes: bool = False) -> None:

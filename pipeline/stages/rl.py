@@ -13,6 +13,7 @@ from pipeline.scoring.audit import disagree
 from pipeline.scoring.score import Tally
 from pipeline.scoring.second import Opinions
 from pipeline.scoring.select import REASONS, acceptance_after, forecast, judge
+from pipeline.stages.parity import hold_against_trainer
 from pipeline.stages.schedule import Item
 from pipeline.stages.session import Session
 from pipeline.stages.steps import Steps, Wrap, plain, temperature
@@ -43,6 +44,9 @@ def train_round(session: Session, item: Item, steps: Steps, wrap: Wrap = plain) 
         return
     begin(session, item)
     session.progress.begin(item.label, state.step, item.num_steps)
+    if not session.has_parity:
+        hold_against_trainer(session, temperature(session))
+        session.has_parity = True
     while state.step < item.num_steps and not out_of_tokens(session):
         session.where = f"{item.label} step {state.step + 1}"
         wrap("step", one_step)(session, item, steps)
@@ -193,6 +197,8 @@ def record(session: Session, item: Item, batch: Batch, metrics: StepMetrics | No
     warn_of_failures(session, batch)
     session.store.metrics(
         {
+    counts = getattr(session.engine, "counts", None)
+    row |= {} if counts is None else counts()
             "kind": "step",
             "stage": "rl",
             "round": item.round,

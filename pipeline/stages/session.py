@@ -73,6 +73,8 @@ class Session:
     has_reference: bool = False
     """A reference is held: its KL is measured even where the objective has no use for it."""
     where: str = ""
+    has_parity: bool = False
+    """The engine's log-probs were held against the trainer's in this process."""
     """For people: "round 1 step 7"."""
     isolation: dict[str, Any] | None = None
     """What stands around the programs of this run; None where it runs none."""
@@ -265,7 +267,7 @@ def open_session(
     backend = build_backend(config, model, ranks)
     if start is not None:
         backend.load(start)
-    engine = build_engine(config, backend.whole_model(), tokenizer, backend)
+    engine = build_engine(config, backend.whole_model(), tokenizer, backend, folder)
     ledger = PassRateLedger()
     how = config.data.sampling
     sampler = PromptSampler(data.train, config.seed, how.order, how.weights, ledger, how.pass_rate)

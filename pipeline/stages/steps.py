@@ -123,6 +123,9 @@ def update_policy(session: Session, groups: Sequence[Group]) -> StepMetrics:
     assert session.controllers is not None
     with session.timed("update"):
         settings = Settings(
+        rest = getattr(session.engine, "rest", None)
+        if rest is not None:  # an engine on the trainer's GPU gives its memory back meanwhile
+            rest()
             pad_id=session.pad_id,
             temperature=temperature(session),
             micro_batch_tokens=session.config.train.micro_batch_tokens,

@@ -43,6 +43,10 @@ def test_every_mean_is_the_mean_over_tokens() -> None:
     assert got["kl/k3"] == pytest.approx(mean([kl("k3", lp, ref, 0) for lp, _, ref, *_ in tokens]), **near)
     assert got["mismatch/k1"] == pytest.approx(mean([gen - old for _, old, _, gen, *_ in tokens]), **near)
     assert got["mismatch/k3"] == pytest.approx(mean([kl("k3", g, o, 0) for _, o, _, g, *_ in tokens]), **near)
+    apart = sorted(abs(gen - old) for _, old, _, gen, *_ in tokens)
+    assert got["mismatch/abs"] == pytest.approx(mean(apart), **near)
+    for q in (50, 90, 99):
+        assert got[f"mismatch/p{q}"] == pytest.approx(apart[math.ceil(q / 100 * len(apart)) - 1], rel=0.1)
     assert got["entropy"] == pytest.approx(mean([h for *_, h in tokens]), **near)
     advantages = [a for *_, a, _ in tokens]
     assert got["advantage/mean"] == pytest.approx(mean(advantages), **near)
@@ -145,3 +149,9 @@ def test_statistics_carry_no_gradient() -> None:
 )
 def test_the_range_a_surrogate_leaves_alone(name: str, low: float, high: float) -> None:
     assert clip_range(load_algorithm(name)[1]) == pytest.approx((low, high))
+
+
+def test_an_engine_that_agrees_with_the_trainer_is_no_distance_away() -> None:
+    _, parts = load_algorithm("grpo")
+    got = metrics_of(parts, [dataclasses.replace(row, gen=row.old) for row in random_rows(0)])
+    assert [got[f"mismatch/{name}"] for name in ("abs", "p50", "p90", "p99")] == [0, 0, 0, 0]

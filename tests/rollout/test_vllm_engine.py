@@ -13,7 +13,7 @@ import torch
 
 from pipeline.config.sections import VllmConfig
 from pipeline.errors import EngineError
-from pipeline.rollout.engine import Completion, Request, Sampling
+from pipeline.rollout.engine import Completion, Engine, Request, Sampling
 from pipeline.rollout.sampling import cut_off
 from pipeline.rollout.vllm_engine import Policy, VllmEngine
 from tests.models.families import build, next_logits, scatter
@@ -83,9 +83,17 @@ def scored(model: Any, prompt: tuple[int, ...], answer: Completion, sampling: Sa
 
 
 def check_greedy(both: Colocated) -> None:
-    answers = both.engine.generate(REQUESTS, Sampling(20, temperature=0))
-    for request, completions in zip(REQUESTS, answers, strict=True):
-        assert {c.token_ids for c in completions} == {greedy(both.model, request.prompt_ids, 20)}
+    check_responses(both.engine, both.model)
+
+
+def check_responses(engine: Engine, model: Any) -> None:
+    """Greedy responses are those of the model's present weights, and sampled ones have its log-probs."""
+    for request, completions in zip(REQUESTS, engine.generate(REQUESTS, Sampling(20, temperature=0)), strict=True):
+        assert {c.token_ids for c in completions} == {greedy(model, request.prompt_ids, 20)}
+    sampling = Sampling(6, 0.9)
+    for request, completions in zip(REQUESTS, engine.generate(REQUESTS, sampling), strict=True):
+        for one in completions:
+            assert one.logprobs == pytest.approx(scored(model, request.prompt_ids, one, sampling), abs=1e-4)
 
 
 @pytest.mark.parametrize("times", range(3))

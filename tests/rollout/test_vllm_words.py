@@ -15,6 +15,7 @@ from pipeline.rollout.engine import Sampling
 from pipeline.rollout.vllm_engine import (
     Policy,
     check_arguments,
+    check_heads,
     check_spans,
     engine_arguments,
     finish_reason,
@@ -124,3 +125,11 @@ def test_buckets_hold_all_weights_in_order_and_no_more_than_their_size() -> None
     found = [[name for name, _ in bucket] for bucket in buckets(weights, 4 * 8)]
     assert found == [["a", "b"], ["huge"], ["c", "d", "e"]]
     assert list(buckets([], 8)) == []
+
+
+def test_heads_that_the_cpu_build_does_not_compute_are_refused_at_once() -> None:
+    config = build("qwen2", {}).config
+    check_heads(config, None)
+    check_heads(config, [8, 32])
+    with pytest.raises(ConfigError, match=r"heads have 8 numbers.*computes 32, 64; choose.*rollout\.engine: torch"):
+        check_heads(config, [32, 64])

@@ -1,0 +1,101 @@
+"""Servers of vLLM that a run starts: a command line, a log, and an end with the run however the run ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import EngineError
+
+ENVIRONMENT = {
+    "VLLM_SERVER_DEV_MODE": "1",  # opens the routes that take weights; bound to this machine only
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+HOST = "127.0.0.1"
+LAST_LINES = 15
+POLL_S = 0.25
+
+
+class ServerProcess:
+    """One server on this machine. `url` answers once `wait` has returned."""
+
+    def __init__(self, arguments: Mapping[str, Any], log: Path) -> None:
+        self.log = log
+        port = _free_port()
+        self.url = f"http://{HOST}:{port}"
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", HOST, "--port", str(port)]
+        command += ["--enable-scale-out", *flags(arguments)]
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as out:
+            self.process = watched(command, out)
+
+    def wait(self, timeout_s: float) -> None:
+        """Until the server answers. Raises: EngineError with the log's last lines if it ends, or does not in time."""
+        until = time.monotonic() + timeout_s
+        while not _answers(self.url):
+            if self.process.poll() is not None:
+                raise EngineError(f"a server of vLLM ended with status {self.process.returncode}; {self.tail()}")
+            if time.monotonic() > until:
+                raise EngineError(
+                    f"a server of vLLM did not answer within rollout.vllm.start_timeout_s={timeout_s:g}; {self.tail()}"
+                )
+            time.sleep(POLL_S)
+
+    def tail(self) -> str:
+        """The last lines of the log, for a message."""
+        lines = self.log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+        return f"{self.log} ends:\n" + "\n".join(lines)
+
+    def close(self) -> None:
+        """End the server and all that it started, and wait until they are gone."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        self.process.wait()
+
+
+def watched(command: Sequence[str], out: Any) -> subprocess.Popen[bytes]:
+    """The command under a watcher that ends it, with all that it starts, when this process dies by whatever signal."""
+    watcher = [sys.executable, str(Path(__file__).with_name("watched.py")), str(os.getpid()), *command]
+    environment = {**os.environ, **ENVIRONMENT}
+    environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
+    return subprocess.Popen(
+        watcher, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
+    )
+
+
+def flags(arguments: Mapping[str, Any]) -> list[str]:
+    """The arguments of vLLM's engine as its command line has them."""
+    out: list[str] = []
+    for name, value in arguments.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            out.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            text = json.dumps(value) if isinstance(value, dict | list | tuple) else str(value)
+            out += [f"--{flag}", text]
+    return out
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5) as reply:
+            return bool(reply.status == 200)
+    except OSError:
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        port: int = probe.getsockname()[1]
+        return port

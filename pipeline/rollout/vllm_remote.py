@@ -1,0 +1,166 @@
+"""One server of vLLM as its routes show it: token ids out, token ids in, weights by a group of its own."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
+
+from torch import Tensor
+
+from pipeline.errors import EngineError
+from pipeline.rollout.engine import Completion
+from pipeline.rollout.gloo import begin_broadcast, group, meeting
+from pipeline.rollout.vllm_engine import check_spans, finish_reason
+
+POLL_S = 0.0005
+
+
+class ServerLost(Exception):
+    """The server does not answer, or answers what no working one would. Its work goes elsewhere."""
+
+
+class RemoteServer:
+    """A server at `url`. Any number of threads may ask it at once; each keeps a connection of its own."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        parts = urlsplit(url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise EngineError(f"rollout.vllm.urls: {url!r} is no address of a server; write http://host:port")
+        self.url, self.timeout_s = url.rstrip("/"), timeout_s
+        self._address = (parts.hostname, parts.port or 80)
+        self._threads = threading.local()
+        self._group: Any = None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="vllm-weights")
+
+    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The answer's JSON, None for an empty one.
+
+        Raises: ServerLost where it does not answer or fails; EngineError where it refuses what was asked.
+        """
+        data = None if body is None else json.dumps(body).encode()
+        try:
+            status, said = self._exchange(method, path, data)
+        except (OSError, http.client.HTTPException) as exc:
+            raise ServerLost(f"{self.url}{path}: {type(exc).__name__}: {exc}") from exc
+        if status >= 500:
+            raise ServerLost(f"{self.url}{path}: status {status}: {said[:300].decode(errors='replace')}")
+        if status >= 400:
+            raise EngineError(f"{self.url}{path} refused: status {status}: {said[:500].decode(errors='replace')}")
+        return json.loads(said) if said else None
+
+    def generate(self, prompt_ids: Sequence[int], options: Mapping[str, Any], version: int) -> Completion:
+        """One response. Raises: as `ask`, and ServerLost for one drawn by weights of another version."""
+        body = {"token_ids": list(prompt_ids), "sampling_params": dict(options)}
+        answer = self.ask("POST", "/inference/v1/generate", body)
+        (choice,) = answer["choices"]
+        logprobs = tuple(float(c["logprob"]) for c in (choice["logprobs"] or {}).get("content") or ())
+        drawn = tuple(choice["token_ids"])
+        if len(logprobs) != len(drawn):
+            raise EngineError(f"{self.url} gave {len(logprobs)} log-probs for {len(drawn)} tokens; is it vLLM 0.32?")
+        spans = [(s["version"], s["start"], s["end"]) for s in choice.get("weight_versions") or ()]
+        try:
+            check_spans(spans, version)
+            return Completion(drawn, logprobs, finish_reason(choice["finish_reason"]))
+        except EngineError as exc:
+            raise ServerLost(f"{self.url}: {exc}") from exc
+
+    @property
+    def version(self) -> str:
+        """The version of its weights, as it says."""
+        return str(self.ask("GET", "/weight_info")["weight_version"])
+
+    def begin(self) -> None:
+        """Weights are about to come by gloo. At the first time its workers and this process find each other."""
+        if self._group is None:
+            self._meet()
+        self.ask("POST", "/start_weight_update")
+
+    def send(self, bucket: Sequence[tuple[str, Tensor]]) -> None:
+        """One piece, on the CPU."""
+        info = {
+            "names": [name for name, _ in bucket],
+            "dtypes": [str(t.dtype).removeprefix("torch.") for _, t in bucket],
+            "shapes": [list(t.shape) for _, t in bucket],
+        }
+        taken = self._pool.submit(self.ask, "POST", "/update_weights", {"update_info": info})
+        under_way = [begin_broadcast(self._group, tensor) for _, tensor in bucket]
+        try:
+            while not all(work.is_completed() for work in under_way):
+                if taken.done():
+                    taken.result()  # a server that failed takes no more: waiting for it would take the whole timeout
+                time.sleep(POLL_S)
+            for work in under_way:
+                work.wait()
+        except RuntimeError as exc:
+            raise ServerLost(f"{self.url}: sending weights: {exc}") from exc
+        taken.result()
+
+    def finish(self, version: int) -> None:
+        """The last piece was sent; the weights are `version`."""
+        self.ask("POST", "/finish_weight_update", {"weight_version": str(version)})
+        self.settle(version)
+
+    def take_folder(self, folder: str, version: int) -> None:
+        """Weights from a folder that the server sees; they are `version`."""
+        self.ask("POST", "/collective_rpc", {"method": "load_folder", "args": [folder]})
+        self.ask("POST", "/update_weight_version", {"new_version": str(version)})
+        self.settle(version)
+
+    def settle(self, version: int) -> None:
+        """Nothing of the old weights is used any more. Raises: ServerLost where the server does not say so."""
+        if not self.ask("POST", "/reset_prefix_cache")["success"]:
+            raise ServerLost(f"{self.url} kept its prefix cache, which is of older weights")
+        if (said := self.version) != str(version):
+            raise ServerLost(f"{self.url} has weights of version {said} after version {version} was published")
+
+    def close(self) -> None:
+        """Leave the group; the server stays."""
+        self._group = None
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _meet(self) -> None:
+        world = 1 + int(self.ask("GET", "/get_world_size")["world_size"])
+        store = meeting(here := _address_towards(self._address), 0, world, self.timeout_s, True)
+        info = {"host": here, "port": store.port, "world_size": world, "timeout_s": self.timeout_s}
+        joined: Future[Any] = self._pool.submit(self.ask, "POST", "/init_weight_transfer_engine", {"init_info": info})
+        try:
+            self._group = group(store, 0, world, self.timeout_s)
+        except RuntimeError as exc:
+            raise ServerLost(f"{self.url}: meeting its workers for weights: {exc}") from exc
+        joined.result()
+
+    def _exchange(self, method: str, path: str, data: bytes | None) -> tuple[int, bytes]:
+        """Status and body. A kept connection may have been closed meanwhile: then once more, on a new one."""
+        kept: http.client.HTTPConnection | None = getattr(self._threads, "connection", None)
+        self._threads.connection = None
+        for connection in ([] if kept is None else [kept]) + [self._connect()]:
+            try:
+                connection.request(method, path, data, {"Content-Type": "application/json"})
+                reply = connection.getresponse()
+            except (ConnectionError, http.client.RemoteDisconnected, http.client.CannotSendRequest):
+                connection.close()
+                if connection is not kept:
+                    raise
+                continue
+            said = reply.read()
+            self._threads.connection = connection
+            return reply.status, said
+        raise AssertionError("the last connection is never the kept one")
+
+    def _connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(*self._address, timeout=self.timeout_s)
+
+
+def _address_towards(address: tuple[str, int]) -> str:
+    """Our own address on the way there."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)
+        host: str = probe.getsockname()[0]
+        return host

@@ -1,0 +1,83 @@
+"""A server with vLLM's routes that answers from its seed: to lose, to hang and to lie in tests of those who ask it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any
+
+
+class FakeServer:
+    """Answers `[seed % 50, last token]`; goes "well", or it "dies", "fails", "refuses", "lies" or is "stale"."""
+
+    def __init__(self, behaviour: str = "well", after: int = 0) -> None:
+        self.behaviour, self.after = behaviour, after
+        self.num_asked = 0
+        self.version = "none"
+        self.folders: list[str] = []
+        self._lock = threading.Lock()
+        fake = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                self.answer(200, {"weight_version": fake.version, "world_size": 1})
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or b"{}")
+                status, said = fake.reply(self.path, body)
+                if status == 0:
+                    self.close_connection = True
+                    self.connection.close()
+                else:
+                    self.answer(status, said)
+
+            def answer(self, status: int, said: Any) -> None:
+                data = json.dumps(said).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, format: str, *args: Any) -> None:
+                """Say nothing."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
+
+    def reply(self, path: str, body: Any) -> tuple[int, Any]:
+        if path == "/collective_rpc":
+            self.folders.append(body["args"][0])
+        if path == "/update_weight_version":
+            self.version = body["new_version"] if self.behaviour != "stale" else "old"
+        if path != "/inference/v1/generate":
+            return 200, {"success": True}
+        with self._lock:
+            self.num_asked += 1
+            misbehaves = self.num_asked > self.after and self.behaviour != "well"
+        if misbehaves and self.behaviour in ("dies", "fails", "refuses"):
+            return {"dies": 0, "fails": 500, "refuses": 400}[self.behaviour], {"error": "not today"}
+        version = "lied" if misbehaves and self.behaviour == "lies" else self.version
+        tokens = [body["sampling_params"]["seed"] % 50, body["token_ids"][-1]]
+        choice = {
+            "token_ids": tokens,
+            "logprobs": {"content": [{"token_id": t, "logprob": -t / 10} for t in tokens]},
+            "finish_reason": "length",
+            "weight_versions": [{"version": version, "start": 0, "end": 2}],
+        }
+        return 200, {"choices": [choice]}
+
+    def __enter__(self) -> FakeServer:
+        self.thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()

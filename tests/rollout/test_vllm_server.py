@@ -1,0 +1,191 @@
+"""Servers: work goes where there is room, a lost one's is sampled again elsewhere, versions are confirmed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.sections import VllmConfig
+from pipeline.errors import EngineError
+from pipeline.rollout.engine import Request, Sampling
+from pipeline.rollout.vllm_engine import Policy
+from pipeline.rollout.vllm_process import flags
+from pipeline.rollout.vllm_server import VllmServerEngine
+from tests.models.families import build, scatter
+from tests.rollout.fake_server import FakeServer
+
+REQUESTS = [Request((3, 4), tuple(range(100, 130))), Request((8,), tuple(range(7, 27)))]
+
+
+def engine_of(*fakes: FakeServer, **options: Any) -> VllmServerEngine:
+    config = VllmConfig(
+        urls=tuple(f.url for f in fakes), transfer="folder", request_timeout_s=20, **{"concurrency": 4, **options}
+    )
+    engine = VllmServerEngine(
+        Policy.of(build("qwen2", {}), (1, 5)), config, 64, Path(os.environ["VERIZERO_TEST_FOLDER"])
+    )
+    engine.publish(3)
+    return engine
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("VERIZERO_TEST_FOLDER", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as all_of:
+        yield all_of
+
+
+def check_answers(engine: VllmServerEngine) -> None:
+    """Each response is that to its own seed, whoever gave it."""
+    answers = engine.generate(REQUESTS, Sampling(9))
+    for request, completions in zip(REQUESTS, answers, strict=True):
+        assert [c.token_ids for c in completions] == [(s % 50, request.prompt_ids[-1]) for s in request.seeds]
+        assert all(c.logprobs == tuple(-t / 10 for t in c.token_ids) for c in completions)
+
+
+def test_work_is_shared(stack: ExitStack) -> None:
+    fakes = [stack.enter_context(FakeServer()) for _ in range(3)]
+    engine = engine_of(*fakes)
+    check_answers(engine)
+    assert sum(f.num_asked for f in fakes) == 50
+    assert all(f.num_asked > 0 for f in fakes)
+    assert engine.counts() == {"servers/alive": 3.0, "servers/lost": 0.0, "servers/resampled": 0.0}
+
+
+@pytest.mark.parametrize("behaviour", ["dies", "fails", "lies"])
+def test_what_a_lost_server_owed_is_sampled_elsewhere(stack: ExitStack, behaviour: str) -> None:
+    bad, good = stack.enter_context(FakeServer(behaviour, after=5)), stack.enter_context(FakeServer())
+    engine = engine_of(bad, good)
+    check_answers(engine)
+    counts = engine.counts()
+    assert (counts["servers/alive"], counts["servers/lost"]) == (1.0, 1.0)
+    assert 1 <= counts["servers/resampled"] <= 4
+    assert bad.url in engine.lost[0]
+    check_answers(engine)
+    assert engine.counts() == counts
+
+
+def test_the_last_servers_loss_ends_the_run_with_its_reason(stack: ExitStack) -> None:
+    engine = engine_of(stack.enter_context(FakeServer("fails", after=5)))
+    with pytest.raises(EngineError, match=r"no server of vLLM is left.*status 500.*not today"):
+        engine.generate(REQUESTS, Sampling(9))
+
+
+def test_a_request_that_is_refused_is_nobodys_loss(stack: ExitStack) -> None:
+    fakes = [stack.enter_context(FakeServer("refuses")), stack.enter_context(FakeServer("refuses"))]
+    engine = engine_of(*fakes)
+    with pytest.raises(EngineError, match=r"refused: status 400.*not today"):
+        engine.generate(REQUESTS, Sampling(9))
+    assert engine.counts()["servers/lost"] == 0
+
+
+def test_a_server_that_confirms_another_version_is_dropped(stack: ExitStack) -> None:
+    stale, good = stack.enter_context(FakeServer("stale")), stack.enter_context(FakeServer())
+    engine = engine_of(stale, good)
+    assert [s.url for s in engine.servers] == [good.url]
+    assert "has weights of version old after version 3" in engine.lost[0]
+    with pytest.raises(EngineError, match="no server of vLLM is left"):
+        engine_of(stale)
+
+
+def test_weights_in_a_folder_are_gone_after_the_publish(stack: ExitStack, folder: Path) -> None:
+    fake = stack.enter_context(FakeServer())
+    engine = engine_of(fake)
+    assert engine.published is not None
+    assert engine.published.way == "folder"
+    assert fake.folders[0].startswith(str(folder))
+    assert not Path(fake.folders[0]).exists()
+
+
+def test_an_address_that_is_none_is_refused(folder: Path) -> None:
+    policy = Policy.of(build("qwen2", {}), (1,))
+    with pytest.raises(EngineError, match=r"'localhost:8000' is no address of a server; write http://host:port"):
+        VllmServerEngine(policy, VllmConfig(urls=("localhost:8000",)), 4, folder)
+
+
+def test_arguments_become_flags() -> None:
+    given = {
+        "max_num_seqs": 4,
+        "enforce_eager": True,
+        "enable_prefix_caching": False,
+        "weight_transfer_config": {"a": 1},
+    }
+    assert flags(given) == [
+        *("--max-num-seqs", "4", "--enforce-eager", "--no-enable-prefix-caching"),
+        *("--weight-transfer-config", '{"a": 1}'),
+    ]
+
+
+OWNER = """
+import subprocess, sys, time
+from pipeline.rollout.vllm_process import watched
+child = "import os, subprocess, sys, time; print(os.getpid(), flush=True); subprocess.Popen([sys.executable, '-c', " \\
+    "'import os, time; print(os.getpid(), flush=True); time.sleep(600)']); time.sleep(600)"
+watched([sys.executable, "-c", child], open(sys.argv[1], "wb"))
+time.sleep(600)
+"""
+
+
+def alive(pid: int) -> bool:
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGTERM])
+def test_servers_die_with_the_run_however_it_dies(folder: Path, ending: signal.Signals) -> None:
+    out = folder / "pids"
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(out)])
+    until = time.monotonic() + 120
+    while time.monotonic() < until and not (out.exists() and len(out.read_text().split()) == 2):
+        time.sleep(0.05)
+    pids = [int(p) for p in out.read_text().split()]
+    assert len(pids) == 2
+    assert all(map(alive, pids))
+    owner.send_signal(ending)
+    owner.wait()
+    while time.monotonic() < until and any(map(alive, pids)):
+        time.sleep(0.05)
+    assert not any(map(alive, pids))
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_a_real_server_follows_the_trainer_by_either_way(folder: Path) -> None:
+    pytest.importorskip("vllm", reason="make install-engines")
+    from tests.rollout.test_vllm_engine import check_responses
+
+    model = build("qwen2", {"hidden_size": 128, "tie_word_embeddings": True})
+    engine = VllmServerEngine(Policy.of(model, (1, 5)), VllmConfig(kv_cache_gib=0.1, bucket_mib=1), 64, folder)
+    try:
+        for version in (1, 2):
+            scatter(model, version)
+            engine.publish(version)
+            check_responses(engine, model)
+        engine.config = engine.config.model_copy(update={"transfer": "folder"})
+        scatter(model, 3)
+        engine.publish(3)
+        check_responses(engine, model)
+        assert engine.published is not None
+        assert engine.published.num_bytes == 4 * sum(p.numel() for p in model.parameters())
+        os.killpg(engine._processes[0].process.pid, signal.SIGKILL)
+        with pytest.raises(EngineError, match="no server of vLLM is left"):
+            engine.generate(REQUESTS, Sampling(9))
+    finally:
+        engine.close()

@@ -1,0 +1,164 @@
+"""Whole runs with vLLM in this process: they learn as with the embedded engine, go on where they were; and the gate."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pipeline.errors import RunError
+from pipeline.stages.parity import TRUNCATED, action_of, corrected, hold_against_trainer
+from pipeline.stages.progress import Silent
+from pipeline.stages.steps import Steps, temperature
+from pipeline.stages.train import opened, remaining, run_items, train
+from tests.stages.test_rl import Heard, session_of
+from tests.stages.tiny import tiny
+
+VERIFIER = """
+from pipeline.types import Attempt, Verdict
+from verifiers.base import VerifierParams, verifier
+
+
+@verifier
+def sevens(attempt: Attempt, params: VerifierParams) -> Verdict:
+    share = attempt.response.count("7") / max(1, len(attempt.response))
+    return Verdict("graded", share, "share")
+"""
+STEPS = 16
+
+
+def recipe(engine: str, steps: int = STEPS, **changes: Any) -> Any:
+    """Few steps of RL from random weights towards responses of sevens."""
+    source = {"generator": {"name": "arithmetic", "params": {"digits": 1, "num_train": 30, "num_evaluation": 2}}}
+    tree = {
+        "stages": ["rl"],
+        "sft": None,
+        "model": {"create": {"config": {"hidden_size": 64, "num_attention_heads": 2}, "characters": "0123456789+-=7 "}},
+        "data": {"train": [{**source, "verifier": {"path": "sevens.py:sevens"}}], "evaluation": []},
+        "rl": {
+            "algorithm": {"name": "grpo", "kl_target": None, "kl_horizon": None, "kl_coef": 0.0, "allow": []},
+            "rounds": 1,
+            "steps_per_round": steps,
+            "prompts_per_step": 4,
+            "group_size": 8,
+            "optimizer": {"learning_rate": 1e-2},
+        },
+        "rollout": {"engine": engine, "max_response_tokens": 8, "vllm": {"kv_cache_gib": 0.1}},
+        "scoring": {"truncated": None},
+        "evaluation": {"before_training": False},
+    }
+    return tiny({**tree, **changes})
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line["metrics"] for line in lines if line["kind"] == "step"]
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    (tmp_path / "sevens.py").write_text(VERIFIER)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def need_vllm() -> None:
+    pytest.importorskip("vllm", reason="make install-engines")
+
+
+@pytest.mark.integration
+@pytest.mark.usefixtures("need_vllm")
+def test_a_run_learns_with_vllm_as_with_the_embedded_engine(base: Path) -> None:
+    for engine in ("torch", "vllm"):
+        train(recipe(engine), base, base / engine, "auto", Silent())
+    learned = {}
+    for engine in ("torch", "vllm"):
+        rewards = [row["reward/sampled"] for row in rows(base / engine)]
+        assert len(rewards) == STEPS
+        learned[engine] = sum(rewards[-4:]) / 4 - sum(rewards[:4]) / 4
+    assert learned["torch"] > 0.3
+    assert learned["vllm"] > 0.3
+    for row in rows(base / "vllm"):
+        assert 0 <= row["mismatch/p50"] <= row["mismatch/p99"] < 1e-3
+        assert 0 < row["mismatch/abs"] < 1e-4
+        assert row["masked/mismatch"] == 0
+    gate = json.loads((base / "vllm" / "parity.json").read_text())
+    assert gate["differs"] is False
+    assert gate["mean"] < 1e-4
+    assert gate["num_tokens"] > 8
+    assert not (base / "torch" / "parity.json").exists()
+
+
+@pytest.mark.integration
+@pytest.mark.usefixtures("need_vllm")
+def test_a_run_that_goes_on_draws_and_learns_what_a_whole_one_does(base: Path) -> None:
+    config = recipe("vllm", steps=4)
+    train(config, base, base / "whole", "auto", Silent())
+
+    class Cut(Exception):
+        pass
+
+    def update(*arguments: Any) -> Any:
+        if arguments[0].state.rl_step == 2:
+            raise Cut
+        return Steps().update(*arguments)
+
+    with pytest.raises(Cut), opened(config, base, base / "cut", "auto", Silent()) as session:
+        run_items(session, remaining(session)[0][1], Steps(update=update))
+    train(config, base, base / "cut", "must", Silent())
+    ours, theirs = (load_file(base / name / "model" / "model.safetensors") for name in ("cut", "whole"))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    drawn = [(base / name / "rollouts.jsonl").read_bytes() for name in ("cut", "whole")]
+    assert drawn[0] == drawn[1]
+
+
+class TestTheGate:
+    """The scripted engine reports a log-prob of -0.5 for whatever it says, which no trainer agrees with."""
+
+    def gap(self, folder: Path, action: str) -> tuple[Heard, Any]:
+        with session_of(folder, rollout={"parity": {"action": action}}) as session:
+            found = hold_against_trainer(session, temperature(session))
+            assert isinstance(session.progress, Heard)
+            return session.progress, found
+
+    def test_off_is_the_default_of_the_embedded_engine(self, tmp_path: Path) -> None:
+        assert self.gap(tmp_path, "auto")[1] is None
+        assert not (tmp_path / "run" / "parity.json").exists()
+
+    def test_a_difference_is_said_and_written_down(self, tmp_path: Path) -> None:
+        heard, gap = self.gap(tmp_path, "warn")
+        assert gap.p50 <= gap.p99 <= gap.largest
+        assert gap.mean > 1
+        (said,) = [line for line in heard.lines if "differ" in line]
+        assert "rollout.parity.action: correct" in said
+        written = json.loads((tmp_path / "run" / "parity.json").read_text())
+        assert written["differs"] is True
+        assert written["mean"] == gap.mean
+
+    def test_a_difference_ends_the_run_where_the_recipe_says_so(self, tmp_path: Path) -> None:
+        with pytest.raises(RunError, match=r"differ in log-probs.*tolerance=0\.001"):
+            self.gap(tmp_path, "stop")
+
+    def test_the_embedded_engine_passes(self, tmp_path: Path) -> None:
+        config = tiny({"stages": ["rl"], "sft": None, "rollout": {"parity": {"action": "stop"}}})
+        with opened(config, tmp_path, tmp_path / "run", "auto", Silent()) as session:
+            gap = hold_against_trainer(session, temperature(session))
+        assert gap is not None
+        assert gap.mean < 1e-5
+
+    def test_correction_is_on_for_vllm_unless_the_algorithm_has_its_own(self, tmp_path: Path) -> None:
+        with session_of(tmp_path) as session:
+            parts = session.parts
+        assert parts is not None
+        assert parts.mismatch.level == "none"
+        vllm = tiny(overrides=["rollout.engine=vllm"]).rollout
+        assert (action_of(tiny().rollout), action_of(vllm)) == ("off", "correct")
+        assert corrected(parts, tiny().rollout) is parts
+        assert corrected(parts, vllm).mismatch == TRUNCATED
+        own = corrected(parts, vllm)
+        assert corrected(own, vllm) is own
+        assert corrected(parts, tiny(overrides=["rollout.engine=vllm", "rollout.parity.action=warn"]).rollout) is parts
