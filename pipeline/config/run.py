@@ -74,6 +74,23 @@ class RunConfig(Section):
         check_rl(self.rl, self.scoring)
         check_sampling(self.rl, self.rollout)
         check_budget(self.rl, self.rollout)
+        check_lag(self.rl, self.rollout, self.train)
+        return self
+
+    @model_validator(mode="after")
+    def _deepspeed_can(self) -> RunConfig:
+        if self.train.backend != "deepspeed":
+            return self
+        if self.model.dtype == "bfloat16" and self.train.zero == 0:
+            raise ValueError(
+                "train.zero=0 keeps no float32 master weights of a bfloat16 policy; set train.zero: 1 or more, or "
+                "model.dtype: float32"
+            )
+        if self.rl is not None and "rl" in self.stages and parts_of(self.rl).critic is not None:
+            raise ValueError(
+                f"algorithm {self.rl.algorithm['name']!r} has a critic and train.backend=deepspeed shards none; set "
+                "train.backend: torch, or use an algorithm without one, e.g. grpo"
+            )
         return self
 
     @property

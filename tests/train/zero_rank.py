@@ -1,0 +1,146 @@
+"""One rank of two that train with DeepSpeed at every ZeRO stage; prints how far it ends from torch alone.
+
+Run by `test_deepspeed_backend.py` as `python -m tests.train.zero_rank FOLDER`; the place is in RANK and WORLD_SIZE.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.config.sections import OptimizerConfig, TrainConfig
+from pipeline.errors import NonFiniteError
+from pipeline.models.load import load_model
+from pipeline.train.backend import Backend
+from pipeline.train.deepspeed_backend import DeepSpeedBackend
+from pipeline.train.ranks import ALONE, Ranks, join, leave
+from pipeline.train.step import update
+from pipeline.train.torch_backend import TorchBackend
+from tests.train.batches import groups_of, parts_of, policy, settings_of
+
+OPTIMIZER = OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, max_grad_norm=0.5, schedule="linear")
+NUM_STEPS = 5
+
+
+def steps(backend: Backend, first: int, last: int) -> list[dict[str, float]]:
+    """The metrics of updates first … last - 1, each on groups of its own."""
+    parts = parts_of("grpo", kl_coef=0.05)
+    return [update(backend, parts, groups_of(seed=s), settings_of(parts, 40, step=s)) for s in range(first, last)]
+
+
+def begun(backend: Backend) -> Backend:
+    backend.start(OPTIMIZER, NUM_STEPS)
+    backend.refresh_reference()
+    return backend
+
+
+def weights(backend: Backend) -> dict[str, torch.Tensor]:
+    return {n: p.detach().float().clone() for n, p in backend.whole_model().named_parameters()}
+
+
+def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    return max(float((a[n] - b[n]).abs().max()) for n in b)
+
+
+def deepspeed(config: dict[str, Any], model: Any, ranks: Ranks) -> DeepSpeedBackend:
+    return DeepSpeedBackend(model, TrainConfig(backend="deepspeed", device="cpu", **config), ranks)
+
+
+def save(model: Any, folder: Path) -> None:
+    model.save_pretrained(folder)
+
+
+def resumed(config: dict[str, Any], folder: Path, ranks: Ranks, dtype: str = "float32") -> DeepSpeedBackend:
+    backend = deepspeed(config, load_model(str(folder / "model"), dtype), ranks)
+    backend.load(folder)
+    return backend
+
+
+def compare(config: dict[str, Any], ranks: Ranks, folder: Path, wanted: Any) -> dict[str, float]:
+    """Distances: weights and metrics from torch's after five steps; a resumed run's from one that went on."""
+    torch_weights, torch_metrics = wanted
+    backend = begun(deepspeed(config, policy(dtype=torch.float32), ranks))
+    seen = steps(backend, 0, 3)
+    folder.mkdir(parents=True, exist_ok=True)
+    ranks.barrier()
+    backend.save(folder, save)
+    ranks.barrier()
+    seen += steps(backend, 3, NUM_STEPS)
+    ends = weights(backend)
+    again = resumed(config, folder, ranks)
+    steps(again, 3, NUM_STEPS)
+    before = weights(again)
+    return {
+        "weights": distance(ends, torch_weights),
+        "metrics": max(abs(a[k] - b[k]) for a, b in zip(seen, torch_metrics, strict=True) for k in b),
+        "resumed": distance(before, ends),
+        "refused": refuses(again, before),
+        "saved": distance(saved(folder), saved_ends(again, ranks, folder)),
+    }
+
+
+def refuses(backend: DeepSpeedBackend, before: dict[str, torch.Tensor]) -> float:
+    """How far the weights moved by an update whose gradient is not finite; infinite if it was not refused."""
+    ids = torch.tensor([[3, 4, 5, 6]])
+    where = torch.tensor([[False, True, True, True]])
+    logprobs, _ = backend.logprobs(ids, where, 1.0)
+    backend.backward(logprobs.sum() * math.nan)
+    try:
+        backend.step()
+    except NonFiniteError:
+        backend._whole_is_fresh = False
+        return distance(weights(backend), before)
+    return math.inf
+
+
+def saved(folder: Path) -> dict[str, torch.Tensor]:
+    return {n: p.detach() for n, p in load_model(str(folder / "model")).named_parameters()}
+
+
+def saved_ends(backend: DeepSpeedBackend, ranks: Ranks, folder: Path) -> dict[str, torch.Tensor]:
+    """The weights that a fresh engine reads back from the checkpoint of step 3."""
+    return weights(resumed({"zero": backend.train_config.zero}, folder, ranks))
+
+
+def main(root: Path) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    ranks = join(120)
+    alone = begun(TorchBackend(policy(dtype=torch.float32)))
+    metrics = steps(alone, 0, NUM_STEPS)
+    wanted = (weights(alone), metrics)
+    together = begun(TorchBackend(copy.deepcopy(policy(dtype=torch.float32)), ranks))
+    steps(together, 0, NUM_STEPS)
+    found: dict[str, Any] = {"torch": {"weights": distance(weights(together), wanted[0])}}
+    for zero in (0, 1, 2, 3):
+        found[f"zero{zero}"] = compare({"zero": zero}, ranks, root / f"zero{zero}", wanted)
+    found["offload"] = compare({"zero": 3, "offload": "all"}, ranks, root / "offload", wanted)
+    found["checkpointing"] = compare({"zero": 2, "gradient_checkpointing": True}, ranks, root / "cheap", wanted)
+    half = begun(deepspeed({"zero": 3}, policy(dtype=torch.bfloat16), ranks))
+    steps(half, 0, NUM_STEPS)
+    found["bfloat16"] = {"weights": distance(weights(half), wanted[0])}
+    leave()
+    return found
+
+
+def alone_again(root: Path) -> dict[str, Any]:
+    """One rank goes on from what two wrote, to the end of the run."""
+    torch.set_num_threads(1)
+    reference = begun(TorchBackend(policy(dtype=torch.float32)))
+    steps(reference, 0, NUM_STEPS)
+    found = {}
+    for zero in (1, 2, 3):
+        backend = resumed({"zero": zero}, root / f"zero{zero}", ALONE)
+        steps(backend, 3, NUM_STEPS)
+        found[f"zero{zero}"] = distance(weights(backend), weights(reference))
+    return found
+
+
+if __name__ == "__main__":
+    work = alone_again if "alone" in sys.argv else main
+    print("found", json.dumps(work(Path(sys.argv[1]))))
