@@ -25,6 +25,8 @@ WIDTH, HEIGHT = 350.0, 215.0
 LEFT, RIGHT, BOTTOM, TOP = 42.0, 10.0, 38.0, 8.0
 """Margins around the axes, in points; each row of the legend adds LEGEND_ROW above."""
 LEGEND_ROW = 16.0
+LEAST_AXES = 110.0
+"""Height left for the axes: under a longer legend the picture grows."""
 FALLBACKS = ("#2a78d6", "#eb6834", "#1a9c6b", "#b58900", "#7a5fd0", "#d6498f", "#5f7f95", "#8a6d5a")
 """Series colours where no style sheet sets --series-1 … --series-8: at least 3:1 on white and on black."""
 INK, RULE = "#808080", "#9a9a9a"
@@ -75,13 +77,14 @@ def draw(chart: Chart) -> Plot:
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # a person's own matplotlibrc must not change a report
         matplotlib.rcParams.update(_STYLE | {"svg.hashsalt": chart.name})
-        figure = Figure(figsize=(WIDTH / 72, HEIGHT / 72))
-        figure.patch.set_alpha(0)
         named = [_named(s.label) for s in chart.series if s.style != "dashed"]
         columns = _columns(named)
         top = TOP + (LEGEND_ROW * -(-len(named) // columns) if len(named) > 1 else 0)
+        height = max(HEIGHT, top + LEAST_AXES + BOTTOM)
+        figure = Figure(figsize=(WIDTH / 72, height / 72))
+        figure.patch.set_alpha(0)
         axes = figure.add_axes(
-            (LEFT / WIDTH, BOTTOM / HEIGHT, (WIDTH - LEFT - RIGHT) / WIDTH, (HEIGHT - BOTTOM - top) / HEIGHT)
+            (LEFT / WIDTH, BOTTOM / height, (WIDTH - LEFT - RIGHT) / WIDTH, (height - BOTTOM - top) / height)
         )
         axes.patch.set_alpha(0)
         _fill(axes, chart)
@@ -91,8 +94,8 @@ def draw(chart: Chart) -> Plot:
         out = io.StringIO()
         FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
         x_limits, y_limits = axes.get_xlim(), axes.get_ylim()
-    box = (LEFT / WIDTH, top / HEIGHT, 1 - RIGHT / WIDTH, 1 - BOTTOM / HEIGHT)
-    return Plot(_clean(out.getvalue(), chart), x_limits, y_limits, box)
+    box = (LEFT / WIDTH, top / height, 1 - RIGHT / WIDTH, 1 - BOTTOM / height)
+    return Plot(_clean(out.getvalue(), chart, height), x_limits, y_limits, box)
 
 
 def _fill(axes: Any, chart: Chart) -> None:
@@ -168,7 +171,7 @@ def _columns(labels: list[str]) -> int:
     return 1
 
 
-def _clean(text: str, chart: Chart) -> str:
+def _clean(text: str, chart: Chart, height: float) -> str:
     """The `<svg>` element alone: variables for colours, the reader's fonts, no id but those that it refers to."""
     text = text[text.index("<svg") :].strip()
     for sentinel, name in _SENTINELS.items():
@@ -182,7 +185,7 @@ def _clean(text: str, chart: Chart) -> str:
     for name in sorted(used):
         text = re.sub(rf'(id="|url\(#|href="#){re.escape(name)}(?=["\)])', rf"\g<1>{prefix}-{name}", text)
     label = html.escape(f"{chart.title} ({chart.unit})" if chart.unit else chart.title)
-    size = f'viewBox="0 0 {WIDTH:g} {HEIGHT:g}"'
+    size = f'viewBox="0 0 {WIDTH:g} {height:g}"'
     opening = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{label}">'
     return opening + text[text.index(">") + 1 :]
 

@@ -158,3 +158,19 @@ def test_labels_are_text_whatever_they_hold() -> None:
 @pytest.mark.parametrize("values", [[1.0], [None], [None, 2.0], [3.0, 3.0], [1e-12, 1e12], [0.0] * 500])
 def test_odd_curves_are_drawn(values: list[float | None]) -> None:
     assert ElementTree.fromstring(draw(thin(line(values))).svg).tag == f"{SVG}svg"
+
+
+def test_under_a_long_legend_the_picture_grows() -> None:
+    few, many = (
+        draw(Chart("n", "T", "", (0.0, 1.0), tuple(Series(f"a recipe's long name {i}", (0.0, 1.0)) for i in range(n))))
+        for n in (2, 24)
+    )
+
+    def axes_height(plot: object) -> float:
+        svg, box = plot.svg, plot.box  # type: ignore[attr-defined]
+        height = float(re.search(r'viewBox="0 0 \S+ (\S+)"', svg).group(1))  # type: ignore[union-attr]
+        return height * (box[3] - box[1])
+
+    assert axes_height(many) == pytest.approx(110)
+    assert axes_height(few) > 110
+    assert all(f"name {i}<" in many.svg or f"name {i}" in many.svg for i in range(24))
