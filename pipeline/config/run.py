@@ -186,6 +186,24 @@ def check_sampling(rl: RlConfig, rollout: RolloutConfig) -> None:
         )
 
 
+def check_lag(rl: RlConfig, rollout: RolloutConfig, train: TrainConfig) -> None:
+    """Refuse old responses where nothing corrects for them, or their policy cannot be kept. Raises: ValueError."""
+    if rollout.publish_every == 1:
+        return
+    parts = parts_of(rl)
+    if parts.ratio == "none" and "stale_without_ratio" not in parts.allow:
+        raise ValueError(
+            f"rollout.publish_every={rollout.publish_every} trains on old responses and the algorithm has no ratio: "
+            f"{UNUSUAL['stale_without_ratio']}. Use one with a ratio, e.g. grpo, set it to 1, or ask for it with "
+            "rl.algorithm.allow: [stale_without_ratio]"
+        )
+    if train.backend != "torch":
+        raise ValueError(
+            f"rollout.publish_every={rollout.publish_every} keeps a copy of the policy, which train.backend="
+            f"{train.backend!r} does not; set it to 1, or train.backend: torch"
+        )
+
+
 def most_tokens(rl: RlConfig, max_response_tokens: int, greedy: bool) -> int:
     """The tokens of one group whose responses are all as long as they may be, its greedy baseline included."""
     return (rl.group_size + greedy) * max_response_tokens

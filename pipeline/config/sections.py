@@ -113,6 +113,9 @@ class RolloutConfig(Section):
     max_kept: int = Field(
         1024, ge=1, description="with keep_sampling: most tokens of a recorded set, so most that top_p leaves"
     )
+    publish_every: int = Field(
+        1, ge=1, description="updates between hand-overs of weights to the engine; k: responses are up to k - 1 old"
+    )
     max_rows: int = Field(1024, ge=1, description="responses decoded at once")
     vllm: VllmConfig = VllmConfig()
     parity: ParityConfig = ParityConfig()

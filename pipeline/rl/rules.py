@@ -21,6 +21,7 @@ UNUSUAL: dict[str, str] = {
     "squared_with_std": "the squared surrogate regresses reward differences; a divided advantage changes their unit",
     "product_ratio_clip": "the product over a whole response leaves any clip range after a few tokens",
     "adaptive_kl_in_loss": "the adaptive coefficient was made for KL in the reward",
+    "stale_without_ratio": "responses of an older policy, without an importance ratio, bias the gradient",
     "cut_sampling": "the ratio is then to a distribution that was not sampled, and never 1 on-policy",
 }
 

@@ -12,6 +12,7 @@ from pipeline.rollout.engine import Sampling
 from pipeline.scoring.score import Tally
 from pipeline.scoring.select import form_groups
 from pipeline.seeds import stream
+from pipeline.stages import lag
 from pipeline.stages.rl import sample_rows, say_failures
 from pipeline.stages.schedule import Item
 from pipeline.stages.session import Session
@@ -29,6 +30,7 @@ def evaluate(session: Session, item: Item, wrap: Wrap) -> dict[str, Any]:
     session.progress.begin(session.where, 0, 1)
     session.backend.whole_model()
     session.engine.publish(session.state.policy_version)
+    lag.hold(session)
     sampled, greedy, tally = wrap("evaluate", run)(session)
     say_failures(
         session, tally, [*sampled, *greedy], "they are left out of what is measured, none was counted as wrong"

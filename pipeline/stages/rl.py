@@ -13,6 +13,7 @@ from pipeline.scoring.audit import disagree
 from pipeline.scoring.score import Tally
 from pipeline.scoring.second import Opinions
 from pipeline.scoring.select import REASONS, acceptance_after, forecast, judge
+from pipeline.stages import lag
 from pipeline.stages.parity import hold_against_trainer
 from pipeline.stages.schedule import Item
 from pipeline.stages.session import Session
@@ -43,10 +44,12 @@ def train_round(session: Session, item: Item, steps: Steps, wrap: Wrap = plain) 
     if out_of_tokens(session):
         return
     begin(session, item)
-    session.progress.begin(item.label, state.step, item.num_steps)
+    if state.step == 0 and item.round == 1 and session.engine.version != state.policy_version:
+        steps.publish(session)  # no evaluation stood between the stage before and this one
     if not session.has_parity:
         hold_against_trainer(session, temperature(session))
         session.has_parity = True
+    session.progress.begin(item.label, state.step, item.num_steps)
     while state.step < item.num_steps and not out_of_tokens(session):
         session.where = f"{item.label} step {state.step + 1}"
         wrap("step", one_step)(session, item, steps)
@@ -77,7 +80,7 @@ def one_step(session: Session, item: Item, steps: Steps) -> None:
     with session.timed("total"):
         batch = fill_batch(session, steps)
         metrics = improve(session, steps, batch.groups)
-        if metrics is not None:
+        if metrics is not None and lag.is_due(session):
             steps.publish(session)
         if session.second is not None:
             batch.opinions = session.second.take()
@@ -189,16 +192,17 @@ def record(session: Session, item: Item, batch: Batch, metrics: StepMetrics | No
         session.ledger.record(group.prompt.id, len(graded), sum(graded))
     row = {**(metrics or {}), **rollout_metrics(batch), **batch.extra}
     row["policy/version"] = float(state.policy_version)
+    row["rollout/version"] = float(max((m.rollout.policy_version for g in batch.sampled for m in g.members), default=0))
     row["reference/version"] = float(state.reference_version)
     row["prompts/distinct"] = float(len(session.ledger))
     row["temperature"] = temperature(session)
     row["update/skipped"] = float(metrics is None)
+    counts = getattr(session.engine, "counts", None)
+    row |= {} if counts is None else counts()
     row["tokens/generated"] = float(state.num_tokens)
     warn_of_failures(session, batch)
     session.store.metrics(
         {
-    counts = getattr(session.engine, "counts", None)
-    row |= {} if counts is None else counts()
             "kind": "step",
             "stage": "rl",
             "round": item.round,

@@ -26,6 +26,7 @@ from pipeline.rollout.engine import Engine
 from pipeline.scoring.ahead import Ahead
 from pipeline.scoring.score import Scorer, bind_components, bind_verifiers
 from pipeline.scoring.second import SecondOpinions
+from pipeline.stages import lag
 from pipeline.stages.prepare import RunData
 from pipeline.stages.programs import close_sandbox, open_sandbox
 from pipeline.stages.progress import Progress, Silent
@@ -72,9 +73,9 @@ class Session:
     """In tokens, made at first use."""
     has_reference: bool = False
     """A reference is held: its KL is measured even where the objective has no use for it."""
-    where: str = ""
     has_parity: bool = False
     """The engine's log-probs were held against the trainer's in this process."""
+    where: str = ""
     """For people: "round 1 step 7"."""
     isolation: dict[str, Any] | None = None
     """What stands around the programs of this run; None where it runs none."""
@@ -82,6 +83,8 @@ class Session:
     """Gives second opinions, where the recipe asks for them."""
     ahead: Ahead | None = None
     """Has begun to grade the responses generated last, where grading overlaps with generation."""
+    published: dict[str, Any] | None = None
+    """The weights that the engine took last, where it keeps them for several updates."""
     times: dict[str, float] = field(default_factory=dict)
     """Seconds of each phase since `take_times`."""
 
@@ -132,6 +135,7 @@ class Session:
             self.ranks.barrier()  # the folder is there
             self.backend.save(folder, self._save_model)
             if self.ranks.is_first:
+                lag.save(self, folder)
                 (folder / "state.json").write_text(json.dumps(state.to_json()))
 
         try:
@@ -304,7 +308,7 @@ def open_session(
         isolation=isolation,
     )
     backend.whole_model()
-    engine.publish(state.policy_version)
+    lag.publish_first(session, start)
     with checkpoint.disk_errors(f"writing into {folder}"):
         (folder / "recipe.yaml").write_text(dump(config))
         write_run_info(session)

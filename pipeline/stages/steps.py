@@ -19,6 +19,7 @@ from pipeline.rollout.collect import collect
 from pipeline.rollout.engine import Sampling
 from pipeline.scoring.score import Tally
 from pipeline.scoring.select import Reason, form_groups, select
+from pipeline.stages import lag
 from pipeline.stages.session import Session
 from pipeline.stages.together import share_of, together
 from pipeline.train.step import Settings, update
@@ -122,10 +123,10 @@ def update_policy(session: Session, groups: Sequence[Group]) -> StepMetrics:
     assert session.parts is not None
     assert session.controllers is not None
     with session.timed("update"):
-        settings = Settings(
         rest = getattr(session.engine, "rest", None)
         if rest is not None:  # an engine on the trainer's GPU gives its memory back meanwhile
             rest()
+        settings = Settings(
             pad_id=session.pad_id,
             temperature=temperature(session),
             micro_batch_tokens=session.config.train.micro_batch_tokens,
@@ -191,6 +192,7 @@ def publish(session: Session) -> None:
                 f"the engine reports weights of version {session.engine.version} after version "
                 f"{session.state.policy_version} was published; restart the engine"
             )
+        lag.hold(session)
 
 
 def temperature(session: Session) -> float:

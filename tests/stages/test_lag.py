@@ -1,0 +1,90 @@
+"""Off-policy by k updates: which policy sampled what, what its log-probs are held against, and how it is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from pipeline.errors import CheckpointError, ConfigError
+from pipeline.stages import lag
+from pipeline.stages.progress import Silent
+from pipeline.stages.steps import Steps
+from pipeline.stages.train import opened, remaining, run_items
+from tests.stages.test_algorithms import run
+from tests.stages.tiny import tiny
+
+GRPO = "rl.algorithm={name: grpo, kl_coef: 0, entropy_coef: 0.05}"
+"""The bonus moves the policy where no answer is right."""
+
+
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_the_engine_takes_weights_every_k_updates(every: int) -> None:
+    steps, calls = run(GRPO, "rl.steps_per_round=6", f"rollout.publish_every={every}")
+    first = steps[0]["rollout/version"]
+    assert [m["rollout/version"] - first for m in steps] == [i - i % every for i in range(6)]
+    assert [m["policy/version"] - first for m in steps] == [1, 2, 3, 4, 5, 6]
+    assert len(calls["publish"]) == 6 // every
+    for i, m in enumerate(steps):
+        age = i % every
+        assert m.get("rows/off_policy", 0.0) == (18.0 if age else 0.0)
+        # a stale response's ratio is to the policy that sampled it, so its KL is not 0; a fresh one's is
+        assert (m["policy_kl/k3"] > 1e-9) == (age > 0)
+
+
+def test_the_first_responses_are_of_the_policy_that_the_stage_before_made() -> None:
+    """Without an evaluation between them, which would have handed the weights over."""
+    with_evaluation, first = run(GRPO)
+    without, second = run(GRPO, "data.evaluation=[]")
+    assert first["generate"][0][1] == second["generate"][0][1]
+    assert [m["rollout/version"] for m in without] == [m["rollout/version"] for m in with_evaluation]
+
+
+def test_an_old_engine_comes_back_old(tmp_path: Path) -> None:
+    """A session opened anew samples what the closed one would have; the policy is untouched by it."""
+    config = tiny(overrides=[GRPO, "rollout.publish_every=4", "rl.rounds=1", "rl.select.keep=all", "sft.steps=20"])
+    with opened(config, tmp_path, tmp_path, "auto", Silent()) as session:
+        for _, items in remaining(session):
+            run_items(session, [i for i in items if i.kind != "evaluate" or i.stage != "rl"], Steps())
+        assert session.state.rl_step == 3
+        prompts = session.sampler.prompts[:2]
+        wanted = Steps().generate(session, prompts, 0)
+        weights = {k: v.clone() for k, v in session.backend.model.state_dict().items()}
+        old = session.engine.version
+        assert old == session.state.policy_version - 3
+    with opened(config, tmp_path, tmp_path, "must", Silent()) as session:
+        assert session.engine.version == old
+        assert Steps().generate(session, prompts, 0) == wanted
+        assert all(torch.equal(v, weights[k]) for k, v in session.backend.model.state_dict().items())
+        session.engine.publish(session.state.policy_version)
+        assert [r.logprobs for r in Steps().generate(session, prompts, 0)] != [r.logprobs for r in wanted]
+        broken = tmp_path / "broken"
+        broken.mkdir()
+        torch.save({"version": 0, "weights": {"other": torch.zeros(1)}}, broken / lag.FILE)
+        with pytest.raises(CheckpointError, match="does not fit the policy"):
+            lag.publish_first(session, broken)
+
+
+def test_an_engine_as_new_as_the_policy_leaves_no_file(tmp_path: Path) -> None:
+    config = tiny(overrides=[GRPO, "rl.rounds=1", "rl.steps_per_round=1", "sft.steps=5"])
+    with opened(config, tmp_path, tmp_path, "auto", Silent()) as session:
+        for _, items in remaining(session):
+            run_items(session, items, Steps())
+    assert not list((tmp_path / "checkpoints").rglob(lag.FILE))
+    assert json.loads((max((tmp_path / "checkpoints").iterdir()) / "state.json").read_text())["rl_step"] == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["rl.algorithm={name: rloo}"], r"publish_every=2 trains on old .*allow: \[stale_without_ratio\]"),
+        ([GRPO, "train.backend=deepspeed"], r"publish_every=2 keeps a copy .*train.backend: torch"),
+    ],
+)
+def test_what_old_responses_would_spoil_is_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        tiny(overrides=[*overrides, "rollout.publish_every=2"])
+    asked = tiny(overrides=["rl.algorithm={name: rloo, allow: [stale_without_ratio]}", "rollout.publish_every=2"])
+    assert asked.rollout.publish_every == 2
