@@ -92,6 +92,8 @@ def name_of(tree: Node) -> str | None:
 def _slope(tree: Node) -> str | None:
     """The name y' of dy/dx, None if the quotient is no derivative."""
     above, below = ("".join(a.args[0] for a in n.args if a.op == "sym") if n.op == "mul" else "" for n in tree.args)
+    if all(n.op == "mul" and len(n.args) == 2 and n.args[0] == Node("sym", ("partial",)) for n in tree.args):
+        return "_".join(str(n.args[1].args[0]) for n in tree.args)
     marks = above[:1] == below[:1] == "d" and len(above) == len(below) == 2
     return f"{above[1]}'" if marks else None
 

@@ -143,7 +143,9 @@ def _is_inches(cursor: Cursor) -> bool:
     """Whether the word "in" that comes next is the unit, not "element of"."""
     following = cursor.peek(1)
     ends = following.kind == "end" or following.value in {"^", "}"}
-    return ends and cursor.peek().value == "in" and cursor.tokens[cursor.at - 1].kind == "num"
+    before = cursor.tokens[cursor.at - 1]
+    is_value = before.kind in {"num", "cmd"} or before.value in {")", "}"}
+    return ends and cursor.peek().value == "in" and is_value
 
 
 def _juxtaposed(cursor: Cursor, left: Node) -> Node:
@@ -255,7 +257,10 @@ def primary(cursor: Cursor) -> Node:
         return _words(cursor)
     if token.kind == "op" and token.value in CURRENCIES:
         cursor.at += 1
-        return Node("money", (CURRENCIES[token.value], power(cursor)))
+        whole = cursor.peek().whole
+        amount = power(cursor)
+        fraction = _mixed(cursor) if whole else None
+        return Node("money", (CURRENCIES[token.value], Node("add", (amount, fraction)) if fraction else amount))
     elif token.kind == "op" and token.value == "dots":
         cursor.at += 1
         return DOTS

@@ -35,7 +35,7 @@ OTHER_CUE = (
     r"|(?:die\s+)?(?:antwort|lösung)(?:\s+(?:ist|lautet)|\s*:)|(?:a\s+)?resposta(?:\s+final)?\s*(?:é|:)"
     r"|(?:la\s+)?risposta(?:\s+(?:finale|corretta))?\s*(?:è|:)|ответ\w*\s*(?::|—|–|-|равен|это|будет)"
     r"|відповідь\s*(?::|—|–|-)"
-    r"|答案\s*(?:是|为|為|:|：)+|最终答案\s*(?:是|为|:|：)|答え\s*(?:は|:|：)|(?:정답|답)\s*(?:은|는|:|：)"
+    r"|答案\s*(?:是|为|為|:|：)+|最终答案\s*(?:是|为|:|：)|(?:答え|正解|解答)\s*(?:は|:|：)|(?:정답|답)\s*(?:은|는|:|：)"
     r"|(?:ال)?(?:جواب|إجابة)(?:\s+النهائي\w*)?\s*(?:هو|هي|:)|उत्तर\s*(?:है|:)|odpowiedź\s*(?:to|:)"
     r"|(?:het\s+)?antwoord\s*(?:is|:)|\bis\s+het\s+antwoord|\b(?:ist|lautet)\s+die\s+(?:antwort|lösung)"
     r"|\bjawaban(?:nya)?\s*(?:adalah|:)|\bjawapan(?:nya)?\s*(?:ialah|:)|\bsvaret\s+er|\bodpověď\s*(?:je|:)"

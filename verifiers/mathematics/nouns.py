@@ -32,6 +32,21 @@ COUNTED = frozenset([
     "gallon", "liter", "litre", "pound", "ounce", "gram", "kilogram", "total", "altogether", "left", "remaining",
     "each",
 ])  # fmt: skip
+LABELS = frozenset([
+    "answer", "ans", "total", "result", "solution", "area", "perimeter", "volume", "value", "sum", "product",
+    "probability", "distance", "time", "cost", "price", "number", "length", "width", "height", "speed", "radius",
+    "diameter", "angle", "average", "mean", "median", "mode", "difference", "remainder", "quotient", "ratio",
+    "count", "minimum", "maximum", "there", "circumference", "profit", "age", "weight", "amount", "percentage",
+    "range", "variance", "degree", "slope", "rate", "expression", "equation", "function", "polynomial", "formula",
+    "measure", "coordinates", "answers", "solutions", "values", "roots", "fraction", "decimal", "inverse",
+    "derivative", "integral", "limit", "interval", "set", "domain", "vertex", "center", "centre", "midpoint",
+    "intersection", "determinant", "matrix", "vector", "magnitude", "norm", "eigenvalues", "discriminant",
+    "intercept", "temperature", "mass", "force", "energy", "velocity", "acceleration", "pressure", "voltage",
+    "current", "resistance", "power", "frequency", "wavelength", "density", "population", "score", "change",
+    "discount", "tax", "balance", "salary", "income", "digit", "date", "sides", "side", "diagonal", "hypotenuse",
+    "base", "exponent", "coefficient", "constant", "term", "terms", "factor", "factors", "quantity", "final",
+])  # fmt: skip
+"""What "The ... is" may name before a value."""
 IRREGULAR = {
     "people": "person",
     "men": "man",

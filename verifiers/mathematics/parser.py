@@ -6,6 +6,7 @@ from verifiers.mathematics.cursor import Cursor
 from verifiers.mathematics.expressions import sum_of
 from verifiers.mathematics.functions import command
 from verifiers.mathematics.lexer import Unreadable, tokens
+from verifiers.mathematics.nouns import LABELS
 from verifiers.mathematics.tree import EMPTY, Node
 
 RELATIONS = {
@@ -25,68 +26,6 @@ JOINERS = {"or": "or", "and": "and", "oder": "or", "und": "and"}
 SAYING = frozenset({"is", "are", "equals"})
 NOT_LABELS = frozenset({"that", "which", "not", "if", "unless", "or"})
 NEGATIONS = frozenset({"not", "either", "neither", "never", "about", "between"})
-LABELS = frozenset(
-    [
-        "answer",
-        "ans",
-        "total",
-        "result",
-        "solution",
-        "area",
-        "perimeter",
-        "volume",
-        "value",
-        "sum",
-        "product",
-        "probability",
-        "distance",
-        "time",
-        "cost",
-        "price",
-        "number",
-        "length",
-        "width",
-        "height",
-        "speed",
-        "radius",
-        "diameter",
-        "angle",
-        "average",
-        "mean",
-        "median",
-        "mode",
-        "difference",
-        "remainder",
-        "quotient",
-        "ratio",
-        "count",
-        "minimum",
-        "maximum",
-        "there",
-        "circumference",
-        "profit",
-        "age",
-        "weight",
-        "amount",
-        "percentage",
-        "range",
-        "variance",
-        "degree",
-        "slope",
-        "rate",
-        "expression",
-        "equation",
-        "function",
-        "polynomial",
-        "formula",
-        "measure",
-        "coordinates",
-        "answers",
-        "solutions",
-        "values",
-        "roots",
-    ]
-)
 MODULUS = frozenset({"pmod", "mod", "bmod", "pod"})
 MATRICES = frozenset(
     [

@@ -64,8 +64,8 @@ DENYING = frozenset(
     ]
 )
 SPACE = r"(?:\s|~|\\[,;: ])*"
-KILO_OHM = re.compile(
-    rf"(?:\\(?:text|mathrm)\s?\{{{SPACE}([kMGm])\s*\}}|(?<=\d){SPACE}([kMGm])){SPACE}\\Omega(?![A-Za-z])"
+OHM = re.compile(
+    rf"(?:(?:\\(?:text|mathrm)\s?\{{{SPACE}([kMGm])\s*\}}|(?<=\d){SPACE}([kMGm])){SPACE}|(?<=\d){SPACE})\\Omega\s*(?![A-Za-z^_])"
 )
 MICRO = re.compile(
     rf"(?<=[\d}}]){SPACE}\\mu{SPACE}(?:\\(?:text|mathrm|rm)\s?\{{\s*([A-Za-z]+)|([msgFCLNAVWJHT])(?![A-Za-z]))"
@@ -99,7 +99,7 @@ def without_phrases(text: str) -> str:
     if "genfrac" in text:
         text = GENFRAC.sub(r"\\frac", text)
     if "\\Omega" in text:
-        text = KILO_OHM.sub(lambda m: f"\\text{{ {m[1] or m[2]}Ω}}", text)
+        text = OHM.sub(lambda m: f"\\text{{ {m[1] or m[2] or ''}Ω}}", text)
     if "\\mu" in text:
         text = MICRO.sub(lambda m: f"\\text{{ μ{m[1]}" if m[1] else f"\\text{{ μ{m[2]}}}", text)
     if "{e" in text or "{E" in text:

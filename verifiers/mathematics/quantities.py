@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fractions import Fraction
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ CURRENCY = frozenset({((name, 1),) for name in ("dollar", "euro", "pound", "yen"
 POUND_STERLING: Dimension = (("pound", 1),)
 POUND_OF_MASS = scale_node(UNITS["pounds"])
 """15 pounds for the gold £15."""
+OF_WHAT = re.compile(r"of (?:the |all |its |their )?[a-z]+(?: [a-z]+)?")
 HALF_TURN = Node("div", (PI, num(180)))
 
 
@@ -178,6 +180,8 @@ class _Reader:
         if sign < 0 and self.dimension:
             self.dimension = times(self.dimension, ((" ".join(stem(w) for w in words), -1),))
             return True
+        if words == ["old"] and self.dimension:
+            return True
         self.counted += words
         return True
 
@@ -214,7 +218,7 @@ def _one_unit_equal(gold: Quantity, said: Quantity, params: MathParams) -> bool 
 
 
 def _percents_equal(gold: Quantity, said: Quantity, params: MathParams) -> bool | None:
-    if gold.dimension or said.has_unit:
+    if gold.dimension or said.dimension or (said.counted and not OF_WHAT.fullmatch(said.counted)):
         return False
     if gold.is_percent and said.is_percent:
         return numbers_equal(gold.raw, said.raw, params)

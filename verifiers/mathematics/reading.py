@@ -28,7 +28,7 @@ ABBREVIATION = re.compile(r"\b(sq|cu|ft|in|yd|oz|lb|lbs|hr|hrs|min|sec|mi)\.(?=[
 THEREFORE = re.compile(
     r"(?:\\text\{)?\s*(?:therefore|thus|hence|so|exactly|only)(?:\s*,?\s*\}\s*,?\s*|\s*,?\s+)", re.IGNORECASE
 )
-IN_TOTAL = re.compile(r"\s*(?:\\text\{)?\s*\b(?:in total|altogether|left|remaining)\s*\}?$")
+IN_TOTAL = re.compile(r"(?:\\?\s)*(?:\\text\{)?\s*\b(?:in total|altogether|left|remaining)\s*\}?$")
 ROW_SPACE = re.compile(r"\\\\\s?\[\s?-?[\d.]{1,6}\s?(?:pt|em|ex|mm|cm|in)\s?\]")
 QUAD = re.compile(r"(?<=[\w})\]])(?:\s|~|\\[,; ])*\\q?quad(?:\s|~|\\[,; ])*(?=[\w\\({\[-])")
 DIGIT = re.compile(r"\d")
@@ -41,8 +41,9 @@ COMBINATION = re.compile(
 )
 BASE = re.compile(
     r"\(?\s*(-?[0-9A-Fa-f]{1,300})\s*\)?\s*(?:_\s*\(?\s*(?:base\s*)?(\d{1,2}|[a-z]+)\s*\)?"
-    r"|\(?\s*(?:in\s+)?base[\s-]+(\d{1,2}|[a-z]+)\s*\)?)"
+    r"|\(?\s*(?:in\s+)?base[\s-]+(\d{1,2}|[a-z]+)\s*\)?|\s\(?(?:in\s+)?(binary|octal|hexadecimal|hex)\)?)"
 )
+IN_BASE = re.compile(r"base|binary|octal|hex")
 PREFIXED_BASE = re.compile(r"0([box])([0-9A-Fa-f]{1,300})", re.IGNORECASE)
 BASES = {
     "two": 2,
@@ -266,12 +267,12 @@ def base_number(text: str) -> tuple[str, int] | None:
     prefixed = PREFIXED_BASE.fullmatch(text)
     if prefixed is not None:
         return _checked(prefixed[2], BASES[prefixed[1].lower()])
-    if "_" not in text and "base" not in text:
+    if "_" not in text and not IN_BASE.search(text):
         return None
     said = BASE.fullmatch(words.SPACING.sub(" ", words.STYLE.sub("", text)).replace("{", "").replace("}", "").strip())
     if said is None:
         return None
-    name = said[2] or said[3]
+    name = said[2] or said[3] or said[4]
     base = int(name) if name.isdigit() else BASES.get(name, 0)
     return _checked(said[1], base)
 

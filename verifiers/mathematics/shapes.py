@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from verifiers.mathematics.regions import COLLECTIONS
-from verifiers.mathematics.tree import Node, substitute, variables
+from verifiers.mathematics.tree import PI, Node, nodes, substitute, variables
 from verifiers.mathematics.values import INTEGRATION_CONSTANTS
+
+WHOLE_NAMES = frozenset("nkmlj")
+"""Names for any whole number in a family of angles: n pi is k pi."""
 
 
 def in_the_case_of(gold: Node, said: Node) -> Node:
@@ -12,6 +15,8 @@ def in_the_case_of(gold: Node, said: Node) -> Node:
     names, given = variables(gold), variables(said)
     if len(names) == len(given) == 1 and names != given:
         (name,), (other,) = names, given
+        if {name, other} <= WHOLE_NAMES and PI in nodes(gold):
+            return substitute(said, {other: Node("sym", (name,))})
         if len(name) == len(other) == 1 and name.isascii() and name.lower() == other.lower():
             return substitute(said, {other: Node("sym", (name,))})
     return said

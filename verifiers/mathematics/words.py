@@ -46,7 +46,8 @@ NOTHING = {
 }
 GROUP = {text: group for group, texts in NOTHING.items() for text in texts.split("|")}
 NO_SUCH = re.compile(
-    r"(?:there (?:is|are|exists?) )?no (?:such |real |integer |rational |positive |possible |valid |nontrivial )*"
+    r"(?:there (?:is|are|exists?) |(?:(?:this|it|system|equations?|inequality|problem|of|given|we) )*(?:has|have) )?"
+    r"no (?:such |real |integer |rational |positive |possible |valid |nontrivial )*"
     r"(?:solutions?|roots?|values?|numbers?|integers?|functions?|pairs?|triples?|primes?|polynomials?|[a-z])"
     r"(?: (?:exists?|of [a-z]|to the equation|in the reals|over the reals))?"
 )
@@ -100,7 +101,9 @@ def plain(text: str) -> str:
 
 def nothing(bare: str) -> str | None:
     """The kind of non-number that a plain text names: none, dne, undefined, infinity, ...; None if it names none."""
-    return GROUP.get(bare) or ("none" if bare.startswith(("no ", "there ")) and NO_SUCH.fullmatch(bare) else None)
+    return GROUP.get(bare) or (
+        "none" if (bare.startswith("no ") or " no " in bare) and NO_SUCH.fullmatch(bare) else None
+    )
 
 
 def number_in_words(bare: str) -> tuple[int, int] | None:
