@@ -1,4 +1,4 @@
-"""The command line: verizero train, evaluate, verify, audit, explain, compare, report, doctor, sandbox, new."""
+"""The command line: verizero train, evaluate, verify, audit, explain, plan, compare, report, doctor, sandbox, new."""
 
 from __future__ import annotations
 
@@ -56,6 +56,14 @@ def parser() -> argparse.ArgumentParser:
     explain = commands.add_parser("explain", help="the objective of a recipe as a formula with its numbers")
     _recipe(explain)
     explain.set_defaults(run=_explain)
+
+    plan = commands.add_parser("plan", help="memory, time and cost of a recipe on some GPUs, before it runs there")
+    _recipe(plan)
+    plan.add_argument("--gpus", type=int, default=8, help="default: 8")
+    plan.add_argument("--gpu", default="h100", help="l4, rtx4090, a100, h100, h200 or b200; default: h100")
+    plan.add_argument("--price", type=float, help="of one GPU for one hour, for the cost of 1,000 steps")
+    plan.add_argument("--mean-share", type=float, default=0.5, help="mean length of a response over the longest; 0.5")
+    plan.set_defaults(run=_plan)
 
     compare = commands.add_parser("compare", help="recipes side by side from the same start; one page of what came")
     compare.add_argument("recipes", nargs="+", help="YAML files, or names of recipes in configs/")
@@ -259,6 +267,16 @@ def _explain(arguments: argparse.Namespace) -> int:
 
     print(explain_recipe(load_recipe(find_recipe(arguments.recipe), arguments.set)))
     return 0
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from pipeline.config.load import load_recipe
+    from pipeline.plan import plan, plan_lines
+
+    config = load_recipe(find_recipe(arguments.recipe), arguments.set)
+    found = plan(config, arguments.gpus, arguments.gpu, arguments.mean_share)
+    print("\n".join(plan_lines(found, arguments.price)))
+    return 0 if found.fits else 1
 
 
 def _compare(arguments: argparse.Namespace) -> int:

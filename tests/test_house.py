@@ -39,6 +39,7 @@ UPWARD = {
     ("pipeline.registry", "pipeline.errors"): "an unknown name is one of the errors; errors import nothing",
     ("pipeline.cli", "pipeline.stages"): "the command line starts what stands beside it",
     ("pipeline.cli", "pipeline.launch"): "the command line starts what stands beside it",
+    ("pipeline.cli", "pipeline.plan"): "the command line starts what stands beside it",
     ("pipeline.cli", "pipeline.doctor"): "the command line starts what stands beside it",
     (
         "pipeline.cli",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from pipeline.errors import ConfigError, boundary
 from pipeline.models.linear import use_fast_linear
@@ -92,6 +94,31 @@ def save_folder(model: Any, tokenizer: Any, folder: Path) -> None:
 def frozen_copy(model: Any) -> Any:
     """A copy of the model in evaluation mode whose parameters take no gradient."""
     return copy.deepcopy(model).eval().requires_grad_(False)
+
+
+def recompute_activations(model: Any) -> None:
+    """Keep of each block only its input where a gradient is asked for, and compute the rest again in the backward.
+
+    transformers does so only in training mode, where there is dropout, and ratios compare the same function.
+    Raises: ConfigError for an architecture without such blocks.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    blocks = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    if not blocks:
+        raise ConfigError(
+            f"train.gradient_checkpointing: model type {model.config.model_type!r} has no blocks that can be computed "
+            "again; set it to false"
+        )
+    model.gradient_checkpointing_enable({"use_reentrant": False})  # so that who asks is told
+    for block in blocks:
+        block.forward = partial(_recomputed, block.forward)
+
+
+def _recomputed(forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*given, **named)
+    return checkpoint(partial(forward, **named), *given, use_reentrant=False, preserve_rng_state=False)
 
 
 def eos_ids(model: Any, tokenizer: Any) -> list[int]:

@@ -83,7 +83,11 @@ def build_backend(config: RunConfig, model: Any, ranks: Ranks = ALONE) -> Backen
     """The training backend around the policy, of which every rank has built the same."""
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
-    return TorchBackend(model, ranks)
+    if config.train.backend == "deepspeed":
+        from pipeline.train.deepspeed_backend import DeepSpeedBackend
+
+        return DeepSpeedBackend(model, config.train, ranks)
+    return TorchBackend(model, ranks, config.train.gradient_checkpointing)
 
 
 def build_engine(
@@ -118,7 +122,7 @@ def resolve_parts(config: RunConfig, model: Any = None) -> Parts | None:
 
     parts = weighted(parts_of(config.rl), config.scoring.weights)
     if model is not None:
-        check_routing(parts, model, config.rollout.engine)
+        check_routing(parts, model, config.rollout.engine, config.train.gradient_checkpointing)
     return corrected(parts, config.rollout).resolve(config.rollout.max_response_tokens)
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import CheckpointError, ConfigError, NonFiniteError, RunError
 from pipeline.models.forward import logits_at, spread
-from pipeline.models.load import frozen_copy
+from pipeline.models.load import frozen_copy, recompute_activations
 from pipeline.rl.logprobs import logprobs_and_entropy, token_logprobs
 from pipeline.train.backend import Who
 from pipeline.train.critic import TorchCritic
@@ -52,7 +52,7 @@ class DeepSpeedBackend:
         self._spare: Any = None
         """Becomes the reference."""
         if config.gradient_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            recompute_activations(model)
 
     def start(self, optimizer: OptimizerConfig, total_steps: int) -> None:
         """A fresh optimiser for `total_steps` updates; the weights are dealt out the first time."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from pipeline.config.sections import OptimizerConfig
 from pipeline.errors import CheckpointError, NonFiniteError
 from pipeline.models.forward import logits_at, spread
-from pipeline.models.load import frozen_copy
+from pipeline.models.load import frozen_copy, recompute_activations
 from pipeline.models.routing import Tally
 from pipeline.rl.logprobs import logprobs_and_entropy, token_logprobs
 from pipeline.train.backend import Who
@@ -25,9 +25,12 @@ from pipeline.train.replay import Replay
 class TorchBackend:
     """Holds the policy `model`, its optimiser, its reference and its critic. Implements `Backend`."""
 
-    def __init__(self, model: Any, ranks: Ranks = ALONE) -> None:
+    def __init__(self, model: Any, ranks: Ranks = ALONE, recompute: bool = False) -> None:
+        """`recompute`: activations in the backward, for memory."""
         self.ranks = ranks
         self.model = model.eval()  # no dropout: ratios compare the same function
+        if recompute:
+            recompute_activations(model)
         self.reference: Any = None
         self.critic: TorchCritic | None = None
         self.config: OptimizerConfig | None = None

@@ -1,0 +1,199 @@
+"""A plan's memory is what a backward takes, within 15%; its knobs make things fit; shapes are those of real models."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from pipeline import plan
+from pipeline.config.load import merge, parse
+from pipeline.config.run import RunConfig
+from pipeline.config.sections import OptimizerConfig, TrainConfig
+from pipeline.errors import ConfigError
+from pipeline.train.torch_backend import TorchBackend
+from tests.stages.tiny import TREE
+
+MIB = 1 << 20
+
+
+class Memory(TorchDispatchMode):
+    """Bytes of all tensors that operations made and that are still alive, and the most there were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[int] = set()
+        self.now = self.peak = 0
+
+    def hold(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.seen:
+            return
+        self.seen.add(key)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(storage, self.drop, key, size)
+
+    def drop(self, key: int, size: int) -> None:
+        self.seen.discard(key)
+        self.now -= size
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, torch.Tensor):
+                self.hold(leaf)
+        return out
+
+
+@contextmanager
+def watched(model: Any) -> Iterator[Memory]:
+    memory = Memory()
+    with memory:
+        for p in model.parameters():
+            memory.hold(p)
+        yield memory
+
+
+SIZES: dict[str, dict[str, int]] = {
+    "wide": {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8,
+                 "num_key_value_heads": 2, "vocab_size": 512},
+    "deep": {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 12, "num_attention_heads": 4,
+                 "num_key_value_heads": 4, "vocab_size": 2048},
+    "vocabulary": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+                       "num_key_value_heads": 2, "vocab_size": 16384},
+}  # fmt: skip
+
+
+def recipe(settings: dict[str, Any], changes: dict[str, Any] | None = None) -> RunConfig:
+    model = {"create": {"model_type": "qwen2", "config": settings, "characters": "ab"}}
+    return parse(merge({**TREE, "model": model}, changes or {}))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("size", list(SIZES))
+def test_memory_is_what_a_backward_takes(size: str, dtype: str, checkpointing: bool) -> None:
+    settings = {**SIZES[size], "max_position_embeddings": 256, "tie_word_embeddings": True}
+    config = recipe(settings)
+    train = TrainConfig(micro_batch_tokens=2048, gradient_checkpointing=checkpointing)
+    model_config = config.model.model_copy(update={"dtype": dtype})
+    config = config.model_copy(update={"train": train, "model": model_config})
+    torch.manual_seed(0)
+    model: Any = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model("qwen2", **settings), dtype=getattr(torch, dtype)
+    )
+    model.register_forward_hook(lambda *_: None)  # so that transformers' own blocks are computed, as on a GPU
+    shape = plan.shape_of(config)
+    assert shape.parameters == sum(p.numel() for p in model.parameters())
+    parts = plan.memory(config, shape, 1)
+    counted = sum(parts[name] for name in ("weights", "gradients", "optimizer", "activations", "logits"))
+    assert counted == pytest.approx(measured(model, checkpointing, 16, 128), rel=0.15)
+
+
+def measured(model: Any, checkpointing: bool, rows: int, length: int) -> int:
+    """The peak of a step's second micro-batch, all its tokens trained on, after AdamW has made its moments."""
+    backend = TorchBackend(model, recompute=checkpointing)
+    with watched(model) as memory:
+        backend.start(OptimizerConfig(learning_rate=1e-4), 3)
+        ids = torch.randint(model.config.vocab_size, (rows, length + 1))
+        where = torch.ones(ids.shape, dtype=torch.bool)
+        where[:, 0] = False
+
+        def backward() -> None:
+            logprobs, _ = backend.logprobs(ids, where, 1.0, entropy=True)
+            backend.backward(logprobs.sum())
+
+        backward()
+        backend.step()
+        backward()
+        memory.peak = memory.now
+        backward()
+        return memory.peak
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("Qwen/Qwen2.5-0.5B", 0.494),
+        ("Qwen/Qwen2.5-7B-Instruct", 7.616),
+        ("Qwen/Qwen3-0.6B-Base", 0.596),
+        ("Qwen/Qwen3-30B-A3B", 30.53),
+    ],
+)
+def test_shapes_have_as_many_parameters_as_their_cards_say(name: str, billions: float) -> None:
+    config = recipe(SIZES["wide"]).model_copy(update={"model": recipe_of(name).model})
+    assert plan.shape_of(config).parameters / 1e9 == pytest.approx(billions, rel=0.002)
+
+
+def recipe_of(name: str, **changes: Any) -> RunConfig:
+    tree = {**TREE, "model": {"path": name, "dtype": "bfloat16"}, "stages": ["rl"]}
+    return parse(merge(tree, {"rollout": {"max_response_tokens": 8192}, **changes}))
+
+
+def test_what_does_not_fit_says_what_would() -> None:
+    config = recipe_of("Qwen/Qwen2.5-7B", rl={"prompts_per_step": 512, "group_size": 16})
+    found = plan.plan(config, 8, "h100")
+    assert not found.fits
+    assert found.turned
+    said = "\n".join(plan.plan_lines(found, price=2.0))
+    assert "it does not fit; it would with --set " in said
+    turned = [w for words in found.turned for w in words.split()]
+    names = dict(w.split("=") for w in turned)
+    tree = config.model_dump(mode="json")
+    tree["train"] |= {k.removeprefix("train."): parsed(v) for k, v in names.items() if k.startswith("train.")}
+    tree["rollout"] |= {k.removeprefix("rollout."): parsed(v) for k, v in names.items() if k.startswith("rollout.")}
+    assert plan.plan(parse(tree), 8, "h100").fits
+    assert plan.plan(config, 1, "rtx4090").turned is None, "7 billion parameters and a reference fit no 24 GiB"
+
+
+def parsed(word: str) -> Any:
+    return True if word == "true" else int(word) if word.isdigit() else word
+
+
+def test_zero_shares_out_what_it_says() -> None:
+    config = recipe_of("Qwen/Qwen2.5-7B", train={"backend": "deepspeed", "zero": 1})
+    shape = plan.shape_of(config)
+    by_stage = []
+    for zero in (1, 2, 3):
+        changed = config.model_copy(update={"train": config.train.model_copy(update={"zero": zero})})
+        by_stage.append(plan.memory(changed, shape, 8))
+    assert by_stage[0]["optimizer"] == shape.parameters * 12 / 8
+    assert by_stage[0]["gradients"] == shape.parameters * 2
+    assert by_stage[1]["gradients"] == shape.parameters * 2 / 8
+    assert by_stage[1]["weights"] == shape.parameters * 2
+    assert by_stage[2]["weights"] == shape.parameters * 2 / 8
+
+
+def test_time_scales_until_communication_and_the_longest_response_count() -> None:
+    found = plan.plan(recipe_of("Qwen/Qwen2.5-7B", rl={"prompts_per_step": 512, "group_size": 16}), 8, "h100")
+    assert list(found.scaling) == [8, 16, 32, 64, 128, 256, 512, 1024]
+    times = list(found.scaling.values())
+    shares = [times[0] * 8 / (n * s) for n, s in found.scaling.items()]
+    assert shares[0] == 1
+    assert shares == sorted(shares, reverse=True)
+    assert times[0] == pytest.approx(sum(found.phases.values()))
+    # six times parameters times tokens, at 40% of eight devices
+    tokens = 8192 * (4096 + 2048)
+    assert found.phases["update"] == pytest.approx(6 * 7.07e9 * tokens / (0.4 * 8 * 989e12), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "gpu", "said"),
+    [
+        ("Qwen/Qwen3-0.6B", 8, "h1000", "--gpu 'h1000' is not known; there are l4"),
+        ("Qwen/Qwen3-0.6B", 0, "h100", "--gpus must be >= 1, got 0"),
+        ("somebody/else", 8, "h100", "its sizes are not known"),
+    ],
+)
+def test_what_cannot_be_planned_is_said(name: str, gpus: int, gpu: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        plan.plan(recipe_of(name), gpus, gpu)
