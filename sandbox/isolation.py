@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from sandbox.process import Worker, WorkerDied
 from sandbox.worker import wire
 
-NAMESPACES, LANDLOCK, SECCOMP, UID = "namespaces", "landlock", "seccomp", "uid"
-WALLS = (NAMESPACES, LANDLOCK, SECCOMP, UID)
+NAMESPACES, LANDLOCK, SECCOMP, UID, CGROUP = "namespaces", "landlock", "seccomp", "uid", "cgroup"
+WALLS = (NAMESPACES, LANDLOCK, SECCOMP, UID, CGROUP)
 _REMEDY = {
     NAMESPACES: "allow unprivileged user namespaces (sysctl user.max_user_namespaces; a container's seccomp profile), "
     "or accept level 2",
@@ -25,7 +25,8 @@ class Isolation:
     """The level and, for every wall, whether it stands and why (not).
 
     3: namespaces, Landlock, seccomp, limits. 2: seccomp, limits, and Landlock (or namespaces where the kernel has no
-    Landlock) around the file system. 1: a process of its own with limits. 0: not even that.
+    Landlock) around the file system. 1: a process of its own with limits. 0: not even that. A control group, which
+    bounds the processes of a run together, changes no level.
     """
 
     level: int
@@ -45,13 +46,13 @@ def examine(worker: Worker, refused: Mapping[str, str]) -> Isolation:
 
     Raises: WorkerDied when the self-test gave no answer.
     """
-    order = wire.Order(wire.SELF_TEST, 20.0, 10.0, 256, 64, 4, 16, 1)
+    order = wire.Order(wire.SELF_TEST, 20.0, 10.0, 64, 64, 4, 16, 1)
     outcome = worker.execute(order, wire.pack_payload(b"", []))
     if not outcome.records:
         worker.close()
         raise WorkerDied(f"self-test ended with {outcome.exit.status}: {outcome.err.decode(errors='replace')}")
     said: dict[str, bool] = json.loads(outcome.records[0].value)
-    stands = {wall: said.get(wall, False) for wall in (NAMESPACES, LANDLOCK, SECCOMP, "rlimits")}
+    stands = {wall: said.get(wall, False) for wall in (NAMESPACES, LANDLOCK, SECCOMP, "rlimits", CGROUP)}
     notes = dict(refused) | worker.notes
     level = 0
     if stands["rlimits"]:

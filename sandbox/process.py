@@ -11,10 +11,11 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from sandbox import homes
+from sandbox import groups, homes
 from sandbox.worker import wire
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+CGROUP = "cgroup"
 _START = "import sys; sys.path.append({here!r}); from worker.boot import boot; boot()"
 _START_S = 60.0
 _GRACE_S = 30.0
@@ -54,6 +55,8 @@ class Worker:
     notes: dict[str, str]
     files: list[int]
     """Payload, out, err, log: in memory, the worker has them open too."""
+    groups: dict[str, str] = field(default_factory=dict)
+    """Folders of its control groups."""
     level: int = 0
     stands: dict[str, bool] = field(default_factory=dict)
 
@@ -114,6 +117,7 @@ class Worker:
             os.close(self.files.pop())
         if self.held >= 0:
             homes.remove(self.home, self.held)
+            groups.remove(self.groups)
             self.held = -1
 
 
@@ -140,6 +144,12 @@ def start(interpreter: str, walls: frozenset[str], number: int, tools: tuple[str
 
     Raises: WallRefused naming the wall that this machine refuses; WorkerDied.
     """
+    made: dict[str, str] = {}
+    if CGROUP in walls:
+        try:
+            made = groups.make(number)
+        except OSError as exc:
+            raise WallRefused(CGROUP, exc.strerror or str(exc)) from exc
     home, held = homes.make()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     files = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("payload", "out", "err", "log")]
@@ -150,6 +160,7 @@ def start(interpreter: str, walls: frozenset[str], number: int, tools: tuple[str
             "home": home,
             "uid": _FIRST_UID + os.getpid() % 30_000 * 64 + number % 64,
             "tools": tools,
+            "groups": made,
             "host_file": homes.canary(home),
             "host_pid": os.getpid(),
         }
@@ -162,7 +173,7 @@ def start(interpreter: str, walls: frozenset[str], number: int, tools: tuple[str
             command, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err,
             env=_ENVIRONMENT, cwd="/", start_new_session=True,
         )  # fmt: skip
-        worker = Worker(process, ours, home, held, {}, files)
+        worker = Worker(process, ours, home, held, {}, files, made)
         theirs.close()
         hello: dict[str, Any] = json.loads(worker._answer(_START_S))
         if "failed" in hello:
@@ -178,6 +189,7 @@ def start(interpreter: str, walls: frozenset[str], number: int, tools: tuple[str
             for fd in files:
                 os.close(fd)
             homes.remove(home, held)
+            groups.remove(made)
         if isinstance(exc, OSError):
             raise WorkerDied(f"{interpreter}: {exc}") from exc
         raise

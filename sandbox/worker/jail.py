@@ -7,15 +7,14 @@ import errno
 import os
 import resource
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import kernel, landlock, seccomp, sweep
-from .wire import MANAGED
+from . import group, kernel, landlock, seccomp, sweep
+from .wire import MANAGED, SELF_TEST
 
-NAMESPACES, LANDLOCK, SECCOMP, UID = "namespaces", "landlock", "seccomp", "uid"
-WALLS = (NAMESPACES, LANDLOCK, SECCOMP, UID)
+NAMESPACES, LANDLOCK, SECCOMP, UID, CGROUP = "namespaces", "landlock", "seccomp", "uid", "cgroup"
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 SYSTEM = ("/usr/lib", "/lib", "/lib64", "/usr/lib64", "/usr/share/zoneinfo")
@@ -44,6 +43,7 @@ class Jail:
     disk_mib: int = 0
     """Size of the scratch file system now."""
     rules: int | None = None
+    group: group.Group | None = None
     tools: tuple[str, ...] = ()
     proc: int = -1
     """The host's /proc, for the worker only: how long a run waited for a CPU."""
@@ -62,7 +62,7 @@ class Jail:
         return kernel.CLONE_NEWPID if self.has_namespaces else 0
 
 
-def enter(walls: Sequence[str], home: str, uid: int, tools: Sequence[str]) -> Jail:
+def enter(walls: Sequence[str], home: str, uid: int, tools: Sequence[str], groups: Mapping[str, str]) -> Jail:
     """Put up the worker's walls and return them. `home` is this worker's folder, owned by the caller.
 
     `tools` are folders of compilers and interpreters that programs may run (empty: only Python, and no exec).
@@ -71,6 +71,12 @@ def enter(walls: Sequence[str], home: str, uid: int, tools: Sequence[str]) -> Ja
     jail = Jail(frozenset(walls), f"{home}/box/tmp", tools=tuple(tools))
     with contextlib.suppress(OSError):
         jail.proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    if CGROUP in walls:
+        try:
+            jail.group = group.Group(groups)
+        except OSError as exc:
+            raise WallFailed(CGROUP, exc) from exc
+        jail.notes[CGROUP] = "memory and processes of a run together"
     readable = [f"{sys.base_prefix}/lib", *SYSTEM]
     os.umask(0o022)
     if NAMESPACES in walls:
@@ -285,7 +291,7 @@ def run_limits(order: tuple[Any, ...], counts_processes: bool) -> list[tuple[int
     ]
     if kind != MANAGED:
         limits.append((resource.RLIMIT_AS, (memory_mib + _BASE_MIB) << 20))
-    if counts_processes:
+    if counts_processes and kind != SELF_TEST:  # which tries whether another wall bounds them too
         limits.append((resource.RLIMIT_NPROC, processes + 2))  # and the worker and its forker
     return [(name, (value, value)) for name, value in limits]
 
@@ -296,10 +302,15 @@ def last_steps(jail: Jail) -> list[Callable[[], int]]:
 
 
 def restrict(jail: Jail) -> None:
-    """Landlock, and seccomp but for what a child has still to do: on this process and all that it makes.
+    """Control group, Landlock, and seccomp but for what a child has still to do: on this process and all that it makes.
 
     Raises: WallFailed.
     """
+    try:
+        if jail.group is not None:
+            jail.group.enter()
+    except OSError as exc:
+        raise WallFailed(CGROUP, exc) from exc
     try:
         if jail.rules is not None:
             landlock.restrict(jail.rules)

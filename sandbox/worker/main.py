@@ -40,7 +40,7 @@ def main() -> None:
     judge = os.pidfd_open(os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        cell = jail.enter(config["walls"], config["home"], config["uid"], config["tools"])
+        cell = jail.enter(config["walls"], config["home"], config["uid"], config["tools"], config["groups"])
     except jail.WallFailed as exc:
         os.write(streams.CONTROL, json.dumps({"failed": exc.wall, "why": str(exc)}).encode())
         return
@@ -83,6 +83,8 @@ class Worker:
             try:
                 if self.cell.disk_mib != order.disk_mib:
                     jail.clear(self.cell, order.disk_mib)
+                if self.cell.group is not None:
+                    self.cell.group.bound(order.memory_mib, order.disk_mib, order.output_kib, order.processes)
                 pid = self.make(packet)
             except OSError as exc:
                 os.write(self.sock, wire.Exit(-1, exc.errno or 0, 0.0, 0.0, 0).pack())
@@ -149,6 +151,8 @@ class Worker:
         cpu = usage.ru_utime + usage.ru_stime
         if why == wire.ENDED and os.WIFSIGNALED(status) and cpu >= order.cpu_s:
             why = wire.CPU
+        if self.cell.group is not None and why == wire.ENDED and (self.cell.tools or os.WIFSIGNALED(status)):
+            why = wire.MEMORY if self.cell.group.killed() else why
         return wire.Exit(status, why, cpu, time.monotonic() - start, usage.ru_maxrss)
 
     def later(self, pid: int, start: float, now: float, used: float, wall_s: float) -> float:

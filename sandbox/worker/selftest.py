@@ -70,6 +70,8 @@ def run(
     said = {"rlimits": not _works(_allocate(memory_mib + 300)) and resource.getrlimit(resource.RLIMIT_CORE)[1] == 0}
     if jail.has_namespaces:
         said[walls.NAMESPACES] = before[walls.NAMESPACES] and os.getpid() == 1
+    if walls.CGROUP in jail.walls:
+        said[walls.CGROUP] = _is_bounded(memory_mib)
     if walls.LANDLOCK in jail.walls:
         decoy = _decoy(jail, host_file)
         said[walls.LANDLOCK] = before[walls.LANDLOCK] and not _works(lambda: os.open(decoy, os.O_RDONLY))
@@ -95,6 +97,29 @@ def run(
         said[walls.SECCOMP] = before[walls.SECCOMP] and not any(_works(act) for act in forbidden)
     os.write(log, Record(0, 0, 0.0, 0.0, 0, 0, json.dumps(said).encode()).pack())
     os._exit(0)
+
+
+def _is_bounded(memory_mib: int) -> bool:
+    """Processes together get neither much more memory than one may have, nor are there more than may be."""
+    ready, done = os.pipe()
+    if os.fork() == 0:
+        held = bytearray(b"x") * ((memory_mib + 128) << 20)
+        os.write(done, b"x" if held else b"")
+        os._exit(0)
+    os.close(done)
+    starved = os.read(ready, 1) == b""
+    wait, hold = os.pipe()
+    refused = False
+    for _ in range(64):
+        try:
+            if os.fork() == 0:
+                os.close(hold)
+                os.read(wait, 1)  # until the one that counts has ended
+                os._exit(0)
+        except OSError:
+            refused = True
+            break
+    return starved and refused
 
 
 def _fork() -> None:

@@ -112,6 +112,9 @@ EXHAUST: dict[str, tuple[str, str]] = {
 # The first process of a namespace, which a program is at level 3, cannot stop or kill itself.
 AT_LEVEL_2 = {"stop itself": "timeout", "kill itself": "runtime_error"}
 
+# A control group ends it at once.
+IN_A_GROUP = {"fill memory and catch it": "memory_limit"}
+
 # What the parser, or bytecode that was never compiled, does is the interpreter's affair; some run into the other status.
 BY_INTERPRETER = {"compile something deep": "runtime_error", "crash by bytecode": "cpu_limit"}
 

@@ -52,10 +52,12 @@ def act_trials(scene: Scene) -> Iterator[Trial]:
             yield Trial(f"{category}: {name}", job, _STOPPED)
 
 
-def exhaust_trials(level: int) -> Iterator[Trial]:
-    """Programs that use too much, or break, each with the status that it must have at this level."""
+def exhaust_trials(isolation: sandbox.Isolation) -> Iterator[Trial]:
+    """Programs that use too much, or break, each with the status that it must have behind these walls."""
     for name, (code, at_level_3) in programs.EXHAUST.items():
-        status = programs.AT_LEVEL_2.get(name, at_level_3) if level < 3 else at_level_3
+        status = programs.AT_LEVEL_2.get(name, at_level_3) if isolation.level < 3 else at_level_3
+        if isolation.stands["cgroup"]:
+            status = programs.IN_A_GROUP.get(name, status)
         allowed = {status, programs.BY_INTERPRETER.get(name, status)}
         began = BEGIN if "syntax" not in name and "null" not in name else ""
         limits = EXHAUST_LIMITS.get(status, _SMALL)
@@ -100,11 +102,11 @@ def run(walls: list[str]) -> list[str]:
     complaints = []
     try:
         with sandbox.Pool(workers=2, walls=walls) as pool:
-            level = pool.isolation.level
-            trials = [*act_trials(scene), *exhaust_trials(level), *hack_trials(), *honest_trials()]
+            isolation = pool.isolation
+            trials = [*act_trials(scene), *exhaust_trials(isolation), *hack_trials(), *honest_trials()]
             results = sandbox.run_many([t.job for t in trials], pool=pool)
             complaints = [c for t, r in zip(trials, results, strict=True) if (c := t.complaint(r))]
-            print(f"{len(trials)} programs at level {level}; {dict(pool.isolation.notes)}", flush=True)
+            print(f"{len(trials)} programs at level {isolation.level}; {dict(isolation.notes)}", flush=True)
         with sandbox.Pool(workers=1, walls=walls) as pool:
             complaints += linger_complaints(pool)
         complaints += scene.harm()

@@ -63,7 +63,7 @@ def test_nothing_lingers(pool: sandbox.Pool) -> None:
 
 @pytest.mark.slow
 def test_no_program_takes_more_than_its_limits(pool: sandbox.Pool) -> None:
-    assert complaints(list(suite.exhaust_trials(pool.isolation.level)), pool) == []
+    assert complaints(list(suite.exhaust_trials(pool.isolation)), pool) == []
 
 
 @pytest.mark.slow

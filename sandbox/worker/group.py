@@ -1,0 +1,52 @@
+"""The control group of one worker's runs, from inside: entered by the forker, given its bounds before each run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+
+_SLACK_MIB = 48
+"""The forker's own pages, and what the kernel keeps for processes."""
+
+
+class Group:
+    """Open files of a group, so that it can be used where its folder is out of sight."""
+
+    def __init__(self, folders: Mapping[str, str]) -> None:
+        memory, pids = folders["memory"], folders["pids"]
+        second = os.path.exists(f"{memory}/memory.max")
+        self.entries = [os.open(f"{folder}/cgroup.procs", os.O_WRONLY | os.O_CLOEXEC) for folder in {memory, pids}]
+        name = "memory.max" if second else "memory.limit_in_bytes"
+        self.memory = os.open(f"{memory}/{name}", os.O_WRONLY | os.O_CLOEXEC)
+        self.events = os.open(
+            f"{memory}/{'memory.events' if second else 'memory.oom_control'}", os.O_RDONLY | os.O_CLOEXEC
+        )
+        self.pids = os.open(f"{pids}/pids.max", os.O_WRONLY | os.O_CLOEXEC)
+        self.bounds: tuple[int, int] | None = None
+        self.seen = 0
+        for file, value in (("memory.swap.max", b"0"), ("memory.oom.group", b"0"), ("memory.swappiness", b"0")):
+            with contextlib.suppress(OSError):
+                fd = os.open(f"{memory}/{file}", os.O_WRONLY)
+                os.write(fd, value)
+                os.close(fd)
+
+    def enter(self) -> None:
+        """Put the calling process into the group. Raises: OSError."""
+        for fd in self.entries:
+            os.write(fd, b"0")
+
+    def bound(self, memory_mib: int, disk_mib: int, output_kib: int, processes: int) -> None:
+        """Let the next run have so much, its files in memory and its output included. Raises: OSError."""
+        wanted = ((memory_mib + disk_mib + (output_kib >> 8) + _SLACK_MIB) << 20, processes + 1)
+        if wanted != self.bounds:
+            os.write(self.memory, str(wanted[0]).encode())
+            os.write(self.pids, str(wanted[1]).encode())
+            self.bounds = wanted
+
+    def killed(self) -> bool:
+        """The kernel has killed a process of the group for its memory since this was last asked."""
+        words = os.pread(self.events, 4096, 0).split()
+        count = int(words[words.index(b"oom_kill") + 1]) if b"oom_kill" in words else 0
+        before, self.seen = self.seen, count
+        return count > before

@@ -1,0 +1,97 @@
+"""Control groups: where one may be made, that it bounds a run's processes together, and that none is left."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import sandbox
+from sandbox import groups, languages
+
+HOGS = "for i in 1 2 3 4 5 6; do (head -c 90M /dev/zero; sleep 3) | tail -c 90M > /dev/null & done; wait; echo 8"
+
+
+def machine(folder: Path, mounts: str, cgroup: str) -> Path:
+    """A /proc/self that says so."""
+    (folder / "mounts").write_text(mounts.replace("ROOT", str(folder)))
+    (folder / "cgroup").write_text(cgroup)
+    return folder
+
+
+def test_version_1_has_a_folder_for_each_limit(tmp_path: Path) -> None:
+    mounts = (
+        "cgroup ROOT/m cgroup rw,relatime,memory 0 0\ncgroup ROOT/p cgroup rw,pids 0 0\ncgroup2 ROOT/u cgroup2 rw 0 0\n"
+    )
+    proc = machine(tmp_path, mounts, "8:pids:/\n4:cpu,memory:/box/7\n1:name=systemd:/\n0::/\n")
+    for folder in ("m/box/7", "p", "u"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "u/cgroup.subtree_control").write_text("hugetlb\n")
+    assert groups.parents(proc) == {"memory": tmp_path / "m/box/7", "pids": tmp_path / "p"}
+    (tmp_path / "m/box/7").rmdir()
+    assert groups.parents(proc)["memory"] == tmp_path / "m", "a container may not see its own path"
+
+
+def test_version_2_is_used_where_both_limits_are_handed_down(tmp_path: Path) -> None:
+    proc = machine(tmp_path, "cgroup2 ROOT/u cgroup2 rw,nosuid 0 0\n", "0::/user/app\n")
+    (tmp_path / "u/user/app").mkdir(parents=True)
+    (tmp_path / "u/user/cgroup.subtree_control").write_text("memory pids\n")
+    (tmp_path / "u/user/app/cgroup.subtree_control").write_text("\n")
+    assert set(groups.parents(proc).values()) == {tmp_path / "u/user"}, "a group with processes hands nothing down"
+    (tmp_path / "u/user/app/cgroup.subtree_control").write_text("cpu memory pids\n")
+    assert set(groups.parents(proc).values()) == {tmp_path / "u/user/app"}
+    for folder in ("u/user", "u/user/app"):
+        (tmp_path / folder / "cgroup.subtree_control").write_text("cpu pids\n")
+    with pytest.raises(OSError, match="no control group offers memory and pids"):
+        groups.parents(proc)
+
+
+def test_where_there_is_none_the_walls_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> dict[str, Path]:
+        raise OSError(13, "/sys/fs/cgroup is not writable")
+
+    monkeypatch.setattr(groups, "parents", refuse)
+    with sandbox.Pool(workers=1) as pool:
+        assert sandbox.run("print(8)", [{"input": "", "output": "8"}], pool=pool).passed
+        assert pool.isolation.stands["cgroup"] is False
+        assert "down cgroup: /sys/fs/cgroup is not writable" in pool.isolation.lines()
+
+
+@pytest.fixture
+def places() -> dict[str, Path]:
+    """Where groups may be made on this machine."""
+    try:
+        return groups.parents()
+    except OSError as exc:
+        pytest.skip(f"no control groups here: {exc}")
+
+
+def test_processes_of_a_run_share_one_bound_and_the_group_goes_with_its_worker(places: dict[str, Path]) -> None:
+    before = {p for place in places.values() for p in place.glob("verizero-sandbox-*")}
+    with sandbox.Pool(workers=1, tools=languages.TOOLS) as pool:
+        assert pool.isolation.stands["cgroup"]
+        made = {p for place in places.values() for p in place.glob("verizero-sandbox-*")} - before
+        assert made
+        limits = sandbox.Limits(memory_mib=128, wall_s=120)
+        result = sandbox.run_language("bash", HOGS, [{"input": "", "output": "8"}], limits=limits, pool=pool)
+        assert result.status == "memory_limit", result
+        again = sandbox.run_language("bash", "echo 8", [{"input": "", "output": "8"}], limits=limits, pool=pool)
+        assert again.passed, again
+    assert not [p for p in made if p.exists()]
+
+
+def test_one_process_past_its_memory_is_ended_by_the_kernel(places: dict[str, Path]) -> None:
+    program = "a = []\nwhile True:\n  try:\n    while True: a.append(bytearray(1 << 20))\n  except MemoryError: pass"
+    with sandbox.Pool(workers=1) as pool:
+        limits = sandbox.Limits(memory_mib=100, cpu_s=30, wall_s=120)
+        result = sandbox.run(program, [{"input": "", "output": ""}], limits=limits, pool=pool)
+        assert (result.status, "used more than 100 MiB" in result.error) == ("memory_limit", True)
+        assert sandbox.run("print(8)", [{"input": "", "output": "8"}], limits=limits, pool=pool).passed
+
+
+def test_groups_of_dead_judges_are_swept(tmp_path: Path) -> None:
+    for name in ("verizero-sandbox-999999999-0-a", f"verizero-sandbox-{os.getpid()}-0-a", "other"):
+        (tmp_path / name).mkdir()
+    groups.sweep({"memory": tmp_path, "pids": tmp_path})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["other", f"verizero-sandbox-{os.getpid()}-0-a"]
