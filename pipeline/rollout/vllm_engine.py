@@ -20,7 +20,7 @@ import torch
 
 from pipeline.config.sections import VllmConfig
 from pipeline.errors import ConfigError, EngineError, boundary
-from pipeline.rollout.engine import Completion, Request, Sampling
+from pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling
 from pipeline.rollout.weights import Counted, Published, Weights, weights_of
 from pipeline.types import FinishReason
 
@@ -34,6 +34,7 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
 }
+TOKENS_A_STEP = 4096
 OURS = {
     "model": "model.path",
     "dtype": "model.dtype",
@@ -74,7 +75,7 @@ class Policy:
 
 
 class VllmEngine:
-    """Generates with vLLM in this process; implements `Engine`. A process has one: vLLM's groups are global."""
+    """Generates with vLLM in this process; an `Engine` that `Streams`. A process has one: vLLM's groups are global."""
 
     _live = 0
 
@@ -91,7 +92,7 @@ class VllmEngine:
         check_arguments(config.arguments, self._vllm.argument_names())
         check_heads(policy.model.config, self._vllm.head_sizes())
         self.sleep_note = self._why_no_sleep()
-        arguments = {**engine_arguments(policy, config, max_rows), **self._placed(), **config.arguments}
+        arguments = {**engine_arguments(policy, config, max_rows), **self._placed(max_rows), **config.arguments}
         self._folder = tempfile.TemporaryDirectory(prefix="verizero-engine-")
         self._own_group = not torch.distributed.is_initialized()
         with boundary(EngineError, "starting vLLM in this process"):
@@ -122,6 +123,12 @@ class VllmEngine:
 
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         """Per request, one completion per seed. Raises: EngineError for a prompt that leaves no room."""
+        return self.generate_streaming(requests, sampling, lambda ended: None)
+
+    def generate_streaming(
+        self, requests: Sequence[Request], sampling: Sampling, listener: Listener
+    ) -> list[list[Completion]]:
+        """What `generate` returns; the listener is told of each response after the step of vLLM in which it ended."""
         check_requests(requests, sampling, self._limit)
         refuse_records(sampling)
         self._wake(None)
@@ -136,7 +143,10 @@ class VllmEngine:
                     engine.add_request(str(self._asked), prompt, params)
                     places[str(self._asked)] = (i, j)
             while engine.has_unfinished_requests():
-                made.update({places[o.request_id]: self._completion(o) for o in engine.step() if o.finished})
+                done = {places[out.request_id]: self._completion(out) for out in engine.step() if out.finished}
+                made.update(done)
+                if done:
+                    listener([Ended(i, j, c.token_ids, c.finish_reason) for (i, j), c in done.items()])
         return [[made[i, j] for j in range(len(r.seeds))] for i, r in enumerate(requests)]
 
     def rest(self) -> None:
@@ -170,12 +180,10 @@ class VllmEngine:
             return "vLLM's CPU build has no sleep mode"
         return None if self.config.sleep else "rollout.vllm.sleep is off"
 
-    def _placed(self) -> dict[str, Any]:
+    def _placed(self, max_rows: int) -> dict[str, Any]:
         """Arguments that hang on the device."""
-        if self._vllm.on_cpu():
-            placed: dict[str, Any] = {"kv_cache_memory_bytes": int(self.config.kv_cache_gib * 2**30)}
-        else:
-            placed = {"gpu_memory_utilization": self.config.gpu_memory_share}
+        placed = device_arguments(self.policy, self.config, max_rows, self._vllm.on_cpu())
+        if not self._vllm.on_cpu():
             placed["enable_sleep_mode"] = self.sleep_note is None
         if self.config.tensor_parallel > 1:  # the ranks of a launched group are its workers
             placed["distributed_executor_backend"] = "external_launcher"
@@ -215,6 +223,22 @@ def engine_arguments(policy: Policy, config: VllmConfig, max_rows: int) -> dict[
         "disable_log_stats": True,
         "worker_extension_cls": "pipeline.rollout.vllm_worker.WorkerExtension",
         "seed": 0,
+    }
+
+
+def device_arguments(policy: Policy, config: VllmConfig, max_rows: int, on_cpu: bool) -> dict[str, Any]:
+    """Arguments of vLLM's engine that hang on the device.
+
+    On the CPU a prompt is computed in one go: where part of one is left for the next step, vLLM turns back the random
+    numbers of its seed, which it cannot do there.
+    """
+    if not on_cpu:
+        return {"gpu_memory_utilization": config.gpu_memory_share}
+    longest = config.max_model_tokens or policy.context or 0
+    return {
+        "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(TOKENS_A_STEP, longest, max_rows),
     }
 
 

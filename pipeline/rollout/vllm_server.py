@@ -27,6 +27,7 @@ from pipeline.rollout.vllm_engine import (
     check_arguments,
     check_heads,
     check_requests,
+    device_arguments,
     engine_arguments,
     import_vllm,
     refuse_records,
@@ -116,10 +117,7 @@ class VllmServerEngine:
         self.policy.model.config.save_pretrained(self._model.name)
         arguments = {"model": self._model.name, **engine_arguments(self.policy, self.config, max_rows)}
         arguments["weight_transfer_config"] = {"backend": worker.TRANSFER}
-        if worker.on_cpu():
-            arguments["kv_cache_memory_bytes"] = int(self.config.kv_cache_gib * 2**30)
-        else:
-            arguments["gpu_memory_utilization"] = self.config.gpu_memory_share
+        arguments |= device_arguments(self.policy, self.config, max_rows, worker.on_cpu())
         check_arguments(self.config.arguments, worker.argument_names())
         check_heads(self.policy.model.config, worker.head_sizes())
         arguments |= self.config.arguments

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pipeline.config.run import RECORDING_ENGINES, RunConfig, parts_of
+from pipeline.config.sections import VllmConfig
 from pipeline.errors import ConfigError
 from pipeline.models.load import create_model, eos_ids, load_model, load_tokenizer
 from pipeline.models.routing import num_experts, unreplayable
@@ -104,11 +105,27 @@ def build_engine(
     from pipeline.rollout.vllm_engine import Policy, VllmEngine
 
     policy = Policy.of(model, ends, getattr(backend, "named_weights", None))
+
+        return VllmServerEngine(policy, own_servers(how.vllm, backend), how.max_rows, folder or Path.cwd())
     return VllmEngine(policy, how.vllm, how.max_rows)
 
 
 def resolve_parts(config: RunConfig, model: Any = None) -> Parts | None:
     """The algorithm's parts with the recipe's numbers filled in; None for a recipe without RL.
+def own_servers(config: VllmConfig, backend: Any) -> VllmConfig:
+    """The section with the URLs of this rank's servers alone: a server takes the weights of one rank.
+
+    Raises: ConfigError where there are fewer servers than ranks.
+    """
+    ranks = getattr(backend, "ranks", ALONE)
+    if config.urls and len(config.urls) < ranks.size:
+        raise ConfigError(
+            f"rollout.vllm.urls names {len(config.urls)} servers for {ranks.size} ranks, and each needs its own; "
+            "start more, or leave urls empty so that each rank starts its own"
+        )
+    return config.model_copy(update={"urls": tuple(ranks.share(config.urls))})
+
+
 
     if how.engine == "vllm_server":
         from pipeline.rollout.vllm_server import VllmServerEngine

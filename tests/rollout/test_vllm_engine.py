@@ -13,7 +13,7 @@ import torch
 
 from pipeline.config.sections import VllmConfig
 from pipeline.errors import EngineError
-from pipeline.rollout.engine import Completion, Engine, Request, Sampling
+from pipeline.rollout.engine import Completion, Ended, Engine, Request, Sampling, Streams
 from pipeline.rollout.sampling import cut_off
 from pipeline.rollout.vllm_engine import Policy, VllmEngine
 from tests.models.families import build, next_logits, scatter
@@ -22,6 +22,8 @@ pytest.importorskip("vllm", reason="make install-engines")
 pytestmark = pytest.mark.integration
 
 EOS = (1, 5)
+SMALL = VllmConfig(kv_cache_gib=0.1, arguments={"max_num_batched_tokens": 96})
+"""So few tokens a step that prompts wait for each other."""
 REQUESTS = [
     Request((3, 4, 6, 7), (11, 12, 2**63 - 1)),
     Request((8,), (21,)),
@@ -38,7 +40,7 @@ class Colocated:
         self.left_out: str | None = None
         self.before = torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].tolist()
         self.set_num_threads = torch.set_num_threads
-        self.engine = VllmEngine(Policy.of(self.model, EOS, self.weights), VllmConfig(kv_cache_gib=0.1), 64)
+        self.engine = VllmEngine(Policy.of(self.model, EOS, self.weights), SMALL, 64)
         self.after = torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].tolist()
         self.next = 0
 
@@ -146,6 +148,31 @@ def test_a_response_hangs_on_its_own_seed(both: Colocated) -> None:
     (alone,) = both.engine.generate([Request((4,), (402, 405))], Sampling(16))
     assert [c.token_ids for c in alone] == [together[2][2].token_ids, together[2][5].token_ids]
     assert len({c.token_ids for cs in together for c in cs}) > 20
+
+
+def test_more_prompts_than_a_step_computes(both: Colocated) -> None:
+    both.publish()
+    crowd = [Request(tuple(2 + (3 * i + j) % 20 for j in range(30 + i)), (i, 50 + i)) for i in range(12)]
+    together = both.engine.generate(crowd, Sampling(8))
+    for i in (0, 3, 11):
+        (alone,) = both.engine.generate(crowd[i : i + 1], Sampling(8))
+        assert [c.token_ids for c in alone] == [c.token_ids for c in together[i]]
+        for one in together[i]:
+            assert one.logprobs == pytest.approx(scored(both.model, crowd[i].prompt_ids, one, Sampling(8)), abs=1e-4)
+
+
+def test_each_response_is_told_of_once_as_it_ends(both: Colocated) -> None:
+    both.publish()
+    told: list[list[Ended]] = []
+    crowd = [Request((i,), tuple(range(100 * i, 100 * i + 6))) for i in range(2, 8)]
+    answers = both.engine.generate_streaming(crowd, Sampling(20), lambda ended: told.append(list(ended)))
+    assert isinstance(both.engine, Streams)
+    assert len(told) > 3
+    seen = {(e.request, e.sample): (e.token_ids, e.finish_reason) for batch in told for e in batch}
+    assert sum(map(len, told)) == len(seen) == 36
+    assert all(seen[i, j] == (c.token_ids, c.finish_reason) for i, cs in enumerate(answers) for j, c in enumerate(cs))
+    lengths = [len(e.token_ids) for batch in told for e in batch]
+    assert lengths == sorted(lengths)
 
 
 def test_responses_end_with_an_end_token_or_at_the_limit(both: Colocated) -> None:

@@ -17,6 +17,7 @@ from pipeline.rollout.vllm_engine import (
     check_arguments,
     check_heads,
     check_spans,
+    device_arguments,
     engine_arguments,
     finish_reason,
     import_vllm,
@@ -133,3 +134,17 @@ def test_heads_that_the_cpu_build_does_not_compute_are_refused_at_once() -> None
     check_heads(config, [8, 32])
     with pytest.raises(ConfigError, match=r"heads have 8 numbers.*computes 32, 64; choose.*rollout\.engine: torch"):
         check_heads(config, [32, 64])
+
+
+def test_on_the_cpu_a_prompt_is_computed_in_one_go() -> None:
+    policy = Policy.of(build("qwen2", {}), (1,))
+    found = device_arguments(policy, VllmConfig(kv_cache_gib=0.5, max_model_tokens=9000), 64, on_cpu=True)
+    assert found == {
+        "kv_cache_memory_bytes": 2**29,
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": 9000,
+    }
+    assert device_arguments(policy, VllmConfig(), 5000, on_cpu=True)["max_num_batched_tokens"] == 5000
+    assert device_arguments(policy, VllmConfig(gpu_memory_share=0.3), 64, on_cpu=False) == {
+        "gpu_memory_utilization": 0.3
+    }

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.errors import RunError
+from pipeline.config.sections import VllmConfig
+from pipeline.errors import ConfigError, RunError
+from pipeline.stages.build import own_servers
 from pipeline.stages.parity import TRUNCATED, action_of, corrected, hold_against_trainer
 from pipeline.stages.progress import Silent
 from pipeline.stages.steps import Steps, temperature
 from pipeline.stages.train import opened, remaining, run_items, train
+from pipeline.train.ranks import Ranks
 from tests.stages.test_rl import Heard, session_of
 from tests.stages.tiny import tiny
 
@@ -114,6 +119,56 @@ def test_a_run_that_goes_on_draws_and_learns_what_a_whole_one_does(base: Path) -
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     drawn = [(base / name / "rollouts.jsonl").read_bytes() for name in ("cut", "whole")]
     assert drawn[0] == drawn[1]
+
+
+def living(group: int) -> list[str]:
+    """Processes of that group that are no zombies."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, of_group = path.read_text().rpartition(")")[2].split()[:3]
+        except OSError:
+            continue
+        if int(of_group) == group and state != "Z":
+            found.append(path.parent.name)
+    return found
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+@pytest.mark.usefixtures("need_vllm")
+def test_a_run_learns_with_a_server_that_it_starts_and_ends(base: Path) -> None:
+    pids: list[int] = []
+
+    def update(session: Any, *arguments: Any) -> Any:
+        pids.extend(p.process.pid for p in session.engine._processes if not pids)
+        return Steps().update(session, *arguments)
+
+    with opened(recipe("vllm_server"), base, base / "run", "auto", Silent()) as session:
+        for _, items in remaining(session):
+            run_items(session, items, Steps(update=update))
+    seen = rows(base / "run")
+    rewards = [row["reward/sampled"] for row in seen]
+    assert sum(rewards[-4:]) / 4 - sum(rewards[:4]) / 4 > 0.3
+    assert all(row["servers/alive"] == 1 and row["servers/resampled"] == 0 for row in seen)
+    assert all(row["mismatch/p99"] < 1e-3 for row in seen)
+    assert [row["policy/version"] for row in seen] == list(range(1, STEPS + 1))
+    assert json.loads((base / "run" / "parity.json").read_text())["differs"] is False
+    assert len(pids) == 1
+    until = time.monotonic() + 60
+    while living(pids[0]) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert living(pids[0]) == []
+
+
+def test_each_rank_has_servers_of_its_own() -> None:
+    given = VllmConfig(urls=("http://a:1", "http://b:1", "http://c:1"))
+    of_rank = [own_servers(given, SimpleNamespace(ranks=Ranks(rank, 2))).urls for rank in (0, 1)]
+    assert of_rank == [("http://a:1", "http://c:1"), ("http://b:1",)]
+    assert own_servers(given, None).urls == given.urls
+    assert own_servers(VllmConfig(), SimpleNamespace(ranks=Ranks(1, 2))).urls == ()
+    with pytest.raises(ConfigError, match="names 3 servers for 4 ranks"):
+        own_servers(given, SimpleNamespace(ranks=Ranks(0, 4)))
 
 
 class TestTheGate:

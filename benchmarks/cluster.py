@@ -1,0 +1,165 @@
+"""How fast engines generate, side by side, and how long new weights take to reach them.
+
+    python benchmarks/cluster.py                                   embedded, vLLM, transformers' generate
+    python benchmarks/cluster.py --engine vllm --engine vllm_server --prompts 64 --samples 8
+    python benchmarks/cluster.py --model runs/demo/model
+
+Every response has `--tokens` tokens: no token ends one. Engines are timed one after the other in this process, each
+after a first round that is not counted; a machine that does other things meanwhile shows in the range of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+ENGINES = ("torch", "vllm", "vllm_server", "transformers")
+CHARACTERS = "0123456789+-*/=() abcdefghijklmnopqrstuvwxyz<>?.,:\nABCDEFGHIJK"
+SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": True,
+}
+NO_END = -1
+"""An end token that is none, so that every response is of full length."""
+
+
+def main() -> None:
+    """Parse the command line and print one JSON object per engine."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--engine", action="append", choices=ENGINES, help="repeatable; default: all that are here")
+    options.add_argument("--model", help="a Hugging Face folder; default: a Qwen2 of 0.8M parameters")
+    options.add_argument("--prompts", type=int, default=32)
+    options.add_argument("--samples", type=int, default=8)
+    options.add_argument("--tokens", type=int, default=64)
+    options.add_argument("--rounds", type=int, default=3)
+    asked = options.parse_args()
+    model = policy(asked.model)
+    for name in asked.engine or here():
+        print(json.dumps({"engine": name, **measure(name, model, asked)}), flush=True)
+
+
+def here() -> list[str]:
+    """The engines that are installed."""
+    import importlib.util
+
+    found = importlib.util.find_spec("vllm") is not None
+    return [name for name in ENGINES if found or not name.startswith("vllm")]
+
+
+def policy(folder: str | None) -> Any:
+    """The model of that folder, else a small one made here."""
+    import torch
+
+    from pipeline.data.tokenizer import character_tokenizer
+    from pipeline.models.load import create_model, load_model, quiet
+
+    quiet()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if folder is not None:
+        return load_model(folder, "float32" if device == "cpu" else "bfloat16", device).eval()
+    return create_model("qwen2", SIZES, character_tokenizer(CHARACTERS), 0).to(device).eval()
+
+
+def measure(name: str, model: Any, asked: argparse.Namespace) -> dict[str, Any]:
+    """Median tokens/s of the rounds with their range; and, for each way of publishing, median seconds and bytes."""
+    prompts = [tuple(2 + (7 * i + j) % 40 for j in range(6 + i % 5)) for i in range(asked.prompts)]
+    total = asked.prompts * asked.samples * asked.tokens
+    out: dict[str, Any] = {"device": str(model.device), "tokens_a_round": total}
+    for way, publish, generate in sides(name, model, prompts, asked):
+        publishes, speeds = [], []
+        for turn in range(asked.rounds + 1):
+            start = time.perf_counter()
+            publish(turn)
+            between = time.perf_counter()
+            made = generate(turn)
+            if made != total:
+                raise SystemExit(f"{name} made {made} tokens, {total} were asked for")
+            if turn > 0:
+                publishes.append(between - start)
+                speeds.append(total / (time.perf_counter() - between))
+        out["tokens_per_s"] = round(statistics.median(speeds))
+        out["tokens_per_s_range"] = [round(min(speeds)), round(max(speeds))]
+        if way is not None:
+            num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
+            out[f"publish/{way}"] = {"seconds": round(statistics.median(publishes), 4), "bytes": num_bytes}
+    return out
+
+
+Side = tuple[str | None, Callable[[int], None], Callable[[int], int]]
+"""A way of publishing, what publishes, and what generates and returns the number of tokens."""
+
+
+def sides(name: str, model: Any, prompts: Sequence[tuple[int, ...]], asked: argparse.Namespace) -> Iterator[Side]:
+    """The engine, once for each way in which weights reach it; closed at the end."""
+    if name == "transformers":
+        yield None, lambda turn: None, lambda turn: with_transformers(model, prompts, asked)
+        return
+    from pipeline.rollout.engine import Request, Sampling
+
+    def generate(turn: int) -> int:
+        seeds = range(turn * asked.samples, (turn + 1) * asked.samples)
+        requests = [Request(p, tuple(1000 * i + s for s in seeds)) for i, p in enumerate(prompts)]
+        answers = engine.generate(requests, Sampling(asked.tokens))
+        return sum(len(c.token_ids) for completions in answers for c in completions)
+
+    with tempfile.TemporaryDirectory() as folder:
+        engine = engine_of(name, model, Path(folder))
+        try:
+            for way in ("gloo", "folder") if name == "vllm_server" else (None,):
+                if way is not None:
+                    engine.config = engine.config.model_copy(update={"transfer": way})
+                yield way or {"torch": "copy", "vllm": "in place"}[name], engine.publish, generate
+        finally:
+            engine.close()
+
+
+def engine_of(name: str, model: Any, folder: Path) -> Any:
+    """The engine, whose responses no token ends."""
+    from pipeline.config.sections import VllmConfig
+    from pipeline.rollout.torch_engine import TorchEngine
+    from pipeline.rollout.vllm_engine import Policy, VllmEngine
+    from pipeline.rollout.vllm_server import VllmServerEngine
+
+    if name == "torch":
+        return TorchEngine(model, (NO_END,), 0)
+    target, config = Policy.of(model, ()), VllmConfig()
+    return VllmEngine(target, config, 1024) if name == "vllm" else VllmServerEngine(target, config, 1024, folder)
+
+
+def with_transformers(model: Any, prompts: Sequence[tuple[int, ...]], asked: argparse.Namespace) -> int:
+    """All responses by transformers' own generate, in one batch, left-padded."""
+    import torch
+
+    rows = [p for p in prompts for _ in range(asked.samples)]
+    width = max(map(len, rows))
+    ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in rows], device=model.device)
+    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in rows], device=model.device)
+    with torch.inference_mode():
+        out = model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            do_sample=True,
+            top_k=0,
+            max_new_tokens=asked.tokens,
+            min_new_tokens=asked.tokens,
+            pad_token_id=0,
+        )
+    return int((out.shape[1] - width) * out.shape[0])
+
+
+if __name__ == "__main__":
+    main()
