@@ -18,6 +18,7 @@ from pipeline.rl.parts import Part, Parts
 SOURCE = "arXiv:2512.02556 section 3.1"
 DEPARTURES: tuple[str, ...] = (
     "delta and the KL coefficient have no number in the paper; 0.1 nats a token and 0.001 are ours",
+    "the reference is taken over the kept sampling set and routes by itself; the paper says nothing of it",
 )
 
 

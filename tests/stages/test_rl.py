@@ -115,6 +115,15 @@ def test_a_short_batch_is_skipped_where_the_recipe_says_so(tmp_path: Path) -> No
             assert m["update/skipped"] == (m["groups/trained"] < 8)
 
 
+def test_fewer_groups_than_the_least_skip_the_update(tmp_path: Path) -> None:
+    select = {"max_refills": 0, "carry_over": False, "min_groups": 5}
+    with session_of(tmp_path, rl={"select": select, "prompts_per_step": 8, "group_size": 2}) as session:
+        train_round(session, round_of(session), Steps())
+        metrics = [r["metrics"] for r in rows(session)]
+    assert any(0 < m["groups/trained"] < 5 for m in metrics)
+    assert all(m["update/skipped"] == (m["groups/trained"] < 5) for m in metrics)
+
+
 def test_failed_graders_leave_their_groups_and_raise_an_alarm(tmp_path: Path) -> None:
     class Flaky:
         def __init__(self, inner: Any) -> None:
