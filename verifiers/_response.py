@@ -6,6 +6,7 @@ Every scan is linear in the length of the text. There is no fallback to "anythin
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass
 
 from pipeline.types import Attempt, Verdict
@@ -14,9 +15,14 @@ THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
 BOXES = ("\\boxed{", "\\fbox{")
 FENCE = re.compile(r"^[ ]{0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*$", re.MULTILINE)
 CUE = re.compile(
-    r"####[ \t]*(?P<hash>[^\n]*)|\b(?:final[ \t]+)?answer[ \t]*(?:is|:|=)[ \t]*:?(?P<words>[^\n]*)", re.IGNORECASE
+    r"####[ \t]*(?P<hash>[^\n]*)"
+    r"|\b(?:(?:final[ \t]+)?answer|(?:correct|right|best)[ \t]+(?:option|choice))[ \t*]*(?:is|:|=)[ \t*]*:?"
+    r"(?P<words>[^\n]*)",
+    re.IGNORECASE,
 )
 JOINED = re.compile(r"[\s,;.$&]{0,20}(?:\\?text\{)?\s{0,3}(?:or|and)?\s{0,3}\}?[\s,;$&]{0,20}", re.IGNORECASE)
+FILLERS = frozenset("\u115f\u1160\u2800\u3164\uffa0\u034f")
+"""Letters and marks by their category that show nothing."""
 MAX_TAIL = 100_000
 """Characters looked at, from the end: the answer stands in the tail, and a longer text is no better answer."""
 
@@ -47,7 +53,12 @@ def after_thinking(attempt: Attempt) -> Found:
     if THINK_OPEN in part:
         return Found(None, "unclosed_thinking")
     part = part.strip()
-    return Found(part, "response") if part else Found(None, "empty_answer")
+    return Found(None, "empty_answer") if is_blank(part) else Found(part, "response")
+
+
+def is_blank(text: str) -> bool:
+    """Whether a reader would see nothing: white space, zero-width characters, fillers."""
+    return all(c.isspace() or c in FILLERS or unicodedata.category(c) in ("Cf", "Cc") for c in text)
 
 
 def last_box(text: str) -> Found:
@@ -108,12 +119,18 @@ def last_tag(text: str, tag: str) -> Found:
 
 
 def last_cue(text: str) -> Found:
-    """What follows the last "answer is", "Answer:" or "####" on its line, without decoration."""
+    """What follows the last "answer is", "Answer:" or "####" on its line, without decoration.
+
+    A cue at the end of its line means the next one, if nothing stands after that.
+    """
     cues = list(CUE.finditer(text))
     if not cues:
         return Found(None, "no_cue")
     said = cues[-1]
     content = undecorated(said["hash"] if said["hash"] is not None else said["words"])
+    rest = text[said.end() :].strip()
+    if not content and "\n" not in rest:
+        content = undecorated(rest)
     return Found(content, "cue") if content else Found(None, "empty_cue")
 
 

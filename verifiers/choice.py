@@ -18,7 +18,8 @@ from verifiers.exact import normal
 MAX_CHARS = 2_000
 """A longer answer is prose, not a choice."""
 MARKED = re.compile(
-    r"(?:(?:the|choice|option|answer|letter)\s+){0,3}[(\[{]?\s*(?P<letter>[A-Za-z])\s*(?:[)\]}]|[.:,)]|$|\s+-)\s*(?P<rest>.*)",
+    r"(?:(?:the|correct|right|best|choice|option|answer|letter|is|i|choose|pick)\s+){0,5}"
+    r"[(\[{]?\s*(?P<letter>[A-Za-z])\s*(?:[)\]}]|[.:,)]|$|\s+-|(?=\())\s*(?P<rest>.*)",
     re.IGNORECASE | re.DOTALL,
 )
 SEVERAL = re.compile(
@@ -26,6 +27,7 @@ SEVERAL = re.compile(
     r"(?:\s*(?:,|/|&|;|\bor\b|\band\b|\s)\s*(?:or\s+|and\s+|maybe\s+|option\s+)?[(\[{]?[A-Za-z][)\]}]?[.:]?)+",
     re.IGNORECASE,
 )
+PLAIN = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\{([^{}]*)\}")
 HEDGE = re.compile(r"(?:or|and|/|&|but|not)\b|[/&]", re.IGNORECASE)
 
 
@@ -51,7 +53,7 @@ def choice(attempt: Attempt, params: ChoiceParams) -> Verdict:
         return Verdict("graded", 0.0, "several_answers", found.text)
     if len(found.text) > MAX_CHARS:
         return Verdict("no_answer", 0.0, "no_choice", found.text[:200])
-    said = " ".join(unicodedata.normalize("NFKC", found.text).split())
+    said = " ".join(unicodedata.normalize("NFKC", PLAIN.sub(r" \1 ", found.text)).split())
     picked = _picked(said, texts, params)
     if picked is None:
         return Verdict("no_answer", 0.0, "no_choice", found.text)
@@ -68,10 +70,15 @@ def _picked(said: str, texts: Mapping[str, str], params: ChoiceParams) -> str | 
         return by_text[normal(said)]
     if SEVERAL.fullmatch(said):
         return ""
+    letter, _, rest = said.partition(" ")
+    if letter.upper() in texts and normal(rest) == normal(texts[letter.upper()]):
+        return letter.upper()
     marked = MARKED.fullmatch(said)
     if marked is None or marked["letter"].upper() not in params.letters:
         return None
     letter, rest = marked["letter"].upper(), marked["rest"].strip()
+    if rest.startswith("(") and rest.endswith(")"):
+        rest = rest[1:-1].strip()
     if not rest:
         return letter
     if letter in texts and normal(rest) == normal(texts[letter]):

@@ -15,9 +15,9 @@ from pipeline.types import Attempt, Verdict
 from verifiers._response import final_answer
 from verifiers.base import VerifierParams, verifier
 
-TOKEN = re.compile(r"\s*(?:(?P<number>\d{1,12})(?!\d)|(?P<sign>[-+*/()=]))")
+TOKEN = re.compile(r"\s*(?:(?P<number>[0-9]{1,12})(?!\d)|(?P<sign>[-+*/(){}=]|\\[dt]?frac))")
 SIGNS = {"×": "*", "·": "*", "∗": "*", "÷": "/", "−": "-", "–": "-", "\\times": "*", "\\cdot": "*", "\\div": "/",
-         "\\left": "", "\\right": "", "[": "(", "]": ")"}  # fmt: skip
+         "\\left": "", "\\right": "", "[": "(", "]": ")", "\u22c5": "*", "\u2219": "*", "x": "*"}  # fmt: skip
 MAX_TOKENS = 400
 
 
@@ -67,6 +67,8 @@ def evaluate(text: str, whole_steps: bool, target: int) -> tuple[Fraction, list[
     Raises: BadExpression with a reason code.
     """
     tokens = _tokens(text)
+    if tokens[:2] == [target, "="] and tokens.count("=") == 1:
+        tokens = tokens[2:]
     if "=" in tokens:
         at = tokens.index("=")
         if tokens[at + 1 :] != [target]:
@@ -91,7 +93,8 @@ def _tokens(text: str) -> list[int | str]:
         token = TOKEN.match(text, at)
         if token is None or len(tokens) >= MAX_TOKENS:
             raise BadExpression("not_an_expression")
-        tokens.append(int(token["number"]) if token["number"] else token["sign"])
+        sign = "frac" if token["sign"] and token["sign"].endswith("frac") else token["sign"]
+        tokens.append(int(token["number"]) if token["number"] else sign)
         at = token.end()
     return tokens
 
@@ -115,18 +118,29 @@ class _Parser:
         return value
 
     def product(self) -> Fraction:
-        value = self.atom()
-        while (sign := self.peek()) in ("*", "/"):
-            self.at += 1
+        value, divided = self.atom(), False
+        while (sign := self.peek()) in ("*", "/") or (not divided and self._beside_bracket()):
+            self.at += sign in ("*", "/")
+            divided |= sign == "/"
             other = self.atom()
             if sign == "/" and other == 0:
                 raise BadExpression("division_by_zero")
-            value = self.step(value * other if sign == "*" else value / other)
+            value = self.step(value / other if sign == "/" else value * other)
         return value
+
+    def _beside_bracket(self) -> bool:
+        """A product without a sign, as in 3(5+7) and (5+7)3; after a division nobody knows what it means."""
+        last, following = self.tokens[self.at - 1], self.peek()
+        return following == "(" or (last == ")" and isinstance(following, int))
 
     def atom(self) -> Fraction:
         token = self.peek()
         self.at += 1
+        if token == "frac" and self.depth < 50:
+            above, below = self.braces(), self.braces()
+            if below == 0:
+                raise BadExpression("division_by_zero")
+            return self.step(above / below)
         if isinstance(token, int):
             self.numbers.append(token)
             return Fraction(token)
@@ -135,6 +149,17 @@ class _Parser:
             value = self.sum()
             self.depth -= 1
             if self.peek() == ")":
+                self.at += 1
+                return value
+        raise BadExpression("not_an_expression")
+
+    def braces(self) -> Fraction:
+        if self.peek() == "{":
+            self.at += 1
+            self.depth += 1
+            value = self.sum()
+            self.depth -= 1
+            if self.peek() == "}":
                 self.at += 1
                 return value
         raise BadExpression("not_an_expression")

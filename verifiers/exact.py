@@ -13,6 +13,8 @@ from pipeline.types import Attempt, Verdict
 from verifiers._response import after_thinking, final_answer
 from verifiers.base import VerifierParams, verifier
 
+INVISIBLE = dict.fromkeys((0x200B, 0x2060, 0xFEFF, 0x00AD))
+"""Characters that are never part of what a text says."""
 ARTICLES = re.compile(r"\b(?:a|an|the)\b\s*", re.IGNORECASE)
 
 
@@ -44,7 +46,7 @@ def exact(attempt: Attempt, params: ExactParams) -> Verdict:
 
 def normal(text: str, ignore_case: bool = True) -> str:
     """`text` in Unicode form NFKC, spaces collapsed, a final dot and surrounding quotes off, in one case."""
-    text = " ".join(unicodedata.normalize("NFKC", text).split())
+    text = " ".join(unicodedata.normalize("NFKC", text.translate(INVISIBLE)).split())
     text = text.removesuffix(".")
     if len(text) > 1 and text[0] in "\"'“‘" and text[-1] in "\"'”’":
         text = text[1:-1].strip()

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from pipeline.types import Attempt, Verdict
+from verifiers._response import is_blank
 from verifiers.base import VerifierParams, verifier
 
 TAG = re.compile(r"<(/?)(think|answer)>")
@@ -41,14 +42,14 @@ def format(attempt: Attempt, params: FormatParams) -> Verdict:
         got = " ".join(t for t, _, _ in tags[:8]) or "none"
         return Verdict("graded", 0.0, f"wrong_tags: {got}")
     think = text[tags[0][2] : tags[1][1]]
-    if len("".join(think.split())) < params.min_think_chars:
+    if sum(not is_blank(c) for c in think) < params.min_think_chars:
         return Verdict("graded", 0.0, "empty_thinking")
     if params.tags == "think":
         outside, answer = text[: tags[0][1]], text[tags[1][2] :]
     else:
         outside = text[: tags[0][1]] + text[tags[1][2] : tags[2][1]] + text[tags[3][2] :]
         answer = text[tags[2][2] : tags[3][1]]
-    if not answer.strip():
+    if is_blank(answer):
         return Verdict("graded", 0.0, "empty_answer")
     if outside.strip() and not params.allow_outside:
         return Verdict("graded", 0.0, "text_outside_tags")

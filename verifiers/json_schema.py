@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -13,6 +13,7 @@ from pydantic import Field
 
 from pipeline.errors import DataError
 from pipeline.types import Attempt, Verdict
+from verifiers._patterns import NotSearched, TooSlow, is_found, is_quick
 from verifiers._response import Found, after_thinking, code_blocks, last_tag
 from verifiers.base import VerifierParams, verifier
 
@@ -30,7 +31,8 @@ def json_schema(attempt: Attempt, params: JsonSchemaParams) -> Verdict:
     """1 if the answer is one JSON value that meets the schema (and equals the wanted one, key by key where given).
 
     Reference: {"schema": {...}, "equals"?: value, "values"?: {key: value}} (one of the three is enough), or its text.
-    Duplicate keys, NaN and infinities are no JSON. A schema's references never leave the schema.
+    Duplicate keys, NaN and infinities are no JSON. A schema's references never leave the schema. Patterns that can run
+    for long are searched for in the sandbox.
     """
     schema, wanted = _reference(attempt.reference)
     found = _json_text(attempt, params)
@@ -41,7 +43,12 @@ def json_schema(attempt: Attempt, params: JsonSchemaParams) -> Verdict:
     except ValueError as exc:
         return Verdict("graded", 0.0, f"not_json: {exc}"[:200], found.text[:200])
     if schema is not None:
-        error = next(iter(_validator(json.dumps(schema, sort_keys=True)).iter_errors(value)), None)
+        try:
+            error = next(iter(_validator(json.dumps(schema, sort_keys=True)).iter_errors(value)), None)
+        except TooSlow as exc:
+            return Verdict("timeout", 0.0, str(exc)[:200], found.text[:200])
+        except NotSearched as exc:
+            return Verdict("sandbox_error", 0.0, str(exc)[:300], found.text[:200])
         if error is not None:
             return Verdict("graded", 0.0, f"schema: {error.json_path}: {error.message}"[:200], found.text[:200])
     if "equals" in wanted and not same(value, wanted["equals"]):
@@ -72,7 +79,7 @@ def parse(text: str, max_chars: int, max_depth: int) -> Any:
                 raise ValueError(f"nested deeper than {max_depth}")
         elif c in "]}":
             depth -= 1
-    return json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+    return json.loads(text.removeprefix("\ufeff"), object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -124,7 +131,70 @@ def _validator(schema_text: str) -> Any:
         kind.check_schema(schema)
     except jsonschema.SchemaError as exc:
         raise DataError(f"reference.schema: {exc.json_path}: {exc.message}"[:300]) from exc
-    return kind(schema, registry=referencing.Registry())
+    if '"unevaluatedProperties"' in schema_text and not all(is_quick(p) for p in _patterns_of(schema)):
+        raise DataError("reference.schema: unevaluatedProperties beside a pattern that can run for long; simplify it")
+    words = {
+        "pattern": _pattern,
+        "patternProperties": _pattern_properties,
+        "additionalProperties": _additional_properties,
+        "uniqueItems": _unique_items,
+    }
+    return jsonschema.validators.extend(kind, words)(schema, registry=referencing.Registry())
+
+
+def _patterns_of(schema: Any) -> Iterator[str]:
+    if isinstance(schema, Mapping):
+        yield from schema.get("patternProperties", {})
+        for inner in schema.values():
+            yield from _patterns_of(inner)
+    elif isinstance(schema, list):
+        for inner in schema:
+            yield from _patterns_of(inner)
+
+
+def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
+    if validator.is_type(instance, "string") and not is_found(pattern, instance):
+        yield jsonschema.ValidationError(f"{instance!r:.80} does not match {pattern!r:.80}")
+
+
+def _pattern_properties(
+    validator: Any, patterns: Mapping[str, Any], instance: Any, schema: Any
+) -> Iterator[jsonschema.ValidationError]:
+    if not validator.is_type(instance, "object"):
+        return
+    for pattern, inner in patterns.items():
+        for key, value in instance.items():
+            if is_found(pattern, key):
+                yield from validator.descend(value, inner, path=key, schema_path=pattern)
+
+
+def _additional_properties(
+    validator: Any, allowed: Any, instance: Any, schema: Mapping[str, Any]
+) -> Iterator[jsonschema.ValidationError]:
+    if not validator.is_type(instance, "object"):
+        return
+    known, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    for key, value in instance.items():
+        if key not in known and not any(is_found(p, key) for p in patterns):
+            if validator.is_type(allowed, "object"):
+                yield from validator.descend(value, allowed, path=key)
+            elif not allowed:
+                yield jsonschema.ValidationError(f"additional property {key!r:.80}")
+
+
+def _unique_items(validator: Any, wanted: bool, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
+    """In time linear in the number of items; comparing each with each takes minutes for a long list."""
+    if wanted and validator.is_type(instance, "array") and len({_key(i) for i in instance}) < len(instance):
+        yield jsonschema.ValidationError("has an item twice")
+
+
+def _key(value: Any) -> Any:
+    """Equal, and of equal hash, for values that are `same`."""
+    if isinstance(value, dict):
+        return "object", frozenset((k, _key(v)) for k, v in value.items())
+    if isinstance(value, list):
+        return "array", tuple(map(_key, value))
+    return type(value) is bool, value
 
 
 def _reference(reference: Any) -> tuple[Any, Mapping[str, Any]]:

@@ -15,6 +15,10 @@ from verifiers._response import Found, after_thinking, last_box, last_tag
 from verifiers.base import VerifierParams, verifier
 
 MAX_PEOPLE = 16
+STOP = re.compile(r"[\n;]|[.!?](?=\s)")
+OPEN = re.compile(r"\b(?:or|either|maybe|perhaps|possibly|might|could)\b", re.IGNORECASE)
+OTHERWISE = re.compile(r"(?:^|[\n;.!?])[ (]{0,2}(?:or|alternatively)\b", re.IGNORECASE)
+SUPPOSED = re.compile(r"\b(?:if|suppose|supposing|assume|assuming|unless|whether|were)\b", re.IGNORECASE)
 
 
 class KnightsKnavesParams(VerifierParams):
@@ -31,14 +35,18 @@ def knights_knaves(attempt: Attempt, params: KnightsKnavesParams) -> Verdict:
     Reference: {"people": [names], "statements": [one formula per person, what that person says]} or with "solution":
     {name: role}. Formulas: ["knight", i], ["knave", i], ["not", f], ["and", f, ...], ["or", f, ...], ["->", f, g],
     ["<=>", f, g], people counted from 0 ("telling-truth" and "lying" are understood too). Someone with two roles is a
-    contradiction, someone without one leaves the puzzle unsolved: both are wrong.
+    contradiction, someone without one leaves the puzzle unsolved, "or" between roles is a hedge: all are wrong. What
+    is only supposed ("if Ann is a knight") gives nobody a role.
     """
     people, statements, solution = _puzzle(attempt.reference, params)
     found = _roles_text(attempt)
     if found.text is None:
         return found.no_answer()
     roles: dict[str, bool] = {}
-    for name, role in _claims(found.text, people, params):
+    claims = _claims(found.text, people, params)
+    if claims is None:
+        return Verdict("graded", 0.0, "hedged", found.text[:400])
+    for name, role in claims:
         if roles.setdefault(name, role) != role:
             return Verdict("graded", 0.0, f"contradiction: {name}", found.text[:400])
     if not roles:
@@ -100,24 +108,48 @@ def _roles_text(attempt: Attempt) -> Found:
     return part
 
 
-def _claims(text: str, people: Sequence[str], params: KnightsKnavesParams) -> list[tuple[str, bool]]:
-    """Who is said to be a knight (True) or not, in order of speech. Every repetition is bounded: no text is slow."""
-    text = " ".join(text[:20_000].split())
+def _claims(text: str, people: Sequence[str], params: KnightsKnavesParams) -> list[tuple[str, bool]] | None:
+    """Who is said to be a knight (True) or not, in order of speech; None if a role is left open.
+
+    Every repetition is bounded: no text is slow.
+    """
+    lines = [" ".join(line.split()) for line in text[:20_000].splitlines()]
+    marked = "\n".join(line for line in lines if line)
+    text = marked.replace("\n", " ")
     one = "|".join(re.escape(p) for p in sorted(people, key=len, reverse=True))
     names = rf"(?P<names>(?:{one})(?:(?: |,|&|and\b|both\b){{1,9}}(?:{one})){{0,{MAX_PEOPLE}}})\b"
     role = f"(?P<role>{re.escape(params.truthful)}|{re.escape(params.lying)})s?\\b"
-    said_of = r"(?:(?:is|are|=|:|->|→|\\to)[* ]{0,4})?(?P<not>not )?(?:both )?(?:an? )?(?:\\text\{)?[* ]{0,4}"
-    claim = re.compile(rf"\b{names}[* }}]{{0,6}}{said_of}{role}", re.IGNORECASE)
+    said_of = (
+        r"(?:(?:is|are|must be|has to be|=|:|->|→|\\to|\|)[*\"'| ]{0,4})?(?P<not>not )?(?:both )?"
+        r"(?:(?:an?|the) )?(?:\\text\{)?[*\"'( ]{0,4}"
+    )
+    claim = re.compile(rf"\b{names}[*\"'|) }}]{{0,6}}{said_of}{role}", re.IGNORECASE)
     listed = re.compile(rf"\b{role}[* ]{{0,4}}(?::|are\b)[* ]{{0,4}}{names}", re.IGNORECASE)
+    also = re.compile(
+        rf"[*\"' ]{{0,4}}(?:and|or|&|/|,)[* ]{{0,3}}(?:an? |the |also ){{0,2}}{role}(?![* ]{{0,4}}(?::|are\b))", re.I
+    )
     by_fold = {p.casefold(): p for p in people}
     claims = []
     for said in [*listed.finditer(text), *claim.finditer(text)]:
+        sentence, before = _around(marked, said.start(), said.end())
+        if SUPPOSED.search(before):
+            continue
+        if OPEN.search(sentence) or also.match(text, said.end()):
+            return None
         negated = bool(said.groupdict().get("not"))
         truthful = (said["role"].casefold() == params.truthful.casefold()) != negated
         claims += [
             (by_fold[n.casefold()], truthful) for n in re.findall(rf"\b(?:{one})\b", said["names"], re.IGNORECASE)
         ]
-    return claims
+    return None if claims and OTHERWISE.search(marked) else claims
+
+
+def _around(text: str, start: int, end: int) -> tuple[str, str]:
+    """The sentence that holds text[start:end], and the part of it before `end`; at most 400 characters each way."""
+    low, high = max(0, start - 400), min(len(text), end + 400)
+    first = max((m.end() for m in STOP.finditer(text, low, start)), default=low)
+    last = STOP.search(text, end, high)
+    return text[first : last.start() if last else high], text[first:end]
 
 
 def _puzzle(reference: Any, params: KnightsKnavesParams) -> tuple[list[str], Sequence[Any] | None, Mapping[str, bool]]:

@@ -15,6 +15,7 @@ from pipeline.types import Attempt, Verdict
 from verifiers._response import final_answer
 from verifiers.base import VerifierParams, verifier
 
+MARKS = {"\u2212": "-", "\u2013": "-", "\\,": "", "\\!": "", "{,}": ",", "~": " ", "\\ ": " "}
 MAX_DIGITS, MAX_EXPONENT = 1_000, 1_000
 DECIMAL = r"(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?|\d+\."
 NUMBER = re.compile(
@@ -23,7 +24,12 @@ NUMBER = re.compile(
     r"(?:\s*/\s*(?P<below>\d+))?\s*(?P<rest>.*)",
     re.DOTALL,
 )
-FRACTION = re.compile(r"(?P<sign>[+-]?)\s*\\[dt]?frac\{(?P<above>\d+)\}\{(?P<below>\d+)\}\s*(?P<rest>.*)", re.DOTALL)
+FRACTION = re.compile(
+    r"(?P<sign>[+-]?)\s*\\[dt]?frac\s*(?:\{(?P<above>\d+)\}|(?P<top>\d))\s*(?:\{(?P<below>\d+)\}|(?P<bottom>\d))"
+    r"\s*(?P<rest>.*)",
+    re.DOTALL,
+)
+MACRO = re.compile(r"\\(?:text|mathrm|textrm|rm|operatorname)\s*\{\s*([^{}]*?)\s*\}")
 
 
 class NumericParams(VerifierParams):
@@ -59,9 +65,12 @@ def number(text: str, unit: str | None = None) -> Fraction | None:
     """The exact value of a text that is one number (and at most `unit` or a percent sign), else None."""
     if len(text) > MAX_DIGITS:
         return None
-    text = unicodedata.normalize("NFKC", text).replace("\u2212", "-").replace("\\,", "").replace("{,}", ",").strip()
+    text = unicodedata.normalize("NFKC", text)
+    for mark, plain in MARKS.items():
+        text = text.replace(mark, plain)
+    text = MACRO.sub(r"\1", text).strip()
     if said := FRACTION.fullmatch(text):
-        above, below, exponent = said["above"], int(said["below"]), 0
+        above, below, exponent = said["above"] or said["top"], int(said["below"] or said["bottom"]), 0
     else:
         said = NUMBER.fullmatch(text)
         if said is None or not said["number"]:

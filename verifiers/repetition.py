@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from pipeline.types import Attempt, Verdict
+from verifiers._response import is_blank
 from verifiers.base import VerifierParams, verifier
 
 
@@ -25,7 +26,7 @@ def repetition(attempt: Attempt, params: RepetitionParams) -> Verdict:
     """
     text = attempt.response[-params.max_chars :].casefold()
     words = text.split()
-    if not words:
+    if is_blank(text):
         return Verdict("no_answer", 0.0, "empty_answer")
     units = list("".join(words)) if max(map(len, words)) > 200 else words
     grams = [tuple(units[i : i + params.ngram]) for i in range(len(units) - params.ngram + 1)]

@@ -13,7 +13,7 @@ from verifiers._response import Found, after_thinking, code_blocks, last_box, la
 from verifiers.base import VerifierParams, verifier
 
 Grid = list[list[int]]
-FRAME = re.compile(r"[\s|+\-,;&\[\]()]|\\\\|\\hline|\\(?:begin|end)\{[a-z]+\}(?:\{[|lcr]+\})?")
+FRAME = re.compile(r"[\s|+\-,;&\[\]()$\u2500-\u257f]|\\[\[\]]|\\\\|\\hline|\\(?:begin|end)\{[a-z]+\}(?:\{[|lcr]+\})?")
 MAX_CHARS = 10_000
 
 
