@@ -21,10 +21,12 @@ GIB = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One GPU as its maker's data sheet has it: dense bfloat16 rate, memory, and links in one direction."""
+    """One GPU as its maker's data sheet has it: dense rates, memory, and links in one direction."""
 
     name: str
     tflops: float
+    float32_tflops: float
+    """Without TF32, which torch leaves off."""
     memory_gib: float
     memory_gb_s: float
     node_gb_s: float
@@ -33,16 +35,20 @@ class Device:
     """To other nodes, for each GPU."""
     per_node: int = 8
 
+    def rate(self, width: int) -> float:
+        """Operations a second on numbers of so many bytes."""
+        return 1e12 * (self.tflops if width == 2 else self.float32_tflops)
+
 
 DEVICES = {
     d.name: d
     for d in (
-        Device("l4", 121, 24, 300, 32, 3),
-        Device("rtx4090", 165, 24, 1008, 32, 3),
-        Device("a100", 312, 80, 2039, 300, 25),
-        Device("h100", 989, 80, 3350, 450, 50),
-        Device("h200", 989, 141, 4800, 450, 50),
-        Device("b200", 2250, 180, 8000, 900, 50),
+        Device("l4", 121, 30, 24, 300, 32, 3),
+        Device("rtx4090", 165, 83, 24, 1008, 32, 3),
+        Device("a100", 312, 19.5, 80, 2039, 300, 25),
+        Device("h100", 989, 67, 80, 3350, 450, 50),
+        Device("h200", 989, 67, 141, 4800, 450, 50),
+        Device("b200", 2250, 80, 180, 8000, 900, 50),
     )
 }
 ASSUMED = {"training": 0.40, "prefill": 0.40, "decoding": 0.60, "links": 0.70, "memory": 0.92}
@@ -219,7 +225,7 @@ def seconds(config: RunConfig, shape: Shape, gpus: int, device: Device, mean_sha
     most = config.rollout.max_response_tokens
     responses = rl.prompts_per_step * rl.group_size
     tokens = responses * (mean_share * most + (config.data.max_prompt_tokens or most // 4))
-    rate = gpus * device.tflops * 1e12
+    rate = gpus * device.rate(width)
     forward = 2 * shape.active * tokens
     passes = parts.updates.num_epochs
     once = forward / (rate * ASSUMED["prefill"])
@@ -243,7 +249,7 @@ def _decoding(config: RunConfig, shape: Shape, gpus: int, device: Device, width:
     cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * width * mean_share * most
     touched = shape.parameters if shape.experts and together * shape.experts_per_token > shape.experts else shape.active
     reading = (touched * width + together * cache) / (device.memory_gb_s * 1e9 * ASSUMED["decoding"])
-    computing = 2 * shape.active * together / (device.tflops * 1e12 * ASSUMED["prefill"])
+    computing = 2 * shape.active * together / (device.rate(width) * ASSUMED["prefill"])
     return most * max(reading, computing) * max(1.0, rows / together)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,14 +16,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pipeline import plan
-from pipeline.config.load import merge, parse
+from pipeline.config.load import load_recipe, merge, parse
 from pipeline.config.run import RunConfig
 from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import ConfigError
 from pipeline.train.torch_backend import TorchBackend
 from tests.stages.tiny import TREE
 
-MIB = 1 << 20
+ROOT = Path(__file__).resolve().parents[1]
 
 
 class Memory(TorchDispatchMode):
@@ -157,6 +159,18 @@ def test_what_does_not_fit_says_what_would() -> None:
 
 def parsed(word: str) -> Any:
     return True if word == "true" else int(word) if word.isdigit() else word
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "cluster").glob("*.yaml")), ids=lambda p: p.stem)
+def test_recipes_fit_the_hardware_that_they_name(path: Path) -> None:
+    said = re.search(r"`verizero plan cluster/(\w+) --gpus (\d+) --gpu (\w+)` counts it", path.read_text())
+    assert said is not None
+    assert said[1] == path.stem
+    config = load_recipe(path)
+    found = plan.plan(config, int(said[2]), said[3])
+    assert found.fits, found.turned
+    ranks = config.launch.nodes * config.launch.gpus_per_node
+    assert ranks == int(said[2])
 
 
 def test_zero_shares_out_what_it_says() -> None:
