@@ -8,7 +8,6 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from . import group, kernel, landlock, seccomp, sweep
@@ -32,24 +31,22 @@ class WallFailed(OSError):
         self.wall = wall
 
 
-@dataclass(slots=True)
 class Jail:
     """The worker's walls, and what each run needs to put up its own."""
 
-    walls: frozenset[str]
-    scratch: str
-    """The only folder that a run may write to; empty when it starts."""
-    stdin: int = -1
-    disk_mib: int = 0
-    """Size of the scratch file system now."""
-    rules: int | None = None
-    group: group.Group | None = None
-    tools: tuple[str, ...] = ()
-    proc: int = -1
-    """The host's /proc, for the worker only: how long a run waited for a CPU."""
-    counts_processes: bool = False
-    """The uid is the run's own, so that the kernel's count per uid is a count of this run."""
-    notes: dict[str, str] = field(default_factory=dict)
+    def __init__(self, walls: frozenset[str], scratch: str, tools: tuple[str, ...]) -> None:
+        self.walls, self.tools = walls, tools
+        self.scratch = scratch
+        """The only folder that a run may write to; empty when it starts."""
+        self.disk_mib = 0
+        """Size of the scratch file system now."""
+        self.stdin = self.proc = -1
+        """The second is the host's /proc, for the worker only: how long a run waited for a CPU."""
+        self.rules: int | None = None
+        self.group: group.Group | None = None
+        self.counts_processes = False
+        """The uid is the run's own, so that the kernel's count per uid is a count of this run."""
+        self.notes: dict[str, str] = {}
 
     @property
     def has_namespaces(self) -> bool:
@@ -68,7 +65,7 @@ def enter(walls: Sequence[str], home: str, uid: int, tools: Sequence[str], group
     `tools` are folders of compilers and interpreters that programs may run (empty: only Python, and no exec).
     Raises: WallFailed.
     """
-    jail = Jail(frozenset(walls), f"{home}/box/tmp", tools=tuple(tools))
+    jail = Jail(frozenset(walls), f"{home}/box/tmp", tuple(tools))
     with contextlib.suppress(OSError):
         jail.proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     if CGROUP in walls:

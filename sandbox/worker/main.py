@@ -18,7 +18,7 @@ import time
 from . import forker, harness, jail, streams, sweep, wire
 
 # Modules that programs use, loaded once. Each makes every fork and exit dearer (most of all those with shared
-# libraries of their own, as decimal, datetime and statistics have): only what programs import often enough to repay it.
+# libraries of their own, as decimal and datetime have): only what programs import often enough to repay it.
 import bisect  # isort: skip
 import copy  # isort: skip
 import dataclasses  # isort: skip

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 STDIN, FUNCTION, SELF_TEST, NATIVE, MANAGED = range(5)
@@ -26,8 +25,7 @@ RECORD = struct.Struct("<IBddQQI")
 RECORD_BYTES = RECORD.size
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(NamedTuple):
     """One process to run, and what it may use."""
 
     kind: int
@@ -63,8 +61,7 @@ CANCEL = b"cancel"
 ENDED, WALL, CPU, CANCELLED, DISK, MEMORY, OUTPUT = range(7)
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
+class Exit(NamedTuple):
     """How a process ended, as its parent saw it: wait status, why it was killed, CPU and wall seconds, peak KiB."""
 
     status: int
