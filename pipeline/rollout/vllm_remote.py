@@ -7,9 +7,9 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from torch import Tensor
@@ -20,6 +20,7 @@ from pipeline.rollout.gloo import begin_broadcast, group, meeting
 from pipeline.rollout.vllm_engine import check_spans, finish_reason
 
 POLL_S = 0.0005
+T = TypeVar("T")
 
 
 class ServerLost(Exception):
@@ -37,7 +38,6 @@ class RemoteServer:
         self._address = (parts.hostname, parts.port or 80)
         self._threads = threading.local()
         self._group: Any = None
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="vllm-weights")
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The answer's JSON, None for an empty one.
@@ -89,7 +89,7 @@ class RemoteServer:
             "dtypes": [str(t.dtype).removeprefix("torch.") for _, t in bucket],
             "shapes": [list(t.shape) for _, t in bucket],
         }
-        taken = self._pool.submit(self.ask, "POST", "/update_weights", {"update_info": info})
+        taken = aside(lambda: self.ask("POST", "/update_weights", {"update_info": info}))
         under_way = [begin_broadcast(self._group, tensor) for _, tensor in bucket]
         try:
             while not all(work.is_completed() for work in under_way):
@@ -123,15 +123,19 @@ class RemoteServer:
     def close(self) -> None:
         """Leave the group; the server stays."""
         self._group = None
-        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _meet(self) -> None:
         world = 1 + int(self.ask("GET", "/get_world_size")["world_size"])
         store = meeting(here := _address_towards(self._address), 0, world, self.timeout_s, True)
         info = {"host": here, "port": store.port, "world_size": world, "timeout_s": self.timeout_s}
-        joined: Future[Any] = self._pool.submit(self.ask, "POST", "/init_weight_transfer_engine", {"init_info": info})
+        joined = aside(lambda: self.ask("POST", "/init_weight_transfer_engine", {"init_info": info}))
+        met = aside(lambda: group(store, 0, world, self.timeout_s))
         try:
-            self._group = group(store, 0, world, self.timeout_s)
+            while not met.done():
+                if joined.done():
+                    joined.result()  # a server that refuses never comes
+                time.sleep(POLL_S)
+            self._group = met.result()
         except RuntimeError as exc:
             raise ServerLost(f"{self.url}: meeting its workers for weights: {exc}") from exc
         joined.result()
@@ -156,6 +160,20 @@ class RemoteServer:
 
     def _connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(*self._address, timeout=self.timeout_s)
+
+
+def aside(work: Callable[[], T]) -> Future[T]:
+    """The result of what a thread of its own does; one that hangs does not hold up the end of the process."""
+    result: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as exc:
+            result.set_exception(exc)
+
+    threading.Thread(target=run, daemon=True).start()
+    return result
 
 
 def _address_towards(address: tuple[str, int]) -> str:

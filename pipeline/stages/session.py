@@ -44,6 +44,13 @@ FREE_TO_CHANGE = frozenset({"output", "checkpoint", "report", "prefect", "launch
 """Sections of a recipe that may differ when a run goes on: they decide nothing that is trained."""
 FREE_OF_SANDBOX = frozenset({"min_level", "workers", "url", "token_env"})
 """Of the section `sandbox`: where programs run may differ too, what each may use may not."""
+FREE_OF_VLLM = frozenset(
+    {
+        *("servers", "urls", "transfer", "bucket_mib", "concurrency", "start_timeout_s", "request_timeout_s"),
+        *("gpu_memory_share", "kv_cache_gib", "sleep"),
+    }
+)
+"""Of the section `rollout.vllm`: where servers are, how they are asked and what memory the engine has may differ."""
 
 
 @dataclass
@@ -346,7 +353,9 @@ def _decisive(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """The recipe without what may differ when a run goes on."""
     kept = {k: v for k, v in recipe.items() if k not in FREE_TO_CHANGE}
     limits = {k: v for k, v in (kept.get("sandbox") or {}).items() if k not in FREE_OF_SANDBOX}
-    return {**kept, "sandbox": limits}
+    rollout = dict(kept.get("rollout") or {})
+    rollout["vllm"] = {k: v for k, v in (rollout.get("vllm") or {}).items() if k not in FREE_OF_VLLM}
+    return {**kept, "sandbox": limits, "rollout": rollout}
 
 
 def _first_difference(old: Any, new: Any, name: str = "") -> tuple[str, Any, Any] | None:

@@ -54,6 +54,8 @@ class FakeServer:
             self.folders.append(body["args"][0])
         if path == "/update_weight_version":
             self.version = body["new_version"] if self.behaviour != "stale" else "old"
+        if path == "/init_weight_transfer_engine" and self.behaviour == "fails":
+            return 500, {"error": "not today"}
         if path != "/inference/v1/generate":
             return 200, {"success": True}
         with self._lock:

@@ -28,7 +28,7 @@ REQUESTS = [Request((3, 4), tuple(range(100, 130))), Request((8,), tuple(range(7
 
 def engine_of(*fakes: FakeServer, **options: Any) -> VllmServerEngine:
     config = VllmConfig(
-        urls=tuple(f.url for f in fakes), transfer="folder", request_timeout_s=20, **{"concurrency": 4, **options}
+        urls=tuple(f.url for f in fakes), **{"transfer": "folder", "request_timeout_s": 20, "concurrency": 4, **options}
     )
     engine = VllmServerEngine(
         Policy.of(build("qwen2", {}), (1, 5)), config, 64, Path(os.environ["VERIZERO_TEST_FOLDER"])
@@ -100,6 +100,14 @@ def test_a_server_that_confirms_another_version_is_dropped(stack: ExitStack) -> 
     assert "has weights of version old after version 3" in engine.lost[0]
     with pytest.raises(EngineError, match="no server of vLLM is left"):
         engine_of(stale)
+
+
+def test_a_server_that_does_not_come_for_weights_is_not_waited_for(stack: ExitStack) -> None:
+    fake = stack.enter_context(FakeServer("fails"))
+    began = time.monotonic()
+    with pytest.raises(EngineError, match=r"no server of vLLM is left.*init_weight_transfer_engine: status 500"):
+        engine_of(fake, transfer="gloo", request_timeout_s=600)
+    assert time.monotonic() - began < 300
 
 
 def test_weights_in_a_folder_are_gone_after_the_publish(stack: ExitStack, folder: Path) -> None:

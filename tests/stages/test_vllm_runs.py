@@ -12,11 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from pipeline.config.load import dump
 from pipeline.config.sections import VllmConfig
 from pipeline.errors import ConfigError, RunError
 from pipeline.stages.build import own_servers
 from pipeline.stages.parity import TRUNCATED, action_of, corrected, hold_against_trainer
 from pipeline.stages.progress import Silent
+from pipeline.stages.session import check_same_recipe
 from pipeline.stages.steps import Steps, temperature
 from pipeline.stages.train import opened, remaining, run_items, train
 from pipeline.train.ranks import Ranks
@@ -169,6 +171,20 @@ def test_each_rank_has_servers_of_its_own() -> None:
     assert own_servers(VllmConfig(), SimpleNamespace(ranks=Ranks(1, 2))).urls == ()
     with pytest.raises(ConfigError, match="names 3 servers for 4 ranks"):
         own_servers(given, SimpleNamespace(ranks=Ranks(0, 4)))
+
+
+def test_a_run_may_go_on_with_other_servers_but_not_with_another_engine(tmp_path: Path) -> None:
+    def asking(**rollout: Any) -> Any:
+        return tiny({"rollout": rollout})
+
+    begun = asking(engine="vllm_server", vllm={"urls": ["http://a:1"]})
+    (tmp_path / "recipe.yaml").write_text(dump(begun))
+    check_same_recipe(tmp_path, begun)
+    check_same_recipe(tmp_path, asking(engine="vllm_server", vllm={"servers": 3, "concurrency": 9, "sleep": False}))
+    with pytest.raises(RunError, match=r"rollout\.engine='vllm_server' and is now asked to go on with 'vllm'"):
+        check_same_recipe(tmp_path, asking(engine="vllm"))
+    with pytest.raises(RunError, match=r"rollout\.vllm\.max_model_tokens"):
+        check_same_recipe(tmp_path, asking(engine="vllm_server", vllm={"max_model_tokens": 48}))
 
 
 class TestTheGate:
