@@ -262,14 +262,12 @@ def open_session(
     """A session that begins, or goes on from the newest checkpoint of the run's folder. Rank 0 holds its lock.
 
     `folder` is where this process writes, `shared` (None: the same) the run's folder.
-
     Raises: RunError, CheckpointError, ConfigError, DataError.
     """
-    from pipeline.stages.build import build_backend, build_engine, build_policy, resolve_parts, write_run_info
+    from pipeline.stages.build import build_backend, build_engine, build_policy, resolve_parts
 
     check_same_recipe(folder, config)
-    shared = folder if shared is None else shared
-    start = ranks.agree(lambda: find_checkpoint(shared, resume, progress))
+    start = ranks.agree(lambda: find_checkpoint(shared or folder, resume, progress))
     scorer, second, isolation = build_graders(config, data, base_dir, progress)
     state = RunState() if start is None else RunState.from_json(json.loads((start / "state.json").read_text()))
     tokenizer = data.renderer.tokenizer
@@ -279,24 +277,14 @@ def open_session(
     if start is not None:
         backend.load(start)
     engine = build_engine(config, backend.whole_model(), tokenizer, backend, folder)
-    ledger = PassRateLedger()
-    how = config.data.sampling
-    sampler = PromptSampler(data.train, config.seed, how.order, how.weights, ledger, how.pass_rate)
-    if state.sampler is not None and state.ledger is not None:
-        ledger.load_state_dict(state.ledger)
-        sampler.load_state_dict(state.sampler)
-    trackers = Trackers(
-        config.report.trackers if ranks.is_first else (), folder, config.name, config.model_dump(mode="json")
-    )
+    sampler, ledger = _order(config, data, state)
+    tracked = config.report.trackers if ranks.is_first else ()
     store = Store(folder)
     store.cut(state.offsets if ranks.is_first else {})
-    controllers = None if parts is None else Controllers(parts)
-    if controllers is not None and state.controllers:
-        controllers.load_state_dict(state.controllers)
     session = Session(
         config=config,
         folder=folder,
-        shared=shared,
+        shared=shared or folder,
         data=data,
         tokenizer=tokenizer,
         backend=backend,
@@ -307,21 +295,46 @@ def open_session(
         store=store,
         state=state,
         parts=parts,
-        controllers=controllers,
+        controllers=None if parts is None else _controllers(parts, state),
         pad_id=tokenizer.pad_token_id,
-        trackers=trackers,
+        trackers=Trackers(tracked, folder, config.name, config.model_dump(mode="json")),
         progress=progress,
         second=second,
         isolation=isolation,
     )
     backend.whole_model()
     lag.publish_first(session, start)
-    with checkpoint.disk_errors(f"writing into {folder}"):
-        (folder / "recipe.yaml").write_text(dump(config))
-        write_run_info(session)
+    _write_down(session)
     if start is not None:
         progress.say(f"going on from checkpoint {start.name}")
     return session
+
+
+def _order(config: RunConfig, data: RunData, state: RunState) -> tuple[PromptSampler, PassRateLedger]:
+    """What draws prompts, and what it knows of their pass rates, as far as the run has come."""
+    ledger, how = PassRateLedger(), config.data.sampling
+    sampler = PromptSampler(data.train, config.seed, how.order, how.weights, ledger, how.pass_rate)
+    if state.sampler is not None and state.ledger is not None:
+        ledger.load_state_dict(state.ledger)
+        sampler.load_state_dict(state.sampler)
+    return sampler, ledger
+
+
+def _controllers(parts: Parts, state: RunState) -> Controllers:
+    """The adaptive coefficients, as far as the run has come."""
+    controllers = Controllers(parts)
+    if state.controllers:
+        controllers.load_state_dict(state.controllers)
+    return controllers
+
+
+def _write_down(session: Session) -> None:
+    """The resolved recipe, and what the run is made with."""
+    from pipeline.stages.build import write_run_info
+
+    with checkpoint.disk_errors(f"writing into {session.folder}"):
+        (session.folder / "recipe.yaml").write_text(dump(session.config))
+        write_run_info(session)
 
 
 def build_graders(

@@ -120,6 +120,10 @@ class TestRecipes:
             parse(tree)
 
     def test_a_critic_is_refused_while_loading(self) -> None:
-        tree = {**TREE, "train": {"backend": "deepspeed"}, "rl": {**TREE["rl"], "algorithm": {"name": "ppo"}}}
+        tree = {
+            **TREE,
+            "train": {"backend": "deepspeed"},
+            "rl": {**TREE["rl"], "algorithm": {"name": "ppo", "num_minibatches": 1}},
+        }
         with pytest.raises(ConfigError, match=r"'ppo' has a critic .*set train\.backend: torch"):
             parse(tree)
