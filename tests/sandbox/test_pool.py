@@ -114,6 +114,17 @@ def test_a_killed_judge_leaves_no_process() -> None:
     assert wait_gone(below) == []
 
 
+def test_a_worker_without_its_forker_is_replaced() -> None:
+    with sandbox.Pool(workers=1) as pool:
+        assert sandbox.run(DOUBLE, TESTS, pool=pool).passed
+        (worker,) = worker_pids(pool)
+        (forker,) = descendants(worker)
+        os.kill(forker, signal.SIGKILL)
+        assert sandbox.run(DOUBLE, TESTS, pool=pool).passed
+        assert worker_pids(pool) != [worker]
+        assert wait_gone([worker, forker]) == []
+
+
 def test_folders_of_killed_judges_are_swept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(homes, "_YOUNG_S", -1.0)
