@@ -11,8 +11,9 @@ from pipeline.config.sections import RolloutConfig
 from pipeline.errors import RunError
 from pipeline.rl.parts import Mismatch, Parts
 from pipeline.rollout.collect import collect
-from pipeline.rollout.engine import Sampling
 from pipeline.stages.session import Session
+from pipeline.stages.steps import sampling
+from pipeline.train.replay import recorded, replay_at
 from pipeline.types import Rollout
 
 QUANTILES = (0.5, 0.99)
@@ -70,9 +71,9 @@ def hold_against_trainer(session: Session, temperature: float) -> Gap | None:
     if action == "off":
         return None
     prompts = session.data.train[: how.parity.num_prompts]
-    sampling = Sampling(how.max_response_tokens, temperature, how.top_p, how.top_k)
+    asked = sampling(session)
     with session.timed("parity"):
-        rollouts = collect(session.engine, session.data.renderer, prompts, 1, sampling, session.config.seed, "parity")
+        rollouts = collect(session.engine, session.data.renderer, prompts, 1, asked, session.config.seed, "parity")
         gap = gap_of(session, rollouts, temperature)
     differs = not gap.mean <= how.parity.tolerance
     (session.folder / FILE).write_text(json.dumps({**asdict(gap), "action": action, "differs": differs}, indent=1))
@@ -94,5 +95,6 @@ def _differences(session: Session, rollout: Rollout, temperature: float) -> torc
     device, start = session.backend.model.device, len(rollout.prompt_ids)
     ids = torch.tensor([[*rollout.prompt_ids, *rollout.response_ids]], device=device)
     where = torch.arange(ids.shape[1], device=device)[None] >= start
-    trainer, _ = session.backend.logprobs(ids, where, temperature, "policy", False)
+    replay = replay_at(recorded([rollout], ids.shape[1]), where)
+    trainer, _ = session.backend.logprobs(ids, where, temperature, "policy", False, replay)
     return (trainer[0, start:].double().cpu() - torch.tensor(rollout.logprobs, dtype=torch.float64)).abs()

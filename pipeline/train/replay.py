@@ -57,12 +57,16 @@ def rows_recorded(found: Recorded | None, rows: Sequence[int], width: int) -> Re
 
 def replay_of(batch: TrainBatch) -> Replay | None:
     """What a forward over this (micro-)batch repeats, on its device; None where nothing was recorded."""
-    found, device = batch.recorded, batch.input_ids.device
+    return replay_at(batch.recorded, batch.response_mask > 0)
+
+
+def replay_at(found: Recorded | None, where: Tensor) -> Replay | None:
+    """What a forward that is asked for the tokens at `where` (bool [B, T], those recorded) repeats, on its device."""
     if found is None:
         return None
-    kept = None
+    device, kept = where.device, None
     if found.kept_sizes is not None and found.kept_ids is not None:
-        sizes = found.kept_sizes[batch.response_mask.cpu() > 0]
+        sizes = found.kept_sizes[where.cpu()]
         filled = torch.arange(max(1, int(sizes.max())))[None] < sizes[:, None]
         kept = torch.full(filled.shape, -1, dtype=torch.int64).masked_scatter(filled, found.kept_ids).to(device)
     return Replay(kept, None if found.routing is None else found.routing.to(device))

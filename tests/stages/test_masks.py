@@ -15,6 +15,7 @@ from pipeline.algorithms.base import load_algorithm
 from pipeline.config.load import load_recipe
 from pipeline.errors import ConfigError
 from pipeline.stages.build import check_routing
+from pipeline.stages.parity import hold_against_trainer
 from pipeline.stages.progress import Silent
 from pipeline.stages.state import RunState
 from pipeline.stages.steps import Steps
@@ -103,6 +104,15 @@ def test_carried_groups_keep_their_records_in_the_checkpoint_and_sizes_go_to_rol
 def without_seconds(member: Any) -> Any:
     """How long a grader took is not part of a state."""
     return replace(member, verdict=replace(member.verdict, seconds=0.0))
+
+
+def test_the_parity_gate_compares_over_what_was_recorded(tmp_path: Path) -> None:
+    config = tiny(overrides=[V32, *EXPERTS, *CUT, "rollout.parity.action=warn", "stages=[rl]"])
+    with opened(config, tmp_path, tmp_path, "auto", Silent()) as session:
+        gap = hold_against_trainer(session, 1.0)
+    assert gap is not None
+    assert gap.num_tokens > 20
+    assert gap.largest < 1e-5
 
 
 def test_records_survive_json_to_the_bit() -> None:
