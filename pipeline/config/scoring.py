@@ -29,8 +29,10 @@ class ScoringConfig(Section):
     no_answer: float = Field(0.0, description="reward of a response without an answer")
     timeout: float = Field(0.0, description="reward of an answer that ran past its own budget")
     truncated: float | None = Field(0.0, description="reward of a response cut at its length; null: its verdict's")
-    overlap: bool = Field(
-        True, description="responses are graded as they end, while others are still written, where the engine can"
+    overlap: bool | None = Field(
+        None,
+        description="responses are graded as they end, while others are still written, where the engine can; null: "
+        "where writing leaves cores free (on a GPU, or with fewer threads than cores)",
     )
     workers: int = Field(1, ge=1, description="threads that grade")
     retries: int = Field(1, ge=0, description="of a grader's failure, before the response leaves its group")

@@ -16,7 +16,7 @@ from pipeline.stages import lag
 from pipeline.stages.rl import sample_rows, say_failures
 from pipeline.stages.schedule import Item
 from pipeline.stages.session import Session
-from pipeline.stages.steps import Wrap
+from pipeline.stages.steps import Wrap, grades_beside
 from pipeline.stages.together import share_of, together
 from pipeline.types import Group, Prompt, Rollout
 
@@ -78,7 +78,7 @@ def run(session: Session) -> tuple[list[Group], list[Group], Tally]:
     greedy = Sampling(config.rollout.max_response_tokens, temperature=0)
     # the stream names no step: every evaluation draws with the same numbers, so differences are the policy's
     by_id = {p.id: p for p in prompts}
-    ahead = session.scorer.ahead() if config.scoring.overlap else None
+    ahead = session.scorer.ahead() if grades_beside(session) else None
     rollouts: list[Rollout] = []
     with session.timed("evaluate/generate"):
         for name, num, how in (("evaluation", config.evaluation.k, sampling), ("greedy", 1, greedy)):

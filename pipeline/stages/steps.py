@@ -5,10 +5,13 @@ Whoever wants each phase seen (Prefect) passes `Steps` whose members are wrapped
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
+
+import torch
 
 from pipeline.errors import EngineError
 from pipeline.models.routing import num_experts
@@ -55,7 +58,7 @@ def generate(session: Session, prompts: Sequence[Prompt], attempt: int) -> list[
         asked.append(("rl greedy", 1, Sampling(most, temperature=0)))
     engine, renderer, seed = session.engine, session.data.renderer, session.config.seed
     own = share_of(session.ranks, prompts).prompts
-    ahead = session.scorer.ahead(with_components=True) if session.config.scoring.overlap else None
+    ahead = session.scorer.ahead(with_components=True) if grades_beside(session) else None
     rollouts: list[Rollout] = []
     with session.timed("generate"):
         for name, num, how in asked:
@@ -64,6 +67,16 @@ def generate(session: Session, prompts: Sequence[Prompt], attempt: int) -> list[
     session.ahead = ahead
     session.state.num_tokens += sum(session.ranks.gather(sum(len(r.response_ids) for r in rollouts)))
     return rollouts
+
+
+def grades_beside(session: Session) -> bool:
+    """Grade responses while others are written: as the recipe says, else where that takes no core from decoding."""
+    asked = session.config.scoring.overlap
+    if asked is not None:
+        return asked
+    if session.backend.model.device.type != "cpu":
+        return True
+    return len(os.sched_getaffinity(0)) > torch.get_num_threads()
 
 
 def verify(session: Session, prompts: Sequence[Prompt], rollouts: Sequence[Rollout]) -> tuple[list[Group], Tally]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from pipeline.config.run import RunConfig
 from pipeline.report.page import build_page
@@ -19,7 +22,7 @@ from pipeline.stages.progress import Silent
 from pipeline.stages.rl import train_round
 from pipeline.stages.schedule import Item
 from pipeline.stages.session import Session
-from pipeline.stages.steps import Steps, plain
+from pipeline.stages.steps import Steps, grades_beside, plain
 from pipeline.stages.train import opened, train
 from pipeline.types import Attempt, Verdict
 from tests.report.test_page import Reader
@@ -75,7 +78,7 @@ def test_responses_are_graded_while_others_are_written(tmp_path: Path, monkeypat
         add(self, ended, offset)
 
     monkeypatch.setattr(Ahead, "add", counted)
-    config = tiny({"sft": {"steps": 60}, "rl": {"rounds": 1, "steps_per_round": 1}})
+    config = tiny({"sft": {"steps": 60}, "rl": {"rounds": 1, "steps_per_round": 1}, "scoring": {"overlap": True}})
     train(config, tmp_path, tmp_path / "run", "auto", Silent())
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     times = [line["time"] for line in lines if line["kind"] == "step" and line["stage"] == "rl"]
@@ -93,6 +96,28 @@ def test_responses_are_graded_while_others_are_written(tmp_path: Path, monkeypat
     assert added == []
     ends = [fingerprint(tmp_path / name) for name in ("run", "off")]
     assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize(
+    ("asked", "cores", "device", "wanted"),
+    [
+        (None, 2, "cpu", True),
+        (None, 1, "cpu", False),
+        (None, 1, "meta", True),
+        (True, 1, "cpu", True),
+        (False, 8, "meta", False),
+    ],
+)
+def test_without_a_word_it_takes_no_core_from_decoding(
+    monkeypatch: pytest.MonkeyPatch, asked: bool | None, cores: int, device: str, wanted: bool
+) -> None:
+    """Decoding has one thread here; "meta" stands for a device of its own."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    backend = SimpleNamespace(model=torch.nn.Linear(1, 1, device=device))
+    backend.model.device = torch.device(device)
+    session: Any = SimpleNamespace(config=tiny({"scoring": {"overlap": asked}}), backend=backend)
+    assert grades_beside(session) is wanted
 
 
 def test_an_evaluation_counts_failed_graders_and_raises_the_alarm(tmp_path: Path) -> None:
