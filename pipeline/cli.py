@@ -213,7 +213,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 def _verify(arguments: argparse.Namespace) -> int:
     from pipeline.scoring.check import check
-    from pipeline.scoring.rows import Defaults, good_rows
+    from pipeline.scoring.rows import Defaults
     from pipeline.scoring.verify import verify
 
     _any_text_passes()
@@ -223,7 +223,7 @@ def _verify(arguments: argparse.Namespace) -> int:
         if arguments.rows is None:
             print("verizero: --check needs a file of rows", file=sys.stderr)
             return 2
-        report = check(arguments.check, good_rows(arguments.rows, defaults))
+        report = check(arguments.check, arguments.rows)
         print(report)
         return 0 if report.passed else 1
     if arguments.rows is None:

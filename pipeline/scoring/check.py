@@ -87,10 +87,11 @@ def check(
     a "response" without a label counts as right. Proven: the right ones are accepted, near misses and answers without
     content are not, no row makes the grader fail, the same verdicts come twice, in another order, one at a time and
     from `threads` threads, and each within `time_s` seconds.
+    A file of a verifier may lie in `base`, default the working folder, or beside the rows.
     Raises: DataError for rows that are none; ConfigError if no row has a right or a wrong answer; UnknownName.
     """
     defaults = Defaults(verifier, base or Path.cwd())
-    grader = bound(key_of(verifier, defaults.base))
+    grader = bound(key_of(verifier, defaults.base, rows.parent if isinstance(rows, Path) else None))
     given = good_rows(rows, defaults) if isinstance(rows, Path) else list(rows)
     cases = _cases(given)
     for wanted, what in ((True, "right answer ('accept', or 'response')"), (False, "near miss ('refuse')")):

@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.errors import ConfigError, UnknownName
 from pipeline.scoring.check import check
+from pipeline.scoring.rows import Defaults, good_rows
 
 ROWS = [
     {"id": i, "prompt": "?", "reference": str(n), "accept": [rf"\boxed{{{n}}}"], "refuse": [rf"\boxed{{{n + 1}}}"]}
@@ -135,3 +136,13 @@ def test_built_in_verifiers_are_fit(verifier: str, rows: list[dict[str, Any]], t
     path.write_text("".join(json.dumps(r) + "\n" for r in rows))
     report = check(verifier, path, time_s=60.0)
     assert report.passed, str(report)
+
+
+def test_a_verifier_beside_the_rows_is_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    rows = write(tmp_path / "mine", FAULTS["sound"][0], ROWS[:2])
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert check("mine", rows).passed
+    with pytest.raises(UnknownName, match="'mine'"):
+        check("mine", good_rows(rows, Defaults("exact")))
