@@ -111,6 +111,8 @@ def _single(gold: Node, said: Node, params: MathParams) -> bool | None:
         return True
     if said in (EMPTY, REALS):
         return False
+    if gold.op == said.op == "const":
+        return gold == said
     if gold == INF or said == INF or gold == neg(INF) or said == neg(INF):
         return gold == said
     if said.op in {"tuple", "union", "builder"}:
@@ -193,6 +195,8 @@ def _names_differ(values: list[Value]) -> bool:
 def _unordered(gold: list[Node], said: list[Node], params: MathParams) -> bool:
     if len(gold) != len(said):
         return False
+    if not params.sets_unordered:
+        return _in_order(gold, said, params)
     left = list(said)
     for wanted in gold:
         found = next((i for i, s in enumerate(left) if match(wanted, s, params)), None)
@@ -277,7 +281,7 @@ def _equation(gold: Node, said: Node, params: MathParams) -> bool | None:
             return True
         named = value_of(said) if said.op == "rel" else None
         if named is not None and named.name is None and value.name is not None and variables(said.args[0]):
-            return False if is_constant(value.tree) else _same_curve(gold, said)
+            return False if is_constant(value.tree) else _same_curve(gold, said, params)
         if (
             named is not None
             and named.name is not None
@@ -298,7 +302,7 @@ def _equation(gold: Node, said: Node, params: MathParams) -> bool | None:
                 return answer
             if renamed is not None and match(value.tree, renamed, params):
                 return True
-    return _same_curve(gold, said)
+    return _same_curve(gold, said, params)
 
 
 def _is_recurrence(gold: Node) -> bool:
@@ -307,7 +311,7 @@ def _is_recurrence(gold: Node) -> bool:
     return any(str(n).split("_")[0] == letter and "_" in str(n) for n in variables(gold.args[-1]))
 
 
-def _same_curve(gold: Node, said: Node) -> bool | None:
+def _same_curve(gold: Node, said: Node, params: MathParams) -> bool | None:
     """Whether two equations of one sign each have the same solutions."""
     if (
         said.op != "rel"
@@ -317,6 +321,8 @@ def _same_curve(gold: Node, said: Node) -> bool | None:
         or gold.args[0].op == "call"
     ):
         return False
+    if not params.same_curve:
+        return same(gold.args[0], said.args[0]) and same(gold.args[2], said.args[2])
     one = Node("add", (gold.args[0], neg(gold.args[2])))
     two = Node("add", (said.args[0], neg(said.args[2])))
     return proportional(numerator(one), numerator(two), positive=False)

@@ -102,6 +102,12 @@ OPENING = re.compile(
 STATEMENT = re.compile(r"(?:[^A-Za-z]|\\[A-Za-z]+|\b[A-Za-z]{1,2}\b|\b(?:or|and)\b)*")
 JOINS = re.compile(r"\s*(?:,|,?\s*\b(?:or|and)\b)\s*", re.IGNORECASE)
 CORRECT_CHOICE = re.compile(r"\b(?i:option|choice|answer)\s+\(?([A-J])\)?\s+is\s+(?:the\s+)?(?:correct|right)\b")
+ENDS_OPEN = re.compile(
+    r"\b(?:and|then|so|we|which|that|the|an|is|are|of|to|by|for|with|but|or|as|because|since|now|next|must|equals?|plus"
+    r"|minus|times|therefore|thus|hence)\s*,?$",
+    re.IGNORECASE,
+)
+"""Where a sentence is cut."""
 CHOICE_FIRST = re.compile(r"\*{0,2}\(?[A-F]\)?\*{0,2}[.)]\*{0,2}\s+[^\n]{1,150}")
 UNFINISHED = re.compile(
     r"\b(?:and|then|so|we|which|that|the|a|an|is|are|of|to|by|in|for|with|but|or|as|because|since|now|next)\b",
@@ -116,8 +122,9 @@ class Extraction:
     """The answer's text (None if there is none), a reason code, and how it is to be read.
 
     reason: boxed, answer_tag, cue, conclusion, whole; or unclosed_thinking, empty_answer, empty_box, unclosed_box,
-    unclosed_answer_tag, empty_cue, truncated, no_conclusion. `other_language` says that the prose around the answer is
-    not English, so that a comma may be the decimal point. `several` says that adjacent boxes were joined to a list.
+    unclosed_answer_tag, empty_cue, truncated, no_cue, no_conclusion. `other_language` says that the prose around the
+    answer is not English, so that a comma may be the decimal point. `several` says that adjacent boxes were joined to
+    a list.
     """
 
     text: str | None
@@ -126,7 +133,9 @@ class Extraction:
     several: bool = False
 
 
-def extract(response: str, prompt: str = "", truncated: bool = False) -> Extraction:
+def extract(
+    response: str, prompt: str = "", truncated: bool = False, join_boxes: bool = True, concluding_sentence: bool = True
+) -> Extraction:
     """The final answer of `response` by the policy; `truncated` says that it was cut at its length limit."""
     text = after_thinking(response, prompt)
     if text is None:
@@ -134,12 +143,15 @@ def extract(response: str, prompt: str = "", truncated: bool = False) -> Extract
     text = text[-MAX_TAIL:].strip()
     if not text:
         return Extraction(None, "empty_answer")
-    found = boxed(text) if "\\boxed" in text or "\\fbox" in text else None
+    found = boxed(text, join_boxes) if "\\boxed" in text or "\\fbox" in text else None
     if found is None:
         found = _tagged(text)
     if found is None and truncated:
         return Extraction(None, "truncated")
-    return found or _cued(text) or _concluded(text)
+    found = found or _cued(text)
+    if found is None and not concluding_sentence:
+        return Extraction(None, "no_cue")
+    return found or _concluded(text)
 
 
 def after_thinking(response: str, prompt: str = "") -> str | None:
@@ -153,8 +165,8 @@ def after_thinking(response: str, prompt: str = "") -> str | None:
     return response[response.index(">", closed) + 1 :] if closed >= 0 else response
 
 
-def boxed(text: str) -> Extraction | None:
-    """The last closed box with the boxes joined to it by "or", "and" or commas; None if there is no box at all."""
+def boxed(text: str, join: bool = True) -> Extraction | None:
+    """The last closed box, if `join` with the boxes joined to it by "or", "and" or commas; None if there is no box."""
     boxes, unclosed = _boxes(text)
     if unclosed is not None and not any(b[0] > unclosed and "\n\n" in text[unclosed : b[0]] for b in boxes):
         return Extraction(None, "unclosed_box")
@@ -162,7 +174,7 @@ def boxed(text: str) -> Extraction | None:
         return None
     contents = [text[boxes[-1][1] : boxes[-1][2]].strip()]
     end = boxes[-1][0]
-    for start, inner, closed in reversed(boxes[-20:-1]):
+    for start, inner, closed in reversed(boxes[-20:-1] if join else []):
         if BETWEEN.fullmatch(text, closed + 1, end) is None:
             break
         contents.append(text[inner:closed].strip())
@@ -230,6 +242,8 @@ def _cued(text: str) -> Extraction | None:
     if rest.lstrip()[len(content) : len(content) + 1] == "?":
         return Extraction(None, "no_conclusion")
     content = _without_exclamation(FILLER.sub("", content, count=1) if FILLER.match(content) else content)
+    if ENDS_OPEN.search(content):
+        return Extraction(None, "no_conclusion")
     other = cue["other"] is not None
     content = VERB_ENDING.sub("", content) if other else content
     return Extraction(content, "cue", other) if content else Extraction(None, "empty_cue")
@@ -262,7 +276,7 @@ def _concluded(text: str) -> Extraction:
     start = next((e for e in reversed(ends) if tail[e:].strip("* \n`")), 0)
     sentence = tail[start:].strip()
     earlier = tail[:start]
-    if GIVING_UP.search(tail):
+    if GIVING_UP.search(tail) or ENDS_OPEN.search(tail[-40:]):
         return Extraction(None, "no_conclusion")
     if text.startswith("```") and text.endswith("```") and text.count("```") == 2:
         return Extraction(_until_sentence_end(text), "whole")

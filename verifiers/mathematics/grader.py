@@ -21,6 +21,7 @@ from verifiers.mathematics.reading import APPROXIMATE, Reading, clean
 from verifiers.mathematics.regions import COLLECTIONS
 from verifiers.mathematics.slow import ALGEBRA, TimedOut
 from verifiers.mathematics.tree import Node, has, is_constant, nodes
+from verifiers.mathematics.words import STYLE
 
 GOLDS, ANSWERS = 16_384, 16_384
 MAX_ASKED = 300
@@ -88,7 +89,7 @@ def grade(response: str, gold: Any, params: MathParams = DEFAULT, prompt: str = 
     """
     start = time.perf_counter()
     reference = gold_text(gold)
-    found = extract(response, prompt, truncated)
+    found = extract(response, prompt, truncated, params.join_boxes, params.concluding_sentence)
     if found.text is None:
         return Verdict("no_answer", reason=found.reason, seconds=time.perf_counter() - start)
     if len(found.text) > params.max_answer_chars:
@@ -210,7 +211,8 @@ def equivalent(gold: Gold, said: Reading, params: MathParams) -> bool | None:
     if early is not None:
         return early
     if wanted.tree is None or _is_words(wanted.tree):
-        return _text(wanted, said, params)
+        equal = _text(wanted, said, params)
+        return equal if params.text_ignores_case or not equal else _letters(wanted.text) == _letters(said.text)
     tree = said.tree
     if tree is None or has(tree, "word"):
         tree = said.number_word or tree
@@ -258,7 +260,7 @@ def _is_words(tree: Node) -> bool:
 def _chosen(gold: Choice, said: Reading, params: MathParams) -> bool | None:
     choice = choice_said(said.text)
     if choice is None or (len(said.text) == 1 and said.text.islower() and gold.letter > "E"):
-        if not gold.shown:
+        if not gold.shown or not params.choice_text:
             return False
         return equivalent(_gold(gold.shown, params), said, params)
     if choice.letter != gold.letter:
@@ -297,6 +299,10 @@ def _text(wanted: Reading, said: Reading, params: MathParams) -> bool | None:
         one, two = (" ".join(t.translate(NO_BRACES).split()) for t in (one, two))
     items, given = ([i for i in TEXT_LIST.split(t) if i] for t in (one, two))
     return len(items) > 1 and sorted(items) == sorted(given)
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"[^A-Za-z]", "", STYLE.sub("", text))
 
 
 def _bare_kind(text: str) -> list[str]:

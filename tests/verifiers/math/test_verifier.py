@@ -54,6 +54,11 @@ OPTIONS = [
     ({"inequality_is_interval": False}, "x>3", r"(3,\infty)"),
     ({"value_of_equation": False}, "3", "x=3"),
     ({"lone_name_ignores_case": False}, "x^2", "X^2"),
+    ({"same_curve": False}, "x+y=2", "2x+2y=4"),
+    ({"sets_unordered": False}, r"\{1,2\}", "2, 1"),
+    ({"text_ignores_case": False}, r"\text{east}", r"\text{East}"),
+    ({"choice_text": False}, "(C) 42", "42"),
+    ({"join_boxes": False}, "1, 2", "1}, \\boxed{2"),
     ({"max_answer_chars": 16}, "42", "42.00000000000000000"),
 ]
 
