@@ -105,13 +105,13 @@ def build_engine(
     from pipeline.rollout.vllm_engine import Policy, VllmEngine
 
     policy = Policy.of(model, ends, getattr(backend, "named_weights", None))
+    if how.engine == "vllm_server":
+        from pipeline.rollout.vllm_server import VllmServerEngine
 
         return VllmServerEngine(policy, own_servers(how.vllm, backend), how.max_rows, folder or Path.cwd())
     return VllmEngine(policy, how.vllm, how.max_rows)
 
 
-def resolve_parts(config: RunConfig, model: Any = None) -> Parts | None:
-    """The algorithm's parts with the recipe's numbers filled in; None for a recipe without RL.
 def own_servers(config: VllmConfig, backend: Any) -> VllmConfig:
     """The section with the URLs of this rank's servers alone: a server takes the weights of one rank.
 
@@ -126,11 +126,9 @@ def own_servers(config: VllmConfig, backend: Any) -> VllmConfig:
     return config.model_copy(update={"urls": tuple(ranks.share(config.urls))})
 
 
+def resolve_parts(config: RunConfig, model: Any = None) -> Parts | None:
+    """The algorithm's parts with the recipe's numbers filled in; None for a recipe without RL.
 
-    if how.engine == "vllm_server":
-        from pipeline.rollout.vllm_server import VllmServerEngine
-
-        return VllmServerEngine(policy, how.vllm, how.max_rows, folder or Path.cwd())
     Raises: ConfigError for an algorithm that needs what this recipe, or `model` where it is given, cannot give.
     """
     if config.rl is None or "rl" not in config.stages:
