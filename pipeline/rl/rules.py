@@ -25,6 +25,9 @@ UNUSUAL: dict[str, str] = {
     "cut_sampling": "the ratio is then to a distribution that was not sampled, and never 1 on-policy",
 }
 
+BY_RECIPE = frozenset({"stale_without_ratio", "cut_sampling"})
+"""Those of UNUSUAL that hang on other sections of a recipe; its own rules ask for them."""
+
 
 def check(parts: Parts) -> None:
     """Nothing. Raises: ConfigError for the first thing that is wrong, with field, value and remedy."""

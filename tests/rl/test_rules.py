@@ -14,8 +14,9 @@ from pipeline.algorithms.base import load_algorithm
 from pipeline.errors import ConfigError
 from pipeline.rl import catalog
 from pipeline.rl.advantages import ADVANTAGES
+from pipeline.rl.explain import explain
 from pipeline.rl.parts import GROUPED, Kl, Part, Parts
-from pipeline.rl.rules import UNUSUAL
+from pipeline.rl.rules import BY_RECIPE, UNUSUAL
 from pipeline.rl.surrogates import SURROGATES
 
 BASE: dict[str, Any] = {"advantage": "group_norm", "ratio": "token", "surrogate": "clip", "aggregate": "token_mean"}
@@ -92,7 +93,7 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", UNUSUAL)
+@pytest.mark.parametrize("name", [n for n in UNUSUAL if n not in BY_RECIPE])
 def test_unusual_needs_its_name_and_nothing_else(name: str) -> None:
     params = {**BASE, **ASKED[name]}
     with pytest.raises(ConfigError) as refusal:
@@ -100,6 +101,12 @@ def test_unusual_needs_its_name_and_nothing_else(name: str) -> None:
     assert f"allow: [{name}]" in str(refusal.value)
     assert UNUSUAL[name] in str(refusal.value)
     load_algorithm("custom", {**params, "allow": [name]})
+
+
+def test_what_hangs_on_the_recipe_is_known_to_the_algorithm() -> None:
+    assert set(UNUSUAL) > BY_RECIPE
+    page = explain(load_algorithm("custom", {**BASE, "allow": sorted(BY_RECIPE)})[1])
+    assert all(UNUSUAL[name] in page for name in BY_RECIPE)
 
 
 def test_the_catalog_has_every_function_and_exactly_its_numbers() -> None:
