@@ -6,6 +6,7 @@ import re
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from verifiers.mathematics.nouns import COUNTED, stem
 from verifiers.mathematics.tree import Node, num
 from verifiers.mathematics.units import UNITS
 from verifiers.mathematics.vocabulary import (
@@ -173,7 +174,13 @@ def _letters(run: str, text: str, end: int, spaced: bool, text_mode: bool, out: 
     lower = run.lower()
     if lower in PLAIN_NAMES:
         out.append(Token("cmd", PLAIN_NAMES[lower], spaced))
-    elif run in UNIT_WORDS or lower in ENGLISH or len(run) > 5 or not _is_product(run):
+    elif (
+        run in UNIT_WORDS
+        or lower in ENGLISH
+        or len(run) > 5
+        or (len(run) > 3 and stem(lower) in COUNTED)
+        or not _is_product(run)
+    ):
         for name in ("sqrt", "pi", "log", "ln", "sin", "cos", "tan"):
             if lower.startswith(name) and len(run) == len(name) + 1 and run not in UNIT_WORDS and lower not in ENGLISH:
                 out.append(Token("cmd", name, spaced))

@@ -7,6 +7,7 @@ from verifiers.mathematics.policy import MathParams
 from verifiers.mathematics.quantities import quantities_equal, quantity
 from verifiers.mathematics.tree import E, Node, has, is_constant, neg, nodes, substitute, variables
 from verifiers.mathematics.units import UNITS
+from verifiers.mathematics.vocabulary import ENGLISH
 
 INTEGRATION_CONSTANTS = frozenset({"const", "constant", "C", "c", "K", "k", "C_1", "c_1", "C_0", "D", "A"})
 
@@ -14,6 +15,9 @@ INTEGRATION_CONSTANTS = frozenset({"const", "constant", "C", "c", "K", "k", "C_1
 def expressions_equal(gold: Node, said: Node, params: MathParams) -> bool | None:
     """Two expressions or quantities, by value."""
     said = _with_letters_of(gold, said)
+    for word in [n.args[0] for n in nodes(gold) if n.op == "word" and n.args[0] in ENGLISH]:
+        if set(word) <= variables(said):
+            gold = _replaced(gold, word, Node("mul", tuple(Node("sym", (c,)) for c in word)))
     one = quantity(gold)
     letters = one is not None and one.has_unit
     two = quantity(said, letters and _has_unit_letters(said))
