@@ -124,7 +124,7 @@ def test_killed_ranks_end_the_run_by_name_and_it_goes_on(
 def test_a_rank_that_hangs_ends_the_run_at_the_deadline(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FUSE", "1 update 1 hang")
     with pytest.raises(RunError, match=r"rank \d .* ended with status 1 in '.*'"):
-        by_two(recipe, "hung", "launch.phase_timeout_s=20")
+        by_two(recipe, "hung", "launch.phase_timeout_s=30")
     logs = [(recipe.parent / "runs" / "hung" / "logs" / f"rank{r}.log").read_text() for r in (0, 1)]
     assert any("Timeout" in log or "Timed out" in log or "timed out" in log.lower() for log in logs)
 
