@@ -199,6 +199,7 @@ def _say_result(folder: Path, summary: dict[str, object]) -> None:
 def _evaluate(arguments: argparse.Namespace) -> int:
     from pipeline.config.load import load_recipe
     from pipeline.models.load import quiet
+    from pipeline.stages.progress import Lines
     from pipeline.stages.train import evaluate_model
 
     quiet()
@@ -206,7 +207,7 @@ def _evaluate(arguments: argparse.Namespace) -> int:
     overrides = list(arguments.set)
     if arguments.model:
         overrides += [f"model.path={json.dumps(arguments.model)}", "model.create=null"]
-    domains = evaluate_model(load_recipe(path, overrides), path.resolve().parent)
+    domains = evaluate_model(load_recipe(path, overrides), path.resolve().parent, Lines())
     print(json.dumps(domains, indent=1))
     return 0
 

@@ -104,8 +104,8 @@ def train(config: RunConfig, base_dir: Path, folder: Path, resume: Resume, progr
         return finish(session)
 
 
-def evaluate_model(config: RunConfig, base_dir: Path) -> dict[str, Any]:
+def evaluate_model(config: RunConfig, base_dir: Path, progress: Progress | None = None) -> dict[str, Any]:
     """The recipe's evaluation of the model that it names, by domain; nothing is trained and nothing is kept."""
     with tempfile.TemporaryDirectory() as folder:
-        with opened(config, base_dir, Path(folder), "auto", Silent()) as session:
+        with opened(config, base_dir, Path(folder), "auto", progress or Silent()) as session:
             return evaluate(session, Item("evaluate", "base", "evaluation"), plain)

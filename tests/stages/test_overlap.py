@@ -23,11 +23,11 @@ from pipeline.stages.rl import train_round
 from pipeline.stages.schedule import Item
 from pipeline.stages.session import Session
 from pipeline.stages.steps import Steps, grades_beside, plain
-from pipeline.stages.train import opened, train
+from pipeline.stages.train import evaluate_model, opened, train
 from pipeline.types import Attempt, Verdict
 from tests.report.test_page import Reader
 from tests.stages.kill_driver import fingerprint
-from tests.stages.test_rl import round_of, rows, session_of, weights
+from tests.stages.test_rl import Heard, round_of, rows, session_of, weights
 from tests.stages.tiny import tiny
 
 
@@ -159,6 +159,18 @@ def test_an_evaluation_in_which_graders_fail_seldom_says_nothing(tmp_path: Path)
         evaluate(session, Item("evaluate", "base", "base"), plain)
         said = session.progress.lines  # type: ignore[attr-defined]
     assert not any("graders failed" in line for line in said)
+
+
+def test_evaluating_a_model_alone_raises_the_alarm_too(tmp_path: Path) -> None:
+    (tmp_path / "lost.py").write_text(
+        "from verifiers.base import verifier\n\n@verifier\ndef lost(attempt):\n    1 / 0\n"
+    )
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"id": "a", "question": "11+1=", "answer": "12"}) + "\n")
+    source = {"file": "rows.jsonl", "domain": "sums", "verifier": {"path": "lost.py:lost"}}
+    heard = Heard()
+    domains = evaluate_model(tiny({"data": {"evaluation": [source]}}), tmp_path, heard)
+    assert domains["sums"]["grader_failures"] == domains["sums"]["num_responses"] == 3
+    assert any("graders failed on 100% of 3 responses" in x and "ZeroDivisionError" in x for x in heard.lines)
 
 
 def test_a_broken_generation_leaves_the_session_closing(tmp_path: Path) -> None:
