@@ -132,13 +132,23 @@ def compare(seconds: float, rounds: int) -> None:
             print(f"bar: {bar} times plain; reached {reached:.1f}: {'yes' if reached >= bar else 'NO'}")
 
 
+def below(pid: int) -> list[int]:
+    """All processes that this one, or those it has started, have started."""
+    try:
+        threads = Path(f"/proc/{pid}/task").iterdir()
+        children = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+    except OSError:
+        return []
+    return children + [p for child in children for p in below(child)]
+
+
 def state(pool: sandbox.Pool) -> dict[str, float]:
     """What must not grow: descriptors, processes, memory of judge and workers, folders."""
     pids = worker_pids(pool)
     judge, *workers = [int(Path(f"/proc/{p}/statm").read_text().split()[1]) / 256 for p in (os.getpid(), *pids)]
     return {
         "descriptors": len(os.listdir("/proc/self/fd")) + sum(len(os.listdir(f"/proc/{p}/fd")) for p in pids),
-        "processes": sum(1 for p in Path("/proc").iterdir() if p.name.isdigit()),
+        "processes": len(below(os.getpid())),
         "judge MiB": judge,
         "workers MiB": sum(workers),
         "folders": len(list(Path(tempfile.gettempdir()).glob("verizero-sandbox-*"))),
