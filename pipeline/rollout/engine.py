@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from pipeline.errors import EngineError
 from pipeline.types import FinishReason, KeptTokens, Routing
 
 
@@ -59,6 +60,18 @@ class Ended:
 
 Listener = Callable[[Sequence[Ended]], None]
 """Told of responses as they end."""
+
+
+def check_requests(requests: Sequence[Request], max_tokens: int, limit: int | None, context: str) -> None:
+    """Raises: EngineError for a prompt without tokens, or one that leaves no room for its response in `context`."""
+    for r in requests:
+        if not r.prompt_ids:
+            raise EngineError("a prompt has no tokens; check the template and the tokenizer")
+        if limit is not None and len(r.prompt_ids) + max_tokens > limit:
+            raise EngineError(
+                f"a prompt of {len(r.prompt_ids)} tokens and max_response_tokens={max_tokens} exceed {context} of "
+                f"{limit}; shorten one of them or drop long prompts (data.on_long_prompt: drop)"
+            )
 
 
 class Engine(Protocol):

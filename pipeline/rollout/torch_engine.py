@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pipeline.errors import EngineError, boundary
 from pipeline.models.decoder import Decoder, check_parity, unsupported
-from pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling
+from pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling, check_requests
 from pipeline.rollout.generic import GenericDecoder
 from pipeline.rollout.record import Recorder
 from pipeline.rollout.sampling import pick, pick_kept, uniforms
@@ -68,14 +68,7 @@ class TorchEngine:
         self, requests: Sequence[Request], sampling: Sampling, listener: Listener | None
     ) -> list[list[Completion]]:
         limit = getattr(self.model.config, "max_position_embeddings", None)
-        for r in requests:
-            if not r.prompt_ids:
-                raise EngineError("a prompt has no tokens; check the template and the tokenizer")
-            if limit is not None and len(r.prompt_ids) + sampling.max_tokens > limit:
-                raise EngineError(
-                    f"a prompt of {len(r.prompt_ids)} tokens and max_response_tokens={sampling.max_tokens} exceed the "
-                    f"model's context of {limit}; shorten one of them or drop long prompts (data.on_long_prompt: drop)"
-                )
+        check_requests(requests, sampling.max_tokens, limit, "the model's context")
         out: list[list[Completion]] = [[] for _ in requests]
         order = sorted(range(len(requests)), key=lambda i: len(requests[i].prompt_ids))
         wave: list[tuple[int, Request]] = []

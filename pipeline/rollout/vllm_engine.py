@@ -20,7 +20,7 @@ import torch
 
 from pipeline.config.sections import VllmConfig
 from pipeline.errors import ConfigError, EngineError, boundary
-from pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling
+from pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling, check_requests
 from pipeline.rollout.weights import Counted, Published, Weights, weights_of
 from pipeline.types import FinishReason
 
@@ -35,6 +35,7 @@ ENVIRONMENT = {
     "VLLM_NO_USAGE_STATS": "1",
 }
 TOKENS_A_STEP = 4096
+ROOM = "the engine's room (rollout.vllm.max_model_tokens)"
 OURS = {
     "model": "model.path",
     "dtype": "model.dtype",
@@ -129,7 +130,7 @@ class VllmEngine:
         self, requests: Sequence[Request], sampling: Sampling, listener: Listener
     ) -> list[list[Completion]]:
         """What `generate` returns; the listener is told of each response after the step of vLLM in which it ended."""
-        check_requests(requests, sampling, self._limit)
+        check_requests(requests, sampling.max_tokens, self._limit, ROOM)
         refuse_records(sampling)
         self._wake(None)
         engine, places = self._llm.llm_engine, {}
@@ -263,19 +264,6 @@ def check_heads(model_config: Any, sizes: Sequence[int] | None) -> None:
             f"the policy's attention heads have {size} numbers, and vLLM's CPU build computes "
             f"{', '.join(map(str, sizes))}; choose another number of heads, or rollout.engine: torch"
         )
-
-
-def check_requests(requests: Sequence[Request], sampling: Sampling, limit: int | None) -> None:
-    """Raises: EngineError for a prompt without tokens, or one that leaves no room for its response."""
-    for r in requests:
-        if not r.prompt_ids:
-            raise EngineError("a prompt has no tokens; check the template and the tokenizer")
-        if limit is not None and len(r.prompt_ids) + sampling.max_tokens > limit:
-            raise EngineError(
-                f"a prompt of {len(r.prompt_ids)} tokens and max_response_tokens={sampling.max_tokens} exceed the "
-                f"engine's {limit} tokens; raise rollout.vllm.max_model_tokens, shorten one of them, or drop long "
-                "prompts (data.on_long_prompt: drop)"
-            )
 
 
 def refuse_records(sampling: Sampling) -> None:

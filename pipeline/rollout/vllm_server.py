@@ -21,12 +21,12 @@ from torch import Tensor
 
 from pipeline.config.sections import VllmConfig
 from pipeline.errors import EngineError
-from pipeline.rollout.engine import Completion, Request, Sampling
+from pipeline.rollout.engine import Completion, Request, Sampling, check_requests
 from pipeline.rollout.vllm_engine import (
+    ROOM,
     Policy,
     check_arguments,
     check_heads,
-    check_requests,
     device_arguments,
     engine_arguments,
     import_vllm,
@@ -90,7 +90,7 @@ class VllmServerEngine:
 
         Raises: EngineError for a prompt that leaves no room, or where no server is left.
         """
-        check_requests(requests, sampling, self.config.max_model_tokens or self.policy.context)
+        check_requests(requests, sampling.max_tokens, self.config.max_model_tokens or self.policy.context, ROOM)
         refuse_records(sampling)
         open_jobs = deque((i, j) for i, r in enumerate(requests) for j in range(len(r.seeds)))
         made: dict[Job, Completion] = {}
