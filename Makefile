@@ -24,7 +24,7 @@ demo-short: install
 	$(BIN)/verizero train configs/demo_short.yaml
 
 test: install-test install-engines browser check
-	$(BIN)/pytest
+	$(PYTEST)
 
 # the report is tested in a real browser; where we may, it is installed, elsewhere we say what is missing
 browser:
