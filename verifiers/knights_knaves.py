@@ -16,7 +16,7 @@ from verifiers.base import VerifierParams, verifier
 
 MAX_PEOPLE = 16
 STOP = re.compile(r"[\n;]|[.!?](?=\s)")
-OPEN = re.compile(r"\b(?:or|either|maybe|perhaps|possibly|might|could)\b", re.IGNORECASE)
+OPEN = re.compile(r"\b(?:or|either|maybe|perhaps|possibly|might|could)\b|\\neq?\b|[≠≢]|!=", re.IGNORECASE)
 OTHERWISE = re.compile(r"(?:^|[\n;.!?])[ (]{0,2}(?:or|alternatively)\b", re.IGNORECASE)
 SUPPOSED = re.compile(r"\b(?:if|suppose|supposing|assume|assuming|unless|whether|were)\b", re.IGNORECASE)
 

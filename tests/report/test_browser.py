@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,6 +81,8 @@ def test_it_renders_in_light_and_dark_and_fits(page: Any) -> None:
 
 
 def test_filters_show_what_the_files_hold(page: Any, run_dir: Path) -> None:
+    from playwright.sync_api import expect
+
     rows = read_rows(run_dir / "rollouts.jsonl")
     assert count(page) == len(rows)
     page.select_option("[name=domain]", "induction")
@@ -94,7 +97,7 @@ def test_filters_show_what_the_files_hold(page: Any, run_dir: Path) -> None:
     shown = page.locator(".answer .verdict").all_inner_texts()
     assert set(shown) == {"wrong"}
     page.click("button[type=reset]")
-    page.wait_for_function(f"document.getElementById('count').textContent.startsWith('{len(rows)} ')")
+    expect(page.locator("#count")).to_have_text(re.compile(rf"^{len(rows)} "))  # the page's policy bars evaluated text
     page.fill("[name=reward_from]", "0.5")
     assert count(page) == sum(r["reward"] is not None and r["reward"] >= 0.5 for r in rows)
     page.fill("[name=reward_from]", "")
