@@ -23,7 +23,7 @@ def after_a_process_of(mib: int, folder: Path) -> float:
 
 
 def test_what_the_parent_held_does_not_count(tmp_path: Path) -> None:
-    code = "import os, sys; x = bytearray(900 << 20); os.spawnv(os.P_WAIT, sys.executable, ['python', '-c', sys.argv[1]])"
+    code = "import os, sys; x = bytearray(900 << 20); os.spawnv(os.P_WAIT, sys.executable, ['py', '-c', sys.argv[1]])"
     child = f"{HOG.format(mib=1)}; note_peak(Path({str(tmp_path)!r}))"
     subprocess.run([sys.executable, "-c", code, child], check=True, cwd=ROOT)
     assert noted_peak(tmp_path) < 900
