@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -45,7 +46,18 @@ def main() -> None:
     if asked.overlap:
         compare_overlap(asked)
         return
-    for mode in asked.prefect or ["none"]:
+    modes = asked.prefect or ["none"]
+    if len(modes) > 1:  # a process has one Prefect server in its life
+        given, words = [], iter(sys.argv[1:])
+        for word in words:
+            if word == "--prefect":
+                next(words)
+            elif not word.startswith("--prefect="):
+                given.append(word)
+        for mode in modes:
+            subprocess.run([sys.executable, __file__, *given, "--prefect", mode], check=True)
+        return
+    for mode in modes:
         print(json.dumps(measure(asked, mode)), flush=True)
 
 
