@@ -22,17 +22,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+from yardstick import CHARACTERS, SIZES  # noqa: E402
+
 ENGINES = ("torch", "vllm", "vllm_server", "transformers")
-CHARACTERS = "0123456789+-*/=() abcdefghijklmnopqrstuvwxyz<>?.,:\nABCDEFGHIJK"
-SIZES = {
-    "hidden_size": 128,
-    "intermediate_size": 384,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "tie_word_embeddings": True,
-}
 NO_END = -1
 """An end token that is none, so that every response is of full length."""
 
