@@ -55,6 +55,8 @@ def train_round(session: Session, item: Item, steps: Steps, wrap: Wrap = plain) 
         wrap("step", one_step)(session, item, steps)
         if state.step % session.config.checkpoint.every_steps == 0 and state.step < item.num_steps:
             session.save()
+    done = {"round": item.round, "rounds": session.config.rl.rounds if session.config.rl else 0}
+    session.events("verizero.round.completed", {**done, "step": state.rl_step, "tokens": state.num_tokens})
 
 
 def out_of_tokens(session: Session) -> bool:
@@ -280,6 +282,8 @@ def say_failures(session: Session, tally: Tally, groups: Sequence[Group], fate: 
         return
     first = next((m.verdict for g in groups for m in g.members if m.verdict.is_infrastructure), None)
     said = "" if first is None else f" First: {first.status}: {first.reason}"
+    alarm = {"failure_rate": tally.failure_rate, "responses": tally.total, "where": session.where}
+    session.events("verizero.verifier.alarm", {**alarm, "first": said.strip()})
     session.progress.say(
         f"{session.where}: graders failed on {tally.failure_rate:.0%} of {tally.total} responses ({fate}).{said}"
     )

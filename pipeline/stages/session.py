@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +53,10 @@ FREE_OF_VLLM = frozenset(
 """Of the section `rollout.vllm`: where servers are, how they are asked and what memory the engine has may differ."""
 
 
+def unheard(name: str, fields: dict[str, Any]) -> None:
+    """Nothing: nobody listens to this run's events."""
+
+
 @dataclass
 class Session:
     """One run while it goes on."""
@@ -94,6 +98,8 @@ class Session:
     """The weights that the engine took last, where it keeps them for several updates."""
     times: dict[str, float] = field(default_factory=dict)
     """Seconds of each phase since `take_times`."""
+    events: Callable[[str, dict[str, Any]], None] = unheard
+    """Told of what happens (`verizero.round.completed` …) with plain values, for whoever acts on it."""
 
     @property
     def ranks(self) -> Ranks:

@@ -133,8 +133,10 @@ def test_failed_graders_leave_their_groups_and_raise_an_alarm(tmp_path: Path) ->
             verdicts = self.inner.score(attempts)
             return [Verdict("verifier_error", reason="lost") if i % 5 == 0 else v for i, v in enumerate(verdicts)]
 
+    heard: list[tuple[str, dict[str, Any]]] = []
     with session_of(tmp_path, scoring={"retries": 0}) as session:
         session.scorer.bound = {k: Flaky(v) for k, v in session.scorer.bound.items()}
+        session.events = lambda name, fields: heard.append((name, fields))
         train_round(session, round_of(session), Steps())
         metrics = [r["metrics"] for r in rows(session)]
         sampled = [json.loads(x) for x in (session.folder / "rollouts.jsonl").read_text().splitlines()]
@@ -144,6 +146,11 @@ def test_failed_graders_leave_their_groups_and_raise_an_alarm(tmp_path: Path) ->
     assert lost
     assert all(r["reward"] is None for r in lost)
     assert any("graders failed on" in line and "none was scored 0" in line for line in said)
+    alarms = [fields for name, fields in heard if name == "verizero.verifier.alarm"]
+    assert len(alarms) == sum("graders failed on" in line for line in said)
+    assert all(0.1 < a["failure_rate"] < 0.4 and a["first"].endswith("verifier_error: lost") for a in alarms)
+    assert heard[-1] == ("verizero.round.completed", heard[-1][1])
+    assert heard[-1][1]["round"] == 1
     assert all(m["rows"] < 6 * m["groups/trained"] for m in metrics if m["groups/trained"])
 
 
