@@ -1,6 +1,6 @@
 """PPO: a critic with GAE, clipped token ratios, the KL to the reference taken off the reward.
 
-VAPO's settings are options: lam_critic 1.0, length_alpha 0.05, clip_high 0.28, critic_warmup_steps 50.
+VAPO's choice of its options is a preset of its own: `vapo`.
 """
 
 from __future__ import annotations

@@ -160,6 +160,8 @@ def _formula(part: Part, table: Mapping[str, catalog.Entry]) -> list[str]:
     shown = {key: _show(value) for key, value in part.options.items()}
     if not isinstance(part.name, str):
         return [f"{part.label}({', '.join(f'{key}={value}' for key, value in shown.items())})"]
+    if part.options.get("length_alpha") is not None:
+        shown["lam"] = f"(1 - 1 / ({shown.pop('length_alpha')} |y_i|))"
     template = table[part.name].formula
     silent = ", ".join(f"{key} {value}" for key, value in shown.items() if "{" + key + "}" not in template)
     return [*template.format_map(shown).split("; ", 1), *([silent] if silent else [])]

@@ -15,6 +15,7 @@ CLIP = ("clip", {"clip_low": 0.2, "clip_high": 0.2})
 SEQUENCE = ("clip", {"clip_low": 3e-4, "clip_high": 4e-4})
 TABLE: dict[str, tuple[str, str, Any, str, Any]] = {
     "ppo": ("gae", "token", CLIP, "token_mean", ("reward", "k1")),
+    "vapo": ("gae", "token", ("clip", {"clip_low": 0.2, "clip_high": 0.28}), "token_mean", None),
     "reinforce": ("none", "none", ("reinforce", {}), "sequence_mean_token_sum", ("reward", "k1")),
     "grpo": ("group_norm", "token", CLIP, "sequence_mean_token_mean", ("loss", "k3", 0.04)),
     "r1_zero": ("group_norm", "token", CLIP, "sequence_mean_token_mean", ("loss", "k3", 0.001)),

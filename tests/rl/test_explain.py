@@ -31,6 +31,11 @@ def test_grpo_is_its_equation() -> None:
     assert "clip_high is 0.25, the preset has 0.2" in page["departs"]
 
 
+def test_a_lambda_that_follows_the_length_is_the_one_shown() -> None:
+    assert lines("vapo")["advantage"] == ["A_t = delta_t + 1 * (1 - 1 / (0.05 |y_i|)) * A_(t+1)"]
+    assert lines("ppo")["advantage"] == ["A_t = delta_t + 1 * 0.95 * A_(t+1)"]
+
+
 def test_a_length_and_weights_are_on_the_page() -> None:
     assert "(1/512) sum_t" in lines("dr_grpo")["maximise"][0]
     page = lines("deepseek_v32", mismatch_level="token", high_entropy_share=0.2)
@@ -46,7 +51,8 @@ def test_every_number_of_every_preset_is_on_its_page(name: str) -> None:
     page = explain_algorithm(name, max_response_tokens=777)
     assert "{" not in page
     for part in (parts.advantage, parts.surrogate):
-        for value in part.options.values():
+        hidden = {"lam"} if part.options.get("length_alpha") is not None else set()  # the length decides it
+        for value in (v for k, v in part.options.items() if k not in hidden):
             assert (str(value) if isinstance(value, (bool, str)) else "none" if value is None else f"{value:g}") in page
     if parts.kl.where != "none":
         assert f"{parts.kl.coef:g}" in page

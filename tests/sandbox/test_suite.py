@@ -61,7 +61,7 @@ def test_nothing_lingers(pool: sandbox.Pool) -> None:
         assert list(suite.linger_complaints(single)) == []
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 def test_no_program_takes_more_than_its_limits(pool: sandbox.Pool) -> None:
     assert complaints(list(suite.exhaust_trials(pool.isolation)), pool) == []
 
@@ -86,7 +86,7 @@ def test_the_acts_work_without_walls(tmp_path: Path) -> None:
     assert len(failed) <= 4, failed
 
 
-@pytest.mark.slow
+@pytest.mark.integration
 @pytest.mark.parametrize("walls", [list(sandbox.WALLS), LEVEL_2], ids=["level3", "level2"])
 def test_an_ordinary_user_is_as_safe(walls: list[str]) -> None:
     """The whole suite as the user nobody, where we are root and a system interpreter is there for him."""

@@ -1,0 +1,29 @@
+"""VAPO: PPO whose critic looks to the end of a response, and whose policy's lambda follows the response's length."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from pipeline.algorithms import ppo
+from pipeline.algorithms.base import ClipHigh, KlCoef, KlIn
+
+SOURCE = "arXiv:2504.05118 section 4"
+DEPARTURES: tuple[str, ...] = (
+    *ppo.DEPARTURES,
+    "no log-likelihood of correct responses is added to the loss (eq. 12)",
+    "the critic warms up on the policy's own responses, without a stage before training",
+)
+
+
+class Params(ppo.Params):
+    """PPO's numbers, as VAPO has them."""
+
+    lam_critic: float | None = Field(1.0, ge=0, le=1, description="lambda of the critic's returns; null: the same")
+    length_alpha: float | None = Field(0.05, gt=0, description="lambda = 1 - 1 / (alpha length) for the policy")
+    clip_high: ClipHigh = 0.28
+    critic_warmup_steps: int = Field(50, ge=0, description="steps in which only the critic learns")
+    kl_in: KlIn = "none"
+    kl_coef: KlCoef = 0.0
+
+
+parts = ppo.parts
