@@ -9,6 +9,7 @@ import difflib
 import importlib
 import importlib.util
 import pkgutil
+from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any, Literal
 
@@ -54,6 +55,20 @@ def find(kind: Kind, name: str) -> Any:
     near = difflib.get_close_matches(name, known, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
     raise UnknownName(f"no {kind[:-1]} is called {name!r}; {hint}")
+
+
+def refused_parameters(errors: Sequence[Mapping[str, Any]], known: Sequence[str]) -> str:
+    """What is wrong with a plug-in's parameters, in words, from the errors that its model gives."""
+    lines = []
+    for error in errors:
+        field = ".".join(str(p) for p in error["loc"]) or "parameters"
+        if error["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(field, known, n=2)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+            lines.append(f"no parameter {field!r}; {hint}")
+        else:
+            lines.append(f"{field} = {error['input']!r}: {error['msg']}")
+    return "; ".join(lines)
 
 
 def _is_plugin(name: str) -> bool:

@@ -6,7 +6,6 @@ An algorithm file has `class Params(AlgorithmParams)` and `parts(params) -> Part
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
@@ -152,7 +151,8 @@ def load_algorithm(name: str, params: Mapping[str, Any] | None = None) -> tuple[
     try:
         checked = params_type.model_validate(dict(params or {}))
     except ValidationError as exc:
-        raise ConfigError(f"algorithm {name!r}: {_explain(exc, params_type)}") from exc
+        said = registry.refused_parameters(exc.errors(), list(params_type.model_fields))
+        raise ConfigError(f"algorithm {name!r}: {said}") from exc
     try:
         found = choose(checked)
     except ConfigError as exc:
@@ -197,17 +197,3 @@ def explain_algorithm(
         departures=[*getattr(module, "DEPARTURES", ()), *changed],
         setting=setting,
     )
-
-
-def _explain(exc: ValidationError, params_type: type[AlgorithmParams]) -> str:
-    known = list(params_type.model_fields)
-    lines = []
-    for error in exc.errors():
-        field = ".".join(str(p) for p in error["loc"]) or "parameters"
-        if error["type"] == "extra_forbidden":
-            near = difflib.get_close_matches(field, known, n=2)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
-            lines.append(f"no parameter {field!r}; {hint}")
-        else:
-            lines.append(f"{field} = {error['input']!r}: {error['msg']}")
-    return "; ".join(lines)

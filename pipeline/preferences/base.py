@@ -1,0 +1,104 @@
+"""Base of a preference loss's parameters, what a loss is given, and the way from a recipe's `loss:` to it.
+
+A loss file has `class Params(PreferenceParams)` and `loss(params, sides) -> Losses`; it says `SOURCE` (the paper) and
+`DEPARTURES` (what differs from it). It loads no tensors: it computes with the methods of those that it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from pipeline import registry
+from pipeline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class PreferenceParams(BaseModel):
+    """Frozen; unknown keys are refused. Defaults live in the subclass and nowhere else."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    needs_reference: ClassVar[bool] = True
+    """The loss holds the policy against a reference."""
+    from_labels: ClassVar[bool] = False
+    """The loss is of single responses, each good or bad; else of pairs, whose sides stand at equal places."""
+    needs_divergence: ClassVar[bool] = False
+    """The loss takes an estimate of the KL to the reference, of prompts with responses to others."""
+
+
+Beta = Annotated[float, Field(gt=0, description="inverse temperature of the implicit reward")]
+LabelSmoothing = Annotated[float, Field(ge=0, lt=0.5, description="share of pairs that may be the wrong way round")]
+
+
+@dataclass(frozen=True, slots=True)
+class Responses:
+    """One side of a micro-batch: a number for each response."""
+
+    logprobs: Tensor
+    """[B] summed over the response's tokens, with gradient."""
+    lengths: Tensor
+    """[B] tokens of the response, at least 1, in the type of `logprobs`."""
+    ref_logprobs: Tensor | None = None
+    """[B] of the reference; None where the loss has none."""
+
+    @property
+    def log_ratio(self) -> Tensor:
+        """h(y) = log pi(y|x) - log pi_ref(y|x), [B]."""
+        assert self.ref_logprobs is not None
+        return self.logprobs - self.ref_logprobs
+
+    @property
+    def mean_logprobs(self) -> Tensor:
+        """log pi(y|x) / |y|, [B]."""
+        return self.logprobs / self.lengths
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """A micro-batch of chosen and rejected responses."""
+
+    chosen: Responses
+    rejected: Responses
+    divergence: float = 0.0
+    """z: the estimate of the KL to the reference over the whole optimiser step, at least 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """What a loss gives: its mean over the optimiser step is what is minimised."""
+
+    values: Tensor
+    """[pairs], or for a loss of labels [chosen + rejected]."""
+    chosen_rewards: Tensor
+    """[B] implicit rewards, for metrics."""
+    rejected_rewards: Tensor
+
+
+Loss = Callable[[Any, Sides], Losses]
+
+
+def minus_log_sigmoid(x: Tensor) -> Tensor:
+    """-log sigmoid(x) = log(1 + exp(-x)), without overflow on either side."""
+    return (-x).logaddexp(x.new_zeros(()))
+
+
+def load_preference(name: str, params: Mapping[str, Any] | None = None) -> tuple[PreferenceParams, Loss]:
+    """The validated parameters of the loss `name`, and its function.
+
+    Raises: UnknownName with the near ones; ConfigError for an unknown or wrong parameter, or for a plug-in without
+    `Params` and `loss`.
+    """
+    module = registry.find("preferences", name)
+    params_type, function = getattr(module, "Params", None), getattr(module, "loss", None)
+    if not (isinstance(params_type, type) and issubclass(params_type, PreferenceParams) and callable(function)):
+        raise ConfigError(f"preference {name!r} must have a class Params(PreferenceParams) and loss(params, sides)")
+    try:
+        return params_type.model_validate(dict(params or {})), function
+    except ValidationError as exc:
+        said = registry.refused_parameters(exc.errors(), list(params_type.model_fields))
+        raise ConfigError(f"preference {name!r}: {said}") from exc

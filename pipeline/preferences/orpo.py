@@ -1,0 +1,39 @@
+"""ORPO: likelihood of the chosen response, and its odds above the rejected one's. No reference."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from pipeline.preferences.base import Losses, PreferenceParams, Sides, minus_log_sigmoid
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SOURCE = "arXiv:2403.07691 eq. 3 to 7"
+DEPARTURES: tuple[str, ...] = (
+    "a length-averaged log-probability is held below -1e-6, where the odds would be infinite; such a side has no "
+    "gradient in the odds",
+)
+CERTAIN = -1e-6
+
+
+class Params(PreferenceParams):
+    """ORPO's numbers."""
+
+    needs_reference: ClassVar[bool] = False
+    beta: float = Field(0.1, gt=0, description="the paper's lambda: weight of the odds ratio")
+
+
+def loss(params: Params, sides: Sides) -> Losses:
+    """NLL(w) / |w| - beta log sigmoid(log odds(w) - log odds(l)); odds = p / (1 - p), log p averaged over tokens."""
+    chosen, rejected = sides.chosen.mean_logprobs, sides.rejected.mean_logprobs
+    values = -chosen + params.beta * minus_log_sigmoid(log_odds(chosen) - log_odds(rejected))
+    return Losses(values, params.beta * chosen, params.beta * rejected)
+
+
+def log_odds(log_p: Tensor) -> Tensor:
+    """log(p / (1 - p)) from log p < 0, exact near p = 0 and near p = 1."""
+    log_p = log_p.clamp(max=CERTAIN)
+    return log_p - (-log_p.expm1()).log()

@@ -1,0 +1,31 @@
+"""SimPO: the length-averaged log-probability is the reward, with a margin. No reference."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic import Field
+
+from pipeline.preferences.base import LabelSmoothing, Losses, PreferenceParams, Sides, minus_log_sigmoid
+
+SOURCE = "arXiv:2405.14734 eq. 6"
+DEPARTURES: tuple[str, ...] = ()
+
+
+class Params(PreferenceParams):
+    """SimPO's numbers."""
+
+    needs_reference: ClassVar[bool] = False
+    beta: float = Field(2.0, gt=0, description="scale of the length-averaged log-probability")
+    gamma: float = Field(1.0, ge=0, description="margin by which the chosen side must win")
+    label_smoothing: LabelSmoothing = 0.0
+
+
+def loss(params: Params, sides: Sides) -> Losses:
+    """-log sigmoid(beta / |w| log pi(w) - beta / |l| log pi(l) - gamma), by the share of label smoothing reversed."""
+    chosen, rejected = params.beta * sides.chosen.mean_logprobs, params.beta * sides.rejected.mean_logprobs
+    margin, share = chosen - rejected - params.gamma, params.label_smoothing
+    values = (1 - share) * minus_log_sigmoid(margin)
+    if share > 0:
+        values = values + share * minus_log_sigmoid(-margin)
+    return Losses(values, chosen, rejected)

@@ -1,0 +1,89 @@
+"""Every preference loss against a slow double, its gradient against the double's finite differences."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.preferences.base import Responses, Sides, load_preference, minus_log_sigmoid
+from tests.oracles.preferences import Side, kto, mean_loss
+from tests.preferences.sides import VARIANTS, Random
+
+Z = 0.3
+
+
+@pytest.mark.parametrize(("name", "params"), VARIANTS)
+@pytest.mark.parametrize("seed", range(3))
+def test_loss_is_the_doubles(name: str, params: dict[str, Any], seed: int) -> None:
+    checked, loss = load_preference(name, params)
+    batch = Random(seed)
+    wanted = mean_loss(name, *batch.lists(), Z, params)
+    assert float(loss(checked, batch.sides(z=Z)).values.mean()) == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize(("name", "params"), VARIANTS)
+def test_gradient_is_the_doubles_finite_differences(name: str, params: dict[str, Any]) -> None:
+    checked, loss = load_preference(name, params)
+    batch = Random(5)
+    lp = batch.lp.clone().requires_grad_()
+    loss(checked, batch.sides(lp, Z)).values.mean().backward()
+    assert lp.grad is not None
+    step = 1e-6
+    for i, t in [(0, 0), (1, 0), (3, 0), (4, 0), (5, 0), (7, 0), (0, 3), (6, 2)]:
+        shifted = []
+        for sign in (1, -1):
+            moved = batch.lp.clone()
+            moved[i, t] += sign * step
+            shifted.append(mean_loss(name, *batch.lists(moved), Z, params))
+        assert float(lp.grad[i, t]) == pytest.approx((shifted[0] - shifted[1]) / (2 * step), rel=1e-5, abs=1e-9)
+
+
+def test_kto_takes_any_number_of_each_side() -> None:
+    checked, loss = load_preference("kto")
+    for good, bad in ((5, 0), (0, 3), (1, 4)):
+        batch = Random(1, good, bad)
+        found = loss(checked, batch.sides(z=Z)).values
+        assert len(found) == good + bad
+        assert float(found.mean()) == pytest.approx(kto(*batch.lists(), Z), rel=1e-12)
+
+
+def test_a_response_better_than_its_reference_by_far_loses_nothing_more() -> None:
+    checked, loss = load_preference("kto")
+    sides = Sides(_side(500.0), _side(-500.0), 0.0)
+    assert float(loss(checked, sides).values.abs().max()) < 1e-12
+
+
+@pytest.mark.parametrize(("name", "far"), [("dpo", 1e5), ("simpo", 1e4), ("orpo", 1e4)])
+def test_a_far_margin_stays_finite_with_its_gradient(name: str, far: float) -> None:
+    checked, loss = load_preference(name)
+    for lp in ((-far, -1.0), (-1.0, -far), (-1e-12, -1e-12), (0.0, -far)):
+        chosen, rejected = (torch.tensor([x], requires_grad=True) for x in lp)
+        one = torch.ones(1)
+        zero = torch.zeros(1)
+        value = loss(checked, Sides(Responses(chosen, one, zero), Responses(rejected, one, zero))).values.sum()
+        value.backward()
+        assert math.isfinite(float(value.detach()))
+        assert chosen.grad is not None
+        assert bool(torch.isfinite(chosen.grad).all())
+        assert rejected.grad is not None
+        assert bool(torch.isfinite(rejected.grad).all())
+
+
+def test_minus_log_sigmoid_is_exact_where_the_sigmoid_is_not() -> None:
+    found = minus_log_sigmoid(torch.tensor([-1000.0, 0.0, 40.0], dtype=torch.float64))
+    assert found.tolist() == pytest.approx([1000.0, math.log(2), math.exp(-40)], rel=1e-12)
+
+
+def test_orpo_where_the_policy_is_certain_has_the_odds_of_the_bound() -> None:
+    checked, loss = load_preference("orpo", {"beta": 1.0})
+    bound = Side([-1e-6], [0.0])
+    wanted = mean_loss("orpo", [bound], [Side([-2.0], [0.0])], 0.0, {"beta": 1.0})
+    sides = Sides(_side(0.0), _side(-2.0))
+    assert float(loss(checked, sides).values) == pytest.approx(wanted, abs=2e-6)
+
+
+def _side(lp: float) -> Responses:
+    return Responses(torch.tensor([lp], dtype=torch.float64), *torch.tensor([[1.0], [0.0]], dtype=torch.float64))
