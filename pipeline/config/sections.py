@@ -258,6 +258,9 @@ class ReportConfig(Section):
 
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ("tensorboard",)
     samples_per_step: int = Field(4, ge=0, description="groups a step whose responses go to rollouts.jsonl")
+    metrics_port: int | None = Field(
+        None, ge=1, le=65535, description="serve /metrics for Prometheus here, on loopback, while the run goes on"
+    )
 
 
 class PrefectConfig(Section):

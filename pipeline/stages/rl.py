@@ -250,6 +250,7 @@ def rollout_metrics(batch: Batch) -> StepMetrics:
     total = sum(t.total for t in batch.tallies)
     for status in ("graded", "no_answer", "timeout", "verifier_error", "sandbox_error"):
         row[f"verdict/{status}"] = sum(t.statuses.get(status, 0) for t in batch.tallies) / max(1, total)
+    row["verdict/responses"] = float(total)
     row["verdict/retried"] = float(sum(t.retried for t in batch.tallies))
     if batch.opinions is not None:
         row["verdict/second_opinions"] = float(sum(map(len, batch.opinions)))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.run import RunConfig
+from pipeline.report.exposition import exposed
 from pipeline.report.page import build_page
 from pipeline.report.summary import build_summary
 from pipeline.stages.build import build_tokenizer, context_of, device_of
@@ -49,6 +50,9 @@ def opened(
         own = folder
         if ranks.is_first:
             held.enter_context(locked(folder))
+            address = held.enter_context(exposed(folder, config.name, config.report.metrics_port))
+            if address is not None:
+                progress.say(f"metrics for Prometheus at {address}")
         else:
             own = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="verizero-rank-")))
         prepared = data if data is not None else prepare_run(config, base_dir, own)

@@ -1,0 +1,189 @@
+"""`/metrics` for Prometheus: a run's metrics.jsonl as it stands, read when somebody asks, over loopback only."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ConfigError
+from pipeline.report.summary import phases_of
+
+HOST = "127.0.0.1"
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+GAUGES = {
+    "reward": ("reward/sampled", "Mean reward of the responses that the last RL step sampled."),
+    "kl": ("kl/k3", "KL to the reference in the last RL step, k3, nats a token."),
+    "entropy": ("entropy", "Token entropy of the policy in the last step, nats."),
+    "response_length_tokens": ("length/mean", "Mean length of the responses of the last RL step."),
+    "truncated_ratio": ("truncated", "Share of the last RL step's responses that were cut."),
+    "loss": ("loss", "Loss of the last step of next-token training."),
+    "grad_norm": ("grad_norm", "Gradient norm of the last update, before clipping."),
+    "learning_rate": ("learning_rate", "Learning rate of the last update."),
+}
+"""Metric -> what of a step's metrics it is, and what it says."""
+ALARMS = ("collapse", "verifier")
+Labels = tuple[tuple[str, str], ...]
+
+
+class Reading:
+    """What metrics.jsonl of a run says so far. Lines already read are not read again, unless the file was cut."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._begin()
+
+    def _begin(self) -> None:
+        self.at = 0
+        self.gauges: dict[str, dict[Labels, float]] = {}
+        self.counters: dict[str, dict[Labels, float]] = {
+            "alarms_total": {(("alarm", name),): 0.0 for name in ALARMS},
+            "generated_tokens_total": {(): 0.0},
+        }
+
+    def refresh(self) -> None:
+        """Take in the whole lines that were added; all anew where the file became shorter (a run that went on)."""
+        if not self.path.is_file():
+            return
+        if self.path.stat().st_size < self.at:
+            self._begin()
+        with self.path.open("rb") as file:
+            file.seek(self.at)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self.at += len(line)
+                try:
+                    self.add(json.loads(line))
+                except ValueError:
+                    continue
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """One row of metrics.jsonl."""
+        stage = str(row.get("stage", ""))
+        for phase, seconds in phases_of(row.get("time", {})).items():
+            self._count("phase_seconds_total", seconds, stage=stage, phase=phase)
+        if row.get("kind") == "alarm":
+            self._count("alarms_total", 1, alarm=str(row["alarm"]))
+        elif row.get("kind") == "evaluation":
+            self._evaluation(row)
+        elif row.get("kind") == "step":
+            self._step(row["metrics"], stage, row)
+
+    def _evaluation(self, row: Mapping[str, Any]) -> None:
+        for domain, found in row["domains"].items():
+            for measure, name in (("pass@1", "pass_at_1"), ("pass@k", "pass_at_k")):
+                if measure in found:
+                    self._set(name, found[measure]["value"], domain=domain)
+        for status, number in row.get("verdicts", {}).items():
+            self._count("verdicts_total", number, status=status, of="evaluation")
+
+    def _step(self, metrics: Mapping[str, float], stage: str, row: Mapping[str, Any]) -> None:
+        self._set("step", row["step"], stage=stage)
+        self._set("round", row.get("round", 0), stage=stage)
+        for name, (key, _) in GAUGES.items():
+            if key in metrics:
+                self._set(name, metrics[key])
+        for key, value in metrics.items():
+            if key.startswith("reward/mean/"):
+                self._set("domain_reward", value, domain=key.removeprefix("reward/mean/"))
+            elif key.startswith("verdict/") and key.endswith(("graded", "no_answer", "timeout", "_error")):
+                number = round(value * metrics.get("verdict/responses", 0.0))
+                self._count("verdicts_total", number, status=key.removeprefix("verdict/"), of="training")
+        if "clip_fraction/low" in metrics:
+            self._set("clip_fraction_ratio", metrics["clip_fraction/low"] + metrics.get("clip_fraction/high", 0.0))
+        if "tokens/generated" in metrics:
+            self.counters["generated_tokens_total"][()] = metrics["tokens/generated"]
+
+    def _set(self, name: str, value: float, **labels: str) -> None:
+        self.gauges.setdefault(name, {})[tuple(labels.items())] = float(value)
+
+    def _count(self, name: str, value: float, **labels: str) -> None:
+        values, key = self.counters.setdefault(name, {}), tuple(labels.items())
+        values[key] = values.get(key, 0.0) + value
+
+
+HELP = {
+    **{name: said for name, (_, said) in GAUGES.items()},
+    "step": "Steps done, by stage.",
+    "round": "Round of the last step, by stage.",
+    "domain_reward": "Mean reward in the last RL step, by domain.",
+    "clip_fraction_ratio": "Share of tokens clipped in the last update.",
+    "pass_at_1": "Held-out pass@1 at the last evaluation, by domain.",
+    "pass_at_k": "Held-out pass@k at the last evaluation, by domain.",
+    "phase_seconds_total": "Seconds spent, by stage and phase.",
+    "verdicts_total": "Responses graded, by status, in training and evaluation.",
+    "generated_tokens_total": "Tokens generated in RL.",
+    "alarms_total": "Alarms raised: a suspected collapse, graders that fail.",
+    "changed_timestamp_seconds": "When metrics.jsonl last grew.",
+}
+
+
+def exposition(reading: Reading, run: str) -> str:
+    """All metrics in Prometheus' text format, each with the label `run`."""
+    lines = []
+    gauges = dict(reading.gauges)
+    if reading.path.is_file():
+        gauges["changed_timestamp_seconds"] = {(): round(reading.path.stat().st_mtime, 3)}
+    for kind, families in (("gauge", gauges), ("counter", reading.counters)):
+        for name, values in families.items():
+            lines += [f"# HELP verizero_{name} {HELP[name]}", f"# TYPE verizero_{name} {kind}"]
+            for labels, value in values.items():
+                said = ",".join(f'{k}="{_escaped(v)}"' for k, v in (("run", run), *labels))
+                lines.append(f"verizero_{name}{{{said}}} {value!r}")
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+@contextmanager
+def exposed(folder: Path, run: str, port: int | None) -> Iterator[str | None]:
+    """The address of `/metrics` of the run in `folder`, served until the block ends; None where `port` is.
+
+    Raises: ConfigError if the port cannot be had.
+    """
+    if port is None:
+        yield None
+        return
+    reading, lock = Reading(folder / "metrics.jsonl"), threading.Lock()
+
+    class Handler(BaseHTTPRequestHandler):
+        """Answers GET /metrics."""
+
+        def do_GET(self) -> None:
+            if self.path.partition("?")[0] != "/metrics":
+                self.send_error(HTTPStatus.NOT_FOUND, "only /metrics is here")
+                return
+            with lock:
+                reading.refresh()
+                body = exposition(reading, run).encode()
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Type", CONTENT_TYPE)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *arguments: object) -> None:
+            """Nothing: a scrape every few seconds is no news."""
+
+    try:
+        server = ThreadingHTTPServer((HOST, port), Handler)
+    except OSError as exc:
+        raise ConfigError(
+            f"report.metrics_port={port} cannot be had on {HOST} ({exc.strerror}); set another, or null for none"
+        ) from exc
+    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread.start()
+    try:
+        yield f"http://{HOST}:{server.server_port}/metrics"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,163 @@
+"""/metrics says what metrics.jsonl says, in a format that Prometheus' own parser reads, while the run goes on."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pipeline.errors import ConfigError
+from pipeline.report.exposition import CONTENT_TYPE, Reading, exposed, exposition
+from pipeline.report.summary import count_seconds
+from tests.report.runs import make_run, read_rows
+
+Sample = tuple[str, frozenset[tuple[str, str]]]
+
+
+def parsed(text: str) -> dict[Sample, float]:
+    """Every sample of the text, by name and labels without `run`."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        assert family.documentation
+        assert family.type in ("gauge", "counter")
+        for s in family.samples:
+            found[s.name, frozenset((k, v) for k, v in s.labels.items() if k != "run")] = s.value
+    return found
+
+
+def of(samples: dict[Sample, float], name: str, **labels: str) -> float:
+    return samples[f"verizero_{name}", frozenset(labels.items())]
+
+
+def scrape(address: str) -> dict[Sample, float]:
+    with urllib.request.urlopen(address, timeout=60) as answer:
+        assert answer.headers["Content-Type"] == CONTENT_TYPE
+        return parsed(answer.read().decode())
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        number: int = held.getsockname()[1]
+    return number
+
+
+def test_it_says_what_the_file_says(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "demo")
+    reading = Reading(run / "metrics.jsonl")
+    reading.refresh()
+    samples = parsed(exposition(reading, "demo"))
+    rows = read_rows(run / "metrics.jsonl")
+    steps = [r for r in rows if r["kind"] == "step" and r["stage"] == "rl"]
+    evaluations = [r for r in rows if r["kind"] == "evaluation"]
+    assert of(samples, "step", stage="rl") == 60
+    assert of(samples, "step", stage="sft") == 60
+    assert of(samples, "reward") == steps[-1]["metrics"]["reward/sampled"]
+    assert of(samples, "kl") == steps[-1]["metrics"]["kl/k3"]
+    assert of(samples, "entropy") == steps[-1]["metrics"]["entropy"]
+    clipped = steps[-1]["metrics"]["clip_fraction/low"] + steps[-1]["metrics"]["clip_fraction/high"]
+    assert of(samples, "clip_fraction_ratio") == clipped
+    last = evaluations[-1]["domains"]["induction"]["pass@1"]["value"]
+    assert of(samples, "pass_at_1", domain="induction") == last
+    seconds = count_seconds([r for r in rows if r["kind"] == "step"], evaluations)
+    assert of(samples, "phase_seconds_total", stage="rl", phase="update") == pytest.approx(seconds["update"], abs=1e-3)
+    assert of(samples, "alarms_total", alarm="collapse") == 0
+
+
+def test_counts_add_up_and_alarms_are_counted(tmp_path: Path) -> None:
+    shares = {"verdict/graded": 0.75, "verdict/timeout": 0.25, "verdict/responses": 8.0, "tokens/generated": 100.0}
+    step = {"kind": "step", "stage": "rl", "round": 1, "step": 1, "metrics": shares, "time": {}}
+    alarm = {"kind": "alarm", "stage": "rl", "round": 1, "step": 1, "alarm": "collapse", "time": {}}
+    evaluation = {"kind": "evaluation", "stage": "rl", "domains": {}, "verdicts": {"graded": 5}, "time": {}}
+    file = tmp_path / "metrics.jsonl"
+    file.write_text("".join(json.dumps(r) + "\n" for r in (step, alarm, evaluation, step)) + '{"kind":"al')
+    reading = Reading(file)
+    reading.refresh()
+    samples = parsed(exposition(reading, "a"))
+    assert of(samples, "verdicts_total", status="graded", of="training") == 12
+    assert of(samples, "verdicts_total", status="timeout", of="training") == 4
+    assert of(samples, "verdicts_total", status="graded", of="evaluation") == 5
+    assert of(samples, "generated_tokens_total") == 100
+    assert of(samples, "alarms_total", alarm="collapse") == 1
+    with file.open("a") as more:  # the torn line is written to its end, and counted once
+        more.write('arm","alarm":"verifier"}\n')
+    reading.refresh()
+    reading.refresh()
+    samples = parsed(exposition(reading, "a"))
+    assert of(samples, "alarms_total", alarm="verifier") == 1
+    assert of(samples, "verdicts_total", status="graded", of="training") == 12
+    file.write_text(json.dumps(step) + "\n")  # cut back by a run that goes on
+    reading.refresh()
+    samples = parsed(exposition(reading, "a"))
+    assert of(samples, "verdicts_total", status="graded", of="training") == 6
+    assert of(samples, "alarms_total", alarm="collapse") == 0
+
+
+def test_labels_that_need_it_are_escaped(tmp_path: Path) -> None:
+    metrics = {'reward/mean/a"b\\c\nd': 0.5}
+    row = {"kind": "step", "stage": "rl", "round": 1, "step": 1, "metrics": metrics, "time": {}}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    reading = Reading(tmp_path / "metrics.jsonl")
+    reading.refresh()
+    assert of(parsed(exposition(reading, "x")), "domain_reward", domain='a"b\\c\nd') == 0.5
+
+
+def test_it_is_served_on_loopback_as_long_as_the_block_lasts(tmp_path: Path, port: int) -> None:
+    with exposed(tmp_path, "early", port) as address:
+        assert address == f"http://127.0.0.1:{port}/metrics"
+        assert of(scrape(address), "alarms_total", alarm="collapse") == 0  # nothing is written yet
+        make_run(tmp_path)
+        assert of(scrape(address), "step", stage="rl") == 60
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/../recipe.yaml", timeout=60)
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(address, timeout=60)
+
+
+def test_a_port_in_use_is_an_error_that_says_so(tmp_path: Path, port: int) -> None:
+    with exposed(tmp_path, "first", port):
+        with pytest.raises(ConfigError, match=rf"report\.metrics_port={port} .*in use.*; set another"):
+            with exposed(tmp_path, "second", port):
+                pass
+
+
+def test_none_serves_nothing(tmp_path: Path) -> None:
+    with exposed(tmp_path, "off", None) as address:
+        assert address is None
+
+
+@pytest.mark.integration
+def test_a_run_serves_its_metrics_while_it_goes_on(tmp_path: Path, port: int) -> None:
+    """Asked from inside the run at the end of each round; the count of verdicts is that of the responses."""
+    from pipeline.stages.progress import Silent
+    from pipeline.stages.steps import Steps
+    from pipeline.stages.train import opened, remaining, run_items
+    from tests.stages.tiny import tiny
+
+    config = tiny({"report": {"metrics_port": port}})
+    seen: list[dict[Sample, float]] = []
+
+    def listen(name: str, fields: dict[str, Any]) -> None:
+        if name == "verizero.round.completed":
+            seen.append(scrape(f"http://127.0.0.1:{port}/metrics"))
+
+    with opened(config, Path.cwd(), tmp_path / "tiny", "auto", Silent()) as session:
+        session.events = listen
+        for _, items in remaining(session):
+            run_items(session, items, Steps())
+        responses = session.state.num_responses
+    assert [of(s, "step", stage="rl") for s in seen] == [3, 6]
+    verdicts = {k: v for k, v in seen[-1].items() if k[0] == "verizero_verdicts_total" and ("of", "training") in k[1]}
+    assert sum(verdicts.values()) == responses > 0
+    rows = read_rows(tmp_path / "tiny" / "metrics.jsonl")
+    assert (
+        of(seen[-1], "generated_tokens_total")
+        == [r for r in rows if r["kind"] == "step"][-1]["metrics"]["tokens/generated"]
+    )
