@@ -14,7 +14,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -142,16 +141,29 @@ def below(pid: int) -> list[int]:
     return children + [p for child in children for p in below(child)]
 
 
+def resident_mib(pid: int) -> float:
+    """Memory of the process; 0 when it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) / 256
+    except OSError:
+        return 0.0
+
+
 def state(pool: sandbox.Pool) -> dict[str, float]:
-    """What must not grow: descriptors, processes, memory of judge and workers, folders."""
-    pids = worker_pids(pool)
-    judge, *workers = [int(Path(f"/proc/{p}/statm").read_text().split()[1]) / 256 for p in (os.getpid(), *pids)]
+    """What must not grow, of this process and its own workers: descriptors, processes, memory, files."""
+    workers, end = list(pool._all), time.monotonic() + 60
+    pids = [w.process.pid for w in workers]
+    while len(tree := below(os.getpid())) < 3 * len(pids) and time.monotonic() < end:
+        time.sleep(0.01)  # each worker has a forker, and a child that waits: the last run's successor comes a bit later
+    files = [f for w in workers for f in Path(w.home).rglob("*")]
     return {
         "descriptors": len(os.listdir("/proc/self/fd")) + sum(len(os.listdir(f"/proc/{p}/fd")) for p in pids),
-        "processes": len(below(os.getpid())),
-        "judge MiB": judge,
-        "workers MiB": sum(workers),
-        "folders": len(list(Path(tempfile.gettempdir()).glob("verizero-sandbox-*"))),
+        "processes": len(tree),
+        "judge MiB": resident_mib(os.getpid()),
+        "workers MiB": sum(map(resident_mib, tree)),
+        "files": len(files),
+        "disk KiB": sum(f.lstat().st_blocks for f in files) / 2,
+        "in memory KiB": sum(os.fstat(fd).st_blocks for w in workers for fd in w.files) / 2,
     }
 
 
@@ -175,8 +187,10 @@ def soak(total: int) -> None:
             return result.passed == honest and result.status != "sandbox_error", time.monotonic() - begun
 
         with ThreadPoolExecutor(pool.size) as executor:
-            list(executor.map(one, programs(200)))  # every worker is up, and every kind of program has run
-        before, begun = state(pool), time.monotonic()
+            list(
+                executor.map(one, programs(1000))
+            )  # every worker is up, every kind of program has run, buffers have grown
+        before, begun, cpu = state(pool), time.monotonic(), cpu_seconds(pool)
         with ThreadPoolExecutor(pool.size) as executor:
             todo = programs(total)
             while batch := list(itertools.islice(todo, 1000)):
@@ -184,13 +198,14 @@ def soak(total: int) -> None:
                     wrong += not good
                     if honest:
                         honest_times.append(seconds)
-        took, after = time.monotonic() - begun, state(pool)
+        took, cpu, after = time.monotonic() - begun, cpu_seconds(pool) - cpu, state(pool)
     print(f"{total} runs in {took:.0f} s, {total / took:.0f} per second; {wrong} ended otherwise than they must")
     for name in before:
-        print(f"{name:12} before {before[name]:10.1f}   after {after[name]:10.1f}")
+        print(f"{name:13} before {before[name]:10.1f}   after {after[name]:10.1f}")
     edge = min(1000, len(honest_times) // 2)
     first, last = statistics.median(honest_times[:edge]), statistics.median(honest_times[-edge:])
     print(f"median of the first {edge} honest runs {first * 1e3:.2f} ms, of the last {last * 1e3:.2f} ms")
+    print(f"their wall time is the machine's too: {cpu / total * 1e3:.2f} CPU ms per run, the hostile ones' included")
     sys.exit(1 if wrong else 0)
 
 

@@ -152,6 +152,8 @@ class _Trial:
         text = _tail(outcome.err)
         status: Status = "runtime_error"
         stdout = outcome.out[: limits.output_kib << 10].decode("utf-8", "replace")
+        if exit.status == -1:
+            raise WorkerDied(f"no process: {os.strerror(exit.why)} {text}".strip())
         if exit.why == wire.CPU:
             status, text = "cpu_limit", f"{text}\nused {exit.cpu_s:.1f} CPU seconds of {limits.cpu_s}"
         elif exit.why == wire.WALL:
@@ -165,8 +167,8 @@ class _Trial:
             status, text = "memory_limit", f"{text}\nused more than {limits.memory_mib} MiB"
         elif len(outcome.out) > limits.output_kib << 10:
             status, text = "output_limit", f"{text}\nprinted more than {limits.output_kib} KiB"
-        elif exit.why == wire.CANCELLED or exit.status == -1:
-            raise WorkerDied("cancelled" if exit.status != -1 else f"no process: {os.strerror(exit.why)}")
+        elif exit.why == wire.CANCELLED:
+            raise WorkerDied("cancelled")
         elif os.WIFSIGNALED(exit.status):
             killer = os.WTERMSIG(exit.status)
             if killer == signal.SIGKILL and self.kills.setdefault(number, 0) < 2:
@@ -175,8 +177,6 @@ class _Trial:
             over = killer == signal.SIGKILL or peak > limits.memory_mib * 0.9
             status = "memory_limit" if over and peak > limits.memory_mib * 0.5 else "runtime_error"
             text = f"{text}\nkilled by {signal.Signals(killer).name}".strip()
-        elif os.WEXITSTATUS(exit.status) == wire.SETUP_FAILED and text.startswith("sandbox: "):
-            status = "sandbox_error"
         elif os.WEXITSTATUS(exit.status) == 0 and self.mode == "stdin" and peak <= limits.memory_mib:
             record = wire.Record(0, wire.FINISHED, exit.cpu_s, exit.wall_s, len(outcome.out), len(outcome.err), b"")
             self.results[number] = self._verdict(number, record, outcome.out, outcome.err, peak)

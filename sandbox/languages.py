@@ -193,8 +193,6 @@ def _ended(outcome: Outcome, limits: Limits) -> tuple[Status, str]:
     if ended.peak_kib > limits.memory_mib << 10:
         return "memory_limit", text
     code = os.waitstatus_to_exitcode(ended.status)
-    if code == wire.SETUP_FAILED and text.startswith("sandbox: "):
-        return "sandbox_error", text
     if code < 0:
         return "runtime_error", f"{text}\nkilled by {signal.Signals(-code).name}".strip()
     return ("passed", "") if code == 0 else ("runtime_error", f"{text}\nexit code {code}".strip())

@@ -67,10 +67,11 @@ class Worker:
         """
         payload_fd, out_fd, err_fd, log_fd = self.files
         try:
-            for fd in self.files:
+            for fd in (out_fd, err_fd, log_fd):
                 os.ftruncate(fd, 0)
                 os.lseek(fd, 0, 0)
             _write(payload_fd, payload)
+            os.ftruncate(payload_fd, len(payload))
             self.sock.send(order.pack())
             exit = wire.Exit.unpack(self._answer(order.wall_s * 20 + order.cpu_s + _GRACE_S))
             most = (order.output_kib << 10) * 2 + 1

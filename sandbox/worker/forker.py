@@ -1,5 +1,7 @@
 """The forker: a warm interpreter behind all the walls that can be put up once, which makes one child per order.
 
+The child is made ahead, when the one before is dead, and waits for its order with what walls can be up by then.
+
 A child copies every page that it, or the forker, writes to while both live, and taking a reference is a write. So what
 runs between clone and the program calls prepared objects and looks up as few names as it can; the program's own pages
 then are most of what a run costs. Waiting, watching and mounting are the worker's affair, which shares no page with it.
@@ -13,25 +15,73 @@ import os
 import resource
 import select
 import signal
+import sys
 from posix import _exit, chdir, closerange, lseek, pread, read, write
 from typing import Any
 
 from . import harness, jail, kernel, native, selftest, streams, wire
 
 _PACKET = 64
+_GO = b"1"
 _ANY = (wire.STDIN, 1.0, 1.0, 1, 1, 1, 1, 1)
+_PYTHON = (wire.STDIN, wire.FUNCTION)
 _unpack = wire.unpack_payload
 
 
-def start(cell: jail.Jail, host_file: str, host_pid: int) -> tuple[int, int]:
-    """Where a new forker takes orders, and where it answers with the pids of children, which become ours.
+class Forker:
+    """The worker's end of it: one child waits at any time, and the next is made when the worker says so."""
+
+    def __init__(self, orders: int, calls: int, pids: int, unread: int) -> None:
+        self.orders, self.calls, self.pids, self.unread = orders, calls, pids, unread
+        self.reports = select.poll()
+        self.reports.register(pids, select.POLLIN)
+        self.stale = select.poll()
+        self.stale.register(unread, select.POLLIN)
+
+    def call(self) -> None:
+        """Have the next child made; the one before must be dead. Without the forker the worker ends."""
+        try:
+            write(self.calls, _GO)
+        except BrokenPipeError:
+            sys.exit("the forker is gone")
+
+    def child(self) -> int:
+        """The pid of the child that waits, which is ours. Raises: OSError; ends the worker when the forker is gone."""
+        pid = self._said()
+        if pid <= 0:
+            self.call()
+            raise OSError(-pid, os.strerror(-pid))
+        return pid
+
+    def failure(self, status: int) -> int:
+        """The error number with which a child that ended with `status` could not put up its walls; 0 where it could.
+
+        A program cannot feign it: it has no descriptor that leads here. What a child killed too early has not read is
+        taken away.
+        """
+        if os.WIFSIGNALED(status):
+            while self.stale.poll(0):
+                read(self.unread, _PACKET)
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == wire.SETUP_FAILED and self.reports.poll(0):
+            return -self._said()
+        return 0
+
+    def _said(self) -> int:
+        answer = read(self.pids, wire.PID.size)
+        if not answer:
+            sys.exit("the forker is gone")
+        return int(wire.PID.unpack(answer)[0])
+
+
+def start(cell: jail.Jail, host_file: str, host_pid: int) -> Forker:
+    """A new forker, whose children become ours.
 
     Raises: WallFailed where a wall is refused.
     """
     itself = os.pidfd_open(os.getpid())
-    (taken, orders), (pids, given) = os.pipe(), os.pipe()
+    (taken, orders), (called, calls), (pids, given) = os.pipe(), os.pipe(), os.pipe()
     if os.fork() == 0:
-        for fd in (orders, pids, streams.CONTROL):
+        for fd in (orders, calls, pids, streams.CONTROL):
             os.close(fd)
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         try:
@@ -46,47 +96,53 @@ def start(cell: jail.Jail, host_file: str, host_pid: int) -> tuple[int, int]:
         except jail.WallFailed as exc:
             os.write(given, f"{exc.errno} {exc.wall} {exc}".encode())
             _exit(wire.SETUP_FAILED)
-        _serve(taken, given, cell, itself, before, host_file)
-    for fd in (taken, given, itself):
+        _serve(taken, called, given, cell, itself, before, host_file)
+    for fd in (called, given, itself):
         os.close(fd)
     answer = os.read(pids, 4096).decode()
     if answer != "ready":
         code, wall, why = (answer or f"5 {jail.SECCOMP} the forker died").split(" ", 2)
         raise jail.WallFailed(wall, OSError(int(code), why))
-    return orders, pids
+    forker = Forker(orders, calls, pids, taken)
+    forker.call()
+    return forker
 
 
-def _serve(orders: int, pids: int, cell: jail.Jail, worker: int, before: dict[str, bool], host_file: str) -> None:
-    """Clone a child for every order, and in each become the program. Ends with the other end of `orders`."""
+def _serve(
+    orders: int, calls: int, pids: int, cell: jail.Jail, worker: int, before: dict[str, bool], host_file: str
+) -> None:
+    """Clone a child at every call, which becomes the program of one order. Ends with the other end of `calls`."""
     clone, unpack, pack = kernel.prepared_fork(cell.clone_flags), wire.ORDER.unpack, wire.PID.pack
     poll = select.poll()
     poll.register(worker, select.POLLIN)
     is_orphan, set_limit, wall, steps = poll.poll, resource.setrlimit, jail.last_wall(cell), jail.last_steps(cell)
     scratch, payload, last, unpack_payload, run = cell.scratch, streams.PAYLOAD, streams.LAST, _unpack, harness.run
-    known, limits, is_python = b"", jail.run_limits(_ANY, False), True
+    counted, run_limits, refused = cell.counts_processes, jail.run_limits, 0
     order: tuple[Any, ...] = _ANY
-    while packet := read(orders, _PACKET):
-        if packet != known:
-            known, order = packet, unpack(packet)
-            limits = jail.run_limits(order, cell.counts_processes)
-            is_python = order[0] in (wire.STDIN, wire.FUNCTION)
+    while read(calls, 1):
         pid = clone()
         if pid == 0:
             break
         write(pids, pack(pid if pid > 0 else -errno.EAGAIN))
     else:
         _exit(0)
+    for step in steps:
+        if step() < 0:
+            refused = 1
+    if is_orphan(0):
+        _exit(wire.SETUP_FAILED)  # the worker died before the kernel knew to take us with it
+    packet = read(orders, _PACKET)
+    if not packet:
+        _exit(0)
     try:
+        if refused:
+            raise PermissionError(errno.EPERM, "capabilities or the signal of death could not be set")
+        order = unpack(packet)
         program, items = unpack_payload(pread(payload, lseek(payload, 0, 2), 0))
         chdir(scratch)
-        for limit, most in limits:
+        for limit, most in run_limits(order, counted):
             set_limit(limit, most)
-        for step in steps:
-            if step() < 0:
-                raise PermissionError("capabilities or the signal of death could not be set")
-        if is_orphan(0):
-            _exit(wire.SETUP_FAILED)  # the worker died before the kernel knew to take us with it
-        if not is_python:
+        if order[0] not in _PYTHON:
             if order[0] == wire.SELF_TEST:
                 selftest.run(cell, before, order[3], host_file, wall, streams.LOG)
             native.run(program, items, scratch, wall)
@@ -94,5 +150,6 @@ def _serve(orders: int, pids: int, cell: jail.Jail, worker: int, before: dict[st
         closerange(payload, last)
     except BaseException as exc:
         os.write(streams.ERR, f"sandbox: {type(exc).__name__}: {exc}\n".encode())
+        write(pids, pack(-(getattr(exc, "errno", None) or errno.EIO)))
         _exit(wire.SETUP_FAILED)
     run(order, program, items)

@@ -21,11 +21,10 @@ from . import forker, harness, jail, streams, sweep, wire
 # libraries of their own, as decimal and datetime have): only what programs import often enough to repay it.
 import bisect  # isort: skip
 import copy  # isort: skip
-import dataclasses  # isort: skip
 import heapq  # isort: skip
 import string  # isort: skip
 
-WARM = (bisect, copy, dataclasses, heapq, string)
+WARM = (bisect, copy, heapq, string)
 
 _CORES = len(os.sched_getaffinity(0))
 _DISK_EVERY_S = 0.05
@@ -47,7 +46,7 @@ def main() -> None:
     streams.open_on(cell.stdin)
     harness.prepare(cell.scratch)
     try:
-        orders = forker.start(cell, config["host_file"], config["host_pid"])
+        children = forker.start(cell, config["host_file"], config["host_pid"])
     except jail.WallFailed as exc:
         os.write(streams.CONTROL, json.dumps({"failed": exc.wall, "why": str(exc)}).encode())
         return
@@ -55,14 +54,14 @@ def main() -> None:
         streams.CONTROL,
         json.dumps({"notes": cell.notes, "pid": os.getpid(), "python": sys.version.split()[0]}).encode(),
     )
-    Worker(judge, cell, *orders).serve()
+    Worker(judge, cell, children).serve()
 
 
 class Worker:
     """One warm process and its jail."""
 
-    def __init__(self, judge: int, cell: jail.Jail, orders: int, pids: int) -> None:
-        self.sock, self.judge, self.cell, self.orders, self.pids = streams.CONTROL, judge, cell, orders, pids
+    def __init__(self, judge: int, cell: jail.Jail, children: forker.Forker) -> None:
+        self.sock, self.judge, self.cell, self.children = streams.CONTROL, judge, cell, children
         self.poll = select.poll()
         self.poll.register(self.sock, select.POLLIN)
         self.poll.register(judge, select.POLLIN)
@@ -85,24 +84,17 @@ class Worker:
                     jail.clear(self.cell, order.disk_mib)
                 if self.cell.group is not None:
                     self.cell.group.bound(order.memory_mib, order.disk_mib, order.output_kib, order.processes)
-                pid = self.make(packet)
+                pid = self.children.child()
             except OSError as exc:
                 os.write(self.sock, wire.Exit(-1, exc.errno or 0, 0.0, 0.0, 0).pack())
                 continue
+            os.write(self.children.orders, packet)
             report = self.watch(pid, order)
+            if failure := self.children.failure(report.status):
+                report = report._replace(status=-1, why=failure)
             jail.clear(self.cell, order.disk_mib)
             os.write(self.sock, report.pack())
-
-    def make(self, packet: bytes) -> int:
-        """The pid of a child that carries out the order. Raises: OSError; ends the worker when the forker is gone."""
-        os.write(self.orders, packet)
-        answer = os.read(self.pids, 64)
-        if not answer:
-            sys.exit("the forker is gone")
-        (pid,) = wire.PID.unpack(answer)
-        if pid <= 0:
-            raise OSError(-pid, os.strerror(-pid))
-        return int(pid)
+            self.children.call()  # while the judge reads its answer
 
     def watch(self, pid: int, order: wire.Order) -> wire.Exit:
         """How the child ended; it is killed when it has used up its CPU or wall time, or the judge says so."""
@@ -151,8 +143,10 @@ class Worker:
         cpu = usage.ru_utime + usage.ru_stime
         if why == wire.ENDED and os.WIFSIGNALED(status) and cpu >= order.cpu_s:
             why = wire.CPU
-        if self.cell.group is not None and why == wire.ENDED and (self.cell.tools or os.WIFSIGNALED(status)):
-            why = wire.MEMORY if self.cell.group.killed() else why
+        if self.cell.group is not None and why == wire.ENDED:
+            tried = order.kind == wire.SELF_TEST  # it has some killed on purpose, which count for no later run
+            if (self.cell.tools or os.WIFSIGNALED(status) or tried) and self.cell.group.killed() and not tried:
+                why = wire.MEMORY
         return wire.Exit(status, why, cpu, time.monotonic() - start, usage.ru_maxrss)
 
     def later(self, pid: int, start: float, now: float, used: float, wall_s: float) -> float:

@@ -47,6 +47,14 @@ def worker_pids(pool: sandbox.Pool) -> list[int]:
     return [w.process.pid for w in list(pool._all)]
 
 
+def family(worker: int) -> list[int]:
+    """The forker of a worker that has nothing to do, and the child that waits for an order."""
+    end = time.monotonic() + 60
+    while len(below := descendants(worker)) != 2 and time.monotonic() < end:
+        time.sleep(0.01)
+    return sorted(below, key=lambda pid: int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]))
+
+
 def wait_gone(pids: list[int], seconds: float = 60.0) -> list[int]:
     """Those of the processes that are still running after a while."""
     end = time.monotonic() + seconds
@@ -118,11 +126,33 @@ def test_a_worker_without_its_forker_is_replaced() -> None:
     with sandbox.Pool(workers=1) as pool:
         assert sandbox.run(DOUBLE, TESTS, pool=pool).passed
         (worker,) = worker_pids(pool)
-        (forker,) = descendants(worker)
+        forker, waiting = family(worker)
         os.kill(forker, signal.SIGKILL)
-        assert sandbox.run(DOUBLE, TESTS, pool=pool).passed
+        for _ in range(2):  # the first by the child that waited, the second by another worker
+            assert sandbox.run(DOUBLE, TESTS, pool=pool).passed
         assert worker_pids(pool) != [worker]
-        assert wait_gone([worker, forker]) == []
+        assert wait_gone([worker, forker, waiting]) == []
+
+
+def test_a_child_killed_while_it_waits_costs_nothing() -> None:
+    with sandbox.Pool(workers=1) as pool:
+        assert sandbox.run(DOUBLE, TESTS, pool=pool).passed
+        (worker,) = worker_pids(pool)
+        for factor in (3, 5):
+            forker, waiting = family(worker)
+            os.kill(waiting, signal.SIGKILL)
+            tests = [{"input": str(i), "output": str(factor * i)} for i in range(4)]
+            assert sandbox.run(f"print(int(input()) * {factor})", tests, pool=pool).passed
+            assert family(worker)[0] == forker
+        assert worker_pids(pool) == [worker]
+
+
+def test_no_program_can_pass_for_walls_that_did_not_go_up() -> None:
+    feigned = "import os\nos.write(2, b'sandbox: PermissionError: no\\n')\nos._exit(214)"
+    with sandbox.Pool(workers=1) as pool:
+        result = sandbox.run(feigned, TESTS, pool=pool)
+        assert {t.status for t in result.tests} == {"runtime_error"}, result
+        assert sandbox.run(DOUBLE, TESTS, pool=pool).passed
 
 
 def test_folders_of_killed_judges_are_swept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -203,10 +233,12 @@ def test_settings_are_checked() -> None:
 def test_nothing_grows() -> None:
     with sandbox.Pool(workers=1) as pool:
         sandbox.run(DOUBLE, TESTS, pool=pool)
-        before = len(os.listdir("/proc/self/fd")), threading.active_count(), descendants(os.getpid())
+        (worker,) = worker_pids(pool)
+        before = len(os.listdir("/proc/self/fd")), threading.active_count(), family(worker)[0]
         for program in (DOUBLE, "1 / 0", "import os; os._exit(3)", "open('x', 'w').write('y')") * 5:
             sandbox.run(program, TESTS, pool=pool)
-        after = len(os.listdir("/proc/self/fd")), threading.active_count(), descendants(os.getpid())
+        after = len(os.listdir("/proc/self/fd")), threading.active_count(), family(worker)[0]
+        assert len(descendants(os.getpid())) == 3
     assert before == after
 
 
