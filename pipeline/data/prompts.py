@@ -29,6 +29,7 @@ class SourceCounts:
     num_loaded: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
     examples: dict[str, str] = field(default_factory=dict)
+    what: str = "prompts"
 
     def skip(self, reason: str, example: str) -> None:
         """Count one."""
@@ -37,7 +38,7 @@ class SourceCounts:
 
     def __str__(self) -> str:
         skips = [f"{n} {reason} (first: {self.examples[reason]})" for reason, n in self.skipped.items()]
-        said = f"{self.label}: {self.num_loaded} prompts of {self.num_read} rows read"
+        said = f"{self.label}: {self.num_loaded} {self.what} of {self.num_read} rows read"
         return said + (f"; skipped {', '.join(skips)}" if skips else "")
 
 

@@ -1,0 +1,79 @@
+"""Where pairs of better and worse responses come from: files, or responses sampled here and graded.
+
+{file: pairs.jsonl}                                     rows {prompt, chosen, rejected}, or {prompt, completion, label}
+{hub: {id: my/pairs}, mapping: {prompt: instruction}, limit: 1000}
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from pipeline.config.data import FILE_TYPES, Column, HubSource, VerifierChoice
+from pipeline.config.sections import Section
+
+
+class PairColumns(Section):
+    """Which column is what. Prompt and sides may be texts or chats (lists of {role, content}).
+
+    A side that is a chat ends with the assistant's answer; where it holds the whole conversation, no prompt column is
+    needed. A row has both sides, or a completion with its label.
+    """
+
+    prompt: Column = Field(Column(column="prompt"), description="or question, where there is no such column")
+    chosen: Column = Column(column="chosen")
+    rejected: Column = Column(column="rejected")
+    completion: Column = Field(Column(column="completion"), description="of a row with a label")
+    label: Column = Field(Column(column="label"), description="true: a good completion, false: a bad one; also 1 and 0")
+    answer: Column | None = Field(Column(column="answer"), description="the reference that a verifier holds sides to")
+    verifier: Column | None = Column(column="verifier")
+    id: Column | None = Field(Column(column="id"), description="where absent: the file's name and the row's number")
+    system: Column | None = Column(column="system")
+    domain: Column | None = Column(column="domain")
+
+
+class PairSource(Section):
+    """Pairs or labelled responses from one place: exactly one of `file` and `hub`."""
+
+    file: str | None = Field(None, description="path of .jsonl, .json or .parquet, from the recipe's folder")
+    hub: HubSource | None = None
+    mapping: PairColumns = PairColumns()
+    domain: str | None = Field(None, min_length=1, description="of all rows; overrides a column")
+    verifier: VerifierChoice | None = Field(None, description="of all rows; overrides a column")
+    shuffle: bool = Field(False, description="before the limit, by the run's seed")
+    limit: int | None = Field(None, ge=1)
+    on_bad_row: Literal["error", "skip"] = Field("error", description="skip: counted and reported")
+
+    @model_validator(mode="after")
+    def _one(self) -> PairSource:
+        if (self.file is None) == (self.hub is None):
+            raise ValueError("a source of pairs needs exactly one of file and hub")
+        if self.file is not None and not self.file.lower().endswith(FILE_TYPES):
+            raise ValueError(f"file must end in {', '.join(FILE_TYPES)}, got {self.file!r}")
+        return self
+
+    @property
+    def label(self) -> str:
+        """What messages and counts call this source."""
+        return self.file if self.file is not None else f"{self.hub.id}:{self.hub.split}" if self.hub else ""
+
+    @property
+    def can_grade(self) -> bool:
+        """Its rows may name a verifier and a reference."""
+        return self.mapping.answer is not None and (self.verifier is not None or self.mapping.verifier is not None)
+
+
+class PairingConfig(Section):
+    """How graded responses to one prompt become pairs: a better one against a worse one."""
+
+    choose: Literal["hardest", "random", "length_matched"] = Field(
+        "hardest",
+        description="hardest: the better ones that the policy is least sure of against the worse ones that it is most "
+        "sure of; length_matched: those of most equal lengths",
+    )
+    per_prompt: int = Field(1, ge=1, description="pairs of one prompt at most; no response is in two of them")
+    min_gap: float = Field(0.5, gt=0, description="between the rewards of a pair's sides, at least")
+    max_length_ratio: float | None = Field(
+        None, ge=1, description="between the lengths of a pair's sides, at most; null: any"
+    )

@@ -1,0 +1,313 @@
+"""Pairs of a better and a worse response: read from files, or made of graded responses. What is left out is counted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any, Literal
+
+from pipeline.config.data import Column
+from pipeline.config.pairs import PairingConfig, PairSource
+from pipeline.data.columns import Missing, pick, pick_optional
+from pipeline.data.files import Placed, read_file, read_hub
+from pipeline.data.prompts import SourceCounts
+from pipeline.errors import DataError
+from pipeline.seeds import stream
+from pipeline.types import Group, Prompt, ScoredRollout, Verdict
+
+log = logging.getLogger(__name__)
+
+OnWrong = Literal["keep", "drop", "swap"]
+Grade = Callable[[Sequence[tuple[Prompt, str]]], list[Verdict]]
+"""A verdict for each (prompt, response)."""
+TRUE, FALSE = (True, 1, "true", "True", "1"), (False, 0, "false", "False", "0")
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A prompt with a better and a worse response; one of them alone where the row had a label."""
+
+    id: str
+    prompt: Prompt
+    chosen: str | None
+    rejected: str | None
+
+    @property
+    def sides(self) -> tuple[str | None, str | None]:
+        """Both, chosen first."""
+        return self.chosen, self.rejected
+
+
+@dataclass(slots=True)
+class PairsRead:
+    """The pairs of all sources in their order, what became of each source's rows, and those that were left out."""
+
+    pairs: list[Pair] = field(default_factory=list)
+    counts: list[SourceCounts] = field(default_factory=list)
+    left_out: list[tuple[Any, str]] = field(default_factory=list)
+    """(row, why)."""
+
+
+def read_pairs(sources: Sequence[PairSource], seed: int, base_dir: Path | str = ".") -> PairsRead:
+    """The pairs of all sources. Relative paths are taken from `base_dir`, the recipe's folder.
+
+    Rows with an empty side or with equal ones are left out, counted and named.
+    Raises: DataError naming the file, line, column and remedy for a row that is not of this form (see `on_bad_row`), or
+    a source of which nothing is left.
+    """
+    out = PairsRead()
+    for source in sources:
+        counts = SourceCounts(source.label, what="pairs")
+        chosen = list(_chosen(source, Path(base_dir), counts, out.left_out))
+        if source.shuffle:
+            stream(seed, "data", "shuffle", source.label).shuffle(chosen)
+            chosen = chosen[: source.limit]
+        if not chosen:
+            raise DataError(f"no row of {source.label} is left: {counts}; give pairs whose sides differ")
+        counts.num_loaded = len(chosen)
+        if counts.skipped:
+            log.warning("%s", counts)
+        out.pairs += chosen
+        out.counts.append(counts)
+    return out
+
+
+def check_verdicts(read: PairsRead, grade: Grade, on_wrong: OnWrong) -> None:
+    """Grade the chosen sides of pairs that name a verifier, and treat those that it calls wrong as asked; count them.
+
+    swap: turned round where the verifier calls the rejected side right, else left out. A grader that failed says
+    nothing, and the pair stays as it is. `keep` only counts.
+    """
+    asked = [i for i, p in enumerate(read.pairs) if p.prompt.verifier and p.chosen is not None]
+    verdicts = grade([(read.pairs[i].prompt, read.pairs[i].chosen or "") for i in asked])
+    wrong = {i for i, v in zip(asked, verdicts, strict=True) if not v.is_correct and not v.is_infrastructure}
+    failed = sum(v.is_infrastructure for v in verdicts)
+    counts = SourceCounts("chosen sides graded", num_read=len(asked), num_loaded=len(asked), what="kept")
+    both = [i for i in sorted(wrong) if read.pairs[i].rejected is not None] if on_wrong == "swap" else []
+    others = grade([(read.pairs[i].prompt, read.pairs[i].rejected or "") for i in both])
+    right = {i for i, v in zip(both, others, strict=True) if v.is_correct}
+    if on_wrong == "swap":  # a label is turned round without asking
+        right |= {i for i in wrong if read.pairs[i].rejected is None}
+    kept: list[Pair] = []
+    gone = wrong - right if on_wrong != "keep" else set()
+    reasons = dict.fromkeys(wrong, "wrong by the verifier")
+    for i, pair in enumerate(read.pairs):
+        if i in reasons:
+            fate = "kept" if on_wrong == "keep" else "swapped" if i in right else "dropped"
+            counts.skip(f"{reasons[i]}, {fate}", pair.id)
+        if i in gone:
+            read.left_out.append((_row_of(pair), "the verifier calls the chosen side wrong"))
+            continue
+        kept.append(replace(pair, chosen=pair.rejected, rejected=pair.chosen) if i in right else pair)
+    if failed:
+        counts.skip("grader failed, kept", f"{failed} in all")
+    if not kept:
+        raise DataError(
+            "the verifier calls every chosen side wrong; check mapping.answer, or set on_wrong_chosen: keep"
+        )
+    counts.num_loaded = len(asked) - len(gone)
+    read.pairs[:] = kept
+    if counts.skipped:
+        log.warning("%s", counts)
+        read.counts.append(counts)
+
+
+def pairs_of(group: Group, how: PairingConfig, draw: Random) -> list[tuple[ScoredRollout, ScoredRollout]]:
+    """(better, worse) responses of one group, at most `per_prompt`, no response in two of them.
+
+    Better are those of the group's highest reward, worse those at least `min_gap` below it; of responses of equal
+    tokens only the first counts, and one whose grader failed is neither. None where the group has no such gap.
+    """
+    members: dict[tuple[int, ...], ScoredRollout] = {}
+    for m in group.members:
+        if m.reward is not None and m.rollout.response_ids:
+            members.setdefault(m.rollout.response_ids, m)
+    if not members:
+        return []
+    best = max(_reward(m) for m in members.values())
+    better = [m for m in members.values() if _reward(m) == best]
+    worse = [m for m in members.values() if _reward(m) <= best - how.min_gap]
+    found = []
+    for w, r in _ordered(better, worse, how, draw):
+        if len(found) == how.per_prompt:
+            break
+        if not any(m is w or m is r for pair in found for m in pair):
+            found.append((w, r))
+    return found
+
+
+def _ordered(
+    better: list[ScoredRollout], worse: list[ScoredRollout], how: PairingConfig, draw: Random
+) -> list[tuple[ScoredRollout, ScoredRollout]]:
+    """All allowed pairs, the most wanted first."""
+    if how.choose == "random":
+        better, worse = draw.sample(better, len(better)), draw.sample(worse, len(worse))
+    pairs = [(w, r) for w in better for r in worse]
+    if how.max_length_ratio is not None:
+        pairs = [p for p in pairs if max(_lengths(p)) <= how.max_length_ratio * min(_lengths(p))]
+    if how.choose == "hardest":
+        pairs.sort(key=lambda p: _confidence(p[0]) - _confidence(p[1]))
+    elif how.choose == "length_matched":
+        pairs.sort(key=lambda p: abs(_lengths(p)[0] - _lengths(p)[1]))
+    return pairs
+
+
+def _lengths(pair: tuple[ScoredRollout, ScoredRollout]) -> tuple[int, int]:
+    return len(pair[0].rollout.response_ids), len(pair[1].rollout.response_ids)
+
+
+def _confidence(member: ScoredRollout) -> float:
+    """Mean log-prob of the response's tokens, as it was sampled."""
+    return sum(member.rollout.logprobs) / len(member.rollout.logprobs)
+
+
+def _reward(member: ScoredRollout) -> float:
+    assert member.reward is not None
+    return member.reward
+
+
+def _rows(source: PairSource, base_dir: Path) -> Iterator[Placed]:
+    if source.file is not None:
+        return read_file(base_dir / source.file, source.file)
+    assert source.hub is not None
+    return read_hub(source.hub, base_dir)
+
+
+def _chosen(
+    source: PairSource, base_dir: Path, counts: SourceCounts, left_out: list[tuple[Any, str]]
+) -> Iterator[Pair]:
+    """Good pairs of one source, up to its limit (after a shuffle the limit is the caller's to apply)."""
+    limit = None if source.shuffle else source.limit
+    taken = 0
+    for place, number, row in _rows(source, base_dir):
+        if limit is not None and taken >= limit:
+            return
+        counts.num_read += 1
+        try:
+            if isinstance(row, DataError):
+                raise row
+            pair = _pair(row, source, number)
+        except DataError as exc:
+            said = str(exc) if str(exc).startswith(place) else f"{place}: {exc}"
+            if source.on_bad_row == "error":
+                raise DataError(f"{said}; correct the row or the mapping, or set on_bad_row: skip") from exc
+            counts.skip("bad rows", said)
+            left_out.append((str(exc) if isinstance(row, DataError) else row, said))
+            continue
+        problem = _problem(pair)
+        if problem is not None:
+            counts.skip(problem, place)
+            left_out.append((row, problem))
+            continue
+        taken += 1
+        yield pair
+
+
+def _problem(pair: Pair) -> str | None:
+    """Why the pair teaches nothing, in words that are counted."""
+    if any(side is not None and not side.strip() for side in pair.sides):
+        return "with an empty side"
+    return "with equal sides" if pair.chosen == pair.rejected else None
+
+
+def _pair(row: Mapping[str, Any], source: PairSource, number: int) -> Pair:
+    """The pair of a row; empty sides stay. Raises: DataError naming the column."""
+    columns = source.mapping
+    chosen = rejected = None
+    if _has(row, columns.chosen.column) or _has(row, columns.rejected.column):
+        before, chosen = _side(row, columns.chosen.column)
+        other, rejected = _side(row, columns.rejected.column)
+        if before != other:
+            raise DataError("the conversations before the two answers differ; a pair has one prompt")
+    elif _has(row, columns.completion.column):
+        before, text = _side(row, columns.completion.column)
+        is_good = _label(pick(row, columns.label))
+        chosen, rejected = (text, None) if is_good else (None, text)
+    else:
+        there = ", ".join(map(repr, row)) or "none"
+        raise DataError(
+            f"the row has neither {columns.chosen.column!r} and {columns.rejected.column!r} nor "
+            f"{columns.completion.column!r} with {columns.label.column!r}; columns there: {there} (mapping)"
+        )
+    system, question = _prompt(row, source, before)
+    own_id, domain = pick_optional(row, columns.id), source.domain or pick_optional(row, columns.domain)
+    verifier = source.verifier.key if source.verifier else pick_optional(row, columns.verifier)
+    answer = pick_optional(row, columns.answer)
+    name = f"{source.label}/{number}" if own_id is None else str(own_id)
+    prompt = Prompt(
+        id=name,
+        question=question,
+        verifier="" if verifier is None or answer is None else str(verifier),
+        reference=answer,
+        domain=str(domain or "default"),
+        system=system,
+    )
+    return Pair(name, prompt, chosen, rejected)
+
+
+def _has(row: Mapping[str, Any], path: str) -> bool:
+    return path in row or path.partition(".")[0] in row
+
+
+Turns = tuple[tuple[str, str], ...]
+"""(role, content) of the messages of a chat."""
+
+
+def _side(row: Mapping[str, Any], column: str) -> tuple[Turns, str]:
+    """The messages before the answer, and the answer. An absent side is an error, an empty one is not."""
+    if not _has(row, column):
+        raise Missing(f"there is no column {column!r}; columns there: {', '.join(map(repr, row))}")
+    value: Any = row.get(column) if column in row else pick(row, Column(column=column))
+    if value is None or value == []:
+        return (), ""
+    if isinstance(value, str):
+        return (), value
+    turns = _turns(value, column)
+    if turns[-1][0] != "assistant":
+        raise DataError(f"column {column!r}: a chat must end with the assistant's answer, got role {turns[-1][0]!r}")
+    return turns[:-1], turns[-1][1]
+
+
+def _turns(value: Any, column: str) -> Turns:
+    if not isinstance(value, list) or not all(isinstance(m, Mapping) and {"role", "content"} <= set(m) for m in value):
+        raise DataError(f"column {column!r} must be text or a list of {{role, content}}, got {value!r:.80}")
+    if not all(isinstance(m["content"], str) for m in value):
+        raise DataError(f"column {column!r}: message content must be text")
+    return tuple((str(m["role"]), str(m["content"])) for m in value)
+
+
+def _prompt(row: Mapping[str, Any], source: PairSource, before: Turns) -> tuple[str | None, str]:
+    """System message, if any, and question: of the prompt's column, else of what stands before the answers."""
+    column = source.mapping.prompt
+    system = pick_optional(row, source.mapping.system)
+    if column.column == "prompt" and "prompt" not in row and "question" in row:
+        column = column.model_copy(update={"column": "question"})
+    if not _has(row, column.column) and before:
+        turns = before
+    else:
+        value = pick(row, column)
+        if isinstance(value, str):
+            return None if system is None else str(system), value
+        turns = _turns(value, column.column)
+        if before and before != turns:
+            raise DataError("the prompt and the conversation before the answers differ; a pair has one prompt")
+    roles = [r for r, _ in turns]
+    if roles not in (["user"], ["system", "user"]):
+        raise DataError(f"the prompt must be one user message, after a system message if any; got roles {roles}")
+    own = turns[0][1] if len(turns) == 2 else system
+    return None if own is None else str(own), turns[-1][1]
+
+
+def _label(value: Any) -> bool:
+    if value in TRUE:
+        return True
+    if value in FALSE:
+        return False
+    raise DataError(f"the label must be true or false, got {value!r:.80}")
+
+
+def _row_of(pair: Pair) -> dict[str, Any]:
+    return {"id": pair.id, "prompt": pair.prompt.question, "chosen": pair.chosen, "rejected": pair.rejected}

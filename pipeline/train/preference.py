@@ -1,0 +1,220 @@
+"""The update of a preference loss: pairs or labelled responses to one optimiser step, and what was seen on the way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from pipeline.errors import DataError, NonFiniteError
+from pipeline.preferences.base import Loss, Losses, PreferenceParams, Responses, Sides
+from pipeline.train.backend import Backend, Who
+from pipeline.train.collate import deal, padded_ids
+from pipeline.types import StepMetrics
+
+Ids = tuple[int, ...]
+ABSENT = float("nan")
+"""In a table of log-probs: the row has no such side."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreferenceRow:
+    """A prompt with a better and a worse response, in tokens; one of them alone for losses of labels."""
+
+    prompt_ids: Ids
+    chosen_ids: Ids | None
+    rejected_ids: Ids | None
+
+    @property
+    def sides(self) -> tuple[Ids | None, Ids | None]:
+        """Both, chosen first."""
+        return self.chosen_ids, self.rejected_ids
+
+    @property
+    def num_sides(self) -> int:
+        """How many there are."""
+        return sum(s is not None for s in self.sides)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the prompt with its longer side."""
+        return len(self.prompt_ids) + max(len(s) for s in self.sides if s is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class PreferenceSettings:
+    """What an update needs besides the rows."""
+
+    pad_id: int
+    temperature: float
+    micro_batch_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PreferenceBatch:
+    """The rows of one optimiser step; every rank is given all of them."""
+
+    rows: Sequence[PreferenceRow]
+    ref: Tensor | None = None
+    """[rows, 2] log-probs of the sides under the reference; None for a loss without one."""
+    mismatched: Sequence[PreferenceRow] = ()
+    """Prompts with the responses of others, for the estimate of the KL."""
+    mismatched_ref: Tensor | None = None
+
+
+def mismatched(rows: Sequence[PreferenceRow]) -> list[PreferenceRow]:
+    """Each row's prompt with the responses of the next row that has another prompt.
+
+    Raises: DataError where all prompts are the same.
+    """
+    last = len(rows)
+    following = [last] * last
+    """The next place, counted on past the end, whose prompt is another."""
+    for i in range(2 * last - 1, -1, -1):
+        here, after = rows[i % last], rows[(i + 1) % last]
+        found = i + 1 if after.prompt_ids != here.prompt_ids else following[(i + 1) % last]
+        following[i % last] = found
+    if any(rows[j % last].prompt_ids == row.prompt_ids for row, j in zip(rows, following, strict=True)):
+        raise DataError(
+            f"the {last} responses all answer one prompt, and kto holds prompts against the responses of others; give "
+            "it more prompts a step (batch_size, prompts_per_step), or use dpo"
+        )
+    others = [rows[j % last] for j in following]
+    return [PreferenceRow(row.prompt_ids, o.chosen_ids, o.rejected_ids) for row, o in zip(rows, others, strict=True)]
+
+
+@torch.no_grad()
+def side_logprobs(backend: Backend, rows: Sequence[PreferenceRow], who: Who, settings: PreferenceSettings) -> Tensor:
+    """[rows, 2] summed log-probs of chosen and rejected, on the CPU; ABSENT where there is none. Dealt over ranks."""
+    out = torch.zeros(len(rows), 2, dtype=torch.float64)
+    for piece in _pieces(backend, rows, settings):
+        sums, _ = _summed(backend, rows, piece, who, settings)
+        if piece:
+            for (row, side), value in zip(_places(rows, piece), sums.tolist(), strict=True):
+                out[row, side] = value
+    out = backend.ranks.all_reduce(out)
+    there = torch.tensor([[s is not None for s in r.sides] for r in rows])
+    return torch.where(there, out, torch.full_like(out, ABSENT))
+
+
+def preference_update(
+    backend: Backend, params: PreferenceParams, loss: Loss, batch: PreferenceBatch, settings: PreferenceSettings
+) -> StepMetrics:
+    """One optimiser step on the mean loss of the batch; its metrics.
+
+    The denominator is the number of pairs (or of responses, for a loss of labels) of the whole step, counted before
+    any backward: how rows are cut into micro-batches or spread over ranks does not matter.
+
+    Raises: NonFiniteError if loss or gradient is not finite; that update was refused, the weights are as before.
+    """
+    z = _divergence(backend, batch, settings) if params.needs_divergence else 0.0
+    rows = batch.rows
+    total = sum(r.num_sides for r in rows) if params.from_labels else len(rows)
+    seen = _Seen()
+    for piece in _pieces(backend, rows, settings):
+        sums, lengths = _summed(backend, rows, piece, "policy", settings)
+        if not piece:  # only keeps step with the other ranks
+            backend.backward(sums.sum() * 0.0)
+            continue
+        sides = _sides(batch, piece, sums, lengths, z)
+        found = loss(params, sides)
+        share = found.values.sum() / total
+        backend.backward(share)
+        seen.add(found, sides, params.from_labels)
+    stats = backend.ranks.all_reduce(torch.tensor(seen.numbers, dtype=torch.float64)).tolist()
+    mean = stats[0] / total
+    if not math.isfinite(mean):  # known to all ranks alike, so that none waits for one that gave up
+        backend.discard()
+        raise NonFiniteError(f"the loss of preferences is {mean}; the update was refused, lower the learning rate")
+    metrics = {"loss": mean, "rows": float(len(rows)), **_summary(stats)}
+    if params.needs_divergence:
+        metrics["preference/z"] = z
+    return {**metrics, **backend.step()}
+
+
+@dataclass
+class _Seen:
+    """Sums over a rank's micro-batches."""
+
+    numbers: list[float] = field(default_factory=lambda: [0.0] * 10)
+
+    def add(self, found: Losses, sides: Sides, from_labels: bool) -> None:
+        """Count a micro-batch."""
+        good, bad = found.chosen_rewards.detach().double(), found.rejected_rewards.detach().double()
+        wins = 0.0 if from_labels else float((good > bad).sum() + 0.5 * (good == bad).sum())
+        each: list[Tensor | float] = [
+            *(found.values.detach().double().sum(), good.sum(), len(good), bad.sum(), len(bad)),
+            *(wins, 0 if from_labels else len(good)),
+            *(sides.chosen.logprobs.detach().double().sum(), sides.rejected.logprobs.detach().double().sum()),
+            sides.chosen.lengths.sum() + sides.rejected.lengths.sum(),
+        ]
+        self.numbers = [a + float(b) for a, b in zip(self.numbers, each, strict=True)]
+
+
+def _summary(stats: Sequence[float]) -> StepMetrics:
+    _, good, num_good, bad, num_bad, wins, num_pairs, lp_good, lp_bad, tokens = stats
+    out = {"tokens": tokens}
+    if num_good:
+        out |= {"preference/chosen_reward": good / num_good, "preference/chosen_logprob": lp_good / num_good}
+    if num_bad:
+        out |= {"preference/rejected_reward": bad / num_bad, "preference/rejected_logprob": lp_bad / num_bad}
+    if num_good and num_bad:
+        out["preference/margin"] = good / num_good - bad / num_bad
+    if num_pairs:
+        out["preference/accuracy"] = wins / num_pairs
+    return out
+
+
+def _divergence(backend: Backend, batch: PreferenceBatch, settings: PreferenceSettings) -> float:
+    """max(0, mean of log pi - log pi_ref) of the mismatched responses of the whole step."""
+    assert batch.mismatched_ref is not None
+    drift = side_logprobs(backend, batch.mismatched, "policy", settings) - batch.mismatched_ref.double()
+    return max(0.0, float(drift[~drift.isnan()].mean()))
+
+
+def _pieces(backend: Backend, rows: Sequence[PreferenceRow], settings: PreferenceSettings) -> Iterator[list[int]]:
+    """This rank's micro-batches: rows whole, both sides of a pair together; as many on every rank, the last empty."""
+    sizes = [r.num_sides * r.longest for r in rows]
+    pieces, num_idle = deal(sizes, settings.micro_batch_tokens, backend.ranks.rank, backend.ranks.size)
+    yield from (*pieces, *([[]] * num_idle))
+
+
+def _places(rows: Sequence[PreferenceRow], piece: Sequence[int]) -> list[tuple[int, int]]:
+    """(row, side) of each sequence of a micro-batch: the chosen ones, then the rejected ones."""
+    return [(i, side) for side in (0, 1) for i in piece if rows[i].sides[side] is not None]
+
+
+def _summed(
+    backend: Backend, rows: Sequence[PreferenceRow], piece: Sequence[int], who: Who, settings: PreferenceSettings
+) -> tuple[Tensor, Tensor]:
+    """([N] summed log-probs, [N] lengths) of the sequences at `_places`.
+
+    Of an empty micro-batch, of a row of which nothing trains: a forward that only keeps step with other ranks.
+    """
+    spare = min(rows, key=lambda r: r.longest)
+    texts = [(rows[i].prompt_ids, rows[i].sides[side] or ()) for i, side in _places(rows, piece)]
+    device = backend.model.device
+    idle = [(*spare.prompt_ids, *(spare.chosen_ids or spare.rejected_ids or ()))]
+    ids = padded_ids([(*p, *y) for p, y in texts] or idle, settings.pad_id, device)
+    where = torch.zeros(ids.shape, dtype=torch.bool, device=device)
+    for k, (prompt, response) in enumerate(texts):
+        where[k, len(prompt) : len(prompt) + len(response)] = True
+    logprobs, _ = backend.logprobs(ids, where, settings.temperature, who, False)
+    sums = logprobs.sum(1)
+    return sums, where.sum(1).to(sums.dtype)
+
+
+def _sides(batch: PreferenceBatch, piece: Sequence[int], sums: Tensor, lengths: Tensor, z: float) -> Sides:
+    places = _places(batch.rows, piece)
+    cut = sum(side == 0 for _, side in places)
+    ref: Tensor | None = None
+    if batch.ref is not None:
+        ref = torch.stack([batch.ref[i, side] for i, side in places]).to(sums)
+
+    def of(part: slice) -> Responses:
+        return Responses(sums[part], lengths[part], None if ref is None else ref[part])
+
+    return Sides(of(slice(0, cut)), of(slice(cut, None)), z)

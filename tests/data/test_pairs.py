@@ -1,0 +1,274 @@
+"""Pairs from files and from graded responses: what is read, what is left out and counted, what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.config.pairs import PairingConfig, PairSource
+from pipeline.data.pairs import Pair, PairsRead, check_verdicts, pairs_of, read_pairs
+from pipeline.errors import DataError
+from pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
+
+
+def read(tmp_path: Path, rows: Sequence[Any], **source: Any) -> PairsRead:
+    lines = (row if isinstance(row, str) else json.dumps(row) for row in rows)
+    (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
+    return read_pairs((PairSource(file="pairs.jsonl", **source),), 0, tmp_path)
+
+
+def sides(found: PairsRead) -> list[tuple[str, str | None, str | None]]:
+    return [(p.prompt.question, p.chosen, p.rejected) for p in found.pairs]
+
+
+USER = {"role": "user", "content": "1+1="}
+SYSTEM = {"role": "system", "content": "Add."}
+
+
+def said(text: str) -> dict[str, str]:
+    return {"role": "assistant", "content": text}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "1+1=", "chosen": "2", "rejected": "3"},
+        {"question": "1+1=", "chosen": "2", "rejected": "3"},
+        {"prompt": [USER], "chosen": [said("2")], "rejected": [said("3")]},
+        {"prompt": "1+1=", "chosen": [said("2")], "rejected": [said("3")]},
+        {"chosen": [USER, said("2")], "rejected": [USER, said("3")]},
+        {"prompt": [USER], "chosen": [USER, said("2")], "rejected": [USER, said("3")]},
+    ],
+)
+def test_every_form_of_a_pair_is_the_same_pair(tmp_path: Path, row: dict[str, Any]) -> None:
+    found = read(tmp_path, [row])
+    assert sides(found) == [("1+1=", "2", "3")]
+    assert found.pairs[0].id == "pairs.jsonl/1"
+    assert found.left_out == []
+
+
+def test_a_system_message_stays_with_its_prompt(tmp_path: Path) -> None:
+    rows = [
+        {"chosen": [SYSTEM, USER, said("2")], "rejected": [SYSTEM, USER, said("3")]},
+        {"prompt": "1+1=", "system": "Add.", "chosen": "2", "rejected": "3"},
+    ]
+    assert [p.prompt.system for p in read(tmp_path, rows).pairs] == ["Add.", "Add."]
+
+
+def test_labelled_rows_and_mapped_columns(tmp_path: Path) -> None:
+    rows = [
+        {"x": "1+1=", "y": "2", "good": True, "gold": "2", "id": "a"},
+        {"x": "1+2=", "y": "2", "good": 0, "gold": "3", "id": "b"},
+    ]
+    mapping = {"prompt": "x", "completion": "y", "label": "good", "answer": "gold"}
+    found = read(tmp_path, rows, mapping=mapping, verifier="exact", domain="sums")
+    assert sides(found) == [("1+1=", "2", None), ("1+2=", None, "2")]
+    assert [(p.id, p.prompt.verifier, p.prompt.reference, p.prompt.domain) for p in found.pairs] == [
+        ("a", "exact", "2", "sums"),
+        ("b", "exact", "3", "sums"),
+    ]
+
+
+def test_parquet_is_read_as_lines_are(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = [{"prompt": "1+1=", "chosen": "2", "rejected": "3"}, {"prompt": "1+2=", "chosen": "3", "rejected": "4"}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "pairs.parquet")
+    found = read_pairs((PairSource(file="pairs.parquet"),), 0, tmp_path)
+    assert sides(found) == sides(read(tmp_path, rows))
+
+
+def test_a_data_set_of_the_hubs_format_is_read_offline(tmp_path: Path) -> None:
+    import datasets
+
+    rows = [{"prompt": "1+1=", "chosen": "2", "rejected": "3"}]
+    datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "set"))
+    found = read_pairs((PairSource.model_validate({"hub": {"id": "set"}}),), 0, tmp_path)
+    assert sides(found) == [("1+1=", "2", "3")]
+
+
+def test_empty_and_equal_sides_are_left_out_counted_and_kept_for_people(tmp_path: Path) -> None:
+    good = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
+    rows = [
+        good,
+        {"prompt": "q", "chosen": " ", "rejected": "3"},
+        {"prompt": "q", "chosen": "2", "rejected": None},
+        {"prompt": "q", "chosen": "2", "rejected": []},
+        {"prompt": "q", "chosen": "2", "rejected": "2"},
+    ]
+    found = read(tmp_path, rows)
+    assert len(found.pairs) == 1
+    (counts,) = found.counts
+    assert counts.skipped == {"with an empty side": 3, "with equal sides": 1}
+    assert counts.examples["with equal sides"] == "pairs.jsonl line 5"
+    assert "1 pairs of 5 rows read" in str(counts)
+    assert [row for row, _ in found.left_out] == rows[1:]
+
+
+@pytest.mark.parametrize(
+    ("row", "words"),
+    [
+        ({"prompt": "q", "chosen": "2"}, "line 2: there is no column 'rejected'"),
+        ({"prompt": "q"}, "line 2: the row has neither 'chosen' and 'rejected' nor 'completion' with 'label'"),
+        ({"chosen": "2", "rejected": "3"}, "line 2: there is no column 'prompt'"),
+        ({"prompt": "", "chosen": "2", "rejected": "3"}, "line 2: column 'prompt' is empty"),
+        ({"prompt": "q", "completion": "2", "label": "perhaps"}, "line 2: the label must be true or false"),
+        ({"prompt": "q", "completion": "2"}, "line 2: there is no column 'label'"),
+        ({"prompt": "q", "chosen": 2, "rejected": "3"}, "line 2: column 'chosen' must be text or a list"),
+        (
+            {"prompt": "q", "chosen": [USER], "rejected": "3"},
+            "line 2: column 'chosen': a chat must end with",
+        ),
+        (
+            {"chosen": [USER, said("2")], "rejected": [SYSTEM, USER, said("3")]},
+            "line 2: the conversations before the two answers differ",
+        ),
+        ({"prompt": "q", "chosen": [USER, said("2")], "rejected": [said("3")]}, "line 2: the conversations before"),
+        ("{no json", "line 2: not JSON"),
+    ],
+)
+def test_a_bad_row_is_named_or_skipped_and_counted(tmp_path: Path, row: Any, words: str) -> None:
+    good = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
+    with pytest.raises(DataError, match="pairs.jsonl " + words.replace("'", ".")):
+        read(tmp_path, [good, row])
+    found = read(tmp_path, [good, row], on_bad_row="skip")
+    assert len(found.pairs) == 1
+    assert found.counts[0].skipped == {"bad rows": 1}
+    assert len(found.left_out) == 1
+
+
+def test_a_source_of_which_nothing_is_left_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no row of pairs\.jsonl is left"):
+        read(tmp_path, [{"prompt": "q", "chosen": "2", "rejected": "2"}])
+
+
+def test_limit_and_shuffle_are_by_the_seed(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{i}", "chosen": "2", "rejected": "3"} for i in range(20)]
+    assert [q for q, _, _ in sides(read(tmp_path, rows, limit=3))] == ["0", "1", "2"]
+    first = sides(read(tmp_path, rows, shuffle=True, limit=5))
+    assert first == sides(read(tmp_path, rows, shuffle=True, limit=5))
+    assert [q for q, _, _ in first] != [str(i) for i in range(5)]
+
+
+def exact(asked: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
+    """Right where the response is the reference; the grader fails on "?"."""
+    return [
+        Verdict("verifier_error") if text == "?" else Verdict("graded", float(text == prompt.reference))
+        for prompt, text in asked
+    ]
+
+
+GRADED = [("a", "2", "3"), ("b", "3", "2"), ("c", "4", "5"), ("d", "?", "2"), ("e", "3", None), ("f", None, "3")]
+
+
+def graded() -> PairsRead:
+    pairs = [Pair(i, Prompt(i, "1+1=", "exact", "2"), w, r) for i, w, r in GRADED]
+    return PairsRead([*pairs, Pair("g", Prompt("g", "?", "", None), "x", "y")])
+
+
+@pytest.mark.parametrize(
+    ("on_wrong", "left", "skipped"),
+    [
+        ("keep", [("a", "2"), ("b", "3"), ("c", "4"), ("d", "?"), ("e", "3"), ("f", None), ("g", "x")], {"kept": 3}),
+        ("drop", [("a", "2"), ("d", "?"), ("f", None), ("g", "x")], {"dropped": 3}),
+        (
+            "swap",
+            [("a", "2"), ("b", "2"), ("d", "?"), ("e", None), ("f", None), ("g", "x")],
+            {"swapped": 2, "dropped": 1},
+        ),
+    ],
+)
+def test_a_chosen_side_that_the_verifier_calls_wrong(on_wrong: Any, left: list[Any], skipped: dict[str, int]) -> None:
+    found = graded()
+    check_verdicts(found, exact, on_wrong)
+    assert [(p.id, p.chosen) for p in found.pairs] == left
+    (counts,) = found.counts
+    wanted = {f"wrong by the verifier, {fate}": n for fate, n in skipped.items()}
+    assert counts.skipped == wanted | {"grader failed, kept": 1}
+    assert len(found.left_out) == 7 - len(left)
+
+
+def test_all_chosen_sides_wrong_is_refused() -> None:
+    found = PairsRead([Pair("b", Prompt("b", "1+1=", "exact", "2"), "3", "4")])
+    with pytest.raises(DataError, match="every chosen side wrong"):
+        check_verdicts(found, exact, "drop")
+
+
+def member(i: int, reward: float | None, length: int, confidence: float, same: int | None = None) -> ScoredRollout:
+    ids = tuple([100 + (i if same is None else same)] * length)
+    rollout = Rollout("p", i, (1,), ids, (confidence,) * length, "", "stop", 0)
+    return ScoredRollout(rollout, Verdict("graded", reward or 0.0), reward)
+
+
+def group(*members: ScoredRollout) -> Group:
+    return Group(Prompt("p", "?", "exact", "x"), members)
+
+
+def samples(found: list[tuple[ScoredRollout, ScoredRollout]]) -> list[tuple[int, int]]:
+    return [(w.rollout.sample, r.rollout.sample) for w, r in found]
+
+
+MIXED = group(
+    member(0, 1.0, 4, -0.1),
+    member(1, 1.0, 9, -0.8),
+    member(2, 0.0, 5, -0.2),
+    member(3, 0.0, 8, -0.9),
+    member(4, None, 4, -0.5),
+    member(5, 0.7, 4, -0.1),
+)
+
+
+def test_hardest_is_the_least_sure_right_one_against_the_most_sure_wrong_one() -> None:
+    assert samples(pairs_of(MIXED, PairingConfig(), Random(0))) == [(1, 2)]
+    assert samples(pairs_of(MIXED, PairingConfig(per_prompt=5), Random(0))) == [(1, 2), (0, 3)]
+
+
+def test_length_matched_pairs_and_the_bound_on_lengths() -> None:
+    assert samples(pairs_of(MIXED, PairingConfig(choose="length_matched"), Random(0))) == [(0, 2)]
+    assert samples(pairs_of(MIXED, PairingConfig(max_length_ratio=1.2), Random(0))) == [(1, 3)]
+    assert pairs_of(MIXED, PairingConfig(max_length_ratio=1.01), Random(0)) == []
+
+
+def test_the_gap_says_what_is_worse() -> None:
+    assert samples(pairs_of(MIXED, PairingConfig(per_prompt=9, min_gap=0.1), Random(0)))[0] == (1, 5)
+
+
+def test_responses_of_equal_tokens_count_once() -> None:
+    twice = group(member(0, 1.0, 3, -0.1), member(1, 0.0, 3, -0.1, same=7), member(2, 0.0, 3, -0.1, same=7))
+    assert len(pairs_of(twice, PairingConfig(per_prompt=2), Random(0))) == 1
+    liar = group(member(0, 1.0, 3, -0.1, same=7), member(1, 0.0, 3, -0.1, same=7))
+    assert pairs_of(liar, PairingConfig(), Random(0)) == [], "a grader that is not sure makes no pair of equal sides"
+
+
+def test_groups_without_a_gap_make_no_pair() -> None:
+    for rewards in ([1.0, 1.0], [0.0, 0.0], [None, 1.0], [None, None], [0.6, 0.4]):
+        alike = group(*(member(i, r, 3, -0.1) for i, r in enumerate(rewards)))
+        assert pairs_of(alike, PairingConfig(), Random(0)) == []
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0.0, 0.5, 1.0, None]), st.integers(1, 9)), max_size=9),
+    st.sampled_from(["hardest", "random", "length_matched"]),
+    st.integers(1, 4),
+    st.integers(0, 3),
+)
+def test_pairs_hold_what_is_said_of_them(rows: list[Any], choose: Any, most: int, seed: int) -> None:
+    whole = group(*(member(i, r, n, -0.1 * (i + 1)) for i, (r, n) in enumerate(rows)))
+    how = PairingConfig(choose=choose, per_prompt=most)
+    found = pairs_of(whole, how, Random(seed))
+    used = [i for pair in samples(found) for i in pair]
+    assert len(used) == len(set(used)) <= 2 * most
+    for w, r in found:
+        assert w.reward is not None
+        assert r.reward is not None
+        assert w.reward == max(whole.rewards)
+        assert w.reward - r.reward >= how.min_gap
+    assert samples(found) == samples(pairs_of(whole, how, Random(seed)))
