@@ -130,7 +130,7 @@ def pairs_of(group: Group, how: PairingConfig, draw: Random) -> list[tuple[Score
     best = max(_reward(m) for m in members.values())
     better = [m for m in members.values() if _reward(m) == best]
     worse = [m for m in members.values() if _reward(m) <= best - how.min_gap]
-    found = []
+    found: list[tuple[ScoredRollout, ScoredRollout]] = []
     for w, r in _ordered(better, worse, how, draw):
         if len(found) == how.per_prompt:
             break
