@@ -8,6 +8,7 @@ device it does not know; `pipeline.models.forward` proves on the weights at hand
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,27 @@ from torch.nn import functional as F
 
 from pipeline.models.decoder import rope_theta, unsupported
 from pipeline.models.linear import HAS_ONEDNN, FastLinear, outer, product
+
+LIKE = 0.8
+"""Rows shorter than this share of the longest one beside them begin a segment of their own"""
+LEAST_SEGMENT = 512
+"""where what stands before them has this many tokens: a call of attention costs what some padding does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Neighbouring rows of like length, whose attention is computed together."""
+
+    begin: int
+    rows: int
+    longest: int
+    at: Tensor | None
+    """int64 [tokens]: each token's place among rows * longest; None where all rows are as long as the longest."""
+
+    @property
+    def end(self) -> int:
+        """The first token behind it."""
+        return self.begin + (self.rows * self.longest if self.at is None else len(self.at))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +51,8 @@ class Shape:
     kv_heads: int
     head_dim: int
     eps: float
+    segments: tuple[Segment, ...] | None = None
+    """Rows without padding, one after the other (then `rows` is 1): which tokens see each other. None: each row."""
 
 
 class Body:
@@ -61,6 +85,21 @@ class Body:
         for layer in inner.layers:
             x = _Block.apply(x, rotation, shape, *self._weights(layer))  # type: ignore[no-untyped-call]
         return F.rms_norm(x, (self.hidden,), inner.norm.weight, self.eps).view(rows, length, -1)
+
+    def packed_states(self, model: Any, ids: Tensor, lengths: Sequence[int]) -> Tensor:
+        """[N, H] after the last norm, of rows without padding: ids int64 [N], the rows one after the other.
+
+        Products are over real tokens alone; a token sees its own row only. Fastest where rows are sorted by length.
+        """
+        inner, total = model.model, len(ids)
+        segments = segments_of(lengths)
+        shape = Shape(1, total, self.heads, self.kv_heads, self.head_dim, self.eps, segments)
+        positions = torch.cat([torch.arange(n) for n in lengths])
+        rotation = self._rotations(max(lengths)).index_select(0, positions)
+        x = inner.embed_tokens(ids)
+        for layer in inner.layers:
+            x = _Block.apply(x, rotation, shape, *self._weights(layer))  # type: ignore[no-untyped-call]
+        return F.rms_norm(x, (self.hidden,), inner.norm.weight, self.eps)
 
     def _weights(self, layer: Any) -> tuple[Tensor | None, ...]:
         """Fused weights of a block, the norms' scales in the products after them and rotated pairs side by side."""
@@ -96,6 +135,27 @@ class Body:
         return self._rotation[:length]
 
 
+def segments_of(lengths: Sequence[int]) -> tuple[Segment, ...]:
+    """Rows cut into segments: one ends where the next row would be padded much, or more than it and would be much."""
+    cuts = [0]
+    tokens = 0
+    for i in range(1, len(lengths)):
+        tokens += lengths[i - 1]
+        longest, shortest = max(lengths[cuts[-1] : i + 1]), min(lengths[cuts[-1] : i + 1])
+        if tokens >= LEAST_SEGMENT and shortest < LIKE * longest:
+            cuts.append(i)
+            tokens = 0
+    found, begin = [], 0
+    for first, last in zip(cuts, [*cuts[1:], len(lengths)], strict=True):
+        own = lengths[first:last]
+        longest = max(own)
+        even = min(own) == longest
+        at = None if even else torch.cat([torch.arange(n) + row * longest for row, n in enumerate(own)])
+        found.append(Segment(begin, len(own), longest, at))
+        begin += sum(own)
+    return tuple(found)
+
+
 def is_plain(model: Any) -> bool:
     """The weights are on the CPU in float32, and nothing hangs on the modules: no adapters, hooks or dropout."""
     if model.dtype != torch.float32 or model.device.type != "cpu" or getattr(model, "is_gradient_checkpointing", False):
@@ -128,7 +188,7 @@ class _Block(torch.autograd.Function):
         gate_up_weight: Tensor,
         down_weight: Tensor,
     ) -> Tensor:
-        s = shape
+        s = ctx.shape = shape
         h1, r1 = _normed(x, s.eps)
         fused = product(h1, qkv_weight, qkv_bias).view(s.rows, s.length, -1, s.head_dim)
         qk, v = fused[:, :, : s.heads + s.kv_heads], fused[:, :, s.heads + s.kv_heads :]
@@ -138,18 +198,12 @@ class _Block(torch.autograd.Function):
             scale = torch.cat([q_scale.expand(s.heads, -1), k_scale.expand(s.kv_heads, -1)])
             head_norm, qk = (unit, r, scale), unit * scale
         qk = _rotated(qk, rotation)
-        learns = any(ctx.needs_input_grad)
-        with torch.set_grad_enabled(learns):
-            q, k, v = (t.transpose(1, 2).requires_grad_(learns) for t in (qk[:, :, : s.heads], qk[:, :, s.heads :], v))
-            ctx.attention_inputs = (q, k, v)
-            ctx.attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=s.heads != s.kv_heads)
-        attended = ctx.attended.detach().transpose(1, 2).reshape(len(x), -1)
+        attended = _attention(ctx, qk[:, :, : s.heads], qk[:, :, s.heads :], v)
         x2 = product(attended, out_weight, out_bias).add_(x)
         h2, r2 = _normed(x2, s.eps)
         gate_up = product(h2, gate_up_weight)
         gate, up = gate_up.chunk(2, 1)
         activated = F.silu(gate).mul_(up)
-        ctx.shape = s
         ctx.save_for_backward(
             rotation, h1, r1, attended, h2, r2, gate_up, activated, qkv_weight, out_weight, gate_up_weight, down_weight,
             *head_norm,
@@ -183,15 +237,52 @@ class _Block(torch.autograd.Function):
         )  # fmt: skip
 
 
+def _attention(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """[N, nq d] of q, k, v [B, T, heads, d]; what its backward needs is kept in `ctx`."""
+    s: Shape = ctx.shape
+    learns = any(ctx.needs_input_grad)
+    given = [(q, k, v)] if s.segments is None else [tuple(_padded(t, g) for t in (q, k, v)) for g in s.segments]
+    ctx.attention_inputs, ctx.attended = [], []
+    for some in given:
+        with torch.set_grad_enabled(learns):
+            inputs = [t.transpose(1, 2).requires_grad_(learns) for t in some]
+            out = F.scaled_dot_product_attention(*inputs, is_causal=True, enable_gqa=s.heads != s.kv_heads)
+        ctx.attention_inputs += inputs
+        ctx.attended.append(out)
+    each = [out.detach().transpose(1, 2) for out in ctx.attended]
+    if s.segments is None:
+        return each[0].reshape(s.rows * s.length, -1)
+    return torch.cat([_flat(x, g).flatten(1) for x, g in zip(each, s.segments, strict=True)])
+
+
+def _padded(x: Tensor, segment: Segment) -> Tensor:
+    """The segment's part of x [1, N, heads, d] as [rows, longest, heads, d], 0 behind the shorter rows."""
+    own = x[0, segment.begin : segment.end]
+    if segment.at is not None:
+        room = own.new_zeros(segment.rows * segment.longest, *own.shape[1:])
+        own = room.index_copy_(0, segment.at, own)
+    return own.view(segment.rows, segment.longest, *own.shape[1:])
+
+
+def _flat(x: Tensor, segment: Segment) -> Tensor:
+    """[tokens, heads, d] of a segment's x [rows, longest, heads, d]."""
+    flat = x.reshape(segment.rows * segment.longest, *x.shape[2:])
+    return flat if segment.at is None else flat.index_select(0, segment.at)
+
+
 def _attention_backward(
     ctx: Any, grad: Tensor, rotation: Tensor, head_norm: list[Tensor]
 ) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
     """Gradients of the fused projection [N, (nq + 2 nkv) d] and of the scales of queries' and keys' norms."""
     s: Shape = ctx.shape
-    grad = grad.view(s.rows, s.length, s.heads, s.head_dim).transpose(1, 2)
-    to_q, to_k, to_v = torch.autograd.grad(ctx.attended, ctx.attention_inputs, grad)
+    grad = grad.view(s.rows, s.length, s.heads, s.head_dim)
+    grads = [grad] if s.segments is None else [_padded(grad, g) for g in s.segments]
+    found = torch.autograd.grad(ctx.attended, ctx.attention_inputs, [g.transpose(1, 2) for g in grads])
     ctx.attended = ctx.attention_inputs = None
-    fused = torch.cat([t.transpose(1, 2) for t in (to_q, to_k, to_v)], 2)
+    each = [torch.cat([t.transpose(1, 2) for t in found[i : i + 3]], 2) for i in range(0, len(found), 3)]
+    if s.segments is not None:
+        each = [torch.cat([_flat(x, g) for x, g in zip(each, s.segments, strict=True)])[None]]
+    fused = each[0]
     to_qk = fused[:, :, : s.heads + s.kv_heads]
     pairs = _pairs(to_qk)
     pairs.mul_(rotation.conj())
