@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pipeline.errors import ConfigError
 from pipeline.models.body import Body, is_plain
+from pipeline.models.packed import packed_states
 from pipeline.models.routing import Tally, replaying
 
 PLAIN_HEAD_BLOCKERS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
@@ -19,13 +22,21 @@ _PROVED: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
 def logits_at(
-    model: Any, input_ids: Tensor, where: Tensor, routing: Tensor | None = None, rerouted: Tally | None = None
+    model: Any,
+    input_ids: Tensor,
+    where: Tensor,
+    routing: Tensor | None = None,
+    rerouted: Tally | None = None,
+    lengths: Sequence[int] | None = None,
 ) -> Tensor:
     """Logits [N, V] that predict the tokens at `where` (bool [B, T], False at column 0), row by row.
 
     input_ids: int64 [B, T], right-padded: with causal attention what stands behind a token does not reach it, so no
     attention mask is needed and the fastest attention kernels apply. `routing` [B, T, layers, top_k]: the experts to
-    use (`routing.replaying`); what the routers would have chosen otherwise is added to `rerouted`.
+    use (`routing.replaying`); what the routers would have chosen otherwise is added to `rerouted`. `lengths`: tokens of
+    each row; with them the rows are packed, and padding is not computed.
+
+    Raises: ConfigError for a model that cannot be packed.
     """
     if routing is not None:
         _has_plain_head(model)  # its proof is a forward of its own
@@ -38,6 +49,8 @@ def logits_at(
     if where[:, 0].any():
         raise ValueError("the first token of a row has nothing before it that could predict it")
     shifted = where[:, 1:]
+    if lengths is not None:
+        return _packed_logits(model, input_ids, shifted, lengths)
     if not _has_plain_head(model):
         whole: Tensor = model(input_ids=input_ids[:, :-1], use_cache=False).logits[shifted]
         return whole
@@ -46,15 +59,36 @@ def logits_at(
     return picked
 
 
+def _packed_logits(model: Any, input_ids: Tensor, shifted: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Logits [N, V] at `shifted` [B, T - 1], of rows without padding: their last tokens predict nothing."""
+    if not _has_plain_head(model):
+        raise ConfigError(
+            f"packing: the head of model type {model.config.model_type!r} is more than a product; set packing: false"
+        )
+    before = [n - 1 for n in lengths if n > 1]
+    real = torch.arange(shifted.shape[1])[None] < torch.tensor([n - 1 for n in lengths])[:, None]
+    real = real.to(input_ids.device)
+    ids, body = input_ids[:, :-1][real], _body(model)
+    hidden = packed_states(model, ids, before) if body is None else body.packed_states(model, ids, before)
+    picked: Tensor = model.get_output_embeddings()(hidden[shifted[real]])
+    return picked
+
+
+def _body(model: Any) -> Body | None:
+    """Our own blocks, where they compute what the model's do."""
+    if not is_plain(model):
+        return None
+    if model not in _BODIES:
+        body = Body.of(model)
+        _BODIES[model] = body if body is not None and _body_agrees(model, body) else None
+    return _BODIES[model]
+
+
 def _hidden_states(model: Any, input_ids: Tensor) -> Tensor:
     """[B, T, H] after the last block and norm: by our own blocks where they compute the same, else by transformers'."""
-    if is_plain(model):
-        if model not in _BODIES:
-            body = Body.of(model)
-            _BODIES[model] = body if body is not None and _body_agrees(model, body) else None
-        known = _BODIES[model]
-        if known is not None:
-            return known.hidden_states(model, input_ids)
+    body = _body(model)
+    if body is not None:
+        return body.hidden_states(model, input_ids)
     hidden: Tensor = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
     return hidden
 

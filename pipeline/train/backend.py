@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -64,11 +64,13 @@ class Backend(Protocol):
         who: Who,
         entropy: bool,
         replay: Replay | None = None,
+        lengths: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Log-probs [B, T] of the tokens at `where` (bool [B, T]), 0 elsewhere, and their entropies if asked for.
 
         With `replay` both are of the distribution cut off as it was sampled, for the policy and the reference alike,
-        and the policy uses the experts that were used then; a reference routes by itself.
+        and the policy uses the experts that were used then; a reference routes by itself. With `lengths`, the tokens
+        of each row, rows are packed: padding is not computed.
         """
         ...
 

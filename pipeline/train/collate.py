@@ -65,10 +65,25 @@ def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     return batches
 
 
-def deal(lengths: Sequence[int], max_tokens: int, rank: int, size: int) -> tuple[list[list[int]], int]:
+def packed_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
+    """As `micro_batches` where padding is not computed: each of at most `max_tokens` real tokens, longest first."""
+    batches: list[list[int]] = []
+    tokens = 0
+    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if not batches or tokens + lengths[i] > max_tokens:
+            batches.append([])
+            tokens = 0
+        batches[-1].append(i)
+        tokens += lengths[i]
+    return batches
+
+
+def deal(
+    lengths: Sequence[int], max_tokens: int, rank: int, size: int, packs: bool = False
+) -> tuple[list[list[int]], int]:
     """One rank's micro-batches, and how many empty ones it must add to have as many as the rank with most.
 
-    Rows go longest first to the rank with fewest tokens; every rank works out the same.
+    Rows go longest first to the rank with fewest tokens; every rank works out the same. `packs`: without padding.
     """
     owned: list[list[int]] = [[] for _ in range(size)]
     load = [0] * size
@@ -76,7 +91,8 @@ def deal(lengths: Sequence[int], max_tokens: int, rank: int, size: int) -> tuple
         to = load.index(min(load))
         owned[to].append(i)
         load[to] += max(1, lengths[i])
-    pieces = [micro_batches([lengths[i] for i in rows], max_tokens) for rows in owned]
+    cut = packed_batches if packs else micro_batches
+    pieces = [cut([lengths[i] for i in rows], max_tokens) for rows in owned]
     own = [[owned[rank][i] for i in piece] for piece in pieces[rank]]
     return own, max(map(len, pieces)) - len(own)
 

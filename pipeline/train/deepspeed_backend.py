@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,15 +83,16 @@ class DeepSpeedBackend:
         who: Who = "policy",
         entropy: bool = False,
         replay: Replay | None = None,
+        lengths: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Log-probs [B, T] at `where` and, if asked for, entropies; see `Backend.logprobs`."""
         routing = replay.routing if replay is not None and who == "policy" else None
         if who == "reference":
-            logits = logits_at(self.reference, input_ids, where)
+            logits = logits_at(self.reference, input_ids, where, lengths=lengths)
         elif self.engine is None:
-            logits = logits_at(self.model, input_ids, where, routing)
+            logits = logits_at(self.model, input_ids, where, routing, lengths=lengths)
         else:
-            logits = self.engine(input_ids, where, routing)
+            logits = self.engine(input_ids, where, routing, lengths)
         kept = None if replay is None else replay.kept
         if not entropy:
             return spread(token_logprobs(logits, input_ids[where], temperature, kept), where), None
@@ -314,9 +315,11 @@ class _Forward(torch.nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids: Tensor, where: Tensor, routing: Tensor | None) -> Tensor:
+    def forward(
+        self, input_ids: Tensor, where: Tensor, routing: Tensor | None, lengths: Sequence[int] | None
+    ) -> Tensor:
         """Logits [N, V] of the tokens at `where`."""
-        return logits_at(self.model, input_ids, where, routing)
+        return logits_at(self.model, input_ids, where, routing, lengths=lengths)
 
 
 def _engine(module: torch.nn.Module, optimizer: OptimizerConfig, config: TrainConfig) -> Any:

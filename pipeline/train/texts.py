@@ -17,11 +17,12 @@ Row = tuple[tuple[int, ...], int]
 
 
 def text_gradient(
-    backend: Backend, batch: Sequence[Row], coef: float, pad_id: int, micro_batch_tokens: int
+    backend: Backend, batch: Sequence[Row], coef: float, pad_id: int, micro_batch_tokens: int, packs: bool = False
 ) -> dict[str, float]:
     """The mean negative log-likelihood of all trained tokens of the batch, and their number.
 
     `coef` times its gradient is accumulated. Every rank is given the whole batch and takes its share of the rows.
+    `packs`: rows are computed without padding; the loss and its gradient are the same.
 
     Raises: NonFiniteError if the loss is not finite.
     """
@@ -29,13 +30,14 @@ def text_gradient(
     total = float(sum(len(ids) - skip for ids, skip in batch))
     loss = torch.zeros(1, dtype=torch.float64)
     ranks, shortest = backend.ranks, min(range(len(batch)), key=lambda i: len(batch[i][0]))
-    pieces, num_idle = deal([len(ids) for ids, _ in batch], micro_batch_tokens, ranks.rank, ranks.size)
+    pieces, num_idle = deal([len(ids) for ids, _ in batch], micro_batch_tokens, ranks.rank, ranks.size, packs)
     for piece in [*pieces, *([[]] * num_idle)]:  # an idle one keeps step with the other ranks
         ids = padded_ids([batch[i][0] for i in piece or [shortest]], pad_id, device)
         where = torch.zeros(ids.shape, dtype=torch.bool, device=device)
         for row, i in enumerate(piece):
             where[row, batch[i][1] : len(batch[i][0])] = True
-        logprobs, _ = backend.logprobs(ids, where, 1.0, "policy", False)
+        lengths = [len(batch[i][0]) for i in piece or [shortest]] if packs else None
+        logprobs, _ = backend.logprobs(ids, where, 1.0, "policy", False, None, lengths)
         share = ptx_loss(logprobs, where, total, 1.0)
         backend.backward(coef * share)
         loss += float(share.detach())

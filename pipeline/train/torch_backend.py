@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +63,13 @@ class TorchBackend:
         who: Who = "policy",
         entropy: bool = False,
         replay: Replay | None = None,
+        lengths: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Log-probs [B, T] at `where` and, if asked for, entropies; with gradient for the policy outside no_grad."""
         model = self.model if who == "policy" else self.reference
         routing = replay.routing if replay is not None and who == "policy" else None
-        logits = logits_at(model, input_ids, where, routing, self.rerouted if torch.is_grad_enabled() else None)
+        rerouted = self.rerouted if torch.is_grad_enabled() else None
+        logits = logits_at(model, input_ids, where, routing, rerouted, lengths)
         kept = None if replay is None else replay.kept
         if not entropy:
             return spread(token_logprobs(logits, input_ids[where], temperature, kept), where), None
