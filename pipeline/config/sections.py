@@ -40,30 +40,81 @@ class OptimizerConfig(Section):
     """AdamW and its schedule."""
 
     learning_rate: float = Field(gt=0)
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule: Literal["constant", "linear", "cosine", "wsd"] = Field(
+        "constant", description="wsd: warm-up, stable, then a linear decay over the last `decay_share` of the steps"
+    )
     warmup_steps: int = Field(0, ge=0)
-    final_share: float = Field(0.1, ge=0, le=1, description="of the learning rate, where linear and cosine end")
+    decay_share: float = Field(0.2, gt=0, le=1, description="of all steps, for wsd")
+    final_share: float = Field(0.1, ge=0, le=1, description="of the learning rate, where linear, cosine and wsd end")
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float | None = Field(1.0, gt=0, description="null: no clipping")
 
 
-class PretrainConfig(Section):
-    """Next-token training of the base on unlabelled text: for a model made here that skips SFT (R1-Zero)."""
+TEXT_TYPES = (".txt", ".jsonl", ".ndjson", ".json", ".parquet")
 
-    steps: int = Field(ge=1)
-    batch_size: int = Field(64, ge=1, description="lines a step")
+
+class TextSource(Section):
+    """Unlabelled text of one file: a .txt is one text, every row of the others is one."""
+
+    file: str = Field(description="path of .txt, .jsonl, .json or .parquet, from the recipe's folder")
+    column: str = Field("text", min_length=1, description="of rows; a.b steps into objects")
+    limit: int | None = Field(None, ge=1, description="texts")
+    on_bad_row: Literal["error", "skip"] = Field("error", description="skip: counted and reported")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_path(cls, value: Any) -> Any:
+        return {"file": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _known(self) -> TextSource:
+        if not self.file.lower().endswith(TEXT_TYPES):
+            raise ValueError(f"a file of text must end in {', '.join(TEXT_TYPES)}, got {self.file!r}")
+        return self
+
+
+def check_one_length(name: str, steps: int | None, epochs: float | None) -> None:
+    """Raises: ValueError unless exactly one says how long the stage is."""
+    if (steps is None) == (epochs is None):
+        raise ValueError(f"give exactly one of {name}.steps and {name}.epochs, got steps {steps} and epochs {epochs}")
+
+
+class PretrainConfig(Section):
+    """Next-token training on unlabelled text: of a base made here that skips SFT (R1-Zero), or on files of a domain."""
+
+    steps: int | None = Field(None, ge=1)
+    epochs: float | None = Field(None, gt=0, description="through the texts, in place of steps")
+    batch_size: int = Field(64, ge=1, description="texts a step")
+    packing: bool = Field(False, description="compute no padding: the same loss and gradient, in less time")
+    text: tuple[TextSource, ...] = Field(
+        (), description="files; what is longer than the context is cut into pieces. Empty: lines of the generators"
+    )
     num_lines: int = Field(20_000, ge=1, description="lines of text drawn from the generators of data.train")
+    evaluate_every: int | None = Field(None, ge=1, description="steps between evaluations; null: after the stage only")
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=30)
+
+    @model_validator(mode="after")
+    def _one_length(self) -> PretrainConfig:
+        check_one_length("pretrain", self.steps, self.epochs)
+        return self
 
 
 class SftConfig(Section):
     """Supervised fine-tuning on the demonstrations among the training rows."""
 
-    steps: int = Field(ge=1)
+    steps: int | None = Field(None, ge=1)
+    epochs: float | None = Field(None, gt=0, description="through the demonstrations, in place of steps")
     batch_size: int = Field(64, ge=1, description="demonstrations a step")
+    packing: bool = Field(False, description="compute no padding: the same loss and gradient, in less time")
+    evaluate_every: int | None = Field(None, ge=1, description="steps between evaluations; null: after the stage only")
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=30)
+
+    @model_validator(mode="after")
+    def _one_length(self) -> SftConfig:
+        check_one_length("sft", self.steps, self.epochs)
+        return self
 
 
 class VllmConfig(Section):

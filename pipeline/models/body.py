@@ -241,15 +241,19 @@ def _attention(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """[N, nq d] of q, k, v [B, T, heads, d]; what its backward needs is kept in `ctx`."""
     s: Shape = ctx.shape
     learns = any(ctx.needs_input_grad)
-    given = [(q, k, v)] if s.segments is None else [tuple(_padded(t, g) for t in (q, k, v)) for g in s.segments]
-    ctx.attention_inputs, ctx.attended = [], []
+    given = [(q, k, v)]
+    if s.segments is not None:
+        given = [(_padded(q, g), _padded(k, g), _padded(v, g)) for g in s.segments]
+    inputs: list[Tensor] = []
+    attended: list[Tensor] = []
     for some in given:
         with torch.set_grad_enabled(learns):
-            inputs = [t.transpose(1, 2).requires_grad_(learns) for t in some]
-            out = F.scaled_dot_product_attention(*inputs, is_causal=True, enable_gqa=s.heads != s.kv_heads)
-        ctx.attention_inputs += inputs
-        ctx.attended.append(out)
-    each = [out.detach().transpose(1, 2) for out in ctx.attended]
+            q, k, v = (t.transpose(1, 2).requires_grad_(learns) for t in some)
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=s.heads != s.kv_heads)
+        inputs += (q, k, v)
+        attended.append(out)
+    ctx.attention_inputs, ctx.attended = inputs, attended
+    each = [out.detach().transpose(1, 2) for out in attended]
     if s.segments is None:
         return each[0].reshape(s.rows * s.length, -1)
     return torch.cat([_flat(x, g).flatten(1) for x, g in zip(each, s.segments, strict=True)])
@@ -279,10 +283,11 @@ def _attention_backward(
     grads = [grad] if s.segments is None else [_padded(grad, g) for g in s.segments]
     found = torch.autograd.grad(ctx.attended, ctx.attention_inputs, [g.transpose(1, 2) for g in grads])
     ctx.attended = ctx.attention_inputs = None
-    each = [torch.cat([t.transpose(1, 2) for t in found[i : i + 3]], 2) for i in range(0, len(found), 3)]
-    if s.segments is not None:
-        each = [torch.cat([_flat(x, g) for x, g in zip(each, s.segments, strict=True)])[None]]
-    fused = each[0]
+    parts = [torch.cat([t.transpose(1, 2) for t in found[i : i + 3]], 2) for i in range(0, len(found), 3)]
+    if s.segments is None:
+        (fused,) = parts
+    else:
+        fused = torch.cat([_flat(x, g) for x, g in zip(parts, s.segments, strict=True)])[None]
     to_qk = fused[:, :, : s.heads + s.kv_heads]
     pairs = _pairs(to_qk)
     pairs.mul_(rotation.conj())

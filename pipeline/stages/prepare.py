@@ -13,6 +13,7 @@ from pipeline.config.run import RunConfig
 from pipeline.data.overlap import check_overlap
 from pipeline.data.prompts import check_lengths, load_demonstrations, load_text, read_prompts
 from pipeline.data.render import Renderer
+from pipeline.data.texts import read_texts
 from pipeline.errors import ConfigError
 from pipeline.train.checkpoint import disk_errors
 from pipeline.types import Prompt
@@ -54,7 +55,9 @@ def prepare_data(config: RunConfig, tokenizer: Any, context: int | None, base_di
         shown, _ = check_overlap(shown, evaluation, data.overlap)
     text: list[str] = []
     if "pretrain" in config.stages and config.pretrain is not None:
-        text = load_text(data.train, seed, config.pretrain.num_lines)
+        text, skipped = read_texts(config.pretrain.text, base_dir)
+        notes += skipped
+        text = text or load_text(data.train, seed, config.pretrain.num_lines)
     renderer = Renderer(tokenizer, data.template)
     room = prompt_room(config, context)
     if room is not None:

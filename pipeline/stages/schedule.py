@@ -19,6 +19,7 @@ class Item:
     label: str
     round: int = 0
     num_steps: int = 0
+    """0: as many as its data make (epochs)."""
 
 
 def schedule(config: RunConfig) -> list[Item]:
@@ -28,11 +29,11 @@ def schedule(config: RunConfig) -> list[Item]:
     if evaluates and config.evaluation.before_training:
         items.append(Item("evaluate", "base", "before training"))
     if "pretrain" in config.stages and config.pretrain is not None:
-        items.append(Item("pretrain", "pretrain", "pretrain", num_steps=config.pretrain.steps))
+        items.append(Item("pretrain", "pretrain", "pretrain", num_steps=config.pretrain.steps or 0))
         if evaluates:
             items.append(Item("evaluate", "pretrain", "after pretrain"))
     if "sft" in config.stages and config.sft is not None:
-        items.append(Item("sft", "sft", "sft", num_steps=config.sft.steps))
+        items.append(Item("sft", "sft", "sft", num_steps=config.sft.steps or 0))
         if evaluates:
             items.append(Item("evaluate", "sft", "after sft"))
     if "rl" in config.stages and config.rl is not None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
+from pipeline.config.sections import PretrainConfig, SftConfig
+from pipeline.data.texts import pieces
 from pipeline.errors import NonFiniteError
 from pipeline.seeds import stream
+from pipeline.stages.evaluate import evaluate
 from pipeline.stages.schedule import Item
 from pipeline.stages.session import Session
-from pipeline.stages.steps import Wrap, demonstration_rows, fitting
+from pipeline.stages.steps import Wrap, demonstration_rows
 from pipeline.train.texts import Row, text_gradient
 
 CHUNK_STEPS = 50
@@ -20,26 +25,44 @@ def train_tokens(session: Session, item: Item, wrap: Wrap) -> None:
     section = session.config.sft if item.kind == "sft" else session.config.pretrain
     assert section is not None
     rows = demonstration_rows(session) if item.kind == "sft" else text_rows(session)
-    state = session.state
+    state, total = session.state, steps_of(section, len(rows))
     if state.step == 0:
-        session.backend.start(section.optimizer, item.num_steps)
-    session.progress.begin(item.label, state.step, item.num_steps)
-    while state.step < item.num_steps:
-        until = min(item.num_steps, (state.step // CHUNK_STEPS + 1) * CHUNK_STEPS)
+        session.backend.start(section.optimizer, total)
+    session.progress.begin(item.label, state.step, total)
+    while state.step < total:
+        until = min(total, *(_next(state.step, every) for every in (CHUNK_STEPS, section.evaluate_every) if every))
         session.where = f"{item.label} steps {state.step + 1}-{until}"
-        wrap("train", train_chunk)(session, item, rows, section.batch_size, until)
-        if until < item.num_steps:
-            session.save()
+        wrap("train", train_chunk)(session, item, rows, section, until)
+        if until == total:
+            return
+        if section.evaluate_every is not None and until % section.evaluate_every == 0 and session.data.evaluation:
+            evaluate(session, replace(item, kind="evaluate", label=f"{item.label} step {until}"), wrap)
+            session.progress.begin(item.label, state.step, total)
+        session.save()
 
 
-def train_chunk(session: Session, item: Item, rows: Sequence[Row], batch_size: int, until: int) -> None:
+def steps_of(section: SftConfig | PretrainConfig, num_rows: int) -> int:
+    """How many steps the stage has on so many rows; a last batch runs on into the next epoch."""
+    if section.epochs is None:
+        assert section.steps is not None
+        return section.steps
+    return math.ceil(section.epochs * num_rows / section.batch_size)
+
+
+def _next(step: int, every: int) -> int:
+    return (step // every + 1) * every
+
+
+def train_chunk(
+    session: Session, item: Item, rows: Sequence[Row], section: SftConfig | PretrainConfig, until: int
+) -> None:
     """Steps up to `until`; one line of metrics each."""
     state = session.state
     while state.step < until:
         with session.timed("update"):
-            batch = [rows[i] for i in batch_rows(len(rows), batch_size, state.step, session.config.seed, item.kind)]
+            chosen = batch_rows(len(rows), section.batch_size, state.step, session.config.seed, item.stage)
             try:
-                metrics = next_token_update(session, batch)
+                metrics = next_token_update(session, [rows[i] for i in chosen], section.packing)
             except NonFiniteError as exc:
                 session.progress.say(f"{item.label} step {state.step + 1}: {exc}")
                 metrics = {"update/skipped": 1.0}
@@ -59,11 +82,11 @@ def train_chunk(session: Session, item: Item, rows: Sequence[Row], batch_size: i
     state.policy_version += 1
 
 
-def next_token_update(session: Session, batch: Sequence[Row]) -> dict[str, float]:
+def next_token_update(session: Session, batch: Sequence[Row], packs: bool = False) -> dict[str, float]:
     """One optimiser step on the mean negative log-likelihood of all trained tokens of the batch."""
     backend = session.backend
     try:
-        seen = text_gradient(backend, batch, 1.0, session.pad_id, session.config.train.micro_batch_tokens)
+        seen = text_gradient(backend, batch, 1.0, session.pad_id, session.config.train.micro_batch_tokens, packs)
     except NonFiniteError:
         backend.discard()
         raise
@@ -98,5 +121,6 @@ def _order(num_rows: int, seed: int, kind: str, epoch: int) -> list[int]:
 
 
 def text_rows(session: Session) -> list[Row]:
-    """Lines of text in tokens, all but the first trained on."""
-    return fitting(session, [(session.data.renderer.text_ids(line), 1) for line in session.data.text])
+    """Texts in tokens, all but the first trained on; what is longer than the context is cut into pieces."""
+    longest = getattr(session.backend.model.config, "max_position_embeddings", None)
+    return [(piece, 1) for line in session.data.text for piece in pieces(session.data.renderer.text_ids(line), longest)]

@@ -18,8 +18,11 @@ def schedule(config: OptimizerConfig, step: int, total_steps: int) -> float:
         return config.learning_rate * (step + 1) / config.warmup_steps
     if config.schedule == "constant":
         return config.learning_rate
-    span = max(1, total_steps - config.warmup_steps)
-    done = min(1.0, (step - config.warmup_steps) / span)
+    begin = config.warmup_steps
+    if config.schedule == "wsd":
+        begin = max(begin, total_steps - math.ceil(total_steps * config.decay_share))
+    span = max(1, total_steps - begin)
+    done = min(1.0, max(0.0, (step - begin) / span))
     left = 0.5 * (1 + math.cos(math.pi * done)) if config.schedule == "cosine" else 1 - done
     return config.learning_rate * (config.final_share + (1 - config.final_share) * left)
 

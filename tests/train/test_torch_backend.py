@@ -226,3 +226,9 @@ def test_a_full_disk_is_told_as_such(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="disk is full"):
         checkpoint.save(tmp_path, 1, write, keep=1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wsd_rate_is_stable_until_its_decay() -> None:
+    found = rates(10, schedule="wsd", warmup_steps=2, decay_share=0.4, final_share=0.0)
+    assert found == pytest.approx([4.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 6.0, 4.0, 2.0, 0.0, 0.0])
+    assert rates(2, schedule="wsd", warmup_steps=4) == [2.0, 4.0, 6.0, 8.0], "warm-up alone"

@@ -1,0 +1,77 @@
+"""Unlabelled text from files, to go on training a base with. What is skipped is counted and named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pipeline.config.data import Column
+from pipeline.config.sections import TextSource
+from pipeline.data.columns import pick
+from pipeline.data.files import read_file
+from pipeline.errors import DataError
+
+
+def read_texts(sources: Sequence[TextSource], base_dir: Path) -> tuple[list[str], list[str]]:
+    """The texts of all files, in their order, and a note on each file that had rows skipped.
+
+    Raises: DataError naming file, row and remedy for a file without text, or a row without where none may be skipped.
+    """
+    texts: list[str] = []
+    notes: list[str] = []
+    for source in sources:
+        found: list[str] = []
+        bad: list[str] = []
+        for text in _texts(source, base_dir):
+            if source.limit is not None and len(found) >= source.limit:
+                break
+            if isinstance(text, str):
+                found.append(text)
+            elif source.on_bad_row == "error":
+                raise DataError(f"{text}; correct the row or `column`, or set on_bad_row: skip") from text
+            else:
+                bad.append(str(text))
+        if not found:
+            raise DataError(f"{source.file} has no text; give a file with at least one row")
+        if bad:
+            notes.append(f"{source.file}: {len(found)} texts; skipped {len(bad)} bad rows (first: {bad[0]})")
+        texts += found
+    return texts, notes
+
+
+def pieces(ids: Sequence[int], longest: int | None) -> list[tuple[int, ...]]:
+    """A text's tokens cut into pieces of at most `longest`, each beginning with the last token of the one before.
+
+    So every token but the first is predicted once, by a piece whose own first token is only read.
+    """
+    if longest is None or len(ids) <= longest:
+        return [tuple(ids)]
+    step = longest - 1
+    return [tuple(ids[i : i + longest]) for i in range(0, len(ids) - 1, step)]
+
+
+def _texts(source: TextSource, base_dir: Path) -> Iterator[str | DataError]:
+    path = base_dir / source.file
+    if path.suffix.lower() == ".txt":
+        yield _whole(path, source.file)
+        return
+    column = Column(column=source.column)
+    for place, _, row in read_file(path, source.file):
+        if isinstance(row, DataError):
+            yield row
+            continue
+        try:
+            text = pick(row, column)
+            yield text if isinstance(text, str) else DataError(f"{place}: {source.column!r} is no text: {text!r:.80}")
+        except DataError as exc:
+            yield DataError(f"{place}: {exc}")
+
+
+def _whole(path: Path, label: str) -> str | DataError:
+    if not path.is_file():
+        raise DataError(f"no file at {path}; give a path from the recipe's folder, or an absolute one")
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as exc:
+        return DataError(f"{label}: not UTF-8 ({exc.reason} at byte {exc.start})")
+    return text if text.strip() else DataError(f"{label}: empty")

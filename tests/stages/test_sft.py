@@ -1,0 +1,108 @@
+"""Training on texts: how long, on what, without padding, evaluated on the way, and gone on with after a break."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.run import RunConfig
+from pipeline.data.texts import pieces
+from pipeline.errors import ConfigError, DataError
+from pipeline.stages.progress import Silent
+from pipeline.stages.sft import text_rows
+from pipeline.stages.train import opened
+from tests.stages.broken import goes_on_as_if_never_broken, run
+from tests.stages.tiny import tiny
+
+
+def sft(changes: dict[str, Any], **others: Any) -> RunConfig:
+    return tiny({"stages": ["sft"], "rl": None, "sft": {"steps": 6, **changes}, **others})
+
+
+def pretrain(changes: dict[str, Any], **others: Any) -> RunConfig:
+    return tiny({"stages": ["pretrain"], "sft": None, "rl": None, "pretrain": changes, **others})
+
+
+def rows(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["kind"] == kind]
+
+
+def test_packing_trains_the_same(tmp_path: Path) -> None:
+    found = []
+    for packing in (True, False):
+        run(sft({"packing": packing}), tmp_path / str(packing))
+        found.append([row["metrics"] for row in rows(tmp_path / str(packing), "step")])
+    assert len(found[0]) == 6
+    for ours, plain in zip(*found, strict=True):
+        assert ours["loss"] == pytest.approx(plain["loss"], rel=1e-4)
+        assert ours["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-3)
+        assert ours["tokens"] == plain["tokens"]
+
+
+def test_epochs_go_through_all_demonstrations(tmp_path: Path) -> None:
+    run(sft({"steps": None, "epochs": 1.5, "batch_size": 64}), tmp_path)
+    assert len(rows(tmp_path, "step")) == 8, "300 demonstrations x 1.5 / 64, rounded up"
+
+
+@pytest.mark.parametrize("changes", [{"epochs": 2}, {"steps": None}])
+def test_a_stage_has_one_length(changes: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"exactly one of sft.steps and sft.epochs"):
+        sft(changes)
+
+
+def test_evaluations_on_the_way_and_a_break_after_each(tmp_path: Path) -> None:
+    config = sft({"steps": 7, "evaluate_every": 3, "packing": True})
+    goes_on_as_if_never_broken(config, tmp_path, [("train", 2), ("evaluate", 2), ("evaluate", 3)])
+    labels = [row["label"] for row in rows(tmp_path / "whole", "evaluation")]
+    assert labels == ["before training", "sft step 3", "sft step 6", "after sft"]
+
+
+def test_texts_of_files_are_trained_on_whole(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("1+2=3, " * 40)
+    (tmp_path / "b.jsonl").write_text('{"text": "4+4=8"}\n{"text": ""}\n{"body": "7"}\n')
+    long = {"text": ["a.txt", {"file": "b.jsonl", "on_bad_row": "skip"}], "epochs": 1, "batch_size": 4}
+    config = pretrain(long, data={"evaluation": []})
+    with opened(config, tmp_path, tmp_path / "run", "auto", Silent()) as session:
+        found = text_rows(session)
+        assert [note for note in session.data.notes if "b.jsonl" in note and "skipped 2 bad rows" in note]
+        decoded = [session.data.renderer.decode(ids) for ids, _ in found]
+        assert decoded[-1] == "4+4=8"
+        whole = decoded[0] + "".join(session.data.renderer.decode(ids[1:]) for ids, _ in found[1:-1])
+        assert whole == "1+2=3, " * 40, "cut into pieces of the context, and nothing lost"
+        assert all(skip == 1 and len(ids) <= 64 for ids, skip in found)
+    run(config, tmp_path / "run")
+    assert len(rows(tmp_path / "run", "step")) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (["none.txt"], "no file at"),
+        (["empty.txt"], "empty.txt: empty; correct the row"),
+        (["rows.jsonl"], "rows.jsonl line 1: there is no column 'text'"),
+        ([{"file": "rows.jsonl", "on_bad_row": "skip"}], "rows.jsonl has no text"),
+    ],
+)
+def test_files_without_text_are_refused(tmp_path: Path, text: list[Any], said: str) -> None:
+    (tmp_path / "empty.txt").write_text(" \n")
+    (tmp_path / "rows.jsonl").write_text('{"words": "1"}\n')
+    with pytest.raises(DataError, match=said):
+        run(pretrain({"text": text, "steps": 1}), tmp_path / "run")
+
+
+def test_a_file_of_another_kind_is_refused_while_the_recipe_loads() -> None:
+    with pytest.raises(ConfigError, match=r"must end in .txt.*got 'notes.pdf'"):
+        pretrain({"text": ["notes.pdf"], "steps": 1})
+
+
+@pytest.mark.parametrize("length", [2, 3, 4, 5, 6, 7, 8, 20])
+def test_pieces_predict_every_token_once(length: int) -> None:
+    found = pieces(range(length), 4)
+    predicted = [t for piece in found for t in piece[1:]]
+    assert predicted == list(range(1, length))
+    assert all(2 <= len(piece) <= 4 for piece in found)
+    assert pieces(range(length), None) == [tuple(range(length))]
