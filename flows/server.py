@@ -1,6 +1,7 @@
-"""Prefect's own server, embedded: a child process on loopback that lives exactly as long as the run that started it.
+"""Prefect's own server as a child process on loopback that lives exactly as long as the one that started it.
 
-Run as `python -m flows.server PORT`. It dies with its parent, however that dies, so a killed run leaves no server.
+Run as `python -m flows.server PORT`; with `--services` it also has the scheduler and the automations, which one run
+that nobody triggers has no use for. It dies with its parent, however that dies, so a killed run leaves no server.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ QUIET = {
 class EmbeddedServer:
     """The child process and its address. Start it from the main thread: it dies with the thread that started it."""
 
-    def __init__(self, home: Path, log: Path) -> None:
-        self.port = _free_port()
+    def __init__(self, home: Path, log: Path, port: int | None = None, services: bool = False) -> None:
+        self.port = free_port() if port is None else port
         self.log = log
         home.mkdir(parents=True, exist_ok=True)
+        own = {**QUIET, **self.settings(home), **({} if services else {"PREFECT__SERVER_EPHEMERAL": "1"})}
         with log.open("ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "flows.server", str(self.port)],
-                env={**os.environ, **QUIET, **self.settings(home), "PREFECT__SERVER_EPHEMERAL": "1"},
+                [sys.executable, "-m", "flows.server", str(self.port), *(["--services"] if services else [])],
+                env={**os.environ, **own},
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -63,8 +65,6 @@ class EmbeddedServer:
 
         Raises: RunError naming its log if it ended or did not answer in time.
         """
-        import httpx
-
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
@@ -72,11 +72,8 @@ class EmbeddedServer:
                     f"Prefect's embedded server ended with status {self.process.returncode}; see {self.log}. "
                     "`verizero doctor` says whether the installed versions fit; --no-prefect runs without it"
                 )
-            try:
-                if httpx.get(f"{self.address}/api/health", timeout=5).status_code == 200:
-                    return
-            except httpx.HTTPError:
-                pass
+            if answers(f"{self.address}/api"):
+                return
             time.sleep(0.1)
         raise RunError(
             f"Prefect's embedded server did not answer within {timeout_s:g} s; raise prefect.start_timeout_s, or see "
@@ -94,7 +91,17 @@ class EmbeddedServer:
                 self.process.wait()
 
 
-def serve(port: int) -> None:
+def answers(api: str) -> bool:
+    """A Prefect server answers at `api`, an address that ends in /api."""
+    import httpx
+
+    try:
+        return httpx.get(f"{api}/health", timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def serve(port: int, services: bool) -> None:
     """Serve API and UI on loopback until the parent dies or SIGTERM comes."""
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -103,13 +110,15 @@ def serve(port: int) -> None:
     import uvicorn
     from prefect.server.api.server import create_app, create_ui_app
 
-    app = create_app(ephemeral=True)  # without schedulers and late-run marking: one run, started here
-    app.router.routes = [route for route in app.router.routes if getattr(route, "name", "") != "ui"]
-    app.mount("/", create_ui_app(ephemeral=False), name="ui")  # an ephemeral app has an empty page in its place
-    uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", lifespan="on")
+    app = create_app(ephemeral=not services)  # without schedulers and late-run marking: one run, started here
+    if not services:
+        app.router.routes = [route for route in app.router.routes if getattr(route, "name", "") != "ui"]
+        app.mount("/", create_ui_app(ephemeral=False), name="ui")  # an ephemeral app has an empty page in its place
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", lifespan="on", timeout_graceful_shutdown=3)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of loopback that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -117,4 +126,4 @@ def _free_port() -> int:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]))
+    serve(int(sys.argv[1]), "--services" in sys.argv[2:])

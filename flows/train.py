@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -12,13 +13,16 @@ from prefect import flow, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
+from flows.shown import Listener, show_link
+from pipeline.config.recipes import Request
 from pipeline.config.run import RunConfig
+from pipeline.launch import launch
 from pipeline.report.result import result_markdown
 from pipeline.stages.prepare import RunData
 from pipeline.stages.progress import Progress
 from pipeline.stages.session import Resume, Session
 from pipeline.stages.steps import Steps
-from pipeline.stages.train import finish, opened, remaining, run_items
+from pipeline.stages.train import finish, opened, prepare_run, remaining, run_folder, run_items
 
 FOLDED = frozenset({"step", "train", "evaluate"})
 """What is a task where the phases of a step are folded into one."""
@@ -66,21 +70,50 @@ def run_job(job: Job) -> dict[str, Any]:
 
     @flow(name="train", flow_run_name=config.name, persist_result=False, validate_parameters=False)
     def train() -> None:
-        data = job.data.result()
-        with opened(config, job.base_dir, job.folder, job.resume, job.progress, data) as session:
-            for stage, items in remaining(session):
-                run_stage(session, stage, items)
-            session.where = "write the"
-            box["summary"] = as_task("report", finish)(session)
-        create_markdown_artifact(
-            key="report",
-            markdown=result_markdown(box["summary"], job.folder / "report.html"),
-            description=f"Result of {config.name}",
-        )
+        box["summary"] = run_stages(job)
 
     train()
     summary: dict[str, Any] = box["summary"]
     return summary
+
+
+def run_stages(job: Job) -> dict[str, Any]:
+    """Within a flow: each stage as a subflow, then the report as an artifact; the summary."""
+    config = job.config
+    data = job.data.result()
+    with opened(config, job.base_dir, job.folder, job.resume, job.progress, data) as session:
+        session.events = Listener(config.name, job.folder)
+        for stage, items in remaining(session):
+            run_stage(session, stage, items)
+        session.where = "write the"
+        summary: dict[str, Any] = as_task("report", finish)(session)
+    show_result(config, job.folder, summary)
+    return summary
+
+
+def run_request(request: Request, resume: Resume, progress: Progress) -> dict[str, Any]:
+    """Within a flow: the run as its recipe has it, in this process or as a group of ranks; the summary.
+
+    Of a group, whose processes are their own, the flow shows what comes at the end, and its log.
+    """
+    config, folder = request.config, run_folder(request.config)
+    if config.launch.kind == "none":
+        data: Future[RunData] = Future()
+        data.set_result(prepare_run(config, request.base_dir, folder))
+        return run_stages(Job(config, request.base_dir, folder, resume, progress, data))
+    launch(config.launch, request.words(resume), folder)
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    show_result(config, folder, summary)
+    return summary
+
+
+def show_result(config: RunConfig, folder: Path, summary: dict[str, Any]) -> None:
+    """The report's artifacts: before and after by domain, and a link to the page."""
+    page = folder / "report.html"
+    create_markdown_artifact(
+        key="report", markdown=result_markdown(summary, page), description=f"Result of {config.name}"
+    )
+    show_link(f"{config.name}-page", page, f"Report of {config.name}")
 
 
 def run_stage(session: Session, stage: str, items: list[Any]) -> None:

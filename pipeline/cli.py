@@ -1,4 +1,4 @@
-"""The command line: verizero train, evaluate, verify, audit, explain, plan, compare, report, doctor, sandbox, new."""
+"""The command line: verizero train, evaluate, verify, audit, explain, plan, compare, report, doctor, sandbox, new …"""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.recipes import find_recipe
 from pipeline.errors import ConfigError, DataError, IsolationError, VerizeroError
-
-RECIPES = Path(__file__).resolve().parents[1] / "configs"
+from pipeline.service import add_commands
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,17 +53,7 @@ def parser() -> argparse.ArgumentParser:
 
     _grading_commands(commands)
 
-    explain = commands.add_parser("explain", help="the objective of a recipe as a formula with its numbers")
-    _recipe(explain)
-    explain.set_defaults(run=_explain)
-
-    plan = commands.add_parser("plan", help="memory, time and cost of a recipe on some GPUs, before it runs there")
-    _recipe(plan)
-    plan.add_argument("--gpus", type=int, default=8, help="default: 8")
-    plan.add_argument("--gpu", default="h100", help="l4, rtx4090, a100, h100, h200 or b200; default: h100")
-    plan.add_argument("--price", type=float, help="of one GPU for one hour, for the cost of 1,000 steps")
-    plan.add_argument("--mean-share", type=float, default=0.5, help="mean length of a response over the longest; 0.5")
-    plan.set_defaults(run=_plan)
+    _paper_commands(commands)
 
     compare = commands.add_parser("compare", help="recipes side by side from the same start; one page of what came")
     compare.add_argument("recipes", nargs="+", help="YAML files, or names of recipes in configs/")
@@ -85,6 +75,8 @@ def parser() -> argparse.ArgumentParser:
 
     _sandbox_commands(commands)
 
+    add_commands(commands)
+
     new = commands.add_parser("new", help="write a new verifier with its tests and a recipe")
     new.add_argument("kind", choices=("verifier",))
     new.add_argument("name")
@@ -93,6 +85,20 @@ def parser() -> argparse.ArgumentParser:
     for command in commands.choices.values():
         command.allow_abbrev = False  # `--no-pre` would train in a way that nobody asked for
     return top
+
+
+def _paper_commands(commands: Any) -> None:
+    explain = commands.add_parser("explain", help="the objective of a recipe as a formula with its numbers")
+    _recipe(explain)
+    explain.set_defaults(run=_explain)
+
+    plan = commands.add_parser("plan", help="memory, time and cost of a recipe on some GPUs, before it runs there")
+    _recipe(plan)
+    plan.add_argument("--gpus", type=int, default=8, help="default: 8")
+    plan.add_argument("--gpu", default="h100", help="l4, rtx4090, a100, h100, h200 or b200; default: h100")
+    plan.add_argument("--price", type=float, help="of one GPU for one hour, for the cost of 1,000 steps")
+    plan.add_argument("--mean-share", type=float, default=0.5, help="mean length of a response over the longest; 0.5")
+    plan.set_defaults(run=_plan)
 
 
 def _grading_commands(commands: Any) -> None:
@@ -136,12 +142,6 @@ def _sandbox_commands(commands: Any) -> None:
 def _recipe(command: argparse.ArgumentParser) -> None:
     command.add_argument("recipe", help="a YAML file, or the name of one in configs/")
     command.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a field; repeatable")
-
-
-def find_recipe(name: str) -> Path:
-    """The recipe at path `name`, else the shipped one of that name."""
-    shipped = RECIPES / f"{name.removesuffix('.yaml')}.yaml"
-    return shipped if not Path(name).exists() and shipped.exists() else Path(name)
 
 
 def _train(arguments: argparse.Namespace) -> int:

@@ -18,6 +18,7 @@ RANKS = {
     "pipeline.stages": 5,
     "pipeline.launch": 5,
     "pipeline.plan": 5,
+    "pipeline.service": 5,
     "pipeline.train": 4,
     "pipeline.rollout": 4,
     "pipeline.scoring": 4,
@@ -41,6 +42,8 @@ UPWARD = {
     ("pipeline.cli", "pipeline.launch"): "the command line starts what stands beside it",
     ("pipeline.cli", "pipeline.plan"): "the command line starts what stands beside it",
     ("pipeline.cli", "pipeline.doctor"): "the command line starts what stands beside it",
+    ("pipeline.cli", "pipeline.service"): "the command line starts what stands beside it",
+    ("pipeline.service", "flows"): "as for `train`: imported when the command runs",
     (
         "pipeline.cli",
         "flows",

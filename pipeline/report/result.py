@@ -34,6 +34,17 @@ def result_markdown(summary: Mapping[str, Any], page: Path) -> str:
     return f"{table}\n\n{notes}\n\nReport: `{page}`\n"
 
 
+def evaluation_markdown(domains: Mapping[str, Any]) -> str:
+    """One evaluation as a markdown table: each measure with its interval, by domain."""
+    head = ["domain", *MEASURES]
+    rows = [[domain, *(_estimate(row.get(m)) for m in MEASURES)] for domain, row in sorted(domains.items())]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows]) + "\n"
+
+
+def _estimate(value: Mapping[str, float] | None) -> str:
+    return "-" if value is None else f"{value['value']:.3f} ({value['low']:.3f} to {value['high']:.3f})"
+
+
 def _failures(summary: Mapping[str, Any]) -> list[str]:
     """One line for each domain and evaluation in which graders failed."""
     return [

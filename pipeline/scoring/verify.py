@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TextIO
+from itertools import islice
+from pathlib import Path
+from typing import Any, TextIO
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, DataError
 from pipeline.scoring.rows import BadRow, Defaults, Row, read_rows
 from pipeline.types import Verdict
 
@@ -43,6 +45,25 @@ def verify(lines: Iterable[str], out: TextIO, *, batch: int = 1, defaults: Defau
             out.write(json.dumps(line, ensure_ascii=False) + "\n")
             out.flush()
     return Verified(rows, bad, correct, infrastructure)
+
+
+def verify_file(
+    rows: Path, out: Path, verifier: str | None = None, batch: int = 1, most: int = 100
+) -> tuple[Verified, list[dict[str, Any]]]:
+    """`verify` from one file into another; the counts, and the first `most` lines that were written.
+
+    Raises: DataError for a file that cannot be read or written; ConfigError if batch is below 1.
+    """
+    try:
+        with rows.open(encoding="utf-8", errors="replace") as lines:
+            with out.open("w", encoding="utf-8", errors="backslashreplace") as file:
+                counts = verify(lines, file, batch=batch, defaults=Defaults(verifier=verifier) if verifier else None)
+        with out.open(encoding="utf-8") as written:
+            return counts, [json.loads(line) for line in islice(written, most)]
+    except OSError as exc:
+        raise DataError(
+            f"{exc.filename}: {exc.strerror or exc}; give a file of JSON lines, and room beside it"
+        ) from exc
 
 
 def verdicts_of(rows: Iterable[Row | BadRow]) -> list[Verdict]:

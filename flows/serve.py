@@ -1,0 +1,178 @@
+"""`verizero serve`: a Prefect server, its UI, the deployments and a runner on this machine, ended as one.
+
+This process watches two children and starts either again when it ends by itself: the server, and the runner
+(`python -m flows.serve`), whose children are the flows. Each child dies with its parent, however that dies.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from flows.server import QUIET, EmbeddedServer, answers
+from pipeline.errors import ConfigError, RunError
+
+READY = b"ready\n"
+LOOK_EVERY_S = 0.3
+FLOWS_GRACE_S = 14.0
+"""For the flows to end well; then the runner is killed, and they die with it."""
+MAX_RESTARTS, RESTARTS_WITHIN_S = 5, 300.0
+SETTINGS = {
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+    "PREFECT_RUNNER_POLL_FREQUENCY": "2",
+    "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "10",
+    "PREFECT_SERVER_SERVICES_SCHEDULER_MAX_RUNS": "20",
+    "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
+}
+
+
+class Stopped(Exception):
+    """Somebody asked for the end."""
+
+
+def serve_here(home: Path, port: int, recipes: Path, start_timeout_s: float, say: Callable[[str], None]) -> None:
+    """Serve until SIGINT or SIGTERM. `home` keeps the history; `recipes` is the user's own folder of them.
+
+    Raises: ConfigError for a port in use; RunError if a child does not start, or ends again and again.
+    """
+    if answers(f"http://127.0.0.1:{port}/api"):
+        raise ConfigError(f"port {port} has a Prefect server already; stop it, or choose another --port")
+    before = {number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    both = Both(home, port, recipes, start_timeout_s)
+    try:
+        both.start()
+        say(f"UI, runner and deployments at {both.server.address}; logs in {home}; Ctrl-C ends them")
+        while True:
+            time.sleep(LOOK_EVERY_S)
+            for line in both.revive():
+                say(line)
+    except Stopped:
+        say("ending the runs; each goes on from its last checkpoint when it is started again")
+    finally:
+        for number in before:
+            signal.signal(number, signal.SIG_IGN)  # once is enough: the end is on its way
+        both.end()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Both:
+    """The server and the runner."""
+
+    def __init__(self, home: Path, port: int, recipes: Path, start_timeout_s: float) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        self.home, self.port, self.timeout_s = home.resolve(), port, start_timeout_s
+        os.environ.update({**QUIET, **{k: v for k, v in SETTINGS.items() if k not in os.environ}})
+        os.environ["VERIZERO_RECIPES"] = str(recipes.resolve())
+        self.restarts: list[float] = []
+        self.server = self._server()
+        self.runner = self._runner()
+
+    def start(self) -> None:
+        """Return when the server answers and the runner has registered the deployments. Raises: RunError."""
+        self.server.wait(self.timeout_s)
+        self._wait_for_runner()
+
+    def revive(self) -> list[str]:
+        """Start again who ended by itself; what happened, in words. Raises: RunError where that goes on and on."""
+        found = []
+        if self.server.process.poll() is not None:
+            found.append(f"the server ended ({self.server.process.returncode}) and is started again")
+            self._count(self.server.log)
+            self.server = self._server()
+        if self.runner.poll() is not None:
+            found.append(f"the runner ended ({self.runner.returncode}) and is started again")
+            self._count(self.home / "runner.log")
+            self.runner = self._runner()
+        return found
+
+    def end(self) -> None:
+        """End the runner (and it the flows), then the server."""
+        if self.runner.poll() is None:
+            self.runner.send_signal(signal.SIGINT)
+            try:
+                self.runner.wait(FLOWS_GRACE_S)
+            except subprocess.TimeoutExpired:
+                self.runner.kill()
+                self.runner.wait()
+        self.server.stop()
+
+    def _server(self) -> EmbeddedServer:
+        return EmbeddedServer(self.home, self.home / "server.log", self.port, services=True)
+
+    def _runner(self) -> subprocess.Popen[bytes]:
+        with (self.home / "runner.log").open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "flows.serve", str(os.getpid())],
+                env={**os.environ, **self.server.settings(self.home), "PREFECT_LOGGING_LEVEL": "INFO"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C in the terminal ends this process first, and it the others
+            )
+
+    def _wait_for_runner(self) -> None:
+        assert self.runner.stdout is not None
+        deadline = time.monotonic() + self.timeout_s
+        with selectors.DefaultSelector() as waiting:
+            waiting.register(self.runner.stdout, selectors.EVENT_READ)
+            while time.monotonic() < deadline:
+                if waiting.select(LOOK_EVERY_S):
+                    if os.read(self.runner.stdout.fileno(), len(READY)) == READY:
+                        return
+                    raise RunError(f"the runner ended before it was ready; see {self.home / 'runner.log'}")
+        raise RunError(f"the runner was not ready within {self.timeout_s:g} s; see {self.home / 'runner.log'}")
+
+    def _count(self, log: Path) -> None:
+        now = time.monotonic()
+        self.restarts = [t for t in self.restarts if now - t < RESTARTS_WITHIN_S] + [now]
+        if len(self.restarts) > MAX_RESTARTS:
+            raise RunError(f"a child ended {len(self.restarts)} times in {RESTARTS_WITHIN_S:g} s; see {log}")
+
+
+def run_deployments(parent: int) -> None:
+    """Register the deployments and automations, say that all is ready, and run what is triggered, until SIGINT."""
+    from flows.process import RUNNER
+    from pipeline.launch import die_with
+
+    die_with(parent)
+    os.environ[RUNNER] = str(os.getpid())
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    import asyncio
+
+    from prefect.runner import Runner
+
+    from flows.automations import register_automations
+    from flows.deployments import all_deployments
+
+    deployments = all_deployments()
+    api = os.environ["PREFECT_API_URL"]
+    while not answers(api):  # whoever started us gives up in our place
+        time.sleep(LOOK_EVERY_S)
+    runner = Runner(name="verizero", pause_on_shutdown=False)
+    for deployment in deployments:
+        runner.add_deployment(deployment)
+    register_automations()
+    sys.stdout.buffer.write(READY)
+    sys.stdout.flush()
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())  # nobody reads on
+    try:
+        asyncio.run(runner.start())
+    except KeyboardInterrupt:
+        return
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise Stopped
+
+
+if __name__ == "__main__":
+    run_deployments(int(sys.argv[1]))

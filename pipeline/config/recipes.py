@@ -1,0 +1,126 @@
+"""Recipes by name, and what a form or a command asks of one: a few fields, and overrides of any other."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pipeline.config.load import load_recipe
+from pipeline.config.run import RunConfig
+from pipeline.errors import ConfigError
+
+RECIPES = Path(__file__).resolve().parents[2] / "configs"
+"""Those that come with the project."""
+NO_RECIPES = ("data",)
+"""Folders of RECIPES that hold something else: column mappings."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A recipe as it was asked for, loaded and checked."""
+
+    path: Path
+    overrides: tuple[str, ...]
+    config: RunConfig
+
+    @property
+    def base_dir(self) -> Path:
+        """What paths in the recipe are relative to."""
+        return self.path.resolve().parent
+
+    def words(self, resume: str) -> list[str]:
+        """The words of a `train` command that runs it without an orchestrator, for each rank of a group."""
+        changes = [word for change in self.overrides for word in ("--set", change)]
+        return ["train", str(self.path.resolve()), "--resume", resume, *changes, "--no-prefect"]
+
+    def changed(self, *overrides: str) -> Request:
+        """The same with further overrides, which win. Raises: ConfigError."""
+        return read_request(self.path, (*self.overrides, *overrides))
+
+
+def find_recipe(name: str, own: Path | None = None) -> Path:
+    """The recipe at path `name`; else that of the folder `own`; else the shipped one of that name."""
+    plain = f"{name.removesuffix('.yaml')}.yaml"
+    for folder in (own, RECIPES):
+        if folder is not None and not Path(name).is_file() and (folder / plain).is_file():
+            return folder / plain
+    return Path(name)
+
+
+def recipe_names(own: Path | None = None) -> list[str]:
+    """The names that `find_recipe` knows: the user's own first, then the shipped ones; no path, no suffix.
+
+    A file of the user's folder that is no recipe (no mapping, or neither `model` nor `extends`) is left out.
+    """
+    names: list[str] = []
+    if own is not None and own.is_dir():
+        names += [_name(p, own) for p in sorted(own.rglob("*.yaml")) if _may_be_recipe(p, own)]
+    shipped = [_name(p, RECIPES) for p in sorted(RECIPES.rglob("*.yaml"))]
+    return list(dict.fromkeys([*names, *(n for n in shipped if n.split("/")[0] not in NO_RECIPES)]))
+
+
+def read_request(path: Path, overrides: Sequence[str] = ()) -> Request:
+    """The recipe at `path` with `a.b=c` overrides. Raises: ConfigError naming file, field, value and remedy."""
+    return Request(path, tuple(overrides), load_recipe(path, overrides))
+
+
+def asked_for(
+    recipe: str,
+    *,
+    own: Path | None = None,
+    rounds: int | None = None,
+    stages: Sequence[str] | None = None,
+    run_name: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Request:
+    """What the fields of a form ask for; a field left empty leaves the recipe as it is.
+
+    `overrides` are values by dotted name, {"rl.group_size": 8}.
+    Raises: ConfigError naming the field, its value and the remedy.
+    """
+    names = recipe_names(own)
+    path = find_recipe(recipe, own)
+    if recipe not in names and not path.is_file():
+        near = difflib.get_close_matches(str(recipe), names, n=2)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
+        raise ConfigError(f"recipe={recipe!r} is no recipe; {hint}")
+    changes = _as_text("overrides", overrides or {})
+    if rounds is not None:
+        if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 1:
+            raise ConfigError(
+                f"rounds must be a whole number >= 1, got {rounds!r}; leave it empty for the recipe's own"
+            )
+        changes.append(f"rl.rounds={rounds}")
+    if stages:
+        changes.append(f"stages={json.dumps(list(stages))}")
+    if run_name:
+        changes.append(f"name={json.dumps(run_name)}")
+    return read_request(path, changes)
+
+
+def _as_text(field: str, values: Mapping[str, Any]) -> list[str]:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f'{field} must be an object of dotted names, e.g. {{"rl.group_size": 8}}, got {values!r}')
+    return [f"{name}={json.dumps(value)}" for name, value in values.items()]
+
+
+def _name(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).with_suffix("").as_posix()
+
+
+def _may_be_recipe(path: Path, folder: Path) -> bool:
+    if any(
+        part.startswith(".") or part in ("runs", "campaigns", "registry") for part in path.relative_to(folder).parts
+    ):
+        return False
+    try:
+        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return False
+    return isinstance(tree, dict) and bool({"model", "extends"} & tree.keys())

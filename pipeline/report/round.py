@@ -1,0 +1,66 @@
+"""What a run has come to after a round, in short: its curves as pictures in markdown, and some answers as a table."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+from pipeline.report.curves import Chart, build_charts
+from pipeline.report.files import RunFiles, iterate_jsonl, read_run
+from pipeline.report.plots import draw
+
+CURVES = ("reward", "pass", "kl", "length", "groups")
+MAX_ANSWERS = 40
+MAX_TEXT = 400
+
+
+def data_uri(chart: Chart) -> str:
+    """The chart as a picture that needs no other file: `data:image/svg+xml;base64,…`."""
+    return "data:image/svg+xml;base64," + base64.b64encode(draw(chart).svg.encode()).decode()
+
+
+def round_markdown(folder: Path) -> str:
+    """The curves of the run in `folder` so far, a table of its rounds, and where its report will be."""
+    run = read_run(folder)
+    charts = {c.name: c for c in build_charts(run)}
+    pictures = [f"**{c.title}**\n\n![{c.title}]({data_uri(c)})" for n in CURVES if (c := charts.get(n)) is not None]
+    return "\n\n".join([_table(run), *pictures, f"Report: `{(folder / 'report.html').resolve()}`\n"])
+
+
+def round_samples(folder: Path, round_: int) -> list[dict[str, Any]]:
+    """Answers of the round in rows of plain values, from its last steps, at most MAX_ANSWERS."""
+    own = [r for r in iterate_jsonl(folder / "rollouts.jsonl") if r.get("stage") == "rl" and r.get("round") == round_]
+    return [
+        {
+            "step": row["step"],
+            "domain": row["domain"],
+            "prompt": str(row["prompt"])[:MAX_TEXT],
+            "response": str(row["response"])[:MAX_TEXT],
+            "verdict": row["status"],
+            "score": row["score"],
+            "reason": row["reason"],
+            "reward": row["reward"],
+        }
+        for row in own[-MAX_ANSWERS:]
+    ]
+
+
+def _table(run: RunFiles) -> str:
+    """A line for each round: its steps, its mean reward and length, the share of groups kept, its last KL."""
+    lines = ["| round | steps | reward | length | groups kept | KL |", "| --- | --- | --- | --- | --- | --- |"]
+    for round_ in sorted({int(row["round"]) for row in run.rl_steps}):
+        own = [row["metrics"] for row in run.rl_steps if row["round"] == round_]
+        cells = [_mean(own, "reward/sampled"), _mean(own, "length/mean"), _share(own), _mean(own[-1:], "kl/k3")]
+        lines.append(f"| {round_} | {len(own)} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _mean(rows: list[dict[str, float]], name: str) -> str:
+    values = [row[name] for row in rows if name in row]
+    return f"{sum(values) / len(values):.3g}" if values else "-"
+
+
+def _share(rows: list[dict[str, float]]) -> str:
+    sampled = sum(row.get("groups/sampled", 0.0) for row in rows)
+    return f"{sum(row.get('groups/kept', 0.0) for row in rows) / sampled:.0%}" if sampled else "-"

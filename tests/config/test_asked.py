@@ -1,0 +1,92 @@
+"""Recipes by name, and what the fields of a form make of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.load import dump
+from pipeline.config.recipes import asked_for, find_recipe, recipe_names
+from pipeline.errors import ConfigError
+from tests.stages.tiny import tiny
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "mine.yaml").write_text(dump(tiny()))
+    (tmp_path / "deep" / "other.yaml").write_text("extends: ../mine.yaml\nname: other\n")
+    (tmp_path / "demo.yaml").write_text(dump(tiny({"name": "my-demo"})))
+    (tmp_path / "compose.yaml").write_text("services: {}\n")
+    (tmp_path / "torn.yaml").write_text("model: [")
+    (tmp_path / "runs" / "x").mkdir(parents=True)
+    (tmp_path / "runs" / "x" / "recipe.yaml").write_text(dump(tiny()))
+    return tmp_path
+
+
+def test_names_are_the_users_own_then_the_shipped_ones(own: Path) -> None:
+    names = recipe_names(own)
+    assert names[:3] == ["deep/other", "demo", "mine"]
+    assert {"demo_short", "algorithms/grpo"} <= set(names)
+    assert names.count("demo") == 1
+    assert not [n for n in names if n.startswith(("data/", "runs/"))]
+    assert not {"compose", "torn"} & set(names)
+
+
+def test_every_name_is_a_recipe_that_loads(own: Path) -> None:
+    for name in recipe_names(own)[:3]:
+        assert asked_for(name, own=own).config.name in ("other", "my-demo", "tiny")
+
+
+def test_ones_own_recipe_comes_before_the_shipped_one(own: Path) -> None:
+    assert find_recipe("demo", own) == own / "demo.yaml"
+    assert asked_for("demo", own=own).config.name == "my-demo"
+    assert asked_for("demo").config.name == "demo"
+
+
+def test_fields_override_the_recipe_and_empty_ones_leave_it(own: Path) -> None:
+    plain = asked_for("mine", own=own)
+    assert plain.config == tiny()
+    changes = {"rl.optimizer.learning_rate": 1e-5, "model.dtype": "bfloat16", "rl.max_tokens": None}
+    request = asked_for("mine", own=own, rounds=7, stages=["rl"], run_name="b-2", overrides=changes)
+    config = request.config
+    assert config.rl is not None
+    assert (config.rl.rounds, config.stages, config.name) == (7, ("rl",), "b-2")
+    assert (config.rl.optimizer.learning_rate, config.model.dtype, config.rl.max_tokens) == (1e-5, "bfloat16", None)
+    assert request.changed("rl.rounds=2").config.name == "b-2"
+
+
+def test_the_words_for_a_rank_ask_for_the_same_run(own: Path) -> None:
+    from pipeline.cli import parser
+
+    request = asked_for("mine", own=own, rounds=3, run_name="a b".replace(" ", "_"), overrides={"sft.steps": 9})
+    arguments = parser().parse_args(request.words("must"))
+    assert (arguments.resume, arguments.no_prefect) == ("must", True)
+    assert asked_for(arguments.recipe).changed(*arguments.set).config == request.config
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rounds": 0}, "rounds must be a whole number >= 1, got 0; leave it empty"),
+        ({"rounds": "two"}, "rounds must be a whole number >= 1, got 'two'"),
+        ({"rounds": True}, "got True"),
+        ({"stages": ["sft", "dance"]}, "stages.1"),
+        ({"run_name": "../up"}, "name: "),
+        ({"overrides": {"rl.group_sise": 4}}, "unknown key 'rl.group_sise'; did you mean group_size"),
+        ({"overrides": {"rl.group_size": "many"}}, "rl.group_size"),
+        ({"overrides": ["rl.group_size=4"]}, "overrides must be an object of dotted names"),
+        ({"overrides": {"": 4}}, "must read a.b=value"),
+    ],
+)
+def test_a_wrong_field_is_named_with_its_value(own: Path, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        asked_for("mine", own=own, **fields)
+    assert message in str(caught.value)
+
+
+def test_an_unknown_recipe_says_which_are_near(own: Path) -> None:
+    with pytest.raises(ConfigError, match="recipe='demo_shot' is no recipe; did you mean demo_short"):
+        asked_for("demo_shot", own=own)
