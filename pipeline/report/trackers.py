@@ -6,6 +6,7 @@ writer only queues (a thread of its own writes), and a service that fails later 
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
@@ -135,17 +136,22 @@ class Wandb:
 
 
 class Mlflow:
-    """One MLflow run; where it is kept is MLFLOW_TRACKING_URI's to say, else a database in `run_dir/mlflow`."""
+    """One MLflow run, in which a resumed one goes on; MLFLOW_TRACKING_URI says where, else `run_dir/mlflow` has it."""
 
     def __init__(self, run_dir: Path, run_name: str, recipe: Mapping[str, Any]) -> None:
         # A run asks nothing of any network that its recipe does not name.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         self._mlflow = _load("mlflow", "mlflow")
-        if "MLFLOW_TRACKING_URI" not in os.environ:
-            (run_dir / "mlflow").mkdir(parents=True, exist_ok=True)
-            self._mlflow.set_tracking_uri(f"sqlite:///{(run_dir / 'mlflow' / 'runs.db').resolve()}")
+        folder = run_dir / "mlflow"
+        folder.mkdir(parents=True, exist_ok=True)
+        where = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{(folder / 'runs.db').resolve()}"
+        self._mlflow.set_tracking_uri(where)
         self._mlflow.set_experiment("verizero")
-        self._mlflow.start_run(run_name=run_name)
+        begun = folder / "run.json"  # MLflow's names are not unique: its run is known by its id, and by where that is
+        known = json.loads(begun.read_text()) if begun.is_file() else {}
+        run_id = known.get("run_id") if known.get("where") == where else None
+        run = self._mlflow.start_run(run_id=run_id) if run_id else self._mlflow.start_run(run_name=run_name)
+        begun.write_text(json.dumps({"where": where, "run_id": str(run.info.run_id)}))
 
     def log(self, row: Mapping[str, float], step: int) -> None:
         """Queue one row (a write takes 50 ms); names keep to the letters that MLflow takes."""

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -118,6 +118,7 @@ class FakeService(ModuleType):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.calls: list[tuple[str, tuple[object, ...], dict[str, object]]] = []
+        self.info = SimpleNamespace(run_id="mlflow's own")
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
@@ -145,6 +146,18 @@ def test_services_get_the_same_numbers_and_are_closed(
     assert logged[0].get("step", logged[1].get("step")) == 3
     assert service.calls[-1][0] in ("finish", "end_run")
     assert any("demo" in kw.values() for _, _, kw in service.calls)
+
+
+def test_a_resumed_run_goes_on_in_its_mlflow_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless that was begun on another server, which does not know it."""
+    started = []
+    for where in ("sqlite:///a.db", "sqlite:///a.db", "http://127.0.0.1:5000"):
+        service = FakeService("mlflow")
+        monkeypatch.setitem(sys.modules, "mlflow", service)
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", where)
+        Trackers(["mlflow"], tmp_path, "demo").close()
+        started += [kw for called, _, kw in service.calls if called == "start_run"]
+    assert started == [{"run_name": "demo"}, {"run_id": "mlflow's own"}, {"run_name": "demo"}]
 
 
 def test_trackers_import_nothing_until_one_is_opened() -> None:
