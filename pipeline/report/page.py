@@ -155,7 +155,7 @@ def _change(before: Mapping[str, Any], after: Mapping[str, Any], name: str, pair
     if name not in before or name not in after:
         return "<td>–</td>"
     digits = 1 if name == "length" else 3
-    change = after[name] - before[name]
+    change = round(after[name] - before[name], digits) + 0.0  # never "-0.0"
     tone = ""
     if name not in ("length", "truncated") and abs(change) >= 0.0005:
         tone = " class='up'" if change > 0 else " class='down'"

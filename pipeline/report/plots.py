@@ -136,6 +136,8 @@ def _dress(axes: Any, chart: Chart) -> None:
     if chart.y_limits is not None:
         axes.set_ylim(chart.y_limits[0], chart.y_limits[1] + 0.02 * (chart.y_limits[1] - chart.y_limits[0]))
     axes.yaxis.set_major_locator(MaxNLocator(5))
+    if not 1e-3 < max(map(abs, axes.get_ylim())) < 1e5:  # else matplotlib writes "1e-4" once, across the legend
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
     if chart.ticks is None:
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     else:

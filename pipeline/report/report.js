@@ -25,16 +25,19 @@
     const plot = document.querySelector(`.plot[data-chart="${CSS.escape(chart.name)}"]`);
     const [left, top, right, bottom] = chart.box;
     const cursor = make("div", "cursor"), tip = make("div", "tip");
+    let at = -1; // the point that is shown
+    tip.setAttribute("role", "status");
+    plot.tabIndex = 0;
+    plot.setAttribute("role", "group");
+    plot.setAttribute("aria-label", `${plot.querySelector("svg").getAttribute("aria-label")}: arrow keys read its values`);
     cursor.hidden = tip.hidden = true;
     plot.append(cursor, tip);
-    const hide = () => { cursor.hidden = tip.hidden = true; };
-    const show = (event) => {
+    const hide = () => { at = -1; cursor.hidden = tip.hidden = true; };
+    const show = (i) => {
+      at = i;
       const frame = plot.getBoundingClientRect();
-      const share = ((event.clientX - frame.left) / frame.width - left) / (right - left);
-      if (share < -0.05 || share > 1.05) return hide();
-      const i = nearest(chart.x, chart.x_limits[0] + share * (chart.x_limits[1] - chart.x_limits[0]));
-      const at = (chart.x[i] - chart.x_limits[0]) / (chart.x_limits[1] - chart.x_limits[0]);
-      const x = (left + at * (right - left)) * frame.width;
+      const share = (chart.x[i] - chart.x_limits[0]) / (chart.x_limits[1] - chart.x_limits[0]);
+      const x = (left + share * (right - left)) * frame.width;
       cursor.style.left = `${x}px`;
       cursor.style.top = `${top * frame.height}px`;
       cursor.style.height = `${(bottom - top) * frame.height}px`;
@@ -52,9 +55,29 @@
       tip.style.left = `${Math.max(0, Math.min(room, x > frame.width / 2 ? x - tip.offsetWidth - 8 : x + 8))}px`;
       tip.style.top = `${top * frame.height + 4}px`;
     };
-    plot.addEventListener("pointermove", show);
-    plot.addEventListener("pointerdown", show);
+    const point = (event) => {
+      const frame = plot.getBoundingClientRect();
+      const share = ((event.clientX - frame.left) / frame.width - left) / (right - left);
+      if (share < -0.05 || share > 1.05) return hide();
+      show(nearest(chart.x, chart.x_limits[0] + share * (chart.x_limits[1] - chart.x_limits[0])));
+    };
+    const last = chart.x.length - 1;
+    const keys = {
+      ArrowLeft: () => show(at < 0 ? last : Math.max(0, at - 1)),
+      ArrowRight: () => show(Math.min(last, at + 1)),
+      Home: () => show(0),
+      End: () => show(last),
+      Escape: hide,
+    };
+    plot.addEventListener("pointermove", point);
+    plot.addEventListener("pointerdown", point);
     plot.addEventListener("pointerleave", hide);
+    plot.addEventListener("blur", hide);
+    plot.addEventListener("keydown", (event) => {
+      if (!keys[event.key] || event.ctrlKey || event.altKey || event.metaKey) return;
+      event.preventDefault();
+      keys[event.key]();
+    });
   }
 
   // Sampled answers
@@ -115,14 +138,18 @@
 
   const comparer = (s, others) => {
     const line = make("label", "compare", "Compare with "), select = make("select");
-    select.append(new Option(`one of ${others.length} other answers to this prompt`, ""));
+    select.append(new Option(`one of ${others.length} others to this prompt`, ""));
     others.forEach((o, i) => select.append(new Option(`${where(o)}: ${o.verdict.replace("_", " ")}`, i)));
     line.append(select);
     const box = make("div");
     box.append(line);
     select.addEventListener("change", () => {
       box.querySelector("pre")?.remove();
-      if (select.value !== "") box.append(drawDiff(s.response, others[Number(select.value)].response));
+      box.querySelector(".legend")?.remove();
+      if (select.value === "") return;
+      const legend = make("p", "note legend");
+      legend.append(make("del", "", "only in this answer"), " ", make("ins", "", "only in the other"));
+      box.append(legend, drawDiff(s.response, others[Number(select.value)].response));
     });
     return box;
   };

@@ -136,8 +136,9 @@ def test_two_answers_to_one_prompt_are_compared(page: Any) -> None:
     assert mine.endswith("Answer: 51")
     assert theirs.startswith("20+31: ")
     assert theirs != mine
+    assert answer.locator(".legend").inner_text() == "only in this answer only in the other"
     select.select_option("")
-    assert answer.locator(".diff").count() == 0
+    assert answer.locator(".diff, .legend").count() == 0
 
 
 def test_a_curve_shows_its_values_under_the_pointer(page: Any, run_dir: Path) -> None:
@@ -155,3 +156,43 @@ def test_a_curve_shows_its_values_under_the_pointer(page: Any, run_dir: Path) ->
     assert inside
     page.mouse.move(0, 0)
     assert tip.is_hidden()
+
+
+def test_a_curve_is_read_with_the_keyboard(page: Any, run_dir: Path) -> None:
+    rows = [r for r in read_rows(run_dir / "metrics.jsonl") if r["kind"] == "step" and r["stage"] == "rl"]
+    plot = page.locator(".plot[data-chart=entropy]")
+    tip = plot.locator(".tip")
+    plot.focus()
+    assert "arrow keys" in plot.get_attribute("aria-label")
+    for key, step in (
+        ("ArrowLeft", 60),
+        ("ArrowLeft", 59),
+        ("Home", 1),
+        ("ArrowLeft", 1),
+        ("ArrowRight", 2),
+        ("End", 60),
+    ):
+        page.keyboard.press(key)
+        assert tip.locator("b").inner_text() == f"RL step {step}"
+        assert float(tip.inner_text().split()[-1]) == pytest.approx(rows[step - 1]["metrics"]["entropy"], rel=1e-3)
+    page.keyboard.press("Escape")
+    assert tip.is_hidden()
+    page.keyboard.press("End")
+    page.keyboard.press("Tab")
+    assert tip.is_hidden()
+    assert page.evaluate("document.activeElement.dataset.chart") not in (None, "entropy")
+
+
+def test_everything_that_is_touched_is_large_enough_on_a_phone(page: Any) -> None:
+    """44 pixels high, as phones' own guidelines ask; the narrow page is a phone's."""
+    if page.viewport_size["width"] > 520:
+        least = 24  # WCAG 2.2, 2.5.8, for pointers
+    else:
+        least = 44
+    heights = page.evaluate(
+        "() => [...document.querySelectorAll('nav a, button, input, select, summary')]"
+        ".map((n) => [n.outerHTML.slice(0, 60), n.getBoundingClientRect().height])"
+    )
+    assert len(heights) > 20
+    assert [(what, height) for what, height in heights if height < least] == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
