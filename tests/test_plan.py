@@ -103,7 +103,7 @@ def test_memory_is_what_a_backward_takes(size: str, dtype: str, checkpointing: b
 
 def measured(model: Any, checkpointing: bool, rows: int, length: int) -> int:
     """The peak of a step's second micro-batch, all its tokens trained on, after AdamW has made its moments."""
-    backend = TorchBackend(model, recompute=checkpointing)
+    backend = TorchBackend(model, config=TrainConfig(gradient_checkpointing=checkpointing))
     with watched(model) as memory:
         backend.start(OptimizerConfig(learning_rate=1e-4), 3)
         ids = torch.randint(model.config.vocab_size, (rows, length + 1))

@@ -86,11 +86,6 @@ class RunConfig(Section):
                 "train.zero=0 keeps no float32 master weights of a bfloat16 policy; set train.zero: 1 or more, or "
                 "model.dtype: float32"
             )
-        if self.rl is not None and "rl" in self.stages and parts_of(self.rl).critic is not None:
-            raise ValueError(
-                f"algorithm {self.rl.algorithm['name']!r} has a critic and train.backend=deepspeed shards none; set "
-                "train.backend: torch, or use an algorithm without one, e.g. grpo"
-            )
         return self
 
     @property

@@ -243,6 +243,9 @@ class TrainConfig(Section):
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0 …")
     threads: int | None = Field(None, ge=1, description="of the CPU; null: torch's choice")
     micro_batch_tokens: int = Field(4096, ge=1, description="tokens (with padding) of one forward and backward")
+    logits_chunk_tokens: int | None = Field(
+        None, ge=1, description="most tokens whose logits exist at once, made again in the backward; null: all"
+    )
 
     @model_validator(mode="after")
     def _deepspeed_only(self) -> TrainConfig:

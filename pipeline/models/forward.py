@@ -1,9 +1,10 @@
-"""Next-token logits at chosen positions only: the vocabulary product is not paid for prompts and padding."""
+"""Next-token logits and log-probs at chosen positions only: the vocabulary product is not paid for the rest."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -11,14 +12,51 @@ from torch import Tensor
 
 from pipeline.errors import ConfigError
 from pipeline.models.body import Body, is_plain
+from pipeline.models.head import head_logprobs
 from pipeline.models.packed import packed_states
 from pipeline.models.routing import Tally, replaying
+from pipeline.rl.logprobs import logprobs_and_entropy
 
 PLAIN_HEAD_BLOCKERS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 """Settings that bend or scale the logits: a proof on small weights might not see them."""
 
 _BODIES: weakref.WeakKeyDictionary[Any, Body | None] = weakref.WeakKeyDictionary()
 _PROVED: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+def logprobs_at(
+    model: Any,
+    input_ids: Tensor,
+    where: Tensor,
+    temperature: float,
+    entropy: bool = False,
+    *,
+    kept: Tensor | None = None,
+    routing: Tensor | None = None,
+    rerouted: Tally | None = None,
+    lengths: Sequence[int] | None = None,
+    chunk_tokens: int | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probs [B, T] in float32 of the tokens at `where`, 0 elsewhere, and their entropies if asked for.
+
+    `chunk_tokens`: at most so many rows of logits exist at once; None: all. `kept` [N, K]: see `logprobs_and_entropy`;
+    the rest: see `logits_at`. Raises: ConfigError where the output layer cannot be computed in chunks.
+    """
+    targets = input_ids[where]
+    if chunk_tokens is None:
+        logits = logits_at(model, input_ids, where, routing, rerouted, lengths)
+        values, entropies = logprobs_and_entropy(logits, targets, temperature, kept)
+        return spread(values, where), spread(entropies, where) if entropy else None
+    if not _has_plain_head(model):
+        raise ConfigError(
+            f"train.logits_chunk_tokens={chunk_tokens}: model type {model.config.model_type!r} does more than one "
+            "product between its last hidden state and its logits; set it to null"
+        )
+    with _routed(model, routing, rerouted):
+        hidden = _hidden_before(model, input_ids, where, lengths)
+    head = model.get_output_embeddings()
+    found, seen = head_logprobs(head, hidden, targets, temperature, kept, chunk_tokens, entropy)
+    return spread(found, where), None if seen is None else spread(seen, where)
 
 
 def logits_at(
@@ -38,40 +76,51 @@ def logits_at(
 
     Raises: ConfigError for a model that cannot be packed.
     """
-    if routing is not None:
-        _has_plain_head(model)  # its proof is a forward of its own
-        with replaying(model, routing[:, :-1]) as tally:
-            logits = logits_at(model, input_ids, where)
-        if rerouted is not None:
-            rerouted.changed += tally.changed
-            rerouted.total += tally.total
-        return logits
-    if where[:, 0].any():
-        raise ValueError("the first token of a row has nothing before it that could predict it")
-    shifted = where[:, 1:]
-    if lengths is not None:
-        return _packed_logits(model, input_ids, shifted, lengths)
-    if not _has_plain_head(model):
-        whole: Tensor = model(input_ids=input_ids[:, :-1], use_cache=False).logits[shifted]
+    is_plain_head = _has_plain_head(model)  # its proof is a forward of its own
+    with _routed(model, routing, rerouted):
+        if is_plain_head:
+            picked: Tensor = model.get_output_embeddings()(_hidden_before(model, input_ids, where, lengths))
+            return picked
+        if lengths is not None:
+            raise ConfigError(
+                f"packing: the head of model type {model.config.model_type!r} is more than a product; set packing: "
+                "false"
+            )
+        _check_first(where)
+        whole: Tensor = model(input_ids=input_ids[:, :-1], use_cache=False).logits[where[:, 1:]]
         return whole
-    hidden = _hidden_states(model, input_ids[:, :-1])
-    picked: Tensor = model.get_output_embeddings()(hidden[shifted])
-    return picked
 
 
-def _packed_logits(model: Any, input_ids: Tensor, shifted: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Logits [N, V] at `shifted` [B, T - 1], of rows without padding: their last tokens predict nothing."""
-    if not _has_plain_head(model):
-        raise ConfigError(
-            f"packing: the head of model type {model.config.model_type!r} is more than a product; set packing: false"
-        )
-    before = [n - 1 for n in lengths if n > 1]
+def _hidden_before(model: Any, input_ids: Tensor, where: Tensor, lengths: Sequence[int] | None) -> Tensor:
+    """[N, H] hidden states from which the tokens at `where` are predicted, row by row."""
+    _check_first(where)
+    shifted = where[:, 1:]
+    if lengths is None:
+        return _hidden_states(model, input_ids[:, :-1])[shifted]
+    before = [n - 1 for n in lengths if n > 1]  # the last token of a row predicts nothing
     real = torch.arange(shifted.shape[1])[None] < torch.tensor([n - 1 for n in lengths])[:, None]
     real = real.to(input_ids.device)
     ids, body = input_ids[:, :-1][real], _body(model)
     hidden = packed_states(model, ids, before) if body is None else body.packed_states(model, ids, before)
-    picked: Tensor = model.get_output_embeddings()(hidden[shifted[real]])
-    return picked
+    return hidden[shifted[real]]
+
+
+def _check_first(where: Tensor) -> None:
+    if where[:, 0].any():
+        raise ValueError("the first token of a row has nothing before it that could predict it")
+
+
+@contextmanager
+def _routed(model: Any, routing: Tensor | None, rerouted: Tally | None) -> Iterator[None]:
+    """Within the block, a forward over all but the last tokens uses those experts; None: the routers choose."""
+    if routing is None:
+        yield
+        return
+    with replaying(model, routing[:, :-1]) as tally:
+        yield
+    if rerouted is not None:
+        rerouted.changed += tally.changed
+        rerouted.total += tally.total
 
 
 def _body(model: Any) -> Body | None:

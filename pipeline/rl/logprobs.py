@@ -40,11 +40,8 @@ def logprobs_and_entropy(
 
     Raises: ConfigError unless temperature > 0; DataError if a target is not in its own kept set.
     """
-    if not temperature > 0:
-        raise ConfigError(f"temperature must be > 0 to have log-probs, got {temperature}")
     shape, vocab = targets.shape, logits.shape[-1]
-    if kept is not None:
-        _check_kept(kept, targets.reshape(-1))
+    check_scoring(targets.reshape(-1), temperature, kept)
     out = _Chunked.apply(  # type: ignore[no-untyped-call]
         logits.reshape(-1, vocab), targets.reshape(-1), float(temperature), kept
     )
@@ -62,6 +59,14 @@ def keep_sampled(logits: Tensor, kept: Tensor, targets: Tensor) -> Tensor:
     """
     _check_kept(kept, targets)
     return logits.masked_fill(_cut_off(logits.shape, kept, targets), float("-inf"))
+
+
+def check_scoring(targets: Tensor, temperature: float, kept: Tensor | None) -> None:
+    """Raises: ConfigError unless temperature > 0; DataError if a target [N] is not in its own kept set [N, K]."""
+    if not temperature > 0:
+        raise ConfigError(f"temperature must be > 0 to have log-probs, got {temperature}")
+    if kept is not None:
+        _check_kept(kept, targets)
 
 
 def _check_kept(kept: Tensor, targets: Tensor) -> None:
@@ -87,6 +92,54 @@ def working(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
+def score_rows(
+    logits: Tensor, targets: Tensor, temperature: float, kept: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(log-probs of the targets, log-normalisers, entropies), each [N], of logits [N, V], which are overwritten."""
+    log_p = _tempered(logits, targets, temperature, kept)
+    normaliser = torch.logsumexp(log_p, dim=-1)
+    log_p -= normaliser.unsqueeze(1)
+    picked = log_p.gather(1, targets.unsqueeze(1)).squeeze(1)
+    log_p.clamp_(min=_NEVER)
+    return picked, normaliser, -torch.linalg.vecdot(log_p.exp(), log_p)
+
+
+def pull_rows(
+    logits: Tensor,
+    targets: Tensor,
+    temperature: float,
+    kept: Tensor | None,
+    scored: tuple[Tensor, Tensor],
+    pull: Tensor,
+    spread: Tensor | None,
+) -> Tensor:
+    """Gradient [N, V] of sum(pull * log-probs + spread * entropies) to the logits [N, V], which are overwritten.
+
+    `scored`: log-normalisers and entropies, as `score_rows` found them.
+    """
+    normaliser, entropy = scored
+    pull, spread = pull / temperature, None if spread is None else spread / temperature
+    log_p = _tempered(logits, targets, temperature, kept)
+    log_p -= normaliser.unsqueeze(1)
+    p = log_p.exp()
+    # d logp_y / d z_j = [j = y] - p_j;   d H / d z_j = -p_j (log p_j + H)
+    if spread is None:
+        p *= -pull.unsqueeze(1)
+    else:
+        log_p.clamp_(min=_NEVER).mul_(-spread.unsqueeze(1))
+        log_p -= (pull + spread * entropy).unsqueeze(1)
+        p *= log_p
+    return p.scatter_add_(1, targets.unsqueeze(1), pull.unsqueeze(1))
+
+
+def _tempered(logits: Tensor, targets: Tensor, temperature: float, kept: Tensor | None) -> Tensor:
+    if kept is not None:
+        logits.masked_fill_(_cut_off(logits.shape, kept, targets), float("-inf"))
+    if temperature != 1.0:
+        logits /= temperature
+    return logits
+
+
 class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -96,16 +149,10 @@ class _Chunked(torch.autograd.Function):
         picked = torch.empty(logits.shape[0], dtype=dtype, device=logits.device)
         normaliser, entropy = torch.empty_like(picked), torch.empty_like(picked)
         for rows in _chunks(logits):
-            log_p = logits[rows].to(dtype, copy=True)
-            if kept is not None:
-                log_p.masked_fill_(_cut_off(log_p.shape, kept[rows], targets[rows]), float("-inf"))
-            if temperature != 1.0:
-                log_p /= temperature
-            normaliser[rows] = torch.logsumexp(log_p, dim=-1)
-            log_p -= normaliser[rows].unsqueeze(1)
-            picked[rows] = log_p.gather(1, targets[rows].unsqueeze(1)).squeeze(1)
-            log_p.clamp_(min=_NEVER)
-            entropy[rows] = -torch.linalg.vecdot(log_p.exp(), log_p)
+            cut = None if kept is None else kept[rows]
+            picked[rows], normaliser[rows], entropy[rows] = score_rows(
+                logits[rows].to(dtype, copy=True), targets[rows], temperature, cut
+            )
         ctx.save_for_backward(logits, targets, normaliser, entropy, kept)
         ctx.temperature = temperature
         ctx.set_materialize_grads(False)
@@ -116,26 +163,18 @@ class _Chunked(torch.autograd.Function):
         if pull is None and spread is None:
             return None, None, None, None
         logits, targets, normaliser, entropy, kept = ctx.saved_tensors
-        pull = torch.zeros_like(normaliser) if pull is None else pull / ctx.temperature
-        spread = None if spread is None else spread / ctx.temperature
+        pull = torch.zeros_like(normaliser) if pull is None else pull
         grad = torch.empty_like(logits)
         for rows in _chunks(logits):
-            log_p = logits[rows].to(normaliser.dtype, copy=True)
-            if kept is not None:
-                log_p.masked_fill_(_cut_off(log_p.shape, kept[rows], targets[rows]), float("-inf"))
-            if ctx.temperature != 1.0:
-                log_p /= ctx.temperature
-            log_p -= normaliser[rows].unsqueeze(1)
-            p = log_p.exp()
-            # d logp_y / d z_j = [j = y] - p_j;   d H / d z_j = -p_j (log p_j + H)
-            if spread is None:
-                p *= -pull[rows].unsqueeze(1)
-            else:
-                log_p.clamp_(min=_NEVER).mul_(-spread[rows].unsqueeze(1))
-                log_p -= (pull[rows] + spread[rows] * entropy[rows]).unsqueeze(1)
-                p *= log_p
-            p.scatter_add_(1, targets[rows].unsqueeze(1), pull[rows].unsqueeze(1))
-            grad[rows] = p.to(grad.dtype)
+            grad[rows] = pull_rows(
+                logits[rows].to(normaliser.dtype, copy=True),
+                targets[rows],
+                ctx.temperature,
+                None if kept is None else kept[rows],
+                (normaliser[rows], entropy[rows]),
+                pull[rows],
+                None if spread is None else spread[rows],
+            ).to(grad.dtype)
         return grad, None, None, None
 
 

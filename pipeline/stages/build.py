@@ -88,7 +88,7 @@ def build_backend(config: RunConfig, model: Any, ranks: Ranks = ALONE) -> Backen
         from pipeline.train.deepspeed_backend import DeepSpeedBackend
 
         return DeepSpeedBackend(model, config.train, ranks)
-    return TorchBackend(model, ranks, config.train.gradient_checkpointing)
+    return TorchBackend(model, ranks, config.train)
 
 
 def build_engine(

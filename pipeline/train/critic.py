@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,16 @@ from pipeline.train.ranks import ALONE, Ranks
 from pipeline.types import TrainBatch
 
 
+@dataclass(frozen=True, slots=True)
+class Within:
+    """How one computes with a policy whose weights are shards, and what becomes of a loss."""
+
+    run: Callable[[Callable[[Any], Any]], Any]
+    backward: Callable[[Tensor], None]
+    scale: int
+    """By how much `backward` multiplies: what is not the policy's divides by it again."""
+
+
 class TorchCritic:
     """A scalar head on a backbone, with an optimiser of its own. Implements `CriticBackend`.
 
@@ -34,12 +44,23 @@ class TorchCritic:
     """
 
     def __init__(
-        self, policy: Any, model: Any | None, optimizer: OptimizerConfig, total_steps: int, ranks: Ranks = ALONE
+        self,
+        policy: Any,
+        model: Any | None,
+        optimizer: OptimizerConfig,
+        total_steps: int,
+        ranks: Ranks = ALONE,
+        within: Within | None = None,
     ) -> None:
+        """`within`: how to compute with a policy that is not whole in this process."""
         self.ranks = ranks
         self.policy = policy
         self.model = model
-        self.head = _score(model) if model is not None else _fresh_head(policy)
+        self.head = score_of(model) if model is not None else _fresh_head(policy)
+        self.within = within
+        if within is not None and within.scale > 1:
+            for p in self.head.parameters():
+                p.register_hook(lambda g: g / within.scale)
         self.config = optimizer
         self.total_steps = total_steps
         self.num_updates = 0
@@ -54,13 +75,17 @@ class TorchCritic:
 
     def values(self, input_ids: Tensor, where: Tensor) -> Tensor:
         """V [B, T] of the states before the tokens at `where` (bool, False at column 0), 0 elsewhere."""
-        backbone = (self.model or self.policy).base_model
-        hidden = backbone(input_ids=input_ids[:, :-1], use_cache=False).last_hidden_state
-        return spread(working(self.head(hidden[where[:, 1:]])[:, 0]), where)
+        if self.within is None:
+            return values_of(self.model or self.policy, self.head, input_ids, where)
+        found: Tensor = self.within.run(lambda policy: values_of(policy, self.head, input_ids, where))
+        return found
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient."""
-        loss.backward()  # type: ignore[no-untyped-call]
+        if self.within is not None:
+            self.within.backward(loss)
+        else:
+            loss.backward()  # type: ignore[no-untyped-call]
 
     def require_finite(self) -> None:
         """Sum the gradient over ranks. Raises: NonFiniteError if it is not finite."""
@@ -93,19 +118,17 @@ class TorchCritic:
         }
 
     @classmethod
-    def restored(cls, policy: Any, state: dict[str, Any], folder: Path, ranks: Ranks = ALONE) -> TorchCritic:
+    def restored(
+        cls, policy: Any, state: dict[str, Any], folder: Path, ranks: Ranks = ALONE, within: Within | None = None
+    ) -> TorchCritic:
         """The critic whose state that is; a backbone of its own is read from `folder`.
 
         Raises: CheckpointError if they do not fit.
         """
-        import transformers
-
         with boundary(CheckpointError, f"the critic of {folder.parent} does not fit the policy"):
-            model = None
-            if not state["shared"]:
-                model = transformers.AutoModelForTokenClassification.from_pretrained(folder, dtype=policy.dtype)
-                model = ready(model).to(policy.device).eval()
-            critic = cls(policy, model, OptimizerConfig.model_validate(state["config"]), state["total_steps"], ranks)
+            model = None if state["shared"] else load_backbone(folder, policy)
+            optimizer = OptimizerConfig.model_validate(state["config"])
+            critic = cls(policy, model, optimizer, state["total_steps"], ranks, within)
             critic.head.load_state_dict(state["head"])
             critic.optimizer.load_state_dict(state["optimizer"])
             critic.num_updates = state["num_updates"]
@@ -132,7 +155,7 @@ def own_backbone(policy: Any) -> Any:
         with torch.random.fork_rng(devices=[]):  # the weights drawn here are all replaced
             model = transformers.AutoModelForTokenClassification.from_config(config, dtype=policy.dtype)
         model.base_model.load_state_dict(policy.base_model.state_dict())
-        for p in _score(model).parameters():
+        for p in score_of(model).parameters():
             torch.nn.init.zeros_(p)
     return ready(model).to(policy.device).eval()
 
@@ -147,7 +170,21 @@ def _fresh_head(policy: Any) -> torch.nn.Linear:
     return head
 
 
-def _score(model: Any) -> Any:
+def load_backbone(folder: Path, policy: Any) -> Any:
+    """The token classifier saved in `folder`, in the type and on the device of the policy."""
+    import transformers
+
+    model = transformers.AutoModelForTokenClassification.from_pretrained(folder, dtype=policy.dtype)
+    return ready(model).to(policy.device).eval()
+
+
+def values_of(model: Any, head: Any, input_ids: Tensor, where: Tensor) -> Tensor:
+    """V [B, T] in float32 of the states before the tokens at `where`, 0 elsewhere: `head` on the model's backbone."""
+    hidden = model.base_model(input_ids=input_ids[:, :-1], use_cache=False).last_hidden_state
+    return spread(working(head(hidden[where[:, 1:]])[:, 0]), where)
+
+
+def score_of(model: Any) -> Any:
     """The head of a token classifier, under either of the names that transformers gives it."""
     return model.score if hasattr(model, "score") else model.classifier
 
@@ -174,21 +211,22 @@ def predict(
     """
     values = torch.zeros(batch.response_mask.shape, dtype=torch.float64, device=batch.rewards.device)
     final = torch.zeros(len(batch.rewards), dtype=torch.float64, device=values.device)
-    for at, micro in _trained(micros):
+    for at, micro in micros:
         width = micro.input_ids.shape[1]
         where = micro.response_mask > 0
-        values[at, :width] = critic.values(micro.input_ids, where).double()
+        found = critic.values(micro.input_ids, where).double()
+        after = None
         if with_final:  # the state after the last token is the one before a token that would follow it
             longer = torch.cat([micro.input_ids, micro.input_ids[:, :1]], 1)
             last = torch.zeros(longer.shape, dtype=torch.bool, device=longer.device)
             last[torch.arange(len(at), device=at.device), micro.attention_mask.sum(1)] = True
-            final[at] = critic.values(longer, last).double().sum(1)
+            after = critic.values(longer, last).double().sum(1)
+        if not bool(where.any()):  # only keeps step with the other ranks
+            continue
+        values[at, :width] = found
+        if after is not None:
+            final[at] = after
     return Predicted(all_reduce(values), all_reduce(final) if with_final else None)
-
-
-def _trained(micros: Sequence[tuple[Tensor, TrainBatch]]) -> list[tuple[Tensor, TrainBatch]]:
-    """Without those that only keep a rank in step with the others: this critic is whole on every rank."""
-    return [(at, micro) for at, micro in micros if bool((micro.response_mask > 0).any())]
 
 
 def learn(

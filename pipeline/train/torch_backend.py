@@ -9,27 +9,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.config.sections import OptimizerConfig
+from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import CheckpointError, NonFiniteError
-from pipeline.models.forward import logits_at, spread
+from pipeline.models.forward import logprobs_at
 from pipeline.models.load import frozen_copy, recompute_activations
 from pipeline.models.routing import Tally
-from pipeline.rl.logprobs import logprobs_and_entropy, token_logprobs
 from pipeline.train.backend import Who
 from pipeline.train.critic import TorchCritic
 from pipeline.train.optimizer import adamw, clipped_step, finite_norm, schedule
 from pipeline.train.ranks import ALONE, Ranks
 from pipeline.train.replay import Replay
 
+DEFAULTS = TrainConfig()
+
 
 class TorchBackend:
     """Holds the policy `model`, its optimiser, its reference and its critic. Implements `Backend`."""
 
-    def __init__(self, model: Any, ranks: Ranks = ALONE, recompute: bool = False) -> None:
-        """`recompute`: activations in the backward, for memory."""
+    def __init__(self, model: Any, ranks: Ranks = ALONE, config: TrainConfig = DEFAULTS) -> None:
         self.ranks = ranks
+        self.train_config = config
         self.model = model.eval()  # no dropout: ratios compare the same function
-        if recompute:
+        if config.gradient_checkpointing:
             recompute_activations(model)
         self.reference: Any = None
         self.critic: TorchCritic | None = None
@@ -66,15 +67,18 @@ class TorchBackend:
         lengths: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Log-probs [B, T] at `where` and, if asked for, entropies; with gradient for the policy outside no_grad."""
-        model = self.model if who == "policy" else self.reference
-        routing = replay.routing if replay is not None and who == "policy" else None
-        rerouted = self.rerouted if torch.is_grad_enabled() else None
-        logits = logits_at(model, input_ids, where, routing, rerouted, lengths)
-        kept = None if replay is None else replay.kept
-        if not entropy:
-            return spread(token_logprobs(logits, input_ids[where], temperature, kept), where), None
-        values, entropies = logprobs_and_entropy(logits, input_ids[where], temperature, kept)
-        return spread(values, where), spread(entropies, where)
+        return logprobs_at(
+            self.model if who == "policy" else self.reference,
+            input_ids,
+            where,
+            temperature,
+            entropy,
+            kept=None if replay is None else replay.kept,
+            routing=replay.routing if replay is not None and who == "policy" else None,
+            rerouted=self.rerouted if torch.is_grad_enabled() else None,
+            lengths=lengths,
+            chunk_tokens=self.train_config.logits_chunk_tokens,
+        )
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient."""
@@ -140,8 +144,13 @@ class TorchBackend:
     def load(self, folder: Path) -> None:
         """Restore optimisers, reference and critic; who made this backend loaded the model from `folder / "model"`.
 
-        Raises: CheckpointError if the saved state does not fit the model.
+        Raises: CheckpointError if the saved state does not fit the model, or another backend wrote it.
         """
+        if not (folder / "trainer.pt").exists():
+            raise CheckpointError(
+                f"{folder} was not written by train.backend=torch; go on with the one that did, or begin a new run "
+                f"with model.path: {folder / 'model'}"
+            )
         state = torch.load(folder / "trainer.pt", map_location=self.device, weights_only=True)
         try:
             if "config" in state:

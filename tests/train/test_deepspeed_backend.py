@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,49 +11,9 @@ from pipeline.config.load import parse
 from pipeline.config.sections import TrainConfig
 from pipeline.errors import ConfigError
 from tests.stages.tiny import TREE
+from tests.train.group import installed, run
 
-ROOT = Path(__file__).resolve().parents[2]
-installed = pytest.mark.skipif(
-    importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed: make install-engines"
-)
-
-
-def run(folder: Path, size: int, *words: str) -> list[dict[str, Any]]:
-    """What each rank found."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.train.zero_rank", str(folder), *words],
-            cwd=ROOT,
-            env={
-                **os.environ,
-                "RANK": str(r),
-                "LOCAL_RANK": str(r),
-                "WORLD_SIZE": str(size),
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": port,
-                "OMP_NUM_THREADS": "1",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for r in range(size)
-    ]
-    found = []
-    try:
-        for process in ranks:
-            out, error = process.communicate(timeout=900)
-            assert process.returncode == 0, error[-3000:]
-            said = next(line for line in out.splitlines() if line.startswith("found "))
-            found.append(json.loads(said.removeprefix("found ")))
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    return found
+RANK = "tests.train.zero_rank"
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ends(folder: Path) -> list[dict[str, Any]]:
-    return run(folder, 2)
+    return run(RANK, 2, str(folder))
 
 
 @installed
@@ -96,7 +50,7 @@ class TestTwoRanks:
             assert 0 < rank["bfloat16"]["weights"] < 0.02
 
     def test_are_followed_by_one(self, ends: list[dict[str, Any]], folder: Path) -> None:
-        (found,) = run(folder, 1, "alone")
+        (found,) = run(RANK, 1, str(folder), "alone")
         assert max(found.values()) < 1e-5
 
 
@@ -117,13 +71,4 @@ class TestRecipes:
     def test_bfloat16_needs_a_stage_with_master_weights(self) -> None:
         tree = {**TREE, "train": {"backend": "deepspeed"}, "model": {"path": "x", "dtype": "bfloat16"}}
         with pytest.raises(ConfigError, match=r"train\.zero=0 .* bfloat16 .*set train\.zero: 1"):
-            parse(tree)
-
-    def test_a_critic_is_refused_while_loading(self) -> None:
-        tree = {
-            **TREE,
-            "train": {"backend": "deepspeed"},
-            "rl": {**TREE["rl"], "algorithm": {"name": "ppo", "num_minibatches": 1}},
-        }
-        with pytest.raises(ConfigError, match=r"'ppo' has a critic .*set train\.backend: torch"):
             parse(tree)

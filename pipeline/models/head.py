@@ -1,0 +1,113 @@
+"""Log-probs and entropies straight from hidden states: the output layer's product is made some tokens at a time.
+
+The logits of a long batch never exist at once. A chunk's are made, read and dropped, and made again in the backward,
+which costs one more product with the output embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.models.linear import product
+from pipeline.rl.logprobs import check_scoring, pull_rows, score_rows
+
+
+def head_logprobs(
+    head: Any,
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: float,
+    kept: Tensor | None,
+    chunk_tokens: int,
+    entropy: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """(log-probs of the targets, entropies if asked for), each [N]: as of the logits head(hidden), in float32.
+
+    hidden [N, H]; at most `chunk_tokens` rows of logits exist at once. `kept`: as for `logprobs_and_entropy`.
+
+    Raises: ConfigError unless temperature > 0; DataError if a target is not in its own kept set.
+    """
+    check_scoring(targets, temperature, kept)
+
+    def compute(states: Tensor) -> tuple[Tensor, ...]:
+        found: tuple[Tensor, Tensor] = _Head.apply(  # type: ignore[no-untyped-call]
+            states, head.weight, head.bias, targets, temperature, kept, chunk_tokens
+        )
+        return found if entropy else found[:1]
+
+    values, *entropies = _within(head, compute, hidden)
+    return values, entropies[0] if entropies else None
+
+
+def _within(module: Any, compute: Callable[..., Any], *given: Tensor) -> Any:
+    """compute(*given) in place of the module's own forward: what hangs on its call (sharded weights) takes part."""
+    before = module.__dict__.get("forward")
+    module.forward = compute
+    try:
+        return module(*given)
+    finally:
+        if before is None:
+            del module.forward
+        else:
+            module.forward = before
+
+
+class _Head(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        kept: Tensor | None,
+        chunk_tokens: int,
+    ) -> tuple[Tensor, Tensor]:
+        dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        picked = torch.empty(len(hidden), dtype=dtype, device=hidden.device)
+        normaliser, entropy = torch.empty_like(picked), torch.empty_like(picked)
+        for rows in _chunks(len(hidden), chunk_tokens):
+            logits = product(hidden[rows], weight, bias).to(dtype)
+            cut = None if kept is None else kept[rows]
+            picked[rows], normaliser[rows], entropy[rows] = score_rows(logits, targets[rows], temperature, cut)
+        ctx.save_for_backward(hidden, weight, bias, targets, normaliser, entropy, kept)
+        ctx.temperature, ctx.chunk_tokens = temperature, chunk_tokens
+        ctx.set_materialize_grads(False)
+        return picked, entropy
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, pull: Tensor | None, spread: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        if pull is None and spread is None:
+            return (None,) * 7
+        hidden, weight, bias, targets, normaliser, entropy, kept = ctx.saved_tensors
+        pull = torch.zeros_like(normaliser) if pull is None else pull
+        to_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        to_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+        to_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
+        for rows in _chunks(len(hidden), ctx.chunk_tokens):
+            pulled = pull_rows(
+                product(hidden[rows], weight, bias).to(normaliser.dtype),
+                targets[rows],
+                ctx.temperature,
+                None if kept is None else kept[rows],
+                (normaliser[rows], entropy[rows]),
+                pull[rows],
+                None if spread is None else spread[rows],
+            ).to(weight.dtype)
+            if to_hidden is not None:
+                to_hidden[rows] = product(pulled, weight.t())
+            if to_weight is not None:
+                to_weight.addmm_(pulled.t(), hidden[rows])
+            if to_bias is not None:
+                to_bias += pulled.sum(0)
+        return to_hidden, to_weight, to_bias, None, None, None, None
+
+
+def _chunks(num: int, size: int) -> list[slice]:
+    return [slice(start, start + size) for start in range(0, num, size)]

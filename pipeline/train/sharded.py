@@ -1,0 +1,298 @@
+"""One module whose optimiser, gradients and weights DeepSpeed deals out over ranks, and how it is read back whole.
+
+Master weights and moments are float32 whatever the module's type. They are written whole, parameter by parameter, so
+that they are read on any number of ranks, bit for bit on the same. Source: arXiv:1910.02054.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.config.sections import OptimizerConfig, TrainConfig
+from pipeline.errors import CheckpointError, ConfigError, NonFiniteError, RunError
+from pipeline.train.optimizer import adamw, clipped_step, finite_norm
+from pipeline.train.ranks import Ranks
+
+SHARD_BYTES = 1 << 30
+"""Optimiser state is written in files of about this size."""
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class Sharded:
+    """DeepSpeed's engine around a model, with our AdamW over those of its parameters that take a gradient."""
+
+    def __init__(self, model: Any, whose: str, optimizer: OptimizerConfig, config: TrainConfig, ranks: Ranks) -> None:
+        """`whose`: for messages, "gradient norm". Raises: ConfigError where DeepSpeed is not installed."""
+        self.model = model
+        self.whose = whose
+        self.ranks = ranks
+        self.is_dealt_out = config.zero == 3
+        """Weights outside a forward are shards."""
+        self.engine = _engine(_Run(model), optimizer, config)
+        self._is_bad: Tensor | None = None
+
+    @property
+    def scale(self) -> int:
+        """By how much a loss is multiplied: DeepSpeed takes the mean over ranks, a loss here is a share of a sum."""
+        return 1 if self._is_plain else self.ranks.size
+
+    def run(self, compute: Callable[[Any], Any]) -> Any:
+        """compute(model) within the engine's forward: its hooks on the outermost call gather sharded weights."""
+        return self.engine(compute)
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate the gradient."""
+        self.engine.backward(loss * self.scale)
+
+    def restart(self, optimizer: OptimizerConfig) -> None:
+        """The optimiser as if it were fresh, with these settings."""
+        for group in self._adamw.param_groups:
+            group.update(lr=optimizer.learning_rate, betas=optimizer.betas, eps=optimizer.eps)
+            group["weight_decay"] = optimizer.weight_decay
+        most = optimizer.max_grad_norm or 0.0
+        self.engine._config.gradient_clipping = most
+        if hasattr(self.engine.optimizer, "clip_grad"):
+            self.engine.optimizer.clip_grad = most
+        for state in self._adamw.state.values():
+            for value in state.values():
+                value.zero_()
+        self.discard()
+
+    def watch_gradient(self) -> None:
+        """Look at each gradient as it is made, for `require_finite`: later it is dealt out, in a way of each stage."""
+
+        def look(gradient: Tensor) -> None:
+            found = ~torch.isfinite(gradient).all()
+            self._is_bad = found if self._is_bad is None else self._is_bad | found
+
+        for p in self.model.parameters():
+            if p.requires_grad:
+                p.register_hook(look)
+
+    def require_finite(self, update: int) -> None:
+        """Raises: NonFiniteError if a gradient of some rank was not finite since the last step; it is still there."""
+        if self.ranks.any(self._is_bad is not None and bool(self._is_bad)):
+            raise self._refused(update)
+
+    def step(self, config: OptimizerConfig, rate: float, update: int) -> float:
+        """One clipped update; the gradient's norm. The gradient is gone.
+
+        Raises: NonFiniteError if it is not finite; weights and moments are as before.
+        """
+        if self._is_plain:
+            return self._plain_step(config, rate, update)
+        for group in self._adamw.param_groups:
+            group["lr"] = rate
+        self.engine.step()
+        if self.engine.optimizer.overflow:  # DeepSpeed found it before AdamW did anything
+            self.discard()
+            raise self._refused(update)
+        return float(self.engine.get_global_grad_norm())
+
+    def discard(self) -> None:
+        """Forget the gradient."""
+        self._is_bad = None
+        self.engine.optimizer.zero_grad()
+        for p in self.model.parameters():
+            p.grad = None
+
+    def gathered(self) -> Iterator[tuple[str, Tensor]]:
+        """The weights one by one, whole; every rank passes in step."""
+        for name, p in self.model.named_parameters():
+            with self.whole(p):
+                yield name, p.detach()
+
+    def whole(self, *parameters: Tensor) -> Any:
+        """A context in which those parameters are whole; every rank enters it."""
+        import deepspeed
+
+        return deepspeed.zero.GatheredParameters(list(parameters), enabled=self.is_dealt_out)
+
+    def write(self, folder: Path, prefix: str = "optimizer") -> list[str]:
+        """The files that hold master weights and moments, written by rank 0."""
+        from safetensors.torch import save_file
+
+        files: list[str] = []
+        held: dict[str, Tensor] = {}
+        names = self._trained()
+        for number, (name, p) in enumerate(names, 1):
+            for key in ("fp32", *MOMENTS):
+                full = self._full(p, key)  # every rank takes part, the first keeps it
+                if self.ranks.is_first:
+                    held[f"{name}/{key}"] = full.detach().cpu().contiguous().clone()
+            size = sum(t.numel() * t.element_size() for t in held.values())
+            if held and (size >= SHARD_BYTES or number == len(names)):
+                files.append(f"{prefix}-{len(files):05d}.safetensors")
+                save_file(held, folder / files[-1])
+                held = {}
+        return files
+
+    def read(self, folder: Path, files: list[str], num_updates: int) -> None:
+        """Restore what `write` wrote. Raises: CheckpointError if it is of another model."""
+        from safetensors import safe_open
+
+        opened: list[Any] = [safe_open(folder / f, "pt") for f in files]
+        where = {name: file for file in opened for name in list(file.keys())}
+        names = self._trained()
+        if missing := [n for n, _ in names if f"{n}/fp32" not in where]:
+            raise CheckpointError(f"{folder}: no optimiser state of {missing[0]}; it is of another model")
+        self._make_moments()
+        for name, p in names:
+            for key in ("fp32", *MOMENTS):
+                self._put(p, key, where[f"{name}/{key}"].get_tensor(f"{name}/{key}").to(self.model.device))
+        for state in self._adamw.state.values():
+            state["step"].fill_(float(num_updates))
+
+    @property
+    def _adamw(self) -> torch.optim.Optimizer:
+        """Ours, inside DeepSpeed's wrapper."""
+        outer = self.engine.optimizer
+        found: torch.optim.Optimizer = getattr(outer, "optimizer", outer)
+        return found
+
+    @property
+    def _is_plain(self) -> bool:
+        """DeepSpeed left our AdamW over the model's own parameters (ZeRO 0 in float32)."""
+        return self._adamw is self.engine.optimizer
+
+    def _trained(self) -> list[tuple[str, Tensor]]:
+        return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+
+    def _refused(self, update: int) -> NonFiniteError:
+        return NonFiniteError(
+            f"the {self.whose} is not finite at update {update}; the update was refused. Lower the learning rate or "
+            "max_grad_norm if this comes back"
+        )
+
+    def _plain_step(self, config: OptimizerConfig, rate: float, update: int) -> float:
+        """Without shards nothing of DeepSpeed's looks at the gradient before AdamW does, so it is looked at here."""
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        self.ranks.sum_gradients(parameters)
+        try:
+            norm = finite_norm(parameters, self.whose, update)
+        except NonFiniteError:
+            self.discard()
+            raise
+        clipped_step(self._adamw, config, parameters, norm, rate)
+        self.discard()
+        return float(norm)
+
+    def _full(self, p: Tensor, key: str) -> Tensor:
+        """A parameter's float32 master weight ("fp32") or moment, whole, on every rank."""
+        from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+
+        if self._is_plain:
+            state = self._adamw.state.get(p, {})
+            return p.detach().float() if key == "fp32" else state.get(key, torch.zeros_like(p))
+        if key != "fp32" and not self._adamw.state:
+            return torch.zeros(getattr(p, "ds_shape", p.shape))
+        found = safe_get_full_fp32_param(p) if key == "fp32" else safe_get_full_optimizer_state(p, key)
+        if found is None:
+            raise RunError(f"DeepSpeed gives no {key} of a parameter of shape {tuple(p.shape)}")
+        full: Tensor = found
+        return full
+
+    def _make_moments(self) -> None:
+        """AdamW makes its moments at its first update; here they are needed before it."""
+        masters = getattr(self.engine.optimizer, "fp32_partitioned_groups_flat", None)  # ZeRO 3 lends them for a step
+        for p in masters or [p for group in self._adamw.param_groups for p in group["params"]]:
+            if not self._adamw.state.get(p):
+                self._adamw.state[p] = {
+                    "step": torch.zeros((), device=p.device, dtype=torch.float32),
+                    **{key: torch.zeros_like(p) for key in MOMENTS},
+                }
+        if hasattr(self.engine.optimizer, "_lazy_init_hp_params_optimizer_state"):  # as its first update would
+            self.engine.optimizer._lazy_init_hp_params_optimizer_state()
+
+    def _put(self, p: Tensor, key: str, value: Tensor) -> None:
+        from deepspeed import utils
+
+        if self._is_plain:
+            with torch.no_grad():
+                (p if key == "fp32" else self._adamw.state[p][key]).copy_(value)
+        elif self.is_dealt_out:  # the shard, since the last rank's may reach past the end of the parameter
+            size = p.ds_tensor.numel()  # type: ignore[attr-defined]
+            padded = torch.nn.functional.pad(value.flatten(), (0, size * self.ranks.size - value.numel()))
+            shard = padded.narrow(0, size * self.ranks.rank, size)
+            if key == "fp32":
+                utils.safe_set_local_fp32_param(p, shard)
+            else:
+                utils.safe_set_local_optimizer_state(p, shard, key)
+        elif key == "fp32":
+            utils.safe_set_full_fp32_param(p, value)
+        else:
+            utils.safe_set_full_optimizer_state(p, value, key)
+
+
+class _Run(torch.nn.Module):
+    """What DeepSpeed wraps: any computation with the model."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, compute: Callable[[Any], Any]) -> Any:
+        """compute(model)."""
+        return compute(self.model)
+
+
+def _engine(module: torch.nn.Module, optimizer: OptimizerConfig, config: TrainConfig) -> Any:
+    """DeepSpeed's engine around `module` with our AdamW.
+
+    Raises: ConfigError where DeepSpeed is not installed.
+    """
+    deepspeed = _library()
+    zero: dict[str, Any] = {"stage": config.zero}
+    if config.offload != "none":
+        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    if config.offload == "all":
+        zero["offload_param"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    first = next(module.parameters())
+    settings = {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,  # the update says when its last micro-batch was
+        "gradient_clipping": optimizer.max_grad_norm or 0.0,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "steps_per_print": 10**9,
+        "bf16": {"enabled": first.dtype == torch.bfloat16},
+    }
+    engine, *_ = deepspeed.initialize(
+        model=module, optimizer=adamw(module.parameters(), optimizer), config=settings, dist_init_required=False
+    )
+    engine.eval()
+    return engine
+
+
+def _library() -> Any:
+    """DeepSpeed, over the process group that is there.
+
+    On the CPU it would compile a shared-memory all-reduce for a minute; gloo does without.
+    """
+    os.environ.setdefault("LOCAL_RANK", "0")
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    try:
+        import deepspeed
+    except ImportError as exc:
+        raise ConfigError(
+            f"train.backend=deepspeed, and DeepSpeed does not import ({exc}); pip install deepspeed==0.19.8, or set "
+            "train.backend: torch"
+        ) from exc
+    deepspeed.utils.logging.logger.setLevel("WARNING")
+    if not torch.cuda.is_available():
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    if not torch.distributed.is_initialized():  # one process: DeepSpeed wants a group all the same
+        from torch._C._distributed_c10d import HashStore
+
+        torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=HashStore())
+    deepspeed.init_distributed(verbose=False)
+    return deepspeed

@@ -1,0 +1,57 @@
+"""A group of ranks on this machine, each one a program that prints what it found."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+installed = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed is not installed: make install-engines"
+)
+
+
+def run(module: str, size: int, *words: str) -> list[dict[str, Any]]:
+    """What each of `size` ranks of `python -m module words` found."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", module, *words],
+            cwd=ROOT,
+            env={
+                **os.environ,
+                "RANK": str(r),
+                "LOCAL_RANK": str(r),
+                "WORLD_SIZE": str(size),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": port,
+                "OMP_NUM_THREADS": "1",
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for r in range(size)
+    ]
+    found = []
+    try:
+        for process in ranks:
+            out, error = process.communicate(timeout=900)
+            assert process.returncode == 0, error[-3000:]
+            said = next(line for line in out.splitlines() if line.startswith("found "))
+            found.append(json.loads(said.removeprefix("found ")))
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    return found

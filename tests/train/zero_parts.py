@@ -1,0 +1,124 @@
+"""One rank of two: what DeepSpeed trains beside the policy, and options of the trainer, against torch in one process.
+
+Run by `test_deepspeed_parts.py` as `python -m tests.train.zero_parts FOLDER PART`; prints distances.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.config.sections import OptimizerConfig, TrainConfig
+from pipeline.errors import NonFiniteError
+from pipeline.train.backend import Backend
+from pipeline.train.deepspeed_backend import DeepSpeedBackend
+from pipeline.train.ranks import Ranks, join, leave
+from pipeline.train.step import update
+from pipeline.train.torch_backend import TorchBackend
+from tests.train.batches import groups_of, parts_of, policy, settings_of
+from tests.train.zero_rank import NUM_STEPS, OPTIMIZER, distance, resumed, save, steps, weights
+
+PPO: dict[str, Any] = {"num_minibatches": 1, "num_epochs": 1, "bootstrap_truncated": True}
+CRITIC = OptimizerConfig(learning_rate=3e-3, weight_decay=0.1, max_grad_norm=0.5)
+
+
+def begun(backend: Backend, shared: bool | None = None) -> Backend:
+    backend.start(OPTIMIZER, NUM_STEPS)
+    backend.refresh_reference()
+    if shared is not None:
+        backend.start_critic(shared, CRITIC, NUM_STEPS)
+    return backend
+
+
+def ppo(backend: Backend, first: int, last: int) -> list[dict[str, float]]:
+    parts = parts_of("ppo", **PPO)
+    return [update(backend, parts, groups_of(seed=s), settings_of(parts, 40, step=s)) for s in range(first, last)]
+
+
+def critic_weights(backend: Any) -> dict[str, torch.Tensor]:
+    critic = backend.critic
+    if hasattr(critic, "sharded"):
+        return {n: w.float().clone() for n, w in critic.sharded.gathered()}
+    return {n: p.detach().float().clone() for n, p in (critic.model or critic.head).named_parameters()}
+
+
+def apart(a: list[dict[str, float]], b: list[dict[str, float]]) -> float:
+    """Greatest difference between the metrics of two runs."""
+    return max(abs(x[k] - y[k]) for x, y in zip(a, b, strict=True) for k in y)
+
+
+def critic(config: dict[str, Any], shared: bool, ranks: Ranks, folder: Path) -> dict[str, float]:
+    """Policy and critic against torch alone after five steps; and a resumed run against one that went on."""
+    alone = begun(TorchBackend(policy(dtype=torch.float32)), shared)
+    wanted = ppo(alone, 0, NUM_STEPS)
+    settings = TrainConfig(backend="deepspeed", device="cpu", **config)
+    backend = begun(DeepSpeedBackend(policy(dtype=torch.float32), settings, ranks), shared)
+    seen = ppo(backend, 0, 3)
+    folder.mkdir(parents=True, exist_ok=True)
+    ranks.barrier()
+    backend.save(folder, save)
+    ranks.barrier()
+    seen += ppo(backend, 3, NUM_STEPS)
+    again = resumed(config, folder, ranks)
+    ppo(again, 3, NUM_STEPS)
+    moved = distance(critic_weights(backend), critic_weights(begun(TorchBackend(policy(dtype=torch.float32)), shared)))
+    return {
+        "weights": distance(weights(backend), weights(alone)),
+        "critic": distance(critic_weights(backend), critic_weights(alone)),
+        "metrics": apart(seen, wanted),
+        "resumed": distance(weights(again), weights(backend)),
+        "critic resumed": distance(critic_weights(again), critic_weights(backend)),
+        "moved": moved,
+        "refused": refuses(again),
+    }
+
+
+def refuses(backend: Any) -> float:
+    """1 if a critic's gradient that is not finite is refused before anything moved."""
+    ids, where = torch.tensor([[3, 4, 5, 6]]), torch.tensor([[False, True, True, True]])
+    before = critic_weights(backend)
+    backend.critic.backward(backend.critic.values(ids, where).sum() * math.nan)
+    try:
+        backend.critic.require_finite()
+    except NonFiniteError:
+        backend.discard()
+        return float(distance(critic_weights(backend), before) == 0)
+    return 0.0
+
+
+def critics(ranks: Ranks, root: Path) -> dict[str, Any]:
+    found = {}
+    for zero, shared in ((0, False), (1, True), (2, False), (3, False), (3, True)):
+        name = f"zero{zero} {'shared' if shared else 'own'}"
+        found[name] = critic({"zero": zero}, shared, ranks, root / name)
+    found["offload own"] = critic({"zero": 3, "offload": "all"}, False, ranks, root / "offload")
+    return found
+
+
+def chunks(ranks: Ranks, root: Path) -> dict[str, Any]:
+    """Chunks of three tokens, at every stage."""
+    alone = begun(TorchBackend(policy(dtype=torch.float32)))
+    wanted = steps(alone, 0, NUM_STEPS)
+    found = {}
+    for zero in (0, 2, 3):
+        settings = TrainConfig(backend="deepspeed", device="cpu", zero=zero, logits_chunk_tokens=3)
+        backend = begun(DeepSpeedBackend(policy(dtype=torch.float32), settings, ranks))
+        metrics = apart(steps(backend, 0, NUM_STEPS), wanted)
+        found[f"zero{zero}"] = {"weights": distance(weights(backend), weights(alone)), "metrics": metrics}
+    return found
+
+
+PARTS = {"critics": critics, "chunks": chunks}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    group = join(120)
+    answer = PARTS[sys.argv[2]](group, Path(sys.argv[1]))
+    leave()
+    print("found", json.dumps(answer))
