@@ -34,6 +34,10 @@ class CriticBackend(Protocol):
         """Clip, update, forget the gradient; gradient norm and learning rate."""
         ...
 
+    def discard(self) -> None:
+        """Forget the gradient."""
+        ...
+
 
 class Backend(Protocol):
     """Computes log-probs with gradient, takes optimiser steps, keeps the reference and, for some, a critic."""
