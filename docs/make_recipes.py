@@ -62,7 +62,7 @@ def row(name: str, field: FieldInfo, seen: Mapping[type[BaseModel], str]) -> str
     """One line of a table; a section that has its table already, at `seen`, is pointed to."""
     above = [f"as `{seen[model]}`" for model in models_in(field.annotation) if model in seen]
     values = [words(field.annotation), *bounds(field)]
-    cells = [f"`{name}`", ", ".join([*values, *above]), default(field), field.description or ""]
+    cells = [f"`{field.alias or name}`", ", ".join([*values, *above]), default(field), field.description or ""]
     return (
         "| " + " | ".join(cell.replace("|", "\\|").replace("<", "&lt;").replace("\n", "\\n") for cell in cells) + " |"
     )

@@ -13,7 +13,6 @@ from prefect.runtime import flow_run
 from flows.process import settle
 from flows.shown import RunLog, show_markdown, show_table
 from pipeline.config.recipes import Request, asked_for, recipe_names
-from pipeline.config.run import StageName
 
 OWN_RECIPES = "VERIZERO_RECIPES"
 """Names the user's folder of recipes."""
@@ -35,7 +34,7 @@ def run_name() -> str:
 def train(
     recipe: Recipe,
     rounds: int | None = None,
-    stages: list[StageName] | None = None,
+    stages: list[str] | None = None,
     resume: Resume = "auto",
     run_name: str | None = None,
     overrides: dict[str, Any] = {},  # noqa: B006  (a form shows a default; nobody changes it)
@@ -45,7 +44,7 @@ def train(
     Args:
         recipe: One of those in configs/ and of your own folder.
         rounds: RL rounds, 1 or more. Empty: as many as the recipe has.
-        stages: Only these stages of the recipe, in its order. Empty: all.
+        stages: Only these stages of the recipe, by name, in this order. Empty: all.
         resume: auto: go on from the newest checkpoint of this run name, or begin. never: refuse a name that holds a
             run. must: refuse a name that holds none.
         run_name: The run's folder; letters, digits and . _ - only. Empty: the recipe's name. A run that is done under

@@ -149,9 +149,7 @@ def _train(arguments: argparse.Namespace) -> int:
 
     path = find_recipe(arguments.recipe)
     overrides = list(arguments.set)
-    if arguments.stages:
-        overrides.append(f"stages=[{arguments.stages}]")
-    config = load_recipe(path, overrides)
+    config = load_recipe(path, overrides, [name.strip() for name in (arguments.stages or "").split(",") if name])
     first = True
     if config.launch.kind != "none" or "RANK" in os.environ:
         from pipeline.launch import as_rank, is_rank, launch

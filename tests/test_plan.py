@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pipeline import plan
-from pipeline.config.load import load_recipe, merge, parse
+from pipeline.config.load import load_recipe, parse
+from pipeline.config.merge import merge
 from pipeline.config.run import RunConfig
 from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import ConfigError

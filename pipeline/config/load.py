@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
@@ -12,7 +12,8 @@ from typing import Any, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from pipeline.config.run import RunConfig
+from pipeline.config.merge import merge
+from pipeline.config.run import RunConfig, kinds
 from pipeline.errors import ConfigError
 
 Tree = dict[str, Any]
@@ -42,12 +43,30 @@ _Loader.add_implicit_resolver(
 )
 
 
-def load_recipe(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
-    """The recipe at `path` with `a.b=c` overrides applied.
+def load_recipe(path: Path | str, overrides: Sequence[str] = (), stages: Sequence[str] = ()) -> RunConfig:
+    """The recipe at `path` with `a.b=c` overrides applied, of the named `stages` alone where any are named.
 
     Raises: ConfigError naming the file, field, value and remedy.
     """
-    return parse(read_tree(Path(path)), overrides, source=str(path), base=Path(path).resolve().parent)
+    base = Path(path).resolve().parent
+    config = parse(read_tree(Path(path)), overrides, source=str(path), base=base)
+    return only_stages(config, stages, base) if stages else config
+
+
+def only_stages(config: RunConfig, names: Sequence[str], base: Path | None = None) -> RunConfig:
+    """The recipe with those stages alone, in the order named; `base` as in `parse`.
+
+    A name is that of one of its stages, or of a section that a stage can be made of.
+    Raises: ConfigError for a name that it has not, or a stage that needs what one left out would leave for it.
+    """
+    stages: dict[str, Any] = {k: k for k in kinds() if getattr(config, k) is not None}
+    stages |= {s.name: s.model_dump() for s in config.stages}
+    for name in names:
+        if name not in stages:
+            raise ConfigError(f"the recipe has no stage {name!r}; it has {', '.join(config.stage_names)}")
+    tree = config.model_dump(mode="json", exclude_unset=True)
+    tree["stages"] = [stages[name] for name in names]
+    return parse(tree, source=f"stages {', '.join(names)}", base=base)
 
 
 def parse(tree: Tree, overrides: Sequence[str] = (), source: str = "recipe", base: Path | None = None) -> RunConfig:
@@ -94,19 +113,6 @@ def read_tree(path: Path, _chain: tuple[Path, ...] = ()) -> Tree:
     for parent in parents:
         merged = merge(merged, read_tree(path.parent / parent, (*_chain, path)))
     return merge(merged, tree)
-
-
-def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
-    """`over` laid on `base`: mappings join, everything else is replaced. `algorithm` of another name replaces whole."""
-    out = dict(base)
-    for key, value in over.items():
-        old = out.get(key)
-        if isinstance(old, Mapping) and isinstance(value, Mapping):
-            other = "name" in value and old.get("name", value["name"]) != value["name"]
-            out[key] = dict(value) if other else merge(old, value)
-        else:
-            out[key] = value
-    return out
 
 
 def dump(config: RunConfig) -> str:
@@ -169,7 +175,10 @@ def _explain(error: Any) -> str:
     where = ".".join(str(x) for x in error["loc"])
     if error["type"] == "extra_forbidden":
         *parents, key = error["loc"]
-        known = _fields(RunConfig, [str(p) for p in parents])
+        section: type[BaseModel] = RunConfig
+        if (kind := error.get("ctx", {}).get("stage_kind")) is not None:  # at stages.0.with, a section of that kind
+            section, parents = kinds()[kind], parents[3:]
+        known = _fields(section, [str(p) for p in parents])
         near = difflib.get_close_matches(str(key), known, n=2)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known here: {', '.join(known)}"
         return f"unknown key {where!r}; {hint}"
@@ -188,7 +197,7 @@ def _fields(model: Any, path: list[str]) -> list[str]:
         if key not in fields:
             continue
         model = _section(fields[key].annotation) or model
-    return list(getattr(model, "model_fields", {}))
+    return [field.alias or name for name, field in getattr(model, "model_fields", {}).items()]
 
 
 def _section(annotation: Any) -> type[BaseModel] | None:

@@ -98,7 +98,8 @@ def asked_for(
             )
         changes.append(f"rl.rounds={rounds}")
     if stages:
-        changes.append(f"stages={json.dumps(list(stages))}")
+        chosen = load_recipe(path, changes, stages).stages
+        changes.append(f"stages={json.dumps([s.model_dump() for s in chosen])}")
     if run_name:
         changes.append(f"name={json.dumps(run_name)}")
     return read_request(path, changes)

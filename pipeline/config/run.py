@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, get_args
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from pipeline.config.data import DataConfig
+from pipeline.config.merge import merge
 from pipeline.config.sandbox import SandboxConfig
 from pipeline.config.scoring import ScoringConfig
 from pipeline.config.sections import (
@@ -15,14 +17,12 @@ from pipeline.config.sections import (
     LaunchConfig,
     ModelConfig,
     PrefectConfig,
-    PretrainConfig,
     ReportConfig,
-    RlConfig,
     RolloutConfig,
     Section,
-    SftConfig,
     TrainConfig,
 )
+from pipeline.config.stages import PretrainConfig, RlConfig, SftConfig, Stage, StageSection
 from pipeline.rl.rules import UNUSUAL
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 RECORDING_ENGINES = ("torch",)
 """Engines that record what tokens were drawn among, and the experts used."""
-StageName = Literal["pretrain", "sft", "rl"]
+NO_NAMES = frozenset({"base", "evaluate", "generate", "verify", "select", "update", "publish", "other", "graders"})
+"""Not for stages: in a run's files these are the model before training and the phases of a step."""
 
 
 class RunConfig(Section):
@@ -39,7 +40,9 @@ class RunConfig(Section):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="the run's folder under `output`")
     output: str = "runs"
     seed: int = Field(0, ge=0)
-    stages: tuple[StageName, ...] = Field(("sft", "rl"), min_length=1)
+    stages: tuple[Stage, ...] = Field(
+        (Stage.model_validate("sft"), Stage.model_validate("rl")), description="in order; each done once"
+    )
     model: ModelConfig
     data: DataConfig
     pretrain: PretrainConfig | None = None
@@ -56,32 +59,39 @@ class RunConfig(Section):
     launch: LaunchConfig = LaunchConfig()
 
     @model_validator(mode="after")
-    def _stages_have_sections(self) -> RunConfig:
-        if len(set(self.stages)) != len(self.stages):
-            raise ValueError(f"stages name a stage twice: {', '.join(self.stages)}")
-        for stage in self.stages:
-            if getattr(self, stage) is None:
-                raise ValueError(f"stages name {stage!r} but the recipe has no such section; add it or drop the stage")
-        order = [s for s in ("pretrain", "sft", "rl") if s in self.stages]
-        if list(self.stages) != order:
-            raise ValueError(f"stages must come in the order {', '.join(order)}, got {', '.join(self.stages)}")
+    def _stages_fit(self) -> RunConfig:
+        if not self.stages:
+            raise ValueError("stages is [], and a run does at least one; name it, e.g. stages: [sft, rl]")
+        names = [s.name for s in self.stages]
+        for i, stage in enumerate(self.stages):
+            check_name(i, stage, names)
+            try:
+                section = self.section_of(stage)
+            except ValidationError as exc:
+                raise _of_stage(exc, i, stage) from exc
+            for field, (name, file) in section.taken_from_stages().items():
+                before = {s.name: kinds()[s.kind] for s in self.stages[:i]}
+                able = ", ".join(n for n, kind in before.items() if file in kind.leaves)
+                if name not in before or file not in before[name].leaves:
+                    what = "is no stage before it" if name not in before else f"leaves no {file}"
+                    raise ValueError(
+                        f"stages.{i} ({stage.name}): {stage.kind}.{field} names {name!r}, which {what}; "
+                        + (f"name {able}" if able else f"put a stage that leaves {file} before it")
+                    )
         return self
 
     @model_validator(mode="after")
-    def _rl_fits(self) -> RunConfig:
-        if self.rl is None or "rl" not in self.stages:
-            return self
-        check_rl(self.rl, self.scoring)
-        check_sampling(self.rl, self.rollout)
-        check_budget(self.rl, self.rollout)
-        check_lag(self.rl, self.rollout, self.train)
+    def _stages_of_rl_fit(self) -> RunConfig:
+        for stage in self.stages_of("rl"):
+            try:
+                _check_rl_stage(self.of_stage(stage.name))
+            except ValueError as exc:
+                raise exc if stage.name == "rl" else ValueError(f"stage {stage.name!r}: {exc}") from exc
         return self
 
     @model_validator(mode="after")
     def _deepspeed_can(self) -> RunConfig:
-        if self.train.backend != "deepspeed":
-            return self
-        if self.model.dtype == "bfloat16" and self.train.zero == 0:
+        if self.train.backend == "deepspeed" and self.model.dtype == "bfloat16" and self.train.zero == 0:
             raise ValueError(
                 "train.zero=0 keeps no float32 master weights of a bfloat16 policy; set train.zero: 1 or more, or "
                 "model.dtype: float32"
@@ -89,11 +99,94 @@ class RunConfig(Section):
         return self
 
     @property
+    def stage_names(self) -> tuple[str, ...]:
+        """Names of the stages, in order."""
+        return tuple(s.name for s in self.stages)
+
+    def stages_of(self, kind: str) -> list[Stage]:
+        """The stages of one kind, in order."""
+        return [s for s in self.stages if s.kind == kind]
+
+    def section_of(self, stage: Stage) -> StageSection:
+        """The section of the stage's kind with what differs in this stage. Raises: ValueError where it has none."""
+        base: StageSection | None = getattr(self, stage.kind)
+        if stage.changes:
+            given = {} if base is None else base.model_dump(mode="json", exclude_unset=True)
+            return kinds()[stage.kind].model_validate(merge(given, stage.changes))
+        if base is None:
+            raise ValueError(f"stages name {stage.kind!r} but the recipe has no such section; add it or drop the stage")
+        return base
+
+    def of_stage(self, name: str) -> RunConfig:
+        """The recipe as that stage sees it: of this stage alone, whose section stands in its kind's place."""
+        (stage,) = (s for s in self.stages if s.name == name)
+        return self.model_copy(update={stage.kind: self.section_of(stage), "stages": (stage,)})
+
+    @property
     def needs_demonstrations(self) -> bool:
-        """A stage trains on demonstrations: SFT, or RL with a share of them in its updates."""
-        if "sft" in self.stages or self.rl is None or "rl" not in self.stages:
-            return "sft" in self.stages
-        return parts_of(self.rl).terms.ptx_coef > 0
+        """A stage trains on the data's demonstrations: SFT, or RL with a share of them in its updates."""
+        sft = (self.of_stage(s.name).sft for s in self.stages_of("sft"))
+        rl = (self.of_stage(s.name).rl for s in self.stages_of("rl"))
+        return any(s is not None and s.demonstrations is None for s in sft) or any(
+            r is not None and parts_of(r).terms.ptx_coef > 0 for r in rl
+        )
+
+
+def kinds() -> dict[str, type[StageSection]]:
+    """The kinds of stages: sections of a recipe that stages are made of, by name."""
+    return {
+        name: section
+        for name, field in RunConfig.model_fields.items()
+        for section in get_args(field.annotation)
+        if isinstance(section, type) and issubclass(section, StageSection)
+    }
+
+
+def check_name(index: int, stage: Stage, names: list[str]) -> None:
+    """Raises: ValueError for a kind that there is not, or a name that cannot be told from others."""
+    where = f"stages.{index}"
+    if stage.kind not in kinds():
+        raise ValueError(
+            f"{where}: no kind of stage is called {stage.kind!r}; there are {', '.join(kinds())}. A stage of another "
+            f"name says its kind: {{name: {stage.name}, kind: sft}}"
+        )
+    if names.count(stage.name) > 1:
+        raise ValueError(
+            f"stages name a stage twice: {', '.join(names)}; name the second one otherwise, e.g. "
+            f"{{name: {stage.name}_again, kind: {stage.kind}}}"
+        )
+    if stage.name in NO_NAMES or (stage.name in kinds() and stage.name != stage.kind):
+        what = "a kind of its own" if stage.name in kinds() else "something else in a run's files"
+        raise ValueError(f"{where}: {stage.name!r} means {what}; give the stage another name")
+
+
+def _of_stage(exc: ValidationError, index: int, stage: Stage) -> ValidationError:
+    """The errors of a stage's own fields, at their places in the recipe."""
+    place: tuple[Any, ...] = ("stages", index, "with") if stage.changes else (stage.kind,)
+    found = [
+        InitErrorDetails(
+            type=PydanticCustomError(e["type"], e["msg"], {"stage_kind": stage.kind}),
+            loc=(*place, *e["loc"]),
+            input=e["input"],
+        )
+        for e in exc.errors()
+    ]
+    return ValidationError.from_exception_data("stages", found)
+
+
+def _check_rl_stage(config: RunConfig) -> None:
+    """Refuse what does not fit in a recipe of one RL stage. Raises: ValueError."""
+    rl = config.rl
+    assert rl is not None
+    check_rl(rl, config.scoring)
+    check_sampling(rl, config.rollout)
+    check_budget(rl, config.rollout)
+    check_lag(rl, config.rollout, config.train)
+    if config.train.backend == "deepspeed" and parts_of(rl).critic is not None:
+        raise ValueError(
+            f"algorithm {rl.algorithm['name']!r} has a critic and train.backend=deepspeed shards none; set "
+            "train.backend: torch, or use an algorithm without one, e.g. grpo"
+        )
 
 
 def parts_of(rl: RlConfig) -> Parts:

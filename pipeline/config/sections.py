@@ -52,71 +52,6 @@ class OptimizerConfig(Section):
     max_grad_norm: float | None = Field(1.0, gt=0, description="null: no clipping")
 
 
-TEXT_TYPES = (".txt", ".jsonl", ".ndjson", ".json", ".parquet")
-
-
-class TextSource(Section):
-    """Unlabelled text of one file: a .txt is one text, every row of the others is one."""
-
-    file: str = Field(description="path of .txt, .jsonl, .json or .parquet, from the recipe's folder")
-    column: str = Field("text", min_length=1, description="of rows; a.b steps into objects")
-    limit: int | None = Field(None, ge=1, description="texts")
-    on_bad_row: Literal["error", "skip"] = Field("error", description="skip: counted and reported")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_path(cls, value: Any) -> Any:
-        return {"file": value} if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _known(self) -> TextSource:
-        if not self.file.lower().endswith(TEXT_TYPES):
-            raise ValueError(f"a file of text must end in {', '.join(TEXT_TYPES)}, got {self.file!r}")
-        return self
-
-
-def check_one_length(name: str, steps: int | None, epochs: float | None) -> None:
-    """Raises: ValueError unless exactly one says how long the stage is."""
-    if (steps is None) == (epochs is None):
-        raise ValueError(f"give exactly one of {name}.steps and {name}.epochs, got steps {steps} and epochs {epochs}")
-
-
-class PretrainConfig(Section):
-    """Next-token training on unlabelled text: of a base made here that skips SFT (R1-Zero), or on files of a domain."""
-
-    steps: int | None = Field(None, ge=1)
-    epochs: float | None = Field(None, gt=0, description="through the texts, in place of steps")
-    batch_size: int = Field(64, ge=1, description="texts a step")
-    packing: bool = Field(False, description="compute no padding: the same loss and gradient, in less time")
-    text: tuple[TextSource, ...] = Field(
-        (), description="files; what is longer than the context is cut into pieces. Empty: lines of the generators"
-    )
-    num_lines: int = Field(20_000, ge=1, description="lines of text drawn from the generators of data.train")
-    evaluate_every: int | None = Field(None, ge=1, description="steps between evaluations; null: after the stage only")
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=30)
-
-    @model_validator(mode="after")
-    def _one_length(self) -> PretrainConfig:
-        check_one_length("pretrain", self.steps, self.epochs)
-        return self
-
-
-class SftConfig(Section):
-    """Supervised fine-tuning on the demonstrations among the training rows."""
-
-    steps: int | None = Field(None, ge=1)
-    epochs: float | None = Field(None, gt=0, description="through the demonstrations, in place of steps")
-    batch_size: int = Field(64, ge=1, description="demonstrations a step")
-    packing: bool = Field(False, description="compute no padding: the same loss and gradient, in less time")
-    evaluate_every: int | None = Field(None, ge=1, description="steps between evaluations; null: after the stage only")
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=30)
-
-    @model_validator(mode="after")
-    def _one_length(self) -> SftConfig:
-        check_one_length("sft", self.steps, self.epochs)
-        return self
-
-
 class VllmConfig(Section):
     """vLLM as the rollout engine, in this process (`vllm`) or as servers (`vllm_server`)."""
 
@@ -170,61 +105,6 @@ class RolloutConfig(Section):
     max_rows: int = Field(1024, ge=1, description="responses decoded at once")
     vllm: VllmConfig = VllmConfig()
     parity: ParityConfig = ParityConfig()
-
-
-class ReferenceConfig(Section):
-    """When the reference becomes the present policy."""
-
-    schedule: Literal["frozen", "every_round", "every_n_steps", "ema", "on_kl", "on_plateau", "none"] = Field(
-        "every_round", description="none: no reference is held and no KL to it measured"
-    )
-    every: int | None = Field(None, ge=1, description="steps between refreshes, for every_n_steps")
-    alpha: float | None = Field(None, gt=0, le=1, description="weight of the policy, for ema (2404.09656)")
-    kl: float | None = Field(None, gt=0, description="mean k3 past which it moves, for on_kl")
-    patience: int | None = Field(None, ge=1, description="steps without a better mean reward, for on_plateau")
-
-    @model_validator(mode="after")
-    def _fits(self) -> ReferenceConfig:
-        needs = {"every_n_steps": "every", "ema": "alpha", "on_kl": "kl", "on_plateau": "patience"}
-        for schedule, name in needs.items():
-            given = getattr(self, name) is not None
-            if given != (self.schedule == schedule):
-                verb = "needs" if self.schedule == schedule else "has no use for"
-                raise ValueError(f"reference.schedule={self.schedule} {verb} reference.{name}")
-        return self
-
-
-class SelectConfig(Section):
-    """Dynamic sampling (2503.14476): which groups train, and how the batch is filled."""
-
-    keep: Literal["auto", "informative", "all"] = Field(
-        "auto", description="informative: rewards are not all equal; auto: as the algorithm has it"
-    )
-    max_refills: int = Field(3, ge=0, description="further generations a step, when too few groups were kept")
-    fallback: Literal["train_short", "skip"] = Field("train_short", description="when the batch is still not full")
-    carry_over: bool = Field(True, description="kept groups beyond the batch train in the next step")
-    min_groups: int = Field(1, ge=1, description="fewer kept groups than this skip the update")
-
-
-class RlConfig(Section):
-    """Rounds of generate, verify, select, update."""
-
-    algorithm: dict[str, Any] = Field(description="{name: grpo, …}: a preset and its parameters")
-    rounds: int = Field(ge=1)
-    steps_per_round: int = Field(ge=1)
-    prompts_per_step: int = Field(ge=1, description="groups in one batch")
-    group_size: int = Field(ge=1, description="responses a prompt")
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=3e-4)
-    ptx_batch_size: int = Field(16, ge=1, description="demonstrations in each update, where ptx_coef is above 0")
-    critic: OptimizerConfig | None = Field(
-        None, description="the critic's; null: `optimizer`, at the algorithm's critic_learning_rate where it has one"
-    )
-    reference: ReferenceConfig | None = Field(None, description="null: as the algorithm has it")
-    select: SelectConfig = SelectConfig()
-    max_tokens: int | None = Field(
-        None, ge=1, description="RL ends before a step that might generate more than so many in all; null: never"
-    )
-    max_bad_steps: int = Field(3, ge=1, description="refused (non-finite) updates in a row that end the run")
 
 
 class TrainConfig(Section):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pipeline.config.data import Column
-from pipeline.config.sections import TextSource
+from pipeline.config.stages import TextSource
 from pipeline.data.columns import pick
 from pipeline.data.files import read_file
 from pipeline.errors import DataError

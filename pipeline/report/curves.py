@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Literal
 
-from pipeline.report.files import Row, RunFiles
+from pipeline.report.files import Row, RunFiles, kind_of
 from pipeline.report.summary import RL_PHASES, phases_of
 
 MAX_POINTS = 360
@@ -175,12 +175,13 @@ def _phases(rows: list[Row]) -> Chart | None:
 
 
 def _losses(steps: list[Row]) -> list[Chart | None]:
-    stages = dict.fromkeys(str(row["stage"]) for row in steps if row.get("stage") != "rl")
+    stages = {str(row["stage"]): kind_of(row) for row in steps if kind_of(row) != "rl"}
     titles = {"sft": "SFT loss", "pretrain": "Pretraining loss"}
     charts = []
-    for stage in stages:
+    for stage, kind in stages.items():
+        title = titles.get(kind, f"{kind} loss")
         rows = [row for row in steps if row.get("stage") == stage]
-        chart = _of_steps(rows, f"loss_{stage}", titles.get(stage, f"{stage} loss"), {"loss": "loss"})
+        chart = _of_steps(rows, f"loss_{stage}", title if stage == kind else f"{title}: {stage}", {"loss": "loss"})
         charts.append(chart and replace(chart, x_label=f"{stage} step", unit="nats a token"))
     return charts
 

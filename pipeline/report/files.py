@@ -38,8 +38,8 @@ class RunFiles:
 
     @property
     def rl_steps(self) -> list[Row]:
-        """Rows of RL steps."""
-        return [row for row in self.steps if row.get("stage") == "rl"]
+        """Rows of RL steps, of all stages of RL."""
+        return [row for row in self.steps if kind_of(row) == "rl"]
 
 
 def read_run(folder: Path) -> RunFiles:
@@ -56,12 +56,17 @@ def read_run(folder: Path) -> RunFiles:
         if row.get("kind") == "evaluation":
             evaluations.append(row)
         elif row.get("kind") == "step":
-            if base is None and row.get("stage") == "rl" and evaluations:
+            if base is None and kind_of(row) == "rl" and evaluations:
                 base = len(evaluations) - 1
             steps.append(row)
     if base is None and evaluations:
         base = 0
     return RunFiles(folder, _text(folder / "recipe.yaml"), _object(folder / "run.json"), steps, evaluations, base)
+
+
+def kind_of(row: Row) -> str:
+    """The kind of the stage of a row of metrics.jsonl; where none is written, its name."""
+    return str(row.get("stage_kind", row.get("stage")))
 
 
 def iterate_jsonl(path: Path) -> Iterator[Row]:

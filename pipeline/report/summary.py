@@ -10,7 +10,7 @@ from typing import Any
 from pipeline import seeds
 from pipeline.errors import DataError
 from pipeline.report.estimates import Gain, decompose_gain, paired_difference
-from pipeline.report.files import Row, RunFiles, read_run, write_atomic
+from pipeline.report.files import Row, RunFiles, kind_of, read_run, write_atomic
 
 MEASURES = ("pass@1", "pass@k", "maj@k", "greedy", "length", "truncated")
 RL_PHASES = ("generate", "verify", "select", "update", "publish")
@@ -84,7 +84,7 @@ def count_seconds(steps: list[Row], evaluations: list[Row]) -> dict[str, float]:
     for row in steps:
         time = row.get("time", {})
         parts = phases_of(time)
-        if row.get("stage") != "rl":
+        if kind_of(row) != "rl":
             add(str(row.get("stage")), sum(parts.values()))
             continue
         for phase, value in parts.items():

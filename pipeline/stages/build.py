@@ -18,11 +18,17 @@ from pipeline.models.routing import num_experts, unreplayable
 from pipeline.rl.parts import Parts
 from pipeline.rollout.engine import Engine
 from pipeline.rollout.torch_engine import TorchEngine
+from pipeline.scoring.score import Scorer, bind_components, bind_verifiers
+from pipeline.scoring.second import SecondOpinions
 from pipeline.seeds import derive
 from pipeline.stages.parity import corrected
+from pipeline.stages.prepare import RunData
+from pipeline.stages.programs import open_sandbox
+from pipeline.stages.progress import Progress
 from pipeline.train.backend import Backend
 from pipeline.train.ranks import ALONE, Ranks
 from pipeline.train.torch_backend import TorchBackend
+from verifiers.base import load
 
 if TYPE_CHECKING:
     from pipeline.stages.session import Session
@@ -127,11 +133,11 @@ def own_servers(config: VllmConfig, backend: Any) -> VllmConfig:
 
 
 def resolve_parts(config: RunConfig, model: Any = None) -> Parts | None:
-    """The algorithm's parts with the recipe's numbers filled in; None for a recipe without RL.
+    """The algorithm's parts with the recipe's numbers filled in; None for a recipe or stage without RL.
 
     Raises: ConfigError for an algorithm that needs what this recipe, or `model` where it is given, cannot give.
     """
-    if config.rl is None or "rl" not in config.stages:
+    if config.rl is None or not config.stages_of("rl"):
         return None
     from pipeline.algorithms.base import weighted
 
@@ -159,6 +165,31 @@ def check_routing(parts: Parts, model: Any, engine: str, recomputes: bool = Fals
             f"rl.algorithm.keep_routing is on, and the policy is a mixture of {experts} experts whose routing cannot "
             f"be kept: {why}; set rl.algorithm.keep_routing: false"
         )
+
+
+def build_graders(
+    config: RunConfig, data: RunData, base_dir: Path, progress: Progress
+) -> tuple[Scorer, SecondOpinions | None, dict[str, Any] | None]:
+    """What grades this run's responses, what does so again, and what stands around the programs among them.
+
+    Raises: DataError, ConfigError, IsolationError.
+    """
+    bound = bind_verifiers(data.all_prompts, config.data.verifiers, base_dir)
+    components = bind_components(config.scoring, base_dir)
+    second, asked = None, config.scoring.second_opinion
+    if asked is not None:
+        known = sorted({p.domain for p in data.train})
+        unknown = sorted(set(asked.domains or ()) - set(known))
+        if unknown:
+            said = f"scoring.second_opinion.domains names {unknown[0]!r}, which no training row has"
+            raise ConfigError(f"{said}; there are {', '.join(known)}")
+        choice = asked.verifier
+        second = SecondOpinions(
+            asked, load(choice.name, choice.path, base_dir).bind(choice.params, base_dir), config.seed
+        )
+    also = [] if second is None else [second.bound]
+    isolation = open_sandbox(config.sandbox, [*bound.values(), *components, *also], progress)
+    return Scorer(config.scoring, bound, components), second, isolation
 
 
 def write_run_info(session: Session) -> None:

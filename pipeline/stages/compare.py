@@ -12,6 +12,7 @@ from typing import Any
 
 from pipeline.config.load import load_recipe
 from pipeline.config.run import RunConfig
+from pipeline.config.stages import Stage
 from pipeline.errors import ConfigError, RunError
 from pipeline.report.compare_page import build_compare_page
 from pipeline.report.files import write_atomic
@@ -70,8 +71,14 @@ def check_comparable(configs: Sequence[RunConfig]) -> None:
     if len(set(names)) < len(names):
         raise ConfigError(f"compared recipes need names of their own, got {', '.join(names)}; set name in each")
     for config in configs:
-        if config.rl is None or "rl" not in config.stages:
+        stages = config.stages_of("rl")
+        if not stages:
             raise ConfigError(f"recipe {config.name!r} has no RL stage; there is nothing to compare")
+        if len(stages) > 1 or config.stages[-1].kind != "rl":
+            raise ConfigError(
+                f"recipe {config.name!r} has the stages {', '.join(config.stage_names)}; compared recipes have one RL "
+                "stage, the last"
+            )
         if not config.data.evaluation:
             raise ConfigError(f"recipe {config.name!r} has no data.evaluation; runs are compared on held-out prompts")
         for section in SAME:
@@ -103,8 +110,14 @@ def _name(config: RunConfig, seed: int) -> str:
     return f"{config.name}-{seed}"
 
 
+def _stages(stages: Sequence[Stage]) -> str:
+    """The override that leaves these stages of a recipe."""
+    return f"stages={json.dumps([s.model_dump() for s in stages])}"
+
+
 def _run_overrides(config: RunConfig, folder: Path, seed: int, begin: Path, max_tokens: int | None) -> list[str]:
-    own = [f"name={_name(config, seed)}", f"output={folder.resolve()}", f"seed={config.seed + seed}", "stages=[rl]"]
+    own = [f"name={_name(config, seed)}", f"output={folder.resolve()}", f"seed={config.seed + seed}"]
+    own += [_stages(config.stages[-1:])]
     own += [f"model.path={begin.resolve()}", "model.create=null", "evaluation.before_training=true"]
     return own + ([] if max_tokens is None else [f"rl.max_tokens={max_tokens}"])
 
@@ -114,16 +127,16 @@ def _made_start(
 ) -> Path:
     """The model that the recipe's stages before RL make with that seed; the recipe's own model where it has none."""
     path, config = recipe
-    stages = [s for s in config.stages if s != "rl"]
+    stages = config.stages[:-1]
     if not stages:
         if config.model.path is None:
             raise ConfigError("recipes of RL alone start from a model.path, or from one given with --from")
         return Path(config.model.path)
     made = folder / f"start-{seed}" / "model"
     if not made.is_dir():
-        say(f"{', '.join(stages)}, seed {config.seed + seed}")
+        say(f"{', '.join(s.name for s in stages)}, seed {config.seed + seed}")
         own = [f"name=start-{seed}", f"output={folder.resolve()}", f"seed={config.seed + seed}"]
-        _trained(path, [*overrides, *own, f"stages=[{','.join(stages)}]", "evaluation.before_training=false"])
+        _trained(path, [*overrides, *own, _stages(stages), "evaluation.before_training=false"])
     return made
 
 

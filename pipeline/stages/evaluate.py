@@ -14,7 +14,7 @@ from pipeline.scoring.select import form_groups
 from pipeline.seeds import stream
 from pipeline.stages import lag
 from pipeline.stages.rl import sample_rows, say_failures
-from pipeline.stages.schedule import Item
+from pipeline.stages.schedule import BASE, Item
 from pipeline.stages.session import Session
 from pipeline.stages.steps import Wrap, grades_beside
 from pipeline.stages.together import share_of, together
@@ -50,6 +50,7 @@ def evaluate(session: Session, item: Item, wrap: Wrap) -> dict[str, Any]:
         {
             "kind": "evaluation",
             "stage": item.stage,
+            **({"stage_kind": session.config.stages[0].kind} if item.stage != BASE else {}),
             "round": item.round,
             "step": session.state.rl_step,
             "label": item.label,

@@ -14,9 +14,18 @@ DENSE = frozenset({"gpt2", "llama", "mistral", "qwen2", "qwen3"})
 
 
 def explain_recipe(config: RunConfig) -> str:
-    """The page of `verizero explain`; one line for a recipe without RL."""
-    if config.rl is None or "rl" not in config.stages:
+    """The page of `verizero explain`, one after the other for several stages of RL; one line for a recipe without."""
+    stages = config.stages_of("rl")
+    if not stages:
         return "this recipe has no RL stage"
+    pages = [_explain_stage(config.of_stage(s.name)) for s in stages]
+    if len(pages) == 1:
+        return pages[0]
+    return "\n\n".join(f"stage {s.name}\n{page}" for s, page in zip(stages, pages, strict=True))
+
+
+def _explain_stage(config: RunConfig) -> str:
+    assert config.rl is not None
     given = dict(config.rl.algorithm)
     return explain_algorithm(
         given.pop("name"),

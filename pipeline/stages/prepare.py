@@ -26,7 +26,8 @@ class RunData:
     train: list[Prompt]
     evaluation: list[Prompt]
     demonstrations: list[Prompt]
-    text: list[str]
+    text: dict[str, list[str]]
+    """Unlabelled, by the stage that is pre-trained on it."""
     renderer: Renderer
     notes: tuple[str, ...] = ()
     """What was skipped, dropped or found to overlap, for people."""
@@ -53,11 +54,7 @@ def prepare_data(config: RunConfig, tokenizer: Any, context: int | None, base_di
         notes.append(str(overlap))
     if shown:
         shown, _ = check_overlap(shown, evaluation, data.overlap)
-    text: list[str] = []
-    if "pretrain" in config.stages and config.pretrain is not None:
-        text, skipped = read_texts(config.pretrain.text, base_dir)
-        notes += skipped
-        text = text or load_text(data.train, seed, config.pretrain.num_lines)
+    text = {s.name: stage_text(config.of_stage(s.name), base_dir, notes) for s in config.stages_of("pretrain")}
     renderer = Renderer(tokenizer, data.template)
     room = prompt_room(config, context)
     if room is not None:
@@ -72,6 +69,15 @@ def prepare_data(config: RunConfig, tokenizer: Any, context: int | None, base_di
         write_rows(folder / "data" / "train.jsonl", train)
         write_rows(folder / "data" / "evaluation.jsonl", evaluation)
     return RunData(train, evaluation, shown, text, renderer, tuple(notes))
+
+
+def stage_text(config: RunConfig, base_dir: Path, notes: list[str]) -> list[str]:
+    """What a stage is pre-trained on: its files, else lines of the generators; what was skipped goes to `notes`."""
+    section = config.pretrain
+    assert section is not None
+    text, skipped = read_texts(section.text, base_dir)
+    notes += skipped
+    return text or load_text(config.data.train, config.seed, section.num_lines)
 
 
 def prompt_room(config: RunConfig, context: int | None) -> int | None:

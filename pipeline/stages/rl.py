@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.config.run import most_tokens
-from pipeline.config.sections import ReferenceConfig
+from pipeline.config.stages import ReferenceConfig
 from pipeline.errors import NonFiniteError, RunError
 from pipeline.scoring.audit import disagree
 from pipeline.scoring.score import Tally
@@ -17,7 +17,7 @@ from pipeline.stages import lag
 from pipeline.stages.parity import hold_against_trainer
 from pipeline.stages.schedule import Item
 from pipeline.stages.session import Session
-from pipeline.stages.steps import Steps, Wrap, plain, temperature
+from pipeline.stages.steps import Steps, Wrap, plain, stage_step, temperature
 from pipeline.types import Group, KeptTokens, StepMetrics, Verdict
 
 MOST_OVERSAMPLING = 4
@@ -38,7 +38,7 @@ class Batch:
     """Second opinions on each group of `sampled`; None where the recipe asks for none."""
 
 
-def train_round(session: Session, item: Item, steps: Steps, wrap: Wrap = plain) -> None:
+def run(session: Session, item: Item, steps: Steps, wrap: Wrap = plain) -> None:
     """The steps of one round, from where the state says; the reference moves first, where its schedule says so."""
     state = session.state
     if out_of_tokens(session):
@@ -206,7 +206,8 @@ def record(session: Session, item: Item, batch: Batch, metrics: StepMetrics | No
     session.store.metrics(
         {
             "kind": "step",
-            "stage": "rl",
+            "stage": item.stage,
+            "stage_kind": item.kind,
             "round": item.round,
             "step": state.rl_step + 1,
             "metrics": row,
@@ -218,7 +219,7 @@ def record(session: Session, item: Item, batch: Batch, metrics: StepMetrics | No
     session.store.rollouts(
         line
         for i in groups_shown(batch, config.report.samples_per_step)
-        for line in sample_rows(batch.sampled[i], "rl", item.round, state.rl_step + 1, opinions[i])
+        for line in sample_rows(batch.sampled[i], item.stage, item.round, state.rl_step + 1, opinions[i])
     )
     session.progress.advance(
         state.step + 1,
@@ -352,7 +353,7 @@ def reference_config(session: Session) -> ReferenceConfig:
 def move_reference(session: Session, metrics: StepMetrics) -> None:
     """After a step: refresh the reference where its schedule asks for it (rounds do so at their beginning)."""
     config, state = reference_config(session), session.state
-    if config.schedule == "every_n_steps" and config.every is not None and state.rl_step % config.every == 0:
+    if config.schedule == "every_n_steps" and config.every is not None and stage_step(session) % config.every == 0:
         refresh(session)
     elif config.schedule == "ema" and config.alpha is not None:
         refresh(session, config.alpha)

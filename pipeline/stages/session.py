@@ -17,19 +17,20 @@ from pipeline.config.load import dump
 from pipeline.config.run import RunConfig
 from pipeline.data.ledger import PassRateLedger
 from pipeline.data.sampler import PromptSampler
-from pipeline.errors import ConfigError, RunError
+from pipeline.errors import RunError
 from pipeline.report.memory import note_peak
 from pipeline.report.store import Store
 from pipeline.report.trackers import Trackers
 from pipeline.rl.parts import Parts
 from pipeline.rollout.engine import Engine
 from pipeline.scoring.ahead import Ahead
-from pipeline.scoring.score import Scorer, bind_components, bind_verifiers
+from pipeline.scoring.score import Scorer
 from pipeline.scoring.second import SecondOpinions
 from pipeline.stages import lag
 from pipeline.stages.prepare import RunData
-from pipeline.stages.programs import close_sandbox, open_sandbox
+from pipeline.stages.programs import close_sandbox
 from pipeline.stages.progress import Progress, Silent
+from pipeline.stages.schedule import BASE, position, schedule
 from pipeline.stages.state import RunState
 from pipeline.train import checkpoint
 from pipeline.train.backend import Backend
@@ -37,7 +38,6 @@ from pipeline.train.ranks import ALONE, Ranks
 from pipeline.train.step import Controllers
 from pipeline.train.texts import Row
 from pipeline.train.watch import WATCH
-from verifiers.base import load
 
 Resume = Literal["auto", "never", "must"]
 FREE_TO_CHANGE = frozenset({"output", "checkpoint", "report", "prefect", "launch"})
@@ -61,7 +61,10 @@ def unheard(name: str, fields: dict[str, Any]) -> None:
 class Session:
     """One run while it goes on."""
 
+    recipe: RunConfig
+    """The whole."""
     config: RunConfig
+    """The recipe as the present stage sees it: of that stage alone, its section in its kind's place."""
     folder: Path
     """Where this process writes: the run's folder for rank 0, one that nobody reads for the others."""
     shared: Path
@@ -75,10 +78,11 @@ class Session:
     ledger: PassRateLedger
     store: Store
     state: RunState
-    parts: Parts | None
-    controllers: Controllers | None
     pad_id: int
     trackers: Trackers
+    parts: Parts | None = None
+    """Of the present stage's algorithm; None where it is not RL."""
+    controllers: Controllers | None = None
     progress: Progress = field(default_factory=Silent)
     demonstrations: list[Row] | None = None
     """In tokens, made at first use."""
@@ -270,7 +274,7 @@ def open_session(
     `folder` is where this process writes, `shared` (None: the same) the run's folder.
     Raises: RunError, CheckpointError, ConfigError, DataError.
     """
-    from pipeline.stages.build import build_backend, build_engine, build_policy, resolve_parts
+    from pipeline.stages.build import build_backend, build_engine, build_graders, build_policy, resolve_parts
 
     check_same_recipe(folder, config)
     start = ranks.agree(lambda: find_checkpoint(shared or folder, resume, progress))
@@ -278,7 +282,8 @@ def open_session(
     state = RunState() if start is None else RunState.from_json(json.loads((start / "state.json").read_text()))
     tokenizer = data.renderer.tokenizer
     model = build_policy(config, tokenizer, start)
-    parts = resolve_parts(config, model)
+    for stage in config.stages_of("rl"):
+        resolve_parts(config.of_stage(stage.name), model)  # said now, not when that stage begins
     backend = build_backend(config, model, ranks)
     if start is not None:
         backend.load(start)
@@ -288,6 +293,7 @@ def open_session(
     store = Store(folder)
     store.cut(state.offsets if ranks.is_first else {})
     session = Session(
+        recipe=config,
         config=config,
         folder=folder,
         shared=shared or folder,
@@ -300,20 +306,44 @@ def open_session(
         ledger=ledger,
         store=store,
         state=state,
-        parts=parts,
-        controllers=None if parts is None else _controllers(parts, state),
         pad_id=tokenizer.pad_token_id,
         trackers=Trackers(tracked, folder, config.name, config.model_dump(mode="json")),
         progress=progress,
         second=second,
         isolation=isolation,
     )
+    enter(session, stage_at(config, state))
     backend.whole_model()
     lag.publish_first(session, start)
     _write_down(session)
     if start is not None:
         progress.say(f"going on from checkpoint {start.name}")
     return session
+
+
+def stage_at(config: RunConfig, state: RunState) -> str:
+    """The stage of the next item; the first for one before all, the last for a run that is done."""
+    items = schedule(config)
+    next_item = items[min(position(items, state.num_done, state.is_evaluated), len(items) - 1)]
+    return config.stages[0].name if next_item.stage == BASE else next_item.stage
+
+
+def enter(session: Session, stage: str) -> None:
+    """Make the session one of that stage: its recipe, its algorithm, and counters of its own."""
+    from pipeline.stages.build import resolve_parts
+
+    if session.config.stage_names == (stage,) and session.state.stage == stage:
+        return
+    session.config = session.recipe.of_stage(stage)
+    session.state.enter(stage)
+    session.parts = resolve_parts(session.config, session.backend.model)
+    session.controllers = None if session.parts is None else _controllers(session.parts, session.state)
+    session.demonstrations = None
+
+
+def stage_folder(session: Session, stage: str) -> Path:
+    """Where a stage leaves what later ones use; all ranks see it."""
+    return session.shared / "stages" / stage
 
 
 def _order(config: RunConfig, data: RunData, state: RunState) -> tuple[PromptSampler, PassRateLedger]:
@@ -339,33 +369,8 @@ def _write_down(session: Session) -> None:
     from pipeline.stages.build import write_run_info
 
     with checkpoint.disk_errors(f"writing into {session.folder}"):
-        (session.folder / "recipe.yaml").write_text(dump(session.config))
+        (session.folder / "recipe.yaml").write_text(dump(session.recipe))
         write_run_info(session)
-
-
-def build_graders(
-    config: RunConfig, data: RunData, base_dir: Path, progress: Progress
-) -> tuple[Scorer, SecondOpinions | None, dict[str, Any] | None]:
-    """What grades this run's responses, what does so again, and what stands around the programs among them.
-
-    Raises: DataError, ConfigError, IsolationError.
-    """
-    bound = bind_verifiers(data.all_prompts, config.data.verifiers, base_dir)
-    components = bind_components(config.scoring, base_dir)
-    second, asked = None, config.scoring.second_opinion
-    if asked is not None:
-        known = sorted({p.domain for p in data.train})
-        unknown = sorted(set(asked.domains or ()) - set(known))
-        if unknown:
-            said = f"scoring.second_opinion.domains names {unknown[0]!r}, which no training row has"
-            raise ConfigError(f"{said}; there are {', '.join(known)}")
-        choice = asked.verifier
-        second = SecondOpinions(
-            asked, load(choice.name, choice.path, base_dir).bind(choice.params, base_dir), config.seed
-        )
-    also = [] if second is None else [second.bound]
-    isolation = open_sandbox(config.sandbox, [*bound.values(), *components, *also], progress)
-    return Scorer(config.scoring, bound, components), second, isolation
 
 
 def _decisive(recipe: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Next-token training: supervised fine-tuning on demonstrations, and pre-training on unlabelled text."""
+"""Supervised fine-tuning on demonstrations, and the next-token training that other kinds of stages use too."""
 
 from __future__ import annotations
 
@@ -6,25 +6,30 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pipeline.config.sections import PretrainConfig, SftConfig
-from pipeline.data.texts import pieces
+from pipeline.config.stages import PretrainConfig, SftConfig
 from pipeline.errors import NonFiniteError
 from pipeline.seeds import stream
 from pipeline.stages.evaluate import evaluate
 from pipeline.stages.schedule import Item
 from pipeline.stages.session import Session
-from pipeline.stages.steps import Wrap, demonstration_rows
+from pipeline.stages.steps import Steps, Wrap, demonstration_rows
 from pipeline.train.texts import Row, text_gradient
 
 CHUNK_STEPS = 50
 """Steps between two looks of the outside (a task in Prefect)."""
 
 
-def train_tokens(session: Session, item: Item, wrap: Wrap) -> None:
-    """The steps of an SFT or pre-training item, from where the state says."""
-    section = session.config.sft if item.kind == "sft" else session.config.pretrain
+def run(session: Session, item: Item, steps: Steps, wrap: Wrap) -> None:
+    """The steps of an SFT stage, from where the state says."""
+    section = session.config.sft
     assert section is not None
-    rows = demonstration_rows(session) if item.kind == "sft" else text_rows(session)
+    train_tokens(session, item, demonstration_rows(session), section, wrap)
+
+
+def train_tokens(
+    session: Session, item: Item, rows: Sequence[Row], section: SftConfig | PretrainConfig, wrap: Wrap
+) -> None:
+    """Next-token training on `rows`, from where the state says."""
     state, total = session.state, steps_of(section, len(rows))
     if state.step == 0:
         session.backend.start(section.optimizer, total)
@@ -71,13 +76,14 @@ def train_chunk(
             {
                 "kind": "step",
                 "stage": item.stage,
+                "stage_kind": item.kind,
                 "round": 0,
                 "step": state.step,
                 "metrics": metrics,
                 "time": session.take_times(),
             }
         )
-        session.track({f"{item.kind}/{k}": v for k, v in metrics.items()}, state.step)
+        session.track({f"{item.stage}/{k}": v for k, v in metrics.items()}, state.step)
         session.progress.advance(state.step, {"loss": metrics.get("loss", float("nan"))})
     state.policy_version += 1
 
@@ -93,7 +99,7 @@ def next_token_update(session: Session, batch: Sequence[Row], packs: bool = Fals
     return {**seen, **backend.step()}
 
 
-def batch_rows(num_rows: int, batch_size: int, step: int, seed: int, kind: str) -> list[int]:
+def batch_rows(num_rows: int, batch_size: int, step: int, seed: int, stage: str) -> list[int]:
     """Indices of the rows of one batch: epochs without replacement, each in an order of its own.
 
     A function of the step alone, so that a resumed run draws what it would have drawn. Batches run on over the end of
@@ -103,24 +109,18 @@ def batch_rows(num_rows: int, batch_size: int, step: int, seed: int, kind: str) 
     out = []
     for position in range(first, first + batch_size):
         epoch, at = divmod(position, num_rows)
-        out.append(_order(num_rows, seed, kind, epoch)[at])
+        out.append(_order(num_rows, seed, stage, epoch)[at])
     return out
 
 
 _orders: dict[tuple[int, int, str, int], list[int]] = {}
 
 
-def _order(num_rows: int, seed: int, kind: str, epoch: int) -> list[int]:
-    key = (num_rows, seed, kind, epoch)
+def _order(num_rows: int, seed: int, stage: str, epoch: int) -> list[int]:
+    key = (num_rows, seed, stage, epoch)
     if key not in _orders:
         _orders.clear()
         order = list(range(num_rows))
-        stream(seed, kind, "epoch", epoch).shuffle(order)
+        stream(seed, stage, "epoch", epoch).shuffle(order)
         _orders[key] = order
     return _orders[key]
-
-
-def text_rows(session: Session) -> list[Row]:
-    """Texts in tokens, all but the first trained on; what is longer than the context is cut into pieces."""
-    longest = getattr(session.backend.model.config, "max_position_embeddings", None)
-    return [(piece, 1) for line in session.data.text for piece in pieces(session.data.renderer.text_ids(line), longest)]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from pipeline.errors import CheckpointError
 from pipeline.types import Group, KeptTokens, Prompt, Rollout, Routing, ScoredRollout, Verdict
 
 RECORDS = {"kept": "ids", "routing": "experts"}
@@ -16,18 +17,24 @@ RECORDS = {"kept": "ids", "routing": "experts"}
 class RunState:
     """The position and every number that the next step depends on."""
 
-    item: int = 0
-    """Index into the schedule of the run."""
+    num_done: int = 0
+    """Items of stages done; evaluations are not counted."""
+    is_evaluated: bool = False
+    """The evaluation that follows them, or comes first, is done."""
     step: int = 0
-    """Steps done within that item."""
+    """Steps done within the next item."""
+    stage: str = ""
+    """Name of the stage that the run is in."""
     rl_step: int = 0
-    """RL steps done, over all rounds."""
+    """RL steps done, over all rounds of all stages."""
+    stage_start: int = 0
+    """Of them, those done before this stage."""
     policy_version: int = 0
     reference_version: int = 0
     acceptance: float = 1.0
     """Share of groups kept lately: how much to oversample."""
-    evaluated_step: int = -1
-    """The RL step that was evaluated last."""
+    evaluated_version: int = -1
+    """The version of the policy that was evaluated last."""
     bad_steps: int = 0
     """Refused updates in a row."""
     carried: list[Group] = field(default_factory=list)
@@ -37,7 +44,7 @@ class RunState:
     num_prompts_used: int = 0
     num_responses: int = 0
     num_tokens: int = 0
-    """Tokens generated in RL, greedy baselines included."""
+    """Tokens generated in this stage of RL, greedy baselines included."""
     sampler: dict[str, Any] | None = None
     ledger: dict[str, Any] | None = None
     controllers: dict[str, Any] = field(default_factory=dict)
@@ -46,6 +53,15 @@ class RunState:
     """Number of the next checkpoint."""
     offsets: dict[str, int] = field(default_factory=dict)
     """Bytes in each of the store's files."""
+
+    def enter(self, stage: str) -> None:
+        """Begin the stage of that name: what belongs to one stage begins anew. A stage gone on with stays as it is."""
+        if stage == self.stage:
+            return
+        self.stage, self.stage_start = stage, self.rl_step
+        self.acceptance, self.bad_steps, self.carried = 1.0, 0, []
+        self.best_reward, self.steps_since_best = None, 0
+        self.num_tokens, self.controllers = 0, {}
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; floats survive exactly. How long graders took is left out: equal runs have equal states."""
@@ -60,7 +76,12 @@ class RunState:
 
     @classmethod
     def from_json(cls, tree: dict[str, Any]) -> RunState:
-        """The state that `to_json` gave."""
+        """The state that `to_json` gave. Raises: CheckpointError for one of another version of this program."""
+        if other := sorted({f.name for f in fields(cls)} ^ set(tree)):
+            raise CheckpointError(
+                f"the checkpoint is of another version of verizero (its state differs in {', '.join(other)}); go on "
+                "with that version, or start under another name"
+            )
         values = dict(tree)
         values["carried"] = [_group(g) for g in values.get("carried", [])]
         return cls(**values)

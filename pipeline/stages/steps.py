@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 
+from pipeline.config.data import Source
+from pipeline.config.stages import DEMONSTRATIONS
+from pipeline.data.prompts import load_demonstrations
 from pipeline.errors import EngineError
 from pipeline.models.routing import num_experts
 from pipeline.rl.controllers import decayed_temperature
@@ -23,7 +26,7 @@ from pipeline.rollout.engine import Sampling
 from pipeline.scoring.score import Tally
 from pipeline.scoring.select import Reason, form_groups, select
 from pipeline.stages import lag
-from pipeline.stages.session import Session
+from pipeline.stages.session import Session, stage_folder
 from pipeline.stages.together import share_of, together
 from pipeline.train.step import Settings, update
 from pipeline.train.texts import Row
@@ -172,13 +175,26 @@ def sampling(session: Session) -> Sampling:
 
 
 def demonstration_rows(session: Session) -> list[Row]:
-    """Prompt and demonstration in tokens; the prompt is not trained on. What is longer than the context is left out."""
-    if session.demonstrations is not None:
-        return session.demonstrations
-    renderer = session.data.renderer
-    pairs = [(renderer.prompt_ids(p), renderer.demonstration_ids(p)) for p in session.data.demonstrations]
-    session.demonstrations = fitting(session, [((*p, *d), len(p)) for p, d in pairs])
+    """The demonstrations that the present stage trains on, in tokens; made at its first use of them."""
+    if session.demonstrations is None:
+        session.demonstrations = rows_of(session, demonstrations(session))
     return session.demonstrations
+
+
+def demonstrations(session: Session) -> list[Prompt]:
+    """Those that an earlier stage left, where an SFT stage names one; else those of the data."""
+    config = session.config
+    if config.stages[0].kind != "sft" or config.sft is None or config.sft.demonstrations is None:
+        return session.data.demonstrations
+    left = Source(file=str((stage_folder(session, config.sft.demonstrations) / DEMONSTRATIONS).resolve()))
+    return load_demonstrations((left,), (), config.seed)
+
+
+def rows_of(session: Session, prompts: Sequence[Prompt]) -> list[Row]:
+    """Prompt and demonstration in tokens; the prompt is not trained on. What is longer than the context is left out."""
+    renderer = session.data.renderer
+    pairs = [(renderer.prompt_ids(p), renderer.demonstration_ids(p)) for p in prompts]
+    return fitting(session, [((*p, *d), len(p)) for p, d in pairs])
 
 
 def fitting(session: Session, rows: list[Row]) -> list[Row]:
@@ -208,6 +224,11 @@ def publish(session: Session) -> None:
         lag.hold(session)
 
 
+def stage_step(session: Session) -> int:
+    """RL steps done in this stage."""
+    return session.state.rl_step - session.state.stage_start
+
+
 def temperature(session: Session) -> float:
     """The sampling temperature of this step; linear towards the algorithm's `temperature_end`, where it has one."""
     config = session.config
@@ -215,7 +236,7 @@ def temperature(session: Session) -> float:
     if config.rl is None or session.parts is None:
         return start
     total = max(1, config.rl.rounds * config.rl.steps_per_round - 1)
-    return decayed_temperature(start, session.parts.temperature_end, min(1.0, session.state.rl_step / total))
+    return decayed_temperature(start, session.parts.temperature_end, min(1.0, stage_step(session) / total))
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,8 @@ from pipeline.stages.build import build_tokenizer, context_of, device_of
 from pipeline.stages.evaluate import evaluate
 from pipeline.stages.prepare import RunData, prepare_data
 from pipeline.stages.progress import Progress, Silent
-from pipeline.stages.rl import train_round
-from pipeline.stages.schedule import Item, schedule
-from pipeline.stages.session import Resume, Session, locked, open_session
-from pipeline.stages.sft import train_tokens
+from pipeline.stages.schedule import BASE, Item, position, schedule
+from pipeline.stages.session import Resume, Session, enter, locked, open_session
 from pipeline.stages.steps import Steps, Wrap, plain
 from pipeline.train.ranks import join, leave
 from pipeline.train.watch import WATCH
@@ -64,7 +63,8 @@ def opened(
 def remaining(session: Session) -> list[tuple[str, list[Item]]]:
     """What is still to be done, by stage, in order."""
     stages: list[tuple[str, list[Item]]] = []
-    for item in schedule(session.config)[session.state.item :]:
+    items, state = schedule(session.recipe), session.state
+    for item in items[position(items, state.num_done, state.is_evaluated) :]:
         if not stages or stages[-1][0] != item.stage:
             stages.append((item.stage, []))
         stages[-1][1].append(item)
@@ -73,20 +73,26 @@ def remaining(session: Session) -> list[tuple[str, list[Item]]]:
 
 def run_items(session: Session, items: list[Item], steps: Steps, wrap: Wrap = plain) -> None:
     """Do the items, each from where the state says, with a checkpoint after each."""
+    state = session.state
     for item in items:
+        if item.stage != BASE:
+            enter(session, item.stage)
         if item.kind == "evaluate":
-            if item.stage == "rl" and session.state.evaluated_step == session.state.rl_step:
+            if state.evaluated_version == state.policy_version:
                 session.progress.say(f"{item.label}: nothing was trained since the last evaluation")
             else:
                 evaluate(session, item, wrap)
-            session.state.evaluated_step = session.state.rl_step
-        elif item.kind == "rl":
-            train_round(session, item, steps, wrap)
+            state.evaluated_version, state.is_evaluated = state.policy_version, True
         else:
-            train_tokens(session, item, wrap)
-        session.state.item += 1
-        session.state.step = 0
+            run_of(item.kind)(session, item, steps, wrap)
+            state.num_done, state.step, state.is_evaluated = state.num_done + 1, 0, False
         session.save()
+
+
+def run_of(kind: str) -> Callable[[Session, Item, Steps, Wrap], None]:
+    """What does an item of such a stage: `run` in the module of its kind."""
+    run: Callable[[Session, Item, Steps, Wrap], None] = import_module(f"pipeline.stages.{kind}").run
+    return run
 
 
 def finish(session: Session) -> dict[str, Any]:
@@ -112,4 +118,4 @@ def evaluate_model(config: RunConfig, base_dir: Path, progress: Progress | None 
     """The recipe's evaluation of the model that it names, by domain; nothing is trained and nothing is kept."""
     with tempfile.TemporaryDirectory() as folder:
         with opened(config, base_dir, Path(folder), "auto", progress or Silent()) as session:
-            return evaluate(session, Item("evaluate", "base", "evaluation"), plain)
+            return evaluate(session, Item("evaluate", BASE, "evaluation"), plain)

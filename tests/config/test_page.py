@@ -26,8 +26,8 @@ def test_every_field_of_a_resolved_recipe_stands_in_it() -> None:
 
     def fields(value: Any) -> set[str]:
         if isinstance(value, BaseModel):
-            own = set(type(value).model_fields)
-            return own.union(*(fields(getattr(value, name)) for name in own))
+            own = type(value).model_fields
+            return {f.alias or name for name, f in own.items()}.union(*(fields(getattr(value, name)) for name in own))
         if isinstance(value, tuple):
             return set().union(*map(fields, value))
         return set()

@@ -19,7 +19,7 @@ from pipeline.report.summary import build_summary
 from pipeline.scoring.ahead import Ahead
 from pipeline.stages.evaluate import evaluate
 from pipeline.stages.progress import Silent
-from pipeline.stages.rl import train_round
+from pipeline.stages.rl import run as train_round
 from pipeline.stages.schedule import Item
 from pipeline.stages.session import Session
 from pipeline.stages.steps import Steps, grades_beside, plain

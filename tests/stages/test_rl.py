@@ -16,7 +16,7 @@ import torch
 from pipeline.errors import NonFiniteError, RunError
 from pipeline.rollout.scripted_engine import ScriptedEngine
 from pipeline.stages.progress import Silent
-from pipeline.stages.rl import train_round
+from pipeline.stages.rl import run as train_round
 from pipeline.stages.schedule import Item, schedule
 from pipeline.stages.session import Session
 from pipeline.stages.steps import Steps

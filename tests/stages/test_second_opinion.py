@@ -14,7 +14,8 @@ from pipeline.errors import ConfigError
 from pipeline.report.page import build_page
 from pipeline.scoring.audit import disagree
 from pipeline.scoring.second import SecondOpinions
-from pipeline.stages.rl import one_step, train_round
+from pipeline.stages.rl import one_step
+from pipeline.stages.rl import run as train_round
 from pipeline.stages.steps import Steps
 from pipeline.types import Group, Prompt, ScoredRollout, Status, Verdict
 from tests.report.test_page import Reader

@@ -11,8 +11,8 @@ import pytest
 from pipeline.config.run import RunConfig
 from pipeline.data.texts import pieces
 from pipeline.errors import ConfigError, DataError
+from pipeline.stages.pretrain import text_rows
 from pipeline.stages.progress import Silent
-from pipeline.stages.sft import text_rows
 from pipeline.stages.train import opened
 from tests.stages.broken import goes_on_as_if_never_broken, run
 from tests.stages.tiny import tiny
@@ -67,7 +67,7 @@ def test_texts_of_files_are_trained_on_whole(tmp_path: Path) -> None:
     long = {"text": ["a.txt", {"file": "b.jsonl", "on_bad_row": "skip"}], "epochs": 1, "batch_size": 4}
     config = pretrain(long, data={"evaluation": []})
     with opened(config, tmp_path, tmp_path / "run", "auto", Silent()) as session:
-        found = text_rows(session)
+        found = text_rows(session, "pretrain")
         assert [note for note in session.data.notes if "b.jsonl" in note and "skipped 2 bad rows" in note]
         decoded = [session.data.renderer.decode(ids) for ids, _ in found]
         assert decoded[-1] == "4+4=8"

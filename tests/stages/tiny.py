@@ -6,7 +6,8 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.config.load import merge, parse
+from pipeline.config.load import parse
+from pipeline.config.merge import merge
 from pipeline.config.run import RunConfig
 
 SUMS = {"digits": 1, "num_train": 30, "num_evaluation": 6, "num_demonstrations": 300}

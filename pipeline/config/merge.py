@@ -1,0 +1,19 @@
+"""One tree of values laid over another: a recipe over the one that it extends, a stage over its kind's section."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`over` laid on `base`: mappings join, everything else is replaced. `algorithm` of another name replaces whole."""
+    out = dict(base)
+    for key, value in over.items():
+        old = out.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            other = "name" in value and old.get("name", value["name"]) != value["name"]
+            out[key] = dict(value) if other else merge(old, value)
+        else:
+            out[key] = value
+    return out

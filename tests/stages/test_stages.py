@@ -1,0 +1,164 @@
+"""Runs of several stages: items, positions, counters of one stage, and what stands in the files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.report.curves import build_charts
+from pipeline.report.files import read_run
+from pipeline.report.summary import summarize
+from pipeline.stages.progress import Silent
+from pipeline.stages.schedule import Item, position, schedule
+from pipeline.stages.session import enter, stage_folder
+from pipeline.stages.state import RunState
+from pipeline.stages.steps import demonstration_rows, stage_step, temperature
+from pipeline.stages.train import opened, train
+from tests.stages.tiny import tiny
+
+SHORT: dict[str, Any] = {
+    "stages": [
+        "sft",
+        "rl",
+        {"name": "sft_again", "kind": "sft", "with": {"steps": 5}},
+        {"name": "rl_again", "kind": "rl", "with": {"rounds": 1, "algorithm": {"name": "rloo"}}},
+    ],
+    "sft": {"steps": 40},
+    "rl": {"rounds": 2, "steps_per_round": 2, "select": {"keep": "all"}},
+}
+
+
+def test_the_items_of_a_list_of_stages() -> None:
+    labels = [(i.kind, i.stage, i.label) for i in schedule(tiny(SHORT))]
+    assert labels == [
+        ("evaluate", "base", "before training"),
+        ("sft", "sft", "sft"),
+        ("evaluate", "sft", "after sft"),
+        ("rl", "rl", "round 1"),
+        ("evaluate", "rl", "after round 1"),
+        ("rl", "rl", "round 2"),
+        ("evaluate", "rl", "after round 2"),
+        ("sft", "sft_again", "sft_again"),
+        ("evaluate", "sft_again", "after sft_again"),
+        ("rl", "rl_again", "rl_again round 1"),
+        ("evaluate", "rl_again", "after rl_again round 1"),
+    ]
+
+
+def test_positions_count_what_was_trained_and_not_evaluations() -> None:
+    with_evaluations, without = schedule(tiny(SHORT)), schedule(tiny({**SHORT, "data": {"evaluation": []}}))
+    done, is_evaluated = 0, False
+    for items in (with_evaluations, without):
+        done, is_evaluated = 0, False
+        for index, item in enumerate(items):
+            assert position(items, done, is_evaluated) == index
+            done, is_evaluated = (done, True) if item.kind == "evaluate" else (done + 1, False)
+        assert position(items, done, is_evaluated) == len(items)
+    for num_done in range(5):  # wherever a run stands, the next item to train is the same
+        ways = [(with_evaluations, True), (without, False), (without, True)]
+        assert len({_next_trained(items, num_done, evaluated) for items, evaluated in ways}) == 1
+
+
+def _next_trained(items: list[Item], num_done: int, is_evaluated: bool) -> str:
+    left = items[position(items, num_done, is_evaluated) :]
+    return next((i.label for i in left if i.kind != "evaluate"), "")
+
+
+def test_counters_of_one_stage_begin_anew_and_those_of_the_run_go_on() -> None:
+    state = RunState(stage="rl", rl_step=6, acceptance=0.2, bad_steps=2, num_tokens=99, num_responses=7)
+    state.best_reward, state.steps_since_best, state.controllers = 0.5, 3, {"kl": 1.0}
+    before = state.to_json()
+    state.enter("rl")
+    assert state.to_json() == before
+    state.enter("rl_again")
+    fresh = RunState(stage="rl_again", rl_step=6, stage_start=6, num_responses=7)
+    assert state.to_json() == fresh.to_json()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    train(tiny(SHORT), folder, folder, "auto", Silent())
+    return folder
+
+
+@pytest.mark.integration
+def test_rows_name_stage_and_kind(run: Path) -> None:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [(r["stage"], r["stage_kind"], r["step"]) for r in rows if r["kind"] == "step"]
+    assert steps[:40] == [("sft", "sft", n) for n in range(1, 41)]
+    assert steps[40:44] == [("rl", "rl", n) for n in range(1, 5)]
+    assert steps[44:49] == [("sft_again", "sft", n) for n in range(1, 6)]
+    assert steps[49:] == [("rl_again", "rl", n) for n in (5, 6)]
+    assert [r["stage"] for r in rows if r["kind"] == "evaluation"] == [
+        "base",
+        "sft",
+        "rl",
+        "rl",
+        "sft_again",
+        "rl_again",
+    ]
+    tokens = [r["metrics"]["tokens/generated"] for r in rows if r.get("stage_kind") == "rl" and r["kind"] == "step"]
+    assert tokens[4] < tokens[3]  # a budget of tokens is of one stage
+    assert {r["stage"] for r in map(json.loads, (run / "rollouts.jsonl").open())} >= {"rl", "rl_again"}
+
+
+@pytest.mark.integration
+def test_the_report_knows_stages_by_kind(run: Path) -> None:
+    files = read_run(run)
+    assert len(files.rl_steps) == 6
+    summary = summarize(files)
+    assert (summary["before_label"], summary["after_label"]) == ("after sft", "after rl_again round 1")
+    assert set(summary["seconds"]) >= {"rl", "sft", "sft_again"}
+    charts = {c.name: c.title for c in build_charts(files)}
+    assert charts["loss_sft"] == "SFT loss"
+    assert charts["loss_sft_again"] == "SFT loss: sft_again"
+
+
+@pytest.mark.integration
+def test_a_done_run_has_nothing_left_and_is_in_its_last_stage(run: Path) -> None:
+    before = (run / "metrics.jsonl").read_bytes()
+    with opened(tiny(SHORT), run, run, "auto", Silent()) as session:
+        assert session.config.stage_names == ("rl_again",)
+        assert (session.state.num_done, session.state.rl_step, stage_step(session)) == (5, 6, 2)
+    train(tiny(SHORT), run, run, "auto", Silent())
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_stage_has_its_algorithm_and_its_own_schedule(tmp_path: Path) -> None:
+    config = tiny(SHORT)
+    with opened(config, tmp_path, tmp_path, "auto", Silent()) as session:
+        assert session.parts is None
+        assert session.recipe == config
+        enter(session, "rl")
+        first = session.parts
+        assert first is not None
+        assert first.kl.where == "loss"
+        session.state.rl_step = 4
+        enter(session, "rl_again")
+        assert session.parts is not None
+        assert session.parts != first
+        assert session.controllers is not None
+        assert stage_step(session) == 0
+        assert temperature(session) == config.rollout.temperature
+
+
+def test_sft_trains_on_what_a_stage_left(tmp_path: Path) -> None:
+    with opened(tiny(SHORT), tmp_path, tmp_path, "auto", Silent()) as session:
+        own = demonstration_rows(session)
+        left = stage_folder(session, "collect")
+        left.mkdir(parents=True)
+        row = {"id": "a", "question": "1+1=", "answer": "2", "verifier": "math", "demonstration": "2"}
+        (left / "demonstrations.jsonl").write_text(json.dumps(row) + "\n")
+        assert session.config.sft is not None
+        session.config = session.config.model_copy(
+            update={"sft": session.config.sft.model_copy(update={"demonstrations": "collect"})}
+        )
+        session.demonstrations = None
+        (found,) = demonstration_rows(session)
+    assert found not in own
+    assert session.tokenizer.decode(found[0]).startswith("1+1=")
+    assert found[1] == len("1+1=")
