@@ -61,7 +61,7 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _stages_fit(self) -> RunConfig:
         if not self.stages:
-            raise ValueError("stages is [], and a run does at least one; name it, e.g. stages: [sft, rl]")
+            raise ValueError("stages: a run has at least one, e.g. [sft, rl], got []")
         names = [s.name for s in self.stages]
         for i, stage in enumerate(self.stages):
             check_name(i, stage, names)
@@ -147,8 +147,8 @@ def check_name(index: int, stage: Stage, names: list[str]) -> None:
     where = f"stages.{index}"
     if stage.kind not in kinds():
         raise ValueError(
-            f"{where}: no kind of stage is called {stage.kind!r}; there are {', '.join(kinds())}. A stage of another "
-            f"name says its kind: {{name: {stage.name}, kind: sft}}"
+            f"{where}: a stage's kind is one of {', '.join(kinds())}, and a stage of another name says its kind, e.g. "
+            f"{{name: {stage.name}, kind: sft}}, got {stage.kind!r}"
         )
     if names.count(stage.name) > 1:
         raise ValueError(

@@ -53,7 +53,7 @@ def test_fields_override_the_recipe_and_empty_ones_leave_it(own: Path) -> None:
     request = asked_for("mine", own=own, rounds=7, stages=["rl"], run_name="b-2", overrides=changes)
     config = request.config
     assert config.rl is not None
-    assert (config.rl.rounds, config.stages, config.name) == (7, ("rl",), "b-2")
+    assert (config.rl.rounds, config.stage_names, config.name) == (7, ("rl",), "b-2")
     assert (config.rl.optimizer.learning_rate, config.model.dtype, config.rl.max_tokens) == (1e-5, "bfloat16", None)
     assert request.changed("rl.rounds=2").config.name == "b-2"
 
@@ -73,7 +73,7 @@ def test_the_words_for_a_rank_ask_for_the_same_run(own: Path) -> None:
         ({"rounds": 0}, "rounds must be a whole number >= 1, got 0; leave it empty"),
         ({"rounds": "two"}, "rounds must be a whole number >= 1, got 'two'"),
         ({"rounds": True}, "got True"),
-        ({"stages": ["sft", "dance"]}, "stages.1"),
+        ({"stages": ["sft", "dance"]}, "the recipe has no stage 'dance'"),
         ({"run_name": "../up"}, "name: "),
         ({"overrides": {"rl.group_sise": 4}}, "unknown key 'rl.group_sise'; did you mean group_size"),
         ({"overrides": {"rl.group_size": "many"}}, "rl.group_size"),

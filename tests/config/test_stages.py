@@ -73,9 +73,9 @@ def test_every_kind_is_a_section_and_a_module() -> None:
 @pytest.mark.parametrize(
     ("stages", "said"),
     [
-        ([], "stages is []"),
+        ([], "stages: a run has at least one, e.g. [sft, rl], got []"),
         (["sft", "sft"], "stages name a stage twice: sft, sft; name the second one otherwise"),
-        (["sft", "dpi"], "stages.1: no kind of stage is called 'dpi'; there are pretrain, sft, rl"),
+        (["sft", "dpi"], "stages.1: a stage's kind is one of pretrain, sft, rl"),
         ([{"name": "rl", "kind": "sft"}], "stages.0: 'rl' means a kind of its own"),
         ([{"name": "update", "kind": "sft"}], "stages.0: 'update' means something else in a run's files"),
         ([{"name": "a b", "kind": "sft"}], "stages.0.name"),
