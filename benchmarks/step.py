@@ -65,6 +65,7 @@ def measure(asked: argparse.Namespace, mode: str) -> dict[str, Any]:
     """Seconds of each phase and tokens/s over `steps` steps of the recipe, every group trained on."""
     from pipeline.config.load import load_recipe
     from pipeline.models.load import quiet
+    from pipeline.report.summary import count_seconds
 
     quiet()
     overrides = ["rl.select.keep=all", "rl.rounds=1", f"rl.steps_per_round={asked.steps + 1}", "stages=[rl]"]
@@ -78,12 +79,13 @@ def measure(asked: argparse.Namespace, mode: str) -> dict[str, Any]:
         seconds = time.perf_counter() - begin
         rows = [json.loads(line) for line in (Path(folder) / "bench" / "metrics.jsonl").read_text().splitlines()]
     rows = rows[1:]  # the first step pays for what is made once
-    phases = {p: statistics.median(r["time"].get(p, 0.0) for r in rows) for p in rows[0]["time"]}
+    names = sorted({p for r in rows for p in r["time"]})
+    phases = {p: statistics.median(r["time"].get(p, 0.0) for r in rows) for p in names}
     total, graders = phases.pop("total"), phases.pop("graders", 0.0)
     sampled = statistics.median(r["metrics"]["groups/sampled"] * r["metrics"]["length/mean"] for r in rows)
     sampled *= config.rl.group_size if config.rl else 1
     trained = statistics.median(r["metrics"]["tokens/trained"] for r in rows)
-    inside = sum(phases.values())
+    inside, seen = sum(phases.values()), count_seconds(rows, [])
     return {
         "recipe": asked.recipe.name,
         "prefect": mode,
@@ -93,6 +95,7 @@ def measure(asked: argparse.Namespace, mode: str) -> dict[str, Any]:
         "graders_at_work": round(graders, 4),
         "shares": {k: round(v / total, 3) for k, v in phases.items()},
         "share_outside_phases": round(1 - inside / total, 3),
+        "prefect_share": round(seen.get("prefect", 0.0) / seen["rl"], 4),
         "generated_tokens_per_s": round(sampled / phases["generate"]),
         "trained_tokens_per_s": round(trained / phases["update"]),
         "whole_run_s": round(seconds, 1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -46,18 +47,38 @@ class Box:
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self.function, self.arguments = function, arguments
         self.result: Any = None
+        self.seconds = 0.0
+        """That the function itself took."""
+
+    def open(self) -> None:
+        """Do the call."""
+        begin = time.perf_counter()
+        try:
+            self.result = self.function(*self.arguments)
+        finally:
+            self.seconds = time.perf_counter() - begin
 
 
 def as_task(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function(session, …)` as a task named by where the session is and the phase. Never retried: it has effects."""
+    """`function(session, …)` as a task named by where the session is and the phase. Never retried: it has effects.
+
+    What the call takes beyond the function itself is counted as a phase of its own, "prefect".
+    """
 
     @task(name=phase, task_run_name="{where} " + phase, cache_policy=NO_CACHE, persist_result=False, retries=0)
     def run(where: str, box: Box) -> None:
-        box.result = box.function(*box.arguments)
+        box.open()
 
     def call(session: Session, *arguments: Any) -> Any:
         box = Box(function, (session, *arguments))
-        run(session.where, box)
+        begin = time.perf_counter()
+        try:
+            run(session.where, box)
+        finally:
+            beyond = time.perf_counter() - begin - box.seconds
+            session.count("prefect", beyond)
+            if phase == "step":  # its total was taken within
+                session.count("total", beyond)
         return box.result
 
     return call

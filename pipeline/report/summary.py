@@ -13,7 +13,8 @@ from pipeline.report.estimates import Gain, decompose_gain, paired_difference
 from pipeline.report.files import Row, RunFiles, kind_of, read_run, write_atomic
 
 MEASURES = ("pass@1", "pass@k", "maj@k", "greedy", "length", "truncated")
-RL_PHASES = ("generate", "verify", "select", "update", "publish")
+RL_PHASES = ("generate", "verify", "select", "update", "publish", "prefect")
+"""The last is what tasks take beyond the phases that they show; where there are none, no line has it."""
 GRADERS = ("graders", "evaluate/graders")
 """Of a line's "time": seconds in which graders were at work, beside the phases; "verify" is the wait for them."""
 

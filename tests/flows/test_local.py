@@ -89,6 +89,22 @@ def test_each_stage_is_a_subflow_and_each_phase_a_named_task(folders: tuple[Path
     assert "pass@1" in artifacts[0][0]
 
 
+def test_what_tasks_take_beyond_their_phases_is_counted(folders: tuple[Path, Path]) -> None:
+    """In every RL step, within its total; a run without Prefect has no such line."""
+    plain, killed = (folder / "runs" / "tiny" for folder in folders)
+    steps = [
+        [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()] for folder in (plain, killed)
+    ]
+    times = [[r["time"] for r in rows if r["kind"] == "step" and r["stage"] == "rl"] for rows in steps]
+    assert not any("prefect" in t for t in times[0])
+    assert all(t["prefect"] > 0 for t in times[1])
+    for t in times[1]:
+        assert sum(v for k, v in t.items() if k not in ("total", "graders")) <= t["total"] + 0.001
+    shares = json.loads((killed / "summary.json").read_text())["shares"]
+    assert shares["prefect"] > 0
+    assert sum(shares.values()) == pytest.approx(1, abs=1e-3)
+
+
 def test_the_run_leaves_a_report_a_summary_and_a_model_that_loads(folders: tuple[Path, Path]) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -73,6 +73,22 @@ def test_time_outside_every_phase_is_other_and_never_negative() -> None:
     assert count_seconds(rounded, [])["other"] == 0
 
 
+def test_what_tasks_take_is_a_share_of_its_own_and_shares_sum_to_one(run_dir: Path, tmp_path: Path) -> None:
+    rows = read_rows(run_dir / "metrics.jsonl")
+    steps = [r for r in rows if r["stage"] == "rl" and r["kind"] == "step"]
+    before = build_summary(run_dir)
+    assert "prefect" not in before["shares"]
+    for row in steps:
+        row["time"]["prefect"] = 0.2
+        row["time"]["total"] += 0.2
+    rewrite(tmp_path, rows)
+    after = build_summary(tmp_path)
+    assert after["seconds"]["prefect"] == pytest.approx(0.2 * len(steps))
+    assert after["seconds"]["other"] == pytest.approx(before["seconds"]["other"], abs=0.01)
+    assert after["shares"]["prefect"] == pytest.approx(after["seconds"]["prefect"] / after["seconds"]["rl"], abs=1e-4)
+    assert sum(after["shares"].values()) == pytest.approx(1, abs=1e-3)
+
+
 def test_a_run_cut_short_has_a_summary(run_dir: Path, tmp_path: Path) -> None:
     rows = read_rows(run_dir / "metrics.jsonl")
     first_rl = next(i for i, r in enumerate(rows) if r["stage"] == "rl")
