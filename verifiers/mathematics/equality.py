@@ -21,6 +21,9 @@ NUM_EXACT_POINTS = 2
 NUM_WHOLE_POINTS = 6
 """Where a symbol must be a whole number (n!, (-1)^n), small ones are tried."""
 NUM_REAL_POINTS = 3
+NUM_BROKEN_POINTS = 10
+"""Where values are rounded to whole ones, near zero and WIDE times as far from it in turn."""
+WIDE = 37
 MAX_SIGNED_NAMES = 6
 BY_SIGN = frozenset({"abs", "floor", "ceil"})
 """What tells a formula of several names, which are taken to be positive, apart below zero."""
@@ -135,7 +138,9 @@ def _same_at_points(a: Node, b: Node, names: list[str], whole: bool) -> bool | N
     is_complex = not names or any(n.op == "const" and n.args[0] == "i" for t in (a, b) for n in nodes(t))
     by_sign = len(names) > 1 and not whole and _depends_on_signs(a, b)
     compared = 0
-    points = _points(_source(a, b), names, whole)
+    broken = any(n.op in {"floor", "ceil"} for t in (a, b) for n in nodes(t))
+    enough = NUM_BROKEN_POINTS if broken else NUM_REAL_POINTS
+    points = _points(_source(a, b), names, whole, WIDE if broken else 1)
     if by_sign:
         points = _in_all_signs(points, names)
     elif len(names) > 1:
@@ -149,7 +154,7 @@ def _same_at_points(a: Node, b: Node, names: list[str], whole: bool) -> bool | N
         if not equal:
             return equal
         compared += 1
-        if (compared >= NUM_REAL_POINTS and not by_sign) or not names:
+        if (compared >= enough and not by_sign) or not names:
             return True
     return True if by_sign and compared >= NUM_REAL_POINTS else None
 
@@ -164,16 +169,17 @@ def _positive(value: Exact) -> Exact:
     return -value if value < 0 else value
 
 
-def _points(source: random.Random, names: list[str], whole: bool) -> Iterator[dict[str, Exact]]:
+def _points(source: random.Random, names: list[str], whole: bool, wide: int) -> Iterator[dict[str, Exact]]:
     if not names:
         yield {}
         return
     spans = [(0, 1), (1, 3), (-3, 0), (0, 1), (1, 3), (3, 9), (-1, 0), (-9, -3), (1, 9), (0, 3)]
-    for low, high in [*spans, *spans]:
+    for number, (low, high) in enumerate([*spans, *spans]):
+        far = wide if number % 2 else 1
         if whole:
             yield {name: source.randint(3, 40) for name in names}
         else:
-            yield {name: Fraction(source.randint(low * 10**6 + 1, high * 10**6 - 1), 10**6) for name in names}
+            yield {name: Fraction(far * source.randint(low * 10**6 + 1, high * 10**6 - 1), 10**6) for name in names}
 
 
 def _same_here(a: Node, b: Node, point: dict[str, Exact], is_complex: bool) -> bool | None:

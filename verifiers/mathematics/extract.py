@@ -242,7 +242,7 @@ def _cued(text: str) -> Extraction | None:
     if rest.lstrip()[len(content) : len(content) + 1] == "?":
         return Extraction(None, "no_conclusion")
     content = _without_exclamation(FILLER.sub("", content, count=1) if FILLER.match(content) else content)
-    if ENDS_OPEN.search(content):
+    if ENDS_OPEN.search(content) or (ENDS_OPEN.search(text[-40:]) and not SENTENCE_END.search(rest)):
         return Extraction(None, "no_conclusion")
     other = cue["other"] is not None
     content = VERB_ENDING.sub("", content) if other else content

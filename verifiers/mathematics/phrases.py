@@ -27,6 +27,10 @@ CONSTANT_IS = re.compile(
 )
 HOLDS_IN_SET = re.compile(rf"\s*,(?:\s|~|\\[,; ]|\\q?quad)*{NAMES}(?=\s*(?:\\in|∈)){NUMBER_SET}{TAIL}")
 HOLDS_IN = re.compile(rf"{LEAD}\b(?:where|with|for)\s*\}}?\s*{NAMES}{NUMBER_SET}{TAIL}")
+ON_CONDITION = re.compile(
+    rf"\s*,?\s*(?:\\text\s?\{{\s*,?\s*(?:for|where|with|when)\s*\}}|\b(?:for|where|with|when)\b)\s*"
+    rf"(?=\$?{NAME}\s*(?:[<>≤≥]|\\[gl](?:eq?|t)?(?![A-Za-z])|\\[gl]eqslant))"
+)
 EVERY = re.compile(
     rf"\s*{BRACES}\s*(?:for )?(?:all|any|every)\s+{KIND}(?:{NOUNS}\s*)?\}}?\s*(?=\$?\\?{NAME}\s*(?:[<>=]|\\[gln]))"
 )
@@ -108,11 +112,12 @@ def without_phrases(text: str) -> str:
     if "all" in opening or "every" in opening or "any" in opening or "real" in opening:
         text = _reals_except(text)
         text = EVERY.sub("", text, count=1) if EVERY.match(text) else text
-    if any(word in text for word in ("all", "any", "every", "each", "where", "with", "for", "some")):
+    if any(word in text for word in ("all", "any", "every", "each", "where", "with", "for", "some", "when")):
         for ending in (CONSTANT_IS, HOLDS_IN, HOLDS_FOR):
             found = ending.search(text, max(0, len(text) - 120))
             if found is not None and found.start() > 0 and nothing(text) is None:
                 return text[: found.start()].rstrip(" ,;")
+        text = ON_CONDITION.sub(", ", text, count=1) if "=" in text or "(" in text else text
     if (
         "\\in" in text
         and "," in text

@@ -205,7 +205,7 @@ def _trimmed(text: str) -> str:
         return text[:-2]
     if text.endswith(("..", "\\!")):
         return text
-    return TRAILING.sub("", text)
+    return TRAILING.sub("", text).removesuffix("\\")  # what is left of a space, `\\ `, whose blank is gone
 
 
 def _brace_comma(match: re.Match[str]) -> str:
