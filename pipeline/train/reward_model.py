@@ -1,0 +1,165 @@
+"""A reward model: a scalar head on a causal LM, trained on pairs, saved as a sequence classifier of one label."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.config.sections import OptimizerConfig
+from pipeline.errors import CheckpointError, ConfigError, NonFiniteError, boundary
+from pipeline.models.load import ready, save_folder
+from pipeline.rl.bradley_terry import bradley_terry_loss, calibration_error, pair_accuracy
+from pipeline.train.collate import micro_batches, padded_ids
+from pipeline.train.optimizer import adamw, clipped_step, finite_norm, schedule
+
+Ids = tuple[int, ...]
+Sides = tuple[Ids, Ids]
+"""Tokens of prompt and response: the better side, the worse one."""
+
+
+class RewardModel:
+    """Trains the model and its head together. The head begins at zero, so that the first rewards are 0."""
+
+    def __init__(self, model: Any, optimizer: OptimizerConfig, total_steps: int) -> None:
+        self.model = model.eval()  # no dropout: held-out numbers are of the same function
+        self.config = optimizer
+        self.total_steps = total_steps
+        self.num_updates = 0
+        self.optimizer = adamw(model.parameters(), optimizer)
+
+    @classmethod
+    def of(cls, policy: Any, optimizer: OptimizerConfig, total_steps: int) -> RewardModel:
+        """A model whose blocks are the policy's and which has learned nothing yet."""
+        return cls(classifier_of(policy), optimizer, total_steps)
+
+    @classmethod
+    def restored(cls, folder: Path, optimizer: OptimizerConfig, total_steps: int, device: Any) -> RewardModel:
+        """What `save` wrote into `folder`. Raises: CheckpointError if it does not fit."""
+        import transformers
+
+        with boundary(CheckpointError, f"the reward model of {folder} does not load"):
+            model = transformers.AutoModelForSequenceClassification.from_pretrained(folder / "model")
+            own = cls(ready(model).to(device), optimizer, total_steps)
+            state = torch.load(folder / "trainer.pt", map_location=device, weights_only=True)
+            own.optimizer.load_state_dict(state["optimizer"])
+            own.num_updates = state["num_updates"]
+        return own
+
+    def save(self, folder: Path, tokenizer: Any) -> None:
+        """Model and optimiser into `folder`."""
+        save_folder(self.model, tokenizer, folder / "model")
+        state = {"optimizer": self.optimizer.state_dict(), "num_updates": self.num_updates}
+        with (folder / "trainer.pt").open("wb") as file:
+            torch.save(state, file)
+
+    def rewards(self, rows: Sequence[Ids]) -> Tensor:
+        """[B] rewards at the last tokens of the rows, with gradient."""
+        ids = padded_ids(rows, self.model.config.pad_token_id, self.model.device)
+        hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        last = torch.tensor([len(r) - 1 for r in rows], device=ids.device)
+        found: Tensor = self.model.score(hidden[torch.arange(len(rows), device=ids.device), last])[:, 0]
+        return found
+
+    def update(self, batch: Sequence[Sides], micro_batch_tokens: int) -> dict[str, float]:
+        """One optimiser step on the mean loss of the batch's pairs.
+
+        Raises: NonFiniteError if loss or gradient is not finite; weights and optimiser are as before.
+        """
+        loss, margins = 0.0, []
+        for rows in _pieces(batch, micro_batch_tokens):
+            share, found = self._loss(rows, len(batch))
+            share.backward()  # type: ignore[no-untyped-call]
+            loss += float(share.detach())
+            margins.append(found)
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        try:
+            if not math.isfinite(loss):
+                raise NonFiniteError(f"the reward model's loss is {loss}; the update was refused")
+            norm = finite_norm(parameters, "reward model's gradient norm", self.num_updates)
+            rate = schedule(self.config, self.num_updates, self.total_steps)
+            clipped_step(self.optimizer, self.config, parameters, norm, rate)
+        finally:
+            for p in parameters:
+                p.grad = None
+        self.num_updates += 1
+        seen = torch.cat(margins)
+        return {
+            "loss": loss,
+            "accuracy": pair_accuracy(seen),
+            "margin": float(seen.mean()),
+            "grad_norm": float(norm),
+            "learning_rate": rate,
+        }
+
+    @torch.no_grad()
+    def margins(self, pairs: Sequence[Sides], micro_batch_tokens: int) -> Tensor:
+        """r_w - r_l of each pair, float64 [N], in order."""
+        out = torch.zeros(len(pairs), dtype=torch.float64)
+        for at in _places(pairs, micro_batch_tokens):
+            chosen, rejected = self._both([pairs[i] for i in at])
+            out[torch.tensor(at)] = (chosen - rejected).double().cpu()
+        return out
+
+    def held_out(self, pairs: Sequence[Sides], micro_batch_tokens: int) -> dict[str, float]:
+        """Accuracy, calibration and loss on pairs that were not trained on."""
+        margins = self.margins(pairs, micro_batch_tokens)
+        zero = torch.zeros_like(margins)
+        return {
+            "held_out/pairs": float(len(pairs)),
+            "held_out/accuracy": pair_accuracy(margins),
+            "held_out/calibration_error": calibration_error(margins),
+            "held_out/loss": float(bradley_terry_loss(margins, zero, max(1, len(pairs)))),
+        }
+
+    @torch.no_grad()
+    def spread(self, rows: Sequence[Ids], micro_batch_tokens: int) -> tuple[float, float]:
+        """Mean and standard deviation of the rewards of rows."""
+        found = [
+            self.rewards([rows[i] for i in at]).double()
+            for at in micro_batches([len(r) for r in rows], micro_batch_tokens)
+        ]
+        every = torch.cat(found)
+        return float(every.mean()), float(every.std(correction=0))
+
+    def _loss(self, rows: Sequence[Sides], total: int) -> tuple[Tensor, Tensor]:
+        chosen, rejected = self._both(rows)
+        margins = (chosen.detach() - rejected.detach()).double().cpu()
+        return bradley_terry_loss(chosen, rejected, total), margins
+
+    def _both(self, rows: Sequence[Sides]) -> tuple[Tensor, Tensor]:
+        found = self.rewards([*(w for w, _ in rows), *(r for _, r in rows)])
+        return found[: len(rows)], found[len(rows) :]
+
+
+def classifier_of(policy: Any) -> Any:
+    """A sequence classifier of one label whose blocks are a copy of the policy's and whose head is zero.
+
+    Raises: ConfigError for an architecture of which transformers has no such model.
+    """
+    import transformers
+
+    kind = policy.config.model_type
+    with boundary(ConfigError, f"a reward model of model type {kind!r} (use a policy that has a sequence classifier)"):
+        config = copy.deepcopy(policy.config)
+        config.num_labels = 1
+        with torch.random.fork_rng(devices=[]):  # the weights drawn here are all replaced
+            model = transformers.AutoModelForSequenceClassification.from_config(config, dtype=policy.dtype)
+        model.base_model.load_state_dict(policy.base_model.state_dict())
+        for p in model.score.parameters():
+            torch.nn.init.zeros_(p)
+    return ready(model).to(policy.device)
+
+
+def _places(pairs: Sequence[Sides], micro_batch_tokens: int) -> list[list[int]]:
+    """Pairs cut into micro-batches; a pair is two rows, as long as its longer side."""
+    return micro_batches([2 * max(map(len, sides)) for sides in pairs], micro_batch_tokens)
+
+
+def _pieces(pairs: Sequence[Sides], micro_batch_tokens: int) -> list[list[Sides]]:
+    return [[pairs[i] for i in at] for at in _places(pairs, micro_batch_tokens)]

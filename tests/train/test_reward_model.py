@@ -1,0 +1,108 @@
+"""The reward model: what transformers computes of its folder, one update however cut up, and going on after a break."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from pipeline.config.sections import OptimizerConfig
+from pipeline.data.tokenizer import character_tokenizer
+from pipeline.errors import NonFiniteError
+from pipeline.train.reward_model import RewardModel, Sides
+from tests.models.families import VOCAB, tiny
+
+OPTIMIZER = OptimizerConfig(learning_rate=1e-2)
+
+
+def pairs(count: int = 9, seed: int = 0) -> list[Sides]:
+    """Better sides hold the token 5 more often."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def side(good: bool) -> tuple[int, ...]:
+        n = int(torch.randint(2, 20, (1,), generator=draw))
+        ids = torch.randint(3, VOCAB, (n,), generator=draw)
+        ids[torch.rand(n, generator=draw) < 0.5] = 5 if good else 6
+        return tuple(ids.tolist())
+
+    return [(side(True), side(False)) for _ in range(count)]
+
+
+def model_of(name: str = "qwen2 tied", scattered: bool = True) -> RewardModel:
+    found = RewardModel.of(tiny(name), OPTIMIZER, 50)
+    if scattered:
+        torch.manual_seed(1)
+        torch.nn.init.normal_(found.model.score.weight)
+    return found
+
+
+def test_it_begins_without_an_opinion() -> None:
+    fresh = model_of(scattered=False)
+    assert fresh.rewards([ids for sides in pairs() for ids in sides]).abs().max() == 0
+    assert fresh.held_out(pairs(), 64)["held_out/accuracy"] == 0.5
+
+
+@pytest.mark.parametrize("name", ["qwen2 tied", "llama", "gpt2"])
+def test_the_folder_loads_as_a_sequence_classifier_and_says_the_same(tmp_path: Path, name: str) -> None:
+    own = model_of(name)
+    own.update(pairs(), 10_000)
+    own.save(tmp_path, character_tokenizer("abc"))
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "model").eval()
+    assert theirs.config.num_labels == 1
+    rows = [ids for sides in pairs(seed=3) for ids in sides]
+    width = max(map(len, rows))
+    padded = torch.tensor([[*r, *[0] * (width - len(r))] for r in rows])
+    mask = torch.tensor([[1] * len(r) + [0] * (width - len(r)) for r in rows])
+    with torch.no_grad():
+        wanted = theirs(input_ids=padded, attention_mask=mask).logits[:, 0]
+    torch.testing.assert_close(own.rewards(rows).detach(), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_an_update_does_not_depend_on_micro_batches() -> None:
+    found: list[dict[str, Any]] = []
+    for tokens in (10_000, 60, 1):
+        own = model_of()
+        metrics = own.update(pairs(), tokens)
+        found.append({**metrics, **{n: p.detach().clone() for n, p in own.model.named_parameters()}})
+    for other in found[1:]:
+        for key, value in found[0].items():
+            torch.testing.assert_close(other[key], value, rtol=1e-4, atol=1e-5)
+
+
+def test_it_learns_which_side_is_better() -> None:
+    own = RewardModel.of(tiny("qwen2 tied"), OPTIMIZER, 60)
+    for step in range(60):
+        own.update(pairs(32, step), 10_000)
+    seen = own.held_out(pairs(200, 999), 10_000)
+    assert seen["held_out/accuracy"] > 0.9
+    assert seen["held_out/calibration_error"] < 0.15
+
+
+def test_going_on_after_a_break_gives_the_same_bits(tmp_path: Path) -> None:
+    whole = model_of()
+    for step in range(4):
+        if step == 2:
+            whole.save(tmp_path, character_tokenizer("abc"))
+        whole.update(pairs(seed=step), 100)
+    again = RewardModel.restored(tmp_path, OPTIMIZER, 50, "cpu")
+    for step in (2, 3):
+        again.update(pairs(seed=step), 100)
+    for ours, theirs in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_what_is_not_finite_is_refused_and_changes_nothing() -> None:
+    own = model_of()
+    before = [p.detach().clone() for p in own.model.parameters()]
+    with torch.no_grad():
+        kept = own.model.score.weight.clone()
+        own.model.score.weight.fill_(float("inf"))
+    with pytest.raises(NonFiniteError, match="refused"):
+        own.update(pairs(), 100)
+    with torch.no_grad():
+        own.model.score.weight.copy_(kept)
+    assert all(torch.equal(p, b) for p, b in zip(own.model.parameters(), before, strict=True))
+    assert all(p.grad is None for p in own.model.parameters())
