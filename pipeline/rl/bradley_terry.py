@@ -27,7 +27,8 @@ def pair_accuracy(margins: Tensor) -> float:
 def calibration_error(margins: Tensor, bins: int = 10) -> float:
     """Expected calibration error of sigmoid(|margin|), the confidence in the side that is preferred. NaN for none.
 
-    margins: [N], chosen minus rejected. Mean over pairs of |share right - mean confidence| of their bin; bins are equal parts of [0.5, 1].
+    margins: [N], chosen minus rejected. The mean over pairs of |share right - mean confidence| of their bin; bins are
+    equal parts of [0.5, 1].
     """
     if not len(margins):
         return float("nan")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,8 +11,9 @@ import torch
 from torch import Tensor
 
 from pipeline.config.sections import OptimizerConfig
-from pipeline.errors import CheckpointError, ConfigError, NonFiniteError, boundary
+from pipeline.errors import CheckpointError, NonFiniteError, boundary
 from pipeline.models.forward import spread
+from pipeline.models.heads import score_of, with_scalar_head
 from pipeline.models.load import ready
 from pipeline.rl.gae import summarize_values, value_loss
 from pipeline.rl.logprobs import working
@@ -146,18 +146,9 @@ def own_backbone(policy: Any) -> Any:
 
     Raises: ConfigError for an architecture of which transformers has no such model.
     """
-    import transformers
-
+    what = f"a critic of its own for model type {policy.config.model_type!r}"
     remedy = "set critic_shared: true for a head on the policy's backbone"
-    with boundary(ConfigError, f"a critic of its own for model type {policy.config.model_type!r} ({remedy})"):
-        config = copy.deepcopy(policy.config)
-        config.num_labels = 1
-        with torch.random.fork_rng(devices=[]):  # the weights drawn here are all replaced
-            model = transformers.AutoModelForTokenClassification.from_config(config, dtype=policy.dtype)
-        model.base_model.load_state_dict(policy.base_model.state_dict())
-        for p in score_of(model).parameters():
-            torch.nn.init.zeros_(p)
-    return ready(model).to(policy.device).eval()
+    return with_scalar_head(policy, "TokenClassification", f"{what} ({remedy})")
 
 
 def _fresh_head(policy: Any) -> torch.nn.Linear:
@@ -182,11 +173,6 @@ def values_of(model: Any, head: Any, input_ids: Tensor, where: Tensor) -> Tensor
     """V [B, T] in float32 of the states before the tokens at `where`, 0 elsewhere: `head` on the model's backbone."""
     hidden = model.base_model(input_ids=input_ids[:, :-1], use_cache=False).last_hidden_state
     return spread(working(head(hidden[where[:, 1:]])[:, 0]), where)
-
-
-def score_of(model: Any) -> Any:
-    """The head of a token classifier, under either of the names that transformers gives it."""
-    return model.score if hasattr(model, "score") else model.classifier
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,8 @@ import torch
 from torch import Tensor
 
 from pipeline.config.sections import OptimizerConfig
-from pipeline.errors import CheckpointError, ConfigError, NonFiniteError, boundary
+from pipeline.errors import CheckpointError, NonFiniteError, boundary
+from pipeline.models.heads import score_of, with_scalar_head
 from pipeline.models.load import ready, save_folder
 from pipeline.rl.bradley_terry import bradley_terry_loss, calibration_error, pair_accuracy
 from pipeline.train.collate import micro_batches, padded_ids
@@ -63,7 +63,7 @@ class RewardModel:
         ids = padded_ids(rows, self.model.config.pad_token_id, self.model.device)
         hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
         last = torch.tensor([len(r) - 1 for r in rows], device=ids.device)
-        found: Tensor = self.model.score(hidden[torch.arange(len(rows), device=ids.device), last])[:, 0]
+        found: Tensor = score_of(self.model)(hidden[torch.arange(len(rows), device=ids.device), last])[:, 0]
         return found
 
     def update(self, batch: Sequence[Sides], micro_batch_tokens: int) -> dict[str, float]:
@@ -142,18 +142,8 @@ def classifier_of(policy: Any) -> Any:
 
     Raises: ConfigError for an architecture of which transformers has no such model.
     """
-    import transformers
-
-    kind = policy.config.model_type
-    with boundary(ConfigError, f"a reward model of model type {kind!r} (use a policy that has a sequence classifier)"):
-        config = copy.deepcopy(policy.config)
-        config.num_labels = 1
-        with torch.random.fork_rng(devices=[]):  # the weights drawn here are all replaced
-            model = transformers.AutoModelForSequenceClassification.from_config(config, dtype=policy.dtype)
-        model.base_model.load_state_dict(policy.base_model.state_dict())
-        for p in model.score.parameters():
-            torch.nn.init.zeros_(p)
-    return ready(model).to(policy.device)
+    what = f"a reward model of model type {policy.config.model_type!r}"
+    return with_scalar_head(policy, "SequenceClassification", f"{what} (use a policy that has a sequence classifier)")
 
 
 def _places(pairs: Sequence[Sides], micro_batch_tokens: int) -> list[list[int]]:

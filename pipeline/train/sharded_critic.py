@@ -10,7 +10,8 @@ from torch import Tensor
 
 from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import CheckpointError, boundary
-from pipeline.train.critic import load_backbone, score_of, values_of
+from pipeline.models.heads import score_of
+from pipeline.train.critic import load_backbone, values_of
 from pipeline.train.optimizer import schedule
 from pipeline.train.ranks import Ranks
 from pipeline.train.sharded import Sharded

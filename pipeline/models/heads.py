@@ -1,0 +1,36 @@
+"""A policy's blocks with a scalar in place of the vocabulary: critics and reward models."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Literal
+
+import torch
+
+from pipeline.errors import ConfigError, boundary
+from pipeline.models.load import ready
+
+Head = Literal["TokenClassification", "SequenceClassification"]
+
+
+def with_scalar_head(policy: Any, head: Head, what: str) -> Any:
+    """A classifier of one label whose blocks are a copy of the policy's and whose head is zero, in evaluation mode.
+
+    `what`: names it, and a remedy, where transformers has no such model of this architecture. Raises: ConfigError.
+    """
+    import transformers
+
+    with boundary(ConfigError, what):
+        config = copy.deepcopy(policy.config)
+        config.num_labels = 1
+        with torch.random.fork_rng(devices=[]):  # the weights drawn here are all replaced
+            model = getattr(transformers, f"AutoModelFor{head}").from_config(config, dtype=policy.dtype)
+        model.base_model.load_state_dict(policy.base_model.state_dict())
+        for p in score_of(model).parameters():
+            torch.nn.init.zeros_(p)
+    return ready(model).to(policy.device).eval()
+
+
+def score_of(model: Any) -> Any:
+    """The head of a classifier, under either of the names that transformers gives it."""
+    return model.score if hasattr(model, "score") else model.classifier
