@@ -13,15 +13,26 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import ConcurrencyLimitConfig, ConcurrencyLimitStrategy
 from prefect.deployments.runner import RunnerDeployment
 from prefect.exceptions import ObjectNotFound
+from prefect.flows import Flow
 from prefect.types.entrypoint import EntrypointType
 
-from flows import forms
+from flows import campaigns, forms
 from flows.automations import register_automations
 from pipeline.errors import ConfigError
 
 SRUN = "srun --ntasks=1 --kill-on-bad-exit=1 --unbuffered --export=ALL"
 """How a flow gets its node on a cluster; what is asked for besides (GPUs, time) is added to it."""
 NAME = "verizero"
+FORMS: tuple[Flow[..., None], ...] = (
+    forms.train,
+    forms.sft,
+    campaigns.rl_rounds,
+    forms.evaluate,
+    forms.compare,
+    forms.verify_dataset,
+    forms.audit_verifier,
+    campaigns.promote,
+)
 ALONE = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrategy.CANCEL_NEW)
 """One firing at a time; one that finds another at work is cancelled, and is not made up for later."""
 
@@ -29,13 +40,13 @@ ALONE = ConcurrencyLimitConfig(limit=1, collision_strategy=ConcurrencyLimitStrat
 def all_deployments(pool: str | None = None, job_variables: Mapping[str, Any] | None = None) -> list[RunnerDeployment]:
     """A deployment of each flow. Without a pool they are for a runner that serves them."""
     made = []
-    for one in forms.FORMS:
+    for one in FORMS:
         made.append(
             RunnerDeployment.from_flow(
                 one,
                 name=NAME,
                 tags=[NAME],
-                concurrency_limit=ALONE if one in forms.ALONE else None,
+                concurrency_limit=ALONE if one is campaigns.rl_rounds else None,
                 entrypoint_type=EntrypointType.MODULE_PATH,
                 work_pool_name=pool,
                 job_variables=dict(job_variables) if job_variables else None,

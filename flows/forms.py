@@ -205,8 +205,3 @@ def _train(request: Request, resume: Resume) -> None:
     named = [config.name] + ([] if config.rl is None else [str(config.rl.algorithm["name"])])
     with tags(*named):
         run_request(request, resume, RunLog.lines())
-
-
-FORMS = (train, sft, evaluate, compare, verify_dataset, audit_verifier)
-ALONE: tuple[Any, ...] = ()
-"""Flows of which one may run at a time."""

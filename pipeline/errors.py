@@ -6,6 +6,7 @@
     ├── DataError           a row or a file of data is wrong
     ├── CheckpointError     a checkpoint is torn, tampered with or of another run
     ├── RunError            a run cannot start or go on (locked folder, full disk)
+    │   ├── InUse           another process holds the folder
     │   └── NonFiniteError  a loss or gradient is not a number; the step was refused
     ├── EngineError         the rollout engine failed or confirmed another weight version
     ├── GradingError        a verifier failed: infrastructure, never a wrong answer
@@ -42,6 +43,10 @@ class CheckpointError(VerizeroError):
 
 class RunError(VerizeroError):
     """A run cannot start or go on."""
+
+
+class InUse(RunError):
+    """Another process holds the folder."""
 
 
 class NonFiniteError(RunError):

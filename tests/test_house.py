@@ -43,6 +43,8 @@ UPWARD = {
     ("pipeline.cli", "pipeline.plan"): "the command line starts what stands beside it",
     ("pipeline.cli", "pipeline.doctor"): "the command line starts what stands beside it",
     ("pipeline.cli", "pipeline.service"): "the command line starts what stands beside it",
+    ("pipeline.service", "pipeline.stages"): "commands start what stands beside them",
+    ("pipeline.service", "pipeline.launch"): "commands start what stands beside them",
     ("pipeline.service", "flows"): "as for `train`: imported when the command runs",
     (
         "pipeline.cli",

@@ -17,7 +17,7 @@ from pipeline.config.load import dump
 from pipeline.config.run import RunConfig
 from pipeline.data.ledger import PassRateLedger
 from pipeline.data.sampler import PromptSampler
-from pipeline.errors import RunError
+from pipeline.errors import InUse, RunError
 from pipeline.report.memory import note_peak
 from pipeline.report.store import Store
 from pipeline.report.trackers import Trackers
@@ -203,7 +203,7 @@ class Session:
 def locked(folder: Path) -> Iterator[None]:
     """Hold the run's folder: no second process trains in it. The lock dies with its process.
 
-    Raises: RunError naming the process that holds it.
+    Raises: InUse naming the process that holds it.
     """
     with checkpoint.disk_errors(f"creating {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -214,7 +214,7 @@ def locked(folder: Path) -> Iterator[None]:
         handle.seek(0)
         holder = handle.read().strip() or "another process"
         handle.close()
-        raise RunError(f"{folder} is in use by {holder}; wait for it, or give this run another name") from exc
+        raise InUse(f"{folder} is in use by {holder}; wait for it, or give this run another name") from exc
     try:
         handle.truncate(0)
         handle.write(f"process {os.getpid()}")

@@ -1,0 +1,205 @@
+"""A campaign: firings that go on from each other, new data, limits, the lock, and a firing that was killed."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.campaign import CampaignConfig, campaign_config
+from pipeline.config.load import dump
+from pipeline.config.recipes import Request, read_request
+from pipeline.errors import ConfigError, DataError
+from pipeline.stages.campaign import Outcome, fire, read_record, why_over
+from pipeline.stages.progress import Silent
+from pipeline.stages.session import locked
+from pipeline.stages.steps import Steps
+from pipeline.stages.train import opened, remaining, run_folder, run_items, train
+from tests.stages.kill_driver import fingerprint
+from tests.stages.tiny import tiny
+
+SMALL = {"sft": {"steps": 8}, "rl": {"steps_per_round": 2}}
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> Request:
+    (tmp_path / "small.yaml").write_text(dump(tiny(SMALL)))
+    return read_request(tmp_path / "small.yaml")
+
+
+def trained(request: Request) -> object:
+    return train(request.config, request.base_dir, run_folder(request.config), "auto", Silent())
+
+
+class KilledError(Exception):
+    """Stands for the end of the process."""
+
+
+def killed_after_a_step(request: Request) -> object:
+    """Trains until the first RL step is in a checkpoint, then ends as if it were killed."""
+
+    def next_prompts(session: Any, count: int) -> Any:
+        if session.state.rl_step == 1:
+            raise KilledError
+        return Steps().next_prompts(session, count)
+
+    with opened(request.config, request.base_dir, run_folder(request.config), "auto", Silent()) as session:
+        for _, items in remaining(session):
+            run_items(session, items, Steps(next_prompts=next_prompts))
+    raise AssertionError("it was over before it was killed")
+
+
+def fired(folder: Path, request: Request, run: Any = trained, **fields: Any) -> Outcome:
+    return fire(campaign_config(name="math", **fields), request, run, say=lambda text: None, base=folder)
+
+
+def row(number: int) -> str:
+    return json.dumps(
+        {"id": f"new/{number}", "question": f"{number}+1=", "answer": str(number + 1), "verifier": "math"}
+    )
+
+
+def test_a_firing_goes_on_from_the_model_of_the_one_before(tmp_path: Path, request_: Request) -> None:
+    first, second = fired(tmp_path, request_), fired(tmp_path, request_)
+    assert (first.did, second.did) == ("trained", "trained")
+    record = read_record(tmp_path / "campaigns" / "math")
+    one, two = record["firings"]
+    assert two["parent"] == one["run"]
+    recipe = (Path(two["run"]) / "recipe.yaml").read_text()
+    assert f"path: {one['run']}/model" in recipe
+    assert [f["rounds"] for f in record["firings"]] == [1, 1]
+    assert all(f["tokens"] > 0 and 0 <= f["pass@1"] <= 1 for f in record["firings"])
+    before = next(r for r in _rows(two) if r["kind"] == "evaluation")
+    after = [r for r in _rows(one) if r["kind"] == "evaluation"][-1]
+    assert before["domains"]["arithmetic"]["by_prompt"] != []
+    ids = [[p for p, _ in e["domains"]["arithmetic"]["by_prompt"]] for e in (before, after)]
+    assert ids[0] == ids[1], "every firing is measured on the same prompts"
+    assert [r["stage"] for r in _rows(two) if r["kind"] == "step"] == ["rl", "rl"]
+
+
+def test_new_data_joins_the_next_firing_and_a_bad_file_stops_it(tmp_path: Path, request_: Request) -> None:
+    folder = tmp_path / "campaigns" / "math"
+    fired(tmp_path, request_)
+    (folder / "data" / "extra.jsonl").write_text("".join(row(n) + "\n" for n in range(20, 25)))
+    (folder / "data" / "notes.txt").write_text("no rows")
+    said: list[str] = []
+    fire(campaign_config(name="math"), request_, trained, say=said.append, base=tmp_path)
+    assert "new data: 5 rows of extra.jsonl join firing 2" in said
+    own = read_record(folder)["firings"][1]
+    assert own["new_data"] == {"extra.jsonl": 5}
+    given = (Path(own["run"]) / "data" / "train.jsonl").read_text()
+    assert given.count('"new/') == 5
+    assert len(given.splitlines()) == 35
+    (folder / "data" / "extra.jsonl").write_text("changed afterwards: it was taken already")
+    (folder / "data" / "bad.jsonl").write_text('{"id": "x", "question": "1+1="}\n')
+    before = (folder / "campaign.json").read_text()
+    with pytest.raises(DataError, match=r"bad\.jsonl"):
+        fired(tmp_path, request_)
+    assert (folder / "campaign.json").read_text() == before
+    (folder / "data" / "bad.jsonl").unlink()
+    assert fired(tmp_path, request_).did == "trained"
+    assert read_record(folder)["firings"][2]["new_data"] == {}
+
+
+def test_a_killed_firing_is_gone_on_with_and_ends_as_if_never_killed(tmp_path: Path, request_: Request) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    fired(whole, request_)
+    with pytest.raises(KilledError):
+        fired(broken, request_, killed_after_a_step)
+    folder = broken / "campaigns" / "math"
+    (folder / "data" / "late.jsonl").write_text(row(31) + "\n")
+    again = fired(broken, request_)
+    assert again.did == "trained"
+    assert len(again.record["firings"]) == 1, "no firing is added: the broken one is finished"
+    assert again.record["firings"][0]["new_data"] == {}, "what came since joins the next one"
+    runs = [base / "campaigns" / "math" / "runs" / "firing-001" for base in (whole, broken)]
+    assert fingerprint(runs[0]) == fingerprint(runs[1])
+
+
+def test_one_that_died_before_it_trained_is_planned_anew(tmp_path: Path, request_: Request) -> None:
+    def dies(request: Request) -> None:
+        raise OSError("no disk")
+
+    with pytest.raises(OSError, match="no disk"):
+        fired(tmp_path, request_, dies)
+    folder = tmp_path / "campaigns" / "math"
+    assert read_record(folder)["firings"][0]["state"] == "running"
+    (folder / "data" / "late.jsonl").write_text(row(31) + "\n")
+    assert fired(tmp_path, request_).record["firings"][0]["new_data"] == {"late.jsonl": 1}
+
+
+def test_two_firings_never_train_at_once(tmp_path: Path, request_: Request) -> None:
+    with locked(tmp_path / "campaigns" / "math"):
+        second = fired(tmp_path, request_, None)
+    assert second.did == "skipped"
+    assert "another firing is at work" in second.said
+    assert second.run is None
+
+
+def test_a_missed_firing_is_not_made_up_twice(tmp_path: Path, request_: Request) -> None:
+    long_ago = datetime.now(UTC) - timedelta(hours=5)
+    made_up = fire(campaign_config(name="math"), request_, trained, long_ago, lambda t: None, tmp_path)
+    missed = fire(
+        campaign_config(name="math"), request_, trained, long_ago + timedelta(hours=1), lambda t: None, tmp_path
+    )
+    assert (made_up.did, missed.did) == ("trained", "skipped")
+    assert "made up" in missed.said
+    now = datetime.now(UTC) + timedelta(seconds=1)
+    assert fire(campaign_config(name="math"), request_, trained, now, lambda t: None, tmp_path).did == "trained"
+
+
+def test_the_budget_of_rounds_cuts_the_last_firing_and_ends_the_campaign(tmp_path: Path, request_: Request) -> None:
+    first = fired(tmp_path, request_, rounds=2, max_rounds=3)
+    last = fired(tmp_path, request_, rounds=2, max_rounds=3)
+    assert [f["rounds"] for f in last.record["firings"]] == [2, 1]
+    assert first.record["over"] is None
+    assert last.record["over"] == "3 rounds of max_rounds=3"
+    assert fired(tmp_path, request_, None, rounds=2, max_rounds=3).did == "over"
+
+
+def done(**changes: Any) -> dict[str, Any]:
+    return {"state": "done", "rounds": 1, "tokens": 1000, "seconds": 1800.0, "pass@1": 0.5, **changes}
+
+
+@pytest.mark.parametrize(
+    ("limits", "rates", "reason"),
+    [
+        ({}, [0.5, 0.5, 0.5], None),
+        ({"max_rounds": 3}, [0.5, 0.6], None),
+        ({"max_rounds": 2}, [0.5, 0.6], "max_rounds=2"),
+        ({"max_tokens": 2539}, [0.5, 0.6], "max_tokens=2539"),
+        ({"max_tokens": 2540}, [0.5, 0.6], None),
+        ({"max_hours": 1.0}, [0.5, 0.6], "max_hours=1"),
+        ({"max_hours": 1.1}, [0.5, 0.6], None),
+        ({"target": 0.6}, [0.5, 0.6], "target=0.6"),
+        ({"target": 0.6}, [0.6, 0.5], None),
+        ({"patience": 2}, [0.5, 0.4, 0.5], "patience=2"),
+        ({"patience": 2}, [0.5, 0.4, 0.51], None),
+        ({"patience": 2}, [0.5, 0.4], None),
+        ({"patience": 1}, [None, None], None),
+    ],
+)
+def test_limits(request_: Request, limits: dict[str, Any], rates: list[float | None], reason: str | None) -> None:
+    config = CampaignConfig(name="x", **limits)
+    record = {"firings": [done(**{"pass@1": rate}) for rate in rates]}
+    found = why_over(config, record, request_)
+    assert (found is None) == (reason is None)
+    assert reason is None or reason in str(found)
+
+
+def test_wrong_fields_are_named(tmp_path: Path, request_: Request) -> None:
+    with pytest.raises(ConfigError, match=r"target: .* got 1\.5"):
+        campaign_config(name="x", target=1.5)
+    with pytest.raises(ConfigError, match=r"name: .* got '\.\./y'"):
+        campaign_config(name="../y")
+    with pytest.raises(ConfigError, match="has no RL stage"):
+        fired(tmp_path, request_.changed("stages=[sft]"))
+    with pytest.raises(ConfigError, match=r"give recipe 'tiny' a data\.evaluation"):
+        fired(tmp_path, request_.changed("data.evaluation=[]"), target=0.9)
+
+
+def _rows(firing: dict[str, Any]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (Path(firing["run"]) / "metrics.jsonl").read_text().splitlines()]

@@ -1,0 +1,152 @@
+"""Challenger against champion, and the registry: versions whole or not there, with what they were made from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.load import dump
+from pipeline.errors import RunError
+from pipeline.report.estimates import PromptSamples, summarize_domain
+from pipeline.stages import promotion
+from pipeline.stages.promotion import both_curves, champion_of, compare_with_champion, keep_back
+from tests.stages.tiny import tiny
+
+ROW = {"question": "1+1=", "answer": "2", "domain": "arithmetic", "verifier": "math"}
+
+
+def finished(folder: Path, name: str, rates: Sequence[float], rows: str = "e") -> Path:
+    """The folder of a run whose last evaluation has these pass rates, of eight samples a prompt."""
+    run = folder / name
+    (run / "model").mkdir(parents=True)
+    (run / "model" / "model.safetensors").write_bytes(name.encode())
+    (run / "data").mkdir()
+    for part in ("train", "evaluation"):
+        (run / "data" / f"{part}.jsonl").write_text(json.dumps({"id": rows + part, **ROW}) + "\n")
+    (run / "recipe.yaml").write_text(dump(tiny({"name": name})))
+    (run / "run.json").write_text(json.dumps({"name": name, "versions": {"torch": "2"}}))
+    evaluations = [evaluation([0.1] * len(rates)), evaluation(rates)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(e) + "\n" for e in evaluations))
+    return run
+
+
+def evaluation(rates: Sequence[float]) -> dict[str, Any]:
+    samples = [
+        PromptSamples(f"p{i}", tuple(j < round(8 * r) for j in range(8)), ("1",) * 8, (3,) * 8, (False,) * 8)
+        for i, r in enumerate(rates)
+    ]
+    domains = {"arithmetic": summarize_domain(samples, 8, 0)}
+    return {"kind": "evaluation", "stage": "rl", "label": "end", "k": 8, "step": 0, "domains": domains}
+
+
+HALF = [0.25, 0.5, 0.75, 0.5] * 5
+BETTER = [0.5, 0.75, 1.0, 0.75] * 5
+NEAR = [0.375, 0.375, 0.75, 0.5] * 5
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Path:
+    """A registry whose champion is half right."""
+    first = compare_with_champion(finished(tmp_path, "old", HALF), tmp_path / "registry")
+    assert first.verdict == "first"
+    promotion.promote(first, tmp_path / "registry", "first")
+    return tmp_path / "registry"
+
+
+@pytest.mark.parametrize(("rates", "verdict"), [(BETTER, "better"), ([0.0] * 20, "worse"), (NEAR, "between")])
+def test_the_paired_interval_decides(tmp_path: Path, registry: Path, rates: list[float], verdict: str) -> None:
+    found = compare_with_champion(finished(tmp_path, "new", rates), registry, no_evaluation)
+    assert found.verdict == verdict
+    assert found.difference is not None
+    assert found.difference.value == pytest.approx(sum(rates) / 20 - 0.5)
+    assert f"{found.difference.value:+.3f}" in found.in_words
+    assert found.num_prompts == 20
+
+
+def no_evaluation(model: Path, run: Path) -> Mapping[str, Any]:
+    raise AssertionError("both were evaluated on the same rows already")
+
+
+def test_a_version_holds_the_model_and_what_it_was_made_from(tmp_path: Path, registry: Path) -> None:
+    run = finished(tmp_path, "new", BETTER)
+    folder = promotion.promote(compare_with_champion(run, registry), registry, "interval")
+    assert champion_of(registry) == folder == (registry / "versions" / "0002").resolve()
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["parents"] == {"model": "made by the recipe", "champion": "0001"}
+    assert (manifest["version"], manifest["decided_by"], manifest["algorithm"]) == (2, "interval", "grpo")
+    for name, digest in manifest["files"].items():
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest
+    assert "model/model.safetensors" in manifest["files"]
+    rows = hashlib.sha256((run / "data" / "train.jsonl").read_bytes()).hexdigest()
+    assert manifest["data"]["train.jsonl"] == rows
+    grader = Path(promotion.__file__).resolve().parents[2] / "verifiers" / "math.py"
+    assert manifest["verifiers"] == {"math": hashlib.sha256(grader.read_bytes()).hexdigest()}
+    card = (folder / "README.md").read_text()
+    assert "took the place of version 0001" in card
+    assert "| arithmetic | 0.750 |" in card
+    assert (folder / "recipe.yaml").read_text() == (run / "recipe.yaml").read_text()
+
+
+def test_what_is_kept_back_leaves_the_champion_and_a_line(tmp_path: Path, registry: Path) -> None:
+    before = champion_of(registry)
+    keep_back(compare_with_champion(finished(tmp_path, "new", NEAR), registry), registry, "a person")
+    assert champion_of(registry) == before
+    lines = [json.loads(line) for line in (registry / "decisions.jsonl").read_text().splitlines()]
+    assert [(d["decision"], d["decided_by"]) for d in lines] == [
+        ("promoted as version 1", "first"),
+        ("kept back", "a person"),
+    ]
+
+
+def test_a_promotion_that_dies_leaves_the_champion(
+    tmp_path: Path, registry: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = compare_with_champion(finished(tmp_path, "new", BETTER), registry)
+    before = champion_of(registry)
+
+    def dies(*arguments: object) -> str:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(promotion, "model_card", dies)
+        with pytest.raises(KeyboardInterrupt):
+            promotion.promote(found, registry, "interval")
+    assert champion_of(registry) == before
+    assert [p.name for p in (registry / "versions").iterdir() if p.name.isdigit()] == ["0001"]
+    assert promotion.promote(found, registry, "interval").name == "0002"
+    assert not list((registry / "versions").glob(".*"))
+
+
+def test_on_other_rows_the_champion_is_evaluated_again(tmp_path: Path, registry: Path) -> None:
+    asked: list[tuple[Path, Path]] = []
+
+    def again(model: Path, run: Path) -> Mapping[str, Any]:
+        asked.append((model, run))
+        return dict(evaluation([0.0] * 20)["domains"])
+
+    run = finished(tmp_path, "new", NEAR, rows="other")
+    found = compare_with_champion(run, registry, again)
+    assert asked == [(registry.resolve() / "versions" / "0001" / "model", run)]
+    assert found.verdict == "better"
+
+
+def test_the_picture_has_both_curves(tmp_path: Path, registry: Path) -> None:
+    import base64
+
+    picture = both_curves(compare_with_champion(finished(tmp_path, "new", NEAR), registry))
+    svg = base64.b64decode(picture.partition("base64,")[2].rstrip(")")).decode()
+    assert picture.startswith("![pass@1 of both](data:image/svg+xml;base64,")
+    assert "challenger" in svg
+    assert "champion" in svg
+
+
+def test_a_run_without_model_or_evaluation_is_refused(tmp_path: Path) -> None:
+    run = finished(tmp_path, "new", NEAR)
+    (run / "metrics.jsonl").write_text("")
+    with pytest.raises(RunError, match="no final model with an evaluation"):
+        compare_with_champion(run, tmp_path / "registry")
