@@ -25,6 +25,7 @@ from pipeline.config.campaign import CampaignConfig
 from pipeline.config.data import FILE_TYPES, Source
 from pipeline.config.recipes import Request
 from pipeline.config.run import most_tokens, parts_of
+from pipeline.config.stages import RlConfig
 from pipeline.data.prompts import load_prompts
 from pipeline.errors import ConfigError, InUse
 from pipeline.report.files import read_run, write_atomic
@@ -130,17 +131,26 @@ def why_over(config: CampaignConfig, record: dict[str, Any], request: Request) -
 def check(config: CampaignConfig, request: Request) -> None:
     """Raises: ConfigError for a recipe that a campaign cannot train or measure."""
     recipe = request.config
-    if recipe.rl is None or "rl" not in recipe.stages:
-        raise ConfigError(f"recipe {recipe.name!r} has no RL stage; a campaign is made of RL rounds")
+    if [s.kind for s in recipe.stages].count("rl") != 1 or recipe.stages[-1].kind != "rl":
+        raise ConfigError(
+            f"recipe {recipe.name!r} has the stages {', '.join(recipe.stage_names)}; a campaign is made of the rounds "
+            "of one RL stage, the last"
+        )
     if (config.target is not None or config.patience is not None) and not recipe.data.evaluation:
         raise ConfigError(f"target and patience need a measure; give recipe {recipe.name!r} a data.evaluation")
 
 
 def tokens_of_a_step(request: Request) -> int:
     """The most tokens that one RL step may generate."""
-    rl = request.config.rl
-    assert rl is not None
+    rl = _rl_of(request)
     return rl.prompts_per_step * most_tokens(rl, request.config.rollout.max_response_tokens, parts_of(rl).needs_greedy)
+
+
+def _rl_of(request: Request) -> RlConfig:
+    """The section of the RL stage, with what differs in that stage."""
+    rl = request.config.of_stage(request.config.stages[-1].name).rl
+    assert rl is not None
+    return rl
 
 
 def read_record(folder: Path) -> dict[str, Any]:
@@ -167,8 +177,7 @@ def _planned(
     """The next firing, written down before it begins: what killed it must not change what it is."""
     done = record["firings"]
     number, name = len(done) + 1, f"firing-{len(done) + 1:03d}"
-    rounds, rl = config.rounds, request.config.rl
-    assert rl is not None
+    rounds, rl = config.rounds, _rl_of(request)
     if config.max_rounds is not None:
         rounds = min(rounds, config.max_rounds - sum(f["rounds"] for f in done))
     overrides = [f"name={name}", f"output={json.dumps(str((folder / 'runs').resolve()))}", f"rl.rounds={rounds}"]
@@ -180,7 +189,8 @@ def _planned(
     sources = [{"file": str(folder.resolve() / "taken" / f"{number:03d}-{n}")} for n in new]
     if done:
         last = Path(done[-1]["run"])
-        overrides += ["stages=[rl]", f"model.path={json.dumps(str(last / 'model'))}", "model.create=null"]
+        overrides.append(f"stages={json.dumps([request.config.stages[-1].model_dump()])}")
+        overrides += [f"model.path={json.dumps(str(last / 'model'))}", "model.create=null"]
         train: list[Any] = [{"file": str(last / "data" / "train.jsonl")}]
         if request.config.data.evaluation:
             overrides.append(f"data.evaluation={json.dumps([{'file': str(last / 'data' / 'evaluation.jsonl')}])}")

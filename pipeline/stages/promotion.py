@@ -145,9 +145,7 @@ def evaluate_on(model: Path, run: Path) -> dict[str, Any]:
 
     rows = {name: json.dumps([{"file": str(run / "data" / f"{name}.jsonl")}]) for name in ("train", "evaluation")}
     sources = [f"data.{name}={text}" for name, text in rows.items()]
-    request = read_request(
-        run / "recipe.yaml", [*sources, f"model.path={json.dumps(str(model))}", "model.create=null", "stages=[rl]"]
-    )
+    request = read_request(run / "recipe.yaml", [*sources, f"model.path={json.dumps(str(model))}", "model.create=null"])
     return evaluate_model(request.config, request.base_dir)
 
 
@@ -267,7 +265,7 @@ def _verifiers(run: Path, recipe: RunConfig) -> dict[str, str]:
         except ConfigError:
             found[name] = ""  # a path from another folder: its file is not to be found from here
             continue
-        module = sys.modules.get((verifier.one or verifier.many).__module__)  # type: ignore[union-attr]
+        module = sys.modules.get((verifier.one or verifier.many).__module__)
         found[name] = _sha256(Path(getattr(module, "__file__", None) or ""))
     return found
 

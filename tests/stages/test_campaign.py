@@ -195,7 +195,7 @@ def test_wrong_fields_are_named(tmp_path: Path, request_: Request) -> None:
         campaign_config(name="x", target=1.5)
     with pytest.raises(ConfigError, match=r"name: .* got '\.\./y'"):
         campaign_config(name="../y")
-    with pytest.raises(ConfigError, match="has no RL stage"):
+    with pytest.raises(ConfigError, match="has the stages sft; a campaign is made of the rounds of one RL stage"):
         fired(tmp_path, request_.changed("stages=[sft]"))
     with pytest.raises(ConfigError, match=r"give recipe 'tiny' a data\.evaluation"):
         fired(tmp_path, request_.changed("data.evaluation=[]"), target=0.9)
