@@ -56,6 +56,7 @@ UPWARD = {
 ONE_IMPORTER: dict[str, str | None] = {
     "vllm": "pipeline/rollout/vllm_worker.py",
     "deepspeed": "pipeline/train/sharded.py",
+    "peft": "pipeline/models/lora.py",
     "matplotlib": "pipeline/report/plots.py",
     "tensorboard": "pipeline/report/trackers.py",
     "math_verify": None,

@@ -290,6 +290,11 @@ def check_lag(rl: RlConfig, rollout: RolloutConfig, train: TrainConfig) -> None:
             f"rollout.publish_every={rollout.publish_every} keeps a copy of the policy, which train.backend="
             f"{train.backend!r} does not; set it to 1, or train.backend: torch"
         )
+    if train.lora is not None:
+        raise ValueError(
+            f"rollout.publish_every={rollout.publish_every} keeps a copy of the policy, which train.lora does not; set "
+            "it to 1, or train all weights (train.lora: null)"
+        )
 
 
 def most_tokens(rl: RlConfig, max_response_tokens: int, greedy: bool) -> int:

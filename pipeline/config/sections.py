@@ -107,6 +107,16 @@ class RolloutConfig(Section):
     parity: ParityConfig = ParityConfig()
 
 
+class LoraConfig(Section):
+    """Low-rank adapters on frozen weights (2106.09685)."""
+
+    rank: int = Field(16, ge=1)
+    alpha: float = Field(32, gt=0, description="adapters are scaled by alpha / rank")
+    targets: tuple[str, ...] = Field(
+        (), description="names of linear layers, e.g. [q_proj, v_proj]; none: all but the output layer"
+    )
+
+
 class TrainConfig(Section):
     """Where and how the update is computed."""
 
@@ -119,6 +129,7 @@ class TrainConfig(Section):
     offload: Literal["none", "optimizer", "all"] = Field(
         "none", description="deepspeed: what waits in the CPU's memory; all: with zero 3, the weights too"
     )
+    lora: LoraConfig | None = Field(None, description="train adapters, and keep the policy frozen; null: train all")
     gradient_checkpointing: bool = Field(False, description="compute activations again in the backward")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0 …")
     threads: int | None = Field(None, ge=1, description="of the CPU; null: torch's choice")

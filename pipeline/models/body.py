@@ -163,6 +163,8 @@ def is_plain(model: Any) -> bool:
     if model.training and getattr(model.config, "attention_dropout", 0.0):
         return False
     for module in model.modules():
+        if hasattr(module, "lora_A"):
+            return False
         if isinstance(module, nn.Linear) and type(module) not in (nn.Linear, FastLinear):
             return False
         if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:

@@ -74,9 +74,9 @@ def context_of(config: RunConfig) -> int | None:
 
 
 def build_policy(config: RunConfig, tokenizer: Any, start: Path | None) -> Any:
-    """The policy: from checkpoint `start`, else as the recipe's model section says."""
+    """The policy: from checkpoint `start`, else (and under adapters) as the recipe's model section says."""
     device = device_of(config)
-    if start is not None:
+    if start is not None and config.train.lora is None:  # adapters are restored onto the base that they began on
         return load_model(str(start / "model"), config.model.dtype, device)
     if config.model.create is not None:
         create = config.model.create
@@ -90,11 +90,17 @@ def build_backend(config: RunConfig, model: Any, ranks: Ranks = ALONE) -> Backen
     """The training backend around the policy, of which every rank has built the same."""
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
+    adapted, how = None, config.train.lora
+    if how is not None:
+        from pipeline.models.lora import Adapted
+
+        shares = config.train.zero < 3  # shards are no weights
+        adapted = Adapted(model, how.rank, how.alpha, how.targets, derive(config.seed, "lora"), shares)
     if config.train.backend == "deepspeed":
         from pipeline.train.deepspeed_backend import DeepSpeedBackend
 
-        return DeepSpeedBackend(model, config.train, ranks)
-    return TorchBackend(model, ranks, config.train)
+        return DeepSpeedBackend(model, config.train, ranks, adapted)
+    return TorchBackend(model, ranks, config.train, adapted)
 
 
 def build_engine(

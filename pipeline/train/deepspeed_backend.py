@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import CheckpointError
 from pipeline.models.forward import logprobs_at
 from pipeline.models.load import frozen_copy, recompute_activations
+from pipeline.models.lora import Adapted
 from pipeline.train.backend import CriticBackend, Who
 from pipeline.train.critic import TorchCritic, Within, own_backbone
 from pipeline.train.optimizer import schedule
 from pipeline.train.ranks import ALONE, Ranks
+from pipeline.train.reference import as_base, refreshed
 from pipeline.train.replay import Replay
 from pipeline.train.sharded import Sharded
 from pipeline.train.sharded_critic import ShardedCritic
@@ -30,7 +33,9 @@ from pipeline.train.sharded_critic import ShardedCritic
 class DeepSpeedBackend:
     """Holds the policy `model`, sharded once a stage has begun, its reference and its critic. Implements `Backend`."""
 
-    def __init__(self, model: Any, config: TrainConfig, ranks: Ranks = ALONE) -> None:
+    def __init__(self, model: Any, config: TrainConfig, ranks: Ranks = ALONE, adapted: Adapted | None = None) -> None:
+        """`adapted`: what has put adapters into `model`, where only those are trained."""
+        self.adapted = adapted
         self.model = model.eval()  # no dropout: ratios compare the same function
         self.ranks = ranks
         self.train_config = config
@@ -40,7 +45,11 @@ class DeepSpeedBackend:
         self.total_steps = 0
         self.num_updates = 0
         self.sharded: Sharded | None = None
-        self._whole = copy.deepcopy(model) if config.zero == 3 else model
+        self._whole = model
+        if adapted is not None:
+            self._whole = adapted.twin
+        elif config.zero == 3:
+            self._whole = copy.deepcopy(model)
         self._whole_is_fresh = True
         self._spare: Any = None
         """Becomes the reference."""
@@ -93,7 +102,11 @@ class DeepSpeedBackend:
 
         self._seat(who)
         found: tuple[Tensor, Tensor | None]
-        found = compute(self.reference) if who == "reference" else self._run(compute)
+        if who == "reference" and not isinstance(self.reference, Adapted):
+            found = compute(self.reference)
+        else:
+            with nullcontext() if who == "policy" else as_base(self.reference):
+                found = self._run(compute)
         return found
 
     def backward(self, loss: Tensor) -> None:
@@ -118,23 +131,22 @@ class DeepSpeedBackend:
         if self.critic is not None:
             self.critic.discard()
 
-    @torch.no_grad()
     def refresh_reference(self, alpha: float = 1.0) -> None:
         """reference <- alpha * policy + (1 - alpha) * reference; every rank holds the whole of it."""
-        whole = self.whole_model()
-        if self.reference is None:
-            self.reference, self._spare, alpha = self._spare or frozen_copy(whole), None, 1.0
-        self._seat("reference")
-        for ours, theirs in zip(self.reference.parameters(), whole.parameters(), strict=True):
-            ours.lerp_(theirs.to(ours.dtype), alpha) if alpha < 1 else ours.copy_(theirs)
+        if self.reference is None and self._spare is not None:
+            self.reference, self._spare, alpha = self._spare, None, 1.0
+        self.reference = refreshed(self.reference, self.whole_model(), alpha, self.adapted, self._gathering)
 
     @torch.no_grad()
     def whole_model(self) -> Any:
         """The policy's module, or with ZeRO 3 a second one whose weights are gathered one by one where they changed."""
         if self._whole is not self.model and not self._whole_is_fresh and self.sharded is not None:
-            targets = dict(self._whole.named_parameters())
-            for name, weight in self.sharded.gathered():
-                targets[name].copy_(weight)
+            if self.adapted is not None:
+                self.adapted.merge(self._gathering)
+            else:
+                targets = dict(self._whole.named_parameters())
+                for name, weight in self.sharded.gathered():
+                    targets[name].copy_(weight)
             self._whole_is_fresh = True
         return self._whole
 
@@ -147,11 +159,14 @@ class DeepSpeedBackend:
             state["files"] = self.sharded.write(folder)
         if isinstance(self.critic, ShardedCritic):
             self.critic.write(folder)
+        if self.adapted is not None:
+            self.adapted.save(folder, self.ranks.is_first, self._gathering)
+        state["reference_is_base"] = isinstance(self.reference, Adapted)
         if not self.ranks.is_first:
             return
         save_model(whole, folder / "model")
         (folder / "deepspeed.json").write_text(json.dumps(state))
-        if self.reference is not None:
+        if self.reference is not None and not isinstance(self.reference, Adapted):
             torch.save(self.reference.state_dict(), folder / "reference.pt")
         if isinstance(self.critic, TorchCritic):
             torch.save(self.critic.state_dict(), folder / "critic.pt")
@@ -167,6 +182,11 @@ class DeepSpeedBackend:
                 f"with model.path: {folder / 'model'}"
             )
         state = json.loads((folder / "deepspeed.json").read_text())
+        if self.adapted is not None:
+            self.adapted.load(folder)
+            self.adapted.merge()
+        if state["reference_is_base"]:
+            self.reference = self.adapted
         if (folder / "reference.pt").exists():
             self.reference = frozen_copy(self.whole_model())
             self.reference.load_state_dict(torch.load(folder / "reference.pt", weights_only=True))
@@ -181,6 +201,11 @@ class DeepSpeedBackend:
         elif (folder / "critic").is_dir():
             self.critic = ShardedCritic.restored(folder, self._whole, self.train_config, self.ranks)
 
+    def _gathering(self, *parameters: Tensor) -> AbstractContextManager[Any]:
+        """A context in which they are whole."""
+        found: AbstractContextManager[Any] = nullcontext() if self.sharded is None else self.sharded.whole(*parameters)
+        return found
+
     def _run(self, compute: Callable[[Any], Any]) -> Any:
         return compute(self.model) if self.sharded is None else self.sharded.run(compute)
 
@@ -191,7 +216,7 @@ class DeepSpeedBackend:
 
     def _seat(self, who: Who) -> None:
         """The reference waits in the CPU's memory while others compute, where the recipe offloads what waits."""
-        if self.reference is None or self.train_config.offload == "none":
+        if self.reference is None or isinstance(self.reference, Adapted) or self.train_config.offload == "none":
             return
         seat = self._whole.device if who == "reference" else torch.device("cpu")
         if self.reference.device != seat:

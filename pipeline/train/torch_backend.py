@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,13 @@ from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import CheckpointError, NonFiniteError
 from pipeline.models.forward import logprobs_at
 from pipeline.models.load import frozen_copy, recompute_activations
+from pipeline.models.lora import Adapted
 from pipeline.models.routing import Tally
 from pipeline.train.backend import Who
-from pipeline.train.critic import TorchCritic
+from pipeline.train.critic import TorchCritic, own_backbone
 from pipeline.train.optimizer import adamw, clipped_step, finite_norm, schedule
 from pipeline.train.ranks import ALONE, Ranks
+from pipeline.train.reference import as_base, refreshed
 from pipeline.train.replay import Replay
 
 DEFAULTS = TrainConfig()
@@ -26,8 +29,13 @@ DEFAULTS = TrainConfig()
 class TorchBackend:
     """Holds the policy `model`, its optimiser, its reference and its critic. Implements `Backend`."""
 
-    def __init__(self, model: Any, ranks: Ranks = ALONE, config: TrainConfig = DEFAULTS) -> None:
+    def __init__(
+        self, model: Any, ranks: Ranks = ALONE, config: TrainConfig = DEFAULTS, adapted: Adapted | None = None
+    ) -> None:
+        """`adapted`: what has put adapters into `model`, where only those are trained."""
         self.ranks = ranks
+        self.adapted = adapted
+        self._is_merged = True
         self.train_config = config
         self.model = model.eval()  # no dropout: ratios compare the same function
         if config.gradient_checkpointing:
@@ -54,7 +62,8 @@ class TorchBackend:
 
     def start_critic(self, shared: bool, optimizer: OptimizerConfig, total_steps: int) -> None:
         """A critic that has learned nothing."""
-        self.critic = TorchCritic.new(self.model, shared, optimizer, total_steps, self.ranks)
+        model = None if shared else own_backbone(self.whole_model())
+        self.critic = TorchCritic(self.model, model, optimizer, total_steps, self.ranks)
 
     def logprobs(
         self,
@@ -67,18 +76,20 @@ class TorchBackend:
         lengths: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Log-probs [B, T] at `where` and, if asked for, entropies; with gradient for the policy outside no_grad."""
-        return logprobs_at(
-            self.model if who == "policy" else self.reference,
-            input_ids,
-            where,
-            temperature,
-            entropy,
-            kept=None if replay is None else replay.kept,
-            routing=replay.routing if replay is not None and who == "policy" else None,
-            rerouted=self.rerouted if torch.is_grad_enabled() else None,
-            lengths=lengths,
-            chunk_tokens=self.train_config.logits_chunk_tokens,
-        )
+        model = self.model if who == "policy" or isinstance(self.reference, Adapted) else self.reference
+        with nullcontext() if who == "policy" else as_base(self.reference):
+            return logprobs_at(
+                model,
+                input_ids,
+                where,
+                temperature,
+                entropy,
+                kept=None if replay is None else replay.kept,
+                routing=replay.routing if replay is not None and who == "policy" else None,
+                rerouted=self.rerouted if torch.is_grad_enabled() else None,
+                lengths=lengths,
+                chunk_tokens=self.train_config.logits_chunk_tokens,
+            )
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient."""
@@ -97,6 +108,7 @@ class TorchBackend:
             raise
         rate = schedule(self.config, self.num_updates, self.total_steps)
         clipped_step(self.optimizer, self.config, parameters, norm, rate)
+        self._is_merged = False
         metrics = {"grad_norm": float(norm), "learning_rate": rate}
         if self.rerouted.total:
             metrics["routing/changed"] = self.rerouted.changed / self.rerouted.total
@@ -110,29 +122,33 @@ class TorchBackend:
         if self.critic is not None:
             self.critic.discard()
 
-    @torch.no_grad()
     def refresh_reference(self, alpha: float = 1.0) -> None:
         """reference <- alpha * policy + (1 - alpha) * reference."""
-        if self.reference is None:
-            self.reference = frozen_copy(self.model)
-            return
-        for ours, theirs in zip(self.reference.parameters(), self.model.parameters(), strict=True):
-            ours.lerp_(theirs.to(ours.dtype), alpha) if alpha < 1 else ours.copy_(theirs)
+        self.reference = refreshed(self.reference, self.whole_model(), alpha, self.adapted)
 
     def whole_model(self) -> Any:
-        """The policy's module itself."""
-        return self.model
+        """The policy's module itself; under adapters the plain one that holds them merged."""
+        if self.adapted is None:
+            return self.model
+        if not self._is_merged:
+            self.adapted.merge()
+            self._is_merged = True
+        return self.adapted.twin
 
     def save(self, folder: Path, save_model: Callable[[Any, Path], None]) -> None:
         """Model, and a critic with its own backbone, as Hugging Face folders; optimisers and reference as tensors."""
         if not self.ranks.is_first:  # all ranks hold the same
             return
-        save_model(self.model, folder / "model")
+        save_model(self.whole_model(), folder / "model")
+        if self.adapted is not None:
+            self.adapted.save(folder, True)
         state: dict[str, Any] = {"num_updates": self.num_updates, "total_steps": self.total_steps}
         if self.config is not None and self.optimizer is not None:
             state["config"] = self.config.model_dump()
             state["optimizer"] = self.optimizer.state_dict()
-        if self.reference is not None:
+        if isinstance(self.reference, Adapted):
+            state["reference_is_base"] = True
+        elif self.reference is not None:
             state["reference"] = self.reference.state_dict()
         if self.critic is not None:
             state["critic"] = self.critic.state_dict()
@@ -152,6 +168,9 @@ class TorchBackend:
                 f"with model.path: {folder / 'model'}"
             )
         state = torch.load(folder / "trainer.pt", map_location=self.device, weights_only=True)
+        if self.adapted is not None:
+            self.adapted.load(folder)
+            self._is_merged = False
         try:
             if "config" in state:
                 self.start(OptimizerConfig.model_validate(state["config"]), state["total_steps"])
@@ -159,10 +178,12 @@ class TorchBackend:
                 self.optimizer.load_state_dict(state["optimizer"])
                 self._check_moments(self.optimizer)
             if "reference" in state:
-                self.reference = frozen_copy(self.model)
+                self.reference = frozen_copy(self.whole_model())
                 self.reference.load_state_dict(state["reference"])
         except (ValueError, RuntimeError, KeyError) as exc:
             raise CheckpointError(f"{folder / 'trainer.pt'} does not fit the model: {exc}") from exc
+        if state.get("reference_is_base"):
+            self.reference = self.adapted
         if "critic" in state:
             self.critic = TorchCritic.restored(self.model, state["critic"], folder / "critic", self.ranks)
         self.num_updates = state["num_updates"]

@@ -13,6 +13,7 @@ import torch
 from pipeline.config.sections import OptimizerConfig
 from pipeline.errors import CheckpointError, NonFiniteError, RunError
 from pipeline.models.load import load_model
+from pipeline.models.lora import Adapted
 from pipeline.train import checkpoint
 from pipeline.train.optimizer import schedule
 from pipeline.train.step import Controllers, update
@@ -232,3 +233,58 @@ def test_a_wsd_rate_is_stable_until_its_decay() -> None:
     found = rates(10, schedule="wsd", warmup_steps=2, decay_share=0.4, final_share=0.0)
     assert found == pytest.approx([4.0, 8.0, 8.0, 8.0, 8.0, 8.0, 8.0, 6.0, 4.0, 2.0, 0.0, 0.0])
     assert rates(2, schedule="wsd", warmup_steps=4) == [2.0, 4.0, 6.0, 8.0], "warm-up alone"
+
+
+def adapted_backend(seed: int = 0) -> TorchBackend:
+    model = policy(seed, torch.float32)
+    return TorchBackend(model, adapted=Adapted(model, 2, 4.0, (), 7))
+
+
+def test_adapters_train_beside_a_frozen_base_that_is_the_reference(tmp_path: Path) -> None:
+    """And a break changes no bit, before or after the reference has become a model of its own."""
+    config = OptimizerConfig(learning_rate=3e-3)
+    base = policy(0, torch.float32).state_dict()
+    parts = parts_of("grpo", kl_coef=0.05)
+
+    def steps(backend: TorchBackend, numbers: range) -> list[dict[str, float]]:
+        seen = []
+        for step in numbers:
+            seen.append(update(backend, parts, groups_of(seed=step), settings_of(parts, step=step)))
+            if step == 2:
+                backend.refresh_reference()
+        return seen
+
+    straight = adapted_backend()
+    straight.start(config, 5)
+    straight.refresh_reference()
+    assert straight.reference is straight.adapted
+    seen = steps(straight, range(5))
+    assert seen[0]["kl/k3"] == pytest.approx(0, abs=1e-7)
+    assert seen[1]["kl/k3"] > 1e-7
+    assert seen[3]["kl/k3"] == pytest.approx(0, abs=1e-6)
+    for name, w in policy(0, torch.float32).named_parameters():
+        assert torch.equal(w, base[name])
+    for broken_at in (2, 4):
+        first = adapted_backend()
+        first.start(config, 5)
+        first.refresh_reference()
+        steps(first, range(broken_at))
+        folder = tmp_path / str(broken_at)
+        folder.mkdir()
+        first.save(folder, save_model)
+        again = adapted_backend()
+        again.load(folder)
+        saved = load_model(str(folder / "model"))
+        for name, w in saved.named_parameters():
+            assert torch.equal(w, dict(again.whole_model().named_parameters())[name]), name
+        assert steps(again, range(broken_at, 5)) == seen[broken_at:]
+        for a, b in zip(again.whole_model().parameters(), straight.whole_model().parameters(), strict=True):
+            assert torch.equal(a, b)
+    moved = dict(straight.whole_model().named_parameters())
+    assert any(not torch.equal(w, moved[n]) for n, w in base.items() if n in moved)
+
+
+def test_a_checkpoint_of_the_other_backend_is_refused_with_the_way_on(tmp_path: Path) -> None:
+    (tmp_path / "deepspeed.json").write_text("{}")
+    with pytest.raises(CheckpointError, match=r"was not written by train\.backend=torch; .* model\.path: .*/model"):
+        TorchBackend(policy()).load(tmp_path)

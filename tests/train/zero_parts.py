@@ -15,6 +15,8 @@ import torch
 
 from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import NonFiniteError
+from pipeline.models.load import load_model
+from pipeline.models.lora import Adapted
 from pipeline.train.backend import Backend
 from pipeline.train.deepspeed_backend import DeepSpeedBackend
 from pipeline.train.ranks import Ranks, join, leave
@@ -113,7 +115,49 @@ def chunks(ranks: Ranks, root: Path) -> dict[str, Any]:
     return found
 
 
-PARTS = {"critics": critics, "chunks": chunks}
+def with_adapters(config: dict[str, Any], ranks: Ranks | None) -> Any:
+    """A backend that trains adapters; torch's alone where there are no ranks."""
+    model = policy(dtype=torch.float32)
+    adapted = Adapted(model, 2, 4.0, (), 7, shares=config.get("zero") != 3)
+    if ranks is None:
+        return TorchBackend(model, adapted=adapted)
+    return DeepSpeedBackend(model, TrainConfig(backend="deepspeed", device="cpu", **config), ranks, adapted)
+
+
+def adapters(ranks: Ranks, root: Path) -> dict[str, Any]:
+    alone = begun(with_adapters({}, None))
+    wanted = steps(alone, 0, NUM_STEPS)
+    found = {}
+    for zero in (0, 1, 2, 3):
+        folder, config = root / f"zero{zero}", {"zero": zero}
+        backend = begun(with_adapters(config, ranks))
+        is_base = backend.reference is backend.adapted
+        seen = steps(backend, 0, 3)
+        folder.mkdir(parents=True, exist_ok=True)
+        ranks.barrier()
+        backend.save(folder, save)
+        ranks.barrier()
+        merged = distance(weights(backend), read_back(folder))
+        seen += steps(backend, 3, NUM_STEPS)
+        again = with_adapters(config, ranks)
+        again.load(folder)
+        steps(again, 3, NUM_STEPS)
+        found[f"zero{zero}"] = {
+            "weights": distance(weights(backend), weights(alone)),
+            "metrics": apart(seen, wanted),
+            "saved": merged,
+            "resumed": distance(weights(again), weights(backend)),
+            "base": float(is_base and again.reference is again.adapted),
+            "moved": distance(weights(backend), weights(with_adapters({}, None))),
+        }
+    return found
+
+
+def read_back(folder: Path) -> dict[str, torch.Tensor]:
+    return {n: p.detach() for n, p in load_model(str(folder / "model")).named_parameters()}
+
+
+PARTS = {"adapters": adapters, "critics": critics, "chunks": chunks}
 
 
 if __name__ == "__main__":

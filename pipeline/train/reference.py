@@ -1,0 +1,35 @@
+"""The reference of a policy: a model of its own, or the policy's base where adapters train and nothing else moved."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from pipeline.models.load import frozen_copy
+from pipeline.models.lora import Adapted, Whole, as_they_are
+
+
+@torch.no_grad()
+def refreshed(
+    reference: Any, policy: Any, alpha: float, adapted: Adapted | None = None, whole: Whole = as_they_are
+) -> Any:
+    """alpha * policy + (1 - alpha) * reference, a frozen model; where there was none, a copy of the policy.
+
+    Under adapters that have learned nothing yet it is `adapted` itself: the policy without them, which costs no memory.
+    From the second refresh on it is a model.
+    """
+    if reference is None:
+        return adapted if adapted is not None and adapted.is_fresh(whole) else frozen_copy(policy)
+    if isinstance(reference, Adapted):
+        reference = reference.base_copy(whole)
+    for ours, theirs in zip(reference.parameters(), policy.parameters(), strict=True):
+        theirs = theirs.to(ours.device, ours.dtype)
+        ours.lerp_(theirs, alpha) if alpha < 1 else ours.copy_(theirs)
+    return reference
+
+
+def as_base(reference: Any) -> AbstractContextManager[None]:
+    """A context in which the policy computes as the reference, where that is its base."""
+    return reference.without() if isinstance(reference, Adapted) else nullcontext()
