@@ -81,6 +81,7 @@ def test_an_engine_as_new_as_the_policy_leaves_no_file(tmp_path: Path) -> None:
     [
         (["rl.algorithm={name: rloo}"], r"publish_every=2 trains on old .*allow: \[stale_without_ratio\]"),
         ([GRPO, "train.backend=deepspeed"], r"publish_every=2 keeps a copy .*train.backend: torch"),
+        ([GRPO, "train.lora={}"], r"publish_every=2 keeps a copy .*train.lora: null"),
     ],
 )
 def test_what_old_responses_would_spoil_is_refused(overrides: list[str], said: str) -> None:

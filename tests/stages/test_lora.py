@@ -1,0 +1,43 @@
+"""A recipe whose policy trains by adapters: what is published and saved is plain, and a broken run goes on the same."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+
+from pipeline.models.load import load_model
+from pipeline.stages.progress import Silent
+from pipeline.stages.train import train
+from tests.stages.tiny import tiny
+
+LORA = [
+    "train.lora={rank: 4, alpha: 8}",
+    "sft.steps=6",
+    "rl.rounds=2",
+    "rl.steps_per_round=1",
+    "rl.select.keep=all",
+    "sft.optimizer.learning_rate=0.02",
+]
+
+
+def test_a_run_with_adapters_ends_in_a_plain_model_and_goes_on_the_same(tmp_path: Path) -> None:
+    config = tiny(overrides=[*LORA, "checkpoint.keep=99"])
+    whole = tmp_path / "whole"
+    train(config, tmp_path, whole, "never", Silent())
+    wanted = dict(load_model(str(whole / "model")).named_parameters())
+    assert not any("lora" in name for name in wanted)
+    steps = sorted((whole / "checkpoints").iterdir())
+    assert (steps[0] / "adapter" / "adapter_model.safetensors").is_file()
+    for broken_at in (0, len(steps) - 2):
+        other = tmp_path / f"broken{broken_at}"
+        shutil.copytree(whole, other)
+        for later in sorted((other / "checkpoints").iterdir())[broken_at + 1 :]:
+            shutil.rmtree(later)
+        train(config, tmp_path, other, "must", Silent())
+        ends = dict(load_model(str(other / "model")).named_parameters())
+        assert all(torch.equal(ends[name], w) for name, w in wanted.items())
+    first = dict(load_model(str(steps[0] / "model")).named_parameters())
+    assert any(not torch.equal(first[name], w) for name, w in wanted.items())
+    assert torch.equal(first["model.embed_tokens.weight"], wanted["model.embed_tokens.weight"])
