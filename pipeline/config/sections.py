@@ -195,7 +195,7 @@ class CheckpointConfig(Section):
     """Checkpoints of the whole training state."""
 
     every_steps: int = Field(10, ge=1)
-    keep: int = Field(2, ge=1, description="newest ones kept, besides the last of each stage's model")
+    keep: int = Field(2, ge=1, description="newest ones kept, besides the last of each stage")
 
 
 class ReportConfig(Section):

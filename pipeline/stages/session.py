@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +31,7 @@ from pipeline.stages.prepare import RunData
 from pipeline.stages.programs import close_sandbox
 from pipeline.stages.progress import Progress, Silent
 from pipeline.stages.schedule import BASE, position, schedule
+from pipeline.stages.stale import Fingerprint, fingerprints, put_aside_stale, write_record
 from pipeline.stages.state import RunState
 from pipeline.train import checkpoint
 from pipeline.train.backend import Backend
@@ -40,17 +41,6 @@ from pipeline.train.texts import Row
 from pipeline.train.watch import WATCH
 
 Resume = Literal["auto", "never", "must"]
-FREE_TO_CHANGE = frozenset({"output", "checkpoint", "report", "prefect", "launch"})
-"""Sections of a recipe that may differ when a run goes on: they decide nothing that is trained."""
-FREE_OF_SANDBOX = frozenset({"min_level", "workers", "url", "token_env"})
-"""Of the section `sandbox`: where programs run may differ too, what each may use may not."""
-FREE_OF_VLLM = frozenset(
-    {
-        *("servers", "urls", "transfer", "bucket_mib", "concurrency", "start_timeout_s", "request_timeout_s"),
-        *("gpu_memory_share", "kv_cache_gib", "sleep"),
-    }
-)
-"""Of the section `rollout.vllm`: where servers are, how they are asked and what memory the engine has may differ."""
 
 
 def unheard(name: str, fields: dict[str, Any]) -> None:
@@ -80,6 +70,8 @@ class Session:
     state: RunState
     pad_id: int
     trackers: Trackers
+    fingerprints: list[Fingerprint]
+    """Of all stages, in order; for rank 0."""
     parts: Parts | None = None
     """Of the present stage's algorithm; None where it is not RL."""
     controllers: Controllers | None = None
@@ -110,6 +102,13 @@ class Session:
         """The processes that train together."""
         return self.backend.ranks
 
+    @property
+    def is_at_end_of_stage(self) -> bool:
+        """All items of the present stage are done."""
+        items, state = schedule(self.recipe), self.state
+        left = items[position(items, state.num_done, state.is_evaluated) :]
+        return state.step == 0 and not any(i.stage in (BASE, state.stage) for i in left[:1])
+
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
         """Count the block's seconds to `phase`."""
@@ -138,6 +137,8 @@ class Session:
     def save(self) -> None:
         """Write a checkpoint of everything that the next step depends on."""
         state = self.state
+        if self.is_at_end_of_stage:
+            state.ends[state.stage] = state.serial
         state.offsets = self.store.sync()
         state.sampler = self.sampler.state_dict()
         state.ledger = self.ledger.state_dict()
@@ -157,7 +158,7 @@ class Session:
 
         try:
             if self.ranks.is_first:
-                checkpoint.save(root, serial, write, self.config.checkpoint.keep)
+                checkpoint.save(root, serial, write, self.config.checkpoint.keep, frozenset(state.ends.values()))
             else:
                 write(checkpoint.partial_path(root, serial))
             self.ranks.barrier()  # nobody goes on before the checkpoint is named
@@ -224,27 +225,11 @@ def locked(folder: Path) -> Iterator[None]:
         handle.close()
 
 
-def check_same_recipe(folder: Path, config: RunConfig) -> None:
-    """Raises: RunError naming the first field in which the recipe differs from the one that the run began with."""
-    import yaml
+def find_checkpoint(folder: Path, resume: Resume, progress: Progress, prints: Sequence[Fingerprint]) -> Path | None:
+    """The checkpoint to go on from; None to begin. What stages of other fingerprints than `prints` made is put aside.
 
-    path = folder / "recipe.yaml"
-    if not path.is_file():
-        return
-    before, now = yaml.safe_load(path.read_text()), yaml.safe_load(dump(config))
-    found = _first_difference(_decisive(before), _decisive(now))
-    if found is not None:
-        name, old, new = found
-        raise RunError(
-            f"{folder} was begun with {name}={old!r} and is now asked to go on with {new!r}; undo the change, give "
-            "this run another name (--set name=…), or delete the folder"
-        )
-
-
-def find_checkpoint(folder: Path, resume: Resume, progress: Progress) -> Path | None:
-    """The checkpoint to go on from; None to begin.
-
-    Raises: RunError where `resume` says never and there is one, or must and there is none.
+    Raises: RunError where `resume` says never and there is one, or must and there is none; or where the recipe changed
+    what the first stage is made of.
     """
     path, refused = checkpoint.newest(folder / "checkpoints")
     for bad in refused:
@@ -256,7 +241,7 @@ def find_checkpoint(folder: Path, resume: Resume, progress: Progress) -> Path | 
             f"{folder} already holds a run, and resume is 'never'; use resume 'auto' to go on, another name, or "
             "delete the folder"
         )
-    return path
+    return path if path is None else put_aside_stale(folder, prints, path, progress)
 
 
 def open_session(
@@ -276,8 +261,8 @@ def open_session(
     """
     from pipeline.stages.build import build_backend, build_engine, build_graders, build_policy, resolve_parts
 
-    check_same_recipe(folder, config)
-    start = ranks.agree(lambda: find_checkpoint(shared or folder, resume, progress))
+    prints = fingerprints(config, data, base_dir) if ranks.is_first else []
+    start = ranks.agree(lambda: find_checkpoint(shared or folder, resume, progress, prints))
     scorer, second, isolation = build_graders(config, data, base_dir, progress)
     state = RunState() if start is None else RunState.from_json(json.loads((start / "state.json").read_text()))
     tokenizer = data.renderer.tokenizer
@@ -295,6 +280,7 @@ def open_session(
     session = Session(
         recipe=config,
         config=config,
+        fingerprints=prints,
         folder=folder,
         shared=shared or folder,
         data=data,
@@ -332,6 +318,9 @@ def enter(session: Session, stage: str) -> None:
     """Make the session one of that stage: its recipe, its algorithm, and counters of its own."""
     from pipeline.stages.build import resolve_parts
 
+    if session.ranks.is_first:
+        begun = session.recipe.stage_names.index(stage) + 1
+        write_record(session.folder, session.fingerprints[:begun])
     if session.config.stage_names == (stage,) and session.state.stage == stage:
         return
     session.config = session.recipe.of_stage(stage)
@@ -350,7 +339,8 @@ def _order(config: RunConfig, data: RunData, state: RunState) -> tuple[PromptSam
     """What draws prompts, and what it knows of their pass rates, as far as the run has come."""
     ledger, how = PassRateLedger(), config.data.sampling
     sampler = PromptSampler(data.train, config.seed, how.order, how.weights, ledger, how.pass_rate)
-    if state.sampler is not None and state.ledger is not None:
+    # where nothing was drawn yet, the prompts may have changed since: no stage so far depends on them
+    if state.sampler is not None and state.ledger is not None and any(state.sampler["drawn"].values()):
         ledger.load_state_dict(state.ledger)
         sampler.load_state_dict(state.sampler)
     return sampler, ledger
@@ -371,22 +361,3 @@ def _write_down(session: Session) -> None:
     with checkpoint.disk_errors(f"writing into {session.folder}"):
         (session.folder / "recipe.yaml").write_text(dump(session.recipe))
         write_run_info(session)
-
-
-def _decisive(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    """The recipe without what may differ when a run goes on."""
-    kept = {k: v for k, v in recipe.items() if k not in FREE_TO_CHANGE}
-    limits = {k: v for k, v in (kept.get("sandbox") or {}).items() if k not in FREE_OF_SANDBOX}
-    rollout = dict(kept.get("rollout") or {})
-    rollout["vllm"] = {k: v for k, v in (rollout.get("vllm") or {}).items() if k not in FREE_OF_VLLM}
-    return {**kept, "sandbox": limits, "rollout": rollout}
-
-
-def _first_difference(old: Any, new: Any, name: str = "") -> tuple[str, Any, Any] | None:
-    if isinstance(old, dict) and isinstance(new, dict):
-        for key in [*old, *(k for k in new if k not in old)]:
-            found = _first_difference(old.get(key), new.get(key), f"{name}.{key}" if name else str(key))
-            if found is not None:
-                return found
-        return None
-    return None if old == new else (name, old, new)

@@ -51,6 +51,8 @@ class RunState:
     """Adaptive coefficients."""
     serial: int = 0
     """Number of the next checkpoint."""
+    ends: dict[str, int] = field(default_factory=dict)
+    """stage -> the checkpoint at its end, which is kept."""
     offsets: dict[str, int] = field(default_factory=dict)
     """Bytes in each of the store's files."""
 

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +34,10 @@ class Refused:
     reason: str
 
 
-def save(root: Path, serial: int, write: Callable[[Path], None], keep: int) -> Path:
-    """Write checkpoint `serial` under `root` with `write(folder)`, atomically; then drop all but the newest `keep`.
+def save(root: Path, serial: int, write: Callable[[Path], None], keep: int, kept: Set[int] = frozenset()) -> Path:
+    """Write checkpoint `serial` under `root` with `write(folder)`, atomically; then drop old ones.
+
+    The newest `keep` stay, and beside them those of the serials in `kept`.
 
     Raises: RunError when the disk is full or not writable; what was there before is untouched.
     """
@@ -54,7 +56,7 @@ def save(root: Path, serial: int, write: Callable[[Path], None], keep: int) -> P
         _sync(partial)
         _replace(partial, final)
         _sync(root)
-    for old in _numbered(root)[keep:]:
+    for old in [p for p in _numbered(root) if int(p.name) not in kept][keep:]:
         shutil.rmtree(old, ignore_errors=True)
     return final
 

@@ -55,7 +55,8 @@ class TorchBackend:
         return device
 
     def start(self, optimizer: OptimizerConfig, total_steps: int) -> None:
-        """A fresh optimiser for `total_steps` updates."""
+        """A fresh optimiser for `total_steps` updates; reference and critic of a stage before are gone."""
+        self.reference = self.critic = None
         self.config, self.total_steps, self.num_updates = optimizer, total_steps, 0
         self.optimizer = adamw(self.model.parameters(), optimizer)
         self.discard()

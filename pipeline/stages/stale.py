@@ -1,0 +1,264 @@
+"""Which stages of a run still are what its recipe and data would make, and what is done with those that are not.
+
+A stage's fingerprint is a hash of all that decides it and of the fingerprint of the stage before it; `stages.json` has
+those of the stages that were begun. When the run is started again, the first that differs and all after it are stale:
+what they had made is put aside, and the run goes on from the end of the last stage that is as it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.data import VerifierChoice
+from pipeline.config.run import RunConfig
+from pipeline.errors import RunError
+from pipeline.report.files import write_atomic
+from pipeline.report.store import FILES
+from pipeline.stages.prepare import RunData
+from pipeline.stages.progress import Progress
+from pipeline.stages.state import RunState
+from pipeline.train import checkpoint
+
+RECORD, ASIDE = "stages.json", "stale"
+FREE_OF_SANDBOX = frozenset({"min_level", "workers", "url", "token_env"})
+"""Of the section `sandbox`: where programs run may differ, what each may use may not."""
+FREE_OF_VLLM = frozenset(
+    {
+        *("servers", "urls", "transfer", "bucket_mib", "concurrency", "start_timeout_s", "request_timeout_s"),
+        *("gpu_memory_share", "kv_cache_gib", "sleep"),
+    }
+)
+"""Of the section `rollout.vllm`: where servers are, how they are asked and what memory the engine has may differ."""
+FREE_OF_STAGES = frozenset({"evaluate_every"})
+"""Of the sections of stages: what decides nothing that is trained."""
+SHOWN = 3
+"""Changes that are said of a stage."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What decides a stage, and a hash of that and of all stages before it."""
+
+    name: str
+    kind: str
+    fingerprint: str
+    fields: dict[str, Any]
+    """Values of the recipe by dotted name; hashes of what was read."""
+
+
+def fingerprints(config: RunConfig, data: RunData, base_dir: Path) -> list[Fingerprint]:
+    """Of all stages of the recipe, in order."""
+    found: list[Fingerprint] = []
+    model = _model_files(config)
+    for stage in config.stages:
+        view = config.of_stage(stage.name)
+        fields = {**recipe_fields(view), **model, **_data_fields(view, data), **_code_fields(view, base_dir)}
+        before = found[-1].fingerprint if found else ""
+        text = json.dumps([stage.name, stage.kind, fields, before], sort_keys=True, default=str)
+        found.append(Fingerprint(stage.name, stage.kind, _hash(text.encode()), json.loads(json.dumps(fields))))
+    return found
+
+
+def recipe_fields(view: RunConfig) -> dict[str, Any]:
+    """What a recipe says that decides its one stage, by dotted name; see `RunConfig.of_stage`."""
+    (stage,) = view.stages
+    section = getattr(view, stage.kind)
+    recipe = view.model_dump(mode="json")
+    tree: dict[str, Any] = {name: recipe[name] for name in ("seed", "model", "train")}
+    tree["data"] = {"template": recipe["data"]["template"]}
+    tree |= {name: recipe[name] for name in sorted(section.reads & recipe.keys())}
+    tree[stage.kind] = {k: v for k, v in recipe[stage.kind].items() if k not in FREE_OF_STAGES}
+    if "sandbox" in tree:
+        tree["sandbox"] = {k: v for k, v in tree["sandbox"].items() if k not in FREE_OF_SANDBOX}
+    if "rollout" in tree:
+        vllm = {k: v for k, v in tree["rollout"]["vllm"].items() if k not in FREE_OF_VLLM}
+        tree["rollout"] = {**tree["rollout"], "vllm": vllm}
+        if view.rollout.publish_every > 1:  # an evaluation gives the engine new weights
+            tree["evaluation"] = {"every_rounds": view.evaluation.every_rounds, "is_on": bool(view.data.evaluation)}
+    if "prompts" in section.reads:
+        tree["data"]["sampling"] = recipe["data"]["sampling"]
+        tree["data"]["verifiers"] = {c.key: c.model_dump(mode="json") for c in _choices_of_rows(view)}
+    return dict(_leaves(tree))
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What changed between the fields of two fingerprints, in words."""
+    names = [*before, *(n for n in now if n not in before)]
+    return [_said(n, before.get(n), now.get(n)) for n in names if before.get(n) != now.get(n)]
+
+
+def read_record(folder: Path) -> list[Fingerprint]:
+    """The stages that the run in `folder` has begun. Raises: RunError for a file that is not as it was written."""
+    path = folder / RECORD
+    if not path.is_file():
+        return []
+    try:
+        return [Fingerprint(**row) for row in json.loads(path.read_text())["stages"]]
+    except (ValueError, KeyError, TypeError) as exc:
+        raise RunError(f"{path} cannot be read ({exc}); restore it, or start under another name") from exc
+
+
+def write_record(folder: Path, begun: Sequence[Fingerprint]) -> None:
+    """Write the stages that were begun, where that is not what stands there."""
+    text = json.dumps({"stages": [asdict(f) for f in begun]}, indent=1, ensure_ascii=False).encode()
+    if not (folder / RECORD).is_file() or (folder / RECORD).read_bytes() != text:
+        write_atomic(folder / RECORD, text)
+
+
+def put_aside_stale(folder: Path, now: Sequence[Fingerprint], newest: Path, progress: Progress) -> Path:
+    """The checkpoint to go on from: `newest`, or the end of the last stage that is as it was.
+
+    Then what later stages had made is put into `folder`/stale/N, and that is said with the reason.
+    Raises: RunError where the first stage changed, so that there is nothing to go on from.
+    """
+    begun = read_record(folder)
+    index = next((i for i, f in enumerate(begun) if i >= len(now) or f.fingerprint != now[i].fingerprint), None)
+    if index is None:
+        return newest
+    changes = _changes(begun[index], now[index] if index < len(now) else None)
+    ends = RunState.from_json(json.loads((newest / "state.json").read_text())).ends
+    good = [f.name for f in begun[:index] if f.name in ends]
+    while good and checkpoint.fault(newest.parent / f"{ends[good[-1]]:08d}") is not None:
+        progress.say(f"the checkpoint at the end of {good[-1]} cannot be trusted; going further back")
+        good.pop()
+    if not good:
+        raise RunError(
+            f"{folder} was begun with another recipe or other data: {_brief(changes)}; there is no stage before "
+            f"{begun[index].name} to go on from. Undo the change, give this run another name (--set name=…), or delete "
+            "the folder"
+        )
+    end = newest.parent / f"{ends[good[-1]]:08d}"
+    stale = [f.name for f in begun[len(good) :]]
+    where = _move(folder, end, stale)
+    write_record(folder, begun[: len(good)])
+    if where is not None:
+        one = len(stale) == 1
+        progress.say(
+            f"{' and '.join(stale)} {'is' if one else 'are'} stale: {_brief(changes)}; {'runs' if one else 'they run'} "
+            f"again from the end of {good[-1]}; what {'it' if one else 'they'} had made is kept in "
+            f"{where.relative_to(folder)}"
+        )
+    return end
+
+
+def _changes(before: Fingerprint, now: Fingerprint | None) -> list[str]:
+    if now is None:
+        return [f"the recipe has no stage {before.name} any more"]
+    if (before.name, before.kind) != (now.name, now.kind):
+        return [f"this stage was {before.name} (kind {before.kind}), is {now.name} (kind {now.kind})"]
+    return differences(before.fields, now.fields) or ["it was made by another version of verizero"]
+
+
+def _brief(changes: Sequence[str]) -> str:
+    rest = len(changes) - SHOWN
+    return "; ".join(changes[:SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
+
+
+def _said(name: str, before: Any, now: Any) -> str:
+    if any(str(v).startswith("sha256:") for v in (before, now)):
+        return f"{name} changed"
+    return f"{name} was {before!r}, is {now!r}"
+
+
+def _move(folder: Path, end: Path, stages: Sequence[str]) -> Path | None:
+    """Put aside all that was made after checkpoint `end`, the files' tails copied; where to. None: nothing was.
+
+    Killed at any point and called again it moves what is left.
+    """
+    offsets = json.loads((end / "state.json").read_text())["offsets"]
+    tails = {name: _tail(folder / name, offsets.get(name, 0)) for name in FILES}
+    later = [p for p in (folder / "checkpoints").iterdir() if p.name.isdigit() and int(p.name) > int(end.name)]
+    made = [folder / "stages" / name for name in stages]
+    if not later and not any(tails.values()):
+        return None
+    number = 1 + max((int(p.name) for p in (folder / ASIDE).glob("*") if p.name.isdigit()), default=0)
+    where = folder / ASIDE / str(number)
+    with checkpoint.disk_errors(f"putting stale stages into {where}"):
+        (where / "checkpoints").mkdir(parents=True)
+        for name, tail in tails.items():
+            (where / name).write_bytes(tail)
+        shutil.copy2(folder / RECORD, where / RECORD)
+        for path in (*made, *(folder / n for n in ("recipe.yaml", "summary.json", "report.html", "model"))):
+            if path.exists():
+                (where / path.relative_to(folder)).parent.mkdir(exist_ok=True)
+                os.rename(path, where / path.relative_to(folder))
+        for path in sorted(later):
+            os.rename(path, where / "checkpoints" / path.name)
+    return where
+
+
+def _tail(path: Path, start: int) -> bytes:
+    if not path.is_file():
+        return b""
+    with path.open("rb") as file:
+        file.seek(start)
+        return file.read()
+
+
+def _data_fields(view: RunConfig, data: RunData) -> dict[str, str]:
+    """Hashes of the rows that the stage goes through."""
+    (stage,) = view.stages
+    wanted = set(getattr(view, stage.kind).reads) - {"demonstrations"}
+    wanted |= {"demonstrations"} if view.needs_demonstrations else set()
+    rows: dict[str, Sequence[Any]] = {
+        "prompts": data.train,
+        "demonstrations": data.demonstrations,
+        "text": data.text.get(stage.name, []),
+    }
+    names = {"prompts": "rows of data.train", "demonstrations": "the demonstrations", "text": "the texts"}
+    return {names[what]: _hash_rows(rows[what]) for what in sorted(wanted & rows.keys())}
+
+
+def _code_fields(view: RunConfig, base_dir: Path) -> dict[str, str]:
+    """Hashes of the verifiers that are files of the user's."""
+    if "scoring" not in getattr(view, view.stages[0].kind).reads:
+        return {}
+    chosen = [*_choices_of_rows(view), *(c.verifier for c in view.scoring.components)]
+    if view.scoring.second_opinion is not None:
+        chosen.append(view.scoring.second_opinion.verifier)
+    files = {choice.path.rpartition(":")[0] for choice in chosen if choice.path is not None}
+    return {f"verifier {name}": _hash((base_dir / name).read_bytes()) for name in sorted(files)}
+
+
+def _choices_of_rows(view: RunConfig) -> list[VerifierChoice]:
+    return list({s.verifier.key: s.verifier for s in view.data.train if s.verifier is not None}.values())
+
+
+def _model_files(config: RunConfig) -> dict[str, str]:
+    """A hash of the model that the first stage starts from, where it is a folder here."""
+    folder = None if config.model.path is None else Path(config.model.path)
+    if folder is None or not folder.is_dir():
+        return {}
+    whole = hashlib.sha256()
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        whole.update(f"{path.relative_to(folder)} {digest}\n".encode())
+    return {"files of model.path": f"sha256:{whole.hexdigest()}"}
+
+
+def _hash_rows(rows: Sequence[Any]) -> str:
+    whole = hashlib.sha256()
+    for row in rows:
+        whole.update(json.dumps(row if isinstance(row, str) else asdict(row), sort_keys=True, default=str).encode())
+        whole.update(b"\n")
+    return f"sha256:{whole.hexdigest()}"
+
+
+def _hash(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def _leaves(tree: dict[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, f"{place}{name}.")
+        else:
+            yield f"{place}{name}", value

@@ -1,0 +1,210 @@
+"""A run started again with another recipe or other data: exactly the stages from the first changed one run again."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.run import RunConfig
+from pipeline.errors import RunError
+from pipeline.stages.progress import Silent
+from pipeline.stages.stale import ASIDE, RECORD, differences, read_record, recipe_fields
+from pipeline.stages.train import train
+from tests.stages.broken import Broken, run
+from tests.stages.kill_driver import fingerprint
+from tests.stages.tiny import tiny
+
+SHORT: dict[str, Any] = {
+    "stages": ["sft", "rl", {"name": "sft_again", "kind": "sft", "with": {"steps": 3}}],
+    "sft": {"steps": 20},
+    "rl": {"rounds": 1, "steps_per_round": 2, "select": {"keep": "all"}},
+    "data": {"train": [{"file": "rows.jsonl", "verifier": "math"}], "evaluation": []},
+}
+
+
+class Heard(Silent):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def rows(folder: Path, num: int = 12) -> None:
+    lines = [
+        {"id": f"s{a}", "question": f"{a}+2=", "answer": str(a + 2), "demonstration": f"\\boxed{{{a + 2}}}"}
+        for a in range(num)
+    ]
+    folder.mkdir(exist_ok=True)
+    (folder / "rows.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def short(*overrides: str) -> RunConfig:
+    return tiny(SHORT, overrides)
+
+
+def go(config: RunConfig, base: Path) -> list[str]:
+    """What is said of a run of `config` in `base`/run, with the rows of `base`."""
+    heard = Heard()
+    train(config, base, base / "run", "auto", heard)
+    return [line for line in heard.lines if "stale" in line]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    base = tmp_path_factory.mktemp("done")
+    rows(base)
+    assert go(short(), base) == []
+    return base
+
+
+@pytest.fixture
+def base(done: Path, tmp_path: Path) -> Path:
+    """A done run of its own."""
+    return Path(shutil.copytree(done, tmp_path / "again"))
+
+
+def fresh(config: RunConfig, tmp_path: Path, num_rows: int = 12) -> dict[str, str]:
+    """What the recipe leaves where nothing was before."""
+    rows(tmp_path / "fresh", num_rows)
+    go(config, tmp_path / "fresh")
+    return fingerprint(tmp_path / "fresh" / "run")
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in (folder / "run").glob("*.json*") if p.name not in ("summary.json",)}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "free", [(), ("evaluation.k=5", "evaluation.limit=2"), ("report.samples_per_step=1", "checkpoint.every_steps=7")]
+)
+def test_a_done_run_is_not_run_again(base: Path, free: tuple[str, ...]) -> None:
+    before = files(base)
+    assert go(short(*free), base) == []
+    assert files(base) == before
+    assert not (base / "run" / ASIDE).exists()
+
+
+@pytest.mark.integration
+def test_a_changed_stage_and_those_after_it_run_again(base: Path, tmp_path: Path) -> None:
+    before = files(base)
+    (said,) = go(short("rl.optimizer.learning_rate=2e-3"), base)
+    assert said == (
+        "rl and sft_again are stale: rl.optimizer.learning_rate was 0.001, is 0.002; they run again from the end of "
+        "sft; what they had made is kept in stale/1"
+    )
+    assert fingerprint(base / "run") == fresh(short("rl.optimizer.learning_rate=2e-3"), tmp_path)
+    assert go(short("rl.optimizer.learning_rate=2e-3"), base) == []
+
+    aside = base / "run" / ASIDE / "1"
+    kept = before["metrics.jsonl"].removesuffix((aside / "metrics.jsonl").read_bytes())
+    assert [json.loads(line)["stage"] for line in kept.splitlines()] == ["sft"] * 20
+    assert (base / "run" / "metrics.jsonl").read_bytes().startswith(kept)
+    assert before["rollouts.jsonl"] == (aside / "rollouts.jsonl").read_bytes()
+    assert {p.name for p in aside.iterdir()} >= {"model", "report.html", "summary.json", "recipe.yaml", "checkpoints"}
+    assert json.loads((aside / RECORD).read_text()) == json.loads(before[RECORD])
+    assert len(list((aside / "checkpoints").iterdir())) > 0
+
+
+@pytest.mark.integration
+def test_the_last_stage_alone(base: Path, tmp_path: Path) -> None:
+    (said,) = go(short("stages.2.with.steps=5"), base)
+    assert said.startswith("sft_again is stale: sft.steps was 3, is 5; runs again from the end of rl; what it had made")
+    assert fingerprint(base / "run") == fresh(short("stages.2.with.steps=5"), tmp_path)
+
+
+@pytest.mark.integration
+def test_a_stage_more_is_gone_on_with_and_one_less_put_aside(base: Path, tmp_path: Path) -> None:
+    assert "the recipe has no stage sft_again any more" in go(short("stages=[sft, rl]"), base)[0]
+    assert fingerprint(base / "run") == fresh(short("stages=[sft, rl]"), tmp_path)
+    before = (base / "run" / "metrics.jsonl").read_bytes()
+    assert go(short(), base) == []
+    assert (base / "run" / "metrics.jsonl").read_bytes().startswith(before)
+    assert [f.name for f in read_record(base / "run")] == ["sft", "rl", "sft_again"]
+
+
+@pytest.mark.integration
+def test_changed_rows_are_seen(base: Path) -> None:
+    rows(base, 13)
+    with pytest.raises(RunError, match=r"the demonstrations changed; there is no stage before sft to go on from"):
+        go(short(), base)
+    rows(base)
+    with pytest.raises(RunError, match=r"begun with another recipe or other data: seed was 3, is 4; "):
+        go(short("seed=4"), base)
+    assert go(short(), base) == []
+
+
+@pytest.mark.integration
+def test_rows_that_one_stage_reads_make_that_stage_stale(tmp_path: Path) -> None:
+    """The demonstrations are in a file of their own, so that SFT does not read the prompts."""
+    own = tmp_path / "own"
+    rows(own)
+    (own / "rows.jsonl").rename(own / "shown.jsonl")
+    rows(own)
+    config = short("data.demonstrations=[{file: shown.jsonl, verifier: math}]")
+    go(config, own)
+    rows(own, 13)
+    (said,) = go(config, own)
+    assert said.startswith("rl and sft_again are stale: rows of data.train changed; they run again from the end of sft")
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("moment", [("update", 2), ("update", 1), ("train", 1)])
+def test_a_run_broken_off_goes_on_with_another_recipe(tmp_path: Path, moment: tuple[str, int]) -> None:
+    base = tmp_path / "own"
+    rows(base)
+    with pytest.raises(Broken):
+        run(short(), base / "run", moment)
+    changed = short("rl.optimizer.learning_rate=2e-3")
+    said = go(changed, base)
+    assert [line.split(":")[0] for line in said] == (["rl is stale"] if moment == ("update", 2) else [])
+    assert fingerprint(base / "run") == fresh(changed, tmp_path)
+
+
+@pytest.mark.integration
+def test_a_checkpoint_that_cannot_be_trusted_sends_it_further_back(base: Path, tmp_path: Path) -> None:
+    state = json.loads((max((base / "run" / "checkpoints").iterdir()) / "state.json").read_text())
+    end_of_rl = base / "run" / "checkpoints" / f"{state['ends']['rl']:08d}"
+    (end_of_rl / "trainer.pt").write_bytes(b"torn")
+    (said,) = go(short("stages.2.with.steps=5"), base)
+    assert said.startswith("rl and sft_again are stale: sft.steps was 3, is 5; they run again from the end of sft")
+    assert fingerprint(base / "run") == fresh(short("stages.2.with.steps=5"), tmp_path)
+
+
+def test_fields_are_those_that_decide_the_stage() -> None:
+    base = {s: recipe_fields(short().of_stage(s)) for s in ("sft", "rl")}
+    for override, of_sft, of_rl in (
+        ("sft.steps=21", True, False),
+        ("rl.group_size=4", False, True),
+        ("rollout.temperature=0.5", False, True),
+        ("scoring.no_answer=-1", False, True),
+        ("data.sampling.order=sequential", False, True),
+        ("data.template={name: r1_zero}", True, True),
+        ("seed=9", True, True),
+        ("train.micro_batch_tokens=64", True, True),
+        ("evaluation.every_rounds=3", False, False),
+        ("sft.evaluate_every=5", False, False),
+        ("output=elsewhere", False, False),
+        ("sandbox.workers=9", False, False),
+    ):
+        config = short(override)
+        found = [bool(differences(base[s], recipe_fields(config.of_stage(s)))) for s in ("sft", "rl")]
+        assert found == [of_sft, of_rl], override
+
+
+def test_evaluations_decide_where_the_engine_takes_weights_at_them() -> None:
+    lagging = {**SHORT, "rollout": {"publish_every": 2}}
+    before, now = (tiny(lagging, o).of_stage("rl") for o in ([], ["evaluation.every_rounds=3"]))
+    assert differences(recipe_fields(before), recipe_fields(now)) == ["evaluation.every_rounds was 1, is 3"]
+
+
+def test_a_record_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    assert read_record(tmp_path) == []
+    (tmp_path / RECORD).write_text('{"stages": [{"name": 3}]}')
+    with pytest.raises(RunError, match=r"stages\.json cannot be read"):
+        read_record(tmp_path)
