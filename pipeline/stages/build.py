@@ -87,7 +87,12 @@ def build_policy(config: RunConfig, tokenizer: Any, start: Path | None) -> Any:
 
 
 def build_backend(config: RunConfig, model: Any, ranks: Ranks = ALONE) -> Backend:
-    """The training backend around the policy, of which every rank has built the same."""
+    """The training backend around the policy, of which every rank has built the same.
+
+    Raises: ConfigError for an algorithm that needs what the policy cannot give, of whichever stage.
+    """
+    for stage in config.stages_of("rl"):
+        resolve_parts(config.of_stage(stage.name), model)
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
     adapted, how = None, config.train.lora

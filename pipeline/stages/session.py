@@ -259,7 +259,7 @@ def open_session(
     `folder` is where this process writes, `shared` (None: the same) the run's folder.
     Raises: RunError, CheckpointError, ConfigError, DataError.
     """
-    from pipeline.stages.build import build_backend, build_engine, build_graders, build_policy, resolve_parts
+    from pipeline.stages.build import build_backend, build_engine, build_graders, build_policy
 
     prints = fingerprints(config, data, base_dir) if ranks.is_first else []
     start = ranks.agree(lambda: find_checkpoint(shared or folder, resume, progress, prints))
@@ -267,8 +267,6 @@ def open_session(
     state = RunState() if start is None else RunState.from_json(json.loads((start / "state.json").read_text()))
     tokenizer = data.renderer.tokenizer
     model = build_policy(config, tokenizer, start)
-    for stage in config.stages_of("rl"):
-        resolve_parts(config.of_stage(stage.name), model)  # said now, not when that stage begins
     backend = build_backend(config, model, ranks)
     if start is not None:
         backend.load(start)
