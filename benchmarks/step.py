@@ -142,6 +142,7 @@ def compare_overlap(asked: argparse.Namespace) -> None:
             "generate_s": round(middle["generate"], 4),
             "trainer_waits_s": round(middle["verify"], 4),
             "graders_at_work_s": round(middle["graders"], 4),
+            "share_waited": round(statistics.median(r["verify"] / (r["generate"] + r["verify"]) for r in rows), 3),
             "generate_and_wait_s": round(statistics.median(row["generate"] + row["verify"] for row in rows), 4),
         }
         print(json.dumps(said), flush=True)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Generic, TypeVar, get_type_hints, overload
+from typing import Any, ClassVar, Generic, TypeVar, get_type_hints, overload
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -46,6 +46,8 @@ class VerifierParams(BaseModel):
     """Base of a verifier's parameters: frozen, unknown keys refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    may_leave: ClassVar[bool] = True
+    """It may be graded by in another process: it holds no model, connection or process of its own."""
 
 
 P = TypeVar("P", bound=VerifierParams)

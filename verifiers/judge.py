@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
 
@@ -34,6 +34,7 @@ RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 class JudgeParams(VerifierParams):
     """Which judge, what it goes by, and how patiently it is asked."""
 
+    may_leave: ClassVar[bool] = False
     url: str | None = Field(None, description="base URL of the endpoint, e.g. http://localhost:8000/v1; None is off")
     model: str | None = Field(None, description="name of the model there")
     rubric: str = Field(RUBRIC, min_length=1, description="what the score means")

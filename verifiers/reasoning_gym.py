@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -30,6 +30,7 @@ MAX_REQUESTS = 20_000
 class ReasoningGymParams(VerifierParams):
     """How answers are graded."""
 
+    may_leave: ClassVar[bool] = False
     partial: bool = Field(
         False,
         description="give the package's partial credit; it pays for answers that merely contain the right one in many "

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -22,6 +22,7 @@ LOADING = threading.Lock()
 class ReferenceModelParams(VerifierParams):
     """Which model, and how its score becomes a reward."""
 
+    may_leave: ClassVar[bool] = False
     model: Path = Field(description="folder of a sequence classifier with one output, with its tokenizer")
     squash: Literal["sigmoid", "clip"] = Field("sigmoid", description="how a score becomes a number in [0, 1]")
     center: float = Field(0.0, allow_inf_nan=False, description="the score that is worth 0.5")

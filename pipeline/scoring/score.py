@@ -35,6 +35,24 @@ class Bound(Protocol):
         ...
 
 
+class Elsewhere(Protocol):
+    """Another process that grades by the verifiers of these keys."""
+
+    keys: frozenset[str]
+
+    def begin(self) -> None:
+        """Be ready soon."""
+        ...
+
+    def score(self, key: str, attempts: Sequence[Attempt]) -> list[Verdict] | None:
+        """One verdict per attempt, in order; None where it cannot."""
+        ...
+
+    def close(self) -> None:
+        """End it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Tally:
     """What one scoring saw, for the metrics."""
@@ -61,17 +79,31 @@ class Tally:
 class Scorer:
     """Grades responses with the verifiers that prompts name."""
 
-    def __init__(self, config: ScoringConfig, bound: Mapping[str, Bound], components: Sequence[Bound] = ()) -> None:
-        """`components` are the verifiers of `config.components`, in order."""
+    def __init__(
+        self,
+        config: ScoringConfig,
+        bound: Mapping[str, Bound],
+        components: Sequence[Bound] = (),
+        apart: Elsewhere | None = None,
+    ) -> None:
+        """`components` are the verifiers of `config.components`, in order; `apart` grades what ends early."""
         self.config = config
         self.bound = {**bound, **{f"{COMPONENT}{i}": b for i, b in enumerate(components)}}
         self._threads = ThreadPoolExecutor(config.workers, "grade") if config.workers > 1 else None
         self._beside = ThreadPoolExecutor(1, "grade-ahead")
+        self._apart = apart
+
+    @property
+    def leaves_the_process(self) -> bool:
+        """All that is graded ahead is graded by another process: no grader stands in the way of this one's threads."""
+        return self._apart is not None and self._apart.keys >= set(self.bound)
 
     def ahead(self, with_components: bool = False) -> Ahead:
         """Takes responses as they end and begins to grade them; to be handed to `score`."""
         columns = self._columns(with_components)
-        return Ahead(columns, lambda keys, asked: self._grade(keys, asked, range(len(asked))), self._beside)
+        if self._apart is not None:
+            self._apart.begin()
+        return Ahead(columns, self._grade_ahead, self._beside)
 
     def score(
         self,
@@ -156,17 +188,27 @@ class Scorer:
     def close(self) -> None:
         """End the grading threads; what was to be graded ahead is left."""
         self._beside.shutdown(cancel_futures=True)
+        if self._apart is not None:
+            self._apart.close()
         if self._threads is not None:
             self._threads.shutdown()
 
-    def _grade(self, keys: Sequence[str], asked: Sequence[Attempt], rows: Sequence[int]) -> list[Verdict]:
+    def _grade_ahead(self, keys: Sequence[str], asked: Sequence[Attempt]) -> list[Verdict]:
+        """As `_grade`, by the other process where it may."""
+        return self._grade(keys, asked, range(len(asked)), self._apart)
+
+    def _grade(
+        self, keys: Sequence[str], asked: Sequence[Attempt], rows: Sequence[int], apart: Elsewhere | None = None
+    ) -> list[Verdict]:
         by_key: dict[str, list[int]] = {}
         for i in rows:
             by_key.setdefault(keys[i], []).append(i)
         jobs = [(key, some) for key, all_rows in by_key.items() for some in self._chunks(all_rows)]
 
         def grade(job: tuple[str, list[int]]) -> list[Verdict]:
-            return [_checked(v) for v in self.bound[job[0]].score([asked[i] for i in job[1]])]
+            key, these = job[0], [asked[i] for i in job[1]]
+            verdicts = apart.score(key, these) if apart is not None and key in apart.keys else None
+            return [_checked(v) for v in (self.bound[key].score(these) if verdicts is None else verdicts)]
 
         run: Callable[..., Any] = map if self._threads is None else self._threads.map
         found: dict[int, Verdict] = {}

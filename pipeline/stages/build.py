@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pipeline.config.data import VerifierChoice
 from pipeline.config.run import RECORDING_ENGINES, RunConfig, parts_of
 from pipeline.config.sections import VllmConfig
 from pipeline.errors import ConfigError
@@ -18,9 +19,10 @@ from pipeline.models.routing import num_experts, unreplayable
 from pipeline.rl.parts import Parts
 from pipeline.rollout.engine import Engine
 from pipeline.rollout.torch_engine import TorchEngine
-from pipeline.scoring.score import Scorer, bind_components, bind_verifiers
+from pipeline.scoring.score import COMPONENT, Scorer, bind_components, bind_verifiers
 from pipeline.scoring.second import SecondOpinions
 from pipeline.seeds import derive
+from pipeline.stages.apart import Apart, may_leave
 from pipeline.stages.parity import corrected
 from pipeline.stages.prepare import RunData
 from pipeline.stages.programs import open_sandbox
@@ -200,7 +202,12 @@ def build_graders(
         )
     also = [] if second is None else [second.bound]
     isolation = open_sandbox(config.sandbox, [*bound.values(), *components, *also], progress)
-    return Scorer(config.scoring, bound, components), second, isolation
+    choices = {key: config.data.verifiers.get(key) or VerifierChoice(name=key) for key in bound}
+    choices |= {f"{COMPONENT}{i}": c.verifier for i, c in enumerate(config.scoring.components)}
+    graders = bound | {f"{COMPONENT}{i}": b for i, b in enumerate(components)}
+    moving = {key: c for key, c in choices.items() if c.path is None and may_leave(graders[key])}
+    apart = Apart(config.sandbox, base_dir, moving) if moving and config.scoring.overlap is not False else None
+    return Scorer(config.scoring, bound, components, apart), second, isolation
 
 
 def write_run_info(session: Session) -> None:

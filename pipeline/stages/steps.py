@@ -79,7 +79,12 @@ def grades_beside(session: Session) -> bool:
         return asked
     if session.backend.model.device.type != "cpu":
         return True
-    return len(os.sched_getaffinity(0)) > torch.get_num_threads()
+    return usable_cores() > torch.get_num_threads()
+
+
+def usable_cores() -> int:
+    """How many cores this process may use; where the system does not say, how many there are."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def verify(session: Session, prompts: Sequence[Prompt], rollouts: Sequence[Rollout]) -> tuple[list[Group], Tally]:

@@ -22,7 +22,7 @@ from pipeline.stages.progress import Silent
 from pipeline.stages.rl import run as train_round
 from pipeline.stages.schedule import Item
 from pipeline.stages.session import Session
-from pipeline.stages.steps import Steps, grades_beside, plain
+from pipeline.stages.steps import Steps, grades_beside, plain, usable_cores
 from pipeline.stages.train import evaluate_model, opened, train
 from pipeline.types import Attempt, Verdict
 from tests.report.test_page import Reader
@@ -120,8 +120,16 @@ def test_without_a_word_it_takes_no_core_from_decoding(
     assert grades_beside(session) is wanted
 
 
+def test_cores_are_counted_where_the_system_does_not_say_which_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert usable_cores() == 6
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert usable_cores() == 1
+
+
 def test_an_evaluation_counts_failed_graders_and_raises_the_alarm(tmp_path: Path) -> None:
-    with session_of(tmp_path, scoring={"retries": 0}) as session:
+    with session_of(tmp_path, scoring={"retries": 0, "overlap": False}) as session:
         evaluate(session, Item("evaluate", "base", "base"), plain)
         session.scorer.bound = {k: Losing(v, 4) for k, v in session.scorer.bound.items()}
         train_round(session, round_of(session), Steps())
@@ -154,7 +162,7 @@ def test_an_evaluation_counts_failed_graders_and_raises_the_alarm(tmp_path: Path
 
 
 def test_an_evaluation_in_which_graders_fail_seldom_says_nothing(tmp_path: Path) -> None:
-    with session_of(tmp_path, scoring={"retries": 0, "alarm_rate": 0.5}) as session:
+    with session_of(tmp_path, scoring={"retries": 0, "alarm_rate": 0.5, "overlap": False}) as session:
         session.scorer.bound = {k: Losing(v, 4) for k, v in session.scorer.bound.items()}
         evaluate(session, Item("evaluate", "base", "base"), plain)
         said = session.progress.lines  # type: ignore[attr-defined]

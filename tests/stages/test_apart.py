@@ -1,0 +1,148 @@
+"""Graders in a process of their own: the same verdicts, none lost when it dies, and no process left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.data import VerifierChoice
+from pipeline.config.sandbox import SandboxConfig
+from pipeline.config.scoring import ScoringConfig
+from pipeline.scoring.ahead import attempt_of
+from pipeline.scoring.score import Scorer
+from pipeline.stages.apart import Apart, may_leave
+from pipeline.types import Attempt, Prompt, Rollout, Written
+from verifiers.base import load
+
+NOISY = """
+from verifiers.base import verifier
+
+@verifier
+def noisy(attempt):
+    print("graded", attempt.response, flush=True)
+    return attempt.response == attempt.reference
+"""
+CODE = {"fn": "f", "tests": [{"args": [x], "expected": 2 * x} for x in range(3)]}
+ASKED = {
+    "math": [Attempt("\\boxed{\\frac12}", "0.5"), Attempt("\\boxed{2}", "0.5"), Attempt("<think>", "1")],
+    "code": [Attempt("def f(x): return 2 * x", CODE), Attempt("def f(x): return x", CODE), Attempt("1 +", CODE)],
+    "loud": [Attempt("a", "a"), Attempt("b", "a")],
+}
+
+
+@pytest.fixture
+def choices(tmp_path: Path) -> dict[str, VerifierChoice]:
+    (tmp_path / "noisy.py").write_text(NOISY)
+    parts = [{"path": "noisy.py:noisy"}]
+    return {
+        "math": VerifierChoice(name="math"),
+        "code": VerifierChoice(name="code"),
+        "loud": VerifierChoice.model_validate(
+            {"name": "combine", "params": {"parts": parts}}, context={"base": tmp_path}
+        ),
+    }
+
+
+@pytest.fixture
+def apart(choices: dict[str, VerifierChoice], tmp_path: Path) -> Iterator[Apart]:
+    made = Apart(SandboxConfig(), tmp_path, choices)
+    yield made
+    made.close()
+
+
+def here(choices: dict[str, VerifierChoice], base: Path) -> dict[str, Any]:
+    return {k: load(c.name, c.path, base).bind(c.params, base) for k, c in choices.items()}
+
+
+def without_seconds(verdicts: Any) -> list[tuple[Any, ...]]:
+    return [(v.status, v.score, v.reason, v.extracted) for v in verdicts]
+
+
+def process_of(apart: Apart) -> subprocess.Popen[bytes]:
+    apart.begin()
+    assert apart._process is not None
+    return apart._process
+
+
+def test_verdicts_are_those_of_this_process(apart: Apart, choices: dict[str, VerifierChoice], tmp_path: Path) -> None:
+    """Also of a verifier that prints, and of one that runs programs."""
+    bound = here(choices, tmp_path)
+    for key, attempts in ASKED.items():
+        assert without_seconds(apart.score(key, attempts)) == without_seconds(bound[key].score(attempts)), key
+    assert os.getpriority(os.PRIO_PROCESS, process_of(apart).pid) > os.getpriority(os.PRIO_PROCESS, 0)
+
+
+def test_what_a_dead_process_leaves_is_graded_here(
+    apart: Apart, choices: dict[str, VerifierChoice], tmp_path: Path
+) -> None:
+    scorer = Scorer(ScoringConfig(), here(choices, tmp_path), apart=apart)
+    prompts = {f"p{i}": Prompt(f"p{i}", "q", "math", a.reference) for i, a in enumerate(ASKED["math"])}
+    rollouts = [Rollout(f"p{i}", 0, (1,), (2,), (0.0,), a.response, "stop", 0) for i, a in enumerate(ASKED["math"])]
+    wanted = [m.reward for m in scorer.score(prompts, rollouts)[0]]
+    assert wanted == [1.0, 0.0, 0.0]
+    assert scorer.leaves_the_process
+    for kills in (False, True):
+        ahead = scorer.ahead()
+        process = process_of(apart)
+        if kills:
+            process.kill()
+        ahead.add([Written(i, prompts[r.prompt_id], r.text, "stop") for i, r in enumerate(rollouts)])
+        assert [m.reward for m in scorer.score(prompts, rollouts, ahead=ahead)[0]] == wanted
+        asked = [attempt_of(prompts[r.prompt_id], r.text, "stop") for r in rollouts]
+        assert len(ahead.known(["math"] * 3, asked)[0]) == 3, "all were graded ahead"
+    scorer.close()
+    assert apart.score("math", ASKED["math"]) is None
+
+
+def test_closing_ends_it_and_asking_a_closed_one_starts_none(apart: Apart) -> None:
+    process = process_of(apart)
+    apart.close()
+    assert process.poll() is not None
+    apart.begin()
+    assert apart._process is None
+    assert apart.score("math", ASKED["math"]) is None
+
+
+def test_it_ends_when_its_trainer_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import sys, time\nfrom pathlib import Path\n"
+        "from pipeline.config.data import VerifierChoice\nfrom pipeline.config.sandbox import SandboxConfig\n"
+        "from pipeline.stages.apart import Apart\n"
+        "apart = Apart(SandboxConfig(), Path('.'), {'math': VerifierChoice(name='math')})\n"
+        "apart.begin()\nprint(apart._process.pid, flush=True)\ntime.sleep(600)"
+    )
+    trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert trainer.stdout is not None
+    pid = int(trainer.stdout.readline())
+    trainer.send_signal(signal.SIGKILL)
+    trainer.wait()
+    trainer.stdout.close()
+    end = time.monotonic() + 60
+    while is_alive(pid) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not is_alive(pid)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether it runs: one that nobody has waited for yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_what_holds_a_model_or_a_connection_stays(choices: dict[str, VerifierChoice], tmp_path: Path) -> None:
+    assert all(may_leave(bound) for bound in here(choices, tmp_path).values())
+    judge = load("judge").bind()
+    assert not may_leave(judge)
+    assert not may_leave(load("reference_model").bind({"model": tmp_path}))
+    assert not may_leave(load("combine").bind({"parts": [{"name": "math"}, {"name": "judge"}]}))
+    assert not may_leave(object())  # type: ignore[arg-type]
