@@ -129,6 +129,9 @@ class TrainConfig(Section):
     offload: Literal["none", "optimizer", "all"] = Field(
         "none", description="deepspeed: what waits in the CPU's memory; all: with zero 3, the weights too"
     )
+    sequence_parallel: int = Field(
+        1, ge=1, description="neighbouring ranks that hold each sequence together, in pieces"
+    )
     lora: LoraConfig | None = Field(None, description="train adapters, and keep the policy frozen; null: train all")
     gradient_checkpointing: bool = Field(False, description="compute activations again in the backward")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0 …")

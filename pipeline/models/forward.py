@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from pipeline.errors import ConfigError
 from pipeline.models.body import Body, is_plain
 from pipeline.models.head import head_logprobs
 from pipeline.models.packed import packed_states
 from pipeline.models.routing import Tally, replaying
+from pipeline.models.sequence import Pieces
 from pipeline.rl.logprobs import logprobs_and_entropy
 
 PLAIN_HEAD_BLOCKERS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
@@ -36,27 +38,63 @@ def logprobs_at(
     rerouted: Tally | None = None,
     lengths: Sequence[int] | None = None,
     chunk_tokens: int | None = None,
+    pieces: Pieces | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probs [B, T] in float32 of the tokens at `where`, 0 elsewhere, and their entropies if asked for.
 
     `chunk_tokens`: at most so many rows of logits exist at once; None: all. `kept` [N, K]: see `logprobs_and_entropy`;
-    the rest: see `logits_at`. Raises: ConfigError where the output layer cannot be computed in chunks.
+    `pieces`: each rank computes a piece of every row, and all get the same. The rest: see `logits_at`.
+
+    Raises: ConfigError where the output layer cannot be computed in chunks, or sequences in pieces.
     """
+    if pieces is not None:
+        return _in_pieces(model, input_ids, where, temperature, entropy, kept, routing, rerouted, chunk_tokens, pieces)
     targets = input_ids[where]
     if chunk_tokens is None:
         logits = logits_at(model, input_ids, where, routing, rerouted, lengths)
         values, entropies = logprobs_and_entropy(logits, targets, temperature, kept)
         return spread(values, where), spread(entropies, where) if entropy else None
-    if not _has_plain_head(model):
-        raise ConfigError(
-            f"train.logits_chunk_tokens={chunk_tokens}: model type {model.config.model_type!r} does more than one "
-            "product between its last hidden state and its logits; set it to null"
-        )
+    _require_plain_head(model, f"train.logits_chunk_tokens={chunk_tokens}", "null")
     with _routed(model, routing, rerouted):
         hidden = _hidden_before(model, input_ids, where, lengths)
     head = model.get_output_embeddings()
     found, seen = head_logprobs(head, hidden, targets, temperature, kept, chunk_tokens, entropy)
     return spread(found, where), None if seen is None else spread(seen, where)
+
+
+def _in_pieces(
+    model: Any,
+    input_ids: Tensor,
+    where: Tensor,
+    temperature: float,
+    entropy: bool,
+    kept: Tensor | None,
+    routing: Tensor | None,
+    rerouted: Tally | None,
+    chunk_tokens: int | None,
+    pieces: Pieces,
+) -> tuple[Tensor, Tensor | None]:
+    """As `logprobs_at`: this rank computes its piece of every row, and the pieces are put together."""
+    _require_plain_head(model, f"train.sequence_parallel={pieces.size}", "1")
+    _check_first(where)
+    at, targets = pieces.part(where[:, 1:]), pieces.part(input_ids[:, 1:])
+    if kept is not None:  # its rows are those of `where`, in order
+        number = torch.zeros(where.shape, dtype=torch.int64, device=where.device)
+        number[where] = torch.arange(len(kept), device=where.device)
+        kept = kept[pieces.part(number[:, 1:])[at]]
+    own_routing = None
+    if routing is not None:  # as `_routed` wants it, with a last token that it leaves out
+        own_routing = F.pad(pieces.part(routing[:, :-1], -1), (0, 0, 0, 0, 0, 1), value=-1)
+    with _routed(model, own_routing, rerouted):
+        hidden = pieces.states(model, input_ids[:, :-1])[at]
+    head = model.get_output_embeddings()
+    chunk_tokens = chunk_tokens or max(1, len(hidden))
+    values, entropies = head_logprobs(head, hidden, targets[at], temperature, kept, chunk_tokens, entropy)
+
+    def joined(found: Tensor) -> Tensor:
+        return F.pad(pieces.whole(spread(found, at), where.shape[1] - 1), (1, 0))
+
+    return joined(values), None if entropies is None else joined(entropies)
 
 
 def logits_at(
@@ -103,6 +141,14 @@ def _hidden_before(model: Any, input_ids: Tensor, where: Tensor, lengths: Sequen
     ids, body = input_ids[:, :-1][real], _body(model)
     hidden = packed_states(model, ids, before) if body is None else body.packed_states(model, ids, before)
     return hidden[shifted[real]]
+
+
+def _require_plain_head(model: Any, what: str, off: str) -> None:
+    if not _has_plain_head(model):
+        raise ConfigError(
+            f"{what}: model type {model.config.model_type!r} does more than one product between its last hidden state "
+            f"and its logits; set it to {off}"
+        )
 
 
 def _check_first(where: Tensor) -> None:

@@ -28,7 +28,7 @@ from pipeline.stages.prepare import RunData
 from pipeline.stages.programs import open_sandbox
 from pipeline.stages.progress import Progress
 from pipeline.train.backend import Backend
-from pipeline.train.ranks import ALONE, Ranks
+from pipeline.train.ranks import ALONE, Ranks, sharing_sequences
 from pipeline.train.torch_backend import TorchBackend
 from verifiers.base import load
 
@@ -97,6 +97,10 @@ def build_backend(config: RunConfig, model: Any, ranks: Ranks = ALONE) -> Backen
         resolve_parts(config.of_stage(stage.name), model)
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
+    ranks = sharing_sequences(ranks, config.train.sequence_parallel)
+    if ranks.pieces is not None:
+        ranks.pieces.enable(model)
+        ranks.pieces.prove(model)
     adapted, how = None, config.train.lora
     if how is not None:
         from pipeline.models.lora import Adapted

@@ -15,6 +15,7 @@ from pipeline.errors import CheckpointError, NonFiniteError, boundary
 from pipeline.models.forward import spread
 from pipeline.models.heads import score_of, with_scalar_head
 from pipeline.models.load import ready
+from pipeline.models.sequence import Pieces
 from pipeline.rl.gae import summarize_values, value_loss
 from pipeline.rl.logprobs import working
 from pipeline.rl.parts import Critic
@@ -76,8 +77,10 @@ class TorchCritic:
     def values(self, input_ids: Tensor, where: Tensor) -> Tensor:
         """V [B, T] of the states before the tokens at `where` (bool, False at column 0), 0 elsewhere."""
         if self.within is None:
-            return values_of(self.model or self.policy, self.head, input_ids, where)
-        found: Tensor = self.within.run(lambda policy: values_of(policy, self.head, input_ids, where))
+            return values_of(self.model or self.policy, self.head, input_ids, where, self.ranks.pieces)
+        found: Tensor = self.within.run(
+            lambda policy: values_of(policy, self.head, input_ids, where, self.ranks.pieces)
+        )
         return found
 
     def backward(self, loss: Tensor) -> None:
@@ -169,8 +172,15 @@ def load_backbone(folder: Path, policy: Any) -> Any:
     return ready(model).to(policy.device).eval()
 
 
-def values_of(model: Any, head: Any, input_ids: Tensor, where: Tensor) -> Tensor:
-    """V [B, T] in float32 of the states before the tokens at `where`, 0 elsewhere: `head` on the model's backbone."""
+def values_of(model: Any, head: Any, input_ids: Tensor, where: Tensor, pieces: Pieces | None = None) -> Tensor:
+    """V [B, T] in float32 of the states before the tokens at `where`, 0 elsewhere: `head` on the model's backbone.
+
+    With `pieces` each rank computes a piece of every row, and all get the same.
+    """
+    if pieces is not None:
+        at = pieces.part(where[:, 1:])
+        own = spread(working(head(pieces.states(model, input_ids[:, :-1])[at])[:, 0]), at)
+        return torch.nn.functional.pad(pieces.whole(own, where.shape[1] - 1), (1, 0))
     hidden = model.base_model(input_ids=input_ids[:, :-1], use_cache=False).last_hidden_state
     return spread(working(head(hidden[where[:, 1:]])[:, 0]), where)
 

@@ -98,6 +98,7 @@ class DeepSpeedBackend:
                 routing=routing,
                 lengths=lengths,
                 chunk_tokens=self.train_config.logits_chunk_tokens,
+                pieces=self.ranks.pieces,
             )
 
         self._seat(who)

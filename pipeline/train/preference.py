@@ -95,7 +95,7 @@ def side_logprobs(backend: Backend, rows: Sequence[PreferenceRow], who: Who, set
         if piece:
             for (row, side), value in zip(_places(rows, piece), sums.tolist(), strict=True):
                 out[row, side] = value
-    out = backend.ranks.all_reduce(out)
+    out = backend.ranks.data.all_reduce(out)
     there = torch.tensor([[s is not None for s in r.sides] for r in rows])
     return torch.where(there, out, torch.full_like(out, ABSENT))
 
@@ -124,7 +124,7 @@ def preference_update(
         share = found.values.sum() / total
         backend.backward(share)
         seen.add(found, sides, params.from_labels)
-    stats = backend.ranks.all_reduce(torch.tensor(seen.numbers, dtype=torch.float64)).tolist()
+    stats = backend.ranks.data.all_reduce(torch.tensor(seen.numbers, dtype=torch.float64)).tolist()
     mean = stats[0] / total
     if not math.isfinite(mean):  # known to all ranks alike, so that none waits for one that gave up
         backend.discard()
@@ -178,7 +178,7 @@ def _divergence(backend: Backend, batch: PreferenceBatch, settings: PreferenceSe
 def _pieces(backend: Backend, rows: Sequence[PreferenceRow], settings: PreferenceSettings) -> Iterator[list[int]]:
     """This rank's micro-batches: rows whole, both sides of a pair together; as many on every rank, the last empty."""
     sizes = [r.num_sides * r.longest for r in rows]
-    pieces, num_idle = deal(sizes, settings.micro_batch_tokens, backend.ranks.rank, backend.ranks.size)
+    pieces, num_idle = deal(sizes, settings.micro_batch_tokens, backend.ranks.data.rank, backend.ranks.data.size)
     yield from (*pieces, *([[]] * num_idle))
 
 

@@ -9,14 +9,15 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeline.errors import RunError
+from pipeline.errors import ConfigError, RunError
+from pipeline.models.sequence import Pieces
 
 T = TypeVar("T")
 BUCKET_ELEMENTS = 8_388_608
@@ -29,6 +30,17 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
+    _: KW_ONLY
+    group: Any = None
+    """torch's process group, where it is not that of all ranks."""
+    pieces: Pieces | None = None
+    """Those that hold one sequence with this one, where sequences are shared out."""
+    columns: Ranks | None = None
+
+    @property
+    def data(self) -> Ranks:
+        """Those that share out rows: all, or of the ranks that hold one sequence together one each."""
+        return self.columns or self
 
     @property
     def is_first(self) -> bool:
@@ -43,7 +55,7 @@ class Ranks:
         """The sum over all ranks; the values themselves where there is one."""
         if self.size > 1:
             values = values.clone()
-            dist.all_reduce(values)
+            dist.all_reduce(values, group=self.group)
         return values
 
     def any(self, flag: bool) -> bool:
@@ -88,6 +100,28 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+def sharing_sequences(ranks: Ranks, size: int) -> Ranks:
+    """The ranks, `size` neighbours of which hold each sequence together; every rank calls this.
+
+    Raises: ConfigError where that does not divide their number.
+    """
+    if size == 1:
+        return ranks
+    if ranks.size % size:
+        raise ConfigError(
+            f"train.sequence_parallel={size} does not divide the {ranks.size} ranks of launch; set it to a divisor"
+        )
+    numbers = range(ranks.size)
+    rows = [dist.new_group(list(numbers[i : i + size])) for i in range(0, ranks.size, size)]
+    columns = [dist.new_group(list(numbers[i::size])) for i in range(size)]
+    row, column = divmod(ranks.rank, size)
+    return replace(
+        ranks,
+        pieces=Pieces(column, size, rows[row]),
+        columns=Ranks(row, ranks.size // size, columns[column]),
+    )
 
 
 def _sum_in_place(tensors: Sequence[Tensor]) -> None:

@@ -36,7 +36,9 @@ class ShardedCritic:
 
     def values(self, input_ids: Tensor, where: Tensor) -> Tensor:
         """V [B, T] of the states before the tokens at `where` (bool, False at column 0), 0 elsewhere."""
-        found: Tensor = self.sharded.run(lambda model: values_of(model, score_of(model), input_ids, where))
+        found: Tensor = self.sharded.run(
+            lambda model: values_of(model, score_of(model), input_ids, where, self.ranks.pieces)
+        )
         return found
 
     def backward(self, loss: Tensor) -> None:

@@ -192,7 +192,7 @@ def _one_update(
     number: int = 0,
 ) -> StepMetrics:
     """One optimiser step of the policy, and one of the critic where there is one; only the latter in its warm-up."""
-    micros = _micros(batch, rows, settings, backend.ranks)
+    micros = _micros(batch, rows, settings, backend.ranks.data)
     warming = parts.critic is not None and settings.step < parts.critic.warmup_steps
     metrics: StepMetrics = {}
     try:
@@ -225,7 +225,7 @@ def _policy_gradient(
 ) -> StepMetrics:
     """What the policy loss of an optimiser step saw; its gradient is accumulated."""
     local = sum((count(parts, m.response_mask, m.truncated) for _, m in micros), Counts())
-    totals = Counts(*backend.ranks.all_reduce(torch.tensor(local.to_list(), dtype=torch.float64)).tolist())
+    totals = Counts(*backend.ranks.data.all_reduce(torch.tensor(local.to_list(), dtype=torch.float64)).tolist())
     stats: Tensor | None = None
     for at, micro in micros:
         width = micro.input_ids.shape[1]
@@ -249,7 +249,7 @@ def _policy_gradient(
         backend.backward(out.loss)
         stats = out.stats if stats is None else stats + out.stats
     assert stats is not None
-    metrics = summarize(backend.ranks.all_reduce(stats), totals)
+    metrics = summarize(backend.ranks.data.all_reduce(stats), totals)
     loss = metrics["loss/total"]
     if not math.isfinite(loss):  # known to all ranks alike, so that none waits for one that gave up
         raise NonFiniteError(f"the loss is {loss} at step {settings.step}; update refused, lower the learning rate")
@@ -277,9 +277,9 @@ def _predicted(backend: Backend, parts: Parts, batch: TrainBatch, settings: Sett
         return None
     if backend.critic is None:
         raise RunError("the algorithm has a critic and the backend holds none; call start_critic first")
-    everything = _micros(batch, list(range(len(batch.rewards))), settings, backend.ranks)
+    everything = _micros(batch, list(range(len(batch.rewards))), settings, backend.ranks.data)
     with_final = bool(parts.advantage.options.get("bootstrap_truncated"))
-    return predict(backend.critic, batch, everything, with_final, backend.ranks.all_reduce)
+    return predict(backend.critic, batch, everything, with_final, backend.ranks.data.all_reduce)
 
 
 def _critic_gradient(
@@ -290,7 +290,7 @@ def _critic_gradient(
     assert parts.critic is not None
     assert predicted is not None
     assert advantages.returns is not None
-    metrics = learn(backend.critic, parts.critic, micros, predicted, advantages.returns, backend.ranks.all_reduce)
+    metrics = learn(backend.critic, parts.critic, micros, predicted, advantages.returns, backend.ranks.data.all_reduce)
     backend.critic.require_finite()
     return metrics
 
@@ -302,7 +302,7 @@ def _logprobs_of(
     """[B, T] log-probs of every response token, and entropies if asked for, in the type the backend computes in."""
     out: Tensor | None = None
     entropies: Tensor | None = None
-    for at, micro in _micros(batch, list(range(len(batch.rewards))), settings, backend.ranks):
+    for at, micro in _micros(batch, list(range(len(batch.rewards))), settings, backend.ranks.data):
         where, replay = micro.response_mask > 0, replay_of(micro)
         found, seen = backend.logprobs(micro.input_ids, where, settings.temperature, who, entropy, replay)
         if out is None:
@@ -314,7 +314,7 @@ def _logprobs_of(
         if entropies is not None and seen is not None:
             entropies[at, : found.shape[1]] = seen
     assert out is not None
-    every = backend.ranks.all_reduce
+    every = backend.ranks.data.all_reduce
     return every(out), None if entropies is None else every(entropies)
 
 

@@ -29,7 +29,7 @@ def text_gradient(
     device = backend.model.device
     total = float(sum(len(ids) - skip for ids, skip in batch))
     loss = torch.zeros(1, dtype=torch.float64)
-    ranks, shortest = backend.ranks, min(range(len(batch)), key=lambda i: len(batch[i][0]))
+    ranks, shortest = backend.ranks.data, min(range(len(batch)), key=lambda i: len(batch[i][0]))
     pieces, num_idle = deal([len(ids) for ids, _ in batch], micro_batch_tokens, ranks.rank, ranks.size, packs)
     for piece in [*pieces, *([[]] * num_idle)]:  # an idle one keeps step with the other ranks
         ids = padded_ids([batch[i][0] for i in piece or [shortest]], pad_id, device)

@@ -90,6 +90,7 @@ class TorchBackend:
                 rerouted=self.rerouted if torch.is_grad_enabled() else None,
                 lengths=lengths,
                 chunk_tokens=self.train_config.logits_chunk_tokens,
+                pieces=self.ranks.pieces,
             )
 
     def backward(self, loss: Tensor) -> None:

@@ -37,6 +37,12 @@ class TestTwoRanks:
                 assert seen["base"] == 1.0, (how, seen)
                 assert seen["moved"] > 1e-3, (how, seen)
 
+    def test_hold_each_sequence_together(self, tmp_path: Path) -> None:
+        for rank in run(RANK, 2, str(tmp_path), "sequences"):
+            for how, seen in rank.items():
+                assert max(seen["weights"], seen["metrics"]) < 1e-5, (how, seen)
+                assert seen["said"] == 0.0, (how, seen)
+
 
 def test_the_reference_waits_on_the_cpu_where_that_is_asked_for() -> None:
     """Between its own log-probs and the policy's; on this machine both are the CPU, so the moves are counted."""

@@ -19,7 +19,7 @@ from pipeline.models.load import load_model
 from pipeline.models.lora import Adapted
 from pipeline.train.backend import Backend
 from pipeline.train.deepspeed_backend import DeepSpeedBackend
-from pipeline.train.ranks import Ranks, join, leave
+from pipeline.train.ranks import Ranks, join, leave, sharing_sequences
 from pipeline.train.step import update
 from pipeline.train.torch_backend import TorchBackend
 from tests.train.batches import groups_of, parts_of, policy, settings_of
@@ -157,7 +157,31 @@ def read_back(folder: Path) -> dict[str, torch.Tensor]:
     return {n: p.detach() for n, p in load_model(str(folder / "model")).named_parameters()}
 
 
-PARTS = {"adapters": adapters, "critics": critics, "chunks": chunks}
+def sequences(ranks: Ranks, root: Path) -> dict[str, Any]:
+    """Both ranks hold each sequence together; what is saved knows nothing of that."""
+    sharing = sharing_sequences(ranks, 2)
+    assert sharing.pieces is not None
+    alone, found = begun(TorchBackend(policy(dtype=torch.float32))), {}
+    wanted = steps(alone, 0, NUM_STEPS)
+    for zero in (1, 3):
+        model = policy(dtype=torch.float32)
+        sharing.pieces.enable(model)
+        backend = begun(DeepSpeedBackend(model, TrainConfig(backend="deepspeed", device="cpu", zero=zero), sharing))
+        seen = steps(backend, 0, NUM_STEPS)
+        folder = root / f"sequence{zero}"
+        folder.mkdir(parents=True, exist_ok=True)
+        ranks.barrier()
+        backend.save(folder, save)
+        ranks.barrier()
+        found[f"zero{zero}"] = {
+            "weights": distance(weights(backend), weights(alone)),
+            "metrics": apart(seen, wanted),
+            "said": float("verizero" in (folder / "model" / "config.json").read_text()),
+        }
+    return found
+
+
+PARTS = {"adapters": adapters, "sequences": sequences, "critics": critics, "chunks": chunks}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,32 @@
+"""Two ranks that hold each sequence together are one rank: log-probs, gradients, five steps of GRPO and PPO."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from pipeline.errors import ConfigError
+from pipeline.train.ranks import Ranks, sharing_sequences
+from tests.train.group import run
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_two_ranks_are_one() -> None:
+    for rank in run("tests.train.sequence_rank", 2):
+        for how, gap in rank["apart"].items():
+            assert gap < 1e-5, (how, gap)
+        assert "train.sequence_parallel=2: the attention has a sliding window" in rank["window"]
+        assert "train.sequence_parallel=2 does not divide the policy's 3 attention heads" in rank["heads"]
+
+
+def test_ranks_that_cannot_be_grouped_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"sequence_parallel=2 does not divide the 3 ranks"):
+        sharing_sequences(Ranks(0, 3), 2)
+    assert sharing_sequences(Ranks(1, 3), 1) == Ranks(1, 3)
+
+
+def test_rows_are_dealt_to_those_that_hold_sequences() -> None:
+    assert Ranks(2, 4).data == Ranks(2, 4)
+    assert dataclasses.replace(Ranks(2, 4), columns=Ranks(1, 2)).data == Ranks(1, 2)
