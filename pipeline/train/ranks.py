@@ -120,7 +120,7 @@ def sharing_sequences(ranks: Ranks, size: int) -> Ranks:
     return replace(
         ranks,
         pieces=Pieces(column, size, rows[row]),
-        columns=Ranks(row, ranks.size // size, columns[column]),
+        columns=Ranks(row, ranks.size // size, group=columns[column]),
     )
 
 
