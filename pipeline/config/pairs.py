@@ -77,3 +77,41 @@ class PairingConfig(Section):
     max_length_ratio: float | None = Field(
         None, ge=1, description="between the lengths of a pair's sides, at most; null: any"
     )
+
+
+RUBRIC = (
+    "question: {question}\nanswer: {response}\nhow good is the answer, from 0 (wrong) to 5 (right and complete)? "
+    "end with: score: <number>\n"
+)
+
+
+class JudgedConfig(Section):
+    """How the policy itself judges responses, where `judge` is policy (self-rewarding, 2401.10020)."""
+
+    rubric: str = Field(RUBRIC, description="what the policy is asked, with {question} and {response}")
+    scale: float = Field(5.0, gt=0, description="the full score, worth a reward of 1")
+    max_tokens: int = Field(64, ge=1, description="of the judgement, drawn greedily")
+
+    @model_validator(mode="after")
+    def _holds_both(self) -> JudgedConfig:
+        missing = [m for m in ("{question}", "{response}") if m not in self.rubric]
+        if missing:
+            raise ValueError(f"judged.rubric must hold {missing[0]}, got {self.rubric!r:.80}")
+        return self
+
+
+Judge = Literal["policy"] | VerifierChoice | None
+"""Who ranks responses: the policy, a verifier (e.g. judge or reference_model), or None: the prompts' own verifiers."""
+
+
+class SampledPairsConfig(Section):
+    """Pairs made here: the present policy answers training prompts, graders rank what it said."""
+
+    prompts: int | None = Field(None, ge=1, description="answered in each part; null: all training prompts, shared out")
+    samples: int = Field(8, ge=2, description="responses a prompt")
+    judge: Judge = Field(None, description="policy, or a verifier that ranks instead of the prompts' own")
+    judged: JudgedConfig = JudgedConfig()
+    pairing: PairingConfig = PairingConfig()
+    every_part: bool = Field(
+        False, description="sample anew for each part, from the policy of that time (iterative, self-rewarding)"
+    )

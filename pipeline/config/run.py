@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from pipeline.config.data import DataConfig
+from pipeline.config.data import DataConfig, VerifierChoice
 from pipeline.config.merge import merge
+from pipeline.config.preference import OnlinePreferenceConfig, PreferenceConfig
 from pipeline.config.sandbox import SandboxConfig
 from pipeline.config.scoring import ScoringConfig
 from pipeline.config.sections import (
@@ -22,7 +23,13 @@ from pipeline.config.sections import (
     Section,
     TrainConfig,
 )
-from pipeline.config.stages import PretrainConfig, RlConfig, SftConfig, Stage, StageSection
+from pipeline.config.stages import (
+    PretrainConfig,
+    RlConfig,
+    SftConfig,
+    Stage,
+    StageSection,
+)
 from pipeline.rl.rules import UNUSUAL
 
 if TYPE_CHECKING:
@@ -48,6 +55,8 @@ class RunConfig(Section):
     pretrain: PretrainConfig | None = None
     sft: SftConfig | None = None
     rl: RlConfig | None = None
+    preference: PreferenceConfig | None = None
+    online_preference: OnlinePreferenceConfig | None = None
     rollout: RolloutConfig
     scoring: ScoringConfig = ScoringConfig()
     sandbox: SandboxConfig = SandboxConfig()
@@ -121,6 +130,13 @@ class RunConfig(Section):
         """The recipe as that stage sees it: of this stage alone, whose section stands in its kind's place."""
         (stage,) = (s for s in self.stages if s.name == name)
         return self.model_copy(update={stage.kind: self.section_of(stage), "stages": (stage,)})
+
+    @property
+    def verifiers(self) -> dict[str, VerifierChoice]:
+        """The verifiers that sources of prompts and of pairs name, by `Prompt.verifier`."""
+        stages = (self.of_stage(s.name).preference for s in self.stages_of("preference"))
+        sources = (source for section in stages if section is not None for source in section.pairs)
+        return self.data.verifiers | {s.verifier.key: s.verifier for s in sources if s.verifier is not None}
 
     @property
     def needs_demonstrations(self) -> bool:

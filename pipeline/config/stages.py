@@ -170,22 +170,17 @@ class SelectConfig(Section):
     min_groups: int = Field(1, ge=1, description="fewer kept groups than this skip the update")
 
 
-class RlConfig(StageSection):
-    """Rounds of generate, verify, select, update."""
+class RoundsConfig(StageSection):
+    """Base of what trains in rounds of generate, verify, select, update."""
 
     in_rounds: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = frozenset({"prompts", "rollout", "scoring", "sandbox"})
 
-    algorithm: dict[str, Any] = Field(description="{name: grpo, …}: a preset and its parameters")
     rounds: int = Field(ge=1)
     steps_per_round: int = Field(ge=1)
     prompts_per_step: int = Field(ge=1, description="groups in one batch")
     group_size: int = Field(ge=1, description="responses a prompt")
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=3e-4)
-    ptx_batch_size: int = Field(16, ge=1, description="demonstrations in each update, where ptx_coef is above 0")
-    critic: OptimizerConfig | None = Field(
-        None, description="the critic's; null: `optimizer`, at the algorithm's critic_learning_rate where it has one"
-    )
     reference: ReferenceConfig | None = Field(None, description="null: as the algorithm has it")
     select: SelectConfig = SelectConfig()
     max_tokens: int | None = Field(
@@ -196,3 +191,13 @@ class RlConfig(StageSection):
     def steps_of_items(self) -> list[int]:
         """One item a round."""
         return [self.steps_per_round] * self.rounds
+
+
+class RlConfig(RoundsConfig):
+    """Rounds of generate, verify, select, update."""
+
+    algorithm: dict[str, Any] = Field(description="{name: grpo, …}: a preset and its parameters")
+    ptx_batch_size: int = Field(16, ge=1, description="demonstrations in each update, where ptx_coef is above 0")
+    critic: OptimizerConfig | None = Field(
+        None, description="the critic's; null: `optimizer`, at the algorithm's critic_learning_rate where it has one"
+    )

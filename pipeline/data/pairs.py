@@ -40,6 +40,10 @@ class Pair:
         """Both, chosen first."""
         return self.chosen, self.rejected
 
+    def to_row(self) -> dict[str, Any]:
+        """As a row of a file, for people."""
+        return {"id": self.id, "prompt": self.prompt.question, "chosen": self.chosen, "rejected": self.rejected}
+
 
 @dataclass(slots=True)
 class PairsRead:
@@ -99,7 +103,7 @@ def check_verdicts(read: PairsRead, grade: Grade, on_wrong: OnWrong) -> None:
             fate = "kept" if on_wrong == "keep" else "swapped" if i in right else "dropped"
             counts.skip(f"{reasons[i]}, {fate}", pair.id)
         if i in gone:
-            read.left_out.append((_row_of(pair), "the verifier calls the chosen side wrong"))
+            read.left_out.append((pair.to_row(), "the verifier calls the chosen side wrong"))
             continue
         kept.append(replace(pair, chosen=pair.rejected, rejected=pair.chosen) if i in right else pair)
     if failed:
@@ -307,7 +311,3 @@ def _label(value: Any) -> bool:
     if value in FALSE:
         return False
     raise DataError(f"the label must be true or false, got {value!r:.80}")
-
-
-def _row_of(pair: Pair) -> dict[str, Any]:
-    return {"id": pair.id, "prompt": pair.prompt.question, "chosen": pair.chosen, "rejected": pair.rejected}

@@ -13,6 +13,10 @@ from pipeline.errors import RunError
 from pipeline.report.store import read_jsonl
 
 Row = dict[str, Any]
+ROUNDS = frozenset({"rl", "online_preference"})
+"""Kinds of stages whose every step samples, verifies and trains."""
+LEARNING = ROUNDS | {"preference"}
+"""Kinds of stages that learn from rewards or preferences, not from texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +33,7 @@ class RunFiles:
     evaluations: list[Row]
     """Rows of kind "evaluation", in order."""
     base_evaluation: int | None
-    """Index of the evaluation that RL started from: the last before the first RL step; None without evaluations."""
+    """Index of the evaluation that learning from rewards or preferences started from; None without evaluations."""
 
     @property
     def name(self) -> str:
@@ -38,8 +42,8 @@ class RunFiles:
 
     @property
     def rl_steps(self) -> list[Row]:
-        """Rows of RL steps, of all stages of RL."""
-        return [row for row in self.steps if kind_of(row) == "rl"]
+        """Rows of RL steps, and of steps on preferences that are made as they are trained on; of all such stages."""
+        return [row for row in self.steps if kind_of(row) in ROUNDS]
 
 
 def read_run(folder: Path) -> RunFiles:
@@ -56,7 +60,7 @@ def read_run(folder: Path) -> RunFiles:
         if row.get("kind") == "evaluation":
             evaluations.append(row)
         elif row.get("kind") == "step":
-            if base is None and kind_of(row) == "rl" and evaluations:
+            if base is None and kind_of(row) in LEARNING and evaluations:
                 base = len(evaluations) - 1
             steps.append(row)
     if base is None and evaluations:

@@ -175,6 +175,10 @@ class Scorer:
                 verdicts[i] = again
         return verdicts, retried
 
+    def verdicts(self, keys: Sequence[str], asked: Sequence[Attempt]) -> list[Verdict]:
+        """One verdict for each attempt by the verifier of that key, failures of graders tried again."""
+        return self._graded(keys, asked, {})[0]
+
     def reward(self, rollout: Rollout, verdict: Verdict) -> float | None:
         """What the recipe's table gives; None where the grader failed."""
         if verdict.is_infrastructure:

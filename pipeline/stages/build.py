@@ -191,7 +191,7 @@ def build_graders(
 
     Raises: DataError, ConfigError, IsolationError.
     """
-    bound = bind_verifiers(data.all_prompts, config.data.verifiers, base_dir)
+    bound = bind_verifiers(data.all_prompts, config.verifiers, base_dir)
     components = bind_components(config.scoring, base_dir)
     second, asked = None, config.scoring.second_opinion
     if asked is not None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.run import RunConfig
 from pipeline.data.overlap import check_overlap
+from pipeline.data.pairs import PairsRead
 from pipeline.data.prompts import check_lengths, load_demonstrations, load_text, read_prompts
 from pipeline.data.render import Renderer
 from pipeline.data.texts import read_texts
 from pipeline.errors import ConfigError
+from pipeline.stages.pair_files import stage_pairs
 from pipeline.train.checkpoint import disk_errors
 from pipeline.types import Prompt
 
@@ -31,11 +33,14 @@ class RunData:
     renderer: Renderer
     notes: tuple[str, ...] = ()
     """What was skipped, dropped or found to overlap, for people."""
+    pairs: Mapping[str, PairsRead] = field(default_factory=dict)
+    """Of the files of each preference stage, by its name."""
 
     @property
     def all_prompts(self) -> list[Prompt]:
         """Those that are graded."""
-        return [*self.train, *self.evaluation]
+        of_pairs = [p.prompt for read in self.pairs.values() for p in read.pairs if p.prompt.verifier]
+        return [*self.train, *self.evaluation, *of_pairs]
 
 
 def prepare_data(config: RunConfig, tokenizer: Any, context: int | None, base_dir: Path, folder: Path) -> RunData:
@@ -65,19 +70,12 @@ def prepare_data(config: RunConfig, tokenizer: Any, context: int | None, base_di
             prompts[:] = fitting.prompts
             if fitting.dropped:
                 notes.append(f"dropped {len(fitting.dropped)} {name} prompts longer than {room} tokens")
+    pairs = stage_pairs(config, renderer, context, base_dir, evaluation)
+    notes += [f"{stage}: {c}" for stage, read in pairs.items() for c in read.counts if c.skipped]
     with disk_errors(f"writing data into {folder}"):
         write_rows(folder / "data" / "train.jsonl", train)
         write_rows(folder / "data" / "evaluation.jsonl", evaluation)
-    return RunData(train, evaluation, shown, text, renderer, tuple(notes))
-
-
-def stage_text(config: RunConfig, base_dir: Path, notes: list[str]) -> list[str]:
-    """What a stage is pre-trained on: its files, else lines of the generators; what was skipped goes to `notes`."""
-    section = config.pretrain
-    assert section is not None
-    text, skipped = read_texts(section.text, base_dir)
-    notes += skipped
-    return text or load_text(config.data.train, config.seed, section.num_lines)
+    return RunData(train, evaluation, shown, text, renderer, tuple(notes), pairs)
 
 
 def prompt_room(config: RunConfig, context: int | None) -> int | None:

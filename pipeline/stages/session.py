@@ -59,6 +59,8 @@ class Session:
     """Where this process writes: the run's folder for rank 0, one that nobody reads for the others."""
     shared: Path
     """The run's folder, which all ranks see."""
+    base_dir: Path
+    """The recipe's folder, from which relative paths are taken."""
     data: RunData
     tokenizer: Any
     backend: Backend
@@ -281,6 +283,7 @@ def open_session(
         fingerprints=prints,
         folder=folder,
         shared=shared or folder,
+        base_dir=base_dir,
         data=data,
         tokenizer=tokenizer,
         backend=backend,

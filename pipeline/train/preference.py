@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from pipeline.errors import DataError, NonFiniteError
@@ -218,3 +221,52 @@ def _sides(batch: PreferenceBatch, piece: Sequence[int], sums: Tensor, lengths: 
         return Responses(sums[part], lengths[part], None if ref is None else ref[part])
 
     return Sides(of(slice(0, cut)), of(slice(cut, None)), z)
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceTable:
+    """Log-probs of all rows under the reference, computed once while the policy was the reference."""
+
+    rows: Sequence[PreferenceRow]
+    ref: Tensor | None = None
+    mismatched: Sequence[PreferenceRow] = ()
+    mismatched_ref: Tensor | None = None
+
+    @classmethod
+    def computed(
+        cls, backend: Backend, params: PreferenceParams, rows: Sequence[PreferenceRow], settings: PreferenceSettings
+    ) -> ReferenceTable:
+        """With the present policy as the reference; nothing is computed for a loss without one."""
+        others = mismatched(rows) if params.needs_divergence else []
+        ref = side_logprobs(backend, rows, "policy", settings) if params.needs_reference else None
+        return cls(rows, ref, others, side_logprobs(backend, others, "policy", settings) if others else None)
+
+    def batch(self, at: Sequence[int]) -> PreferenceBatch:
+        """The rows at those places, for one optimiser step."""
+        places = list(at)
+        return PreferenceBatch(
+            [self.rows[i] for i in places],
+            None if self.ref is None else self.ref[places],
+            [self.mismatched[i] for i in places] if self.mismatched else (),
+            None if self.mismatched_ref is None else self.mismatched_ref[places],
+        )
+
+    def to_bytes(self) -> bytes:
+        """The numbers, for a file."""
+        named = {"ref": self.ref, "mismatched_ref": self.mismatched_ref}
+        return save_tensors({k: v for k, v in named.items() if v is not None})
+
+    @classmethod
+    def from_bytes(cls, params: PreferenceParams, rows: Sequence[PreferenceRow], content: bytes) -> ReferenceTable:
+        """The table that `to_bytes` gave, of the same rows."""
+        found = load_tensors(content)
+        others = mismatched(rows) if params.needs_divergence else []
+        return cls(rows, found.get("ref"), others, found.get("mismatched_ref"))
+
+
+def key_of(rows: Sequence[PreferenceRow], temperature: float) -> str:
+    """A hash of what the reference's log-probs depend on besides its weights."""
+    digest = hashlib.sha256(repr(temperature).encode())
+    for row in rows:
+        digest.update(repr((row.prompt_ids, row.chosen_ids, row.rejected_ids)).encode())
+    return digest.hexdigest()[:16]
