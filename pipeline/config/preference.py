@@ -1,4 +1,4 @@
-"""The sections of the kinds of stages that learn from preferences: pairs at hand, or made anew in each step."""
+"""The sections of the kinds of stages that learn from preferences."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.config.pairs import Judge, JudgedConfig, PairingConfig, PairSource, SampledPairsConfig
+from pipeline.config.pairs import PairSource, SampledPairsConfig
 from pipeline.config.sections import OptimizerConfig
-from pipeline.config.stages import RoundsConfig, StageSection
+from pipeline.config.stages import StageSection
 from pipeline.preferences.base import PreferenceParams, load_preference
 
 
@@ -59,28 +59,6 @@ class PreferenceConfig(StageSection):
     def steps_of_items(self) -> list[int]:
         """One item a part; 0 steps where the number follows from the pairs, which are not known yet."""
         return [self.steps or 0] * self.parts
-
-
-class OnlinePreferenceConfig(RoundsConfig):
-    """Rounds of sampling a group, ranking it, and training its best against its worst."""
-
-    loss: dict[str, Any] = Field(description="{name: dpo, …}: a loss of pipeline/preferences and its parameters")
-    pairing: PairingConfig = PairingConfig()
-    judge: Judge = Field(None, description="policy, or a verifier that ranks instead of the prompts' own")
-    judged: JudgedConfig = JudgedConfig()
-
-    @model_validator(mode="after")
-    def _fits(self) -> OnlinePreferenceConfig:
-        params = check_loss("online_preference", self.loss)
-        if self.group_size < 2:
-            raise ValueError(f"group_size must be >= 2 to form a pair, got {self.group_size}")
-        if self.reference is not None and (self.reference.schedule == "none") == params.needs_reference:
-            said = "needs a reference" if params.needs_reference else "has no reference"
-            raise ValueError(
-                f"online_preference.reference.schedule={self.reference.schedule}, and loss {self.loss['name']!r} "
-                f"{said}; leave reference out, or change the loss"
-            )
-        return self
 
 
 def check_loss(section: str, loss: dict[str, Any]) -> PreferenceParams:

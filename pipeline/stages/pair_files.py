@@ -1,4 +1,4 @@
-"""Pairs of files for the preference stages of a recipe: read before training, held to the context and the evaluation."""
+"""Pairs of files for the preference stages of a recipe: read before training, held to context and evaluation set."""
 
 from __future__ import annotations
 
@@ -67,12 +67,3 @@ def check_sides(stage: str, read: PairsRead, from_labels: bool) -> None:
             f"stage {stage!r}: row {alone.id!r} has a completion with a label, and the loss takes pairs; use kto, or "
             "give rows with chosen and rejected"
         )
-
-
-def stage_text(config: RunConfig, base_dir: Path, notes: list[str]) -> list[str]:
-    """What a stage is pre-trained on: its files, else lines of the generators; what was skipped goes to `notes`."""
-    section = config.pretrain
-    assert section is not None
-    text, skipped = read_texts(section.text, base_dir)
-    notes += skipped
-    return text or load_text(config.data.train, config.seed, section.num_lines)

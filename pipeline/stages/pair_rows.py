@@ -86,7 +86,7 @@ def _of_files(session: Session, item: Item) -> list[Written]:
     section = session.config.preference
     assert section is not None
     found = session.data.pairs[item.stage]
-    read = PairsRead(list(found.pairs), [], list(found.left_out))
+    read = PairsRead(list(found.pairs), list(found.counts), list(found.left_out))
 
     def grade(asked: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
         attempts = [attempt_of(p, text, "stop") for p, text in asked]
@@ -94,7 +94,7 @@ def _of_files(session: Session, item: Item) -> list[Written]:
 
     with session.timed("verify"):
         check_verdicts(read, grade, section.on_wrong_chosen)
-    for counts in read.counts:
+    for counts in (c for c in read.counts if c.skipped):
         session.progress.say(f"{item.label}: {counts}")
     left = [{"row": row, "why": why} for row, why in read.left_out]
     write_lines(session, stage_folder(session, item.stage) / "left_out.jsonl", left)

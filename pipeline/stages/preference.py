@@ -50,7 +50,7 @@ def sized(item: Item, section: PreferenceConfig, num_rows: int) -> Item:
 
 def loss_of(session: Session) -> tuple[PreferenceParams, Loss]:
     """Parameters and function of the present stage's loss."""
-    section = session.config.preference or session.config.online_preference
+    section = session.config.preference
     assert section is not None
     given = dict(section.loss)
     return load_preference(given.pop("name"), given)

@@ -78,6 +78,15 @@ def prepare_data(config: RunConfig, tokenizer: Any, context: int | None, base_di
     return RunData(train, evaluation, shown, text, renderer, tuple(notes), pairs)
 
 
+def stage_text(config: RunConfig, base_dir: Path, notes: list[str]) -> list[str]:
+    """What a stage is pre-trained on: its files, else lines of the generators; what was skipped goes to `notes`."""
+    section = config.pretrain
+    assert section is not None
+    text, skipped = read_texts(section.text, base_dir)
+    notes += skipped
+    return text or load_text(config.data.train, config.seed, section.num_lines)
+
+
 def prompt_room(config: RunConfig, context: int | None) -> int | None:
     """The longest prompt in tokens: the recipe's limit, or what responses leave of the context; None for no limit.
 

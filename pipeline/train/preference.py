@@ -254,7 +254,8 @@ class ReferenceTable:
     def to_bytes(self) -> bytes:
         """The numbers, for a file."""
         named = {"ref": self.ref, "mismatched_ref": self.mismatched_ref}
-        return save_tensors({k: v for k, v in named.items() if v is not None})
+        content: bytes = save_tensors({k: v for k, v in named.items() if v is not None})
+        return content
 
     @classmethod
     def from_bytes(cls, params: PreferenceParams, rows: Sequence[PreferenceRow], content: bytes) -> ReferenceTable:

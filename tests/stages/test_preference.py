@@ -1,0 +1,245 @@
+"""Preference stages: pairs made here or read from files, the reference kept, killed and resumed to the same bytes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.run import RunConfig
+from pipeline.errors import ConfigError, DataError, RunError
+from pipeline.stages.progress import Silent
+from pipeline.stages.steps import Steps
+from pipeline.stages.train import opened, remaining, run_items, train
+from tests.stages.kill_driver import fingerprint
+from tests.stages.tiny import tiny
+
+CALM = {"learning_rate": 1e-3}
+SAMPLED = {"prompts": 16, "samples": 6, "pairing": {"per_prompt": 2}}
+
+
+def recipe(start: Path | None = None, **preference: Any) -> RunConfig:
+    """A preference stage alone, from the model in `start`; null: from one that has learned nothing."""
+    section = {"loss": {"name": "dpo"}, "steps": 4, "batch_size": 4, "sampled": SAMPLED, "optimizer": CALM}
+    given: dict[str, Any] = {"stages": ["preference"], "preference": {**section, **preference}}
+    given["evaluation"] = {"before_training": False}
+    if start is not None:
+        given["model"] = {"create": None, "path": str(start)}
+    return tiny(given)
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that answers sums, sometimes rightly."""
+    folder = tmp_path_factory.mktemp("start")
+    train(tiny({"stages": ["sft"], "data": {"evaluation": []}}), folder, folder, "auto", Silent())
+    return folder / "model"
+
+
+class Said(Silent):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def rows(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
+    return [r for r in lines if r["kind"] == kind and r.get("stage_kind", "preference") == "preference"]
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.integration
+def test_a_verifier_is_enough_right_answers_against_wrong_ones_of_the_policy(tmp_path: Path, start: Path) -> None:
+    train(recipe(start), tmp_path, tmp_path / "run", "auto", Silent())
+    pairs = lines_of(tmp_path / "run/stages/preference/pairs-1.jsonl")
+    assert pairs
+    for pair in pairs:
+        assert pair["rewards"] == [1.0, 0.0]
+        assert pair["policy_version"] == 0
+        left, right = pair["prompt"].rstrip("=").split("+")
+        assert f"{int(left) + int(right)}" in pair["chosen"]
+    steps = rows(tmp_path / "run", "step")
+    assert [s["step"] for s in steps] == [1, 2, 3, 4]
+    assert steps[0]["metrics"]["preference/margin"] == pytest.approx(0.0, abs=1e-6), "the reference is the policy"
+    assert steps[0]["metrics"]["loss"] == pytest.approx(0.693147, abs=1e-5)
+    assert steps[-1]["metrics"]["preference/margin"] > 0.01
+    (made,) = rows(tmp_path / "run", "pairs")
+    assert made["metrics"]["responses"] == 96
+    assert made["metrics"]["pairs"] == len(pairs)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("every_part", [False, True])
+def test_parts_have_their_own_pairs_and_each_its_own_reference(tmp_path: Path, start: Path, every_part: bool) -> None:
+    config = recipe(start, parts=2, sampled={**SAMPLED, "every_part": every_part})
+    train(config, tmp_path, tmp_path / "run", "auto", Silent())
+    folder = tmp_path / "run/stages/preference"
+    first, second = (lines_of(folder / f"pairs-{k}.jsonl") for k in (1, 2))
+    assert len({p.name.split("-")[1] for p in folder.glob("reference-*")}) == 2
+    assert not {p["id"] for p in first} & {p["id"] for p in second}
+    versions = {p["policy_version"] for p in first}, {p["policy_version"] for p in second}
+    assert (versions[0] == versions[1]) is not every_part
+    margins = [s["metrics"]["preference/margin"] for s in rows(tmp_path / "run", "step")]
+    assert margins[0] == pytest.approx(0.0, abs=1e-6)
+    assert margins[4] == pytest.approx(0.0, abs=1e-6), "the second part holds against the policy that the first left"
+    assert margins[3] > 0.01
+
+
+def killed_at(config: RunConfig, folder: Path, phase: str, number: int) -> None:
+    """The run up to the `number`-th end of `phase`, when everything is let go."""
+    left = [number]
+
+    class Ended(Exception):
+        """The kill."""
+
+    def wrap(name: str, function: Any) -> Any:
+        def call(*arguments: Any) -> Any:
+            result = function(*arguments)
+            left[0] -= name == phase
+            if left[0] == 0 and name == phase:
+                raise Ended
+            return result
+
+        return call
+
+    def go() -> None:
+        with opened(config, Path.cwd(), folder, "auto", Silent()) as session:
+            for _, items in remaining(session):
+                run_items(session, items, Steps().wrapped(wrap), wrap)
+
+    with pytest.raises(Ended):
+        go()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(("loss", "every_part"), [("kto", False), ("simpo", True)])
+def test_stopped_anywhere_and_resumed_ends_with_the_same_bytes(
+    tmp_path: Path, start: Path, loss: str, every_part: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.stages.preference.CHUNK_STEPS", 2)
+    config = recipe(start, loss={"name": loss}, parts=2, sampled={**SAMPLED, "every_part": every_part})
+    train(config, tmp_path, tmp_path / "whole", "auto", Silent())
+    wanted = fingerprint(tmp_path / "whole")
+    for phase, number in [("sample", 1), ("train", 1), ("train", 3)]:  # "train" ends twice in each part
+        folder = tmp_path / f"{phase}-{number}"
+        killed_at(config, folder, phase, number)
+        train(config, tmp_path, folder, "auto", Silent())
+        assert fingerprint(folder) == wanted, (phase, number)
+
+
+@pytest.mark.integration
+def test_a_reference_that_is_gone_is_not_made_anew_of_another_policy(
+    tmp_path: Path, start: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.stages.preference.CHUNK_STEPS", 1)
+    killed_at(recipe(start), tmp_path / "run", "train", 2)
+    next((tmp_path / "run/stages/preference").glob("reference-1-*")).unlink()
+    with pytest.raises(RunError, match="the reference is no more"):
+        train(recipe(start), tmp_path, tmp_path / "run", "must", Silent())
+
+
+def file_of(tmp_path: Path, pairs: list[dict[str, Any]]) -> dict[str, Any]:
+    (tmp_path / "pairs.jsonl").write_text("\n".join(json.dumps(p) for p in pairs))
+    return {"file": "pairs.jsonl", "verifier": "math"}
+
+
+PAIRS = [{"prompt": f"{a}+9=", "chosen": f"{a + 9}", "rejected": f"{a + 8}", "answer": f"{a + 9}"} for a in range(8)]
+WRONG = {"prompt": "8+8=", "chosen": "17", "rejected": "16", "answer": "16"}
+
+
+@pytest.mark.integration
+def test_pairs_of_a_file_are_graded_swapped_and_counted_and_nothing_is_lost(tmp_path: Path) -> None:
+    bad = [
+        {"prompt": "1+1=", "chosen": "2", "rejected": "2", "answer": "2"},
+        {"prompt": "1+2=", "chosen": "3", "rejected": "", "answer": "3"},
+        {"prompt": "1+3=", "chosen": "4" * 90, "rejected": "5", "answer": "4"},
+        {"prompt": "1+4=", "chosen": "6", "rejected": "7", "answer": "5"},
+    ]
+    said = Said()
+    config = recipe(
+        pairs=[file_of(tmp_path, [*PAIRS, WRONG, *bad])],
+        on_wrong_chosen="swap",
+        epochs=1.5,
+        steps=None,
+    )
+    train(config, tmp_path, tmp_path / "run", "auto", said)
+    folder = tmp_path / "run/stages/preference"
+    kept = {p["prompt"]: p["chosen"] for p in lines_of(folder / "pairs-1.jsonl")}
+    assert kept == {p["prompt"]: p["chosen"] for p in PAIRS} | {"8+8=": "16"}
+    assert len(rows(tmp_path / "run", "step")) == 4, "1.5 passes over 9 pairs, 4 a step"
+    left = {line["row"]["prompt"]: line["why"] for line in lines_of(folder / "left_out.jsonl")}
+    assert left.keys() == {"1+1=", "1+2=", "1+3=", "1+4="}
+    assert left["1+3="].startswith("past the context: ")
+    words = "\n".join(said.lines)
+    for word in ("with equal sides", "with an empty side", "past the context"):
+        assert f"1 {word} (first: " in words
+    assert "1 wrong by the verifier, swapped" in words
+    assert "1 wrong by the verifier, dropped" in words
+
+
+@pytest.mark.integration
+def test_labelled_rows_train_kto_and_no_other_loss(tmp_path: Path) -> None:
+    labelled = [
+        {"prompt": f"{a}+9=", "completion": f"{a + (9 if a % 2 else 8)}", "label": bool(a % 2)} for a in range(8)
+    ]
+    source = file_of(tmp_path, labelled)
+    config = recipe(pairs=[source], loss={"name": "kto"})
+    train(config, tmp_path, tmp_path / "run", "auto", Silent())
+    steps = rows(tmp_path / "run", "step")
+    assert all(s["metrics"]["preference/z"] >= 0 for s in steps)
+    with pytest.raises(DataError, match="a completion with a label, and the loss takes pairs; use kto"):
+        train(recipe(pairs=[source]), tmp_path, tmp_path / "dpo", "auto", Silent())
+
+
+def test_a_policy_that_never_differs_makes_no_pairs_and_says_what_to_do(tmp_path: Path) -> None:
+    config = recipe(
+        {"stages": ["preference"], "evaluation": {"before_training": False}}, sampled={"prompts": 2, "samples": 2}
+    )
+    with pytest.raises(DataError, match="0 pairs for 1 parts"):
+        train(config, tmp_path, tmp_path / "run", "auto", Silent())
+
+
+NO_ANSWER = {"answer": None}
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"loss": {"name": "dop"}}, "did you mean dpo"),
+        ({"loss": {"beta": 0.1}}, "preference.loss needs a name"),
+        ({"loss": {"name": "dpo", "beta": 0}}, "beta = 0"),
+        ({"loss": {"name": "dpo", "beta": -1}}, "beta = -1"),
+        ({"loss": {"name": "simpo"}, "parts": 2}, "preference.parts=2 refreshes the reference"),
+        ({"steps": None}, "exactly one of steps and epochs"),
+        ({"epochs": 1}, "exactly one of steps and epochs"),
+        ({"on_wrong_chosen": "swap"}, "pairs of files, and there are none"),
+        (
+            {"on_wrong_chosen": "swap", "pairs": [{"file": "x.jsonl", "mapping": {"verifier": None}}]},
+            "needs a verifier for x.jsonl",
+        ),
+        (
+            {
+                "on_wrong_chosen": "drop",
+                "pairs": [{"file": "x.jsonl", "verifier": "math", "mapping": {"answer": None}}],
+            },
+            "needs a verifier for x.jsonl",
+        ),
+        ({"pairs": [{"file": "x.csv"}]}, "file must end in"),
+        ({"pairs": [{}]}, "exactly one of file and hub"),
+        ({"pairs": [{"file": "x.jsonl"}], "sampled": {"every_part": True}}, "drop one of them"),
+        ({"sampled": {"samples": 1}}, "sampled.samples"),
+        ({"sampled": {"judge": "jugde"}}, "jugde"),
+        ({"sampled": {"judged": {"rubric": "good? {response}"}}}, "must hold {question}"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_while_the_recipe_loads(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as found:
+        recipe(**given)
+    assert words in str(found.value)
