@@ -16,7 +16,7 @@ class PreferenceConfig(StageSection):
     """Training on pairs of better and worse responses, or on labelled ones: of files, or sampled and graded here."""
 
     in_rounds: ClassVar[bool] = True
-    reads: ClassVar[frozenset[str]] = frozenset({"prompts", "rollout", "scoring", "sandbox"})
+    reads: ClassVar[frozenset[str]] = frozenset({"prompts", "pairs", "rollout", "scoring", "sandbox"})
 
     loss: dict[str, Any] = Field(description="{name: dpo, …}: a loss of pipeline/preferences and its parameters")
     pairs: tuple[PairSource, ...] = Field((), description="empty: sampled and graded here, as `sampled` says")

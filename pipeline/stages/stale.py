@@ -211,8 +211,10 @@ def _data_fields(view: RunConfig, data: RunData) -> dict[str, str]:
         "prompts": data.train,
         "demonstrations": data.demonstrations,
         "text": data.text.get(stage.name, []),
+        "pairs": data.pairs[stage.name].pairs if stage.name in data.pairs else [],
     }
     names = {"prompts": "rows of data.train", "demonstrations": "the demonstrations", "text": "the texts"}
+    names["pairs"] = "the pairs"
     return {names[what]: _hash_rows(rows[what]) for what in sorted(wanted & rows.keys())}
 
 

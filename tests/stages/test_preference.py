@@ -199,9 +199,7 @@ def test_labelled_rows_train_kto_and_no_other_loss(tmp_path: Path) -> None:
 
 
 def test_a_policy_that_never_differs_makes_no_pairs_and_says_what_to_do(tmp_path: Path) -> None:
-    config = recipe(
-        {"stages": ["preference"], "evaluation": {"before_training": False}}, sampled={"prompts": 2, "samples": 2}
-    )
+    config = recipe(sampled={"prompts": 2, "samples": 2})
     with pytest.raises(DataError, match="0 pairs for 1 parts"):
         train(config, tmp_path, tmp_path / "run", "auto", Silent())
 
