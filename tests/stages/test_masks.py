@@ -17,6 +17,7 @@ from pipeline.errors import ConfigError
 from pipeline.stages.build import check_routing
 from pipeline.stages.parity import hold_against_trainer
 from pipeline.stages.progress import Silent
+from pipeline.stages.session import enter
 from pipeline.stages.state import RunState
 from pipeline.stages.steps import Steps
 from pipeline.stages.train import opened, remaining, run_items
@@ -80,8 +81,10 @@ def carrying(folder: Path, *overrides: str) -> RunState:
     """The state after two steps of one group each, the first of which drew several: the rest is carried over."""
     few = ["rl.rounds=1", "rl.steps_per_round=2", "rl.prompts_per_step=1", "rl.select.keep=all", "sft.steps=20"]
     with opened(tiny(overrides=[*few, *overrides]), folder, folder, "auto", Silent()) as session:
-        session.state.acceptance = 0.25
-        for _, items in remaining(session):
+        for stage, items in remaining(session):
+            if stage == "rl":
+                enter(session, stage)
+                session.state.acceptance = 0.25
             run_items(session, items, Steps())
         return session.state
 
