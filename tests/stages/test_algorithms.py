@@ -110,7 +110,7 @@ class TestGreedyBaseline:
         assert found.greedy_reward < 1.0 - 0.25
 
     def test_a_prompt_whose_baseline_was_not_graded_does_not_train(self) -> None:
-        config = tiny(overrides=[*SHORT, *self.REMAX])
+        config = tiny(overrides=[*SHORT, *self.REMAX, "stages=[rl]"])
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             with opened(config, folder, folder, "auto", Silent()) as session:
