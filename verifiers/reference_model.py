@@ -78,11 +78,22 @@ def _verdict(score: float, params: ReferenceModelParams) -> Verdict:
 
 
 def _tokens(tokenizer: Any, attempt: Attempt, answer: str, params: ReferenceModelParams) -> list[int]:
+    answer = _defused(tokenizer, answer)
     if params.chat:
         turns = [{"role": "user", "content": attempt.prompt}, {"role": "assistant", "content": answer}]
         text = tokenizer.apply_chat_template(turns, tokenize=False)
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
     return list(tokenizer(attempt.prompt + answer)["input_ids"])
+
+
+def _defused(tokenizer: Any, answer: str) -> str:
+    """The answer with a blank inside what would be a special token: written out by a response it is text, and must
+    not end its turn or begin another.
+    """
+    for token in sorted(set(tokenizer.all_special_tokens), key=len, reverse=True):
+        if token in answer:
+            answer = answer.replace(token, f"{token[:1]} {token[1:]}")
+    return answer
 
 
 def _scores(model: Any, rows: Sequence[Sequence[int]], device: str) -> list[float]:
@@ -119,7 +130,8 @@ def _load(folder: str, device: str) -> tuple[Any, Any]:
     if model.config.num_labels != 1:
         raise ConfigError(f"reference_model.model: {folder} has {model.config.num_labels} outputs; a reward has 1")
     if model.config.pad_token_id is None:
-        if tokenizer.pad_token_id is None:
+        pad = tokenizer.pad_token_id
+        if pad is None or pad >= model.get_input_embeddings().num_embeddings:  # some tokenizers make one up
             raise ConfigError(f"reference_model.model: {folder} names no pad token; set pad_token_id in config.json")
-        model.config.pad_token_id = tokenizer.pad_token_id
+        model.config.pad_token_id = pad
     return tokenizer, model.to(device).eval()
