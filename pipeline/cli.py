@@ -71,6 +71,8 @@ def parser() -> argparse.ArgumentParser:
     report.set_defaults(run=_report)
 
     doctor = commands.add_parser("doctor", help="what is installed, what works here, and what to install")
+    doctor.add_argument("recipe", nargs="?", help="what it needs is required too; a YAML file, or a name in configs/")
+    doctor.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override a field; repeatable")
     doctor.set_defaults(run=_doctor)
 
     _sandbox_commands(commands)
@@ -306,9 +308,11 @@ def _report(arguments: argparse.Namespace) -> int:
 
 
 def _doctor(arguments: argparse.Namespace) -> int:
+    from pipeline.config.load import load_recipe
     from pipeline.doctor import examine
 
-    report = examine()
+    path = find_recipe(arguments.recipe) if arguments.recipe else None
+    report = examine(load_recipe(path, arguments.set), path.parent) if path else examine()
     print(report)
     return 0 if report.is_usable else 1
 

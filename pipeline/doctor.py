@@ -6,9 +6,13 @@ import os
 import platform
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from pipeline.config.run import RunConfig
 
 State = Literal["ok", "missing", "broken"]
 
@@ -50,12 +54,46 @@ class Diagnosis:
 
     def __str__(self) -> str:
         verdict = "this machine can train" if self.is_usable else "this machine cannot train yet: see above"
+        if self.is_usable and any(f.what == "sandbox" and f.state != "ok" for f in self.findings):
+            verdict += ", but no recipe whose responses are programs"
         return "\n".join([*map(str, self.findings), verdict])
 
 
-def examine() -> Diagnosis:
-    """Look at everything: packages by importing what a run imports, walls by trying what they forbid."""
-    return Diagnosis((_python(), *map(_package, CORE), _prefect_server(), *_devices(), *_sandbox(), *_extras()))
+def examine(config: RunConfig | None = None, base: Path | None = None) -> Diagnosis:
+    """Look at everything: packages by importing what a run imports, walls by trying what they forbid.
+
+    With a recipe (`base` is its folder) what it needs beyond the core is required too: a sandbox for its programs at
+    its level, its engine, its backend. Raises: DataError where the recipe's rows cannot be read.
+    """
+    needed = needs(config, base or Path.cwd()) if config is not None else frozenset[str]()
+    level = config.sandbox.min_level if config is not None else 2
+    found = (_python(), *map(_package, CORE), _prefect_server(), *_devices(), *_sandbox(level), *_extras())
+    return Diagnosis(tuple(replace(f, required=f.required or f.what in needed) for f in found))
+
+
+def needs(config: RunConfig, base: Path) -> frozenset[str]:
+    """What the recipe's run cannot do without, beyond the core, as findings are called.
+
+    Rows of the hub are not fetched: the verifier that the recipe gives them is looked at.
+    """
+    from pipeline.data.prompts import read_prompts
+    from pipeline.scoring.score import bind_components, bind_verifiers
+    from verifiers._sandboxed import programs_of
+    from verifiers.base import BoundVerifier, load
+
+    sources = [*config.data.train, *config.data.evaluation]
+    here, _ = read_prompts([s for s in sources if s.hub is None], config.seed, base)
+    bound = [*bind_verifiers(here, config.data.verifiers, base).values(), *bind_components(config.scoring, base)]
+    for choice in (s.verifier for s in sources if s.hub is not None and s.verifier is not None):
+        bound.append(load(choice.name, choice.path, base).bind(choice.params, base))
+    runs = any(isinstance(b, BoundVerifier) and programs_of(b.params) for b in bound)
+    wanted = {
+        "sandbox": runs and not config.sandbox.urls,
+        "vllm": config.rollout.engine == "vllm",
+        "deepspeed": config.train.backend == "deepspeed",
+        "datasets": any(s.hub is not None for s in sources),
+    }
+    return frozenset(name for name, is_wanted in wanted.items() if is_wanted)
 
 
 def walls() -> tuple[Finding, ...]:
@@ -100,7 +138,7 @@ def _devices() -> list[Finding]:
     return found
 
 
-def _sandbox() -> list[Finding]:
+def _sandbox(min_level: int = 2) -> list[Finding]:
     import sandbox
     from pipeline.errors import VerizeroError
 
@@ -108,7 +146,10 @@ def _sandbox() -> list[Finding]:
         isolation = sandbox.probe()
     except VerizeroError as exc:
         return [Finding("sandbox", "broken", str(exc))]
-    found = [Finding("sandbox", "ok" if isolation.level >= 2 else "broken", f"isolation level L{isolation.level}")]
+    said = f"isolation level L{isolation.level}"
+    if isolation.level < min_level:
+        said += f", below L{min_level}: see the walls below, or verify elsewhere (sandbox.url)"
+    found = [Finding("sandbox", "ok" if isolation.level >= min_level else "broken", said)]
     for wall, up in isolation.stands.items():
         note = isolation.notes.get(wall, "")
         found.append(Finding(f"  {wall}", "ok" if up else "missing", note or ("up" if up else "not available here")))

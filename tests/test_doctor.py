@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+import sandbox
 from pipeline import doctor
 from pipeline.cli import main
+from pipeline.config.run import RunConfig
 from pipeline.doctor import Diagnosis, Finding
+from sandbox.isolation import Isolation
 
 CORE_OK = Finding("torch", "ok", "2.0", required=True)
 
@@ -19,6 +25,7 @@ CORE_OK = Finding("torch", "ok", "2.0", required=True)
         ((CORE_OK,), True),
         ((CORE_OK, Finding("vllm", "missing", "pip install x")), True),
         ((CORE_OK, Finding("sandbox", "broken", "why")), True),
+        ((CORE_OK, Finding("sandbox", "broken", "why", required=True)), False),
         ((CORE_OK, Finding("pyarrow", "missing", "pip install pyarrow", required=True)), False),
         ((Finding("python", "broken", "3.9; install 3.11", required=True),), False),
     ],
@@ -38,8 +45,8 @@ def test_a_package_that_is_not_there_answers_with_its_installation(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(doctor, "CORE", ("pydantic", "surely-not-installed"))
-    for slow in ("_devices", "_sandbox"):
-        monkeypatch.setattr(doctor, slow, list)
+    monkeypatch.setattr(doctor, "_devices", list)
+    monkeypatch.setattr(doctor, "_sandbox", lambda level: [])
     monkeypatch.setattr(doctor, "_prefect_server", lambda: Finding("prefect server", "ok", ""))
     assert main(["doctor"]) == 1
     said = capsys.readouterr().out
@@ -62,6 +69,51 @@ def test_an_engine_is_found_under_either_name(
     (found,) = [f for f in doctor._extras() if f.what == "vllm"]
     assert found.state == state
     assert re.search(detail, found.detail)
+
+
+RECIPE = {
+    "name": "x",
+    "model": {"path": "nowhere"},
+    "rollout": {"max_response_tokens": 8},
+    "rl": {"algorithm": {"name": "grpo"}, "rounds": 1, "steps_per_round": 1, "prompts_per_step": 1, "group_size": 2},
+}
+
+
+@pytest.mark.parametrize(
+    ("verifier", "changes", "wanted"),
+    [
+        ("exact", {}, set()),
+        ("code", {}, {"sandbox"}),
+        ({"name": "combine", "params": {"parts": [{"name": "exact"}, {"name": "regex"}]}}, {}, {"sandbox"}),
+        ("code", {"sandbox": {"url": "http://127.0.0.1:9"}}, set()),
+        ("exact", {"scoring": {"components": [{"verifier": {"name": "code"}, "weight": 0.1}]}}, {"sandbox"}),
+        ("exact", {"rollout": {"max_response_tokens": 8, "engine": "vllm"}}, {"vllm"}),
+    ],
+)
+def test_what_a_recipe_needs(tmp_path: Path, verifier: Any, changes: dict[str, Any], wanted: set[str]) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"id": "a", "question": "1+1=", "answer": "2"}) + "\n")
+    source = {"file": "rows.jsonl", "domain": "sums", "verifier": verifier}
+    config = RunConfig.model_validate({**RECIPE, "stages": ["rl"], "data": {"train": [source]}, **changes})
+    assert doctor.needs(config, tmp_path) == wanted
+
+
+@pytest.mark.parametrize(("level", "recipe", "usable"), [(3, "code", True), (1, "code", False), (1, "exact", True)])
+def test_a_sandbox_that_is_too_weak_is_required_by_who_needs_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, level: int, recipe: str, usable: bool
+) -> None:
+    stands = {"namespaces": level == 3, "rlimits": True}
+    monkeypatch.setattr(sandbox, "probe", lambda: Isolation(level, stands, {}))
+    monkeypatch.setattr(doctor, "_prefect_server", lambda: Finding("prefect server", "ok", ""))
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"id": "a", "question": "1+1=", "answer": "2"}) + "\n")
+    source = {"file": "rows.jsonl", "domain": "sums", "verifier": recipe}
+    config = RunConfig.model_validate({**RECIPE, "stages": ["rl"], "data": {"train": [source]}})
+    found = doctor.examine(config, tmp_path)
+    (walls,) = [f for f in found.findings if f.what == "sandbox"]
+    assert walls.required is (recipe == "code")
+    assert walls.state == ("ok" if level >= 2 else "broken")
+    assert ("below L2" in walls.detail) is (level < 2)
+    assert found.is_usable is usable
+    assert ("but no recipe whose responses are programs" in str(found)) is (level < 2 and recipe == "exact")
 
 
 @pytest.mark.integration
