@@ -1,4 +1,4 @@
-"""The command line: verizero train, evaluate, verify, audit, explain, plan, compare, report, doctor, sandbox, new …"""
+"""The command line: verizero train, evaluate, rate, verify, audit, explain, plan, compare, report, doctor …"""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.config.recipes import find_recipe
 from pipeline.errors import ConfigError, DataError, IsolationError, VerizeroError
 from pipeline.service import add_commands
+
+if TYPE_CHECKING:
+    from pipeline.config.run import RunConfig
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,6 +53,13 @@ def parser() -> argparse.ArgumentParser:
     _recipe(evaluate)
     evaluate.add_argument("--model", help="a Hugging Face folder; default: the recipe's own model")
     evaluate.set_defaults(run=_evaluate)
+
+    rate = commands.add_parser("rate", help="how often a model answers each training prompt right, written as rows")
+    _recipe(rate)
+    rate.add_argument("--model", help="a Hugging Face folder; default: the recipe's own model")
+    rate.add_argument("-n", "--samples", type=int, default=8, help="responses a prompt; default: 8")
+    rate.add_argument("--out", type=Path, default=Path("rated.jsonl"), help="goes on where it ends; rated.jsonl")
+    rate.set_defaults(run=_rate)
 
     _grading_commands(commands)
 
@@ -196,18 +206,35 @@ def _say_result(folder: Path, summary: dict[str, object]) -> None:
     print(f"model:  {folder / 'model'}")
 
 
-def _evaluate(arguments: argparse.Namespace) -> int:
+def _rate(arguments: argparse.Namespace) -> int:
+    from pipeline.models.load import quiet
+    from pipeline.stages.progress import Lines
+    from pipeline.stages.rate import rate
+
+    quiet()
+    config, base = _with_model(arguments)
+    print(rate(config, base, arguments.out, arguments.samples, Lines()))
+    return 0
+
+
+def _with_model(arguments: argparse.Namespace) -> tuple[RunConfig, Path]:
+    """The recipe, of another model where one is named, and its folder."""
     from pipeline.config.load import load_recipe
+
+    path = find_recipe(arguments.recipe)
+    overrides = list(arguments.set)
+    if arguments.model:
+        overrides += [f"model.path={json.dumps(arguments.model)}", "model.create=null"]
+    return load_recipe(path, overrides), path.resolve().parent
+
+
+def _evaluate(arguments: argparse.Namespace) -> int:
     from pipeline.models.load import quiet
     from pipeline.stages.progress import Lines
     from pipeline.stages.train import evaluate_model
 
     quiet()
-    path = find_recipe(arguments.recipe)
-    overrides = list(arguments.set)
-    if arguments.model:
-        overrides += [f"model.path={json.dumps(arguments.model)}", "model.create=null"]
-    domains = evaluate_model(load_recipe(path, overrides), path.resolve().parent, Lines())
+    domains = evaluate_model(*_with_model(arguments), Lines())
     print(json.dumps(domains, indent=1))
     return 0
 

@@ -142,6 +142,24 @@ class HubSource(Section):
     revision: str | None = Field(None, description="a commit or tag; pin it to get the same rows next year")
 
 
+class RatedConfig(Section):
+    """Rows that `verizero rate` has written: which come, and in what order."""
+
+    column: str = Field("pass_rate", min_length=1, description="of the row: right answers / answers")
+    low: float = Field(0.0, ge=0, le=1, description="rows with a lower pass rate are dropped, and counted")
+    high: float = Field(1.0, ge=0, le=1, description="rows with a higher one are dropped, and counted")
+    unrated: Literal["error", "keep", "drop"] = Field("error", description="a row without a pass rate; kept ones last")
+    order: Literal["file", "easy_first", "hard_first"] = Field(
+        "file", description="before the limit; to keep it in training, data.sampling.order: sequential"
+    )
+
+    @model_validator(mode="after")
+    def _ordered(self) -> RatedConfig:
+        if self.low > self.high:
+            raise ValueError(f"rated.low must be <= rated.high, got {self.low} > {self.high}")
+        return self
+
+
 class Source(Section):
     """Prompts from one place: exactly one of `generator`, `file` and `hub`."""
 
@@ -153,6 +171,7 @@ class Source(Section):
     verifier: VerifierChoice | None = Field(None, description="of all rows; overrides a column")
     shuffle: bool = Field(False, description="before the limit, by the run's seed")
     limit: int | None = Field(None, ge=1)
+    rated: RatedConfig | None = Field(None, description="drop or order rows by how often they were answered right")
     on_bad_row: Literal["error", "skip"] = Field("error", description="skip: counted and reported")
     on_duplicate_id: Literal["error", "skip"] = Field("error", description="skip: the first stays; counted")
 
@@ -170,6 +189,8 @@ class Source(Section):
             )
         if self.file is not None and not self.file.lower().endswith(FILE_TYPES):
             raise ValueError(f"file must end in {', '.join(FILE_TYPES)}, got {self.file!r}")
+        if self.shuffle and self.rated is not None and self.rated.order != "file":
+            raise ValueError(f"shuffle: true undoes rated.order={self.rated.order}; drop one of them")
         return self
 
     @property
@@ -215,12 +236,29 @@ class PassRateConfig(Section):
     high: float = Field(1.0, ge=0, le=1, description="prompts with a higher pass rate rest")
     min_attempts: int = Field(8, ge=1, description="with fewer attempts the rate is not yet known and the prompt comes")
     revisit_epochs: int | None = Field(4, ge=2, description="every so many epochs all come again; null: never")
+    low_end: float | None = Field(None, ge=0, le=1, description="of a curriculum: where `low` has moved to")
+    high_end: float | None = Field(None, ge=0, le=1, description="and where `high` has, after `over_epochs`")
+    over_epochs: int | None = Field(None, ge=1, description="epochs in which the bounds move, evenly")
 
     @model_validator(mode="after")
     def _ordered(self) -> PassRateConfig:
-        if self.low > self.high:
-            raise ValueError(f"pass_rate.low must be <= pass_rate.high, got {self.low} > {self.high}")
+        moves = self.low_end is not None or self.high_end is not None
+        if moves != (self.over_epochs is not None):
+            raise ValueError(
+                "pass_rate.over_epochs goes with pass_rate.low_end or pass_rate.high_end: give both, or neither"
+            )
+        for low, high, names in ((*self.bounds(0), ("low", "high")), (*self.bounds(10**9), ("low_end", "high_end"))):
+            if low > high:
+                raise ValueError(f"pass_rate.{names[0]} must be <= pass_rate.{names[1]}, got {low} > {high}")
         return self
+
+    def bounds(self, epoch: int) -> tuple[float, float]:
+        """Lowest and highest pass rate of prompts that come in that epoch (from 0)."""
+        if self.over_epochs is None:
+            return self.low, self.high
+        done = min(1.0, epoch / self.over_epochs)
+        ends = self.low if self.low_end is None else self.low_end, self.high if self.high_end is None else self.high_end
+        return self.low + done * (ends[0] - self.low), self.high + done * (ends[1] - self.high)
 
 
 class SamplingConfig(Section):

@@ -10,6 +10,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from pipeline.config.data import DataConfig, VerifierChoice
 from pipeline.config.merge import merge
 from pipeline.config.preference import PreferenceConfig
+from pipeline.config.sample import SampleConfig
 from pipeline.config.sandbox import SandboxConfig
 from pipeline.config.scoring import ScoringConfig
 from pipeline.config.sections import (
@@ -56,6 +57,7 @@ class RunConfig(Section):
     sft: SftConfig | None = None
     rl: RlConfig | None = None
     preference: PreferenceConfig | None = None
+    sample: SampleConfig | None = None
     rollout: RolloutConfig
     scoring: ScoringConfig = ScoringConfig()
     sandbox: SandboxConfig = SandboxConfig()

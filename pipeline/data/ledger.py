@@ -46,7 +46,8 @@ class PassRateLedger:
             return False
         if config.revisit_epochs is not None and epoch > 0 and epoch % config.revisit_epochs == 0:
             return False
-        return not config.low <= correct / attempts <= config.high
+        low, high = config.bounds(epoch)
+        return not low <= correct / attempts <= high
 
     def merge(self, other: PassRateLedger) -> None:
         """Add the counts of another ledger, e.g. of another rank."""

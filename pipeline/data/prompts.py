@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from pipeline import registry
-from pipeline.config.data import Source
+from pipeline.config.data import Column, RatedConfig, Source
 from pipeline.data.columns import Missing, pick, pick_optional
 from pipeline.data.files import Placed, read_file, read_hub
 from pipeline.data.generators import base as generators
@@ -61,10 +62,13 @@ def read_prompts(
     places: dict[str, str] = {}
     for source in sources:
         found = SourceCounts(source.label)
-        chosen = list(_chosen(source, seed, Path(base_dir), found, places))
+        rates: dict[str, float | None] = {}
+        chosen = list(_chosen(source, seed, Path(base_dir), found, places, rates))
         if source.shuffle:
             stream(seed, "data", "shuffle", source.label).shuffle(chosen)
-            chosen = chosen[: source.limit]
+        elif source.rated is not None and source.rated.order != "file":
+            chosen.sort(key=partial(_difficulty, rates, source.rated))
+        chosen = chosen[: source.limit]
         if not chosen:
             raise DataError(_nothing(found))
         found.num_loaded = len(chosen)
@@ -165,11 +169,50 @@ def _rows(source: Source, seed: int, base_dir: Path) -> Iterator[Placed]:
     return read_hub(source.hub, base_dir)
 
 
+def _difficulty(rates: Mapping[str, float | None], how: RatedConfig, prompt: Prompt) -> tuple[bool, float]:
+    """Sorts prompts as asked; those without a rate come last."""
+    rate = rates[prompt.id]
+    return rate is None, (rate or 0.0) * (-1 if how.order == "easy_first" else 1)
+
+
+def _rate(row: Mapping[str, Any], how: RatedConfig, place: str) -> float | None:
+    """The row's pass rate; None where it has none. Raises: DataError for what is no rate."""
+    value = pick_optional(row, Column(column=how.column))
+    if value is None:
+        if how.unrated == "error":
+            raise DataError(
+                f"{place}: the row has no {how.column!r}; write it with `verizero rate`, or set rated.unrated: keep or "
+                "drop"
+            )
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise DataError(f"{place}: {how.column!r} must be a number from 0 to 1, got {value!r:.80}")
+    return float(value)
+
+
+def _outside(rate: float | None, how: RatedConfig) -> str | None:
+    """Why a row of that rate is dropped, in words that are counted."""
+    if rate is None:
+        return "rows without a pass rate" if how.unrated == "drop" else None
+    if rate < how.low:
+        return f"rows with a pass rate below {how.low:g}"
+    return f"rows with a pass rate above {how.high:g}" if rate > how.high else None
+
+
 def _chosen(
-    source: Source, seed: int, base_dir: Path, counts: SourceCounts, places: dict[str, str]
+    source: Source,
+    seed: int,
+    base_dir: Path,
+    counts: SourceCounts,
+    places: dict[str, str],
+    rates: dict[str, float | None],
 ) -> Iterator[Prompt]:
-    """Good prompts of one source, up to its limit (after a shuffle the limit is the caller's to apply)."""
-    limit = None if source.shuffle else source.limit
+    """Good prompts of one source, up to its limit (where they are put in another order it is the caller's to apply).
+
+    `rates` is told the pass rate of each, where the source asks for it.
+    """
+    sorts = source.shuffle or (source.rated is not None and source.rated.order != "file")
+    limit = None if sorts else source.limit
     known = frozenset(registry.names("verifiers"))
     taken = 0
     for place, number, row in _rows(source, seed, base_dir):
@@ -180,10 +223,14 @@ def _chosen(
             if isinstance(row, DataError):
                 raise row
             prompt = _prompt(row, source, number, place)
+            rate = None if source.rated is None else _rate(row, source.rated, place)
         except DataError as exc:
             if source.on_bad_row == "error":
                 raise DataError(f"{exc}; correct the row or the mapping, or set on_bad_row: skip") from exc
             counts.skip("bad rows", str(exc))
+            continue
+        if source.rated is not None and (why := _outside(rate, source.rated)) is not None:
+            counts.skip(why, place)
             continue
         if source.verifier is None and prompt.verifier not in known:
             raise DataError(f"{place}: {_unknown_verifier(prompt.verifier)}")
@@ -196,6 +243,7 @@ def _chosen(
             counts.skip("duplicate ids", f"{place}: {prompt.id!r}")
             continue
         places[prompt.id] = place
+        rates[prompt.id] = rate
         taken += 1
         yield prompt
 

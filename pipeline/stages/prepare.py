@@ -115,14 +115,18 @@ def write_rows(path: Path, prompts: Sequence[Prompt]) -> None:
     partial = path.with_suffix(".partial")
     with partial.open("w") as file:
         for p in prompts:
-            row = {
-                "id": p.id,
-                "question": p.question,
-                "answer": p.reference,
-                "domain": p.domain,
-                "verifier": p.verifier,
-            }
-            extra = {"demonstration": p.demonstration, "system": p.system}
-            row |= {k: v for k, v in extra.items() if v is not None}
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.write(json.dumps(row_of(p), ensure_ascii=False) + "\n")
     os.replace(partial, path)
+
+
+def row_of(prompt: Prompt) -> dict[str, Any]:
+    """The prompt as a row of a user's own file."""
+    row = {
+        "id": prompt.id,
+        "question": prompt.question,
+        "answer": prompt.reference,
+        "domain": prompt.domain,
+        "verifier": prompt.verifier,
+    }
+    extra = {"demonstration": prompt.demonstration, "system": prompt.system}
+    return row | {k: v for k, v in extra.items() if v is not None}

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from pipeline.config.data import Source
+from pipeline.config.data import Source, VerifierChoice
 from pipeline.config.stages import DEMONSTRATIONS
 from pipeline.data.prompts import load_demonstrations
 from pipeline.errors import EngineError
@@ -191,7 +191,9 @@ def demonstrations(session: Session) -> list[Prompt]:
     config = session.config
     if config.stages[0].kind != "sft" or config.sft is None or config.sft.demonstrations is None:
         return session.data.demonstrations
-    left = Source(file=str((stage_folder(session, config.sft.demonstrations) / DEMONSTRATIONS).resolve()))
+    file = (stage_folder(session, config.sft.demonstrations) / DEMONSTRATIONS).resolve()
+    # nothing is graded: a plain verifier stands for the rows' own, whose parameters are not in the file
+    left = Source(file=str(file), verifier=VerifierChoice(name="exact"))
     return load_demonstrations((left,), (), config.seed)
 
 

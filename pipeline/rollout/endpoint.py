@@ -1,0 +1,85 @@
+"""Answers of a model behind an OpenAI-compatible endpoint, as rollouts without log-probs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from pipeline.config.sample import EndpointConfig
+from pipeline.errors import DataError, EngineError, GradingError
+from pipeline.rollout.engine import Sampling
+from pipeline.seeds import derive
+from pipeline.types import FinishReason, Prompt, Rollout
+from verifiers._endpoint import chat
+
+LARGEST_SEED = 2**31
+Tokens = Callable[[str], tuple[int, ...]]
+"""A response's tokens, the end token included. Raises: DataError for a text that has none here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """What an endpoint said."""
+
+    rollouts: list[list[Rollout]]
+    """Of each prompt; fewer than asked for where an answer cannot be written in the policy's tokens."""
+    unwritable: int
+    """Answers of that kind."""
+
+
+def ask_endpoint(
+    config: EndpointConfig,
+    prompts: Sequence[Prompt],
+    samples: int,
+    sampling: Sampling,
+    tokens: Tokens,
+    seed: int,
+    *names: str | int,
+) -> Answers:
+    """`samples` answers to each prompt's question, each with a seed of its own, which endpoints may heed or not.
+
+    Raises: EngineError where the endpoint does not answer.
+    """
+
+    def ask(job: tuple[Prompt, int]) -> tuple[str, bool]:
+        prompt, number = job
+        system = [] if prompt.system is None else [{"role": "system", "content": prompt.system}]
+        body = {
+            "model": config.model,
+            "messages": [*system, {"role": "user", "content": prompt.question}],
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_tokens": config.max_tokens or sampling.max_tokens,
+            "seed": derive(seed, "rollout", *names, prompt.id, number) % LARGEST_SEED,
+        }
+        choice = chat(
+            config.url,
+            body,
+            api_key_variable=config.api_key_variable,
+            timeout_s=config.timeout_s,
+            retries=config.retries,
+            backoff_s=config.backoff_s,
+            what="endpoint",
+        )
+        return str(choice["message"]["content"]), choice.get("finish_reason") == "length"
+
+    jobs = [(p, i) for p in prompts for i in range(samples)]
+    with ThreadPoolExecutor(config.parallel, thread_name_prefix="endpoint") as pool:
+        try:
+            said = list(pool.map(ask, jobs))
+        except GradingError as exc:
+            pool.shutdown(cancel_futures=True)
+            raise EngineError(f"{exc}; see that it runs, then start the same command again") from exc
+    rollouts: list[list[Rollout]] = [[] for _ in prompts]
+    unwritable = 0
+    for at, ((prompt, number), (text, is_cut)) in enumerate(zip(jobs, said, strict=True)):
+        try:
+            ids = tokens(text)
+        except DataError:
+            unwritable += 1
+            continue
+        ids = ids[:-1] if is_cut else ids
+        reason: FinishReason = "length" if is_cut else "stop"
+        rollouts[at // samples].append(Rollout(prompt.id, number, (), ids, (0.0,) * len(ids), text, reason, -1))
+    return Answers(rollouts, unwritable)

@@ -1,0 +1,148 @@
+"""Rejection sampling as a stage: what it leaves, and that SFT goes on with it after a break at any moment."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.run import RunConfig
+from pipeline.errors import ConfigError, DataError, EngineError
+from pipeline.stages import sample
+from tests.stages.broken import goes_on_as_if_never_broken, run
+from tests.stages.tiny import tiny
+
+
+def recipe(changes: dict[str, Any] | None = None, stages: list[Any] | None = None) -> RunConfig:
+    again = {"name": "again", "kind": "sft", "with": {"steps": 3, "demonstrations": "sample"}}
+    return tiny(
+        {
+            "stages": ["sft", "sample", again] if stages is None else stages,
+            "rl": None,
+            "sft": {"steps": 150},
+            "sample": {"samples": 6, "keep": {"max_per_prompt": 2}, **(changes or {})},
+        }
+    )
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.integration
+def test_what_is_kept_is_right_and_says_where_it_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample, "SAMPLED_AT_ONCE", 12)
+    goes_on_as_if_never_broken(recipe(), tmp_path, [("sample", 1), ("sample", 3), ("train", 4)])
+    left = [lines_of(p / "stages" / "sample" / "demonstrations.jsonl") for p in sorted(tmp_path.iterdir())]
+    assert left[0]
+    assert all(other == left[0] for other in left)
+    asked = {row["id"]: row for row in lines_of(tmp_path / "whole" / "data" / "train.jsonl")}
+    per_prompt = Counter(row["id"].split("/sample/")[0] for row in left[0])
+    assert set(per_prompt) <= set(asked)
+    assert max(per_prompt.values()) <= 2
+    for row in left[0]:
+        assert row["demonstration"].endswith(f"\\boxed{{{row['answer']}}}")
+        assert row["source"]["model"] == "policy"
+        assert row["source"]["verdict"]["score"] == 1.0
+        assert row["source"]["policy_version"] > 0
+        assert row["source"]["hinted"] is False
+    pieces = [r for r in lines_of(tmp_path / "whole" / "metrics.jsonl") if r["kind"] == "sample"]
+    assert [r["metrics"]["prompts"] for r in pieces] == [12, 12, 6]
+    assert sum(r["metrics"]["responses"] for r in pieces) == 30 * 6
+    assert sum(r["metrics"]["kept"] for r in pieces) == len(left[0])
+
+
+@pytest.mark.integration
+def test_hints_find_answers_that_stand_under_the_plain_question(tmp_path: Path) -> None:
+    hint = {"samples": 2, "prompts": 20, "hint": "{answer} {question}", "keep": {}}
+    run(recipe(hint, ["sft", "sample"]), tmp_path)
+    (row,) = [r["metrics"] for r in lines_of(tmp_path / "metrics.jsonl") if r["kind"] == "sample"]
+    assert row["prompts"] == 20
+    assert row["responses"] == 40 + 2 * (20 - row["solved"])
+    left = lines_of(tmp_path / "stages" / "sample" / "demonstrations.jsonl")
+    asked = {r["id"]: r["question"] for r in lines_of(tmp_path / "data" / "train.jsonl")}
+    assert all(r["question"] == asked[r["id"].split("/sample/")[0]] for r in left)
+    assert len({r["id"].split("/sample/")[0] for r in left if r["source"]["hinted"]}) == row["solved_with_hint"]
+
+
+@pytest.mark.integration
+def test_a_stage_that_keeps_nothing_says_so(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"sample: no answer was kept.*sample\.samples"):
+        run(recipe({"keep": {"min_tokens": 1000}, "prompts": 3}, ["sample"]), tmp_path)
+
+
+class Teacher(BaseHTTPRequestHandler):
+    """Answers sums rightly for even seeds, wrongly for odd ones, and now and then in characters nobody knows."""
+
+    asked: list[dict[str, Any]] = []  # noqa: RUF012
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        Teacher.asked.append(body)
+        a, b = body["messages"][-1]["content"].rstrip("=").split("+")
+        seed = body["seed"]
+        text = f"\\boxed{{{int(a) + int(b) + seed % 2}}}" + ("\u2603" if seed % 8 == 0 else "")
+        reply = {"choices": [{"message": {"content": text}, "finish_reason": "stop"}]}
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(reply).encode())
+
+    def log_message(self, *_: Any) -> None:
+        return
+
+
+@pytest.fixture
+def teacher() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), Teacher)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    Teacher.asked.clear()
+    yield f"http://127.0.0.1:{server.server_port}/v1"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_an_endpoint_is_a_source_too(tmp_path: Path, teacher: str) -> None:
+    config = recipe({"endpoint": {"url": teacher, "model": "big"}, "prompts": 10, "samples": 8}, ["sample"])
+    run(config, tmp_path)
+    assert len(Teacher.asked) == 80
+    assert {b["model"] for b in Teacher.asked} == {"big"}
+    left = lines_of(tmp_path / "stages" / "sample" / "demonstrations.jsonl")
+    assert left
+    for row in left:
+        a, b = row["question"].rstrip("=").split("+")
+        assert row["demonstration"] == f"\\boxed{{{int(a) + int(b)}}}"
+        assert row["source"]["model"] == "big"
+        assert row["source"]["policy_version"] is None
+    (seen,) = [r["metrics"] for r in lines_of(tmp_path / "metrics.jsonl") if r["kind"] == "sample"]
+    odd = sum(b["seed"] % 2 for b in Teacher.asked)
+    unwritable = sum(b["seed"] % 8 == 0 for b in Teacher.asked)
+    assert (seen["wrong"], seen["unwritable"]) == (odd, unwritable)
+    assert seen["responses"] == 80 - unwritable
+
+
+def test_an_endpoint_that_is_not_there_is_named(tmp_path: Path) -> None:
+    silent = {"url": "http://127.0.0.1:9/v1", "model": "big", "retries": 0}
+    with pytest.raises(EngineError, match=r"endpoint at http://127.0.0.1:9/v1 failed"):
+        run(recipe({"endpoint": silent, "prompts": 2}, ["sample"]), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"hint": "it is {answer}"}, r"sample.hint must hold \{question\}"),
+        ({"keep": {"min_tokens": 5, "max_tokens": 4}}, "keep.max_tokens must be >= keep.min_tokens"),
+        ({"endpoint": {"url": "localhost", "model": "m"}}, "must begin with http"),
+        ({"endpoint": {"url": "http://x", "model": "m"}, "keep": {"prefer": "likeliest"}}, "needs log-probs"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_while_the_recipe_loads(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        recipe(changes)
