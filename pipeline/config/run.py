@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from pipeline.config.data import DataConfig, VerifierChoice
+from pipeline.config.guard import GuardConfig, turned
 from pipeline.config.merge import merge
 from pipeline.config.preference import PreferenceConfig
 from pipeline.config.sample import SampleConfig
@@ -63,6 +64,7 @@ class RunConfig(Section):
     sandbox: SandboxConfig = SandboxConfig()
     train: TrainConfig = TrainConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    guard: GuardConfig = GuardConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     report: ReportConfig = ReportConfig()
     prefect: PrefectConfig = PrefectConfig()
@@ -199,11 +201,25 @@ def _check_rl_stage(config: RunConfig) -> None:
     check_sampling(rl, config.rollout)
     check_budget(rl, config.rollout)
     check_lag(rl, config.rollout, config.train)
+    check_guard(config)
     if config.train.backend == "deepspeed" and parts_of(rl).critic is not None:
         raise ValueError(
             f"algorithm {rl.algorithm['name']!r} has a critic and train.backend=deepspeed shards none; set "
             "train.backend: torch, or use an algorithm without one, e.g. grpo"
         )
+
+
+def check_guard(config: RunConfig) -> None:
+    """Refuse a roll-back that cannot be done, or a knob with nothing to turn. Raises: ValueError, ConfigError."""
+    rl, guard = config.rl, config.guard
+    assert rl is not None
+    if guard.action == "roll_back" and config.train.backend != "torch":
+        raise ValueError(
+            f"guard.action=roll_back cannot go back within a run of train.backend={config.train.backend!r}; set "
+            "guard.action: stop, or train.backend: torch"
+        )
+    for times in range(1, guard.max_roll_backs + 1 if guard.knob else 1):
+        check_rl(turned(rl, config.rollout, guard, times)[0], config.scoring)
 
 
 def parts_of(rl: RlConfig) -> Parts:

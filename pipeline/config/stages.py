@@ -174,7 +174,7 @@ class RoundsConfig(StageSection):
     """Base of what trains in rounds of generate, verify, select, update."""
 
     in_rounds: ClassVar[bool] = True
-    reads: ClassVar[frozenset[str]] = frozenset({"prompts", "rollout", "scoring", "sandbox"})
+    reads: ClassVar[frozenset[str]] = frozenset({"prompts", "rollout", "scoring", "sandbox", "guard"})
 
     rounds: int = Field(ge=1)
     steps_per_round: int = Field(ge=1)

@@ -29,9 +29,11 @@ class RunFiles:
     info: Row
     """run.json."""
     steps: list[Row]
-    """Rows of kind "step", in order."""
+    """Rows of kind "step", in order, but for those that a roll-back undid."""
     evaluations: list[Row]
-    """Rows of kind "evaluation", in order."""
+    """Rows of kind "evaluation", likewise."""
+    alarms: list[Row]
+    """Rows of kind "alarm", in order."""
     base_evaluation: int | None
     """Index of the evaluation that learning from rewards or preferences started from; None without evaluations."""
 
@@ -55,6 +57,7 @@ def read_run(folder: Path) -> RunFiles:
         raise RunError(f"{folder} holds no metrics.jsonl; name the folder of a run, e.g. runs/demo")
     steps: list[Row] = []
     evaluations: list[Row] = []
+    alarms: list[Row] = []
     base: int | None = None
     for row in read_jsonl(folder / "metrics.jsonl"):
         if row.get("kind") == "evaluation":
@@ -63,9 +66,20 @@ def read_run(folder: Path) -> RunFiles:
             if base is None and kind_of(row) in LEARNING and evaluations:
                 base = len(evaluations) - 1
             steps.append(row)
+        elif row.get("kind") == "alarm":
+            alarms.append(row)
+            if "to_step" in row:
+                steps, evaluations = not_undone(steps, row), not_undone(evaluations, row)
     if base is None and evaluations:
         base = 0
-    return RunFiles(folder, _text(folder / "recipe.yaml"), _object(folder / "run.json"), steps, evaluations, base)
+    return RunFiles(
+        folder, _text(folder / "recipe.yaml"), _object(folder / "run.json"), steps, evaluations, alarms, base
+    )
+
+
+def not_undone(rows: list[Row], alarm: Row) -> list[Row]:
+    """The rows that stand after a roll-back: those of its stage past the step that it went back to do not."""
+    return [r for r in rows if r.get("stage") != alarm["stage"] or int(r.get("step", 0)) <= int(alarm["to_step"])]
 
 
 def kind_of(row: Row) -> str:

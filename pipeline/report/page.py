@@ -11,6 +11,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from pipeline.report.alarms import alarms_section
 from pipeline.report.curves import Chart, build_charts
 from pipeline.report.files import RunFiles, read_run, write_atomic
 from pipeline.report.opinions import opinions_section
@@ -59,6 +60,7 @@ def build_page(run_dir: Path) -> Path:
         result=escape(result_line(summary)),
         sharpening=escape(_first_upper(summary["sharpening"]) + "."),
         facts=_facts(run, summary),
+        alarms=alarms_section(run),
         results=_results(summary),
         charts="\n".join(_figure(chart, plot) for chart, plot in drawn) or _note("No step has been recorded yet."),
         sample_note=_sample_note(chosen),

@@ -119,7 +119,8 @@
     render();
   };
 
-  const where = (s) => `${s.stage}, step ${s.step}, sample ${s.sample}`;
+  const again = (s) => (s.roll_backs ? `, after roll-back ${s.roll_backs}` : "");
+  const where = (s) => `${s.stage}, step ${s.step}${again(s)}, sample ${s.sample}`;
 
   const card = (s) => {
     const node = make("article", "answer"), head = make("div", "answer-head");

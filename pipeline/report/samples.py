@@ -16,8 +16,8 @@ MAX_CHARS = 6_000_000
 MIN_TEXT, MAX_TEXT = 600, 6000
 FIELDS = ("sample", "reward", "status", "score", "reason", "extracted", "finish_reason", "length")
 
-Key = tuple[str, int, str]
-"""Stage, step and prompt id: one group."""
+Key = tuple[str, int, str, int]
+"""Stage, step, prompt id and roll-backs before it: one group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,7 @@ def _collect(path: Path, wanted: set[Key], largest: int, text: int) -> list[dict
                 "stage": key[0],
                 "step": key[1],
                 "prompt_id": key[2],
+                "roll_backs": key[3],
                 "round": row.get("round", 0),
                 "domain": str(row.get("domain", "")),
                 "prompt": shorten(str(row.get("prompt", "")), text),
@@ -132,4 +133,6 @@ def verdict_name(row: Row) -> str:
 
 def _key(row: Row) -> Key:
     step = row.get("step", 0)
-    return str(row.get("stage", "")), step if isinstance(step, int) else 0, str(row.get("prompt_id", ""))
+    times = row.get("roll_backs", 0)
+    place = str(row.get("stage", "")), step if isinstance(step, int) else 0, str(row.get("prompt_id", ""))
+    return (*place, times if isinstance(times, int) else 0)

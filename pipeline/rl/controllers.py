@@ -40,8 +40,10 @@ class KlController:
         return {"coef": self.coef}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Nothing. Raises: CheckpointError if the state has no coefficient."""
-        self.coef = _read(state, "coef")
+        """Nothing; a fixed coefficient stays the recipe's. Raises: CheckpointError if the state has no coefficient."""
+        coef = _read(state, "coef")
+        if self.target is not None:
+            self.coef = coef
 
 
 class EntropyController:
@@ -77,8 +79,10 @@ class EntropyController:
         return {"raw": self.raw, "active": float(self.active)}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Nothing. Raises: CheckpointError if the state is not one of this controller."""
-        self.raw, self.active = _read(state, "raw"), bool(_read(state, "active"))
+        """Nothing; a fixed one stays as the recipe has it. Raises: CheckpointError for a state of something else."""
+        raw, active = _read(state, "raw"), bool(_read(state, "active"))
+        if self.target is not None:
+            self.raw, self.active = raw, active
 
 
 def kl_controller(parts: Parts) -> KlController:

@@ -13,7 +13,7 @@ from pipeline.scoring.score import Tally
 from pipeline.scoring.select import form_groups
 from pipeline.seeds import stream
 from pipeline.stages import lag
-from pipeline.stages.rl import sample_rows, say_failures
+from pipeline.stages.rl import again, sample_rows, say_failures
 from pipeline.stages.schedule import BASE, Item
 from pipeline.stages.session import Session
 from pipeline.stages.steps import Wrap, grades_beside
@@ -45,7 +45,8 @@ def evaluate(session: Session, item: Item, wrap: Wrap) -> dict[str, Any]:
         }
         shown = [group for group, _ in own[:SHOWN_PROMPTS]]
         stage = f"evaluation/{item.label}"
-        session.store.rollouts(r for g in shown for r in sample_rows(g, stage, item.round, session.state.rl_step))
+        rows = (r for g in shown for r in sample_rows(g, stage, item.round, session.state.rl_step))
+        session.store.rollouts({**row, **again(session.state)} for row in rows)
     session.store.metrics(
         {
             "kind": "evaluation",

@@ -14,9 +14,12 @@ from pipeline.scoring.score import Tally
 from pipeline.scoring.second import Opinions
 from pipeline.scoring.select import REASONS, acceptance_after, forecast, judge
 from pipeline.stages import lag
+from pipeline.stages.guard import num_roll_backs
 from pipeline.stages.parity import hold_against_trainer
+from pipeline.stages.rewind import mark_start, watch
 from pipeline.stages.schedule import Item
 from pipeline.stages.session import Session
+from pipeline.stages.state import RunState
 from pipeline.stages.steps import Steps, Wrap, plain, stage_step, temperature
 from pipeline.types import Group, KeptTokens, StepMetrics, Verdict
 
@@ -43,6 +46,7 @@ def run(session: Session, item: Item, steps: Steps, wrap: Wrap = plain) -> None:
     state = session.state
     if out_of_tokens(session):
         return
+    mark_start(session)
     begin(session, item)
     if state.step == 0 and item.round == 1 and session.engine.version != state.policy_version:
         steps.publish(session)  # no evaluation stood between the stage before and this one
@@ -52,7 +56,7 @@ def run(session: Session, item: Item, steps: Steps, wrap: Wrap = plain) -> None:
     session.progress.begin(item.label, state.step, item.num_steps)
     while state.step < item.num_steps and not out_of_tokens(session):
         session.where = f"{item.label} step {state.step + 1}"
-        wrap("step", one_step)(session, item, steps)
+        watch(session, item, wrap("step", one_step)(session, item, steps))
         if state.step % session.config.checkpoint.every_steps == 0 and state.step < item.num_steps:
             session.save()
     done = {"round": item.round, "rounds": session.config.rl.rounds if session.config.rl else 0}
@@ -76,8 +80,8 @@ def affordable(session: Session) -> int | None:
     return max(0, rl.max_tokens - session.state.num_tokens) // each
 
 
-def one_step(session: Session, item: Item, steps: Steps) -> None:
-    """Fill a batch, improve the policy with it, hand the new weights to the engine, write down what happened."""
+def one_step(session: Session, item: Item, steps: Steps) -> StepMetrics:
+    """Fill a batch, improve the policy with it, hand the new weights to the engine; what happened, written down too."""
     state = session.state
     with session.timed("total"):
         batch = fill_batch(session, steps)
@@ -86,10 +90,11 @@ def one_step(session: Session, item: Item, steps: Steps) -> None:
             steps.publish(session)
         if session.second is not None:
             batch.opinions = session.second.take()
-    record(session, item, batch, metrics)
+    row = record(session, item, batch, metrics)
     state.step += 1
     state.rl_step += 1
     move_reference(session, metrics or {})
+    return row
 
 
 def begin(session: Session, item: Item) -> None:
@@ -184,8 +189,8 @@ def improve(session: Session, steps: Steps, groups: list[Group]) -> StepMetrics 
     return metrics
 
 
-def record(session: Session, item: Item, batch: Batch, metrics: StepMetrics | None) -> None:
-    """One line of metrics.jsonl, and the responses of some groups in rollouts.jsonl."""
+def record(session: Session, item: Item, batch: Batch, metrics: StepMetrics | None) -> StepMetrics:
+    """The metrics of one line of metrics.jsonl; also the responses of some groups in rollouts.jsonl."""
     state, config = session.state, session.config
     state.num_prompts_used += len(batch.sampled)
     state.num_responses += sum(len(g.members) for g in batch.sampled)
@@ -217,7 +222,7 @@ def record(session: Session, item: Item, batch: Batch, metrics: StepMetrics | No
     session.track(row, state.rl_step + 1)
     opinions = batch.opinions or [{} for _ in batch.sampled]
     session.store.rollouts(
-        line
+        {**line, **again(state)}
         for i in groups_shown(batch, config.report.samples_per_step)
         for line in sample_rows(batch.sampled[i], item.stage, item.round, state.rl_step + 1, opinions[i])
     )
@@ -225,6 +230,12 @@ def record(session: Session, item: Item, batch: Batch, metrics: StepMetrics | No
         state.step + 1,
         {"reward": row.get("reward/sampled", 0.0), "kept": float(len(batch.groups)), "kl": row.get("kl/k3", 0.0)},
     )
+    return row
+
+
+def again(state: RunState) -> dict[str, int]:
+    """What marks a line of rollouts.jsonl after a roll-back, whose steps have been before: how many there were."""
+    return {"roll_backs": n} if (n := num_roll_backs(state)) else {}
 
 
 def rollout_metrics(batch: Batch) -> StepMetrics:
@@ -285,7 +296,10 @@ def say_failures(session: Session, tally: Tally, groups: Sequence[Group], fate: 
     first = next((m.verdict for g in groups for m in g.members if m.verdict.is_infrastructure), None)
     said = "" if first is None else f" First: {first.status}: {first.reason}"
     alarm = {"failure_rate": tally.failure_rate, "responses": tally.total, "where": session.where}
-    session.events("verizero.verifier.alarm", {**alarm, "first": said.strip()})
+    alarm["first"] = said.strip()
+    place = {"stage": session.state.stage, "step": session.state.rl_step}
+    session.store.metrics({"kind": "alarm", "alarm": "verifier", **place, **alarm, "time": {}})
+    session.events("verizero.verifier.alarm", alarm)
     session.progress.say(
         f"{session.where}: graders failed on {tally.failure_rate:.0%} of {tally.total} responses ({fate}).{said}"
     )

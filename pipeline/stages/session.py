@@ -26,7 +26,7 @@ from pipeline.rollout.engine import Engine
 from pipeline.scoring.ahead import Ahead
 from pipeline.scoring.score import Scorer
 from pipeline.scoring.second import SecondOpinions
-from pipeline.stages import lag
+from pipeline.stages import guard, lag
 from pipeline.stages.prepare import RunData
 from pipeline.stages.programs import close_sandbox
 from pipeline.stages.progress import Progress, Silent
@@ -145,7 +145,7 @@ class Session:
         state.sampler = self.sampler.state_dict()
         state.ledger = self.ledger.state_dict()
         state.controllers = {} if self.controllers is None else self.controllers.state_dict()
-        serial = state.serial
+        serial, pinned = state.serial, guard.note(state, self.config)
         state.serial += 1
 
         root = self.shared / "checkpoints"
@@ -160,7 +160,7 @@ class Session:
 
         try:
             if self.ranks.is_first:
-                checkpoint.save(root, serial, write, self.config.checkpoint.keep, frozenset(state.ends.values()))
+                checkpoint.save(root, serial, write, self.config.checkpoint.keep, {*state.ends.values(), *pinned})
             else:
                 write(checkpoint.partial_path(root, serial))
             self.ranks.barrier()  # nobody goes on before the checkpoint is named
@@ -273,7 +273,7 @@ def open_session(
     if start is not None:
         backend.load(start)
     engine = build_engine(config, backend.whole_model(), tokenizer, backend, folder)
-    sampler, ledger = _order(config, data, state)
+    sampler, ledger = order_of(config, data, state)
     tracked = config.report.trackers if ranks.is_first else ()
     store = Store(folder)
     store.cut(state.offsets if ranks.is_first else {})
@@ -317,15 +317,19 @@ def stage_at(config: RunConfig, state: RunState) -> str:
 
 def enter(session: Session, stage: str) -> None:
     """Make the session one of that stage: its recipe, its algorithm, and counters of its own."""
-    from pipeline.stages.build import resolve_parts
-
     if session.ranks.is_first:
         begun = session.recipe.stage_names.index(stage) + 1
         write_record(session.folder, session.fingerprints[:begun])
-    if session.config.stage_names == (stage,) and session.state.stage == stage:
-        return
-    session.config = session.recipe.of_stage(stage)
-    session.state.enter(stage)
+    if session.config.stage_names != (stage,) or session.state.stage != stage:
+        session.state.enter(stage)
+        settle(session)
+
+
+def settle(session: Session) -> None:
+    """Take recipe and algorithm from the stage that the state names, as far as that has come."""
+    from pipeline.stages.build import resolve_parts
+
+    session.config = guard.settled(session.recipe.of_stage(session.state.stage), session.state)
     session.parts = resolve_parts(session.config, session.backend.model)
     session.controllers = None if session.parts is None else _controllers(session.parts, session.state)
     session.demonstrations = None
@@ -336,7 +340,7 @@ def stage_folder(session: Session, stage: str) -> Path:
     return session.shared / "stages" / stage
 
 
-def _order(config: RunConfig, data: RunData, state: RunState) -> tuple[PromptSampler, PassRateLedger]:
+def order_of(config: RunConfig, data: RunData, state: RunState) -> tuple[PromptSampler, PassRateLedger]:
     """What draws prompts, and what it knows of their pass rates, as far as the run has come."""
     ledger, how = PassRateLedger(), config.data.sampling
     sampler = PromptSampler(data.train, config.seed, how.order, how.weights, ledger, how.pass_rate)

@@ -49,6 +49,8 @@ class RunState:
     ledger: dict[str, Any] | None = None
     controllers: dict[str, Any] = field(default_factory=dict)
     """Adaptive coefficients."""
+    guard: dict[str, Any] = field(default_factory=dict)
+    """What the guard remembers of this stage: measures of its first and last steps, checkpoints, roll-backs."""
     serial: int = 0
     """Number of the next checkpoint."""
     ends: dict[str, int] = field(default_factory=dict)
@@ -63,7 +65,7 @@ class RunState:
         self.stage, self.stage_start = stage, self.rl_step
         self.acceptance, self.bad_steps, self.carried = 1.0, 0, []
         self.best_reward, self.steps_since_best = None, 0
-        self.num_tokens, self.controllers = 0, {}
+        self.num_tokens, self.controllers, self.guard = 0, {}, {}
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; floats survive exactly. How long graders took is left out: equal runs have equal states."""

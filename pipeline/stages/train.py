@@ -17,6 +17,7 @@ from pipeline.stages.build import build_tokenizer, context_of, device_of
 from pipeline.stages.evaluate import evaluate
 from pipeline.stages.prepare import RunData, prepare_data
 from pipeline.stages.progress import Progress, Silent
+from pipeline.stages.rewind import RolledBack
 from pipeline.stages.schedule import BASE, Item, position, schedule
 from pipeline.stages.session import Resume, Session, enter, locked, open_session
 from pipeline.stages.steps import Steps, Wrap, plain
@@ -63,8 +64,7 @@ def opened(
 def remaining(session: Session) -> list[tuple[str, list[Item]]]:
     """What is still to be done, by stage, in order."""
     stages: list[tuple[str, list[Item]]] = []
-    items, state = schedule(session.recipe), session.state
-    for item in items[position(items, state.num_done, state.is_evaluated) :]:
+    for item in upcoming(session, schedule(session.recipe)[-1]):
         if not stages or stages[-1][0] != item.stage:
             stages.append((item.stage, []))
         stages[-1][1].append(item)
@@ -73,8 +73,9 @@ def remaining(session: Session) -> list[tuple[str, list[Item]]]:
 
 def run_items(session: Session, items: list[Item], steps: Steps, wrap: Wrap = plain) -> None:
     """Do the items, each from where the state says, with a checkpoint after each."""
-    state = session.state
-    for item in items:
+    state, left = session.state, list(items)
+    while left:
+        item = left.pop(0)
         if item.stage != BASE:
             enter(session, item.stage)
         if item.kind == "evaluate":
@@ -84,9 +85,19 @@ def run_items(session: Session, items: list[Item], steps: Steps, wrap: Wrap = pl
                 evaluate(session, item, wrap)
             state.evaluated_version, state.is_evaluated = state.policy_version, True
         else:
-            run_of(item.kind)(session, item, steps, wrap)
+            try:
+                run_of(item.kind)(session, item, steps, wrap)
+            except RolledBack:
+                left = upcoming(session, items[-1])
+                continue
             state.num_done, state.step, state.is_evaluated = state.num_done + 1, 0, False
         session.save()
+
+
+def upcoming(session: Session, last: Item) -> list[Item]:
+    """What is still to be done, up to the item `last`."""
+    items, state = schedule(session.recipe), session.state
+    return items[position(items, state.num_done, state.is_evaluated) : items.index(last) + 1]
 
 
 def run_of(kind: str) -> Callable[[Session, Item, Steps, Wrap], None]:

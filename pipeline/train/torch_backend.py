@@ -170,6 +170,7 @@ class TorchBackend:
                 f"with model.path: {folder / 'model'}"
             )
         state = torch.load(folder / "trainer.pt", map_location=self.device, weights_only=True)
+        self._empty()
         if self.adapted is not None:
             self.adapted.load(folder)
             self._is_merged = False
@@ -189,6 +190,11 @@ class TorchBackend:
         if "critic" in state:
             self.critic = TorchCritic.restored(self.model, state["critic"], folder / "critic", self.ranks)
         self.num_updates = state["num_updates"]
+
+    def _empty(self) -> None:
+        """Drop what belongs to the stage that was under way."""
+        self.discard()
+        self.config, self.optimizer, self.reference, self.critic = None, None, None, None
 
     def _forget(self) -> None:
         self.rerouted = Tally()

@@ -1,8 +1,9 @@
 """Runs the tiny recipe in children that are killed at chosen moments, resumes them, and says how each ended.
 
 Run as a script: `python -m tests.stages.kill_driver FOLDER [a.b=c …]`; prints one JSON object. With overrides of the
-recipe only the kills around an update are tried. Children are forked after the
-imports (torch has run nothing in parallel by then), so that a scenario costs a second and not an interpreter's start.
+recipe only the kills around an update are tried, or around a roll-back where `guard` is among them. Children are forked
+after the imports (torch has run nothing in parallel by then), so that a scenario costs a second and not an
+interpreter's start.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 
 from pipeline.models.load import create_model, quiet
 from pipeline.report.store import Store
+from pipeline.stages import rewind
 from pipeline.stages.build import build_tokenizer
 from pipeline.stages.progress import Silent
 from pipeline.stages.steps import Steps
@@ -60,6 +62,8 @@ def run(folder: Path, fuse: Fuse) -> None:
     """The whole run, with the fuse in it; goes on where an earlier one left off."""
     os.rename = fuse.wrap("rename", os.rename)
     os.fsync = fuse.wrap("fsync", os.fsync)
+    rewind.rewind = fuse.wrap("rewind", rewind.rewind)
+    rewind.alarm = fuse.wrap("alarm", rewind.alarm)
     if fuse.phase == "torn line":
         plain = Store._append
 
@@ -162,6 +166,23 @@ AROUND_UPDATES: list[list[tuple[str, int, str]]] = [
 ]
 
 
+AROUND_ROLL_BACKS: list[list[tuple[str, int, str]]] = [
+    [("rewind", 1, "before")],
+    [("rewind", 1, "after")],
+    [("alarm", 1, "after")],
+    [("update", 2, "before")],
+    [("publish", 2, "after")],
+    [("alarm", 1, "after"), ("generate", 4, "before"), ("step", 2, "after")],
+]
+
+
+def chosen(overrides: list[str]) -> list[list[tuple[str, int, str]]]:
+    """The kills to try with these changes of the recipe."""
+    if any(text.startswith("guard=") for text in overrides):
+        return AROUND_ROLL_BACKS
+    return AROUND_UPDATES if overrides else SCENARIOS
+
+
 def main(root: Path, scenarios: list[list[tuple[str, int, str]]]) -> dict[str, Any]:
     """Every scenario's end, beside that of a run never killed."""
     torch.set_num_threads(1)
@@ -180,4 +201,4 @@ def main(root: Path, scenarios: list[list[tuple[str, int, str]]]) -> dict[str, A
 
 
 if __name__ == "__main__":
-    print(json.dumps(main(Path(sys.argv[1]), AROUND_UPDATES if sys.argv[2:] else SCENARIOS)))
+    print(json.dumps(main(Path(sys.argv[1]), chosen(sys.argv[2:]))))

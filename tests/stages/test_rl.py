@@ -138,7 +138,8 @@ def test_failed_graders_leave_their_groups_and_raise_an_alarm(tmp_path: Path) ->
         session.scorer.bound = {k: Flaky(v) for k, v in session.scorer.bound.items()}
         session.events = lambda name, fields: heard.append((name, fields))
         train_round(session, round_of(session), Steps())
-        metrics = [r["metrics"] for r in rows(session)]
+        metrics = [r["metrics"] for r in rows(session) if r["kind"] == "step"]
+        written = [r for r in rows(session) if r["kind"] == "alarm"]
         sampled = [json.loads(x) for x in (session.folder / "rollouts.jsonl").read_text().splitlines()]
         said = session.progress.lines  # type: ignore[attr-defined]
     assert all(0.15 < m["verdict/verifier_error"] < 0.3 for m in metrics)
@@ -149,6 +150,7 @@ def test_failed_graders_leave_their_groups_and_raise_an_alarm(tmp_path: Path) ->
     alarms = [fields for name, fields in heard if name == "verizero.verifier.alarm"]
     assert len(alarms) == sum("graders failed on" in line for line in said)
     assert all(0.1 < a["failure_rate"] < 0.4 and a["first"].endswith("verifier_error: lost") for a in alarms)
+    assert [(r["alarm"], r["failure_rate"]) for r in written] == [("verifier", a["failure_rate"]) for a in alarms]
     assert heard[-1] == ("verizero.round.completed", heard[-1][1])
     assert heard[-1][1]["round"] == 1
     assert all(m["rows"] < 6 * m["groups/trained"] for m in metrics if m["groups/trained"])

@@ -1,0 +1,101 @@
+"""The `guard` section of a recipe: what counts as a collapse of RL, and what is done about it."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from pipeline.config.sections import OptimizerConfig, RolloutConfig, Section
+from pipeline.config.stages import RlConfig
+
+OF_OPTIMIZER = ("learning_rate", "max_grad_norm")
+ADAPTIVE = {"kl_coef": "kl_target", "entropy_coef": "entropy_target"}
+"""Coefficients of algorithms, and what makes them move by themselves."""
+
+
+class GuardConfig(Section):
+    """Signs of a collapse of RL: medians of the last `window` steps, held against those of the stage's first."""
+
+    action: Literal["none", "warn", "stop", "roll_back"] = Field(
+        "warn", description="at a sign; roll_back: to the last checkpoint before it, with `knob` changed"
+    )
+    window: int = Field(5, ge=1, description="steps of a median")
+    min_entropy: float | None = Field(0.1, gt=0, lt=1, description="share of that of the first steps; null: unwatched")
+    max_entropy: float | None = Field(5.0, gt=1, description="times that of the first steps")
+    min_length: float | None = Field(0.25, gt=0, lt=1, description="mean tokens, as a share of those at first")
+    max_truncated: float | None = Field(0.4, gt=0, le=1, description="rise of the share of responses that are cut")
+    max_kl: float | None = Field(1.0, gt=0, description="k3 to the reference, nats a token")
+    max_clip_fraction: float | None = Field(0.3, gt=0, le=1, description="rise of the share of tokens clipped")
+    max_flat: float | None = Field(
+        0.95, gt=0, lt=1, description="share of groups without variance of rewards, those all right left out"
+    )
+    max_unanswered: float | None = Field(
+        0.3, gt=0, le=1, description="rise of the share of responses without an answer, or whose check timed out"
+    )
+    knob: dict[str, float] = Field(
+        {},
+        description="the one number that a roll-back multiplies, e.g. {rl.optimizer.learning_rate: 0.5}: of "
+        "rl.optimizer, rl.algorithm, or rollout.temperature",
+    )
+    max_roll_backs: int = Field(2, ge=1, description="in one stage; a further collapse ends the run")
+
+    @model_validator(mode="after")
+    def _one_knob(self) -> GuardConfig:
+        if self.action == "roll_back" and len(self.knob) != 1:
+            raise ValueError(
+                f"guard.action=roll_back changes one number, or the run would go the same way again; guard.knob has "
+                f"{len(self.knob)}: give one, e.g. {{rl.optimizer.learning_rate: 0.5}}"
+            )
+        if self.action != "roll_back" and self.knob:
+            raise ValueError(
+                f"guard.knob is for guard.action=roll_back, which is {self.action!r}; drop it, or change that"
+            )
+        for name, factor in self.knob.items():
+            if factor <= 0 or factor == 1:
+                raise ValueError(f"guard.knob multiplies {name} by {factor:g}; give a factor above 0 that is not 1")
+        return self
+
+
+def turned(rl: RlConfig, rollout: RolloutConfig, guard: GuardConfig, times: int) -> tuple[RlConfig, RolloutConfig]:
+    """Both, with the number that the guard's knob names multiplied `times` times.
+
+    Raises: ValueError for a knob that is no such number; pydantic's own for a value that its section refuses.
+    """
+    for name, factor in guard.knob.items():
+        section, _, field = name.rpartition(".")
+        if section == "rl.optimizer" and field in OF_OPTIMIZER:
+            value = _number(name, getattr(rl.optimizer, field)) * factor**times
+            optimizer = OptimizerConfig.model_validate({**rl.optimizer.model_dump(), field: value})
+            rl = rl.model_copy(update={"optimizer": optimizer})
+        elif name == "rollout.temperature":
+            rollout = rollout.model_copy(update={"temperature": rollout.temperature * factor**times})
+        elif section == "rl.algorithm":
+            params = _params(rl)
+            if getattr(params, ADAPTIVE.get(field, ""), None) is not None:
+                raise ValueError(f"guard.knob: {name} follows {ADAPTIVE[field]} by itself; name another number")
+            value = _number(name, getattr(params, field, None)) * factor**times
+            rl = rl.model_copy(update={"algorithm": {**rl.algorithm, field: value}})
+        else:
+            known = ", ".join(f"rl.optimizer.{n}" for n in OF_OPTIMIZER)
+            raise ValueError(
+                f"guard.knob cannot turn {name}; it can {known}, rollout.temperature, or a number of rl.algorithm, "
+                "e.g. rl.algorithm.kl_coef"
+            )
+    return rl, rollout
+
+
+def _params(rl: RlConfig) -> Any:
+    from pipeline.algorithms.base import load_algorithm
+
+    given = dict(rl.algorithm)
+    return load_algorithm(given.pop("name"), given)[0]
+
+
+def _number(name: str, value: Any) -> float:
+    """Raises: ValueError for what cannot be multiplied, or stays as it is."""
+    if not isinstance(value, float) or value == 0:
+        raise ValueError(
+            f"guard.knob: {name} is {value!r} here, which is no number to multiply; set it, or name another"
+        )
+    return value

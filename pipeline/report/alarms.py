@@ -1,0 +1,35 @@
+"""The alarms of a run, for its page: suspected collapses and what was done, and graders that failed."""
+
+from __future__ import annotations
+
+from html import escape
+
+from pipeline.report.files import Row, RunFiles
+
+MOST = 50
+"""Alarms listed; graders that fail for days say the same a thousand times."""
+
+
+def alarms_section(run: RunFiles) -> str:
+    """The section of the page; nothing for a run without alarms."""
+    if not run.alarms:
+        return ""
+    shown = run.alarms[-MOST:]
+    left = len(run.alarms) - len(shown)
+    note = f'<p class="note">The last {len(shown)} of {len(run.alarms):,}.</p>' if left else ""
+    items = "".join(f"<li>{escape(alarm_line(row))}</li>" for row in shown)
+    return f'<section id="alarms"><h2>Alarms</h2>{note}<ul class="alarms card">{items}</ul></section>\n'
+
+
+def alarm_line(row: Row) -> str:
+    """One alarm in one sentence."""
+    if row.get("alarm") != "collapse":
+        where, rate = row.get("where") or row.get("stage"), float(row.get("failure_rate", 0))
+        said = f"{where}: graders failed on {rate:.0%} of {int(row.get('responses', 0)):,} responses"
+        return f"{said}. {row.get('first', '')}".strip()
+    signs = ", ".join(str(sign["said"]) for sign in row["signs"])
+    said = f"{row['stage']} step {row['step']}: RL may be collapsing: {signs}"
+    if "to_step" not in row:
+        return said + (". The run went on" if row["action"] == "warn" else ". The run was stopped")
+    knob = ", ".join(f"{name} = {value:g}" for name, value in row["knob"].items())
+    return f"{said}. Rolled back to step {row['to_step']}, with {knob} from there on"
