@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from pipeline.report.exposition import Reading
 from pipeline.report.files import read_run
 from pipeline.stages.guard import good_serials, measures, note, observe, settled
 from pipeline.stages.progress import Silent
+from pipeline.stages.rewind import rewind
+from pipeline.stages.session import settle
 from pipeline.stages.state import RunState
-from pipeline.stages.steps import Steps
-from pipeline.stages.train import finish, opened, remaining, run_items
+from pipeline.stages.steps import Steps, plain
+from pipeline.stages.train import finish, opened, remaining, run_items, run_of, upcoming
 from tests.stages.kill_driver import AROUND_ROLL_BACKS
 from tests.stages.tiny import tiny
 
@@ -222,6 +225,40 @@ def test_a_collapse_is_rolled_back_with_the_knob_turned_and_everybody_is_told(tm
     assert reading.counters["alarms_total"][(("alarm", "collapse"),)] == 1
     samples = [json.loads(line) for line in (tmp_path / "a" / "rollouts.jsonl").read_text().splitlines()]
     assert {s.get("roll_backs", 0) for s in samples if s["stage"] == "rl"} == {0, 1}
+
+
+KINDS: list[list[str]] = [
+    [],
+    ["train.lora={rank: 4}", "rl.select.keep=all", "sft.optimizer.learning_rate=0.05"],
+    ["rl.algorithm={name: ppo, critic_learning_rate: 1e-3, num_minibatches: 1}"],
+    ["rollout.publish_every=2", "rl.reference.schedule=ema", "rl.reference.alpha=0.5"],
+]
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_taken_back_a_run_does_the_same_again(kind: list[str], tmp_path: Path) -> None:
+    """To its second step from its fourth: policy, optimiser, reference, critic, engine, sampler and groups are back."""
+    overrides = [*kind, "checkpoint.keep=30"]
+    run(tmp_path / "straight", overrides)
+    folder = tmp_path / "back"
+    with opened(tiny(overrides=overrides), Path.cwd(), folder, "auto", Silent()) as session:
+        (_, first), (_, sft), (_, rl) = remaining(session)
+        for items in (first, sft, rl[:2]):
+            run_items(session, items, Steps())
+        run_of("rl")(replace(session), replace(rl[2], num_steps=1), Steps(), plain)
+        saved = {p: json.loads((p / "state.json").read_text()) for p in (folder / "checkpoints").glob("0*")}
+        (start, state), *_ = [(p, s) for p, s in saved.items() if s["rl_step"] == 2]
+        rewind(session, start)
+        settle(session)
+        assert session.state.to_json() == state | {"serial": state["serial"]}
+        run_items(session, upcoming(session, rl[-1]), Steps())
+        finish(session)
+    model = "model/model.safetensors"
+    assert (folder / model).read_bytes() == (tmp_path / "straight" / model).read_bytes()
+    again, straight = ([r for r in rows(f) if r["kind"] == "step"] for f in (folder, tmp_path / "straight"))
+    assert [r["metrics"] for r in again[-4:]] == [r["metrics"] for r in straight[-4:]]
+    assert len(again) == len(straight) + 2
 
 
 @pytest.mark.integration
