@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from prefect import flow, tags
+from prefect import flow
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
@@ -201,7 +201,4 @@ def _train(request: Request, resume: Resume) -> None:
     quiet()
     if resume == "never" and flow_run.run_count > 1:
         resume = "auto"  # a retry goes on from what its own first try left
-    config = request.config
-    named = [config.name] + ([] if config.rl is None else [str(config.rl.algorithm["name"])])
-    with tags(*named):
-        run_request(request, resume, RunLog.lines())
+    run_request(request, resume, RunLog.lines())

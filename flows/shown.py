@@ -48,7 +48,8 @@ class Listener:
         if event == "verizero.round.completed":
             done = int(fields["round"])
             show_markdown(f"{self.name}-rounds", round_markdown(self.folder), f"{self.name} after round {done}")
-            show_table(f"{self.name}-samples", round_samples(self.folder, done), f"Answers sampled in round {done}")
+            answers = round_samples(self.folder, str(fields["stage"]), done)
+            show_table(f"{self.name}-samples", answers, f"Answers sampled in round {done}")
 
 
 def show_markdown(key: str, text: str, description: str) -> None:

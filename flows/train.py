@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prefect import flow, task
+from prefect import flow, tags, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
@@ -19,6 +19,7 @@ from pipeline.config.recipes import Request
 from pipeline.config.run import RunConfig
 from pipeline.launch import launch
 from pipeline.report.result import result_markdown
+from pipeline.report.round import run_tags
 from pipeline.stages.prepare import RunData
 from pipeline.stages.progress import Progress
 from pipeline.stages.session import Resume, Session
@@ -93,7 +94,8 @@ def run_job(job: Job) -> dict[str, Any]:
     def train() -> None:
         box["summary"] = run_stages(job)
 
-    train()
+    with tags(*run_tags(config)):
+        train()
     summary: dict[str, Any] = box["summary"]
     return summary
 
@@ -121,7 +123,8 @@ def run_request(request: Request, resume: Resume, progress: Progress) -> dict[st
     if config.launch.kind == "none":
         data: Future[RunData] = Future()
         data.set_result(prepare_run(config, request.base_dir, folder))
-        return run_stages(Job(config, request.base_dir, folder, resume, progress, data))
+        with tags(*run_tags(config)):  # its subflows and tasks have them
+            return run_stages(Job(config, request.base_dir, folder, resume, progress, data))
     launch(config.launch, request.words(resume), folder)
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     show_result(config, folder, summary)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import base64
+from collections import deque
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.run import RunConfig
+from pipeline.report.alarms import alarm_line
 from pipeline.report.curves import Chart, build_charts
 from pipeline.report.files import RunFiles, iterate_jsonl, read_run
 from pipeline.report.plots import draw
@@ -13,6 +16,7 @@ from pipeline.report.plots import draw
 CURVES = ("reward", "pass", "kl", "length", "groups")
 MAX_ANSWERS = 40
 MAX_TEXT = 400
+MAX_ALARMS = 5
 
 
 def data_uri(chart: Chart) -> str:
@@ -25,12 +29,16 @@ def round_markdown(folder: Path) -> str:
     run = read_run(folder)
     charts = {c.name: c for c in build_charts(run)}
     pictures = [f"**{c.title}**\n\n![{c.title}]({data_uri(c)})" for n in CURVES if (c := charts.get(n)) is not None]
-    return "\n\n".join([_table(run), *pictures, f"Report: `{(folder / 'report.html').resolve()}`\n"])
+    alarms = [f"**Alarm.** {alarm_line(row)}" for row in run.alarms[-MAX_ALARMS:]]
+    return "\n\n".join([*alarms, _table(run), *pictures, f"Report: `{(folder / 'report.html').resolve()}`\n"])
 
 
-def round_samples(folder: Path, round_: int) -> list[dict[str, Any]]:
+def round_samples(folder: Path, stage: str, round_: int) -> list[dict[str, Any]]:
     """Answers of the round in rows of plain values, from its last steps, at most MAX_ANSWERS."""
-    own = [r for r in iterate_jsonl(folder / "rollouts.jsonl") if r.get("stage") == "rl" and r.get("round") == round_]
+    own: deque[dict[str, Any]] = deque(maxlen=MAX_ANSWERS)
+    for row in iterate_jsonl(folder / "rollouts.jsonl"):
+        if row.get("stage") == stage and row.get("round") == round_:
+            own.append(row)
     return [
         {
             "step": row["step"],
@@ -42,17 +50,28 @@ def round_samples(folder: Path, round_: int) -> list[dict[str, Any]]:
             "reason": row["reason"],
             "reward": row["reward"],
         }
-        for row in own[-MAX_ANSWERS:]
+        for row in own
     ]
+
+
+def run_tags(config: RunConfig) -> list[str]:
+    """By what runs are found: the run's name, the model that it starts from, and its algorithms."""
+    model = config.model.create.model_type if config.model.create else Path(config.model.path or "").name
+    sections = [config.of_stage(stage.name).rl for stage in config.stages_of("rl")]
+    algorithms = [str(rl.algorithm["name"]) for rl in sections if rl is not None]
+    return list(dict.fromkeys([config.name, model, *algorithms]))
 
 
 def _table(run: RunFiles) -> str:
     """A line for each round: its steps, its mean reward and length, the share of groups kept, its last KL."""
     lines = ["| round | steps | reward | length | groups kept | KL |", "| --- | --- | --- | --- | --- | --- |"]
-    for round_ in sorted({int(row["round"]) for row in run.rl_steps}):
-        own = [row["metrics"] for row in run.rl_steps if row["round"] == round_]
+    rounds: dict[tuple[str, int], list[dict[str, float]]] = {}
+    for row in run.rl_steps:
+        rounds.setdefault((str(row["stage"]), int(row["round"])), []).append(row["metrics"])
+    for (stage, round_), own in rounds.items():
         cells = [_mean(own, "reward/sampled"), _mean(own, "length/mean"), _share(own), _mean(own[-1:], "kl/k3")]
-        lines.append(f"| {round_} | {len(own)} | " + " | ".join(cells) + " |")
+        name = str(round_) if stage == "rl" else f"{stage} {round_}"
+        lines.append(f"| {name} | {len(own)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

@@ -59,7 +59,7 @@ def run(session: Session, item: Item, steps: Steps, wrap: Wrap = plain) -> None:
         watch(session, item, wrap("step", one_step)(session, item, steps))
         if state.step % session.config.checkpoint.every_steps == 0 and state.step < item.num_steps:
             session.save()
-    done = {"round": item.round, "rounds": session.config.rl.rounds if session.config.rl else 0}
+    done = {"stage": item.stage, "round": item.round, "rounds": session.config.rl.rounds if session.config.rl else 0}
     session.events("verizero.round.completed", {**done, "step": state.rl_step, "tokens": state.num_tokens})
 
 

@@ -81,7 +81,11 @@ def test_each_stage_is_a_subflow_and_each_phase_a_named_task(folders: tuple[Path
         flows = dict(base.execute("select name, state_type from flow_run where state_type = 'COMPLETED'").fetchall())
         tasks = {name for (name,) in base.execute("select name from task_run").fetchall()}
         artifacts = base.execute("select data from artifact where key = 'report'").fetchall()
+        tagged = dict(base.execute("select name, tags from flow_run").fetchall())
+        (rounds,) = base.execute("select data from artifact where key = 'tiny-rounds' order by created desc limit 1")
     assert {"tiny", "tiny rl"} <= set(flows)
+    assert all({"tiny", "qwen2", "grpo"} <= set(json.loads(tagged[name])) for name in ("tiny", "tiny rl"))
+    assert "data:image/svg+xml;base64," in rounds[0]
     last = {f"round 2 step 3 {phase}" for phase in ("generate", "verify", "select", "update", "publish")}
     assert last <= tasks
     assert {"write the report", "evaluate after round 2 evaluate"} <= tasks
