@@ -299,12 +299,13 @@ def _explain(arguments: argparse.Namespace) -> int:
 
 def _plan(arguments: argparse.Namespace) -> int:
     from pipeline.config.load import load_recipe
-    from pipeline.plan import plan, plan_lines
+    from pipeline.plan import plan_lines, plans
 
     config = load_recipe(find_recipe(arguments.recipe), arguments.set)
-    found = plan(config, arguments.gpus, arguments.gpu, arguments.mean_share)
-    print("\n".join(plan_lines(found, arguments.price)))
-    return 0 if found.fits else 1
+    found = plans(config, arguments.gpus, arguments.gpu, arguments.mean_share)
+    for name, one in found.items():
+        print("\n".join([*([f"stage {name}"] if len(found) > 1 else []), *plan_lines(one, arguments.price)]))
+    return 0 if all(one.fits for one in found.values()) else 1
 
 
 def _compare(arguments: argparse.Namespace) -> int:

@@ -336,13 +336,24 @@ def fitting(config: RunConfig, shape: Shape, gpus: int, device: Device) -> tuple
     return None
 
 
+def plans(config: RunConfig, gpus: int, gpu: str, mean_share: float = 0.5) -> dict[str, Plan]:
+    """Of each RL stage, by name; of a recipe without, of its last stage, with memory and no steps."""
+    stages = [s.name for s in config.stages_of("rl")] or [config.stages[-1].name]
+    return {name: plan(config.of_stage(name), gpus, gpu, mean_share) for name in stages}
+
+
 def plan(config: RunConfig, gpus: int, gpu: str, mean_share: float = 0.5) -> Plan:
-    """The plan. Raises: ConfigError for an unknown GPU or model, or a recipe without RL."""
+    """The plan of a recipe of one RL stage, or of none. Raises: ConfigError for an unknown GPU or model."""
     if gpu not in DEVICES:
         raise ConfigError(f"--gpu {gpu!r} is not known; there are {', '.join(DEVICES)}")
     if gpus < 1:
         raise ConfigError(f"--gpus must be >= 1, got {gpus}")
     shape, device = shape_of(config), DEVICES[gpu]
+    if not config.stages_of("rl"):
+        config = config.model_copy(update={"rl": None})
+        return Plan(
+            shape, device, gpus, memory(config, shape, gpus), {}, fitting(config, shape, gpus, device), {}, tokens=0
+        )
     phases = seconds(config, shape, gpus, device, mean_share)
     scaling = {n: sum(seconds(config, shape, n, device, mean_share).values()) for n in (8 * 2**i for i in range(8))}
     assert config.rl is not None
@@ -368,6 +379,11 @@ def plan_lines(found: Plan, price: float | None = None) -> list[str]:
         lines.append("it does not fit, whatever is turned; take more or larger GPUs, or a smaller model")
     else:
         lines.append("it does not fit; it would with --set " + " --set ".join(" ".join(found.turned).split()))
+    if not found.phases:
+        return [
+            *lines,
+            f"no RL stage, so no step to time; assumed: {ASSUMED['memory']:.0%} of the memory can be filled",
+        ]
     lines += [
         f"one step: {found.tokens:,.0f} tokens generated, {step:.1f} s ({found.tokens / step:,.0f} tokens/s)",
         *(f"  {name:<16} {s:8.1f} s" for name, s in found.phases.items()),

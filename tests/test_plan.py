@@ -212,3 +212,22 @@ def test_time_scales_until_communication_and_the_longest_response_count() -> Non
 def test_what_cannot_be_planned_is_said(name: str, gpus: int, gpu: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         plan.plan(recipe_of(name), gpus, gpu)
+
+
+def test_every_stage_of_rl_has_a_plan_and_a_recipe_without_one_its_memory() -> None:
+    two = parse(
+        {
+            **recipe_of("Qwen/Qwen2.5-7B").model_dump(mode="json"),
+            "stages": ["rl", {"name": "long", "kind": "rl", "with": {"prompts_per_step": 99}}],
+        }
+    )
+    found = plan.plans(two, 8, "h100")
+    assert list(found) == ["rl", "long"]
+    assert found["rl"] == plan.plan(two.of_stage("rl"), 8, "h100")
+    assert found["long"].tokens == 99 / two.of_stage("rl").rl.prompts_per_step * found["rl"].tokens
+    sft = merge(two.model_dump(mode="json"), {"stages": ["sft"], "sft": {"steps": 5}})
+    (alone,) = plan.plans(parse(sft), 8, "h100").values()
+    assert {"weights", "gradients", "optimizer"} <= set(alone.parts)
+    assert "reference" not in alone.parts
+    assert alone.parts["weights"] == found["rl"].parts["weights"]
+    assert plan.plan_lines(alone)[-1].startswith("no RL stage, so no step to time")
