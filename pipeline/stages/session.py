@@ -344,9 +344,10 @@ def order_of(config: RunConfig, data: RunData, state: RunState) -> tuple[PromptS
     """What draws prompts, and what it knows of their pass rates, as far as the run has come."""
     ledger, how = PassRateLedger(), config.data.sampling
     sampler = PromptSampler(data.train, config.seed, how.order, how.weights, ledger, how.pass_rate)
-    # where nothing was drawn yet, the prompts may have changed since: no stage so far depends on them
-    if state.sampler is not None and state.ledger is not None and any(state.sampler["drawn"].values()):
+    if state.ledger is not None:
         ledger.load_state_dict(state.ledger)
+    # where nothing was drawn yet, the prompts may have changed since: no stage so far depends on them
+    if state.sampler is not None and any(state.sampler["drawn"].values()):
         sampler.load_state_dict(state.sampler)
     return sampler, ledger
 

@@ -1,9 +1,9 @@
 """Runs the tiny recipe in children that are killed at chosen moments, resumes them, and says how each ended.
 
 Run as a script: `python -m tests.stages.kill_driver FOLDER [a.b=c …]`; prints one JSON object. With overrides of the
-recipe only the kills around an update are tried, or around a roll-back where `guard` is among them. Children are forked
-after the imports (torch has run nothing in parallel by then), so that a scenario costs a second and not an
-interpreter's start.
+recipe only the kills around an update are tried, or around a roll-back where `guard` is among them, or in each stage
+where they name other stages. Children are forked after the imports (torch has run nothing in parallel by then), so that
+a scenario costs a second and not an interpreter's start.
 """
 
 from __future__ import annotations
@@ -165,6 +165,15 @@ AROUND_UPDATES: list[list[tuple[str, int, str]]] = [
     [("rename", 6, "after")],
 ]
 
+IN_EACH_STAGE: list[list[tuple[str, int, str]]] = [
+    [("train", 1, "after")],  # pre-training
+    [("train", 3, "after"), ("update", 2, "after")],  # SFT, and RL
+    [("sample", 1, "after"), ("train", 1, "before")],  # pairs of the policy's answers, and training on them
+    [("train", 5, "after"), ("sample", 1, "after"), ("train", 1, "after")],  # on them; answers kept, and SFT on those
+    [("update", 4, "before")],  # RL again
+]
+"""For `STAGES` of test_resume_stages.py."""
+
 
 AROUND_ROLL_BACKS: list[list[tuple[str, int, str]]] = [
     [("rewind", 1, "before")],
@@ -180,6 +189,8 @@ def chosen(overrides: list[str]) -> list[list[tuple[str, int, str]]]:
     """The kills to try with these changes of the recipe."""
     if any(text.startswith("guard=") for text in overrides):
         return AROUND_ROLL_BACKS
+    if any(text.startswith("stages=") for text in overrides):
+        return IN_EACH_STAGE
     return AROUND_UPDATES if overrides else SCENARIOS
 
 
