@@ -183,6 +183,7 @@ def test_fields_are_those_that_decide_the_stage() -> None:
         ("rl.group_size=4", False, True),
         ("rollout.temperature=0.5", False, True),
         ("scoring.no_answer=-1", False, True),
+        ("guard.action=stop", False, True),
         ("data.sampling.order=sequential", False, True),
         ("data.template={name: r1_zero}", True, True),
         ("seed=9", True, True),
