@@ -80,8 +80,8 @@ def worker_pids(pool: sandbox.Pool) -> list[int]:
 
 
 def measure(run: Callable[[int], bool], count: int, seconds: float, pool: sandbox.Pool | None) -> dict[str, float]:
-    """Executions of a program with `count` tests, from as many threads as cores, for about `seconds`."""
-    threads, times = len(os.sched_getaffinity(0)), []
+    """Executions of a program with `count` tests, from twice as many threads as cores, for about `seconds`."""
+    threads, times = 2 * len(os.sched_getaffinity(0)), []
     end = time.monotonic() + seconds
 
     def loop(_: int) -> None:

@@ -138,7 +138,7 @@ def _sandbox_commands(commands: Any) -> None:
     serve.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1; any but loopback needs a token")
     serve.add_argument("--port", type=int, default=8080, help="default: 8080; 0 is any that is free")
     serve.add_argument("--token-env", default="SANDBOX_TOKEN", help="variable that holds the token")
-    serve.add_argument("--workers", type=int, help="programs at one time; default: one per core")
+    serve.add_argument("--workers", type=int, help="programs at one time; default: two per core")
     serve.add_argument("--max-queue", type=int, default=1024, help="programs waiting before the answer is 429")
     serve.add_argument("--wall-s", type=float, help="most seconds of a test; requests can only lower limits")
     serve.add_argument("--cpu-s", type=float, help="most CPU seconds of a test")

@@ -18,12 +18,14 @@ from sandbox.process import Worker, WorkerDied
 
 T = TypeVar("T")
 _ATTEMPTS = 4
+_PER_CORE = 2
+"""A run is handed on from judge to worker to child and back: while one waits for its turn, another has the core."""
 
 
 class Pool:
     """Workers behind walls.
 
-    `workers`: how many programs run at one time, default one per usable core. `min_level`: refuse to start below it.
+    `workers`: how many programs run at one time, default two per usable core. `min_level`: refuse to start below it.
     `walls`: those to put up, for tests and for machines where one does harm; default all. `tools`: folders whose
     programs may be executed (for other languages than Python); default none.
     """
@@ -35,7 +37,7 @@ class Pool:
         walls: Iterable[str] = WALLS,
         tools: Iterable[str] = (),
     ) -> None:
-        self.size = len(os.sched_getaffinity(0)) if workers is None else workers
+        self.size = _PER_CORE * len(os.sched_getaffinity(0)) if workers is None else workers
         if self.size < 1:
             raise ValueError(f"Pool.workers must be at least 1, got {self.size}")
         if not 0 <= min_level <= 3:

@@ -250,7 +250,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="verizero sandbox serve", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8080)
-    parser.add_argument("--workers", type=int, default=None, help="default: one per core")
+    parser.add_argument("--workers", type=int, default=None, help="default: two per core")
     parser.add_argument("--min-level", type=int, default=2)
     parser.add_argument("--max-queue", type=int, default=1024, help="programs waiting before 429")
     given = parser.parse_args(arguments)

@@ -19,7 +19,7 @@ class Place:
     limits: sandbox.Limits = field(default_factory=sandbox.Limits)
     """Of a program whose verifier names none."""
     workers: int | None = None
-    """Programs at one time on this machine; None is one per core."""
+    """Programs at one time on this machine; None is two per core."""
     min_level: int = 2
     urls: tuple[str, ...] = ()
     token: str | None = field(default=None, repr=False)

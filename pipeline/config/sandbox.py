@@ -11,7 +11,7 @@ class SandboxConfig(Section):
     """Where responses that are programs run. Limits are of one test, where its verifier names none."""
 
     min_level: int = Field(2, ge=0, le=3, description="refuse to start below it: 3 namespaces too, 2 Landlock, seccomp")
-    workers: int | None = Field(None, ge=1, description="programs at one time on this machine; null: one per core")
+    workers: int | None = Field(None, ge=1, description="programs at one time on this machine; null: two per core")
     url: str | tuple[str, ...] | None = Field(
         None, description="of one or several `verizero sandbox serve`; null: on this machine"
     )
