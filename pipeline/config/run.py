@@ -309,16 +309,17 @@ def check_sampling(rl: RlConfig, rollout: RolloutConfig) -> None:
 
 def check_lag(rl: RlConfig, rollout: RolloutConfig, train: TrainConfig) -> None:
     """Refuse old responses where nothing corrects for them, or their policy cannot be kept. Raises: ValueError."""
-    if rollout.publish_every == 1:
+    if rollout.publish_every == 1 and rollout.max_staleness == 0:
         return
     parts = parts_of(rl)
+    asked = "publish_every" if rollout.publish_every > 1 else "max_staleness"
+    asked = f"rollout.{asked}={getattr(rollout, asked)}"
     if parts.ratio == "none" and "stale_without_ratio" not in parts.allow:
         raise ValueError(
-            f"rollout.publish_every={rollout.publish_every} trains on old responses and the algorithm has no ratio: "
-            f"{UNUSUAL['stale_without_ratio']}. Use one with a ratio, e.g. grpo, set it to 1, or ask for it with "
-            "rl.algorithm.allow: [stale_without_ratio]"
+            f"{asked} trains on old responses and the algorithm has no ratio: {UNUSUAL['stale_without_ratio']}. Use "
+            "one with a ratio, e.g. grpo, leave it out, or ask for it with rl.algorithm.allow: [stale_without_ratio]"
         )
-    if train.backend != "torch":
+    if rollout.publish_every > 1 and train.backend != "torch":
         raise ValueError(
             f"rollout.publish_every={rollout.publish_every} keeps a copy of the policy, which train.backend="
             f"{train.backend!r} does not; set it to 1, or train.backend: torch"

@@ -102,9 +102,42 @@ class RolloutConfig(Section):
     publish_every: int = Field(
         1, ge=1, description="updates between hand-overs of weights to the engine; k: responses are up to k - 1 old"
     )
+    max_staleness: int = Field(
+        0, ge=0, description="responses are generated up to so many updates ahead, beside them; 0: between them"
+    )
+    in_flight: Literal["finish", "interrupt"] = Field(
+        "finish", description="responses under way when new weights come: end with the old ones, or go on with the new"
+    )
+    interrupt_tokens: int | None = Field(
+        None, ge=1, description="interrupt: tokens of a response that each version draws; the last draws all the rest"
+    )
     max_rows: int = Field(1024, ge=1, description="responses decoded at once")
     vllm: VllmConfig = VllmConfig()
     parity: ParityConfig = ParityConfig()
+
+    @model_validator(mode="after")
+    def _ahead_fits(self) -> RolloutConfig:
+        interrupts = self.in_flight == "interrupt"
+        if interrupts != (self.interrupt_tokens is not None):
+            verb = "needs" if interrupts else "has no use for"
+            raise ValueError(f"rollout.in_flight={self.in_flight} {verb} rollout.interrupt_tokens")
+        if self.max_staleness == 0 and interrupts:
+            raise ValueError(
+                "rollout.in_flight=interrupt with rollout.max_staleness=0: nothing is under way when weights come; set "
+                "max_staleness: 1 or more"
+            )
+        if self.max_staleness > 0 and self.publish_every > 1:
+            raise ValueError(
+                f"rollout.publish_every={self.publish_every} would make responses older than rollout.max_staleness="
+                f"{self.max_staleness}; set publish_every: 1"
+            )
+        if self.max_staleness > 0 and self.vllm.tensor_parallel > 1:
+            raise ValueError(
+                f"rollout.max_staleness={self.max_staleness} generates beside the update, and an engine over "
+                f"rollout.vllm.tensor_parallel={self.vllm.tensor_parallel} ranks would meet its collectives; set "
+                "tensor_parallel: 1, or max_staleness: 0"
+            )
+        return self
 
 
 class LoraConfig(Section):

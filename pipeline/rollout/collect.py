@@ -67,7 +67,7 @@ def collect(
         answers = engine.generate_streaming(requests, sampling, hand_over)
     else:
         answers = engine.generate(requests, sampling)
-    _check_recorded(sampling, [c for completions in answers for c in completions])
+    check_recorded(sampling, [c for completions in answers for c in completions])
     return [
         _rollout(prompt, request, i, completion, text_of(completion.token_ids), engine.version)
         for prompt, request, completions in zip(prompts, requests, answers, strict=True)
@@ -90,7 +90,8 @@ def _rollout(prompt: Prompt, request: Request, sample: int, completion: Completi
     )
 
 
-def _check_recorded(sampling: Sampling, completions: Sequence[Completion]) -> None:
+def check_recorded(sampling: Sampling, completions: Sequence[Completion]) -> None:
+    """Raises: EngineError for an engine that does not record what `sampling` asks for."""
     if sampling.max_kept and sampling.is_cut and any(c.kept is None for c in completions):
         raise EngineError(
             "the engine did not record the sets of tokens that top_p and top_k left; set rollout.engine: torch, or "

@@ -115,19 +115,25 @@ def build_backend(config: RunConfig, model: Any, ranks: Ranks = ALONE) -> Backen
 
 
 def build_engine(
-    config: RunConfig, model: Any, tokenizer: Any, backend: Any = None, folder: Path | None = None
+    config: RunConfig,
+    model: Any,
+    tokenizer: Any,
+    backend: Any = None,
+    folder: Path | None = None,
+    held: Any = None,
 ) -> Engine:
     """The rollout engine that the recipe names; servers write their logs into `folder`.
 
-    Weights come from `backend.named_weights`, where it has one.
+    Weights come from the module `held`, where it is given; else from `backend.named_weights`, where it has one.
     Raises: ConfigError where the engine is not installed, or knows no such argument.
     """
     how, ends = config.rollout, eos_ids(model, tokenizer)
     if how.engine == "torch":
-        return TorchEngine(model, ends, tokenizer.pad_token_id, how.max_rows)
+        return TorchEngine(model if held is None else held, ends, tokenizer.pad_token_id, how.max_rows)
     from pipeline.rollout.vllm_engine import Policy, VllmEngine
 
-    policy = Policy.of(model, ends, getattr(backend, "named_weights", None))
+    named = getattr(backend, "named_weights", None)
+    policy = Policy.of(model, ends, named) if held is None else Policy.of(held, ends)
     if how.engine == "vllm_server":
         from pipeline.rollout.vllm_server import VllmServerEngine
 

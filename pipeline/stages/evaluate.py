@@ -14,6 +14,7 @@ from pipeline.scoring.select import form_groups
 from pipeline.seeds import stream
 from pipeline.stages import lag
 from pipeline.stages.rl import again, sample_rows, say_failures
+from pipeline.stages.runahead import hand_over
 from pipeline.stages.schedule import BASE, Item
 from pipeline.stages.session import Session
 from pipeline.stages.steps import Wrap, grades_beside
@@ -28,8 +29,9 @@ def evaluate(session: Session, item: Item, wrap: Wrap) -> dict[str, Any]:
     """Every domain's measures; also a line of metrics.jsonl, and samples of some prompts in rollouts.jsonl."""
     session.where = f"evaluate {item.label}"
     session.progress.begin(session.where, 0, 1)
-    session.backend.whole_model()
-    session.engine.publish(session.state.policy_version)
+    hand_over(session, session.state.policy_version)
+    if session.runahead is not None:
+        session.runahead.settle()
     lag.hold(session)
     sampled, greedy, tally = wrap("evaluate", run)(session)
     say_failures(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pipeline.errors import CheckpointError, boundary
+from pipeline.stages.runahead import hand_over
 
 if TYPE_CHECKING:
     from pipeline.stages.session import Session
@@ -41,7 +42,9 @@ def publish_first(session: Session, start: Path | None) -> None:
     """
     path = None if start is None else start / FILE
     if path is None or not path.is_file():
-        session.engine.publish(session.state.policy_version)
+        hand_over(session, session.state.policy_version)
+        if session.runahead is not None:
+            session.runahead.settle()
         hold(session)
         return
     model = session.backend.model

@@ -93,6 +93,8 @@ def rewind(session: Session, start: Path) -> None:
     """Make the session what it was at the checkpoint `start` of the present stage; `settle` brings its algorithm."""
     from pipeline.stages.build import build_policy
 
+    if session.runahead is not None:
+        session.runahead.forget()
     saved = RunState.from_json(json.loads((start / "state.json").read_text()))
     vars(session.state).update(vars(saved))
     if session.recipe.train.lora is None:  # else the base never changed, and the adapters come with the backend

@@ -6,25 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.config.run import most_tokens
 from pipeline.config.stages import ReferenceConfig
 from pipeline.errors import NonFiniteError, RunError
 from pipeline.scoring.audit import disagree
 from pipeline.scoring.score import Tally
 from pipeline.scoring.second import Opinions
 from pipeline.scoring.select import REASONS, acceptance_after, forecast, judge
-from pipeline.stages import lag
+from pipeline.stages import lag, staleness
 from pipeline.stages.guard import num_roll_backs
 from pipeline.stages.parity import hold_against_trainer
 from pipeline.stages.rewind import mark_start, watch
 from pipeline.stages.schedule import Item
 from pipeline.stages.session import Session
 from pipeline.stages.state import RunState
-from pipeline.stages.steps import Steps, Wrap, plain, stage_step, temperature
+from pipeline.stages.steps import Steps, Wrap, plain, restore_flights, stage_step, temperature
 from pipeline.types import Group, KeptTokens, StepMetrics, Verdict
-
-MOST_OVERSAMPLING = 4
-"""One generation draws at most this many times the prompts of a batch."""
 
 
 @dataclass
@@ -43,8 +39,10 @@ class Batch:
 
 def run(session: Session, item: Item, steps: Steps, wrap: Wrap = plain) -> None:
     """The steps of one round, from where the state says; the reference moves first, where its schedule says so."""
-    state = session.state
-    if out_of_tokens(session):
+    state, rl = session.state, session.config.rl
+    assert rl is not None
+    restore_flights(session)
+    if staleness.out_of_tokens(session):
         return
     mark_start(session)
     begin(session, item)
@@ -54,30 +52,15 @@ def run(session: Session, item: Item, steps: Steps, wrap: Wrap = plain) -> None:
         hold_against_trainer(session, temperature(session))
         session.has_parity = True
     session.progress.begin(item.label, state.step, item.num_steps)
-    while state.step < item.num_steps and not out_of_tokens(session):
+    while state.step < item.num_steps and not staleness.out_of_tokens(session):
         session.where = f"{item.label} step {state.step + 1}"
         watch(session, item, wrap("step", one_step)(session, item, steps))
         if state.step % session.config.checkpoint.every_steps == 0 and state.step < item.num_steps:
             session.save()
-    done = {"stage": item.stage, "round": item.round, "rounds": session.config.rl.rounds if session.config.rl else 0}
+    if session.runahead is not None and (item.round == rl.rounds or staleness.out_of_tokens(session)):
+        session.runahead.forget()
+    done = {"stage": item.stage, "round": item.round, "rounds": rl.rounds}
     session.events("verizero.round.completed", {**done, "step": state.rl_step, "tokens": state.num_tokens})
-
-
-def out_of_tokens(session: Session) -> bool:
-    """A further step might generate more than is left of the recipe's budget of tokens."""
-    rl, left = session.config.rl, affordable(session)
-    return rl is not None and left is not None and left < rl.prompts_per_step
-
-
-def affordable(session: Session) -> int | None:
-    """How many groups can be sampled whatever their length within the recipe's budget; None: it has none."""
-    rl, parts = session.config.rl, session.parts
-    assert rl is not None
-    if rl.max_tokens is None:
-        return None
-    greedy = parts is not None and parts.needs_greedy
-    each = most_tokens(rl, session.config.rollout.max_response_tokens, greedy)
-    return max(0, rl.max_tokens - session.state.num_tokens) // each
 
 
 def one_step(session: Session, item: Item, steps: Steps) -> StepMetrics:
@@ -85,6 +68,7 @@ def one_step(session: Session, item: Item, steps: Steps) -> StepMetrics:
     state = session.state
     with session.timed("total"):
         batch = fill_batch(session, steps)
+        batch.extra |= staleness.launch_ahead(session, item, batch.groups)
         metrics = improve(session, steps, batch.groups)
         if metrics is not None and lag.is_due(session):
             steps.publish(session)
@@ -130,21 +114,24 @@ def fill_batch(session: Session, steps: Steps) -> Batch:
     rl = session.config.rl
     assert rl is not None
     state, want = session.state, rl.prompts_per_step
-    batch = Batch(list(state.carried), [], dict.fromkeys(REASONS, 0), [])
+    fresh, num_stale = staleness.without_stale(session, state.carried)
+    batch = Batch(fresh, [], dict.fromkeys(REASONS, 0), [])
     for attempt in range(1 + rl.select.max_refills):
         missing = want - len(batch.groups)
         if missing <= 0:
             break
-        number = forecast(missing, state.acceptance, MOST_OVERSAMPLING * want)
-        if (left := affordable(session)) is not None:
+        number = forecast(missing, state.acceptance, staleness.MOST_OVERSAMPLING * want)
+        if (left := staleness.affordable(session)) is not None:
             number = min(number, left)
-        if number == 0:
+        if number == 0 and not staleness.flies(session):
             break
         prompts = steps.next_prompts(session, number)
         groups, tally = steps.verify(session, prompts, steps.generate(session, prompts, attempt))
         kept, counts = steps.select(session, groups)
         state.acceptance = acceptance_after(state.acceptance, len(kept), len(groups))
-        batch.groups += kept
+        fresh, more = staleness.without_stale(session, kept)
+        num_stale += more
+        batch.groups += fresh
         batch.sampled += groups
         if session.second is not None:
             session.second.ask(state.rl_step, groups)
@@ -157,6 +144,7 @@ def fill_batch(session: Session, steps: Steps) -> Batch:
     state.carried = surplus if rl.select.carry_over else []
     batch.extra["groups/carried_out"] = float(len(state.carried))
     batch.extra["groups/surplus_dropped"] = float(len(surplus) - len(state.carried))
+    batch.extra |= {} if session.runahead is None else {"groups/stale": float(num_stale)}
     return batch
 
 

@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -30,6 +30,7 @@ from pipeline.stages import guard, lag
 from pipeline.stages.prepare import RunData
 from pipeline.stages.programs import close_sandbox
 from pipeline.stages.progress import Progress, Silent
+from pipeline.stages.runahead import RunAhead, run_ahead
 from pipeline.stages.schedule import BASE, position, schedule
 from pipeline.stages.stale import Fingerprint, fingerprints, put_aside_stale, write_record
 from pipeline.stages.state import RunState
@@ -92,6 +93,8 @@ class Session:
     """Gives second opinions, where the recipe asks for them."""
     ahead: Ahead | None = None
     """Has begun to grade the responses generated last, where grading overlaps with generation."""
+    runahead: RunAhead | None = None
+    """Generates ahead of the update, where the recipe lets it."""
     published: dict[str, Any] | None = None
     """The weights that the engine took last, where it keeps them for several updates."""
     times: dict[str, float] = field(default_factory=dict)
@@ -145,6 +148,7 @@ class Session:
         state.sampler = self.sampler.state_dict()
         state.ledger = self.ledger.state_dict()
         state.controllers = {} if self.controllers is None else self.controllers.state_dict()
+        flights = state.in_flight or ([] if self.runahead is None else self.runahead.drawn(self.ranks))
         serial, pinned = state.serial, guard.note(state, self.config)
         state.serial += 1
 
@@ -156,7 +160,7 @@ class Session:
             self.backend.save(folder, self._save_model)
             if self.ranks.is_first:
                 lag.save(self, folder)
-                (folder / "state.json").write_text(json.dumps(state.to_json()))
+                (folder / "state.json").write_text(json.dumps(replace(state, in_flight=flights).to_json()))
 
         try:
             if self.ranks.is_first:
@@ -188,6 +192,8 @@ class Session:
 
     def close(self) -> None:
         """Release threads, files and the engine."""
+        if self.runahead is not None:
+            self.runahead.close()
         self.engine.close()
         self.scorer.close()
         if self.second is not None:
@@ -272,7 +278,7 @@ def open_session(
     backend = build_backend(config, model, ranks)
     if start is not None:
         backend.load(start)
-    engine = build_engine(config, backend.whole_model(), tokenizer, backend, folder)
+    runahead = run_ahead(config, backend.whole_model())
     sampler, ledger = order_of(config, data, state)
     tracked = config.report.trackers if ranks.is_first else ()
     store = Store(folder)
@@ -287,7 +293,7 @@ def open_session(
         data=data,
         tokenizer=tokenizer,
         backend=backend,
-        engine=engine,
+        engine=build_engine(config, backend.whole_model(), tokenizer, backend, folder, runahead and runahead.held),
         scorer=scorer,
         sampler=sampler,
         ledger=ledger,
@@ -298,9 +304,9 @@ def open_session(
         progress=progress,
         second=second,
         isolation=isolation,
+        runahead=runahead,
     )
     enter(session, stage_at(config, state))
-    backend.whole_model()
     lag.publish_first(session, start)
     _write_down(session)
     if start is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from dataclasses import asdict, dataclass, field, fields
+from itertools import chain
 from typing import Any
 
 from pipeline.errors import CheckpointError
@@ -11,6 +12,19 @@ from pipeline.types import Group, KeptTokens, Prompt, Rollout, Routing, ScoredRo
 
 RECORDS = {"kept": "ids", "routing": "experts"}
 """What rollouts have of records, and the field of each that is bytes: base64 in JSON."""
+
+
+@dataclass
+class Launched:
+    """One batch that is generated ahead. `rollouts` is filled for a checkpoint only, with those of all ranks."""
+
+    prompts: list[Prompt]
+    step: int
+    """The RL step that launched it, and its number among those of that step: they name its random numbers."""
+    number: int
+    temperature: float
+    rollouts: list[list[Rollout]] = field(default_factory=list)
+    """By kind (sampled, then greedy where a baseline needs it), prompt by prompt."""
 
 
 @dataclass
@@ -39,6 +53,8 @@ class RunState:
     """Refused updates in a row."""
     carried: list[Group] = field(default_factory=list)
     """Kept groups that did not fit the last batch."""
+    in_flight: list[Launched] = field(default_factory=list)
+    """Of a checkpoint: what was generated ahead of the update, as far as it was drawn, until it goes on."""
     best_reward: float | None = None
     steps_since_best: int = 0
     num_prompts_used: int = 0
@@ -73,9 +89,10 @@ class RunState:
         for group in tree["carried"]:
             for member in group["members"]:
                 member["verdict"]["seconds"] = 0.0
-                for name, field_ in RECORDS.items():
-                    if (record := member["rollout"][name]) is not None:
-                        record[field_] = b64encode(record[field_]).decode()
+                _as_text(member["rollout"])
+        for launched in tree["in_flight"]:
+            for rollout in chain.from_iterable(launched["rollouts"]):
+                _as_text(rollout)
         return tree
 
     @classmethod
@@ -88,6 +105,7 @@ class RunState:
             )
         values = dict(tree)
         values["carried"] = [_group(g) for g in values.get("carried", [])]
+        values["in_flight"] = [_launched(one) for one in values.get("in_flight", [])]
         return cls(**values)
 
 
@@ -95,12 +113,28 @@ def _group(tree: dict[str, Any]) -> Group:
     return Group(Prompt(**tree["prompt"]), tuple(_member(m) for m in tree["members"]), tree["greedy_reward"])
 
 
+def _launched(tree: dict[str, Any]) -> Launched:
+    rollouts = [[_rollout(r) for r in kind] for kind in tree["rollouts"]]
+    return Launched(**tree | {"prompts": [Prompt(**p) for p in tree["prompts"]], "rollouts": rollouts})
+
+
 def _member(tree: dict[str, Any]) -> ScoredRollout:
-    rollout = dict(tree["rollout"])
+    rollout = _rollout(tree["rollout"])
+    return ScoredRollout(rollout, Verdict(**tree["verdict"]), tree["reward"], tuple(tree["components"]))
+
+
+def _as_text(rollout: dict[str, Any]) -> None:
+    for name, field_ in RECORDS.items():
+        if (record := rollout[name]) is not None:
+            record[field_] = b64encode(record[field_]).decode()
+
+
+def _rollout(tree: dict[str, Any]) -> Rollout:
+    rollout = dict(tree)
     for name in ("prompt_ids", "response_ids", "logprobs"):
         rollout[name] = tuple(rollout[name])
     if (kept := rollout.get("kept")) is not None:
         rollout["kept"] = KeptTokens(tuple(kept["sizes"]), b64decode(kept["ids"]), kept["num_bounded"])
     if (routing := rollout.get("routing")) is not None:
         rollout["routing"] = Routing(**routing | {"experts": b64decode(routing["experts"])})
-    return ScoredRollout(Rollout(**rollout), Verdict(**tree["verdict"]), tree["reward"], tuple(tree["components"]))
+    return Rollout(**rollout)

@@ -16,17 +16,19 @@ import torch
 from pipeline.config.data import Source, VerifierChoice
 from pipeline.config.stages import DEMONSTRATIONS
 from pipeline.data.prompts import load_demonstrations
-from pipeline.errors import EngineError
 from pipeline.models.routing import num_experts
 from pipeline.rl.controllers import decayed_temperature
 from pipeline.rl.parts import Shaping
 from pipeline.rl.shaping import length_penalty
 from pipeline.rollout.collect import collect
 from pipeline.rollout.engine import Sampling
+from pipeline.rollout.flight import Asked
 from pipeline.scoring.score import Tally
 from pipeline.scoring.select import Reason, form_groups, select
 from pipeline.stages import lag
+from pipeline.stages.runahead import flight_of, hand_over
 from pipeline.stages.session import Session, stage_folder
+from pipeline.stages.state import Launched
 from pipeline.stages.together import share_of, together
 from pipeline.train.step import Settings, update
 from pipeline.train.texts import Row
@@ -42,34 +44,62 @@ def plain(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def next_prompts(session: Session, count: int) -> list[Prompt]:
-    """The next `count` prompts of the sampler."""
-    return session.sampler.next(count)
+    """The prompts of the oldest batch that is generated ahead; else the next `count` of the sampler."""
+    waiting = None if session.runahead is None else session.runahead.oldest()
+    return session.sampler.next(count) if waiting is None else list(waiting)
 
 
 def generate(session: Session, prompts: Sequence[Prompt], attempt: int) -> list[Rollout]:
     """One group of responses to each prompt, prompt by prompt; then, for a greedy baseline, one greedy one to each.
 
-    Of this rank's share of the prompts: `verify` puts together what came of all.
-
-    Those that end early begin to be graded; `verify` waits for the rest.
+    Of this rank's share of the prompts: `verify` puts together what came of all. Those generated ahead are waited for;
+    of others, those that end early begin to be graded, and `verify` waits for the rest.
     """
-    rl = session.config.rl
-    assert rl is not None
-    most, step = session.config.rollout.max_response_tokens, session.state.rl_step
-    asked = [("rl", rl.group_size, sampling(session))]
-    if session.parts is not None and session.parts.needs_greedy:
-        asked.append(("rl greedy", 1, Sampling(most, temperature=0)))
+    assert session.config.rl is not None
     engine, renderer, seed = session.engine, session.data.renderer, session.config.seed
-    own = share_of(session.ranks, prompts).prompts
-    ahead = session.scorer.ahead(with_components=True) if grades_beside(session) else None
+    own, step = share_of(session.ranks, prompts).prompts, session.state.rl_step
     rollouts: list[Rollout] = []
     with session.timed("generate"):
-        for name, num, how in asked:
-            reader = None if ahead is None else partial(ahead.add, offset=len(rollouts))
-            rollouts += collect(engine, renderer, own, num, how, seed, name, step, attempt, reader=reader)
-    session.ahead = ahead
+        if session.runahead is not None and session.runahead.oldest() is not None:
+            rollouts = [r for kind in session.runahead.land(engine, renderer, seed) for r in kind]
+        else:
+            if session.runahead is not None:
+                session.runahead.settle()
+            session.ahead = session.scorer.ahead(with_components=True) if grades_beside(session) else None
+            for name, num, how in asked_of(session, temperature(session)):
+                reader = None if session.ahead is None else partial(session.ahead.add, offset=len(rollouts))
+                rollouts += collect(engine, renderer, own, num, how, seed, name, step, attempt, reader=reader)
     session.state.num_tokens += sum(session.ranks.gather(sum(len(r.response_ids) for r in rollouts)))
     return rollouts
+
+
+def asked_of(session: Session, at_temperature: float) -> list[Asked]:
+    """What each prompt of a step is asked: a group of responses, and a greedy one where that is the baseline."""
+    rl = session.config.rl
+    assert rl is not None
+    asked = [("rl", rl.group_size, replace(sampling(session), temperature=at_temperature))]
+    if session.parts is not None and session.parts.needs_greedy:
+        asked.append(("rl greedy", 1, Sampling(session.config.rollout.max_response_tokens, temperature=0)))
+    return asked
+
+
+def launch(session: Session, prompts: Sequence[Prompt], number: int, steps_ahead: int) -> None:
+    """Begin to generate for the step that comes after `steps_ahead` others."""
+    assert session.runahead is not None
+    degrees = temperature(session, steps_ahead)
+    launched = Launched(list(prompts), session.state.rl_step, number, degrees)
+    flight = flight_of(launched, share_of(session.ranks, prompts).prompts, asked_of(session, degrees))
+    session.runahead.launch(launched, flight, session.engine, session.data.renderer, session.config.seed)
+
+
+def restore_flights(session: Session) -> None:
+    """What was generated ahead at the checkpoint, and not trained on yet."""
+    flights, session.state.in_flight = session.state.in_flight, []
+    if session.runahead is not None:
+        for launched in flights:
+            own = share_of(session.ranks, launched.prompts).prompts
+            flight = flight_of(launched, own, asked_of(session, launched.temperature))
+            session.runahead.restore(launched, flight, session.ranks)
 
 
 def grades_beside(session: Session) -> bool:
@@ -145,7 +175,7 @@ def update_policy(session: Session, groups: Sequence[Group]) -> StepMetrics:
     assert session.controllers is not None
     with session.timed("update"):
         rest = getattr(session.engine, "rest", None)
-        if rest is not None:  # an engine on the trainer's GPU gives its memory back meanwhile
+        if rest is not None and session.runahead is None:  # on the trainer's GPU, it gives its memory back meanwhile
             rest()
         settings = Settings(
             pad_id=session.pad_id,
@@ -221,13 +251,7 @@ def fitting(session: Session, rows: list[Row]) -> list[Row]:
 def publish(session: Session) -> None:
     """The engine takes the policy's weights. Raises: EngineError if it then reports another version."""
     with session.timed("publish"):
-        session.backend.whole_model()
-        session.engine.publish(session.state.policy_version)
-        if session.engine.version != session.state.policy_version:
-            raise EngineError(
-                f"the engine reports weights of version {session.engine.version} after version "
-                f"{session.state.policy_version} was published; restart the engine"
-            )
+        hand_over(session, session.state.policy_version)
         lag.hold(session)
 
 
@@ -236,14 +260,15 @@ def stage_step(session: Session) -> int:
     return session.state.rl_step - session.state.stage_start
 
 
-def temperature(session: Session) -> float:
-    """The sampling temperature of this step; linear towards the algorithm's `temperature_end`, where it has one."""
+def temperature(session: Session, steps_ahead: int = 0) -> float:
+    """The sampling temperature of this step or a later one; linear towards the algorithm's `temperature_end`."""
     config = session.config
     start = config.rollout.temperature
     if config.rl is None or session.parts is None:
         return start
     total = max(1, config.rl.rounds * config.rl.steps_per_round - 1)
-    return decayed_temperature(start, session.parts.temperature_end, min(1.0, stage_step(session) / total))
+    done = min(1.0, (stage_step(session) + steps_ahead) / total)
+    return decayed_temperature(start, session.parts.temperature_end, done)
 
 
 @dataclass(frozen=True)

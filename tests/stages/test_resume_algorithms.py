@@ -31,6 +31,11 @@ CASES = {
         "rl.max_tokens=3000",
     ],
     "off-policy by two": ["rl.algorithm={name: grpo, entropy_coef: 0.05}", "rollout.publish_every=3"],
+    "two ahead": ["rl.algorithm={name: grpo, entropy_coef: 0.05}", "rollout.max_staleness=2"],
+    "one ahead, interrupted": [
+        *("rl.algorithm={name: grpo, entropy_coef: 0.05}", "rollout.max_staleness=1"),
+        *("rollout.in_flight=interrupt", "rollout.interrupt_tokens=5"),
+    ],
     "kept sampling sets and experts, carried groups": [
         "rl.algorithm={name: deepseek_v32}",
         "rl.select.keep=informative",

@@ -1,0 +1,291 @@
+"""Generation ahead of the update: which weights draw which step, how old responses may be, and equal bytes always."""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from pipeline.errors import ConfigError, EngineError
+from pipeline.rollout.engine import Completion, Request, Sampling
+from pipeline.rollout.scripted_engine import ScriptedEngine
+from pipeline.scoring.select import form_groups
+from pipeline.stages.progress import Silent
+from pipeline.stages.rl import run as train_round
+from pipeline.stages.runahead import RunAhead, flight_of
+from pipeline.stages.session import Session
+from pipeline.stages.staleness import age_of
+from pipeline.stages.state import Launched, RunState
+from pipeline.stages.steps import Steps
+from pipeline.stages.together import share_of
+from pipeline.stages.train import opened, remaining, run_items
+from pipeline.train.ranks import Ranks
+from pipeline.types import Group, Rollout, ScoredRollout, StepMetrics, Verdict
+from tests.stages.test_algorithms import run
+from tests.stages.test_rl import round_of, rows, session_of
+from tests.stages.tiny import tiny
+
+GRPO = "rl.algorithm={name: grpo, kl_coef: 0, entropy_coef: 0.05}"
+"""The bonus moves the policy where no answer is right."""
+SIX = (GRPO, "rl.steps_per_round=6")
+
+
+def ahead(most: int, stretch: int | None = None) -> tuple[str, ...]:
+    how = (f"rollout.max_staleness={most}",)
+    return how if stretch is None else (*how, "rollout.in_flight=interrupt", f"rollout.interrupt_tokens={stretch}")
+
+
+@functools.cache
+def versions(*overrides: str) -> list[list[int]]:
+    """For each step, the versions (of its first policy: 0) that sampled what it trained on."""
+    _, calls = run(*overrides)
+    trained: list[list[Group]] = [arguments[0] for arguments, _ in calls["update"]]
+    drawn = [[m.rollout.policy_version for g in groups for m in g.members] for groups in trained]
+    return [[v - drawn[0][0] for v in sorted(set(one))] for one in drawn]
+
+
+@pytest.mark.parametrize("most", [0, 1, 2, 3])
+def test_step_s_is_sampled_by_the_policy_of_step_s_minus_k(most: int) -> None:
+    assert versions(*SIX, *ahead(most)) == [[max(0, step - most)] for step in range(6)]
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_what_is_logged_of_it(most: int) -> None:
+    steps, calls = run(*SIX, *ahead(most))
+    ages = [min(step, most) for step in range(6)]
+    assert [m["staleness/max"] for m in steps] == [m["staleness/mean"] for m in steps] == ages
+    assert [m.get("rows/off_policy", 0.0) for m in steps] == [18.0 if age else 0.0 for age in ages]
+    assert [m["groups/in_flight"] for m in steps] == [3.0 * min(most, 5 - step) for step in range(6)]
+    assert all(m["groups/stale"] == 0 for m in steps)
+    assert len(calls["publish"]) == 6
+
+
+def test_without_it_nothing_is_logged_and_nothing_changes() -> None:
+    steps, _ = run(*SIX)
+    assert not [name for name in steps[0] if name.startswith(("staleness/", "groups/stale", "groups/in_flight"))]
+    assert run(*SIX, "rollout.max_staleness=0")[0] == steps
+
+
+@pytest.mark.parametrize("how", [ahead(1), ahead(3), ahead(1, 5), ahead(2, 4)], ids=str)
+def test_the_same_seed_gives_the_same_bytes(how: tuple[str, ...]) -> None:
+    first, calls = run(*SIX, *how)
+    again, others = run(*SIX, *how, "name=again")
+    assert first == again
+    assert [r for _, r in calls["generate"]] == [r for _, r in others["generate"]]
+
+
+class Weights:
+    """Remembers the weights of every version, and scores responses with them."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, dict[str, torch.Tensor]] = {}
+        self.first = 0
+
+    def update(self, session: Session, groups: Sequence[Group]) -> StepMetrics:
+        model, version = session.backend.model, session.state.policy_version
+        self.kept[version] = {k: v.clone() for k, v in model.state_dict().items()}
+        self.check(session, [m.rollout for g in groups for m in g.members])
+        model.load_state_dict(self.kept[version])
+        return Steps().update(session, groups)
+
+    def scored(self, session: Session, rollout: Rollout, version: int) -> torch.Tensor:
+        """[T] log-probs of the response's tokens by the policy of that version."""
+        session.backend.model.load_state_dict(self.kept[version])
+        ids = torch.tensor([[*rollout.prompt_ids, *rollout.response_ids]])
+        where = torch.arange(ids.shape[1])[None] >= len(rollout.prompt_ids)
+        with torch.no_grad():
+            found, _ = session.backend.logprobs(ids, where, 1.0, "policy", False, None)
+        return found[0, len(rollout.prompt_ids) :]
+
+    def check(self, session: Session, rollouts: Sequence[Rollout]) -> None:
+        for rollout in rollouts:
+            wanted = self.scored(session, rollout, rollout.policy_version)
+            assert torch.allclose(torch.tensor(rollout.logprobs), wanted, atol=1e-4)
+
+
+class Stretches(Weights):
+    """The first stretch is of the oldest weights, the next of those after; the last draws all the rest."""
+
+    def __init__(self, most: int, stretch: int) -> None:
+        super().__init__()
+        self.most, self.stretch = most, stretch
+        self.num_mixed = 0
+
+    def check(self, session: Session, rollouts: Sequence[Rollout]) -> None:
+        present = session.state.policy_version
+        for rollout in rollouts:
+            oldest = rollout.policy_version
+            assert present - oldest <= self.most
+            said = torch.tensor(rollout.logprobs)
+            for version in range(oldest, present + 1):
+                start = (version - oldest) * self.stretch
+                end = start + self.stretch if version < present else None
+                wanted = self.scored(session, rollout, version)[start:end]
+                assert torch.allclose(said[start:end], wanted, atol=1e-4)
+            self.num_mixed += oldest < present and len(said) > self.stretch
+
+
+def whole_run(folder: Path, steps: Steps, *overrides: str) -> list[dict[str, Any]]:
+    """A run in which the watched policy moves at each of six steps."""
+    kept = [
+        "rl.select.keep=all",
+        "rl.rounds=1",
+        "data.evaluation=[]",
+        "sft.steps=60",
+        "rl.optimizer.learning_rate=0.01",
+    ]
+    with opened(tiny(overrides=[*SIX, *kept, *overrides]), folder, folder, "auto", Silent()) as session:
+        for _, items in remaining(session):
+            run_items(session, items, steps)
+        return rows(session)
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_responses_are_of_the_weights_they_name_though_others_are_trained_meanwhile(tmp_path: Path, most: int) -> None:
+    watch = Weights()
+    whole_run(tmp_path, Steps(update=watch.update), *ahead(most))
+    assert len(watch.kept) == 6
+
+
+@pytest.mark.parametrize(("most", "stretch"), [(1, 5), (2, 4)])
+def test_interrupted_responses_go_on_with_new_weights(tmp_path: Path, most: int, stretch: int) -> None:
+    watch = Stretches(most, stretch)
+    whole_run(tmp_path, Steps(update=watch.update), *ahead(most, stretch))
+    assert watch.num_mixed > 20
+
+
+def test_generation_goes_on_while_the_update_runs(tmp_path: Path) -> None:
+    """Each would wait for the other for ever if they took turns."""
+    updating, drawing = threading.Event(), threading.Event()
+
+    class Meets(ScriptedEngine):
+        def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+            if threading.current_thread() is not threading.main_thread():
+                drawing.set()
+                assert updating.wait(60)
+            return super().generate(requests, sampling)
+
+    def update(session: Session, groups: Sequence[Group]) -> StepMetrics:
+        if session.state.rl_step == 0:
+            updating.set()
+            assert drawing.wait(60)
+        return Steps().update(session, groups)
+
+    with session_of(tmp_path, rollout={"max_staleness": 1}, rl={"select": {"keep": "all"}}) as session:
+        assert isinstance(session.engine, ScriptedEngine)
+        session.engine = Meets(session.engine.script, session.engine.eos_id)
+        train_round(session, round_of(session), Steps(update=update))
+        assert [r["metrics"]["staleness/max"] for r in rows(session)] == [0, 1, 1]
+
+
+def test_stale_groups_are_dropped_and_counted(tmp_path: Path) -> None:
+    with session_of(tmp_path, rollout={"max_staleness": 1}) as session:
+        train_round(session, round_of(session), Steps())
+        group = form_groups([session.data.train[0]], [scored(session, i) for i in range(6)], 6)[0]
+        session.state.carried, session.state.step = [group], 0
+        assert age_of(session, group) == 3
+        train_round(session, round_of(session, 2), Steps())
+        metrics = [r["metrics"] for r in rows(session)]
+    assert [m["groups/stale"] for m in metrics][:4] == [0, 0, 0, 1]
+    assert max(m["staleness/max"] for m in metrics) <= 1
+
+
+def scored(session: Session, sample: int) -> ScoredRollout:
+    """A response of the first policy."""
+    prompt = session.data.train[0]
+    rollout = Rollout(prompt.id, sample, (5,), (6,), (-0.5,), "", "stop", 0)
+    return ScoredRollout(rollout, Verdict("graded", float(sample == 0)), float(sample == 0))
+
+
+def test_what_fails_in_the_thread_ends_the_run(tmp_path: Path) -> None:
+    class Breaks(ScriptedEngine):
+        def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+            if threading.current_thread() is not threading.main_thread():
+                raise EngineError("the cable was cut")
+            return super().generate(requests, sampling)
+
+    with session_of(tmp_path, rollout={"max_staleness": 1}, rl={"select": {"keep": "all"}}) as session:
+        assert isinstance(session.engine, ScriptedEngine)
+        session.engine = Breaks(session.engine.script, session.engine.eos_id)
+        with pytest.raises(EngineError, match="the cable was cut"):
+            train_round(session, round_of(session), Steps())
+
+
+def test_nothing_is_in_flight_after_the_last_round_nor_past_the_budget(tmp_path: Path) -> None:
+    each = 6 * 30
+    changes = {"rl": {"max_tokens": 4 * 3 * each, "select": {"keep": "all"}}, "rollout": {"max_staleness": 2}}
+    with session_of(tmp_path, **changes) as session:
+        assert session.runahead is not None
+        for number in (1, 2):
+            train_round(session, round_of(session, number), Steps())
+            session.state.step = 0
+        assert session.runahead.oldest() is None
+        assert session.state.num_tokens <= 4 * 3 * each
+
+
+class Side(Ranks):
+    """One of two ranks that were asked one after the other."""
+
+    said: ClassVar[list[Any]] = []
+
+    def gather(self, value: Any) -> list[Any]:
+        self.said.append(value)
+        return list(self.said)
+
+
+def test_a_checkpoint_of_two_ranks_flights_is_read_by_any_number(tmp_path: Path) -> None:
+    with session_of(tmp_path, rollout={"max_staleness": 1}) as session:
+        prompts = [*session.data.train[:5], session.data.train[0]]
+        engine, renderer = session.engine, session.data.renderer
+        engine.publish(0)
+        asked = [("rl", 3, Sampling(30)), ("rl greedy", 1, Sampling(30, temperature=0))]
+        Side.said.clear()
+        saved: list[Launched] = []
+        for rank in (0, 1):
+            own, launched = Side(rank, 2), Launched(prompts, 4, 0, 1.0)
+            runs = RunAhead(None)
+            runs.launch(launched, flight_of(launched, share_of(own, prompts).prompts, asked), engine, renderer, 3)
+            if rank == 0:
+                runs.settle()
+                Side.said.append((share_of(own, prompts).places, runs.flying[0].flight.drawn))
+            else:
+                saved = runs.drawn(own)
+            runs.close()
+        (whole,) = RunState.from_json(json.loads(json.dumps(RunState(in_flight=saved).to_json()))).in_flight
+        assert [r.prompt_id for r in whole.rollouts[0]] == [p.id for p in prompts for _ in range(3)]
+        alone = RunAhead(None)
+        alone.launch(Launched(prompts, 4, 0, 1.0), flight_of(whole, prompts, asked), engine, renderer, 3)
+        assert alone.land(engine, renderer, 3) == whole.rollouts
+        alone.close()
+        for rank in range(3):
+            runs, share = RunAhead(None), share_of(Ranks(rank, 3), prompts)
+            runs.restore(whole, flight_of(whole, share.prompts, asked), Ranks(rank, 3))
+            kinds = runs.land(engine, renderer, 3)
+            assert [r.prompt_id for r in kinds[1]] == [prompts[i].id for i in share.places]
+            assert kinds[0] == [r for i in share.places for r in whole.rollouts[0][3 * i : 3 * i + 3]]
+            runs.close()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["rl.algorithm={name: rloo}", *ahead(1)], r"max_staleness=1 trains on old .*allow: \[stale_without_ratio\]"),
+        (
+            [GRPO, *ahead(1), "rollout.publish_every=2"],
+            "publish_every=2 would make responses older .*set publish_every: 1",
+        ),
+        ([GRPO, "rollout.in_flight=interrupt"], "in_flight=interrupt needs rollout.interrupt_tokens"),
+        ([GRPO, *ahead(0, 5)], "nothing is under way"),
+        ([GRPO, *ahead(1), "rollout.interrupt_tokens=5"], "in_flight=finish has no use for"),
+        ([GRPO, *ahead(1), "rollout.vllm.tensor_parallel=2"], "would meet its collectives"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        tiny(overrides=overrides)
