@@ -53,6 +53,13 @@ OTHER_PROSE = re.compile(
     re.IGNORECASE,
 )
 VERB_ENDING = re.compile(r"\s?(?:です|である|だ|となります|になります|입니다|이다|이에요|예요|है)[。.]?$")
+DENIES = re.compile(
+    r"不(?:是|为|為|等于|等於|可能|会|會)|[并並]非|(?:では|じゃ|で)(?:な[いく]|ありません)|아(?:닙니다|니다|니에요|니야|님)"
+    r"|\bnon\s+(?:è|sono|vale)\b|\bnão\s+(?:é|são|vale)\b|\bno\s+(?:es|son|vale)\b|\bn'est pas\b|\bnicht\b"
+    r"|\bне\b(?!\s+(?:существ|определ|имеет))|ليس",
+    re.IGNORECASE,
+)
+"""A cue of another language that says what the answer is not. That it does not exist is an answer."""
 FORMULA = re.compile(
     r"\$\$(.{1,1500}?)\$\$|\\\[(.{1,1500}?)\\\]|\\\((.{1,1500}?)\\\)|(?<!\\)\$([^$]{1,1500})(?<!\\)\$", re.DOTALL
 )
@@ -245,6 +252,8 @@ def _cued(text: str) -> Extraction | None:
     if ENDS_OPEN.search(content) or (ENDS_OPEN.search(text[-40:]) and not SENTENCE_END.search(rest)):
         return Extraction(None, "no_conclusion")
     other = cue["other"] is not None
+    if other and DENIES.search(f"{cue.group()} {content}"[:MAX_CLOSING]):
+        return Extraction(None, "no_conclusion")
     content = VERB_ENDING.sub("", content) if other else content
     return Extraction(content, "cue", other) if content else Extraction(None, "empty_cue")
 
@@ -287,14 +296,16 @@ def _concluded(text: str) -> Extraction:
         return _from_sentence(sentence, True) or Extraction(sentence, "whole")
     if "\n" in sentence and not spans:
         sentence = sentence[sentence.rfind("\n") + 1 :].strip()
-    if NO_CONCLUSION.search(FORMULA.sub(" ", sentence)):
+    prose = FORMULA.sub(" ", sentence)
+    if NO_CONCLUSION.search(prose) or DENIES.search(prose):
         return Extraction(None, "no_conclusion")
     return _from_sentence(sentence, not earlier) or Extraction(None, "no_conclusion")
 
 
 def _is_open(sentence: str) -> bool:
     """Whether a short text with a number in it does not state it: a question, a guess, a denial."""
-    return re.search(r"\d", sentence) is not None and NO_CONCLUSION.search(sentence) is not None
+    said = NO_CONCLUSION.search(sentence) or DENIES.search(sentence)
+    return re.search(r"\d", sentence) is not None and said is not None
 
 
 def _stated(sentence: str) -> str | None:
