@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
@@ -103,6 +104,7 @@ class Apart:
             assert pipe is not None
             with contextlib.suppress(OSError):
                 pipe.close()
+        process.terminate()  # one that is still beginning would first finish that
         try:
             process.wait(10)
         except subprocess.TimeoutExpired:
@@ -120,6 +122,7 @@ def serve() -> None:
     with contextlib.suppress(EOFError, BrokenPipeError):
         sandbox, base, choices = pickle.load(asked)
         bound = {key: load(name).bind(params, base) for key, (name, params) in choices.items()}
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # which ends the sandbox's workers too
         open_sandbox(SandboxConfig(**sandbox), bound.values(), Silent())
         while True:
             key, attempts = pickle.load(asked)
