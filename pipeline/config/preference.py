@@ -1,4 +1,4 @@
-"""The sections of the kinds of stages that learn from preferences."""
+"""The sections of the kinds of stages that learn from preferences: pairs at hand, or made anew in each step."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.config.pairs import PairSource, SampledPairsConfig
+from pipeline.config.pairs import Judge, JudgedConfig, PairingConfig, PairSource, SampledPairsConfig
 from pipeline.config.sections import OptimizerConfig
-from pipeline.config.stages import StageSection
+from pipeline.config.stages import RoundsConfig, StageSection
 from pipeline.preferences.base import PreferenceParams, load_preference
+from pipeline.rl.parts import Part, Parts
 
 
 class PreferenceConfig(StageSection):
@@ -61,6 +62,33 @@ class PreferenceConfig(StageSection):
         return [self.steps or 0] * self.parts
 
 
+class OnlinePreferenceConfig(RoundsConfig):
+    """Rounds of sampling a group, ranking it, and training its best against its worst."""
+
+    loss: dict[str, Any] = Field(description="{name: dpo, …}: a loss of pipeline/preferences and its parameters")
+    pairing: PairingConfig = PairingConfig()
+    judge: Judge = Field(None, description="policy, or a verifier that ranks instead of the prompts' own")
+    judged: JudgedConfig = JudgedConfig()
+
+    @model_validator(mode="after")
+    def _fits(self) -> OnlinePreferenceConfig:
+        params = check_loss("online_preference", self.loss)
+        if self.group_size < 2:
+            raise ValueError(f"group_size must be >= 2 to form a pair, got {self.group_size}")
+        if self.reference is not None and (self.reference.schedule == "none") == params.needs_reference:
+            said = "needs a reference" if params.needs_reference else "has no reference"
+            raise ValueError(
+                f"online_preference.reference.schedule={self.reference.schedule}, and loss {self.loss['name']!r} "
+                f"{said}; leave reference out, or change the loss"
+            )
+        return self
+
+    @property
+    def has_reference(self) -> bool:
+        """The loss holds the policy against one."""
+        return check_loss("online_preference", self.loss).needs_reference
+
+
 def check_loss(section: str, loss: dict[str, Any]) -> PreferenceParams:
     """The parameters of the loss. Raises: ValueError; ConfigError, UnknownName naming what is wrong."""
     given = dict(loss)
@@ -68,3 +96,14 @@ def check_loss(section: str, loss: dict[str, Any]) -> PreferenceParams:
     if not isinstance(name, str):
         raise ValueError(f"{section}.loss needs a name, e.g. {{name: dpo}}, got {loss!r}")
     return load_preference(name, given)[0]
+
+
+def loop_parts() -> Parts:
+    """What the loop of rounds asks of an algorithm, for a loss of preferences: groups that differ, and no critic."""
+    return Parts(
+        advantage=Part("group_mean"),
+        ratio="none",
+        surrogate=Part("reinforce"),
+        aggregate="token_mean",
+        dynamic_sampling=True,
+    )

@@ -10,7 +10,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from pipeline.config.data import DataConfig, VerifierChoice
 from pipeline.config.guard import GuardConfig, turned
 from pipeline.config.merge import merge
-from pipeline.config.preference import PreferenceConfig
+from pipeline.config.preference import OnlinePreferenceConfig, PreferenceConfig
 from pipeline.config.sample import SampleConfig
 from pipeline.config.sandbox import SandboxConfig
 from pipeline.config.scoring import ScoringConfig
@@ -28,6 +28,7 @@ from pipeline.config.sections import (
 from pipeline.config.stages import (
     PretrainConfig,
     RlConfig,
+    RoundsConfig,
     SftConfig,
     Stage,
     StageSection,
@@ -59,6 +60,7 @@ class RunConfig(Section):
     rl: RlConfig | None = None
     preference: PreferenceConfig | None = None
     sample: SampleConfig | None = None
+    online_preference: OnlinePreferenceConfig | None = None
     rollout: RolloutConfig
     scoring: ScoringConfig = ScoringConfig()
     sandbox: SandboxConfig = SandboxConfig()
@@ -331,7 +333,7 @@ def check_lag(rl: RlConfig, rollout: RolloutConfig, train: TrainConfig) -> None:
         )
 
 
-def most_tokens(rl: RlConfig, max_response_tokens: int, greedy: bool) -> int:
+def most_tokens(rl: RoundsConfig, max_response_tokens: int, greedy: bool) -> int:
     """The tokens of one group whose responses are all as long as they may be, its greedy baseline included."""
     return (rl.group_size + greedy) * max_response_tokens
 

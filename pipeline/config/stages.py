@@ -188,6 +188,11 @@ class RoundsConfig(StageSection):
     )
     max_bad_steps: int = Field(3, ge=1, description="refused (non-finite) updates in a row that end the run")
 
+    @property
+    def has_reference(self) -> bool:
+        """There may be one; the algorithm or `reference` says when it moves."""
+        return True
+
     def steps_of_items(self) -> list[int]:
         """One item a round."""
         return [self.steps_per_round] * self.rounds

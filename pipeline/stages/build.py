@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pipeline.config.data import VerifierChoice
+from pipeline.config.preference import loop_parts
 from pipeline.config.run import RECORDING_ENGINES, RunConfig, parts_of
 from pipeline.config.sections import VllmConfig
 from pipeline.errors import ConfigError
@@ -160,6 +161,8 @@ def resolve_parts(config: RunConfig, model: Any = None) -> Parts | None:
 
     Raises: ConfigError for an algorithm that needs what this recipe, or `model` where it is given, cannot give.
     """
+    if config.stages_of("online_preference"):
+        return loop_parts()
     if config.rl is None or not config.stages_of("rl"):
         return None
     from pipeline.algorithms.base import weighted

@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from pipeline.config.preference import PreferenceConfig
 from pipeline.errors import NonFiniteError, RunError
-from pipeline.preferences.base import Loss, PreferenceParams, load_preference
 from pipeline.report.files import write_atomic
 from pipeline.stages.pair_rows import kept_rows, made_rows
+from pipeline.stages.pairwise import loss_of, settings_of
 from pipeline.stages.schedule import Item
 from pipeline.stages.session import Session, stage_folder
 from pipeline.stages.sft import CHUNK_STEPS, batch_rows
 from pipeline.stages.steps import Steps, Wrap
-from pipeline.train.preference import PreferenceRow, PreferenceSettings, ReferenceTable, key_of, preference_update
+from pipeline.train.preference import PreferenceRow, ReferenceTable, key_of, preference_update
 
 
 def run(session: Session, item: Item, steps: Steps, wrap: Wrap) -> None:
@@ -46,20 +46,6 @@ def sized(item: Item, section: PreferenceConfig, num_rows: int) -> Item:
     if section.epochs is None:
         return item
     return replace(item, num_steps=max(1, math.ceil(section.epochs * num_rows / section.batch_size)))
-
-
-def loss_of(session: Session) -> tuple[PreferenceParams, Loss]:
-    """Parameters and function of the present stage's loss."""
-    section = session.config.preference
-    assert section is not None
-    given = dict(section.loss)
-    return load_preference(given.pop("name"), given)
-
-
-def settings_of(session: Session) -> PreferenceSettings:
-    """What updates need besides rows; log-probs are those of the distribution that is sampled."""
-    config = session.config
-    return PreferenceSettings(session.pad_id, config.rollout.temperature, config.train.micro_batch_tokens)
 
 
 def reference_table(session: Session, item: Item, rows: Sequence[PreferenceRow], begins: bool) -> ReferenceTable:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipeline.config.stages import ReferenceConfig
+from pipeline.config.stages import ReferenceConfig, RlConfig
 from pipeline.errors import NonFiniteError, RunError
 from pipeline.scoring.audit import disagree
 from pipeline.scoring.score import Tally
@@ -39,8 +39,7 @@ class Batch:
 
 def run(session: Session, item: Item, steps: Steps, wrap: Wrap = plain) -> None:
     """The steps of one round, from where the state says; the reference moves first, where its schedule says so."""
-    state, rl = session.state, session.config.rl
-    assert rl is not None
+    state, rl = session.state, session.rounds
     restore_flights(session)
     if staleness.out_of_tokens(session):
         return
@@ -83,8 +82,6 @@ def one_step(session: Session, item: Item, steps: Steps) -> StepMetrics:
 
 def begin(session: Session, item: Item) -> None:
     """At the first step of a round: the optimiser of the first one, and the reference."""
-    rl = session.config.rl
-    assert rl is not None
     schedule = reference_config(session).schedule
     session.has_reference = schedule != "none"
     if session.state.step > 0:
@@ -97,13 +94,12 @@ def begin(session: Session, item: Item) -> None:
 
 def start_optimizers(session: Session) -> None:
     """Fresh optimisers whose schedules span every update of all rounds; and the critic, where there is one."""
-    rl, parts = session.config.rl, session.parts
-    assert rl is not None
+    rl, parts = session.rounds, session.parts
     assert parts is not None
     steps, each = rl.rounds * rl.steps_per_round, parts.updates.num_epochs * parts.updates.num_minibatches
     warmup = 0 if parts.critic is None else min(steps, parts.critic.warmup_steps)
     session.backend.start(rl.optimizer, (steps - warmup) * each)
-    if parts.critic is not None:
+    if parts.critic is not None and isinstance(rl, RlConfig):
         rate = parts.critic.learning_rate or rl.optimizer.learning_rate
         optimizer = rl.critic or rl.optimizer.model_copy(update={"learning_rate": rate})
         session.backend.start_critic(parts.critic.shared, optimizer, steps * each)
@@ -111,8 +107,7 @@ def start_optimizers(session: Session) -> None:
 
 def fill_batch(session: Session, steps: Steps) -> Batch:
     """Groups for one update: those carried over, then new ones until the batch is full or refills are used up."""
-    rl = session.config.rl
-    assert rl is not None
+    rl = session.rounds
     state, want = session.state, rl.prompts_per_step
     fresh, num_stale = staleness.without_stale(session, state.carried)
     batch = Batch(fresh, [], dict.fromkeys(REASONS, 0), [])
@@ -153,8 +148,7 @@ def improve(session: Session, steps: Steps, groups: list[Group]) -> StepMetrics 
 
     Raises: RunError after too many refused updates in a row.
     """
-    rl = session.config.rl
-    assert rl is not None
+    rl = session.rounds
     short = len(groups) < rl.prompts_per_step
     if len(groups) < rl.select.min_groups or (short and rl.select.fallback == "skip"):
         session.progress.say(
@@ -346,10 +340,11 @@ def sample_rows(
 
 def reference_config(session: Session) -> ReferenceConfig:
     """When the reference moves: as the recipe says, else as the algorithm has it."""
-    rl, parts = session.config.rl, session.parts
-    assert rl is not None
+    rl, parts = session.rounds, session.parts
     assert parts is not None
-    return rl.reference if rl.reference is not None else ReferenceConfig(schedule=parts.reference)
+    if rl.reference is not None:
+        return rl.reference
+    return ReferenceConfig(schedule=parts.reference if rl.has_reference else "none")
 
 
 def move_reference(session: Session, metrics: StepMetrics) -> None:

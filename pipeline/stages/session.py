@@ -15,6 +15,7 @@ from typing import IO, Any, Literal
 
 from pipeline.config.load import dump
 from pipeline.config.run import RunConfig
+from pipeline.config.stages import RoundsConfig
 from pipeline.data.ledger import PassRateLedger
 from pipeline.data.sampler import PromptSampler
 from pipeline.errors import InUse, RunError
@@ -101,6 +102,13 @@ class Session:
     """Seconds of each phase since `take_times`."""
     events: Callable[[str, dict[str, Any]], None] = unheard
     """Told of what happens (`verizero.round.completed` …) with plain values, for whoever acts on it."""
+
+    @property
+    def rounds(self) -> RoundsConfig:
+        """The section of the present stage, which is one in rounds."""
+        section = getattr(self.config, self.config.stages[0].kind)
+        assert isinstance(section, RoundsConfig)
+        return section
 
     @property
     def ranks(self) -> Ranks:

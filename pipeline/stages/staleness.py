@@ -18,14 +18,13 @@ MOST_OVERSAMPLING = 4
 
 def out_of_tokens(session: Session) -> bool:
     """A further step might generate more than is left of the recipe's budget of tokens."""
-    rl, left = session.config.rl, affordable(session)
-    return rl is not None and left is not None and left < rl.prompts_per_step and not flies(session)
+    left = affordable(session)
+    return left is not None and left < session.rounds.prompts_per_step and not flies(session)
 
 
 def affordable(session: Session) -> int | None:
     """How many groups can be sampled whatever their length within the recipe's budget; None: it has none."""
-    rl, parts = session.config.rl, session.parts
-    assert rl is not None
+    rl, parts = session.rounds, session.parts
     if rl.max_tokens is None:
         return None
     greedy = parts is not None and parts.needs_greedy
@@ -56,10 +55,9 @@ def launch_ahead(session: Session, item: Item, trained: Sequence[Group]) -> Step
 
     Nothing is launched for steps that do not come, nor past the recipe's budget of tokens.
     """
-    rl, state, ahead = session.config.rl, session.state, session.runahead
+    rl, state, ahead = session.rounds, session.state, session.runahead
     if ahead is None:
         return {}
-    assert rl is not None
     ahead.go_on(session.engine, session.data.renderer, session.config.seed)
     want, begun = rl.prompts_per_step, len(ahead.flying)
     left = (rl.rounds - item.round + 1) * item.num_steps - state.step - 1

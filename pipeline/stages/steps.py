@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from pipeline.config.data import Source, VerifierChoice
-from pipeline.config.stages import DEMONSTRATIONS
+from pipeline.config.preference import OnlinePreferenceConfig
+from pipeline.config.stages import DEMONSTRATIONS, RlConfig
 from pipeline.data.prompts import load_demonstrations
 from pipeline.models.routing import num_experts
 from pipeline.rl.controllers import decayed_temperature
@@ -26,7 +27,9 @@ from pipeline.rollout.flight import Asked
 from pipeline.scoring.score import Tally
 from pipeline.scoring.select import Reason, form_groups, select
 from pipeline.stages import lag
+from pipeline.stages.pairwise import from_pairs
 from pipeline.stages.runahead import flight_of, hand_over
+from pipeline.stages.sampled import ranked
 from pipeline.stages.session import Session, stage_folder
 from pipeline.stages.state import Launched
 from pipeline.stages.together import share_of, together
@@ -55,7 +58,6 @@ def generate(session: Session, prompts: Sequence[Prompt], attempt: int) -> list[
     Of this rank's share of the prompts: `verify` puts together what came of all. Those generated ahead are waited for;
     of others, those that end early begin to be graded, and `verify` waits for the rest.
     """
-    assert session.config.rl is not None
     engine, renderer, seed = session.engine, session.data.renderer, session.config.seed
     own, step = share_of(session.ranks, prompts).prompts, session.state.rl_step
     rollouts: list[Rollout] = []
@@ -75,8 +77,7 @@ def generate(session: Session, prompts: Sequence[Prompt], attempt: int) -> list[
 
 def asked_of(session: Session, at_temperature: float) -> list[Asked]:
     """What each prompt of a step is asked: a group of responses, and a greedy one where that is the baseline."""
-    rl = session.config.rl
-    assert rl is not None
+    rl = session.rounds
     asked = [("rl", rl.group_size, replace(sampling(session), temperature=at_temperature))]
     if session.parts is not None and session.parts.needs_greedy:
         asked.append(("rl greedy", 1, Sampling(session.config.rollout.max_response_tokens, temperature=0)))
@@ -119,8 +120,7 @@ def usable_cores() -> int:
 
 def verify(session: Session, prompts: Sequence[Prompt], rollouts: Sequence[Rollout]) -> tuple[list[Group], Tally]:
     """The groups with verdicts and rewards, and what graders did. What was graded beside `generate` is waited for."""
-    rl, parts = session.config.rl, session.parts
-    assert rl is not None
+    rl, parts = session.rounds, session.parts
     assert parts is not None
     share = share_of(session.ranks, prompts)
     own, cut = share.prompts, len(share.prompts) * rl.group_size
@@ -134,6 +134,8 @@ def verify(session: Session, prompts: Sequence[Prompt], rollouts: Sequence[Rollo
             groups = with_baseline(groups, form_groups(own, scored[cut:], 1), parts.shaping, most)
         (groups,), tally = together(session.ranks, share, [groups], tally)
     session.count("graders", tally.busy_s)
+    if isinstance(rl, OnlinePreferenceConfig):
+        groups = ranked(session, groups, rl.judge, rl.judged)
     return groups, tally
 
 
@@ -153,8 +155,7 @@ def with_baseline(
 
 def select_groups(session: Session, groups: Sequence[Group]) -> tuple[list[Group], dict[Reason, int]]:
     """The groups that train, and how many there were of each kind; one whose baseline was not graded never trains."""
-    rl = session.config.rl
-    assert rl is not None
+    rl = session.rounds
     assert session.parts is not None
     keep = rl.select.keep
     if keep == "auto":
@@ -171,28 +172,35 @@ def select_groups(session: Session, groups: Sequence[Group]) -> tuple[list[Group
 
 def update_policy(session: Session, groups: Sequence[Group]) -> StepMetrics:
     """Train on the groups; the metrics of the update. Raises: NonFiniteError if it was refused."""
-    assert session.parts is not None
-    assert session.controllers is not None
     with session.timed("update"):
         rest = getattr(session.engine, "rest", None)
         if rest is not None and session.runahead is None:  # on the trainer's GPU, it gives its memory back meanwhile
             rest()
-        settings = Settings(
-            pad_id=session.pad_id,
-            temperature=temperature(session),
-            micro_batch_tokens=session.config.train.micro_batch_tokens,
-            policy_version=session.state.policy_version,
-            max_response_tokens=session.config.rollout.max_response_tokens,
-            controllers=session.controllers,
-            with_reference=session.has_reference,
-            seed=session.config.seed,
-            step=session.state.rl_step,
-            texts=demonstration_rows(session) if session.parts.terms.ptx_coef > 0 else (),
-            texts_per_update=0 if session.config.rl is None else session.config.rl.ptx_batch_size,
-        )
-        metrics = update(session.backend, session.parts, groups, settings)
+        learn = from_pairs if isinstance(session.rounds, OnlinePreferenceConfig) else from_rewards
+        metrics = learn(session, groups)
     session.state.policy_version += 1
     return metrics
+
+
+def from_rewards(session: Session, groups: Sequence[Group]) -> StepMetrics:
+    """The update of the stage's algorithm on the groups' rewards."""
+    rl = session.rounds
+    assert session.parts is not None
+    assert session.controllers is not None
+    settings = Settings(
+        pad_id=session.pad_id,
+        temperature=temperature(session),
+        micro_batch_tokens=session.config.train.micro_batch_tokens,
+        policy_version=session.state.policy_version,
+        max_response_tokens=session.config.rollout.max_response_tokens,
+        controllers=session.controllers,
+        with_reference=session.has_reference,
+        seed=session.config.seed,
+        step=session.state.rl_step,
+        texts=demonstration_rows(session) if session.parts.terms.ptx_coef > 0 else (),
+        texts_per_update=rl.ptx_batch_size if isinstance(rl, RlConfig) else 0,
+    )
+    return update(session.backend, session.parts, groups, settings)
 
 
 def sampling(session: Session) -> Sampling:
@@ -262,11 +270,10 @@ def stage_step(session: Session) -> int:
 
 def temperature(session: Session, steps_ahead: int = 0) -> float:
     """The sampling temperature of this step or a later one; linear towards the algorithm's `temperature_end`."""
-    config = session.config
-    start = config.rollout.temperature
-    if config.rl is None or session.parts is None:
+    start = session.config.rollout.temperature
+    if session.parts is None:
         return start
-    total = max(1, config.rl.rounds * config.rl.steps_per_round - 1)
+    total = max(1, session.rounds.rounds * session.rounds.steps_per_round - 1)
     done = min(1.0, (stage_step(session) + steps_ahead) / total)
     return decayed_temperature(start, session.parts.temperature_end, done)
 
