@@ -77,7 +77,8 @@ def measure(asked: argparse.Namespace, mode: str) -> dict[str, Any]:
         begin = time.perf_counter()
         run(config, asked.recipe.resolve().parent, mode)
         seconds = time.perf_counter() - begin
-        rows = [json.loads(line) for line in (Path(folder) / "bench" / "metrics.jsonl").read_text().splitlines()]
+        lines = (Path(folder) / "bench" / "metrics.jsonl").read_text().splitlines()
+        rows = [row for row in map(json.loads, lines) if row["kind"] == "step"]
     rows = rows[1:]  # the first step pays for what is made once
     names = sorted({p for r in rows for p in r["time"]})
     phases = {p: statistics.median(r["time"].get(p, 0.0) for r in rows) for p in names}
