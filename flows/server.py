@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from flows.front import AtHome, take_turns
 from pipeline.errors import RunError
 
 PR_SET_PDEATHSIG = 1
@@ -110,10 +111,12 @@ def serve(port: int, services: bool) -> None:
     import uvicorn
     from prefect.server.api.server import create_app, create_ui_app
 
+    take_turns()
     app = create_app(ephemeral=not services)  # without schedulers and late-run marking: one run, started here
     if not services:
         app.router.routes = [route for route in app.router.routes if getattr(route, "name", "") != "ui"]
         app.mount("/", create_ui_app(ephemeral=False), name="ui")  # an ephemeral app has an empty page in its place
+    app.add_middleware(AtHome)
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", lifespan="on", timeout_graceful_shutdown=3)
 
 
