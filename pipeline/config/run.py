@@ -38,7 +38,7 @@ from pipeline.rl.rules import UNUSUAL
 if TYPE_CHECKING:
     from pipeline.rl.parts import Parts
 
-RECORDING_ENGINES = ("torch",)
+RECORDING_ENGINES = ("torch", "vllm", "vllm_server")
 """Engines that record what tokens were drawn among, and the experts used."""
 NO_NAMES = frozenset({"base", "evaluate", "generate", "verify", "select", "update", "publish", "other", "graders"})
 """Not for stages: in a run's files these are the model before training and the phases of a step."""
@@ -302,10 +302,10 @@ def check_sampling(rl: RlConfig, rollout: RolloutConfig) -> None:
             f"rollout.top_k={rollout.top_k} leaves more tokens than rollout.max_kept={rollout.max_kept} records; raise "
             "max_kept or lower top_k"
         )
-    if rollout.engine not in RECORDING_ENGINES:
+    if rollout.engine != "torch" and rollout.top_k == 0:
         raise ValueError(
-            f"rl.algorithm.keep_sampling needs the sets that {cut} leave, which rollout.engine={rollout.engine!r} does "
-            f"not record; set rollout.engine to {' or '.join(RECORDING_ENGINES)}, or top_p: 1 and top_k: 0"
+            f"rl.algorithm.keep_sampling with rollout.engine={rollout.engine!r} and {cut}: vLLM records sets only "
+            "where top_k bounds them; set rollout.top_k, to rollout.max_kept at most, or rollout.engine: torch"
         )
 
 

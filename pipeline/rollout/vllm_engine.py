@@ -21,6 +21,7 @@ import torch
 from pipeline.config.sections import VllmConfig
 from pipeline.errors import ConfigError, EngineError, boundary
 from pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling, check_requests
+from pipeline.rollout.vllm_records import NOTHING, Records, bounded, kept_tokens, prepare, routing
 from pipeline.rollout.weights import Counted, Published, Weights, weights_of
 from pipeline.types import FinishReason
 
@@ -52,6 +53,8 @@ OURS = {
     "worker_extension_cls": "nothing: it takes the weights",
     "weight_transfer_config": "rollout.vllm.transfer",
     "seed": "seed",
+    "return_sampling_mask": "rl.algorithm.keep_sampling",
+    "enable_return_routed_experts": "rl.algorithm.keep_routing",
 }
 """Arguments of vLLM's that a recipe says elsewhere -> where."""
 
@@ -63,11 +66,20 @@ class Policy:
     model: Any
     eos_ids: tuple[int, ...]
     weights: Weights
+    records: Records = NOTHING
+    """What of its responses is to be recorded."""
 
     @classmethod
-    def of(cls, model: Any, eos_ids: Sequence[int], weights: Weights | None = None) -> Policy:
+    def of(
+        cls, model: Any, eos_ids: Sequence[int], weights: Weights | None = None, records: Records = NOTHING
+    ) -> Policy:
         """The policy `model`; its weights come from `weights`, where it is not whole in this process."""
-        return cls(model, tuple(sorted(set(eos_ids))), weights or weights_of(model))
+        return cls(model, tuple(sorted(set(eos_ids))), weights or weights_of(model), records)
+
+    def options(self, sampling: Sampling, seed: int) -> dict[str, Any]:
+        """One response's options by vLLM's names."""
+        options = sampling_options(sampling, seed, self.eos_ids)
+        return options | (bounded(sampling, self.model.config.vocab_size) if self.records.sampling else {})
 
     @property
     def context(self) -> int | None:
@@ -90,6 +102,7 @@ class VllmEngine:
         if VllmEngine._live:
             raise EngineError("this process has one vLLM engine already; close it first")
         self._vllm = import_vllm()
+        prepare(policy.records, self._vllm.why_no_records())
         check_arguments(config.arguments, self._vllm.argument_names())
         check_heads(policy.model.config, self._vllm.head_sizes())
         self.sleep_note = self._why_no_sleep()
@@ -131,20 +144,21 @@ class VllmEngine:
     ) -> list[list[Completion]]:
         """What `generate` returns; the listener is told of each response after the step of vLLM in which it ended."""
         check_requests(requests, sampling.max_tokens, self._limit, ROOM)
-        refuse_records(sampling)
         self._wake(None)
         engine, places = self._llm.llm_engine, {}
         made: dict[tuple[int, int], Completion] = {}
         with boundary(EngineError, "generating with vLLM"):
             for i, request in enumerate(requests):
                 for j, seed in enumerate(request.seeds):
-                    params = self._vllm.sampling_params(**sampling_options(sampling, seed, self.policy.eos_ids))
+                    params = self._vllm.sampling_params(**self.policy.options(sampling, seed))
                     self._asked += 1
                     prompt = {"prompt_token_ids": list(request.prompt_ids)}
                     engine.add_request(str(self._asked), prompt, params)
                     places[str(self._asked)] = (i, j)
             while engine.has_unfinished_requests():
-                done = {places[out.request_id]: self._completion(out) for out in engine.step() if out.finished}
+                done = {
+                    places[out.request_id]: self._completion(out, sampling) for out in engine.step() if out.finished
+                }
                 made.update(done)
                 if done:
                     listener([Ended(i, j, c.token_ids, c.finish_reason) for (i, j), c in done.items()])
@@ -168,13 +182,20 @@ class VllmEngine:
             gc.collect()
             self._folder.cleanup()
 
-    def _completion(self, out: Any) -> Completion:
+    def _completion(self, out: Any, sampling: Sampling) -> Completion:
         (answer,) = out.outputs
         drawn = tuple(answer.token_ids)
         rows = answer.logprobs or []
         logprobs = tuple(float(row[token].logprob) for row, token in zip(rows, drawn, strict=True))
         check_spans([(s.version, s.start, s.end) for s in answer.weight_versions or ()], self._version)
-        return Completion(drawn, logprobs, finish_reason(answer.finish_reason))
+        sets = None if answer.sampling_mask is None else answer.sampling_mask.token_ids
+        return Completion(
+            drawn,
+            logprobs,
+            finish_reason(answer.finish_reason),
+            kept_tokens(sets, drawn, sampling),
+            routing(answer.routed_experts, len(out.prompt_token_ids), len(drawn), sampling),
+        )
 
     def _why_no_sleep(self) -> str | None:
         if self._vllm.on_cpu():
@@ -222,6 +243,7 @@ def engine_arguments(policy: Policy, config: VllmConfig, max_rows: int) -> dict[
         "enforce_eager": config.enforce_eager,
         "tensor_parallel_size": config.tensor_parallel,
         "disable_log_stats": True,
+        **policy.records.arguments,
         "worker_extension_cls": "pipeline.rollout.vllm_worker.WorkerExtension",
         "seed": 0,
     }
@@ -264,15 +286,6 @@ def check_heads(model_config: Any, sizes: Sequence[int] | None) -> None:
             f"the policy's attention heads have {size} numbers, and vLLM's CPU build computes "
             f"{', '.join(map(str, sizes))}; choose another number of heads, or rollout.engine: torch"
         )
-
-
-def refuse_records(sampling: Sampling) -> None:
-    """Raises: EngineError where something is to be recorded that vLLM is not asked for yet."""
-    why = "vLLM returns it from its second model runner only, which needs Triton and a GPU and is not run here yet"
-    if sampling.max_kept and sampling.is_cut:
-        raise EngineError(f"keep_sampling needs the set of tokens each draw was made from; {why}; use engine: torch")
-    if sampling.keep_routing:
-        raise EngineError(f"keep_routing needs the experts that were used; {why}; use rollout.engine: torch")
 
 
 def sampling_options(sampling: Sampling, seed: int, eos_ids: Sequence[int]) -> dict[str, Any]:

@@ -15,9 +15,10 @@ from urllib.parse import urlsplit
 from torch import Tensor
 
 from pipeline.errors import EngineError
-from pipeline.rollout.engine import Completion
+from pipeline.rollout.engine import Completion, Sampling
 from pipeline.rollout.gloo import begin_broadcast, group, meeting
 from pipeline.rollout.vllm_engine import check_spans, finish_reason
+from pipeline.rollout.vllm_records import kept_tokens, routing, unpacked
 
 POLL_S = 0.0005
 T = TypeVar("T")
@@ -55,7 +56,9 @@ class RemoteServer:
             raise EngineError(f"{self.url}{path} refused: status {status}: {said[:500].decode(errors='replace')}")
         return json.loads(said) if said else None
 
-    def generate(self, prompt_ids: Sequence[int], options: Mapping[str, Any], version: int) -> Completion:
+    def generate(
+        self, prompt_ids: Sequence[int], options: Mapping[str, Any], version: int, sampling: Sampling
+    ) -> Completion:
         """One response. Raises: as `ask`, and ServerLost for one drawn by weights of another version."""
         body = {"token_ids": list(prompt_ids), "sampling_params": dict(options)}
         answer = self.ask("POST", "/inference/v1/generate", body)
@@ -67,9 +70,12 @@ class RemoteServer:
         spans = [(s["version"], s["start"], s["end"]) for s in choice.get("weight_versions") or ()]
         try:
             check_spans(spans, version)
-            return Completion(drawn, logprobs, finish_reason(choice["finish_reason"]))
+            reason = finish_reason(choice["finish_reason"])
         except EngineError as exc:
             raise ServerLost(f"{self.url}: {exc}") from exc
+        kept = kept_tokens(choice.get("sampling_mask"), drawn, sampling)
+        experts = unpacked(choice.get("routed_experts"))
+        return Completion(drawn, logprobs, reason, kept, routing(experts, len(prompt_ids), len(drawn), sampling))
 
     @property
     def version(self) -> str:

@@ -30,10 +30,9 @@ from pipeline.rollout.vllm_engine import (
     device_arguments,
     engine_arguments,
     import_vllm,
-    refuse_records,
-    sampling_options,
 )
 from pipeline.rollout.vllm_process import ServerProcess
+from pipeline.rollout.vllm_records import prepare
 from pipeline.rollout.vllm_remote import RemoteServer, ServerLost
 from pipeline.rollout.weights import Counted, Published, buckets
 
@@ -91,7 +90,6 @@ class VllmServerEngine:
         Raises: EngineError for a prompt that leaves no room, or where no server is left.
         """
         check_requests(requests, sampling.max_tokens, self.config.max_model_tokens or self.policy.context, ROOM)
-        refuse_records(sampling)
         open_jobs = deque((i, j) for i, r in enumerate(requests) for j in range(len(r.seeds)))
         made: dict[Job, Completion] = {}
         while open_jobs:
@@ -114,6 +112,7 @@ class VllmServerEngine:
 
     def _start(self, max_rows: int) -> tuple[str, ...]:
         worker = import_vllm()  # says what to install, and knows the device
+        prepare(self.policy.records, worker.why_no_records())
         self.policy.model.config.save_pretrained(self._model.name)
         arguments = {"model": self._model.name, **engine_arguments(self.policy, self.config, max_rows)}
         arguments["weight_transfer_config"] = {"backend": worker.TRANSFER}
@@ -154,9 +153,9 @@ class VllmServerEngine:
                     i, j = open_jobs.popleft()
                 except IndexError:
                     return
-                options = sampling_options(sampling, requests[i].seeds[j], self.policy.eos_ids)
+                options = self.policy.options(sampling, requests[i].seeds[j])
                 try:
-                    made[i, j] = server.generate(requests[i].prompt_ids, options, self._version)
+                    made[i, j] = server.generate(requests[i].prompt_ids, options, self._version, sampling)
                 except ServerLost as exc:
                     open_jobs.append((i, j))
                     self.num_resampled += 1

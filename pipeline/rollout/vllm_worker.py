@@ -38,6 +38,15 @@ def on_cpu() -> bool:
     return bool(current_platform.is_cpu())
 
 
+def why_no_records() -> str | None:
+    """Why this build's model runner records neither sets of tokens nor experts; None where it does."""
+    from vllm.triton_utils import HAS_TRITON
+
+    if on_cpu():
+        return "vLLM's build for the CPU has the first alone"
+    return None if HAS_TRITON else "it runs on Triton, which is not installed"
+
+
 def head_sizes() -> list[int] | None:
     """The sizes of attention heads that this build computes; None: it is not the CPU's, and falls back by itself."""
     if not on_cpu():

@@ -14,12 +14,14 @@ from pipeline.config.data import VerifierChoice
 from pipeline.config.preference import loop_parts
 from pipeline.config.run import RECORDING_ENGINES, RunConfig, parts_of
 from pipeline.config.sections import VllmConfig
+from pipeline.config.stages import RlConfig
 from pipeline.errors import ConfigError
 from pipeline.models.load import create_model, eos_ids, load_model, load_tokenizer
 from pipeline.models.routing import num_experts, unreplayable
 from pipeline.rl.parts import Parts
 from pipeline.rollout.engine import Engine
 from pipeline.rollout.torch_engine import TorchEngine
+from pipeline.rollout.vllm_records import Records
 from pipeline.scoring.score import COMPONENT, Scorer, bind_components, bind_verifiers
 from pipeline.scoring.second import SecondOpinions
 from pipeline.seeds import derive
@@ -134,12 +136,22 @@ def build_engine(
     from pipeline.rollout.vllm_engine import Policy, VllmEngine
 
     named = getattr(backend, "named_weights", None)
-    policy = Policy.of(model, ends, named) if held is None else Policy.of(held, ends)
+    records = records_of(config, model)
+    policy = Policy.of(model, ends, named, records) if held is None else Policy.of(held, ends, None, records)
     if how.engine == "vllm_server":
         from pipeline.rollout.vllm_server import VllmServerEngine
 
         return VllmServerEngine(policy, own_servers(how.vllm, backend), how.max_rows, folder or Path.cwd())
     return VllmEngine(policy, how.vllm, how.max_rows)
+
+
+def records_of(config: RunConfig, model: Any) -> Records:
+    """What an engine is to record for the stages of RL."""
+    sections = [config.section_of(s) for s in config.stages_of("rl")]
+    masks = [parts_of(s).masks for s in sections if isinstance(s, RlConfig)]
+    is_cut = config.rollout.top_p < 1 or config.rollout.top_k > 0
+    is_moe = num_experts(model.config) is not None
+    return Records(is_cut and any(m.keep_sampling for m in masks), is_moe and any(m.keep_routing for m in masks))
 
 
 def own_servers(config: VllmConfig, backend: Any) -> VllmConfig:

@@ -21,7 +21,6 @@ from pipeline.rollout.vllm_engine import (
     engine_arguments,
     finish_reason,
     import_vllm,
-    refuse_records,
     sampling_options,
 )
 from pipeline.rollout.weights import Counted, buckets, weights_of
@@ -78,15 +77,6 @@ def test_every_span_of_a_response_is_of_the_published_version() -> None:
         check_spans([("3", 0, 5), ("2", 5, 9)], 3)
     with pytest.raises(EngineError, match="no version"):
         check_spans([], 3)
-
-
-def test_what_vllm_does_not_record_here_is_refused_with_the_engine_that_does() -> None:
-    refuse_records(Sampling(4, 1.0, 0.9))
-    refuse_records(Sampling(4, 1.0, max_kept=8))
-    with pytest.raises(EngineError, match=r"keep_sampling.*engine: torch"):
-        refuse_records(Sampling(4, 1.0, 0.9, max_kept=8))
-    with pytest.raises(EngineError, match=r"keep_routing.*engine: torch"):
-        refuse_records(Sampling(4, keep_routing=True))
 
 
 @pytest.mark.parametrize(
