@@ -38,6 +38,8 @@ FREE_OF_VLLM = frozenset(
 """Of the section `rollout.vllm`: where servers are, how they are asked and what memory the engine has may differ."""
 FREE_OF_STAGES = frozenset({"evaluate_every"})
 """Of the sections of stages: what decides nothing that is trained."""
+FREE_OF_ENDPOINTS = frozenset({"url", "api_key_variable", "timeout_s", "retries", "backoff_s", "parallel"})
+"""Of an `endpoint` in them: where a model is asked and how often, not which one."""
 SHOWN = 3
 """Changes that are said of a stage."""
 
@@ -75,6 +77,8 @@ def recipe_fields(view: RunConfig) -> dict[str, Any]:
     tree["data"] = {"template": recipe["data"]["template"]}
     tree |= {name: recipe[name] for name in sorted(section.reads & recipe.keys())}
     tree[stage.kind] = {k: v for k, v in recipe[stage.kind].items() if k not in FREE_OF_STAGES}
+    if isinstance(asked := tree[stage.kind].get("endpoint"), dict):
+        tree[stage.kind]["endpoint"] = {k: v for k, v in asked.items() if k not in FREE_OF_ENDPOINTS}
     if "sandbox" in tree:
         tree["sandbox"] = {k: v for k, v in tree["sandbox"].items() if k not in FREE_OF_SANDBOX}
     if "rollout" in tree:

@@ -98,10 +98,10 @@ class RunState:
     @classmethod
     def from_json(cls, tree: dict[str, Any]) -> RunState:
         """The state that `to_json` gave. Raises: CheckpointError for one of another version of this program."""
-        if other := sorted({f.name for f in fields(cls)} ^ set(tree)):
+        if other := sorted(set(tree) - {f.name for f in fields(cls)}):
             raise CheckpointError(
-                f"the checkpoint is of another version of verizero (its state differs in {', '.join(other)}); go on "
-                "with that version, or start under another name"
+                f"the checkpoint is of another version of verizero (its state has {', '.join(other)}); go on with that "
+                "version, or start under another name"
             )
         values = dict(tree)
         values["carried"] = [_group(g) for g in values.get("carried", [])]

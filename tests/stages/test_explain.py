@@ -51,3 +51,12 @@ def test_no_reference_is_refused_where_a_term_needs_one() -> None:
 def test_a_page_is_made_without_tensors() -> None:
     code = "import sys; import pipeline.stages.explain; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=CONFIGS.parent).returncode == 0
+
+
+def test_several_stages_of_rl_have_a_page_each() -> None:
+    again = {"name": "rl_again", "kind": "rl", "with": {"algorithm": {"name": "dr_grpo"}}}
+    both = explain_recipe(tiny({"stages": ["rl", "sft", again]}))
+    first, second = both.split("\n\nstage rl_again\n")
+    assert first == "stage rl\n" + explain_recipe(tiny({"stages": ["rl"]}))
+    assert second == explain_recipe(tiny({"stages": [again]}))
+    assert explain_recipe(tiny({"stages": ["sft"]})) == "this recipe has no RL stage"

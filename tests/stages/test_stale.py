@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 
 from pipeline.config.run import RunConfig
-from pipeline.errors import RunError
+from pipeline.errors import CheckpointError, RunError
+from pipeline.stages import stale
 from pipeline.stages.progress import Silent
-from pipeline.stages.stale import ASIDE, RECORD, differences, read_record, recipe_fields
-from pipeline.stages.train import train
+from pipeline.stages.stale import ASIDE, RECORD, differences, put_aside_stale, read_record, recipe_fields
+from pipeline.stages.state import RunState
+from pipeline.stages.train import prepare_run, train
 from tests.stages.broken import Broken, run
 from tests.stages.kill_driver import fingerprint
 from tests.stages.tiny import tiny
@@ -167,6 +170,42 @@ def test_a_run_broken_off_goes_on_with_another_recipe(tmp_path: Path, moment: tu
 
 
 @pytest.mark.integration
+def test_killed_while_it_puts_aside_it_loses_nothing(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = short("rl.optimizer.learning_rate=2e-3")
+    before = {p.name for p in (base / "run" / "checkpoints").iterdir()}
+    metrics = (base / "run" / "metrics.jsonl").read_bytes()
+    renamed: list[Path] = []
+
+    def rename(old: Path, new: Path) -> None:
+        if len(renamed) == 5:
+            raise Broken
+        renamed.append(old)
+        os.replace(old, new)
+
+    monkeypatch.setattr(stale.os, "rename", rename)
+    with pytest.raises(Broken):
+        put_aside_stale(base / "run", now(changed, base), newest(base), Silent())
+    monkeypatch.undo()
+    assert "checkpoints" in {p.parent.name for p in renamed}
+    go(changed, base)
+    assert fingerprint(base / "run") == fresh(changed, tmp_path)
+    kept = {p.name for p in (base / "run" / ASIDE).glob("*/checkpoints/*")}
+    end = RunState.from_json(json.loads((newest(base) / "state.json").read_text())).ends["sft"]
+    assert {name for name in before if int(name) > end} <= kept
+    assert any(metrics.endswith(p.read_bytes()) for p in (base / "run" / ASIDE).glob("*/metrics.jsonl"))
+
+
+def now(config: RunConfig, base: Path) -> list[stale.Fingerprint]:
+    return stale.fingerprints(config, prepare_run(config, base, base / "prepared"), base)
+
+
+def newest(base: Path) -> Path:
+    return max((base / "run" / "checkpoints").iterdir())
+
+
+@pytest.mark.integration
 def test_a_checkpoint_that_cannot_be_trusted_sends_it_further_back(base: Path, tmp_path: Path) -> None:
     state = json.loads((max((base / "run" / "checkpoints").iterdir()) / "state.json").read_text())
     end_of_rl = base / "run" / "checkpoints" / f"{state['ends']['rl']:08d}"
@@ -202,6 +241,21 @@ def test_evaluations_decide_where_the_engine_takes_weights_at_them() -> None:
     lagging = {**SHORT, "rollout": {"publish_every": 2}}
     before, now = (tiny(lagging, o).of_stage("rl") for o in ([], ["evaluation.every_rounds=3"]))
     assert differences(recipe_fields(before), recipe_fields(now)) == ["evaluation.every_rounds was 1, is 3"]
+
+
+def test_an_endpoint_may_move_and_its_model_may_not_change() -> None:
+    def fields(**endpoint: Any) -> dict[str, Any]:
+        asked = {"url": "http://a/v1", "model": "teacher", **endpoint}
+        return recipe_fields(tiny({"stages": ["sample"], "sample": {"endpoint": asked}}).of_stage("sample"))
+
+    assert differences(fields(), fields(url="https://b/v1", parallel=3, timeout_s=9)) == []
+    assert differences(fields(), fields(model="other")) == ["sample.endpoint.model was 'teacher', is 'other'"]
+
+
+def test_a_state_of_another_version_is_refused() -> None:
+    with pytest.raises(CheckpointError, match=r"another version of verizero \(its state has item\)"):
+        RunState.from_json({**RunState().to_json(), "item": 3})
+    assert RunState.from_json({"num_done": 2}).num_done == 2
 
 
 def test_a_record_that_cannot_be_read_is_named(tmp_path: Path) -> None:
