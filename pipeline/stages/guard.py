@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.config.guard import GuardConfig, turned
 from pipeline.config.run import RunConfig
+from pipeline.config.stages import RoundsConfig
 from pipeline.stages.state import RunState
 from pipeline.types import StepMetrics
 
@@ -120,7 +121,8 @@ def note(state: RunState, config: RunConfig) -> list[int]:
 
 def keeps_checkpoints(config: RunConfig) -> bool:
     """In a stage of this recipe the guard may want to go back, or to name what is worth going on from."""
-    return config.guard.action in ("stop", "roll_back") and config.stages[0].kind == "rl"
+    section = getattr(config, config.stages[0].kind)
+    return config.guard.action in ("stop", "roll_back") and isinstance(section, RoundsConfig)
 
 
 def good_serials(state: RunState, config: RunConfig) -> list[int]:

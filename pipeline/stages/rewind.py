@@ -44,13 +44,15 @@ def watch(session: Session, item: Item, row: StepMetrics) -> None:
         session.progress.say(f"{session.where}: RL may be collapsing: {_listed(found)}")
         return
     good = session.ranks.agree(lambda: last_good(session))
-    if config.action == "stop" or num_roll_backs(session.state) >= config.max_roll_backs or good is None:
+    turns = config.action == "roll_back" and item.kind == "rl"  # knobs are numbers of RL
+    if not turns or num_roll_backs(session.state) >= config.max_roll_backs or good is None:
         alarm(session, item, found, {})
         again = f" again, after {n} roll-backs" if (n := num_roll_backs(session.state)) else ""
         raise RunError(
             f"{session.where}: RL is collapsing{again}: {_listed(found)}. "
             + (f"The policy before that is {good / 'model'}" if good else "No checkpoint is older than that")
-            + "; lower rl.optimizer.learning_rate, or raise the limit that is named, and start under another name"
+            + f"; lower {item.kind}.optimizer.learning_rate, or raise the limit that is named, and start under another "
+            "name"
         )
     roll_back(session, item, found, good)
 

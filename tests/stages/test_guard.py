@@ -53,6 +53,7 @@ COLLAPSES: list[tuple[dict[str, float], str]] = [
     ({"verdict/no_answer": 0.3, "verdict/timeout": 0.1}, "max_unanswered"),
 ]
 ROLL_BACK = "guard={action: roll_back, window: 2, knob: {rl.optimizer.learning_rate: 0.05}}"
+ONLINE = {"loss": {"name": "dpo"}, "rounds": 1, "steps_per_round": 2, "prompts_per_step": 3, "group_size": 4}
 TOO_FAST = ["rl.optimizer.learning_rate=0.02", "rl.reference.schedule=frozen"]
 """The tiny recipe's first update at this rate leaves a model that answers nothing."""
 
@@ -122,6 +123,13 @@ def test_checkpoints_are_kept_until_no_collapse_would_go_back_to_them() -> None:
             assert good[0] * 4 <= max(0, step - 6)  # the policy of step k wrote the responses of step k + 1
             assert good[0] * 4 > step - 6 - 4
     assert note(RunState(stage="rl"), tiny().of_stage("rl")) == []
+
+
+def test_checkpoints_are_kept_in_stages_in_rounds_alone() -> None:
+    """A preference stage is to name the policy before a collapse too."""
+    online = {"stages": ["sft", "online_preference"], "online_preference": ONLINE, "guard": {"action": "stop"}}
+    assert note(RunState(stage="online_preference"), tiny(online).of_stage("online_preference")) == [0]
+    assert note(RunState(stage="sft"), tiny(online).of_stage("sft")) == []
 
 
 @pytest.mark.parametrize(
