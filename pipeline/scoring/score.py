@@ -92,6 +92,7 @@ class Scorer:
         self._threads = ThreadPoolExecutor(config.workers, "grade") if config.workers > 1 else None
         self._beside = ThreadPoolExecutor(1, "grade-ahead")
         self._apart = apart
+        self._known_apart = {key: self.bound[key] for key in apart.keys} if apart is not None else {}
 
     @property
     def leaves_the_process(self) -> bool:
@@ -211,7 +212,8 @@ class Scorer:
 
         def grade(job: tuple[str, list[int]]) -> list[Verdict]:
             key, these = job[0], [asked[i] for i in job[1]]
-            verdicts = apart.score(key, these) if apart is not None and key in apart.keys else None
+            same = self._known_apart.get(key) is self.bound[key]  # else another has taken its place here
+            verdicts = apart.score(key, these) if apart is not None and same else None
             return [_checked(v) for v in (self.bound[key].score(these) if verdicts is None else verdicts)]
 
         run: Callable[..., Any] = map if self._threads is None else self._threads.map
