@@ -122,6 +122,17 @@ def test_a_run_that_goes_on_draws_and_learns_what_a_whole_one_does(base: Path) -
     assert drawn[0] == drawn[1]
 
 
+@pytest.mark.integration
+@pytest.mark.usefixtures("need_vllm")
+def test_vllm_generates_ahead_of_the_update_and_the_same_bytes_again(base: Path) -> None:
+    config = recipe("vllm", 4)
+    ahead = config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_staleness": 1})})
+    for name in ("first", "again"):
+        train(ahead, base, base / name, "auto", Silent())
+        assert [row["staleness/max"] for row in rows(base / name)] == [0.0, 1.0, 1.0, 1.0]
+    assert (base / "first" / "rollouts.jsonl").read_bytes() == (base / "again" / "rollouts.jsonl").read_bytes()
+
+
 def living(group: int) -> list[str]:
     """Processes of that group that are no zombies."""
     found = []
