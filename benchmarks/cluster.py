@@ -3,6 +3,7 @@
     python benchmarks/cluster.py                                   embedded, vLLM, transformers' generate
     python benchmarks/cluster.py --engine vllm --engine vllm_server --prompts 64 --samples 8
     python benchmarks/cluster.py --model runs/demo/model
+    python benchmarks/cluster.py --ranks 1 --ranks 2               the same prompts by one process, and by two at once
 
 Every response has `--tokens` tokens: no token ends one. Engines are timed one after the other in this process, each
 after a first round that is not counted; a machine that does other things meanwhile shows in the range of the rounds.
@@ -12,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -38,10 +41,64 @@ def main() -> None:
     options.add_argument("--samples", type=int, default=8)
     options.add_argument("--tokens", type=int, default=64)
     options.add_argument("--rounds", type=int, default=3)
+    options.add_argument("--ranks", type=int, action="append", help="repeatable; processes that share the prompts out")
     asked = options.parse_args()
-    model = policy(asked.model)
-    for name in asked.engine or here():
-        print(json.dumps({"engine": name, **measure(name, model, asked)}), flush=True)
+    names, several = asked.engine or here(), [n for n in asked.ranks or [1] if n > 1]
+    if 1 in (asked.ranks or [1]):
+        model = policy(asked.model)
+        for name in names:
+            print(json.dumps({"engine": name, **measure(name, model, asked)}), flush=True)
+    for name in names:
+        for size in several:
+            print(json.dumps({"engine": name, "ranks": size, **together(name, size, asked)}), flush=True)
+
+
+def together(name: str, size: int, asked: argparse.Namespace) -> dict[str, Any]:
+    """What `size` processes make at once, each with an engine and its share of the prompts: the sum of their tokens/s.
+
+    Each has a GPU of its own, where there are so many.
+    """
+    import torch
+
+    alone = torch.cuda.device_count() >= size
+    command = [sys.executable, __file__, "--engine", name, "--samples", str(asked.samples)]
+    command += ["--tokens", str(asked.tokens), "--rounds", str(asked.rounds)]
+    command += ["--model", asked.model] if asked.model else []
+    children = []
+    for rank in range(size):
+        own = len(range(rank, asked.prompts, size))
+        place = {**os.environ, **({"CUDA_VISIBLE_DEVICES": str(rank)} if alone else {})}
+        children.append(
+            subprocess.Popen([*command, "--prompts", str(own)], env=place, stdout=subprocess.PIPE, text=True)
+        )
+    found = [child.communicate()[0].splitlines() for child in children]
+    if any(child.returncode for child in children):
+        raise SystemExit(f"a rank of {name} failed; its words are above")
+    rates = [json.loads(lines[-1])["tokens_per_s"] for lines in found]
+    return {"tokens_per_s": sum(rates), "tokens_per_s_by_rank": rates}
+
+
+def roofline(model: Any, tokens_per_s: float, rows: int) -> dict[str, Any]:
+    """On a GPU that the planner knows: TFLOP/s of the matrix products, and the share of the most that it allows.
+
+    A step of decoding reads all weights once for its rows, so the bound is the lower of arithmetic and memory.
+    """
+    import torch
+
+    from pipeline.plan import DEVICES
+
+    if model.device.type != "cuda":
+        return {}
+    num = sum(p.numel() for p in model.parameters())
+    out: dict[str, Any] = {"tflops": round(2 * num * tokens_per_s / 1e12, 4)}
+    name = torch.cuda.get_device_name(model.device).lower().replace(" ", "")
+    device = next((d for d in DEVICES.values() if d.name in name), None)
+    if device is not None:
+        size = sum(p.numel() * p.element_size() for p in model.parameters())
+        rate = device.rate(model.dtype.itemsize)
+        most = min(rate / (2 * num), rows * device.memory_gb_s * 1e9 / size)
+        out |= {"gpu": device.name, "share_of_roofline": round(tokens_per_s / most, 4)}
+    return out
 
 
 def here() -> list[str]:
@@ -85,6 +142,7 @@ def measure(name: str, model: Any, asked: argparse.Namespace) -> dict[str, Any]:
                 speeds.append(total / (time.perf_counter() - between))
         out["tokens_per_s"] = round(statistics.median(speeds))
         out["tokens_per_s_range"] = [round(min(speeds)), round(max(speeds))]
+        out |= roofline(model, out["tokens_per_s"], asked.prompts * asked.samples)
         if way is not None:
             num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
             out[f"publish/{way}"] = {"seconds": round(statistics.median(publishes), 4), "bytes": num_bytes}
