@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from verifiers._response import after_thinking
 from verifiers.base import VerifierParams, verifier
 
 LOADING = threading.Lock()
+REWARD = "reward.json"
+"""Of the folder of a model that was trained here: how responses were shown to it, and the spread of its scores."""
 
 
 class ReferenceModelParams(VerifierParams):
@@ -28,6 +31,9 @@ class ReferenceModelParams(VerifierParams):
     center: float = Field(0.0, allow_inf_nan=False, description="the score that is worth 0.5")
     scale: float = Field(1.0, gt=0, allow_inf_nan=False, description="sigmoid((score - center) / scale)")
     threshold: float | None = Field(None, ge=0, le=1, description="1 at or above it, else 0; None keeps the number")
+    whiten: bool = Field(
+        False, description="center and scale are the mean and spread of the scores that the model was trained to"
+    )
     include_thinking: bool = False
     chat: bool = Field(False, description="prompt and response go through the tokenizer's chat template")
     max_tokens: int = Field(4_096, ge=8, description="longer texts are an error, never cut")
@@ -43,15 +49,14 @@ def reference_model(attempts: Sequence[Attempt], params: ReferenceModelParams) -
     Source: sigmoid((s - center) / scale) is the Bradley-Terry probability of beating an answer of score `center`.
     """
     tokenizer, model = load(str(params.model), params.device)
+    params = trained_alike(params)
     verdicts: list[Verdict | None] = [None] * len(attempts)
     todo: list[tuple[int, list[int]]] = []
     for i, attempt in enumerate(attempts):
-        found = after_thinking(attempt)
-        if found.text is None:
-            verdicts[i] = found.no_answer()
-            continue
-        ids = _tokens(tokenizer, attempt, attempt.response if params.include_thinking else found.text, params)
-        if len(ids) > params.max_tokens:
+        ids = shown_ids(tokenizer, attempt, params)
+        if ids is None:
+            verdicts[i] = after_thinking(attempt).no_answer()
+        elif len(ids) > params.max_tokens:
             reason = f"too_long: {len(ids)} tokens for a model that is shown {params.max_tokens}"
             verdicts[i] = Verdict("verifier_error", reason=reason)
         else:
@@ -77,7 +82,37 @@ def _verdict(score: float, params: ReferenceModelParams) -> Verdict:
     return Verdict("graded", value, f"model_score: {score:.4f}")
 
 
-def _tokens(tokenizer: Any, attempt: Attempt, answer: str, params: ReferenceModelParams) -> list[int]:
+def trained_alike(params: ReferenceModelParams) -> ReferenceModelParams:
+    """The parameters, with the spread of the model's scores where it is asked for.
+
+    Raises: ConfigError where the model was trained on responses that were shown in another way, or has no spread.
+    """
+    path = params.model / REWARD
+    if not path.is_file():
+        if params.whiten:
+            raise ConfigError(f"reference_model.whiten: {path} is not there; set center and scale instead")
+        return params
+    known = json.loads(path.read_text())
+    for name in ("chat", "include_thinking"):
+        if known[name] != getattr(params, name):
+            raise ConfigError(
+                f"reference_model.{name}={getattr(params, name)}, and {params.model} was trained with {known[name]}; "
+                "set it alike"
+            )
+    if not params.whiten:
+        return params
+    return params.model_copy(update={"center": known["mean"], "scale": max(known["std"], 1e-6)})
+
+
+def shown_ids(tokenizer: Any, attempt: Attempt, params: ReferenceModelParams) -> list[int] | None:
+    """The tokens that the model is shown: the prompt and the response, thinking cut off unless asked for.
+
+    None where nothing follows the thinking.
+    """
+    found = after_thinking(attempt)
+    if found.text is None:
+        return None
+    answer = attempt.response if params.include_thinking else found.text
     answer = _defused(tokenizer, answer)
     if params.chat:
         turns = [{"role": "user", "content": attempt.prompt}, {"role": "assistant", "content": answer}]

@@ -90,6 +90,10 @@ class ColumnMapping(Section):
     default_verifier: str | None = Field(None, description="of rows that name none, if the source names none either")
 
 
+STAGE = "stage:"
+"""Begins the name of a reward model that an earlier stage of the recipe has trained."""
+
+
 class VerifierChoice(Section):
     """A verifier by name or by path ("checks.py:my_check", from the recipe's folder), with its parameters."""
 
@@ -111,6 +115,12 @@ class VerifierChoice(Section):
 
             load(self.name).bind(self.params, (info.context or {}).get("base"))
         return self
+
+    @property
+    def stage(self) -> str | None:
+        """The stage whose reward model this is; None where it is none of the recipe's."""
+        model = self.params.get("model")
+        return model.removeprefix(STAGE) if isinstance(model, str) and model.startswith(STAGE) else None
 
     @property
     def key(self) -> str:

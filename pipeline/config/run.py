@@ -11,6 +11,7 @@ from pipeline.config.data import DataConfig, VerifierChoice
 from pipeline.config.guard import GuardConfig, turned
 from pipeline.config.merge import merge
 from pipeline.config.preference import OnlinePreferenceConfig, PreferenceConfig
+from pipeline.config.reward_model import RewardModelConfig
 from pipeline.config.sample import SampleConfig
 from pipeline.config.sandbox import SandboxConfig
 from pipeline.config.scoring import ScoringConfig
@@ -61,6 +62,7 @@ class RunConfig(Section):
     preference: PreferenceConfig | None = None
     sample: SampleConfig | None = None
     online_preference: OnlinePreferenceConfig | None = None
+    reward_model: RewardModelConfig | None = None
     rollout: RolloutConfig
     scoring: ScoringConfig = ScoringConfig()
     sandbox: SandboxConfig = SandboxConfig()
@@ -92,6 +94,18 @@ class RunConfig(Section):
                         f"stages.{i} ({stage.name}): {stage.kind}.{field} names {name!r}, which {what}; "
                         + (f"name {able}" if able else f"put a stage that leaves {file} before it")
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _graders_are_there(self) -> RunConfig:
+        others = [c.verifier for c in self.scoring.components]
+        others += [self.scoring.second_opinion.verifier] if self.scoring.second_opinion is not None else []
+        for choice in [*self.data.verifiers.values(), *others]:
+            if (name := choice.stage) is not None:
+                raise ValueError(
+                    f"a verifier is the reward model of stage {name!r}, and it would grade before that stage has run; "
+                    "name it in rl.reward, or give the model's folder"
+                )
         return self
 
     @model_validator(mode="after")
@@ -139,8 +153,9 @@ class RunConfig(Section):
     @property
     def verifiers(self) -> dict[str, VerifierChoice]:
         """The verifiers that sources of prompts and of pairs name, by `Prompt.verifier`."""
-        stages = (self.of_stage(s.name).preference for s in self.stages_of("preference"))
-        sources = (source for section in stages if section is not None for source in section.pairs)
+        sections = [self.section_of(s) for s in self.stages]
+        learners = [s for s in sections if isinstance(s, PreferenceConfig | RewardModelConfig)]
+        sources = (source for section in learners for source in section.pairs)
         return self.data.verifiers | {s.verifier.key: s.verifier for s in sources if s.verifier is not None}
 
     @property

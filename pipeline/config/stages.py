@@ -6,10 +6,13 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_serializer, model_validator
 
+from pipeline.config.data import VerifierChoice
 from pipeline.config.sections import OptimizerConfig, Section
 
 DEMONSTRATIONS = "demonstrations.jsonl"
 """What a stage leaves for SFT stages: rows as in a user's own file, each with a demonstration."""
+MODEL = "model"
+"""What a stage leaves for graders: the folder of a reward model."""
 
 
 class Stage(Section):
@@ -202,7 +205,16 @@ class RlConfig(RoundsConfig):
     """Rounds of generate, verify, select, update."""
 
     algorithm: dict[str, Any] = Field(description="{name: grpo, …}: a preset and its parameters")
+    reward: VerifierChoice | None = Field(
+        None,
+        description="grades the responses of this stage in place of the rows' own verifiers, which evaluate; a reward "
+        "model of an earlier stage: {name: reference_model, params: {model: stage:NAME}}",
+    )
     ptx_batch_size: int = Field(16, ge=1, description="demonstrations in each update, where ptx_coef is above 0")
     critic: OptimizerConfig | None = Field(
         None, description="the critic's; null: `optimizer`, at the algorithm's critic_learning_rate where it has one"
     )
+
+    def taken_from_stages(self) -> dict[str, tuple[str, str]]:
+        """The stage whose reward model grades."""
+        return {} if self.reward is None or self.reward.stage is None else {"reward": (self.reward.stage, MODEL)}

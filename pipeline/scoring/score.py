@@ -176,6 +176,11 @@ class Scorer:
                 verdicts[i] = again
         return verdicts, retried
 
+    def instead(self, judge: Bound) -> Scorer:
+        """A scorer of the same table and components with `judge` in place of every prompt's own verifier."""
+        own = {key: judge for key in self.bound if not key.startswith(COMPONENT)}
+        return Scorer(self.config, own, [b for key, b in self.bound.items() if key.startswith(COMPONENT)])
+
     def verdicts(self, keys: Sequence[str], asked: Sequence[Attempt]) -> list[Verdict]:
         """One verdict for each attempt by the verifier of that key, failures of graders tried again."""
         return self._graded(keys, asked, {})[0]

@@ -14,7 +14,7 @@ from pipeline.config.data import VerifierChoice
 from pipeline.config.preference import loop_parts
 from pipeline.config.run import RECORDING_ENGINES, RunConfig, parts_of
 from pipeline.config.sections import VllmConfig
-from pipeline.config.stages import RlConfig
+from pipeline.config.stages import MODEL, RlConfig
 from pipeline.errors import ConfigError
 from pipeline.models.load import create_model, eos_ids, load_model, load_tokenizer
 from pipeline.models.routing import num_experts, unreplayable
@@ -22,7 +22,7 @@ from pipeline.rl.parts import Parts
 from pipeline.rollout.engine import Engine
 from pipeline.rollout.torch_engine import TorchEngine
 from pipeline.rollout.vllm_records import Records
-from pipeline.scoring.score import COMPONENT, Scorer, bind_components, bind_verifiers
+from pipeline.scoring.score import COMPONENT, Bound, Scorer, bind_components, bind_verifiers
 from pipeline.scoring.second import SecondOpinions
 from pipeline.seeds import derive
 from pipeline.stages.apart import Apart, may_leave
@@ -225,7 +225,10 @@ def build_graders(
         second = SecondOpinions(
             asked, load(choice.name, choice.path, base_dir).bind(choice.params, base_dir), config.seed
         )
-    also = [] if second is None else [second.bound]
+    also: list[Bound] = [] if second is None else [second.bound]
+    rl = [config.of_stage(s.name).rl for s in config.stages_of("rl")]
+    judges = [r.reward for r in rl if r is not None and r.reward is not None]
+    also += [load(j.name, j.path, base_dir).bind(j.params, base_dir) for j in judges]
     isolation = open_sandbox(config.sandbox, [*bound.values(), *components, *also], progress)
     choices = {key: config.data.verifiers.get(key) or VerifierChoice(name=key) for key in bound}
     choices |= {f"{COMPONENT}{i}": c.verifier for i, c in enumerate(config.scoring.components)}
@@ -233,6 +236,24 @@ def build_graders(
     moving = {key: c for key, c in choices.items() if c.path is None and may_leave(graders[key])}
     apart = Apart(config.sandbox, base_dir, moving) if moving and config.scoring.overlap is not False else None
     return Scorer(config.scoring, bound, components, apart), second, isolation
+
+
+def build_judge(session: Session) -> Scorer | None:
+    """What grades the present stage of RL, where it names a verifier; an earlier stage's reward model is in its folder.
+
+    The judge of the stage before is closed. Raises: ConfigError.
+    """
+    if session.judge is not None:
+        session.judge.close()
+    rl = session.config.rl if session.config.stages[0].kind == "rl" else None
+    if rl is None or rl.reward is None:
+        return None
+    choice = rl.reward
+    params = dict(choice.params)
+    if choice.stage is not None:
+        params["model"] = str((session.shared / "stages" / choice.stage / MODEL).resolve())
+    bound = load(choice.name, choice.path, session.base_dir).bind(params, session.base_dir)
+    return session.scorer.instead(bound)
 
 
 def write_run_info(session: Session) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.config.preference import check_loss
+from pipeline.config.preference import PreferenceConfig, check_loss
 from pipeline.config.run import RunConfig
 from pipeline.data.overlap import check_overlap
 from pipeline.data.pairs import PairsRead, read_pairs
@@ -18,13 +18,14 @@ from pipeline.types import Prompt
 def stage_pairs(
     config: RunConfig, renderer: Renderer, context: int | None, base_dir: Path, evaluation: Sequence[Prompt]
 ) -> dict[str, PairsRead]:
-    """The pairs of each preference stage that names files, those past the context left out, counted and named.
+    """The pairs of each stage that learns from pairs of files, those past the context left out, counted and named.
 
     Raises: DataError as `read_pairs`, and where a loss of pairs is given rows with labels.
     """
     found: dict[str, PairsRead] = {}
-    for stage in config.stages_of("preference"):
-        section = config.of_stage(stage.name).preference
+    for stage in [*config.stages_of("preference"), *config.stages_of("reward_model")]:
+        own = config.of_stage(stage.name)
+        section = own.preference if stage.kind == "preference" else own.reward_model
         if section is None or not section.pairs:
             continue
         read = read_pairs(section.pairs, config.seed, base_dir)
@@ -32,7 +33,8 @@ def stage_pairs(
         allowed = {id(prompt) for prompt in kept}
         read.pairs[:] = [p for p in read.pairs if id(p.prompt) in allowed]
         drop_long(read, renderer, context)
-        check_sides(stage.name, read, check_loss("preference", section.loss).from_labels)
+        from_labels = isinstance(section, PreferenceConfig) and check_loss("preference", section.loss).from_labels
+        check_sides(stage.name, read, from_labels)
         found[stage.name] = read
     return found
 

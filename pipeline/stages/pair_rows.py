@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.config.pairs import SampledPairsConfig
 from pipeline.config.preference import PreferenceConfig
+from pipeline.config.reward_model import RewardModelConfig
 from pipeline.data.pairs import Pair, PairsRead, check_verdicts, pairs_of
 from pipeline.errors import DataError, RunError
 from pipeline.report.files import write_atomic
@@ -37,7 +38,7 @@ def made_rows(session: Session, item: Item, section: PreferenceConfig, steps: St
     Raises: DataError where there are fewer pairs than parts.
     """
     if item.round == 1 or section.sampled.every_part:
-        lines = _of_files(session, item) if section.pairs else _sampled(session, item, section, steps, wrap)
+        lines = paired_lines(session, item, section, steps, wrap)
         numbers = [item.round] if section.sampled.every_part else list(range(1, section.parts + 1))
         if len(lines) < len(numbers) or not lines:
             raise DataError(
@@ -81,10 +82,15 @@ def write_lines(session: Session, path: Path, lines: Sequence[Written]) -> None:
     write_atomic(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode())
 
 
-def _of_files(session: Session, item: Item) -> list[Written]:
+def paired_lines(
+    session: Session, item: Item, section: PreferenceConfig | RewardModelConfig, steps: Steps, wrap: Wrap
+) -> list[Written]:
+    """The pairs of the section's files, or of the present policy's answers where it names none."""
+    return _of_files(session, item, section) if section.pairs else _sampled(session, item, section, steps, wrap)
+
+
+def _of_files(session: Session, item: Item, section: PreferenceConfig | RewardModelConfig) -> list[Written]:
     """Pairs of the recipe's files, chosen sides graded where a verifier is named; what is left out is written down."""
-    section = session.config.preference
-    assert section is not None
     found = session.data.pairs[item.stage]
     read = PairsRead(list(found.pairs), list(found.counts), list(found.left_out))
 
@@ -114,7 +120,9 @@ def _of_files(session: Session, item: Item) -> list[Written]:
     ]
 
 
-def _sampled(session: Session, item: Item, section: PreferenceConfig, steps: Steps, wrap: Wrap) -> list[Written]:
+def _sampled(
+    session: Session, item: Item, section: PreferenceConfig | RewardModelConfig, steps: Steps, wrap: Wrap
+) -> list[Written]:
     """Pairs of the present policy's answers to the sampler's next prompts."""
     how, state = section.sampled, session.state
     if session.engine.version != state.policy_version:

@@ -76,6 +76,12 @@ class Session:
     trackers: Trackers
     fingerprints: list[Fingerprint]
     """Of all stages, in order; for rank 0."""
+    start: Path | None = None
+    """The checkpoint that this process went on from."""
+    beside: dict[str, Callable[[Path], None]] = field(default_factory=dict)
+    """Folder of a checkpoint -> what writes there a model that the present stage trains beside the policy."""
+    judge: Scorer | None = None
+    """Grades the responses of the present stage, where it names a verifier of its own."""
     parts: Parts | None = None
     """Of the present stage's algorithm; None where it is not RL."""
     controllers: Controllers | None = None
@@ -109,6 +115,11 @@ class Session:
         section = getattr(self.config, self.config.stages[0].kind)
         assert isinstance(section, RoundsConfig)
         return section
+
+    @property
+    def grader(self) -> Scorer:
+        """Grades what the present stage samples to learn from."""
+        return self.scorer if self.judge is None else self.judge
 
     @property
     def ranks(self) -> Ranks:
@@ -168,6 +179,7 @@ class Session:
             self.backend.save(folder, self._save_model)
             if self.ranks.is_first:
                 lag.save(self, folder)
+                [write_beside(folder / name) for name, write_beside in self.beside.items()]
                 (folder / "state.json").write_text(json.dumps(replace(state, in_flight=flights).to_json()))
 
         try:
@@ -203,9 +215,9 @@ class Session:
         if self.runahead is not None:
             self.runahead.close()
         self.engine.close()
-        self.scorer.close()
-        if self.second is not None:
-            self.second.close()
+        for grader in (self.scorer, self.judge, self.second):
+            if grader is not None:
+                grader.close()
         self.store.close()
         self.trackers.close()
         close_sandbox()
@@ -288,7 +300,6 @@ def open_session(
         backend.load(start)
     runahead = run_ahead(config, backend.whole_model())
     sampler, ledger = order_of(config, data, state)
-    tracked = config.report.trackers if ranks.is_first else ()
     store = Store(folder)
     store.cut(state.offsets if ranks.is_first else {})
     session = Session(
@@ -298,6 +309,7 @@ def open_session(
         folder=folder,
         shared=shared or folder,
         base_dir=base_dir,
+        start=start,
         data=data,
         tokenizer=tokenizer,
         backend=backend,
@@ -308,7 +320,9 @@ def open_session(
         store=store,
         state=state,
         pad_id=tokenizer.pad_token_id,
-        trackers=Trackers(tracked, folder, config.name, config.model_dump(mode="json")),
+        trackers=Trackers(
+            config.report.trackers if ranks.is_first else (), folder, config.name, config.model_dump(mode="json")
+        ),
         progress=progress,
         second=second,
         isolation=isolation,
@@ -317,8 +331,6 @@ def open_session(
     enter(session, stage_at(config, state))
     lag.publish_first(session, start)
     _write_down(session)
-    if start is not None:
-        progress.say(f"going on from checkpoint {start.name}")
     return session
 
 
@@ -331,6 +343,7 @@ def stage_at(config: RunConfig, state: RunState) -> str:
 
 def enter(session: Session, stage: str) -> None:
     """Make the session one of that stage: its recipe, its algorithm, and counters of its own."""
+
     if session.ranks.is_first:
         begun = session.recipe.stage_names.index(stage) + 1
         write_record(session.folder, session.fingerprints[:begun])
@@ -341,12 +354,13 @@ def enter(session: Session, stage: str) -> None:
 
 def settle(session: Session) -> None:
     """Take recipe and algorithm from the stage that the state names, as far as that has come."""
-    from pipeline.stages.build import resolve_parts
+    from pipeline.stages.build import build_judge, resolve_parts
 
     session.config = guard.settled(session.recipe.of_stage(session.state.stage), session.state)
     session.parts = resolve_parts(session.config, session.backend.model)
     session.controllers = None if session.parts is None else _controllers(session.parts, session.state)
     session.demonstrations = None
+    session.judge = build_judge(session)
 
 
 def stage_folder(session: Session, stage: str) -> Path:
@@ -381,3 +395,5 @@ def _write_down(session: Session) -> None:
     with checkpoint.disk_errors(f"writing into {session.folder}"):
         (session.folder / "recipe.yaml").write_text(dump(session.recipe))
         write_run_info(session)
+    if session.start is not None:
+        session.progress.say(f"going on from checkpoint {session.start.name}")

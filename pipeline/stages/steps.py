@@ -67,7 +67,7 @@ def generate(session: Session, prompts: Sequence[Prompt], attempt: int) -> list[
         else:
             if session.runahead is not None:
                 session.runahead.settle()
-            session.ahead = session.scorer.ahead(with_components=True) if grades_beside(session) else None
+            session.ahead = session.grader.ahead(with_components=True) if grades_beside(session) else None
             for name, num, how in asked_of(session, temperature(session)):
                 reader = None if session.ahead is None else partial(session.ahead.add, offset=len(rollouts))
                 rollouts += collect(engine, renderer, own, num, how, seed, name, step, attempt, reader=reader)
@@ -127,7 +127,7 @@ def verify(session: Session, prompts: Sequence[Prompt], rollouts: Sequence[Rollo
     ahead, session.ahead = session.ahead, None
     with session.timed("verify"):
         by_id = {p.id: p for p in own}
-        scored, tally = session.scorer.score(by_id, rollouts, with_components=True, ahead=ahead)
+        scored, tally = session.grader.score(by_id, rollouts, with_components=True, ahead=ahead)
         groups = form_groups(own, scored[:cut], rl.group_size)
         if parts.needs_greedy:
             most = session.config.rollout.max_response_tokens

@@ -1,0 +1,113 @@
+"""A reward model as a stage: made of pairs, left as a classifier, asked by RL, and gone on with after a break."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from pipeline.config.run import RunConfig
+from pipeline.errors import ConfigError, DataError
+from tests.stages.broken import goes_on_as_if_never_broken, run
+from tests.stages.tiny import tiny
+
+NO_RL: dict[str, Any] = {"rl": None, "sft": None, "data": {"evaluation": []}}
+REWARD = {"name": "reference_model", "params": {"model": "stage:reward_model", "whiten": True}}
+
+
+def recipe(stages: list[Any], changes: dict[str, Any] | None = None, **others: Any) -> RunConfig:
+    own = {"steps": 4, "batch_size": 8, "sampled": {"prompts": 20, "samples": 6}, **(changes or {})}
+    return tiny({"stages": stages, "reward_model": own, "sft": {"steps": 120}, **others})
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.integration
+def test_rl_is_graded_by_the_model_of_the_stage_before_it(tmp_path: Path) -> None:
+    rl = {"rounds": 1, "steps_per_round": 2, "reward": REWARD, "select": {"keep": "all"}}
+    config = recipe(["sft", "reward_model", "rl"], rl=rl)
+    goes_on_as_if_never_broken(config, tmp_path, [("train", 4), ("update", 1)])
+    folder = tmp_path / "whole" / "stages" / "reward_model"
+    pairs = lines_of(folder / "pairs.jsonl")
+    assert pairs
+    assert all(p["rewards"][0] > p["rewards"][1] for p in pairs)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder / "model")
+    assert model.config.num_labels == 1
+    assert float(model.score.weight.detach().abs().max()) > 0
+    rows = lines_of(tmp_path / "whole" / "metrics.jsonl")
+    (last,) = [r["metrics"] for r in rows if r["stage"] == "reward_model" and "held_out/accuracy" in r["metrics"]]
+    assert 0 <= last["held_out/accuracy"] <= 1
+    sampled = [r for r in lines_of(tmp_path / "whole" / "rollouts.jsonl") if r["stage"] == "rl"]
+    assert any(r["reason"].startswith("model_score") for r in sampled)
+    judged = [r for r in lines_of(tmp_path / "whole" / "rollouts.jsonl") if r["stage"].startswith("evaluation/")]
+    assert not any(r["reason"].startswith("model_score") for r in judged)
+    other = tmp_path / "train-4" / "stages" / "reward_model" / "model" / "model.safetensors"
+    assert other.read_bytes() == (folder / "model" / "model.safetensors").read_bytes()
+
+
+def pair_file(folder: Path, rows: list[dict[str, str]]) -> dict[str, Any]:
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"pairs": [{"file": "pairs.jsonl"}], "steps": 30, "batch_size": 16, "held_out": 0.3}
+
+
+def test_pairs_of_a_file(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{a}+{b}=", "chosen": f"{a + b}", "rejected": "x"} for a in range(1, 7) for b in range(1, 7)]
+    rows += [{"prompt": "1+1=", "chosen": "2", "rejected": "2"}, {"prompt": "2+2=", "chosen": "", "rejected": "x"}]
+    run(recipe(["reward_model"], pair_file(tmp_path, rows), **NO_RL), tmp_path / "run")
+    assert len(lines_of(tmp_path / "run" / "stages" / "reward_model" / "pairs.jsonl")) == 36
+    left_out = lines_of(tmp_path / "run" / "stages" / "reward_model" / "left_out.jsonl")
+    assert [row["why"] for row in left_out] == ["with equal sides", "with an empty side"]
+    last = lines_of(tmp_path / "run" / "metrics.jsonl")[-1]["metrics"]
+    assert last["held_out/accuracy"] > 0.9
+
+
+def test_one_prompt_cannot_be_divided(tmp_path: Path) -> None:
+    rows = [{"prompt": "1+1=", "chosen": "2", "rejected": str(n)} for n in range(3, 9)]
+    with pytest.raises(DataError, match=r"6 pairs to train on and 0 held out"):
+        run(recipe(["reward_model"], pair_file(tmp_path, rows), **NO_RL), tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("stages", "changes", "said"),
+    [
+        (
+            ["rl", "reward_model"],
+            {"rl": {"reward": REWARD}},
+            "names 'reward_model', which is no stage before",
+        ),
+        (["sft", "rl"], {"rl": {"reward": REWARD}}, "names 'reward_model', which is no stage before"),
+        (["reward_model"], {"scoring": {"components": [{"verifier": REWARD}]}}, "before that stage has run"),
+        (["reward_model"], {"reward_model": {"epochs": 1}}, "exactly one of reward_model.steps"),
+        (["reward_model"], {"reward_model": {"on_wrong_chosen": "drop"}}, "is about pairs of files"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_while_the_recipe_loads(
+    stages: list[str], changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        recipe(stages, changes.pop("reward_model", None), **changes)
+
+
+def test_the_verifier_asks_as_the_model_was_trained(tmp_path: Path) -> None:
+    from pipeline.types import Attempt
+    from verifiers.base import load
+
+    rows = [{"prompt": f"{a}+{b}=", "chosen": f"{a + b}", "rejected": "x"} for a in range(1, 7) for b in range(1, 4)]
+    run(recipe(["reward_model"], pair_file(tmp_path, rows), **NO_RL), tmp_path / "run")
+    folder = tmp_path / "run" / "stages" / "reward_model" / "model"
+    known = json.loads((folder / "reward.json").read_text())
+    asked = [Attempt("7", None, "3+4=", False), Attempt("x", None, "3+4=", False)]
+    good, bad = load("reference_model").bind({"model": str(folder), "whiten": True}).score(asked)
+    assert good.score > 0.5 > bad.score
+    raw = float(good.reason.removeprefix("model_score: "))
+    z = torch.tensor((raw - known["mean"]) / known["std"], dtype=torch.float64)
+    assert good.score == pytest.approx(float(torch.sigmoid(z)), abs=1e-3)
+    other = load("reference_model").bind({"model": str(folder), "include_thinking": True}).score(asked)
+    assert other[0].is_infrastructure
+    assert "was trained with False" in other[0].reason
