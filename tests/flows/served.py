@@ -1,0 +1,148 @@
+"""`verizero serve` as a child of the tests, and the few calls of its API that they need."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from flows.server import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 240.0
+"""For anything that comes at all; a loaded machine takes long."""
+ENDS = ("Completed", "Failed", "Crashed", "Cancelled")
+
+
+def until(found: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
+    """What `found` gives, once that is true."""
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        if result := found():
+            return result
+        time.sleep(0.25)
+    raise AssertionError(f"{what} did not come within {patience_s:g} s")
+
+
+class Served:
+    """A server with its runner, working in `folder`; recipes are in `folder`/recipes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.port = folder, free_port()
+        self.log = folder / "serve.log"
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+        paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+        self.environment = {**clean, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+        words = ["serve", "--port", str(self.port), "--recipes", "recipes", "--home", "home"]
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "pipeline.cli", *words],
+                cwd=folder,
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def wait(self) -> None:
+        def is_up() -> bool:
+            assert self.process.poll() is None, self.log.read_text()
+            return self.address in self.log.read_text()
+
+        until(is_up, "the address")
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(90)
+            finally:
+                self.process.kill()
+
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """A `verizero` command whose PREFECT_API_URL names this server."""
+        environment = {**self.environment, "PREFECT_API_URL": f"{self.address}/api", "DO_NOT_TRACK": "1"}
+        return subprocess.run(
+            [sys.executable, "-m", "pipeline.cli", *words],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+
+    def post(self, path: str, rows: list[Any] | None = None, **body: Any) -> Any:
+        answer = httpx.post(f"{self.address}/api{path}", json=body if rows is None else rows, timeout=60)
+        assert answer.is_success, answer.text
+        return answer.json() if answer.content else None
+
+    def get(self, path: str) -> Any:
+        answer = httpx.get(f"{self.address}/api{path}", timeout=60)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    def delete(self, path: str) -> None:
+        assert httpx.delete(f"{self.address}/api{path}", timeout=60).is_success
+
+    def deployment(self, flow: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.get(f"/deployments/name/{flow}/verizero")
+        return found
+
+    def start(self, flow: str, **parameters: Any) -> str:
+        """The id of a run of that deployment."""
+        made = self.post(f"/deployments/{self.deployment(flow)['id']}/create_flow_run", parameters=parameters)
+        return str(made["id"])
+
+    def run(self, run: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.get(f"/flow_runs/{run}")
+        return found
+
+    def state(self, run: str) -> str:
+        return str(self.run(run)["state"]["name"])
+
+    def ended(self, run: str) -> dict[str, Any]:
+        """The run, once it has ended."""
+        until(lambda: self.state(run) in ENDS, f"the end of run {run}")
+        return self.run(run)
+
+    def process_of(self, run: str) -> int | None:
+        """The process of a flow run: the one that was started for it."""
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    words, environment = ((entry / name).read_bytes() for name in ("cmdline", "environ"))
+                except OSError:
+                    continue
+                if b"prefect.engine" in words and f"PREFECT__FLOW_RUN_ID={run}".encode() in environment:
+                    return int(entry.name)
+        return None
+
+    def processes(self, word: str = "") -> list[int]:
+        """Live processes that this server started, with `word` in their command."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) not in (os.getpid(), self.process.pid):
+                try:
+                    words, environment = ((entry / name).read_bytes() for name in ("cmdline", "environ"))
+                    alive = not _is_dead(entry)
+                except OSError:
+                    continue
+                if alive and word.encode() in words and f"PREFECT_HOME={self.folder / 'home'}".encode() in environment:
+                    found.append(int(entry.name))
+        return found
+
+
+def _is_dead(entry: Path) -> bool:
+    return (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
