@@ -144,8 +144,9 @@ def put_aside_stale(folder: Path, now: Sequence[Fingerprint], newest: Path, prog
     write_record(folder, begun[: len(good)])
     if where is not None:
         one = len(stale) == 1
+        which = stale[0] if one else f"{', '.join(stale[:-1])} and {stale[-1]}"
         progress.say(
-            f"{' and '.join(stale)} {'is' if one else 'are'} stale: {_brief(changes)}; {'runs' if one else 'they run'} "
+            f"{which} {'is' if one else 'are'} stale: {_brief(changes)}; {'runs' if one else 'they run'} "
             f"again from the end of {good[-1]}; what {'it' if one else 'they'} had made is kept in "
             f"{where.relative_to(folder)}"
         )

@@ -169,8 +169,9 @@ IN_EACH_STAGE: list[list[tuple[str, int, str]]] = [
     [("train", 1, "after")],  # pre-training
     [("train", 3, "after"), ("update", 2, "after")],  # SFT, and RL
     [("sample", 1, "after"), ("train", 1, "before")],  # pairs of the policy's answers, and training on them
-    [("train", 5, "after"), ("sample", 1, "after"), ("train", 1, "after")],  # on them; answers kept, and SFT on those
-    [("update", 4, "before")],  # RL again
+    [("train", 5, "after"), ("step", 1, "after")],  # on them, and on pairs of each step
+    [("sample", 2, "after"), ("train", 1, "after")],  # answers that are kept, and SFT on those
+    [("step", 6, "before")],  # RL again
 ]
 """For `STAGES` of test_resume_stages.py."""
 

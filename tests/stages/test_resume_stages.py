@@ -16,13 +16,14 @@ from tests.stages.tiny import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = [
-    "stages=[pretrain, sft, rl, preference, sample, "
+    "stages=[pretrain, sft, rl, preference, online_preference, sample, "
     "{name: sft_again, kind: sft, with: {steps: 5, demonstrations: sample}}, "
     "{name: rl_again, kind: rl, with: {steps_per_round: 2, algorithm: {name: rloo}}}]",
     "pretrain={steps: 5, num_lines: 50}",
     "rl.rounds=1",
     "rl.select.keep=all",
     "preference={loss: {name: dpo}, steps: 4, batch_size: 4}",
+    "online_preference={loss: {name: dpo}, rounds: 1, steps_per_round: 2, prompts_per_step: 2, group_size: 6}",
     "sample={samples: 6}",
 ]
 
