@@ -1,8 +1,7 @@
 """What a recipe would take on some GPUs: memory by part, seconds by phase, what does not fit and what would.
 
-Memory is counted from the shapes of the model and from what this trainer keeps; tests hold it against measured peaks.
-Times are a roofline's: work over the device's rate, at the shares of it that `ASSUMED` names. They are estimates of a
-run that was not made.
+Memory is counted by `plan_memory`. Times are a roofline's: work over the device's rate, at the shares of it that
+`ASSUMED` names. They are estimates of a run that was not made.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 from pipeline.config.load import parse
 from pipeline.config.run import RunConfig, parts_of
 from pipeline.errors import ConfigError
-from pipeline.rl.logprobs import CHUNK_ELEMENTS
+from pipeline.plan_memory import Shape, adapters_of, memory, shape_of
 
 GIB = 1 << 30
 
@@ -55,164 +54,6 @@ ASSUMED = {"training": 0.40, "prefill": 0.40, "decoding": 0.60, "links": 0.70, "
 """Share of the device's rate (of its memory: that may be filled) that is counted on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """A decoder's sizes."""
-
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    tied: bool
-    experts: int = 0
-    experts_per_token: int = 0
-    qk_norm: bool = False
-    qkv_bias: bool = False
-
-    def _layer(self, experts: int) -> int:
-        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        attention = 2 * self.hidden * queries + 2 * self.hidden * keys + (queries + 2 * keys) * self.qkv_bias
-        router = self.hidden * self.experts
-        norms = 2 * self.hidden + 2 * self.head_dim * self.qk_norm
-        return attention + router + norms + 3 * self.hidden * self.intermediate * max(1, experts)
-
-    @property
-    def parameters(self) -> int:
-        """All of them."""
-        return self.layers * self._layer(self.experts) + self.hidden + self.vocab * self.hidden * (2 - self.tied)
-
-    @property
-    def active(self) -> int:
-        """Those that a token is multiplied with: of the experts its own, of the embeddings the output's."""
-        return self.layers * self._layer(self.experts_per_token) + self.hidden * (1 + self.vocab)
-
-    @property
-    def largest_layer(self) -> int:
-        """Parameters of what ZeRO 3 gathers at once: a block, or the embeddings."""
-        return max(self._layer(self.experts), self.vocab * self.hidden)
-
-
-SHAPES = {
-    "Qwen/Qwen2.5-0.5B": Shape(896, 4864, 24, 14, 2, 64, 151936, True, qkv_bias=True),
-    "Qwen/Qwen2.5-1.5B": Shape(1536, 8960, 28, 12, 2, 128, 151936, True, qkv_bias=True),
-    "Qwen/Qwen2.5-7B": Shape(3584, 18944, 28, 28, 4, 128, 152064, False, qkv_bias=True),
-    "Qwen/Qwen3-0.6B": Shape(1024, 3072, 28, 16, 8, 128, 151936, True, qk_norm=True),
-    "Qwen/Qwen3-8B": Shape(4096, 12288, 36, 32, 8, 128, 151936, False, qk_norm=True),
-    "Qwen/Qwen3-30B-A3B": Shape(2048, 768, 48, 32, 4, 128, 151936, False, 128, 8, qk_norm=True),
-}
-"""Models that recipes name, so that a plan needs no download; their bases and instruct forms have the same shape."""
-
-
-def shape_of(config: RunConfig) -> Shape:
-    """The sizes of the recipe's policy. Raises: ConfigError for a hub id that is not known here."""
-    import transformers
-
-    if config.model.create is not None:
-        create = config.model.create
-        settings: Any = transformers.AutoConfig.for_model(
-            create.model_type, **{"vocab_size": len(create.characters) + 2, **create.config}
-        )
-        return from_settings(settings)
-    name = str(config.model.path)
-    known = name.removesuffix("-Base").removesuffix("-Instruct")
-    if known in SHAPES:
-        return SHAPES[known]
-    try:
-        return from_settings(transformers.AutoConfig.from_pretrained(name, local_files_only=True))
-    except OSError as exc:
-        raise ConfigError(
-            f"model.path={name!r} is no folder here, and its sizes are not known; plan with a folder that holds its "
-            f"config.json, or with one of {', '.join(SHAPES)}"
-        ) from exc
-
-
-def from_settings(settings: Any) -> Shape:
-    """The sizes in a configuration of transformers."""
-    heads = settings.num_attention_heads
-    experts = next((n for a in ("num_experts", "num_local_experts") if (n := getattr(settings, a, None))), 0)
-    return Shape(
-        settings.hidden_size,
-        (getattr(settings, "moe_intermediate_size", None) if experts else None) or settings.intermediate_size,
-        settings.num_hidden_layers,
-        heads,
-        getattr(settings, "num_key_value_heads", None) or heads,
-        getattr(settings, "head_dim", None) or settings.hidden_size // heads,
-        settings.vocab_size,
-        bool(getattr(settings, "tie_word_embeddings", False)),
-        experts,
-        getattr(settings, "num_experts_per_tok", 0) if experts else 0,
-        qk_norm="qwen3" in settings.model_type,
-        qkv_bias="qwen2" in settings.model_type,
-    )
-
-
-def memory(config: RunConfig, shape: Shape, gpus: int) -> dict[str, float]:
-    """Bytes on each GPU by part, at the moment of a step that takes most: a backward with gradients accumulated."""
-    train, width = config.train, 2 if config.model.dtype == "bfloat16" else 4
-    sharded = train.backend == "deepspeed"
-    zero = train.zero if sharded else 0
-    num, share = shape.parameters, 1 / gpus
-    masters = 4 if sharded and width == 2 else 0
-    moments = 8 if sharded else 2 * width  # torch's AdamW keeps them in the weights' type
-    parts: dict[str, float] = {
-        "weights": num * width * (share if zero == 3 else 1.0),
-        "gradients": num * width * (share if zero >= 2 else 1.0),
-        "optimizer": num * (moments + masters) * (share if zero >= 1 else 1.0),
-    }
-    if zero == 3:
-        parts["gathered layers"] = 2 * shape.largest_layer * width
-        parts["whole copy"] = num * width  # what generates reads it
-    if train.offload != "none":
-        parts["optimizer"] = 0.0
-    if train.offload == "all":
-        parts["weights"] = 0.0
-    if config.rl is not None:
-        parts["reference"] = num * width
-        if parts_of(config.rl).critic is not None:
-            parts["critic"] = num * width * 4
-    parts |= activations(config, shape, width)
-    parts |= engine_memory(config, shape, width, gpus)
-    return parts
-
-
-def activations(config: RunConfig, shape: Shape, width: int) -> dict[str, float]:
-    """Bytes that a backward of one micro-batch waits for, and its logits with their gradient."""
-    tokens = config.train.micro_batch_tokens
-    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    norms = 2 * shape.hidden * (4 + 2 * width)  # float32 input, scaled, weighted
-    if shape.qk_norm:
-        norms += (queries + keys) * (4 + width)
-    attention = width * (3 * queries + 2 * keys) + 4 * shape.heads
-    mlp = 4 * shape.intermediate * width * max(1, shape.experts_per_token)
-    block = norms + attention + mlp
-    ends = shape.hidden * (4 + 3 * width)
-    rows = min(CHUNK_ELEMENTS, tokens * shape.vocab)
-    # of a chunk: twice in float32, and the gradient in its own type where that is another
-    logits = 2 * tokens * shape.vocab * width + rows * (8 if width == 4 else 8 + width)
-    kept = tokens * (shape.layers * block + ends)
-    if config.train.gradient_checkpointing:  # a block is computed again when the logits are gone
-        kept = tokens * (shape.layers * shape.hidden * width + ends) + max(0, tokens * block - logits)
-    return {"activations": kept, "logits": logits}
-
-
-def engine_memory(config: RunConfig, shape: Shape, width: int, gpus: int) -> dict[str, float]:
-    """Bytes of the rollout engine in the training process; a server's are on its own device."""
-    how = config.rollout
-    if how.engine == "vllm_server":
-        return {}
-    length = how.max_response_tokens + (config.data.max_prompt_tokens or how.max_response_tokens // 4)
-    cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * width * length
-    rows = how.max_rows
-    if config.rl is not None:
-        rows = min(rows, -(-config.rl.prompts_per_step // gpus) * config.rl.group_size)
-    if how.engine == "vllm" and how.vllm.sleep:
-        return {}
-    return {"engine weights": shape.parameters * width, "KV cache": rows * cache}
-
-
 def seconds(config: RunConfig, shape: Shape, gpus: int, device: Device, mean_share: float) -> dict[str, float]:
     """Seconds of one RL step by phase; responses are `mean_share` of the longest on average.
 
@@ -233,7 +74,8 @@ def seconds(config: RunConfig, shape: Shape, gpus: int, device: Device, mean_sha
     if parts.needs_old_logprobs and passes * parts.updates.num_minibatches > 1:
         out["old log-probs"] = once
     out["reference"] = once
-    cost = 4 if config.train.gradient_checkpointing else 3
+    backward = 1 if config.train.lora is not None else 2  # frozen weights have no gradient
+    cost = 1 + backward + config.train.gradient_checkpointing
     out["update"] = passes * cost * forward / (rate * ASSUMED["training"])
     if gpus > 1:
         out["communication"] = _communication(config, shape, gpus, device, width, tokens)
@@ -254,15 +96,25 @@ def _decoding(config: RunConfig, shape: Shape, gpus: int, device: Device, width:
 
 
 def _communication(config: RunConfig, shape: Shape, gpus: int, device: Device, width: int, tokens: float) -> float:
-    """Gradients once an optimiser step; with ZeRO 3 the weights twice for each micro-batch; one publish."""
+    """Gradients once an optimiser step; with ZeRO 3 the weights twice for each micro-batch; one publish.
+
+    Where ranks hold sequences together: queries, keys, values and what was attended, forth and back.
+    """
     assert config.rl is not None
     updates = parts_of(config.rl).updates
     steps = updates.num_epochs * updates.num_minibatches
+    adapters, train = adapters_of(config, shape), config.train
     one_pass = shape.parameters * width * (gpus - 1) / gpus
-    moved = 2 * one_pass * steps
+    learning = one_pass if adapters is None else one_pass * adapters.parameters / shape.parameters
+    moved = 2 * learning * steps
     if config.train.backend == "deepspeed" and config.train.zero == 3:
-        micros = max(1.0, tokens * updates.num_epochs / gpus / config.train.micro_batch_tokens)
-        moved = (2 * micros + micros) * one_pass + one_pass
+        micros = max(1.0, tokens * updates.num_epochs * train.sequence_parallel / gpus / train.micro_batch_tokens)
+        moved = micros * (2 * one_pass + learning) + one_pass
+    if train.sequence_parallel > 1:
+        heads = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
+        passes = (2 + train.gradient_checkpointing) * updates.num_epochs
+        away = (train.sequence_parallel - 1) / train.sequence_parallel
+        moved += passes * away * heads * width * shape.layers * tokens / gpus
     link = device.node_gb_s if gpus <= device.per_node else device.network_gb_s
     return moved / (link * 1e9 * ASSUMED["links"])
 
@@ -282,11 +134,12 @@ def knobs(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
     if not config.train.gradient_checkpointing:
         config = turned(gradient_checkpointing=True)
         yield "train.gradient_checkpointing=true", config
+    if (config.train.logits_chunk_tokens or 1 << 30) > 512:
+        config = turned(logits_chunk_tokens=512)
+        yield "train.logits_chunk_tokens=512", config
     while config.train.micro_batch_tokens > 2048:
         config = turned(micro_batch_tokens=config.train.micro_batch_tokens // 2)
         yield f"train.micro_batch_tokens={config.train.micro_batch_tokens}", config
-    if config.rl is not None and parts_of(config.rl).critic is not None:
-        return  # DeepSpeed shards no critic
     for zero in range(max(1, config.train.zero + 1), 4):
         config = turned(backend="deepspeed", zero=zero)
         yield f"train.backend=deepspeed train.zero={zero}", config

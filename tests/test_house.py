@@ -18,6 +18,7 @@ RANKS = {
     "pipeline.stages": 5,
     "pipeline.launch": 5,
     "pipeline.plan": 5,
+    "pipeline.plan_memory": 4,
     "pipeline.service": 5,
     "pipeline.train": 4,
     "pipeline.rollout": 4,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import weakref
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ from pipeline.config.merge import merge
 from pipeline.config.run import RunConfig
 from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import ConfigError
+from pipeline.models.lora import Adapted
+from pipeline.train.critic import TorchCritic
 from pipeline.train.torch_backend import TorchBackend
 from tests.stages.tiny import TREE
 
@@ -99,13 +102,64 @@ def test_memory_is_what_a_backward_takes(size: str, dtype: str, checkpointing: b
     assert shape.parameters == sum(p.numel() for p in model.parameters())
     parts = plan.memory(config, shape, 1)
     counted = sum(parts[name] for name in ("weights", "gradients", "optimizer", "activations", "logits"))
-    assert counted == pytest.approx(measured(model, checkpointing, 16, 128), rel=0.15)
+    assert counted == pytest.approx(measured(model, train, 16, 128), rel=0.15)
 
 
-def measured(model: Any, checkpointing: bool, rows: int, length: int) -> int:
+OPTIONS: dict[str, dict[str, Any]] = {
+    "chunks": {"logits_chunk_tokens": 128},
+    "chunks, checkpointing": {"logits_chunk_tokens": 128, "gradient_checkpointing": True},
+    "adapters": {"lora": {"rank": 8}},
+    "some adapters": {"lora": {"rank": 4, "targets": ["q_proj", "v_proj"]}},
+    "adapters, checkpointing, chunks": {
+        "lora": {"rank": 8},
+        "gradient_checkpointing": True,
+        "logits_chunk_tokens": 128,
+    },
+}
+
+
+@pytest.mark.parametrize("option", list(OPTIONS))
+@pytest.mark.parametrize(("size", "dtype"), [("wide", "bfloat16"), ("deep", "float32"), ("vocabulary", "float32")])
+def test_memory_of_options_is_what_a_backward_takes(size: str, dtype: str, option: str) -> None:
+    settings = {**SIZES[size], "max_position_embeddings": 256, "tie_word_embeddings": True}
+    config = recipe(settings, {"train": {"micro_batch_tokens": 512, **OPTIONS[option]}})
+    config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
+    torch.manual_seed(0)
+    model: Any = transformers.AutoModelForCausalLM.from_config(
+        transformers.AutoConfig.for_model("qwen2", **settings), dtype=getattr(torch, dtype)
+    )
+    model.register_forward_hook(lambda *_: None)
+    parts = plan.memory(config, plan.shape_of(config), 1)
+    kept = {"weights", "merged copy", "gradients", "optimizer", "activations", "logits"}
+    counted = sum(size for name, size in parts.items() if name in kept)
+    assert counted == pytest.approx(measured(model, config.train, 8, 64), rel=0.15)
+
+
+def test_memory_of_a_critic_is_what_it_keeps() -> None:
+    settings = {**SIZES["vocabulary"], "max_position_embeddings": 256, "tie_word_embeddings": False}
+    config = recipe(settings, {"rl": {"algorithm": {"name": "ppo"}}})
+    shape = plan.shape_of(config)
+    model: Any = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("qwen2", **settings))
+    with Memory() as memory:
+        critic = TorchCritic.new(model, False, OptimizerConfig(learning_rate=1e-4), 3)
+        ids, where = torch.randint(50, (2, 4)), torch.tensor([[False, True, True, True]] * 2)
+        critic.backward(critic.values(ids, where).sum())
+        critic.step()
+        critic.backward(critic.values(ids, where).sum())
+        gc.collect()
+        assert plan.memory(config, shape, 1)["critic"] == pytest.approx(memory.now, rel=0.15)
+    shared = recipe(settings, {"rl": {"algorithm": {"name": "ppo", "critic_shared": True}}})
+    assert "critic" not in plan.memory(shared, shape, 1)
+
+
+def measured(model: Any, config: TrainConfig, rows: int, length: int) -> int:
     """The peak of a step's second micro-batch, all its tokens trained on, after AdamW has made its moments."""
-    backend = TorchBackend(model, config=TrainConfig(gradient_checkpointing=checkpointing))
     with watched(model) as memory:
+        how = config.lora
+        adapted = None if how is None else Adapted(model, how.rank, how.alpha, how.targets, 0)
+        backend = TorchBackend(model, config=config, adapted=adapted)
+        for p in model.parameters():
+            memory.hold(p)
         backend.start(OptimizerConfig(learning_rate=1e-4), 3)
         ids = torch.randint(model.config.vocab_size, (rows, length + 1))
         where = torch.ones(ids.shape, dtype=torch.bool)
@@ -186,6 +240,35 @@ def test_zero_shares_out_what_it_says() -> None:
     assert by_stage[1]["gradients"] == shape.parameters * 2 / 8
     assert by_stage[1]["weights"] == shape.parameters * 2
     assert by_stage[2]["weights"] == shape.parameters * 2 / 8
+
+
+def test_ranks_that_hold_sequences_together_keep_a_share_of_them_and_talk_more() -> None:
+    """Answers of 8,192 tokens: a micro-batch is at least one row, and four ranks have a quarter of it each."""
+    plain = recipe_of("Qwen/Qwen2.5-7B", train={"backend": "deepspeed", "zero": 1, "micro_batch_tokens": 1024})
+    four = plain.model_copy(update={"train": plain.train.model_copy(update={"sequence_parallel": 4})})
+    shape = plan.shape_of(plain)
+    one, other = (plan.memory(config, shape, 8) for config in (plain, four))
+    assert one["activations"] == pytest.approx(4 * other["activations"])
+    assert one["weights"] == other["weights"]
+    times = [plan.plan(config, 8, "h100").phases["communication"] for config in (plain, four)]
+    heads = 2 * (28 + 4) * 128 * 28 * 2  # queries, keys, values and what was attended, in two bytes, over all layers
+    rl = plain.rl
+    assert rl is not None
+    tokens = rl.prompts_per_step * rl.group_size * (4096 + 2048) / 8
+    assert times[1] - times[0] == pytest.approx(2 * 0.75 * heads * tokens / (450e9 * 0.7))
+
+
+def test_adapters_take_what_they_learn_with_and_no_reference_while_it_is_frozen() -> None:
+    rl = {"reference": {"schedule": "frozen"}}
+    full = recipe_of("Qwen/Qwen3-0.6B", rl=rl, train={"backend": "deepspeed", "zero": 1})
+    some = recipe_of("Qwen/Qwen3-0.6B", rl=rl, train={"backend": "deepspeed", "zero": 1, "lora": {"rank": 16}})
+    shape = plan.shape_of(full)
+    adapters = 16 * 28 * ((1024 + 2048) + 2 * (1024 + 1024) + (2048 + 1024) + 3 * (1024 + 3072))
+    parts = plan.memory(some, shape, 1)
+    assert parts["gradients"] == 2 * adapters
+    assert parts["optimizer"] == 12 * adapters
+    assert "reference" not in parts
+    assert "reference" in plan.memory(full, shape, 1)
 
 
 def test_time_scales_until_communication_and_the_longest_response_count() -> None:

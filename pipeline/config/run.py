@@ -124,6 +124,12 @@ class RunConfig(Section):
                 "train.zero=0 keeps no float32 master weights of a bfloat16 policy; set train.zero: 1 or more, or "
                 "model.dtype: float32"
             )
+        num, together = self.launch.nodes * self.launch.gpus_per_node, self.train.sequence_parallel
+        if self.launch.kind != "none" and num % together:
+            raise ValueError(
+                f"train.sequence_parallel={together} does not divide the {num} ranks of launch; "
+                "set it to a divisor of them"
+            )
         return self
 
     @property
@@ -219,11 +225,6 @@ def _check_rl_stage(config: RunConfig) -> None:
     check_budget(rl, config.rollout)
     check_lag(rl, config.rollout, config.train)
     check_guard(config)
-    if config.train.backend == "deepspeed" and parts_of(rl).critic is not None:
-        raise ValueError(
-            f"algorithm {rl.algorithm['name']!r} has a critic and train.backend=deepspeed shards none; set "
-            "train.backend: torch, or use an algorithm without one, e.g. grpo"
-        )
 
 
 def check_guard(config: RunConfig) -> None:

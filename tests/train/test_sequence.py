@@ -6,8 +6,10 @@ import dataclasses
 
 import pytest
 
+from pipeline.config.load import parse
 from pipeline.errors import ConfigError
 from pipeline.train.ranks import Ranks, sharing_sequences
+from tests.stages.tiny import TREE
 from tests.train.group import run
 
 
@@ -25,6 +27,12 @@ def test_ranks_that_cannot_be_grouped_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"sequence_parallel=2 does not divide the 3 ranks"):
         sharing_sequences(Ranks(0, 3), 2)
     assert sharing_sequences(Ranks(1, 3), 1) == Ranks(1, 3)
+
+
+def test_a_recipe_whose_ranks_cannot_be_grouped_is_refused_while_loading() -> None:
+    tree = {**TREE, "train": {"sequence_parallel": 2}, "launch": {"kind": "local", "gpus_per_node": 3}}
+    with pytest.raises(ConfigError, match=r"train\.sequence_parallel=2 does not divide the 3 ranks"):
+        parse(tree)
 
 
 def test_rows_are_dealt_to_those_that_hold_sequences() -> None:

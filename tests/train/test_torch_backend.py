@@ -284,6 +284,10 @@ def test_adapters_train_beside_a_frozen_base_that_is_the_reference(tmp_path: Pat
     assert any(not torch.equal(w, moved[n]) for n, w in base.items() if n in moved)
 
 
+def test_the_optimiser_is_fused() -> None:
+    assert backend_of().optimizer.defaults["fused"]  # type: ignore[union-attr]
+
+
 def test_a_checkpoint_of_the_other_backend_is_refused_with_the_way_on(tmp_path: Path) -> None:
     (tmp_path / "deepspeed.json").write_text("{}")
     with pytest.raises(CheckpointError, match=r"was not written by train\.backend=torch; .* model\.path: .*/model"):
