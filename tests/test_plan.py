@@ -137,18 +137,18 @@ def test_memory_of_options_is_what_a_backward_takes(size: str, dtype: str, optio
 
 def test_memory_of_a_critic_is_what_it_keeps() -> None:
     settings = {**SIZES["vocabulary"], "max_position_embeddings": 256, "tie_word_embeddings": False}
-    config = recipe(settings, {"rl": {"algorithm": {"name": "ppo"}}})
+    config = recipe(settings, {"rl": {"algorithm": {"name": "ppo", "num_minibatches": 1}}})
     shape = plan.shape_of(config)
     model: Any = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("qwen2", **settings))
-    with Memory() as memory:
-        critic = TorchCritic.new(model, False, OptimizerConfig(learning_rate=1e-4), 3)
+    critic = TorchCritic.new(model, False, OptimizerConfig(learning_rate=1e-4), 3)
+    with watched(critic.model) as memory:
         ids, where = torch.randint(50, (2, 4)), torch.tensor([[False, True, True, True]] * 2)
         critic.backward(critic.values(ids, where).sum())
         critic.step()
         critic.backward(critic.values(ids, where).sum())
         gc.collect()
         assert plan.memory(config, shape, 1)["critic"] == pytest.approx(memory.now, rel=0.15)
-    shared = recipe(settings, {"rl": {"algorithm": {"name": "ppo", "critic_shared": True}}})
+    shared = recipe(settings, {"rl": {"algorithm": {"name": "ppo", "num_minibatches": 1, "critic_shared": True}}})
     assert "critic" not in plan.memory(shared, shape, 1)
 
 
