@@ -26,7 +26,7 @@ def add_commands(commands: Any) -> None:
     deploy.add_argument("--image", help="kubernetes: one in which this project is installed")
     deploy.add_argument(
         "--srun", metavar="OPTIONS", help="Slurm, a process pool on the login node: each flow is started by srun "
-        'with these options, e.g. "--gpus=8 --time=8:00:00"',
+        'with these, e.g. --srun="--gpus=8 --time=8:00:00"',
     )  # fmt: skip
     deploy.set_defaults(run=_deploy)
     _campaign_commands(commands)

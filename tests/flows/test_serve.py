@@ -243,7 +243,7 @@ def test_deploy_registers_the_same_flows_for_a_work_pool(served: Served) -> None
     assert "no such work pool" in lost.stderr
     assert "Traceback" not in lost.stderr
     served.post("/work_pools/", name="gpus", type="process")
-    done = served.command("deploy", "--pool", "gpus", "--recipes", "recipes", "--srun", "--gpus=8")
+    done = served.command("deploy", "--pool", "gpus", "--recipes", "recipes", "--srun=--gpus=8")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("deployed ") == 8
     deployment = served.deployment("train")
