@@ -344,8 +344,8 @@ def check_lag(rl: RlConfig, rollout: RolloutConfig, train: TrainConfig) -> None:
         )
     if train.lora is not None:
         raise ValueError(
-            f"rollout.publish_every={rollout.publish_every} keeps a copy of the policy, which train.lora does not; set "
-            "it to 1, or train all weights (train.lora: null)"
+            f"{asked} keeps a copy of the policy, which train.lora does not; leave it out, or train all weights "
+            "(train.lora: null)"
         )
 
 
