@@ -328,7 +328,7 @@ def open_session(
         isolation=isolation,
         runahead=runahead,
     )
-    enter(session, stage_at(config, state))
+    enter(session, stage_at(config, state), anew=True)
     lag.publish_first(session, start)
     _write_down(session)
     return session
@@ -341,13 +341,15 @@ def stage_at(config: RunConfig, state: RunState) -> str:
     return config.stages[0].name if next_item.stage == BASE else next_item.stage
 
 
-def enter(session: Session, stage: str) -> None:
-    """Make the session one of that stage: its recipe, its algorithm, and counters of its own."""
+def enter(session: Session, stage: str, anew: bool = False) -> None:
+    """Make the session one of that stage: its recipe, its algorithm, and counters of its own.
 
+    `anew`: the session has just been opened, and may go on within the stage.
+    """
     if session.ranks.is_first:
         begun = session.recipe.stage_names.index(stage) + 1
         write_record(session.folder, session.fingerprints[:begun])
-    if session.config.stage_names != (stage,) or session.state.stage != stage:
+    if anew or session.config.stage_names != (stage,) or session.state.stage != stage:
         session.state.enter(stage)
         settle(session)
 

@@ -231,7 +231,8 @@ def _code_fields(view: RunConfig, base_dir: Path) -> dict[str, str]:
     if view.scoring.second_opinion is not None:
         chosen.append(view.scoring.second_opinion.verifier)
     files = {choice.path.rpartition(":")[0] for choice in chosen if choice.path is not None}
-    return {f"verifier {name}": _hash((base_dir / name).read_bytes()) for name in sorted(files)}
+    there = [name for name in sorted(files) if (base_dir / name).is_file()]  # who loads it says what is missing
+    return {f"verifier {name}": _hash((base_dir / name).read_bytes()) for name in there}
 
 
 def _choices_of_rows(view: RunConfig) -> list[VerifierChoice]:
