@@ -342,10 +342,7 @@ def stage_at(config: RunConfig, state: RunState) -> str:
 
 
 def enter(session: Session, stage: str, anew: bool = False) -> None:
-    """Make the session one of that stage: its recipe, its algorithm, and counters of its own.
-
-    `anew`: the session has just been opened, and may go on within the stage.
-    """
+    """Make the session one of that stage: recipe, algorithm, counters. `anew`: it was just opened, maybe within it."""
     if session.ranks.is_first:
         begun = session.recipe.stage_names.index(stage) + 1
         write_record(session.folder, session.fingerprints[:begun])
