@@ -141,6 +141,13 @@ class RunConfig(Section):
         """The stages of one kind, in order."""
         return [s for s in self.stages if s.kind == kind]
 
+    @property
+    def teachers(self) -> list[str]:
+        """Models besides the policy that stages of RL distil from."""
+        sections = [self.section_of(s) for s in self.stages_of("rl")]
+        found = [s.reference.teacher for s in sections if isinstance(s, RlConfig) and s.reference is not None]
+        return sorted({path for path in found if path is not None})
+
     def section_of(self, stage: Stage) -> StageSection:
         """The section of the stage's kind with what differs in this stage. Raises: ValueError where it has none."""
         base: StageSection | None = getattr(self, stage.kind)
@@ -221,6 +228,7 @@ def _check_rl_stage(config: RunConfig) -> None:
     rl = config.rl
     assert rl is not None
     check_rl(rl, config.scoring)
+    check_teacher(rl, config.train)
     check_sampling(rl, config.rollout)
     check_budget(rl, config.rollout)
     check_lag(rl, config.rollout, config.train)
@@ -322,6 +330,23 @@ def check_sampling(rl: RlConfig, rollout: RolloutConfig) -> None:
         raise ValueError(
             f"rl.algorithm.keep_sampling with rollout.engine={rollout.engine!r} and {cut}: vLLM records sets only "
             "where top_k bounds them; set rollout.top_k, to rollout.max_kept at most, or rollout.engine: torch"
+        )
+
+
+def check_teacher(rl: RlConfig, train: TrainConfig) -> None:
+    """Refuse a teacher that no term of the objective looks at, or that this backend cannot hold. Raises: ValueError."""
+    teacher = None if rl.reference is None else rl.reference.teacher
+    if teacher is None:
+        return
+    if not parts_of(rl).needs_reference:
+        raise ValueError(
+            f"rl.reference.teacher={teacher!r} is looked at by no term of algorithm {rl.algorithm['name']!r}; give it "
+            "one, e.g. rl.algorithm: {kl_in: loss, kl_form: k2, kl_coef: 1}"
+        )
+    if train.backend != "torch":
+        raise ValueError(
+            f"rl.reference.teacher={teacher!r} with train.backend={train.backend!r}, which holds copies of the policy "
+            "alone; set train.backend: torch"
         )
 
 

@@ -149,9 +149,16 @@ class ReferenceConfig(Section):
     alpha: float | None = Field(None, gt=0, le=1, description="weight of the policy, for ema (2404.09656)")
     kl: float | None = Field(None, gt=0, description="mean k3 past which it moves, for on_kl")
     patience: int | None = Field(None, ge=1, description="steps without a better mean reward, for on_plateau")
+    teacher: str | None = Field(
+        None, description="a folder or hub id whose model is the reference, to distil from; null: the policy itself"
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> ReferenceConfig:
+        if self.teacher is not None and self.schedule != "frozen":
+            raise ValueError(
+                f"reference.schedule={self.schedule} would move reference.teacher={self.teacher!r}; set it to frozen"
+            )
         needs = {"every_n_steps": "every", "ema": "alpha", "on_kl": "kl", "on_plateau": "patience"}
         for schedule, name in needs.items():
             given = getattr(self, name) is not None

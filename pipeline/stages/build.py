@@ -81,6 +81,8 @@ def context_of(config: RunConfig) -> int | None:
 def build_policy(config: RunConfig, tokenizer: Any, start: Path | None) -> Any:
     """The policy: from checkpoint `start`, else (and under adapters) as the recipe's model section says."""
     device = device_of(config)
+    for teacher in config.teachers:
+        check_teacher(teacher, tokenizer)
     if start is not None and config.train.lora is None:  # adapters are restored onto the base that they began on
         return load_model(str(start / "model"), config.model.dtype, device)
     if config.model.create is not None:
@@ -89,6 +91,27 @@ def build_policy(config: RunConfig, tokenizer: Any, start: Path | None) -> Any:
         return model.to(device)
     assert config.model.path is not None
     return load_model(config.model.path, config.model.dtype, device, config.model.revision)
+
+
+def hold_teacher(session: Session, path: str) -> None:
+    """The session's backend has the model at `path` as its reference. Raises: ConfigError for other tokens."""
+    backend = session.backend
+    assert isinstance(backend, TorchBackend)
+    if backend.teacher is None:
+        check_teacher(path, session.tokenizer)
+        backend.hold_teacher(load_model(path, session.config.model.dtype, str(backend.device)))
+
+
+def check_teacher(path: str, tokenizer: Any) -> None:
+    """Raises: ConfigError where the teacher at `path` has another vocabulary than `tokenizer`."""
+    theirs, ours = load_tokenizer(path).get_vocab(), tokenizer.get_vocab()
+    if theirs != ours:
+        odd = sorted(theirs.items() ^ ours.items())[0][0]
+        raise ConfigError(
+            f"rl.reference.teacher={path!r} has a vocabulary of {len(theirs)} tokens and the policy one of "
+            f"{len(ours)}; they differ, first in {odd!r}. A teacher scores the policy's own tokens: use one of the same "
+            "family, or distil through its answers (stage sample, endpoint)"
+        )
 
 
 def build_backend(config: RunConfig, model: Any, ranks: Ranks = ALONE) -> Backend:

@@ -13,6 +13,7 @@ from pipeline.scoring.score import Tally
 from pipeline.scoring.second import Opinions
 from pipeline.scoring.select import REASONS, acceptance_after, forecast, judge
 from pipeline.stages import lag, staleness
+from pipeline.stages.build import hold_teacher
 from pipeline.stages.guard import num_roll_backs
 from pipeline.stages.parity import hold_against_trainer
 from pipeline.stages.rewind import mark_start, watch
@@ -82,14 +83,15 @@ def one_step(session: Session, item: Item, steps: Steps) -> StepMetrics:
 
 def begin(session: Session, item: Item) -> None:
     """At the first step of a round: the optimiser of the first one, and the reference."""
-    schedule = reference_config(session).schedule
-    session.has_reference = schedule != "none"
-    if session.state.step > 0:
-        return
-    if item.round == 1:
-        start_optimizers(session)
-    if session.has_reference and (item.round == 1 or schedule == "every_round"):
-        refresh(session)
+    how = reference_config(session)
+    session.has_reference = how.schedule != "none"
+    if session.state.step == 0:
+        if item.round == 1:
+            start_optimizers(session)
+        if session.has_reference and how.teacher is None and (item.round == 1 or how.schedule == "every_round"):
+            refresh(session)
+    if how.teacher is not None:
+        hold_teacher(session, how.teacher)
 
 
 def start_optimizers(session: Session) -> None:

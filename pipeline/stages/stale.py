@@ -240,16 +240,18 @@ def _choices_of_rows(view: RunConfig) -> list[VerifierChoice]:
 
 
 def _model_files(config: RunConfig) -> dict[str, str]:
-    """A hash of the model that the first stage starts from, where it is a folder here."""
-    folder = None if config.model.path is None else Path(config.model.path)
-    if folder is None or not folder.is_dir():
-        return {}
+    """A hash of the model that the first stage starts from, and of teachers, where they are folders here."""
+    paths = {"model.path": config.model.path} | {f"teacher {path}": path for path in config.teachers}
+    return {f"files of {name}": _hash_files(Path(path)) for name, path in paths.items() if path and Path(path).is_dir()}
+
+
+def _hash_files(folder: Path) -> str:
     whole = hashlib.sha256()
     for path in sorted(p for p in folder.rglob("*") if p.is_file()):
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         whole.update(f"{path.relative_to(folder)} {digest}\n".encode())
-    return {"files of model.path": f"sha256:{whole.hexdigest()}"}
+    return f"sha256:{whole.hexdigest()}"
 
 
 def _hash_rows(rows: Sequence[Any]) -> str:

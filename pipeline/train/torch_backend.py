@@ -41,6 +41,7 @@ class TorchBackend:
         if config.gradient_checkpointing:
             recompute_activations(model)
         self.reference: Any = None
+        self.teacher: Any = None
         self.critic: TorchCritic | None = None
         self.config: OptimizerConfig | None = None
         self.optimizer: torch.optim.Optimizer | None = None
@@ -56,7 +57,7 @@ class TorchBackend:
 
     def start(self, optimizer: OptimizerConfig, total_steps: int) -> None:
         """A fresh optimiser for `total_steps` updates; reference and critic of a stage before are gone."""
-        self.reference = self.critic = None
+        self.reference = self.teacher = self.critic = None
         self.config, self.total_steps, self.num_updates = optimizer, total_steps, 0
         self.optimizer = adamw(self.model.parameters(), optimizer)
         self.discard()
@@ -128,6 +129,10 @@ class TorchBackend:
         """reference <- alpha * policy + (1 - alpha) * reference."""
         self.reference = refreshed(self.reference, self.whole_model(), alpha, self.adapted)
 
+    def hold_teacher(self, model: Any) -> None:
+        """The reference is `model` until the next stage; checkpoints do not hold it."""
+        self.reference = self.teacher = model.eval().requires_grad_(False)
+
     def whole_model(self) -> Any:
         """The policy's module itself; under adapters the plain one that holds them merged."""
         if self.adapted is None:
@@ -150,7 +155,7 @@ class TorchBackend:
             state["optimizer"] = self.optimizer.state_dict()
         if isinstance(self.reference, Adapted):
             state["reference_is_base"] = True
-        elif self.reference is not None:
+        elif self.reference is not None and self.teacher is None:
             state["reference"] = self.reference.state_dict()
         if self.critic is not None:
             state["critic"] = self.critic.state_dict()
@@ -170,6 +175,7 @@ class TorchBackend:
                 f"with model.path: {folder / 'model'}"
             )
         state = torch.load(folder / "trainer.pt", map_location=self.device, weights_only=True)
+        teacher = self.teacher
         self._empty()
         if self.adapted is not None:
             self.adapted.load(folder)
@@ -187,6 +193,8 @@ class TorchBackend:
             raise CheckpointError(f"{folder / 'trainer.pt'} does not fit the model: {exc}") from exc
         if state.get("reference_is_base"):
             self.reference = self.adapted
+        elif teacher is not None:
+            self.hold_teacher(teacher)
         if "critic" in state:
             self.critic = TorchCritic.restored(self.model, state["critic"], folder / "critic", self.ranks)
         self.num_updates = state["num_updates"]

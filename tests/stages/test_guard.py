@@ -140,7 +140,7 @@ def test_checkpoints_are_kept_in_stages_in_rounds_alone() -> None:
         ({"rollout.temperature": 0.5}, lambda c: c.rollout.temperature),
         ({"rl.algorithm.clip_high": 0.5}, lambda c: c.rl.algorithm["clip_high"] / 0.2),
     ],
-    ids=str,
+    ids=["learning_rate", "max_grad_norm", "temperature", "clip_high"],
 )
 def test_the_knob_turns_one_number_and_nothing_else(knob: dict[str, float], value: Any) -> None:
     config = tiny({"guard": {"action": "roll_back", "knob": knob}, "rl": {"algorithm": {"clip_high": 0.2}}})
