@@ -109,8 +109,8 @@ def check_teacher(path: str, tokenizer: Any) -> None:
         odd = sorted(theirs.items() ^ ours.items())[0][0]
         raise ConfigError(
             f"rl.reference.teacher={path!r} has a vocabulary of {len(theirs)} tokens and the policy one of "
-            f"{len(ours)}; they differ, first in {odd!r}. A teacher scores the policy's own tokens: use one of the same "
-            "family, or distil through its answers (stage sample, endpoint)"
+            f"{len(ours)}; they differ, first in {odd!r}. A teacher scores the policy's own tokens: use one of "
+            "the same family, or distil through its answers (stage sample, endpoint)"
         )
 
 
