@@ -89,8 +89,8 @@ def test_a_response_writes_no_special_token(model: Path, attack: str, chat: bool
     special = {i for t, i in zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True) if t != "<unk>"}
 
     def shown(response: str) -> list[int]:
-        ids = module._tokens(tokenizer, Attempt(response, None, "q"), response, params)
-        return [i for i in ids if i in special]
+        ids = module.shown_ids(tokenizer, Attempt(response, None, "q"), params)
+        return [i for i in ids or [] if i in special]
 
     assert shown(attack) == shown("plain")
     assert bool(shown("plain")) is chat
