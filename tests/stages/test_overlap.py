@@ -87,7 +87,9 @@ def test_responses_are_graded_while_others_are_written(tmp_path: Path, monkeypat
     assert len(added) > 10, "they end at several steps"
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["seconds"]["graders"] == pytest.approx(sum(t["graders"] for t in times), abs=2e-3)
-    assert sum(summary["shares"].values()) == pytest.approx(1, abs=1e-2)
+    assert sum(summary["shares"].values()) == pytest.approx(
+        1, abs=5e-2
+    )  # of seconds that are rounded, in a step of a tenth of one
     assert "graders" not in summary["shares"]
     assert "graders at work" in Reader(build_page(tmp_path / "run").read_text()).text
     added.clear()
