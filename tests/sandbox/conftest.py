@@ -10,15 +10,10 @@ from pathlib import Path
 
 import pytest
 
-FLOODS = ("test_languages", "test_suite", "test_groups", "test_callers")
-
 
 @pytest.fixture(autouse=True, scope="module")
-def alone(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Modules whose programs fork without end wait for each other, also where tests run in several processes."""
-    if request.module.__name__.rpartition(".")[2] not in FLOODS:
-        yield
-        return
+def alone() -> Iterator[None]:
+    """Modules here wait for each other, also where tests run in several processes."""
     with (Path(tempfile.gettempdir()) / f"verizero-floods-{os.getuid()}").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield

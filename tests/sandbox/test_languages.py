@@ -68,6 +68,8 @@ def test_what_breaks_has_its_status(pool: sandbox.Pool, language: str, program: 
     """Time is short only where it must stop the program: on a busy machine the others need long to come to their end."""
     if not sandbox.available()[language]:
         pytest.skip(f"{language} is not installed")
+    if program.startswith("f()") and pool.isolation.level < 3:
+        pytest.skip("a flood of shells may outlive its run without a process namespace: docs/sandbox.md, Limits")
     limits = {"cpu_limit": replace(TIGHT, cpu_s=0.4), "timeout": replace(TIGHT, wall_s=0.6)}.get(status, TIGHT)
     result = sandbox.run_language(language, program, TESTS[:1], limits=limits, pool=pool)
     assert result.status == status, result
