@@ -13,7 +13,7 @@ from pipeline.stages.pair_rows import kept_rows, made_rows
 from pipeline.stages.pairwise import loss_of, settings_of
 from pipeline.stages.schedule import Item
 from pipeline.stages.session import Session, stage_folder
-from pipeline.stages.sft import CHUNK_STEPS, batch_rows
+from pipeline.stages.sft import CHUNK_STEPS, batch_rows, record_step
 from pipeline.stages.steps import Steps, Wrap
 from pipeline.train.preference import PreferenceRow, ReferenceTable, key_of, preference_update
 
@@ -86,17 +86,5 @@ def train_chunk(session: Session, item: Item, table: ReferenceTable, until: int)
                 session.progress.say(f"{item.label} step {state.step + 1}: {exc}")
                 metrics = {"update/skipped": 1.0}
         state.step += 1
-        session.store.metrics(
-            {
-                "kind": "step",
-                "stage": item.stage,
-                "stage_kind": item.kind,
-                "round": item.round,
-                "step": state.step,
-                "metrics": metrics,
-                "time": session.take_times(),
-            }
-        )
-        session.track({f"{item.stage}/{k}": v for k, v in metrics.items()}, state.step)
-        session.progress.advance(state.step, {"loss": metrics.get("loss", float("nan"))})
+        record_step(session, item, metrics)
     state.policy_version += 1

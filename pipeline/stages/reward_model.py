@@ -19,7 +19,7 @@ from pipeline.seeds import stream
 from pipeline.stages.pair_rows import paired_lines, write_lines
 from pipeline.stages.schedule import Item
 from pipeline.stages.session import Session, stage_folder
-from pipeline.stages.sft import CHUNK_STEPS, batch_rows
+from pipeline.stages.sft import CHUNK_STEPS, batch_rows, record_step
 from pipeline.stages.steps import Steps, Wrap
 from pipeline.train.checkpoint import disk_errors
 from pipeline.train.reward_model import RewardModel, Sides
@@ -138,19 +138,7 @@ def train_chunk(
                 f"{item.label}: {metrics['held_out/accuracy']:.3f} of {len(held_out)} held-out pairs in the right "
                 f"order, calibration error {metrics['held_out/calibration_error']:.3f}"
             )
-        session.store.metrics(
-            {
-                "kind": "step",
-                "stage": item.stage,
-                "stage_kind": item.kind,
-                "round": 0,
-                "step": state.step,
-                "metrics": metrics,
-                "time": session.take_times(),
-            }
-        )
-        session.track({f"{item.stage}/{k}": v for k, v in metrics.items()}, state.step)
-        session.progress.advance(state.step, {"loss": metrics.get("loss", float("nan"))})
+        record_step(session, item, metrics)
 
 
 def leave(session: Session, item: Item, section: RewardModelConfig, model: RewardModel, trained: list[Sides]) -> None:

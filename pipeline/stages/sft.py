@@ -72,20 +72,26 @@ def train_chunk(
                 session.progress.say(f"{item.label} step {state.step + 1}: {exc}")
                 metrics = {"update/skipped": 1.0}
         state.step += 1
-        session.store.metrics(
-            {
-                "kind": "step",
-                "stage": item.stage,
-                "stage_kind": item.kind,
-                "round": 0,
-                "step": state.step,
-                "metrics": metrics,
-                "time": session.take_times(),
-            }
-        )
-        session.track({f"{item.stage}/{k}": v for k, v in metrics.items()}, state.step)
-        session.progress.advance(state.step, {"loss": metrics.get("loss", float("nan"))})
+        record_step(session, item, metrics)
     state.policy_version += 1
+
+
+def record_step(session: Session, item: Item, metrics: dict[str, float]) -> None:
+    """One line of metrics.jsonl for the step that was just done, to the trackers and the progress bar too."""
+    step = session.state.step
+    session.store.metrics(
+        {
+            "kind": "step",
+            "stage": item.stage,
+            "stage_kind": item.kind,
+            "round": item.round,
+            "step": step,
+            "metrics": metrics,
+            "time": session.take_times(),
+        }
+    )
+    session.track({f"{item.stage}/{k}": v for k, v in metrics.items()}, step)
+    session.progress.advance(step, {"loss": metrics.get("loss", float("nan"))})
 
 
 def next_token_update(session: Session, batch: Sequence[Row], packs: bool = False) -> dict[str, float]:
