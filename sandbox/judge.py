@@ -163,6 +163,8 @@ class _Trial:
             )
         elif exit.why == wire.DISK:
             text = f"{text}\nwrote more than {limits.disk_mib} MiB or 2048 files"
+        elif exit.why == wire.PROCESSES:
+            text = f"{text}\nhad more than {limits.processes} processes"
         elif exit.why == wire.MEMORY:
             status, text = "memory_limit", f"{text}\nused more than {limits.memory_mib} MiB"
         elif len(outcome.out) > limits.output_kib << 10:

@@ -182,6 +182,7 @@ def _ended(outcome: Outcome, limits: Limits) -> tuple[Status, str]:
         wire.CPU: ("cpu_limit", f"used {ended.cpu_s:.1f} CPU seconds of {limits.cpu_s}"),
         wire.WALL: ("timeout", f"ran {ended.wall_s:.1f} s of {limits.wall_s}"),
         wire.DISK: ("runtime_error", f"wrote more than {limits.disk_mib} MiB"),
+        wire.PROCESSES: ("runtime_error", f"had more than {limits.processes} processes"),
         wire.MEMORY: ("memory_limit", f"used more than {limits.memory_mib} MiB"),
         wire.OUTPUT: ("output_limit", f"printed more than {limits.output_kib} KiB"),
     }

@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sandbox import groups, homes
 from sandbox.worker import wire
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-CGROUP = "cgroup"
+NAMESPACES, CGROUP = "namespaces", "cgroup"
 _START = "import sys; sys.path.append({here!r}); from worker.boot import boot; boot()"
 _START_S = 60.0
 _GRACE_S = 30.0
@@ -57,6 +59,8 @@ class Worker:
     """Payload, out, err, log: in memory, the worker has them open too."""
     groups: dict[str, str] = field(default_factory=dict)
     """Folders of its control groups."""
+    forks: bool = False
+    """Runs may start processes, which no process namespace ends with the worker."""
     level: int = 0
     stands: dict[str, bool] = field(default_factory=dict)
 
@@ -114,12 +118,24 @@ class Worker:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        while self.files:
-            os.close(self.files.pop())
-        if self.held >= 0:
-            homes.remove(self.home, self.held)
+        if self.forks:
+            _end_session(self.process.pid)
+        (files, self.files), (held, self.held) = (self.files, []), (self.held, -1)  # by one of two who close it at once
+        for fd in files:
+            os.close(fd)
+        if held >= 0:
+            homes.remove(self.home, held)
             groups.remove(self.groups)
-            self.held = -1
+
+
+def _end_session(leader: int) -> None:
+    """Kill what a worker's runs have left in the session that it began; a signal to a group outruns every fork."""
+    proc = Path("/proc")
+    for entry in (e for e in proc.iterdir() if e.name.isdecimal()) if proc.is_dir() else ():
+        with contextlib.suppress(OSError):
+            _, _, group, session, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
+            if int(session) == leader:
+                os.killpg(int(group), signal.SIGKILL)
 
 
 def _write(fd: int, data: bytes) -> None:
@@ -174,7 +190,7 @@ def start(interpreter: str, walls: frozenset[str], number: int, tools: tuple[str
             command, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err,
             env=_ENVIRONMENT, cwd="/", start_new_session=True,
         )  # fmt: skip
-        worker = Worker(process, ours, home, held, {}, files, made)
+        worker = Worker(process, ours, home, held, {}, files, made, bool(tools) and NAMESPACES not in walls)
         theirs.close()
         hello: dict[str, Any] = json.loads(worker._answer(_START_S))
         if "failed" in hello:

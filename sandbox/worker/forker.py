@@ -118,6 +118,7 @@ def _serve(
     is_orphan, set_limit, wall, steps = poll.poll, resource.setrlimit, jail.last_wall(cell), jail.last_steps(cell)
     scratch, payload, last, unpack_payload, run = cell.scratch, streams.PAYLOAD, streams.LAST, _unpack, harness.run
     counted, run_limits, refused = cell.counts_processes, jail.run_limits, 0
+    lead = os.setpgid if cell.tools else None
     order: tuple[Any, ...] = _ANY
     while read(calls, 1):
         pid = clone()
@@ -142,6 +143,8 @@ def _serve(
         chdir(scratch)
         for limit, most in run_limits(order, counted):
             set_limit(limit, most)
+        if lead is not None:
+            lead(0, 0)  # all that it starts stays in this group, where the worker finds it
         if order[0] not in _PYTHON:
             if order[0] == wire.SELF_TEST:
                 selftest.run(cell, before, order[3], host_file, wall, streams.LOG)

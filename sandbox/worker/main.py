@@ -6,7 +6,6 @@ memory that the next child inherits.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import resource
@@ -15,7 +14,7 @@ import signal
 import sys
 import time
 
-from . import forker, harness, jail, streams, sweep, wire
+from . import crowd, forker, harness, jail, kernel, streams, sweep, wire
 
 # Modules that programs use, loaded once. Each makes every fork and exit dearer (most of all those with shared
 # libraries of their own, as decimal and datetime have): only what programs import often enough to repay it.
@@ -54,6 +53,8 @@ def main() -> None:
         streams.CONTROL,
         json.dumps({"notes": cell.notes, "pid": os.getpid(), "python": sys.version.split()[0]}).encode(),
     )
+    if cell.tools and not cell.has_namespaces:
+        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     Worker(judge, cell, children).serve()
 
 
@@ -62,6 +63,8 @@ class Worker:
 
     def __init__(self, judge: int, cell: jail.Jail, children: forker.Forker) -> None:
         self.sock, self.judge, self.cell, self.children = streams.CONTROL, judge, cell, children
+        self.forks = bool(cell.tools) and not cell.has_namespaces
+        """What a run starts may outlive its first process: no process namespace ends with that."""
         self.poll = select.poll()
         self.poll.register(self.sock, select.POLLIN)
         self.poll.register(judge, select.POLLIN)
@@ -103,6 +106,8 @@ class Worker:
         start = time.monotonic()
         native = order.kind in (wire.NATIVE, wire.MANAGED)
         looks = native or not self.cell.has_namespaces
+        counts = self.forks and not self.cell.counts_processes and self.cell.group is None
+        before = crowd.total(self.cell.proc) if counts else 0
         why, deadline, wait = wire.ENDED, start + order.wall_s, min(order.wall_s, order.cpu_s / _CORES)
         if looks:
             wait = min(wait, _DISK_EVERY_S)
@@ -113,6 +118,8 @@ class Worker:
             if self.judge in ready or self.sock in ready:
                 if self.judge in ready or not os.read(self.sock, 16):
                     os.kill(pid, signal.SIGKILL)
+                    if self.forks:
+                        crowd.kill(pid)
                     os.waitpid(pid, 0)
                     os._exit(0)
                 why = wire.CANCELLED
@@ -124,6 +131,8 @@ class Worker:
                 why = wire.WALL if deadline <= now else why
             elif not self.cell.has_namespaces and sweep.is_over(self.cell.scratch, order.disk_mib << 20):
                 why = wire.DISK
+            elif counts and crowd.is_over(self.cell.proc, pid, order.processes, before):
+                why = wire.PROCESSES
             elif order.kind == wire.MANAGED and _resident_mib(self.cell.proc, pid) > order.memory_mib:
                 why = wire.MEMORY
             elif native and os.fstat(streams.OUT).st_size > order.output_kib << 10:
@@ -134,11 +143,12 @@ class Worker:
             wait = min(deadline - now, max(0.005, (order.cpu_s - used) / _CORES))
             if looks:
                 wait = min(wait, _DISK_EVERY_S)
-        if self.cell.tools:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)  # what it has started, where no process namespace ends with it
         self.poll.unregister(child)
+        if self.forks:
+            crowd.kill(pid)
         _, status, usage = os.wait4(pid, 0)
+        if self.forks:
+            crowd.wait(pid)
         os.close(child)
         cpu = usage.ru_utime + usage.ru_stime
         if why == wire.ENDED and os.WIFSIGNALED(status) and cpu >= order.cpu_s:

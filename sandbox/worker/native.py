@@ -26,7 +26,6 @@ def run(program: bytes, items: list[bytes], scratch: str, close: Callable[[], No
         view = view[os.write(fd, view) :]
     os.close(fd)
     streams.give(stdin, False)
-    os.setpgid(0, 0)  # all that it starts stays in this group, where the worker finds it
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and exec would pass that on
         signal.signal(ignored, signal.SIG_DFL)
     close()

@@ -58,7 +58,7 @@ class Order(NamedTuple):
 
 CANCEL = b"cancel"
 
-ENDED, WALL, CPU, CANCELLED, DISK, MEMORY, OUTPUT = range(7)
+ENDED, WALL, CPU, CANCELLED, DISK, MEMORY, OUTPUT, PROCESSES = range(8)
 
 
 class Exit(NamedTuple):

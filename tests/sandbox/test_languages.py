@@ -4,7 +4,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -12,6 +17,7 @@ import pytest
 import sandbox
 from sandbox import languages
 from tests.sandbox.scene import Scene
+from tests.sandbox.test_pool import descendants, family, wait_gone, worker_pids
 
 TESTS = [{"input": f"{i}\n", "output": f"{2 * i}\n"} for i in range(3)]
 DOUBLE = {
@@ -56,7 +62,6 @@ BREAKS = (
     ("bash", "sleep 600", "timeout"),
     ("bash", "while true; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; done", "output_limit"),
     ("bash", "while true; do :; done", "cpu_limit"),
-    ("bash", "f() { f | f & }; f; sleep 600", "timeout"),
     ("javascript", "throw new Error('x')", "runtime_error"),
     ("javascript", "for (;;);", "cpu_limit"),
     ("javascript", "const a = []; for (;;) a.push(new Array(1e5).fill(1.5));", "memory_limit"),
@@ -68,11 +73,25 @@ def test_what_breaks_has_its_status(pool: sandbox.Pool, language: str, program: 
     """Time is short only where it must stop the program: on a busy machine the others need long to come to their end."""
     if not sandbox.available()[language]:
         pytest.skip(f"{language} is not installed")
-    if program.startswith("f()") and pool.isolation.level < 3:
-        pytest.skip("a flood of shells may outlive its run without a process namespace: docs/sandbox.md, Limits")
     limits = {"cpu_limit": replace(TIGHT, cpu_s=0.4), "timeout": replace(TIGHT, wall_s=0.6)}.get(status, TIGHT)
     result = sandbox.run_language(language, program, TESTS[:1], limits=limits, pool=pool)
     assert result.status == status, result
+
+
+@pytest.mark.parametrize("end", ["sleep 600", "exit"])
+def test_a_flood_of_shells_has_a_bound_and_leaves_nothing(pool: sandbox.Pool, end: str) -> None:
+    """Without a process namespace the worker counts; at level 3 the kernel does, and the shell is told."""
+    limits = replace(TIGHT, wall_s=3)
+    for _ in range(3):
+        result = sandbox.run_language("bash", f"f() {{ f | f & }}; f; {end}", TESTS[:1], limits=limits, pool=pool)
+        assert result.status != "sandbox_error", result
+        if pool.isolation.level < 3 and end != "exit":
+            assert result.status == "runtime_error", result
+            assert "more than 32 processes" in result.error
+        assert not result.passed
+        assert all(len(family(pid)) == 2 for pid in worker_pids(pool)), "the forker and the child that waits, no others"
+    ended = sandbox.run_language("bash", DOUBLE["bash"], TESTS, limits=LIMITS, pool=pool)
+    assert ended.passed, ended
 
 
 def test_hostile_programs_are_stopped(pool: sandbox.Pool) -> None:
@@ -94,14 +113,35 @@ def test_hostile_programs_are_stopped(pool: sandbox.Pool) -> None:
 
 
 def test_processes_that_stay_are_ended(pool: sandbox.Pool) -> None:
-    from tests.sandbox.test_pool import family, worker_pids
-
     assert pool.isolation.level
     program = "(sleep 55.25; true) & (exec sleep 55.25) & echo 0"
     assert sandbox.run_language("bash", program, TESTS[:1], limits=LIMITS, pool=pool).passed
     found = sandbox.run_language("bash", "jobs; echo 0", TESTS[:1], limits=LIMITS, pool=pool)
     assert found.passed
     assert all(len(family(pid)) == 2 for pid in worker_pids(pool)), "the forker and the child that waits, no others"
+
+
+@pytest.mark.parametrize("how", ["worker", "pool"])
+def test_what_a_killed_worker_was_running_ends_with_it(pool: sandbox.Pool, how: str) -> None:
+    """The shell's own children too, whom nothing tells that their worker is gone."""
+    with sandbox.Pool(workers=1, walls=pool._walls, tools=languages.TOOLS) as own:
+        assert own.isolation.level == pool.isolation.level
+        program = "(sleep 56.25; true) & (exec sleep 56.25) & sleep 56.25"
+        limits = replace(LIMITS, wall_s=600)
+        (worker,) = worker_pids(own)
+        with ThreadPoolExecutor(1) as thread:
+            run = thread.submit(sandbox.run_language, "bash", program, TESTS[:1], limits=limits, pool=own)
+            end = time.monotonic() + 60
+            while len(below := descendants(worker)) < 5 and time.monotonic() < end:
+                time.sleep(0.01)
+            assert len(below) >= 5, "the forker, the shell, a shell below it and three that sleep"
+            if how == "worker":
+                os.kill(worker, signal.SIGKILL)
+                assert wait_gone([worker, *below]) == []
+            own.close()
+            with contextlib.suppress(Exception):
+                run.result()
+        assert wait_gone([worker, *below]) == []
 
 
 def test_sql_has_rows_and_no_way_out(pool: sandbox.Pool) -> None:
