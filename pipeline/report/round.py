@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.config.run import RunConfig
 from pipeline.report.alarms import alarm_line
 from pipeline.report.curves import Chart, build_charts
-from pipeline.report.files import RunFiles, iterate_jsonl, read_run
+from pipeline.report.files import Row, RunFiles, iterate_jsonl, read_run
 from pipeline.report.plots import draw
 
 CURVES = ("reward", "pass", "kl", "length", "groups")
@@ -63,16 +63,24 @@ def run_tags(config: RunConfig) -> list[str]:
 
 
 def _table(run: RunFiles) -> str:
-    """A line for each round: its steps, its mean reward and length, the share of groups kept, its last KL."""
-    lines = ["| round | steps | reward | length | groups kept | KL |", "| --- | --- | --- | --- | --- | --- |"]
+    """A line for each round: steps, mean reward and length, share of groups kept, last KL, held-out pass@1 after it."""
+    names = ["round", "steps", "reward", "length", "groups kept", "KL", "pass@1"]
+    lines = [f"| {' | '.join(names)} |", "| --- " * len(names) + "|"]
+    after = {(str(e["stage"]), e.get("round")): _pass_rate(e) for e in run.evaluations}
     rounds: dict[tuple[str, int], list[dict[str, float]]] = {}
     for row in run.rl_steps:
         rounds.setdefault((str(row["stage"]), int(row["round"])), []).append(row["metrics"])
     for (stage, round_), own in rounds.items():
         cells = [_mean(own, "reward/sampled"), _mean(own, "length/mean"), _share(own), _mean(own[-1:], "kl/k3")]
+        cells.append(after.get((stage, round_), "-"))
         name = str(round_) if stage == "rl" else f"{stage} {round_}"
         lines.append(f"| {name} | {len(own)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
+
+
+def _pass_rate(evaluation: Row) -> str:
+    rates = [row["pass@1"]["value"] for row in evaluation["domains"].values() if "pass@1" in row]
+    return f"{sum(rates) / len(rates):.3f}" if rates else "-"
 
 
 def _mean(rows: list[dict[str, float]], name: str) -> str:

@@ -59,8 +59,6 @@ def run(session: Session, item: Item, steps: Steps, wrap: Wrap = plain) -> None:
             session.save()
     if session.runahead is not None and (item.round == rl.rounds or staleness.out_of_tokens(session)):
         session.runahead.forget()
-    done = {"stage": item.stage, "round": item.round, "rounds": rl.rounds}
-    session.events("verizero.round.completed", {**done, "step": state.rl_step, "tokens": state.num_tokens})
 
 
 def one_step(session: Session, item: Item, steps: Steps) -> StepMetrics:

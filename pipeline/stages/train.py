@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.run import RunConfig
+from pipeline.config.stages import RoundsConfig
 from pipeline.report.exposition import exposed
 from pipeline.report.page import build_page
 from pipeline.report.summary import build_summary
@@ -20,7 +21,7 @@ from pipeline.stages.progress import Progress, Silent
 from pipeline.stages.rewind import RolledBack
 from pipeline.stages.schedule import BASE, Item, position, schedule
 from pipeline.stages.session import Resume, Session, enter, locked, open_session
-from pipeline.stages.steps import Steps, Wrap, plain
+from pipeline.stages.steps import Steps, Wrap, plain, stage_step
 from pipeline.train.ranks import join, leave
 from pipeline.train.watch import WATCH
 
@@ -91,7 +92,19 @@ def run_items(session: Session, items: list[Item], steps: Steps, wrap: Wrap = pl
                 left = upcoming(session, items[-1])
                 continue
             state.num_done, state.step, state.is_evaluated = state.num_done + 1, 0, False
+        if not left or left[0].kind != "evaluate":
+            tell_round(session, item)
         session.save()
+
+
+def tell_round(session: Session, item: Item) -> None:
+    """Say that the round of `item` is over, its evaluation too where one follows it; not of one that took no step."""
+    if item.round == 0:
+        return
+    state, section = session.state, getattr(session.config, session.config.stages[0].kind)
+    if isinstance(section, RoundsConfig) and stage_step(session) > (item.round - 1) * section.steps_per_round:
+        done = {"stage": item.stage, "round": item.round, "rounds": section.rounds}
+        session.events("verizero.round.completed", {**done, "step": state.rl_step, "tokens": state.num_tokens})
 
 
 def upcoming(session: Session, last: Item) -> list[Item]:

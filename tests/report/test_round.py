@@ -40,6 +40,9 @@ def test_its_table_has_a_line_for_each_round(run_dir: Path) -> None:
     assert [line.split("|")[2].strip() for line in lines] == ["20", "20", "20"]
     second = fmean(r["metrics"]["reward/sampled"] for r in steps if r["round"] == 2)
     assert lines[1].split("|")[3].strip() == f"{second:.3g}"
+    after = {e["round"]: e for e in read_rows(run_dir / "metrics.jsonl") if e["kind"] == "evaluation"}
+    rates = [fmean(d["pass@1"]["value"] for d in after[r]["domains"].values()) for r in (1, 2, 3)]
+    assert [line.split("|")[7].strip() for line in lines] == [f"{rate:.3f}" for rate in rates]
 
 
 def test_rounds_of_two_stages_are_apart_and_alarms_come_first(run_dir: Path, tmp_path: Path) -> None:

@@ -151,8 +151,6 @@ def test_failed_graders_leave_their_groups_and_raise_an_alarm(tmp_path: Path) ->
     assert len(alarms) == sum("graders failed on" in line for line in said)
     assert all(0.1 < a["failure_rate"] < 0.4 and a["first"].endswith("verifier_error: lost") for a in alarms)
     assert [(r["alarm"], r["failure_rate"]) for r in written] == [("verifier", a["failure_rate"]) for a in alarms]
-    assert heard[-1] == ("verizero.round.completed", heard[-1][1])
-    assert heard[-1][1]["round"] == 1
     assert all(m["rows"] < 6 * m["groups/trained"] for m in metrics if m["groups/trained"])
 
 

@@ -15,8 +15,8 @@ from pipeline.stages.progress import Silent
 from pipeline.stages.schedule import Item, position, schedule
 from pipeline.stages.session import enter, stage_folder
 from pipeline.stages.state import RunState
-from pipeline.stages.steps import demonstration_rows, stage_step, temperature
-from pipeline.stages.train import opened, train
+from pipeline.stages.steps import Steps, demonstration_rows, stage_step, temperature
+from pipeline.stages.train import opened, remaining, run_items, train
 from tests.stages.tiny import tiny
 
 SHORT: dict[str, Any] = {
@@ -162,3 +162,22 @@ def test_sft_trains_on_what_a_stage_left(tmp_path: Path) -> None:
     assert found not in own
     assert session.tokenizer.decode(found[0]).startswith("1+1=")
     assert found[1] == len("1+1=")
+
+
+def test_a_round_is_over_when_its_evaluation_is(tmp_path: Path) -> None:
+    """Said once for each round that took a step, by the process in which it ended, when its evaluation is written."""
+    rounds = {"rounds": 4, "steps_per_round": 1, "select": {"keep": "all"}, "max_tokens": 3 * 18 * 30}
+    config = tiny({"stages": ["rl"], "rl": rounds, "evaluation": {"every_rounds": 2}})
+    heard: list[tuple[str, int, str]] = []
+
+    def listen(name: str, fields: dict[str, Any]) -> None:
+        last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
+        heard.append((name, fields["round"], last["kind"]))
+
+    for number in range(2):
+        with opened(config, Path.cwd(), tmp_path, "auto", Silent()) as session:
+            session.events = listen
+            items = [item for _, own in remaining(session) for item in own]
+            run_items(session, items if number else items[:4], Steps())
+    said = "verizero.round.completed"
+    assert heard == [(said, 1, "step"), (said, 2, "evaluation"), (said, 3, "step")]
