@@ -65,11 +65,14 @@ def by_command(command: list[str]) -> Callable[[int], bool]:
 
 
 def cpu_seconds(pool: sandbox.Pool | None) -> float:
-    """CPU used by us, our children that have ended, and the pool's workers with theirs."""
+    """CPU used by us, our children that have ended, and the pool's workers with all of theirs, ended and living."""
     own, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     total = own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
-    for pid in worker_pids(pool) if pool else ():
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    for pid in (p for w in (worker_pids(pool) if pool else ()) for p in (w, *below(w))):
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue  # a run that has ended meanwhile: its worker has it in its own count
         total += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     return total
 

@@ -122,12 +122,21 @@ def serve() -> None:
     with contextlib.suppress(EOFError, BrokenPipeError):
         sandbox, base, choices = pickle.load(asked)
         bound = {key: load(name).bind(params, base) for key, (name, params) in choices.items()}
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # which ends the sandbox's workers too
+        signal.signal(signal.SIGTERM, _end)
         open_sandbox(SandboxConfig(**sandbox), bound.values(), Silent())
         while True:
             key, attempts = pickle.load(asked)
             pickle.dump(bound[key].score(attempts), answers)
             answers.flush()
+    signal.signal(
+        signal.SIGTERM, signal.SIG_IGN
+    )  # on the way out already: what ends the sandbox is not to be cut short
+
+
+def _end(*_: object) -> None:
+    """Exit, which ends the sandbox's workers too."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(0)
 
 
 if __name__ == "__main__":
