@@ -67,10 +67,11 @@ class PairSource(Section):
 class PairingConfig(Section):
     """How graded responses to one prompt become pairs: a better one against a worse one."""
 
-    choose: Literal["hardest", "random", "length_matched"] = Field(
-        "hardest",
+    choose: Literal["random", "hardest", "length_matched"] = Field(
+        "random",
         description="hardest: the better ones that the policy is least sure of against the worse ones that it is most "
-        "sure of; length_matched: those of most equal lengths",
+        "sure of (where an unlikely answer may be right by luck, that teaches luck); length_matched: those of most "
+        "equal lengths",
     )
     per_prompt: int = Field(1, ge=1, description="pairs of one prompt at most; no response is in two of them")
     min_gap: float = Field(0.5, gt=0, description="between the rewards of a pair's sides, at least")

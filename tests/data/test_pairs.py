@@ -227,18 +227,18 @@ MIXED = group(
 
 
 def test_hardest_is_the_least_sure_right_one_against_the_most_sure_wrong_one() -> None:
-    assert samples(pairs_of(MIXED, PairingConfig(), Random(0))) == [(1, 2)]
-    assert samples(pairs_of(MIXED, PairingConfig(per_prompt=5), Random(0))) == [(1, 2), (0, 3)]
+    assert samples(pairs_of(MIXED, PairingConfig(choose="hardest"), Random(0))) == [(1, 2)]
+    assert samples(pairs_of(MIXED, PairingConfig(choose="hardest", per_prompt=5), Random(0))) == [(1, 2), (0, 3)]
 
 
 def test_length_matched_pairs_and_the_bound_on_lengths() -> None:
     assert samples(pairs_of(MIXED, PairingConfig(choose="length_matched"), Random(0))) == [(0, 2)]
-    assert samples(pairs_of(MIXED, PairingConfig(max_length_ratio=1.2), Random(0))) == [(1, 3)]
-    assert pairs_of(MIXED, PairingConfig(max_length_ratio=1.01), Random(0)) == []
+    assert samples(pairs_of(MIXED, PairingConfig(choose="hardest", max_length_ratio=1.2), Random(0))) == [(1, 3)]
+    assert pairs_of(MIXED, PairingConfig(choose="hardest", max_length_ratio=1.01), Random(0)) == []
 
 
 def test_the_gap_says_what_is_worse() -> None:
-    assert samples(pairs_of(MIXED, PairingConfig(per_prompt=9, min_gap=0.1), Random(0)))[0] == (1, 5)
+    assert samples(pairs_of(MIXED, PairingConfig(choose="hardest", per_prompt=9, min_gap=0.1), Random(0)))[0] == (1, 5)
 
 
 def test_responses_of_equal_tokens_count_once() -> None:
