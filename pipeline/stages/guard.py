@@ -114,7 +114,8 @@ def note(state: RunState, config: RunConfig) -> list[int]:
     if not keeps_checkpoints(config):
         return []
     known = [*state.guard.get("checkpoints", []), [state.serial, state.rl_step]]
-    before = [i for i, (_, step) in enumerate(known) if step <= state.rl_step - config.guard.window]
+    oldest = state.rl_step - config.guard.window - lateness(config)
+    before = [i for i, (_, step) in enumerate(known) if step <= oldest]
     state.guard["checkpoints"] = known[before[-1] if before else 0 :]
     return [serial for serial, _ in state.guard["checkpoints"]]
 
@@ -125,11 +126,16 @@ def keeps_checkpoints(config: RunConfig) -> bool:
     return config.guard.action in ("stop", "roll_back") and isinstance(section, RoundsConfig)
 
 
+def lateness(config: RunConfig) -> int:
+    """How many steps later than the next one a policy's own responses may be those of a step."""
+    return config.rollout.max_staleness + config.rollout.publish_every - 1
+
+
 def good_serials(state: RunState, config: RunConfig) -> list[int]:
     """Serials of checkpoints whose policy answered before the steps that showed a collapse, the newest first.
 
-    The policy of a checkpoint at step k wrote the responses of step k + 1, so k + 1 is not in the window; where the
-    stage is not older than that, it is its beginning.
+    The policy of a checkpoint at step k wrote the responses of step k + 1, or so much later as responses may be old, so
+    that step is not in the window; where the stage is not older than that, it is its beginning.
     """
-    newest = max(state.stage_start, state.rl_step - config.guard.window - 1)
+    newest = max(state.stage_start, state.rl_step - config.guard.window - 1 - lateness(config))
     return [serial for serial, step in reversed(state.guard.get("checkpoints", [])) if step <= newest]

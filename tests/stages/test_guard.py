@@ -18,7 +18,7 @@ from pipeline.config.run import RunConfig
 from pipeline.errors import ConfigError, RunError
 from pipeline.report.exposition import Reading
 from pipeline.report.files import read_run
-from pipeline.stages.guard import good_serials, measures, note, observe, settled
+from pipeline.stages.guard import LIMITS, good_serials, measures, note, observe, settled
 from pipeline.stages.progress import Silent
 from pipeline.stages.rewind import rewind
 from pipeline.stages.session import settle
@@ -104,24 +104,25 @@ def test_steps_without_an_update_or_a_group_are_judged_by_what_they_have() -> No
     assert seen([HEALTHY] * 5 + [empty] * 9, GuardConfig()) == [set()] * 14
 
 
-def test_checkpoints_are_kept_until_no_collapse_would_go_back_to_them() -> None:
+@pytest.mark.parametrize(("late", "rollout"), [(0, []), (2, ["max_staleness=2"]), (3, ["publish_every=4"])], ids=str)
+def test_checkpoints_are_kept_until_no_collapse_would_go_back_to_them(late: int, rollout: list[str]) -> None:
     """Every serial that a later collapse asks for was among those kept at each save in between."""
-    config = tiny(overrides=[ROLL_BACK, "guard.window=5"]).of_stage("rl")
+    config = tiny(overrides=[ROLL_BACK, "guard.window=5", *(f"rollout.{r}" for r in rollout)]).of_stage("rl")
     state = RunState(stage="rl")
     on_disk: set[int] = set()
     for step in range(60):
         state.rl_step = step
-        if step == 0 or step % 4 == 0:
-            kept = note(state, config)
-            on_disk = (on_disk | {state.serial}) & set(kept)
-            state.serial += 1
-            assert len(kept) <= 3 + 1
         good = good_serials(state, config)
         if step >= 5:
             assert set(good[:1]) <= on_disk
             assert good, step
-            assert good[0] * 4 <= max(0, step - 6)  # the policy of step k wrote the responses of step k + 1
-            assert good[0] * 4 > step - 6 - 4
+            assert good[0] * 4 <= max(0, step - 6 - late)  # the policy of step k wrote the responses of k + 1 + late
+            assert good[0] * 4 > step - 6 - late - 4
+        if step % 4 == 0:
+            kept = note(state, config)
+            on_disk = (on_disk | {state.serial}) & set(kept)
+            state.serial += 1
+            assert len(kept) <= 3 + 1 + late // 2
     assert note(RunState(stage="rl"), tiny().of_stage("rl")) == []
 
 
@@ -235,11 +236,29 @@ def test_a_collapse_is_rolled_back_with_the_knob_turned_and_everybody_is_told(tm
     assert {s.get("roll_backs", 0) for s in samples if s["stage"] == "rl"} == {0, 1}
 
 
+@pytest.mark.integration
+def test_a_collapse_that_old_responses_hid_is_rolled_back_to_before_it(tmp_path: Path) -> None:
+    """The first update breaks the policy; the second step still trains on responses from before it, which look well."""
+    ahead = [TOO_FAST[1], "rollout.max_staleness=1", "rl.select.keep=all"]
+    others = {setting: "null" for _, setting, _ in LIMITS} | {"max_unanswered": "0.6", "window": "1"}
+    heard = run(tmp_path / "a", [TOO_FAST[0], *ahead, ROLL_BACK, *(f"guard.{k}={v}" for k, v in others.items())])
+    run(tmp_path / "b", ["rl.optimizer.learning_rate=0.001", *ahead])
+    (alarm,) = [r for r in rows(tmp_path / "a") if r["kind"] == "alarm"]
+    assert (alarm["step"], alarm["to_step"], alarm["roll_backs"]) == (3, 0, 1)
+    assert len([n for n, _ in heard if n == "verizero.collapse.suspected"]) == 1
+    model = "model/model.safetensors"
+    assert (tmp_path / "a" / model).read_bytes() == (tmp_path / "b" / model).read_bytes()
+    assert {r["metrics"]["staleness/max"] for r in read_run(tmp_path / "a").rl_steps[1:]} == {1.0}
+
+
 KINDS: list[list[str]] = [
     [],
     ["train.lora={rank: 4}", "rl.select.keep=all", "sft.optimizer.learning_rate=0.05"],
     ["rl.algorithm={name: ppo, critic_learning_rate: 1e-3, num_minibatches: 1}"],
     ["rollout.publish_every=2", "rl.reference.schedule=ema", "rl.reference.alpha=0.5"],
+    ["rollout.max_staleness=1"],
+    ["rollout.max_staleness=2", "rl.select.keep=all"],
+    ["rollout.max_staleness=2", "rollout.in_flight=interrupt", "rollout.interrupt_tokens=4"],
 ]
 
 
@@ -259,7 +278,7 @@ def test_taken_back_a_run_does_the_same_again(kind: list[str], tmp_path: Path) -
         (start, state), *_ = [(p, s) for p, s in saved.items() if s["rl_step"] == 2]
         rewind(session, start)
         settle(session)
-        assert session.state.to_json() == state | {"serial": state["serial"]}
+        assert json.loads(json.dumps(session.state.to_json())) == state
         run_items(session, upcoming(session, rl[-1]), Steps())
         finish(session)
     model = "model/model.safetensors"
