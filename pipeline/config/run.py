@@ -118,7 +118,7 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _deepspeed_can(self) -> RunConfig:
+    def _ranks_can(self) -> RunConfig:
         if self.train.backend == "deepspeed" and self.model.dtype == "bfloat16" and self.train.zero == 0:
             raise ValueError(
                 "train.zero=0 keeps no float32 master weights of a bfloat16 policy; set train.zero: 1 or more, or "
@@ -130,6 +130,13 @@ class RunConfig(Section):
                 f"train.sequence_parallel={together} does not divide the {num} ranks of launch; "
                 "set it to a divisor of them"
             )
+        for stage in self.stages if together > 1 else ():
+            if getattr(self.section_of(stage), "packing", False):
+                raise ValueError(
+                    f"{stage.kind}.packing=true in stage {stage.name!r} with train.sequence_parallel={together}, which "
+                    f"shares out rows with their padding; set {stage.kind}.packing: false, or "
+                    "train.sequence_parallel: 1"
+                )
         return self
 
     @property
