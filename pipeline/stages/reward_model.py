@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,18 +11,18 @@ from typing import Any
 
 from pipeline.config.reward_model import RewardModelConfig
 from pipeline.config.stages import MODEL
-from pipeline.errors import DataError, NonFiniteError, RunError
+from pipeline.errors import DataError, RunError
 from pipeline.models.load import save_folder
 from pipeline.report.store import read_jsonl
 from pipeline.seeds import stream
+from pipeline.stages.epochs import chunks, num_steps, record_step, steps_until
 from pipeline.stages.pair_rows import paired_lines, write_lines
 from pipeline.stages.schedule import Item
 from pipeline.stages.session import Session, stage_folder
-from pipeline.stages.sft import CHUNK_STEPS, batch_rows, record_step
 from pipeline.stages.steps import Steps, Wrap
 from pipeline.train.checkpoint import disk_errors
 from pipeline.train.reward_model import RewardModel, Sides
-from pipeline.types import Attempt
+from pipeline.types import Attempt, StepMetrics
 from verifiers.reference_model import REWARD, ReferenceModelParams, shown_ids
 
 FOLDER = "reward_model"
@@ -39,16 +38,11 @@ def run(session: Session, item: Item, steps: Steps, wrap: Wrap) -> None:
         write_lines(session, path, paired_lines(session, item, section, steps, wrap))
         session.ranks.barrier()
     trained, held_out = divided(session, item, section, read_jsonl(path))
-    total = section.steps or max(1, math.ceil((section.epochs or 0) * len(trained) / section.batch_size))
+    total = num_steps(section.steps, section.epochs, len(trained), section.batch_size)
     model = opened_model(session, section, total)
     session.beside[FOLDER] = lambda folder: model.save(folder, session.tokenizer)
-    session.progress.begin(item.label, state.step, total)
-    while state.step < total:
-        until = min(total, (state.step // CHUNK_STEPS + 1) * CHUNK_STEPS)
-        session.where = f"{item.label} steps {state.step + 1}-{until}"
+    for until in chunks(session, item, total):
         wrap("train", train_chunk)(session, replace(item, num_steps=total), model, trained, held_out, until)
-        if until < total:
-            session.save()
     del session.beside[FOLDER]
     leave(session, item, section, model, trained)
 
@@ -119,19 +113,14 @@ def train_chunk(
     session: Session, item: Item, model: RewardModel, trained: list[Sides], held_out: list[Sides], until: int
 ) -> None:
     """Steps up to `until`, one line of metrics each; the last one has what was measured on held-out pairs."""
-    section, state = session.config.reward_model, session.state
+    section, tokens = session.config.reward_model, session.config.train.micro_batch_tokens
     assert section is not None
-    tokens = session.config.train.micro_batch_tokens
-    while state.step < until:
-        with session.timed("update"):
-            at = batch_rows(len(trained), section.batch_size, state.step, session.config.seed, item.stage)
-            try:
-                metrics = model.update([trained[i] for i in at], tokens)
-            except NonFiniteError as exc:
-                session.progress.say(f"{item.label} step {state.step + 1}: {exc}")
-                metrics = {"update/skipped": 1.0}
-        state.step += 1
-        if state.step == item.num_steps:
+
+    def update(at: list[int]) -> StepMetrics:
+        return model.update([trained[i] for i in at], tokens)
+
+    for metrics in steps_until(session, item, until, len(trained), section.batch_size, update):
+        if session.state.step == item.num_steps:
             with session.timed("held out"):
                 metrics |= model.held_out(held_out, tokens)
             session.progress.say(
