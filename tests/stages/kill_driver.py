@@ -1,14 +1,15 @@
 """Runs the tiny recipe in children that are killed at chosen moments, resumes them, and says how each ended.
 
 Run as a script: `python -m tests.stages.kill_driver FOLDER [a.b=c …]`; prints one JSON object. With overrides of the
-recipe only the kills around an update are tried, or around a roll-back where `guard` is among them, or in each stage
-where they name other stages. Children are forked after the imports (torch has run nothing in parallel by then), so that
-a scenario costs a second and not an interpreter's start.
+recipe only the kills around an update are tried, or around a roll-back where `guard` is among them; where they name
+other stages, one run is killed in each of them, again and again. Children are forked after the imports (torch has run
+nothing in parallel by then), so that a scenario costs a second and not an interpreter's start.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import signal
@@ -37,16 +38,19 @@ def die() -> None:
 
 
 class Fuse:
-    """Kills this process at the `number`-th time that `phase` begins or ends."""
+    """Kills this process at the `number`-th time that `phase` begins or ends; "phase of stage": in that stage."""
 
     def __init__(self, phase: str, number: int, when: str) -> None:
         self.phase, self.left, self.when = phase, number, when
 
     def wrap(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        if phase != self.phase:
+        named, _, stage = self.phase.partition(" of ")
+        if phase != named:
             return function
 
         def call(*arguments: Any) -> Any:
+            if stage and arguments[0].state.stage != stage:
+                return function(*arguments)
             self.left -= 1
             if self.left == 0 and self.when == "before":
                 die()
@@ -96,21 +100,46 @@ def in_child(work: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+def digest(data: bytes) -> str:
+    """A short hash."""
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    """The run's metrics without times."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k != "time"} for line in lines]
+
+
+def by_stage(folder: Path) -> dict[str, dict[str, str]]:
+    """Of each stage a hash of its metrics, of the policy at its end and of what it left."""
+    newest = max(p for p in (folder / "checkpoints").iterdir() if p.name.isdigit())
+    ends = json.loads((newest / "state.json").read_text())["ends"]
+    return {
+        stage: {
+            "metrics": digest(json.dumps([line for line in lines_of(folder) if line["stage"] == stage]).encode()),
+            "policy": digest((folder / f"checkpoints/{serial:08d}/model/model.safetensors").read_bytes()),
+            "left": left(folder / "stages" / stage),
+        }
+        for stage, serial in ends.items()
+    }
+
+
+def left(folder: Path) -> str:
+    """A hash of all files in the folder, by name."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file())
+    return digest(b"".join(str(p.relative_to(folder)).encode() + p.read_bytes() for p in files))
+
+
 def fingerprint(folder: Path) -> dict[str, str]:
     """A hash of everything that a run leaves, times left out."""
-
-    def digest(data: bytes) -> str:
-        return hashlib.sha256(data).hexdigest()[:16]
-
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    for line in lines:
-        line.pop("time")
     newest = max((p for p in (folder / "checkpoints").iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
     state = json.loads((newest / "state.json").read_text())
     state["offsets"].pop("metrics.jsonl")  # as long as its times are
     return {
-        "metrics": digest(json.dumps(lines).encode()),
+        "metrics": digest(json.dumps(lines_of(folder)).encode()),
         "rollouts": digest((folder / "rollouts.jsonl").read_bytes()),
+        "left": left(folder / "stages"),
         "model": digest((folder / "model" / "model.safetensors").read_bytes()),
         "checkpoint": newest.name,
         "state": digest(json.dumps(state, sort_keys=True).encode()),
@@ -165,15 +194,21 @@ AROUND_UPDATES: list[list[tuple[str, int, str]]] = [
     [("rename", 6, "after")],
 ]
 
-IN_EACH_STAGE: list[list[tuple[str, int, str]]] = [
-    [("train", 1, "after")],  # pre-training
-    [("train", 3, "after"), ("update", 2, "after")],  # SFT, and RL
-    [("sample", 1, "after"), ("train", 1, "before")],  # pairs of the policy's answers, and training on them
-    [("train", 5, "after"), ("step", 1, "after")],  # on them, and on pairs of each step
-    [("sample", 2, "after"), ("train", 1, "after")],  # answers that are kept, and SFT on those
-    [("step", 6, "before")],  # RL again
-]
-"""For `STAGES` of test_resume_stages.py."""
+IN_EACH_STAGE: dict[str, list[tuple[str, int, str]]] = {
+    "pretrain": [("train", 1, "before"), ("train", 2, "after")],
+    "sft": [("train", 1, "before"), ("train", 2, "after"), ("train", 3, "before")],
+    "rl": [("next_prompts", 1, "before"), ("update", 2, "after")],
+    "preference": [("sample", 1, "before"), ("sample", 2, "after"), ("train", 2, "after")],
+    "online_preference": [("next_prompts", 1, "before"), ("update", 2, "after")],
+    "reward_model": [("sample", 1, "before"), ("sample", 3, "after"), ("train", 2, "after"), ("train", 1, "after")],
+    "sample": [("sample", 1, "before"), ("sample", 2, "after"), ("sample", 2, "after")],
+    "sft_again": [("train", 1, "before"), ("train", 2, "after")],
+    "rl_again": [("next_prompts", 1, "before"), ("update", 2, "after")],
+}
+"""Stage -> kills of one run that has them all, one after the other: before the stage did anything, and within it."""
+SMALL_CHUNKS = {"pipeline.stages.epochs.CHUNK_STEPS": 5, "pipeline.stages.sample.SAMPLED_AT_ONCE": 12}
+SMALL_CHUNKS["pipeline.stages.pair_rows.SAMPLED_AT_ONCE"] = 12
+"""So that short stages have a middle, with checkpoints in it."""
 
 
 AROUND_ROLL_BACKS: list[list[tuple[str, int, str]]] = [
@@ -191,7 +226,7 @@ def chosen(overrides: list[str]) -> list[list[tuple[str, int, str]]]:
     if any(text.startswith("guard=") for text in overrides):
         return AROUND_ROLL_BACKS
     if any(text.startswith("stages=") for text in overrides):
-        return IN_EACH_STAGE
+        return [[(f"{phase} of {stage}", *when) for stage, kills in IN_EACH_STAGE.items() for phase, *when in kills]]
     return AROUND_UPDATES if overrides else SCENARIOS
 
 
@@ -201,14 +236,19 @@ def main(root: Path, scenarios: list[list[tuple[str, int, str]]]) -> dict[str, A
     quiet()
     create_model("qwen2", CONFIG.model.create.config, build_tokenizer(CONFIG), 0)  # its imports, once
     whole = root / "whole"
+    if any(" of " in phase for kills in scenarios for phase, *_ in kills):
+        for name, small in SMALL_CHUNKS.items():
+            module, _, constant = name.rpartition(".")
+            setattr(importlib.import_module(module), constant, small)
     results: dict[str, Any] = {"whole_status": in_child(lambda: run(whole, Fuse("", 0, "")))}
-    results["whole"] = fingerprint(whole)
+    results["whole"], results["stages"] = fingerprint(whole), by_stage(whole)
     results["killed"] = {}
     for number, kills in enumerate(scenarios):
         folder = root / f"killed-{number}"
         deaths = [in_child(lambda k=k, f=folder: run(f, Fuse(*k))) for k in kills]
         last = in_child(lambda f=folder: run(f, Fuse("", 0, "")))
-        results["killed"][repr(kills)] = {"deaths": deaths, "last": last, "end": fingerprint(folder)}
+        end = {"end": fingerprint(folder), "stages": by_stage(folder)}
+        results["killed"][repr(kills)] = {"deaths": deaths, "last": last, **end}
     return results
 
 

@@ -1,4 +1,4 @@
-"""A run of stages of every kind, killed in any of them and started again, ends with the bytes of one never killed."""
+"""A run of stages of every kind, killed before and in each, ends each stage with the bytes of one never killed."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,35 +17,48 @@ from tests.stages.tiny import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 STAGES = [
-    "stages=[pretrain, sft, rl, preference, online_preference, sample, "
-    "{name: sft_again, kind: sft, with: {steps: 5, demonstrations: sample}}, "
-    "{name: rl_again, kind: rl, with: {steps_per_round: 2, algorithm: {name: rloo}}}]",
-    "pretrain={steps: 5, num_lines: 50}",
+    "stages=[pretrain, sft, rl, preference, online_preference, reward_model, sample, "
+    "{name: sft_again, kind: sft, with: {steps: 12, demonstrations: sample}}, "
+    "{name: rl_again, kind: rl, with: {steps_per_round: 3, algorithm: {name: rloo}}}]",
+    "pretrain={steps: 12, num_lines: 50}",
     "rl.rounds=1",
     "rl.select.keep=all",
-    "preference={loss: {name: dpo}, steps: 4, batch_size: 4}",
-    "online_preference={loss: {name: dpo}, rounds: 1, steps_per_round: 2, prompts_per_step: 2, group_size: 6}",
+    "preference={loss: {name: dpo}, steps: 12, batch_size: 4}",
+    "online_preference={loss: {name: dpo}, rounds: 1, steps_per_round: 3, prompts_per_step: 2, group_size: 6}",
+    "reward_model={steps: 12, batch_size: 4}",
     "sample={samples: 6}",
 ]
-ELSEWHERE = {"reward_model"}
-"""Kinds whose runs are broken off by tests of their own, test_<kind>.py: they need pairs that this policy lacks."""
 
 
 def test_every_kind_is_tried() -> None:
-    assert {s.kind for s in tiny(overrides=STAGES).stages} | ELSEWHERE == set(kinds())
-    for kind in ELSEWHERE:
-        assert "goes_on_as_if_never_broken(" in Path(__file__).with_name(f"test_{kind}.py").read_text()
+    stages = tiny(overrides=STAGES).stages
+    assert {s.kind for s in stages} == set(kinds())
+    assert [s.name for s in stages] == list(IN_EACH_STAGE)
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """How the run never killed ended, and the one that was killed many times."""
+    command = [sys.executable, "-m", "tests.stages.kill_driver", str(tmp_path_factory.mktemp("killed")), *STAGES]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert found["whole_status"] == 0
+    return found
 
 
 @pytest.mark.integration
-def test_killed_in_each_stage_and_resumed_equals_never_killed(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.stages.kill_driver", str(tmp_path), *STAGES]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["whole_status"] == 0
-    assert len(found["killed"]) == len(IN_EACH_STAGE)
-    for kills, scenario in found["killed"].items():
-        assert set(scenario["deaths"]) == {-signal.SIGKILL}, f"a kill of {kills} did not happen where it was meant to"
-        assert scenario["last"] == 0
-        assert scenario["end"] == found["whole"], kills
+@pytest.mark.parametrize("stage", IN_EACH_STAGE)
+def test_killed_before_and_in_a_stage_it_ends_as_if_never_killed(ends: dict[str, Any], stage: str) -> None:
+    (killed,) = ends["killed"].values()
+    kills = [(name, *kill) for name, some in IN_EACH_STAGE.items() for kill in some]
+    own = [(kill, death) for kill, death in zip(kills, killed["deaths"], strict=True) if kill[0] == stage]
+    assert {death for _, death in own} == {-signal.SIGKILL}, f"a kill did not happen where it was meant to: {own}"
+    assert killed["stages"][stage] == ends["stages"][stage]
+
+
+@pytest.mark.integration
+def test_killed_in_every_stage_the_run_ends_as_if_never_killed(ends: dict[str, Any]) -> None:
+    (killed,) = ends["killed"].values()
+    assert killed["last"] == 0
+    assert killed["end"] == ends["whole"]
