@@ -15,7 +15,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +76,12 @@ def reached(path: Path, folder: Path, start: Path, overrides: Sequence[str]) -> 
     stages = list(config.stages)
     while stages and stages[0].kind in ("pretrain", "sft"):
         stages.pop(0)
+    gone = {s.name for s in config.stages} - {s.name for s in stages}
     own = [f"output={folder}", f"name={path.stem}", f"model.path={start}", "model.create=null"]
+    own.append(f"stages={json.dumps([begun_here(s, gone).model_dump() for s in stages])}")
     run = folder / path.stem
     if not (run / "summary.json").is_file():
-        train(path, [s.name for s in stages], [*overrides, *own, "evaluation.before_training=true"])
+        train(path, [], [*overrides, *own, "evaluation.before_training=true"])
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     before, *_, after = (pass_1_by_prompt(row) for row in rows if row["kind"] == "evaluation")
     gain = paired_difference(before, after, 0)
@@ -96,6 +98,11 @@ def reached(path: Path, folder: Path, start: Path, overrides: Sequence[str]) -> 
         f"{len(steps)}",
         f"{seconds:.0f}",
     ]
+
+
+def begun_here(stage: Any, gone: Set[str]) -> Any:
+    """The stage; one that begins with the policy of a stage that is left out begins with the common start."""
+    return stage.model_copy(update={"start": "base"}) if stage.start in gone else stage
 
 
 def seconds_of(times: dict[str, float]) -> float:
@@ -115,8 +122,9 @@ def num_responses(run: Path) -> int:
 
 
 def train(path: Path, stages: Sequence[str], overrides: Sequence[str]) -> None:
-    """Run those stages of the recipe in a process of its own; one begun before goes on."""
-    command = [sys.executable, "-m", "pipeline.cli", "train", str(path), "--no-prefect", "--stages", ",".join(stages)]
+    """Run those stages of the recipe (none named: all) in a process of its own; one begun before goes on."""
+    command = [sys.executable, "-m", "pipeline.cli", "train", str(path), "--no-prefect"]
+    command += ["--stages", ",".join(stages)] if stages else []
     for override in overrides:
         command += ["--set", override]
     subprocess.run(command, cwd=ROOT, check=True)

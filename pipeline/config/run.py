@@ -27,12 +27,14 @@ from pipeline.config.sections import (
     TrainConfig,
 )
 from pipeline.config.stages import (
+    BASE,
     PretrainConfig,
     RlConfig,
     RoundsConfig,
     SftConfig,
     Stage,
     StageSection,
+    check_start,
 )
 from pipeline.rl.rules import UNUSUAL
 
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 
 RECORDING_ENGINES = ("torch", "vllm", "vllm_server")
 """Engines that record what tokens were drawn among, and the experts used."""
-NO_NAMES = frozenset({"base", "evaluate", "generate", "verify", "select", "update", "publish", "other", "graders"})
+NO_NAMES = frozenset({BASE, "evaluate", "generate", "verify", "select", "update", "publish", "other", "graders"})
 """Not for stages: in a run's files these are the model before training and the phases of a step."""
 
 
@@ -81,6 +83,7 @@ class RunConfig(Section):
         names = [s.name for s in self.stages]
         for i, stage in enumerate(self.stages):
             check_name(i, stage, names)
+            check_start(i, stage, names[:i], self.train)
             try:
                 section = self.section_of(stage)
             except ValidationError as exc:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_serializer, model_validator
 
 from pipeline.config.data import VerifierChoice
-from pipeline.config.sections import OptimizerConfig, Section
+from pipeline.config.sections import OptimizerConfig, Section, TrainConfig
 
 DEMONSTRATIONS = "demonstrations.jsonl"
 """What a stage leaves for SFT stages: rows as in a user's own file, each with a demonstration."""
 MODEL = "model"
 """What a stage leaves for graders: the folder of a reward model."""
+BASE = "base"
+"""In place of a stage: the model that the first one starts from."""
 
 
 class Stage(Section):
@@ -23,6 +26,12 @@ class Stage(Section):
     )
     kind: str = Field(description="the section that it is made of, e.g. sft; left out: as the name")
     changes: dict[str, Any] = Field({}, alias="with", description="fields of that section that differ in this stage")
+    start: str | None = Field(
+        None,
+        alias="from",
+        description="the policy it begins with: that at the end of an earlier stage, or base, the model that the first "
+        "stage starts from; null: of the stage before",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -32,9 +41,10 @@ class Stage(Section):
 
     @model_serializer
     def _brief(self) -> Any:
-        if self.name == self.kind and not self.changes:
+        if self.name == self.kind and not self.changes and self.start is None:
             return self.name
-        return {"name": self.name, "kind": self.kind, **({"with": self.changes} if self.changes else {})}
+        more = {"from": self.start, "with": self.changes}
+        return {"name": self.name, "kind": self.kind, **{k: v for k, v in more.items() if v}}
 
 
 class StageSection(Section):
@@ -84,6 +94,21 @@ class TextSource(Section):
         if not self.file.lower().endswith(TEXT_TYPES):
             raise ValueError(f"a file of text must end in {', '.join(TEXT_TYPES)}, got {self.file!r}")
         return self
+
+
+def check_start(index: int, stage: Stage, before: Sequence[str], train: TrainConfig) -> None:
+    """Raises: ValueError for a stage that begins with the policy of none before it, or cannot take other weights."""
+    if stage.start is None:
+        return
+    said = f"stages.{index} ({stage.name}): from: {stage.start}"
+    if stage.start not in (BASE, *before):
+        raise ValueError(f"{said} is no stage before it; name {', '.join((BASE, *before))}, or leave it out")
+    what = f"train.backend={train.backend!r}" if train.backend != "torch" else "train.lora"
+    if train.backend != "torch" or train.lora is not None:
+        raise ValueError(
+            f"{said} gives the policy other weights, which {what} cannot; set train.backend: torch without train.lora, "
+            "or leave it out"
+        )
 
 
 def check_one_length(name: str, steps: int | None, epochs: float | None) -> None:

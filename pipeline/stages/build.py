@@ -93,6 +93,12 @@ def build_policy(config: RunConfig, tokenizer: Any, start: Path | None) -> Any:
     return load_model(config.model.path, config.model.dtype, device, config.model.revision)
 
 
+def put_weights(session: Session, start: Path | None) -> None:
+    """The policy takes the weights of checkpoint `start`; None: of the model that the recipe starts from."""
+    policy = build_policy(session.recipe, session.tokenizer, start)
+    session.backend.model.load_state_dict(policy.state_dict())
+
+
 def hold_teacher(session: Session, path: str) -> None:
     """The session's backend has the model at `path` as its reference. Raises: ConfigError for other tokens."""
     backend = session.backend

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from pipeline.config.stages import BASE
 from pipeline.report.estimates import PromptSamples, summarize_domain
 from pipeline.rollout.collect import collect
 from pipeline.rollout.engine import Sampling
@@ -15,7 +16,7 @@ from pipeline.seeds import stream
 from pipeline.stages import lag
 from pipeline.stages.rl import again, sample_rows, say_failures
 from pipeline.stages.runahead import hand_over
-from pipeline.stages.schedule import BASE, Item
+from pipeline.stages.schedule import Item
 from pipeline.stages.session import Session
 from pipeline.stages.steps import Wrap, grades_beside
 from pipeline.stages.together import share_of, together

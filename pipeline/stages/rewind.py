@@ -93,16 +93,14 @@ def roll_back(session: Session, item: Item, found: Sequence[Sign], good: Path) -
 
 def rewind(session: Session, start: Path) -> None:
     """Make the session what it was at the checkpoint `start` of the present stage; `settle` brings its algorithm."""
-    from pipeline.stages.build import build_policy
+    from pipeline.stages.build import put_weights
 
     if session.runahead is not None:
         session.runahead.forget()
     saved = RunState.from_json(json.loads((start / "state.json").read_text()))
     vars(session.state).update(vars(saved))
     if session.recipe.train.lora is None:  # else the base never changed, and the adapters come with the backend
-        policy = build_policy(session.recipe, session.tokenizer, start)
-        session.backend.model.load_state_dict(policy.state_dict())
-        del policy
+        put_weights(session, start)
     session.backend.load(start)
     session.sampler, session.ledger = order_of(session.recipe, session.data, session.state)
     session.ahead = None

@@ -6,10 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pipeline.config.run import RunConfig
-from pipeline.config.stages import Stage, StageSection
-
-BASE = "base"
-"""In place of a stage: the model that the first one starts from."""
+from pipeline.config.stages import BASE, Stage, StageSection
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import IO, Any, Literal
 
 from pipeline.config.load import dump
 from pipeline.config.run import RunConfig
-from pipeline.config.stages import RoundsConfig
+from pipeline.config.stages import BASE, RoundsConfig
 from pipeline.data.ledger import PassRateLedger
 from pipeline.data.sampler import PromptSampler
 from pipeline.errors import InUse, RunError
@@ -28,11 +28,12 @@ from pipeline.scoring.ahead import Ahead
 from pipeline.scoring.score import Scorer
 from pipeline.scoring.second import SecondOpinions
 from pipeline.stages import guard, lag
+from pipeline.stages.begin import begin_anew
 from pipeline.stages.prepare import RunData
 from pipeline.stages.programs import close_sandbox
 from pipeline.stages.progress import Progress, Silent
 from pipeline.stages.runahead import RunAhead, run_ahead
-from pipeline.stages.schedule import BASE, position, schedule
+from pipeline.stages.schedule import position, schedule
 from pipeline.stages.stale import Fingerprint, fingerprints, put_aside_stale, write_record
 from pipeline.stages.state import RunState
 from pipeline.train import checkpoint
@@ -342,11 +343,12 @@ def stage_at(config: RunConfig, state: RunState) -> str:
 
 
 def enter(session: Session, stage: str, anew: bool = False) -> None:
-    """Make the session one of that stage: recipe, algorithm, counters. `anew`: it was just opened, maybe within it."""
+    """Make the session one of that stage: recipe, policy, algorithm, counters. `anew`: just opened, maybe within it."""
     if session.ranks.is_first:
         begun = session.recipe.stage_names.index(stage) + 1
         write_record(session.folder, session.fingerprints[:begun])
     if anew or session.config.stage_names != (stage,) or session.state.stage != stage:
+        begin_anew(session, stage)
         session.state.enter(stage)
         settle(session)
 

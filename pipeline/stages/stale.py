@@ -76,6 +76,8 @@ def recipe_fields(view: RunConfig) -> dict[str, Any]:
     tree: dict[str, Any] = {name: recipe[name] for name in ("seed", "model", "train")}
     tree["data"] = {"template": recipe["data"]["template"]}
     tree |= {name: recipe[name] for name in sorted(section.reads & recipe.keys())}
+    if stage.start is not None:
+        tree["from"] = stage.start
     tree[stage.kind] = {k: v for k, v in recipe[stage.kind].items() if k not in FREE_OF_STAGES}
     if isinstance(asked := tree[stage.kind].get("endpoint"), dict):
         tree[stage.kind]["endpoint"] = {k: v for k, v in asked.items() if k not in FREE_OF_ENDPOINTS}

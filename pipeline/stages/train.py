@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.run import RunConfig
-from pipeline.config.stages import RoundsConfig
+from pipeline.config.stages import BASE, RoundsConfig
 from pipeline.report.exposition import exposed
 from pipeline.report.page import build_page
 from pipeline.report.summary import build_summary
@@ -19,7 +19,7 @@ from pipeline.stages.evaluate import evaluate
 from pipeline.stages.prepare import RunData, prepare_data
 from pipeline.stages.progress import Progress, Silent
 from pipeline.stages.rewind import RolledBack
-from pipeline.stages.schedule import BASE, Item, position, schedule
+from pipeline.stages.schedule import Item, position, schedule
 from pipeline.stages.session import Resume, Session, enter, locked, open_session
 from pipeline.stages.steps import Steps, Wrap, plain, stage_step
 from pipeline.train.ranks import join, leave

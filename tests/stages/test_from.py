@@ -1,0 +1,91 @@
+"""Stages that begin with the policy of an earlier stage, or of the base: as if those between had never been."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.config.load import dump, load_recipe, only_stages, parse
+from pipeline.config.run import RunConfig
+from pipeline.errors import CheckpointError, ConfigError
+from pipeline.stages.stale import differences, recipe_fields
+from tests.stages.broken import Broken, goes_on_as_if_never_broken, run
+from tests.stages.tiny import tiny
+
+BETWEEN = {"name": "between", "kind": "sft", "with": {"steps": 3}}
+RL = {"rounds": 1, "steps_per_round": 2, "select": {"keep": "all"}}
+
+
+def recipe(*stages: Any, **changes: Any) -> RunConfig:
+    given = {"stages": list(stages), "sft": {"steps": 20}, "rl": RL, "data": {"evaluation": []}}
+    return tiny({**given, **changes})
+
+
+def last(start: str | None, kind: str = "sft") -> dict[str, Any]:
+    own: dict[str, Any] = {"steps": 4} if kind == "sft" else {"steps_per_round": 3}
+    return {"name": "last", "kind": kind, "with": own, **({} if start is None else {"from": start})}
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("kind", ["sft", "rl"])
+def test_stages_between_leave_no_trace_in_the_policy(tmp_path: Path, kind: str) -> None:
+    run(recipe("sft", last(None, kind)), tmp_path / "plain")
+    config = recipe("sft", BETWEEN, last("sft", kind))
+    goes_on_as_if_never_broken(config, tmp_path / "from", [("train", 2)])  # between the stages, weights of `between`
+    assert weights(tmp_path / "from" / "whole") == weights(tmp_path / "plain")
+    run(recipe("sft", BETWEEN, last(None, kind)), tmp_path / "other")
+    assert weights(tmp_path / "other") != weights(tmp_path / "plain")
+
+
+@pytest.mark.integration
+def test_base_is_the_model_that_the_first_stage_starts_from(tmp_path: Path) -> None:
+    run(recipe("sft", last("base")), tmp_path / "from")
+    run(recipe(last(None)), tmp_path / "plain")
+    assert weights(tmp_path / "from") == weights(tmp_path / "plain")
+
+
+@pytest.mark.integration
+def test_an_end_that_cannot_be_trusted_is_refused(tmp_path: Path) -> None:
+    config = recipe("sft", BETWEEN, last("sft"))
+    with pytest.raises(Broken):
+        run(config, tmp_path / "run", ("train", 3))
+    (tmp_path / "run" / "checkpoints" / "00000000" / "trainer.pt").write_bytes(b"torn")
+    with pytest.raises(CheckpointError, match=r"checkpoint .*00000000: trainer.pt has 4 bytes"):
+        run(config, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("stages", "changes", "said"),
+    [
+        (["sft", last("rl"), "rl"], {}, r"stages.1 \(last\): from: rl is no stage before it; name base, sft, or"),
+        (["sft", last("last")], {}, "from: last is no stage before it"),
+        (["sft", last("sft")], {"train": {"lora": {"rank": 2}}}, "gives the policy other weights, which train.lora"),
+        (["sft", last("base")], {"train": {"backend": "deepspeed"}}, "which train.backend='deepspeed' cannot"),
+    ],
+)
+def test_what_cannot_be_is_refused_while_the_recipe_loads(stages: list[Any], changes: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        recipe(*stages, **changes)
+
+
+def test_it_decides_the_stage_and_is_written_down() -> None:
+    config, other = recipe("sft", BETWEEN, last("sft")), recipe("sft", BETWEEN, last("base"))
+    fields = [recipe_fields(c.of_stage("last")) for c in (config, other, recipe("sft", BETWEEN, last(None)))]
+    assert differences(fields[0], fields[1]) == ["from was 'sft', is 'base'"]
+    assert differences(fields[2], fields[0]) == ["from was None, is 'sft'"]
+    assert parse(yaml.safe_load(dump(config))) == config
+
+
+def test_a_stage_left_out_is_not_begun_with() -> None:
+    path = Path(__file__).parents[2] / "configs" / "stages" / "star.yaml"
+    config = load_recipe(path)
+    assert [s.start for s in config.stages if s.kind == "sft"] == [None, "sft", "sft"]
+    with pytest.raises(ConfigError, match="from: sft is no stage before it"):
+        only_stages(config, ["reason_2", "imitate_2"], path.parent)
