@@ -132,6 +132,24 @@ class TestBadInput:
         assert said in self.refuse(["train", path, "--no-prefect"], capsys)
         assert not list(tmp_path.rglob("metrics.jsonl"))
 
+    @pytest.mark.parametrize("given_away_by", ["train", "demonstrations"])
+    def test_evaluation_prompts_mostly_found_in_training_stop_the_run(
+        self, given_away_by: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        asked = {**ARITHMETIC, "id": "held out", "question": "a b c d e f g h i j k l m n", "demonstration": "2"}
+        longer = {**asked, "id": "longer", "question": asked["question"] + " o"}
+        files = {"train": [{**ARITHMETIC, "id": "sum"}], "demonstrations": [{**asked, "id": "other", "question": "2"}]}
+        files[given_away_by].append(longer)
+        data = {}
+        for name, rows in {**files, "evaluation": [asked]}.items():
+            (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            data[name] = [{"file": f"{name}.jsonl"}]
+        said = self.refuse(["train", recipe(tmp_path, data=data), "--no-prefect"], capsys)
+        assert "1 of 1 evaluation prompts occur in training (0 exact, 0 normalised, 1 ngram)" in said
+        assert "'held out' in 'longer'" in said
+        assert "or set data.overlap.on_overlap: drop (or report)" in said
+        assert not list(tmp_path.rglob("metrics.jsonl"))
+
     def test_responses_that_leave_no_room_for_a_prompt(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from pipeline.config.data import Column
 from pipeline.config.pairs import PairingConfig, PairSource
 from pipeline.data.columns import Missing, pick, pick_optional
 from pipeline.data.files import Placed, read_file, read_hub
-from pipeline.data.prompts import SourceCounts
+from pipeline.data.rows import SourceCounts, good_rows
 from pipeline.errors import DataError
 from pipeline.seeds import stream
 from pipeline.types import Group, Prompt, ScoredRollout, Verdict
@@ -65,7 +66,8 @@ def read_pairs(sources: Sequence[PairSource], seed: int, base_dir: Path | str = 
     out = PairsRead()
     for source in sources:
         counts = SourceCounts(source.label, what="pairs")
-        chosen = list(_chosen(source, Path(base_dir), counts, out.left_out))
+        chosen = list(_chosen(source, Path(base_dir), counts))
+        out.left_out += counts.left_out
         if source.shuffle:
             stream(seed, "data", "shuffle", source.label).shuffle(chosen)
             chosen = chosen[: source.limit]
@@ -180,34 +182,20 @@ def _rows(source: PairSource, base_dir: Path) -> Iterator[Placed]:
     return read_hub(source.hub, base_dir)
 
 
-def _chosen(
-    source: PairSource, base_dir: Path, counts: SourceCounts, left_out: list[tuple[Any, str]]
-) -> Iterator[Pair]:
+def _chosen(source: PairSource, base_dir: Path, counts: SourceCounts) -> Iterator[Pair]:
     """Good pairs of one source, up to its limit (after a shuffle the limit is the caller's to apply)."""
     limit = None if source.shuffle else source.limit
     taken = 0
-    for place, number, row in _rows(source, base_dir):
-        if limit is not None and taken >= limit:
-            return
-        counts.num_read += 1
-        try:
-            if isinstance(row, DataError):
-                raise row
-            pair = _pair(row, source, number)
-        except DataError as exc:
-            said = str(exc) if str(exc).startswith(place) else f"{place}: {exc}"
-            if source.on_bad_row == "error":
-                raise DataError(f"{said}; correct the row or the mapping, or set on_bad_row: skip") from exc
-            counts.skip("bad rows", said)
-            left_out.append((str(exc) if isinstance(row, DataError) else row, said))
-            continue
+    good = good_rows(_rows(source, base_dir), counts, source.on_bad_row, partial(_pair, source=source))
+    for place, row, pair in good:
         problem = _problem(pair)
         if problem is not None:
-            counts.skip(problem, place)
-            left_out.append((row, problem))
+            counts.leave_out(problem, place, row, problem)
             continue
-        taken += 1
         yield pair
+        taken += 1
+        if taken == limit:
+            return
 
 
 def _problem(pair: Pair) -> str | None:
@@ -217,7 +205,7 @@ def _problem(pair: Pair) -> str | None:
     return "with equal sides" if pair.chosen == pair.rejected else None
 
 
-def _pair(row: Mapping[str, Any], source: PairSource, number: int) -> Pair:
+def _pair(row: Mapping[str, Any], number: int, source: PairSource) -> Pair:
     """The pair of a row; empty sides stay. Raises: DataError naming the column."""
     columns = source.mapping
     chosen = rejected = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -14,33 +14,12 @@ from pipeline.config.data import Column, RatedConfig, Source
 from pipeline.data.columns import Missing, pick, pick_optional
 from pipeline.data.files import Placed, read_file, read_hub
 from pipeline.data.generators import base as generators
+from pipeline.data.rows import SourceCounts, good_rows, row_of
 from pipeline.errors import DataError, UnknownName
 from pipeline.seeds import stream
 from pipeline.types import Prompt
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class SourceCounts:
-    """What became of one source's rows. `skipped` counts by reason, `examples` has the first of each in words."""
-
-    label: str
-    num_read: int = 0
-    num_loaded: int = 0
-    skipped: dict[str, int] = field(default_factory=dict)
-    examples: dict[str, str] = field(default_factory=dict)
-    what: str = "prompts"
-
-    def skip(self, reason: str, example: str) -> None:
-        """Count one."""
-        self.skipped[reason] = self.skipped.get(reason, 0) + 1
-        self.examples.setdefault(reason, example)
-
-    def __str__(self) -> str:
-        skips = [f"{n} {reason} (first: {self.examples[reason]})" for reason, n in self.skipped.items()]
-        said = f"{self.label}: {self.num_loaded} {self.what} of {self.num_read} rows read"
-        return said + (f"; skipped {', '.join(skips)}" if skips else "")
 
 
 def load_prompts(sources: Sequence[Source], seed: int, base_dir: Path | str = ".") -> list[Prompt]:
@@ -79,20 +58,50 @@ def read_prompts(
     return prompts, counts
 
 
-def load_demonstrations(
+@dataclass(frozen=True, slots=True)
+class Demonstrations:
+    """Prompts that have a demonstration, what became of each source's rows, and those that were left out."""
+
+    prompts: list[Prompt]
+    counts: list[SourceCounts]
+    left_out: list[tuple[Any, str]]
+    """(row, why)."""
+
+
+def read_demonstrations(
     demonstrations: Sequence[Source], train: Sequence[Source], seed: int, base_dir: Path | str = "."
-) -> list[Prompt]:
+) -> Demonstrations:
     """Prompts that have a demonstration: of `demonstrations`, or where that is empty of the training sources.
 
     A generator among the training sources then gives its demonstrations split (each task several times, with noise of
-    its own). Raises: DataError if no row has a demonstration, or as `read_prompts`.
+    its own). Rows without a demonstration are left out, counted and named; of training sources that have none at all
+    nothing is said. Raises: DataError if no row has a demonstration, or as `read_prompts`.
     """
     chosen = list(demonstrations) or [_demonstrating(s) for s in train]
-    shown = [p for p in load_prompts(chosen, seed, base_dir) if p.demonstration is not None]
+    prompts, counts = read_prompts(chosen, seed, base_dir)
+    rest = iter(prompts)
+    shown: list[Prompt] = []
+    left_out: list[tuple[Any, str]] = []
+    for count in counts:
+        own = [next(rest) for _ in range(count.num_loaded)]
+        having = [p for p in own if p.demonstration is not None]
+        if having or demonstrations:
+            for p in (p for p in own if p.demonstration is None):
+                count.leave_out("without a demonstration", p.id, row_of(p), "without a demonstration")
+            count.num_loaded, count.what = len(having), "demonstrations"
+            left_out += count.left_out
+        shown += having
     if not shown:
         labels = ", ".join(s.label for s in chosen)
         raise DataError(f"no row of {labels} has a demonstration to imitate; map mapping.demonstration to a column")
-    return shown
+    return Demonstrations(shown, counts, left_out)
+
+
+def load_demonstrations(
+    demonstrations: Sequence[Source], train: Sequence[Source], seed: int, base_dir: Path | str = "."
+) -> list[Prompt]:
+    """As `read_demonstrations`, without its counts."""
+    return read_demonstrations(demonstrations, train, seed, base_dir).prompts
 
 
 def load_text(sources: Sequence[Source], seed: int, num_lines: int) -> list[str]:
@@ -175,18 +184,17 @@ def _difficulty(rates: Mapping[str, float | None], how: RatedConfig, prompt: Pro
     return rate is None, (rate or 0.0) * (-1 if how.order == "easy_first" else 1)
 
 
-def _rate(row: Mapping[str, Any], how: RatedConfig, place: str) -> float | None:
+def _rate(row: Mapping[str, Any], how: RatedConfig) -> float | None:
     """The row's pass rate; None where it has none. Raises: DataError for what is no rate."""
     value = pick_optional(row, Column(column=how.column))
     if value is None:
         if how.unrated == "error":
             raise DataError(
-                f"{place}: the row has no {how.column!r}; write it with `verizero rate`, or set rated.unrated: keep or "
-                "drop"
+                f"the row has no {how.column!r}; write it with `verizero rate`, or set rated.unrated: keep or drop"
             )
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-        raise DataError(f"{place}: {how.column!r} must be a number from 0 to 1, got {value!r:.80}")
+        raise DataError(f"{how.column!r} must be a number from 0 to 1, got {value!r:.80}")
     return float(value)
 
 
@@ -215,20 +223,12 @@ def _chosen(
     limit = None if sorts else source.limit
     known = frozenset(registry.names("verifiers"))
     taken = 0
-    for place, number, row in _rows(source, seed, base_dir):
-        if limit is not None and taken >= limit:
-            return
-        counts.num_read += 1
-        try:
-            if isinstance(row, DataError):
-                raise row
-            prompt = _prompt(row, source, number, place)
-            rate = None if source.rated is None else _rate(row, source.rated, place)
-        except DataError as exc:
-            if source.on_bad_row == "error":
-                raise DataError(f"{exc}; correct the row or the mapping, or set on_bad_row: skip") from exc
-            counts.skip("bad rows", str(exc))
-            continue
+
+    def made(row: Mapping[str, Any], number: int) -> tuple[Prompt, float | None]:
+        return _prompt(row, source, number), None if source.rated is None else _rate(row, source.rated)
+
+    rows = _rows(source, seed, base_dir)
+    for place, _, (prompt, rate) in good_rows(rows, counts, source.on_bad_row, made):
         if source.rated is not None and (why := _outside(rate, source.rated)) is not None:
             counts.skip(why, place)
             continue
@@ -244,34 +244,33 @@ def _chosen(
             continue
         places[prompt.id] = place
         rates[prompt.id] = rate
-        taken += 1
         yield prompt
+        taken += 1
+        if taken == limit:
+            return
 
 
-def _prompt(row: Mapping[str, Any], source: Source, number: int, place: str) -> Prompt:
-    """The prompt of a row. Raises: DataError naming the place and the column."""
+def _prompt(row: Mapping[str, Any], source: Source, number: int) -> Prompt:
+    """The prompt of a row. Raises: DataError naming the column."""
     columns = source.mapping
-    try:
-        system, question = _question(pick(row, columns.question))
-        extra = [str(x) for x in (pick_optional(row, c) for c in columns.context) if x is not None]
-        own_verifier = pick_optional(row, columns.verifier)
-        verifier = source.verifier.key if source.verifier else own_verifier or columns.default_verifier
-        if verifier is None:
-            raise DataError("no verifier is named; set the source's verifier: {name: …} or map a verifier column")
-        own_system = pick_optional(row, columns.system)
-        own_id = pick_optional(row, columns.id)
-        demonstration = pick_optional(row, columns.demonstration)
-        return Prompt(
-            id=f"{source.label}/{number}" if own_id is None else str(own_id),
-            question="\n\n".join([question, *extra]),
-            verifier=str(verifier),
-            reference=_answer(row, source),
-            domain=str(source.domain or pick_optional(row, columns.domain) or "default"),
-            demonstration=None if demonstration is None else str(demonstration),
-            system=str(own_system) if own_system is not None else system,
-        )
-    except DataError as exc:
-        raise DataError(f"{place}: {exc}") from exc
+    system, question = _question(pick(row, columns.question))
+    extra = [str(x) for x in (pick_optional(row, c) for c in columns.context) if x is not None]
+    own_verifier = pick_optional(row, columns.verifier)
+    verifier = source.verifier.key if source.verifier else own_verifier or columns.default_verifier
+    if verifier is None:
+        raise DataError("no verifier is named; set the source's verifier: {name: …} or map a verifier column")
+    own_system = pick_optional(row, columns.system)
+    own_id = pick_optional(row, columns.id)
+    demonstration = pick_optional(row, columns.demonstration)
+    return Prompt(
+        id=f"{source.label}/{number}" if own_id is None else str(own_id),
+        question="\n\n".join([question, *extra]),
+        verifier=str(verifier),
+        reference=_answer(row, source),
+        domain=str(source.domain or pick_optional(row, columns.domain) or "default"),
+        demonstration=None if demonstration is None else str(demonstration),
+        system=str(own_system) if own_system is not None else system,
+    )
 
 
 def _unknown_verifier(name: str) -> str:

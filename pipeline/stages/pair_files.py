@@ -9,8 +9,8 @@ from pipeline.config.preference import PreferenceConfig, check_loss
 from pipeline.config.run import RunConfig
 from pipeline.data.overlap import check_overlap
 from pipeline.data.pairs import PairsRead, read_pairs
-from pipeline.data.prompts import SourceCounts
 from pipeline.data.render import Renderer
+from pipeline.data.rows import SourceCounts
 from pipeline.errors import DataError
 from pipeline.types import Prompt
 

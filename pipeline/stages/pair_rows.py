@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,16 @@ from pipeline.config.preference import PreferenceConfig
 from pipeline.config.reward_model import RewardModelConfig
 from pipeline.data.pairs import Pair, PairsRead, check_verdicts, pairs_of
 from pipeline.errors import DataError, RunError
-from pipeline.report.files import write_atomic
 from pipeline.report.store import read_jsonl
 from pipeline.scoring.ahead import attempt_of
 from pipeline.scoring.score import Tally
 from pipeline.seeds import stream
+from pipeline.stages.lines import write_left_out, write_lines
 from pipeline.stages.rl import sample_rows, say_failures
 from pipeline.stages.sampled import ranked, sample_groups
 from pipeline.stages.schedule import Item
 from pipeline.stages.session import Session, stage_folder
 from pipeline.stages.steps import Steps, Wrap
-from pipeline.train.checkpoint import disk_errors
 from pipeline.train.preference import PreferenceRow
 from pipeline.types import Group, Prompt, StepMetrics, Verdict
 
@@ -73,15 +71,6 @@ def _ids(value: list[int] | None) -> Any:
     return None if value is None else tuple(value)
 
 
-def write_lines(session: Session, path: Path, lines: Sequence[Written]) -> None:
-    """Write a JSONL file of the stage, whole or not at all; by rank 0."""
-    if not session.ranks.is_first:
-        return
-    with disk_errors(f"writing {path.name}"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode())
-
-
 def paired_lines(
     session: Session, item: Item, section: PreferenceConfig | RewardModelConfig, steps: Steps, wrap: Wrap
 ) -> list[Written]:
@@ -102,8 +91,7 @@ def _of_files(session: Session, item: Item, section: PreferenceConfig | RewardMo
         check_verdicts(read, grade, section.on_wrong_chosen)
     for counts in (c for c in read.counts if c.skipped):
         session.progress.say(f"{item.label}: {counts}")
-    left = [{"row": row, "why": why} for row, why in read.left_out]
-    write_lines(session, stage_folder(session, item.stage) / "left_out.jsonl", left)
+    write_left_out(session, item.stage, read.left_out)
     renderer = session.data.renderer
 
     def ids(name: str, pair: Pair, side: str | None) -> Any:

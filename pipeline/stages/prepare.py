@@ -12,8 +12,9 @@ from typing import Any
 from pipeline.config.run import RunConfig
 from pipeline.data.overlap import check_overlap
 from pipeline.data.pairs import PairsRead
-from pipeline.data.prompts import check_lengths, load_demonstrations, load_text, read_prompts
+from pipeline.data.prompts import check_lengths, load_text, read_demonstrations, read_prompts
 from pipeline.data.render import Renderer
+from pipeline.data.rows import row_of
 from pipeline.data.texts import read_texts
 from pipeline.errors import ConfigError
 from pipeline.stages.pair_files import stage_pairs
@@ -35,6 +36,8 @@ class RunData:
     """What was skipped, dropped or found to overlap, for people."""
     pairs: Mapping[str, PairsRead] = field(default_factory=dict)
     """Of the files of each preference stage, by its name."""
+    left_out: tuple[tuple[Any, str], ...] = ()
+    """(row, why) of the demonstrations that teach nothing."""
 
     @property
     def all_prompts(self) -> list[Prompt]:
@@ -52,13 +55,19 @@ def prepare_data(config: RunConfig, tokenizer: Any, context: int | None, base_di
     data, seed = config.data, config.seed
     train, counts = read_prompts(data.train, seed, base_dir)
     evaluation, more = read_prompts(data.evaluation, seed, base_dir)
-    shown = load_demonstrations(data.demonstrations, data.train, seed, base_dir) if config.needs_demonstrations else []
     notes = [str(c) for c in (*counts, *more) if c.skipped]
+    shown: list[Prompt] = []
+    left_out: list[tuple[Any, str]] = []
     train, overlap = check_overlap(train, evaluation, data.overlap)
     if overlap.matches:
         notes.append(str(overlap))
-    if shown:
-        shown, _ = check_overlap(shown, evaluation, data.overlap)
+    if config.needs_demonstrations:
+        read = read_demonstrations(data.demonstrations, data.train, seed, base_dir)
+        notes += [f"demonstrations: {c}" for c in read.counts if c.left_out]
+        shown, overlap = check_overlap(read.prompts, evaluation, data.overlap)
+        left_out += read.left_out
+        if overlap.matches and data.demonstrations:
+            notes.append(f"demonstrations: {overlap}")
     text = {s.name: stage_text(config.of_stage(s.name), base_dir, notes) for s in config.stages_of("pretrain")}
     renderer = Renderer(tokenizer, data.template)
     room = prompt_room(config, context)
@@ -75,7 +84,7 @@ def prepare_data(config: RunConfig, tokenizer: Any, context: int | None, base_di
     with disk_errors(f"writing data into {folder}"):
         write_rows(folder / "data" / "train.jsonl", train)
         write_rows(folder / "data" / "evaluation.jsonl", evaluation)
-    return RunData(train, evaluation, shown, text, renderer, tuple(notes), pairs)
+    return RunData(train, evaluation, shown, text, renderer, tuple(notes), pairs, tuple(left_out))
 
 
 def stage_text(config: RunConfig, base_dir: Path, notes: list[str]) -> list[str]:
@@ -117,16 +126,3 @@ def write_rows(path: Path, prompts: Sequence[Prompt]) -> None:
         for p in prompts:
             file.write(json.dumps(row_of(p), ensure_ascii=False) + "\n")
     os.replace(partial, path)
-
-
-def row_of(prompt: Prompt) -> dict[str, Any]:
-    """The prompt as a row of a user's own file."""
-    row = {
-        "id": prompt.id,
-        "question": prompt.question,
-        "answer": prompt.reference,
-        "domain": prompt.domain,
-        "verifier": prompt.verifier,
-    }
-    extra = {"demonstration": prompt.demonstration, "system": prompt.system}
-    return row | {k: v for k, v in extra.items() if v is not None}

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.run import RunConfig
+from pipeline.data.rows import row_of
 from pipeline.errors import ConfigError, DataError
 from pipeline.stages.pair_rows import SAMPLED_AT_ONCE
-from pipeline.stages.prepare import row_of
 from pipeline.stages.progress import Progress
 from pipeline.stages.rl import say_failures
 from pipeline.stages.sampled import sample_groups

@@ -16,7 +16,8 @@ from pipeline.models.load import save_folder
 from pipeline.report.store import read_jsonl
 from pipeline.seeds import stream
 from pipeline.stages.epochs import chunks, num_steps, record_step, steps_until
-from pipeline.stages.pair_rows import paired_lines, write_lines
+from pipeline.stages.lines import write_lines
+from pipeline.stages.pair_rows import paired_lines
 from pipeline.stages.schedule import Item
 from pipeline.stages.session import Session, stage_folder
 from pipeline.stages.steps import Steps, Wrap

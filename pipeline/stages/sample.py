@@ -12,14 +12,16 @@ from pipeline.config.load import dump
 from pipeline.config.sample import SampleConfig
 from pipeline.config.stages import DEMONSTRATIONS
 from pipeline.data.rejection import REASONS, kept_of
+from pipeline.data.rows import row_of
 from pipeline.errors import DataError, RunError
 from pipeline.report.files import write_atomic
 from pipeline.rollout.endpoint import ask_endpoint
 from pipeline.rollout.engine import Sampling
 from pipeline.scoring.score import Tally
 from pipeline.seeds import stream
-from pipeline.stages.pair_rows import SAMPLED_AT_ONCE, write_lines
-from pipeline.stages.prepare import prompt_room, row_of
+from pipeline.stages.lines import write_lines
+from pipeline.stages.pair_rows import SAMPLED_AT_ONCE
+from pipeline.stages.prepare import prompt_room
 from pipeline.stages.rl import say_failures
 from pipeline.stages.sampled import sample_groups
 from pipeline.stages.schedule import Item

@@ -16,7 +16,9 @@ import torch
 from pipeline.config.data import Source, VerifierChoice
 from pipeline.config.preference import OnlinePreferenceConfig
 from pipeline.config.stages import DEMONSTRATIONS, RlConfig
-from pipeline.data.prompts import load_demonstrations
+from pipeline.data.prompts import read_demonstrations
+from pipeline.data.rows import SourceCounts, row_of
+from pipeline.errors import DataError
 from pipeline.models.routing import num_experts
 from pipeline.rl.controllers import decayed_temperature
 from pipeline.rl.parts import Shaping
@@ -27,6 +29,7 @@ from pipeline.rollout.flight import Asked
 from pipeline.scoring.score import Tally
 from pipeline.scoring.select import Reason, form_groups, select
 from pipeline.stages import lag
+from pipeline.stages.lines import write_left_out
 from pipeline.stages.pairwise import from_pairs
 from pipeline.stages.runahead import flight_of, hand_over
 from pipeline.stages.sampled import ranked
@@ -218,42 +221,52 @@ def sampling(session: Session) -> Sampling:
 
 
 def demonstration_rows(session: Session) -> list[Row]:
-    """The demonstrations that the present stage trains on, in tokens; made at its first use of them."""
+    """The demonstrations that the present stage trains on, in tokens; made at its first use of them.
+
+    What is left out is said and written down. Raises: DataError where nothing is left.
+    """
     if session.demonstrations is None:
-        session.demonstrations = rows_of(session, demonstrations(session))
+        stage, (prompts, left_out) = session.state.stage, demonstrations(session)
+        session.demonstrations, counts = rows_of(session, prompts)
+        if left_out or counts.left_out:
+            write_left_out(session, stage, [*left_out, *counts.left_out])
+        if counts.skipped:
+            session.progress.say(f"{stage}: {counts}")
+        if not session.demonstrations:
+            raise DataError(
+                f"stage {stage!r} has no demonstration that fits: {counts}; shorten them, or use a model with a longer "
+                "context"
+            )
     return session.demonstrations
 
 
-def demonstrations(session: Session) -> list[Prompt]:
-    """Those that an earlier stage left, where an SFT stage names one; else those of the data."""
+def demonstrations(session: Session) -> tuple[list[Prompt], Sequence[tuple[Any, str]]]:
+    """Those that an earlier stage left, where an SFT stage names one; else those of the data; and what was left out."""
     config = session.config
     if config.stages[0].kind != "sft" or config.sft is None or config.sft.demonstrations is None:
-        return session.data.demonstrations
+        return session.data.demonstrations, session.data.left_out
     file = (stage_folder(session, config.sft.demonstrations) / DEMONSTRATIONS).resolve()
     # nothing is graded: a plain verifier stands for the rows' own, whose parameters are not in the file
     left = Source(file=str(file), verifier=VerifierChoice(name="exact"))
-    return load_demonstrations((left,), (), config.seed)
+    read = read_demonstrations((left,), (), config.seed)
+    return read.prompts, read.left_out
 
 
-def rows_of(session: Session, prompts: Sequence[Prompt]) -> list[Row]:
-    """Prompt and demonstration in tokens; the prompt is not trained on. What is longer than the context is left out."""
-    renderer = session.data.renderer
-    pairs = [(renderer.prompt_ids(p), renderer.demonstration_ids(p)) for p in prompts]
-    return fitting(session, [((*p, *d), len(p)) for p, d in pairs])
-
-
-def fitting(session: Session, rows: list[Row]) -> list[Row]:
-    """The rows that are not longer than the model's context; how many are is said."""
-    limit = getattr(session.backend.model.config, "max_position_embeddings", None)
-    if limit is None:
-        return rows
-    kept = [r for r in rows if len(r[0]) <= limit]
-    if len(kept) < len(rows):
-        session.progress.say(
-            f"{len(rows) - len(kept)} of {len(rows)} training texts are longer than the model's context of {limit} "
-            "tokens and were left out"
-        )
-    return kept
+def rows_of(session: Session, prompts: Sequence[Prompt]) -> tuple[list[Row], SourceCounts]:
+    """Prompt and demonstration in tokens, the prompt not trained on; those longer than the context are left out."""
+    renderer, limit = session.data.renderer, getattr(session.backend.model.config, "max_position_embeddings", None)
+    rows: list[Row] = []
+    counts = SourceCounts("demonstrations", len(prompts), what="of them kept")
+    for p in prompts:
+        asked, shown = renderer.prompt_ids(p), renderer.demonstration_ids(p)
+        length = len(asked) + len(shown)
+        if limit is None or length <= limit:
+            rows.append(((*asked, *shown), len(asked)))
+            continue
+        said = f"{p.id}: {length} tokens, and the model's context is {limit}"
+        counts.leave_out("past the context", said, row_of(p), f"past the context: {length} tokens of {limit}")
+    counts.num_loaded = len(rows)
+    return rows, counts
 
 
 def publish(session: Session) -> None:

@@ -13,7 +13,7 @@ from pipeline.data.texts import pieces
 from pipeline.errors import ConfigError, DataError
 from pipeline.stages.pretrain import text_rows
 from pipeline.stages.progress import Silent
-from pipeline.stages.train import opened
+from pipeline.stages.train import opened, train
 from tests.stages.broken import goes_on_as_if_never_broken, run
 from tests.stages.tiny import tiny
 
@@ -46,6 +46,60 @@ def test_packing_trains_the_same(tmp_path: Path) -> None:
 def test_epochs_go_through_all_demonstrations(tmp_path: Path) -> None:
     run(sft({"steps": None, "epochs": 1.5, "batch_size": 64}), tmp_path)
     assert len(rows(tmp_path, "step")) == 8, "300 demonstrations x 1.5 / 64, rounded up"
+
+
+GOOD = [{"id": f"g{a}", "question": f"{a}+1=", "answer": str(a + 1), "demonstration": str(a + 1)} for a in range(6)]
+BAD = [
+    {"id": "mute", "question": "2+2=", "answer": "4", "demonstration": " "},
+    {"id": "none", "question": "3+3=", "answer": "6"},
+    {"id": "blank", "question": "", "answer": "4", "demonstration": "4"},
+    {"id": "long", "question": "1+3=", "answer": "4", "demonstration": "4" * 90},
+]
+
+
+class Heard(Silent):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+def shown(folder: Path, demonstrations: list[dict[str, Any]]) -> RunConfig:
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in demonstrations) + "{torn\n")
+    source = {"file": "rows.jsonl", "verifier": "math", "on_bad_row": "skip"}
+    return sft({"steps": 2}, data={"demonstrations": [source], "evaluation": []})
+
+
+def test_rows_that_teach_nothing_are_counted_named_and_kept(tmp_path: Path) -> None:
+    heard = Heard()
+    train(shown(tmp_path, [*BAD, *GOOD]), tmp_path, tmp_path / "run", "auto", heard)
+    lines = [json.loads(line) for line in (tmp_path / "run/stages/sft/left_out.jsonl").read_text().splitlines()]
+    why = {line["row"]["id"] if isinstance(line["row"], dict) else "torn": line["why"] for line in lines}
+    assert why == {
+        "mute": "without a demonstration",
+        "none": "without a demonstration",
+        "blank": "rows.jsonl line 3: column 'question' is empty",
+        "torn": why["torn"],
+        "long": "past the context: 95 tokens of 64",
+    }
+    assert why["torn"].startswith("rows.jsonl line 11")
+    kept = next(line["row"] for line in lines if line["why"].startswith("past"))
+    assert kept["demonstration"] == BAD[3]["demonstration"], "nothing is lost"
+    notes = json.loads((tmp_path / "run" / "run.json").read_text())["data_notes"]
+    (note,) = [n for n in notes if "without a demonstration" in n]
+    assert note.startswith("demonstrations: rows.jsonl: 7 demonstrations of 11 rows read; skipped 2 bad rows (first: ")
+    assert "2 without a demonstration (first: mute)" in note
+    (said,) = [line for line in heard.lines if "past the context" in line]
+    assert said == (
+        "sft: demonstrations: 6 of them kept of 7 rows read; skipped 1 past the context (first: long: 95 tokens, and "
+        "the model's context is 64)"
+    )
+
+
+def test_a_stage_whose_demonstrations_all_are_too_long_says_so(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"stage 'sft' has no demonstration that fits: .* 1 past the context"):
+        run(shown(tmp_path, BAD[3:]), tmp_path / "run")
 
 
 @pytest.mark.parametrize("changes", [{"epochs": 2}, {"steps": None}])

@@ -1,0 +1,80 @@
+"""The rows of a source gone through one by one: what becomes of each is counted, and what is left out is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+from pipeline.data.files import Placed
+from pipeline.errors import DataError
+from pipeline.types import Prompt
+
+T = TypeVar("T")
+
+
+def row_of(prompt: Prompt) -> dict[str, Any]:
+    """The prompt as a row of a user's own file."""
+    row = {
+        "id": prompt.id,
+        "question": prompt.question,
+        "answer": prompt.reference,
+        "domain": prompt.domain,
+        "verifier": prompt.verifier,
+    }
+    extra = {"demonstration": prompt.demonstration, "system": prompt.system}
+    return row | {k: v for k, v in extra.items() if v is not None}
+
+
+@dataclass(slots=True)
+class SourceCounts:
+    """What became of one source's rows. `skipped` counts by reason, `examples` has the first of each in words."""
+
+    label: str
+    num_read: int = 0
+    num_loaded: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, str] = field(default_factory=dict)
+    what: str = "prompts"
+    left_out: list[tuple[Any, str]] = field(default_factory=list)
+    """(row, why) of those that are kept for people to look at."""
+
+    def skip(self, reason: str, example: str) -> None:
+        """Count one."""
+        self.skipped[reason] = self.skipped.get(reason, 0) + 1
+        self.examples.setdefault(reason, example)
+
+    def leave_out(self, reason: str, example: str, row: Any, why: str) -> None:
+        """Count one and keep it for people."""
+        self.skip(reason, example)
+        self.left_out.append((row, why))
+
+    def __str__(self) -> str:
+        skips = [f"{n} {reason} (first: {self.examples[reason]})" for reason, n in self.skipped.items()]
+        said = f"{self.label}: {self.num_loaded} {self.what} of {self.num_read} rows read"
+        return said + (f"; skipped {', '.join(skips)}" if skips else "")
+
+
+def good_rows(
+    rows: Iterable[Placed],
+    counts: SourceCounts,
+    on_bad_row: Literal["error", "skip"],
+    make: Callable[[Mapping[str, Any], int], T],
+) -> Iterator[tuple[str, Mapping[str, Any], T]]:
+    """(place, row, what `make` made of row and number) of each row of which it could.
+
+    Raises: DataError naming place and remedy for the first that it could not, unless those are skipped.
+    """
+    for place, number, row in rows:
+        counts.num_read += 1
+        try:
+            if isinstance(row, DataError):
+                raise row
+            made = make(row, number)
+        except DataError as exc:
+            said = str(exc) if str(exc).startswith(place) else f"{place}: {exc}"
+            if on_bad_row == "error":
+                raise DataError(f"{said}; correct the row or the mapping, or set on_bad_row: skip") from exc
+            counts.leave_out("bad rows", said, str(exc) if isinstance(row, DataError) else row, said)
+            continue
+        yield place, row, made
