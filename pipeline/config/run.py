@@ -27,7 +27,6 @@ from pipeline.config.sections import (
     TrainConfig,
 )
 from pipeline.config.stages import (
-    BASE,
     PretrainConfig,
     RlConfig,
     RoundsConfig,
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 
 RECORDING_ENGINES = ("torch", "vllm", "vllm_server")
 """Engines that record what tokens were drawn among, and the experts used."""
-NO_NAMES = frozenset({BASE, "evaluate", "generate", "verify", "select", "update", "publish", "other", "graders"})
+NO_NAMES = frozenset({"base", "evaluate", "generate", "verify", "select", "update", "publish", "other", "graders"})
 """Not for stages: in a run's files these are the model before training and the phases of a step."""
 
 
