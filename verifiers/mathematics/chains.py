@@ -6,8 +6,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from verifiers.mathematics.equality import same
-from verifiers.mathematics.quantities import explicitly_rounded
-from verifiers.mathematics.tree import Node, has, is_constant, nodes, variables
+from verifiers.mathematics.quantities import MARKS, explicitly_rounded, quantity
+from verifiers.mathematics.tree import Node, has, is_constant, nodes, num, variables
+
+INVERSES = frozenset({"f^-1", "g^-1", "h^-1"})
+DENYING = frozenset({"not", "never", "neither", "maybe", "perhaps", "possibly", "unless", "if", "wrong", "incorrect"})
 
 
 class Value(NamedTuple):
@@ -32,6 +35,8 @@ def value_of(tree: Node) -> Value | None:
     if set(tree.args[1::2]) - {"=", "≈"}:
         return None
     members, signs = list(tree.args[::2]), list(tree.args[1::2])
+    if any(n.op == "word" and DENYING.intersection(n.args[0].lower().split()) for n in nodes(members[0])):
+        return None
     if len(members) == 2 and is_constant(members[0]) and members[1].op == "sym":
         members.reverse()
     name = name_of(members[0])
@@ -43,14 +48,43 @@ def value_of(tree: Node) -> Value | None:
     value = members[max(exact, 1) - 1]
     if name is None and len(members) > 1 and not _is_plain_left(members[0], value):
         return None
-    constants = [m for m in members[: max(exact, 1)] if is_constant(m)]
-    for one, two in pairwise(constants):
-        if same(one, two) is False:
+    named = tree.args[0]
+    if named.op == value.op == "tuple" and len(named.args) != len(value.args):
+        return None
+    before = members[: max(exact, 1)]
+    if any(is_constant(one) and _is_formula(two) for one, two in pairwise(before)):
+        return None
+    for one, two in pairwise([m for m in before if not _is_formula(m)]):
+        if _differ(one, two):
             raise Contradiction
     for rounded in members[max(exact, 1) :] if exact else []:
         if is_constant(value) and is_constant(rounded) and not _near(value, rounded):
             raise Contradiction
     return Value(value, name, not exact)
+
+
+def _is_formula(tree: Node) -> bool:
+    """Whether names stand in it, other than units and what is counted."""
+    return has(tree, "sym", "call")
+
+
+def _differ(one: Node, two: Node) -> bool:
+    """Whether two values without free names are surely not the same: numbers, quantities, points and sets of them."""
+    if one.op == two.op and one.op in {"tuple", "matrix", "set"}:
+        items = [[a for a in t.args if isinstance(a, Node)] for t in (one, two)]
+        if len(items[0]) != len(items[1]):
+            return True
+        if one.op == "set":
+            return not all(any(not _differ(a, b) for b in items[1]) for a in items[0])
+        return any(_differ(a, b) for a, b in zip(*items, strict=True))
+    if is_constant(one) and is_constant(two):
+        return same(one, two) is False
+    if not has(one, *MARKS) and not has(two, *MARKS):
+        return False
+    left, right = quantity(one), quantity(two)
+    if left is None or right is None:
+        return False
+    return same(left.raw, right.raw) is False and same(left.value, right.value) is False
 
 
 def _near(value: Node, rounded: Node) -> bool:
@@ -60,9 +94,11 @@ def _near(value: Node, rounded: Node) -> bool:
 def _is_plain_left(left: Node, value: Node) -> bool:
     """Whether what stands before the equals sign may just be what was asked for: a + b = 42, not y - 2x = 42."""
     names = variables(left)
-    if not names:
+    if not names or (not _is_formula(left) and quantity(left) is not None):
         return True
-    return is_constant(value) and len(names) > 1 and not has(left, "word", "num", "dec")
+    if not is_constant(value):
+        return names == variables(value) and same(left, value) is True
+    return len(names) > 1 and not has(left, "word", "num", "dec")
 
 
 def name_of(tree: Node) -> str | None:
@@ -71,6 +107,11 @@ def name_of(tree: Node) -> str | None:
         return str(tree.args[0])
     if tree.op == "div" and (slope := _slope(tree)) is not None:
         return slope
+    if tree.op == "mul" and len(tree.args) == 2 and tree.args[0].op == "pow" and tree.args[1].op == "sym":
+        inverse = _marked(tree.args[0])
+        return inverse if inverse in INVERSES else None
+    if tree.op == "pow":
+        return name if (name := _marked(tree)) is not None and name[0].isupper() else None
     if (
         tree.op == "abs"
         and tree.args[0].op in {"sym", "mul"}
@@ -87,6 +128,12 @@ def name_of(tree: Node) -> str | None:
             return "angle"
         return "".join(letters) if len(letters) == len(tree.args) and "".join(letters).isupper() else _called(tree)
     return None
+
+
+def _marked(tree: Node) -> str | None:
+    """The name of an inverse or a transpose, A^{-1} or A^T; None for another power."""
+    base, mark = tree.args
+    return f"{base.args[0]}^{mark.args[0]}" if base.op == "sym" and mark in (num(-1), Node("sym", ("T",))) else None
 
 
 def _slope(tree: Node) -> str | None:

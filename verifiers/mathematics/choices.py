@@ -14,7 +14,10 @@ CHOICE_SAID = re.compile(
     r"|which)\b)))[\s.:,-]*(.*?)\s*",
     re.DOTALL | re.IGNORECASE,
 )
-OTHER_CHOICE = re.compile(r"(?:^|[\s(,/&])[A-J](?:$|[\s).,:/&])|\b(?:or|not|and also|either)\b")
+OTHER_CHOICE = re.compile(
+    r"(?:^|[\s(,/&])[A-J](?:$|[\s).,:/&])|\b(?:or|not|and also|either)\b"
+    r"|\(\s*(?:false|wrong|incorrect)\s*\)|\b(?:is|was) (?:false|wrong|incorrect)\b|\?$|^(?:and|&|=)\s"
+)
 
 
 class Choice(NamedTuple):

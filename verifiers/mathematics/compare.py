@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from verifiers.mathematics.chains import Contradiction, Value, last, name_of, value_of
+from verifiers.mathematics.chains import INVERSES, Contradiction, Value, last, name_of, value_of
 from verifiers.mathematics.curves import numerator, proportional, same_inequality
 from verifiers.mathematics.equality import same
 from verifiers.mathematics.linear import is_vector_sum, same_matrix
@@ -128,6 +128,8 @@ def _solutions(tree: Node, params: MathParams) -> list[Value] | None:
             return None
         found = [v for p in parts for v in p or ()]
     elif tree.op == "rel" and tree.args[1] == "in" and len(tree.args) == 3 and tree.args[2].op == "set":
+        if name_of(tree.args[0]) is None:
+            return None
         inner = _solutions(tree.args[2], params)
         found = [Value(v.tree, name_of(tree.args[0])) for v in inner or ()]
     else:
@@ -256,7 +258,8 @@ def _regions(gold: Node, said: Node, params: MathParams) -> bool | None:
     if gold.op == "rel" and gold.args[1] == "in" and said.op != "rel":
         return match(gold.args[2], said, params)
     if said.op == "rel" and said.args[1] == "in" and len(said.args) == 3 and gold.op != "rel":
-        return match(gold, said.args[2], params) if said.args[2] != REALS else False
+        belongs = said.args[2] != REALS and name_of(said.args[0]) is not None
+        return match(gold, said.args[2], params) if belongs else False
     return False
 
 
@@ -335,12 +338,14 @@ def _approximate_gold(gold: Node, said: Node, params: MathParams) -> bool:
 
 
 def _names_agree(one: str, two: str) -> bool:
-    functions = {"y", "f", "g", "h", "F"}
+    functions = {"y", "f", "g", "h", "F"} | INVERSES
     if one.endswith("'") and two.endswith("'"):
         return _names_agree(one[:-1], two[:-1])
-    if "_" in one and "_" in two:
+    if ("_" in one and "_" in two) or ("^" in one and "^" in two):
         return one == two
-    return one == two or len(one) > 3 or len(two) > 3 or ("y" in {one, two} and {one, two} <= functions)
+    if one == two or any(len(n) > 3 and "^" not in n for n in (one, two)):
+        return True
+    return "y" in {one, two} and {one, two} <= functions
 
 
 def _renamed(gold: Node, said: Node) -> Node | None:

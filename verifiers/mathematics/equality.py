@@ -24,6 +24,8 @@ NUM_REAL_POINTS = 3
 NUM_BROKEN_POINTS = 10
 """Where values are rounded to whole ones, near zero and WIDE times as far from it in turn."""
 WIDE = 37
+SCALES = (Fraction(1, 10), Fraction(1, 100), Fraction(10), Fraction(100), Fraction(1_000))
+"""Where else points are drawn: a function may be defined only close to zero, or only far from it."""
 MAX_SIGNED_NAMES = 6
 BY_SIGN = frozenset({"abs", "floor", "ceil"})
 """What tells a formula of several names, which are taken to be positive, apart below zero."""
@@ -180,6 +182,11 @@ def _points(source: random.Random, names: list[str], whole: bool, wide: int) -> 
             yield {name: source.randint(3, 40) for name in names}
         else:
             yield {name: Fraction(far * source.randint(low * 10**6 + 1, high * 10**6 - 1), 10**6) for name in names}
+    if whole:
+        return
+    for scale in SCALES:
+        for low, high in spans[:4] if scale < 1 else spans[5:9]:
+            yield {name: scale * Fraction(source.randint(low * 10**6 + 1, high * 10**6 - 1), 10**6) for name in names}
 
 
 def _same_here(a: Node, b: Node, point: dict[str, Exact], is_complex: bool) -> bool | None:

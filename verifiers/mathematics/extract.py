@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from verifiers.mathematics import hedges
+
 MAX_TAIL = 20_000
 """Characters looked at, from the end."""
 MAX_CLOSING = 1_500
@@ -138,6 +140,8 @@ class Extraction:
     reason: str
     other_language: bool = False
     several: bool = False
+    alternative: str | None = None
+    """What a hedge beside the box offers as well: `\\boxed{4} or 5`."""
 
 
 def extract(
@@ -180,17 +184,20 @@ def boxed(text: str, join: bool = True) -> Extraction | None:
     if not boxes:
         return None
     contents = [text[boxes[-1][1] : boxes[-1][2]].strip()]
-    end = boxes[-1][0]
+    end, joiner = boxes[-1][0], ", "
     for start, inner, closed in reversed(boxes[-20:-1] if join else []):
         if BETWEEN.fullmatch(text, closed + 1, end) is None:
             break
+        joiner = " \\text{ or } " if re.search(r"\bor\b", text[closed + 1 : end], re.IGNORECASE) else joiner
         contents.append(text[inner:closed].strip())
         end = start
     contents = list(dict.fromkeys(reversed(contents)))
     if not any(contents):
         return Extraction(None, "empty_box")
     other = _other_language(text)
-    return Extraction(", ".join(contents), "boxed", other, len(contents) > 1)
+    return Extraction(
+        joiner.join(contents), "boxed", other, len(contents) > 1, hedges.beside(text, end, boxes[-1][2] + 1)
+    )
 
 
 def _boxes(text: str) -> tuple[list[tuple[int, int, int]], int | None]:
@@ -236,9 +243,12 @@ def _tagged(text: str) -> Extraction | None:
 def _cued(text: str) -> Extraction | None:
     if text.endswith("}") and (keyed := list(JSON_ANSWER.finditer(text))):
         return Extraction(keyed[-1][2].strip(), "cue")
-    cues = list(CUE.finditer(text))
-    if not cues:
+    every = list(CUE.finditer(text))
+    if not every:
         return None
+    cues = [cue for cue in every if not hedges.is_of_another(text, cue)]
+    if not cues or hedges.is_supposed(text, cues[-1]):
+        return Extraction(None, "no_conclusion")
     cue = cues[-1]
     rest = text[cue.end() :].lstrip(" \t:*_：是为")
     if rest.startswith("\n"):
@@ -305,7 +315,7 @@ def _concluded(text: str) -> Extraction:
 def _is_open(sentence: str) -> bool:
     """Whether a short text with a number in it does not state it: a question, a guess, a denial."""
     said = NO_CONCLUSION.search(sentence) or DENIES.search(sentence)
-    return re.search(r"\d", sentence) is not None and said is not None
+    return said is not None and re.search(r"\d|\$|\banswer\b", sentence, re.IGNORECASE) is not None
 
 
 def _stated(sentence: str) -> str | None:
@@ -344,6 +354,8 @@ def _from_sentence(sentence: str, whole: bool) -> Extraction | None:
     reason, other = "conclusion", _other_language(sentence)
     if formulas:
         last = formulas[-1]
+        if hedges.BOUNDED.search(sentence, 0, last.start()):
+            return None
         after = sentence[last.end() :].strip()
         finished = not after.strip(" .*") or after.endswith((".", "!", "*", "。"))
         if not finished and (len(after.split()) > 2 or UNFINISHED.search(after)):

@@ -11,20 +11,24 @@ from typing import Any
 
 from pipeline.errors import DataError, GradingError
 from pipeline.types import Verdict
+from verifiers.mathematics.chains import last
 from verifiers.mathematics.choices import Choice, choice_gold, choice_said
 from verifiers.mathematics.clock import same_time
 from verifiers.mathematics.compare import match
+from verifiers.mathematics.equality import approximate
 from verifiers.mathematics.extract import MAX_TAIL, Extraction, boxed, extract
 from verifiers.mathematics.policy import DEFAULT, MathParams
 from verifiers.mathematics.quantities import explicitly_rounded
 from verifiers.mathematics.reading import APPROXIMATE, Reading, clean
 from verifiers.mathematics.regions import COLLECTIONS
 from verifiers.mathematics.slow import ALGEBRA, TimedOut
-from verifiers.mathematics.tree import Node, has, is_constant, nodes
+from verifiers.mathematics.tree import IMAGINARY, Node, has, is_constant, nodes
 from verifiers.mathematics.words import STYLE
 
 GOLDS, ANSWERS = 16_384, 16_384
 MAX_ASKED = 300
+HEDGE_TOLERANCE = 0.01
+"""How far the decimal of an exact answer may be from it: `\\boxed{\\sqrt2}` or 1.41."""
 MANY_DIGITS = re.compile(r"\d{30}")
 OPERATORS = re.compile(r"[-+*/^!]|\\(?:times|cdot|frac|sqrt|binom|sum|int)")
 MATHEMATICAL = re.compile(r"[-+*/^!=]|\\(?!text)[A-Za-z]")
@@ -99,8 +103,11 @@ def grade(response: str, gold: Any, params: MathParams = DEFAULT, prompt: str = 
     if prompt and _restates(found.text, prompt, reference, params):
         equal, reason = False, "restatement"
     else:
+        comma = found.other_language or params.decimal_comma
         try:
-            equal, reason = _answered(found.text, reference, found.other_language or params.decimal_comma, params)
+            equal, reason = _answered(found.text, reference, comma, params)
+            if equal and found.alternative is not None and _is_another(found.alternative, reference, comma, params):
+                equal, reason = False, f"hedge: {found.alternative:.60}"
         except TimedOut:
             seconds = time.perf_counter() - start
             return Verdict(
@@ -170,6 +177,20 @@ def _answered(text: str, reference: str, comma: bool, params: MathParams) -> tup
     if equal is None:
         return False, f"undecided: {said.text:.60}"
     return False, f"wrong: {said.problem or said.text:.60}"
+
+
+def _is_another(alternative: str, reference: str, comma: bool, params: MathParams) -> bool:
+    """Whether what a hedge offers beside the right answer is no other form of it, nor its decimal."""
+    if _answered(alternative, reference, comma, params)[0]:
+        return False
+    trees = _gold(reference, params).reading.tree, Reading(clean(alternative, comma)).tree
+    if any(t is None or (has(t, "rel") and "=" not in t.args) or IMAGINARY in nodes(t) for t in trees):
+        return True
+    gold, other = (last(t) for t in trees if t is not None)
+    if not is_constant(gold) or not is_constant(other) or has(gold, "dec") or not has(other, "dec"):
+        return True
+    one, two = approximate(gold), approximate(other)
+    return one is None or two is None or abs(one - two) > HEDGE_TOLERANCE * abs(one)
 
 
 def _worth_asking(gold: Reading, said: Reading, equal: bool | None) -> bool:
@@ -243,10 +264,8 @@ def _as_words(wanted: Reading, said: Reading) -> bool | None:
 
 
 def _lowest_terms(tree: Node) -> bool:
-    return tree.op == "ratio" and match(tree, Node("div", tree.args), DEFAULT) is True and _coprime(tree)
-
-
-def _coprime(tree: Node) -> bool:
+    if tree.op != "ratio":
+        return False
     values = [a.args[0] for a in tree.args if a.op == "num" and isinstance(a.args[0], int)]
     return len(values) == len(tree.args) and math.gcd(*values) == 1
 

@@ -7,7 +7,7 @@ from verifiers.mathematics.expressions import sum_of
 from verifiers.mathematics.functions import command
 from verifiers.mathematics.lexer import Unreadable, tokens
 from verifiers.mathematics.nouns import LABELS
-from verifiers.mathematics.tree import EMPTY, Node
+from verifiers.mathematics.tree import EMPTY, Node, has, is_constant, nodes
 
 RELATIONS = {
     "=": "=",
@@ -114,7 +114,8 @@ def _statement(cursor: Cursor) -> Node:
     if modulus is not None:
         tree = _congruent(tree, modulus)
     if cursor.take_op("implies", "therefore") and cursor.peek().kind != "end":
-        return _statement(cursor)
+        reached = _statement(cursor)
+        return Node("rel", (tree, "=", reached)) if is_constant(tree) and is_constant(reached) else reached
     return tree
 
 
@@ -190,9 +191,16 @@ def _modulus(cursor: Cursor) -> Node | None:
 
 
 def _congruent(tree: Node, modulus: Node) -> Node:
-    """The congruence: its last member modulo `modulus`, whatever stands on the left."""
-    value = tree.args[-1] if tree.op == "rel" else tree
-    return Node("mod", (value, modulus))
+    """The congruence: its last member modulo `modulus`, and what stands on the left unless it is only a name."""
+    if tree.op != "rel":
+        return Node("mod", (tree, modulus))
+    if set(tree.args[1::2]) - {"=", "≡", "in"}:
+        raise Unreadable("a modulus behind no congruence")
+    left, value = tree.args[0], tree.args[-1]
+    if NEGATIONS.intersection(word for n in nodes(left) if n.op == "word" for word in n.args[0].lower().split()):
+        raise Unreadable("a congruence denied")
+    named = left.op in {"sym", "call"} or has(left, "word") or is_constant(left)
+    return Node("mod", (value, modulus) if named else (value, modulus, left))
 
 
 def bracketed(cursor: Cursor) -> Node | None:

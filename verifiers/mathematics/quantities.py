@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from verifiers.mathematics.equality import same, within
-from verifiers.mathematics.nouns import only_counts, stem
+from verifiers.mathematics.nouns import NOT_NOUNS, only_counts, stem
 from verifiers.mathematics.policy import MathParams
 from verifiers.mathematics.tree import ONE, PI, Node, has, neg, nodes, num
 from verifiers.mathematics.units import CUBED, SQUARED, UNITS, Dimension, scale_node, times
@@ -126,7 +126,8 @@ class _Reader:
             return self.take(tree.args[0], 1)
         if tree.op == "deg" and power == 1:
             self.scales.append(HALF_TURN)
-            self.dimension = times(self.dimension, (("angle", 1),))
+            self.last = ((("angle", 1),), HALF_TURN, 1)
+            self.dimension = times(self.dimension, self.last[0])
             return self.take(tree.args[0], 1)
         if has(tree, "word", "money"):
             return False
@@ -154,7 +155,7 @@ class _Reader:
             else:
                 known = UNITS.get(word) or (UNITS.get(lower) if len(lower) > 1 else None)
                 if known is None:
-                    return tree.op == "word" and self.noun(words[i:], sign)
+                    return tree.op == "word" and abs(power) == 1 and self.noun(words[i:], sign)
                 total = power * sign * next_power
                 if known.dimension == self.dimension and known.dimension in CURRENCY:
                     continue
@@ -233,8 +234,8 @@ def _percents_equal(gold: Quantity, said: Quantity, params: MathParams) -> bool 
 
 
 def _same_things(gold: str, said: str) -> bool:
-    one, two = {stem(w) for w in gold.split()}, {stem(w) for w in said.split()}
-    return bool(one and two) and (one <= two or two <= one)
+    one, two = ({stem(w) for w in phrase.split()} for phrase in (gold, said))
+    return bool(one and two) and (one <= two or two <= one) and not NOT_NOUNS.intersection(one ^ two)
 
 
 def numbers_equal(
@@ -274,7 +275,8 @@ def _rounds_to(value: Fraction, places: int, said: Node) -> bool:
     if (places < 2 and digits < 3) or (digits < 2 and places > 2):
         return False
     shown = _decimal(said)
-    is_simple = value.denominator <= MAX_EXACT_DENOMINATOR and value.denominator < 10**places
+    is_padded = places > 2 and (value / unit).numerator % 10 == 0  # 19.900, but not the 12.50 of money
+    is_simple = value.denominator <= MAX_EXACT_DENOMINATOR and value.denominator < 10**places and not is_padded
     if is_simple and shown is not None and shown[1] < places + 2:
         return False
     if value < 0:

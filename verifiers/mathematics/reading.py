@@ -8,6 +8,7 @@ from functools import cached_property
 
 from verifiers.mathematics import clock, words
 from verifiers.mathematics.characters import ascii_latex
+from verifiers.mathematics.labels import without_label
 from verifiers.mathematics.lexer import Unreadable
 from verifiers.mathematics.parser import parse
 from verifiers.mathematics.phrases import without_phrases
@@ -30,6 +31,8 @@ THEREFORE = re.compile(
 )
 IN_TOTAL = re.compile(r"(?:\\?\s)*(?:\\text\{)?\s*\b(?:in total|altogether|left|remaining)\s*\}?$")
 ROW_SPACE = re.compile(r"\\\\\s?\[\s?-?[\d.]{1,6}\s?(?:pt|em|ex|mm|cm|in)\s?\]")
+CONTINUED = re.compile(r"\\\\\s*&?\s*(?==|\\(?:approx|equiv|implies|Rightarrow)(?![A-Za-z]))")
+"""A line of a derivation that goes on with its sign: x &= 1 + 2 \\\\ &= 3."""
 QUAD = re.compile(r"(?<=[\w})\]])(?:\s|~|\\[,; ])*\\q?quad(?:\s|~|\\[,; ])*(?=[\w\\({\[-])")
 DIGIT = re.compile(r"\d")
 BRACE_COMMA = re.compile(r"(?<=\d)\{,\}(?=\d)")
@@ -177,7 +180,7 @@ def clean(text: str, comma_is_decimal: bool = False) -> str:
         if text[-1:] in ".,;:!\\~ " or text.endswith(("quad", "\\;", "\\,")):
             text = _trimmed(text)
         text = text.removeprefix(":").removeprefix("'").removesuffix("'") if text[:1] in {":", "'"} else text
-        if text.startswith("{") and text.endswith("}") and _closes_at_end(text) and "," not in text:
+        if text.startswith("{") and text.endswith("}") and _closes_at_end(text) and ("," not in text or "=" in text):
             text = text[1:-1]
         if text == before:
             break
@@ -195,6 +198,8 @@ def clean(text: str, comma_is_decimal: bool = False) -> str:
     text = BRACE_COMMA.sub(_brace_comma, text) if "{,}" in text else text
     if "{" in text or " " in text or "h" in text:
         text = without_phrases(text)
+    if "=" in text:
+        text = without_label(text)
     if comma_is_decimal or text.startswith("0,"):
         text = DECIMAL_COMMA.sub(_decimal_comma, text) if text.count(",") == 1 else text
     return text
@@ -248,6 +253,8 @@ def rewritten(text: str) -> str:
     """The cleaned text with a few spellings brought to one: combinations, space between rows."""
     if "\\\\[" in text:
         text = ROW_SPACE.sub(r"\\\\", text)
+    if "\\\\" in text:
+        text = CONTINUED.sub(" ", text)
     if "C" in text or "P" in text:
         text = COMBINATION.sub(_combination, text)
     return text

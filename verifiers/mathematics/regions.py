@@ -146,6 +146,8 @@ class _Line:
 
     def joined(self, tree: Node) -> Cells:
         parts = [self.cells(a) for a in tree.args]
+        if any(one < two < self.all for one in parts for two in parts):
+            raise NotRegion  # x > 2 or x >= 2: one of them says the other again, or is a second answer
         union: Cells = frozenset().union(*parts)
         if tree.op == "either" or any(p.op == "tuple" for p in tree.args):
             return union

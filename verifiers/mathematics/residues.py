@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verifiers.mathematics.chains import last, value_of
+from verifiers.mathematics.chains import last, name_of, value_of
 from verifiers.mathematics.equality import same
 from verifiers.mathematics.policy import MathParams
 from verifiers.mathematics.regions import COLLECTIONS
@@ -21,8 +21,7 @@ def same_ratio(gold: Node, said: Node, params: MathParams) -> bool | None:
             return False
         if gold.op == "ratio" and other.op not in {"div", "neg"}:
             return None if other.op == "const" else same(Node("div", ratio.args), other) and ratio.args[1] == num(1)
-        quotient = Node("div", ratio.args)
-        return same(quotient, other)
+        return same(Node("div", ratio.args), other) is True
     if len(gold.args) != len(said.args):
         return False
     first = zip(gold.args[1:], said.args[1:], strict=True)
@@ -35,24 +34,34 @@ def classes(tree: Node) -> list[Node]:
         return [c for a in tree.args for c in classes(a)]
     if tree.op != "mod":
         return [tree]
-    value, modulus = tree.args
+    value, *rest = tree.args
     if value.op in COLLECTIONS or value.op == "set":
-        return [c for a in value.args for c in classes(Node("mod", (a, modulus)))]
-    return list(dict.fromkeys(Node("mod", (v, modulus)) for v in expand_signs(value)))
+        return [c for a in value.args for c in classes(Node("mod", (a, *rest)))]
+    return list(dict.fromkeys(Node("mod", (v, *rest)) for v in expand_signs(value)))
 
 
 def congruent(gold: Node, said: Node) -> bool | None:
     """The same residue class: equal moduli, values that differ by a multiple; 7k + 3 is 3 modulo 7."""
     if gold.op != "mod" or said.op != "mod":
-        one: Node | None = gold if gold.op == "mod" else _progression(last(gold))
-        two: Node | None = said if said.op == "mod" else _progression(last(said))
+        one, two = _as_congruence(gold), _as_congruence(said)
         return one is not None and two is not None and congruent(one, two)
-    if same(gold.args[1], said.args[1]) is not True:
+    if same(gold.args[1], said.args[1]) is not True or len(gold.args) != len(said.args):
+        return False
+    if len(gold.args) > 2 and same(gold.args[2], said.args[2]) is not True:
         return False
     if gold.args[0].op in COLLECTIONS or said.args[0].op in COLLECTIONS:
         return bool(gold.args[0] == said.args[0])
     steps = Node("div", (Node("add", (gold.args[0], neg(said.args[0]))), gold.args[1]))
     return same(Node("floor", (steps,)), steps)
+
+
+def _as_congruence(tree: Node) -> Node | None:
+    """A congruence, also one written x = 7k + 3; None for another statement."""
+    if tree.op == "mod":
+        return tree
+    if tree.op == "rel" and (set(tree.args[1::2]) - {"=", "≡"} or name_of(tree.args[0]) is None):
+        return None
+    return _progression(last(tree))
 
 
 def _progression(tree: Node) -> Node | None:

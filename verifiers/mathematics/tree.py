@@ -50,12 +50,22 @@ def nodes(tree: Node) -> Iterator[Node]:
     while stack:
         node = stack.pop()
         yield node
-        stack.extend(a for a in node.args if isinstance(a, Node))
+        for a in node.args:
+            if isinstance(a, Node):
+                stack.append(a)
 
 
 def has(tree: Node, *ops: str) -> bool:
     """Whether any node of the tree is one of `ops`."""
-    return any(n.op in ops for n in nodes(tree))
+    stack = [tree]
+    while stack:
+        node = stack.pop()
+        if node.op in ops:
+            return True
+        for a in node.args:
+            if isinstance(a, Node):
+                stack.append(a)
+    return False
 
 
 def variables(tree: Node) -> frozenset[str]:
@@ -65,9 +75,7 @@ def variables(tree: Node) -> frozenset[str]:
 
 def is_constant(tree: Node) -> bool:
     """Whether the tree is one number: no names, no collections, no statements."""
-    return all(n.op in CONSTANT for n in nodes(tree)) and not any(
-        n.op == "const" and n.args[0] not in {"pi", "e", "i"} for n in nodes(tree)
-    )
+    return all(n.op in CONSTANT and (n.op != "const" or n.args[0] in {"pi", "e", "i"}) for n in nodes(tree))
 
 
 CONSTANT = frozenset(

@@ -9,6 +9,8 @@ from verifiers.mathematics.tree import E, Node, has, is_constant, neg, nodes, su
 from verifiers.mathematics.units import UNITS
 from verifiers.mathematics.vocabulary import ENGLISH
 
+ADDED = frozenset({"const", "constant", "C", "C_1", "c_1", "C_0", "K"})
+"""What a gold calls the constant of an antiderivative; c too, beside one other name: in x^2 + bx + c it is not free."""
 INTEGRATION_CONSTANTS = frozenset({"const", "constant", "C", "c", "K", "k", "C_1", "c_1", "C_0", "D", "A"})
 
 
@@ -81,12 +83,16 @@ def _has_unit_letters(tree: Node) -> bool:
 def _up_to_constant(gold: Node, said: Node) -> bool | None:
     """Antiderivatives: equal but for the name of the added constant, or for a number that it takes in."""
     one, two = _added_constant(gold), _added_constant(said)
-    if one is None or two is None:
+    if (
+        one is None
+        or two is None
+        or not (variables(gold) & ADDED or ("c" in variables(gold) and len(variables(one)) == 1))
+    ):
         return None
     rest = Node("add", (one, neg(two)))
     names = sorted(variables(rest))
     if not names:
-        return True
+        return bool(variables(one))
     moved = substitute(rest, {n: Node("sym", (n + "~",)) for n in names})
     return same(rest, moved)
 

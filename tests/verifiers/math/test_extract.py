@@ -16,7 +16,7 @@ FOUND = [
     (r"\boxed{\frac{1}{\sqrt{2}}}", r"\frac{1}{\sqrt{2}}", "boxed"),
     (r"\boxed{\{1,2\}}", r"\{1,2\}", "boxed"),
     (r"\boxed{1}, \boxed{2}", "1, 2", "boxed"),
-    (r"$\boxed{1}$ or $\boxed{2}$", "1, 2", "boxed"),
+    (r"$\boxed{1}$ or $\boxed{2}$", r"1 \text{ or } 2", "boxed"),
     (r"\boxed{7}, that is \boxed{7}", "7", "boxed"),
     (r"\boxed 42", "42", "boxed"),
     (r"\fbox{42}", "42", "boxed"),

@@ -64,9 +64,88 @@ POLICY: dict[str, list[tuple[str, list[str], list[str]]]] = {
         ("C", ["(C)", "c", r"\textbf{(C)}", "C.", r"\text{C) } 42", r"\text{Option C}"], ["D", "42", "C, D"])
     ],
     "the choice's text alone only when the gold shows it": [("(C) 42", ["C", "42"], ["43", "D"]), ("C", [], ["42"])],
+    "a congruence is of the same thing": [
+        (
+            r"x \equiv 3 \pmod 7",
+            ["x = 7k+3", r"n \equiv 10 \pmod 7", r"3 \pmod 7"],
+            [r"2x \equiv 3 \pmod 7", r"-x \equiv 3 \pmod 7", r"x > 3 \pmod 7", r"x \neq 7k+3", "2x = 7k+3"],
+        ),
+        (r"3 \pmod 7", [], [r"\text{not } x \equiv 3 \pmod 7"]),
+        (r"x^2 \equiv 1 \pmod 8", [r"x^2 \equiv 9 \pmod 8"], [r"x \equiv 1 \pmod 8"]),
+    ],
+    "what is counted may be said more closely, not multiplied or taken back": [
+        (
+            r"15\text{ apples}",
+            ["15", r"15\text{ red apples}"],
+            [
+                r"15\text{ apples}^2",
+                r"15\text{ apples squared}",
+                r"15\text{ apples (false)}",
+            ],
+        ),
+        (r"300^\circ", ["300"], [r"300^\circ\text{ squared}"]),
+    ],
+    "a constant of integration takes in a number, no other name does": [
+        ("x^2+C", ["x^2+1+C", "x^2+K"], ["x^2+x+C", "x^2"]),
+        ("(k,k+1)", ["(k,1+k)"], ["(k,k+2)"]),
+        ("x^2+bx+c", [], ["x^2+bx+c+1"]),
+    ],
+    "what belongs to a set or has a name is that thing itself": [
+        ("(2,5)", [r"x\in(2,5)"], [r"-x\in(2,5)", r"2x\in(2,5)"]),
+        (r"\{1,2\}", [r"x\in\{1,2\}"], [r"-x\in\{1,2\}"]),
+        ("(1,2,3)", ["(a,b,c)=(1,2,3)"], ["(a,c)=(1,2,3)"]),
+        (
+            r"f^{-1}(x)=\frac{x-3}{2}",
+            [r"\frac{x-3}{2}", r"y=\frac{x-3}{2}"],
+            [r"f^{-1}(x)=\frac{x+3}{2}", r"g^{-1}(x)=\frac{x-3}{2}"],
+        ),
+        (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", [r"A^{-1}=\begin{pmatrix}1&2\\3&4\end{pmatrix}"], ["A^{-1}=4"]),
+    ],
+    "members of a chain that contradict each other are wrong, of any type": [
+        (r"5\text{ cm}", [r"50\text{ mm}=5\text{ cm}"], [r"6\text{ cm}=5\text{ cm}", r"777=5\text{ cm}"]),
+        ("(2,5)", ["(2,4+1)=(2,5)"], ["(2,6)=(2,5)"]),
+        (r"\{1,2\}", [r"\{2,1\}=\{1,2\}"], [r"\{1,3\}=\{1,2\}"]),
+        ("3x+2", ["2x+x+2=3x+2"], ["777=3x+2"]),
+        ("42", [r"40+2\Rightarrow 42"], [r"43\Rightarrow 42"]),
+        ("x>2", [], ["x>2, x\\ge 2", r"x>2\text{ or }x\ge 2"]),
+    ],
+    "a label before the value says of what it is": [
+        (
+            "17",
+            [
+                r"\det A = 17",
+                r"\operatorname{rank}(A) = 17",
+                r"P(X = 4) = 17",
+                r"\sigma^2 = 17",
+                r"\|v\| = 17",
+                r"2^{10} \bmod 7 = 17",
+                r"(f \circ g)(2) = 17",
+                r"\nabla f(1,2) = 17",
+            ],
+            [r"\det A = 18", "x^2 = 17", r"\sin\theta = 17", r"P(X = 17) = 4", r"\gcd(4,6) = 17", r"\det A = 18 = 17"],
+        ),
+        (r"\det A = 17", ["17", r"\det(A) = 17"], ["16"]),
+    ],
+    "a derivation may go on over lines": [
+        (
+            "212",
+            [r"\begin{aligned} x &= 174 + 38 \\ &= 212 \end{aligned}", r"x = 174 + 38 \\ = 212"],
+            [r"\begin{aligned} x &= 212 \\ &= 213 \end{aligned}", r"\begin{aligned} x &= 213 \\ &= 212 \end{aligned}"],
+        ),
+        (r"n = 14k + 3, k \in \mathbb{Z}", [r"{n=14k+3,\ k\in\mathbb{Z}}"], [r"{n=14k+4,\ k\in\mathbb{Z}}"]),
+    ],
+    "functions of a narrow or a far domain are compared where they are defined": [
+        (r"\frac{6}{\sqrt{1-36x^2}}", ["6(1-36x^2)^{-1/2}"], ["6(1-36x^2)^{1/2}", r"\frac{6}{\sqrt{1-35x^2}}"]),
+        (r"\sqrt{x-200}", ["(x-200)^{1/2}"], [r"\sqrt{x-201}"]),
+    ],
+    "zeros at the end of a long decimal say that it is rounded": [
+        ("19.900", ["19.8997", "19.9"], ["19.898", "19.901"]),
+        ("12.50", ["12.5"], ["12.496", "12.49"]),
+    ],
+    "a time with seconds is a ratio too where it is in lowest terms": [("9:14:19", [r"9 : 14 : 19\,"], ["9:14:18"])],
     "hedges are wrong": [
         ("42", [], [r"42\text{ or }43", "42, 43", "42=43", "x=42=43", r"42\text{, maybe } 43"]),
-        ("B", [], [r"\text{A or B}", "A, B"]),
+        ("B", [], [r"\text{A or B}", "A, B", "(B)?", r"\text{(B) is wrong}", "(B) (false)"]),
     ],
 }
 CASES = [(point, *case) for point, cases in POLICY.items() for case in cases]
@@ -90,7 +169,23 @@ ANSWERED = [
     "<answer>42</answer>",
     "Therefore the total is $42$.",
 ]
+HEDGED = [
+    r"The answer is $\boxed{42}$ or $43$.",
+    r"The answer is \boxed{42} (or 43).",
+    r"It is \boxed{42}, or possibly \(43\).",
+    r"It is either $43$ or $\boxed{42}$.",
+]
+RESTATED = [
+    r"So we get \boxed{42} or $\frac{84}{2}$.",
+    r"It is \boxed{42}, or forty-two in words.",
+    r"It is either $42$ or, which is the same, \boxed{42}.",
+    r"Take $x = 43$ or so; the answer is \boxed{42}.",
+]
 UNANSWERED = [
+    "The wrong answer is $42$.",
+    "If it were so, the answer would be $42$.",
+    "We add what is left. So it is at least $42$.",
+    "The answer isn't $42$.",
     "<think>42",
     r"<think>\boxed{42}</think>",
     r"<think>41</think>\boxed{42",
@@ -103,6 +198,22 @@ UNANSWERED = [
 @pytest.mark.parametrize("response", ANSWERED)
 def test_where_the_answer_stands(response: str) -> None:
     assert grade(response, "42").is_correct
+
+
+@pytest.mark.parametrize("response", HEDGED)
+def test_a_second_candidate_beside_the_box_is_a_hedge(response: str) -> None:
+    verdict = grade(response, "42")
+    assert (verdict.status, verdict.score, verdict.reason) == ("graded", 0.0, "hedge: " + verdict.reason[7:]), verdict
+
+
+@pytest.mark.parametrize("response", RESTATED)
+def test_the_same_answer_said_twice_is_none(response: str) -> None:
+    assert grade(response, "42").is_correct
+
+
+def test_a_decimal_beside_an_exact_answer_is_no_hedge() -> None:
+    assert grade(r"So it is $\boxed{\sqrt{2}}$ or 1.41.", r"\sqrt{2}").is_correct
+    assert grade(r"So it is $\boxed{\sqrt{2}}$ or 1.73.", r"\sqrt{2}").score == 0.0
 
 
 @pytest.mark.parametrize("response", UNANSWERED)
