@@ -1,0 +1,94 @@
+"""Stages around RL on two ranks: packed SFT, preferences, a reward model and sampling leave what one process leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from pipeline.config.load import load_recipe
+from pipeline.launch import launch
+from pipeline.stages.progress import Silent
+from pipeline.stages.train import train
+from tests.stages.tiny import TREE, tiny
+
+ROOT = Path(__file__).resolve().parents[2]
+CALM = {"learning_rate": 1e-3}
+SAMPLED = {"prompts": 16, "samples": 6}
+SECTIONS: dict[str, Any] = {
+    "stages": [
+        {"name": "packed", "kind": "sft", "with": {"packing": True}},
+        "preference",
+        "reward_model",
+        "sample",
+        {"name": "last", "kind": "sft", "from": "packed", "with": {"demonstrations": "sample"}},
+    ],
+    "sft": {"steps": 3, "batch_size": 16, "optimizer": CALM},
+    "preference": {"loss": {"name": "kto"}, "steps": 3, "batch_size": 5, "sampled": SAMPLED, "optimizer": CALM},
+    "reward_model": {"steps": 3, "batch_size": 5, "sampled": SAMPLED},
+    "sample": {"samples": 6},
+    "rl": None,
+    "evaluation": {"before_training": False},
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The folders of the recipe's run by one process, and by two ranks, from a model that has learned a little."""
+    folder = tmp_path_factory.mktemp("ranks")
+    train(tiny({"stages": ["sft"], "data": {"evaluation": []}}), ROOT, folder / "start", "auto", Silent())
+    tree = {**TREE, **SECTIONS, "output": str(folder), "model": {"path": str(folder / "start" / "model")}}
+    tree["data"] = {**TREE["data"], "evaluation": []}
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    train(load_recipe(path, ["name=one"]), ROOT, folder / "one", "auto", Silent())
+    changes = ["name=two", "launch.kind=local", "launch.gpus_per_node=2"]
+    words = ["train", str(path), "--no-prefect", *(word for change in changes for word in ("--set", change))]
+    launch(load_recipe(path, changes).launch, words, folder / "two", "tests.launch.rank")
+    return folder / "one", folder / "two"
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def assert_close(one: Path, two: Path) -> None:
+    theirs = load_file(one)
+    for name, tensor in load_file(two).items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=1e-5)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("stage", ["packed", "preference", "reward_model", "sample", "last"])
+def test_each_stage_does_on_two_ranks_what_it_does_on_one(runs: tuple[Path, Path], stage: str) -> None:
+    rows = [[r for r in lines_of(f / "metrics.jsonl") if r["stage"] == stage] for f in runs]
+    assert len(rows[0]) == len(rows[1]) > 0
+    for one, two in zip(*rows, strict=True):
+        assert two["metrics"] == pytest.approx(one["metrics"], abs=1e-5)
+    ends = [json.loads((newest(f) / "state.json").read_text())["ends"][stage] for f in runs]
+    assert_close(*(f / f"checkpoints/{end:08d}/model/model.safetensors" for f, end in zip(runs, ends, strict=True)))
+
+
+def newest(folder: Path) -> Path:
+    return max(p for p in (folder / "checkpoints").iterdir() if p.name.isdigit())
+
+
+@pytest.mark.integration
+def test_stages_leave_the_same_for_later_ones(runs: tuple[Path, Path]) -> None:
+    left = [{str(p.relative_to(f)) for p in (f / "stages").rglob("*") if p.is_file()} for f in runs]
+    assert left[0] == left[1]
+    one, two = (f / "stages" for f in runs)
+    for name in ("preference/pairs-1.jsonl", "reward_model/pairs.jsonl"):
+        assert (one / name).read_bytes() == (two / name).read_bytes() != b""
+    kept = [lines_of(f / "sample" / "demonstrations.jsonl") for f in (one, two)]
+    for line in (*kept[0], *kept[1]):
+        line["source"].pop("recipe")  # a hash, and the two recipes differ in name and launch
+    assert kept[0] == kept[1] != []
+    assert_close(*(f / "reward_model" / "model" / "model.safetensors" for f in (one, two)))
+    ours, theirs = (json.loads((f / "reward_model" / "model" / "reward.json").read_text()) for f in (one, two))
+    assert ours == pytest.approx(theirs, abs=1e-5)
