@@ -25,6 +25,7 @@ from pipeline.config.sections import (
     RolloutConfig,
     Section,
     TrainConfig,
+    check_launch,
 )
 from pipeline.config.stages import (
     PretrainConfig,
@@ -126,12 +127,8 @@ class RunConfig(Section):
                 "train.zero=0 keeps no float32 master weights of a bfloat16 policy; set train.zero: 1 or more, or "
                 "model.dtype: float32"
             )
-        num, together = self.launch.nodes * self.launch.gpus_per_node, self.train.sequence_parallel
-        if self.launch.kind != "none" and num % together:
-            raise ValueError(
-                f"train.sequence_parallel={together} does not divide the {num} ranks of launch; "
-                "set it to a divisor of them"
-            )
+        check_launch(self.launch, self.train, self.rollout)
+        together = self.train.sequence_parallel
         for stage in self.stages if together > 1 else ():
             if getattr(self.section_of(stage), "packing", False):
                 raise ValueError(

@@ -72,7 +72,12 @@ class VllmConfig(Section):
     bucket_mib: int = Field(256, ge=1, description="vllm_server: weights are sent in pieces of this size")
     concurrency: int = Field(64, ge=1, description="vllm_server: responses asked for at once, of each server")
     start_timeout_s: float = Field(600, gt=0, description="vllm_server: until it answers")
-    request_timeout_s: float = Field(1800, gt=0, description="vllm_server: for one response or one piece of weights")
+    request_timeout_s: float = Field(1200, gt=0, description="vllm_server: for one response or one piece of weights")
+    health_timeout_s: float = Field(
+        60,
+        gt=0,
+        description="vllm_server: one that was silent so long is asked for its health, and has as long to tell",
+    )
 
 
 class ParityConfig(Section):
@@ -214,6 +219,23 @@ class LaunchConfig(Section):
         if self.kind == "deepspeed" and self.nodes > 1 and self.hostfile is None:
             raise ValueError(f"launch.nodes={self.nodes} with deepspeed needs launch.hostfile")
         return self
+
+
+def check_launch(launch: LaunchConfig, train: TrainConfig, rollout: RolloutConfig) -> None:
+    """Raises: ValueError where a group of ranks cannot share out what it trains, or is ended before what it awaits."""
+    if launch.kind == "none":
+        return
+    num, together = launch.nodes * launch.gpus_per_node, train.sequence_parallel
+    if num % together:
+        raise ValueError(
+            f"train.sequence_parallel={together} does not divide the {num} ranks of launch; set it to a divisor of them"
+        )
+    waits, most = rollout.vllm.request_timeout_s, launch.phase_timeout_s
+    if rollout.engine == "vllm_server" and waits >= most:
+        raise ValueError(
+            f"rollout.vllm.request_timeout_s={waits:g} and launch.phase_timeout_s={most:g}: a rank that waits for a "
+            "server that hangs would be ended before it drops that server; set the first below the second"
+        )
 
 
 class EvaluationConfig(Section):

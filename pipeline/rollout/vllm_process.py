@@ -11,10 +11,12 @@ import sys
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import EngineError
+from pipeline.rollout.watched import GRACE_S
 
 ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # opens the routes that take weights; bound to this machine only
@@ -24,6 +26,8 @@ ENVIRONMENT = {
 HOST = "127.0.0.1"
 LAST_LINES = 15
 POLL_S = 0.25
+END_S = 2 * GRACE_S
+"""The watcher kills after half of it."""
 
 
 class ServerProcess:
@@ -57,9 +61,12 @@ class ServerProcess:
         return f"{self.log} ends:\n" + "\n".join(lines)
 
     def close(self) -> None:
-        """End the server and all that it started, and wait until they are gone."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+        """End the server and all that it started, and wait for its watcher; one that does not hear is killed."""
+        self.process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(END_S)
+        with suppress(ProcessLookupError):  # stopped, or left behind by a watcher that was killed
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 

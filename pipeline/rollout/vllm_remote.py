@@ -31,11 +31,12 @@ class ServerLost(Exception):
 class RemoteServer:
     """A server at `url`. Any number of threads may ask it at once; each keeps a connection of its own."""
 
-    def __init__(self, url: str, timeout_s: float) -> None:
+    def __init__(self, url: str, timeout_s: float, health_timeout_s: float) -> None:
+        """`timeout_s`: for one answer. One that is waited for `health_timeout_s` is asked for its health meanwhile."""
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
             raise EngineError(f"rollout.vllm.urls: {url!r} is no address of a server; write http://host:port")
-        self.url, self.timeout_s = url.rstrip("/"), timeout_s
+        self.url, self.timeout_s, self.health_timeout_s = url.rstrip("/"), timeout_s, health_timeout_s
         self._address = (parts.hostname, parts.port or 80)
         self._threads = threading.local()
         self._group: Any = None
@@ -127,8 +128,9 @@ class RemoteServer:
             raise ServerLost(f"{self.url} has weights of version {said} after version {version} was published")
 
     def close(self) -> None:
-        """Leave the group; the server stays."""
-        self._group = None
+        """Leave the group; the server stays. A send to one that hangs ends when it may, and holds up nobody."""
+        held, self._group = [self._group], None
+        aside(held.clear)
 
     def _meet(self) -> None:
         world = 1 + int(self.ask("GET", "/get_world_size")["world_size"])
@@ -153,6 +155,7 @@ class RemoteServer:
         for connection in ([] if kept is None else [kept]) + [self._connect()]:
             try:
                 connection.request(method, path, data, {"Content-Type": "application/json"})
+                self._await(connection)
                 reply = connection.getresponse()
             except (ConnectionError, http.client.RemoteDisconnected, http.client.CannotSendRequest):
                 connection.close()
@@ -164,8 +167,33 @@ class RemoteServer:
             return reply.status, said
         raise AssertionError("the last connection is never the kept one")
 
+    def _await(self, connection: http.client.HTTPConnection) -> None:
+        """Return when the answer begins. Raises: TimeoutError where the server is not healthy, or takes too long."""
+        until = time.monotonic() + self.timeout_s
+        while True:
+            try:
+                connection.sock.recv(1, socket.MSG_PEEK)
+                return
+            except TimeoutError:
+                if time.monotonic() > until:
+                    raise TimeoutError(f"no answer within rollout.vllm.request_timeout_s={self.timeout_s:g}") from None
+            self._check_health()
+
+    def _check_health(self) -> None:
+        connection = self._connect()
+        try:
+            connection.request("GET", "/health")
+            if (status := connection.getresponse().status) != 200:
+                raise http.client.HTTPException(f"no answer, and /health says status {status}")
+        except TimeoutError:
+            waited = f"rollout.vllm.health_timeout_s={self.health_timeout_s:g}"
+            raise TimeoutError(f"no answer, and none to /health within {waited}") from None
+        finally:
+            connection.close()
+
     def _connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(*self._address, timeout=self.timeout_s)
+        """A connection that waits for each piece as long as for health."""
+        return http.client.HTTPConnection(*self._address, timeout=min(self.health_timeout_s, self.timeout_s))
 
 
 def aside(work: Callable[[], T]) -> Future[T]:

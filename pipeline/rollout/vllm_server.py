@@ -56,7 +56,7 @@ class VllmServerEngine:
         self._model = tempfile.TemporaryDirectory(prefix="verizero-engine-")
         try:
             urls = config.urls or self._start(max_rows)
-            self.servers = [RemoteServer(url, config.request_timeout_s) for url in urls]
+            self.servers = [RemoteServer(url, config.request_timeout_s, config.health_timeout_s) for url in urls]
         except BaseException:
             self._end_processes()
             raise
@@ -142,8 +142,7 @@ class VllmServerEngine:
         self, open_jobs: deque[Job], requests: Sequence[Request], sampling: Sampling, made: dict[Job, Completion]
     ) -> None:
         """Answer the jobs with the servers that there are; those of a server that fails are open again."""
-        if not self.servers:
-            raise EngineError(f"no server of vLLM is left; the last was lost: {self.lost[-1]}")
+        self._check_left()
         refused: list[EngineError] = []
         failures: dict[RemoteServer, str] = {}
 
@@ -186,14 +185,28 @@ class VllmServerEngine:
         with ThreadPoolExecutor(max(1, len(self.servers))) as pool, torch.no_grad():
             list(pool.map(one, self.servers))
         self._drop(failures)
-        if not self.servers:
-            raise EngineError(f"no server of vLLM is left; the last was lost: {self.lost[-1]}")
+        self._check_left()
+
+    def _check_left(self) -> None:
+        if self.servers:
+            return
+        remedy = "start others (docs/engines.md) and name them in rollout.vllm.urls"
+        if not self.config.urls:
+            remedy = f"see why in {self._folder / 'logs'}/vllm-*.log"
+        raise EngineError(
+            f"no server of vLLM is left of {len(self.lost)}; {remedy}, then start the same command again: it goes on "
+            "from the last checkpoint. Lost:\n  " + "\n  ".join(self.lost)
+        )
 
     def _drop(self, failures: dict[RemoteServer, str]) -> None:
+        """Ask them no more, and end those that this run started: a hung one would keep its memory."""
         for server, why in failures.items():
             self.servers.remove(server)
             self.lost.append(why)
             server.close()
+            for process in [p for p in self._processes if p.url == server.url]:
+                process.close()
+                self._processes.remove(process)
 
     def _end_processes(self) -> None:
         for process in self._processes:

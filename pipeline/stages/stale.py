@@ -32,7 +32,7 @@ FREE_OF_SANDBOX = frozenset({"min_level", "workers", "url", "token_env"})
 FREE_OF_VLLM = frozenset(
     {
         *("servers", "urls", "transfer", "bucket_mib", "concurrency", "start_timeout_s", "request_timeout_s"),
-        *("gpu_memory_share", "kv_cache_gib", "sleep"),
+        *("health_timeout_s", "gpu_memory_share", "kv_cache_gib", "sleep"),
     }
 )
 """Of the section `rollout.vllm`: where servers are, how they are asked and what memory the engine has may differ."""

@@ -10,13 +10,18 @@ from typing import Any
 
 
 class FakeServer:
-    """Answers `[seed % 50, last token]`; goes "well", or it "dies", "fails", "refuses", "lies" or is "stale"."""
+    """Answers `[seed % 50, last token]`, or behaves as one of these, after so many answers.
+
+    "dies", "fails", "refuses", "lies" (of its version), "hangs", "takes long", is "stale".
+    """
 
     def __init__(self, behaviour: str = "well", after: int = 0) -> None:
         self.behaviour, self.after = behaviour, after
         self.num_asked = 0
         self.version = "none"
         self.folders: list[str] = []
+        self.is_open = threading.Event()
+        self.hung = threading.Event()
         self._lock = threading.Lock()
         fake = self
 
@@ -24,6 +29,8 @@ class FakeServer:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
+                if fake.hung.is_set():
+                    fake.is_open.wait()
                 self.answer(200, {"weight_version": fake.version, "world_size": 1})
 
             def do_POST(self) -> None:
@@ -61,6 +68,11 @@ class FakeServer:
         with self._lock:
             self.num_asked += 1
             misbehaves = self.num_asked > self.after and self.behaviour != "well"
+        if misbehaves and self.behaviour == "hangs":
+            self.hung.set()
+            self.is_open.wait()
+        if misbehaves and self.behaviour == "takes long":
+            self.is_open.wait(1.5)
         if misbehaves and self.behaviour in ("dies", "fails", "refuses"):
             return {"dies": 0, "fails": 500, "refuses": 400}[self.behaviour], {"error": "not today"}
         version = "lied" if misbehaves and self.behaviour == "lies" else self.version
@@ -80,6 +92,7 @@ class FakeServer:
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.is_open.set()
         self.server.shutdown()
         self.server.server_close()
         self.thread.join()

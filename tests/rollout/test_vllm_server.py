@@ -79,9 +79,32 @@ def test_what_a_lost_server_owed_is_sampled_elsewhere(stack: ExitStack, behaviou
     assert engine.counts() == counts
 
 
+def test_a_server_that_hangs_is_dropped_by_its_health(stack: ExitStack) -> None:
+    bad, good = stack.enter_context(FakeServer("hangs", after=5)), stack.enter_context(FakeServer())
+    engine = engine_of(bad, good, request_timeout_s=600, health_timeout_s=0.5)
+    began = time.monotonic()
+    check_answers(engine)
+    assert time.monotonic() - began < 300
+    assert engine.counts()["servers/lost"] == 1
+    assert 1 <= engine.counts()["servers/resampled"] <= 4
+    assert f"{bad.url}/inference/v1/generate" in engine.lost[0]
+    assert "none to /health within rollout.vllm.health_timeout_s=0.5" in engine.lost[0]
+
+
+def test_a_server_that_takes_long_and_is_healthy_has_its_time(stack: ExitStack) -> None:
+    engine = engine_of(stack.enter_context(FakeServer("takes long", after=47)), health_timeout_s=0.2)
+    check_answers(engine)
+    assert engine.counts()["servers/lost"] == 0
+    late = engine_of(stack.enter_context(FakeServer("takes long")), health_timeout_s=0.2, request_timeout_s=0.5)
+    with pytest.raises(EngineError, match=r"(?s)no server.*no answer within rollout\.vllm\.request_timeout_s=0\.5"):
+        late.generate(REQUESTS, Sampling(9))
+
+
 def test_the_last_servers_loss_ends_the_run_with_its_reason(stack: ExitStack) -> None:
     engine = engine_of(stack.enter_context(FakeServer("fails", after=5)))
-    with pytest.raises(EngineError, match=r"no server of vLLM is left.*status 500.*not today"):
+    with pytest.raises(
+        EngineError, match=r"(?s)no server of vLLM is left of 1; start others .*Lost:.*status 500.*not today"
+    ):
         engine.generate(REQUESTS, Sampling(9))
 
 
@@ -105,7 +128,7 @@ def test_a_server_that_confirms_another_version_is_dropped(stack: ExitStack) -> 
 def test_a_server_that_does_not_come_for_weights_is_not_waited_for(stack: ExitStack) -> None:
     fake = stack.enter_context(FakeServer("fails"))
     began = time.monotonic()
-    with pytest.raises(EngineError, match=r"no server of vLLM is left.*init_weight_transfer_engine: status 500"):
+    with pytest.raises(EngineError, match=r"(?s)no server of vLLM is left.*init_weight_transfer_engine: status 500"):
         engine_of(fake, transfer="gloo", request_timeout_s=600)
     assert time.monotonic() - began < 300
 

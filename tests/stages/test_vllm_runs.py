@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
+import socket
+import threading
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,62 +18,26 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.config.sections import VllmConfig
-from pipeline.errors import ConfigError, RunError
+from pipeline.config.sections import LaunchConfig, VllmConfig
+from pipeline.errors import ConfigError, EngineError, RunError
+from pipeline.launch import launch
 from pipeline.stages.build import own_servers
 from pipeline.stages.parity import TRUNCATED, action_of, corrected, hold_against_trainer
 from pipeline.stages.progress import Silent
 from pipeline.stages.stale import differences, recipe_fields
 from pipeline.stages.steps import Steps, temperature
-from pipeline.stages.train import opened, remaining, run_items, train
+from pipeline.stages.train import finish, opened, remaining, run_items, train
 from pipeline.train.ranks import Ranks
+from tests.stages.sevens import STEPS, learned, recipe, rows, write_verifier
 from tests.stages.test_rl import Heard, session_of
 from tests.stages.tiny import tiny
 
-VERIFIER = """
-from pipeline.types import Attempt, Verdict
-from verifiers.base import VerifierParams, verifier
-
-
-@verifier
-def sevens(attempt: Attempt, params: VerifierParams) -> Verdict:
-    share = attempt.response.count("7") / max(1, len(attempt.response))
-    return Verdict("graded", share, "share")
-"""
-STEPS = 16
-
-
-def recipe(engine: str, steps: int = STEPS, **changes: Any) -> Any:
-    """Few steps of RL from random weights towards responses of sevens."""
-    source = {"generator": {"name": "arithmetic", "params": {"digits": 1, "num_train": 30, "num_evaluation": 2}}}
-    tree = {
-        "stages": ["rl"],
-        "sft": None,
-        "model": {"create": {"config": {"hidden_size": 64, "num_attention_heads": 2}, "characters": "0123456789+-=7 "}},
-        "data": {"train": [{**source, "verifier": {"path": "sevens.py:sevens"}}], "evaluation": []},
-        "rl": {
-            "algorithm": {"name": "grpo", "kl_target": None, "kl_horizon": None, "kl_coef": 0.0, "allow": []},
-            "rounds": 1,
-            "steps_per_round": steps,
-            "prompts_per_step": 4,
-            "group_size": 8,
-            "optimizer": {"learning_rate": 1e-2},
-        },
-        "rollout": {"engine": engine, "max_response_tokens": 8, "vllm": {"kv_cache_gib": 0.1}},
-        "scoring": {"truncated": None},
-        "evaluation": {"before_training": False},
-    }
-    return tiny({**tree, **changes})
-
-
-def rows(folder: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [line["metrics"] for line in lines if line["kind"] == "step"]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    (tmp_path / "sevens.py").write_text(VERIFIER)
+    write_verifier(tmp_path)
     return tmp_path
 
 
@@ -81,13 +51,9 @@ def need_vllm() -> None:
 def test_a_run_learns_with_vllm_as_with_the_embedded_engine(base: Path) -> None:
     for engine in ("torch", "vllm"):
         train(recipe(engine), base, base / engine, "auto", Silent())
-    learned = {}
     for engine in ("torch", "vllm"):
-        rewards = [row["reward/sampled"] for row in rows(base / engine)]
-        assert len(rewards) == STEPS
-        learned[engine] = sum(rewards[-4:]) / 4 - sum(rewards[:4]) / 4
-    assert learned["torch"] > 0.3
-    assert learned["vllm"] > 0.3
+        assert len(rows(base / engine)) == STEPS
+        assert learned(base / engine) > 0.3
     for row in rows(base / "vllm"):
         assert 0 <= row["mismatch/p50"] <= row["mismatch/p99"] < 1e-3
         assert 0 < row["mismatch/abs"] < 1e-4
@@ -133,6 +99,62 @@ def test_vllm_generates_ahead_of_the_update_and_the_same_bytes_again(base: Path)
     assert (base / "first" / "rollouts.jsonl").read_bytes() == (base / "again" / "rollouts.jsonl").read_bytes()
 
 
+def by_two(folder: Path, **changes: Any) -> Path:
+    """The run's folder after two ranks of this machine, each with an engine of its own, were started by torchrun."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    how = {"kind": "torchrun", "gpus_per_node": 2, "port": port, "phase_timeout_s": 300}
+    words = [str(folder), json.dumps({**changes, "launch": how})]
+    launch(LaunchConfig.model_validate(how), words, folder, "tests.stages.vllm_rank")
+    return folder
+
+
+def assert_same_run(found: Path, wanted: Path) -> None:
+    """The same responses at every step, and weights that differ by rounding.
+
+    A bias of attention's keys changes no output: its gradient is rounding alone, which Adam makes steps of.
+    """
+    assert (found / "rollouts.jsonl").read_bytes() == (wanted / "rollouts.jsonl").read_bytes()
+    ours, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (found, wanted))
+    for name, tensor in theirs.items():
+        if not name.endswith("k_proj.bias"):
+            torch.testing.assert_close(ours[name], tensor, rtol=0, atol=1e-5)
+
+
+def cut_after(folder: Path, step: int) -> None:
+    """Leave of a whole run what one would leave that was killed before its next checkpoint."""
+    shutil.rmtree(folder / "model")
+    for checkpoint in (folder / "checkpoints").iterdir():
+        if json.loads((checkpoint / "state.json").read_text())["rl_step"] > step:
+            shutil.rmtree(checkpoint)
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+@pytest.mark.usefixtures("need_vllm")
+def test_two_ranks_with_an_engine_each_learn_as_one_does(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    steps = 8
+    train(recipe("vllm", steps), base, base / "one", "auto", Silent())
+    ways: dict[str, dict[str, Any]] = {"torch": {}, "zero3": {"train": {"backend": "deepspeed", "zero": 3}}}
+    for way, changes in ways.items():
+        two = by_two(base / way, steps=steps, checkpoint={"keep": 2 * steps}, **changes)
+        for rank in (0, 1):
+            found = json.loads((two / f"found{rank}.json").read_text())
+            assert found == [{"version": v, "equal": True} for v in range(1, steps + 1)]
+        assert learned(two) > 0.3
+        assert all(0 < row["mismatch/p99"] < 1e-3 and row["masked/mismatch"] == 0 for row in rows(two))
+        assert json.loads((two / "parity.json").read_text())["differs"] is False
+        assert json.loads((two / "run.json").read_text())["num_ranks"] == 2
+        assert_same_run(two, base / "one")
+        cut_after(two, 4)
+        train(recipe("vllm", steps, **changes), base, two, "must", Silent())
+        assert_same_run(two, base / "one")
+        assert json.loads((two / "run.json").read_text())["num_ranks"] == 1
+
+
 def living(group: int) -> list[str]:
     """Processes of that group that are no zombies."""
     found = []
@@ -146,31 +168,97 @@ def living(group: int) -> list[str]:
     return found
 
 
+@dataclass
+class Strike:
+    """At a step of RL, a server is sent a signal while it owes answers."""
+
+    step: int
+    server: int
+    number: signal.Signals
+    seen: set[int] = field(default_factory=set)
+    """Groups of processes: of all servers of the run."""
+
+    def generate(self, session: Any, *arguments: Any) -> Any:
+        """As the step of that name."""
+        processes = session.engine._processes
+        self.seen |= {p.process.pid for p in processes}
+        if session.state.rl_step != self.step:
+            return Steps().generate(session, *arguments)
+        process = processes[self.server]
+        (server,) = [s for s in session.engine.servers if s.url == process.url]
+        once, answer = threading.Lock(), server.generate
+
+        def strike(*asked: Any) -> Any:
+            answered = answer(*asked)
+            if once.acquire(blocking=False):
+                os.killpg(process.process.pid, self.number)  # its other answers are on their way
+            return answered
+
+        server.generate = strike
+        rollouts = Steps().generate(session, *arguments)
+        if self.number == signal.SIGSTOP:
+            assert_gone({process.process.pid})  # it would keep its memory until the run's end
+        return rollouts
+
+
+def run_struck(config: Any, base: Path, folder: Path, *strikes: Strike) -> None:
+    """The run, to its end. The strikes are in the order of their steps."""
+
+    def generate(session: Any, *arguments: Any) -> Any:
+        left = [s for s in strikes if s.step >= session.state.rl_step] or strikes
+        return left[0].generate(session, *arguments)
+
+    with opened(config, base, folder, "auto", Silent()) as session:
+        for _, items in remaining(session):
+            run_items(session, items, Steps(generate=generate))
+        finish(session)
+
+
+def assert_gone(groups: set[int]) -> None:
+    """No process of them is left, or will be soon."""
+    until = time.monotonic() + 60
+    while any(map(living, groups)) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not any(map(living, groups))
+
+
 @pytest.mark.integration
 @pytest.mark.slow
 @pytest.mark.usefixtures("need_vllm")
-def test_a_run_learns_with_a_server_that_it_starts_and_ends(base: Path) -> None:
-    pids: list[int] = []
+def test_a_run_outlives_servers_that_hang_and_die_and_ends_with_the_last(base: Path) -> None:
+    steps = 8
+    train(recipe("vllm", steps), base, base / "whole", "auto", Silent())
+    servers = {"servers": 2, "concurrency": 8, "health_timeout_s": 10}
+    config = recipe("vllm_server", steps, rollout={"vllm": servers})
 
-    def update(session: Any, *arguments: Any) -> Any:
-        pids.extend(p.process.pid for p in session.engine._processes if not pids)
-        return Steps().update(session, *arguments)
+    folder = base / "run"
+    hangs, last, dies = Strike(2, 0, signal.SIGSTOP), Strike(4, 0, signal.SIGKILL), Strike(5, 1, signal.SIGKILL)
 
-    with opened(recipe("vllm_server"), base, base / "run", "auto", Silent()) as session:
-        for _, items in remaining(session):
-            run_items(session, items, Steps(update=update))
-    seen = rows(base / "run")
-    rewards = [row["reward/sampled"] for row in seen]
-    assert sum(rewards[-4:]) / 4 - sum(rewards[:4]) / 4 > 0.3
-    assert all(row["servers/alive"] == 1 and row["servers/resampled"] == 0 for row in seen)
-    assert all(row["mismatch/p99"] < 1e-3 for row in seen)
-    assert [row["policy/version"] for row in seen] == list(range(1, STEPS + 1))
-    assert json.loads((base / "run" / "parity.json").read_text())["differs"] is False
-    assert len(pids) == 1
-    until = time.monotonic() + 60
-    while living(pids[0]) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert living(pids[0]) == []
+    def counted() -> list[tuple[float, float]]:
+        return [(r["servers/alive"], r["servers/lost"]) for r in rows(folder)]
+
+    with pytest.raises(EngineError, match="no server of vLLM is left of 2") as said:
+        run_struck(config, base, folder, hangs, last)
+    first, *lost = str(said.value).splitlines()
+    assert "logs/vllm-*.log, then start the same command again: it goes on from the last checkpoint" in first
+    assert len(lost) == 2
+    assert "no answer, and none to /health within rollout.vllm.health_timeout_s=10" in lost[0]
+    assert len(hangs.seen) == 2
+    assert_gone(hangs.seen)
+    assert counted() == [(2, 0), (2, 0), (1, 1), (1, 1)]
+
+    run_struck(config, base, folder, dies)
+    assert len(dies.seen) == 2
+    assert_gone(dies.seen)
+    assert counted() == [(2, 0), (2, 0), (1, 1), (1, 1), (2, 0), (1, 1), (1, 1), (1, 1)]
+    resampled = [r["servers/resampled"] for r in rows(folder)]
+    assert 1 <= resampled[2] == resampled[3] <= 8
+    assert 0 == resampled[4] < resampled[5] == resampled[7] <= 8
+    assert [r["policy/version"] for r in rows(folder)] == list(range(1, steps + 1))
+    assert all(r["mismatch/p99"] < 1e-3 for r in rows(folder))
+    assert json.loads((folder / "parity.json").read_text())["differs"] is False
+    assert learned(folder) > 0.3
+    assert_same_run(folder, base / "whole")
 
 
 def test_each_rank_has_servers_of_its_own() -> None:
@@ -183,6 +271,17 @@ def test_each_rank_has_servers_of_its_own() -> None:
         own_servers(given, SimpleNamespace(ranks=Ranks(0, 4)))
 
 
+def test_a_deadline_for_servers_past_that_of_ranks_is_refused() -> None:
+    def asking(engine: str, seconds: float, kind: str) -> Any:
+        return tiny({"rollout": {"engine": engine, "vllm": {"request_timeout_s": seconds}}, "launch": {"kind": kind}})
+
+    asking("vllm_server", 1799, "local")
+    asking("vllm_server", 1800, "none")
+    asking("vllm", 1800, "local")
+    with pytest.raises(ConfigError, match=r"request_timeout_s=1800 and launch.phase_timeout_s=1800.*below the second"):
+        asking("vllm_server", 1800, "local")
+
+
 def test_a_run_may_go_on_with_other_servers_but_not_with_another_engine() -> None:
     def asking(**rollout: Any) -> Any:
         return tiny({"rollout": rollout})
@@ -193,7 +292,7 @@ def test_a_run_may_go_on_with_other_servers_but_not_with_another_engine() -> Non
         before, now = (recipe_fields(c.of_stage("rl")) for c in (begun, asking(**rollout)))
         return differences(before, now)
 
-    assert changed(engine="vllm_server", vllm={"servers": 3, "concurrency": 9, "sleep": False}) == []
+    assert changed(engine="vllm_server", vllm={"servers": 3, "health_timeout_s": 9, "sleep": False}) == []
     assert changed(engine="vllm") == ["rollout.engine was 'vllm_server', is 'vllm'"]
     found = changed(engine="vllm_server", vllm={"max_model_tokens": 48})
     assert found == ["rollout.vllm.max_model_tokens was None, is 48"]

@@ -1,0 +1,62 @@
+"""A recipe that learns within seconds: RL from random weights towards responses of sevens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.merge import merge
+from tests.stages.tiny import tiny
+
+VERIFIER = """
+from pipeline.types import Attempt, Verdict
+from verifiers.base import VerifierParams, verifier
+
+
+@verifier
+def sevens(attempt: Attempt, params: VerifierParams) -> Verdict:
+    share = attempt.response.count("7") / max(1, len(attempt.response))
+    return Verdict("graded", share, "share")
+"""
+STEPS = 16
+
+
+def recipe(engine: str, steps: int = STEPS, **changes: Any) -> Any:
+    """Few steps of RL from random weights towards responses of sevens; `sevens.py` is to lie in its folder."""
+    source = {"generator": {"name": "arithmetic", "params": {"digits": 1, "num_train": 30, "num_evaluation": 2}}}
+    tree = {
+        "stages": ["rl"],
+        "sft": None,
+        "model": {"create": {"config": {"hidden_size": 64, "num_attention_heads": 2}, "characters": "0123456789+-=7 "}},
+        "data": {"train": [{**source, "verifier": {"path": "sevens.py:sevens"}}], "evaluation": []},
+        "rl": {
+            "algorithm": {"name": "grpo", "kl_target": None, "kl_horizon": None, "kl_coef": 0.0, "allow": []},
+            "rounds": 1,
+            "steps_per_round": steps,
+            "prompts_per_step": 4,
+            "group_size": 8,
+            "optimizer": {"learning_rate": 1e-2},
+        },
+        "rollout": {"engine": engine, "max_response_tokens": 8, "vllm": {"kv_cache_gib": 0.1}},
+        "scoring": {"truncated": None},
+        "evaluation": {"before_training": False},
+    }
+    return tiny(merge(tree, changes))
+
+
+def write_verifier(folder: Path) -> None:
+    """What the recipe grades with, into its folder."""
+    (folder / "sevens.py").write_text(VERIFIER)
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """The metrics of each step of a run."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line["metrics"] for line in lines if line["kind"] == "step"]
+
+
+def learned(folder: Path) -> float:
+    """Mean reward of the last four steps less that of the first four."""
+    rewards = [row["reward/sampled"] for row in rows(folder)]
+    return sum(rewards[-4:]) / 4 - sum(rewards[:4]) / 4
