@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
+import yaml
 
+from pipeline.config.load import parse
+from pipeline.config.merge import merge
 from pipeline.config.run import RunConfig
 from pipeline.errors import ConfigError, DataError
 from tests.stages.broken import goes_on_as_if_never_broken, run
-from tests.stages.tiny import tiny
+from tests.stages.tiny import TREE, tiny
 
 NO_RL: dict[str, Any] = {"rl": None, "sft": None, "data": {"evaluation": []}}
 REWARD = {"name": "reference_model", "params": {"model": "stage:reward_model", "whiten": True}}
@@ -49,6 +52,25 @@ def test_rl_is_graded_by_the_model_of_the_stage_before_it(tmp_path: Path) -> Non
     assert not any(r["reason"].startswith("model_score") for r in judged)
     other = tmp_path / "train-4" / "stages" / "reward_model" / "model" / "model.safetensors"
     assert other.read_bytes() == (folder / "model" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.integration
+def test_the_three_steps_of_instructgpt_are_one_recipe(tmp_path: Path) -> None:
+    """The sections of configs/instruct.yaml themselves, at tiny sizes."""
+    shipped = yaml.safe_load((Path(__file__).parents[2] / "configs" / "instruct.yaml").read_text())
+    own = {**TREE, **{name: shipped[name] for name in ("stages", "reward_model", "rl")}}
+    size = {"rounds": 1, "steps_per_round": 2, "prompts_per_step": 4, "group_size": 4}
+    small = {"reward_model": {"sampled": {"prompts": 20}, "batch_size": 8}, "rl": size}
+    run(parse(merge(own, small)), tmp_path)
+    rows = lines_of(tmp_path / "metrics.jsonl")
+    assert list(dict.fromkeys(r["stage"] for r in rows)) == ["base", "sft", "reward_model", "rl"]
+    for row in (r["metrics"] for r in rows if r["stage"] == "rl" and r["kind"] == "step"):
+        assert row["loss/ptx"] > 0, "demonstrations have a share in each update"
+        assert row["critic/loss"] >= 0
+        assert 0 < row["reward/mean"] < 1, "a whitened score, no verdict of right or wrong"
+    sampled = [r for r in lines_of(tmp_path / "rollouts.jsonl") if r["stage"] == "rl"]
+    assert any(r["reason"].startswith("model_score") for r in sampled)
+    assert [r["label"] for r in rows if r["kind"] == "evaluation"] == ["before training", "after sft", "after round 1"]
 
 
 def pair_file(folder: Path, rows: list[dict[str, str]]) -> dict[str, Any]:
