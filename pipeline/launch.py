@@ -43,18 +43,18 @@ def launch(config: LaunchConfig, arguments: Sequence[str], folder: Path, program
 
     Raises: RunError naming the rank that died first, its phase and its last lines; the others are ended.
     """
-    logs = folder / "logs"
+    logs, node = folder / "logs", _node() if config.kind == "torchrun" else 0
     logs.mkdir(parents=True, exist_ok=True)
-    for stale in logs.glob("rank*.phase"):
-        stale.unlink()
+    if node == 0:
+        for stale in logs.glob("rank*.phase"):
+            stale.unlink(missing_ok=True)
     group = Group(logs)
     try:
         if config.kind == "local":
             group.start_local(config, [*_module(program), *arguments])
         else:
-            group.start(
-                "launcher", command_of(config, arguments, program), {LAUNCHED: config.kind}, logs / "launcher.log"
-            )
+            log = logs / (f"launcher{node}.log" if node else "launcher.log")
+            group.start("launcher", command_of(config, arguments, program), {LAUNCHED: config.kind}, log)
         group.wait()
     finally:
         group.end()
@@ -147,13 +147,22 @@ class Group:
 
     def _obituary(self, member: Member, code: int) -> str:
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-        phase_file = member.log.with_suffix(".phase")
-        phase = f" in {phase_file.read_text()!r}" if phase_file.exists() else ""
-        lines = member.log.read_text(errors="replace").splitlines()[-LAST_LINES:]
+        own = member.log.with_suffix(".phase")
+        phase = f" in {own.read_text()!r}" if own.exists() else ""
+        others = [self._other(file) for file in sorted(self.logs.glob("rank*.phase"), key=_rank) if file != own]
         return (
             f"{member.name} (process {member.process.pid}) {how}{phase}; the others were ended. The same command goes "
-            f"on from the last checkpoint. Last lines of {member.log}:\n  " + "\n  ".join(lines)
+            f"on from the last checkpoint. Last lines of {member.log}:\n  "
+            + "\n  ".join(_last_lines(member.log, LAST_LINES))
+            + "".join(f"\n{other}" for other in others)
         )
+
+    def _other(self, file: Path) -> str:
+        """A line on the rank whose phase is in that file: where it was, whether it stood still, what it said last."""
+        name = f"rank {_rank(file)}"
+        process = next((m.process for m in self.members if m.name == name), None)
+        stopped = ", stopped by a signal" if process is not None and is_stopped(process.pid) else ""
+        return f"{name} was in {file.read_text()!r}{stopped}: " + "".join(_last_lines(file.with_suffix(".log"), 1))
 
 
 class Tail:
@@ -179,10 +188,9 @@ def command_of(config: LaunchConfig, arguments: Sequence[str], program: str = PR
     nodes, each, address = str(config.nodes), str(config.gpus_per_node), config.address or "127.0.0.1"
     script = [program, *arguments]
     if config.kind == "torchrun":
-        rank = next((os.environ[n] for n in ("NODE_RANK", "SLURM_NODEID") if n in os.environ), "0")
         meeting = ["--master-addr", address, "--master-port", str(config.port)]
-        return [*_module("torch.distributed.run"), "--nnodes", nodes, "--nproc-per-node", each, "--node-rank", rank,
-                *meeting, "-m", *script]  # fmt: skip
+        return [*_module("torch.distributed.run"), "--nnodes", nodes, "--nproc-per-node", each, "--node-rank",
+                str(_node()), *meeting, "-m", *script]  # fmt: skip
     if config.kind == "deepspeed":
         hosts = ["--hostfile", config.hostfile] if config.hostfile else []
         meeting = ["--master_port", str(config.port), *(["--master_addr", config.address] if config.address else [])]
@@ -214,6 +222,27 @@ def die_with(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the line above
         os._exit(1)
+
+
+def is_stopped(pid: int) -> bool:
+    """A signal stopped the process, and it waits for another to go on."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
+
+
+def _rank(file: Path) -> int:
+    return int(file.stem.removeprefix("rank"))
+
+
+def _last_lines(log: Path, most: int) -> list[str]:
+    return log.read_text(errors="replace").splitlines()[-most:] if log.exists() else []
+
+
+def _node() -> int:
+    """This machine's place among those that torchrun is started on."""
+    return int(next((os.environ[n] for n in ("NODE_RANK", "SLURM_NODEID") if n in os.environ), "0"))
 
 
 def _module(name: str) -> list[str]:

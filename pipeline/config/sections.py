@@ -205,7 +205,9 @@ class LaunchConfig(Section):
     address: str | None = Field(None, description="of the first node, for torchrun on several nodes")
     port: int = Field(29500, ge=1, le=65535, description="on the first node; `local` takes one that is free")
     phase_timeout_s: float = Field(
-        1800, gt=0, description="a rank whose phase (or one collective in it) takes longer ends, and with it all"
+        1800,
+        gt=0,
+        description="a rank whose phase takes longer ends, and with it all; above what the longest one takes",
     )
 
     @model_validator(mode="after")

@@ -23,7 +23,7 @@ from pipeline.stages.schedule import Item, position, schedule
 from pipeline.stages.session import Resume, Session, enter, locked, open_session
 from pipeline.stages.steps import Steps, Wrap, plain, stage_step
 from pipeline.train.ranks import join, leave
-from pipeline.train.watch import WATCH
+from pipeline.train.watch import SPARE_S, WATCH
 
 
 def run_folder(config: RunConfig, base: Path | None = None) -> Path:
@@ -44,7 +44,7 @@ def opened(
 
     In a group of processes each has its own session over the same state; rank 0 holds the folder and writes there.
     """
-    ranks = join(config.launch.phase_timeout_s, device_of(config))
+    ranks = join(config.launch.phase_timeout_s + SPARE_S, device_of(config))
     with ExitStack() as held:
         held.callback(leave)
         held.callback(WATCH.stop)

@@ -7,94 +7,21 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import yaml
-from safetensors.torch import load_file
 
-from pipeline.config.load import load_recipe
 from pipeline.config.sections import LaunchConfig
 from pipeline.errors import RunError
 from pipeline.launch import command_of, launch
-from pipeline.stages.progress import Silent
-from pipeline.stages.train import train
-from tests.stages.tiny import TREE, tiny
-
-ROOT = Path(__file__).resolve().parents[2]
-CHANGES = (
-    "stages=[rl]", "model.create=null", "rl.rounds=1", "rl.steps_per_round=5", "rl.prompts_per_step=5",
-    "evaluation.before_training=false", "launch.gpus_per_node=2",
-)  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recipe of five RL steps from a policy that has learned a little."""
-    folder = tmp_path_factory.mktemp("launch")
-    train(
-        tiny(overrides=["stages=[sft]", "evaluation.before_training=false"]), ROOT, folder / "start", "auto", Silent()
-    )
-    path = folder / "recipe.yaml"
-    path.write_text(yaml.safe_dump({**TREE, "output": str(folder / "runs")}))
-    return path
-
-
-@pytest.fixture(scope="module")
-def alone(recipe: Path) -> Path:
-    """The run's folder, trained by one process that nobody launched."""
-    return by_one(recipe, "alone")
-
-
-def overrides(recipe: Path, name: str, *more: str) -> list[str]:
-    return [*CHANGES, f"model.path={recipe.parent / 'start' / 'model'}", f"name={name}", *more]
-
-
-def by_one(recipe: Path, name: str) -> Path:
-    config = load_recipe(recipe, overrides(recipe, name))
-    folder = Path(config.output) / name
-    train(config, ROOT, folder, "auto", Silent())
-    return folder
-
-
-def by_two(recipe: Path, name: str, *more: str) -> Path:
-    """The run's folder after two local ranks. Raises: RunError as `launch` does."""
-    changes = overrides(recipe, name, "launch.kind=local", *more)
-    config = load_recipe(recipe, changes)
-    folder = Path(config.output) / name
-    words = ["train", str(recipe), "--no-prefect", *(w for c in changes for w in ("--set", c))]
-    launch(config.launch, words, folder, "tests.launch.rank")
-    return folder
-
-
-def assert_same_run(found: Path, wanted: Path) -> None:
-    ours, theirs = (load_file(f / "model" / "model.safetensors") for f in (found, wanted))
-    for name, tensor in ours.items():
-        torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=1e-5)
-    assert (found / "rollouts.jsonl").read_bytes() == (wanted / "rollouts.jsonl").read_bytes()
-    steps = [[r["metrics"] for r in rows(f) if r["kind"] == "step"] for f in (found, wanted)]
-    assert len(steps[0]) == len(steps[1]) == 5
-    for mine, other in zip(*steps, strict=True):
-        assert mine == pytest.approx(other, abs=1e-5)
-
-
-def rows(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-@pytest.fixture(autouse=True)
-def _no_fuse(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FUSE", raising=False)
-    monkeypatch.chdir(ROOT)
+from tests.launch.runs import ROOT, assert_same_run, by_one, by_ranks, overrides, processes_of, wait_for, words_of
 
 
 @pytest.mark.integration
 def test_two_ranks_equal_one(recipe: Path, alone: Path) -> None:
-    found = by_two(recipe, "two")
+    found = by_ranks(recipe, "two")
     assert_same_run(found, alone)
     assert json.loads((found / "run.json").read_text())["num_ranks"] == 2
     assert "round 1 5/5" in (found / "logs" / "rank1.log").read_text()
@@ -102,71 +29,51 @@ def test_two_ranks_equal_one(recipe: Path, alone: Path) -> None:
 
 @pytest.mark.integration
 @pytest.mark.slow
-def test_killed_ranks_end_the_run_by_name_and_it_goes_on(
-    recipe: Path, alone: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 2)])
+def test_a_run_that_was_killed_goes_on_by_another_number_of_ranks(
+    first: int, then: int, recipe: Path, alone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for fuse, name in (
-        ("1 generate 2 kill", "rank 1"),
-        ("0 update 1 kill", "rank 0"),
-        ("1 checkpoint 1 kill", "rank 1"),
-    ):
-        monkeypatch.setenv("FUSE", fuse)
-        phase = fuse.split()[1]
-        with pytest.raises(
-            RunError, match=rf"{name} .* was ended by SIGKILL in '.*{phase}'.*Last lines of .*rank"
-        ) as said:
-            by_two(recipe, "killed")
-        assert children_left(said.value) == []
-    assert_same_run(by_one(recipe, "killed"), alone)
+    name = f"from-{first}-to-{then}"
+    monkeypatch.setenv("FUSE", "0|round 1 step 3: update|1|kill")
+    with pytest.raises(RunError, match=r"rank 0 .* was ended by SIGKILL in 'round 1 step 3: update'"):
+        by_ranks(recipe, name, f"launch.gpus_per_node={first}")
+    monkeypatch.delenv("FUSE")
+    found = by_one(recipe, name) if then == 1 else by_ranks(recipe, name)
+    assert_same_run(found, alone)
+    assert json.loads((found / "run.json").read_text())["num_ranks"] == then
 
 
 @pytest.mark.integration
-def test_a_rank_that_hangs_ends_the_run_at_the_deadline(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FUSE", "1 update 1 hang")
-    with pytest.raises(RunError, match=r"rank \d .* ended with status 1 in '.*'"):
-        by_two(recipe, "hung", "launch.phase_timeout_s=30")
-    logs = [(recipe.parent / "runs" / "hung" / "logs" / f"rank{r}.log").read_text() for r in (0, 1)]
-    assert any("Timeout" in log or "Timed out" in log or "timed out" in log.lower() for log in logs)
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        ("hang", r"rank [01] \(process \d+\) ended with status 75 in 'round 1 step 1: (update|total)'"),
+        ("stop", r"rank 0 \(process \d+\) ended with status 75 in 'round 1 step 1: update'"),
+    ],
+)
+def test_a_rank_that_hangs_ends_the_run_at_the_deadline(
+    act: str, said: str, recipe: Path, owner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 waits, or was stopped; rank 0 waits for it where they add up gradients."""
+    monkeypatch.setenv("FUSE", f"1|round 1 step 1: update|1|{act}")
+    with pytest.raises(RunError, match=said) as caught:
+        by_ranks(recipe, act, "launch.phase_timeout_s=30")
+    text = str(caught.value)
+    assert "was not done with 'round 1 step 1: update' within 30 s (launch.phase_timeout_s=30)" in text
+    assert "mend the network, or raise launch.phase_timeout_s; the same command goes on" in text
+    assert ("rank 1 was in 'round 1 step 1: update', stopped by a signal: " in text) == (act == "stop")
+    assert "in all_reduce" in (recipe.parent / "runs" / act / "logs" / "rank0.log").read_text()
+    assert wait_for(lambda: processes_of(owner) == {})
 
 
 @pytest.mark.integration
-def test_no_rank_outlives_a_killed_launcher(recipe: Path) -> None:
-    changes = overrides(recipe, "orphans", "launch.kind=local")
-    words = [w for c in changes for w in ("--set", c)]
-    parent = subprocess.Popen(
-        [sys.executable, "-m", "tests.launch.rank", "train", str(recipe), "--no-prefect", *words],
-        cwd=ROOT, env={**os.environ, "FUSE": "1 update 1 hang"},
-    )  # fmt: skip
-    ranks = wait_for(lambda: children_of(parent.pid) if len(children_of(parent.pid)) == 2 else [])
+def test_no_rank_outlives_a_killed_launcher(recipe: Path, owner: str) -> None:
+    words = words_of(recipe, overrides(recipe, "orphans", "launch.kind=local"))
+    parent = subprocess.Popen([sys.executable, "-m", "pipeline.cli", *words], cwd=ROOT)
+    assert wait_for(lambda: len(processes_of(owner)) == 3)
     parent.kill()
     assert parent.wait() == -signal.SIGKILL
-    assert wait_for(lambda: [True] if not any(map(alive, ranks)) else []) == [True]
-
-
-def wait_for(look: Any, timeout_s: float = 120) -> list[Any]:
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if found := look():
-            return list(found)
-        time.sleep(0.05)
-    return []
-
-
-def children_of(pid: int) -> list[int]:
-    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return False
-
-
-def children_left(error: RunError) -> list[int]:
-    """Ranks of this process that still run."""
-    commands = [(p, Path(f"/proc/{p}/cmdline")) for p in children_of(os.getpid())]
-    return [p for p, c in commands if c.exists() and b"tests.launch.rank" in c.read_bytes()]
+    assert wait_for(lambda: processes_of(owner) == {})
 
 
 class TestCommands:

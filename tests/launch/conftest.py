@@ -1,0 +1,40 @@
+"""A recipe for several ranks, and the run that one process makes of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline.stages.progress import Silent
+from pipeline.stages.train import train
+from tests.launch.runs import OWNER, ROOT, by_one
+from tests.stages.tiny import TREE, tiny
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe of RL steps from a policy that has learned a little."""
+    folder = tmp_path_factory.mktemp("launch")
+    train(
+        tiny(overrides=["stages=[sft]", "evaluation.before_training=false"]), ROOT, folder / "start", "auto", Silent()
+    )
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump({**TREE, "output": str(folder / "runs")}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def alone(recipe: Path) -> Path:
+    """The run's folder, trained by one process that nobody launched."""
+    return by_one(recipe, "alone")
+
+
+@pytest.fixture(autouse=True)
+def owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What marks every process that this test starts."""
+    monkeypatch.delenv("FUSE", raising=False)
+    monkeypatch.setenv(OWNER, str(tmp_path))
+    monkeypatch.chdir(ROOT)
+    return str(tmp_path)

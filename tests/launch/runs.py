@@ -1,0 +1,101 @@
+"""Runs by several ranks on this machine, what they leave, and which of their processes still live."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pipeline.config.load import load_recipe
+from pipeline.config.run import RunConfig
+from pipeline.launch import launch
+from pipeline.stages.progress import Silent
+from pipeline.stages.train import train
+
+T = TypeVar("T")
+ROOT = Path(__file__).resolve().parents[2]
+OWNER = "VERIZERO_TEST_RUN"
+"""Variable of the processes of one run."""
+CHANGES = (
+    "stages=[rl]", "model.create=null", "rl.rounds=1", "rl.steps_per_round=5", "rl.prompts_per_step=5",
+    "evaluation.before_training=false", "launch.gpus_per_node=2",
+)  # fmt: skip
+
+
+def overrides(recipe: Path, name: str, *more: str) -> list[str]:
+    return [*CHANGES, f"model.path={recipe.parent / 'start' / 'model'}", f"name={name}", *more]
+
+
+def words_of(recipe: Path, changes: Sequence[str]) -> list[str]:
+    """The command line of those changes."""
+    return ["train", str(recipe), "--no-prefect", *(w for c in changes for w in ("--set", c))]
+
+
+def folder_of(config: RunConfig) -> Path:
+    return Path(config.output) / config.name
+
+
+def by_one(recipe: Path, name: str, *more: str) -> Path:
+    """The run's folder, trained by one process that nobody launched."""
+    config = load_recipe(recipe, overrides(recipe, name, *more))
+    train(config, ROOT, folder_of(config), "auto", Silent())
+    return folder_of(config)
+
+
+def by_ranks(recipe: Path, name: str, *more: str) -> Path:
+    """The run's folder after two local ranks, or as many as asked for. Raises: RunError as `launch` does."""
+    changes = overrides(recipe, name, "launch.kind=local", *more)
+    config = load_recipe(recipe, changes)
+    launch(config.launch, words_of(recipe, changes), folder_of(config), "tests.launch.rank")
+    return folder_of(config)
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def assert_same_run(found: Path, wanted: Path) -> None:
+    """To rounding: by other numbers of ranks."""
+    ours, theirs = (load_file(f / "model" / "model.safetensors") for f in (found, wanted))
+    for name, tensor in ours.items():
+        torch.testing.assert_close(tensor, theirs[name], rtol=0, atol=1e-5)
+    assert (found / "rollouts.jsonl").read_bytes() == (wanted / "rollouts.jsonl").read_bytes()
+    steps = [[r["metrics"] for r in rows(f) if r["kind"] == "step"] for f in (found, wanted)]
+    assert len(steps[0]) == len(steps[1]) == 5
+    for mine, other in zip(*steps, strict=True):
+        assert mine == pytest.approx(other, abs=1e-5)
+
+
+def assert_same_bytes(found: Path, wanted: Path) -> None:
+    """Model, rollouts and metrics, the seconds left out."""
+    for name in ("model/model.safetensors", "rollouts.jsonl"):
+        assert (found / name).read_bytes() == (wanted / name).read_bytes(), name
+    ours, theirs = ([{k: v for k, v in row.items() if k != "time"} for row in rows(f)] for f in (found, wanted))
+    assert ours == theirs
+
+
+def processes_of(owner: str) -> dict[int, str]:
+    """Command lines of the processes, besides this one, that have the variable OWNER so or were started by one."""
+    mark, found = f"{OWNER}={owner}".encode(), {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if int(folder.name) != os.getpid() and mark in (folder / "environ").read_bytes().split(b"\0"):
+                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except OSError:
+            continue  # it ended meanwhile
+    return found
+
+
+def wait_for(look: Callable[[], T], timeout_s: float = 120) -> T:
+    """What `look` returns first that is true, or at last."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := look()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return found
