@@ -152,29 +152,19 @@ def trl_speed(folder: str, texts: Texts, packing: str | None, micro_rows: int, r
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import SFTConfig, SFTTrainer
+    from yardstick import FAST
 
     micro = min(micro_rows, rows)
     config = SFTConfig(
         output_dir=str(Path(folder) / "out"),
         num_train_epochs=1,
-        learning_rate=1e-4,
-        lr_scheduler_type="constant",
         per_device_train_batch_size=micro,
         gradient_accumulation_steps=max(1, rows // micro),
         packing=packing is not None,
         packing_strategy=packing or "bfd",
         max_length=PACKED_LENGTH,
-        use_cpu=True,
-        bf16=False,
-        fp16=False,
-        gradient_checkpointing=False,
-        optim="adamw_torch_fused",
-        save_strategy="no",
-        report_to="none",
-        logging_steps=10_000,
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
         dataset_kwargs={"skip_prepare_dataset": False},
+        **FAST,
     )
     clock: list[float] = []
 
