@@ -224,13 +224,19 @@ class LaunchConfig(Section):
 
 
 def check_launch(launch: LaunchConfig, train: TrainConfig, rollout: RolloutConfig) -> None:
-    """Raises: ValueError where a group of ranks cannot share out what it trains, or is ended before what it awaits."""
+    """Raises: ValueError where ranks cannot be put together as the recipe says, or end before what they wait for."""
     if launch.kind == "none":
         return
     num, together = launch.nodes * launch.gpus_per_node, train.sequence_parallel
     if num % together:
         raise ValueError(
             f"train.sequence_parallel={together} does not divide the {num} ranks of launch; set it to a divisor of them"
+        )
+    devices = rollout.vllm.tensor_parallel
+    if rollout.engine == "vllm" and num % devices:
+        raise ValueError(
+            f"rollout.vllm.tensor_parallel={devices} does not divide the {num} ranks of launch, which are the engines' "
+            "devices; set it to a divisor of them"
         )
     waits, most = rollout.vllm.request_timeout_s, launch.phase_timeout_s
     if rollout.engine == "vllm_server" and waits >= most:

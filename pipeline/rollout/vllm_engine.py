@@ -113,6 +113,7 @@ class VllmEngine:
             policy.model.config.save_pretrained(self._folder.name)
             self._llm: Any = self._vllm.make_llm({**arguments, "model": self._folder.name})
         VllmEngine._live += 1
+        self._mates = self._vllm.mates() if config.tensor_parallel > 1 else None
         self._limit = int(self._llm.llm_engine.model_config.max_model_len)
 
     @property
@@ -148,17 +149,17 @@ class VllmEngine:
         engine, places = self._llm.llm_engine, {}
         made: dict[tuple[int, int], Completion] = {}
         with boundary(EngineError, "generating with vLLM"):
-            for i, request in enumerate(requests):
+            for i, request in self._asked_together(requests):
                 for j, seed in enumerate(request.seeds):
                     params = self._vllm.sampling_params(**self.policy.options(sampling, seed))
                     self._asked += 1
                     prompt = {"prompt_token_ids": list(request.prompt_ids)}
                     engine.add_request(str(self._asked), prompt, params)
-                    places[str(self._asked)] = (i, j)
+                    if i is not None:
+                        places[str(self._asked)] = (i, j)
             while engine.has_unfinished_requests():
-                done = {
-                    places[out.request_id]: self._completion(out, sampling) for out in engine.step() if out.finished
-                }
+                outs = [out for out in engine.step() if out.finished and out.request_id in places]
+                done = {places[out.request_id]: self._completion(out, sampling) for out in outs}
                 made.update(done)
                 if done:
                     listener([Ended(i, j, c.token_ids, c.finish_reason) for (i, j), c in done.items()])
@@ -181,6 +182,17 @@ class VllmEngine:
             VllmEngine._live -= 1
             gc.collect()
             self._folder.cleanup()
+
+    def _asked_together(self, requests: Sequence[Request]) -> list[tuple[int | None, Request]]:
+        """What the engine is asked: by each of the ranks that it is made of the same; None for the place of others'."""
+        if self._mates is None:
+            return list(enumerate(requests))
+        everyone = enumerate(self._mates.gather(list(requests)))
+        return [
+            (i if rank == self._mates.rank else None, request)
+            for rank, some in everyone
+            for i, request in enumerate(some)
+        ]
 
     def _completion(self, out: Any, sampling: Sampling) -> Completion:
         (answer,) = out.outputs

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from vllm.sampling_params import RequestOutputKind
 from pipeline.rollout.gloo import broadcast, group, meeting
 from pipeline.rollout.weights import Named
 
+T = TypeVar("T")
 TRANSFER = "verizero_gloo"
 """The name under which vLLM knows our transfer of weights."""
 EXTENSION = "pipeline.rollout.vllm_worker.WorkerExtension"
@@ -75,6 +76,29 @@ def make_llm(arguments: dict[str, Any]) -> Any:
         random.setstate(before[1])
         numpy.random.set_state(before[2])
         torch.set_num_threads = before[3]
+
+
+@dataclass(frozen=True, slots=True)
+class Mates:
+    """The ranks that are together one engine, and the place of this one among them."""
+
+    rank: int
+    size: int
+    group: Any
+
+    def gather(self, value: T) -> list[T]:
+        """Each one's value, by its place; all of them call this."""
+        found: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(found, value, group=self.group)
+        return found
+
+
+def mates() -> Mates:
+    """Those of this process's engine, which was made."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    group = get_tp_group()
+    return Mates(group.rank_in_group, group.world_size, group.cpu_group)
 
 
 def sampling_params(**options: Any) -> Any:

@@ -133,12 +133,18 @@ def cut_after(folder: Path, step: int) -> None:
 @pytest.mark.integration
 @pytest.mark.slow
 @pytest.mark.usefixtures("need_vllm")
-def test_two_ranks_with_an_engine_each_learn_as_one_does(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_ranks_learn_as_one_does_with_an_engine_each_or_one_together(
+    base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     steps = 8
     train(recipe("vllm", steps), base, base / "one", "auto", Silent())
-    ways: dict[str, dict[str, Any]] = {"torch": {}, "zero3": {"train": {"backend": "deepspeed", "zero": 3}}}
+    ways: dict[str, dict[str, Any]] = {
+        "together": {"rollout": {"vllm": {"tensor_parallel": 2}}},
+        "torch": {},
+        "zero3": {"train": {"backend": "deepspeed", "zero": 3}},
+    }
     for way, changes in ways.items():
         two = by_two(base / way, steps=steps, checkpoint={"keep": 2 * steps}, **changes)
         for rank in (0, 1):
@@ -149,6 +155,8 @@ def test_two_ranks_with_an_engine_each_learn_as_one_does(base: Path, monkeypatch
         assert json.loads((two / "parity.json").read_text())["differs"] is False
         assert json.loads((two / "run.json").read_text())["num_ranks"] == 2
         assert_same_run(two, base / "one")
+        if way == "together":
+            continue  # one rank alone is no such engine
         cut_after(two, 4)
         train(recipe("vllm", steps, **changes), base, two, "must", Silent())
         assert_same_run(two, base / "one")
@@ -280,6 +288,13 @@ def test_a_deadline_for_servers_past_that_of_ranks_is_refused() -> None:
     asking("vllm", 1800, "local")
     with pytest.raises(ConfigError, match=r"request_timeout_s=1800 and launch.phase_timeout_s=1800.*below the second"):
         asking("vllm_server", 1800, "local")
+
+
+def test_an_engine_of_more_ranks_than_there_are_is_refused() -> None:
+    launch = {"kind": "local", "gpus_per_node": 3}
+    tiny({"rollout": {"engine": "vllm", "vllm": {"tensor_parallel": 3}}, "launch": launch})
+    with pytest.raises(ConfigError, match=r"tensor_parallel=2 does not divide the 3 ranks"):
+        tiny({"rollout": {"engine": "vllm", "vllm": {"tensor_parallel": 2}}, "launch": launch})
 
 
 def test_a_run_may_go_on_with_other_servers_but_not_with_another_engine() -> None:
