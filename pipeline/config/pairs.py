@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from pipeline.config.data import FILE_TYPES, Column, HubSource, VerifierChoice
 from pipeline.config.sections import Section
+from pipeline.config.stages import MODEL
 
 
 class PairColumns(Section):
@@ -105,12 +106,22 @@ Judge = Literal["policy"] | VerifierChoice | None
 """Who ranks responses: the policy, a verifier (e.g. judge or reference_model), or None: the prompts' own verifiers."""
 
 
+def judges_stage(field: str, judge: Judge) -> dict[str, tuple[str, str]]:
+    """field -> (stage, file), where the judge is the reward model of an earlier stage; see `taken_from_stages`."""
+    stage = judge.stage if isinstance(judge, VerifierChoice) else None
+    return {} if stage is None else {field: (stage, MODEL)}
+
+
 class SampledPairsConfig(Section):
     """Pairs made here: the present policy answers training prompts, graders rank what it said."""
 
     prompts: int | None = Field(None, ge=1, description="answered in each part; null: all training prompts, shared out")
     samples: int = Field(8, ge=2, description="responses a prompt")
-    judge: Judge = Field(None, description="policy, or a verifier that ranks instead of the prompts' own")
+    judge: Judge = Field(
+        None,
+        description="policy, or a verifier that ranks instead of the prompts' own; a reward model of an earlier stage: "
+        "{name: reference_model, params: {model: stage:NAME}}",
+    )
     judged: JudgedConfig = JudgedConfig()
     pairing: PairingConfig = PairingConfig()
     every_part: bool = Field(

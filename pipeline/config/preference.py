@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.config.pairs import Judge, JudgedConfig, PairingConfig, PairSource, SampledPairsConfig
+from pipeline.config.pairs import Judge, JudgedConfig, PairingConfig, PairSource, SampledPairsConfig, judges_stage
 from pipeline.config.sections import OptimizerConfig
 from pipeline.config.stages import RoundsConfig, StageSection
 from pipeline.preferences.base import PreferenceParams, load_preference
@@ -57,6 +57,10 @@ class PreferenceConfig(StageSection):
             raise ValueError("preference.sampled.every_part samples anew, and pairs names files; drop one of them")
         return self
 
+    def taken_from_stages(self) -> dict[str, tuple[str, str]]:
+        """The stage whose reward model ranks what is sampled."""
+        return judges_stage("sampled.judge", self.sampled.judge)
+
     def steps_of_items(self) -> list[int]:
         """One item a part; 0 steps where the number follows from the pairs, which are not known yet."""
         return [self.steps or 0] * self.parts
@@ -67,7 +71,11 @@ class OnlinePreferenceConfig(RoundsConfig):
 
     loss: dict[str, Any] = Field(description="{name: dpo, …}: a loss of pipeline/preferences and its parameters")
     pairing: PairingConfig = PairingConfig()
-    judge: Judge = Field(None, description="policy, or a verifier that ranks instead of the prompts' own")
+    judge: Judge = Field(
+        None,
+        description="policy, or a verifier that ranks instead of the prompts' own; a reward model of an earlier stage: "
+        "{name: reference_model, params: {model: stage:NAME}}",
+    )
     judged: JudgedConfig = JudgedConfig()
 
     @model_validator(mode="after")
@@ -82,6 +90,10 @@ class OnlinePreferenceConfig(RoundsConfig):
                 f"{said}; leave reference out, or change the loss"
             )
         return self
+
+    def taken_from_stages(self) -> dict[str, tuple[str, str]]:
+        """The stage whose reward model ranks."""
+        return judges_stage("judge", self.judge)
 
     @property
     def has_reference(self) -> bool:

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.config.pairs import PairSource, SampledPairsConfig
+from pipeline.config.pairs import PairSource, SampledPairsConfig, judges_stage
 from pipeline.config.sections import OptimizerConfig
 from pipeline.config.stages import MODEL, StageSection, check_one_length
 
@@ -50,3 +50,7 @@ class RewardModelConfig(StageSection):
         if self.sampled.every_part:
             raise ValueError("reward_model.sampled.every_part: a reward model has one part; drop it")
         return self
+
+    def taken_from_stages(self) -> dict[str, tuple[str, str]]:
+        """The stage whose reward model ranks what is sampled."""
+        return judges_stage("sampled.judge", self.sampled.judge)

@@ -107,7 +107,7 @@ class RunConfig(Section):
             if (name := choice.stage) is not None:
                 raise ValueError(
                     f"a verifier is the reward model of stage {name!r}, and it would grade before that stage has run; "
-                    "name it in rl.reward, or give the model's folder"
+                    "name it in rl.reward or as the judge of pairs, or give the model's folder"
                 )
         return self
 

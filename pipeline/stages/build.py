@@ -14,7 +14,7 @@ from pipeline.config.data import VerifierChoice
 from pipeline.config.preference import loop_parts
 from pipeline.config.run import RECORDING_ENGINES, RunConfig, parts_of
 from pipeline.config.sections import VllmConfig
-from pipeline.config.stages import MODEL, RlConfig
+from pipeline.config.stages import RlConfig
 from pipeline.errors import ConfigError
 from pipeline.models.load import create_model, eos_ids, load_model, load_tokenizer
 from pipeline.models.routing import num_experts, unreplayable
@@ -30,6 +30,7 @@ from pipeline.stages.parity import corrected
 from pipeline.stages.prepare import RunData
 from pipeline.stages.programs import open_sandbox
 from pipeline.stages.progress import Progress
+from pipeline.stages.sampled import bind_grader
 from pipeline.train.backend import Backend
 from pipeline.train.ranks import ALONE, Ranks, sharing_sequences
 from pipeline.train.torch_backend import TorchBackend
@@ -277,12 +278,7 @@ def build_judge(session: Session) -> Scorer | None:
     rl = session.config.rl if session.config.stages[0].kind == "rl" else None
     if rl is None or rl.reward is None:
         return None
-    choice = rl.reward
-    params = dict(choice.params)
-    if choice.stage is not None:
-        params["model"] = str((session.shared / "stages" / choice.stage / MODEL).resolve())
-    bound = load(choice.name, choice.path, session.base_dir).bind(params, session.base_dir)
-    return session.scorer.instead(bound)
+    return session.scorer.instead(bind_grader(session, rl.reward))
 
 
 def write_run_info(session: Session) -> None:

@@ -6,11 +6,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
+from pipeline.config.data import VerifierChoice
 from pipeline.config.pairs import Judge, JudgedConfig
+from pipeline.config.stages import MODEL
 from pipeline.rollout.collect import collect
 from pipeline.rollout.engine import Sampling
 from pipeline.scoring.ahead import attempt_of
-from pipeline.scoring.score import Tally
+from pipeline.scoring.score import Bound, Tally
 from pipeline.scoring.select import form_groups
 from pipeline.stages.session import Session
 from pipeline.stages.together import share_of, together
@@ -54,12 +56,24 @@ def ranked(session: Session, groups: Sequence[Group], judge: Judge, how: JudgedC
         if judge == "policy":
             verdicts = _by_policy(session, members, how)
         else:
-            bound = load(judge.name, judge.path, session.base_dir).bind(judge.params, session.base_dir)
-            verdicts = bound.score([attempt_of(p, m.rollout.text, m.rollout.finish_reason) for p, m in members])
+            verdicts = bind_grader(session, judge).score(
+                [attempt_of(p, m.rollout.text, m.rollout.finish_reason) for p, m in members]
+            )
         rest = iter(verdicts)
         judged = [replace(g, members=tuple(_rewarded(session, m, next(rest)) for m in g.members)) for g in own]
         (whole,), _ = together(session.ranks, share, [judged], Tally({}, 0, 0.0))
     return whole
+
+
+def bind_grader(session: Session, choice: VerifierChoice) -> Bound:
+    """A verifier that a stage names; `stage:NAME` is the model that the earlier stage NAME has left.
+
+    Raises: ConfigError.
+    """
+    params = dict(choice.params)
+    if choice.stage is not None:
+        params["model"] = str((session.shared / "stages" / choice.stage / MODEL).resolve())
+    return load(choice.name, choice.path, session.base_dir).bind(params, session.base_dir)
 
 
 def _rewarded(session: Session, member: ScoredRollout, verdict: Verdict) -> ScoredRollout:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,15 +13,25 @@ import torch
 import transformers
 import yaml
 
+from pipeline.config.data import VerifierChoice
 from pipeline.config.load import parse
 from pipeline.config.merge import merge
+from pipeline.config.pairs import JudgedConfig
 from pipeline.config.run import RunConfig
+from pipeline.config.scoring import ScoringConfig
 from pipeline.errors import ConfigError, DataError
+from pipeline.scoring.score import Scorer
+from pipeline.stages.sampled import ranked
+from pipeline.train.ranks import ALONE
+from pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 from tests.stages.broken import goes_on_as_if_never_broken, run
 from tests.stages.tiny import TREE, tiny
 
 NO_RL: dict[str, Any] = {"rl": None, "sft": None, "data": {"evaluation": []}}
 REWARD = {"name": "reference_model", "params": {"model": "stage:reward_model", "whiten": True}}
+
+
+ONLINE = {"loss": {"name": "dpo"}, "rounds": 1, "steps_per_round": 1, "prompts_per_step": 2, "group_size": 4}
 
 
 def recipe(stages: list[Any], changes: dict[str, Any] | None = None, **others: Any) -> RunConfig:
@@ -89,6 +101,35 @@ def test_pairs_of_a_file(tmp_path: Path) -> None:
     assert last["held_out/accuracy"] > 0.9
 
 
+def test_it_judges_groups_of_a_later_stage(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{a}+{b}=", "chosen": f"{a + b}", "rejected": "x"} for a in range(1, 7) for b in range(1, 7)]
+    run(recipe(["reward_model"], pair_file(tmp_path, rows), **NO_RL), tmp_path / "run")
+    session: Any = SimpleNamespace(
+        ranks=ALONE,
+        shared=tmp_path / "run",
+        base_dir=tmp_path,
+        scorer=Scorer(ScoringConfig(), {}),
+        timed=lambda phase: nullcontext(),
+    )
+    members = tuple(
+        ScoredRollout(Rollout("p", i, (1,), (2,), (-0.1,), text, "stop", 0), Verdict("graded", 0.0), 0.0)
+        for i, text in enumerate(["x", "5"])
+    )
+    group = Group(Prompt("p", "2+3=", "exact", "5"), members)
+    (judged,) = ranked(session, [group], VerifierChoice(**REWARD), JudgedConfig())
+    bad, good = (m.reward for m in judged.members)
+    assert good > 0.5 > bad
+
+
+@pytest.mark.integration
+def test_a_run_of_online_preferences_is_judged_by_it(tmp_path: Path) -> None:
+    online = {**ONLINE, "judge": REWARD, "pairing": {}}
+    config = recipe(["sft", "reward_model", "online_preference"], rl=None, online_preference=online)
+    run(config, tmp_path / "run")
+    rows = [r for r in lines_of(tmp_path / "run" / "rollouts.jsonl") if r["stage"] == "online_preference"]
+    assert len({r["reward"] for r in rows if 0 < r["reward"] < 1}) > 1, "0 and 1 are what the rows' own verifier gives"
+
+
 def test_one_prompt_cannot_be_divided(tmp_path: Path) -> None:
     rows = [{"prompt": "1+1=", "chosen": "2", "rejected": str(n)} for n in range(3, 9)]
     with pytest.raises(DataError, match=r"6 pairs to train on and 0 held out"):
@@ -104,6 +145,17 @@ def test_one_prompt_cannot_be_divided(tmp_path: Path) -> None:
             "names 'reward_model', which is no stage before",
         ),
         (["sft", "rl"], {"rl": {"reward": REWARD}}, "names 'reward_model', which is no stage before"),
+        (
+            ["sft", "online_preference"],
+            {"online_preference": {**ONLINE, "judge": REWARD}},
+            "online_preference.judge names 'reward_model', which is no stage before",
+        ),
+        (
+            ["sft", "preference"],
+            {"preference": {"loss": {"name": "dpo"}, "steps": 1, "sampled": {"judge": REWARD}}},
+            "preference.sampled.judge names 'reward_model', which is no stage before",
+        ),
+        (["reward_model"], {"reward_model": {"sampled": {"judge": REWARD}}}, "which is no stage before"),
         (["reward_model"], {"scoring": {"components": [{"verifier": REWARD}]}}, "before that stage has run"),
         (["reward_model"], {"reward_model": {"epochs": 1}}, "exactly one of reward_model.steps"),
         (["reward_model"], {"reward_model": {"on_wrong_chosen": "drop"}}, "is about pairs of files"),
