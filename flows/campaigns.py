@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from prefect import flow, tags
+from prefect.client.schemas.objects import State
 from prefect.context import FlowRunContext
 from prefect.deployments import run_deployment
 from prefect.exceptions import FlowPauseTimeout
 from prefect.flow_runs import pause_flow_run
 from prefect.input import RunInput
 from prefect.logging import get_run_logger
+from prefect.states import Completed
 from pydantic import Field
 
 from flows.forms import Recipe, asked, run_name
 from flows.process import settle
 from flows.shown import RunLog, show_markdown
 from pipeline.config.campaign import campaign_config
+from pipeline.errors import ConfigError
 
 
 @flow(name="rl-rounds", flow_run_name=run_name, persist_result=False, validate_parameters=False)
@@ -76,7 +80,7 @@ class Answer(RunInput):
 
 
 @flow(name="promote", flow_run_name="{run}", persist_result=False, validate_parameters=False)
-def promote(run: str, registry: str = "registry", answer_within_hours: float = 72.0) -> None:
+def promote(run: str, registry: str = "registry", answer_within_hours: float = 72.0) -> State[None]:
     """A finished run against the champion of a registry: better is promoted, worse kept back, between asks you.
 
     Args:
@@ -85,6 +89,8 @@ def promote(run: str, registry: str = "registry", answer_within_hours: float = 7
         answer_within_hours: How long a question waits, above 0; then the champion stays.
     """
     settle()
+    if not 0 < answer_within_hours < math.inf:
+        raise ConfigError(f"answer_within_hours must be above 0, got {answer_within_hours!r}; the default is 72")
     from pipeline.stages import promotion
 
     folder = Path(registry)
@@ -95,15 +101,14 @@ def promote(run: str, registry: str = "registry", answer_within_hours: float = 7
     if found.verdict == "between":
         asked_for = Answer.with_initial_data(description=f"{said}\nPromote it all the same?", promote=False, why="")
         try:
-            answer = pause_flow_run(wait_for_input=asked_for, timeout=round(answer_within_hours * 3600))
+            answer = pause_flow_run(wait_for_input=asked_for, timeout=math.ceil(answer_within_hours * 3600))
             yes, decided_by = answer.promote, f"a person{': ' + answer.why if answer.why else ''}"
         except FlowPauseTimeout:
-            decided_by = f"nobody answered within {answer_within_hours:g} h"
+            decided_by = f"default: nobody answered within {answer_within_hours:g} h"
     if yes:
-        get_run_logger().info("promoted as %s", promotion.promote(found, folder, decided_by))
-    else:
-        promotion.keep_back(found, folder, decided_by)
-        get_run_logger().info("kept back: %s", decided_by)
+        return Completed(message=f"promoted as {promotion.promote(found, folder, decided_by)} by {decided_by}")
+    promotion.keep_back(found, folder, decided_by)
+    return Completed(message=f"kept back by {decided_by}; the champion stays")
 
 
 def due() -> datetime | None:

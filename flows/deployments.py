@@ -23,7 +23,7 @@ from pipeline.errors import ConfigError
 SRUN = "srun --ntasks=1 --kill-on-bad-exit=1 --unbuffered --export=ALL"
 """How a flow gets its node on a cluster; what is asked for besides (GPUs, time) is added to it."""
 NAME = "verizero"
-FORMS: tuple[Flow[..., None], ...] = (
+FORMS: tuple[Flow[..., Any], ...] = (
     forms.train,
     forms.sft,
     campaigns.rl_rounds,

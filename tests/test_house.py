@@ -46,6 +46,7 @@ UPWARD = {
     ("pipeline.cli", "pipeline.service"): "the command line starts what stands beside it",
     ("pipeline.service", "pipeline.stages"): "commands start what stands beside them",
     ("pipeline.service", "pipeline.launch"): "commands start what stands beside them",
+    ("pipeline.stages", "pipeline.launch"): "the runs that are compared die with the process that compares them",
     ("pipeline.service", "flows"): "as for `train`: imported when the command runs",
     (
         "pipeline.cli",

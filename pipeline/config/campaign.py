@@ -27,5 +27,5 @@ def campaign_config(**fields: object) -> CampaignConfig:
         return CampaignConfig.model_validate({k: v for k, v in fields.items() if v is not None})
     except ValidationError as exc:
         first = exc.errors()[0]
-        where = ".".join(map(str, first["loc"]))
+        where = ".".join(map(str, first["loc"])).replace("name", "campaign")
         raise ConfigError(f"{where}: {first['msg']}, got {first['input']!r:.100}; change it or leave it empty") from exc

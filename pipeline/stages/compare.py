@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pipeline.config.load import load_recipe
 from pipeline.config.run import RunConfig
 from pipeline.config.stages import Stage
 from pipeline.errors import ConfigError, RunError
+from pipeline.launch import die_with
 from pipeline.report.compare_page import build_compare_page
 from pipeline.report.files import write_atomic
 from pipeline.report.memory import noted_peak
@@ -44,6 +46,10 @@ def compare(
     """
     if seeds < 1:
         raise ConfigError(f"seeds must be >= 1, got {seeds}")
+    if max_tokens is not None and max_tokens < 1:
+        raise ConfigError(f"tokens must be >= 1, got {max_tokens}; leave it out for as many as the rounds take")
+    if start is not None and not (start / "config.json").is_file():
+        raise ConfigError(f"start={str(start)!r} is no folder of a model; give one with config.json, e.g. runs/x/model")
     configs = {path: load_recipe(path, overrides) for path in recipes}
     check_comparable(list(configs.values()))
     folder.mkdir(parents=True, exist_ok=True)
@@ -147,7 +153,8 @@ def _trained(path: Path, overrides: Sequence[str]) -> float:
         command += ["--set", override]
     root = Path(__file__).resolve().parents[2]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
-    child = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    dies = partial(die_with, os.getpid())
+    child = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, preexec_fn=dies)
     try:
         _, status, usage = os.wait4(child.pid, 0)
     except BaseException:

@@ -193,7 +193,7 @@ def test_limits(request_: Request, limits: dict[str, Any], rates: list[float | N
 def test_wrong_fields_are_named(tmp_path: Path, request_: Request) -> None:
     with pytest.raises(ConfigError, match=r"target: .* got 1\.5"):
         campaign_config(name="x", target=1.5)
-    with pytest.raises(ConfigError, match=r"name: .* got '\.\./y'"):
+    with pytest.raises(ConfigError, match=r"campaign: .* got '\.\./y'"):
         campaign_config(name="../y")
     with pytest.raises(ConfigError, match="has the stages sft; a campaign is made of the rounds of one RL stage"):
         fired(tmp_path, request_.changed("stages=[sft]"))
