@@ -13,7 +13,7 @@ from pipeline.launch import die_with
 
 RUNNER = "VERIZERO_RUNNER"
 """Names the process that a flow must not outlive; without it, the flow's parent is that."""
-END_WITHIN_S = 12.0
+END_WITHIN_S = 10.0
 """From SIGTERM to the end: what a flow does not put in order by then is left to its checkpoint."""
 
 

@@ -13,12 +13,14 @@ from typing import Any
 
 import httpx
 
-from flows.server import free_port
+from flows.server import QUIET, answers, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 240.0
 """For anything that comes at all; a loaded machine takes long."""
 ENDS = ("Completed", "Failed", "Crashed", "Cancelled")
+PICTURES = ROOT / "tests" / "output"
+"""Screenshots, for people; not kept in the repository."""
 
 
 def until(found: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
@@ -40,11 +42,15 @@ class Served:
         clean = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
         paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         self.environment = {**clean, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+        self.process = self.serve()
+
+    def serve(self) -> subprocess.Popen[bytes]:
+        """The command, with a log of its own; its process."""
         words = ["serve", "--port", str(self.port), "--recipes", "recipes", "--home", "home"]
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, "-m", "pipeline.cli", *words],
-                cwd=folder,
+                cwd=self.folder,
                 env=self.environment,
                 stdout=log,
                 stderr=log,
@@ -93,6 +99,16 @@ class Served:
         assert answer.is_success, answer.text
         return answer.json()
 
+    def artifacts(self, run: str) -> dict[str, str]:
+        """What the run itself left to be seen, by key."""
+        made = self.post("/artifacts/filter", artifacts={"flow_run_id": {"any_": [run]}})
+        return {a["key"]: str(a["data"]) for a in made if a["key"]}
+
+    def retry(self, run: str) -> None:
+        """What the UI's button Retry asks for."""
+        self.post(f"/flow_runs/{run}/set_state", state={"type": "SCHEDULED", "name": "AwaitingRetry"}, force=True)
+        until(lambda: self.state(run) == "Running", "the retry")
+
     def delete(self, path: str) -> None:
         assert httpx.delete(f"{self.address}/api{path}", timeout=60).is_success
 
@@ -114,7 +130,7 @@ class Served:
 
     def ended(self, run: str) -> dict[str, Any]:
         """The run, once it has ended."""
-        until(lambda: self.state(run) in ENDS, f"the end of run {run}")
+        until(lambda: self.state(run) in ENDS, f"the end of run {run}", 2 * PATIENCE_S)
         return self.run(run)
 
     def process_of(self, run: str) -> int | None:
@@ -144,5 +160,63 @@ class Served:
         return found
 
 
+class ServerAlone(Served):
+    """Prefect's server without deployments and without a runner, as somebody else has it."""
+
+    def serve(self) -> subprocess.Popen[bytes]:
+        """The server; its process."""
+        home = self.folder / "home"
+        home.mkdir()
+        database = {"PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home / 'prefect.db'}"}
+        with self.log.open("w") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "flows.server", str(self.port), "--services"],
+                cwd=self.folder,
+                env={**self.environment, **QUIET, **database, "PREFECT_HOME": str(home)},
+                stdout=log,
+                stderr=log,
+            )
+
+    def wait(self) -> None:
+        until(lambda: answers(f"{self.address}/api"), "the server")
+
+
+def family(process: int) -> set[int]:
+    """The process and all that descend from it."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int(_fields(entry)[1])
+            except OSError:
+                continue
+    found, new = set(), {process}
+    while new:
+        found |= new
+        new = {child for child, parent in parents.items() if parent in found} - found
+    return found
+
+
+def alive(processes: set[int]) -> set[int]:
+    """Those that have not ended."""
+    found = set()
+    for process in processes:
+        try:
+            if not _is_dead(Path(f"/proc/{process}")):
+                found.add(process)
+        except OSError:
+            continue
+    return found
+
+
+def commands(processes: set[int]) -> list[str]:
+    """What they run."""
+    return [Path(f"/proc/{p}/cmdline").read_bytes().replace(b"\0", b" ").decode() for p in alive(processes)]
+
+
+def _fields(entry: Path) -> list[str]:
+    return (entry / "stat").read_text().rpartition(")")[2].split()
+
+
 def _is_dead(entry: Path) -> bool:
-    return (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    return _fields(entry)[0] == "Z"

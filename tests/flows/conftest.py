@@ -1,0 +1,48 @@
+"""The server that the tests of this folder share, and a browser."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pipeline.config.load import dump
+from tests.flows.served import PICTURES, Served, until
+from tests.stages.tiny import tiny
+
+CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+SMALL: dict[str, Any] = {"sft": {"steps": 20}, "rl": {"rounds": 1, "steps_per_round": 2}}
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("served")
+    (folder / "recipes").mkdir()
+    (folder / "recipes" / "small.yaml").write_text(dump(tiny({**SMALL, "name": "small"})))
+    other = {**SMALL, "name": "other", "rl": {**SMALL["rl"], "algorithm": {"name": "dr_grpo"}}}
+    (folder / "recipes" / "other.yaml").write_text(dump(tiny(other)))
+    server = Served(folder)
+    try:
+        server.wait()
+        yield server
+    finally:
+        server.stop()
+        left = until(lambda: not server.processes() or None, "the end of all processes", 60)
+        assert left
+        print((folder / "home" / "runner.log").read_text()[-3000:])
+
+
+@pytest.fixture
+def browser(served: Served) -> Iterator[Any]:
+    """A page of a headless Chromium."""
+    from playwright.sync_api import sync_playwright
+
+    PICTURES.mkdir(exist_ok=True)
+    with sync_playwright() as play:
+        chromium = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        page = chromium.new_page(viewport={"width": 1280, "height": 1200}, color_scheme="light")
+        page.set_default_timeout(120_000)
+        yield page
+        chromium.close()

@@ -1,0 +1,92 @@
+"""`verizero deploy` for work pools of a server that runs, and a real worker of a process pool."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline.config.load import dump
+from tests.flows.conftest import SMALL
+from tests.flows.served import Served, ServerAlone, alive, family, until
+from tests.stages.tiny import tiny
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "recipes").mkdir()
+    (folder / "recipes" / "small.yaml").write_text(dump(tiny({**SMALL, "name": "small"})))
+    alone = ServerAlone(folder)
+    try:
+        alone.wait()
+        yield alone
+    finally:
+        alone.stop()
+
+
+def test_deploy_registers_the_same_flows_for_a_work_pool(server: Served) -> None:
+    lost = server.command("deploy", "--pool", "gpus")
+    assert lost.returncode == 1
+    assert "no such work pool" in lost.stderr
+    assert "Traceback" not in lost.stderr
+    server.post("/work_pools/", name="gpus", type="process")
+    done = server.command("deploy", "--pool", "gpus", "--recipes", "recipes", "--srun=--gpus=8")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("deployed ") == 8
+    deployment = server.deployment("train")
+    assert deployment["work_pool_name"] == "gpus"
+    assert deployment["job_variables"]["command"].startswith("srun ")
+    assert "small" in deployment["parameter_openapi_schema"]["properties"]["recipe"]["enum"]
+    assert len(server.post("/automations/filter")) == 3, "made once"
+
+
+@pytest.fixture
+def worker(server: Served, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Prefect's own worker of the pool `here`, started from another folder."""
+    server.post("/work_pools/", name="here", type="process")
+    done = server.command("deploy", "--pool", "here", "--recipes", "recipes")
+    assert done.returncode == 0, done.stderr
+    settings = {"PREFECT_API_URL": f"{server.address}/api", "PREFECT_HOME": str(tmp_path), "DO_NOT_TRACK": "1"}
+    log = tmp_path / "worker.log"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "prefect", "worker", "start", "--pool", "here"],
+            cwd=tmp_path,
+            env={**server.environment, **settings},
+            stdout=out,
+            stderr=out,
+        )
+    try:
+        yield process
+    finally:
+        everyone = family(process.pid)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        print(log.read_text()[-3000:])
+        until(lambda: not alive(everyone), "the end of the worker's flows", 60)
+
+
+def test_a_worker_runs_what_is_triggered_and_its_runs_die_with_it(
+    server: Served, worker: subprocess.Popen[bytes]
+) -> None:
+    run = server.ended(server.start("train", recipe="small", run_name="by-worker"))
+    assert run["state"]["name"] == "Completed", run["state"]
+    assert run["work_pool_name"] == "here"
+    folder = server.folder / "runs" / "by-worker"
+    assert json.loads((folder / "summary.json").read_text())["steps"] == 2, "where the command was given"
+    assert {"report", "by-worker-page"} <= server.artifacts(run["id"]).keys()
+    server.start("train", recipe="small", run_name="left", overrides={"rl.steps_per_round": 100_000})
+    until(lambda: (server.folder / "runs" / "left" / "checkpoints").is_dir(), "a checkpoint")
+    everyone = family(worker.pid)
+    assert len(everyone) >= 2
+    worker.send_signal(signal.SIGKILL)
+    worker.wait()
+    until(lambda: not alive(everyone), "the end of what the worker had started", 60)
