@@ -52,12 +52,17 @@ def verify_file(
 ) -> tuple[Verified, list[dict[str, Any]]]:
     """`verify` from one file into another; the counts, and the first `most` lines that were written.
 
+    What `out` held before is replaced when all is graded, and stays where that fails.
     Raises: DataError for a file that cannot be read or written; ConfigError if batch is below 1.
     """
+    begun = out.with_name(f"{out.name}.begun")
     try:
+        if out.exists() and out.samefile(rows):
+            raise DataError(f"verdicts would replace the rows in {rows}; save them to another file")
         with rows.open(encoding="utf-8", errors="replace") as lines:
-            with out.open("w", encoding="utf-8", errors="backslashreplace") as file:
+            with begun.open("w", encoding="utf-8", errors="backslashreplace") as file:
                 counts = verify(lines, file, batch=batch, defaults=Defaults(verifier=verifier) if verifier else None)
+        begun.replace(out)
         with out.open(encoding="utf-8") as written:
             return counts, [json.loads(line) for line in islice(written, most)]
     except OSError as exc:

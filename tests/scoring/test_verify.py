@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.scoring.rows import Defaults, good_rows
-from pipeline.scoring.verify import verify
+from pipeline.scoring.verify import verify, verify_file
 
 ROWS: list[tuple[dict[str, Any], str, float]] = [
     ({"id": "a", "verifier": "numeric", "reference": "42", "response": r"\boxed{42}"}, "graded", 1.0),
@@ -124,3 +124,16 @@ def test_a_file_of_rows_is_whole_or_an_error(tmp_path: Path) -> None:
         good_rows(path)
     with pytest.raises(DataError, match="No such file"):
         good_rows(tmp_path / "none.jsonl")
+
+
+def test_earlier_verdicts_and_the_rows_outlive_a_grading_that_fails(tmp_path: Path) -> None:
+    rows, out = tmp_path / "rows.jsonl", tmp_path / "rows.verdicts.jsonl"
+    rows.write_text(json.dumps(ROWS[0][0]) + "\n")
+    counts, first = verify_file(rows, out)
+    before = out.read_text()
+    assert (counts.rows, len(first)) == (1, 1)
+    with pytest.raises(ConfigError, match="batch must be >= 1, got 0"):
+        verify_file(rows, out, batch=0)
+    with pytest.raises(DataError, match="would replace the rows"):
+        verify_file(rows, rows)
+    assert (out.read_text(), json.loads(rows.read_text())) == (before, ROWS[0][0])
