@@ -6,8 +6,10 @@ import contextlib
 import os
 import signal
 
-_GROUP, _THREADS = 2, 17
+_STATE, _PARENT, _GROUP, _THREADS = 0, 1, 2, 17
 """Places in /proc/PID/stat behind the name, which may hold anything."""
+_BURIED = 256
+"""Orphans that may end between two looks."""
 
 
 def total(proc: int) -> int:
@@ -18,19 +20,35 @@ def total(proc: int) -> int:
 def is_over(proc: int, leader: int, most: int, before: int) -> bool:
     """The leader's group has more than `most` threads and processes. `before`: `total` when it had one.
 
-    The group is looked through only when the machine has so many more than before.
+    Processes are looked through only when the machine has so many more than before, and the newest first: where there
+    is a flood, it is they, and it goes on growing meanwhile. Orphans that have ended are ours, and taken away here; the
+    dead that their own parent has left lying count.
     """
     if proc < 0 or total(proc) - before < most:
         return False
-    found, group = 0, str(leader).encode()
-    for name in os.listdir(proc):
-        if name.isdecimal():
-            fields = _read(proc, f"{name}/stat").rpartition(b")")[2].split()
-            if len(fields) > _THREADS and fields[_GROUP] == group:
-                found += int(fields[_THREADS])
-                if found > most:
-                    return True
+    found, dead, group, us = 0, 0, str(leader).encode(), str(os.getpid()).encode()
+    for pid in sorted((int(name) for name in os.listdir(proc) if name.isdecimal()), reverse=True):
+        fields = _read(proc, f"{pid}/stat").rpartition(b")")[2].split()
+        if len(fields) <= _THREADS or fields[_GROUP] != group:
+            continue
+        if (fields[_STATE], fields[_PARENT]) == (b"Z", us):
+            dead += 1
+        else:
+            found += max(1, int(fields[_THREADS]))
+        if found > most or dead > _BURIED:
+            return True
+    _bury(leader)
     return False
+
+
+def _bury(leader: int) -> None:
+    """Take away those of the group that have ended and are our children, but for the leader itself."""
+    with contextlib.suppress(ChildProcessError):
+        for _ in range(_BURIED):
+            dead = os.waitid(os.P_PGID, leader, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if dead is None or dead.si_pid == leader:
+                return
+            os.waitpid(dead.si_pid, 0)
 
 
 def kill(leader: int) -> None:

@@ -54,6 +54,11 @@ class Jail:
         return NAMESPACES in self.walls
 
     @property
+    def worker_counts(self) -> bool:
+        """The worker bounds a run's processes: neither a namespace with a uid of its own nor a cgroup does."""
+        return bool(self.tools) and not self.has_namespaces and not self.counts_processes and self.group is None
+
+    @property
     def clone_flags(self) -> int:
         """Namespaces that every run gets for itself."""
         return kernel.CLONE_NEWPID if self.has_namespaces else 0

@@ -27,6 +27,8 @@ WARM = (bisect, copy, heapq, string)
 
 _CORES = len(os.sched_getaffinity(0))
 _DISK_EVERY_S = 0.05
+_CROWD_EVERY_S = 0.005
+"""A shell doubles in a millisecond what it has started; that there are more costs one small file to see."""
 _PATIENCE = 20
 """A run may take this many times its wall limit where other work keeps it from a CPU."""
 
@@ -106,11 +108,11 @@ class Worker:
         start = time.monotonic()
         native = order.kind in (wire.NATIVE, wire.MANAGED)
         looks = native or not self.cell.has_namespaces
-        counts = self.forks and not self.cell.counts_processes and self.cell.group is None
+        counts = self.cell.worker_counts
         before = crowd.total(self.cell.proc) if counts else 0
         why, deadline, wait = wire.ENDED, start + order.wall_s, min(order.wall_s, order.cpu_s / _CORES)
-        if looks:
-            wait = min(wait, _DISK_EVERY_S)
+        often = _CROWD_EVERY_S if counts else _DISK_EVERY_S if looks else order.wall_s
+        wait, looked = min(wait, often), start
         while True:
             ready = {fd for fd, _ in self.poll.poll(max(0.0, wait) * 1000 + 1)}
             if child in ready:
@@ -129,10 +131,11 @@ class Worker:
             elif now >= deadline:
                 deadline = self.later(pid, start, now, used, order.wall_s)
                 why = wire.WALL if deadline <= now else why
-            elif not self.cell.has_namespaces and sweep.is_over(self.cell.scratch, order.disk_mib << 20):
-                why = wire.DISK
             elif counts and crowd.is_over(self.cell.proc, pid, order.processes, before):
                 why = wire.PROCESSES
+            elif not self.cell.has_namespaces and now >= looked + _DISK_EVERY_S:
+                looked = now
+                why = wire.DISK if sweep.is_over(self.cell.scratch, order.disk_mib << 20) else why
             elif order.kind == wire.MANAGED and _resident_mib(self.cell.proc, pid) > order.memory_mib:
                 why = wire.MEMORY
             elif native and os.fstat(streams.OUT).st_size > order.output_kib << 10:
@@ -140,9 +143,7 @@ class Worker:
             if why != wire.ENDED:
                 os.kill(pid, signal.SIGKILL)
                 break
-            wait = min(deadline - now, max(0.005, (order.cpu_s - used) / _CORES))
-            if looks:
-                wait = min(wait, _DISK_EVERY_S)
+            wait = min(deadline - now, max(0.005, (order.cpu_s - used) / _CORES), often)
         self.poll.unregister(child)
         if self.forks:
             crowd.kill(pid)

@@ -121,6 +121,13 @@ def test_processes_that_stay_are_ended(pool: sandbox.Pool) -> None:
     assert all(len(family(pid)) == 2 for pid in worker_pids(pool)), "the forker and the child that waits, no others"
 
 
+def test_many_processes_one_after_another_are_no_flood(pool: sandbox.Pool) -> None:
+    """Nor are orphans, who end when nobody waits for them any more."""
+    program = "read n; for i in $(seq 60); do (sleep 0.01 &) ; echo $i | cat > last; done; echo $((2 * n))"
+    result = sandbox.run_language("bash", program, TESTS, limits=LIMITS, pool=pool)
+    assert result.passed, result
+
+
 @pytest.mark.parametrize("how", ["worker", "pool"])
 def test_what_a_killed_worker_was_running_ends_with_it(pool: sandbox.Pool, how: str) -> None:
     """The shell's own children too, whom nothing tells that their worker is gone."""
