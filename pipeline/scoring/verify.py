@@ -69,6 +69,8 @@ def verify_file(
         raise DataError(
             f"{exc.filename}: {exc.strerror or exc}; give a file of JSON lines, and room beside it"
         ) from exc
+    finally:
+        begun.unlink(missing_ok=True)
 
 
 def verdicts_of(rows: Iterable[Row | BadRow]) -> list[Verdict]:

@@ -94,6 +94,13 @@ class Served:
         assert answer.is_success, answer.text
         return answer.json() if answer.content else None
 
+    def answers(self) -> bool:
+        """The server is up."""
+        try:
+            return bool(httpx.get(f"{self.address}/api/health", timeout=60).is_success)
+        except httpx.TransportError:
+            return False
+
     def get(self, path: str) -> Any:
         answer = httpx.get(f"{self.address}/api{path}", timeout=60)
         assert answer.is_success, answer.text

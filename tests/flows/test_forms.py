@@ -76,4 +76,5 @@ def test_a_wrong_value_is_refused_before_torch_is_loaded(tmp_path: Path) -> None
         assert error in ("ConfigError", "DataError", "RunError"), (flow, parameters, text)
         assert wanted in text, (flow, parameters)
         assert not has_torch or flow == "promote", (flow, parameters)  # which reads the run's files with it
-    assert {p.name for p in tmp_path.iterdir()} <= {"rows.jsonl", "cases.json", "rows.verdicts.jsonl", ".prefect"}
+    left = {p.name for p in tmp_path.iterdir() if not p.name.startswith(".")}  # what libraries keep in a home is theirs
+    assert left == {"rows.jsonl", "cases.json"}

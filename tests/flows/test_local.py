@@ -163,9 +163,17 @@ def test_an_error_inside_the_flow_is_said_once_and_plainly(tmp_path: Path) -> No
 
 def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path, folders: tuple[Path, Path]) -> None:
     log = tmp_path / "log"
+    listening = [
+        "env",
+        "--default-signal=INT",
+    ]  # what a shell starts in the background ignores Ctrl-C, and its children
     with log.open("w") as out:
         process = subprocess.Popen(
-            command(tmp_path, "--no-prefect"), stdout=out, stderr=out, env=environment(), start_new_session=True
+            [*listening, *command(tmp_path, "--no-prefect")],
+            stdout=out,
+            stderr=out,
+            env=environment(),
+            start_new_session=True,
         )
         while process.poll() is None and not (tmp_path / "runs" / "tiny" / "checkpoints" / "00000005").exists():
             time.sleep(0.02)

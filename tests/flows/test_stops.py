@@ -94,6 +94,7 @@ def test_a_killed_server_is_back_and_the_run_goes_on(served: Served, silenced: s
     until(lambda: served.processes("flows.server\0") not in ([], [server]), "its process", 60)
     done = num_steps(served, "silenced")
     until(lambda: num_steps(served, "silenced") > done + 5, "further steps")
+    until(served.answers, "its answer")
     assert served.process_of(silenced) == process
     assert served.state(silenced) == "Running"
 

@@ -35,8 +35,8 @@ def test_floods_are_refused_within_a_second(name: str, params: dict[str, Any], r
     for piece in PIECES:
         flood = piece * (LONG // len(piece))
         for text in (f"B{flood}!", rf"\boxed{{B{flood}!}}", f"Answer: 1{flood}x"):
-            start = time.process_time()
+            start = time.thread_time()
             said = bound.score([Attempt(text, reference)])[0]
-            assert time.process_time() - start < 1.0, (piece, text[:20])
+            assert time.thread_time() - start < 1.0, (piece, text[:20])
             closed_at_once = piece == "}" and text.startswith("\\boxed")
             assert said.score == 0.0 or closed_at_once, (piece, text[:20], said)
