@@ -25,6 +25,8 @@ FOLDERS = ("preferences", "stages")
 """Folders of configs/ whose recipes are compared."""
 ALONE = ("r1", "instruct")
 """Recipes of configs/ itself that are, where they are there."""
+OTHERWISE = ("distill",)
+"""Recipes that cannot begin with the common start: the student is another model, and the demo's the teacher."""
 HEAD = ("recipe", "stages", "pass@1 before", "after", "gain [95 %]", "responses", "steps", "seconds")
 
 
@@ -56,6 +58,7 @@ def all_recipes() -> list[Path]:
     """The recipes that are compared, in order."""
     configs = ROOT / "configs"
     found = [p for name in FOLDERS for p in sorted((configs / name).glob("*.yaml"))]
+    found = [p for p in found if p.stem not in OTHERWISE]
     return [*found, *(configs / f"{name}.yaml" for name in ALONE if (configs / f"{name}.yaml").is_file())]
 
 

@@ -68,7 +68,8 @@ class SampleConfig(StageSection):
     hint: str | None = Field(
         None,
         description="text with {question} and {answer}: prompts without a kept answer are asked again with it, and "
-        "what is then kept stands under the plain question (rationalisation, 2203.14465)",
+        "what is then kept stands under the plain question (rationalisation, 2203.14465); those whose reference is no "
+        "text or number, e.g. a program's tests, are not, and counted",
     )
     endpoint: EndpointConfig | None = Field(None, description="null: the policy answers")
 

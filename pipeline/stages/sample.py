@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,9 @@ def sample_piece(
     groups = wrap("sample", answered)(session, item, prompts, seen)
     solved = _keep(session, item, {p.id: p for p in prompts}, groups, lines, seen)
     asked = [p for p in prompts if p.id not in solved] if section.hint is not None else []
-    hinted, seen["too_long_with_hint"] = with_hint(session, asked, section.hint or "")
+    sayable = [p for p in asked if answer_of(p) is not None]
+    seen["no_answer_to_hint"] = float(len(asked) - len(sayable))
+    hinted, seen["too_long_with_hint"] = with_hint(session, sayable, section.hint or "")
     if hinted:
         again = wrap("sample", answered)(session, item, hinted, seen)
         plain = {p.id + HINTED: p for p in asked}
@@ -109,6 +111,14 @@ def answered(session: Session, item: Item, prompts: Sequence[Prompt], seen: Step
     return groups
 
 
+def answer_of(prompt: Prompt) -> str | None:
+    """The reference as a hint can say it; None for what is no text or number, e.g. tests of a program."""
+    reference = prompt.reference
+    if isinstance(reference, Mapping):
+        reference = reference.get("answer")
+    return str(reference) if isinstance(reference, str | int | float) else None
+
+
 def with_hint(session: Session, prompts: Sequence[Prompt], hint: str) -> tuple[list[Prompt], float]:
     """The prompts with their answers in the question; and how many are then too long for the model's context."""
     room = prompt_room(session.config, getattr(session.backend.model.config, "max_position_embeddings", None))
@@ -116,7 +126,7 @@ def with_hint(session: Session, prompts: Sequence[Prompt], hint: str) -> tuple[l
         replace(
             p,
             id=p.id + HINTED,
-            question=hint.replace("{answer}", str(p.reference)).replace("{question}", p.question),
+            question=hint.replace("{answer}", answer_of(p) or "").replace("{question}", p.question),
         )
         for p in prompts
     ]

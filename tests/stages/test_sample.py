@@ -15,6 +15,7 @@ import pytest
 from pipeline.config.run import RunConfig
 from pipeline.errors import ConfigError, DataError, EngineError
 from pipeline.stages import sample
+from pipeline.types import Prompt
 from tests.stages.broken import goes_on_as_if_never_broken, run
 from tests.stages.tiny import tiny
 
@@ -69,6 +70,15 @@ def test_hints_find_answers_that_stand_under_the_plain_question(tmp_path: Path) 
     asked = {r["id"]: r["question"] for r in lines_of(tmp_path / "data" / "train.jsonl")}
     assert all(r["question"] == asked[r["id"].split("/sample/")[0]] for r in left)
     assert len({r["id"].split("/sample/")[0] for r in left if r["source"]["hinted"]}) == row["solved_with_hint"]
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [("48", "48"), (48, "48"), ({"answer": "B", "choices": ["x", "y"]}, "B"), ({"tests": [[1, 2]]}, None), ([1], None)],
+    ids=["text", "number", "choice", "tests", "list"],
+)
+def test_a_hint_says_texts_and_numbers_and_no_tests(reference: Any, said: str | None) -> None:
+    assert sample.answer_of(Prompt(id="p", question="?", verifier="math", reference=reference, domain="d")) == said
 
 
 @pytest.mark.integration
