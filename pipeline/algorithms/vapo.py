@@ -19,7 +19,11 @@ class Params(ppo.Params):
     """PPO's numbers, as VAPO has them."""
 
     lam_critic: float | None = Field(1.0, ge=0, le=1, description="lambda of the critic's returns; null: the same")
-    length_alpha: float | None = Field(0.05, gt=0, description="lambda = 1 - 1 / (alpha length) for the policy")
+    length_alpha: float | None = Field(
+        0.05,
+        gt=0,
+        description="lambda = 1 - 1 / (alpha length) for the policy; 0.05 is for thousands of tokens, and 50 want 1",
+    )
     clip_high: ClipHigh = 0.28
     critic_warmup_steps: int = Field(50, ge=0, description="steps in which only the critic learns")
     kl_in: KlIn = "none"
