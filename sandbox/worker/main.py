@@ -55,8 +55,6 @@ def main() -> None:
         streams.CONTROL,
         json.dumps({"notes": cell.notes, "pid": os.getpid(), "python": sys.version.split()[0]}).encode(),
     )
-    if cell.tools and not cell.has_namespaces:
-        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     Worker(judge, cell, children).serve()
 
 
@@ -66,7 +64,9 @@ class Worker:
     def __init__(self, judge: int, cell: jail.Jail, children: forker.Forker) -> None:
         self.sock, self.judge, self.cell, self.children = streams.CONTROL, judge, cell, children
         self.forks = bool(cell.tools) and not cell.has_namespaces
-        """What a run starts may outlive its first process: no process namespace ends with that."""
+        """What a run starts may outlive its first process: no process namespace ends with that, so it becomes ours."""
+        if self.forks:
+            kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         self.poll = select.poll()
         self.poll.register(self.sock, select.POLLIN)
         self.poll.register(judge, select.POLLIN)
@@ -126,6 +126,8 @@ class Worker:
                     os._exit(0)
                 why = wire.CANCELLED
             now, used = time.monotonic(), _cpu_clock(pid)
+            is_due = not self.cell.has_namespaces and now >= looked + _DISK_EVERY_S
+            looked = now if is_due else looked
             if used >= order.cpu_s:
                 why = wire.CPU
             elif now >= deadline:
@@ -133,9 +135,8 @@ class Worker:
                 why = wire.WALL if deadline <= now else why
             elif counts and crowd.is_over(self.cell.proc, pid, order.processes, before):
                 why = wire.PROCESSES
-            elif not self.cell.has_namespaces and now >= looked + _DISK_EVERY_S:
-                looked = now
-                why = wire.DISK if sweep.is_over(self.cell.scratch, order.disk_mib << 20) else why
+            elif is_due and sweep.is_over(self.cell.scratch, order.disk_mib << 20):
+                why = wire.DISK
             elif order.kind == wire.MANAGED and _resident_mib(self.cell.proc, pid) > order.memory_mib:
                 why = wire.MEMORY
             elif native and os.fstat(streams.OUT).st_size > order.output_kib << 10:
