@@ -34,8 +34,14 @@ class ReferenceModelParams(VerifierParams):
     whiten: bool = Field(
         False, description="center and scale are the mean and spread of the scores that the model was trained to"
     )
-    include_thinking: bool = False
-    chat: bool = Field(False, description="prompt and response go through the tokenizer's chat template")
+    include_thinking: bool | None = Field(
+        None, description="it sees what stands before </think>; null: as the model was trained here, else false"
+    )
+    chat: bool | None = Field(
+        None,
+        description="prompt and response go through the tokenizer's chat template; null: as the model was trained "
+        "here, else false",
+    )
     max_tokens: int = Field(4_096, ge=8, description="longer texts are an error, never cut")
     batch_size: int = Field(16, ge=1)
     device: str = "cpu"
@@ -83,7 +89,7 @@ def _verdict(score: float, params: ReferenceModelParams) -> Verdict:
 
 
 def trained_alike(params: ReferenceModelParams) -> ReferenceModelParams:
-    """The parameters, with the spread of the model's scores where it is asked for.
+    """The parameters, responses shown as in training, with the spread of the model's scores where it is asked for.
 
     Raises: ConfigError where the model was trained on responses that were shown in another way, or has no spread.
     """
@@ -94,14 +100,15 @@ def trained_alike(params: ReferenceModelParams) -> ReferenceModelParams:
         return params
     known = json.loads(path.read_text())
     for name in ("chat", "include_thinking"):
-        if known[name] != getattr(params, name):
+        if getattr(params, name) not in (None, known[name]):
             raise ConfigError(
                 f"reference_model.{name}={getattr(params, name)}, and {params.model} was trained with {known[name]}; "
                 "set it alike"
             )
-    if not params.whiten:
-        return params
-    return params.model_copy(update={"center": known["mean"], "scale": max(known["std"], 1e-6)})
+    found = {name: known[name] for name in ("chat", "include_thinking")}
+    if params.whiten:
+        found |= {"center": known["mean"], "scale": max(known["std"], 1e-6)}
+    return params.model_copy(update=found)
 
 
 def shown_ids(tokenizer: Any, attempt: Attempt, params: ReferenceModelParams) -> list[int] | None:

@@ -74,7 +74,11 @@ class PairingConfig(Section):
         "sure of (where an unlikely answer may be right by luck, that teaches luck); length_matched: those of most "
         "equal lengths",
     )
-    per_prompt: int = Field(1, ge=1, description="pairs of one prompt at most; no response is in two of them")
+    per_prompt: int = Field(1, ge=1, description="pairs of one prompt at most")
+    reuse: bool = Field(
+        False,
+        description="a response may be in several pairs, as where all answers of a prompt are compared (2203.02155)",
+    )
     min_gap: float = Field(0.5, gt=0, description="between the rewards of a pair's sides, at least")
     max_length_ratio: float | None = Field(
         None, ge=1, description="between the lengths of a pair's sides, at most; null: any"

@@ -122,7 +122,7 @@ def check_verdicts(read: PairsRead, grade: Grade, on_wrong: OnWrong) -> None:
 
 
 def pairs_of(group: Group, how: PairingConfig, draw: Random) -> list[tuple[ScoredRollout, ScoredRollout]]:
-    """(better, worse) responses of one group, at most `per_prompt`, no response in two of them.
+    """(better, worse) responses of one group, at most `per_prompt`, no response in two of them unless `reuse`.
 
     Better are those of the group's highest reward, worse those at least `min_gap` below it; of responses of equal
     tokens only the first counts, and one whose grader failed is neither. None where the group has no such gap.
@@ -140,7 +140,7 @@ def pairs_of(group: Group, how: PairingConfig, draw: Random) -> list[tuple[Score
     for w, r in _ordered(better, worse, how, draw):
         if len(found) == how.per_prompt:
             break
-        if not any(m is w or m is r for pair in found for m in pair):
+        if how.reuse or not any(m is w or m is r for pair in found for m in pair):
             found.append((w, r))
     return found
 
@@ -152,6 +152,8 @@ def _ordered(
     if how.choose == "random":
         better, worse = draw.sample(better, len(better)), draw.sample(worse, len(worse))
     pairs = [(w, r) for w in better for r in worse]
+    if how.choose == "random" and how.reuse:
+        pairs = draw.sample(pairs, len(pairs))  # else the first of the better would stand in all that are kept
     if how.max_length_ratio is not None:
         pairs = [p for p in pairs if max(_lengths(p)) <= how.max_length_ratio * min(_lengths(p))]
     if how.choose == "hardest":

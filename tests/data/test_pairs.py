@@ -248,6 +248,14 @@ def test_responses_of_equal_tokens_count_once() -> None:
     assert pairs_of(liar, PairingConfig(), Random(0)) == [], "a grader that is not sure makes no pair of equal sides"
 
 
+def test_reused_pairs_are_drawn_from_all_of_a_prompt() -> None:
+    whole = group(*(member(i, float(i < 4), 3, -0.1) for i in range(8)))
+    how = PairingConfig(per_prompt=4, reuse=True)
+    drawn = [samples(pairs_of(whole, how, Random(seed))) for seed in range(40)]
+    assert any(len({w for w, _ in pairs}) < 4 for pairs in drawn)
+    assert {pair for pairs in drawn for pair in pairs} == {(w, r) for w in range(4) for r in range(4, 8)}
+
+
 def test_groups_without_a_gap_make_no_pair() -> None:
     for rewards in ([1.0, 1.0], [0.0, 0.0], [None, 1.0], [None, None], [0.6, 0.4]):
         alike = group(*(member(i, r, 3, -0.1) for i, r in enumerate(rewards)))
@@ -259,13 +267,20 @@ def test_groups_without_a_gap_make_no_pair() -> None:
     st.sampled_from(["hardest", "random", "length_matched"]),
     st.integers(1, 4),
     st.integers(0, 3),
+    st.booleans(),
 )
-def test_pairs_hold_what_is_said_of_them(rows: list[Any], choose: Any, most: int, seed: int) -> None:
+def test_pairs_hold_what_is_said_of_them(rows: list[Any], choose: Any, most: int, seed: int, reuse: bool) -> None:
     whole = group(*(member(i, r, n, -0.1 * (i + 1)) for i, (r, n) in enumerate(rows)))
-    how = PairingConfig(choose=choose, per_prompt=most)
+    how = PairingConfig(choose=choose, per_prompt=most, reuse=reuse)
     found = pairs_of(whole, how, Random(seed))
+    better, worse = (
+        {i for i, (r, _) in enumerate(rows) if r is not None and good(r)}
+        for good in (lambda r: r == max(whole.rewards), lambda r: r <= max(whole.rewards) - how.min_gap)
+    )
+    able = len(better) * len(worse) if reuse else min(len(better), len(worse))
+    assert len(set(samples(found))) == len(found) == min(most, able)
     used = [i for pair in samples(found) for i in pair]
-    assert len(used) == len(set(used)) <= 2 * most
+    assert reuse or len(used) == len(set(used))
     for w, r in found:
         assert w.reward is not None
         assert r.reward is not None
