@@ -70,7 +70,9 @@ class VllmConfig(Section):
         "gloo", description="vllm_server: how weights reach it; a folder must be one that the servers see too"
     )
     bucket_mib: int = Field(256, ge=1, description="vllm_server: weights are sent in pieces of this size")
-    concurrency: int = Field(64, ge=1, description="vllm_server: responses asked for at once, of each server")
+    concurrency: int = Field(
+        64, ge=1, description="vllm_server: responses asked for at once, of each server; by all ranks"
+    )
     start_timeout_s: float = Field(600, gt=0, description="vllm_server: until it answers")
     request_timeout_s: float = Field(1200, gt=0, description="vllm_server: for one response or one piece of weights")
     health_timeout_s: float = Field(
@@ -237,6 +239,11 @@ def check_launch(launch: LaunchConfig, train: TrainConfig, rollout: RolloutConfi
         raise ValueError(
             f"rollout.vllm.tensor_parallel={devices} does not divide the {num} ranks of launch, which are the engines' "
             "devices; set it to a divisor of them"
+        )
+    if rollout.engine == "vllm_server" and launch.nodes > 1 and not rollout.vllm.urls:
+        raise ValueError(
+            f"launch.nodes={launch.nodes} and rollout.engine=vllm_server: the servers that a run starts answer to the "
+            "node of rank 0 alone; start them yourself (docs/engines.md) and name them in rollout.vllm.urls"
         )
     waits, most = rollout.vllm.request_timeout_s, launch.phase_timeout_s
     if rollout.engine == "vllm_server" and waits >= most:

@@ -199,7 +199,7 @@ class VllmEngine:
         drawn = tuple(answer.token_ids)
         rows = answer.logprobs or []
         logprobs = tuple(float(row[token].logprob) for row, token in zip(rows, drawn, strict=True))
-        check_spans([(s.version, s.start, s.end) for s in answer.weight_versions or ()], self._version)
+        check_spans([(s.version, s.start, s.end) for s in answer.weight_versions or ()], str(self._version))
         sets = None if answer.sampling_mask is None else answer.sampling_mask.token_ids
         return Completion(
             drawn,
@@ -325,9 +325,9 @@ def finish_reason(said: str | None) -> FinishReason:
     raise EngineError(f"vLLM ended a response with {said!r}; it was not finished, and the run cannot use it")
 
 
-def check_spans(spans: Sequence[tuple[str, int, int]], version: int) -> None:
+def check_spans(spans: Sequence[tuple[str, int, int]], version: str) -> None:
     """Raises: EngineError if part of a response was drawn by weights of another version than `version`."""
-    wrong = [s for s in spans if s[0] != str(version)]
+    wrong = [s for s in spans if s[0] != version]
     if wrong or not spans:
         said = "no version" if not spans else f"version {wrong[0][0]}"
         raise EngineError(f"a response was drawn by weights of {said}, and version {version} was published; restart")

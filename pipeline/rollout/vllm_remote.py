@@ -21,6 +21,10 @@ from pipeline.rollout.vllm_engine import check_spans, finish_reason
 from pipeline.rollout.vllm_records import kept_tokens, routing, unpacked
 
 POLL_S = 0.0005
+BACK_S = 2.0
+"""How long a publish waits for word of servers that were lost."""
+REFUSALS = (400, 413, 422)
+"""What was asked is wrong, and would be elsewhere. Any other error is the server's: it failed, or has no such route."""
 T = TypeVar("T")
 
 
@@ -40,6 +44,8 @@ class RemoteServer:
         self._address = (parts.hostname, parts.port or 80)
         self._threads = threading.local()
         self._group: Any = None
+        self._said: str | None = None
+        """The version that it said last; one that then says another was started again, or serves somebody else too."""
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """The answer's JSON, None for an empty one.
@@ -51,14 +57,14 @@ class RemoteServer:
             status, said = self._exchange(method, path, data)
         except (OSError, http.client.HTTPException) as exc:
             raise ServerLost(f"{self.url}{path}: {type(exc).__name__}: {exc}") from exc
-        if status >= 500:
+        if status >= 400 and status not in REFUSALS:
             raise ServerLost(f"{self.url}{path}: status {status}: {said[:300].decode(errors='replace')}")
         if status >= 400:
             raise EngineError(f"{self.url}{path} refused: status {status}: {said[:500].decode(errors='replace')}")
         return json.loads(said) if said else None
 
     def generate(
-        self, prompt_ids: Sequence[int], options: Mapping[str, Any], version: int, sampling: Sampling
+        self, prompt_ids: Sequence[int], options: Mapping[str, Any], version: str, sampling: Sampling
     ) -> Completion:
         """One response. Raises: as `ask`, and ServerLost for one drawn by weights of another version."""
         body = {"token_ids": list(prompt_ids), "sampling_params": dict(options)}
@@ -81,10 +87,26 @@ class RemoteServer:
     @property
     def version(self) -> str:
         """The version of its weights, as it says."""
-        return str(self.ask("GET", "/weight_info")["weight_version"])
+        self._said = str(self.ask("GET", "/weight_info")["weight_version"])
+        return self._said
+
+    def is_back(self) -> bool:
+        """It answers, and says another version than when it was last heard of: somebody started it again."""
+        connection, before = http.client.HTTPConnection(*self._address, timeout=BACK_S), self._said
+        try:
+            connection.request("GET", "/weight_info")
+            self._said = str(json.loads(connection.getresponse().read())["weight_version"])
+        except (OSError, http.client.HTTPException, ValueError, LookupError):
+            return False
+        finally:
+            connection.close()
+        return self._said != before
 
     def begin(self) -> None:
-        """Weights are about to come by gloo. At the first time its workers and this process find each other."""
+        """Weights are about to come by gloo. Its workers and this process find each other, unless they have before."""
+        before = self._said
+        if self._group is not None and self.version != before:
+            self.close()
         if self._group is None:
             self._meet()
         self.ask("POST", "/start_weight_update")
@@ -109,30 +131,31 @@ class RemoteServer:
             raise ServerLost(f"{self.url}: sending weights: {exc}") from exc
         taken.result()
 
-    def finish(self, version: int) -> None:
+    def finish(self, version: str) -> None:
         """The last piece was sent; the weights are `version`."""
-        self.ask("POST", "/finish_weight_update", {"weight_version": str(version)})
+        self.ask("POST", "/finish_weight_update", {"weight_version": version})
         self.settle(version)
 
-    def take_folder(self, folder: str, version: int) -> None:
+    def take_folder(self, folder: str, version: str) -> None:
         """Weights from a folder that the server sees; they are `version`."""
         self.ask("POST", "/collective_rpc", {"method": "load_folder", "args": [folder]})
-        self.ask("POST", "/update_weight_version", {"new_version": str(version)})
+        self.ask("POST", "/update_weight_version", {"new_version": version})
         self.settle(version)
 
-    def settle(self, version: int) -> None:
+    def settle(self, version: str) -> None:
         """Nothing of the old weights is used any more. Raises: ServerLost where the server does not say so."""
         if not self.ask("POST", "/reset_prefix_cache")["success"]:
             raise ServerLost(f"{self.url} kept its prefix cache, which is of older weights")
-        if (said := self.version) != str(version):
+        if (said := self.version) != version:
             raise ServerLost(f"{self.url} has weights of version {said} after version {version} was published")
 
-    def close(self) -> None:
-        """Leave the group; the server stays. A send to one that hangs ends when it may, and holds up nobody."""
+    def close(self) -> Future[None]:
+        """Leave the group; the server stays. A send to one that hangs ends when it may: wait for it or do not."""
         held, self._group = [self._group], None
-        aside(held.clear)
+        return aside(held.clear)
 
     def _meet(self) -> None:
+        self.ask("POST", "/collective_rpc", {"method": "forget_update"})
         world = 1 + int(self.ask("GET", "/get_world_size")["world_size"])
         store = meeting(here := _address_towards(self._address), 0, world, self.timeout_s, True)
         info = {"host": here, "port": store.port, "world_size": world, "timeout_s": self.timeout_s}

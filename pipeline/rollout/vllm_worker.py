@@ -106,8 +106,13 @@ def sampling_params(**options: Any) -> Any:
     return SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY, **options)
 
 
-def begin(model: Any) -> set[str]:
-    """Make the model ready for new weights; the names of all that it needs."""
+def begin(model: Any, model_config: Any) -> set[str]:
+    """Make the model ready for new weights; the names of all that it needs.
+
+    Where some came before and their sender died, the model is still in pieces: tied weights are apart, and what came
+    would be counted to the new. So what was begun is ended first.
+    """
+    finalize_layerwise_reload(model, model_config)
     needed = {name for name, _ in model.named_parameters()}  # before: it unties tied weights for a while
     initialize_layerwise_reload(model)
     return needed
@@ -131,7 +136,7 @@ def finish(model: Any, model_config: Any, missing: set[str]) -> None:
 
 def load(model: Any, model_config: Any, weights: Named) -> None:
     """Replace the weights of vLLM's model. Raises: RuntimeError if some did not come."""
-    needed = begin(model)
+    needed = begin(model, model_config)
     loaded = model.load_weights(weights)
     finish(model, model_config, needed - (needed if loaded is None else set(loaded)))
 
@@ -141,6 +146,10 @@ class WorkerExtension:
 
     model_runner: Any
     vllm_config: Any
+
+    def forget_update(self) -> None:
+        """Let a new update of weights begin where the sender of another died before its end."""
+        self._weight_update_active = False
 
     def load_named(self, weights: Named) -> None:
         """Take the weights of this process's trainer."""
@@ -196,7 +205,7 @@ class GlooTransfer(WeightTransferEngine[GlooInit, GlooUpdate]):  # type: ignore[
 
     def start_weight_update(self) -> None:
         """Weights come, by any number of pieces."""
-        self.missing = begin(self.model)
+        self.missing = begin(self.model, self.model_config)
 
     def receive_weights(self, update_info: GlooUpdate) -> None:
         """Take one piece."""

@@ -13,7 +13,6 @@ import torch
 from pipeline.config.data import VerifierChoice
 from pipeline.config.preference import loop_parts
 from pipeline.config.run import RECORDING_ENGINES, RunConfig, parts_of
-from pipeline.config.sections import VllmConfig
 from pipeline.config.stages import RlConfig
 from pipeline.errors import ConfigError
 from pipeline.models.load import create_model, eos_ids, load_model, load_tokenizer
@@ -34,6 +33,7 @@ from pipeline.stages.sampled import bind_grader
 from pipeline.train.backend import Backend
 from pipeline.train.ranks import ALONE, Ranks, sharing_sequences
 from pipeline.train.torch_backend import TorchBackend
+from pipeline.train.watch import SPARE_S, START_S
 from verifiers.base import load
 
 if TYPE_CHECKING:
@@ -171,7 +171,9 @@ def build_engine(
     if how.engine == "vllm_server":
         from pipeline.rollout.vllm_server import VllmServerEngine
 
-        return VllmServerEngine(policy, own_servers(how.vllm, backend), how.max_rows, folder or Path.cwd())
+        ranks: Ranks = getattr(backend, "ranks", ALONE)
+        peers = ranks.beside(max(START_S, config.launch.phase_timeout_s) + SPARE_S)
+        return VllmServerEngine(policy, how.vllm, how.max_rows, folder or Path.cwd(), peers)
     return VllmEngine(policy, how.vllm, how.max_rows)
 
 
@@ -182,20 +184,6 @@ def records_of(config: RunConfig, model: Any) -> Records:
     is_cut = config.rollout.top_p < 1 or config.rollout.top_k > 0
     is_moe = num_experts(model.config) is not None
     return Records(is_cut and any(m.keep_sampling for m in masks), is_moe and any(m.keep_routing for m in masks))
-
-
-def own_servers(config: VllmConfig, backend: Any) -> VllmConfig:
-    """The section with the URLs of this rank's servers alone: a server takes the weights of one rank.
-
-    Raises: ConfigError where there are fewer servers than ranks.
-    """
-    ranks = getattr(backend, "ranks", ALONE)
-    if config.urls and len(config.urls) < ranks.size:
-        raise ConfigError(
-            f"rollout.vllm.urls names {len(config.urls)} servers for {ranks.size} ranks, and each needs its own; "
-            "start more, or leave urls empty so that each rank starts its own"
-        )
-    return config.model_copy(update={"urls": tuple(ranks.share(config.urls))})
 
 
 def resolve_parts(config: RunConfig, model: Any = None) -> Parts | None:

@@ -67,7 +67,7 @@ class Ranks:
         if self.size == 1:
             return [value]
         found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value)
+        dist.all_gather_object(found, value, group=self.group)
         return found
 
     def agree(self, decide: Callable[[], T]) -> T:
@@ -78,6 +78,13 @@ class Ranks:
         dist.broadcast_object_list(box, src=0)
         value: T = box[0]
         return value
+
+    def beside(self, timeout_s: float) -> Ranks:
+        """The same ranks in a group of its own over gloo, to `gather` in a thread beside the one that trains."""
+        if self.size == 1:
+            return self
+        apart = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout_s))
+        return replace(self, group=apart)
 
     def barrier(self) -> None:
         """Return once all ranks are here."""

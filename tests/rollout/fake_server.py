@@ -12,13 +12,14 @@ from typing import Any
 class FakeServer:
     """Answers `[seed % 50, last token]`, or behaves as one of these, after so many answers.
 
-    "dies", "fails", "refuses", "lies" (of its version), "hangs", "takes long", is "stale".
+    "dies", "fails", "refuses", "lies" (of its version), "hangs", "takes long", is "stale", is "bare" (of routes that
+    take weights).
     """
 
     def __init__(self, behaviour: str = "well", after: int = 0) -> None:
         self.behaviour, self.after = behaviour, after
         self.num_asked = 0
-        self.version = "none"
+        self.version = "default"
         self.folders: list[str] = []
         self.is_open = threading.Event()
         self.hung = threading.Event()
@@ -56,8 +57,14 @@ class FakeServer:
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
 
+    def start_again(self) -> None:
+        """Forget the weights, as one does that is started with its own."""
+        self.version = "default"
+
     def reply(self, path: str, body: Any) -> tuple[int, Any]:
-        if path == "/collective_rpc":
+        if path == "/collective_rpc" and self.behaviour == "bare":
+            return 404, {"detail": "Not Found"}
+        if path == "/collective_rpc" and body["method"] == "load_folder":
             self.folders.append(body["args"][0])
         if path == "/update_weight_version":
             self.version = body["new_version"] if self.behaviour != "stale" else "old"

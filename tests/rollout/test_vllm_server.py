@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,13 +28,12 @@ from tests.rollout.fake_server import FakeServer
 REQUESTS = [Request((3, 4), tuple(range(100, 130))), Request((8,), tuple(range(7, 27)))]
 
 
-def engine_of(*fakes: FakeServer, **options: Any) -> VllmServerEngine:
+def engine_of(*fakes: FakeServer, peers: Any = None, **options: Any) -> VllmServerEngine:
     config = VllmConfig(
         urls=tuple(f.url for f in fakes), **{"transfer": "folder", "request_timeout_s": 20, "concurrency": 4, **options}
     )
-    engine = VllmServerEngine(
-        Policy.of(build("qwen2", {}), (1, 5)), config, 64, Path(os.environ["VERIZERO_TEST_FOLDER"])
-    )
+    policy, folder = Policy.of(build("qwen2", {}), (1, 5)), Path(os.environ["VERIZERO_TEST_FOLDER"])
+    engine = VllmServerEngine(policy, config, 64, folder, peers)
     engine.publish(3)
     return engine
 
@@ -79,6 +80,115 @@ def test_what_a_lost_server_owed_is_sampled_elsewhere(stack: ExitStack, behaviou
     assert engine.counts() == counts
 
 
+def test_a_server_that_was_started_again_is_asked_no_more_before_it_has_the_weights(stack: ExitStack) -> None:
+    again, good = stack.enter_context(FakeServer()), stack.enter_context(FakeServer())
+    engine = engine_of(again, good)
+    again.start_again()
+    check_answers(engine)
+    assert engine.counts()["servers/lost"] == 1
+    assert "weights of version default, and version 3@" in engine.lost[0]
+    asked, sent = again.num_asked, len(again.folders)
+    check_answers(engine)
+    assert again.num_asked == asked
+    engine.publish(4)
+    assert (len(again.folders), again.version) == (sent + 1, good.version)
+    check_answers(engine)
+    assert again.num_asked > asked
+    assert engine.counts()["servers/alive"] == 2
+    assert engine.counts()["servers/lost"] == 1
+
+
+def test_a_lost_server_that_nobody_started_again_is_left_alone(stack: ExitStack) -> None:
+    bad, good = stack.enter_context(FakeServer("fails", after=5)), stack.enter_context(FakeServer())
+    engine = engine_of(bad, good)
+    check_answers(engine)
+    assert len(engine.lost) == 1
+    engine.publish(4)
+    assert [s.url for s in engine.servers] == [good.url]
+    assert len(bad.folders) == 1
+    assert bad.version != good.version
+
+
+def test_another_runs_weights_of_the_same_number_are_not_ours(stack: ExitStack) -> None:
+    fake = stack.enter_context(FakeServer())
+    ours, theirs = engine_of(fake), engine_of(fake)
+    check_answers(theirs)
+    with pytest.raises(EngineError, match=r"no server of vLLM is left of 1; start them again, or others"):
+        ours.generate(REQUESTS, Sampling(9))
+
+
+def test_a_server_without_the_routes_is_dropped(stack: ExitStack) -> None:
+    bare, good = stack.enter_context(FakeServer("bare")), stack.enter_context(FakeServer())
+    engine = engine_of(bare, good)
+    assert [s.url for s in engine.servers] == [good.url]
+    assert f"{bare.url}/collective_rpc: status 404" in engine.lost[0]
+
+
+class Rank:
+    """One of several threads that stand for ranks."""
+
+    def __init__(self, rank: int, said: list[Any], meeting: threading.Barrier) -> None:
+        self.rank, self.size, self.said, self.meeting = rank, len(said), said, meeting
+
+    def gather(self, value: Any) -> list[Any]:
+        self.said[self.rank] = value
+        self.meeting.wait(60)
+        found = list(self.said)
+        self.meeting.wait(60)
+        return found
+
+
+def by_ranks(work: Callable[[Rank], Any], size: int = 2) -> list[Any]:
+    """What each rank's work returns or raises."""
+    said, meeting = [None] * size, threading.Barrier(size)
+    with ThreadPoolExecutor(size) as pool:
+        futures = [pool.submit(work, Rank(rank, said, meeting)) for rank in range(size)]
+        return [f.exception() or f.result() for f in futures]
+
+
+def test_ranks_ask_the_same_servers_and_the_first_sends_the_weights(stack: ExitStack) -> None:
+    fakes = [stack.enter_context(FakeServer()) for _ in range(2)]
+
+    def work(rank: Rank) -> Any:
+        engine = engine_of(*fakes, peers=rank)
+        check_answers(engine)
+        return engine
+
+    assert [e.version for e in by_ranks(work)] == [3, 3]
+    assert sum(f.num_asked for f in fakes) == 100
+    assert all(f.num_asked > 0 for f in fakes)
+    assert [len(f.folders) for f in fakes] == [1, 1]
+
+
+def test_a_server_that_one_rank_lost_is_lost_to_all(stack: ExitStack) -> None:
+    bad, good = stack.enter_context(FakeServer("fails", after=10)), stack.enter_context(FakeServer())
+
+    def work(rank: Rank) -> Any:
+        engine = engine_of(bad, good, peers=rank)
+        if rank.rank == 1:
+            check_answers(engine)
+        alive = len(engine.servers)
+        engine.publish(4)
+        return alive, engine
+
+    (before, first), (there, second) = by_ranks(work)
+    assert (before, there) == (2, 1)
+    assert first.counts() == second.counts()
+    assert (first.counts()["servers/alive"], first.counts()["servers/lost"]) == (1, 1)
+    assert first.counts()["servers/resampled"] >= 1
+    assert first.lost == second.lost
+    assert len(bad.folders) == 1
+    assert first.servers[0].url == second.servers[0].url == good.url
+
+
+def test_where_no_server_takes_the_weights_all_ranks_say_so(stack: ExitStack) -> None:
+    fake = stack.enter_context(FakeServer("stale"))
+    for said in by_ranks(lambda rank: engine_of(fake, peers=rank)):
+        assert isinstance(said, EngineError)
+        assert "no server of vLLM is left of 1" in str(said)
+        assert fake.url in str(said)
+
+
 def test_a_server_that_hangs_is_dropped_by_its_health(stack: ExitStack) -> None:
     bad, good = stack.enter_context(FakeServer("hangs", after=5)), stack.enter_context(FakeServer())
     engine = engine_of(bad, good, request_timeout_s=600, health_timeout_s=0.5)
@@ -103,7 +213,7 @@ def test_a_server_that_takes_long_and_is_healthy_has_its_time(stack: ExitStack) 
 def test_the_last_servers_loss_ends_the_run_with_its_reason(stack: ExitStack) -> None:
     engine = engine_of(stack.enter_context(FakeServer("fails", after=5)))
     with pytest.raises(
-        EngineError, match=r"(?s)no server of vLLM is left of 1; start others .*Lost:.*status 500.*not today"
+        EngineError, match=r"(?s)no server of vLLM is left of 1; start them again.*Lost:.*status 500.*not today"
     ):
         engine.generate(REQUESTS, Sampling(9))
 
@@ -208,6 +318,16 @@ def test_a_real_server_follows_the_trainer_by_either_way(folder: Path) -> None:
         for version in (1, 2):
             scatter(model, version)
             engine.publish(version)
+            check_responses(engine, model)
+        scatter(model, 9)
+        for half in (False, True):  # a run is killed amid its publish, and the next one has the same servers
+            (server,) = engine.servers
+            server.begin()
+            if half:
+                server.send(list(engine.policy.weights())[:4])
+            server.close().result(60)
+            scatter(model, 3 + half)
+            engine.publish(3)
             check_responses(engine, model)
         engine.config = engine.config.model_copy(update={"transfer": "folder"})
         scatter(model, 3)

@@ -72,11 +72,11 @@ def test_a_response_that_neither_stopped_nor_was_cut_is_no_response() -> None:
 
 
 def test_every_span_of_a_response_is_of_the_published_version() -> None:
-    check_spans([("3", 0, 5)], 3)
+    check_spans([("3", 0, 5)], "3")
     with pytest.raises(EngineError, match="weights of version 2, and version 3"):
-        check_spans([("3", 0, 5), ("2", 5, 9)], 3)
+        check_spans([("3", 0, 5), ("2", 5, 9)], "3")
     with pytest.raises(EngineError, match="no version"):
-        check_spans([], 3)
+        check_spans([], "3")
 
 
 @pytest.mark.parametrize(

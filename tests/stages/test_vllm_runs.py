@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import socket
-import threading
-import time
-from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.config.sections import LaunchConfig, VllmConfig
-from pipeline.errors import ConfigError, EngineError, RunError
+from pipeline.config.sections import LaunchConfig
+from pipeline.errors import ConfigError, RunError
 from pipeline.launch import launch
-from pipeline.stages.build import own_servers
 from pipeline.stages.parity import TRUNCATED, action_of, corrected, hold_against_trainer
 from pipeline.stages.progress import Silent
 from pipeline.stages.stale import differences, recipe_fields
 from pipeline.stages.steps import Steps, temperature
-from pipeline.stages.train import finish, opened, remaining, run_items, train
-from pipeline.train.ranks import Ranks
+from pipeline.stages.train import opened, remaining, run_items, train
 from tests.stages.sevens import STEPS, learned, recipe, rows, write_verifier
 from tests.stages.test_rl import Heard, session_of
 from tests.stages.tiny import tiny
@@ -142,7 +134,6 @@ def test_two_ranks_learn_as_one_does_with_an_engine_each_or_one_together(
     train(recipe("vllm", steps), base, base / "one", "auto", Silent())
     ways: dict[str, dict[str, Any]] = {
         "together": {"rollout": {"vllm": {"tensor_parallel": 2}}},
-        "torch": {},
         "zero3": {"train": {"backend": "deepspeed", "zero": 3}},
     }
     for way, changes in ways.items():
@@ -163,122 +154,6 @@ def test_two_ranks_learn_as_one_does_with_an_engine_each_or_one_together(
         assert json.loads((two / "run.json").read_text())["num_ranks"] == 1
 
 
-def living(group: int) -> list[str]:
-    """Processes of that group that are no zombies."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, of_group = path.read_text().rpartition(")")[2].split()[:3]
-        except OSError:
-            continue
-        if int(of_group) == group and state != "Z":
-            found.append(path.parent.name)
-    return found
-
-
-@dataclass
-class Strike:
-    """At a step of RL, a server is sent a signal while it owes answers."""
-
-    step: int
-    server: int
-    number: signal.Signals
-    seen: set[int] = field(default_factory=set)
-    """Groups of processes: of all servers of the run."""
-
-    def generate(self, session: Any, *arguments: Any) -> Any:
-        """As the step of that name."""
-        processes = session.engine._processes
-        self.seen |= {p.process.pid for p in processes}
-        if session.state.rl_step != self.step:
-            return Steps().generate(session, *arguments)
-        process = processes[self.server]
-        (server,) = [s for s in session.engine.servers if s.url == process.url]
-        once, answer = threading.Lock(), server.generate
-
-        def strike(*asked: Any) -> Any:
-            answered = answer(*asked)
-            if once.acquire(blocking=False):
-                os.killpg(process.process.pid, self.number)  # its other answers are on their way
-            return answered
-
-        server.generate = strike
-        rollouts = Steps().generate(session, *arguments)
-        if self.number == signal.SIGSTOP:
-            assert_gone({process.process.pid})  # it would keep its memory until the run's end
-        return rollouts
-
-
-def run_struck(config: Any, base: Path, folder: Path, *strikes: Strike) -> None:
-    """The run, to its end. The strikes are in the order of their steps."""
-
-    def generate(session: Any, *arguments: Any) -> Any:
-        left = [s for s in strikes if s.step >= session.state.rl_step] or strikes
-        return left[0].generate(session, *arguments)
-
-    with opened(config, base, folder, "auto", Silent()) as session:
-        for _, items in remaining(session):
-            run_items(session, items, Steps(generate=generate))
-        finish(session)
-
-
-def assert_gone(groups: set[int]) -> None:
-    """No process of them is left, or will be soon."""
-    until = time.monotonic() + 60
-    while any(map(living, groups)) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not any(map(living, groups))
-
-
-@pytest.mark.integration
-@pytest.mark.slow
-@pytest.mark.usefixtures("need_vllm")
-def test_a_run_outlives_servers_that_hang_and_die_and_ends_with_the_last(base: Path) -> None:
-    steps = 8
-    train(recipe("vllm", steps), base, base / "whole", "auto", Silent())
-    servers = {"servers": 2, "concurrency": 8, "health_timeout_s": 10}
-    config = recipe("vllm_server", steps, rollout={"vllm": servers})
-
-    folder = base / "run"
-    hangs, last, dies = Strike(2, 0, signal.SIGSTOP), Strike(4, 0, signal.SIGKILL), Strike(5, 1, signal.SIGKILL)
-
-    def counted() -> list[tuple[float, float]]:
-        return [(r["servers/alive"], r["servers/lost"]) for r in rows(folder)]
-
-    with pytest.raises(EngineError, match="no server of vLLM is left of 2") as said:
-        run_struck(config, base, folder, hangs, last)
-    first, *lost = str(said.value).splitlines()
-    assert "logs/vllm-*.log, then start the same command again: it goes on from the last checkpoint" in first
-    assert len(lost) == 2
-    assert "no answer, and none to /health within rollout.vllm.health_timeout_s=10" in lost[0]
-    assert len(hangs.seen) == 2
-    assert_gone(hangs.seen)
-    assert counted() == [(2, 0), (2, 0), (1, 1), (1, 1)]
-
-    run_struck(config, base, folder, dies)
-    assert len(dies.seen) == 2
-    assert_gone(dies.seen)
-    assert counted() == [(2, 0), (2, 0), (1, 1), (1, 1), (2, 0), (1, 1), (1, 1), (1, 1)]
-    resampled = [r["servers/resampled"] for r in rows(folder)]
-    assert 1 <= resampled[2] == resampled[3] <= 8
-    assert 0 == resampled[4] < resampled[5] == resampled[7] <= 8
-    assert [r["policy/version"] for r in rows(folder)] == list(range(1, steps + 1))
-    assert all(r["mismatch/p99"] < 1e-3 for r in rows(folder))
-    assert json.loads((folder / "parity.json").read_text())["differs"] is False
-    assert learned(folder) > 0.3
-    assert_same_run(folder, base / "whole")
-
-
-def test_each_rank_has_servers_of_its_own() -> None:
-    given = VllmConfig(urls=("http://a:1", "http://b:1", "http://c:1"))
-    of_rank = [own_servers(given, SimpleNamespace(ranks=Ranks(rank, 2))).urls for rank in (0, 1)]
-    assert of_rank == [("http://a:1", "http://c:1"), ("http://b:1",)]
-    assert own_servers(given, None).urls == given.urls
-    assert own_servers(VllmConfig(), SimpleNamespace(ranks=Ranks(1, 2))).urls == ()
-    with pytest.raises(ConfigError, match="names 3 servers for 4 ranks"):
-        own_servers(given, SimpleNamespace(ranks=Ranks(0, 4)))
-
-
 def test_a_deadline_for_servers_past_that_of_ranks_is_refused() -> None:
     def asking(engine: str, seconds: float, kind: str) -> Any:
         return tiny({"rollout": {"engine": engine, "vllm": {"request_timeout_s": seconds}}, "launch": {"kind": kind}})
@@ -288,6 +163,16 @@ def test_a_deadline_for_servers_past_that_of_ranks_is_refused() -> None:
     asking("vllm", 1800, "local")
     with pytest.raises(ConfigError, match=r"request_timeout_s=1800 and launch.phase_timeout_s=1800.*below the second"):
         asking("vllm_server", 1800, "local")
+
+
+def test_servers_that_other_nodes_do_not_reach_are_refused() -> None:
+    def asking(**vllm: Any) -> Any:
+        launch = {"kind": "slurm", "nodes": 2, "gpus_per_node": 1}
+        return tiny({"rollout": {"engine": "vllm_server", "vllm": vllm}, "launch": launch})
+
+    asking(urls=["http://a:1"])
+    with pytest.raises(ConfigError, match=r"launch.nodes=2 .* the node of rank 0 alone; .*rollout\.vllm\.urls"):
+        asking()
 
 
 def test_an_engine_of_more_ranks_than_there_are_is_refused() -> None:

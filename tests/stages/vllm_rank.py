@@ -1,14 +1,16 @@
-"""One rank of a run with vLLM in its process, held against the trainer's weights after each publish.
+"""One rank of a run with vLLM, held against the trainer's weights after each publish.
 
-Run as `python -m tests.stages.vllm_rank FOLDER CHANGES`, CHANGES of the recipe of sevens as JSON. Each rank writes what
-it found to FOLDER/found<rank>.json: the version published, and whether the engine's greedy responses to all training
-prompts are those of the trainer's weights.
+Run as `python -m tests.stages.vllm_rank FOLDER CHANGES`, CHANGES of the recipe of sevens as JSON; among them may be a
+`strike` of rank 1: at which `step` which `group` of processes, that of the server at `url`, is killed. Each rank writes
+what it found to FOLDER/found<rank>.json: the version published, and whether the greedy responses of the engine, of each
+of its servers where there are some, are those of the trainer's weights.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from pipeline.stages.progress import for_terminal
 from pipeline.stages.steps import Steps, publish
 from pipeline.stages.train import finish, opened, remaining, run_items
 from tests.models.families import next_logits
+from tests.stages.servers import strike
 from tests.stages.sevens import STEPS, recipe
 
 
@@ -35,19 +38,33 @@ def greedy(model: Any, prompt: tuple[int, ...], ends: set[int], most: int) -> tu
 
 @torch.no_grad()
 def held_against_trainer(session: Any) -> dict[str, Any]:
-    """Whether the engine is the trainer, by greedy responses; and how many of them there are."""
+    """Whether the engine is the trainer, by greedy responses; of servers, whether each of them is."""
     model, most = session.backend.whole_model(), session.config.rollout.max_response_tokens
     prompts = [session.data.renderer.prompt_ids(p) for p in session.data.train[:6]]
     ends = set(eos_ids(model, session.tokenizer))
-    answers = session.engine.generate([Request(p, (0,)) for p in prompts], Sampling(most, temperature=0))
-    said = [answer.token_ids for (answer,) in answers]
-    return {"version": session.engine.version, "equal": said == [greedy(model, p, ends, most) for p in prompts]}
+    likeliest = [greedy(model, p, ends, most) for p in prompts]
+    equal, engine = [], session.engine
+    for _ in getattr(engine, "servers", [engine]):
+        if hasattr(engine, "servers"):  # ask the first alone, and each is the first once
+            first, *others = engine.servers
+            engine.servers = [first]
+        answers = engine.generate([Request(p, (0,)) for p in prompts], Sampling(most, temperature=0))
+        equal.append([answer.token_ids for (answer,) in answers] == likeliest)
+        if hasattr(engine, "servers"):
+            engine.servers = [*others, first]
+    return {"version": engine.version, "equal": all(equal)}
 
 
 def main(folder: Path, changes: dict[str, Any]) -> None:
     """The run, and what was found."""
+    struck = changes.pop("strike", None)
     config = recipe("vllm", changes.pop("steps", STEPS), **changes)
     rank, found = as_rank(config.launch, folder), []
+
+    def generate(session: Any, *arguments: Any) -> Any:
+        if struck is not None and rank == 1 and session.state.rl_step == struck["step"]:
+            strike(session.engine, struck["url"], struck["group"], signal.SIGKILL)
+        return Steps().generate(session, *arguments)
 
     def publish_and_hold(session: Any) -> None:
         publish(session)
@@ -56,7 +73,7 @@ def main(folder: Path, changes: dict[str, Any]) -> None:
     with opened(config, folder.parent, folder, "auto", for_terminal()) as session:
         assert session.ranks.size == int(os.environ["WORLD_SIZE"])
         for _, items in remaining(session):
-            run_items(session, items, Steps(publish=publish_and_hold))
+            run_items(session, items, Steps(generate=generate, publish=publish_and_hold))
         finish(session)
     (folder / f"found{rank}.json").write_text(json.dumps(found))
 

@@ -1,0 +1,184 @@
+"""Whole runs over servers of vLLM: started or given, asked by one rank or two, that hang, die and come back."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import EngineError
+from pipeline.stages.progress import Silent
+from pipeline.stages.steps import Steps
+from pipeline.stages.train import finish, opened, remaining, run_items, train
+from tests.stages.servers import GivenServer, assert_gone, strike
+from tests.stages.sevens import learned, recipe, rows, write_verifier
+from tests.stages.test_vllm_runs import ROOT, assert_same_run, by_two, cut_after
+
+STEPS = 8
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("vllm", reason="make install-engines")
+    folder = tmp_path_factory.mktemp("servers")
+    write_verifier(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def given(base: Path) -> Iterator[list[GivenServer]]:
+    """Two servers that no run started; a test may find one of them dead."""
+    servers = [GivenServer(recipe("vllm"), base / name) for name in ("first", "second")]
+    for server in servers:
+        server.start()
+    try:
+        yield servers
+    finally:
+        for server in servers:
+            server.kill()
+
+
+@pytest.fixture(scope="module")
+def whole(base: Path) -> Path:
+    """The folder of the run of one rank with vLLM in its process."""
+    train(recipe("vllm", STEPS), base, base / "whole", "auto", Silent())
+    return base / "whole"
+
+
+def over(*urls: str, **vllm: Any) -> dict[str, Any]:
+    """The section of a run over these servers, which the run starts where there are none."""
+    how = {"concurrency": 8, "health_timeout_s": 10, "request_timeout_s": 120}
+    return {"engine": "vllm_server", "vllm": {**how, "urls": urls, **vllm}}
+
+
+def run_with(config: Any, base: Path, folder: Path, generate: Callable[..., Any]) -> None:
+    """The run, to its end."""
+    with opened(config, base, folder, "auto", Silent()) as session:
+        for _, items in remaining(session):
+            run_items(session, items, Steps(generate=generate))
+        finish(session)
+
+
+def counted(folder: Path) -> list[tuple[float, float]]:
+    """Servers in use and lost, after each step."""
+    return [(r["servers/alive"], r["servers/lost"]) for r in rows(folder)]
+
+
+def assert_sound(folder: Path, whole: Path) -> None:
+    """The run learned what the whole one did, and its engine was the trainer throughout."""
+    assert [r["policy/version"] for r in rows(folder)] == list(range(1, STEPS + 1))
+    assert all(r["mismatch/p99"] < 1e-3 and r["masked/mismatch"] == 0 for r in rows(folder))
+    assert json.loads((folder / "parity.json").read_text())["differs"] is False
+    assert learned(folder) > 0.3
+    assert_same_run(folder, whole)
+
+
+@pytest.mark.parametrize("way", ["torch", "zero3"])
+def test_two_ranks_over_the_same_servers_learn_as_one_does(
+    base: Path, given: list[GivenServer], whole: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for server in given:
+        server.start()
+        server.wait()
+    rollout = over(*(s.url for s in given))
+    changes: dict[str, Any] = {"rollout": rollout, "steps": STEPS, "checkpoint": {"keep": 2 * STEPS}}
+    if way == "zero3":
+        changes["train"] = {"backend": "deepspeed", "zero": 3}
+        changes["strike"] = {"step": 4, "url": given[1].url, "group": given[1].group}
+    two = by_two(base / way, **changes)
+    for rank in (0, 1):
+        found = json.loads((two / f"found{rank}.json").read_text())
+        assert found == [{"version": v, "equal": True} for v in range(1, STEPS + 1)]
+    assert json.loads((two / "run.json").read_text())["num_ranks"] == 2
+    assert_sound(two, whole)
+    if way == "zero3":
+        assert counted(two) == [(2, 0)] * 4 + [(1, 1)] * 4
+        assert rows(two)[-1]["servers/resampled"] >= 1
+        return
+    assert counted(two) == [(2, 0)] * STEPS
+    cut_after(two, 4)
+    train(recipe("vllm", STEPS, rollout=rollout), base, two, "must", Silent())
+    assert_sound(two, whole)
+
+
+def test_given_servers_that_die_are_dropped_and_come_back_with_the_weights(
+    base: Path, given: list[GivenServer], whole: Path
+) -> None:
+    first, second = given
+    first.start()
+    second.kill()
+    first.wait()
+    config, folder = recipe("vllm", STEPS, rollout=over(first.url, second.url)), base / "given"
+    asked: dict[int, list[str]] = {}
+
+    def generate(session: Any, *arguments: Any) -> Any:
+        step, engine = session.state.rl_step, session.engine
+        if step == 1:  # it has the weights of the beginning, and is healthy
+            second.start()
+            second.wait()
+        if step in (3, 5):
+            struck = first if step == 3 else second
+            strike(engine, struck.url, struck.group, signal.SIGKILL)
+        rollouts = Steps().generate(session, *arguments)
+        if step == 1:
+            assert second.version == "default"
+        asked[step] = [s.url for s in engine.servers]
+        return rollouts
+
+    with pytest.raises(EngineError, match="no server of vLLM is left of 2; start them again, or others") as said:
+        run_with(config, base, folder, generate)
+    assert list(asked.values()) == [[first.url], [first.url], [first.url, second.url], [second.url], [second.url]]
+    assert counted(folder) == [(1, 1), (2, 1), (2, 1), (1, 2), (1, 2)]
+    assert rows(folder)[-1]["servers/resampled"] >= 1
+    lost = str(said.value).splitlines()[1:]
+    for line, server in zip(lost, (second, first, second), strict=True):
+        assert line.strip().startswith(server.url)
+
+    first.kill()
+    first.start()
+    first.wait()
+    assert first.version == "default"
+    run_with(config, base, folder, Steps().generate)
+    assert counted(folder)[5:] == [(1, 1)] * 3
+    assert_sound(folder, whole)
+
+
+def test_servers_of_the_run_that_hang_and_die_are_ended_and_given_ones_go_on(
+    base: Path, given: list[GivenServer], whole: Path
+) -> None:
+    folder = base / "own"
+    started: set[int] = set()
+
+    def generate(session: Any, *arguments: Any) -> Any:
+        step, processes = session.state.rl_step, session.engine._processes
+        started.update(p.process.pid for p in processes)
+        if step in (2, 4):
+            number, struck = (signal.SIGSTOP if step == 2 else signal.SIGKILL), processes[0]
+            strike(session.engine, struck.url, struck.process.pid, number)
+        rollouts = Steps().generate(session, *arguments)
+        if step == 2:
+            assert_gone({struck.process.pid})  # it would keep its memory until the run's end
+        return rollouts
+
+    with pytest.raises(EngineError, match="no server of vLLM is left of 2") as said:
+        run_with(recipe("vllm", STEPS, rollout=over(servers=2)), base, folder, generate)
+    first, *lost = str(said.value).splitlines()
+    assert f"{folder}/logs/vllm-*.log, then start the same command again: it goes on from the last checkpoint" in first
+    assert len(lost) == 2
+    assert "no answer, and none to /health within rollout.vllm.health_timeout_s=10" in lost[0]
+    assert len(started) == 2
+    assert_gone(started)
+    assert counted(folder) == [(2, 0), (2, 0), (1, 1), (1, 1)]
+    assert 1 <= rows(folder)[-1]["servers/resampled"] <= 8
+
+    given[0].start()
+    given[0].wait()
+    run_with(recipe("vllm", STEPS, rollout=over(given[0].url)), base, folder, Steps().generate)
+    assert_sound(folder, whole)
