@@ -8,6 +8,7 @@ command goes on from the last checkpoint, on another number of ranks too.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import shutil
 import signal
@@ -22,7 +23,7 @@ from pathlib import Path
 
 from pipeline.config.sections import LaunchConfig
 from pipeline.errors import RunError
-from pipeline.train.watch import WATCH
+from pipeline.train.watch import SPARE_S, WATCH
 
 LAUNCHED = "VERIZERO_LAUNCHED"
 PR_SET_PDEATHSIG = 1
@@ -48,7 +49,7 @@ def launch(config: LaunchConfig, arguments: Sequence[str], folder: Path, program
     if node == 0:
         for stale in logs.glob("rank*.phase"):
             stale.unlink(missing_ok=True)
-    group = Group(logs)
+    group = Group(logs, config.phase_timeout_s + SPARE_S if config.kind == "torchrun" else math.inf)
     try:
         if config.kind == "local":
             group.start_local(config, [*_module(program), *arguments])
@@ -74,6 +75,10 @@ class Group:
     """The children of one launch."""
 
     logs: Path
+    patience_s: float = math.inf
+    """How long a launcher may outlive its ranks."""
+    ranks_seen: float = math.inf
+    """When it last had some."""
     members: list[Member] = field(default_factory=list)
     shown: Tail | None = None
 
@@ -128,9 +133,31 @@ class Group:
                 # of several dead at one look, the one that was killed: the others died of its silence
                 member, code = min(bad, key=lambda found: (found[1] or 0) > 0)
                 raise RunError(self._obituary(member, code or 0))
-            if all(code == 0 for _, code in codes):
+            if all(code == 0 for _, code in codes) or self._is_left_waiting():
                 return
             time.sleep(POLL_S)
+
+    def _is_left_waiting(self) -> bool:
+        """torchrun waits for other hosts' although all ranks ended well; without a network it may do so for ever.
+
+        Raises: RunError where some rank did not end well.
+        """
+        if self.patience_s == math.inf:
+            return False
+        (member,), now = self.members, time.monotonic()
+        if has_children(member.process.pid):
+            self.ranks_seen = now
+        if now - self.ranks_seen <= self.patience_s:
+            return False
+        said = f"{member.name} still waited for the other hosts {self.patience_s:g} s after its ranks had ended"
+        others = [file for file in sorted(self.logs.glob("rank*.phase"), key=_rank) if file.read_text() != "end"]
+        if others:
+            raise RunError(
+                f"{said}; see their logs, and mend the network. The same command goes on from the last checkpoint"
+                + "".join(f"\n{self._other(file)}" for file in others)
+            )
+        sys.stderr.write(f"verizero: {said}; it is ended. So have all others: the run is whole\n")
+        return True
 
     def end(self) -> None:
         """End whoever still runs."""
@@ -222,6 +249,14 @@ def die_with(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the line above
         os._exit(1)
+
+
+def has_children(pid: int) -> bool:
+    """Some process was started by that one, and lives."""
+    try:
+        return any(file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/children"))
+    except OSError:
+        return False
 
 
 def is_stopped(pid: int) -> bool:

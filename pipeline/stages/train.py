@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,7 +23,7 @@ from pipeline.stages.rewind import RolledBack
 from pipeline.stages.schedule import Item, position, schedule
 from pipeline.stages.session import Resume, Session, enter, locked, open_session
 from pipeline.stages.steps import Steps, Wrap, plain, stage_step
-from pipeline.train.ranks import join, leave
+from pipeline.train.ranks import Ranks, join, leave
 from pipeline.train.watch import SPARE_S, WATCH
 
 
@@ -47,19 +48,36 @@ def opened(
     ranks = join(config.launch.phase_timeout_s + SPARE_S, device_of(config))
     with ExitStack() as held:
         held.callback(leave)
-        held.callback(WATCH.stop)
-        own = folder
+        held.push(WATCH.leave)
+        own = held.enter_context(own_folder(folder, ranks))
         if ranks.is_first:
-            held.enter_context(locked(folder))
             address = held.enter_context(exposed(folder, config.name, config.report.metrics_port))
             if address is not None:
                 progress.say(f"metrics for Prometheus at {address}")
-        else:
-            own = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="verizero-rank-")))
         prepared = data if data is not None else prepare_run(config, base_dir, own)
         session = open_session(config, own, prepared, resume, progress, base_dir, ranks, folder)
         held.callback(session.close)
         yield session
+
+
+@contextmanager
+def own_folder(folder: Path, ranks: Ranks) -> Iterator[Path]:
+    """Where this rank writes: the run's folder for the first, which holds it; for others one that nobody reads.
+
+    That goes with the block where it ends well, else as the run goes on.
+    """
+    if ranks.is_first:
+        with locked(folder):
+            for left in (p for p in (folder / "logs").glob("rank*") if p.is_dir()):
+                shutil.rmtree(left, ignore_errors=True)
+            ranks.barrier()  # another group that would train here gets no further than the lock
+            yield folder
+        return
+    ranks.barrier()
+    own = folder / "logs" / f"rank{ranks.rank}"
+    own.mkdir(parents=True, exist_ok=True)
+    yield own
+    shutil.rmtree(own, ignore_errors=True)
 
 
 def remaining(session: Session) -> list[tuple[str, list[Item]]]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, TypeVar
 
@@ -55,7 +56,8 @@ class Ranks:
         """The sum over all ranks; the values themselves where there is one."""
         if self.size > 1:
             values = values.clone()
-            dist.all_reduce(values, group=self.group)
+            with answered():
+                dist.all_reduce(values, group=self.group)
         return values
 
     def any(self, flag: bool) -> bool:
@@ -67,7 +69,8 @@ class Ranks:
         if self.size == 1:
             return [value]
         found: list[Any] = [None] * self.size
-        dist.all_gather_object(found, value, group=self.group)
+        with answered():
+            dist.all_gather_object(found, value, group=self.group)
         return found
 
     def agree(self, decide: Callable[[], T]) -> T:
@@ -75,7 +78,8 @@ class Ranks:
         if self.size == 1:
             return decide()
         box: list[Any] = [decide() if self.is_first else None]
-        dist.broadcast_object_list(box, src=0)
+        with answered():
+            dist.broadcast_object_list(box, src=0)
         value: T = box[0]
         return value
 
@@ -89,7 +93,8 @@ class Ranks:
     def barrier(self) -> None:
         """Return once all ranks are here."""
         if self.size > 1:
-            dist.barrier()
+            with answered():
+                dist.barrier()
 
     def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Each parameter's gradient becomes the sum of all ranks' gradients. They must have the same ones."""
@@ -107,6 +112,18 @@ class Ranks:
 
 
 ALONE = Ranks()
+
+
+@contextmanager
+def answered() -> Iterator[None]:
+    """Raises: RunError where a collective fails: torch says of that what socket it waited at."""
+    try:
+        yield
+    except RuntimeError as exc:
+        raise RunError(
+            f"rank {told_ranks().rank} gets no answer from the others ({exc}): one of them ended, or the network is "
+            "down. See the other ranks' logs, and mend the network; the same command goes on from the last checkpoint"
+        ) from exc
 
 
 def sharing_sequences(ranks: Ranks, size: int) -> Ranks:
@@ -133,7 +150,8 @@ def sharing_sequences(ranks: Ranks, size: int) -> Ranks:
 
 def _sum_in_place(tensors: Sequence[Tensor]) -> None:
     flat = torch.cat([t.reshape(-1) for t in tensors])
-    dist.all_reduce(flat)
+    with answered():
+        dist.all_reduce(flat)
     for t, piece in zip(tensors, torch.split(flat, [t.numel() for t in tensors]), strict=True):
         t.copy_(piece.view_as(t))
 

@@ -7,6 +7,7 @@ that they are read on any number of ranks, bit for bit on the same. Source: arXi
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -288,6 +289,8 @@ def _library() -> Any:
             "train.backend: torch"
         ) from exc
     deepspeed.utils.logging.logger.setLevel("WARNING")
+    # said at every collective, since torch has renamed them: the last lines of a rank that died would be these
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     if not torch.cuda.is_available():
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if not torch.distributed.is_initialized():  # one process: DeepSpeed wants a group all the same

@@ -50,6 +50,11 @@ class Watch:
         self._write(phase)
         faulthandler.dump_traceback_later(timeout_s + SPARE_S, exit=True)
 
+    def leave(self, kind: type[BaseException] | None, *rest: object) -> None:
+        """What an `ExitStack` calls at its end. After an error the phase and its deadline stay."""
+        if kind is None:
+            self.stop()
+
     def stop(self) -> None:
         """No deadline any more."""
         if self.file is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from pipeline.config.load import load_recipe
 from pipeline.errors import RunError
 from pipeline.launch import launch
-from tests.launch.runs import folder_of, words_of
+from tests.launch.words import folder_of, words_of
 
 
 def main(recipe: Path, changes: list[str]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,32 +14,15 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.config.load import load_recipe
-from pipeline.config.run import RunConfig
 from pipeline.launch import launch
 from pipeline.stages.progress import Silent
 from pipeline.stages.train import train
+from tests.launch.words import folder_of, overrides, words_of
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 OWNER = "VERIZERO_TEST_RUN"
 """Variable of the processes of one run."""
-CHANGES = (
-    "stages=[rl]", "model.create=null", "rl.rounds=1", "rl.steps_per_round=5", "rl.prompts_per_step=5",
-    "evaluation.before_training=false", "launch.gpus_per_node=2",
-)  # fmt: skip
-
-
-def overrides(recipe: Path, name: str, *more: str) -> list[str]:
-    return [*CHANGES, f"model.path={recipe.parent / 'start' / 'model'}", f"name={name}", *more]
-
-
-def words_of(recipe: Path, changes: Sequence[str]) -> list[str]:
-    """The command line of those changes."""
-    return ["train", str(recipe), "--no-prefect", *(w for c in changes for w in ("--set", c))]
-
-
-def folder_of(config: RunConfig) -> Path:
-    return Path(config.output) / config.name
 
 
 def by_one(recipe: Path, name: str, *more: str) -> Path:
@@ -55,6 +38,10 @@ def by_ranks(recipe: Path, name: str, *more: str) -> Path:
     config = load_recipe(recipe, changes)
     launch(config.launch, words_of(recipe, changes), folder_of(config), "tests.launch.rank")
     return folder_of(config)
+
+
+def folders(folder: Path) -> list[str]:
+    return [p.name for p in folder.iterdir() if p.is_dir()]
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

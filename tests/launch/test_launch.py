@@ -16,7 +16,8 @@ import pytest
 from pipeline.config.sections import LaunchConfig
 from pipeline.errors import RunError
 from pipeline.launch import command_of, launch
-from tests.launch.runs import ROOT, assert_same_run, by_one, by_ranks, overrides, processes_of, wait_for, words_of
+from tests.launch.runs import ROOT, assert_same_run, by_one, by_ranks, processes_of, wait_for
+from tests.launch.words import overrides, words_of
 
 
 @pytest.mark.integration
@@ -45,24 +46,21 @@ def test_a_run_that_was_killed_goes_on_by_another_number_of_ranks(
 
 @pytest.mark.integration
 @pytest.mark.parametrize(
-    ("act", "said"),
-    [
-        ("hang", r"rank [01] \(process \d+\) ended with status 75 in 'round 1 step 1: (update|total)'"),
-        ("stop", r"rank 0 \(process \d+\) ended with status 75 in 'round 1 step 1: update'"),
-    ],
+    ("act", "phase", "waits"), [("hang", "update", "in all_reduce"), ("stop", "generate", "in all_gather_object")]
 )
 def test_a_rank_that_hangs_ends_the_run_at_the_deadline(
-    act: str, said: str, recipe: Path, owner: str, monkeypatch: pytest.MonkeyPatch
+    act: str, phase: str, waits: str, recipe: Path, owner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rank 1 waits, or was stopped; rank 0 waits for it where they add up gradients."""
-    monkeypatch.setenv("FUSE", f"1|round 1 step 1: update|1|{act}")
-    with pytest.raises(RunError, match=said) as caught:
+    """Rank 1 waits, or was stopped; rank 0 waits for it where they add up gradients, or responses."""
+    where = f"'round 1 step 1: {phase}'"
+    monkeypatch.setenv("FUSE", f"1|{where[1:-1]}|1|{act}")
+    with pytest.raises(RunError, match=rf"rank [01] \(process \d+\) ended with status 75 in {where}") as caught:
         by_ranks(recipe, act, "launch.phase_timeout_s=30")
     text = str(caught.value)
-    assert "was not done with 'round 1 step 1: update' within 30 s (launch.phase_timeout_s=30)" in text
+    assert f"was not done with {where} within 30 s (launch.phase_timeout_s=30)" in text
     assert "mend the network, or raise launch.phase_timeout_s; the same command goes on" in text
-    assert ("rank 1 was in 'round 1 step 1: update', stopped by a signal: " in text) == (act == "stop")
-    assert "in all_reduce" in (recipe.parent / "runs" / act / "logs" / "rank0.log").read_text()
+    assert (f"rank 1 was in {where}, stopped by a signal: " in text) == (act == "stop")
+    assert waits in (recipe.parent / "runs" / act / "logs" / "rank0.log").read_text()
     assert wait_for(lambda: processes_of(owner) == {})
 
 

@@ -1,4 +1,4 @@
-"""Two hosts whose network is cut in the middle of a step: both ends stop by the deadline, and go on once it is back.
+"""Two hosts whose network is cut in any phase: both ends stop by the deadline, and go on once it is back.
 
 The hosts are network namespaces of this machine, joined by one cable; they share its files.
 """
@@ -14,10 +14,34 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.runs import ROOT, assert_same_bytes, by_ranks, overrides, processes_of, wait_for
+from tests.launch.runs import OWNER, ROOT, assert_same_bytes, by_ranks, processes_of, wait_for
+from tests.launch.words import overrides
 
-SHORT = ("rl.steps_per_round=2", "rl.prompts_per_step=4", "rl.group_size=4", "rl.select.keep=all")
+Found = tuple[list[str], dict[int, str]]
 HOSTS = ("10.77.61.1", "10.77.61.2")
+LIMIT_S = 12
+SHORT = (
+    "stages=[sft, rl]", "sft.steps=3", "rl.steps_per_round=2", "rl.prompts_per_step=4", "rl.group_size=4",
+    "rl.select.keep=all", f"launch.phase_timeout_s={LIMIT_S}",
+)  # fmt: skip
+CUTS = [
+    (1, "start", "start"),
+    (0, "evaluate after sft: evaluate/generate", "evaluate after sft: evaluate/verify"),
+    (1, "round 1 step 1: generate", "round 1 step 1: generate"),
+    (0, "round 1 step 1: verify", "round 1 step 1: verify"),
+    (1, "round 1 step 1: select", "round 1 step 1: update"),
+    (0, "round 1 step 1: publish", "round 1 step 1: checkpoint"),
+    (1, "round 1 step 1: checkpoint", "round 1 step 1: checkpoint"),
+]
+"""Whose cable is pulled as which phase begins, and the phase that waits for an answer: the same or the next to talk.
+
+In the order of the run, so that each start goes on behind the last.
+"""
+OUTAGES = [
+    *(f"1|round 1 step 2: {phase}" for phase in ("generate", "verify", "update", "publish", "checkpoint")),
+    "0|round 1 step 2: checkpoint, unnamed",
+    "1|evaluate after round 1: evaluate/generate",
+]
 
 
 def ip(*words: str) -> None:
@@ -37,7 +61,7 @@ def refused() -> str | None:
     return f"no network namespaces here: {tried.stderr.strip()}"
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def hosts() -> Iterator[list[tuple[str, str]]]:
     """Namespace and cable of each of two."""
     if (why := refused()) is not None:
@@ -60,20 +84,21 @@ def hosts() -> Iterator[list[tuple[str, str]]]:
             ip("netns", "del", space)
 
 
-def by_hosts(hosts: list[tuple[str, str]], recipe: Path, name: str, fuse: str | None, *more: str) -> list[str]:
+def by_hosts(hosts: list[tuple[str, str]], recipe: Path, name: str, fuse: str) -> list[str]:
     """What each host says at the end of its rank; "" where that ended well."""
     changes = overrides(
         recipe, name, *SHORT, "launch.kind=torchrun", "launch.nodes=2", "launch.gpus_per_node=1",
-        f"launch.address={HOSTS[0]}", *more,
+        f"launch.address={HOSTS[0]}",
     )  # fmt: skip
+    for space, cable in hosts:
+        ip("-n", space, "link", "set", cable, "up")
     started = [
         subprocess.Popen(
             ["ip", "netns", "exec", space, sys.executable, "-m", "tests.launch.host", str(recipe), *changes],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, "NODE_RANK": str(i), "GLOO_SOCKET_IFNAME": cable, "CABLE": cable}
-            | ({"FUSE": fuse} if fuse else {}),
+            env={**os.environ, "NODE_RANK": str(i), "GLOO_SOCKET_IFNAME": cable, "CABLE": cable, "FUSE": fuse},
         )
         for i, (space, cable) in enumerate(hosts)
     ]
@@ -87,22 +112,51 @@ def by_hosts(hosts: list[tuple[str, str]], recipe: Path, name: str, fuse: str | 
             host.wait()
 
 
+@pytest.fixture(scope="module")
+def cut(
+    hosts: list[tuple[str, str]], recipe: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[dict[str, Found], Path]]:
+    """What both hosts said of each cut, with the processes that were left; and the folder of the run after all.
+
+    The last start lives through outages that are shorter than the limit, and is cut when it has nothing left to do.
+    """
+    found: dict[str, Found] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for rank, phase, _ in CUTS:
+            patch.setenv(OWNER, owner := str(tmp_path_factory.mktemp("cut")))
+            said = by_hosts(hosts, recipe, "cut", f"{rank}|{phase}|1|cut")
+            wait_for(lambda mark=owner: not processes_of(mark))
+            found[phase] = (said, processes_of(owner))
+        fuses = [*(f"{place}|1|outage" for place in OUTAGES), "0|end|1|cut"]
+        found["end"] = (by_hosts(hosts, recipe, "cut", ";".join(fuses)), processes_of(owner))
+        yield found, recipe.parent / "runs" / "cut"
+
+
 @pytest.mark.integration
 @pytest.mark.slow
-def test_a_network_cut_within_an_update_ends_both_hosts_by_the_deadline(
-    hosts: list[tuple[str, str]], recipe: Path, owner: str
+@pytest.mark.parametrize(("phase", "waits"), [cut[1:] for cut in CUTS])
+def test_a_network_cut_in_any_phase_ends_both_hosts_by_the_deadline(
+    cut: tuple[dict[str, Found], Path], phase: str, waits: str
 ) -> None:
-    phase = "round 1 step 2: update"
-    said = by_hosts(hosts, recipe, "cut", f"1|{phase}|1|cut", "launch.phase_timeout_s=30")
-    for text in said:
-        assert "ended: launcher (process " in text
+    said, left = cut[0][phase]
     for rank, text in enumerate(said):
-        assert f"rank {rank} was in '{phase}'" in text
-        assert f"rank {rank} was not done with '{phase}' within 30 s (launch.phase_timeout_s=30): " in text
-        assert "mend the network, or raise launch.phase_timeout_s; the same command goes on" in text
-    assert wait_for(lambda: processes_of(owner) == {})
-    ip("-n", hosts[1][0], "link", "set", hosts[1][1], "up")
-    assert by_hosts(hosts, recipe, "cut", None) == ["", ""]
-    found = recipe.parent / "runs" / "cut"
-    assert "going on from checkpoint" in (found / "logs" / "rank0.log").read_text()
-    assert_same_bytes(found, by_ranks(recipe, "uncut", *SHORT))
+        assert "ended: launcher (process " in text
+        assert [f"rank {other} was in '{waits}': " in text for other in (0, 1)] == [True, True]
+        why = f"rank {rank} was not done with '{waits}' within {LIMIT_S} s (launch.phase_timeout_s={LIMIT_S}): "
+        if phase == "start":
+            why = f"rank {rank} of 2 did not meet the others at {HOSTS[0]}:29500 ("
+        assert why in text
+        assert "is that address reachable" in text or "mend the network, or raise launch.phase_timeout_s; the" in text
+        assert "The same command goes on from the last checkpoint" in text
+    assert left == {}
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_after_all_cuts_outages_and_one_at_the_end_the_run_has_the_bytes_of_one_uncut(
+    cut: tuple[dict[str, Found], Path], recipe: Path
+) -> None:
+    found, folder = cut
+    assert found["end"] == (["", ""], {})
+    assert "going on from checkpoint" in (folder / "logs" / "rank0.log").read_text()
+    assert_same_bytes(folder, by_ranks(recipe, "uncut", *SHORT))

@@ -1,0 +1,51 @@
+"""With DeepSpeed, killed in an update, half-way through a checkpoint, or stopped: the run ends with the same bytes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import RunError
+from tests.launch.runs import assert_same_bytes, by_ranks, processes_of, wait_for
+from tests.train.group import installed
+
+ZERO = (
+    "train.backend=deepspeed", "train.zero=3", "rl.steps_per_round=2", "rl.prompts_per_step=4", "rl.group_size=4",
+    "rl.select.keep=all", "launch.phase_timeout_s=20",
+)  # fmt: skip
+DEATHS = [
+    ("1|round 1 step 2: update|1|kill", r"rank 1 \(process \d+\) was ended by SIGKILL in 'round 1 step 2: update'"),
+    (
+        "1|round 1 step 2: publish|1|stop",
+        r"rank 0 \(process \d+\) ended with status 75 in 'round 1 step 2: checkpoint'[\s\S]*"
+        r"\nrank 1 was in 'round 1 step 2: publish', stopped by a signal: ",
+    ),
+    (
+        "0|round 1 step 2: checkpoint, half|1|kill",
+        r"rank 0 \(process \d+\) was ended by SIGKILL in 'round 1 step 2: checkpoint'",
+    ),
+]
+
+
+@installed
+@pytest.mark.integration
+@pytest.mark.slow
+def test_killed_or_stopped_with_zero_3_it_ends_with_the_bytes_of_a_run_unhurt(
+    recipe: Path, owner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = recipe.parent / "runs" / "hurt" / "checkpoints"
+    for fuse, said in DEATHS:
+        monkeypatch.setenv("FUSE", fuse)
+        with pytest.raises(RunError) as caught:
+            by_ranks(recipe, "hurt", *ZERO)
+        assert re.match(said, str(caught.value))
+        assert "is deprecated" not in str(caught.value)
+        assert wait_for(lambda: processes_of(owner) == {})
+        assert not [p for p in (checkpoints.parent / "logs").iterdir() if p.is_dir()]
+    left = sorted(str(p.relative_to(checkpoints)) for p in checkpoints.glob(".partial-*/*"))
+    assert left == [".partial-00000001/optimizer-00000.safetensors"]
+    monkeypatch.delenv("FUSE")
+    assert_same_bytes(by_ranks(recipe, "hurt", *ZERO), by_ranks(recipe, "unhurt", *ZERO))
+    assert all(p.name.isdigit() for p in checkpoints.iterdir())
