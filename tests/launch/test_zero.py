@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import RunError
-from tests.launch.runs import assert_same_bytes, by_ranks, processes_of, wait_for
+from tests.launch.runs import assert_same_bytes, by_ranks, folders, processes_of, wait_for
 from tests.train.group import installed
 
 ZERO = (
@@ -43,9 +43,10 @@ def test_killed_or_stopped_with_zero_3_it_ends_with_the_bytes_of_a_run_unhurt(
         assert re.match(said, str(caught.value))
         assert "is deprecated" not in str(caught.value)
         assert wait_for(lambda: processes_of(owner) == {})
-        assert not [p for p in (checkpoints.parent / "logs").iterdir() if p.is_dir()]
+        assert folders(checkpoints.parent / "logs") == ["rank1"]
     left = sorted(str(p.relative_to(checkpoints)) for p in checkpoints.glob(".partial-*/*"))
     assert left == [".partial-00000001/optimizer-00000.safetensors"]
     monkeypatch.delenv("FUSE")
     assert_same_bytes(by_ranks(recipe, "hurt", *ZERO), by_ranks(recipe, "unhurt", *ZERO))
+    assert folders(checkpoints.parent / "logs") == []
     assert all(p.name.isdigit() for p in checkpoints.iterdir())
