@@ -37,6 +37,7 @@ CUTS = [
 
 In the order of the run, so that each start goes on behind the last.
 """
+KILLED_IN = "round 1 step 1: update"
 OUTAGES = [
     *(f"1|round 1 step 2: {phase}" for phase in ("generate", "verify", "update", "publish", "checkpoint")),
     "0|round 1 step 2: checkpoint, unnamed",
@@ -116,15 +117,15 @@ def by_hosts(hosts: list[tuple[str, str]], recipe: Path, name: str, fuse: str) -
 def cut(
     hosts: list[tuple[str, str]], recipe: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[dict[str, Found], Path]]:
-    """What both hosts said of each cut, with the processes that were left; and the folder of the run after all.
+    """What both hosts said of each cut and a kill, and the processes that were left; the folder of the run after all.
 
     The last start lives through outages that are shorter than the limit, and is cut when it has nothing left to do.
     """
     found: dict[str, Found] = {}
     with pytest.MonkeyPatch.context() as patch:
-        for rank, phase, _ in CUTS:
+        for rank, phase, act in [*((rank, phase, "cut") for rank, phase, _ in CUTS), (1, KILLED_IN, "kill")]:
             patch.setenv(OWNER, owner := str(tmp_path_factory.mktemp("cut")))
-            said = by_hosts(hosts, recipe, "cut", f"{rank}|{phase}|1|cut")
+            said = by_hosts(hosts, recipe, "cut", f"{rank}|{phase}|1|{act}")
             wait_for(lambda mark=owner: not processes_of(mark))
             found[phase] = (said, processes_of(owner))
         fuses = [*(f"{place}|1|outage" for place in OUTAGES), "0|end|1|cut"]
@@ -148,6 +149,17 @@ def test_a_network_cut_in_any_phase_ends_both_hosts_by_the_deadline(
         assert why in text
         assert "is that address reachable" in text or "mend the network, or raise launch.phase_timeout_s; the" in text
         assert "The same command goes on from the last checkpoint" in text
+    assert left == {}
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_a_rank_killed_on_one_host_ends_the_other_at_once(cut: tuple[dict[str, Found], Path]) -> None:
+    (first, second), left = cut[0][KILLED_IN]
+    assert "exitcode  : -9 " in second
+    assert f"rank 1 was in '{KILLED_IN}': " in second
+    assert f"rank 0 was in '{KILLED_IN}': verizero: rank 0 gets no answer from the others (" in first
+    assert "one of them ended, or the network is down. See the other ranks' logs, and mend the network; the" in first
     assert left == {}
 
 
