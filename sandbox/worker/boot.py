@@ -1,4 +1,4 @@
-"""The first step of a worker: start again with a large stack, then load the rest."""
+"""The first steps of a worker: start again with a large stack, load the rest, and make forks of it cheap."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ def boot() -> None:
         wanted = STACK_MIB << 20
         resource.setrlimit(resource.RLIMIT_STACK, (wanted if hard == -1 else min(wanted, hard), hard))
         os.execv(sys.orig_argv[0], [*sys.orig_argv, "again"])
+    from . import memory, warm  # noqa: F401
+
+    memory.fill_holes()
     from .main import main
 
+    memory.make_code_large()
     main()

@@ -12,14 +12,13 @@ from __future__ import annotations
 import errno
 import gc
 import os
-import resource
 import select
 import signal
 import sys
 from posix import _exit, chdir, closerange, lseek, pread, read, write
 from typing import Any
 
-from . import harness, jail, kernel, native, selftest, streams, wire
+from . import harness, jail, kernel, memory, native, selftest, streams, wire
 
 _PACKET = 64
 _BEHIND = 10
@@ -93,6 +92,7 @@ def start(cell: jail.Jail, host_file: str, host_pid: int) -> Forker:
             jail.restrict(cell)
             harness.rehearse()
             gc.collect()
+            memory.fill_holes()
             gc.freeze()
             gc.disable()
             harness.rehearse()  # once more: what was freed is in order now
@@ -119,9 +119,8 @@ def _serve(
     clone, unpack, pack = kernel.prepared_fork(cell.clone_flags), wire.ORDER.unpack, wire.PID.pack
     poll = select.poll()
     poll.register(worker, select.POLLIN)
-    is_orphan, set_limit, wall, steps = poll.poll, resource.setrlimit, jail.last_wall(cell), jail.last_steps(cell)
+    is_orphan, wall, steps, refused = poll.poll, jail.last_wall(cell), jail.last_steps(cell), 0
     scratch, payload, last, unpack_payload, run = cell.scratch, streams.PAYLOAD, streams.LAST, _unpack, harness.run
-    counted, run_limits, refused = cell.counts_processes, jail.run_limits, 0
     lead = os.setpgid if cell.tools else None
     order: tuple[Any, ...] = _ANY
     while read(calls, 1):
@@ -145,8 +144,6 @@ def _serve(
         order = unpack(packet)
         program, items = unpack_payload(pread(payload, lseek(payload, 0, 2), 0))
         chdir(scratch)
-        for limit, most in run_limits(order, counted):
-            set_limit(limit, most)
         if lead is not None:
             lead(0, 0)  # all that it starts stays in this group, where the worker finds it
         if order[0] not in _PYTHON:

@@ -8,10 +8,9 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from . import group, kernel, landlock, seccomp, sweep
-from .wire import MANAGED, SELF_TEST
+from .wire import MANAGED, SELF_TEST, Order
 
 NAMESPACES, LANDLOCK, SECCOMP, UID, CGROUP = "namespaces", "landlock", "seccomp", "uid", "cgroup"
 
@@ -284,18 +283,21 @@ def clear(jail: Jail, disk_mib: int) -> None:
     jail.disk_mib = disk_mib
 
 
-def run_limits(order: tuple[Any, ...], counts_processes: bool) -> list[tuple[int, tuple[int, int]]]:
-    """Resource limits of one run, from an unpacked `Order`."""
-    kind, _, cpu_s, memory_mib, output_kib, disk_mib, processes, _ = order
+def limit(pid: int, order: Order, counts_processes: bool) -> None:
+    """Bound the child that waits for this order. Done from here, it costs the child no page.
+
+    Raises: OSError.
+    """
     limits = [
-        (resource.RLIMIT_CPU, int(cpu_s) + 2),  # a backstop: the worker stops the run at the exact second
-        (resource.RLIMIT_FSIZE, max(disk_mib << 20, output_kib << 11)),
+        (resource.RLIMIT_CPU, int(order.cpu_s) + 2),  # a backstop: the worker stops the run at the exact second
+        (resource.RLIMIT_FSIZE, max(order.disk_mib << 20, order.output_kib << 11)),
     ]
-    if kind != MANAGED:
-        limits.append((resource.RLIMIT_AS, (memory_mib + _BASE_MIB) << 20))
-    if counts_processes and kind != SELF_TEST:  # which tries whether another wall bounds them too
-        limits.append((resource.RLIMIT_NPROC, processes + 2))  # and the worker and its forker
-    return [(name, (value, value)) for name, value in limits]
+    if order.kind != MANAGED:
+        limits.append((resource.RLIMIT_AS, (order.memory_mib + _BASE_MIB) << 20))
+    if counts_processes and order.kind != SELF_TEST:  # which tries whether another wall bounds them too
+        limits.append((resource.RLIMIT_NPROC, order.processes + 2))  # and the worker and its forker
+    for name, value in limits:
+        resource.prlimit(pid, name, (value, value))
 
 
 def last_steps(jail: Jail) -> list[Callable[[], int]]:

@@ -16,15 +16,6 @@ import time
 
 from . import crowd, forker, harness, jail, kernel, streams, sweep, wire
 
-# Modules that programs use, loaded once. Each makes every fork and exit dearer (most of all those with shared
-# libraries of their own, as decimal and datetime have): only what programs import often enough to repay it.
-import bisect  # isort: skip
-import copy  # isort: skip
-import heapq  # isort: skip
-import string  # isort: skip
-
-WARM = (bisect, copy, heapq, string)
-
 _CORES = len(os.sched_getaffinity(0))
 _DISK_EVERY_S = 0.05
 _CROWD_EVERY_S = 0.005
@@ -93,6 +84,7 @@ class Worker:
             except OSError as exc:
                 os.write(self.sock, wire.Exit(-1, exc.errno or 0, 0.0, 0.0, 0).pack())
                 continue
+            jail.limit(pid, order, self.cell.counts_processes)
             os.write(self.children.orders, packet)
             report = self.watch(pid, order)
             if failure := self.children.failure(report.status):
