@@ -21,7 +21,7 @@ from pipeline.rollout.vllm_engine import check_spans, finish_reason
 from pipeline.rollout.vllm_records import kept_tokens, routing, unpacked
 
 POLL_S = 0.0005
-BACK_S = 2.0
+BACK_S = 5.0
 """How long a publish waits for word of servers that were lost."""
 REFUSALS = (400, 413, 422)
 """What was asked is wrong, and would be elsewhere. Any other error is the server's: it failed, or has no such route."""
@@ -61,7 +61,17 @@ class RemoteServer:
             raise ServerLost(f"{self.url}{path}: status {status}: {said[:300].decode(errors='replace')}")
         if status >= 400:
             raise EngineError(f"{self.url}{path} refused: status {status}: {said[:500].decode(errors='replace')}")
-        return json.loads(said) if said else None
+        try:
+            return json.loads(said) if said else None
+        except ValueError as exc:
+            raise ServerLost(f"{self.url}{path} says no JSON: {said[:100]!r}; is it vLLM 0.32?") from exc
+
+    def ask_for(self, name: str, method: str, path: str) -> Any:
+        """One field of the answer. Raises: as `ask`, and ServerLost where it has no such field."""
+        answer = self.ask(method, path)
+        if not isinstance(answer, dict) or name not in answer:
+            raise ServerLost(f"{self.url}{path} says {str(answer)[:100]!r}, without {name!r}; is it vLLM 0.32?")
+        return answer[name]
 
     def generate(
         self, prompt_ids: Sequence[int], options: Mapping[str, Any], version: str, sampling: Sampling
@@ -87,7 +97,7 @@ class RemoteServer:
     @property
     def version(self) -> str:
         """The version of its weights, as it says."""
-        self._said = str(self.ask("GET", "/weight_info")["weight_version"])
+        self._said = str(self.ask_for("weight_version", "GET", "/weight_info"))
         return self._said
 
     def is_back(self) -> bool:
@@ -96,7 +106,7 @@ class RemoteServer:
         try:
             connection.request("GET", "/weight_info")
             self._said = str(json.loads(connection.getresponse().read())["weight_version"])
-        except (OSError, http.client.HTTPException, ValueError, LookupError):
+        except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
             return False
         finally:
             connection.close()
@@ -144,7 +154,7 @@ class RemoteServer:
 
     def settle(self, version: str) -> None:
         """Nothing of the old weights is used any more. Raises: ServerLost where the server does not say so."""
-        if not self.ask("POST", "/reset_prefix_cache")["success"]:
+        if not self.ask_for("success", "POST", "/reset_prefix_cache"):
             raise ServerLost(f"{self.url} kept its prefix cache, which is of older weights")
         if (said := self.version) != version:
             raise ServerLost(f"{self.url} has weights of version {said} after version {version} was published")
@@ -156,7 +166,7 @@ class RemoteServer:
 
     def _meet(self) -> None:
         self.ask("POST", "/collective_rpc", {"method": "forget_update"})
-        world = 1 + int(self.ask("GET", "/get_world_size")["world_size"])
+        world = 1 + int(self.ask_for("world_size", "GET", "/get_world_size"))
         store = meeting(here := _address_towards(self._address), 0, world, self.timeout_s, True)
         info = {"host": here, "port": store.port, "world_size": world, "timeout_s": self.timeout_s}
         joined = aside(lambda: self.ask("POST", "/init_weight_transfer_engine", {"init_info": info}))

@@ -13,7 +13,7 @@ class FakeServer:
     """Answers `[seed % 50, last token]`, or behaves as one of these, after so many answers.
 
     "dies", "fails", "refuses", "lies" (of its version), "hangs", "takes long", is "stale", is "bare" (of routes that
-    take weights).
+    take weights), is "another" (program, which says OK to all).
     """
 
     def __init__(self, behaviour: str = "well", after: int = 0) -> None:
@@ -44,7 +44,7 @@ class FakeServer:
                     self.answer(status, said)
 
             def answer(self, status: int, said: Any) -> None:
-                data = json.dumps(said).encode()
+                data = b"OK" if fake.behaviour == "another" else json.dumps(said).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()

@@ -117,11 +117,14 @@ def test_another_runs_weights_of_the_same_number_are_not_ours(stack: ExitStack) 
         ours.generate(REQUESTS, Sampling(9))
 
 
-def test_a_server_without_the_routes_is_dropped(stack: ExitStack) -> None:
-    bare, good = stack.enter_context(FakeServer("bare")), stack.enter_context(FakeServer())
-    engine = engine_of(bare, good)
+@pytest.mark.parametrize(("behaviour", "why"), [("bare", ": status 404"), ("another", " says no JSON: b'OK'")])
+def test_a_server_without_the_routes_is_dropped(stack: ExitStack, behaviour: str, why: str) -> None:
+    bad, good = stack.enter_context(FakeServer(behaviour)), stack.enter_context(FakeServer())
+    engine = engine_of(bad, good)
     assert [s.url for s in engine.servers] == [good.url]
-    assert f"{bare.url}/collective_rpc: status 404" in engine.lost[0]
+    assert f"{bad.url}/collective_rpc{why}" in engine.lost[0]
+    engine.publish(4)
+    assert len(engine.lost) == 1 + (behaviour == "bare")  # that one says a version: it may have been started again
 
 
 class Rank:
