@@ -19,7 +19,7 @@ from tests.launch.words import overrides
 
 Found = tuple[list[str], dict[int, str]]
 HOSTS = ("10.77.61.1", "10.77.61.2")
-LIMIT_S = 12
+LIMIT_S = 15
 SHORT = (
     "stages=[sft, rl]", "sft.steps=3", "rl.steps_per_round=2", "rl.prompts_per_step=4", "rl.group_size=4",
     "rl.select.keep=all", f"launch.phase_timeout_s={LIMIT_S}",
