@@ -32,7 +32,7 @@ Texts = list[tuple[int, ...]]
 
 
 def main() -> None:
-    """Parse the command line and print one JSON object a turn, then the medians and ratios."""
+    """Parse the command line and print one JSON object a turn, then medians, ranges and ratios."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--texts", choices=("mixed", "demo"), default="mixed")
     options.add_argument("--steps", type=int, default=30, help="of each way in each turn; default: 30")
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def compare(folder: str, texts: Texts, turns: int, micro_batch_tokens: int, name: str) -> None:
-    """Print tokens/s of each way in each turn, then medians and the ratios ours / TRL's."""
+    """Print tokens/s of each way in each turn, then medians, ranges and the ratios ours / TRL's."""
     lengths = [len(t) for t in texts]
     rows = max(1, round(BATCH * statistics.mean(lengths) / PACKED_LENGTH))
     packings = [(strategy, n) for strategy in ("bfd", "wrapped") for n in sorted({1, rows})]
@@ -74,18 +74,22 @@ def compare(folder: str, texts: Texts, turns: int, micro_batch_tokens: int, name
         "packed / trl": ("ours packed", "trl"),
         "unpacked / trl": ("ours", "trl"),
     }
+    by_turn = {k: [a / b for a, b in zip(found[x], found[y], strict=True)] for k, (x, y) in ratios.items()}
     said = {
         "texts": name,
         "mean_length": round(statistics.mean(lengths), 1),
         "padding_share": round(padding_share(lengths), 3),
         "threads": torch.get_num_threads(),
-        "median_tokens_per_s": {way: round(statistics.median(v)) for way, v in found.items()},
-        "median_ratio": {
-            k: round(statistics.median(a / b for a, b in zip(found[x], found[y], strict=True)), 2)
-            for k, (x, y) in ratios.items()
-        },
+        "tokens_per_s": {way: of_turns(v, 0) for way, v in found.items()},
+        "ratio": {k: of_turns(v, 2) for k, v in by_turn.items()},
     }
     print(json.dumps(said), flush=True)
+
+
+def of_turns(values: Sequence[float], digits: int) -> dict[str, float]:
+    """Median and range of one number of all turns."""
+    found = {"median": statistics.median(values), "low": min(values), "high": max(values)}
+    return {name: round(value, digits or None) for name, value in found.items()}
 
 
 def workload(kind: str, steps: int) -> tuple[Any, Any, Texts]:
