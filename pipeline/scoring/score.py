@@ -17,6 +17,8 @@ from pipeline.config.data import VerifierChoice
 from pipeline.config.scoring import ScoringConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.scoring.ahead import Ahead, attempt_of
+from pipeline.scoring.purity import is_pure
+from pipeline.scoring.remembered import Remembered
 from pipeline.types import Attempt, Prompt, Rollout, ScoredRollout, Status, Verdict
 from verifiers.base import load
 
@@ -92,6 +94,8 @@ class Scorer:
         self._threads = ThreadPoolExecutor(config.workers, "grade") if config.workers > 1 else None
         self._beside = ThreadPoolExecutor(1, "grade-ahead")
         self._apart = apart
+        self.remembered = Remembered()
+        self._pure = {key: one for key, one in self.bound.items() if is_pure(one)}
         self._known_apart = {key: self.bound[key] for key in apart.keys} if apart is not None else {}
 
     @property
@@ -215,11 +219,16 @@ class Scorer:
             by_key.setdefault(keys[i], []).append(i)
         jobs = [(key, some) for key, all_rows in by_key.items() for some in self._chunks(all_rows)]
 
-        def grade(job: tuple[str, list[int]]) -> list[Verdict]:
-            key, these = job[0], [asked[i] for i in job[1]]
+        def ask(key: str, these: Sequence[Attempt]) -> list[Verdict]:
             same = self._known_apart.get(key) is self.bound[key]  # else another has taken its place here
             verdicts = apart.score(key, these) if apart is not None and same else None
             return [_checked(v) for v in (self.bound[key].score(these) if verdicts is None else verdicts)]
+
+        def grade(job: tuple[str, list[int]]) -> list[Verdict]:
+            key, these = job[0], [asked[i] for i in job[1]]
+            if self._pure.get(key) is not self.bound[key]:
+                return ask(key, these)
+            return self.remembered.fill(key, these, ask)
 
         run: Callable[..., Any] = map if self._threads is None else self._threads.map
         found: dict[int, Verdict] = {}

@@ -17,31 +17,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 import pipeline
 from pipeline.config.data import VerifierChoice
 from pipeline.config.sandbox import SandboxConfig
-from pipeline.scoring.score import Bound
 from pipeline.stages.programs import open_sandbox
 from pipeline.stages.progress import Silent
 from pipeline.types import Attempt, Verdict
-from verifiers.base import BoundVerifier, load
+from verifiers.base import load
 
 NICENESS = 10
 BROKEN = (OSError, EOFError, ValueError, pickle.PickleError, AttributeError)
 """What the other side's end looks like: pipes that are shut, answers that are cut."""
-
-
-def may_leave(bound: Bound) -> bool:
-    """Whether this grader may work in another process: it holds no model, connection or process of its own."""
-    return isinstance(bound, BoundVerifier) and _may_leave(bound.params)
-
-
-def _may_leave(params: BaseModel) -> bool:
-    parts = (getattr(part, "bound", None) for part in getattr(params, "parts", ()))
-    inside = all(may_leave(bound) for bound in parts if bound is not None)
-    return bool(getattr(params, "may_leave", False)) and inside
 
 
 class Apart:

@@ -21,10 +21,11 @@ from pipeline.rl.parts import Parts
 from pipeline.rollout.engine import Engine
 from pipeline.rollout.torch_engine import TorchEngine
 from pipeline.rollout.vllm_records import Records
+from pipeline.scoring.purity import may_leave
 from pipeline.scoring.score import COMPONENT, Bound, Scorer, bind_components, bind_verifiers
 from pipeline.scoring.second import SecondOpinions
 from pipeline.seeds import derive
-from pipeline.stages.apart import Apart, may_leave
+from pipeline.stages.apart import Apart
 from pipeline.stages.parity import corrected
 from pipeline.stages.prepare import RunData
 from pipeline.stages.programs import open_sandbox

@@ -17,8 +17,9 @@ from pipeline.config.data import VerifierChoice
 from pipeline.config.sandbox import SandboxConfig
 from pipeline.config.scoring import ScoringConfig
 from pipeline.scoring.ahead import attempt_of
+from pipeline.scoring.purity import may_leave
 from pipeline.scoring.score import Scorer
-from pipeline.stages.apart import Apart, may_leave
+from pipeline.stages.apart import Apart
 from pipeline.types import Attempt, Prompt, Rollout, Written
 from verifiers.base import load
 
@@ -145,4 +146,4 @@ def test_what_holds_a_model_or_a_connection_stays(choices: dict[str, VerifierCho
     assert not may_leave(judge)
     assert not may_leave(load("reference_model").bind({"model": tmp_path}))
     assert not may_leave(load("combine").bind({"parts": [{"name": "math"}, {"name": "judge"}]}))
-    assert not may_leave(object())  # type: ignore[arg-type]
+    assert not may_leave(object())
