@@ -2,8 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# a file's tests stay in one process: they share what is dear to start
-PYTEST := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile
+# a file's tests stay in one process: they share what is dear to start; tests/conftest.py says which come first
+PYTEST := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: browser demo demo-short docs test test-unit check format install install-test install-engines clean help
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
+
+import pytest
 
 # before torch or prefect are loaded by any test
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -10,3 +13,13 @@ os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: threads of one would wait for those of another
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files of real engines and whole runs first, those with the fewest and so longest tests before all.
+
+    A file stays in one process, and a long one that begins last is waited for by all others.
+    """
+    engines = {item.path for item in items if item.get_closest_marker("integration")}
+    count = Counter(item.path for item in items)
+    items.sort(key=lambda item: (item.path not in engines, count[item.path] if item.path in engines else 0))
