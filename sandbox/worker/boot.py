@@ -22,4 +22,5 @@ def boot() -> None:
     from .main import main
 
     memory.make_code_large()
+    memory.join_data()
     main()

@@ -68,6 +68,21 @@ def test_an_interpreter_runs_on_from_the_copy_of_its_code():
         assert (mode, words) == ("r-xp", 5)
 
 
+def test_a_library_has_one_stretch_of_data():
+    told = said(
+        "import ctypes, json, math, select\n"
+        "from worker import memory\n"
+        "def mappings(): return sum('.so' in line for line in open('/proc/self/maps'))\n"
+        "before, joined, after = mappings(), memory.join_data(), mappings()\n"
+        "print(json.dumps(dict(before=before, joined=joined, after=after, root=math.sqrt(4))))"
+    )
+    joined = told["joined"]
+    assert isinstance(joined, int)
+    assert joined >= 3, told  # of libc, the loader and the modules, at least
+    assert told["before"] - told["after"] > joined // 2, told  # type: ignore[operator]
+    assert told["root"] == 2.0
+
+
 def test_objects_made_together_lie_close_once_holes_are_filled():
     told = said(
         "import json, random\n"
