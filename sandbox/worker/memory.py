@@ -34,11 +34,7 @@ def make_code_large() -> int:
 
     Only while no other thread runs.
     """
-    try:
-        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
-            start, end = stretch(maps.read(), ctypes.cast(ctypes.pythonapi.Py_GetVersion, ctypes.c_void_p).value or 0)
-    except OSError:
-        return 0
+    start, end = stretch(_listing(), ctypes.cast(ctypes.pythonapi.Py_GetVersion, ctypes.c_void_p).value or 0)
     start, end = -(-start // LARGE) * LARGE, end // LARGE * LARGE
     return end - start if start < end and _move(start, end - start) else 0
 
@@ -49,17 +45,22 @@ def join_data() -> int:
     Every mapping with pages of its own costs a fork as much as fifteen of them. Nothing is given away: a program could
     undo it as well.
     """
-    try:
-        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
-            rows = [row for row in map(_LINE.fullmatch, maps.read().splitlines()) if row is not None]
-    except OSError:
-        return 0
+    rows = [row for row in map(_LINE.fullmatch, _listing().splitlines()) if row is not None]
     libc, count = ctypes.PyDLL(None), 0
     for row, after in itertools.pairwise(rows):
         if row[3] == "r--p" and after[3] == "rw-p" and (row[2], row[4]) == (after[1], after[4]):
             start = int(row[1], 16)
             count += not libc.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(int(row[2], 16) - start), _READ | _WRITE)
     return count
+
+
+def _listing() -> str:
+    """This process's mappings; nothing where the machine does not tell."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+            return maps.read()
+    except OSError:
+        return ""
 
 
 def fill_holes() -> None:
