@@ -11,8 +11,14 @@ import pytest
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-if "PYTEST_XDIST_WORKER" in os.environ:  # as many processes as cores: threads of one would wait for those of another
+if "PYTEST_XDIST_WORKER" in os.environ:  # more processes than cores: threads of one would wait for those of another
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.hookimpl(optionalhook=True)  # without xdist there is none
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are cores: tests of servers and killed runs wait a third of their time."""
+    return (os.cpu_count() or 1) + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
