@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -22,6 +24,8 @@ _START = "import sys; sys.path.append({here!r}); from worker.boot import boot; b
 _START_S = 60.0
 _GRACE_S = 30.0
 _FIRST_UID = 200_000
+_MOSTLY = 4096
+"""Bytes that hold most of what is written."""
 _ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "HOME": "/tmp",
@@ -61,6 +65,10 @@ class Worker:
     """Folders of its control groups."""
     forks: bool = False
     """Runs may start processes, which no process namespace ends with the worker."""
+    payload_bytes: int = 0
+    complained: bool = True
+    """Something was written to stderr since it was last emptied."""
+    patience_s: float = 0.0
     level: int = 0
     stands: dict[str, bool] = field(default_factory=dict)
 
@@ -72,20 +80,27 @@ class Worker:
         payload_fd, out_fd, err_fd, log_fd = self.files
         try:
             for fd in (out_fd, err_fd, log_fd):
-                os.ftruncate(fd, 0)
+                if fd != err_fd or self.complained:
+                    os.ftruncate(fd, 0)
                 os.lseek(fd, 0, 0)
             _write(payload_fd, payload)
-            os.ftruncate(payload_fd, len(payload))
+            if len(payload) < self.payload_bytes:
+                os.ftruncate(payload_fd, len(payload))
+            self.payload_bytes = len(payload)
             self.sock.send(order.pack())
             exit = wire.Exit.unpack(self._answer(order.wall_s * 20 + order.cpu_s + _GRACE_S))
             most = (order.output_kib << 10) * 2 + 1
             log = _read(log_fd, order.tests * (most + wire.RECORD_BYTES))
-            return Outcome(exit, _read(out_fd, most), _read(err_fd, most), wire.read_records(log, order.tests))
+            err = _read(err_fd, most)
+            self.complained = bool(err)
+            return Outcome(exit, _read(out_fd, most), err, wire.read_records(log, order.tests))
         except OSError as exc:
             raise WorkerDied(str(exc)) from exc
 
     def _answer(self, timeout_s: float) -> bytes:
-        self.sock.settimeout(timeout_s)
+        if timeout_s != self.patience_s:  # by the kernel: a timeout of Python's costs two more calls for each packet
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", math.ceil(timeout_s), 0))
+            self.patience_s = timeout_s
         packet = self.sock.recv(4096)
         if not packet:
             raise WorkerDied(f"worker {self.process.pid} ended: {self.last_words()}")
@@ -145,8 +160,8 @@ def _write(fd: int, data: bytes) -> None:
 
 
 def _read(fd: int, most: int) -> bytes:
-    size = min(os.fstat(fd).st_size, most)
-    return os.pread(fd, size, 0) if size else b""
+    data = os.pread(fd, min(_MOSTLY, most), 0)
+    return data if len(data) < _MOSTLY else os.pread(fd, min(os.fstat(fd).st_size, most), 0)
 
 
 def interpreters() -> list[str]:
@@ -169,6 +184,7 @@ def start(interpreter: str, walls: frozenset[str], number: int, tools: tuple[str
             raise WallRefused(CGROUP, exc.strerror or str(exc)) from exc
     home, held = homes.make()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(None)
     files = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("payload", "out", "err", "log")]
     worker = None
     try:

@@ -16,11 +16,9 @@ def boot() -> None:
         wanted = STACK_MIB << 20
         resource.setrlimit(resource.RLIMIT_STACK, (wanted if hard == -1 else min(wanted, hard), hard))
         os.execv(sys.orig_argv[0], [*sys.orig_argv, "again"])
-    from . import memory, warm  # noqa: F401
-
-    memory.fill_holes()
+    from . import large, memory, warm  # noqa: F401
     from .main import main
 
-    memory.make_code_large()
-    memory.join_data()
+    large.make_code_large()
+    memory.join_libraries()
     main()

@@ -15,18 +15,20 @@ import os
 import select
 import signal
 import sys
+from functools import partial
 from posix import _exit, chdir, closerange, lseek, pread, read, write
-from typing import Any
 
-from . import harness, jail, kernel, memory, native, selftest, streams, wire
+from . import harness, jail, kernel, large, memory, native, selftest, streams, wire
 
 _PACKET = 64
 _BEHIND = 10
 """Runs whose processes only the worker bounds come after it, however many they are: else it would see them too late."""
-_GO = b"1"
-_ANY = (wire.STDIN, 1.0, 1.0, 1, 1, 1, 1, 1)
-_PYTHON = (wire.STDIN, wire.FUNCTION)
-_unpack = wire.unpack_payload
+_GO, _GO_AFRESH = b"1", b"2"
+_LAST_OF_PYTHON = max(wire.STDIN, wire.FUNCTION)
+# A call of one of these takes no reference to what it calls: only the page that they lie on together is copied.
+_read, _write, _pread, _lseek = partial(read), partial(write), partial(pread), partial(lseek)
+_closerange = partial(closerange)
+_unpack, _unpack_payload, _pack = partial(wire.ORDER.unpack), partial(wire.unpack_payload), partial(wire.PID.pack)
 
 
 class Forker:
@@ -39,10 +41,13 @@ class Forker:
         self.stale = select.poll()
         self.stale.register(unread, select.POLLIN)
 
-    def call(self) -> None:
-        """Have the next child made; the one before must be dead. Without the forker the worker ends."""
+    def call(self, afresh: bool = False) -> None:
+        """Have the next child made; the one before must be dead. Without the forker the worker ends.
+
+        `afresh`: it had used up its memory, and the kernel, in search of more, may have split our large pages.
+        """
         try:
-            write(self.calls, _GO)
+            write(self.calls, _GO_AFRESH if afresh else _GO)
         except BrokenPipeError:
             sys.exit("the forker is gone")
 
@@ -88,11 +93,15 @@ def start(cell: jail.Jail, host_file: str, host_pid: int) -> Forker:
         if cell.worker_counts:
             os.nice(_BEHIND)
         try:
+            maps = (
+                os.open(f"{os.getpid()}/maps", os.O_RDONLY | os.O_CLOEXEC, dir_fd=cell.proc) if cell.proc >= 0 else -1
+            )
             before = selftest.try_without(cell, host_file, host_pid)
             jail.restrict(cell)
             harness.rehearse()
             gc.collect()
-            memory.fill_holes()
+            harness.gather()
+            memory.renew(globals())
             gc.freeze()
             gc.disable()
             harness.rehearse()  # once more: what was freed is in order now
@@ -100,7 +109,7 @@ def start(cell: jail.Jail, host_file: str, host_pid: int) -> Forker:
         except jail.WallFailed as exc:
             os.write(given, f"{exc.errno} {exc.wall} {exc}".encode())
             _exit(wire.SETUP_FAILED)
-        _serve(taken, called, given, cell, itself, before, host_file)
+        _serve(taken, called, given, cell, itself, before, host_file, maps)
     for fd in (called, given, itself):
         os.close(fd)
     answer = os.read(pids, 4096).decode()
@@ -113,47 +122,54 @@ def start(cell: jail.Jail, host_file: str, host_pid: int) -> Forker:
 
 
 def _serve(
-    orders: int, calls: int, pids: int, cell: jail.Jail, worker: int, before: dict[str, bool], host_file: str
+    orders: int,
+    calls: int,
+    pids: int,
+    cell: jail.Jail,
+    worker: int,
+    before: dict[str, bool],
+    host_file: str,
+    maps: int,
 ) -> None:
     """Clone a child at every call, which becomes the program of one order. Ends with the other end of `calls`."""
-    clone, unpack, pack = kernel.prepared_fork(cell.clone_flags), wire.ORDER.unpack, wire.PID.pack
-    poll = select.poll()
-    poll.register(worker, select.POLLIN)
-    is_orphan, wall, steps, refused = poll.poll, jail.last_wall(cell), jail.last_steps(cell), 0
-    scratch, payload, last, unpack_payload, run = cell.scratch, streams.PAYLOAD, streams.LAST, _unpack, harness.run
+    clone, is_orphan = kernel.prepared_fork(cell.clone_flags), kernel.prepared_poll(worker)
+    wall, steps, refused = jail.last_wall(cell), jail.last_steps(cell), 0
+    enter, payload, last, run = partial(chdir, os.fsencode(cell.scratch)), streams.PAYLOAD, streams.LAST, harness.run
     lead = os.setpgid if cell.tools else None
-    order: tuple[Any, ...] = _ANY
-    while read(calls, 1):
+    while go := _read(calls, 1):
+        if go == _GO_AFRESH and maps >= 0:
+            large.make_data_large(maps)
         pid = clone()
         if pid == 0:
             break
-        write(pids, pack(pid if pid > 0 else -errno.EAGAIN))
+        _write(pids, _pack(pid if pid > 0 else -errno.EAGAIN))
     else:
         _exit(0)
     for step in steps:
         if step() < 0:
             refused = 1
-    if is_orphan(0):
+    if is_orphan():
         _exit(wire.SETUP_FAILED)  # the worker died before the kernel knew to take us with it
-    packet = read(orders, _PACKET)
+    packet = _read(orders, _PACKET)
     if not packet:
         _exit(0)
     try:
         if refused:
             raise PermissionError(errno.EPERM, "capabilities or the signal of death could not be set")
-        order = unpack(packet)
-        program, items = unpack_payload(pread(payload, lseek(payload, 0, 2), 0))
-        chdir(scratch)
+        order = _unpack(packet)
+        program, items = _unpack_payload(_pread(payload, _lseek(payload, 0, 2), 0))
+        enter()
         if lead is not None:
             lead(0, 0)  # all that it starts stays in this group, where the worker finds it
-        if order[0] not in _PYTHON:
+        if order[0] > _LAST_OF_PYTHON:
             if order[0] == wire.SELF_TEST:
                 selftest.run(cell, before, order[3], host_file, wall, streams.LOG)
-            native.run(program, items, scratch, wall)
-        wall()
-        closerange(payload, last)
+            native.run(program, items, cell.scratch, wall)
+        if wall() < 0:
+            raise PermissionError(errno.EPERM, "seccomp was refused")
+        _closerange(payload, last)
     except BaseException as exc:
         os.write(streams.ERR, f"sandbox: {type(exc).__name__}: {exc}\n".encode())
-        write(pids, pack(-(getattr(exc, "errno", None) or errno.EIO)))
+        _write(pids, _pack(-(getattr(exc, "errno", None) or errno.EIO)))
         _exit(wire.SETUP_FAILED)
     run(order, program, items)

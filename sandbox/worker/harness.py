@@ -19,34 +19,47 @@ import time
 import traceback
 import types
 from collections.abc import Callable
+from functools import partial
 from posix import _exit, lseek, write
 from typing import Any
 
-from . import codec, streams
+from . import codec, memory, streams
+from .streams import ERR, LOG, OUT
 from .wire import BAD_VALUE, FINISHED, FUNCTION, LEAVE, NO_MEMORY, RAISED, RECORD
 
 NAME = "main.py"
 _FRAMES = 6
 _REHEARSALS = 12
-_source = ""
+_sources: list[str | None] = [None]
+"""The program's text, for tracebacks."""
 _ready: dict[str, Any] | None = None
 """The namespace of a fresh `__main__`, made ahead."""
-_now, _cpu, _exec, _clear = time.monotonic, time.process_time, exec, dict.clear
-_callbacks, _threads, _limbo = atexit._ncallbacks, threading._active, threading._limbo  # type: ignore[attr-defined]
-_dumps, _loads, _give, _flush, _pack = codec.encode, codec.decode, streams.give, streams.flush, RECORD.pack
+# What every run calls. A call through `partial` takes no reference to what it calls, so that in the child only the page
+# that these lie on together is copied, not one for each; `gather` brings them together.
+_now, _cpu, _seek, _write = partial(time.monotonic), partial(time.process_time), partial(lseek), partial(write)
+_length, _decode, _compile, _exec = partial(len), partial(bytes.decode), partial[Any](compile), partial(exec)
+_clear, _enable, _leave, _pack = partial[None](dict.clear), partial(gc.enable), partial(_exit), partial(RECORD.pack)
+_threads, _starting = partial(len, threading._active), partial(len, threading._limbo)  # type: ignore[attr-defined]
+_callbacks = partial[int](atexit._ncallbacks)
+_dumps, _loads, _give, _flush = codec.encode, codec.decode, streams.give, streams.flush
 _Module, _modules = types.ModuleType, sys.modules
+_name, _mode = NAME, "exec"
+_EVERY_RUN = ("run", "_run_scripts", "_give", "_flush", "_write_record")
 
 
 def run(order: tuple[Any, ...], program: bytes, items: list[bytes]) -> None:
     """Run the program on the items, as an unpacked `Order` says, and end this process. Never returns."""
-    global _source
-    gc.enable()
-    _source = source = program.decode("utf-8", "surrogateescape")
+    _enable()
+    try:
+        source = _decode(program)
+    except UnicodeDecodeError:
+        source = program.decode("utf-8", "surrogateescape")
+    _sources[0] = source
     if order[0] == FUNCTION:
         _run_functions(source, items, order)
     else:
         _run_scripts(source, items, order, _ready)
-    _exit(0)
+    _leave(0)
 
 
 def prepare(scratch: str) -> None:
@@ -60,7 +73,7 @@ def prepare(scratch: str) -> None:
     sys.path[:] = [p for p in sys.path if p and "worker" not in p]
     for name in [n for n in sys.modules if n == "worker" or n.startswith("worker.")]:
         del sys.modules[name]
-    linecache.cache[NAME] = (lambda: _source,)  # asked when a traceback is printed
+    linecache.cache[NAME] = (lambda: _sources[0],)  # asked when a traceback is printed
     threading.stack_size(8 << 20)  # libc would reserve RLIMIT_STACK for each
     random.seed(0)
 
@@ -81,6 +94,16 @@ def rehearse() -> None:
         _modules.pop(name, None)
     _, _ready = _fresh_main("__main__")
     random.seed(0)
+
+
+def gather() -> None:
+    """Make anew what every run uses, so that it lies together, apart from the rest."""
+    global _sources, _name, _mode
+    memory.fill_holes()
+    memory.renew(vars(streams))
+    memory.renew(globals(), _EVERY_RUN)
+    streams.renew()
+    _sources, _name, _mode = [None], NAME[:1] + NAME[1:], str(b"exec", "ascii")
 
 
 class _Budget:
@@ -118,28 +141,28 @@ def _fresh_main(name: str) -> tuple[types.ModuleType, dict[str, Any]]:
 def _run_scripts(source: str, items: list[bytes], order: tuple[Any, ...], space: dict[str, Any] | None = None) -> None:
     """`space`: of the first run; each has one of its own."""
     code: types.CodeType | None = None
-    budget = _Budget(order) if len(items) > 1 else None
-    callbacks, left = _callbacks(), len(items)
+    budget = _Budget(order) if _length(items) > 1 else None
+    callbacks, left = _callbacks(), _length(items)
     for item in items:
         cpu, wall = _cpu(), _now()
-        stdout = _give(item, left < len(items))
+        stdout = _give(item, left < _length(items))
         if space is None:
             _, space = _fresh_main("__main__")
         state, status = FINISHED, 0
         try:
             if code is None:
-                code = compile(source, NAME, "exec", dont_inherit=True)
+                code = _compile(source, _name, _mode, 0, True)
             _exec(code, space)
         except BaseException as exc:
             state, status = _explain(exc)
-        dirty = bool(len(_threads) > 1 or _limbo or _callbacks() > callbacks) and _wind_up(callbacks)
+        dirty = bool(_threads() > 1 or _starting() or _callbacks() > callbacks) and _wind_up(callbacks)
         if not _flush(stdout):
             state, status = max(state, RAISED), status or 120
         _clear(space)  # closes, and so flushes, what the program left open
         _write_record(state, status, cpu, wall, b"")
         left, space = left - 1, None
         if left and budget is not None and (dirty or budget.is_spent(streams.ends()[0])):
-            _exit(LEAVE)
+            _leave(LEAVE)
 
 
 def _wind_up(callbacks: int) -> bool:
@@ -217,7 +240,10 @@ def _explain(exc: BaseException) -> tuple[int, int]:
         write(streams.ERR, text.encode("utf-8", "backslashreplace")[-2000:])
         return RAISED, 1
     try:
-        lines = traceback.format_exception(type(exc), exc, exc.__traceback__, limit=-_FRAMES, chain=False)
+        theirs = exc.__traceback__
+        while theirs is not None and theirs.tb_frame.f_code.co_filename == __file__:
+            theirs = theirs.tb_next
+        lines = traceback.format_exception(type(exc), exc, theirs, limit=-_FRAMES, chain=False)
         write(streams.ERR, "".join(lines).encode("utf-8", "backslashreplace")[-4000:])
     except BaseException:  # no memory or no stack left, or a hostile __str__
         try:
@@ -229,10 +255,12 @@ def _explain(exc: BaseException) -> tuple[int, int]:
 
 def _write_record(state: int, code: int, cpu: float, wall: float, value: bytes) -> None:
     try:
-        out, err = lseek(streams.OUT, 0, 2), lseek(streams.ERR, 0, 2)
-        data = _pack(code & 0xFF, state, _cpu() - cpu, _now() - wall, out, err, len(value)) + value
-        done = write(streams.LOG, data)
-        while done < len(data):
-            done += write(streams.LOG, data[done:])
+        data = _pack(
+            code & 0xFF, state, _cpu() - cpu, _now() - wall, _seek(OUT, 0, 2), _seek(ERR, 0, 2), _length(value)
+        )
+        data += value
+        done = _write(LOG, data)
+        while done < _length(data):
+            done += _write(LOG, data[done:])
     except BaseException:  # the program closed our descriptors: this process can say nothing more
         _exit(code)

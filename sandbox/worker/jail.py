@@ -274,13 +274,19 @@ def clear(jail: Jail, disk_mib: int) -> None:
     if not jail.has_namespaces:
         sweep.empty(jail.scratch)
         return
-    if jail.disk_mib == disk_mib and not os.listdir(jail.scratch):
+    if jail.disk_mib == disk_mib and _is_empty(jail.scratch):
         return
     if jail.disk_mib:
         kernel.unmount(jail.scratch)
     flags = kernel.MS_NOSUID | kernel.MS_NODEV | (0 if jail.tools else kernel.MS_NOEXEC)
     kernel.mount("tmpfs", jail.scratch, "tmpfs", flags, f"size={disk_mib}m,nr_inodes={sweep.MAX_ENTRIES},mode=700")
     jail.disk_mib = disk_mib
+
+
+def _is_empty(scratch: str) -> bool:
+    """The file system holds nothing but its root."""
+    found = os.statvfs(scratch)
+    return found.f_files - found.f_ffree == 1
 
 
 def limit(pid: int, order: Order, counts_processes: bool) -> None:
@@ -326,11 +332,20 @@ def restrict(jail: Jail) -> None:
         seccomp.install(seccomp.assemble(seccomp.outer(kernel.MACHINE, own, bool(jail.tools))))
 
 
-def last_wall(jail: Jail) -> Callable[[], None]:
-    """What puts a child under the rest of seccomp: from then on it has only the allowlist. It raises OSError."""
+def last_wall(jail: Jail) -> Callable[[], int]:
+    """What puts a child under the rest of seccomp: from then on it has only the allowlist.
+
+    It gives a negative number, or raises OSError, on failure.
+    """
     if SECCOMP not in jail.walls:
-        return lambda: None
+        return int
     forks = bool(jail.tools)
     if jail.has_namespaces or forks:
         return seccomp.prepared(seccomp.assemble(seccomp.inner(kernel.MACHINE, None, forks)))
-    return lambda: seccomp.install(seccomp.assemble(seccomp.inner(kernel.MACHINE, os.getpid(), forks)))
+    return lambda: seccomp.prepared(seccomp.assemble(seccomp.inner(kernel.MACHINE, os.getpid(), forks)))()
+
+
+def close(wall: Callable[[], int]) -> None:
+    """Put up the last wall. Raises: OSError."""
+    if wall() < 0:
+        raise PermissionError(errno.EPERM, "seccomp was refused")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import select
 import signal
 from collections.abc import Callable
 
@@ -115,6 +116,12 @@ def prepared_prctl(option: int, a: int, b: object) -> Callable[[], int]:
     return functools.partial(_prepared.prctl, option, a, b, None, None)
 
 
+def prepared_poll(fd: int) -> Callable[[], int]:
+    """Whether there is something to read, 1 or 0, as one prepared call: for a pidfd, whether the process has ended."""
+    entry = (ctypes.c_int * 2)(fd, select.POLLIN)
+    return functools.partial(_prepared.poll, ctypes.byref(entry), 1, 0)
+
+
 def prepared_last_steps(drops_capabilities: bool) -> list[Callable[[], int]]:
     """What a child does before its last wall: give up capabilities, and die with its parent. Negative on failure."""
     die = functools.partial(_prepared.prctl, PR_SET_PDEATHSIG, int(signal.SIGKILL), None, None, None)
@@ -125,6 +132,6 @@ def prepared_last_steps(drops_capabilities: bool) -> list[Callable[[], int]]:
 _CLONE = NUMBERS.get("clone", -1)
 _FORK_FLAGS = int(signal.SIGCHLD) | ((CLONE_CHILD_SETTID | CLONE_CHILD_CLEARTID) if _TID_ADDRESS else 0)
 _NONE = ctypes.c_void_p(0)
-_WORD = ctypes.c_void_p(_TID_ADDRESS)
+_WORD = ctypes.byref(ctypes.c_int.from_address(_TID_ADDRESS)) if _TID_ADDRESS else None
 # The two architectures differ in the order of the last two arguments: (child_tid, tls) and (tls, child_tid).
 _FORK_LAST = (_WORD, _NONE) if MACHINE == "x86_64" else (_NONE, _WORD)

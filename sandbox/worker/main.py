@@ -91,7 +91,7 @@ class Worker:
                 report = report._replace(status=-1, why=failure)
             jail.clear(self.cell, order.disk_mib)
             os.write(self.sock, report.pack())
-            self.children.call()  # while the judge reads its answer
+            self.children.call(report.why == wire.MEMORY or order.kind == wire.SELF_TEST)  # while the judge reads it
 
     def watch(self, pid: int, order: wire.Order) -> wire.Exit:
         """How the child ended; it is killed when it has used up its CPU or wall time, or the judge says so."""

@@ -1,8 +1,4 @@
-"""What makes a fork of this process cheap, and a short life of the copy: both pay by the page.
-
-A child shares no page table of a file with its parent: it takes a fault for every 16 pages of code that it runs, and
-gives each page back when it ends, which was an eighth of what a short run costs. A large page in memory is copied
-along, as one entry, when the child is made. So the code is copied to memory once, and moved to where it was.
+"""Fewer pages and mappings for what a fork copies, and a short life of the copy writes to: both pay for each.
 
 A page of objects that a child writes to is copied, and taking a reference is a write. Objects made together lie in few
 pages only where no holes are left among older ones: so those are filled first.
@@ -14,47 +10,48 @@ import ctypes
 import itertools
 import re
 import sys
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import partial
+from types import FunctionType
+from typing import Any
 
-LARGE = 2 << 20
 _READ, _WRITE, _EXECUTE = 1, 2, 4
-_MAP_PRIVATE, _MAP_ANONYMOUS = 2, 32
-_MADV_HUGEPAGE = 14
-_MREMAP_MAYMOVE, _MREMAP_FIXED = 1, 2
-_FAILED = ctypes.c_void_p(-1).value
 _SIZES = range(48, 513, 16)
 _EMPTY = sys.getsizeof(b"")
-_POOL, _FIRST = 16 << 10, 48
-_MOST_HOLES = 1024
-_filled: list[list[bytes]] = []
-_LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ \d+ +(/.*)")
+_PAGE, _POOL, _HEAD = 4 << 10, 16 << 10, 48
+_LARGEST = 8 << 10
+_LARGER = [*range(_LARGEST, 1040, -1024), *range(1040, 512, -16)]
+_MOST_HOLES = 4096
+_filled: list[object] = []
+LINE = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ \d+ +(/.*)")
 
 
-def make_code_large() -> int:
-    """Move the interpreter's code, as far as it fills large pages; how many bytes were, 0 where nothing can be.
+def join_libraries() -> int:
+    """Undo what splits each library: code from constants, and data from a stretch that is only read after loading.
 
-    Only while no other thread runs.
+    Every mapping costs a fork and an exit, one with pages of its own as much as fifteen pages. How many were joined to
+    the one before. Nothing is given away: a program could do the same.
     """
-    start, end = stretch(_listing(), ctypes.cast(ctypes.pythonapi.Py_GetVersion, ctypes.c_void_p).value or 0)
-    start, end = -(-start // LARGE) * LARGE, end // LARGE * LARGE
-    return end - start if start < end and _move(start, end - start) else 0
-
-
-def join_data() -> int:
-    """Undo what splits the data of each library in two, a stretch that is only read after loading; how many were.
-
-    Every mapping with pages of its own costs a fork as much as fifteen of them. Nothing is given away: a program could
-    undo it as well.
-    """
-    rows = [row for row in map(_LINE.fullmatch, _listing().splitlines()) if row is not None]
+    rows = [row for row in map(LINE.fullmatch, mappings().splitlines()) if row is not None]
     libc, count = ctypes.PyDLL(None), 0
     for row, after in itertools.pairwise(rows):
-        if row[3] == "r--p" and after[3] == "rw-p" and (row[2], row[4]) == (after[1], after[4]):
-            start = int(row[1], 16)
-            count += not libc.mprotect(ctypes.c_void_p(start), ctypes.c_size_t(int(row[2], 16) - start), _READ | _WRITE)
+        if (row[2], row[4]) != (after[1], after[4]):
+            continue
+        if (row[3], after[3]) == ("r--p", "rw-p"):
+            count += _protect(libc, row, _READ | _WRITE)
+        elif {row[3], after[3]} == {"r--p", "r-xp"}:
+            count += _protect(libc, row if row[3] == "r--p" else after, _READ | _EXECUTE)
     return count
 
 
-def _listing() -> str:
+def _protect(libc: ctypes.PyDLL, row: re.Match[str], allowed: int) -> bool:
+    start = int(row[1], 16)
+    size = ctypes.c_size_t(int(row[2], 16) - start)
+    return int(libc.mprotect(ctypes.c_void_p(start), size, ctypes.c_int(allowed))) == 0
+
+
+def mappings() -> str:
     """This process's mappings; nothing where the machine does not tell."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
@@ -64,56 +61,38 @@ def _listing() -> str:
 
 
 def fill_holes() -> None:
-    """Take what is free in the pools of small objects, so that the next ones come from pools of their own.
+    """Take what is free among small objects and in the heap, so that what is made next lies close together.
 
-    CPython gives every size a pool, whose first object lies behind its head: once one does, a new pool was begun.
+    CPython keeps a pool for every size. Of each, a page with the pool's head is left free: to take an object writes to
+    the head as well, and so one page will do for both.
     """
     for size in _SIZES:
-        taken: list[bytes] = []
-        while len(taken) < _MOST_HOLES:
-            taken.append(bytes(size - _EMPTY))
-            if id(taken[-1]) % _POOL == _FIRST:
+        room, pages = (_PAGE - _HEAD) // size, defaultdict[int, list[bytes]](list)
+        for _ in range(_MOST_HOLES):
+            block = bytes(size - _EMPTY)
+            page = pages[number := id(block) // _PAGE]
+            page.append(block)
+            if len(page) == room and number * _PAGE % _POOL == 0:
+                page.sort(key=id)
+                del block
+                while page:
+                    page.pop()  # the lowest last: it will be the first to be taken
                 break
-        del taken[-1]
-        _filled.append(taken)
-
-
-def stretch(listing: str, address: int) -> tuple[int, int]:
-    """Where the adjoining mappings, none of them writable, of the file that is mapped at `address` start and end.
-
-    `listing` is what /proc/PID/maps says. Nothing, at 0, where no file is mapped there.
-    """
-    start = end = 0
-    before = ""
-    for row in map(_LINE.fullmatch, listing.splitlines()):
-        if row is None or row[3] not in ("r--p", "r-xp"):
-            before = ""
-            continue
-        low, high = int(row[1], 16), int(row[2], 16)
-        if row[4] != before or low != end:
-            if start <= address < end:
+        _filled.extend(block for page in pages.values() for block in page)
+    end = id(bytes(_LARGEST))  # too large for a hole: it lies where the heap ends
+    for size in _LARGER:
+        for _ in range(_MOST_HOLES):
+            block = bytes(size - _EMPTY)
+            if id(block) >= end:
                 break
-            start, before = low, row[4]
-        end = high
-    return (start, end) if start <= address < end else (0, 0)
+            _filled.append(block)
 
 
-def _move(start: int, length: int) -> bool:
-    """Put a copy in large pages in the place of what is mapped there."""
-    libc, pointer, size, number = ctypes.PyDLL(None), ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    libc.mmap.restype = libc.mremap.restype = pointer
-    kind, space = _MAP_PRIVATE | _MAP_ANONYMOUS, length + LARGE
-    room = libc.mmap(None, size(space), _READ | _WRITE, kind, -1, ctypes.c_long(0))
-    if room == _FAILED:
-        return False
-    copy = -(-room // LARGE) * LARGE
-    libc.madvise(pointer(copy), size(length), number(_MADV_HUGEPAGE))  # small ones are no loss
-    ctypes.memmove(copy, start, length)
-    moved = False
-    if libc.mprotect(pointer(copy), size(length), _READ | _EXECUTE) == 0:
-        flags = number(_MREMAP_MAYMOVE | _MREMAP_FIXED)
-        moved = libc.mremap(pointer(copy), size(length), size(length), flags, pointer(start)) == start
-    for low, high in ((room, copy), (copy if not moved else copy + length, room + space)):
-        if low < high:
-            libc.munmap(pointer(low), size(high - low))
-    return moved
+def renew(space: dict[str, Any], functions: Iterable[str] = ()) -> None:
+    """Put copies of these functions, and of all that is a `partial`, into a module's namespace."""
+    _filled.extend(space.values())  # what is freed now would be the room of the next copy
+    space |= {n: partial(value.func, *value.args) for n, value in space.items() if type(value) is partial}
+    codes = {name: space[name].__code__.replace() for name in functions}
+    space |= {
+        n: FunctionType(c, (old := space[n]).__globals__, old.__name__, old.__defaults__) for n, c in codes.items()
+    }

@@ -8,13 +8,13 @@ import signal
 import sys
 from collections.abc import Callable
 
-from . import streams
+from . import jail, streams
 
 _ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", "OPENSSL_CONF": "/dev/null"}
 
 
-def run(program: bytes, items: list[bytes], scratch: str, close: Callable[[], None]) -> None:
-    """Write the file, give the input, put up the last walls by `close`, and execute. Never returns.
+def run(program: bytes, items: list[bytes], scratch: str, wall: Callable[[], int]) -> None:
+    """Write the file, give the input, put up the last `wall`, and execute. Never returns.
 
     `program` is JSON: argv, and the name and mode of the file; `items` are standard input and the file's bytes.
     """
@@ -28,7 +28,7 @@ def run(program: bytes, items: list[bytes], scratch: str, close: Callable[[], No
     streams.give(stdin, False)
     for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and exec would pass that on
         signal.signal(ignored, signal.SIG_DFL)
-    close()
+    jail.close(wall)
     try:
         os.closerange(streams.IN, 64)
         os.execve(plan["argv"][0], plan["argv"], _ENVIRONMENT | {"TMPDIR": scratch})

@@ -193,12 +193,6 @@ def install(program: Filter) -> None:
     kernel.prctl(kernel.PR_SET_SECCOMP, kernel.SECCOMP_MODE_FILTER, ctypes.byref(program))
 
 
-def prepared(program: Filter) -> Callable[[], None]:
-    """`install` of one filter, with as little left to do as can be. It raises PermissionError."""
-    call = kernel.prepared_prctl(kernel.PR_SET_SECCOMP, kernel.SECCOMP_MODE_FILTER, ctypes.byref(program))
-
-    def install_it() -> None:
-        if call() < 0:
-            raise PermissionError("seccomp was refused")
-
-    return install_it
+def prepared(program: Filter) -> Callable[[], int]:
+    """`install` of one filter, with as little left to do as can be; it gives a negative number on failure."""
+    return kernel.prepared_prctl(kernel.PR_SET_SECCOMP, kernel.SECCOMP_MODE_FILTER, ctypes.byref(program))

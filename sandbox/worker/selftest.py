@@ -64,7 +64,7 @@ def _is_alone(jail: Jail, host_file: str, host_pid: int) -> bool:
 
 
 def run(
-    jail: Jail, before: dict[str, bool], memory_mib: int, host_file: str, wall: Callable[[], None], log: int
+    jail: Jail, before: dict[str, bool], memory_mib: int, host_file: str, wall: Callable[[], int], log: int
 ) -> None:
     """In a child with all walls but the last, put up by `wall`: write to `log` which hold, and end."""
     said = {"rlimits": not _works(_allocate(memory_mib + 300)) and resource.getrlimit(resource.RLIMIT_CORE)[1] == 0}
@@ -75,7 +75,7 @@ def run(
     if walls.LANDLOCK in jail.walls:
         decoy = _decoy(jail, host_file)
         said[walls.LANDLOCK] = before[walls.LANDLOCK] and not _works(lambda: os.open(decoy, os.O_RDONLY))
-    wall()
+    walls.close(wall)
     if walls.SECCOMP in jail.walls:
         import _socket
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 import io
 import os
 import sys
+from functools import partial
 from posix import dup2, ftruncate, lseek, pwrite
 
 IN, OUT, ERR, LOG, PAYLOAD, CONTROL = 3, 4, 5, 6, 7, 8
 LAST = 64
+# A call of one of these takes no reference to what it calls: no page of it is copied in the child.
+_ftruncate, _pwrite, _lseek = partial(ftruncate), partial(pwrite), partial(lseek)
+_former: list[object] = []
+_length, _stdout, _stderr = partial(len), partial(vars(sys).get, "stdout"), partial(vars(sys).get, "stderr")
 """Where the worker's descriptors stay while 0, 1 and 2 are the program's.
 
 They are the same files for every run: emptied by the judge when the process that wrote to them is dead.
@@ -33,6 +38,12 @@ def open_on(stdin: int) -> None:
     _open()
 
 
+def renew() -> None:
+    """Make the objects of the first test's streams anew. What is freed now would be the room of the next."""
+    _former.extend((sys.stdin, sys.stdout, sys.stderr))
+    _open()
+
+
 def _open() -> None:
     dup2(IN, 0)
     dup2(OUT, 1)
@@ -44,14 +55,14 @@ def _open() -> None:
 
 def give(data: bytes, again: bool) -> io.TextIOWrapper:
     """Standard input holding `data`; sys.stdout is returned. The first time the worker's own streams will do."""
-    ftruncate(IN, 0)
-    done = pwrite(IN, data, 0) if data else 0
-    while done < len(data):
-        done += pwrite(IN, memoryview(data)[done:], done)
-    lseek(IN, 0, 0)
+    done, size = _pwrite(IN, data, 0), _length(data)
+    while done < size:
+        done += _pwrite(IN, memoryview(data)[done:], done)
+    _ftruncate(IN, size)
+    _lseek(IN, 0, 0)
     if again:
         _open()
-    return sys.stdout  # type: ignore[return-value]
+    return _stdout()  # type: ignore[return-value]
 
 
 def _text(fd: int, mode: str) -> io.TextIOWrapper:
@@ -65,17 +76,28 @@ def _text(fd: int, mode: str) -> io.TextIOWrapper:
 def flush(stdout: io.TextIOWrapper) -> bool:
     """Whether all that the program printed has left its buffers."""
     fine = True
-    for stream in (sys.stdout, stdout, sys.stderr):
+    current = _stdout()
+    for stream in (current, _stderr()) if current is stdout else (current, stdout, _stderr()):
         try:
-            if stream is not None and not stream.closed:
+            if stream is not None:
                 stream.flush()
-        except (OSError, ValueError, MemoryError):
+        except ValueError:
+            fine = fine and _is_closed(stream)
+        except (OSError, MemoryError):
             fine = False
         except AttributeError:  # an object of the program's own that cannot be flushed
             pass
     return fine
 
 
+def _is_closed(stream: object) -> bool:
+    """The stream says so."""
+    try:
+        return bool(stream.closed)  # type: ignore[attr-defined]
+    except (AttributeError, OSError, ValueError, MemoryError):
+        return False
+
+
 def ends() -> tuple[int, int]:
     """How many bytes of output and of errors there are."""
-    return lseek(OUT, 0, 2), lseek(ERR, 0, 2)
+    return _lseek(OUT, 0, 2), _lseek(ERR, 0, 2)

@@ -43,6 +43,60 @@ def test_each_test_has_the_whole_limit(pool: sandbox.Pool) -> None:
     assert [t.status for t in result.tests] == ["passed", "passed", "cpu_limit", "passed"]
 
 
+def test_an_error_shows_the_programs_lines_and_none_of_ours(pool: sandbox.Pool) -> None:
+    test = {"input": "", "output": ""}
+    program = "def f():\n    raise KeyError('gone')\nf()"
+    for code in (program, "\n\nx = ("):
+        error = sandbox.run(code, [test], pool=pool).error
+        assert 'File "main.py", line 3' in error
+        assert "harness" not in error
+        assert "worker" not in error
+    call = {"fn": "g", "args": [], "expected": 1}
+    assert "defines no 'g'" in sandbox.run(program[:-4], [call], mode="function", pool=pool).error
+    error = sandbox.run(program[:-4], [call | {"fn": "f"}], mode="function", pool=pool).error
+    assert "KeyError" in error
+    assert "harness" not in error
+
+
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [
+        ("import sys\nprint(4)\nsys.stdout.flush()\nsys.stdout.close()", "passed"),
+        ("import sys\nprint(4)\nsys.stderr.close()\nsys.stdin.close()", "passed"),
+        ("import sys, io\nold = sys.stdout\nprint(4)\nsys.stdout = io.StringIO()\nprint(5)", "passed"),
+        ("import sys\nprint(4)\nsys.stdout = None", "passed"),
+        ("import sys\nprint(4)\nsys.stdout = object()", "passed"),
+        ("import sys\nclass S:\n    write = sys.stdout.write\nsys.stdout = S()\nprint(4)", "passed"),
+        ("import sys\nprint(4)\nsys.stdout.detach()", "runtime_error"),
+        ("import os\nprint(4)\nos.close(1)", "runtime_error"),
+        ("import os\nprint(4, flush=True)\nos.close(1)", "passed"),
+        ("print(4, end='')\nopen(1, 'w', closefd=False).write('')", "passed"),
+        ("held = open(1, 'w', closefd=False)\nheld.write('4')", "passed"),
+    ],
+)
+def test_what_a_program_does_to_its_streams(pool: sandbox.Pool, program: str, status: str) -> None:
+    test = {"input": "", "output": "4"}
+    assert [t.status for t in sandbox.run(program, [test], pool=pool).tests] == [status]
+    assert [t.status for t in sandbox.run(program, [test, test], pool=pool).tests] == [status, status]
+
+
+def test_bytes_that_are_no_text_and_long_streams_are_kept(pool: sandbox.Pool) -> None:
+    assert sandbox.run("print(len('\udcff'))", [{"input": "", "output": "1"}], pool=pool).status == "runtime_error"
+    for size in (0, 1, 4095, 4096, 4097, 70_000, 3):  # shorter than before: nothing may be left of it
+        program = f"import sys\nprint('o' * {size}, end='')\nprint('e' * {size}, end='', file=sys.stderr)\nx = input()"
+        program += "\nassert x == 'i' * len(x)\nprint(len(x))"
+        tests = [
+            {"input": "i" * size + "\n", "output": "o" * size + str(size)},
+            {"input": "i\n", "output": "o" * size + "1"},
+        ]
+        assert sandbox.run(program, tests, pool=pool).passed, size
+        failed = sandbox.run(program + "\n1 / 0", tests, pool=pool).tests[0]
+        assert failed.stdout == "o" * size + str(size) + "\n"
+        assert failed.error.count("e") >= min(size, 1500)
+        assert failed.error.lstrip("e").startswith("Traceback")
+        assert failed.error.endswith("division by zero")
+
+
 def test_it_stops_on_the_first_failure_when_told(pool: sandbox.Pool) -> None:
     tests = [{"input": str(i), "output": str(i % 2)} for i in range(6)]
     result = sandbox.run("print(input())", tests, stop_on_failure=True, pool=pool)
