@@ -118,7 +118,9 @@ class RolloutConfig(Section):
     interrupt_tokens: int | None = Field(
         None, ge=1, description="interrupt: tokens of a response that each version draws; the last draws all the rest"
     )
-    max_rows: int = Field(1024, ge=1, description="responses decoded at once")
+    max_rows: int = Field(
+        1024, ge=1, description="responses decoded at once; the embedded engine takes those to prompts of like length"
+    )
     vllm: VllmConfig = VllmConfig()
     parity: ParityConfig = ParityConfig()
 

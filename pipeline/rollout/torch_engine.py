@@ -7,7 +7,7 @@ the Llama family take the fast path of `pipeline.models.decoder`; any other caus
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,16 @@ from pipeline.rollout.sampling import pick, pick_kept, uniforms
 
 COMPACT_SHARE = 0.125
 """Finished rows are dropped once they are this share: a copy of the cache costs about one step."""
+
+
+class Part(NamedTuple):
+    """Some responses of a request."""
+
+    number: int
+    """Of the request."""
+    first: int
+    """The place of the first response among the request's."""
+    request: Request
 
 
 class TorchEngine:
@@ -54,6 +64,7 @@ class TorchEngine:
     def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
         """Per request, one completion per seed. Prompts of like length are decoded together, in at most max_rows rows.
 
+        The longest come first: their responses tend to be the longest, and graders can be at them during the rest.
         Raises: EngineError for a prompt that leaves no room in the model's context.
         """
         return self._generate(requests, sampling, None)
@@ -69,20 +80,10 @@ class TorchEngine:
     ) -> list[list[Completion]]:
         limit = getattr(self.model.config, "max_position_embeddings", None)
         check_requests(requests, sampling.max_tokens, limit, "the model's context")
-        out: list[list[Completion]] = [[] for _ in requests]
-        order = sorted(range(len(requests)), key=lambda i: len(requests[i].prompt_ids))
-        wave: list[tuple[int, Request]] = []
-        rows = 0
-        for i in order:
-            for part in _parts(requests[i], self.max_rows):
-                if wave and rows + len(part.seeds) > self.max_rows:
-                    self._wave(wave, sampling, out, listener)
-                    wave, rows = [], 0
-                wave.append((i, part))
-                rows += len(part.seeds)
-        if wave:
-            self._wave(wave, sampling, out, listener)
-        return out
+        found: dict[tuple[int, int], Completion] = {}
+        for wave in reversed(_waves(requests, self.max_rows)):
+            self._wave(wave, sampling, found, listener)
+        return [[found[i, k] for k in range(len(request.seeds))] for i, request in enumerate(requests)]
 
     def close(self) -> None:
         """Nothing outlives the engine object."""
@@ -102,13 +103,14 @@ class TorchEngine:
     @torch.inference_mode()
     def _wave(
         self,
-        wave: list[tuple[int, Request]],
+        wave: Sequence[Part],
         sampling: Sampling,
-        out: list[list[Completion]],
+        found: dict[tuple[int, int], Completion],
         listener: Listener | None,
     ) -> None:
         device = self.eos_ids.device
-        requests = [r for _, r in wave]
+        requests = [part.request for part in wave]
+        places = [(part.number, part.first + k) for part in wave for k in range(len(part.request.seeds))]
         width = max(len(r.prompt_ids) for r in requests)
         ids = torch.tensor([[self.pad_id] * (width - len(r.prompt_ids)) + list(r.prompt_ids) for r in requests])
         pad = torch.tensor([width - len(r.prompt_ids) for r in requests], device=device)
@@ -116,21 +118,18 @@ class TorchEngine:
         draws = uniforms([s for r in requests for s in r.seeds], sampling.max_tokens, device)
         logits, cache = self._decoder.prefill(ids.to(device), pad, repeat, sampling.max_tokens)
         recorder = Recorder(len(logits), sampling.max_tokens)
-        tokens, logprobs, lengths = self._decode(logits, cache, draws, sampling, recorder, _teller(listener, wave, out))
-        owners = [i for i, request in wave for _ in request.seeds]
+        tokens, logprobs, lengths = self._decode(logits, cache, draws, sampling, recorder, _teller(listener, places))
         prompts = [len(request.prompt_ids) for request in requests for _ in request.seeds]
         kept = recorder.kept(lengths) if _keeps(sampling) else None
         routing = recorder.routes(prompts, lengths) if sampling.keep_routing and _routed(cache) is not None else None
-        for row, (i, n) in enumerate(zip(owners, lengths, strict=True)):
+        for row, (place, n) in enumerate(zip(places, lengths, strict=True)):
             ended = n < sampling.max_tokens or self._is_eos(tokens[row][n - 1])
-            out[i].append(
-                Completion(
-                    tuple(tokens[row][:n]),
-                    tuple(logprobs[row][:n]),
-                    "stop" if ended else "length",
-                    None if kept is None else kept[row],
-                    None if routing is None else routing[row],
-                )
+            found[place] = Completion(
+                tuple(tokens[row][:n]),
+                tuple(logprobs[row][:n]),
+                "stop" if ended else "length",
+                None if kept is None else kept[row],
+                None if routing is None else routing[row],
             )
 
     def _decode(
@@ -178,17 +177,10 @@ class TorchEngine:
         return bool((self.eos_ids == token).any())
 
 
-def _teller(
-    listener: Listener | None, wave: list[tuple[int, Request]], out: list[list[Completion]]
-) -> Callable[[list[int], Tensor], None] | None:
+def _teller(listener: Listener | None, places: Sequence[tuple[int, int]]) -> Callable[[list[int], Tensor], None] | None:
     """Tells `listener` of rows of the wave that ended (their numbers) with the tokens of all rows until now."""
     if listener is None:
         return None
-    before = {i: len(out[i]) for i, _ in wave}
-    places: list[tuple[int, int]] = []
-    for i, part in wave:
-        places += [(i, before[i] + k) for k in range(len(part.seeds))]
-        before[i] += len(part.seeds)
 
     def tell(rows: list[int], tokens: Tensor) -> None:
         if rows:
@@ -207,7 +199,21 @@ def _routed(cache: Any) -> Tensor | None:
     return getattr(cache, "routing", None)
 
 
-def _parts(request: Request, max_rows: int) -> list[Request]:
+def _waves(requests: Sequence[Request], max_rows: int) -> list[list[Part]]:
+    """What is decoded together, at most `max_rows` responses each, by length of prompt from the shortest."""
+    waves: list[list[Part]] = []
+    rows = max_rows
+    for i in sorted(range(len(requests)), key=lambda i: len(requests[i].prompt_ids)):
+        for part in _parts(i, requests[i], max_rows):
+            if rows + len(part.request.seeds) > max_rows:
+                waves.append([])
+                rows = 0
+            waves[-1].append(part)
+            rows += len(part.request.seeds)
+    return waves
+
+
+def _parts(number: int, request: Request, max_rows: int) -> list[Part]:
     """The request in parts of at most `max_rows` responses."""
     cuts = range(0, len(request.seeds), max_rows)
-    return [Request(request.prompt_ids, request.seeds[at : at + max_rows]) for at in cuts]
+    return [Part(number, at, Request(request.prompt_ids, request.seeds[at : at + max_rows])) for at in cuts]

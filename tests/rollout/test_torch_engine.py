@@ -123,18 +123,21 @@ def test_a_response_hangs_on_its_own_seed_only(name: str) -> None:
                 same(found, alone[request.prompt_ids, seed])
 
 
-def test_no_more_rows_are_decoded_at_once_than_allowed() -> None:
+def test_no_more_rows_are_decoded_at_once_than_allowed_and_long_prompts_first() -> None:
     engine = engine_of("llama", max_rows=3)
-    widths = []
+    widths, lengths = [], []
     prefill = engine._decoder.prefill
 
     def watched(ids: Any, pad: Any, repeat: Any, room: int) -> Any:
         widths.append(int(repeat.sum()))
+        lengths.append(ids.shape[1])
         return prefill(ids, pad, repeat, room)
 
     engine._decoder.prefill = watched  # type: ignore[method-assign,assignment]
     engine.generate(REQUESTS, Sampling(3))
     assert max(widths) == 3
+    assert lengths == sorted(lengths, reverse=True)
+    assert len(set(lengths)) > 2
     assert sum(widths) == sum(len(r.seeds) for r in REQUESTS)
 
 
