@@ -10,14 +10,14 @@ from posix import dup2, ftruncate, lseek, pwrite
 
 IN, OUT, ERR, LOG, PAYLOAD, CONTROL = 3, 4, 5, 6, 7, 8
 LAST = 64
-# A call of one of these takes no reference to what it calls: no page of it is copied in the child.
-_ftruncate, _pwrite, _lseek = partial(ftruncate), partial(pwrite), partial(lseek)
-_former: list[object] = []
-_length, _stdout, _stderr = partial(len), partial(vars(sys).get, "stdout"), partial(vars(sys).get, "stderr")
 """Where the worker's descriptors stay while 0, 1 and 2 are the program's.
 
 They are the same files for every run: emptied by the judge when the process that wrote to them is dead.
 """
+# A call of one of these takes no reference to what it calls: no page of it is copied in the child.
+_ftruncate, _pwrite, _lseek = partial(ftruncate), partial(pwrite), partial(lseek)
+_length, _stdout, _stderr = partial(len), partial(vars(sys).get, "stdout"), partial(vars(sys).get, "stderr")
+_former: list[object] = []
 
 
 def stow(control: int, out: int, err: int, log: int, payload: int) -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pipeline.rollout.engine import Sampling
@@ -31,7 +31,7 @@ def kept(logits: list[float], temperature: float, top_k: int, top_p: float) -> s
     out: set[int] = set()
     reached = 0.0
     for i, share in zip(order, p, strict=True):
-        if reached >= top_p:
+        if top_p < 1 and reached >= top_p:
             break
         out.add(i)
         reached += share
@@ -154,6 +154,7 @@ def test_streams_hang_on_their_seed_and_not_on_their_length_or_neighbours() -> N
 @given(
     LOGITS, st.sampled_from([0.3, 1.0, 1.7]), st.integers(0, 6), st.sampled_from([0.37, 0.93, 1.0]), st.integers(1, 9)
 )
+@example(logits=[0.0, 5.2, -5.9], temperature=0.3, top_k=0, top_p=1.0, most=3)
 def test_the_set_that_was_drawn_from_is_told_and_bounded(
     logits: list[float], temperature: float, top_k: int, top_p: float, most: int
 ) -> None:

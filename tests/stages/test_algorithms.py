@@ -248,6 +248,7 @@ class TestTerms:
         assert all(abs(m["mismatch/k3"]) < 1e-6 for m in steps)
         assert len(calls["generate"]) == 6
 
+    @pytest.mark.integration
     def test_groups_carried_over_are_off_policy_in_the_next_step(self) -> None:
         steps, _ = run("rl.algorithm={name: grpo, kl_coef: 0}", "rl.steps_per_round=8", *CARRIES)
         carried = [m for m in steps if m["groups/carried_in"] > 0 and not m["update/skipped"]]

@@ -21,6 +21,8 @@ from pipeline.stages.train import opened, remaining, run_folder, run_items, trai
 from tests.stages.kill_driver import fingerprint
 from tests.stages.tiny import tiny
 
+pytestmark = pytest.mark.integration  # whole runs
+
 SMALL = {"sft": {"steps": 8}, "rl": {"steps_per_round": 2}}
 
 

@@ -16,6 +16,8 @@ from pipeline.stages.train import opened, remaining, run_items
 from tests.stages.test_algorithms import run
 from tests.stages.tiny import tiny
 
+pytestmark = pytest.mark.integration  # whole runs
+
 GRPO = "rl.algorithm={name: grpo, kl_coef: 0, entropy_coef: 0.05}"
 """The bonus moves the policy where no answer is right."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
 import torch
 
 from pipeline.models.load import load_model
@@ -22,6 +23,7 @@ LORA = [
 ]
 
 
+@pytest.mark.integration
 def test_a_run_with_adapters_ends_in_a_plain_model_and_goes_on_the_same(tmp_path: Path) -> None:
     config = tiny(overrides=[*LORA, "checkpoint.keep=99"])
     whole = tmp_path / "whole"

@@ -35,6 +35,7 @@ V32 = "rl.algorithm={name: deepseek_v32}"
 CUT = ("rollout.top_p=0.9", "rollout.top_k=12")
 
 
+@pytest.mark.integration
 def test_a_cut_that_is_kept_leaves_no_mismatch_and_one_that_is_not_does() -> None:
     kept, calls = run(V32, *CUT)
     lost, _ = run("rl.algorithm={name: deepseek_v32, keep_sampling: false, allow: [cut_sampling]}", *CUT)

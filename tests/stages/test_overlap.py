@@ -68,6 +68,7 @@ def test_weights_and_lines_are_those_of_grading_at_the_end(tmp_path: Path, algor
     assert ends[0] == ends[1]
 
 
+@pytest.mark.integration
 def test_responses_are_graded_while_others_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the embedded engine, in RL and in evaluation; off where the recipe says so."""
     added: list[int] = []

@@ -31,6 +31,8 @@ from tests.stages.test_algorithms import run
 from tests.stages.test_rl import round_of, rows, session_of
 from tests.stages.tiny import tiny
 
+pytestmark = pytest.mark.integration  # whole runs
+
 GRPO = "rl.algorithm={name: grpo, kl_coef: 0, entropy_coef: 0.05}"
 """The bonus moves the policy where no answer is right."""
 SIX = (GRPO, "rl.steps_per_round=6")

@@ -119,6 +119,7 @@ def teacher() -> Iterator[str]:
     server.server_close()
 
 
+@pytest.mark.integration
 def test_an_endpoint_is_a_source_too(tmp_path: Path, teacher: str) -> None:
     config = recipe({"endpoint": {"url": teacher, "model": "big"}, "prompts": 10, "samples": 8}, ["sample"])
     run(config, tmp_path)

@@ -160,6 +160,7 @@ def test_groups_with_disagreements_are_kept_beyond_the_first_and_bounded(tmp_pat
         assert (listed > 0) == (m["verdict/disagreements"] > 0)
 
 
+@pytest.mark.integration
 def test_a_run_that_went_on_wrote_the_same_bytes(tmp_path: Path) -> None:
     for name in ("whole", "parts"):
         give(tmp_path / name)

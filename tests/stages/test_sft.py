@@ -108,6 +108,7 @@ def test_a_stage_has_one_length(changes: dict[str, Any]) -> None:
         sft(changes)
 
 
+@pytest.mark.integration
 def test_evaluations_on_the_way_and_a_break_after_each(tmp_path: Path) -> None:
     config = sft({"steps": 7, "evaluate_every": 3, "packing": True})
     goes_on_as_if_never_broken(config, tmp_path, [("train", 2), ("evaluate", 2), ("evaluate", 3)])
