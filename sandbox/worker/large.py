@@ -15,7 +15,7 @@ import re
 from .memory import LINE, mappings
 
 _libc = ctypes.PyDLL(None)
-_pointer, _size, _number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+_pointer, _size = ctypes.c_void_p, ctypes.c_size_t
 _libc.mmap.restype = _pointer
 _ADDRESS = {name: ctypes.cast(getattr(_libc, name), _pointer).value for name in ("memcpy", "mprotect", "mremap")}
 LARGE = 2 << 20
