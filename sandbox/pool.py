@@ -51,7 +51,6 @@ class Pool:
         self._refused: dict[str, str] = {w: "switched off" for w in WALLS if w not in self._walls}
         self._interpreter: str | None = None
         self._isolation: Isolation | None = None
-        self._numbers = itertools.count()
         self._begin()
         _POOLS.add(self)
 
@@ -131,7 +130,7 @@ class Pool:
         for interpreter in [self._interpreter] if self._interpreter else process.interpreters():
             while True:
                 try:
-                    worker = process.start(interpreter, self._walls, next(self._numbers), self.tools)
+                    worker = process.start(interpreter, self._walls, next(_NUMBERS), self.tools)
                     isolation = examine(worker, self._refused)
                 except process.WallRefused as exc:
                     self._walls -= {exc.wall}
@@ -172,6 +171,8 @@ class Pool:
         self.close()
 
 
+_NUMBERS = itertools.count()
+"""Of all workers of the process: from it comes a worker's uid, and the kernel's count per uid is of one worker."""
 _POOLS: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 

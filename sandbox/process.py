@@ -112,9 +112,13 @@ class Worker:
             self.sock.send(wire.CANCEL)
 
     def last_words(self) -> str:
-        """The tail of what the worker, or the run that it was at, wrote to stderr."""
-        size = os.fstat(self.files[2]).st_size
-        return os.pread(self.files[2], 2048, max(0, size - 2048)).decode(errors="replace")
+        """The tail of what the worker, or the run that it was at, wrote to stderr; nothing once it is closed."""
+        if not (files := self.files):
+            return ""
+        with contextlib.suppress(OSError):
+            size = os.fstat(files[2]).st_size
+            return os.pread(files[2], 2048, max(0, size - 2048)).decode(errors="replace")
+        return ""
 
     def let_go(self) -> None:
         """In a forked copy of the judge: close our ends; the worker stays its parent's."""
@@ -144,13 +148,19 @@ class Worker:
 
 
 def _end_session(leader: int) -> None:
-    """Kill what a worker's runs have left in the session that it began; a signal to a group outruns every fork."""
-    proc = Path("/proc")
-    for entry in (e for e in proc.iterdir() if e.name.isdecimal()) if proc.is_dir() else ():
-        with contextlib.suppress(OSError):
-            _, _, group, session, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
-            if int(session) == leader:
-                os.killpg(int(group), signal.SIGKILL)
+    """Kill what a worker's runs have left in the session that it began; a signal to a group outruns every fork.
+
+    Looked through until no other group is found: those of a flood end, and others follow them, while it is looked at.
+    """
+    proc, killed, before = Path("/proc"), set[int](), -1
+    while len(killed) > before and proc.is_dir():
+        before = len(killed)
+        for entry in (e for e in proc.iterdir() if e.name.isdecimal()):
+            with contextlib.suppress(OSError):
+                _, _, group, session, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
+                if int(session) == leader and int(group) not in killed:
+                    killed.add(int(group))
+                    os.killpg(int(group), signal.SIGKILL)
 
 
 def _write(fd: int, data: bytes) -> None:

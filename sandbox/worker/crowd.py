@@ -20,12 +20,21 @@ def total(proc: int) -> int:
 def is_over(proc: int, leader: int, most: int, before: int) -> bool:
     """The leader's group has more than `most` threads and processes. `before`: `total` when it had one.
 
-    Processes are looked through only when the machine has so many more than before, and the newest first: where there
-    is a flood, it is they, and it goes on growing meanwhile. Orphans that have ended are ours, and taken away here; the
-    dead that their own parent has left lying count.
+    Processes are looked through only when the machine has so many more than before. The group is halted meanwhile: a
+    flood outgrows whoever counts it, and leaves him no CPU to go on. The dead that their own parent has left lying
+    count; orphans are ours, and `bury` takes them away.
     """
     if proc < 0 or total(proc) - before < most:
         return False
+    _signal(leader, signal.SIGSTOP)
+    over = _is_over(proc, leader, most)
+    if not over:
+        _signal(leader, signal.SIGCONT)
+    return over
+
+
+def _is_over(proc: int, leader: int, most: int) -> bool:
+    """The newest are looked at first: where there is a flood, it is they."""
     found, dead, group, us = 0, 0, str(leader).encode(), str(os.getpid()).encode()
     for pid in sorted((int(name) for name in os.listdir(proc) if name.isdecimal()), reverse=True):
         fields = _read(proc, f"{pid}/stat").rpartition(b")")[2].split()
@@ -37,11 +46,10 @@ def is_over(proc: int, leader: int, most: int, before: int) -> bool:
             found += max(1, int(fields[_THREADS]))
         if found > most or dead > _BURIED:
             return True
-    _bury(leader)
     return False
 
 
-def _bury(leader: int) -> None:
+def bury(leader: int) -> None:
     """Take away those of the group that have ended and are our children, but for the leader itself."""
     with contextlib.suppress(ChildProcessError):
         for _ in range(_BURIED):
@@ -53,8 +61,12 @@ def _bury(leader: int) -> None:
 
 def kill(leader: int) -> None:
     """Send the whole group the signal that none survives; the kernel lets none of it fork meanwhile."""
+    _signal(leader, signal.SIGKILL)
+
+
+def _signal(leader: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
+        os.killpg(leader, number)
 
 
 def wait(leader: int) -> None:

@@ -9,7 +9,7 @@ import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from . import group, kernel, landlock, seccomp, sweep
+from . import crowd, group, kernel, landlock, seccomp, sweep
 from .wire import MANAGED, SELF_TEST, Order
 
 NAMESPACES, LANDLOCK, SECCOMP, UID, CGROUP = "namespaces", "landlock", "seccomp", "uid", "cgroup"
@@ -18,6 +18,8 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 SYSTEM = ("/usr/lib", "/lib", "/lib64", "/usr/lib64", "/usr/share/zoneinfo")
 DECOY = "decoy"
 """A file in the jail that no rule allows: only Landlock keeps it shut."""
+_MANY = 1024
+"""Processes that others of the same uid may start while a run lasts."""
 _BASE_MIB = 256
 """Address space beyond the memory limit: the interpreter, shared libraries and reserved thread stacks."""
 
@@ -228,11 +230,16 @@ def _bind(path: str, root: str) -> None:
 
 
 def _change_uid(jail: Jail, uid: int, library: str) -> None:
-    """Become `uid`, where that is allowed and the interpreter's library stays readable."""
+    """Become `uid`, where that is allowed and the interpreter's library stays readable.
+
+    Where its folder is closed to others, the right to read past that is kept, which Landlock narrows to the library:
+    as root itself a run would be bounded by no count of the kernel's, and own what root owns.
+    """
     if os.geteuid() != 0:
         jail.notes[UID] = f"uid {os.geteuid()}, the caller's: an ordinary user has no other"
         return
-    if not _readable_by_all(library):
+    is_open = _readable_by_all(library)
+    if not (is_open or kernel.has_capability(kernel.CAP_DAC_READ_SEARCH)):
         jail.notes[UID] = f"uid 0 without capabilities: {library} is closed to other users"
         return
     try:
@@ -240,10 +247,14 @@ def _change_uid(jail: Jail, uid: int, library: str) -> None:
             os.chown(folder, uid, uid)
         os.setgroups([])
         os.setresgid(uid, uid, uid)
+        kernel.prctl(kernel.PR_SET_KEEPCAPS, int(not is_open))
         os.setresuid(uid, uid, uid)
+        if not is_open:
+            kernel.keep_only(kernel.CAP_DAC_READ_SEARCH)
     except OSError as exc:
         raise WallFailed(UID, exc) from exc
-    jail.notes[UID], jail.counts_processes = f"host uid {uid}", True
+    how = "" if is_open else f" with the right to read {library}, which is closed to it"
+    jail.notes[UID], jail.counts_processes = f"host uid {uid}{how}", True
 
 
 def _readable_by_all(path: str) -> bool:
@@ -289,8 +300,11 @@ def _is_empty(scratch: str) -> bool:
     return found.f_files - found.f_ffree == 1
 
 
-def limit(pid: int, order: Order, counts_processes: bool) -> None:
+def limit(pid: int, order: Order, jail: Jail) -> None:
     """Bound the child that waits for this order. Done from here, it costs the child no page.
+
+    Where its uid has other processes too, the kernel bounds them all together, far above what there are: that leaves
+    the worker able to count, whatever the run starts.
 
     Raises: OSError.
     """
@@ -300,8 +314,11 @@ def limit(pid: int, order: Order, counts_processes: bool) -> None:
     ]
     if order.kind != MANAGED:
         limits.append((resource.RLIMIT_AS, (order.memory_mib + _BASE_MIB) << 20))
-    if counts_processes and order.kind != SELF_TEST:  # which tries whether another wall bounds them too
-        limits.append((resource.RLIMIT_NPROC, order.processes + 2))  # and the worker and its forker
+    if order.kind != SELF_TEST:  # which tries whether another wall bounds them too
+        if jail.counts_processes:
+            limits.append((resource.RLIMIT_NPROC, order.processes + 2))  # and the worker and its forker
+        elif jail.worker_counts:
+            limits.append((resource.RLIMIT_NPROC, order.processes + (crowd.total(jail.proc) or _MANY) + _MANY))
     for name, value in limits:
         resource.prlimit(pid, name, (value, value))
 

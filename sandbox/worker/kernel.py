@@ -23,9 +23,10 @@ MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
 MNT_DETACH = 2
 
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_SET_SECUREBITS = 1, 4, 22, 28
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_KEEPCAPS, PR_SET_SECCOMP, PR_SET_SECUREBITS = 1, 4, 8, 22, 28
 PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_GET_TID_ADDRESS = 36, 38, 40
 SECCOMP_MODE_FILTER = 2
+CAP_DAC_READ_SEARCH = 2
 ALL_SECUREBITS_LOCKED = 0x2F  # no uid-0 capabilities at exec, none kept over setuid, and no way back
 
 MACHINE = os.uname().machine
@@ -84,6 +85,19 @@ _NO_CAPABILITIES = (ctypes.c_uint32 * 6)()
 def drop_capabilities() -> None:
     """Give up every capability, for good: none permitted, effective or inheritable."""
     _check(libc.capset(_CAPABILITY_HEADER, _NO_CAPABILITIES), "capset")
+
+
+def has_capability(number: int) -> bool:
+    """The calling process may use this capability. Raises: OSError."""
+    sets = (ctypes.c_uint32 * 6)()
+    _check(libc.capget(_CAPABILITY_HEADER, sets), "capget")
+    return bool(sets[0] >> number & 1)
+
+
+def keep_only(number: int) -> None:
+    """Give up every capability but this one, which no program that is executed inherits. Raises: OSError."""
+    sets = (ctypes.c_uint32 * 6)(1 << number, 1 << number)
+    _check(libc.capset(_CAPABILITY_HEADER, sets), "capset")
 
 
 def _tid_address() -> int:

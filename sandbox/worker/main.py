@@ -6,6 +6,7 @@ memory that the next child inherits.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -20,6 +21,7 @@ _CORES = len(os.sched_getaffinity(0))
 _DISK_EVERY_S = 0.05
 _CROWD_EVERY_S = 0.005
 """A shell doubles in a millisecond what it has started; that there are more costs one small file to see."""
+_FIRST_IN_QUEUE = -20
 _PATIENCE = 20
 """A run may take this many times its wall limit where other work keeps it from a CPU."""
 
@@ -58,6 +60,9 @@ class Worker:
         """What a run starts may outlive its first process: no process namespace ends with that, so it becomes ours."""
         if self.forks:
             kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
+        if cell.worker_counts:
+            with contextlib.suppress(PermissionError):  # root, whom the kernel does not bound, may mostly
+                os.setpriority(os.PRIO_PROCESS, 0, _FIRST_IN_QUEUE)
         self.poll = select.poll()
         self.poll.register(self.sock, select.POLLIN)
         self.poll.register(judge, select.POLLIN)
@@ -84,7 +89,7 @@ class Worker:
             except OSError as exc:
                 os.write(self.sock, wire.Exit(-1, exc.errno or 0, 0.0, 0.0, 0).pack())
                 continue
-            jail.limit(pid, order, self.cell.counts_processes)
+            jail.limit(pid, order, self.cell)
             os.write(self.children.orders, packet)
             report = self.watch(pid, order)
             if failure := self.children.failure(report.status):
@@ -103,7 +108,7 @@ class Worker:
         counts = self.cell.worker_counts
         before = crowd.total(self.cell.proc) if counts else 0
         why, deadline, wait = wire.ENDED, start + order.wall_s, min(order.wall_s, order.cpu_s / _CORES)
-        often = _CROWD_EVERY_S if counts else _DISK_EVERY_S if looks else order.wall_s
+        often = _CROWD_EVERY_S if self.forks else _DISK_EVERY_S if looks else order.wall_s
         wait, looked = min(wait, often), start
         while True:
             ready = {fd for fd, _ in self.poll.poll(max(0.0, wait) * 1000 + 1)}
@@ -118,6 +123,8 @@ class Worker:
                     os._exit(0)
                 why = wire.CANCELLED
             now, used = time.monotonic(), _cpu_clock(pid)
+            if self.forks:
+                crowd.bury(pid)  # for the kernel the dead count
             is_due = not self.cell.has_namespaces and now >= looked + _DISK_EVERY_S
             looked = now if is_due else looked
             if used >= order.cpu_s:
