@@ -104,11 +104,11 @@ class Worker:
         self.poll.register(child, select.POLLIN)
         start = time.monotonic()
         native = order.kind in (wire.NATIVE, wire.MANAGED)
-        looks = native or not self.cell.has_namespaces
         counts = self.cell.worker_counts
         before = crowd.total(self.cell.proc) if counts else 0
         why, deadline, wait = wire.ENDED, start + order.wall_s, min(order.wall_s, order.cpu_s / _CORES)
-        often = _CROWD_EVERY_S if self.forks else _DISK_EVERY_S if looks else order.wall_s
+        often = _DISK_EVERY_S if native or not self.cell.has_namespaces else order.wall_s
+        often = _CROWD_EVERY_S if self.forks else often
         wait, looked = min(wait, often), start
         while True:
             ready = {fd for fd, _ in self.poll.poll(max(0.0, wait) * 1000 + 1)}
@@ -117,9 +117,7 @@ class Worker:
             if self.judge in ready or self.sock in ready:
                 if self.judge in ready or not os.read(self.sock, 16):
                     os.kill(pid, signal.SIGKILL)
-                    if self.forks:
-                        crowd.kill(pid)
-                    os.waitpid(pid, 0)
+                    self.ended(pid)
                     os._exit(0)
                 why = wire.CANCELLED
             now, used = time.monotonic(), _cpu_clock(pid)
@@ -145,11 +143,7 @@ class Worker:
                 break
             wait = min(deadline - now, max(0.005, (order.cpu_s - used) / _CORES), often)
         self.poll.unregister(child)
-        if self.forks:
-            crowd.kill(pid)
-        _, status, usage = os.wait4(pid, 0)
-        if self.forks:
-            crowd.wait(pid)
+        status, usage = self.ended(pid)
         os.close(child)
         cpu = usage.ru_utime + usage.ru_stime
         if why == wire.ENDED and os.WIFSIGNALED(status) and cpu >= order.cpu_s:
@@ -159,6 +153,15 @@ class Worker:
             if (self.cell.tools or os.WIFSIGNALED(status) or tried) and self.cell.group.killed() and not tried:
                 why = wire.MEMORY
         return wire.Exit(status, why, cpu, time.monotonic() - start, usage.ru_maxrss)
+
+    def ended(self, pid: int) -> tuple[int, resource.struct_rusage]:
+        """Status and usage of the child, which is dead or dying; with it goes what it has started."""
+        if self.forks:
+            crowd.kill(pid)
+        _, status, usage = os.wait4(pid, 0)
+        if self.forks:
+            crowd.wait(pid)
+        return status, usage
 
     def later(self, pid: int, start: float, now: float, used: float, wall_s: float) -> float:
         """When the run will have had its wall time, leaving out what it waited for a CPU that others held."""

@@ -29,6 +29,7 @@ from verifiers.mathematics.tree import (
 from verifiers.mathematics.values import expressions_equal
 
 MAX_SOLUTIONS = 60
+PLANE = frozenset("xy")
 NUMBER_SETS = frozenset({"Z", "N", "Q", "R", "C"})
 
 
@@ -291,7 +292,7 @@ def _equation(gold: Node, said: Node, params: MathParams) -> bool | None:
             and value.name is not None
             and not _names_agree(value.name, named.name)
         ):
-            return False
+            return _same_curve(gold, said, params) if variables(gold) == PLANE == variables(said) else False
         if (
             is_constant(value.tree)
             or value.tree.op in {"tuple", "set", "matrix"}

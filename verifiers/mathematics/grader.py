@@ -21,6 +21,7 @@ from verifiers.mathematics.policy import DEFAULT, MathParams
 from verifiers.mathematics.quantities import explicitly_rounded
 from verifiers.mathematics.reading import APPROXIMATE, Reading, clean
 from verifiers.mathematics.regions import COLLECTIONS
+from verifiers.mathematics.shapes import letters_for_unit
 from verifiers.mathematics.slow import ALGEBRA, TimedOut
 from verifiers.mathematics.tree import IMAGINARY, Node, has, is_constant, nodes
 from verifiers.mathematics.words import STYLE
@@ -243,7 +244,9 @@ def equivalent(gold: Gold, said: Reading, params: MathParams) -> bool | None:
         return True
     if gold.rounded and is_constant(tree) and explicitly_rounded(wanted.tree, tree):
         return True
-    return match(wanted.tree, tree, params)
+    found = match(wanted.tree, tree, params)
+    spelled = None if found else letters_for_unit(wanted.tree, tree)
+    return found if spelled is None else match(spelled, tree, params)
 
 
 def _as_words(wanted: Reading, said: Reading) -> bool | None:

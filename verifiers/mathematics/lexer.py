@@ -212,7 +212,7 @@ def _command(name: str, text: str, at: int, spaced: bool, nesting: int, out: lis
             _, at = argument(text, at)
     elif name in TEXT_STYLES or name in MATH_STYLES:
         inner, at = argument(text, at)
-        _styled(name, inner, spaced, nesting, out)
+        _styled(name, inner, spaced, nesting, out, text[at : at + 1])
     elif name == "mathbb":
         inner, at = argument(text, at)
         out.append(Token("cmd", f"mathbb{inner.strip()}", spaced))
@@ -250,11 +250,12 @@ def _digit_arguments(most: int, text: str, at: int, out: list[Token]) -> int:
     return at
 
 
-def _styled(name: str, inner: str, spaced: bool, nesting: int, out: list[Token]) -> None:
+def _styled(name: str, inner: str, spaced: bool, nesting: int, out: list[Token], following: str) -> None:
     content = inner.strip()
     if name in MATH_STYLES and len(content) == 1 and content.isalpha():
         vector = name in {"mathbf", "boldsymbol", "bm"} and content in "ijk"
-        kind = "word" if name in {"mathrm", "operatorname"} and content in UNITS else "sym"
+        is_term = out[-1].value in {"+", "-"} if out else following in {"+", "-"}  # the C of + C, no coulombs
+        kind = "word" if name in {"mathrm", "operatorname"} and content in UNITS and not is_term else "sym"
         out.append(Token(kind, f"vec {content}" if vector else content, spaced))
         return
     if content in NAMED and len(content) > 1 and (content not in UNITS or name == "operatorname"):

@@ -24,6 +24,7 @@ RELATIONS = {
 RELATIONS |= {"≡": "≡", "in": "in", "notin": "notin"}
 JOINERS = {"or": "or", "and": "and", "oder": "or", "und": "and"}
 SAYING = frozenset({"is", "are", "equals"})
+AFTER_SAYING = frozenset({"at", "exactly", "just", "simply", "precisely"})
 NOT_LABELS = frozenset({"that", "which", "not", "if", "unless", "or"})
 NEGATIONS = frozenset({"not", "either", "neither", "never", "about", "between"})
 MODULUS = frozenset({"pmod", "mod", "bmod", "pod"})
@@ -149,6 +150,8 @@ def _label(cursor: Cursor) -> Node | None:
             and str(following.value).lower() not in NEGATIONS
         ):
             cursor.at += at + 2 if following.value == ":" else at + 1
+            while cursor.peek().kind == "word" and str(cursor.peek().value).lower() in AFTER_SAYING:
+                cursor.at += 1
             return Node("word", (" ".join(words),))
         if following.value == ":" and following.kind == "op" and names:
             cursor.at += at + 2

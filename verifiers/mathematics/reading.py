@@ -35,7 +35,8 @@ CONTINUED = re.compile(r"\\\\\s*&?\s*(?==|\\(?:approx|equiv|implies|Rightarrow)(
 """A line of a derivation that goes on with its sign: x &= 1 + 2 \\\\ &= 3."""
 QUAD = re.compile(r"(?<=[\w})\]])(?:\s|~|\\[,; ])*\\q?quad(?:\s|~|\\[,; ])*(?=[\w\\({\[-])")
 DIGIT = re.compile(r"\d")
-BRACE_COMMA = re.compile(r"(?<=\d)\{,\}(?=\d)")
+BRACE_COMMA = re.compile(r"(?<=\d)(?:\\(?:text|textnormal|mathrm|mbox|hbox))?\{,\}(?=\d)")
+DIGIT_GROUPS = re.compile(r"(?<=\d) +(?=\d)")
 DECIMAL_COMMA = re.compile(r"(?<![\d,.])(\d+),(\d+)(?![\d,.])")
 NUMBER_AND_FRACTION = re.compile(r"(?<=\d)\s*(?:\\text\{\s*)?\band\b(?:\s*\})?\s*(?=\d+\s?/\s?\d|\\[dt]?frac)")
 COMBINATION = re.compile(
@@ -276,7 +277,8 @@ def base_number(text: str) -> tuple[str, int] | None:
         return _checked(prefixed[2], BASES[prefixed[1].lower()])
     if "_" not in text and not IN_BASE.search(text):
         return None
-    said = BASE.fullmatch(words.SPACING.sub(" ", words.STYLE.sub("", text)).replace("{", "").replace("}", "").strip())
+    bare = words.SPACING.sub(" ", words.STYLE.sub("", text)).replace("{", "").replace("}", "").strip()
+    said = BASE.fullmatch(DIGIT_GROUPS.sub("", bare))
     if said is None:
         return None
     name = said[2] or said[3] or said[4]

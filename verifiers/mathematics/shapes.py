@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from verifiers.mathematics.regions import COLLECTIONS
-from verifiers.mathematics.tree import PI, Node, nodes, substitute, variables
+from verifiers.mathematics.tree import PI, Node, has, nodes, substitute, variables
 from verifiers.mathematics.values import INTEGRATION_CONSTANTS
 
 WHOLE_NAMES = frozenset("nkmlj")
@@ -20,6 +20,25 @@ def in_the_case_of(gold: Node, said: Node) -> Node:
         if len(name) == len(other) == 1 and name.isascii() and name.lower() == other.lower():
             return substitute(said, {other: Node("sym", (name,))})
     return said
+
+
+def letters_for_unit(gold: Node, said: Node) -> Node | None:
+    """`gold` with m and V for the millivolts of mV^2/2, where `said` has these names, and no unit; None if not so."""
+    words = {n.args[0] for n in nodes(gold) if n.op == "word"}
+    if not words or has(said, "word") or not all(w.isalpha() and set(w) <= variables(said) for w in words):
+        return None
+    if not has(gold, "sym") and not any(n.op == "pow" and n.args[0].op == "word" for n in nodes(gold)):
+        return None
+    return _spelled(gold)
+
+
+def _spelled(tree: Node) -> Node:
+    if tree.op == "word":
+        return Node("mul", tuple(Node("sym", (c,)) for c in tree.args[0]))
+    if tree.op == "pow" and tree.args[0].op == "word":
+        *before, last = tree.args[0].args[0]
+        return Node("mul", (*(Node("sym", (c,)) for c in before), Node("pow", (Node("sym", (last,)), tree.args[1]))))
+    return Node(tree.op, tuple(_spelled(a) if isinstance(a, Node) else a for a in tree.args))
 
 
 def bare_point(tree: Node) -> Node:
