@@ -18,6 +18,7 @@ from sandbox.process import Worker, WorkerDied
 
 T = TypeVar("T")
 _ATTEMPTS = 4
+_IS_CLOSED = "the sandbox pool is closed; make a new Pool"
 _PER_CORE = 2
 """A run is handed on from judge to worker to child and back: while one waits for its turn, another has the core."""
 
@@ -92,7 +93,7 @@ class Pool:
     def _holding(self) -> Iterator[Worker]:
         with self._lock:
             if self._closed:
-                raise IsolationError("the sandbox pool is closed; make a new Pool")
+                raise IsolationError(_IS_CLOSED)
             worker = self._idle.pop() if self._idle else None
         if worker is None:
             worker = self._start()
@@ -118,11 +119,19 @@ class Pool:
         worker.close()
 
     def _start(self) -> Worker:
-        """A new worker at `min_level` or above. Walls that the machine refuses are left out from then on."""
+        """A new worker at `min_level` or above. Walls that the machine refuses are left out from then on.
+
+        Raises: IsolationError; also when the pool was closed meanwhile.
+        """
         with self._starting if self._isolation is None else contextlib.nullcontext():
             worker = self._start_with_walls()
         with self._lock:
-            self._all.add(worker)
+            is_closed = self._closed
+            if not is_closed:
+                self._all.add(worker)
+        if is_closed:
+            self._discard(worker)
+            raise IsolationError(_IS_CLOSED)
         return worker
 
     def _start_with_walls(self) -> Worker:
