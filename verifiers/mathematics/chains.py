@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from verifiers.mathematics.equality import same
 from verifiers.mathematics.quantities import MARKS, explicitly_rounded, quantity
-from verifiers.mathematics.tree import Node, has, is_constant, nodes, num, variables
+from verifiers.mathematics.tree import Node, has, is_constant, is_vector_sum, nodes, num, variables
 
 INVERSES = frozenset({"f^-1", "g^-1", "h^-1"})
 DENYING = frozenset({"not", "never", "neither", "maybe", "perhaps", "possibly", "unless", "if", "wrong", "incorrect"})
@@ -96,6 +96,8 @@ def _is_plain_left(left: Node, value: Node) -> bool:
     names = variables(left)
     if not names or (not _is_formula(left) and quantity(left) is not None):
         return True
+    if is_vector_sum(value):
+        return not is_vector_sum(left) and not has(left, "word", "num", "dec")
     if not is_constant(value):
         return names == variables(value) and same(left, value) is True
     return len(names) > 1 and not has(left, "word", "num", "dec")

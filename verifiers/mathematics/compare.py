@@ -7,7 +7,7 @@ import re
 from verifiers.mathematics.chains import INVERSES, Contradiction, Value, last, name_of, value_of
 from verifiers.mathematics.curves import numerator, proportional, same_inequality
 from verifiers.mathematics.equality import same
-from verifiers.mathematics.linear import is_vector_sum, same_matrix
+from verifiers.mathematics.linear import same_matrix
 from verifiers.mathematics.policy import MathParams
 from verifiers.mathematics.quantities import explicitly_rounded, quantity
 from verifiers.mathematics.regions import COLLECTIONS, FLIPPED, NotRegion, looks_like_region, same_region
@@ -21,6 +21,7 @@ from verifiers.mathematics.tree import (
     expand_signs,
     has,
     is_constant,
+    is_vector_sum,
     neg,
     nodes,
     substitute,

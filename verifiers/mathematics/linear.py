@@ -5,15 +5,8 @@ from __future__ import annotations
 from verifiers.mathematics.chains import value_of
 from verifiers.mathematics.policy import MathParams
 from verifiers.mathematics.quantities import numbers_equal
-from verifiers.mathematics.tree import Node, has, is_constant, nodes, num, substitute, variables
+from verifiers.mathematics.tree import Node, has, is_constant, is_vector_sum, num, substitute, variables
 from verifiers.mathematics.values import expressions_equal
-
-
-def is_vector_sum(tree: Node) -> bool:
-    return any(
-        n.op == "sym" and str(n.args[0]).startswith("vec ") and n.args[0][4:] in {"i", "j", "k", "imath", "jmath"}
-        for n in nodes(tree)
-    )
 
 
 def _rows(tree: Node) -> list[list[Node]] | None:

@@ -36,6 +36,8 @@ CONTINUED = re.compile(r"\\\\\s*&?\s*(?==|\\(?:approx|equiv|implies|Rightarrow)(
 QUAD = re.compile(r"(?<=[\w})\]])(?:\s|~|\\[,; ])*\\q?quad(?:\s|~|\\[,; ])*(?=[\w\\({\[-])")
 DIGIT = re.compile(r"\d")
 BRACE_COMMA = re.compile(r"(?<=\d)(?:\\(?:text|textnormal|mathrm|mbox|hbox))?\{,\}(?=\d)")
+PLAIN_ROOT = re.compile(r"\\root\s*\{?\s*(\w{1,9})\s*\}?\s*\\of\b\s*(?=[\w{\\])")
+RUPEES = re.compile(r"\\(?:text|textnormal|mathrm|mbox)\{\s*Rs\.?\s*\}(?:\s|~|\\[,;: ])*(?=\d)")
 DIGIT_GROUPS = re.compile(r"(?<=\d) +(?=\d)")
 DECIMAL_COMMA = re.compile(r"(?<![\d,.])(\d+),(\d+)(?![\d,.])")
 NUMBER_AND_FRACTION = re.compile(r"(?<=\d)\s*(?:\\text\{\s*)?\band\b(?:\s*\})?\s*(?=\d+\s?/\s?\d|\\[dt]?frac)")
@@ -189,6 +191,10 @@ def clean(text: str, comma_is_decimal: bool = False) -> str:
         text = TEXT_STOP.sub("", text)
     if text[:1] in "\\TtHhSsEeOo" and (opening := THEREFORE.match(text)) is not None:
         text = text[opening.end() :]
+    if "\\of" in text:
+        text = PLAIN_ROOT.sub(r"\\sqrt[\1]", text)
+    if "Rs" in text:
+        text = RUPEES.sub("Rs ", text)
     if text.startswith(("US\\$", "Rs.")):
         text = text[2:] if text[0] == "U" else "Rs " + text[3:]
     if "." in text and "text" in text:

@@ -114,6 +114,14 @@ def substitute(tree: Node, names: dict[str, Node]) -> Node:
     return Node(tree.op, tuple(substitute(a, names) if isinstance(a, Node) else a for a in tree.args))
 
 
+def is_vector_sum(tree: Node) -> bool:
+    """Whether unit vectors i, j, k stand in it."""
+    return any(
+        n.op == "sym" and str(n.args[0]).startswith("vec ") and n.args[0][4:] in {"i", "j", "k", "imath", "jmath"}
+        for n in nodes(tree)
+    )
+
+
 def expand_signs(tree: Node) -> list[Node]:
     """The two trees that a plus-minus stands for (upper signs, lower signs); the tree alone if it has none."""
     if not has(tree, "pm", "mp"):
