@@ -12,7 +12,14 @@ from verifiers.mathematics.policy import MathParams
 from verifiers.mathematics.quantities import explicitly_rounded, quantity
 from verifiers.mathematics.regions import COLLECTIONS, FLIPPED, NotRegion, looks_like_region, same_region
 from verifiers.mathematics.residues import classes, congruent, same_ratio
-from verifiers.mathematics.shapes import bare_point, in_the_case_of, is_scaled, spread, without_quantifiers
+from verifiers.mathematics.shapes import (
+    bare_point,
+    in_the_case_of,
+    is_scaled,
+    spread,
+    with_all_items,
+    without_quantifiers,
+)
 from verifiers.mathematics.tree import (
     EMPTY,
     INF,
@@ -38,7 +45,7 @@ def match(gold: Node, said: Node, params: MathParams) -> bool | None:
     """Whether `said` answers `gold`; None if that could not be decided."""
     if gold == said:
         return True
-    gold, said = without_quantifiers(gold), without_quantifiers(said)
+    gold, said = (with_all_items(without_quantifiers(t)) for t in (gold, said))
     if has(said, "undone") or has(gold, "undone"):
         return (
             gold == last(said) or last(gold) == last(said) if has(gold, "undone") else _undone_chain(gold, said, params)

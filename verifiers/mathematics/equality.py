@@ -56,11 +56,19 @@ def same(a: Node, b: Node) -> bool | None:
         return False if _has_value(a) else None
     except TooBig:
         if not names:
-            return None
+            return _same_powers(a, b)
     try:
         return _same_at_points(a, b, names, whole)
     except (NotExact, TooBig, Undefined):
         return False if not names and _has_value(a) and not _has_value(b) else None
+
+
+def _same_powers(a: Node, b: Node) -> bool | None:
+    """Whether two powers too big to be worked out are the same: b^x is b^y, for a whole b above 1, where x is y."""
+    if not a.op == b.op == "pow" or a.args[0] != b.args[0] or a.args[0].op != "num":
+        return None
+    base = a.args[0].args[0]
+    return same(a.args[1], b.args[1]) if isinstance(base, int) and base > 1 else None
 
 
 def _has_value(tree: Node) -> bool:

@@ -38,6 +38,8 @@ DIGIT = re.compile(r"\d")
 BRACE_COMMA = re.compile(r"(?<=\d)(?:\\(?:text|textnormal|mathrm|mbox|hbox))?\{,\}(?=\d)")
 PLAIN_ROOT = re.compile(r"\\root\s*\{?\s*(\w{1,9})\s*\}?\s*\\of\b\s*(?=[\w{\\])")
 RUPEES = re.compile(r"\\(?:text|textnormal|mathrm|mbox)\{\s*Rs\.?\s*\}(?:\s|~|\\[,;: ])*(?=\d)")
+BOLD_START = re.compile(r"^\s{0,3}\*\*([^*]+)\*\*(?=[\s.,;:!)]|$)")
+LEFT_OUT = re.compile(r",\s?\.\.\.\s?,")
 DIGIT_GROUPS = re.compile(r"(?<=\d) +(?=\d)")
 DECIMAL_COMMA = re.compile(r"(?<![\d,.])(\d+),(\d+)(?![\d,.])")
 NUMBER_AND_FRACTION = re.compile(r"(?<=\d)\s*(?:\\text\{\s*)?\band\b(?:\s*\})?\s*(?=\d+\s?/\s?\d|\\[dt]?frac)")
@@ -161,6 +163,10 @@ class Reading:
 def clean(text: str, comma_is_decimal: bool = False) -> str:
     """`text` in ASCII LaTeX without math delimiters, outer quotes, emphasis, braces and final punctuation."""
     text = ascii_latex(text)
+    if "**" in text[:4]:
+        text = BOLD_START.sub(r"\1", text)
+    if "..." in text:
+        text = LEFT_OUT.sub(r",\\ldots,", text)
     if text.startswith("``") and text.endswith("''"):
         text = text[2:-2]
     text = text.strip(OUTSIDE)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from verifiers.mathematics.regions import COLLECTIONS
-from verifiers.mathematics.tree import PI, Node, has, nodes, substitute, variables
+from verifiers.mathematics.tree import DOTS, PI, Node, has, nodes, num, substitute, variables
 from verifiers.mathematics.values import INTEGRATION_CONSTANTS
 
+MAX_ITEMS = 1_000
 WHOLE_NAMES = frozenset("nkmlj")
 """Names for any whole number in a family of angles: n pi is k pi."""
 
@@ -56,6 +59,27 @@ def spread(tree: Node) -> Node:
     if any(n.op != "sym" for n in names) or value.op == "sym":
         return tree
     return Node("list", tuple(Node("rel", (n, "=", value)) for n in names))
+
+
+def with_all_items(tree: Node) -> Node:
+    """1, 2, 3, 4, 5 of 1, 2, ..., 5: whole numbers, at least two before the dots, whose step leads to those behind."""
+    if DOTS not in tree.args or tree.op not in {"set", *COLLECTIONS}:
+        return tree
+    at = tree.args.index(DOTS)
+    before, after = _whole(tree.args[:at]), _whole(tree.args[at + 1 :])
+    if len(before) < 2 or not after or len(before) + len(after) + 1 != len(tree.args):
+        return tree
+    first, step = before[0], before[1] - before[0]
+    count = (after[-1] - first) // step + 1 if step else 0
+    if not len(before) + len(after) <= count <= MAX_ITEMS:
+        return tree
+    items = [first + step * i for i in range(count)]
+    shown = items[:at] == before and items[count - len(after) :] == after
+    return Node(tree.op, tuple(num(i) for i in items)) if shown else tree
+
+
+def _whole(items: tuple[Any, ...]) -> list[int]:
+    return [a.args[0] for a in items if isinstance(a, Node) and a.op == "num" and isinstance(a.args[0], int)]
 
 
 def without_quantifiers(tree: Node) -> Node:
