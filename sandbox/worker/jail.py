@@ -247,7 +247,8 @@ def _change_uid(jail: Jail, uid: int, library: str) -> None:
             os.chown(folder, uid, uid)
         os.setgroups([])
         os.setresgid(uid, uid, uid)
-        kernel.prctl(kernel.PR_SET_KEEPCAPS, int(not is_open))
+        if not is_open:
+            kernel.prctl(kernel.PR_SET_KEEPCAPS, 1)
         os.setresuid(uid, uid, uid)
         if not is_open:
             kernel.keep_only(kernel.CAP_DAC_READ_SEARCH)
@@ -318,7 +319,9 @@ def limit(pid: int, order: Order, jail: Jail) -> None:
         if jail.counts_processes:
             limits.append((resource.RLIMIT_NPROC, order.processes + 2))  # and the worker and its forker
         elif jail.worker_counts:
-            limits.append((resource.RLIMIT_NPROC, order.processes + (crowd.total(jail.proc) or _MANY) + _MANY))
+            others, hard = crowd.total(jail.proc) or _MANY, resource.getrlimit(resource.RLIMIT_NPROC)[1]
+            most = others + order.processes + _MANY
+            limits.append((resource.RLIMIT_NPROC, most if hard == resource.RLIM_INFINITY else min(most, hard)))
     for name, value in limits:
         resource.prlimit(pid, name, (value, value))
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
+import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +27,7 @@ WALLS = {
     "own uid": ["landlock", "seccomp", "uid"],
     "counted": ["landlock", "seccomp"],
 }
+ROOT = Path(__file__).resolve().parents[2]
 FLOOD = "f() { f | f & }; f; "
 
 
@@ -74,6 +78,26 @@ def test_the_kernel_bounds_processes_everywhere(pool: sandbox.Pool) -> None:
     result = sandbox.run_language("bash", "ulimit -u", [{"input": "", "output": ""}], limits=LIMITS, pool=pool)
     bound = int(result.tests[0].stdout)
     assert threads + 256 < bound < threads + 2048 if is_counted(pool) else bound == LIMITS.processes + 2
+
+
+def test_an_ordinary_users_own_bound_may_be_lower() -> None:
+    """What he may not raise is left as it is, and his programs run."""
+    python, become = "/usr/bin/python3", shutil.which("setpriv")
+    if os.geteuid() != 0 or not become or not os.access(python, os.X_OK):
+        pytest.skip("needs root, setpriv and an interpreter that others may run")
+    code = (
+        "import resource, sandbox; resource.setrlimit(resource.RLIMIT_NPROC, (700, 700))\n"
+        "from sandbox import languages\n"
+        f"pool = sandbox.Pool(workers=1, walls={WALLS['counted']}, tools=languages.TOOLS)\n"
+        "tests = [{'input': '', 'output': '700'}]\n"
+        "print(sandbox.run_language('bash', 'ulimit -u', tests, pool=pool)); pool.close()"
+    )
+    done = subprocess.run(
+        [become, "--reuid", "65533", "--regid", "65533", "--clear-groups", python, "-B", "-c", code],
+        cwd=tempfile.gettempdir(), capture_output=True, text=True, timeout=300,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    assert "passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_flood_whose_worker_is_killed_ends_too(pool: sandbox.Pool) -> None:
