@@ -101,7 +101,7 @@ def test_an_ordinary_users_own_bound_may_be_lower() -> None:
 
 
 def test_a_flood_whose_worker_is_killed_ends_too(pool: sandbox.Pool) -> None:
-    """Its processes live so shortly that a list of them is out of date when it is read."""
+    """Also what it starts while the judge cleans up: it doubles until the signal to its group."""
     with sandbox.Pool(workers=1, walls=pool._walls, tools=languages.TOOLS) as own, ThreadPoolExecutor(1) as thread:
         assert own.isolation.level == pool.isolation.level
         (worker,) = worker_pids(own)
