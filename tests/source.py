@@ -46,8 +46,10 @@ class Import:
     line: int
 
 
-def imports_of(source: str, module: str) -> Iterator[Import]:
-    """What a file imports, at any depth, by statement or by a literal import_module; typing-only blocks are left out.
+def imports_of(source: str, module: str, typing_too: bool = False) -> Iterator[Import]:
+    """The imports of a file, at any depth, by statement or by a literal import_module.
+
+    Typing-only blocks are left out unless `typing_too`.
 
     `from package import name` counts as package.name where that could be a module, and relative ones are resolved
     against `module`, the file's own dotted name.
@@ -55,7 +57,8 @@ def imports_of(source: str, module: str) -> Iterator[Import]:
     todo: list[ast.AST] = [ast.parse(source)]
     while todo:
         node = todo.pop()
-        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+        is_typing = isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+        if isinstance(node, ast.If) and is_typing and not typing_too:
             todo.extend(node.orelse)
             continue
         if isinstance(node, ast.Import):

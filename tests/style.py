@@ -1,0 +1,218 @@
+"""Checks of the project's structure and language, as functions over source text.
+
+`python -m tests.style [PATH ...]` lists every finding under the paths, which is the way to look while writing;
+`tests/test_house.py` asserts that there is none.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from tests.source import ROOT, all_files, code_files, dotted, imports_of, relative
+
+MAX_FIELDS = 16
+MAX_PARAMETERS = 8
+OPENINGS = {"What", "Whether", "How", "Where", "Those", "Of", "Whoever", "Whatever", "Whichever"}
+"""A docstring that begins with one of these has no subject and verb, or hides them."""
+BARRED_NAMES = {"found", "said", "given", "one"}
+"""Names of variables that say nothing of what they hold."""
+BARRED = {
+    r"\bhang(?:s|ing)? on\b": "depend on",
+    r"\bbeside\b": "next to, with, while",
+    r"\bstands?\b(?! for\b)": "is, exists, occurs",
+    r"\banew\b": "again",
+    r"\b(?:go|goes|going|gone|went) on\b": "continue, resume",
+    r"\botherwise than\b": "differently",
+    r"\b(?:is|are|was|were) said\b": "is reported",
+    r"\b(?:came|comes?) of\b": "result",
+    r"\b(?:held|hold|holds) against\b": "compare to",
+    r"\b(?:is|are|was|were) no more\b": "is gone",
+    r"\bmend(?:s|ed|ing)?\b": "fix",
+    r"\bhand(?:s|ed|ing)? (?:it |them |weights )?over\b": "publish, pass",
+    r"\bflights?\b": "in-flight batch",
+    r"\bwhoever\b": "who",
+}
+"""Pattern -> the plain words to write in its place."""
+SPEAKERS = {"say", "print", "warn", "error", "add_parser", "add_argument", "Field", "note", "fail"}
+"""A text in a call of one of these is read by people."""
+
+
+def cycles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
+    """The strongly connected groups of more than one node, each sorted (Tarjan's algorithm, without recursion)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    on_stack: set[str] = set()
+    groups = []
+    for root in sorted(graph):
+        if root in index:
+            continue
+        work: list[tuple[str, Iterator[str]]] = [(root, iter(sorted(graph[root])))]
+        index[root] = low[root] = len(index)
+        stack.append(root)
+        on_stack.add(root)
+        while work:
+            node, rest = work[-1]
+            child = next(rest, None)
+            if child is None:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[node])
+                if low[node] == index[node]:
+                    group = []
+                    while not group or group[-1] != node:
+                        group.append(stack.pop())
+                        on_stack.discard(group[-1])
+                    if len(group) > 1:
+                        groups.append(sorted(group))
+            elif child not in index and child in graph:
+                index[child] = low[child] = len(index)
+                stack.append(child)
+                on_stack.add(child)
+                work.append((child, iter(sorted(graph[child]))))
+            elif child in on_stack:
+                low[node] = min(low[node], index[child])
+    return groups
+
+
+def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """Dotted module name -> the modules among `sources` that it imports, at any depth, for types too."""
+    graph: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        graph[module] = set()
+        for imported in imports_of(source, module, typing_too=True):
+            name = imported.module
+            while name and name not in sources and name + ".__init__" not in sources:
+                name = name.rpartition(".")[0]  # `from module import name`
+            if name and name != module and name in sources:
+                graph[module].add(name)
+    return graph
+
+
+def wide_dataclasses(source: str) -> list[tuple[str, int, int]]:
+    """(class, line, fields) of dataclasses with more than MAX_FIELDS fields."""
+    wide = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(d) for d in node.decorator_list):
+            count = sum(isinstance(s, ast.AnnAssign) for s in node.body)
+            if count > MAX_FIELDS:
+                wide.append((node.name, node.lineno, count))
+    return wide
+
+
+def long_signatures(source: str) -> list[tuple[str, int, int]]:
+    """(function, line, parameters) of functions with more than MAX_PARAMETERS parameters, `self` not counted."""
+    long = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            a = node.args
+            names = [x.arg for x in (*a.posonlyargs, *a.args, *a.kwonlyargs)]
+            count = len([n for n in names if n not in ("self", "cls")])
+            if count > MAX_PARAMETERS:
+                long.append((node.name, node.lineno, count))
+    return long
+
+
+def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, text) of every docstring, those below fields and constants included."""
+    for node in ast.walk(tree):
+        for statement in getattr(node, "body", []) if not isinstance(node, ast.Lambda | ast.IfExp) else []:
+            match statement:
+                case ast.Expr(value=ast.Constant(value=str(text))):
+                    yield statement.lineno, text
+
+
+def bad_openings(source: str) -> list[tuple[int, str]]:
+    """(line, first line) of docstrings that begin with one of OPENINGS."""
+    lines = ((number, text.strip().splitlines()[0]) for number, text in docstrings(ast.parse(source)) if text.strip())
+    return [(number, text) for number, text in lines if re.split(r"\W", text)[0] in OPENINGS]
+
+
+def barred_names(source: str) -> list[tuple[int, str]]:
+    """(line, name) of variables and parameters named by one of BARRED_NAMES."""
+    hits = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in BARRED_NAMES:
+            hits.append((node.lineno, node.id))
+        elif isinstance(node, ast.arg) and node.arg in BARRED_NAMES:
+            hits.append((node.lineno, node.arg))
+    return sorted(set(hits))
+
+
+def prose_of(source: str) -> Iterator[tuple[int, str]]:
+    """(line, text) of what people read in a Python file: docstrings, comments and messages."""
+    tree = ast.parse(source)
+    yield from docstrings(tree)
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise) or (isinstance(node, ast.Call) and _called(node) in SPEAKERS):
+            for inner in ast.walk(node):
+                if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
+                    yield inner.lineno, inner.value
+
+
+def _called(node: ast.Call) -> str:
+    return ast.unparse(node.func).rpartition(".")[2]
+
+
+def barred_words(lines: Iterable[tuple[int, str]]) -> list[tuple[int, str, str]]:
+    """(line, words, better words) of what BARRED forbids in the texts."""
+    hits = []
+    for number, text in lines:
+        for pattern, better in BARRED.items():
+            for match in re.finditer(pattern, text, re.IGNORECASE):
+                hits.append((number + text[: match.start()].count("\n"), match.group(), better))
+    return sorted(set(hits))
+
+
+def text_lines(path: Path) -> list[tuple[int, str]]:
+    """(line, text) of what people read in a file: pages whole, Python its prose, YAML its comments."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if path.suffix == ".py":
+        return list(prose_of(text))
+    numbered = list(enumerate(text.splitlines(), 1))
+    if path.suffix in (".yaml", ".yml"):
+        return [(n, line[line.index("#") :]) for n, line in numbered if "#" in line]
+    return numbered if path.suffix == ".md" else []
+
+
+def findings(paths: Iterable[Path]) -> Iterator[str]:
+    """Every finding in the files, as `file:line: what`."""
+    for path in sorted(paths):
+        where, text = relative(path), path.read_text(encoding="utf-8", errors="replace")
+        yield from (f"{where}:{n}: {words!r}: write {better}" for n, words, better in barred_words(text_lines(path)))
+        if path.suffix != ".py" or where.startswith("tests/"):
+            continue
+        yield from (f"{where}:{n}: docstring begins {line[:60]!r}" for n, line in bad_openings(text))
+        yield from (f"{where}:{n}: variable named {name!r}" for n, name in barred_names(text))
+        if not where.startswith("pipeline/config/"):
+            yield from (f"{where}:{n}: {name} has {count} fields" for name, n, count in wide_dataclasses(text))
+        yield from (f"{where}:{n}: {name} has {count} parameters" for name, n, count in long_signatures(text))
+
+
+def main(under: list[str]) -> int:
+    """Print the findings under the paths given, then the import cycles of the whole tree; 1 where there are any."""
+    roots = [(ROOT / u).resolve() for u in under] or [ROOT]
+    files = [p for p in all_files() if any(p.is_relative_to(r) for r in roots)]
+    listed = list(findings(files))
+    listed += [f"import cycle: {', '.join(group)}" for group in cycles(import_graph(sources()))]
+    print(*listed, sep="\n")
+    print(f"{len(listed)} findings")
+    return int(bool(listed))
+
+
+def sources() -> dict[str, str]:
+    """Dotted name -> source of every file of the product."""
+    return {dotted(p).removesuffix(".__init__"): p.read_text() for p in code_files()}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
