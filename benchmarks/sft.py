@@ -96,7 +96,7 @@ def workload(kind: str, steps: int) -> tuple[Any, Any, Texts]:
     """Model, tokenizer and texts in tokens."""
     from pipeline.config.load import load_recipe
     from pipeline.models.load import create_model
-    from pipeline.stages.build import build_tokenizer
+    from pipeline.run.build import build_tokenizer
 
     path = ROOT / "configs" / "demo.yaml"
     config = load_recipe(path, [f"model.create.config.max_position_embeddings={CONTEXT}"])

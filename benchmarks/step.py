@@ -109,10 +109,10 @@ def compare_overlap(asked: argparse.Namespace) -> None:
     The same responses each time, the two ways in turn, in one process: medians over all steps.
     """
     from pipeline.config.load import load_recipe
+    from pipeline.loop.steps import generate, next_prompts, verify
     from pipeline.models.load import quiet
+    from pipeline.report.progress import Silent
     from pipeline.scoring.remembered import Remembered
-    from pipeline.stages.progress import Silent
-    from pipeline.stages.steps import generate, next_prompts, verify
     from pipeline.stages.train import opened, run_folder
 
     quiet()
@@ -153,7 +153,7 @@ def compare_overlap(asked: argparse.Namespace) -> None:
 
 def run(config: Any, base: Path, mode: str) -> None:
     """The run, with or without Prefect."""
-    from pipeline.stages.progress import Silent
+    from pipeline.report.progress import Silent
     from pipeline.stages.train import run_folder, train
 
     if mode == "none":

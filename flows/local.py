@@ -9,8 +9,8 @@ from typing import Any
 
 from flows.server import QUIET, EmbeddedServer
 from pipeline.config.run import RunConfig
-from pipeline.stages.prepare import RunData
-from pipeline.stages.session import Resume
+from pipeline.run.data import RunData
+from pipeline.run.session import Resume
 
 
 def run_here(config: RunConfig, base_dir: Path, resume: Resume) -> tuple[Path, dict[str, Any]]:
@@ -62,7 +62,7 @@ def _run_flow(
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
     from flows.train import Job, run_job
-    from pipeline.stages.progress import for_terminal
+    from pipeline.report.progress import for_terminal
 
     progress = for_terminal()
     if server is not None:

@@ -13,8 +13,8 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact, cr
 from prefect.events import emit_event
 from prefect.logging import get_run_logger
 
+from pipeline.report.progress import Lines, Progress
 from pipeline.report.round import round_markdown, round_samples
-from pipeline.stages.progress import Lines, Progress
 
 
 class RunLog(StringIO):

@@ -18,12 +18,12 @@ from flows.shown import Listener, show_link
 from pipeline.config.recipes import Request
 from pipeline.config.run import RunConfig
 from pipeline.launch import launch
+from pipeline.loop.steps import Steps
+from pipeline.report.progress import Progress
 from pipeline.report.result import result_markdown
 from pipeline.report.round import run_tags
-from pipeline.stages.prepare import RunData
-from pipeline.stages.progress import Progress
-from pipeline.stages.session import Resume, Session
-from pipeline.stages.steps import Steps
+from pipeline.run.data import RunData
+from pipeline.run.session import Resume, Session
 from pipeline.stages.train import finish, opened, prepare_run, remaining, run_folder, run_items
 
 FOLDED = frozenset({"step", "train", "evaluate"})

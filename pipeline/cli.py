@@ -174,7 +174,7 @@ def _train(arguments: argparse.Namespace) -> int:
         first = as_rank(config.launch, folder) == 0
     if arguments.no_prefect or not first:
         from pipeline.models.load import quiet
-        from pipeline.stages.progress import for_terminal
+        from pipeline.report.progress import for_terminal
         from pipeline.stages.train import run_folder, train
 
         quiet()
@@ -208,7 +208,7 @@ def _say_result(folder: Path, summary: dict[str, object]) -> None:
 
 def _rate(arguments: argparse.Namespace) -> int:
     from pipeline.models.load import quiet
-    from pipeline.stages.progress import Lines
+    from pipeline.report.progress import Lines
     from pipeline.stages.rate import rate
 
     quiet()
@@ -230,7 +230,7 @@ def _with_model(arguments: argparse.Namespace) -> tuple[RunConfig, Path]:
 
 def _evaluate(arguments: argparse.Namespace) -> int:
     from pipeline.models.load import quiet
-    from pipeline.stages.progress import Lines
+    from pipeline.report.progress import Lines
     from pipeline.stages.train import evaluate_model
 
     quiet()

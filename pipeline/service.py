@@ -84,8 +84,8 @@ def _campaign(arguments: argparse.Namespace) -> int:
     from pipeline.config.recipes import Request, find_recipe, read_request
     from pipeline.launch import launch
     from pipeline.models.load import quiet
+    from pipeline.report.progress import for_terminal
     from pipeline.stages.campaign import fire
-    from pipeline.stages.progress import for_terminal
     from pipeline.stages.train import run_folder, train
 
     quiet()

@@ -20,8 +20,8 @@ from typing import Any
 import pipeline
 from pipeline.config.data import VerifierChoice
 from pipeline.config.sandbox import SandboxConfig
+from pipeline.report.progress import Silent
 from pipeline.stages.programs import open_sandbox
-from pipeline.stages.progress import Silent
 from pipeline.types import Attempt, Verdict
 from verifiers.base import load
 

@@ -7,19 +7,19 @@ from functools import partial
 from typing import Any
 
 from pipeline.config.stages import BASE
+from pipeline.loop.steps import Wrap, grades_beside
 from pipeline.report.estimates import PromptSamples, summarize_domain
 from pipeline.rollout.collect import collect
 from pipeline.rollout.engine import Sampling
+from pipeline.run import lag
+from pipeline.run.dealing import share_of, together
+from pipeline.run.rollouts import hand_over
+from pipeline.run.schedule import Item
+from pipeline.run.session import Session
 from pipeline.scoring.score import Tally
 from pipeline.scoring.select import form_groups
 from pipeline.seeds import stream
-from pipeline.stages import lag
 from pipeline.stages.rl import again, sample_rows, say_failures
-from pipeline.stages.runahead import hand_over
-from pipeline.stages.schedule import Item
-from pipeline.stages.session import Session
-from pipeline.stages.steps import Wrap, grades_beside
-from pipeline.stages.together import share_of, together
 from pipeline.types import Group, Prompt, Rollout
 
 SHOWN_PROMPTS = 24

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from pipeline.data.pairs import pairs_of
 from pipeline.preferences.base import Loss, PreferenceParams, load_preference
+from pipeline.run.session import Session
 from pipeline.seeds import stream
-from pipeline.stages.session import Session
 from pipeline.train.preference import (
     PreferenceBatch,
     PreferenceRow,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.errors import RunError
+from pipeline.loop.steps import Steps, Wrap
 from pipeline.report.files import write_atomic
-from pipeline.stages.epochs import chunks, num_steps, record_step, steps_until
-from pipeline.stages.pair_rows import kept_rows, made_rows
+from pipeline.run.schedule import Item
+from pipeline.run.session import Session, stage_folder
+from pipeline.stages._epochs import chunks, num_steps, record_step, steps_until
+from pipeline.stages._pairs import kept_rows, made_rows
 from pipeline.stages.pairwise import loss_of, settings_of
-from pipeline.stages.schedule import Item
-from pipeline.stages.session import Session, stage_folder
-from pipeline.stages.steps import Steps, Wrap
 from pipeline.train.preference import PreferenceRow, ReferenceTable, key_of, preference_update
 from pipeline.types import StepMetrics
 

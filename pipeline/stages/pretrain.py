@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pipeline.data.texts import pieces
-from pipeline.stages.schedule import Item
-from pipeline.stages.session import Session
+from pipeline.loop.steps import Steps, Wrap
+from pipeline.run.schedule import Item
+from pipeline.run.session import Session
 from pipeline.stages.sft import train_tokens
-from pipeline.stages.steps import Steps, Wrap
 from pipeline.train.texts import Row
 
 

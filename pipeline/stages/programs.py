@@ -12,8 +12,8 @@ from typing import Any
 import sandbox
 from pipeline.config.sandbox import SandboxConfig
 from pipeline.errors import ConfigError, IsolationError
+from pipeline.report.progress import Progress
 from pipeline.scoring.score import Bound
-from pipeline.stages.progress import Progress
 from verifiers import _place
 from verifiers._sandboxed import programs_of
 from verifiers.base import BoundVerifier

@@ -13,11 +13,11 @@ from typing import Any
 from pipeline.config.run import RunConfig
 from pipeline.data.rows import row_of
 from pipeline.errors import ConfigError, DataError
-from pipeline.stages.pair_rows import SAMPLED_AT_ONCE
-from pipeline.stages.progress import Progress
+from pipeline.loop.sampled_groups import sample_groups
+from pipeline.report.progress import Progress
+from pipeline.run.session import Session
+from pipeline.stages._pairs import SAMPLED_AT_ONCE
 from pipeline.stages.rl import say_failures
-from pipeline.stages.sampled import sample_groups
-from pipeline.stages.session import Session
 from pipeline.stages.train import opened
 from pipeline.train.checkpoint import disk_errors
 from pipeline.types import Group

@@ -12,15 +12,15 @@ from typing import Any
 from pipeline.config.reward_model import RewardModelConfig
 from pipeline.config.stages import MODEL
 from pipeline.errors import DataError, RunError
+from pipeline.loop.steps import Steps, Wrap
 from pipeline.models.load import save_folder
 from pipeline.report.store import read_jsonl
+from pipeline.run.folder import write_lines
+from pipeline.run.schedule import Item
+from pipeline.run.session import Session, stage_folder
 from pipeline.seeds import stream
-from pipeline.stages.epochs import chunks, num_steps, record_step, steps_until
-from pipeline.stages.lines import write_lines
-from pipeline.stages.pair_rows import paired_lines
-from pipeline.stages.schedule import Item
-from pipeline.stages.session import Session, stage_folder
-from pipeline.stages.steps import Steps, Wrap
+from pipeline.stages._epochs import chunks, num_steps, record_step, steps_until
+from pipeline.stages._pairs import paired_lines
 from pipeline.train.checkpoint import disk_errors
 from pipeline.train.reward_model import RewardModel, Sides
 from pipeline.types import Attempt, StepMetrics

@@ -8,19 +8,20 @@ from typing import Any
 
 from pipeline.config.stages import ReferenceConfig, RlConfig
 from pipeline.errors import NonFiniteError, RunError
+from pipeline.loop import scheduling as staleness
+from pipeline.loop.parity import hold_against_trainer
+from pipeline.loop.rollback import mark_start, watch
+from pipeline.loop.steps import Steps, Wrap, plain, restore_flights, stage_step, temperature
+from pipeline.run import lag
+from pipeline.run.build import hold_teacher
+from pipeline.run.collapse import num_roll_backs
+from pipeline.run.schedule import Item
+from pipeline.run.session import Session
+from pipeline.run.state import RunState
 from pipeline.scoring.audit import disagree
 from pipeline.scoring.score import Tally
 from pipeline.scoring.second import Opinions
 from pipeline.scoring.select import REASONS, acceptance_after, forecast, judge
-from pipeline.stages import lag, staleness
-from pipeline.stages.build import hold_teacher
-from pipeline.stages.guard import num_roll_backs
-from pipeline.stages.parity import hold_against_trainer
-from pipeline.stages.rewind import mark_start, watch
-from pipeline.stages.schedule import Item
-from pipeline.stages.session import Session
-from pipeline.stages.state import RunState
-from pipeline.stages.steps import Steps, Wrap, plain, restore_flights, stage_step, temperature
 from pipeline.types import Group, KeptTokens, StepMetrics, Verdict
 
 

@@ -14,20 +14,20 @@ from pipeline.config.stages import DEMONSTRATIONS
 from pipeline.data.rejection import REASONS, kept_of
 from pipeline.data.rows import row_of
 from pipeline.errors import DataError, RunError
+from pipeline.loop.sampled_groups import sample_groups
+from pipeline.loop.steps import Steps, Wrap
 from pipeline.report.files import write_atomic
 from pipeline.rollout.endpoint import ask_endpoint
 from pipeline.rollout.engine import Sampling
+from pipeline.run.data import prompt_room
+from pipeline.run.dealing import share_of, together
+from pipeline.run.folder import write_lines
+from pipeline.run.schedule import Item
+from pipeline.run.session import Session, stage_folder
 from pipeline.scoring.score import Tally
 from pipeline.seeds import stream
-from pipeline.stages.lines import write_lines
-from pipeline.stages.pair_rows import SAMPLED_AT_ONCE
-from pipeline.stages.prepare import prompt_room
+from pipeline.stages._pairs import SAMPLED_AT_ONCE
 from pipeline.stages.rl import say_failures
-from pipeline.stages.sampled import sample_groups
-from pipeline.stages.schedule import Item
-from pipeline.stages.session import Session, stage_folder
-from pipeline.stages.steps import Steps, Wrap
-from pipeline.stages.together import share_of, together
 from pipeline.types import Group, Prompt, ScoredRollout, StepMetrics
 
 HINTED = "/hinted"

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from pipeline.config.stages import PretrainConfig, SftConfig
 from pipeline.errors import NonFiniteError
-from pipeline.stages.epochs import chunks, num_steps, record_step, steps_until
+from pipeline.loop.steps import Steps, Wrap, demonstration_rows
+from pipeline.run.schedule import Item
+from pipeline.run.session import Session
+from pipeline.stages._epochs import chunks, num_steps, record_step, steps_until
 from pipeline.stages.evaluate import evaluate
-from pipeline.stages.schedule import Item
-from pipeline.stages.session import Session
-from pipeline.stages.steps import Steps, Wrap, demonstration_rows
 from pipeline.train.texts import Row, text_gradient
 from pipeline.types import StepMetrics
 

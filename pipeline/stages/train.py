@@ -12,17 +12,17 @@ from typing import Any
 
 from pipeline.config.run import RunConfig
 from pipeline.config.stages import BASE, RoundsConfig
+from pipeline.loop.rollback import RolledBack
+from pipeline.loop.steps import Steps, Wrap, plain, stage_step
 from pipeline.report.exposition import exposed
 from pipeline.report.page import build_page
+from pipeline.report.progress import Progress, Silent
 from pipeline.report.summary import build_summary
-from pipeline.stages.build import build_tokenizer, context_of, device_of
+from pipeline.run.build import build_tokenizer, context_of, device_of
+from pipeline.run.data import RunData, prepare_data
+from pipeline.run.schedule import Item, position, schedule
+from pipeline.run.session import Resume, Session, enter, locked, open_session
 from pipeline.stages.evaluate import evaluate
-from pipeline.stages.prepare import RunData, prepare_data
-from pipeline.stages.progress import Progress, Silent
-from pipeline.stages.rewind import RolledBack
-from pipeline.stages.schedule import Item, position, schedule
-from pipeline.stages.session import Resume, Session, enter, locked, open_session
-from pipeline.stages.steps import Steps, Wrap, plain, stage_step
 from pipeline.train.ranks import Ranks, join, leave
 from pipeline.train.watch import SPARE_S, WATCH
 

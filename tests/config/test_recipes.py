@@ -16,7 +16,7 @@ from pipeline.config.data import Source
 from pipeline.config.load import load_recipe, read_tree
 from pipeline.data.prompts import load_prompts
 from pipeline.errors import ConfigError
-from pipeline.stages.progress import Silent
+from pipeline.report.progress import Silent
 from pipeline.stages.train import train
 from pipeline.types import Prompt
 from tests.data.rows import write_rows

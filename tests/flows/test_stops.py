@@ -20,7 +20,7 @@ from flows.server import free_port
 from pipeline.config.recipes import asked_for
 from pipeline.launch import GRACE_S
 from pipeline.report.files import iterate_jsonl
-from pipeline.stages.progress import Silent
+from pipeline.report.progress import Silent
 from pipeline.stages.train import train
 from tests.flows.served import PICTURES, Served, alive, commands, family, until
 from tests.stages.kill_driver import fingerprint

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.stages.progress import Silent
+from pipeline.report.progress import Silent
 from pipeline.stages.train import train
 from tests.launch.runs import OWNER, ROOT, by_one
 from tests.stages.tiny import TREE, tiny

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from pipeline.config.load import load_recipe
 from pipeline.launch import launch
-from pipeline.stages.progress import Silent
+from pipeline.report.progress import Silent
 from pipeline.stages.train import train
 from tests.launch.words import folder_of, overrides, words_of
 

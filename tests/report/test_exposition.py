@@ -136,8 +136,8 @@ def test_none_serves_nothing(tmp_path: Path) -> None:
 @pytest.mark.integration
 def test_a_run_serves_its_metrics_while_it_goes_on(tmp_path: Path, port: int) -> None:
     """Asked from inside the run at the end of each round; the count of verdicts is that of the responses."""
-    from pipeline.stages.progress import Silent
-    from pipeline.stages.steps import Steps
+    from pipeline.loop.steps import Steps
+    from pipeline.report.progress import Silent
     from pipeline.stages.train import opened, remaining, run_items
     from tests.stages.tiny import tiny
 

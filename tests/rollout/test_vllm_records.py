@@ -14,7 +14,7 @@ from pipeline.rollout.engine import Request, Sampling
 from pipeline.rollout.vllm_engine import Policy, engine_arguments
 from pipeline.rollout.vllm_records import Records, bounded, kept_tokens, prepare, routing, unpacked
 from pipeline.rollout.vllm_server import VllmServerEngine
-from pipeline.stages.build import records_of
+from pipeline.run.build import records_of
 from tests.models.families import build
 from tests.rollout.fake_server import FakeServer
 from tests.stages.tiny import tiny

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.run import RunConfig
-from pipeline.stages.progress import Silent
-from pipeline.stages.steps import Steps
+from pipeline.loop.steps import Steps
+from pipeline.report.progress import Silent
 from pipeline.stages.train import finish, opened, remaining, run_items
 from tests.stages.kill_driver import fingerprint
 

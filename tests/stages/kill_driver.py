@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
+from pipeline.loop import rollback as rewind
+from pipeline.loop.steps import Steps
 from pipeline.models.load import create_model, quiet
+from pipeline.report.progress import Silent
 from pipeline.report.store import Store
-from pipeline.stages import rewind
-from pipeline.stages.build import build_tokenizer
-from pipeline.stages.progress import Silent
-from pipeline.stages.steps import Steps
+from pipeline.run.build import build_tokenizer
 from pipeline.stages.train import finish, opened, remaining, run_items
 from tests.stages.tiny import tiny
 
@@ -206,8 +206,8 @@ IN_EACH_STAGE: dict[str, list[tuple[str, int, str]]] = {
     "rl_again": [("next_prompts", 1, "before"), ("update", 2, "after")],
 }
 """Stage -> kills of one run that has them all, one after the other: before the stage did anything, and within it."""
-SMALL_CHUNKS = {"pipeline.stages.epochs.CHUNK_STEPS": 5, "pipeline.stages.sample.SAMPLED_AT_ONCE": 12}
-SMALL_CHUNKS["pipeline.stages.pair_rows.SAMPLED_AT_ONCE"] = 12
+SMALL_CHUNKS = {"pipeline.stages._epochs.CHUNK_STEPS": 5, "pipeline.stages.sample.SAMPLED_AT_ONCE": 12}
+SMALL_CHUNKS["pipeline.stages._pairs.SAMPLED_AT_ONCE"] = 12
 """So that short stages have a middle, with checkpoints in it."""
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from pipeline.models.load import save_folder
 from pipeline.rollout.vllm_process import HOST, flags, watched
-from pipeline.stages.build import build_policy, build_tokenizer
+from pipeline.run.build import build_policy, build_tokenizer
 
 ARGUMENTS = {
     "enable_scale_out": True,

@@ -15,11 +15,11 @@ import torch
 
 from pipeline.config.sections import OptimizerConfig
 from pipeline.errors import ConfigError, DataError
+from pipeline.loop.steps import Steps, with_baseline
+from pipeline.report.progress import Silent
 from pipeline.rl.objective import compute_advantages
 from pipeline.rl.shaping import length_penalty
 from pipeline.seeds import stream
-from pipeline.stages.progress import Silent
-from pipeline.stages.steps import Steps, with_baseline
 from pipeline.stages.train import opened, remaining, run_items
 from pipeline.train.step import update
 from pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict

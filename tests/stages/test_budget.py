@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from pipeline.errors import ConfigError
+from pipeline.loop.scheduling import affordable, out_of_tokens
+from pipeline.loop.steps import Steps
 from pipeline.rollout.scripted_engine import ScriptedEngine
 from pipeline.stages.rl import run as train_round
-from pipeline.stages.staleness import affordable, out_of_tokens
-from pipeline.stages.steps import Steps
 from tests.stages.test_rl import round_of, rows, session_of
 from tests.stages.tiny import tiny
 

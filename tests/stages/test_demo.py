@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.load import load_recipe
-from pipeline.stages.build import build_tokenizer, context_of
-from pipeline.stages.prepare import RunData, prepare_data
+from pipeline.run.build import build_tokenizer, context_of
+from pipeline.run.data import RunData, prepare_data
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 

@@ -11,7 +11,7 @@ import yaml
 from pipeline.config.load import dump, load_recipe, only_stages, parse
 from pipeline.config.run import RunConfig
 from pipeline.errors import CheckpointError, ConfigError
-from pipeline.stages.stale import differences, recipe_fields
+from pipeline.run.fingerprints import differences, recipe_fields
 from tests.stages.broken import Broken, goes_on_as_if_never_broken, run
 from tests.stages.tiny import tiny
 

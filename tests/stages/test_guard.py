@@ -16,14 +16,14 @@ import pytest
 from pipeline.config.guard import GuardConfig
 from pipeline.config.run import RunConfig
 from pipeline.errors import ConfigError, RunError
+from pipeline.loop.rollback import rewind
+from pipeline.loop.steps import Steps, plain
 from pipeline.report.exposition import Reading
 from pipeline.report.files import read_run
-from pipeline.stages.guard import LIMITS, good_serials, measures, note, observe, settled
-from pipeline.stages.progress import Silent
-from pipeline.stages.rewind import rewind
-from pipeline.stages.session import settle
-from pipeline.stages.state import RunState
-from pipeline.stages.steps import Steps, plain
+from pipeline.report.progress import Silent
+from pipeline.run.collapse import LIMITS, good_serials, measures, note, observe, settled
+from pipeline.run.session import settle
+from pipeline.run.state import RunState
 from pipeline.stages.train import finish, opened, remaining, run_items, run_of, upcoming
 from tests.stages.kill_driver import AROUND_ROLL_BACKS
 from tests.stages.tiny import tiny

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from pipeline.errors import CheckpointError, ConfigError
-from pipeline.stages import lag
-from pipeline.stages.progress import Silent
-from pipeline.stages.steps import Steps
+from pipeline.loop.steps import Steps
+from pipeline.report.progress import Silent
+from pipeline.run import lag
 from pipeline.stages.train import opened, remaining, run_items
 from tests.stages.test_algorithms import run
 from tests.stages.tiny import tiny

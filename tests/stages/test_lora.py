@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pipeline.models.load import load_model
-from pipeline.stages.progress import Silent
+from pipeline.report.progress import Silent
 from pipeline.stages.train import train
 from tests.stages.tiny import tiny
 

@@ -14,12 +14,12 @@ import torch
 from pipeline.algorithms.base import load_algorithm
 from pipeline.config.load import load_recipe
 from pipeline.errors import ConfigError
-from pipeline.stages.build import check_routing
-from pipeline.stages.parity import hold_against_trainer
-from pipeline.stages.progress import Silent
-from pipeline.stages.session import enter
-from pipeline.stages.state import RunState
-from pipeline.stages.steps import Steps
+from pipeline.loop.parity import hold_against_trainer
+from pipeline.loop.steps import Steps
+from pipeline.report.progress import Silent
+from pipeline.run.build import check_routing
+from pipeline.run.session import enter
+from pipeline.run.state import RunState
 from pipeline.stages.train import opened, remaining, run_items
 from tests.stages.test_algorithms import run
 from tests.stages.tiny import tiny

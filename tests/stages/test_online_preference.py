@@ -14,10 +14,10 @@ from pipeline.config.pairs import RUBRIC, JudgedConfig
 from pipeline.config.run import RunConfig
 from pipeline.config.scoring import ScoringConfig
 from pipeline.errors import ConfigError
+from pipeline.loop.sampled_groups import ranked, read_judgement
+from pipeline.report.progress import Silent
 from pipeline.rollout.engine import Completion
 from pipeline.scoring.score import Scorer
-from pipeline.stages.progress import Silent
-from pipeline.stages.sampled import ranked, read_judgement
 from pipeline.stages.train import train
 from pipeline.train.ranks import ALONE
 from pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict

@@ -13,16 +13,16 @@ import pytest
 import torch
 
 from pipeline.config.run import RunConfig
+from pipeline.loop.steps import Steps, grades_beside, plain, usable_cores
 from pipeline.report.page import build_page
+from pipeline.report.progress import Silent
 from pipeline.report.result import result_lines, result_markdown
 from pipeline.report.summary import build_summary
+from pipeline.run.schedule import Item
+from pipeline.run.session import Session
 from pipeline.scoring.ahead import Ahead
 from pipeline.stages.evaluate import evaluate
-from pipeline.stages.progress import Silent
 from pipeline.stages.rl import run as train_round
-from pipeline.stages.schedule import Item
-from pipeline.stages.session import Session
-from pipeline.stages.steps import Steps, grades_beside, plain, usable_cores
 from pipeline.stages.train import evaluate_model, opened, train
 from pipeline.types import Attempt, Verdict
 from tests.report.test_page import Reader

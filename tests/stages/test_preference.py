@@ -10,8 +10,8 @@ import pytest
 
 from pipeline.config.run import RunConfig
 from pipeline.errors import ConfigError, DataError, RunError
-from pipeline.stages.progress import Silent
-from pipeline.stages.steps import Steps
+from pipeline.loop.steps import Steps
+from pipeline.report.progress import Silent
 from pipeline.stages.train import opened, remaining, run_items, train
 from tests.stages.kill_driver import fingerprint
 from tests.stages.tiny import tiny
@@ -123,7 +123,7 @@ def killed_at(config: RunConfig, folder: Path, phase: str, number: int) -> None:
 def test_stopped_anywhere_and_resumed_ends_with_the_same_bytes(
     tmp_path: Path, start: Path, loss: str, every_part: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.stages.epochs.CHUNK_STEPS", 2)
+    monkeypatch.setattr("pipeline.stages._epochs.CHUNK_STEPS", 2)
     config = recipe(start, loss={"name": loss}, parts=2, sampled={**SAMPLED, "every_part": every_part})
     train(config, tmp_path, tmp_path / "whole", "auto", Silent())
     wanted = fingerprint(tmp_path / "whole")
@@ -138,7 +138,7 @@ def test_stopped_anywhere_and_resumed_ends_with_the_same_bytes(
 def test_a_reference_that_is_gone_is_not_made_anew_of_another_policy(
     tmp_path: Path, start: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.stages.epochs.CHUNK_STEPS", 1)
+    monkeypatch.setattr("pipeline.stages._epochs.CHUNK_STEPS", 1)
     killed_at(recipe(start), tmp_path / "run", "train", 2)
     next((tmp_path / "run/stages/preference").glob("reference-1-*")).unlink()
     with pytest.raises(RunError, match="the reference is no more"):

@@ -14,9 +14,9 @@ import pytest
 
 import sandbox
 from pipeline.errors import ConfigError, IsolationError
+from pipeline.run.fingerprints import differences, recipe_fields
+from pipeline.run.session import Session
 from pipeline.stages.programs import close_sandbox, open_sandbox
-from pipeline.stages.session import Session
-from pipeline.stages.stale import differences, recipe_fields
 from pipeline.stages.train import opened
 from sandbox.isolation import Isolation
 from sandbox.languages import LANGUAGES
@@ -87,7 +87,7 @@ def test_below_its_level_a_run_is_refused_before_a_policy_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     low_walls(monkeypatch)
-    monkeypatch.setattr("pipeline.stages.build.build_policy", lambda *_: pytest.fail("too late"))
+    monkeypatch.setattr("pipeline.run.build.build_policy", lambda *_: pytest.fail("too late"))
     with pytest.raises(IsolationError, match=r"landlock .not in this kernel.*set sandbox.min_level to 1"):
         with session_of(tmp_path, workers=1):
             pass

@@ -20,8 +20,8 @@ from pipeline.config.pairs import JudgedConfig
 from pipeline.config.run import RunConfig
 from pipeline.config.scoring import ScoringConfig
 from pipeline.errors import ConfigError, DataError
+from pipeline.loop.sampled_groups import ranked
 from pipeline.scoring.score import Scorer
-from pipeline.stages.sampled import ranked
 from pipeline.train.ranks import ALONE
 from pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 from tests.stages.broken import goes_on_as_if_never_broken, run

@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from pipeline.errors import NonFiniteError, RunError
+from pipeline.loop.steps import Steps
+from pipeline.report.progress import Silent
 from pipeline.rollout.scripted_engine import ScriptedEngine
-from pipeline.stages.progress import Silent
+from pipeline.run.schedule import Item, schedule
+from pipeline.run.session import Session
 from pipeline.stages.rl import run as train_round
-from pipeline.stages.schedule import Item, schedule
-from pipeline.stages.session import Session
-from pipeline.stages.steps import Steps
 from pipeline.stages.train import opened
 from pipeline.train import checkpoint
 from pipeline.types import Attempt, Verdict

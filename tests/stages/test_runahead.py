@@ -13,17 +13,17 @@ import pytest
 import torch
 
 from pipeline.errors import ConfigError, EngineError
+from pipeline.loop.scheduling import age_of
+from pipeline.loop.steps import Steps
+from pipeline.report.progress import Silent
 from pipeline.rollout.engine import Completion, Request, Sampling
 from pipeline.rollout.scripted_engine import ScriptedEngine
+from pipeline.run.dealing import share_of
+from pipeline.run.rollouts import RunAhead, flight_of
+from pipeline.run.session import Session
+from pipeline.run.state import Launched, RunState
 from pipeline.scoring.select import form_groups
-from pipeline.stages.progress import Silent
 from pipeline.stages.rl import run as train_round
-from pipeline.stages.runahead import RunAhead, flight_of
-from pipeline.stages.session import Session
-from pipeline.stages.staleness import age_of
-from pipeline.stages.state import Launched, RunState
-from pipeline.stages.steps import Steps
-from pipeline.stages.together import share_of
 from pipeline.stages.train import opened, remaining, run_items
 from pipeline.train.ranks import Ranks
 from pipeline.types import Group, Rollout, ScoredRollout, StepMetrics, Verdict

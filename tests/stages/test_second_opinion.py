@@ -11,12 +11,12 @@ import pytest
 
 from pipeline.config.scoring import SecondOpinionConfig
 from pipeline.errors import ConfigError
+from pipeline.loop.steps import Steps
 from pipeline.report.page import build_page
 from pipeline.scoring.audit import disagree
 from pipeline.scoring.second import SecondOpinions
 from pipeline.stages.rl import one_step
 from pipeline.stages.rl import run as train_round
-from pipeline.stages.steps import Steps
 from pipeline.types import Group, Prompt, ScoredRollout, Status, Verdict
 from tests.report.test_page import Reader
 from tests.scoring.fakes import Scripted, rollout

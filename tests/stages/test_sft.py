@@ -11,8 +11,8 @@ import pytest
 from pipeline.config.run import RunConfig
 from pipeline.data.texts import pieces
 from pipeline.errors import ConfigError, DataError
+from pipeline.report.progress import Silent
 from pipeline.stages.pretrain import text_rows
-from pipeline.stages.progress import Silent
 from pipeline.stages.train import opened, train
 from tests.stages.broken import goes_on_as_if_never_broken, run
 from tests.stages.tiny import tiny

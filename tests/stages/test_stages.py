@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
+from pipeline.loop.steps import Steps, demonstration_rows, stage_step, temperature
 from pipeline.report.curves import build_charts
 from pipeline.report.files import read_run
+from pipeline.report.progress import Silent
 from pipeline.report.summary import summarize
-from pipeline.stages.progress import Silent
-from pipeline.stages.schedule import Item, position, schedule
-from pipeline.stages.session import enter, stage_folder
-from pipeline.stages.state import RunState
-from pipeline.stages.steps import Steps, demonstration_rows, stage_step, temperature
+from pipeline.run.schedule import Item, position, schedule
+from pipeline.run.session import enter, stage_folder
+from pipeline.run.state import RunState
 from pipeline.stages.train import opened, remaining, run_items, train
 from tests.stages.tiny import tiny
 

@@ -12,10 +12,10 @@ import pytest
 
 from pipeline.config.run import RunConfig
 from pipeline.errors import CheckpointError, RunError
-from pipeline.stages import stale
-from pipeline.stages.progress import Silent
-from pipeline.stages.stale import ASIDE, RECORD, differences, put_aside_stale, read_record, recipe_fields
-from pipeline.stages.state import RunState
+from pipeline.report.progress import Silent
+from pipeline.run import fingerprints as stale
+from pipeline.run.fingerprints import ASIDE, RECORD, differences, put_aside_stale, read_record, recipe_fields
+from pipeline.run.state import RunState
 from pipeline.stages.train import prepare_run, train
 from tests.stages.broken import Broken, run
 from tests.stages.kill_driver import fingerprint

@@ -15,10 +15,10 @@ from safetensors.torch import load_file
 from pipeline.config.sections import LaunchConfig
 from pipeline.errors import ConfigError, RunError
 from pipeline.launch import launch
-from pipeline.stages.parity import TRUNCATED, action_of, corrected, hold_against_trainer
-from pipeline.stages.progress import Silent
-from pipeline.stages.stale import differences, recipe_fields
-from pipeline.stages.steps import Steps, temperature
+from pipeline.loop.parity import TRUNCATED, action_of, corrected, hold_against_trainer
+from pipeline.loop.steps import Steps, temperature
+from pipeline.report.progress import Silent
+from pipeline.run.fingerprints import differences, recipe_fields
 from pipeline.stages.train import opened, remaining, run_items, train
 from tests.stages.sevens import STEPS, learned, recipe, rows, write_verifier
 from tests.stages.test_rl import Heard, session_of

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from pipeline.errors import EngineError
-from pipeline.stages.progress import Silent
-from pipeline.stages.steps import Steps
+from pipeline.loop.steps import Steps
+from pipeline.report.progress import Silent
 from pipeline.stages.train import finish, opened, remaining, run_items, train
 from tests.stages.servers import GivenServer, assert_gone, strike
 from tests.stages.sevens import learned, recipe, rows, write_verifier

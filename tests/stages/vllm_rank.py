@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 from pipeline.launch import as_rank
+from pipeline.loop.steps import Steps, publish
 from pipeline.models.load import eos_ids
+from pipeline.report.progress import for_terminal
 from pipeline.rollout.engine import Request, Sampling
-from pipeline.stages.progress import for_terminal
-from pipeline.stages.steps import Steps, publish
 from pipeline.stages.train import finish, opened, remaining, run_items
 from tests.models.families import next_logits
 from tests.stages.servers import strike

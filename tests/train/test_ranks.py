@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import RunError
+from pipeline.run.dealing import share_of, summed
 from pipeline.scoring.score import Tally
-from pipeline.stages.together import share_of, summed
 from pipeline.train.collate import collate, deal, micro_batches, untrained
 from pipeline.train.ranks import ALONE, Ranks, told_ranks
 from pipeline.types import Prompt

@@ -15,22 +15,22 @@ from pipeline.config.preference import loop_parts
 from pipeline.config.run import RECORDING_ENGINES, RunConfig, parts_of
 from pipeline.config.stages import RlConfig
 from pipeline.errors import ConfigError
+from pipeline.loop.parity import corrected
+from pipeline.loop.sampled_groups import bind_grader
 from pipeline.models.load import create_model, eos_ids, load_model, load_tokenizer
 from pipeline.models.routing import num_experts, unreplayable
+from pipeline.report.progress import Progress
 from pipeline.rl.parts import Parts
 from pipeline.rollout.engine import Engine
 from pipeline.rollout.torch_engine import TorchEngine
 from pipeline.rollout.vllm_records import Records
+from pipeline.run.data import RunData
 from pipeline.scoring.purity import may_leave
 from pipeline.scoring.score import COMPONENT, Bound, Scorer, bind_components, bind_verifiers
 from pipeline.scoring.second import SecondOpinions
 from pipeline.seeds import derive
 from pipeline.stages.apart import Apart
-from pipeline.stages.parity import corrected
-from pipeline.stages.prepare import RunData
 from pipeline.stages.programs import open_sandbox
-from pipeline.stages.progress import Progress
-from pipeline.stages.sampled import bind_grader
 from pipeline.train.backend import Backend
 from pipeline.train.ranks import ALONE, Ranks, sharing_sequences
 from pipeline.train.torch_backend import TorchBackend
@@ -38,7 +38,7 @@ from pipeline.train.watch import SPARE_S, START_S
 from verifiers.base import load
 
 if TYPE_CHECKING:
-    from pipeline.stages.session import Session
+    from pipeline.run.session import Session
 
 PACKAGES = ("torch", "transformers", "prefect", "sympy", "math-verify", "numpy")
 

@@ -9,10 +9,10 @@ import torch
 
 from pipeline.config.sections import RolloutConfig
 from pipeline.errors import RunError
+from pipeline.loop.steps import sampling
 from pipeline.rl.parts import Mismatch, Parts
 from pipeline.rollout.collect import collect
-from pipeline.stages.session import Session
-from pipeline.stages.steps import sampling
+from pipeline.run.session import Session
 from pipeline.train.replay import recorded, replay_at
 from pipeline.types import Rollout
 

@@ -8,7 +8,7 @@ from pipeline.config.stages import BASE
 from pipeline.train import checkpoint
 
 if TYPE_CHECKING:
-    from pipeline.stages.session import Session
+    from pipeline.run.session import Session
 
 
 def begin_anew(session: Session, stage: str) -> None:
@@ -16,7 +16,7 @@ def begin_anew(session: Session, stage: str) -> None:
 
     Raises: CheckpointError where the end of the stage that it names cannot be trusted.
     """
-    from pipeline.stages.build import put_weights
+    from pipeline.run.build import put_weights
 
     (start,) = (s.start for s in session.recipe.stages if s.name == stage)
     state = session.state

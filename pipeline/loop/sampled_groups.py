@@ -11,11 +11,11 @@ from pipeline.config.pairs import Judge, JudgedConfig
 from pipeline.config.stages import MODEL
 from pipeline.rollout.collect import collect
 from pipeline.rollout.engine import Sampling
+from pipeline.run.dealing import share_of, together
+from pipeline.run.session import Session
 from pipeline.scoring.ahead import attempt_of
 from pipeline.scoring.score import Bound, Tally
 from pipeline.scoring.select import form_groups
-from pipeline.stages.session import Session
-from pipeline.stages.together import share_of, together
 from pipeline.types import Group, Prompt, ScoredRollout, Verdict
 from verifiers.base import load
 

@@ -17,7 +17,7 @@ from pipeline.data.render import Renderer
 from pipeline.data.rows import row_of
 from pipeline.data.texts import read_texts
 from pipeline.errors import ConfigError
-from pipeline.stages.pair_files import stage_pairs
+from pipeline.run.pair_files import stage_pairs
 from pipeline.train.checkpoint import disk_errors
 from pipeline.types import Prompt
 

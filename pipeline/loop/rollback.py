@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.errors import RunError
-from pipeline.stages import lag
-from pipeline.stages.guard import Sign, good_serials, keeps_checkpoints, num_roll_backs, observe
-from pipeline.stages.schedule import Item
-from pipeline.stages.session import Session, order_of, settle
-from pipeline.stages.state import RunState
+from pipeline.run import lag
+from pipeline.run.collapse import Sign, good_serials, keeps_checkpoints, num_roll_backs, observe
+from pipeline.run.schedule import Item
+from pipeline.run.session import Session, order_of, settle
+from pipeline.run.state import RunState
 from pipeline.train import checkpoint
 from pipeline.train.torch_backend import TorchBackend
 from pipeline.types import StepMetrics
@@ -93,7 +93,7 @@ def roll_back(session: Session, item: Item, found: Sequence[Sign], good: Path) -
 
 def rewind(session: Session, start: Path) -> None:
     """Make the session what it was at the checkpoint `start` of the present stage; `settle` brings its algorithm."""
-    from pipeline.stages.build import put_weights
+    from pipeline.run.build import put_weights
 
     if session.runahead is not None:
         session.runahead.forget()

@@ -20,10 +20,10 @@ from pipeline.config.data import VerifierChoice
 from pipeline.config.run import RunConfig
 from pipeline.errors import RunError
 from pipeline.report.files import write_atomic
+from pipeline.report.progress import Progress
 from pipeline.report.store import FILES
-from pipeline.stages.prepare import RunData
-from pipeline.stages.progress import Progress
-from pipeline.stages.state import RunState
+from pipeline.run.data import RunData
+from pipeline.run.state import RunState
 from pipeline.train import checkpoint
 
 RECORD, ASIDE = "stages.json", "stale"

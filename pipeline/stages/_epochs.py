@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Iterator
 
 from pipeline.errors import NonFiniteError
+from pipeline.run.schedule import Item
+from pipeline.run.session import Session
 from pipeline.seeds import stream
-from pipeline.stages.schedule import Item
-from pipeline.stages.session import Session
 from pipeline.types import StepMetrics
 
 CHUNK_STEPS = 50

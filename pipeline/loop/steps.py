@@ -19,23 +19,23 @@ from pipeline.config.stages import DEMONSTRATIONS, RlConfig
 from pipeline.data.prompts import read_demonstrations
 from pipeline.data.rows import SourceCounts, row_of
 from pipeline.errors import DataError
+from pipeline.loop.sampled_groups import ranked
 from pipeline.models.routing import num_experts
 from pipeline.rl.controllers import decayed_temperature
 from pipeline.rl.parts import Shaping
 from pipeline.rl.shaping import length_penalty
 from pipeline.rollout.collect import collect
+from pipeline.rollout.continuation import Asked
 from pipeline.rollout.engine import Sampling
-from pipeline.rollout.flight import Asked
+from pipeline.run import lag
+from pipeline.run.dealing import share_of, together
+from pipeline.run.folder import write_left_out
+from pipeline.run.rollouts import flight_of, hand_over
+from pipeline.run.session import Session, stage_folder
+from pipeline.run.state import Launched
 from pipeline.scoring.score import Tally
 from pipeline.scoring.select import Reason, form_groups, select
-from pipeline.stages import lag
-from pipeline.stages.lines import write_left_out
 from pipeline.stages.pairwise import from_pairs
-from pipeline.stages.runahead import flight_of, hand_over
-from pipeline.stages.sampled import ranked
-from pipeline.stages.session import Session, stage_folder
-from pipeline.stages.state import Launched
-from pipeline.stages.together import share_of, together
 from pipeline.train.step import Settings, update
 from pipeline.train.texts import Row
 from pipeline.types import Group, Prompt, Rollout, StepMetrics

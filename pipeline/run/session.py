@@ -20,22 +20,23 @@ from pipeline.data.ledger import PassRateLedger
 from pipeline.data.sampler import PromptSampler
 from pipeline.errors import InUse, RunError
 from pipeline.report.memory import note_peak
+from pipeline.report.progress import Progress, Silent
 from pipeline.report.store import Store
 from pipeline.report.trackers import Trackers
 from pipeline.rl.parts import Parts
 from pipeline.rollout.engine import Engine
+from pipeline.run import collapse as guard
+from pipeline.run import lag
+from pipeline.run.data import RunData
+from pipeline.run.fingerprints import Fingerprint, fingerprints, put_aside_stale, write_record
+from pipeline.run.opening import begin_anew
+from pipeline.run.rollouts import RunAhead, run_ahead
+from pipeline.run.schedule import position, schedule
+from pipeline.run.state import RunState
 from pipeline.scoring.ahead import Ahead
 from pipeline.scoring.score import Scorer
 from pipeline.scoring.second import SecondOpinions
-from pipeline.stages import guard, lag
-from pipeline.stages.begin import begin_anew
-from pipeline.stages.prepare import RunData
 from pipeline.stages.programs import close_sandbox
-from pipeline.stages.progress import Progress, Silent
-from pipeline.stages.runahead import RunAhead, run_ahead
-from pipeline.stages.schedule import position, schedule
-from pipeline.stages.stale import Fingerprint, fingerprints, put_aside_stale, write_record
-from pipeline.stages.state import RunState
 from pipeline.train import checkpoint
 from pipeline.train.backend import Backend
 from pipeline.train.ranks import ALONE, Ranks
@@ -288,7 +289,7 @@ def open_session(
     `folder` is where this process writes, `shared` (None: the same) the run's folder.
     Raises: RunError, CheckpointError, ConfigError, DataError.
     """
-    from pipeline.stages.build import build_backend, build_engine, build_graders, build_policy
+    from pipeline.run.build import build_backend, build_engine, build_graders, build_policy
 
     prints = fingerprints(config, data, base_dir) if ranks.is_first else []
     start = ranks.agree(lambda: find_checkpoint(shared or folder, resume, progress, prints))
@@ -355,7 +356,7 @@ def enter(session: Session, stage: str, anew: bool = False) -> None:
 
 def settle(session: Session) -> None:
     """Take recipe and algorithm from the stage that the state names, as far as that has come."""
-    from pipeline.stages.build import build_judge, resolve_parts
+    from pipeline.run.build import build_judge, resolve_parts
 
     session.config = guard.settled(session.recipe.of_stage(session.state.stage), session.state)
     session.parts = resolve_parts(session.config, session.backend.model)
@@ -391,7 +392,7 @@ def _controllers(parts: Parts, state: RunState) -> Controllers:
 
 def _write_down(session: Session) -> None:
     """The resolved recipe, and what the run is made with."""
-    from pipeline.stages.build import write_run_info
+    from pipeline.run.build import write_run_info
 
     with checkpoint.disk_errors(f"writing into {session.folder}"):
         (session.folder / "recipe.yaml").write_text(dump(session.recipe))

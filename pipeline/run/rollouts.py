@@ -17,16 +17,16 @@ import torch
 
 from pipeline.config.run import RunConfig
 from pipeline.errors import EngineError
+from pipeline.rollout.continuation import Asked, Flight, fly
 from pipeline.rollout.engine import Engine
-from pipeline.rollout.flight import Asked, Flight, fly
-from pipeline.stages.state import Launched
-from pipeline.stages.together import share_of
+from pipeline.run.dealing import share_of
+from pipeline.run.state import Launched
 from pipeline.train.ranks import Ranks
 from pipeline.types import Prompt, Rollout
 
 if TYPE_CHECKING:
     from pipeline.rollout.collect import Renders
-    from pipeline.stages.session import Session
+    from pipeline.run.session import Session
 
 
 @dataclass

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from pipeline.errors import CheckpointError, boundary
-from pipeline.stages.runahead import hand_over
+from pipeline.run.rollouts import hand_over
 
 if TYPE_CHECKING:
-    from pipeline.stages.session import Session
+    from pipeline.run.session import Session
 
 FILE = "published.pt"
 

@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.config.guard import GuardConfig, turned
 from pipeline.config.run import RunConfig
 from pipeline.config.stages import RoundsConfig
-from pipeline.stages.state import RunState
+from pipeline.run.state import RunState
 from pipeline.types import StepMetrics
 
 Measures = dict[str, float]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.config.run import most_tokens
-from pipeline.rollout.flight import oldest
+from pipeline.loop.steps import launch
+from pipeline.rollout.continuation import oldest
+from pipeline.run.schedule import Item
+from pipeline.run.session import Session
 from pipeline.scoring.select import forecast
-from pipeline.stages.schedule import Item
-from pipeline.stages.session import Session
-from pipeline.stages.steps import launch
 from pipeline.types import Group, StepMetrics
 
 MOST_OVERSAMPLING = 4

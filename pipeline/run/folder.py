@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.report.files import write_atomic
-from pipeline.stages.session import Session, stage_folder
+from pipeline.run.session import Session, stage_folder
 from pipeline.train.checkpoint import disk_errors
 
 

@@ -11,16 +11,16 @@ from pipeline.config.preference import PreferenceConfig
 from pipeline.config.reward_model import RewardModelConfig
 from pipeline.data.pairs import Pair, PairsRead, check_verdicts, pairs_of
 from pipeline.errors import DataError, RunError
+from pipeline.loop.sampled_groups import ranked, sample_groups
+from pipeline.loop.steps import Steps, Wrap
 from pipeline.report.store import read_jsonl
+from pipeline.run.folder import write_left_out, write_lines
+from pipeline.run.schedule import Item
+from pipeline.run.session import Session, stage_folder
 from pipeline.scoring.ahead import attempt_of
 from pipeline.scoring.score import Tally
 from pipeline.seeds import stream
-from pipeline.stages.lines import write_left_out, write_lines
 from pipeline.stages.rl import sample_rows, say_failures
-from pipeline.stages.sampled import ranked, sample_groups
-from pipeline.stages.schedule import Item
-from pipeline.stages.session import Session, stage_folder
-from pipeline.stages.steps import Steps, Wrap
 from pipeline.train.preference import PreferenceRow
 from pipeline.types import Group, Prompt, StepMetrics, Verdict
 
