@@ -10,7 +10,7 @@ from typing import Any
 from flows.server import QUIET, EmbeddedServer
 from pipeline.config.run import RunConfig
 from pipeline.run.data import RunData
-from pipeline.run.session import Resume
+from pipeline.run.opening import Resume, prepare_run
 
 
 def run_here(config: RunConfig, base_dir: Path, resume: Resume) -> tuple[Path, dict[str, Any]]:
@@ -43,7 +43,6 @@ def run_here(config: RunConfig, base_dir: Path, resume: Resume) -> tuple[Path, d
 
 def _prepare(config: RunConfig, base_dir: Path, folder: Path) -> RunData:
     from pipeline.models.load import quiet
-    from pipeline.stages.train import prepare_run
 
     quiet()
     return prepare_run(config, base_dir, folder)

@@ -18,16 +18,19 @@ from flows.shown import Listener, show_link
 from pipeline.config.recipes import Request
 from pipeline.config.run import RunConfig
 from pipeline.launch import launch
-from pipeline.loop.steps import Steps
 from pipeline.report.progress import Progress
 from pipeline.report.result import result_markdown
 from pipeline.report.round import run_tags
 from pipeline.run.data import RunData
-from pipeline.run.session import Resume, Session
-from pipeline.stages.train import finish, opened, prepare_run, remaining, run_folder, run_items
+from pipeline.run.opening import Resume, opened, prepare_run
+from pipeline.run.recorder import Recorder
+from pipeline.run.session import Session
+from pipeline.stages.train import finish, remaining, run_folder, run_items
 
 FOLDED = frozenset({"step", "train", "evaluate"})
-"""What is a task where the phases of a step are folded into one."""
+"""The phases that are tasks if the phases of a step are folded into one."""
+PHASES = frozenset({"generate", "verify", "select", "update", "publish", "train", "evaluate"})
+"""The phases that are tasks otherwise."""
 
 
 @dataclass
@@ -60,8 +63,8 @@ class Box:
             self.seconds = time.perf_counter() - begin
 
 
-def as_task(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function(session, …)` as a task named by where the session is and the phase. Never retried: it has effects.
+def as_task(recorder: Recorder, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function as a task named by the recorder's present step and the phase. Never retried: it has effects.
 
     What the call takes beyond the function itself is counted as a phase of its own, "prefect".
     """
@@ -70,16 +73,16 @@ def as_task(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def run(where: str, box: Box) -> None:
         box.open()
 
-    def call(session: Session, *arguments: Any) -> Any:
-        box = Box(function, (session, *arguments))
+    def call(*arguments: Any) -> Any:
+        box = Box(function, arguments)
         begin = time.perf_counter()
         try:
-            run(session.where, box)
+            run(recorder.where, box)
         finally:
             beyond = time.perf_counter() - begin - box.seconds
-            session.count("prefect", beyond)
+            recorder.count("prefect", beyond)
             if phase == "step":  # its total was taken within
-                session.count("total", beyond)
+                recorder.count("total", beyond)
         return box.result
 
     return call
@@ -105,11 +108,11 @@ def run_stages(job: Job) -> dict[str, Any]:
     config = job.config
     data = job.data.result()
     with opened(config, job.base_dir, job.folder, job.resume, job.progress, data) as session:
-        session.events = Listener(config.name, job.folder)
-        for stage, items in remaining(session):
+        session.recorder.listener = Listener(config.name, job.folder)
+        for stage, items in remaining(session.run, session.state):
             run_stage(session, stage, items)
-        session.where = "write the"
-        summary: dict[str, Any] = as_task("report", finish)(session)
+        session.recorder.where = "write the"
+        summary: dict[str, Any] = as_task(session.recorder, "report", finish)(session)
     show_result(config, job.folder, summary)
     return summary
 
@@ -142,15 +145,16 @@ def show_result(config: RunConfig, folder: Path, summary: dict[str, Any]) -> Non
 
 def run_stage(session: Session, stage: str, items: list[Any]) -> None:
     """One stage as a subflow."""
-    folded = session.config.prefect.phases == "folded"
-    steps = Steps() if folded else Steps().wrapped(as_task, ("generate", "verify", "select", "update", "publish"))
-    tasks = {name: name in FOLDED and (folded or name != "step") for name in FOLDED}
+    folded, recorder = session.run.recipe.prefect.phases == "folded", session.recorder
 
     def wrap(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        return as_task(phase, function) if tasks.get(phase) else function
+        is_task = phase in FOLDED if folded else phase in PHASES
+        return as_task(recorder, phase, function) if is_task else function
 
-    @flow(name=stage, flow_run_name=f"{session.config.name} {stage}", persist_result=False, validate_parameters=False)
+    name = f"{session.run.recipe.name} {stage}"
+
+    @flow(name=stage, flow_run_name=name, persist_result=False, validate_parameters=False)
     def run() -> None:
-        run_items(session, items, steps, wrap)
+        run_items(session, items, wrap)
 
     run()

@@ -1,4 +1,4 @@
-"""What is done at a collapse: say so, stop, or go back to the last good checkpoint with one number changed."""
+"""The response to a collapse of RL: warn, stop, or roll back to the last good checkpoint with one number changed."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.errors import RunError
-from pipeline.run import lag
-from pipeline.run.collapse import Sign, good_serials, keeps_checkpoints, num_roll_backs, observe
+from pipeline.run.collapse import Sign, good_checkpoints, keeps_checkpoints, num_roll_backs, observe
+from pipeline.run.opening import load_weights, make_setup, restore_in_flight, sampler_at
+from pipeline.run.saving import save
 from pipeline.run.schedule import Item
-from pipeline.run.session import Session, order_of, settle
+from pipeline.run.session import Run, Session, StageSetup
 from pipeline.run.state import RunState
 from pipeline.train import checkpoint
 from pipeline.train.torch_backend import TorchBackend
@@ -18,99 +19,99 @@ from pipeline.types import StepMetrics
 
 
 class RolledBack(Exception):
-    """The run is where an earlier checkpoint was: what comes next is for its state to say."""
+    """Raised after a rollback: the state now names an earlier item or step to continue with."""
 
 
 def mark_start(session: Session) -> None:
-    """At the first step of a stage: a checkpoint to go back to, where the guard may want one."""
-    if keeps_checkpoints(session.config) and not session.state.guard.get("checkpoints"):
-        session.save()
+    """Write a checkpoint at the first step of a stage, if the guard may want to return to it."""
+    if keeps_checkpoints(session.setup.config) and not session.state.stage.guard.get("checkpoints"):
+        save(session)
 
 
-def watch(session: Session, item: Item, row: StepMetrics) -> None:
-    """After a step with metrics `row`: see whether RL collapses, and do what the recipe wants done then.
+def guard_against_collapse(session: Session, item: Item, metrics: StepMetrics) -> None:
+    """Look for signs of a collapse after a step with these metrics, and do what the recipe asks for.
 
-    Raises: RolledBack, or RunError where the run is to stop or was rolled back often enough.
+    Raise RolledBack after a rollback; RunError if the run must stop or was rolled back often enough.
     """
-    config, memory = session.config.guard, session.state.guard
+    run, state, recorder, setup = session.run, session.state, session.recorder, session.setup
+    config, memory = setup.config.guard, state.stage.guard
     if config.action == "none":
         return
-    found = observe(memory, row, config)
-    said, memory["said"] = memory.get("said", []), [s.setting for s in found]
-    if not [s for s in found if s.setting not in said]:
+    signs = observe(memory, metrics, config)
+    reported, memory["said"] = memory.get("said", []), [s.setting for s in signs]
+    if not [s for s in signs if s.setting not in reported]:
         return
     if config.action == "warn":
-        alarm(session, item, found, {})
-        session.progress.say(f"{session.where}: RL may be collapsing: {_listed(found)}")
+        alarm(session, item, signs, {})
+        recorder.say(f"{recorder.where}: RL may be collapsing: {_listed(signs)}")
         return
-    good = session.ranks.agree(lambda: last_good(session))
-    turns = config.action == "roll_back" and item.kind == "rl"  # knobs are numbers of RL
-    if not turns or num_roll_backs(session.state) >= config.max_roll_backs or good is None:
-        alarm(session, item, found, {})
-        again = f" again, after {n} roll-backs" if (n := num_roll_backs(session.state)) else ""
+    good = run.ranks.agree(lambda: last_good(run, state, setup))
+    may_turn_knobs = config.action == "roll_back" and item.kind == "rl"  # knobs are fields of RL's section
+    if not may_turn_knobs or num_roll_backs(state) >= config.max_roll_backs or good is None:
+        alarm(session, item, signs, {})
+        again = f" again, after {n} roll-backs" if (n := num_roll_backs(state)) else ""
         raise RunError(
-            f"{session.where}: RL is collapsing{again}: {_listed(found)}. "
+            f"{recorder.where}: RL is collapsing{again}: {_listed(signs)}. "
             + (f"The policy before that is {good / 'model'}" if good else "No checkpoint is older than that")
             + f"; lower {item.kind}.optimizer.learning_rate, or raise the limit that is named, and start under another "
             "name"
         )
-    roll_back(session, item, found, good)
+    roll_back(session, item, signs, good)
 
 
-def last_good(session: Session) -> Path | None:
-    """The newest whole checkpoint of this stage from before the steps that showed the collapse."""
-    paths = [session.shared / "checkpoints" / f"{n:08d}" for n in good_serials(session.state, session.config)]
+def last_good(run: Run, state: RunState, setup: StageSetup) -> Path | None:
+    """Return the newest undamaged checkpoint of this stage from before the steps that showed the collapse."""
+    paths = [run.shared / "checkpoints" / f"{n:08d}" for n in good_checkpoints(state, setup.config)]
     return next((p for p in paths if p.is_dir() and checkpoint.fault(p) is None), None)
 
 
-def roll_back(session: Session, item: Item, found: Sequence[Sign], good: Path) -> None:
-    """Go on from the checkpoint `good` with the knob turned once more. Raises: RolledBack.
+def roll_back(session: Session, item: Item, signs: Sequence[Sign], good: Path) -> None:
+    """Return to the checkpoint `good` with the knobs turned once more, and raise RolledBack.
 
-    The files of the run stay: the line of the alarm says which steps before it no longer count. What was generated
-    stays counted too. A run killed before the checkpoint that is written here finds the same collapse again.
+    The files of the run stay: the line of the alarm says which steps before it no longer count. Generated tokens stay
+    counted too. A run that is killed before the checkpoint is written here finds the same collapse again.
     """
-    state, step = session.state, session.state.rl_step
-    spent = {n: getattr(state, n) for n in ("num_tokens", "num_responses", "num_prompts_used", "serial")}
-    times = num_roll_backs(state) + 1
-    rewind(session, good)
-    vars(state).update(spent)
-    state.guard |= {"roll_backs": times, "said": []}
-    settle(session)
-    assert session.config.rl is not None
-    assert isinstance(session.backend, TorchBackend)  # a recipe with another one is refused
-    if state.rl_step > state.stage_start:  # else the stage begins anew, and its optimiser with it
-        session.backend.config = session.config.rl.optimizer
-    knob = {name: _value(session, name) for name in session.config.guard.knob}
-    alarm(session, item, found, {"step": step, "to_step": state.rl_step, "roll_backs": times, "knob": knob})
-    changed = ", ".join(f"{name} is now {value:g}" for name, value in knob.items())
-    session.progress.say(
-        f"{session.where}: RL collapsed: {_listed(found)}. Rolled back to step {state.rl_step} "
-        f"({times} of at most {session.config.guard.max_roll_backs}); {changed}"
+    state, recorder, backend = session.state, session.recorder, session.workers.backend
+    step, times, num_tokens = state.rl_step, num_roll_backs(state) + 1, state.stage.num_tokens
+    kept = {n: getattr(state, n) for n in ("num_responses", "num_prompts_used", "next_checkpoint")}
+    return_to(session, good)
+    vars(state).update(kept)
+    state.stage.num_tokens = num_tokens
+    state.stage.guard |= {"roll_backs": times, "said": []}
+    session.setup = make_setup(session.run, session.workers, state)
+    restore_in_flight(session.workers, session.setup, state)
+    config = session.setup.config
+    assert config.rl is not None
+    assert isinstance(backend, TorchBackend)  # a recipe with another one is refused
+    if state.rl_step > state.stage.first_rl_step:  # else the stage starts again, and its optimiser with it
+        backend.config = config.rl.optimizer
+    knobs = {name: _knob_value(session.setup, name) for name in config.guard.knob}
+    alarm(session, item, signs, {"step": step, "to_step": state.rl_step, "roll_backs": times, "knob": knobs})
+    changed = ", ".join(f"{name} is now {value:g}" for name, value in knobs.items())
+    recorder.say(
+        f"{recorder.where}: RL collapsed: {_listed(signs)}. Rolled back to step {state.rl_step} "
+        f"({times} of at most {config.guard.max_roll_backs}); {changed}"
     )
-    session.save()
+    save(session)
     raise RolledBack
 
 
-def rewind(session: Session, start: Path) -> None:
-    """Make the session what it was at the checkpoint `start` of the present stage; `settle` brings its algorithm."""
-    from pipeline.run.build import put_weights
-
-    if session.runahead is not None:
-        session.runahead.forget()
-    saved = RunState.from_json(json.loads((start / "state.json").read_text()))
-    vars(session.state).update(vars(saved))
-    if session.recipe.train.lora is None:  # else the base never changed, and the adapters come with the backend
-        put_weights(session, start)
-    session.backend.load(start)
-    session.sampler, session.ledger = order_of(session.recipe, session.data, session.state)
-    session.ahead = None
-    session.backend.whole_model()
-    lag.publish_first(session, start)
+def return_to(session: Session, start: Path) -> None:
+    """Give state, policy, sampler and engine the values of the checkpoint `start` of the present stage."""
+    run, workers, state = session.run, session.workers, session.state
+    workers.rollouts.drop()
+    vars(state).update(vars(RunState.from_json(json.loads((start / "state.json").read_text()))))
+    if run.recipe.train.lora is None:  # with LoRA the base never changed, and the backend restores the adapters
+        load_weights(run, workers.backend, start)
+    workers.backend.load(start)
+    workers.sampler, workers.ledger = sampler_at(run, state)
+    workers.backend.whole_model()
+    workers.rollouts.publish_first(workers.backend, state.policy_version, start)
 
 
-def alarm(session: Session, item: Item, found: Sequence[Sign], more: dict[str, object]) -> None:
-    """The line of metrics.jsonl, and the event for whoever acts on it."""
-    config = session.config.guard
+def alarm(session: Session, item: Item, signs: Sequence[Sign], more: dict[str, object]) -> None:
+    """Write the alarm's line of metrics.jsonl and tell listeners."""
+    config, recorder = session.setup.config.guard, session.recorder
     line = {
         "kind": "alarm",
         "alarm": "collapse",
@@ -119,22 +120,22 @@ def alarm(session: Session, item: Item, found: Sequence[Sign], more: dict[str, o
         "round": item.round,
         "step": session.state.rl_step,
         "action": config.action,
-        "signs": [{"measure": s.measure, "value": s.value, "limit": s.limit, "said": str(s)} for s in found],
+        "signs": [{"measure": s.measure, "value": s.value, "limit": s.limit, "said": str(s)} for s in signs],
         **more,
     }
-    session.store.metrics({**line, "time": {}})
-    session.events("verizero.collapse.suspected", {**line, "where": session.where})
+    recorder.store.metrics({**line, "time": {}})
+    recorder.event("verizero.collapse.suspected", {**line, "where": recorder.where})
 
 
-def _listed(found: Sequence[Sign]) -> str:
-    return ", ".join(map(str, found))
+def _listed(signs: Sequence[Sign]) -> str:
+    return ", ".join(map(str, signs))
 
 
-def _value(session: Session, name: str) -> float:
-    """What the knob stands at."""
+def _knob_value(setup: StageSetup, name: str) -> float:
+    """Return the present value of a field that the guard may change, e.g. "rl.optimizer.learning_rate"."""
     section, _, field = name.rpartition(".")
-    rl = session.config.rl
+    rl = setup.config.rl
     assert rl is not None
     if section == "rl.algorithm":
         return float(rl.algorithm[field])
-    return float(getattr(rl.optimizer if section == "rl.optimizer" else session.config.rollout, field))
+    return float(getattr(rl.optimizer if section == "rl.optimizer" else setup.config.rollout, field))

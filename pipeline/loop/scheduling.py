@@ -1,78 +1,88 @@
-"""How far generation runs ahead of the update: what is launched, what is too old, what the budget of tokens allows."""
+"""The schedule of generation: which batches are started early, which groups are too old, and the budget of tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from pipeline.config.run import most_tokens
-from pipeline.loop.steps import launch
-from pipeline.rollout.continuation import oldest
+from pipeline.rollout.continuation import oldest_version
+from pipeline.run.rollouts import RolloutSource
+from pipeline.run.sampling import asked_of, temperature
 from pipeline.run.schedule import Item
-from pipeline.run.session import Session
+from pipeline.run.session import StageSetup, Workers
+from pipeline.run.state import InFlightBatch, RunState
 from pipeline.scoring.select import forecast
 from pipeline.types import Group, StepMetrics
 
-MOST_OVERSAMPLING = 4
-"""One generation draws at most this many times the prompts of a batch."""
+MAX_OVERSAMPLING = 4
+"""One generation samples at most this many times the prompts of a batch."""
 
 
-def out_of_tokens(session: Session) -> bool:
-    """A further step might generate more than is left of the recipe's budget of tokens."""
-    left = affordable(session)
-    return left is not None and left < session.rounds.prompts_per_step and not flies(session)
+def is_out_of_tokens(source: RolloutSource, setup: StageSetup, state: RunState) -> bool:
+    """True if another step might generate more than is left of the recipe's budget of tokens."""
+    left = affordable_groups(source, setup, state)
+    return left is not None and left < setup.rounds.prompts_per_step and not source.in_flight
 
 
-def affordable(session: Session) -> int | None:
-    """How many groups can be sampled whatever their length within the recipe's budget; None: it has none."""
-    rl, parts = session.rounds, session.parts
-    if rl.max_tokens is None:
+def affordable_groups(source: RolloutSource, setup: StageSetup, state: RunState) -> int | None:
+    """Return how many groups can be sampled within the budget of tokens if all are of full length; None: no budget."""
+    rounds = setup.rounds
+    if rounds.max_tokens is None:
         return None
-    greedy = parts is not None and parts.needs_greedy
-    each = most_tokens(rl, session.config.rollout.max_response_tokens, greedy)
-    flying = 0 if session.runahead is None else sum(len(f.launched.prompts) for f in session.runahead.flying)
-    return max(0, (rl.max_tokens - session.state.num_tokens) // each - flying)
+    greedy = setup.parts is not None and setup.parts.needs_greedy
+    tokens_each = most_tokens(rounds, setup.config.rollout.max_response_tokens, greedy)
+    return max(0, (rounds.max_tokens - state.stage.num_tokens) // tokens_each - prompts_in_flight(source))
 
 
-def without_stale(session: Session, groups: Sequence[Group]) -> tuple[list[Group], int]:
-    """The groups that are not older than `rollout.max_staleness` where that is above 0, and how many are."""
-    most = session.config.rollout.max_staleness
-    kept = [g for g in groups if most == 0 or age_of(session, g) <= most]
+def prompts_in_flight(source: RolloutSource) -> int:
+    """Return the number of prompts that are being answered for later steps."""
+    return sum(len(batch.prompts) for batch in source.in_flight)
+
+
+def drop_stale(setup: StageSetup, state: RunState, groups: Sequence[Group]) -> tuple[list[Group], int]:
+    """Return the groups that are not older than `rollout.max_staleness`, and the number of others.
+
+    At 0 none is dropped: only `select.carry_over` can make a group old there.
+    """
+    most = setup.config.rollout.max_staleness
+    kept = [g for g in groups if most == 0 or age_of(state, g) <= most]
     return kept, len(groups) - len(kept)
 
 
-def age_of(session: Session, group: Group) -> int:
-    """How many updates old the oldest token of the group is."""
-    return session.state.policy_version - oldest(m.rollout for m in group.members)
+def age_of(state: RunState, group: Group) -> int:
+    """Return how many updates ago the oldest token of the group was sampled."""
+    return state.policy_version - oldest_version(m.rollout for m in group.members)
 
 
-def flies(session: Session) -> bool:
-    """Something is generated ahead."""
-    return session.runahead is not None and session.runahead.oldest() is not None
+def start_later_batches(
+    workers: Workers, setup: StageSetup, state: RunState, item: Item, trained: Sequence[Group]
+) -> StepMetrics:
+    """Start to generate for later steps until `max_staleness` batches are in flight; return metrics of their ages.
 
-
-def launch_ahead(session: Session, item: Item, trained: Sequence[Group]) -> StepMetrics:
-    """Begin to generate for the steps to come, so many that `max_staleness` batches are under way; what to log of it.
-
-    Nothing is launched for steps that do not come, nor past the recipe's budget of tokens.
+    No batch is started for a step that will not come, or past the recipe's budget of tokens.
     """
-    rl, state, ahead = session.rounds, session.state, session.runahead
-    if ahead is None:
+    rounds, source, max_in_flight = setup.rounds, workers.rollouts, setup.config.rollout.max_staleness
+    if max_in_flight == 0:
         return {}
-    ahead.go_on(session.engine, session.data.renderer, session.config.seed)
-    want, begun = rl.prompts_per_step, len(ahead.flying)
-    left = (rl.rounds - item.round + 1) * item.num_steps - state.step - 1
-    for number in range(min(session.config.rollout.max_staleness, left) - begun):
-        steps_ahead = len(ahead.flying) + 1
-        coming = len(state.carried) + round(state.acceptance * sum(len(f.launched.prompts) for f in ahead.flying))
-        count = forecast(max(0, want * steps_ahead - coming), state.acceptance, MOST_OVERSAMPLING * want)
-        if (budget := affordable(session)) is not None:
+    source.advance()
+    want, num_before = rounds.prompts_per_step, len(source.in_flight)
+    steps_left = (rounds.rounds - item.round + 1) * item.num_steps - state.step - 1
+    for number in range(min(max_in_flight, steps_left) - num_before):
+        steps_ahead = len(source.in_flight) + 1
+        # the groups that will be there by then: carried over, and those in flight at the recent rate of acceptance
+        coming = len(state.stage.carried) + round(state.stage.acceptance * prompts_in_flight(source))
+        missing = max(0, want * steps_ahead - coming)
+        count = forecast(missing, state.stage.acceptance, MAX_OVERSAMPLING * want)
+        if (budget := affordable_groups(source, setup, state)) is not None:
             count = min(count, budget)
-        if want * steps_ahead <= coming or count == 0:
+        if missing == 0 or count == 0:
             break
-        launch(session, session.sampler.next(count), number, steps_ahead)
-    ages = [age_of(session, g) for g in trained] or [0]
+        degrees = temperature(setup, state, steps_ahead)
+        batch = InFlightBatch(workers.sampler.next(count), state.rl_step, number, degrees)
+        source.start(batch, asked_of(setup, degrees))
+    ages = [age_of(state, g) for g in trained] or [0]
     return {
-        "groups/in_flight": float(sum(len(f.launched.prompts) for f in ahead.flying)),
+        "groups/in_flight": float(prompts_in_flight(source)),
         "staleness/mean": sum(ages) / len(ages),
         "staleness/max": float(max(ages)),
     }

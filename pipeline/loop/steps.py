@@ -1,43 +1,29 @@
-"""The verbs of the loop, as plain functions over a session; and `Steps`, which holds the ones in use.
+"""The phases of an RL step as functions, and `Steps`, which holds the ones that a stage uses.
 
-Whoever wants each phase seen (Prefect) passes `Steps` whose members are wrapped; everybody else passes them plain.
+A stage makes its `Steps` once a round. A caller that wants to see each phase (Prefect) wraps them.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
-import torch
-
-from pipeline.config.data import Source, VerifierChoice
-from pipeline.config.preference import OnlinePreferenceConfig
-from pipeline.config.stages import DEMONSTRATIONS, RlConfig
-from pipeline.data.prompts import read_demonstrations
-from pipeline.data.rows import SourceCounts, row_of
-from pipeline.errors import DataError
-from pipeline.loop.sampled_groups import ranked
-from pipeline.models.routing import num_experts
-from pipeline.rl.controllers import decayed_temperature
+from pipeline.loop.reference import reference_config
 from pipeline.rl.parts import Shaping
 from pipeline.rl.shaping import length_penalty
-from pipeline.rollout.collect import collect
-from pipeline.rollout.continuation import Asked
-from pipeline.rollout.engine import Sampling
-from pipeline.run import lag
-from pipeline.run.dealing import share_of, together
-from pipeline.run.folder import write_left_out
-from pipeline.run.rollouts import flight_of, hand_over
-from pipeline.run.session import Session, stage_folder
-from pipeline.run.state import Launched
+from pipeline.run.dealing import gather_groups, share_of
+from pipeline.run.demonstrations import demonstration_rows
+from pipeline.run.graders import overlaps_grading
+from pipeline.run.recorder import Recorder
+from pipeline.run.sampling import asked_of, temperature
+from pipeline.run.session import Run, Session, StageSetup, Workers
+from pipeline.run.state import RunState
+from pipeline.scoring.ahead import Ahead
 from pipeline.scoring.score import Tally
 from pipeline.scoring.select import Reason, form_groups, select
-from pipeline.stages.pairwise import from_pairs
 from pipeline.train.step import Settings, update
-from pipeline.train.texts import Row
 from pipeline.types import Group, Prompt, Rollout, StepMetrics
 
 Wrap = Callable[[str, Callable[..., Any]], Callable[..., Any]]
@@ -45,265 +31,175 @@ Wrap = Callable[[str, Callable[..., Any]], Callable[..., Any]]
 
 
 def plain(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function itself: nobody watches the phases."""
+    """Return the function itself: nobody watches the phases."""
     return function
 
 
-def next_prompts(session: Session, count: int) -> list[Prompt]:
-    """The prompts of the oldest batch that is generated ahead; else the next `count` of the sampler."""
-    waiting = None if session.runahead is None else session.runahead.oldest()
-    return session.sampler.next(count) if waiting is None else list(waiting)
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """The responses to this rank's prompts, and the grading of them that has already begun."""
+
+    rollouts: list[Rollout]
+    early: Ahead | None
+    """None if no response is graded before all are sampled."""
 
 
-def generate(session: Session, prompts: Sequence[Prompt], attempt: int) -> list[Rollout]:
-    """One group of responses to each prompt, prompt by prompt; then, for a greedy baseline, one greedy one to each.
+@dataclass(frozen=True)
+class Steps:
+    """The functions that a round calls, by phase."""
 
-    Of this rank's share of the prompts: `verify` puts together what came of all. Those generated ahead are waited for;
-    of others, those that end early begin to be graded, and `verify` waits for the rest.
+    next_prompts: Callable[[int], list[Prompt]]
+    generate: Callable[[Sequence[Prompt], int], Generated]
+    verify: Callable[[Sequence[Prompt], Generated], tuple[list[Group], Tally]]
+    select: Callable[[Sequence[Group]], tuple[list[Group], dict[Reason, int]]]
+    update: Callable[[Sequence[Group]], StepMetrics]
+    publish: Callable[[], None]
+
+    def wrapped(self, wrap: Wrap) -> Steps:
+        """Return these steps with each function replaced by what `wrap` makes of it."""
+        return Steps(**{f.name: wrap(f.name, getattr(self, f.name)) for f in fields(self)})
+
+
+def rl_steps(session: Session) -> Steps:
+    """Return the steps of a stage of RL."""
+    run, workers, state = session.run, session.workers, session.state
+    recorder, setup = session.recorder, session.setup
+    learn = partial(train_on_rewards, run, workers, setup, state, recorder)
+    return Steps(
+        next_prompts=partial(next_prompts, workers),
+        generate=partial(generate, run, workers, setup, state, recorder),
+        verify=partial(verify, run, workers, setup, recorder),
+        select=partial(select_groups, setup, recorder),
+        update=partial(update_policy, workers, state, recorder, learn),
+        publish=partial(publish, workers, state, recorder),
+    )
+
+
+def next_prompts(workers: Workers, count: int) -> list[Prompt]:
+    """Return the prompts of the oldest batch in flight; if there is none, the next `count` of the sampler."""
+    in_flight = workers.rollouts.in_flight
+    return list(in_flight[0].prompts) if in_flight else workers.sampler.next(count)
+
+
+def generate(
+    run: Run,
+    workers: Workers,
+    setup: StageSetup,
+    state: RunState,
+    recorder: Recorder,
+    prompts: Sequence[Prompt],
+    attempt: int,
+) -> Generated:
+    """Return the responses to this rank's share of the prompts: a group each; then a greedy one each, as a baseline.
+
+    Responses that are sampled now can be graded as they end. A batch in flight is complete, and is graded in `verify`.
     """
-    engine, renderer, seed = session.engine, session.data.renderer, session.config.seed
-    own, step = share_of(session.ranks, prompts).prompts, session.state.rl_step
-    rollouts: list[Rollout] = []
-    with session.timed("generate"):
-        if session.runahead is not None and session.runahead.oldest() is not None:
-            rollouts = [r for kind in session.runahead.land(engine, renderer, seed) for r in kind]
-        else:
-            if session.runahead is not None:
-                session.runahead.settle()
-            session.ahead = session.grader.ahead(with_components=True) if grades_beside(session) else None
-            for name, num, how in asked_of(session, temperature(session)):
-                reader = None if session.ahead is None else partial(session.ahead.add, offset=len(rollouts))
-                rollouts += collect(engine, renderer, own, num, how, seed, name, step, attempt, reader=reader)
-    session.state.num_tokens += sum(session.ranks.gather(sum(len(r.response_ids) for r in rollouts)))
-    return rollouts
+    source, early = workers.rollouts, None
+    own = share_of(run.ranks, prompts).prompts
+    with recorder.timed("generate"):
+        if not source.in_flight and overlaps_grading(setup.config.scoring, workers.backend.model.device):
+            early = workers.graders.of_stage.ahead(with_components=True)
+        reader = None if early is None else early.add
+        rollouts = source.generate(own, asked_of(setup, temperature(setup, state)), (state.rl_step, attempt), reader)
+    state.stage.num_tokens += sum(run.ranks.gather(sum(len(r.response_ids) for r in rollouts)))
+    return Generated(rollouts, early)
 
 
-def asked_of(session: Session, at_temperature: float) -> list[Asked]:
-    """What each prompt of a step is asked: a group of responses, and a greedy one where that is the baseline."""
-    rl = session.rounds
-    asked = [("rl", rl.group_size, replace(sampling(session), temperature=at_temperature))]
-    if session.parts is not None and session.parts.needs_greedy:
-        asked.append(("rl greedy", 1, Sampling(session.config.rollout.max_response_tokens, temperature=0)))
-    return asked
-
-
-def launch(session: Session, prompts: Sequence[Prompt], number: int, steps_ahead: int) -> None:
-    """Begin to generate for the step that comes after `steps_ahead` others."""
-    assert session.runahead is not None
-    degrees = temperature(session, steps_ahead)
-    launched = Launched(list(prompts), session.state.rl_step, number, degrees)
-    flight = flight_of(launched, share_of(session.ranks, prompts).prompts, asked_of(session, degrees))
-    session.runahead.launch(launched, flight, session.engine, session.data.renderer, session.config.seed)
-
-
-def restore_flights(session: Session) -> None:
-    """What was generated ahead at the checkpoint, and not trained on yet."""
-    flights, session.state.in_flight = session.state.in_flight, []
-    if session.runahead is not None:
-        for launched in flights:
-            own = share_of(session.ranks, launched.prompts).prompts
-            flight = flight_of(launched, own, asked_of(session, launched.temperature))
-            session.runahead.restore(launched, flight, session.ranks)
-
-
-def grades_beside(session: Session) -> bool:
-    """Grade responses while others are written: as the recipe says, else where that takes no core from decoding."""
-    asked = session.config.scoring.overlap
-    if asked is not None:
-        return asked
-    if session.backend.model.device.type != "cpu":
-        return True
-    return usable_cores() > torch.get_num_threads()
-
-
-def usable_cores() -> int:
-    """How many cores this process may use; where the system does not say, how many there are."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def verify(session: Session, prompts: Sequence[Prompt], rollouts: Sequence[Rollout]) -> tuple[list[Group], Tally]:
-    """The groups with verdicts and rewards, and what graders did. What was graded beside `generate` is waited for."""
-    rl, parts = session.rounds, session.parts
-    assert parts is not None
-    share = share_of(session.ranks, prompts)
-    own, cut = share.prompts, len(share.prompts) * rl.group_size
-    ahead, session.ahead = session.ahead, None
-    with session.timed("verify"):
+def verify(
+    run: Run, workers: Workers, setup: StageSetup, recorder: Recorder, prompts: Sequence[Prompt], generated: Generated
+) -> tuple[list[Group], Tally]:
+    """Return the groups of all ranks with verdicts and rewards, and counts of what the graders did."""
+    size, parts = setup.rounds.group_size, setup.algorithm
+    share = share_of(run.ranks, prompts)
+    own, num_sampled = share.prompts, len(share.prompts) * size
+    with recorder.timed("verify"):
         by_id = {p.id: p for p in own}
-        scored, tally = session.grader.score(by_id, rollouts, with_components=True, ahead=ahead)
-        groups = form_groups(own, scored[:cut], rl.group_size)
+        scored, tally = workers.graders.of_stage.score(
+            by_id, generated.rollouts, with_components=True, ahead=generated.early
+        )
+        groups = form_groups(own, scored[:num_sampled], size)
         if parts.needs_greedy:
-            most = session.config.rollout.max_response_tokens
-            groups = with_baseline(groups, form_groups(own, scored[cut:], 1), parts.shaping, most)
-        (groups,), tally = together(session.ranks, share, [groups], tally)
-    session.count("graders", tally.busy_s)
-    if isinstance(rl, OnlinePreferenceConfig):
-        groups = ranked(session, groups, rl.judge, rl.judged)
+            most = setup.config.rollout.max_response_tokens
+            groups = with_baseline(groups, form_groups(own, scored[num_sampled:], 1), parts.shaping, most)
+        (groups,), tally = gather_groups(run.ranks, share, [groups], tally)
+    recorder.count("graders", tally.busy_s)
     return groups, tally
 
 
 def with_baseline(
     groups: Sequence[Group], greedy: Sequence[Group], shaping: Shaping, max_response_tokens: int
 ) -> list[Group]:
-    """The groups with the reward of the greedy response to the same prompt, shaped for its length as theirs will be."""
+    """Return the groups with the reward of the greedy response to the same prompt.
+
+    That reward is shaped for its length as the sampled ones will be.
+    """
     out = []
-    for group, alone in zip(groups, greedy, strict=True):
-        (one,) = alone.members
-        reward = one.reward
+    for group, greedy_group in zip(groups, greedy, strict=True):
+        (member,) = greedy_group.members
+        reward = member.reward
         if reward is not None:
-            reward += length_penalty(shaping, len(one.rollout.response_ids), max_response_tokens)
+            reward += length_penalty(shaping, len(member.rollout.response_ids), max_response_tokens)
         out.append(replace(group, greedy_reward=reward))
     return out
 
 
-def select_groups(session: Session, groups: Sequence[Group]) -> tuple[list[Group], dict[Reason, int]]:
-    """The groups that train, and how many there were of each kind; one whose baseline was not graded never trains."""
-    rl = session.rounds
-    assert session.parts is not None
-    keep = rl.select.keep
+def select_groups(
+    setup: StageSetup, recorder: Recorder, groups: Sequence[Group]
+) -> tuple[list[Group], dict[Reason, int]]:
+    """Return the groups that teach something, and how many were kept or dropped for which reason."""
+    parts, keep = setup.algorithm, setup.rounds.select.keep
     if keep == "auto":
-        keep = "informative" if session.parts.dynamic_sampling else "all"
-    with session.timed("select"):
-        kept, counts = select(groups, keep, by_components=session.parts.needs_components)
-        if session.parts.needs_greedy:
-            lost = sum(g.greedy_reward is None for g in kept)
+        keep = "informative" if parts.dynamic_sampling else "all"
+    with recorder.timed("select"):
+        kept, counts = select(groups, keep, by_components=parts.needs_components)
+        if parts.needs_greedy:  # without the baseline's reward there is no advantage
+            num_before = len(kept)
             kept = [g for g in kept if g.greedy_reward is not None]
-            counts["infrastructure"] += lost
-            counts["kept"] -= lost
+            counts["infrastructure"] += num_before - len(kept)
+            counts["kept"] -= num_before - len(kept)
         return kept, counts
 
 
-def update_policy(session: Session, groups: Sequence[Group]) -> StepMetrics:
-    """Train on the groups; the metrics of the update. Raises: NonFiniteError if it was refused."""
-    with session.timed("update"):
-        rest = getattr(session.engine, "rest", None)
-        if rest is not None and session.runahead is None:  # on the trainer's GPU, it gives its memory back meanwhile
-            rest()
-        learn = from_pairs if isinstance(session.rounds, OnlinePreferenceConfig) else from_rewards
-        metrics = learn(session, groups)
-    session.state.policy_version += 1
+def update_policy(
+    workers: Workers,
+    state: RunState,
+    recorder: Recorder,
+    learn: Callable[[Sequence[Group]], StepMetrics],
+    groups: Sequence[Group],
+) -> StepMetrics:
+    """Train on the groups with `learn` and return its metrics. Raise NonFiniteError if the update was refused."""
+    with recorder.timed("update"):
+        workers.rollouts.free_memory()
+        metrics = learn(groups)
+    state.policy_version += 1
     return metrics
 
 
-def from_rewards(session: Session, groups: Sequence[Group]) -> StepMetrics:
-    """The update of the stage's algorithm on the groups' rewards."""
-    rl = session.rounds
-    assert session.parts is not None
-    assert session.controllers is not None
+def train_on_rewards(
+    run: Run, workers: Workers, setup: StageSetup, state: RunState, recorder: Recorder, groups: Sequence[Group]
+) -> StepMetrics:
+    """Update the policy with the stage's algorithm on the groups' rewards, and return the metrics."""
+    config, parts, backend = setup.config, setup.algorithm, workers.backend
+    assert setup.controllers is not None
+    context = getattr(backend.model.config, "max_position_embeddings", None)
+    uses_texts = parts.terms.ptx_coef > 0
     settings = Settings(
-        pad_id=session.pad_id,
-        temperature=temperature(session),
-        micro_batch_tokens=session.config.train.micro_batch_tokens,
-        policy_version=session.state.policy_version,
-        max_response_tokens=session.config.rollout.max_response_tokens,
-        controllers=session.controllers,
-        with_reference=session.has_reference,
-        seed=session.config.seed,
-        step=session.state.rl_step,
-        texts=demonstration_rows(session) if session.parts.terms.ptx_coef > 0 else (),
-        texts_per_update=rl.ptx_batch_size if isinstance(rl, RlConfig) else 0,
+        pad_id=run.pad_id,
+        temperature=temperature(setup, state),
+        micro_batch_tokens=config.train.micro_batch_tokens,
+        policy_version=state.policy_version,
+        max_response_tokens=config.rollout.max_response_tokens,
+        controllers=setup.controllers,
+        with_reference=reference_config(setup).schedule != "none",
+        seed=run.seed,
+        step=state.rl_step,
+        texts=demonstration_rows(run, setup, recorder, state.stage.name, context) if uses_texts else (),
+        texts_per_update=0 if config.rl is None else config.rl.ptx_batch_size,
     )
-    return update(session.backend, session.parts, groups, settings)
+    return update(backend, parts, groups, settings)
 
 
-def sampling(session: Session) -> Sampling:
-    """How this step's responses are drawn, and what is recorded of that for training to replay."""
-    how, masks = session.config.rollout, None if session.parts is None else session.parts.masks
-    experts = num_experts(session.backend.model.config)
-    return Sampling(
-        how.max_response_tokens,
-        temperature(session),
-        how.top_p,
-        how.top_k,
-        max_kept=how.max_kept if masks is not None and masks.keep_sampling else 0,
-        keep_routing=masks is not None and masks.keep_routing and experts is not None,
-    )
-
-
-def demonstration_rows(session: Session) -> list[Row]:
-    """The demonstrations that the present stage trains on, in tokens; made at its first use of them.
-
-    What is left out is said and written down. Raises: DataError where nothing is left.
-    """
-    if session.demonstrations is None:
-        stage, (prompts, left_out) = session.state.stage, demonstrations(session)
-        session.demonstrations, counts = rows_of(session, prompts)
-        if left_out or counts.left_out:
-            write_left_out(session, stage, [*left_out, *counts.left_out])
-        if counts.skipped:
-            session.progress.say(f"{stage}: {counts}")
-        if not session.demonstrations:
-            raise DataError(
-                f"stage {stage!r} has no demonstration that fits: {counts}; shorten them, or use a model with a longer "
-                "context"
-            )
-    return session.demonstrations
-
-
-def demonstrations(session: Session) -> tuple[list[Prompt], Sequence[tuple[Any, str]]]:
-    """Those that an earlier stage left, where an SFT stage names one; else those of the data; and what was left out."""
-    config = session.config
-    if config.stages[0].kind != "sft" or config.sft is None or config.sft.demonstrations is None:
-        return session.data.demonstrations, session.data.left_out
-    file = (stage_folder(session, config.sft.demonstrations) / DEMONSTRATIONS).resolve()
-    # nothing is graded: a plain verifier stands for the rows' own, whose parameters are not in the file
-    left = Source(file=str(file), verifier=VerifierChoice(name="exact"))
-    read = read_demonstrations((left,), (), config.seed)
-    return read.prompts, read.left_out
-
-
-def rows_of(session: Session, prompts: Sequence[Prompt]) -> tuple[list[Row], SourceCounts]:
-    """Prompt and demonstration in tokens, the prompt not trained on; those longer than the context are left out."""
-    renderer, limit = session.data.renderer, getattr(session.backend.model.config, "max_position_embeddings", None)
-    rows: list[Row] = []
-    counts = SourceCounts("demonstrations", len(prompts), what="of them kept")
-    for p in prompts:
-        asked, shown = renderer.prompt_ids(p), renderer.demonstration_ids(p)
-        length = len(asked) + len(shown)
-        if limit is None or length <= limit:
-            rows.append(((*asked, *shown), len(asked)))
-            continue
-        said = f"{p.id}: {length} tokens, and the model's context is {limit}"
-        counts.leave_out("past the context", said, row_of(p), f"past the context: {length} tokens of {limit}")
-    counts.num_loaded = len(rows)
-    return rows, counts
-
-
-def publish(session: Session) -> None:
-    """The engine takes the policy's weights. Raises: EngineError if it then reports another version."""
-    with session.timed("publish"):
-        hand_over(session, session.state.policy_version)
-        lag.hold(session)
-
-
-def stage_step(session: Session) -> int:
-    """RL steps done in this stage."""
-    return session.state.rl_step - session.state.stage_start
-
-
-def temperature(session: Session, steps_ahead: int = 0) -> float:
-    """The sampling temperature of this step or a later one; linear towards the algorithm's `temperature_end`."""
-    start = session.config.rollout.temperature
-    if session.parts is None:
-        return start
-    total = max(1, session.rounds.rounds * session.rounds.steps_per_round - 1)
-    done = min(1.0, (stage_step(session) + steps_ahead) / total)
-    return decayed_temperature(start, session.parts.temperature_end, done)
-
-
-@dataclass(frozen=True)
-class Steps:
-    """The functions that the loop calls, by phase."""
-
-    next_prompts: Callable[[Session, int], list[Prompt]] = next_prompts
-    generate: Callable[[Session, Sequence[Prompt], int], list[Rollout]] = generate
-    verify: Callable[[Session, Sequence[Prompt], Sequence[Rollout]], tuple[list[Group], Tally]] = verify
-    select: Callable[[Session, Sequence[Group]], tuple[list[Group], dict[Reason, int]]] = select_groups
-    update: Callable[[Session, Sequence[Group]], StepMetrics] = update_policy
-    publish: Callable[[Session], None] = publish
-
-    def wrapped(self, wrap: Wrap, only: Sequence[str] | None = None) -> Steps:
-        """These steps with each function (or those in `only`) replaced by what `wrap` makes of it."""
-        names = [f.name for f in fields(self)] if only is None else list(only)
-        now = {f.name: getattr(self, f.name) for f in fields(self)}
-        return Steps(**now | {name: wrap(name, now[name]) for name in names})
+def publish(workers: Workers, state: RunState, recorder: Recorder) -> None:
+    """Give the engine the policy's weights. Raise EngineError if it then reports another version."""
+    with recorder.timed("publish"):
+        workers.rollouts.publish(workers.backend, state.policy_version)

@@ -1,4 +1,4 @@
-"""Responses on their way: drawn in one go or in stretches, each by the weights that the engine then has."""
+"""Responses that are generated in several pieces, each by the weights that the engine has at that time."""
 
 from __future__ import annotations
 
@@ -12,74 +12,79 @@ from pipeline.seeds import derive
 from pipeline.types import KeptTokens, Prompt, Rollout, Routing
 
 Asked = tuple[str, int, Sampling]
-"""The stream of a kind of response, how many of it each prompt gets, and how they are drawn."""
+"""One kind of response: the name of its random stream, the number for each prompt, and how to sample it."""
 
 
 @dataclass
-class Flight:
-    """What one batch of prompts was asked, and what was drawn of it so far."""
+class PartialBatch:
+    """A batch of prompts, the kinds of responses asked for, and what has been sampled so far."""
 
     prompts: tuple[Prompt, ...]
     asked: tuple[Asked, ...]
     stream: tuple[str | int, ...]
-    """Names the flight's random numbers, whoever draws them and when."""
-    drawn: list[list[Rollout]] = field(default_factory=list)
-    """For each kind asked, prompt by prompt; empty before the first stretch."""
+    """Names the batch's random numbers, which do not depend on the engine or the time."""
+    rollouts: list[list[Rollout]] = field(default_factory=list)
+    """For each kind asked, prompt by prompt. Empty before the first piece."""
 
 
-def fly(flight: Flight, engine: Engine, renderer: Renders, seed: int, stretch: int | None) -> None:
-    """Draw `stretch` further tokens of each response that has not ended; None: all that is left of them."""
-    begins = not flight.drawn
-    for kind, (name, samples, how) in enumerate(flight.asked):
-        if begins:
-            first = how if stretch is None else replace(how, max_tokens=min(stretch, how.max_tokens))
-            stream = (name, *flight.stream)
-            flight.drawn.append(collect(engine, renderer, flight.prompts, samples, first, seed, *stream))
+def continue_batch(
+    batch: PartialBatch, engine: Engine, renderer: Renders, seed: int, max_new_tokens: int | None
+) -> None:
+    """Sample up to `max_new_tokens` further tokens of each unfinished response; None: all that is left."""
+    is_first = not batch.rollouts
+    for kind, (name, samples, sampling) in enumerate(batch.asked):
+        if is_first:
+            most = sampling.max_tokens if max_new_tokens is None else min(max_new_tokens, sampling.max_tokens)
+            first, stream = replace(sampling, max_tokens=most), (name, *batch.stream)
+            batch.rollouts.append(collect(engine, renderer, batch.prompts, samples, first, seed, *stream))
         else:
-            stream = (name, *flight.stream, "on")
-            flight.drawn[kind] = go_on(engine, renderer, flight.drawn[kind], how, stretch, seed, *stream)
+            # a stream of its own: a continued response must not repeat the numbers of its first piece
+            stream = (name, *batch.stream, "on")
+            batch.rollouts[kind] = continue_rollouts(
+                engine, renderer, batch.rollouts[kind], sampling, max_new_tokens, seed, *stream
+            )
 
 
-def is_open(rollout: Rollout, sampling: Sampling) -> bool:
-    """The response neither ended nor reached its limit."""
+def is_unfinished(rollout: Rollout, sampling: Sampling) -> bool:
+    """True if the response neither ended nor reached its limit."""
     return rollout.finish_reason == "length" and len(rollout.response_ids) < sampling.max_tokens
 
 
-def go_on(
+def continue_rollouts(
     engine: Engine,
     renderer: Renders,
     rollouts: Sequence[Rollout],
     sampling: Sampling,
-    stretch: int | None,
+    max_new_tokens: int | None,
     seed: int,
     *stream: str | int,
 ) -> list[Rollout]:
-    """The rollouts, of which open ones go on for `stretch` tokens with the engine's present weights.
+    """Return the rollouts, the unfinished ones longer by up to `max_new_tokens` of the engine's present weights.
 
-    The engine computes prompt and response until here anew, so each further token is of its weights alone. A rollout's
-    version stays that of its first token, its oldest; its log-probs are those of the weights that drew each token.
+    The engine computes prompt and response so far again, so each new token depends on the new weights alone. A
+    rollout's version stays that of its first token, the oldest; each log-prob is that of the weights that sampled it.
     """
     times: Counter[tuple[str, int]] = Counter()
-    waiting: dict[int, list[tuple[int, Request]]] = {}
+    by_length: dict[int, list[tuple[int, Request]]] = {}
     for i, r in enumerate(rollouts):
-        who = (r.prompt_id, r.sample)
-        times[who] += 1
-        if is_open(r, sampling):
-            have = len(r.response_ids)
-            own = derive(seed, "rollout", *stream, *who, times[who], have)
-            most = sampling.max_tokens - have
-            request = Request(r.prompt_ids + r.response_ids, (own,))
-            waiting.setdefault(most if stretch is None else min(stretch, most), []).append((i, request))
+        key = (r.prompt_id, r.sample)
+        times[key] += 1  # a prompt that occurs twice in the batch gets other numbers the second time
+        if is_unfinished(r, sampling):
+            length = len(r.response_ids)
+            request_seed = derive(seed, "rollout", *stream, *key, times[key], length)
+            left = sampling.max_tokens - length
+            request = Request(r.prompt_ids + r.response_ids, (request_seed,))
+            by_length.setdefault(left if max_new_tokens is None else min(max_new_tokens, left), []).append((i, request))
     out = list(rollouts)
-    for most, some in waiting.items():
-        answers = engine.generate([request for _, request in some], replace(sampling, max_tokens=most))
+    for most, requests in by_length.items():  # one call for each limit: a call has one max_tokens
+        answers = engine.generate([request for _, request in requests], replace(sampling, max_tokens=most))
         check_recorded(sampling, [c for (c,) in answers])
-        for (i, _), (completion,) in zip(some, answers, strict=True):
-            out[i] = _longer(rollouts[i], completion, renderer)
+        for (i, _), (completion,) in zip(requests, answers, strict=True):
+            out[i] = _extended(rollouts[i], completion, renderer)
     return out
 
 
-def _longer(rollout: Rollout, more: Completion, renderer: Renders) -> Rollout:
+def _extended(rollout: Rollout, more: Completion, renderer: Renders) -> Rollout:
     ids = rollout.response_ids + more.token_ids
     return replace(
         rollout,
@@ -87,24 +92,27 @@ def _longer(rollout: Rollout, more: Completion, renderer: Renders) -> Rollout:
         logprobs=rollout.logprobs + more.logprobs,
         text=renderer.decode(ids),
         finish_reason=more.finish_reason,
-        kept=_joined(rollout.kept, more.kept),
-        routing=_routed(rollout, more.routing),
+        kept=_joined_kept(rollout.kept, more.kept),
+        routing=_joined_routing(rollout, more.routing),
     )
 
 
-def _joined(first: KeptTokens | None, more: KeptTokens | None) -> KeptTokens | None:
+def _joined_kept(first: KeptTokens | None, more: KeptTokens | None) -> KeptTokens | None:
     if first is None or more is None:
         return None
     return KeptTokens(first.sizes + more.sizes, first.ids + more.ids, first.num_bounded + more.num_bounded)
 
 
-def _routed(rollout: Rollout, more: Routing | None) -> Routing | None:
-    """The experts that each token was drawn with: those of the first stretch were recorded then, not those of now."""
+def _joined_routing(rollout: Rollout, more: Routing | None) -> Routing | None:
+    """Return the experts that each token was sampled with.
+
+    The engine computed the first piece again, perhaps with other experts: what was recorded first is kept.
+    """
     if rollout.routing is None or more is None:
         return None
     return replace(more, experts=rollout.routing.experts + more.experts[len(rollout.routing.experts) :])
 
 
-def oldest(rollouts: Iterable[Rollout]) -> int:
-    """The version of the weights that drew the oldest token among them."""
+def oldest_version(rollouts: Iterable[Rollout]) -> int:
+    """Return the version of the weights that sampled the oldest token of the rollouts."""
     return min(r.policy_version for r in rollouts)

@@ -1,4 +1,4 @@
-"""Signs of a collapse of RL, found in the metrics of its last steps, and what a stage remembers to find them."""
+"""Detection of a collapse of RL in the metrics of its last steps, and the checkpoints to return to."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIMITS = (
     ("groups without variance", "max_flat", "itself"),
     ("unanswered", "max_unanswered", "rise"),
 )
-"""Measure, the field of `guard` with its limit, and whether that is the limit, or times or above what was at first."""
+"""Measure, field of `guard` with its limit, and how the limit is meant: itself, times or above the first value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Sign:
 
 
 def measures(row: StepMetrics) -> Measures:
-    """What is watched of a step's metrics; a measure that the step does not have is absent."""
+    """Return the measures that the guard watches, out of a step's metrics. Those that the step lacks are absent."""
     out = {name: row[key] for name, key in (("entropy", "entropy"), ("KL", "kl/k3")) if key in row}
     sampled = row.get("groups/sampled", 0.0)
     if sampled > 0:
@@ -56,21 +56,21 @@ def measures(row: StepMetrics) -> Measures:
 
 
 def signs(first: Sequence[Measures], last: Sequence[Measures], config: GuardConfig) -> list[Sign]:
-    """The measures whose median over `last` is past its limit; relative limits are held against `first`.
+    """Return the measures whose median over `last` is past its limit. Relative limits refer to the medians of `first`.
 
-    Medians, because one step may do anything: k3 of a single one has been seen at a thousand times its usual value.
-    A measure that most of the steps do not have is not judged.
+    Medians, because a single step may be wild: its k3 has been seen at a thousand times the usual value.
+    A measure that most of the steps lack is not checked.
     """
-    found = []
-    for measure, setting, held_against in LIMITS:
-        given: float | None = getattr(config, setting)
-        begun, now = _median(first, measure), _median(last, measure)
-        if given is None or begun is None or now is None:
+    past_limit = []
+    for measure, setting, meaning in LIMITS:
+        number: float | None = getattr(config, setting)
+        at_first, now = _median(first, measure), _median(last, measure)
+        if number is None or at_first is None or now is None:
             continue
-        limit = {"itself": given, "times": given * begun, "rise": given + begun}[held_against]
+        limit = {"itself": number, "times": number * at_first, "rise": number + at_first}[meaning]
         if now < limit if setting.startswith("min_") else now > limit:
-            found.append(Sign(measure, now, limit, setting))
-    return found
+            past_limit.append(Sign(measure, now, limit, setting))
+    return past_limit
 
 
 def _median(rows: Sequence[Measures], measure: str) -> float | None:
@@ -79,9 +79,9 @@ def _median(rows: Sequence[Measures], measure: str) -> float | None:
 
 
 def observe(memory: dict[str, Any], row: StepMetrics, config: GuardConfig) -> list[Sign]:
-    """The signs after one more step, whose metrics join `memory`: plain values, kept in checkpoints.
+    """Add a step's metrics to `memory` (plain values, kept in checkpoints) and return the signs of a collapse.
 
-    None before `window` steps are there. A stage that stands still at its beginning compares with itself.
+    There are no signs before `window` steps are done.
     """
     seen = measures(row)
     first, last = memory.setdefault("first", []), memory.setdefault("last", [])
@@ -92,8 +92,8 @@ def observe(memory: dict[str, Any], row: StepMetrics, config: GuardConfig) -> li
     return signs(first, last, config) if len(last) == config.window else []
 
 
-def settled(config: RunConfig, state: RunState) -> RunConfig:
-    """A stage's recipe with its knob turned as often as the stage was rolled back."""
+def with_turned_knobs(config: RunConfig, state: RunState) -> RunConfig:
+    """Return a stage's recipe with its knobs turned once for each time that the stage was rolled back."""
     times = num_roll_backs(state)
     if times == 0 or config.rl is None:
         return config
@@ -102,40 +102,40 @@ def settled(config: RunConfig, state: RunState) -> RunConfig:
 
 
 def num_roll_backs(state: RunState) -> int:
-    """Of the present stage."""
-    return int(state.guard.get("roll_backs", 0))
+    """Return how often the present stage was rolled back."""
+    return int(state.stage.guard.get("roll_backs", 0))
 
 
-def note(state: RunState, config: RunConfig) -> list[int]:
-    """Serials of checkpoints to be kept for a roll-back, once that with serial `state.serial` is written.
+def note_checkpoint(state: RunState, config: RunConfig) -> list[int]:
+    """Note the checkpoint that is written now; return the numbers of those that a rollback may need.
 
-    They are the last one that a collapse seen at the next step would go back to, and all since.
+    They are the checkpoint that a collapse seen at the next step would return to, and all since.
     """
     if not keeps_checkpoints(config):
         return []
-    known = [*state.guard.get("checkpoints", []), [state.serial, state.rl_step]]
-    oldest = state.rl_step - config.guard.window - lateness(config)
+    known = [*state.stage.guard.get("checkpoints", []), [state.next_checkpoint, state.rl_step]]
+    oldest = state.rl_step - config.guard.window - max_delay(config)
     before = [i for i, (_, step) in enumerate(known) if step <= oldest]
-    state.guard["checkpoints"] = known[before[-1] if before else 0 :]
-    return [serial for serial, _ in state.guard["checkpoints"]]
+    state.stage.guard["checkpoints"] = known[before[-1] if before else 0 :]
+    return [number for number, _ in state.stage.guard["checkpoints"]]
 
 
 def keeps_checkpoints(config: RunConfig) -> bool:
-    """In a stage of this recipe the guard may want to go back, or to name what is worth going on from."""
+    """True if the guard may roll back in this stage, or name a checkpoint to restart from."""
     section = getattr(config, config.stages[0].kind)
     return config.guard.action in ("stop", "roll_back") and isinstance(section, RoundsConfig)
 
 
-def lateness(config: RunConfig) -> int:
-    """How many steps later than the next one a policy's own responses may be those of a step."""
+def max_delay(config: RunConfig) -> int:
+    """Return by how many steps the responses of a policy may be later than its next step."""
     return config.rollout.max_staleness + config.rollout.publish_every - 1
 
 
-def good_serials(state: RunState, config: RunConfig) -> list[int]:
-    """Serials of checkpoints whose policy answered before the steps that showed a collapse, the newest first.
+def good_checkpoints(state: RunState, config: RunConfig) -> list[int]:
+    """Return the numbers of checkpoints whose policy sampled before the steps that showed a collapse, newest first.
 
-    The policy of a checkpoint at step k wrote the responses of step k + 1, or so much later as responses may be old, so
-    that step is not in the window; where the stage is not older than that, it is its beginning.
+    The policy of a checkpoint at step k sampled the responses of step k + 1, or of a later one where responses may be
+    old. That step must not be in the window. In a younger stage it is the stage's first checkpoint.
     """
-    newest = max(state.stage_start, state.rl_step - config.guard.window - 1 - lateness(config))
-    return [serial for serial, step in reversed(state.guard.get("checkpoints", [])) if step <= newest]
+    newest = max(state.stage.first_rl_step, state.rl_step - config.guard.window - 1 - max_delay(config))
+    return [number for number, step in reversed(state.stage.guard.get("checkpoints", [])) if step <= newest]

@@ -1,4 +1,4 @@
-"""Data before training: prompts loaded, checked against the model's context and each other, and written down."""
+"""The data of a run, loaded and checked before training, and written into the run's folder."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.preference import PreferenceConfig, check_loss
 from pipeline.config.run import RunConfig
 from pipeline.data.overlap import check_overlap
-from pipeline.data.pairs import PairsRead
+from pipeline.data.pairs import PairsRead, read_pairs
 from pipeline.data.prompts import check_lengths, load_text, read_demonstrations, read_prompts
 from pipeline.data.render import Renderer
-from pipeline.data.rows import row_of
+from pipeline.data.rows import SourceCounts, row_of
 from pipeline.data.texts import read_texts
-from pipeline.errors import ConfigError
-from pipeline.run.pair_files import stage_pairs
+from pipeline.errors import ConfigError, DataError
 from pipeline.train.checkpoint import disk_errors
 from pipeline.types import Prompt
 
 
 @dataclass(frozen=True)
 class RunData:
-    """The prompts of a run, and how they are written."""
+    """The prompts, demonstrations, texts and pairs of a run, and the renderer that turns them into tokens."""
 
     train: list[Prompt]
     evaluation: list[Prompt]
     demonstrations: list[Prompt]
     text: dict[str, list[str]]
-    """Unlabelled, by the stage that is pre-trained on it."""
+    """Unlabelled texts, by the stage that is pre-trained on them."""
     renderer: Renderer
     notes: tuple[str, ...] = ()
-    """What was skipped, dropped or found to overlap, for people."""
+    """Sentences for people about rows that were skipped, dropped or found to overlap."""
     pairs: Mapping[str, PairsRead] = field(default_factory=dict)
-    """Of the files of each preference stage, by its name."""
+    """Pairs of files, by the name of the stage that trains on them."""
     left_out: tuple[tuple[Any, str], ...] = ()
-    """(row, why) of the demonstrations that teach nothing."""
+    """(row, reason) of the demonstrations that were left out."""
 
     @property
     def all_prompts(self) -> list[Prompt]:
-        """Those that are graded."""
+        """All prompts whose responses are graded."""
         of_pairs = [p.prompt for read in self.pairs.values() for p in read.pairs if p.prompt.verifier]
         return [*self.train, *self.evaluation, *of_pairs]
 
 
 def prepare_data(config: RunConfig, tokenizer: Any, context: int | None, base_dir: Path, folder: Path) -> RunData:
-    """The prompts of the recipe, checked; the rows are written to `folder`/data as JSONL in the default row format.
+    """Return the checked data of the recipe; its prompts are written to `folder`/data in the default row format.
 
-    `context` is the model's longest sequence in tokens, None where it has no limit.
-    Raises: DataError naming the file, row and remedy; ConfigError where responses leave no room for a prompt.
+    `context` is the model's longest sequence in tokens; None: no limit.
+    Raise DataError naming the file, row and remedy; ConfigError if responses leave no room for a prompt.
     """
     data, seed = config.data, config.seed
     train, counts = read_prompts(data.train, seed, base_dir)
@@ -88,7 +88,7 @@ def prepare_data(config: RunConfig, tokenizer: Any, context: int | None, base_di
 
 
 def stage_text(config: RunConfig, base_dir: Path, notes: list[str]) -> list[str]:
-    """What a stage is pre-trained on: its files, else lines of the generators; what was skipped goes to `notes`."""
+    """Return the texts of a pre-training stage: its files, else lines of the generators. Skips are added to `notes`."""
     section = config.pretrain
     assert section is not None
     text, skipped = read_texts(section.text, base_dir)
@@ -97,9 +97,9 @@ def stage_text(config: RunConfig, base_dir: Path, notes: list[str]) -> list[str]
 
 
 def prompt_room(config: RunConfig, context: int | None) -> int | None:
-    """The longest prompt in tokens: the recipe's limit, or what responses leave of the context; None for no limit.
+    """Return the longest allowed prompt in tokens: the recipe's limit, or what responses leave of the context.
 
-    Raises: ConfigError where responses leave nothing, or the recipe's limit is more than they leave.
+    None means no limit. Raise ConfigError if responses leave nothing, or less than the recipe's limit.
     """
     left = None if context is None else context - config.rollout.max_response_tokens
     if left is not None and left < 1:
@@ -119,10 +119,66 @@ def prompt_room(config: RunConfig, context: int | None) -> int | None:
 
 
 def write_rows(path: Path, prompts: Sequence[Prompt]) -> None:
-    """Write prompts as JSONL in the format of a user's own file, whole or not at all."""
+    """Write prompts as JSONL in the default row format, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     with partial.open("w") as file:
         for p in prompts:
             file.write(json.dumps(row_of(p), ensure_ascii=False) + "\n")
     os.replace(partial, path)
+
+
+def stage_pairs(
+    config: RunConfig, renderer: Renderer, context: int | None, base_dir: Path, evaluation: Sequence[Prompt]
+) -> dict[str, PairsRead]:
+    """Return the pairs of each stage that trains on files of pairs. Those past the context are left out and counted.
+
+    Raise DataError as `read_pairs` does, and if a loss of pairs gets rows with labels.
+    """
+    by_stage: dict[str, PairsRead] = {}
+    for stage in [*config.stages_of("preference"), *config.stages_of("reward_model")]:
+        own = config.of_stage(stage.name)
+        section = own.preference if stage.kind == "preference" else own.reward_model
+        if section is None or not section.pairs:
+            continue
+        read = read_pairs(section.pairs, config.seed, base_dir)
+        kept, _ = check_overlap([p.prompt for p in read.pairs], evaluation, config.data.overlap)
+        allowed = {id(prompt) for prompt in kept}
+        read.pairs[:] = [p for p in read.pairs if id(p.prompt) in allowed]
+        drop_long(read, renderer, context)
+        from_labels = isinstance(section, PreferenceConfig) and check_loss("preference", section.loss).from_labels
+        check_sides(stage.name, read, from_labels)
+        by_stage[stage.name] = read
+    return by_stage
+
+
+def drop_long(read: PairsRead, renderer: Renderer, context: int | None) -> None:
+    """Leave out and count the pairs that do not fit into the model's context. Raise DataError if none fits."""
+    if context is None:
+        return
+    counts = SourceCounts("pairs", len(read.pairs), what="of them kept")
+    kept = []
+    for pair in read.pairs:
+        prompt = len(renderer.prompt_ids(pair.prompt))
+        length = prompt + max(len(renderer.text_ids(s, f"a side of pair {pair.id!r}")) for s in pair.sides if s)
+        if length <= context:
+            kept.append(pair)
+            continue
+        counts.skip("past the context", f"{pair.id}: {length} tokens, and the model's context is {context}")
+        read.left_out.append((pair.to_row(), f"past the context: {length} tokens of {context}"))
+    if not kept:
+        raise DataError(f"all {len(read.pairs)} pairs are longer than the model's context of {context} tokens")
+    counts.num_loaded = len(kept)
+    read.pairs[:] = kept
+    if counts.skipped:
+        read.counts.append(counts)
+
+
+def check_sides(stage: str, read: PairsRead, from_labels: bool) -> None:
+    """Raise DataError naming the first row with one side only, if the loss needs both."""
+    alone = next((p for p in read.pairs if None in p.sides), None)
+    if alone is not None and not from_labels:
+        raise DataError(
+            f"stage {stage!r}: row {alone.id!r} has a completion with a label, and the loss takes pairs; use kto, or "
+            "give rows with chosen and rejected"
+        )

@@ -1,4 +1,4 @@
-"""One step's prompts dealt out over the ranks, and what came of them put together again on all of them."""
+"""Dealing the prompts of one step to the ranks, and gathering their groups again on all of them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pipeline.types import Group, Prompt
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """The prompts of this rank, and the place of each among all."""
+    """The prompts of this rank, and the index of each among all prompts."""
 
     prompts: list[Prompt]
     places: list[int]
 
 
 def share_of(ranks: Ranks, prompts: Sequence[Prompt]) -> Share:
-    """This rank's prompts, in their order: all of them where there is one rank.
+    """Return this rank's prompts in their order: all of them where there is one rank.
 
-    A prompt that comes twice goes to one rank both times: what it draws the second time depends on the first.
+    A prompt that occurs twice goes to one rank both times: its second random numbers depend on the first draw.
     """
     owner: dict[str, int] = {}
     for p in prompts:
@@ -31,22 +31,25 @@ def share_of(ranks: Ranks, prompts: Sequence[Prompt]) -> Share:
     return Share([prompts[i] for i in places], places)
 
 
-def together(
+def gather_groups(
     ranks: Ranks, share: Share, columns: Sequence[Sequence[Group]], tally: Tally
 ) -> tuple[list[list[Group]], Tally]:
-    """Each column of groups (one per prompt of the share) as one process would have it, and the sum of all tallies."""
+    """Return each column of groups as one process would have it, and the sum of all ranks' tallies.
+
+    A column has one group for each prompt of the share.
+    """
     if ranks.size == 1:
         return [list(c) for c in columns], tally
-    found = ranks.gather((share.places, [list(c) for c in columns], tally))
+    gathered = ranks.gather((share.places, [list(c) for c in columns], tally))
     whole: list[list[Group]] = []
     for i in range(len(columns)):
-        placed = {place: group for places, theirs, _ in found for place, group in zip(places, theirs[i], strict=True)}
+        placed = {place: group for places, own, _ in gathered for place, group in zip(places, own[i], strict=True)}
         whole.append([placed[place] for place in range(len(placed))])
-    return whole, summed([theirs for _, _, theirs in found])
+    return whole, sum_of_tallies([tally for _, _, tally in gathered])
 
 
-def summed(tallies: Sequence[Tally]) -> Tally:
-    """What graders of all ranks did; they were at work at the same time, so the longest counts."""
+def sum_of_tallies(tallies: Sequence[Tally]) -> Tally:
+    """Return the sum of the ranks' tallies. Ranks grade at the same time, so the busiest one's seconds count."""
     statuses: Counter[str] = Counter()
     for t in tallies:
         statuses.update(t.statuses)

@@ -129,7 +129,7 @@ def put_aside_stale(folder: Path, now: Sequence[Fingerprint], newest: Path, prog
     if index is None:
         return newest
     changes = _changes(begun[index], now[index] if index < len(now) else None)
-    ends = RunState.from_json(json.loads((newest / "state.json").read_text())).ends
+    ends = RunState.from_json(json.loads((newest / "state.json").read_text())).stage_ends
     good = [f.name for f in begun[:index] if f.name in ends]
     while good and checkpoint.fault(newest.parent / f"{ends[good[-1]]:08d}") is not None:
         progress.say(f"the checkpoint at the end of {good[-1]} cannot be trusted; going further back")

@@ -1,30 +1,267 @@
-"""Stages that do not go on from the policy of the one before, but from that of an earlier one, or of the base."""
+"""Opening a run: its folder and lock, the checkpoint to resume from, and the objects that a session holds."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+import platform
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
 
+from pipeline.config.load import dump
+from pipeline.config.run import RunConfig
 from pipeline.config.stages import BASE
+from pipeline.data.ledger import PassRateLedger
+from pipeline.data.sampler import PromptSampler
+from pipeline.errors import RunError
+from pipeline.models.load import load_model
+from pipeline.models.routing import num_experts
+from pipeline.report.exposition import exposed
+from pipeline.report.progress import Progress
+from pipeline.report.store import Store
+from pipeline.report.trackers import Trackers
+from pipeline.run import collapse
+from pipeline.run.algorithm import resolve_parts
+from pipeline.run.build import (
+    build_backend,
+    build_policy,
+    build_source,
+    build_tokenizer,
+    check_teacher,
+    context_of,
+    device_of,
+)
+from pipeline.run.data import RunData, prepare_data
+from pipeline.run.fingerprints import Fingerprint, fingerprints, put_aside_stale, write_record
+from pipeline.run.graders import bind_grader, build_graders
+from pipeline.run.lock import locked
+from pipeline.run.recorder import Recorder
+from pipeline.run.sampling import asked_of
+from pipeline.run.schedule import position, schedule
+from pipeline.run.session import Run, Session, StageSetup, Workers
+from pipeline.run.state import RunState
 from pipeline.train import checkpoint
+from pipeline.train.backend import Backend
+from pipeline.train.ranks import ALONE, Ranks, join, leave
+from pipeline.train.step import Controllers
+from pipeline.train.torch_backend import TorchBackend
+from pipeline.train.watch import SPARE_S, WATCH
 
-if TYPE_CHECKING:
-    from pipeline.run.session import Session
+Resume = Literal["auto", "never", "must"]
+PACKAGES = ("torch", "transformers", "prefect", "sympy", "math-verify", "numpy")
+"""Packages whose versions are written into run.json."""
 
 
-def begin_anew(session: Session, stage: str) -> None:
-    """Where a stage begins and does not go on from the one before: its policy is the one that it names.
+def prepare_run(config: RunConfig, base_dir: Path, folder: Path) -> RunData:
+    """Load and check the data. This needs no server and no policy, so it can run while those start."""
+    return prepare_data(config, build_tokenizer(config), context_of(config), base_dir, folder)
 
-    Raises: CheckpointError where the end of the stage that it names cannot be trusted.
+
+@contextmanager
+def opened(
+    config: RunConfig, base_dir: Path, folder: Path, resume: Resume, progress: Progress, data: RunData | None = None
+) -> Iterator[Session]:
+    """Yield a session that holds the run's folder until the block ends. `data`: prepared before, else here.
+
+    In a group of processes each has a session of its own over the same state. Rank 0 holds the folder and writes there.
     """
-    from pipeline.run.build import put_weights
+    ranks = join(config.launch.phase_timeout_s + SPARE_S, device_of(config))
+    with ExitStack() as stack:
+        stack.callback(leave)
+        stack.push(WATCH.leave)
+        own = stack.enter_context(own_folder(folder, ranks))
+        if ranks.is_first:
+            address = stack.enter_context(exposed(folder, config.name, config.report.metrics_port))
+            if address is not None:
+                progress.say(f"metrics for Prometheus at {address}")
+        prepared = data if data is not None else prepare_run(config, base_dir, own)
+        session = open_session(config, own, prepared, resume, progress, base_dir, ranks=ranks, shared=folder)
+        stack.callback(session.close)
+        yield session
 
-    (start,) = (s.start for s in session.recipe.stages if s.name == stage)
-    state = session.state
-    if start is None or stage == state.stage or state.num_done == 0:
+
+@contextmanager
+def own_folder(folder: Path, ranks: Ranks) -> Iterator[Path]:
+    """Yield the folder that this rank writes to: the locked run's folder for rank 0, a private one for the others.
+
+    A private folder is deleted at the end of a block without an error, else when the run is resumed.
+    """
+    if ranks.is_first:
+        with locked(folder):
+            for left in (p for p in (folder / "logs").glob("rank*") if p.is_dir()):
+                shutil.rmtree(left, ignore_errors=True)
+            ranks.barrier()  # a second group that wants to train here stops at the lock, before this
+            yield folder
         return
-    end = None if start == BASE else session.shared / "checkpoints" / f"{state.ends[start]:08d}"
+    ranks.barrier()
+    own = folder / "logs" / f"rank{ranks.rank}"
+    own.mkdir(parents=True, exist_ok=True)
+    yield own
+    shutil.rmtree(own, ignore_errors=True)
+
+
+def open_session(
+    config: RunConfig,
+    folder: Path,
+    data: RunData,
+    resume: Resume,
+    progress: Progress,
+    base_dir: Path,
+    ranks: Ranks = ALONE,
+    shared: Path | None = None,
+) -> Session:
+    """Return a session at the start of the run, or at the newest checkpoint in its folder. Rank 0 must hold the lock.
+
+    This process writes to `folder`; `shared` is the run's folder (None: the same).
+    Raises: RunError, CheckpointError, ConfigError, DataError.
+    """
+    shared = shared or folder
+    prints = fingerprints(config, data, base_dir) if ranks.is_first else []
+    start = ranks.agree(lambda: find_checkpoint(shared, resume, progress, prints))
+    graders, isolation = build_graders(config, data, base_dir, progress)
+    state = RunState() if start is None else RunState.from_json(json.loads((start / "state.json").read_text()))
+    tokenizer = data.renderer.tokenizer
+    backend = build_backend(config, build_policy(config, tokenizer, start), ranks)
+    if start is not None:
+        backend.load(start)
+    # the backend's ranks know which of them share sequences
+    run = Run(config, folder, shared, base_dir, data, tokenizer, backend.ranks, tuple(prints), start, isolation)
+    store = Store(folder)
+    store.cut(state.offsets if ranks.is_first else {})
+    trackers = config.report.trackers if ranks.is_first else ()
+    recorder = Recorder(store, Trackers(trackers, folder, config.name, config.model_dump(mode="json")), progress)
+    workers = Workers(backend, build_source(config, backend, data, folder), graders, *sampler_at(run, state))
+    setup = enter_stage(run, workers, state, recorder, next_stage(config, state))
+    workers.rollouts.publish_first(backend, state.policy_version, start)
+    restore_in_flight(workers, setup, state)
+    write_run_info(run, workers, setup)
+    if start is not None:
+        recorder.say(f"resuming from checkpoint {start.name}")
+    return Session(run, workers, state, recorder, setup)
+
+
+def find_checkpoint(folder: Path, resume: Resume, progress: Progress, prints: Sequence[Fingerprint]) -> Path | None:
+    """Return the checkpoint to resume from, or None to start from the beginning.
+
+    Results of stages whose fingerprints are not those of `prints` are put aside.
+    Raise RunError if `resume` is never and there is a checkpoint, or must and there is none, or if the recipe changed
+    in what the first stage depends on.
+    """
+    path, refused = checkpoint.newest(folder / "checkpoints")
+    for bad in refused:
+        progress.say(f"refused checkpoint {bad.path.name}: {bad.reason}; using the one before it")
+    if path is None and resume == "must":
+        raise RunError(f"{folder} has no checkpoint to resume from, and resume is 'must'; start it with resume 'auto'")
+    if path is not None and resume == "never":
+        raise RunError(
+            f"{folder} already holds a run, and resume is 'never'; use resume 'auto' to continue it, another name, or "
+            "delete the folder"
+        )
+    return path if path is None else put_aside_stale(folder, prints, path, progress)
+
+
+def sampler_at(run: Run, state: RunState) -> tuple[PromptSampler, PassRateLedger]:
+    """Return the sampler of prompts and the ledger of their pass rates, at the position of `state`."""
+    ledger, how = PassRateLedger(), run.recipe.data.sampling
+    sampler = PromptSampler(run.data.train, run.seed, how.order, how.weights, ledger, how.pass_rate)
+    if state.ledger is not None:
+        ledger.load_state_dict(state.ledger)
+    # while nothing was drawn, the prompts may have changed since the checkpoint: no stage so far depends on them
+    if state.sampler is not None and any(state.sampler["drawn"].values()):
+        sampler.load_state_dict(state.sampler)
+    return sampler, ledger
+
+
+def next_stage(config: RunConfig, state: RunState) -> str:
+    """Return the stage of the next item: the first one before all, the last one of a finished run."""
+    items = schedule(config)
+    item = items[min(position(items, state.num_done, state.is_evaluated), len(items) - 1)]
+    return config.stages[0].name if item.stage == BASE else item.stage
+
+
+def enter_stage(run: Run, workers: Workers, state: RunState, recorder: Recorder, stage: str) -> StageSetup:
+    """Start or continue a stage: write that it was started, give it its policy, and return its setup."""
+    if run.ranks.is_first:
+        write_record(run.folder, run.fingerprints[: run.recipe.stage_names.index(stage) + 1])
+    (start,) = (s.start for s in run.recipe.stages if s.name == stage)
+    if start is not None and stage != state.stage.name and state.num_done > 0:
+        take_policy_of(run, workers.backend, state, start)
+        recorder.say(f"{stage} starts with the policy {'of the base' if start == BASE else f'that {start} left'}")
+    state.enter(stage)
+    return make_setup(run, workers, state)
+
+
+def take_policy_of(run: Run, backend: Backend, state: RunState, start: str) -> None:
+    """Give the policy the weights at the end of the stage `start`, or those of the base.
+
+    Raise CheckpointError if the checkpoint at that stage's end is damaged.
+    """
+    end = None if start == BASE else run.shared / "checkpoints" / f"{state.stage_ends[start]:08d}"
     if end is not None:
         checkpoint.require(end)
-    put_weights(session, end)
+    load_weights(run, backend, end)
     state.policy_version += 1
-    session.progress.say(f"{stage} begins with the policy {'of the base' if end is None else f'that {start} left'}")
+
+
+def load_weights(run: Run, backend: Backend, start: Path | None) -> None:
+    """Give the policy the weights of checkpoint `start`; None: of the model that the recipe starts from."""
+    backend.model.load_state_dict(build_policy(run.recipe, run.tokenizer, start).state_dict())
+
+
+def make_setup(run: Run, workers: Workers, state: RunState) -> StageSetup:
+    """Return the setup of the stage that the state names, and let its own verifier grade, if it has one."""
+    config = collapse.with_turned_knobs(run.recipe.of_stage(state.stage.name), state)
+    model = workers.backend.model
+    parts = resolve_parts(config, model)
+    controllers = None if parts is None else Controllers(parts)
+    if controllers is not None and state.stage.controllers:
+        controllers.load_state_dict(state.stage.controllers)
+    keeps_routing = parts is not None and parts.masks.keep_routing and num_experts(model.config) is not None
+    reward = config.rl.reward if config.rl is not None and config.stages[0].kind == "rl" else None
+    workers.graders.enter_stage(None if reward is None else bind_grader(run.shared, run.base_dir, reward))
+    return StageSetup(config, parts, controllers, keeps_routing)
+
+
+def restore_in_flight(workers: Workers, setup: StageSetup, state: RunState) -> None:
+    """Continue the batches that were being generated when the checkpoint was written."""
+    batches, state.in_flight = state.in_flight, []
+    for batch in batches:
+        workers.rollouts.restore(batch, asked_of(setup, batch.temperature))
+
+
+def hold_teacher(run: Run, backend: Backend, setup: StageSetup, path: str) -> None:
+    """Make the model at `path` the backend's reference. Raise ConfigError if it has other tokens."""
+    assert isinstance(backend, TorchBackend)
+    if backend.teacher is None:
+        check_teacher(path, run.tokenizer)
+        backend.hold_teacher(load_model(path, setup.config.model.dtype, str(backend.device)))
+
+
+def write_run_info(run: Run, workers: Workers, setup: StageSetup) -> None:
+    """Write `recipe.yaml`, the resolved recipe, and `run.json`: versions, device and sizes, for the report."""
+    versions = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    model, engine = workers.backend.model, workers.rollouts.engine
+    info = {
+        "name": setup.config.name,
+        "seed": run.seed,
+        "versions": versions,
+        "device": str(model.device),
+        "num_parameters": sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters()),
+        "num_ranks": run.ranks.size,
+        "engine_fast_path": getattr(engine, "is_fast", None),
+        "engine_note": getattr(engine, "fallback_reason", None),
+        "num_prompts": {"train": len(run.data.train), "evaluation": len(run.data.evaluation)},
+        "data_notes": list(run.data.notes),
+        "isolation": run.isolation,
+    }
+    with checkpoint.disk_errors(f"writing into {run.folder}"):
+        (run.folder / "recipe.yaml").write_text(dump(run.recipe))
+        (run.folder / "run.json").write_text(json.dumps(info, indent=1))

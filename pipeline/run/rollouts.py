@@ -1,8 +1,8 @@
-"""Generation that runs ahead of the update, in a thread of its own.
+"""The sources of rollouts: one that generates when it is asked, and one that generates while earlier batches train.
 
-Which weights draw which response is decided by the number of the step and never by the clock: flights are launched, and
-weights handed over, at fixed places of the loop, and the thread does them in that order. So equal recipes give equal
-bytes here too, and a checkpoint holds what is in flight.
+In the asynchronous source a thread of its own generates. The step's number decides which weights sample which response,
+never the clock: batches are started and weights published at fixed places of the loop, and the thread does both in that
+order. So equal recipes give equal bytes here too, and a checkpoint holds the batches in flight.
 """
 
 from __future__ import annotations
@@ -10,148 +10,350 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
-from pipeline.config.run import RunConfig
-from pipeline.errors import EngineError
-from pipeline.rollout.continuation import Asked, Flight, fly
+from pipeline.errors import CheckpointError, EngineError, boundary
+from pipeline.rollout.collect import Renders, collect
+from pipeline.rollout.continuation import Asked, PartialBatch, continue_batch
 from pipeline.rollout.engine import Engine
 from pipeline.run.dealing import share_of
-from pipeline.run.state import Launched
+from pipeline.run.state import InFlightBatch
+from pipeline.train.backend import Backend
 from pipeline.train.ranks import Ranks
-from pipeline.types import Prompt, Rollout
+from pipeline.types import Prompt, Rollout, Written
 
-if TYPE_CHECKING:
-    from pipeline.rollout.collect import Renders
-    from pipeline.run.session import Session
+WEIGHTS_FILE = "published.pt"
+
+
+class EarlyReader(Protocol):
+    """Receives responses as they end, with the offset of their kind among all responses of the call."""
+
+    def __call__(self, ended: Sequence[Written], offset: int = 0) -> None:
+        """Take the responses; return at once."""
+        ...
+
+
+class RolloutSource(Protocol):
+    """Responses of the policy to prompts, with the weights that were published last."""
+
+    engine: Engine
+    parity_checked: bool
+    """True once this process has compared the engine's log-probs with the trainer's."""
+
+    @property
+    def in_flight(self) -> Sequence[InFlightBatch]:
+        """The batches that are being generated for later steps, oldest first."""
+        ...
+
+    def generate(
+        self, prompts: Sequence[Prompt], asked: Sequence[Asked], stream: tuple[int, int], reader: EarlyReader | None
+    ) -> list[Rollout]:
+        """Return the responses to this rank's `prompts`, all of the first kind asked, then all of the next.
+
+        If a batch is in flight, the oldest one is completed and returned in their place. `stream` (RL step, attempt)
+        names the random numbers of responses that are sampled now.
+        """
+        ...
+
+    def sample(
+        self, prompts: Sequence[Prompt], asked: Sequence[Asked], stream: Sequence[int], reader: EarlyReader | None
+    ) -> list[Rollout]:
+        """Sample responses now, with the engine's present weights, in the same order. Batches in flight stay there."""
+        ...
+
+    def start(self, batch: InFlightBatch, asked: Sequence[Asked]) -> None:
+        """Start to generate a batch for a later step."""
+        ...
+
+    def advance(self) -> None:
+        """Generate the next piece of each batch in flight, where responses are generated in pieces."""
+        ...
+
+    def publish(self, backend: Backend, version: int) -> None:
+        """Give the engine the policy's weights. Raise EngineError if it then reports another version."""
+        ...
+
+    def wait(self) -> None:
+        """Return when everything asked so far is generated and published. Raise whatever error occurred in it."""
+        ...
+
+    def free_memory(self) -> None:
+        """Let an engine on the trainer's GPU give its memory back during an update, if nothing is being generated."""
+        ...
+
+    def snapshot(self) -> list[InFlightBatch]:
+        """Return the batches in flight with the responses of all ranks, for a checkpoint. Every rank must call it."""
+        ...
+
+    def restore(self, batch: InFlightBatch, asked: Sequence[Asked]) -> None:
+        """Continue a batch of a checkpoint. This rank takes its share, whatever number of ranks there was."""
+        ...
+
+    def drop(self) -> None:
+        """Drop all batches in flight: no later step trains on them."""
+        ...
+
+    def save_weights(self, folder: Path, policy_version: int) -> None:
+        """Write the engine's weights into a checkpoint if they are not the policy's."""
+        ...
+
+    def publish_first(self, backend: Backend, version: int, checkpoint: Path | None) -> None:
+        """Give a new engine its weights: the policy's, or the older ones that it had at the checkpoint.
+
+        Raise CheckpointError if the checkpoint's weights do not fit the policy.
+        """
+        ...
+
+    def close(self) -> None:
+        """End the thread, if there is one, and the engine."""
+        ...
+
+
+class Synchronous:
+    """Generates when it is asked. No batch is ever in flight."""
+
+    def __init__(self, engine: Engine, renderer: Renders, seed: int, ranks: Ranks, keeps_weights: bool = False) -> None:
+        """`keeps_weights`: the engine may keep weights over several updates, so a checkpoint needs a copy of them."""
+        self.engine, self.renderer, self.seed, self.ranks = engine, renderer, seed, ranks
+        self.parity_checked = False
+        self._keeps_weights = keeps_weights
+        self._published: dict[str, Any] = {}
+
+    @property
+    def in_flight(self) -> Sequence[InFlightBatch]:
+        """Empty."""
+        return ()
+
+    def generate(
+        self, prompts: Sequence[Prompt], asked: Sequence[Asked], stream: tuple[int, int], reader: EarlyReader | None
+    ) -> list[Rollout]:
+        """Sample the responses now."""
+        return self.sample(prompts, asked, stream, reader)
+
+    def sample(
+        self, prompts: Sequence[Prompt], asked: Sequence[Asked], stream: Sequence[int], reader: EarlyReader | None
+    ) -> list[Rollout]:
+        """Sample the responses now, whatever is in flight."""
+        rollouts: list[Rollout] = []
+        for name, samples, sampling in asked:
+            on_end = None if reader is None else partial(reader, offset=len(rollouts))
+            rollouts += collect(
+                self.engine, self.renderer, prompts, samples, sampling, self.seed, name, *stream, reader=on_end
+            )
+        return rollouts
+
+    def start(self, batch: InFlightBatch, asked: Sequence[Asked]) -> None:
+        """Raise EngineError: a synchronous source generates for the present step only."""
+        raise EngineError("a synchronous source cannot generate for a later step; set rollout.max_staleness above 0")
+
+    def advance(self) -> None:
+        """Nothing is in flight."""
+
+    def publish(self, backend: Backend, version: int) -> None:
+        """Let the engine read the policy's weights, and copy them if a checkpoint may need them later."""
+        backend.whole_model()  # brings the module that the engine reads up to date
+        confirm_published(self.engine, version)
+        self._copy_weights(backend)
+
+    def wait(self) -> None:
+        """Everything is already done."""
+
+    def free_memory(self) -> None:
+        """Let the engine give its memory back."""
+        rest = getattr(self.engine, "rest", None)
+        if rest is not None:
+            rest()
+
+    def snapshot(self) -> list[InFlightBatch]:
+        """Return no batch."""
+        return []
+
+    def restore(self, batch: InFlightBatch, asked: Sequence[Asked]) -> None:
+        """Drop the batch: this recipe no longer generates for later steps."""
+
+    def drop(self) -> None:
+        """Nothing is in flight."""
+
+    def save_weights(self, folder: Path, policy_version: int) -> None:
+        """Write the copy of the engine's weights if the policy has trained since."""
+        if self._published and self.engine.version != policy_version:
+            with (folder / WEIGHTS_FILE).open("wb") as file:  # given a path, torch hides the error of a full disk
+                torch.save({"version": self.engine.version, "weights": self._published}, file)
+
+    def publish_first(self, backend: Backend, version: int, checkpoint: Path | None) -> None:
+        """Publish the weights file of the checkpoint if it has one, else the policy's weights."""
+        path = None if checkpoint is None else checkpoint / WEIGHTS_FILE
+        if path is None or not path.is_file():
+            self.publish(backend, version)
+            self.wait()
+            return
+        model = backend.model
+        present = {name: w.detach().clone() for name, w in model.state_dict().items()}
+        with boundary(CheckpointError, f"{path} does not fit the policy"):
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+            model.load_state_dict(saved["weights"])  # the engine reads from the policy's module
+            self.engine.publish(saved["version"])
+            self._copy_weights(backend)
+            model.load_state_dict(present)
+
+    def close(self) -> None:
+        """Close the engine."""
+        self.engine.close()
+
+    def _copy_weights(self, backend: Backend) -> None:
+        if self._keeps_weights:
+            weights = backend.model.state_dict()
+            self._published = {name: w.detach().to("cpu", copy=True) for name, w in weights.items()}
 
 
 @dataclass
-class _Flying:
-    launched: Launched
-    flight: Flight
+class _InFlight:
+    batch: InFlightBatch
+    partial: PartialBatch
     done: Future[None]
 
 
-class RunAhead:
-    """The flights under way, oldest first, and the thread that does them."""
+class Asynchronous(Synchronous):
+    """Generates batches for later steps in a thread of its own, and those of the present step as they are needed."""
 
-    def __init__(self, stretch: int | None, held: Any = None) -> None:
-        """`stretch`: tokens of a response between two hand-overs of weights; None: whole responses.
+    def __init__(
+        self,
+        engine: Engine,
+        renderer: Renders,
+        seed: int,
+        ranks: Ranks,
+        tokens_per_version: int | None,
+        engine_copy: Any = None,
+    ) -> None:
+        """Make the source and its thread.
 
-        `held`: the module that the engine reads weights from, where that is not the trainer's: then weights are handed
-        over while a flight is under way, in a copy that waits for its end. Else a hand-over waits for it.
+        `tokens_per_version`: tokens of a response that one version of the weights samples before the next version
+        continues it; None: a version samples whole responses.
+        `engine_copy`: the module that the engine reads weights from, if that is not the trainer's. Then new weights can
+        be published while a batch is being generated: a copy waits for its end. Otherwise publishing waits for it.
         """
-        self.stretch, self.held = stretch, held
-        self.flying: deque[_Flying] = deque()
+        super().__init__(engine, renderer, seed, ranks)
+        self._tokens_per_version, self._engine_copy = tokens_per_version, engine_copy
+        self._queue: deque[_InFlight] = deque()
         self._thread = ThreadPoolExecutor(1, "generation")
         self._last: Future[None] | None = None
 
-    def oldest(self) -> list[Prompt] | None:
-        """The prompts of the oldest flight; None where there is none."""
-        return self.flying[0].launched.prompts if self.flying else None
+    @property
+    def in_flight(self) -> Sequence[InFlightBatch]:
+        """The batches in flight, oldest first."""
+        return [entry.batch for entry in self._queue]
 
-    def launch(self, launched: Launched, flight: Flight, engine: Engine, renderer: Renders, seed: int) -> None:
-        """Draw the flight, or its first stretch, as soon as everything before it is done."""
-        done = self._do(lambda: fly(flight, engine, renderer, seed, self.stretch))
-        self.flying.append(_Flying(launched, flight, done))
+    def generate(
+        self, prompts: Sequence[Prompt], asked: Sequence[Asked], stream: tuple[int, int], reader: EarlyReader | None
+    ) -> list[Rollout]:
+        """Complete the oldest batch in flight; if there is none, sample now with the engine's present weights."""
+        if not self._queue:
+            self.wait()
+            return self.sample(prompts, asked, stream, reader)
+        entry = self._queue.popleft()
+        entry.done.result()
+        if self._tokens_per_version is not None:  # the present version samples all that is left
+            self._submit(partial(self._continue, entry.partial, None)).result()
+        return [rollout for kind in entry.partial.rollouts for rollout in kind]
 
-    def go_on(self, engine: Engine, renderer: Renders, seed: int) -> None:
-        """A further stretch of every flight under way, where there are stretches."""
-        if self.stretch is None:
+    def start(self, batch: InFlightBatch, asked: Sequence[Asked]) -> None:
+        """Generate the batch, or its first piece, as soon as everything before it is done."""
+        partial_batch = self._partial(batch, asked)
+        done = self._submit(partial(self._continue, partial_batch, self._tokens_per_version))
+        self._queue.append(_InFlight(batch, partial_batch, done))
+
+    def advance(self) -> None:
+        """Generate the next piece of each batch in flight, where responses are generated in pieces."""
+        if self._tokens_per_version is None:
             return
-        for one in self.flying:
-            flight = one.flight
-            one.done = self._do(lambda flight=flight: fly(flight, engine, renderer, seed, self.stretch))  # type: ignore[misc]
+        for entry in self._queue:
+            entry.done = self._submit(partial(self._continue, entry.partial, self._tokens_per_version))
 
-    def land(self, engine: Engine, renderer: Renders, seed: int) -> list[list[Rollout]]:
-        """What came of the oldest flight, by kind asked; what is open of it is drawn to its end."""
-        one = self.flying.popleft()
-        one.done.result()
-        if self.stretch is not None:
-            self._do(lambda: fly(one.flight, engine, renderer, seed, None)).result()
-        return one.flight.drawn
+    def publish(self, backend: Backend, version: int) -> None:
+        """Give the engine the policy's weights. Batches that were started before are sampled by older ones."""
+        model = backend.whole_model()
+        if self._engine_copy is None:
+            self.wait()
+            confirm_published(self.engine, version)
+            return
+        weights = {name: w.detach().clone() for name, w in model.state_dict().items()}
 
-    def settle(self) -> None:
-        """Return when the thread has done all it was given. Raises: what a flight or a hand-over raised."""
+        def take_weights() -> None:
+            self._engine_copy.load_state_dict(weights)
+            confirm_published(self.engine, version)
+
+        self._submit(take_weights)
+
+    def wait(self) -> None:
+        """Return when the thread has done everything. Raise whatever error a batch or a publish raised."""
         if self._last is not None:
             self._last.result()
-        for one in self.flying:
-            one.done.result()
+        for entry in self._queue:
+            entry.done.result()
 
-    def publish(self, engine: Engine, version: int, model: Any) -> None:
-        """The engine takes the weights of `model`. Flights launched before this are of older ones."""
-        if self.held is None:
-            self.settle()
-            confirm(engine, version)
-            return
-        held, weights = self.held, {name: w.detach().clone() for name, w in model.state_dict().items()}
+    def free_memory(self) -> None:
+        """Keep the engine as it is: it generates during the update."""
 
-        def take() -> None:
-            held.load_state_dict(weights)
-            confirm(engine, version)
+    def snapshot(self) -> list[InFlightBatch]:
+        """Return the batches in flight with the responses that all ranks have so far."""
+        self.wait()
+        return [replace(entry.batch, rollouts=self._gathered(entry)) for entry in self._queue]
 
-        self._do(take)
-
-    def drawn(self, ranks: Ranks) -> list[Launched]:
-        """All flights with what was drawn of them on every rank, for a checkpoint; every rank is to ask."""
-        self.settle()
-        for one in self.flying:
-            one.launched.rollouts = _gathered(one, ranks)
-        return [one.launched for one in self.flying]
-
-    def restore(self, launched: Launched, flight: Flight, ranks: Ranks) -> None:
-        """A flight of a checkpoint goes on; this rank has its share of it, whatever ranks there were."""
-        places = share_of(ranks, launched.prompts).places
-        for (_, samples, _), rollouts in zip(flight.asked, launched.rollouts, strict=True):
-            flight.drawn.append([r for place in places for r in rollouts[place * samples : (place + 1) * samples]])
+    def restore(self, batch: InFlightBatch, asked: Sequence[Asked]) -> None:
+        """Put the batch into the queue with this rank's share of its responses."""
+        partial_batch, places = self._partial(batch, asked), share_of(self.ranks, batch.prompts).places
+        for (_, samples, _), rollouts in zip(asked, batch.rollouts, strict=True):
+            own = [r for place in places for r in rollouts[place * samples : (place + 1) * samples]]
+            partial_batch.rollouts.append(own)
         done: Future[None] = Future()
         done.set_result(None)
-        self.flying.append(_Flying(launched, flight, done))
+        self._queue.append(_InFlight(replace(batch, rollouts=[]), partial_batch, done))
 
-    def forget(self) -> None:
-        """Drop all flights: nothing is left to train on them."""
-        self.settle()
-        self.flying.clear()
+    def drop(self) -> None:
+        """Drop all batches in flight."""
+        self.wait()
+        self._queue.clear()
 
     def close(self) -> None:
-        """End the thread after what it is doing now."""
+        """End the thread after its present task, then the engine."""
         self._thread.shutdown(wait=True, cancel_futures=True)
+        super().close()
 
-    def _do(self, work: Callable[[], None]) -> Future[None]:
-        before, self._last = self._last, self._thread.submit(_after(self._last, work))
+    def _partial(self, batch: InFlightBatch, asked: Sequence[Asked]) -> PartialBatch:
+        own = share_of(self.ranks, batch.prompts).prompts
+        return PartialBatch(tuple(own), tuple(asked), (batch.step, "ahead", batch.number))
+
+    def _continue(self, batch: PartialBatch, max_new_tokens: int | None) -> None:
+        continue_batch(batch, self.engine, self.renderer, self.seed, max_new_tokens)
+
+    def _submit(self, work: Callable[[], None]) -> Future[None]:
+        before, self._last = self._last, self._thread.submit(_unless_failed(self._last, work))
         if before is not None and before.done():
-            before.result()
+            before.result()  # report an earlier error now instead of at the next wait
         return self._last
 
-
-def run_ahead(config: RunConfig, model: Any) -> RunAhead | None:
-    """What generates ahead, where the recipe asks for it. Without stretches of responses, weights that a flight under
-    way is not to see wait in a copy: `model` is copied once for the engine to read from, where that is needed."""
-    how = config.rollout
-    if how.max_staleness == 0:
-        return None
-    if how.in_flight == "interrupt" or how.max_staleness == 1:
-        return RunAhead(how.interrupt_tokens)
-    import copy
-
-    return RunAhead(None, copy.deepcopy(model).requires_grad_(False))
-
-
-def hand_over(session: Session, version: int) -> None:
-    """The engine takes the policy's present weights. Raises: EngineError if it then reports others."""
-    model = session.backend.whole_model()
-    if session.runahead is not None:
-        session.runahead.publish(session.engine, version, model)
-    else:
-        confirm(session.engine, version)
+    def _gathered(self, entry: _InFlight) -> list[list[Rollout]]:
+        """Return the responses of all ranks by kind asked, in the order of the batch's prompts."""
+        places = share_of(self.ranks, entry.batch.prompts).places
+        gathered = self.ranks.gather((places, entry.partial.rollouts))
+        whole: list[list[Rollout]] = []
+        for kind, (_, samples, _) in enumerate(entry.partial.asked):
+            by_place = {
+                place: rollouts[kind][i * samples : (i + 1) * samples]
+                for places_of_rank, rollouts in gathered
+                for i, place in enumerate(places_of_rank)
+            }
+            whole.append([r for place in range(len(entry.batch.prompts)) for r in by_place[place]])
+        return whole
 
 
-def confirm(engine: Engine, version: int) -> None:
-    """The engine takes weights and reports their version. Raises: EngineError if it reports another."""
+def confirm_published(engine: Engine, version: int) -> None:
+    """Let the engine take the weights. Raise EngineError if it then reports another version."""
     engine.publish(version)
     if engine.version != version:
         raise EngineError(
@@ -160,32 +362,13 @@ def confirm(engine: Engine, version: int) -> None:
         )
 
 
-def flight_of(launched: Launched, own: Sequence[Prompt], asked: Sequence[Asked]) -> Flight:
-    """The flight of this rank's share of the prompts."""
-    return Flight(tuple(own), tuple(asked), (launched.step, "ahead", launched.number))
-
-
-def _after(before: Future[None] | None, work: Callable[[], None]) -> Callable[[], None]:
-    """The work, unless what was to be done before it failed."""
+def _unless_failed(before: Future[None] | None, work: Callable[[], None]) -> Callable[[], None]:
+    """Return the work, which raises instead if the task before it failed: its weights or tokens would be wrong."""
 
     def run() -> None:
         if before is not None and before.done() and before.exception() is not None:
-            raise EngineError("what was to be generated or published before this failed") from before.exception()
+            raise EngineError("an earlier generation or publish of the same thread failed") from before.exception()
         with torch.no_grad():
             work()
 
     return run
-
-
-def _gathered(one: _Flying, ranks: Ranks) -> list[list[Rollout]]:
-    places = share_of(ranks, one.launched.prompts).places
-    found = ranks.gather((places, one.flight.drawn))
-    whole: list[list[Rollout]] = []
-    for kind, (_, samples, _) in enumerate(one.flight.asked):
-        by_place = {
-            place: drawn[kind][i * samples : (i + 1) * samples]
-            for theirs, drawn in found
-            for i, place in enumerate(theirs)
-        }
-        whole.append([r for place in range(len(one.launched.prompts)) for r in by_place[place]])
-    return whole

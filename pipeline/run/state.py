@@ -1,4 +1,4 @@
-"""Where a run is: all that a checkpoint must hold besides tensors, as JSON."""
+"""The position of a run: everything that a checkpoint holds besides tensors, as JSON."""
 
 from __future__ import annotations
 
@@ -10,112 +10,132 @@ from typing import Any
 from pipeline.errors import CheckpointError
 from pipeline.types import Group, KeptTokens, Prompt, Rollout, Routing, ScoredRollout, Verdict
 
-RECORDS = {"kept": "ids", "routing": "experts"}
-"""What rollouts have of records, and the field of each that is bytes: base64 in JSON."""
+BYTES_OF_RECORDS = {"kept": "ids", "routing": "experts"}
+"""Field of a rollout that holds a record -> the record's field that is bytes, which JSON holds as base64."""
 
 
 @dataclass
-class Launched:
-    """One batch that is generated ahead. `rollouts` is filled for a checkpoint only, with those of all ranks."""
+class InFlightBatch:
+    """One batch whose responses are generated while earlier batches train."""
 
     prompts: list[Prompt]
     step: int
-    """The RL step that launched it, and its number among those of that step: they name its random numbers."""
+    """The RL step that started the batch. With `number` it names the batch's random numbers."""
     number: int
+    """Index among the batches that the same step started."""
     temperature: float
     rollouts: list[list[Rollout]] = field(default_factory=list)
-    """By kind (sampled, then greedy where a baseline needs it), prompt by prompt."""
+    """Filled in a checkpoint only, from all ranks: by kind (sampled, then greedy), prompt by prompt."""
+
+
+@dataclass
+class StageState:
+    """The part of a run's position that starts again with every stage."""
+
+    name: str = ""
+    first_rl_step: int = 0
+    """RL steps that earlier stages had done."""
+    acceptance: float = 1.0
+    """Recent share of sampled groups that were kept: how much to oversample."""
+    num_bad_updates: int = 0
+    """Refused updates in a row."""
+    carried: list[Group] = field(default_factory=list)
+    """Kept groups that did not fit into the last batch."""
+    best_reward: float | None = None
+    """Best mean reward since the reference moved, for the schedule on_plateau."""
+    steps_since_best: int = 0
+    num_tokens: int = 0
+    """Tokens generated in this stage of RL, greedy baselines included."""
+    controllers: dict[str, Any] = field(default_factory=dict)
+    """Adaptive coefficients."""
+    guard: dict[str, Any] = field(default_factory=dict)
+    """Memory of the collapse guard: measures of the first and last steps, checkpoints, rollbacks."""
 
 
 @dataclass
 class RunState:
-    """The position and every number that the next step depends on."""
+    """The position of a run and every number that the next step depends on."""
 
+    stage: StageState = field(default_factory=StageState)
     num_done: int = 0
-    """Items of stages done; evaluations are not counted."""
+    """Finished items of stages. Evaluations are not counted."""
     is_evaluated: bool = False
-    """The evaluation that follows them, or comes first, is done."""
+    """True if the evaluation after them (or before all) is done."""
     step: int = 0
-    """Steps done within the next item."""
-    stage: str = ""
-    """Name of the stage that the run is in."""
+    """Finished steps of the next item."""
     rl_step: int = 0
-    """RL steps done, over all rounds of all stages."""
-    stage_start: int = 0
-    """Of them, those done before this stage."""
+    """Finished RL steps, over all rounds of all stages."""
     policy_version: int = 0
     reference_version: int = 0
-    acceptance: float = 1.0
-    """Share of groups kept lately: how much to oversample."""
     evaluated_version: int = -1
-    """The version of the policy that was evaluated last."""
-    bad_steps: int = 0
-    """Refused updates in a row."""
-    carried: list[Group] = field(default_factory=list)
-    """Kept groups that did not fit the last batch."""
-    in_flight: list[Launched] = field(default_factory=list)
-    """Of a checkpoint: what was generated ahead of the update, as far as it was drawn, until it goes on."""
-    best_reward: float | None = None
-    steps_since_best: int = 0
+    """Version of the policy that was evaluated last."""
     num_prompts_used: int = 0
     num_responses: int = 0
-    num_tokens: int = 0
-    """Tokens generated in this stage of RL, greedy baselines included."""
     sampler: dict[str, Any] | None = None
     ledger: dict[str, Any] | None = None
-    controllers: dict[str, Any] = field(default_factory=dict)
-    """Adaptive coefficients."""
-    guard: dict[str, Any] = field(default_factory=dict)
-    """What the guard remembers of this stage: measures of its first and last steps, checkpoints, roll-backs."""
-    serial: int = 0
+    in_flight: list[InFlightBatch] = field(default_factory=list)
+    """Batches that were being generated when the checkpoint was written. Resuming continues them."""
+    next_checkpoint: int = 0
     """Number of the next checkpoint."""
-    ends: dict[str, int] = field(default_factory=dict)
-    """stage -> the checkpoint at its end, which is kept."""
+    stage_ends: dict[str, int] = field(default_factory=dict)
+    """Stage -> number of the checkpoint at its end, which is never deleted."""
     offsets: dict[str, int] = field(default_factory=dict)
     """Bytes in each of the store's files."""
 
+    @property
+    def step_in_stage(self) -> int:
+        """RL steps done in this stage."""
+        return self.rl_step - self.stage.first_rl_step
+
     def enter(self, stage: str) -> None:
-        """Begin the stage of that name: what belongs to one stage begins anew. A stage gone on with stays as it is."""
-        if stage == self.stage:
-            return
-        self.stage, self.stage_start = stage, self.rl_step
-        self.acceptance, self.bad_steps, self.carried = 1.0, 0, []
-        self.best_reward, self.steps_since_best = None, 0
-        self.num_tokens, self.controllers, self.guard = 0, {}, {}
+        """Start the stage of that name. A stage that is being continued stays as it is."""
+        if stage != self.stage.name:
+            self.stage = StageState(stage, self.rl_step)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; floats survive exactly. How long graders took is left out: equal runs have equal states."""
+        """Return plain values, in which floats survive exactly.
+
+        The seconds that graders took are left out, so that equal runs have equal states.
+        """
         tree = asdict(self)
-        for group in tree["carried"]:
+        for group in tree["stage"]["carried"]:
             for member in group["members"]:
                 member["verdict"]["seconds"] = 0.0
-                _as_text(member["rollout"])
-        for launched in tree["in_flight"]:
-            for rollout in chain.from_iterable(launched["rollouts"]):
-                _as_text(rollout)
+                _bytes_to_text(member["rollout"])
+        for batch in tree["in_flight"]:
+            for rollout in chain.from_iterable(batch["rollouts"]):
+                _bytes_to_text(rollout)
         return tree
 
     @classmethod
     def from_json(cls, tree: dict[str, Any]) -> RunState:
-        """The state that `to_json` gave. Raises: CheckpointError for one of another version of this program."""
-        if other := sorted(set(tree) - {f.name for f in fields(cls)}):
-            raise CheckpointError(
-                f"the checkpoint is of another version of verizero (its state has {', '.join(other)}); go on with that "
-                "version, or start under another name"
-            )
+        """Return the state that `to_json` wrote. Raise CheckpointError for a state of another version of verizero."""
+        stage = tree.get("stage")
+        if not isinstance(stage, dict):  # checkpoints of 0.1 kept the stage's name here
+            raise _other_version("no section for the stage")
+        for part, own in ((cls, tree), (StageState, stage)):
+            if unknown := sorted(set(own) - {f.name for f in fields(part)}):
+                raise _other_version(", ".join(unknown))
         values = dict(tree)
-        values["carried"] = [_group(g) for g in values.get("carried", [])]
-        values["in_flight"] = [_launched(one) for one in values.get("in_flight", [])]
+        values["stage"] = StageState(**stage | {"carried": [_group(g) for g in stage.get("carried", [])]})
+        values["in_flight"] = [_in_flight(batch) for batch in values.get("in_flight", [])]
         return cls(**values)
+
+
+def _other_version(what: str) -> CheckpointError:
+    return CheckpointError(
+        f"the checkpoint was written by another version of verizero (its state has {what}); resume it with that "
+        "version, or start the run under another name"
+    )
 
 
 def _group(tree: dict[str, Any]) -> Group:
     return Group(Prompt(**tree["prompt"]), tuple(_member(m) for m in tree["members"]), tree["greedy_reward"])
 
 
-def _launched(tree: dict[str, Any]) -> Launched:
+def _in_flight(tree: dict[str, Any]) -> InFlightBatch:
     rollouts = [[_rollout(r) for r in kind] for kind in tree["rollouts"]]
-    return Launched(**tree | {"prompts": [Prompt(**p) for p in tree["prompts"]], "rollouts": rollouts})
+    return InFlightBatch(**tree | {"prompts": [Prompt(**p) for p in tree["prompts"]], "rollouts": rollouts})
 
 
 def _member(tree: dict[str, Any]) -> ScoredRollout:
@@ -123,8 +143,8 @@ def _member(tree: dict[str, Any]) -> ScoredRollout:
     return ScoredRollout(rollout, Verdict(**tree["verdict"]), tree["reward"], tuple(tree["components"]))
 
 
-def _as_text(rollout: dict[str, Any]) -> None:
-    for name, field_ in RECORDS.items():
+def _bytes_to_text(rollout: dict[str, Any]) -> None:
+    for name, field_ in BYTES_OF_RECORDS.items():
         if (record := rollout[name]) is not None:
             record[field_] = b64encode(record[field_]).decode()
 

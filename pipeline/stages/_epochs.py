@@ -1,70 +1,74 @@
-"""Training in epochs over rows at hand: how many steps, which rows each takes, and checkpoints on the way."""
+"""Training in epochs over given rows: number of steps, the rows of each step, and checkpoints on the way."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
 
+from pipeline.config.stages import PretrainConfig, SftConfig
 from pipeline.errors import NonFiniteError
+from pipeline.loop.steps import Wrap
+from pipeline.run.saving import save
 from pipeline.run.schedule import Item
 from pipeline.run.session import Session
 from pipeline.seeds import stream
+from pipeline.stages.evaluate import evaluate
+from pipeline.train.texts import Row, text_gradient
 from pipeline.types import StepMetrics
 
 CHUNK_STEPS = 50
-"""Steps between two looks of the outside (a task in Prefect)."""
+"""Steps in one phase (a task in Prefect)."""
+Update = Callable[[list[int]], StepMetrics]
+"""Indices of rows -> the metrics of one optimiser step on them."""
 
 
 def num_steps(steps: int | None, epochs: float | None, num_rows: int, batch_size: int) -> int:
-    """How many steps a stage has on so many rows; a last batch runs on into the next epoch."""
+    """Return the number of steps of a stage on so many rows. The last batch of an epoch reaches into the next one."""
     return steps if epochs is None and steps is not None else math.ceil((epochs or 0) * num_rows / batch_size)
 
 
 def chunks(session: Session, item: Item, total: int, *every: int | None) -> Iterator[int]:
-    """The step that each chunk goes up to, from where the state says; between two chunks a checkpoint is written.
+    """Yield the last step of each chunk, starting at the state's step, and write a checkpoint between two chunks.
 
-    `every`: a chunk also ends after each so many steps.
+    A chunk also ends after each multiple of the numbers in `every`.
     """
-    state = session.state
-    session.progress.begin(item.label, state.step, total)
+    state, recorder = session.state, session.recorder
+    recorder.progress.begin(item.label, state.step, total)
     while state.step < total:
         until = min(total, *((state.step // n + 1) * n for n in (CHUNK_STEPS, *every) if n is not None))
-        session.where = f"{item.label} steps {state.step + 1}-{until}"
+        recorder.where = f"{item.label} steps {state.step + 1}-{until}"
         yield until
         if until < total:
-            session.save()
+            save(session)
 
 
-def steps_until(
-    session: Session,
-    item: Item,
-    until: int,
-    num_rows: int,
-    batch_size: int,
-    update: Callable[[list[int]], StepMetrics],
-    order: str | None = None,
+def train_steps(
+    session: Session, item: Item, until: int, num_rows: int, batch_size: int, update: Update, order: str | None = None
 ) -> Iterator[StepMetrics]:
-    """Metrics of each step up to `until`: of `update` on the batch's rows; one that is refused is said and counted.
+    """Yield the metrics of each step up to `until`, and record them when the caller asks for the next.
 
-    `order` names the random numbers that rows are ordered by; None: the stage's name.
+    A refused update is reported and counted. `order` names the random order of the rows; None: the stage's name.
     """
-    state = session.state
+    state, recorder = session.state, session.recorder
     while state.step < until:
-        with session.timed("update"):
-            chosen = batch_rows(num_rows, batch_size, state.step, session.config.seed, order or item.stage)
+        with recorder.timed("update"):
+            chosen = batch_rows(num_rows, batch_size, state.step, session.run.seed, order or item.stage)
             try:
                 metrics = update(chosen)
             except NonFiniteError as exc:
-                session.progress.say(f"{item.label} step {state.step + 1}: {exc}")
+                recorder.say(f"{item.label} step {state.step + 1}: {exc}")
                 metrics = {"update/skipped": 1.0}
         state.step += 1
         yield metrics
+        _record(session, item, metrics)
 
 
-def record_step(session: Session, item: Item, metrics: StepMetrics) -> None:
-    """One line of metrics.jsonl for the step that was just done, to the trackers and the progress bar too."""
-    step = session.state.step
-    session.store.metrics(
+def _record(session: Session, item: Item, metrics: StepMetrics) -> None:
+    """Write the step that was just done to metrics.jsonl, the trackers and the progress bar."""
+    recorder, step = session.recorder, session.state.step
+    recorder.store.metrics(
         {
             "kind": "step",
             "stage": item.stage,
@@ -72,35 +76,63 @@ def record_step(session: Session, item: Item, metrics: StepMetrics) -> None:
             "round": item.round,
             "step": step,
             "metrics": metrics,
-            "time": session.take_times(),
+            "time": recorder.take_times(),
         }
     )
-    session.track({f"{item.stage}/{k}": v for k, v in metrics.items()}, step)
-    session.progress.advance(step, {"loss": metrics.get("loss", float("nan"))})
+    recorder.track({f"{item.stage}/{k}": v for k, v in metrics.items()}, step)
+    recorder.progress.advance(step, {"loss": metrics.get("loss", float("nan"))})
 
 
 def batch_rows(num_rows: int, batch_size: int, step: int, seed: int, stage: str) -> list[int]:
-    """Indices of the rows of one batch: epochs without replacement, each in an order of its own.
+    """Return the indices of one batch's rows. Each epoch goes through all rows once, in an order of its own.
 
-    A function of the step alone, so that a resumed run draws what it would have drawn. Batches run on over the end of
-    an epoch.
+    The result depends on the step alone, so that a resumed run draws the same rows.
     """
     first = step * batch_size
-    out = []
-    for position in range(first, first + batch_size):
-        epoch, at = divmod(position, num_rows)
-        out.append(_order(num_rows, seed, stage, epoch)[at])
-    return out
+    epochs_and_places = (divmod(position, num_rows) for position in range(first, first + batch_size))
+    return [_order(num_rows, seed, stage, epoch)[place] for epoch, place in epochs_and_places]
 
 
-_orders: dict[tuple[int, int, str, int], list[int]] = {}
-
-
+@lru_cache(maxsize=2)  # a batch reaches at most into the next epoch, unless it holds more rows than there are
 def _order(num_rows: int, seed: int, stage: str, epoch: int) -> list[int]:
-    key = (num_rows, seed, stage, epoch)
-    if key not in _orders:
-        _orders.clear()
-        order = list(range(num_rows))
-        stream(seed, stage, "epoch", epoch).shuffle(order)
-        _orders[key] = order
-    return _orders[key]
+    order = list(range(num_rows))
+    stream(seed, stage, "epoch", epoch).shuffle(order)
+    return order
+
+
+def train_tokens(
+    session: Session, item: Item, rows: Sequence[Row], section: SftConfig | PretrainConfig, wrap: Wrap
+) -> None:
+    """Train on the next token of `rows`, from the step that the state names."""
+    every, total = section.evaluate_every, num_steps(section.steps, section.epochs, len(rows), section.batch_size)
+    if session.state.step == 0:
+        session.workers.backend.start(section.optimizer, total)
+    for until in chunks(session, item, total, every):
+        wrap("train", train_tokens_until)(session, item, rows, section, until)
+        if until < total and every is not None and until % every == 0 and session.run.data.evaluation:
+            evaluate(session, replace(item, kind="evaluate", label=f"{item.label} step {until}"), wrap)
+            session.recorder.progress.begin(item.label, until, total)
+
+
+def train_tokens_until(
+    session: Session, item: Item, rows: Sequence[Row], section: SftConfig | PretrainConfig, until: int
+) -> None:
+    """Do the steps up to `until`."""
+
+    def update(indices: list[int]) -> StepMetrics:
+        return next_token_update(session, [rows[i] for i in indices], section.packing)
+
+    for _ in train_steps(session, item, until, len(rows), section.batch_size, update):
+        pass
+    session.state.policy_version += 1
+
+
+def next_token_update(session: Session, batch: Sequence[Row], packs: bool) -> StepMetrics:
+    """Do one optimiser step on the mean negative log-likelihood of all trained tokens of the batch."""
+    backend, most = session.workers.backend, session.setup.config.train.micro_batch_tokens
+    try:
+        metrics = text_gradient(backend, batch, 1.0, session.run.pad_id, most, packs)
+    except NonFiniteError:
+        backend.discard()
+        raise
+    return {**metrics, **backend.step()}

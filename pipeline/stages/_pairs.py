@@ -1,4 +1,4 @@
-"""The pairs that a preference stage trains on, in tokens, kept in its folder: of files, or of graded answers."""
+"""The pairs that a preference stage trains on, in tokens, kept as files in its folder; and the loss on them."""
 
 from __future__ import annotations
 
@@ -11,88 +11,96 @@ from pipeline.config.preference import PreferenceConfig
 from pipeline.config.reward_model import RewardModelConfig
 from pipeline.data.pairs import Pair, PairsRead, check_verdicts, pairs_of
 from pipeline.errors import DataError, RunError
-from pipeline.loop.sampled_groups import ranked, sample_groups
-from pipeline.loop.steps import Steps, Wrap
+from pipeline.loop.metrics import report_failures, sample_rows
+from pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, rewarded_by_judge, sample_groups
+from pipeline.loop.steps import Wrap, publish
+from pipeline.preferences.base import Loss, PreferenceParams, load_preference
 from pipeline.report.store import read_jsonl
 from pipeline.run.folder import write_left_out, write_lines
 from pipeline.run.schedule import Item
-from pipeline.run.session import Session, stage_folder
+from pipeline.run.session import Run, Session, StageSetup
 from pipeline.scoring.ahead import attempt_of
 from pipeline.scoring.score import Tally
 from pipeline.seeds import stream
-from pipeline.stages.rl import sample_rows, say_failures
-from pipeline.train.preference import PreferenceRow
+from pipeline.train.preference import PreferenceRow, PreferenceSettings
 from pipeline.types import Group, Prompt, StepMetrics, Verdict
 
-SAMPLED_AT_ONCE = 128
-"""Prompts answered between two looks of the outside (a task in Prefect)."""
-Written = dict[str, Any]
-"""One line of a file of pairs: texts for people, tokens for training, and where it comes from."""
+PairLine = dict[str, Any]
+"""One line of a file of pairs: texts for people, tokens for training, and where the pair comes from."""
+PairsSection = PreferenceConfig | RewardModelConfig
 
 
-def made_rows(session: Session, item: Item, section: PreferenceConfig, steps: Steps, wrap: Wrap) -> list[PreferenceRow]:
-    """The rows of the part, at its beginning: made here, or when the first part began.
+def loss_of(setup: StageSetup) -> tuple[PreferenceParams, Loss]:
+    """Return the parameters and the function of the stage's loss."""
+    params = dict(setup.section.loss)
+    return load_preference(params.pop("name"), params)
 
-    Raises: DataError where there are fewer pairs than parts.
+
+def update_settings(run: Run, setup: StageSetup) -> PreferenceSettings:
+    """Return the settings of updates on pairs; log-probs are those of the distribution that is sampled."""
+    return PreferenceSettings(run.pad_id, setup.config.rollout.temperature, setup.config.train.micro_batch_tokens)
+
+
+def make_rows(session: Session, item: Item, section: PreferenceConfig, wrap: Wrap) -> list[PreferenceRow]:
+    """Return the rows of a part as it begins. They are made here, or were made as the first part began.
+
+    Raise DataError if there are fewer pairs than parts.
     """
+    run = session.run
     if item.round == 1 or section.sampled.every_part:
-        lines = paired_lines(session, item, section, steps, wrap)
-        numbers = [item.round] if section.sampled.every_part else list(range(1, section.parts + 1))
-        if len(lines) < len(numbers) or not lines:
+        lines = pair_lines(session, item, section, wrap)
+        parts = [item.round] if section.sampled.every_part else list(range(1, section.parts + 1))
+        if len(lines) < len(parts) or not lines:
             raise DataError(
-                f"{item.label}: {len(lines)} pairs for {len(numbers)} parts; no group had responses whose rewards "
+                f"{item.label}: {len(lines)} pairs for {len(parts)} parts; no group had responses whose rewards "
                 f"differ by {section.sampled.pairing.min_gap:g}, or too few had. Sample more prompts or responses "
                 "(preference.sampled), or lower pairing.min_gap"
             )
-        for k, number in enumerate(numbers):
-            own = lines[k * len(lines) // len(numbers) : (k + 1) * len(lines) // len(numbers)]
-            write_lines(session, rows_path(session, item, number), own)
-        session.ranks.barrier()
-    return kept_rows(session, item)
+        for k, part in enumerate(parts):
+            own = lines[k * len(lines) // len(parts) : (k + 1) * len(lines) // len(parts)]
+            write_lines(run, rows_path(run, item, part), own)
+        run.ranks.barrier()
+    return kept_rows(run, item)
 
 
-def kept_rows(session: Session, item: Item) -> list[PreferenceRow]:
-    """The rows of the part, from its file. Raises: RunError where that is gone."""
-    path = rows_path(session, item, item.round)
-    rows = [
-        PreferenceRow(*(_ids(line[f"{k}_ids"]) for k in ("prompt", "chosen", "rejected"))) for line in read_jsonl(path)
-    ]
+def kept_rows(run: Run, item: Item) -> list[PreferenceRow]:
+    """Return the rows of a part from its file. Raise RunError if the file is missing."""
+    path = rows_path(run, item, item.round)
+    sides = ("prompt", "chosen", "rejected")
+    rows = [PreferenceRow(*(_tuple(line[f"{side}_ids"]) for side in sides)) for line in read_jsonl(path)]
     if not rows:
-        raise RunError(f"{path} is missing, and the stage cannot go on without its pairs; start under another name")
+        raise RunError(f"{path} is missing, and the stage cannot continue without its pairs; start under another name")
     return rows
 
 
-def rows_path(session: Session, item: Item, part: int) -> Path:
-    """The file of a part's pairs."""
-    return stage_folder(session, item.stage) / f"pairs-{part}.jsonl"
+def rows_path(run: Run, item: Item, part: int) -> Path:
+    """Return the path of the file of a part's pairs."""
+    return run.stage_folder(item.stage) / f"pairs-{part}.jsonl"
 
 
-def _ids(value: list[int] | None) -> Any:
-    return None if value is None else tuple(value)
+def _tuple(ids: list[int] | None) -> Any:
+    return None if ids is None else tuple(ids)
 
 
-def paired_lines(
-    session: Session, item: Item, section: PreferenceConfig | RewardModelConfig, steps: Steps, wrap: Wrap
-) -> list[Written]:
-    """The pairs of the section's files, or of the present policy's answers where it names none."""
-    return _of_files(session, item, section) if section.pairs else _sampled(session, item, section, steps, wrap)
+def pair_lines(session: Session, item: Item, section: PairsSection, wrap: Wrap) -> list[PairLine]:
+    """Return the pairs of the section's files; if it names none, pairs of the present policy's answers."""
+    return _lines_of_files(session, item, section) if section.pairs else _sampled_lines(session, item, section, wrap)
 
 
-def _of_files(session: Session, item: Item, section: PreferenceConfig | RewardModelConfig) -> list[Written]:
-    """Pairs of the recipe's files, chosen sides graded where a verifier is named; what is left out is written down."""
-    found = session.data.pairs[item.stage]
-    read = PairsRead(list(found.pairs), list(found.counts), list(found.left_out))
+def _lines_of_files(session: Session, item: Item, section: PairsSection) -> list[PairLine]:
+    """Return the pairs of the recipe's files, chosen sides graded if a verifier is named; write what is left out."""
+    run, scorer, recorder = session.run, session.workers.graders.scorer, session.recorder
+    prepared, renderer = run.data.pairs[item.stage], run.data.renderer
+    read = PairsRead(list(prepared.pairs), list(prepared.counts), list(prepared.left_out))
 
     def grade(asked: Sequence[tuple[Prompt, str]]) -> list[Verdict]:
-        attempts = [attempt_of(p, text, "stop") for p, text in asked]
-        return session.scorer.verdicts([p.verifier for p, _ in asked], attempts)
+        return scorer.verdicts([p.verifier for p, _ in asked], [attempt_of(p, text, "stop") for p, text in asked])
 
-    with session.timed("verify"):
+    with recorder.timed("verify"):
         check_verdicts(read, grade, section.on_wrong_chosen)
     for counts in (c for c in read.counts if c.skipped):
-        session.progress.say(f"{item.label}: {counts}")
-    write_left_out(session, item.stage, read.left_out)
-    renderer = session.data.renderer
+        recorder.say(f"{item.label}: {counts}")
+    write_left_out(run, item.stage, read.left_out)
 
     def ids(name: str, pair: Pair, side: str | None) -> Any:
         return None if side is None else renderer.text_ids(side, f"the {name} side of pair {pair.id!r}")
@@ -108,66 +116,65 @@ def _of_files(session: Session, item: Item, section: PreferenceConfig | RewardMo
     ]
 
 
-def _sampled(
-    session: Session, item: Item, section: PreferenceConfig | RewardModelConfig, steps: Steps, wrap: Wrap
-) -> list[Written]:
-    """Pairs of the present policy's answers to the sampler's next prompts."""
-    how, state = section.sampled, session.state
-    if session.engine.version != state.policy_version:
-        steps.publish(session)
-    whole = len(session.data.train) // (section.parts if how.every_part else 1)
-    number = whole if how.prompts is None else how.prompts * (1 if how.every_part else section.parts)
-    session.progress.begin(f"{item.label} pairs", 0, number)
-    lines: list[Written] = []
-    seen: StepMetrics = {"prompts": float(number)}
+def _sampled_lines(session: Session, item: Item, section: PairsSection, wrap: Wrap) -> list[PairLine]:
+    """Return pairs of the present policy's answers to the sampler's next prompts."""
+    run, workers, state = session.run, session.workers, session.state
+    recorder, setup, how = session.recorder, session.setup, section.sampled
+    if workers.rollouts.engine.version != state.policy_version:
+        wrap("publish", publish)(workers, state, recorder)
+    share = len(run.data.train) // (section.parts if how.every_part else 1)
+    number = share if how.prompts is None else how.prompts * (1 if how.every_part else section.parts)
+    recorder.progress.begin(f"{item.label} pairs", 0, number)
+    lines: list[PairLine] = []
+    metrics: StepMetrics = {"prompts": float(number)}
     for start in range(0, number, SAMPLED_AT_ONCE):
-        session.where = f"{item.label} pairs, prompt {start + 1} of {number}"
-        prompts = steps.next_prompts(session, min(SAMPLED_AT_ONCE, number - start))
-        groups, tally = wrap("sample", sample_groups)(session, prompts, how.samples, item.stage, item.round, start)
-        groups = ranked(session, groups, how.judge, how.judged)
-        lines += [line for group in groups for line in pair_lines(session, group, how, item)]
-        _count(session, item, seen, groups, tally, with_samples=start == 0)
-        session.progress.advance(min(number, start + SAMPLED_AT_ONCE), {"pairs": float(len(lines))})
-    seen["pairs"] = float(len(lines))
-    session.store.metrics(
+        recorder.where = f"{item.label} pairs, prompt {start + 1} of {number}"
+        prompts = workers.sampler.next(min(SAMPLED_AT_ONCE, number - start))
+        names = (item.stage, item.round, start)
+        groups, tally = wrap("sample", sample_groups)(run, workers, setup, recorder, prompts, how.samples, *names)
+        groups = rewarded_by_judge(run, workers, recorder, groups, how.judge, how.judged)
+        lines += [line for group in groups for line in lines_of_group(run.seed, group, how, item)]
+        _count(session, item, metrics, groups, tally)
+        shown = groups[: setup.config.report.samples_per_step] if start == 0 else []
+        recorder.store.rollouts(r for g in shown for r in sample_rows(g, item.stage, item.round, 0))
+        recorder.progress.advance(min(number, start + SAMPLED_AT_ONCE), {"pairs": float(len(lines))})
+    metrics["pairs"] = float(len(lines))
+    recorder.store.metrics(
         {
             "kind": "pairs",
             "stage": item.stage,
             "stage_kind": item.kind,
             "round": item.round,
-            "metrics": seen,
-            "time": session.take_times(),
+            "metrics": metrics,
+            "time": recorder.take_times(),
         }
     )
-    session.progress.say(f"{item.label}: {len(lines)} pairs of {number} prompts answered {how.samples} times each")
+    recorder.say(f"{item.label}: {len(lines)} pairs of {number} prompts answered {how.samples} times each")
     return lines
 
 
-def _count(
-    session: Session, item: Item, seen: StepMetrics, groups: Sequence[Group], tally: Tally, with_samples: bool
-) -> None:
-    members = [m for g in groups for m in g.members]
-    say_failures(session, tally, groups, "they stand in no pair")
-    session.state.num_responses += len(members)
-    session.state.num_prompts_used += len(groups)
-    found = {
+def _count(session: Session, item: Item, metrics: StepMetrics, groups: Sequence[Group], tally: Tally) -> None:
+    """Add the groups to the stage's metrics, the state and the ledger, and report failures of graders."""
+    state, members = session.state, [m for g in groups for m in g.members]
+    report_failures(session.recorder, session.setup, state, tally, groups, "they are in no pair")
+    state.num_responses += len(members)
+    state.num_prompts_used += len(groups)
+    counts = {
         "responses": float(len(members)),
         "correct": float(sum(m.verdict.is_correct for m in members)),
         "ungraded": float(sum(m.reward is None for m in members)),
         "tokens": float(sum(len(m.rollout.response_ids) for m in members)),
     }
-    for name, value in found.items():
-        seen[name] = seen.get(name, 0.0) + value
+    for name, value in counts.items():
+        metrics[name] = metrics.get(name, 0.0) + value
     for group in groups:
         graded = [m.verdict.is_correct for m in group.members if not m.verdict.is_infrastructure]
-        session.ledger.record(group.prompt.id, len(graded), sum(graded))
-    shown = groups[: session.config.report.samples_per_step] if with_samples else []
-    session.store.rollouts(r for g in shown for r in sample_rows(g, item.stage, item.round, 0))
+        session.workers.ledger.record(group.prompt.id, len(graded), sum(graded))
 
 
-def pair_lines(session: Session, group: Group, how: SampledPairsConfig, item: Item) -> list[Written]:
-    """The pairs of one group, each with the rewards of its sides and the policy that gave them."""
-    draw = stream(session.config.seed, "pairs", item.stage, item.round, group.prompt.id)
+def lines_of_group(seed: int, group: Group, how: SampledPairsConfig, item: Item) -> list[PairLine]:
+    """Return the pairs of one group, each with the rewards of its sides and the policy that sampled them."""
+    draw = stream(seed, "pairs", item.stage, item.round, group.prompt.id)
     return [
         {
             "id": f"{group.prompt.id}/{w.rollout.sample}-{r.rollout.sample}",

@@ -29,7 +29,7 @@ from pipeline.config.stages import RlConfig
 from pipeline.data.prompts import load_prompts
 from pipeline.errors import ConfigError, InUse
 from pipeline.report.files import read_run, write_atomic
-from pipeline.run.session import locked
+from pipeline.run.lock import locked
 
 Run = Callable[[Request], object]
 """Trains what is asked for, going on where its folder says; its files tell the rest."""

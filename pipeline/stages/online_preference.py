@@ -1,11 +1,78 @@
-"""Preferences made anew in each step: a group is sampled and ranked, and its best trains against its worst.
+"""Online preferences: in each step a group is sampled and ranked, and its best response trains against its worst.
 
-The loop is that of RL: the same sampling, grading, refills, budget, rounds and schedules of the reference. It differs
-in who ranks (`steps.verify`) and in what is learned from the groups (`steps.update_policy`).
+The round is that of RL: the same sampling, grading, refills, budget and schedules of the reference. Two of its steps
+differ: `verify` lets the recipe's judge rank, and `update` trains on pairs.
 """
 
 from __future__ import annotations
 
-from pipeline.stages.rl import run
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
-__all__ = ["run"]
+from pipeline.config.preference import OnlinePreferenceConfig
+from pipeline.data.pairs import pairs_of
+from pipeline.loop.rounds import run_round
+from pipeline.loop.sampled_groups import rewarded_by_judge
+from pipeline.loop.steps import Generated, Steps, Wrap, rl_steps, update_policy
+from pipeline.run.schedule import Item
+from pipeline.run.session import Run, Session, StageSetup, Workers
+from pipeline.run.state import RunState
+from pipeline.scoring.score import Tally
+from pipeline.seeds import stream
+from pipeline.stages._pairs import loss_of, update_settings
+from pipeline.train.preference import PreferenceBatch, PreferenceRow, mismatched, preference_update, side_logprobs
+from pipeline.types import Group, Prompt, StepMetrics
+
+
+def run(session: Session, item: Item, wrap: Wrap) -> None:
+    """Do the steps of one round, from the step that the state names."""
+    run_round(session, item, online_preference_steps(session).wrapped(wrap), wrap)
+
+
+def online_preference_steps(session: Session) -> Steps:
+    """Return the steps of RL, with a ranking after `verify` and an update on pairs."""
+    run, workers, state = session.run, session.workers, session.state
+    recorder, setup, steps = session.recorder, session.setup, rl_steps(session)
+    section = setup.config.online_preference
+    assert section is not None
+
+    def verify_and_rank(prompts: Sequence[Prompt], generated: Generated) -> tuple[list[Group], Tally]:
+        groups, tally = steps.verify(prompts, generated)
+        return rewarded_by_judge(run, workers, recorder, groups, section.judge, section.judged), tally
+
+    learn = partial(train_on_pairs, run, workers, setup, state, section)
+    return replace(steps, verify=verify_and_rank, update=partial(update_policy, workers, state, recorder, learn))
+
+
+def train_on_pairs(
+    run: Run,
+    workers: Workers,
+    setup: StageSetup,
+    state: RunState,
+    section: OnlinePreferenceConfig,
+    groups: Sequence[Group],
+) -> StepMetrics:
+    """Do one optimiser step on the best against the worst response of each group; none if no group has such a pair.
+
+    Raise NonFiniteError if the update was refused.
+    """
+    (params, loss), settings, backend = loss_of(setup), update_settings(run, setup), workers.backend
+    pairs = [
+        pair
+        for number, group in enumerate(groups)
+        for pair in pairs_of(group, section.pairing, stream(run.seed, "pairs", state.rl_step, number))
+    ]
+    rows = [PreferenceRow(w.rollout.prompt_ids, w.rollout.response_ids, r.rollout.response_ids) for w, r in pairs]
+    if not rows:
+        return {"pairs": 0.0}
+    others = mismatched(rows) if params.needs_divergence else []
+    batch = PreferenceBatch(
+        rows,
+        side_logprobs(backend, rows, "reference", settings) if params.needs_reference else None,
+        others,
+        side_logprobs(backend, others, "reference", settings) if others else None,
+    )
+    rewards = [m.reward for group in groups for m in group.members if m.reward is not None]
+    metrics = {"pairs": float(len(rows)), "reward/mean": sum(rewards) / len(rewards)}
+    return {**metrics, **preference_update(backend, params, loss, batch, settings)}

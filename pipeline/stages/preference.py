@@ -5,67 +5,69 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.errors import RunError
-from pipeline.loop.steps import Steps, Wrap
+from pipeline.loop.steps import Wrap
 from pipeline.report.files import write_atomic
 from pipeline.run.schedule import Item
-from pipeline.run.session import Session, stage_folder
-from pipeline.stages._epochs import chunks, num_steps, record_step, steps_until
-from pipeline.stages._pairs import kept_rows, made_rows
-from pipeline.stages.pairwise import loss_of, settings_of
+from pipeline.run.session import Session
+from pipeline.stages._epochs import chunks, num_steps, train_steps
+from pipeline.stages._pairs import kept_rows, loss_of, make_rows, update_settings
 from pipeline.train.preference import PreferenceRow, ReferenceTable, key_of, preference_update
 from pipeline.types import StepMetrics
 
 
-def run(session: Session, item: Item, steps: Steps, wrap: Wrap) -> None:
-    """The steps of one part of a preference stage, from where the state says.
+def run(session: Session, item: Item, wrap: Wrap) -> None:
+    """Do the steps of one part of a preference stage, from the step that the state names.
 
-    At its first step the pairs are made and the reference's log-probs are computed, once; both are files of the stage's
-    folder, from which an interrupted part goes on. The reference is the policy that the part begins with.
+    At its first step the pairs are made and the reference's log-probs are computed, once. Both are files in the stage's
+    folder, with which an interrupted part continues. The reference is the policy that the part begins with.
     """
-    section = session.config.preference
+    section = session.setup.config.preference
     assert section is not None
     begins = session.state.step == 0
-    rows = made_rows(session, item, section, steps, wrap) if begins else kept_rows(session, item)
+    rows = make_rows(session, item, section, wrap) if begins else kept_rows(session.run, item)
     total = num_steps(section.steps, section.epochs, len(rows), section.batch_size)
     if begins:
-        session.backend.start(section.optimizer, total)
+        session.workers.backend.start(section.optimizer, total)
     table = reference_table(session, item, rows, begins)
     for until in chunks(session, item, total):
-        wrap("train", train_chunk)(session, item, table, until)
+        wrap("train", train_until)(session, item, table, section.batch_size, until)
 
 
 def reference_table(session: Session, item: Item, rows: Sequence[PreferenceRow], begins: bool) -> ReferenceTable:
-    """The reference's log-probs of the part's rows: computed as the part begins, later read from their file.
+    """Return the reference's log-probs of the part's rows: computed as the part begins, later read from their file.
 
-    Raises: RunError where that file is gone: the policy has moved on and cannot give them again.
+    Raise RunError if the file is missing: the policy has trained since and cannot compute them again.
     """
-    params, settings = loss_of(session)[0], settings_of(session)
+    run, backend = session.run, session.workers.backend
+    params, settings = loss_of(session.setup)[0], update_settings(run, session.setup)
     if not params.needs_reference:
         return ReferenceTable(rows)
-    folder = stage_folder(session, item.stage)
-    path = folder / f"reference-{item.round}-{key_of(rows, settings.temperature)}.safetensors"
+    key = key_of(rows, settings.temperature)
+    path = run.stage_folder(item.stage) / f"reference-{item.round}-{key}.safetensors"
     if not begins:
         if not path.is_file():
-            raise RunError(f"{path} is missing, and the reference is no more; start under another name")
+            raise RunError(
+                f"{path} is missing and cannot be computed again, as the policy has trained since; start under another "
+                "name"
+            )
         return ReferenceTable.from_bytes(params, rows, path.read_bytes())
-    with session.timed("reference"):
-        table = ReferenceTable.computed(session.backend, params, rows, settings)
+    with session.recorder.timed("reference"):
+        table = ReferenceTable.computed(backend, params, rows, settings)
     session.state.reference_version += 1
-    if session.ranks.is_first:
+    if run.ranks.is_first:
         write_atomic(path, table.to_bytes())
-    session.ranks.barrier()
+    run.ranks.barrier()
     return table
 
 
-def train_chunk(session: Session, item: Item, table: ReferenceTable, until: int) -> None:
-    """Steps up to `until`; one line of metrics each."""
-    section = session.config.preference
-    assert section is not None
-    (params, loss), settings, order = loss_of(session), settings_of(session), f"{item.stage} {item.round}"
+def train_until(session: Session, item: Item, table: ReferenceTable, batch_size: int, until: int) -> None:
+    """Do the steps up to `until`."""
+    (params, loss), settings = loss_of(session.setup), update_settings(session.run, session.setup)
 
-    def update(at: list[int]) -> StepMetrics:
-        return preference_update(session.backend, params, loss, table.batch(at), settings)
+    def update(indices: list[int]) -> StepMetrics:
+        return preference_update(session.workers.backend, params, loss, table.batch(indices), settings)
 
-    for metrics in steps_until(session, item, until, len(table.rows), section.batch_size, update, order):
-        record_step(session, item, metrics)
+    order = f"{item.stage} {item.round}"
+    for _ in train_steps(session, item, until, len(table.rows), batch_size, update, order):
+        pass
     session.state.policy_version += 1

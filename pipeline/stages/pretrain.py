@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from pipeline.data.render import Renderer
 from pipeline.data.texts import pieces
-from pipeline.loop.steps import Steps, Wrap
+from pipeline.loop.steps import Wrap
 from pipeline.run.schedule import Item
 from pipeline.run.session import Session
-from pipeline.stages.sft import train_tokens
+from pipeline.stages._epochs import train_tokens
 from pipeline.train.texts import Row
 
 
-def run(session: Session, item: Item, steps: Steps, wrap: Wrap) -> None:
-    """The steps of a pre-training stage, from where the state says."""
-    section = session.config.pretrain
+def run(session: Session, item: Item, wrap: Wrap) -> None:
+    """Do the steps of a pre-training stage, from the step that the state names."""
+    section, data = session.setup.config.pretrain, session.run.data
     assert section is not None
-    train_tokens(session, item, text_rows(session, item.stage), section, wrap)
+    context = getattr(session.workers.backend.model.config, "max_position_embeddings", None)
+    train_tokens(session, item, text_rows(data.renderer, context, data.text[item.stage]), section, wrap)
 
 
-def text_rows(session: Session, stage: str) -> list[Row]:
-    """Texts in tokens, all but the first trained on; what is longer than the context is cut into pieces."""
-    longest = getattr(session.backend.model.config, "max_position_embeddings", None)
-    ids = [session.data.renderer.text_ids(line) for line in session.data.text[stage]]
-    return [(piece, 1) for one in ids for piece in pieces(one, longest)]
+def text_rows(renderer: Renderer, context: int | None, texts: Sequence[str]) -> list[Row]:
+    """Return texts in tokens, all but the first token trained on. Texts longer than the context are cut into pieces."""
+    return [(piece, 1) for text in texts for piece in pieces(renderer.text_ids(text), context)]

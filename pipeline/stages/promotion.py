@@ -32,7 +32,7 @@ from pipeline.report.curves import Chart, Series
 from pipeline.report.estimates import Estimate, paired_difference
 from pipeline.report.files import iterate_jsonl, read_run, write_atomic
 from pipeline.report.round import data_uri
-from pipeline.run.session import locked
+from pipeline.run.lock import locked
 from pipeline.train.checkpoint import disk_errors
 from verifiers.base import load
 

@@ -13,13 +13,12 @@ from typing import Any
 from pipeline.config.run import RunConfig
 from pipeline.data.rows import row_of
 from pipeline.errors import ConfigError, DataError
-from pipeline.loop.sampled_groups import sample_groups
+from pipeline.loop.metrics import report_failures
+from pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, sample_groups
 from pipeline.report.progress import Progress
-from pipeline.run.session import Session
-from pipeline.stages._pairs import SAMPLED_AT_ONCE
-from pipeline.stages.rl import say_failures
-from pipeline.stages.train import opened
+from pipeline.run.opening import opened
 from pipeline.train.checkpoint import disk_errors
+from pipeline.train.ranks import Ranks
 from pipeline.types import Group
 
 EDGES = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -59,21 +58,23 @@ def rate(config: RunConfig, base_dir: Path, out: Path, samples: int, progress: P
     known = _known(out, samples)
     with tempfile.TemporaryDirectory() as folder:
         with opened(config, base_dir, Path(folder), "auto", progress) as session:
-            train = session.data.train
+            run, workers, recorder = session.run, session.workers, session.recorder
+            train = run.data.train
             strangers = sorted(set(known) - {p.id for p in train})
             if strangers:
                 raise DataError(f"{out} has the row {strangers[0]!r}, which this recipe has not; give another --out")
             todo = [p for p in train if p.id not in known]
             progress.begin("rate", len(train) - len(todo), len(train))
-            session.backend.whole_model()
-            session.engine.publish(session.state.policy_version)
+            workers.rollouts.publish(workers.backend, session.state.policy_version)
             with disk_errors(f"writing {out}"):
                 out.parent.mkdir(parents=True, exist_ok=True)
             for start in range(0, len(todo), SAMPLED_AT_ONCE):
-                session.where = f"rate prompts {start + 1} to {start + SAMPLED_AT_ONCE}"
-                groups, tally = sample_groups(session, todo[start : start + SAMPLED_AT_ONCE], samples, "rate")
-                say_failures(session, tally, groups, "they count for no pass rate")
-                _append(session, out, [rated_row(g, samples) for g in groups])
+                recorder.where = f"rate prompts {start + 1} to {start + SAMPLED_AT_ONCE}"
+                some = todo[start : start + SAMPLED_AT_ONCE]
+                groups, tally = sample_groups(run, workers, session.setup, recorder, some, samples, "rate")
+                fate = "they count for no pass rate"
+                report_failures(recorder, session.setup, session.state, tally, groups, fate)
+                _append(run.ranks, out, [rated_row(g, samples) for g in groups])
                 progress.advance(len(train) - len(todo) + min(len(todo), start + SAMPLED_AT_ONCE), {})
     rows = list(_known(out, samples).values())
     rates = [r["pass_rate"] for r in rows if r["pass_rate"] is not None]
@@ -87,8 +88,8 @@ def rated_row(group: Group, samples: int) -> dict[str, Any]:
     return {**row_of(group.prompt), **found}
 
 
-def _append(session: Session, out: Path, rows: Sequence[dict[str, Any]]) -> None:
-    if not session.ranks.is_first:
+def _append(ranks: Ranks, out: Path, rows: Sequence[dict[str, Any]]) -> None:
+    if not ranks.is_first:
         return
     with disk_errors(f"writing {out}"), out.open("a", encoding="utf-8") as file:
         file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))

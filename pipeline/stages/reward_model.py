@@ -1,148 +1,157 @@
-"""A reward model as a stage: pairs of files or of the policy's graded answers; it leaves a sequence classifier."""
+"""A reward model as a stage: trained on pairs of files or of the policy's graded answers, kept as a folder."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.reward_model import RewardModelConfig
 from pipeline.config.stages import MODEL
 from pipeline.errors import DataError, RunError
-from pipeline.loop.steps import Steps, Wrap
+from pipeline.loop.steps import Wrap
 from pipeline.models.load import save_folder
 from pipeline.report.store import read_jsonl
 from pipeline.run.folder import write_lines
 from pipeline.run.schedule import Item
-from pipeline.run.session import Session, stage_folder
+from pipeline.run.session import Run, Session
 from pipeline.seeds import stream
-from pipeline.stages._epochs import chunks, num_steps, record_step, steps_until
-from pipeline.stages._pairs import paired_lines
+from pipeline.stages._epochs import chunks, num_steps, train_steps
+from pipeline.stages._pairs import pair_lines
 from pipeline.train.checkpoint import disk_errors
 from pipeline.train.reward_model import RewardModel, Sides
 from pipeline.types import Attempt, StepMetrics
 from verifiers.reference_model import REWARD, ReferenceModelParams, shown_ids
 
 FOLDER = "reward_model"
-"""Of a checkpoint: where the model stands while it is trained."""
+"""Subfolder of a checkpoint with the model as it is trained so far."""
 
 
-def run(session: Session, item: Item, steps: Steps, wrap: Wrap) -> None:
-    """Make the pairs, train on them from where the state says, measure what was held out, leave the model."""
-    section, state = session.config.reward_model, session.state
+@dataclass(frozen=True, slots=True)
+class Divided:
+    """Pairs in tokens to train on, and pairs of other prompts to measure with."""
+
+    trained: list[Sides]
+    held_out: list[Sides]
+
+
+def run(session: Session, item: Item, wrap: Wrap) -> None:
+    """Make the pairs, train on them from the step that the state names, measure on held-out pairs, keep the model."""
+    section, run, workers, state = session.setup.config.reward_model, session.run, session.workers, session.state
     assert section is not None
-    path = stage_folder(session, item.stage) / "pairs.jsonl"
+    path = run.stage_folder(item.stage) / "pairs.jsonl"
     if state.step == 0:
-        write_lines(session, path, paired_lines(session, item, section, steps, wrap))
-        session.ranks.barrier()
-    trained, held_out = divided(session, item, section, read_jsonl(path))
-    total = num_steps(section.steps, section.epochs, len(trained), section.batch_size)
-    model = opened_model(session, section, total)
-    session.beside[FOLDER] = lambda folder: model.save(folder, session.tokenizer)
+        write_lines(run, path, pair_lines(session, item, section, wrap))
+        run.ranks.barrier()
+    pairs = divide(session, item, section, read_jsonl(path))
+    total = num_steps(section.steps, section.epochs, len(pairs.trained), section.batch_size)
+    model = open_model(session, section, total)
+    workers.also_saved[FOLDER] = lambda folder: model.save(folder, run.tokenizer)
     for until in chunks(session, item, total):
-        wrap("train", train_chunk)(session, replace(item, num_steps=total), model, trained, held_out, until)
-    del session.beside[FOLDER]
-    leave(session, item, section, model, trained)
+        wrap("train", train_until)(session, replace(item, num_steps=total), section, model, pairs, until)
+    del workers.also_saved[FOLDER]
+    most = session.setup.config.train.micro_batch_tokens
+    keep_model(run, item, section, model, model.spread([ids for sides in pairs.trained for ids in sides], most))
 
 
-def opened_model(session: Session, section: RewardModelConfig, total: int) -> RewardModel:
-    """A new one on the policy's blocks, or the one of the checkpoint that this process went on from.
+def open_model(session: Session, section: RewardModelConfig, total: int) -> RewardModel:
+    """Return a new model on the policy's blocks, or the one of the checkpoint that this process resumed from.
 
-    Raises: RunError where that checkpoint has none.
+    Raise RunError if that checkpoint has none.
     """
+    backend, start = session.workers.backend, session.run.start
     if session.state.step == 0:
-        return RewardModel.of(session.backend.whole_model(), section.optimizer, total)
-    folder = None if session.start is None else session.start / FOLDER
+        return RewardModel.of(backend.whole_model(), section.optimizer, total)
+    folder = None if start is None else start / FOLDER
     if folder is None or not folder.is_dir():
-        raise RunError(f"{folder} is missing, and the stage cannot go on without it; start under another name")
-    return RewardModel.restored(folder, section.optimizer, total, session.backend.model.device)
+        raise RunError(f"{folder} is missing, and the stage cannot continue without it; start under another name")
+    return RewardModel.restored(folder, section.optimizer, total, backend.model.device)
 
 
-def divided(
-    session: Session, item: Item, section: RewardModelConfig, lines: Sequence[dict[str, Any]]
-) -> tuple[list[Sides], list[Sides]]:
-    """Pairs to train on and pairs to measure, of different prompts, in tokens; what cannot be shown is counted.
+def divide(session: Session, item: Item, section: RewardModelConfig, lines: Sequence[dict[str, Any]]) -> Divided:
+    """Return pairs to train on and pairs of other prompts to measure with. Pairs that cannot be shown are counted.
 
-    Raises: DataError where one of them has no pair.
+    Raise DataError if one of the two has no pair.
     """
+    context = getattr(session.workers.backend.model.config, "max_position_embeddings", None)
     prompts = sorted({str(line["prompt"]) for line in lines})
     number = min(max(1, round(section.held_out * len(prompts))), len(prompts) - 1)
-    kept_back = set(stream(session.config.seed, "held out", item.stage).sample(prompts, max(0, number)))
-    own: list[Sides] = []
-    others: list[Sides] = []
+    kept_back = set(stream(session.run.seed, "held out", item.stage).sample(prompts, max(0, number)))
+    pairs = Divided([], [])
     problems: list[str] = []
     for line in lines:
         try:
-            sides = sides_of(session, section, line)
+            sides = sides_of(session.run.tokenizer, context, section, line)
         except DataError as exc:
             problems.append(str(exc))
             continue
-        (others if line["prompt"] in kept_back else own).append(sides)
+        (pairs.held_out if line["prompt"] in kept_back else pairs.trained).append(sides)
     if problems:
-        said = f"{len(problems)} of {len(lines)} pairs were left out (first: {problems[0]})"
-        session.progress.say(f"{item.label}: {said}")
-    if not own or not others:
+        count = f"{len(problems)} of {len(lines)} pairs were left out (first: {problems[0]})"
+        session.recorder.say(f"{item.label}: {count}")
+    if not pairs.trained or not pairs.held_out:
         raise DataError(
-            f"{item.label}: {len(own)} pairs to train on and {len(others)} held out; each needs at least one. Give "
-            "more pairs of different prompts, or sample more prompts or responses (reward_model.sampled)"
+            f"{item.label}: {len(pairs.trained)} pairs to train on and {len(pairs.held_out)} held out; each needs at "
+            "least one. Give more pairs of different prompts, or sample more prompts or responses "
+            "(reward_model.sampled)"
         )
-    return own, others
+    return pairs
 
 
-def sides_of(session: Session, section: RewardModelConfig, line: dict[str, Any]) -> Sides:
-    """The pair as the verifier will show such responses to the model. Raises: DataError for one that it would not."""
-    limit = getattr(session.backend.model.config, "max_position_embeddings", None)
+def sides_of(tokenizer: Any, context: int | None, section: RewardModelConfig, line: dict[str, Any]) -> Sides:
+    """Return the pair as the verifier will show such responses to the model. Raise DataError if it would not."""
     params = ReferenceModelParams(
-        model=Path(), chat=section.chat, include_thinking=section.include_thinking, max_tokens=limit or 1_000_000
+        model=Path(), chat=section.chat, include_thinking=section.include_thinking, max_tokens=context or 1_000_000
     )
-    found = []
+    sides = []
     for name in ("chosen", "rejected"):
         attempt = Attempt(str(line[name]), None, str(line["prompt"]), False)
-        ids = shown_ids(session.tokenizer, attempt, params)
+        ids = shown_ids(tokenizer, attempt, params)
         if ids is None:
             raise DataError(f"pair {line['id']}: the {name} side has no answer")
         if len(ids) > params.max_tokens:
-            raise DataError(f"pair {line['id']}: the {name} side has {len(ids)} tokens, past the context of {limit}")
-        found.append(tuple(ids))
-    return found[0], found[1]
+            raise DataError(f"pair {line['id']}: the {name} side has {len(ids)} tokens, past the context of {context}")
+        sides.append(tuple(ids))
+    return sides[0], sides[1]
 
 
-def train_chunk(
-    session: Session, item: Item, model: RewardModel, trained: list[Sides], held_out: list[Sides], until: int
+def train_until(
+    session: Session, item: Item, section: RewardModelConfig, model: RewardModel, pairs: Divided, until: int
 ) -> None:
-    """Steps up to `until`, one line of metrics each; the last one has what was measured on held-out pairs."""
-    section, tokens = session.config.reward_model, session.config.train.micro_batch_tokens
-    assert section is not None
+    """Do the steps up to `until`. The metrics of the last step have the measures on held-out pairs."""
+    most = session.setup.config.train.micro_batch_tokens
 
-    def update(at: list[int]) -> StepMetrics:
-        return model.update([trained[i] for i in at], tokens)
+    def update(indices: list[int]) -> StepMetrics:
+        return model.update([pairs.trained[i] for i in indices], most)
 
-    for metrics in steps_until(session, item, until, len(trained), section.batch_size, update):
+    for metrics in train_steps(session, item, until, len(pairs.trained), section.batch_size, update):
         if session.state.step == item.num_steps:
-            with session.timed("held out"):
-                metrics |= model.held_out(held_out, tokens)
-            session.progress.say(
-                f"{item.label}: {metrics['held_out/accuracy']:.3f} of {len(held_out)} held-out pairs in the right "
-                f"order, calibration error {metrics['held_out/calibration_error']:.3f}"
+            with session.recorder.timed("held out"):
+                metrics |= model.held_out(pairs.held_out, most)
+            session.recorder.say(
+                f"{item.label}: {metrics['held_out/accuracy']:.3f} of {len(pairs.held_out)} held-out pairs in the "
+                f"right order, calibration error {metrics['held_out/calibration_error']:.3f}"
             )
-        record_step(session, item, metrics)
 
 
-def leave(session: Session, item: Item, section: RewardModelConfig, model: RewardModel, trained: list[Sides]) -> None:
-    """The model as a folder of the stage, replaced as a whole, with what a verifier must know to ask it alike."""
-    tokens = session.config.train.micro_batch_tokens
-    mean, spread = model.spread([ids for sides in trained for ids in sides], tokens)
-    if session.ranks.is_first:
-        folder = stage_folder(session, item.stage)
+def keep_model(
+    run: Run, item: Item, section: RewardModelConfig, model: RewardModel, spread: tuple[float, float]
+) -> None:
+    """Write the model into the stage's folder, replaced as a whole, with all that a verifier needs to ask it alike.
+
+    `spread`: mean and standard deviation of its scores.
+    """
+    if run.ranks.is_first:
+        folder = run.stage_folder(item.stage)
         partial, final = folder / ".model-partial", folder / MODEL
-        how = {"mean": mean, "std": spread, "chat": section.chat, "include_thinking": section.include_thinking}
+        how = {"mean": spread[0], "std": spread[1], "chat": section.chat, "include_thinking": section.include_thinking}
         with disk_errors("writing the reward model", partial):
             shutil.rmtree(partial, ignore_errors=True)
-            save_folder(model.model, session.tokenizer, partial)
+            save_folder(model.model, run.tokenizer, partial)
             (partial / REWARD).write_text(json.dumps(how, indent=1))
             shutil.rmtree(final, ignore_errors=True)
             partial.rename(final)
-    session.ranks.barrier()
+    run.ranks.barrier()

@@ -1,4 +1,4 @@
-"""Rejection sampling: graded answers of the policy or an endpoint; what is kept is left as demonstrations."""
+"""Rejection sampling: graded answers of the policy or of an endpoint; those kept become demonstrations."""
 
 from __future__ import annotations
 
@@ -9,110 +9,122 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.load import dump
-from pipeline.config.sample import SampleConfig
+from pipeline.config.run import RunConfig
+from pipeline.config.sample import EndpointConfig, SampleConfig
 from pipeline.config.stages import DEMONSTRATIONS
 from pipeline.data.rejection import REASONS, kept_of
 from pipeline.data.rows import row_of
 from pipeline.errors import DataError, RunError
-from pipeline.loop.sampled_groups import sample_groups
-from pipeline.loop.steps import Steps, Wrap
+from pipeline.loop.metrics import report_failures
+from pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, sample_groups
+from pipeline.loop.steps import Wrap, publish
 from pipeline.report.files import write_atomic
 from pipeline.rollout.endpoint import ask_endpoint
 from pipeline.rollout.engine import Sampling
 from pipeline.run.data import prompt_room
-from pipeline.run.dealing import share_of, together
+from pipeline.run.dealing import gather_groups, share_of
 from pipeline.run.folder import write_lines
+from pipeline.run.recorder import Recorder
+from pipeline.run.saving import save
 from pipeline.run.schedule import Item
-from pipeline.run.session import Session, stage_folder
-from pipeline.scoring.score import Tally
+from pipeline.run.session import Run, Session
+from pipeline.scoring.score import Scorer, Tally
 from pipeline.seeds import stream
-from pipeline.stages._pairs import SAMPLED_AT_ONCE
-from pipeline.stages.rl import say_failures
 from pipeline.types import Group, Prompt, ScoredRollout, StepMetrics
 
 HINTED = "/hinted"
-"""Ends the id of a prompt that is asked with its answer."""
+"""Suffix of the id of a prompt that is asked with its answer as a hint."""
 
 
-def run(session: Session, item: Item, steps: Steps, wrap: Wrap) -> None:
-    """The prompts of the stage piece by piece, from where the state says; then one file of all that was kept.
+def run(session: Session, item: Item, wrap: Wrap) -> None:
+    """Sample the stage's prompts piece by piece, from the piece that the state names; then write all that was kept.
 
-    Raises: DataError where nothing was.
+    Raise DataError if nothing was kept.
     """
-    section, state = session.config.sample, session.state
-    assert section is not None
-    prompts = chosen_prompts(session, item, section)
-    if section.endpoint is None and session.engine.version != state.policy_version:
-        steps.publish(session)
+    run, workers, state, recorder = session.run, session.workers, session.state, session.recorder
+    section = section_of(session)
+    prompts = chosen_prompts(run, item, section)
+    if section.endpoint is None and workers.rollouts.engine.version != state.policy_version:
+        wrap("publish", publish)(workers, state, recorder)
     total = -(-len(prompts) // SAMPLED_AT_ONCE)
-    session.progress.begin(item.label, state.step, total)
+    recorder.progress.begin(item.label, state.step, total)
     while state.step < total:
         start = state.step * SAMPLED_AT_ONCE
         some = prompts[start : start + SAMPLED_AT_ONCE]
-        session.where = f"{item.label} prompts {start + 1}-{start + len(some)} of {len(prompts)}"
-        lines, seen = sample_piece(session, item, some, wrap)
-        write_lines(session, part_path(session, item, state.step), lines)
+        recorder.where = f"{item.label} prompts {start + 1}-{start + len(some)} of {len(prompts)}"
+        lines, metrics = sample_piece(session, item, some, wrap)
+        write_lines(run, piece_path(run, item, state.step), lines)
         state.step += 1
-        record(session, item, seen)
-        session.progress.advance(state.step, {"kept": seen["kept"] / max(1.0, seen["prompts"])})
+        record(recorder, item, state.step, metrics)
+        recorder.progress.advance(state.step, {"kept": metrics["kept"] / max(1.0, metrics["prompts"])})
         if state.step < total:
-            session.save()
-    session.ranks.barrier()
-    join(session, item, total)
+            save(session)
+    run.ranks.barrier()
+    join_pieces(run, recorder, item, total)
 
 
-def chosen_prompts(session: Session, item: Item, section: SampleConfig) -> list[Prompt]:
-    """The training prompts that this stage asks: all in order, or a choice drawn for this stage."""
-    train = session.data.train
+def section_of(session: Session) -> SampleConfig:
+    """Return the recipe's section of the stage."""
+    section = session.setup.config.sample
+    assert section is not None
+    return section
+
+
+def chosen_prompts(run: Run, item: Item, section: SampleConfig) -> list[Prompt]:
+    """Return the training prompts that this stage asks: all in order, or a choice drawn for this stage."""
+    train = run.data.train
     if section.prompts is None or section.prompts >= len(train):
         return train
-    return stream(session.config.seed, "sample", item.stage).sample(train, section.prompts)
+    return stream(run.seed, "sample", item.stage).sample(train, section.prompts)
 
 
 def sample_piece(
     session: Session, item: Item, prompts: Sequence[Prompt], wrap: Wrap
 ) -> tuple[list[dict[str, Any]], StepMetrics]:
-    """Lines of the answers that are kept, and the counts of all that was asked."""
-    section = session.config.sample
-    assert section is not None
+    """Return lines of the answers that are kept, and counts of everything that was asked."""
+    section = section_of(session)
     names = ("prompts", "solved", "responses", "correct", "unwritable", *REASONS, "kept")
-    seen: StepMetrics = dict.fromkeys(names, 0.0)
-    seen["prompts"] = float(len(prompts))
-    lines: list[dict[str, Any]] = []
-    groups = wrap("sample", answered)(session, item, prompts, seen)
-    solved = _keep(session, item, {p.id: p for p in prompts}, groups, lines, seen)
-    asked = [p for p in prompts if p.id not in solved] if section.hint is not None else []
-    sayable = [p for p in asked if answer_of(p) is not None]
-    seen["no_answer_to_hint"] = float(len(asked) - len(sayable))
-    hinted, seen["too_long_with_hint"] = with_hint(session, sayable, section.hint or "")
+    metrics: StepMetrics = dict.fromkeys(names, 0.0)
+    metrics["prompts"] = float(len(prompts))
+    groups = wrap("sample", answer)(session, item, prompts, metrics)
+    lines, solved = keep(session, item, {p.id: p for p in prompts}, groups, metrics)
+    unsolved = [p for p in prompts if p.id not in solved] if section.hint is not None else []
+    hintable = [p for p in unsolved if answer_of(p) is not None]
+    metrics["no_answer_to_hint"] = float(len(unsolved) - len(hintable))
+    hinted, metrics["too_long_with_hint"] = with_hint(session, hintable, section.hint or "")
     if hinted:
-        again = wrap("sample", answered)(session, item, hinted, seen)
-        plain = {p.id + HINTED: p for p in asked}
-        seen["solved_with_hint"] = float(len(_keep(session, item, plain, again, lines, seen)))
-    seen["solved"] = float(len(solved))
-    return lines, seen
+        groups = wrap("sample", answer)(session, item, hinted, metrics)
+        more, solved_with_hint = keep(session, item, {p.id + HINTED: p for p in unsolved}, groups, metrics)
+        lines += more
+        metrics["solved_with_hint"] = float(len(solved_with_hint))
+    metrics["solved"] = float(len(solved))
+    return lines, metrics
 
 
-def answered(session: Session, item: Item, prompts: Sequence[Prompt], seen: StepMetrics) -> list[Group]:
-    """The prompts with their graded answers; what graders did is said and counted."""
-    section = session.config.sample
-    assert section is not None
+def answer(session: Session, item: Item, prompts: Sequence[Prompt], metrics: StepMetrics) -> list[Group]:
+    """Return the prompts with their graded answers; count them in `metrics`, and report failures of graders."""
+    run, workers, recorder, section = session.run, session.workers, session.recorder, section_of(session)
     if section.endpoint is None:
-        groups, tally = sample_groups(session, prompts, section.samples, item.stage)
+        groups, tally = sample_groups(run, workers, session.setup, recorder, prompts, section.samples, item.stage)
     else:
-        groups, tally = _of_endpoint(session, item, prompts, seen)
-    say_failures(session, tally, groups, "none was kept, none was counted as wrong")
+        asked = (section.endpoint, section.samples, item.stage)
+        groups, tally, unwritable = ask_and_grade(
+            run, workers.graders.scorer, recorder, session.setup.config, prompts, asked
+        )
+        metrics["unwritable"] += unwritable
+    fate = "none was kept, none was counted as wrong"
+    report_failures(recorder, session.setup, session.state, tally, groups, fate)
     for group in groups:
         graded = [m.verdict.is_correct for m in group.members if not m.verdict.is_infrastructure]
-        seen["responses"] += len(group.members)
-        seen["correct"] += sum(graded)
+        metrics["responses"] += len(group.members)
+        metrics["correct"] += sum(graded)
         if not group.prompt.id.endswith(HINTED) and section.endpoint is None:
-            session.ledger.record(group.prompt.id, len(graded), sum(graded))
+            workers.ledger.record(group.prompt.id, len(graded), sum(graded))
     return groups
 
 
 def answer_of(prompt: Prompt) -> str | None:
-    """The reference as a hint can say it; None for what is no text or number, e.g. tests of a program."""
+    """Return the reference as a hint can say it; None if it is neither text nor number, e.g. tests of a program."""
     reference = prompt.reference
     if isinstance(reference, Mapping):
         reference = reference.get("answer")
@@ -120,8 +132,9 @@ def answer_of(prompt: Prompt) -> str | None:
 
 
 def with_hint(session: Session, prompts: Sequence[Prompt], hint: str) -> tuple[list[Prompt], float]:
-    """The prompts with their answers in the question; and how many are then too long for the model's context."""
-    room = prompt_room(session.config, getattr(session.backend.model.config, "max_position_embeddings", None))
+    """Return the prompts with their answers in the question; and how many are too long for the model with it."""
+    context = getattr(session.workers.backend.model.config, "max_position_embeddings", None)
+    room, renderer = prompt_room(session.setup.config, context), session.run.data.renderer
     hinted = [
         replace(
             p,
@@ -130,73 +143,69 @@ def with_hint(session: Session, prompts: Sequence[Prompt], hint: str) -> tuple[l
         )
         for p in prompts
     ]
-    fitting = [p for p in hinted if room is None or len(session.data.renderer.prompt_ids(p)) <= room]
+    fitting = [p for p in hinted if room is None or len(renderer.prompt_ids(p)) <= room]
     return fitting, float(len(hinted) - len(fitting))
 
 
-def _of_endpoint(
-    session: Session, item: Item, prompts: Sequence[Prompt], seen: StepMetrics
-) -> tuple[list[Group], Tally]:
-    section, how = session.config.sample, session.config.rollout
-    assert section is not None
-    assert section.endpoint is not None
-    share = share_of(session.ranks, prompts)
+def ask_and_grade(
+    run: Run,
+    scorer: Scorer,
+    recorder: Recorder,
+    config: RunConfig,
+    prompts: Sequence[Prompt],
+    asked: tuple[EndpointConfig, int, str],
+) -> tuple[list[Group], Tally, int]:
+    """Return an endpoint's graded answers, and how many the policy's tokenizer cannot write.
+
+    `asked`: the endpoint, the number of answers to each prompt, and the name of the random stream.
+    """
+    endpoint, samples, name = asked
+    how, share = config.rollout, share_of(run.ranks, prompts)
     sampling = Sampling(how.max_response_tokens, how.temperature, how.top_p)
-    with session.timed("generate"):
-        found = ask_endpoint(
-            section.endpoint,
-            share.prompts,
-            section.samples,
-            sampling,
-            session.data.renderer.text_ids,
-            session.config.seed,
-            item.stage,
-        )
-    seen["unwritable"] += sum(session.ranks.gather(found.unwritable))
-    with session.timed("verify"):
+    with recorder.timed("generate"):
+        answers = ask_endpoint(endpoint, share.prompts, samples, sampling, run.data.renderer.text_ids, run.seed, name)
+    unwritable = sum(run.ranks.gather(answers.unwritable))
+    with recorder.timed("verify"):
         by_id = {p.id: p for p in share.prompts}
-        scored, tally = session.scorer.score(by_id, [r for some in found.rollouts for r in some])
+        scored, tally = scorer.score(by_id, [r for rollouts in answers.rollouts for r in rollouts])
         rest = iter(scored)
-        own = [Group(p, tuple(next(rest) for _ in some)) for p, some in zip(share.prompts, found.rollouts, strict=True)]
-        (groups,), tally = together(session.ranks, share, [own], tally)
-    session.count("graders", tally.busy_s)
-    return groups, tally
+        prompts_and_rollouts = zip(share.prompts, answers.rollouts, strict=True)
+        own = [Group(p, tuple(next(rest) for _ in rollouts)) for p, rollouts in prompts_and_rollouts]
+        (groups,), tally = gather_groups(run.ranks, share, [own], tally)
+    recorder.count("graders", tally.busy_s)
+    return groups, tally, unwritable
 
 
-def _keep(
-    session: Session,
-    item: Item,
-    plain: dict[str, Prompt],
-    groups: Sequence[Group],
-    lines: list[dict[str, Any]],
-    seen: StepMetrics,
-) -> set[str]:
-    """Ids of the prompts of which an answer was kept; its lines are added. `plain`: the prompt that a line is of."""
-    section = session.config.sample
-    assert section is not None
+def keep(
+    session: Session, item: Item, originals: Mapping[str, Prompt], groups: Sequence[Group], metrics: StepMetrics
+) -> tuple[list[dict[str, Any]], set[str]]:
+    """Return lines of the answers to keep, and the ids of the prompts that have one.
+
+    `originals`: id of the prompt that was asked -> the prompt without a hint, which the line has.
+    """
+    section = section_of(session)
+    lines: list[dict[str, Any]] = []
     solved: set[str] = set()
     for group in groups:
         kept, left_out = kept_of(group.members, section.keep)
-        prompt = plain[group.prompt.id]
+        prompt = originals[group.prompt.id]
         hinted = group.prompt.id != prompt.id
         lines += [line_of(session, item, prompt, m, hinted) for m in kept]
-        seen["kept"] += len(kept)
+        metrics["kept"] += len(kept)
         for reason, number in left_out.items():
-            seen[reason] += number
+            metrics[reason] += number
         solved |= {prompt.id} if kept else set()
-    return solved
+    return lines, solved
 
 
 def line_of(session: Session, item: Item, prompt: Prompt, m: ScoredRollout, hinted: bool) -> dict[str, Any]:
-    """A row as in a user's own file, and where its demonstration comes from."""
-    section, how = session.config.sample, session.config.rollout
-    assert section is not None
-    endpoint = section.endpoint
+    """Return a row in the default format, and where its demonstration comes from."""
+    endpoint, how = section_of(session).endpoint, session.setup.config.rollout
     source = {
         "stage": item.stage,
         "model": "policy" if endpoint is None else endpoint.model,
         "policy_version": None if endpoint is not None else m.rollout.policy_version,
-        "recipe": recipe_hash(session),
+        "recipe": hashlib.sha256(dump(session.run.recipe).encode()).hexdigest()[:16],
         "verdict": {"status": m.verdict.status, "score": m.verdict.score, "reason": m.verdict.reason},
         "sampling": {"temperature": how.temperature, "top_p": how.top_p, "top_k": how.top_k},
         "sample": m.rollout.sample,
@@ -206,35 +215,30 @@ def line_of(session: Session, item: Item, prompt: Prompt, m: ScoredRollout, hint
     return {**row_of(shown), "source": source}
 
 
-def recipe_hash(session: Session) -> str:
-    """sha256 of the resolved recipe, its first 16 digits."""
-    return hashlib.sha256(dump(session.recipe).encode()).hexdigest()[:16]
-
-
-def record(session: Session, item: Item, seen: StepMetrics) -> None:
-    """One line of metrics.jsonl for the piece."""
-    session.store.metrics(
+def record(recorder: Recorder, item: Item, step: int, metrics: StepMetrics) -> None:
+    """Write one line of metrics.jsonl for a piece."""
+    recorder.store.metrics(
         {
             "kind": "sample",
             "stage": item.stage,
             "stage_kind": item.kind,
             "round": 0,
-            "step": session.state.step,
-            "metrics": seen,
-            "time": session.take_times(),
+            "step": step,
+            "metrics": metrics,
+            "time": recorder.take_times(),
         }
     )
-    session.track({f"{item.stage}/{k}": v for k, v in seen.items()}, session.state.step)
+    recorder.track({f"{item.stage}/{k}": v for k, v in metrics.items()}, step)
 
 
-def part_path(session: Session, item: Item, number: int) -> Path:
-    """The file of one piece's lines; they stay, so that the last piece can be done again after a break."""
-    return stage_folder(session, item.stage) / "parts" / f"{number:05d}.jsonl"
+def piece_path(run: Run, item: Item, number: int) -> Path:
+    """Return the file of one piece's lines. It is kept, so that an interrupted last piece can be done again."""
+    return run.stage_folder(item.stage) / "parts" / f"{number:05d}.jsonl"
 
 
-def join(session: Session, item: Item, total: int) -> None:
-    """Write what all pieces kept as one file. Raises: DataError where it is nothing, RunError for a lost piece."""
-    paths = [part_path(session, item, i) for i in range(total)]
+def join_pieces(run: Run, recorder: Recorder, item: Item, total: int) -> None:
+    """Write all pieces as one file. Raise DataError if they are empty, RunError if one is missing."""
+    paths = [piece_path(run, item, i) for i in range(total)]
     missing = next((p for p in paths if not p.is_file()), None)
     if missing is not None:
         raise RunError(f"{missing} is missing, and the stage cannot end without it; start under another name")
@@ -244,8 +248,8 @@ def join(session: Session, item: Item, total: int) -> None:
             f"{item.label}: no answer was kept, so a later stage has nothing to train on; sample more (sample.samples, "
             "sample.prompts), lower sample.keep.min_score, or train the policy further first"
         )
-    if session.ranks.is_first:
-        write_atomic(stage_folder(session, item.stage) / DEMONSTRATIONS, content)
-    session.ranks.barrier()
+    if run.ranks.is_first:
+        write_atomic(run.stage_folder(item.stage) / DEMONSTRATIONS, content)
+    run.ranks.barrier()
     number = content.count(b"\n")
-    session.progress.say(f"{item.label}: kept {number} answers; {DEMONSTRATIONS} of this stage has them")
+    recorder.say(f"{item.label}: kept {number} answers; {DEMONSTRATIONS} of this stage has them")

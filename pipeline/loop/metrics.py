@@ -1,0 +1,190 @@
+"""The record of one RL step: its line of metrics.jsonl, its samples in rollouts.jsonl, and alarms about graders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.loop.batch import Batch
+from pipeline.run.collapse import num_roll_backs
+from pipeline.run.recorder import Recorder
+from pipeline.run.sampling import temperature
+from pipeline.run.schedule import Item
+from pipeline.run.session import StageSetup, Workers
+from pipeline.run.state import RunState
+from pipeline.scoring.audit import disagree
+from pipeline.scoring.score import STATUSES, Tally
+from pipeline.scoring.second import Opinions
+from pipeline.scoring.select import judge
+from pipeline.types import Group, KeptTokens, StepMetrics, Verdict
+
+
+def record_step(
+    workers: Workers,
+    setup: StageSetup,
+    state: RunState,
+    recorder: Recorder,
+    item: Item,
+    batch: Batch,
+    update: StepMetrics | None,
+) -> StepMetrics:
+    """Write the metrics of one step and the responses of some groups; return the metrics.
+
+    `update`: the metrics of the update; None if there was none.
+    """
+    state.num_prompts_used += len(batch.sampled)
+    state.num_responses += sum(len(g.members) for g in batch.sampled)
+    for group in batch.sampled:
+        graded = [m.verdict.is_correct for m in group.members if m.reward is not None]
+        workers.ledger.record(group.prompt.id, len(graded), sum(graded))
+    row = {**(update or {}), **rollout_metrics(batch), **batch.metrics}
+    row["policy/version"] = float(state.policy_version)
+    row["rollout/version"] = float(max((m.rollout.policy_version for g in batch.sampled for m in g.members), default=0))
+    row["reference/version"] = float(state.reference_version)
+    row["prompts/distinct"] = float(len(workers.ledger))
+    row["temperature"] = temperature(setup, state)
+    row["update/skipped"] = float(update is None)
+    counts = getattr(workers.rollouts.engine, "counts", None)
+    row |= {} if counts is None else counts()
+    row["tokens/generated"] = float(state.stage.num_tokens)
+    for tally in batch.tallies:
+        report_failures(recorder, setup, state, tally, batch.sampled, "they left their groups, none was scored 0")
+    recorder.store.metrics(
+        {
+            "kind": "step",
+            "stage": item.stage,
+            "stage_kind": item.kind,
+            "round": item.round,
+            "step": state.rl_step + 1,
+            "metrics": row,
+            "time": recorder.take_times(),
+        }
+    )
+    recorder.track(row, state.rl_step + 1)
+    opinions = batch.opinions or [{} for _ in batch.sampled]
+    recorder.store.rollouts(
+        {**line, **roll_back_mark(state)}
+        for i in groups_shown(batch, setup.config.report.samples_per_step)
+        for line in sample_rows(batch.sampled[i], item.stage, item.round, state.rl_step + 1, opinions[i])
+    )
+    shown = {"reward": row.get("reward/sampled", 0.0), "kept": float(len(batch.groups)), "kl": row.get("kl/k3", 0.0)}
+    recorder.progress.advance(state.step + 1, shown)
+    return row
+
+
+def roll_back_mark(state: RunState) -> dict[str, int]:
+    """Return the field that marks lines of rollouts.jsonl after a rollback: the number of rollbacks."""
+    return {"roll_backs": n} if (n := num_roll_backs(state)) else {}
+
+
+def rollout_metrics(batch: Batch) -> StepMetrics:
+    """Return rewards, lengths and verdicts of everything that the step generated, before any group was dropped."""
+    members = [(g.prompt.domain, m) for g in batch.sampled for m in g.members]
+    row: StepMetrics = {f"groups/{reason}": float(n) for reason, n in batch.counts.items()}
+    row["groups/sampled"] = float(len(batch.sampled))
+    row["groups/trained"] = float(len(batch.groups))
+    if not members:
+        return row
+    rewards = [m.reward for _, m in members if m.reward is not None]
+    row["reward/sampled"] = sum(rewards) / max(1, len(rewards))
+    for domain in sorted({d for d, _ in members}):
+        of_domain = [m.reward for d, m in members if d == domain and m.reward is not None]
+        row[f"reward/mean/{domain}"] = sum(of_domain) / max(1, len(of_domain))
+    greedy = [g.greedy_reward for g in batch.sampled if g.greedy_reward is not None]
+    if greedy:
+        row["reward/greedy"] = sum(greedy) / len(greedy)
+    components = [m.components for _, m in members if m.components]
+    for k, column in enumerate(zip(*components, strict=True)):
+        row[f"reward/component/{k}"] = sum(column) / len(column)
+    row["length/mean"] = sum(len(m.rollout.response_ids) for _, m in members) / len(members)
+    row["truncated"] = sum(m.rollout.finish_reason == "length" for _, m in members) / len(members)
+    row |= kept_metrics([m.rollout.kept for _, m in members if m.rollout.kept is not None])
+    total = sum(t.total for t in batch.tallies)
+    for status in STATUSES:
+        row[f"verdict/{status}"] = sum(t.statuses.get(status, 0) for t in batch.tallies) / max(1, total)
+    row["verdict/responses"] = float(total)
+    row["verdict/retried"] = float(sum(t.retried for t in batch.tallies))
+    if batch.opinions is not None:
+        row["verdict/second_opinions"] = float(sum(map(len, batch.opinions)))
+        row["verdict/disagreements"] = float(sum(len(d) for d in disagreements(batch)))
+    return row
+
+
+def kept_metrics(kept: list[KeptTokens]) -> StepMetrics:
+    """Return the mean size of the sets that top-p or top-k left, and the shares of places uncut and bounded."""
+    places = sum(len(k.sizes) for k in kept)
+    if places == 0:
+        return {}
+    cut = [n for k in kept for n in k.sizes if n > 0]
+    return {
+        "sampling/kept_mean": sum(cut) / max(1, len(cut)),
+        "sampling/uncut": 1 - len(cut) / places,
+        "sampling/bounded": sum(k.num_bounded for k in kept) / places,
+    }
+
+
+def report_failures(
+    recorder: Recorder, setup: StageSetup, state: RunState, tally: Tally, groups: Sequence[Group], fate: str
+) -> None:
+    """Raise the alarm if graders failed more often than the recipe allows. `fate`: what happened to those responses."""
+    if tally.failure_rate <= setup.config.scoring.alarm_rate:
+        return
+    failed = next((m.verdict for g in groups for m in g.members if m.verdict.is_infrastructure), None)
+    example = "" if failed is None else f"First: {failed.status}: {failed.reason}"
+    alarm = {"failure_rate": tally.failure_rate, "responses": tally.total, "where": recorder.where, "first": example}
+    place = {"stage": state.stage.name, "step": state.rl_step}
+    recorder.store.metrics({"kind": "alarm", "alarm": "verifier", **place, **alarm, "time": {}})
+    recorder.event("verizero.verifier.alarm", alarm)
+    text = f"{recorder.where}: graders failed on {tally.failure_rate:.0%} of {tally.total} responses ({fate})."
+    recorder.say(f"{text} {example}".rstrip())
+
+
+def disagreements(batch: Batch) -> list[list[int]]:
+    """Return, for each sampled group, the members on which the second verifier disagrees."""
+    return [
+        [i for i, verdict in sorted(opinions.items()) if disagree(group.members[i].verdict, verdict)]
+        for group, opinions in zip(batch.sampled, batch.opinions or [{} for _ in batch.sampled], strict=True)
+    ]
+
+
+def groups_shown(batch: Batch, most: int) -> list[int]:
+    """Return the sampled groups to write down: the first `most`, and up to `most` others with disagreements."""
+    disputed = [i for i, members in enumerate(disagreements(batch)) if members and i >= most]
+    return [*range(min(most, len(batch.sampled))), *disputed[:most]]
+
+
+def opinion_row(first: Verdict, second: Verdict) -> dict[str, Any]:
+    """Return the field "second" of a line of rollouts.jsonl."""
+    opinion = {"status": second.status, "score": second.score, "reason": second.reason}
+    return {**opinion, "disagrees": disagree(first, second)}
+
+
+def sample_rows(
+    group: Group, stage: str, round_: int, step: int, opinions: Opinions | None = None
+) -> list[dict[str, Any]]:
+    """Return one line of rollouts.jsonl for each response of the group, with second opinions under "second"."""
+    second = opinions or {}
+    kept = judge(group) == "kept"
+    return [
+        {
+            "stage": stage,
+            "round": round_,
+            "step": step,
+            "prompt_id": group.prompt.id,
+            "domain": group.prompt.domain,
+            "prompt": group.prompt.question,
+            "response": m.rollout.text,
+            "sample": m.rollout.sample,
+            "reward": m.reward,
+            "status": m.verdict.status,
+            "score": m.verdict.score,
+            "reason": m.verdict.reason,
+            "extracted": m.verdict.extracted,
+            "finish_reason": m.rollout.finish_reason,
+            "length": len(m.rollout.response_ids),
+            **({"kept_sizes": list(m.rollout.kept.sizes)} if m.rollout.kept is not None else {}),
+            "kept": kept,
+            **({"second": opinion_row(m.verdict, second[i])} if i in second else {}),
+        }
+        for i, m in enumerate(group.members)
+    ]

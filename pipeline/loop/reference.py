@@ -1,0 +1,50 @@
+"""The schedule of the KL reference: when the reference becomes the present policy."""
+
+from __future__ import annotations
+
+from pipeline.config.stages import ReferenceConfig
+from pipeline.run.session import StageSetup
+from pipeline.run.state import RunState
+from pipeline.train.backend import Backend
+from pipeline.types import StepMetrics
+
+
+def reference_config(setup: StageSetup) -> ReferenceConfig:
+    """Return when the reference moves: as the recipe says, else as the algorithm has it."""
+    rounds = setup.rounds
+    if rounds.reference is not None:
+        return rounds.reference
+    return ReferenceConfig(schedule=setup.algorithm.reference if rounds.has_reference else "none")
+
+
+def move_reference(backend: Backend, setup: StageSetup, state: RunState, metrics: StepMetrics) -> None:
+    """Move the reference after a step, if its schedule asks for it. Schedules by round move it as a round begins."""
+    config, stage = reference_config(setup), state.stage
+    match config.schedule:
+        case "every_n_steps":
+            assert config.every is not None
+            if state.step_in_stage % config.every == 0:
+                refresh_reference(backend, state)
+        case "ema":
+            assert config.alpha is not None
+            refresh_reference(backend, state, config.alpha)
+        case "on_kl":
+            assert config.kl is not None
+            if metrics.get("kl/k3", 0.0) > config.kl:
+                refresh_reference(backend, state)
+        case "on_plateau" if "reward/mean" in metrics:
+            assert config.patience is not None
+            reward = metrics["reward/mean"]
+            is_better = stage.best_reward is None or reward > stage.best_reward
+            if is_better:
+                stage.best_reward = reward
+            stage.steps_since_best = 0 if is_better else stage.steps_since_best + 1
+            if stage.steps_since_best >= config.patience:
+                refresh_reference(backend, state)
+                stage.best_reward, stage.steps_since_best = None, 0
+
+
+def refresh_reference(backend: Backend, state: RunState, alpha: float = 1.0) -> None:
+    """Move the reference by a step of `alpha` towards the policy, and count its version."""
+    backend.refresh_reference(alpha)
+    state.reference_version += 1

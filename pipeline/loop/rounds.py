@@ -1,0 +1,124 @@
+"""One round of a stage that samples what it learns from: step by step, with checkpoints and the collapse guard.
+
+A step reads from top to bottom as: `one_step` here, `batch.fill_batch`, the phases in `steps`, and `train/step.update`.
+"""
+
+from __future__ import annotations
+
+from pipeline.errors import NonFiniteError, RunError
+from pipeline.loop.batch import fill_batch
+from pipeline.loop.metrics import record_step
+from pipeline.loop.parity import check_parity
+from pipeline.loop.reference import move_reference, reference_config, refresh_reference
+from pipeline.loop.rollback import guard_against_collapse, mark_start
+from pipeline.loop.scheduling import is_out_of_tokens, start_later_batches
+from pipeline.loop.steps import Steps, Wrap
+from pipeline.run.opening import hold_teacher
+from pipeline.run.recorder import Recorder
+from pipeline.run.sampling import sampling, temperature
+from pipeline.run.saving import save
+from pipeline.run.schedule import Item
+from pipeline.run.session import Session, StageSetup
+from pipeline.run.state import RunState
+from pipeline.train.backend import Backend
+from pipeline.types import Group, StepMetrics
+
+
+def run_round(session: Session, item: Item, steps: Steps, wrap: Wrap) -> None:
+    """Do the steps of one round, from the step that the state names."""
+    run, workers, state, recorder = session.run, session.workers, session.state, session.recorder
+    source, setup = workers.rollouts, session.setup
+    if is_out_of_tokens(source, setup, state):
+        return
+    mark_start(session)
+    begin_round(session, item)
+    if state.step == 0 and item.round == 1 and source.engine.version != state.policy_version:
+        steps.publish()  # no evaluation between the stage before and this one has done it
+    if not source.parity_checked:
+        check_parity(run, workers, setup.config.rollout, recorder, sampling(setup, temperature(setup, state)))
+        source.parity_checked = True
+    recorder.progress.begin(item.label, state.step, item.num_steps)
+    while state.step < item.num_steps and not is_out_of_tokens(source, setup, state):
+        recorder.where = f"{item.label} step {state.step + 1}"
+        metrics = wrap("step", one_step)(session, item, steps)
+        guard_against_collapse(session, item, metrics)
+        if state.step % setup.config.checkpoint.every_steps == 0 and state.step < item.num_steps:
+            save(session)
+    if item.round == setup.rounds.rounds or is_out_of_tokens(source, setup, state):
+        source.drop()
+
+
+def one_step(session: Session, item: Item, steps: Steps) -> StepMetrics:
+    """Fill a batch, train on it, publish the new weights; write down and return the step's metrics."""
+    workers, state, recorder, setup = session.workers, session.state, session.recorder, session.setup
+    with recorder.timed("total"):
+        batch = fill_batch(workers, setup, state, steps)
+        batch.metrics |= start_later_batches(workers, setup, state, item, batch.groups)
+        metrics = train(setup, state, recorder, steps, batch.groups)
+        updates_since = state.policy_version - workers.rollouts.engine.version
+        if metrics is not None and updates_since >= setup.config.rollout.publish_every:
+            steps.publish()
+        if workers.graders.second is not None:
+            batch.opinions = workers.graders.second.take()
+    row = record_step(workers, setup, state, recorder, item, batch, metrics)
+    state.step += 1
+    state.rl_step += 1
+    move_reference(workers.backend, setup, state, metrics or {})
+    return row
+
+
+def train(
+    setup: StageSetup, state: RunState, recorder: Recorder, steps: Steps, groups: list[Group]
+) -> StepMetrics | None:
+    """Return the update's metrics; None if there was too little to train on or the update was refused.
+
+    Raise RunError after too many refused updates in a row.
+    """
+    rounds, stage = setup.rounds, state.stage
+    is_short = len(groups) < rounds.prompts_per_step
+    if len(groups) < rounds.select.min_groups or (is_short and rounds.select.fallback == "skip"):
+        recorder.say(
+            f"{recorder.where}: {len(groups)} of {rounds.prompts_per_step} groups teach something; no update. If this "
+            "continues, the prompts are too easy or too hard"
+        )
+        return None
+    try:
+        metrics = steps.update(groups)
+    except NonFiniteError as exc:
+        stage.num_bad_updates += 1
+        recorder.say(f"{recorder.where}: {exc}")
+        if stage.num_bad_updates >= rounds.max_bad_steps:
+            raise RunError(
+                f"{stage.num_bad_updates} updates in a row were refused ({exc}); the last checkpoint is good. Lower "
+                "rl.optimizer.learning_rate and start the same command under another name"
+            ) from exc
+        return None
+    stage.num_bad_updates = 0
+    return metrics
+
+
+def begin_round(session: Session, item: Item) -> None:
+    """Prepare the first step of a round: fresh optimisers in round 1, and the reference as its schedule says."""
+    backend, state, setup = session.workers.backend, session.state, session.setup
+    reference = reference_config(setup)
+    if state.step == 0:
+        if item.round == 1:
+            start_optimizers(backend, setup)
+        moves_now = item.round == 1 or reference.schedule == "every_round"
+        if reference.schedule != "none" and reference.teacher is None and moves_now:
+            refresh_reference(backend, state)
+    if reference.teacher is not None:
+        hold_teacher(session.run, backend, setup, reference.teacher)
+
+
+def start_optimizers(backend: Backend, setup: StageSetup) -> None:
+    """Start fresh optimisers, whose schedules span every update of all rounds; and the critic, if there is one."""
+    rounds, parts = setup.rounds, setup.algorithm
+    num_steps = rounds.rounds * rounds.steps_per_round
+    updates_each = parts.updates.num_epochs * parts.updates.num_minibatches
+    warmup = 0 if parts.critic is None else min(num_steps, parts.critic.warmup_steps)
+    backend.start(rounds.optimizer, (num_steps - warmup) * updates_each)
+    if parts.critic is not None and setup.config.rl is not None:
+        rate = parts.critic.learning_rate or rounds.optimizer.learning_rate
+        optimizer = setup.config.rl.critic or rounds.optimizer.model_copy(update={"learning_rate": rate})
+        backend.start_critic(parts.critic.shared, optimizer, num_steps * updates_each)

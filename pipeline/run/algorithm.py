@@ -1,0 +1,70 @@
+"""The algorithm of a stage, with the recipe's numbers filled in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pipeline.config.preference import loop_parts
+from pipeline.config.run import RECORDING_ENGINES, RunConfig, parts_of
+from pipeline.config.sections import RolloutConfig
+from pipeline.errors import ConfigError
+from pipeline.models.routing import num_experts, unreplayable
+from pipeline.rl.parts import Mismatch, Parts
+
+TRUNCATED_IS = Mismatch(level="token", action="truncate", cap=2.0)
+"""Truncated importance sampling (F. Yao et al. 2025), which `correct` adds to an algorithm without a correction."""
+
+
+def resolve_parts(config: RunConfig, model: Any = None) -> Parts | None:
+    """Return the algorithm's parts with the recipe's numbers filled in; None for a recipe or stage without RL.
+
+    Raise ConfigError for an algorithm that needs what this recipe, or `model` if it is given, cannot provide.
+    """
+    if config.stages_of("online_preference"):
+        return loop_parts()
+    if config.rl is None or not config.stages_of("rl"):
+        return None
+    from pipeline.algorithms.base import weighted
+
+    parts = weighted(parts_of(config.rl), config.scoring.weights)
+    if model is not None:
+        check_routing(parts, model, config.rollout.engine, config.train.gradient_checkpointing)
+    return with_correction(parts, config.rollout).resolve(config.rollout.max_response_tokens)
+
+
+def check_routing(parts: Parts, model: Any, engine: str, recomputes: bool = False) -> None:
+    """Raise ConfigError if the routing of a mixture of experts is to be kept and cannot be recorded or replayed.
+
+    A dense model has no routing, so the option asks for nothing there. `recomputes`: activations are computed again in
+    the backward pass, when nothing is replayed any more.
+    """
+    experts = num_experts(model.config)
+    if not parts.masks.keep_routing or experts is None:
+        return
+    why = unreplayable(model) if engine in RECORDING_ENGINES else f"rollout.engine={engine!r} does not record it"
+    if recomputes:
+        why = "train.gradient_checkpointing computes activations again without it (set that to false, or this)"
+    if why is not None:
+        raise ConfigError(
+            f"rl.algorithm.keep_routing is on, and the policy is a mixture of {experts} experts whose routing cannot "
+            f"be kept: {why}; set rl.algorithm.keep_routing: false"
+        )
+
+
+def parity_action(config: RolloutConfig) -> str:
+    """Return what the recipe wants done if engine and trainer differ: off, warn, correct or stop."""
+    if config.parity.action == "auto":
+        return "off" if config.engine == "torch" else "correct"
+    return config.parity.action
+
+
+def with_correction(parts: Parts, config: RolloutConfig) -> Parts:
+    """Return the algorithm with truncated importance sampling, if the recipe asks for it and it has no correction.
+
+    The correction is on from the first step whatever the parity check finds, so that a resumed run does what it did
+    before. Its weights are 1 where engine and trainer agree.
+    """
+    if parity_action(config) != "correct" or parts.mismatch.level != "none":
+        return parts
+    return replace(parts, mismatch=TRUNCATED_IS)

@@ -1,0 +1,72 @@
+"""The demonstrations that a stage trains on, in tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.config.data import Source, VerifierChoice
+from pipeline.config.stages import DEMONSTRATIONS
+from pipeline.data.prompts import read_demonstrations
+from pipeline.data.render import Renderer
+from pipeline.data.rows import SourceCounts, row_of
+from pipeline.errors import DataError
+from pipeline.run.folder import write_left_out
+from pipeline.run.recorder import Recorder
+from pipeline.run.session import Run, StageSetup
+from pipeline.train.texts import Row
+from pipeline.types import Prompt
+
+
+def demonstration_rows(
+    run: Run, setup: StageSetup, recorder: Recorder, stage: str, context: int | None
+) -> Sequence[Row]:
+    """Return the demonstrations of the present stage in tokens; they are read at the first call.
+
+    What is left out is counted, reported, and written to the stage's folder with the reason. `context` is the longest
+    sequence of the model. Raise DataError if nothing is left.
+    """
+    if setup.demonstrations is None:
+        prompts, left_out = _demonstrations(run, setup)
+        setup.demonstrations, counts = rows_of(run.data.renderer, context, prompts)
+        if left_out or counts.left_out:
+            write_left_out(run, stage, [*left_out, *counts.left_out])
+        if counts.skipped:
+            recorder.say(f"{stage}: {counts}")
+        if not setup.demonstrations:
+            raise DataError(
+                f"stage {stage!r} has no demonstration that fits: {counts}; shorten them, or use a model with a longer "
+                "context"
+            )
+    return setup.demonstrations
+
+
+def _demonstrations(run: Run, setup: StageSetup) -> tuple[list[Prompt], Sequence[tuple[Any, str]]]:
+    """Return the demonstrations of the data, or those that an earlier stage left; and the rows that were left out."""
+    section = setup.config.sft if setup.kind == "sft" else None
+    if section is None or section.demonstrations is None:
+        return run.data.demonstrations, run.data.left_out
+    file = (run.stage_folder(section.demonstrations) / DEMONSTRATIONS).resolve()
+    # SFT grades nothing, so a plain verifier replaces the rows' own, whose parameters are not in the file
+    source = Source(file=str(file), verifier=VerifierChoice(name="exact"))
+    read = read_demonstrations((source,), (), run.seed)
+    return read.prompts, read.left_out
+
+
+def rows_of(renderer: Renderer, context: int | None, prompts: Sequence[Prompt]) -> tuple[list[Row], SourceCounts]:
+    """Return prompts with their demonstrations as (tokens, length of the prompt), and the counts of what did not fit.
+
+    The prompt is not trained on. Rows longer than `context` tokens are left out.
+    """
+    rows: list[Row] = []
+    counts = SourceCounts("demonstrations", len(prompts), what="of them kept")
+    for p in prompts:
+        prompt, response = renderer.prompt_ids(p), renderer.demonstration_ids(p)
+        length = len(prompt) + len(response)
+        if context is None or length <= context:
+            rows.append(((*prompt, *response), len(prompt)))
+            continue
+        example = f"{p.id}: {length} tokens, and the model's context is {context}"
+        counts.leave_out("past the context", example, row_of(p), f"past the context: {length} tokens of {context}")
+    counts.num_loaded = len(rows)
+    return rows, counts

@@ -1,0 +1,70 @@
+"""The recorder of a run: what it writes, shows and measures while it goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from pipeline.report.progress import Progress, Silent
+from pipeline.report.store import Store
+from pipeline.report.trackers import Trackers
+from pipeline.train.watch import WATCH
+
+Listener = Callable[[str, dict[str, Any]], None]
+"""Receives the name of an event (`verizero.round.completed` …) and its fields as plain values."""
+
+
+def ignore_event(name: str, fields: dict[str, Any]) -> None:
+    """Do nothing: nobody listens to the events of this run."""
+
+
+class Recorder:
+    """Writes metrics and samples, shows progress, measures phases and tells listeners of events."""
+
+    def __init__(self, store: Store, trackers: Trackers, progress: Progress | None = None) -> None:
+        self.store, self.trackers = store, trackers
+        self.progress: Progress = progress or Silent()
+        self.listener: Listener = ignore_event
+        self.where = ""
+        """The present step in words, e.g. "round 1 step 7"."""
+        self._times: dict[str, float] = {}
+
+    def say(self, text: str) -> None:
+        """Show one line that stays."""
+        self.progress.say(text)
+
+    def event(self, name: str, fields: dict[str, Any]) -> None:
+        """Tell the listener of an event."""
+        self.listener(name, fields)
+
+    @contextmanager
+    def timed(self, phase: str) -> Iterator[None]:
+        """Count the block's seconds to `phase`, and start the deadline of that phase."""
+        WATCH.begins(f"{self.where}: {phase}")
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.count(phase, time.perf_counter() - start)
+
+    def count(self, phase: str, seconds: float) -> None:
+        """Add seconds to `phase`. Phases whose names end in "graders" ran in parallel to others, not after them."""
+        self._times[phase] = self._times.get(phase, 0.0) + seconds
+
+    def take_times(self) -> dict[str, float]:
+        """Return the seconds of each phase since the last call."""
+        times, self._times = self._times, {}
+        return {k: round(v, 4) for k, v in times.items()}
+
+    def track(self, numbers: Mapping[str, float], step: int) -> None:
+        """Send numbers to the recipe's trackers. A tracker that fails is reported and does not end the run."""
+        self.trackers.log(numbers, step)
+        while self.trackers.failures:
+            self.say(self.trackers.failures.pop())
+
+    def close(self) -> None:
+        """Close the files and the trackers."""
+        self.store.close()
+        self.trackers.close()

@@ -1,0 +1,40 @@
+"""The way in which the responses of a training step are sampled."""
+
+from __future__ import annotations
+
+from pipeline.rl.controllers import decayed_temperature
+from pipeline.rollout.continuation import Asked
+from pipeline.rollout.engine import Sampling
+from pipeline.run.session import StageSetup
+from pipeline.run.state import RunState
+
+
+def temperature(setup: StageSetup, state: RunState, steps_ahead: int = 0) -> float:
+    """Return the sampling temperature of this step or a later one; it goes linearly to `temperature_end`."""
+    start = setup.config.rollout.temperature
+    if setup.parts is None:
+        return start
+    last_step = max(1, setup.rounds.rounds * setup.rounds.steps_per_round - 1)
+    share_done = min(1.0, (state.step_in_stage + steps_ahead) / last_step)
+    return decayed_temperature(start, setup.parts.temperature_end, share_done)
+
+
+def sampling(setup: StageSetup, at_temperature: float) -> Sampling:
+    """Return how responses are sampled, and what is recorded of that for training to replay."""
+    how, masks = setup.config.rollout, None if setup.parts is None else setup.parts.masks
+    return Sampling(
+        how.max_response_tokens,
+        at_temperature,
+        how.top_p,
+        how.top_k,
+        max_kept=how.max_kept if masks is not None and masks.keep_sampling else 0,
+        keep_routing=setup.keeps_routing,
+    )
+
+
+def asked_of(setup: StageSetup, at_temperature: float) -> list[Asked]:
+    """Return what each prompt of a step is asked for: a group of responses, and a greedy one if it is the baseline."""
+    asked = [("rl", setup.rounds.group_size, sampling(setup, at_temperature))]
+    if setup.parts is not None and setup.parts.needs_greedy:
+        asked.append(("rl greedy", 1, Sampling(setup.config.rollout.max_response_tokens, temperature=0)))
+    return asked

@@ -1,0 +1,90 @@
+"""Writing a run down: checkpoints of everything that the next step depends on, and the final model."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.stages import BASE
+from pipeline.errors import RunError
+from pipeline.report.memory import note_peak
+from pipeline.run import collapse
+from pipeline.run.schedule import position, schedule
+from pipeline.run.session import Run, Session
+from pipeline.run.state import RunState
+from pipeline.train import checkpoint
+from pipeline.train.backend import Backend
+from pipeline.train.watch import WATCH
+
+
+def save(session: Session) -> None:
+    """Write a checkpoint. Every rank must call it."""
+    run, workers, state, recorder = session.run, session.workers, session.state, session.recorder
+    if is_at_end_of_stage(run, state):
+        state.stage_ends[state.stage.name] = state.next_checkpoint
+    state.offsets = recorder.store.sync()
+    state.sampler, state.ledger = workers.sampler.state_dict(), workers.ledger.state_dict()
+    controllers = session.setup.controllers
+    state.stage.controllers = {} if controllers is None else controllers.state_dict()
+    in_flight = workers.rollouts.snapshot()
+    number, pinned = state.next_checkpoint, collapse.note_checkpoint(state, session.setup.config)
+    state.next_checkpoint += 1
+    root = run.shared / "checkpoints"
+    WATCH.begins(f"{recorder.where}: checkpoint")
+
+    def write(folder: Path) -> None:
+        run.ranks.barrier()  # rank 0 has made the folder
+        workers.backend.save(folder, lambda model, to: save_model(run, model, to))
+        if run.ranks.is_first:
+            workers.rollouts.save_weights(folder, state.policy_version)
+            for name, write_model in workers.also_saved.items():
+                write_model(folder / name)
+            (folder / "state.json").write_text(json.dumps(replace(state, in_flight=in_flight).to_json()))
+
+    try:
+        if run.ranks.is_first:
+            keep = session.setup.config.checkpoint.keep
+            checkpoint.save(root, number, write, keep, {*state.stage_ends.values(), *pinned})
+        else:
+            write(checkpoint.partial_path(root, number))
+        run.ranks.barrier()  # no rank continues before the checkpoint has its name
+    except RunError:
+        state.next_checkpoint = number
+        raise
+    with checkpoint.disk_errors(f"writing into {run.folder}"):
+        note_peak(run.folder)
+
+
+def is_at_end_of_stage(run: Run, state: RunState) -> bool:
+    """True if all items of the present stage are done."""
+    items = schedule(run.recipe)
+    left = items[position(items, state.num_done, state.is_evaluated) :]
+    return state.step == 0 and not any(i.stage in (BASE, state.stage.name) for i in left[:1])
+
+
+def save_final(run: Run, backend: Backend) -> Path:
+    """Write the policy as a Hugging Face folder `model/` in the run's folder, replaced as a whole; return its path."""
+    model = backend.whole_model()
+    if not run.ranks.is_first:
+        return run.shared / "model"
+    final, partial, old = run.folder / "model", run.folder / ".model-partial", run.folder / ".model-old"
+    with checkpoint.disk_errors("writing the final model", partial):
+        for left in (partial, old):
+            shutil.rmtree(left, ignore_errors=True)
+        save_model(run, model, partial)
+        if final.exists():
+            os.rename(final, old)
+        os.rename(partial, final)
+    shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def save_model(run: Run, model: Any, folder: Path) -> None:
+    """Write a model with the run's tokenizer."""
+    from pipeline.models.load import save_folder
+
+    save_folder(model, run.tokenizer, folder)
