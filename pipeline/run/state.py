@@ -110,7 +110,7 @@ class RunState:
     @classmethod
     def from_json(cls, tree: dict[str, Any]) -> RunState:
         """Return the state that `to_json` wrote. Raise CheckpointError for a state of another version of verizero."""
-        stage = tree.get("stage")
+        stage = tree.get("stage", {})
         if not isinstance(stage, dict):  # checkpoints of 0.1 kept the stage's name here
             raise _other_version("no section for the stage")
         for part, own in ((cls, tree), (StageState, stage)):

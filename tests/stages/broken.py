@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.run import RunConfig
-from pipeline.loop.steps import Steps
 from pipeline.report.progress import Silent
-from pipeline.stages.train import finish, opened, remaining, run_items
+from pipeline.run.opening import opened
+from pipeline.stages.train import finish, remaining, run_items
 from tests.stages.kill_driver import fingerprint
 
 
@@ -34,8 +34,8 @@ def run(config: RunConfig, folder: Path, breaks: tuple[str, int] | None = None) 
         return call
 
     with opened(config, folder.parent, folder, "auto", Silent()) as session:
-        for _, items in remaining(session):
-            run_items(session, items, Steps().wrapped(wrap), wrap)
+        for _, items in remaining(session.run, session.state):
+            run_items(session, items, wrap)
         finish(session)
 
 

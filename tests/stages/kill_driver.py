@@ -20,13 +20,15 @@ from typing import Any
 
 import torch
 
-from pipeline.loop import rollback as rewind
-from pipeline.loop.steps import Steps
+from pipeline.loop import rollback
 from pipeline.models.load import create_model, quiet
 from pipeline.report.progress import Silent
 from pipeline.report.store import Store
 from pipeline.run.build import build_tokenizer
-from pipeline.stages.train import finish, opened, remaining, run_items
+from pipeline.run.opening import opened
+from pipeline.run.session import Session
+from pipeline.stages.train import finish
+from tests.stages.sessions import run_all
 from tests.stages.tiny import tiny
 
 CONFIG = tiny(overrides=sys.argv[2:] if __name__ == "__main__" else ())
@@ -42,6 +44,7 @@ class Fuse:
 
     def __init__(self, phase: str, number: int, when: str) -> None:
         self.phase, self.left, self.when = phase, number, when
+        self.session: Session | None = None
 
     def wrap(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
         named, _, stage = self.phase.partition(" of ")
@@ -49,7 +52,7 @@ class Fuse:
             return function
 
         def call(*arguments: Any) -> Any:
-            if stage and arguments[0].state.stage != stage:
+            if stage and (self.session is None or self.session.state.stage.name != stage):
                 return function(*arguments)
             self.left -= 1
             if self.left == 0 and self.when == "before":
@@ -66,8 +69,8 @@ def run(folder: Path, fuse: Fuse) -> None:
     """The whole run, with the fuse in it; goes on where an earlier one left off."""
     os.rename = fuse.wrap("rename", os.rename)
     os.fsync = fuse.wrap("fsync", os.fsync)
-    rewind.rewind = fuse.wrap("rewind", rewind.rewind)
-    rewind.alarm = fuse.wrap("alarm", rewind.alarm)
+    rollback.return_to = fuse.wrap("return_to", rollback.return_to)
+    rollback.alarm = fuse.wrap("alarm", rollback.alarm)
     if fuse.phase == "torn line":
         plain = Store._append
 
@@ -81,9 +84,8 @@ def run(folder: Path, fuse: Fuse) -> None:
 
         Store._append = torn  # type: ignore[method-assign]
     with opened(CONFIG, Path.cwd(), folder, "auto", Silent()) as session:
-        steps = Steps().wrapped(fuse.wrap)
-        for _, items in remaining(session):
-            run_items(session, items, steps, fuse.wrap)
+        fuse.session = session
+        run_all(session, fuse.wrap)
         fuse.wrap("finish", finish)(session)
 
 
@@ -114,7 +116,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 def by_stage(folder: Path) -> dict[str, dict[str, str]]:
     """Of each stage a hash of its metrics, of the policy at its end and of what it left."""
     newest = max(p for p in (folder / "checkpoints").iterdir() if p.name.isdigit())
-    ends = json.loads((newest / "state.json").read_text())["ends"]
+    ends = json.loads((newest / "state.json").read_text())["stage_ends"]
     return {
         stage: {
             "metrics": digest(json.dumps([line for line in lines_of(folder) if line["stage"] == stage]).encode()),
@@ -212,8 +214,8 @@ SMALL_CHUNKS["pipeline.stages._pairs.SAMPLED_AT_ONCE"] = 12
 
 
 AROUND_ROLL_BACKS: list[list[tuple[str, int, str]]] = [
-    [("rewind", 1, "before")],
-    [("rewind", 1, "after")],
+    [("return_to", 1, "before")],
+    [("return_to", 1, "after")],
     [("alarm", 1, "after")],
     [("update", 2, "before")],
     [("publish", 2, "after")],

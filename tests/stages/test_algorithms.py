@@ -15,14 +15,15 @@ import torch
 
 from pipeline.config.sections import OptimizerConfig
 from pipeline.errors import ConfigError, DataError
-from pipeline.loop.steps import Steps, with_baseline
+from pipeline.loop.steps import Generated, rl_steps, with_baseline
 from pipeline.report.progress import Silent
 from pipeline.rl.objective import compute_advantages
 from pipeline.rl.shaping import length_penalty
+from pipeline.run.opening import opened
 from pipeline.seeds import stream
-from pipeline.stages.train import opened, remaining, run_items
 from pipeline.train.step import update
 from pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
+from tests.stages.sessions import run_all
 from tests.stages.tiny import tiny
 from tests.train.batches import backend_of, groups_of, parts_of, settings_of, weights
 
@@ -48,7 +49,8 @@ def run(*overrides: str) -> tuple[list[dict[str, float]], dict[str, list[tuple[t
     def wrap(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
             result = function(*arguments)
-            calls.setdefault(phase, []).append((arguments[1:], result))
+            kept = result.rollouts if isinstance(result, Generated) else result
+            calls.setdefault(phase, []).append((arguments, kept))
             return result
 
         return call
@@ -56,8 +58,7 @@ def run(*overrides: str) -> tuple[list[dict[str, float]], dict[str, list[tuple[t
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         with opened(tiny(overrides=[*SHORT, *overrides]), folder, folder, "auto", Silent()) as session:
-            for _, items in remaining(session):
-                run_items(session, items, Steps().wrapped(wrap))
+            run_all(session, wrap)
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return [r["metrics"] for r in rows if r["kind"] == "step" and r["stage"] == "rl"], calls
 
@@ -117,7 +118,7 @@ class TestGreedyBaseline:
                 rollout = Rollout("p", 0, (1,), (2,), (-1.0,), "", "stop", 0)
                 members = tuple(ScoredRollout(rollout, Verdict("graded", r), r) for r in (0.0, 1.0))
                 lost, good = (Group(Prompt("p", "?", "exact", "x"), members, greedy_reward=g) for g in (None, 0.0))
-                kept, counts = Steps().select(session, [lost, good])
+                kept, counts = rl_steps(session).select([lost, good])
         assert kept == [good]
         assert (counts["kept"], counts["infrastructure"]) == (1, 1)
 
@@ -173,11 +174,11 @@ class TestComponents:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             with opened(config, folder, folder, "auto", Silent()) as session:
-                prompts = {p.id: p for p in session.data.evaluation}
+                prompts = {p.id: p for p in session.run.data.evaluation}
                 first = next(iter(prompts))
                 rollout = Rollout(first, 0, (1,), (2,), (-1.0,), "no", "stop", 0)
-                (plain,), _ = session.scorer.score(prompts, [rollout])
-                (summed,), _ = session.scorer.score(prompts, [rollout], with_components=True)
+                (plain,), _ = session.workers.graders.scorer.score(prompts, [rollout])
+                (summed,), _ = session.workers.graders.scorer.score(prompts, [rollout], with_components=True)
         assert plain.components == ()
         assert summed.components == (plain.reward, 1.0)
 

@@ -9,11 +9,9 @@ from typing import Any
 import pytest
 
 from pipeline.errors import ConfigError
-from pipeline.loop.scheduling import affordable, out_of_tokens
-from pipeline.loop.steps import Steps
+from pipeline.loop.scheduling import affordable_groups, is_out_of_tokens
 from pipeline.rollout.scripted_engine import ScriptedEngine
-from pipeline.stages.rl import run as train_round
-from tests.stages.test_rl import round_of, rows, session_of
+from tests.stages.sessions import rows, session_of, train_round
 from tests.stages.tiny import tiny
 
 LONGEST = 30
@@ -33,10 +31,11 @@ def test_a_budget_is_never_passed_and_used_while_a_step_surely_fits(
 ) -> None:
     changes: dict[str, Any] = {"max_tokens": budget, "select": {"keep": keep}, "steps_per_round": 12}
     with session_of(tmp_path, rl=changes) as session:
-        session.engine = ScriptedEngine(always(length), session.tokenizer.eos_token_id)
-        train_round(session, round_of(session), Steps())
+        session.workers.rollouts.engine = ScriptedEngine(always(length), session.run.tokenizer.eos_token_id)
+        train_round(session)
         state, steps = session.state, [r["metrics"] for r in rows(session) if r["kind"] == "step"]
-        assert out_of_tokens(session) == (state.num_tokens + 3 * GROUP > budget)
+        is_out = is_out_of_tokens(session.workers.rollouts, session.setup, state)
+        assert is_out == (state.stage.num_tokens + 3 * GROUP > budget)
     used = [m["tokens/generated"] for m in steps]
     assert used[-1] <= budget
     assert all(before + 3 * GROUP <= budget for before in [0.0, *used[:-1]])
@@ -47,10 +46,10 @@ def test_refills_stop_where_the_budget_does(tmp_path: Path) -> None:
     """All answers are wrong: every step refills as often as it may."""
     changes: dict[str, Any] = {"max_tokens": 5 * GROUP, "select": {"keep": "informative", "max_refills": 9}}
     with session_of(tmp_path, rl=changes) as session:
-        session.engine = ScriptedEngine(always(LONGEST), session.tokenizer.eos_token_id)
-        train_round(session, round_of(session), Steps())
-        assert session.state.num_tokens == 5 * GROUP
-        assert affordable(session) == 0
+        session.workers.rollouts.engine = ScriptedEngine(always(LONGEST), session.run.tokenizer.eos_token_id)
+        train_round(session)
+        assert session.state.stage.num_tokens == 5 * GROUP
+        assert affordable_groups(session.workers.rollouts, session.setup, session.state) == 0
         (step,) = rows(session)
     assert step["metrics"]["groups/sampled"] == 5.0
 
@@ -58,7 +57,7 @@ def test_refills_stop_where_the_budget_does(tmp_path: Path) -> None:
 def test_a_greedy_baseline_counts(tmp_path: Path) -> None:
     changes = {"max_tokens": 3 * 7 * LONGEST, "algorithm": {"name": "remax"}}
     with session_of(tmp_path, rl={**changes, "select": {"keep": "all"}}) as session:
-        assert affordable(session) == 3
+        assert affordable_groups(session.workers.rollouts, session.setup, session.state) == 3
     with pytest.raises(ConfigError, match=r"max_tokens=629 is less than one step may generate, 630 "):
         tiny({"rl": {**changes, "algorithm": {"name": "remax"}, "max_tokens": 629}})
 

@@ -16,16 +16,16 @@ import pytest
 from pipeline.config.guard import GuardConfig
 from pipeline.config.run import RunConfig
 from pipeline.errors import ConfigError, RunError
-from pipeline.loop.rollback import rewind
-from pipeline.loop.steps import Steps, plain
+from pipeline.loop.rollback import return_to
 from pipeline.report.exposition import Reading
 from pipeline.report.files import read_run
 from pipeline.report.progress import Silent
-from pipeline.run.collapse import LIMITS, good_serials, measures, note, observe, settled
-from pipeline.run.session import settle
-from pipeline.run.state import RunState
-from pipeline.stages.train import finish, opened, remaining, run_items, run_of, upcoming
+from pipeline.run.collapse import LIMITS, good_checkpoints, measures, note_checkpoint, observe, with_turned_knobs
+from pipeline.run.opening import make_setup, opened, restore_in_flight
+from pipeline.run.state import RunState, StageState
+from pipeline.stages.train import finish, remaining, run_items, upcoming
 from tests.stages.kill_driver import AROUND_ROLL_BACKS
+from tests.stages.sessions import run_all, train_round
 from tests.stages.tiny import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,31 +106,31 @@ def test_steps_without_an_update_or_a_group_are_judged_by_what_they_have() -> No
 
 @pytest.mark.parametrize(("late", "rollout"), [(0, []), (2, ["max_staleness=2"]), (3, ["publish_every=4"])], ids=str)
 def test_checkpoints_are_kept_until_no_collapse_would_go_back_to_them(late: int, rollout: list[str]) -> None:
-    """Every serial that a later collapse asks for was among those kept at each save in between."""
+    """Every checkpoint that a later collapse asks for was among those kept at each save in between."""
     config = tiny(overrides=[ROLL_BACK, "guard.window=5", *(f"rollout.{r}" for r in rollout)]).of_stage("rl")
-    state = RunState(stage="rl")
+    state = RunState(StageState("rl"))
     on_disk: set[int] = set()
     for step in range(60):
         state.rl_step = step
-        good = good_serials(state, config)
+        good = good_checkpoints(state, config)
         if step >= 5:
             assert set(good[:1]) <= on_disk
             assert good, step
             assert good[0] * 4 <= max(0, step - 6 - late)  # the policy of step k wrote the responses of k + 1 + late
             assert good[0] * 4 > step - 6 - late - 4
         if step % 4 == 0:
-            kept = note(state, config)
-            on_disk = (on_disk | {state.serial}) & set(kept)
-            state.serial += 1
+            kept = note_checkpoint(state, config)
+            on_disk = (on_disk | {state.next_checkpoint}) & set(kept)
+            state.next_checkpoint += 1
             assert len(kept) <= 3 + 1 + late // 2
-    assert note(RunState(stage="rl"), tiny().of_stage("rl")) == []
+    assert note_checkpoint(RunState(StageState("rl")), tiny().of_stage("rl")) == []
 
 
 def test_checkpoints_are_kept_in_stages_in_rounds_alone() -> None:
     """A preference stage is to name the policy before a collapse too."""
     online = {"stages": ["sft", "online_preference"], "online_preference": ONLINE, "guard": {"action": "stop"}}
-    assert note(RunState(stage="online_preference"), tiny(online).of_stage("online_preference")) == [0]
-    assert note(RunState(stage="sft"), tiny(online).of_stage("sft")) == []
+    assert note_checkpoint(RunState(StageState("online_preference")), tiny(online).of_stage("online_preference")) == [0]
+    assert note_checkpoint(RunState(StageState("sft")), tiny(online).of_stage("sft")) == []
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_the_knob_turns_one_number_and_nothing_else(knob: dict[str, float], valu
     config = tiny({"guard": {"action": "roll_back", "knob": knob}, "rl": {"algorithm": {"clip_high": 0.2}}})
     stage = config.of_stage("rl")
     for times in (0, 1, 2):
-        turned = settled(stage, RunState(guard={"roll_backs": times}))
+        turned = with_turned_knobs(stage, RunState(StageState(guard={"roll_backs": times})))
         assert value(turned) == pytest.approx(0.5**times)
         flat, plain = dict(leaves(turned)), dict(leaves(stage))
         assert len([k for k in flat if flat[k] != plain[k]]) == (times > 0)
@@ -197,9 +197,8 @@ def run(folder: Path, overrides: list[str]) -> list[tuple[str, dict[str, Any]]]:
     """The run's events."""
     heard: list[tuple[str, dict[str, Any]]] = []
     with opened(tiny(overrides=overrides), Path.cwd(), folder, "auto", Silent()) as session:
-        session.events = lambda name, fields: heard.append((name, fields))
-        for _, items in remaining(session):
-            run_items(session, items, Steps())
+        session.recorder.listener = lambda name, fields: heard.append((name, fields))
+        run_all(session)
         finish(session)
     return heard
 
@@ -270,16 +269,17 @@ def test_taken_back_a_run_does_the_same_again(kind: list[str], tmp_path: Path) -
     run(tmp_path / "straight", overrides)
     folder = tmp_path / "back"
     with opened(tiny(overrides=overrides), Path.cwd(), folder, "auto", Silent()) as session:
-        (_, first), (_, sft), (_, rl) = remaining(session)
+        (_, first), (_, sft), (_, rl) = remaining(session.run, session.state)
         for items in (first, sft, rl[:2]):
-            run_items(session, items, Steps())
-        run_of("rl")(replace(session), replace(rl[2], num_steps=1), Steps(), plain)
+            run_items(session, items)
+        train_round(replace(session), replace(rl[2], num_steps=1))
         saved = {p: json.loads((p / "state.json").read_text()) for p in (folder / "checkpoints").glob("0*")}
         (start, state), *_ = [(p, s) for p, s in saved.items() if s["rl_step"] == 2]
-        rewind(session, start)
-        settle(session)
+        return_to(session, start)
+        session.setup = make_setup(session.run, session.workers, session.state)
         assert json.loads(json.dumps(session.state.to_json())) == state
-        run_items(session, upcoming(session, rl[-1]), Steps())
+        restore_in_flight(session.workers, session.setup, session.state)
+        run_items(session, upcoming(session.run, session.state, rl[-1]))
         finish(session)
     model = "model/model.safetensors"
     assert (folder / model).read_bytes() == (tmp_path / "straight" / model).read_bytes()

@@ -14,13 +14,14 @@ import torch
 from pipeline.algorithms.base import load_algorithm
 from pipeline.config.load import load_recipe
 from pipeline.errors import ConfigError
-from pipeline.loop.parity import hold_against_trainer
-from pipeline.loop.steps import Steps
+from pipeline.loop.parity import check_parity
 from pipeline.report.progress import Silent
-from pipeline.run.build import check_routing
-from pipeline.run.session import enter
-from pipeline.run.state import RunState
-from pipeline.stages.train import opened, remaining, run_items
+from pipeline.run.algorithm import check_routing
+from pipeline.run.opening import enter_stage, opened
+from pipeline.run.sampling import sampling
+from pipeline.run.state import RunState, StageState
+from pipeline.stages.train import remaining, run_items
+from tests.stages.sessions import run_all
 from tests.stages.test_algorithms import run
 from tests.stages.tiny import tiny
 from tests.train.sampled import MAX, Sampling, groups_of, model_of
@@ -82,23 +83,26 @@ def carrying(folder: Path, *overrides: str) -> RunState:
     """The state after two steps of one group each, the first of which drew several: the rest is carried over."""
     few = ["rl.rounds=1", "rl.steps_per_round=2", "rl.prompts_per_step=1", "rl.select.keep=all", "sft.steps=20"]
     with opened(tiny(overrides=[*few, *overrides]), folder, folder, "auto", Silent()) as session:
-        for stage, items in remaining(session):
+        for stage, items in remaining(session.run, session.state):
             if stage == "rl":
-                enter(session, stage)
-                session.state.acceptance = 0.25
-            run_items(session, items, Steps())
+                own = (session.run, session.workers, session.state, session.recorder)
+                session.setup = enter_stage(*own, stage)
+                session.state.stage.acceptance = 0.25
+            run_items(session, items)
         return session.state
 
 
 @pytest.mark.integration
 def test_carried_groups_keep_their_records_in_the_checkpoint_and_sizes_go_to_rollouts(tmp_path: Path) -> None:
     state = carrying(tmp_path, V32, *EXPERTS, *CUT)
-    carried = [m.rollout for g in state.carried for m in g.members]
+    carried = [m.rollout for g in state.stage.carried for m in g.members]
     assert carried
     assert all(r.kept is not None and r.routing is not None for r in carried)
     newest = max((tmp_path / "checkpoints").iterdir())
     saved = RunState.from_json(json.loads((newest / "state.json").read_text()))
-    assert [g.members for g in saved.carried] == [tuple(without_seconds(m) for m in g.members) for g in state.carried]
+    assert [g.members for g in saved.stage.carried] == [
+        tuple(without_seconds(m) for m in g.members) for g in state.stage.carried
+    ]
     rows = [json.loads(line) for line in (tmp_path / "rollouts.jsonl").read_text().splitlines()]
     sampled = [r for r in rows if r["stage"] == "rl"]
     assert all(len(r["kept_sizes"]) == r["length"] for r in sampled)
@@ -113,7 +117,9 @@ def without_seconds(member: Any) -> Any:
 def test_the_parity_gate_compares_over_what_was_recorded(tmp_path: Path) -> None:
     config = tiny(overrides=[V32, *EXPERTS, *CUT, "rollout.parity.action=warn", "stages=[rl]"])
     with opened(config, tmp_path, tmp_path, "auto", Silent()) as session:
-        gap = hold_against_trainer(session, 1.0)
+        gap = check_parity(
+            session.run, session.workers, session.setup.config.rollout, session.recorder, sampling(session.setup, 1.0)
+        )
     assert gap is not None
     assert gap.num_tokens > 20
     assert gap.largest < 1e-5
@@ -122,14 +128,14 @@ def test_the_parity_gate_compares_over_what_was_recorded(tmp_path: Path) -> None
 def test_records_survive_json_to_the_bit() -> None:
     groups = groups_of(model_of("qwen3_moe"), Sampling(MAX, 0.9, 0.8, max_kept=9, keep_routing=True))
     bare = groups_of(model_of("qwen2"), Sampling(MAX))
-    state = RunState(carried=[*groups, *bare])
+    state = RunState(StageState(carried=[*groups, *bare]))
     again = RunState.from_json(json.loads(json.dumps(state.to_json())))
-    assert again.carried == state.carried
+    assert again.stage.carried == state.stage.carried
     old = state.to_json()
-    for group in old["carried"]:
+    for group in old["stage"]["carried"]:
         for member in group["members"]:
             del member["rollout"]["kept"], member["rollout"]["routing"]
-    assert all(m.rollout.kept is None for g in RunState.from_json(old).carried for m in g.members)
+    assert all(m.rollout.kept is None for g in RunState.from_json(old).stage.carried for m in g.members)
 
 
 @pytest.mark.parametrize(
@@ -181,8 +187,7 @@ def test_the_demo_of_experts_trains(tmp_path: Path) -> None:
     small += ["evaluation.before_training=false", "evaluation.limit=1", "train.device=cpu", "report.trackers=[]"]
     small += ["rl.select.keep=all", "train.threads=1"]
     with opened(load_recipe(recipe, small), recipe.parent, tmp_path, "auto", Silent()) as session:
-        for _, items in remaining(session):
-            run_items(session, items, Steps())
+        run_all(session)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     steps = [r["metrics"] for r in rows if r["stage"] == "rl" and r["kind"] == "step"]
     assert len(steps) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,9 +15,10 @@ from pipeline.config.pairs import RUBRIC, JudgedConfig
 from pipeline.config.run import RunConfig
 from pipeline.config.scoring import ScoringConfig
 from pipeline.errors import ConfigError
-from pipeline.loop.sampled_groups import ranked, read_judgement
+from pipeline.loop.sampled_groups import read_judgement, rewarded_by_judge
 from pipeline.report.progress import Silent
 from pipeline.rollout.engine import Completion
+from pipeline.run.graders import Graders
 from pipeline.scoring.score import Scorer
 from pipeline.stages.train import train
 from pipeline.train.ranks import ALONE
@@ -112,16 +114,14 @@ class Letters:
         return "".join(map(chr, ids))
 
 
-def session_of(engine: Any) -> Any:
-    return SimpleNamespace(
-        ranks=ALONE,
-        engine=engine,
-        data=SimpleNamespace(renderer=Letters()),
-        config=SimpleNamespace(seed=0),
-        scorer=Scorer(ScoringConfig(), {}),
-        base_dir=None,
-        timed=lambda phase: __import__("contextlib").nullcontext(),
+def judged(engine: Any, groups: list[Group], judge: Any) -> list[Group]:
+    run: Any = SimpleNamespace(
+        ranks=ALONE, data=SimpleNamespace(renderer=Letters()), seed=0, base_dir=None, shared=Path()
     )
+    graders = Graders(Scorer(ScoringConfig(), {}))
+    workers: Any = SimpleNamespace(rollouts=SimpleNamespace(engine=engine), graders=graders)
+    recorder: Any = SimpleNamespace(timed=lambda phase: nullcontext())
+    return rewarded_by_judge(run, workers, recorder, groups, judge, JudgedConfig())
 
 
 def group(*texts: str) -> Group:
@@ -134,7 +134,7 @@ def group(*texts: str) -> Group:
 
 def test_the_policy_judges_itself_by_the_rubric_and_one_without_a_score_has_no_reward() -> None:
     engine = Judging({"2": "well. Score: 5", "3": "score: 1\nno, score = 0.5", "4": "who knows", "5": "score: 9"})
-    (found,) = ranked(session_of(engine), [group("2", "3", "4", "5")], "policy", JudgedConfig())
+    (found,) = judged(engine, [group("2", "3", "4", "5")], "policy")
     assert [m.reward for m in found.members] == [1.0, 0.1, None, None]
     assert [m.verdict.status for m in found.members] == ["graded"] * 4, "the verifier's verdict stays"
     assert "question: what is 1+1?" in engine.asked[0]
@@ -143,7 +143,7 @@ def test_the_policy_judges_itself_by_the_rubric_and_one_without_a_score_has_no_r
 
 def test_another_verifier_ranks_instead_of_the_prompts_own() -> None:
     choice = VerifierChoice(name="length", params={"max_length": 4, "buffer": 2, "unit": "characters"})
-    (found,) = ranked(session_of(None), [group("12", "12345")], choice, JudgedConfig())
+    (found,) = judged(None, [group("12", "12345")], choice)
     assert found.members[0].reward == 1.0
     assert found.members[1].reward is not None
     assert found.members[1].reward < 1.0
@@ -151,7 +151,7 @@ def test_another_verifier_ranks_instead_of_the_prompts_own() -> None:
 
 def test_without_a_judge_groups_stay_as_they_are() -> None:
     groups = [group("1", "2")]
-    assert ranked(session_of(None), groups, None, JudgedConfig()) == groups
+    assert judged(None, groups, None) == groups
 
 
 @pytest.mark.parametrize(("text", "score"), [("Score: 2.5", 0.5), ("score=0", 0.0), ("score : 3, so score: 4", 0.8)])

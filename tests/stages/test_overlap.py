@@ -6,28 +6,28 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from pipeline.config.run import RunConfig
-from pipeline.loop.steps import Steps, grades_beside, plain, usable_cores
+from pipeline.loop.steps import plain
 from pipeline.report.page import build_page
 from pipeline.report.progress import Silent
 from pipeline.report.result import result_lines, result_markdown
 from pipeline.report.summary import build_summary
+from pipeline.run.graders import overlaps_grading, usable_cores
+from pipeline.run.opening import opened
 from pipeline.run.schedule import Item
 from pipeline.run.session import Session
 from pipeline.scoring.ahead import Ahead
 from pipeline.stages.evaluate import evaluate
-from pipeline.stages.rl import run as train_round
-from pipeline.stages.train import evaluate_model, opened, train
+from pipeline.stages.train import evaluate_model, train
 from pipeline.types import Attempt, Verdict
 from tests.report.test_page import Reader
 from tests.stages.kill_driver import fingerprint
-from tests.stages.test_rl import Heard, round_of, rows, session_of, weights
+from tests.stages.sessions import Heard, lines, rows, session_of, train_round, weights
 from tests.stages.tiny import tiny
 
 
@@ -62,7 +62,7 @@ def test_weights_and_lines_are_those_of_grading_at_the_end(tmp_path: Path, algor
     for overlap in (True, False):
         scoring = {**changes["scoring"], "overlap": overlap}
         with session_of(tmp_path / str(overlap), **{**changes, "scoring": scoring}) as session:
-            train_round(session, round_of(session), Steps())
+            train_round(session)
             evaluate(session, Item("evaluate", "rl", "end"), plain)
             ends.append(([w.tolist() for w in weights(session)], without_times(session)))
     assert ends[0] == ends[1]
@@ -81,10 +81,10 @@ def test_responses_are_graded_while_others_are_written(tmp_path: Path, monkeypat
     monkeypatch.setattr(Ahead, "add", counted)
     config = tiny({"sft": {"steps": 60}, "rl": {"rounds": 1, "steps_per_round": 1}, "scoring": {"overlap": True}})
     train(config, tmp_path, tmp_path / "run", "auto", Silent())
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    times = [line["time"] for line in lines if line["kind"] == "step" and line["stage"] == "rl"]
+    written = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    times = [line["time"] for line in written if line["kind"] == "step" and line["stage"] == "rl"]
     assert all(t["graders"] > 0 and t["verify"] > 0 for t in times)
-    assert all("evaluate/graders" in line["time"] for line in lines if line["kind"] == "evaluation")
+    assert all("evaluate/graders" in line["time"] for line in written if line["kind"] == "evaluation")
     assert len(added) > 10, "they end at several steps"
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["seconds"]["graders"] == pytest.approx(sum(t["graders"] for t in times), abs=2e-3)
@@ -117,10 +117,8 @@ def test_without_a_word_it_takes_no_core_from_decoding(
     """Decoding has one thread here; "meta" stands for a device of its own."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    backend = SimpleNamespace(model=torch.nn.Linear(1, 1, device=device))
-    backend.model.device = torch.device(device)
-    session: Any = SimpleNamespace(config=tiny({"scoring": {"overlap": asked}}), backend=backend)
-    assert grades_beside(session) is wanted
+    config = tiny({"scoring": {"overlap": asked}}).scoring
+    assert overlaps_grading(config, torch.device(device)) is wanted
 
 
 def test_cores_are_counted_where_the_system_does_not_say_which_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,12 +132,14 @@ def test_cores_are_counted_where_the_system_does_not_say_which_are_ours(monkeypa
 def test_an_evaluation_counts_failed_graders_and_raises_the_alarm(tmp_path: Path) -> None:
     with session_of(tmp_path, scoring={"retries": 0, "overlap": False}) as session:
         evaluate(session, Item("evaluate", "base", "base"), plain)
-        session.scorer.bound = {k: Losing(v, 4) for k, v in session.scorer.bound.items()}
-        train_round(session, round_of(session), Steps())
+        session.workers.graders.scorer.bound = {
+            k: Losing(v, 4) for k, v in session.workers.graders.scorer.bound.items()
+        }
+        train_round(session)
         evaluate(session, Item("evaluate", "rl", "end", round=1), plain)
-        said = [x for x in session.progress.lines if x.startswith("evaluate")]  # type: ignore[attr-defined]
+        said = [x for x in lines(session) if x.startswith("evaluate")]
         before, after = (row for row in rows(session) if row["kind"] == "evaluation")
-        session.store.sync()
+        session.recorder.store.sync()
     (alarm,) = said
     assert "evaluate end: graders failed on" in alarm
     assert "none was counted as wrong" in alarm
@@ -166,9 +166,11 @@ def test_an_evaluation_counts_failed_graders_and_raises_the_alarm(tmp_path: Path
 
 def test_an_evaluation_in_which_graders_fail_seldom_says_nothing(tmp_path: Path) -> None:
     with session_of(tmp_path, scoring={"retries": 0, "alarm_rate": 0.5, "overlap": False}) as session:
-        session.scorer.bound = {k: Losing(v, 4) for k, v in session.scorer.bound.items()}
+        session.workers.graders.scorer.bound = {
+            k: Losing(v, 4) for k, v in session.workers.graders.scorer.bound.items()
+        }
         evaluate(session, Item("evaluate", "base", "base"), plain)
-        said = session.progress.lines  # type: ignore[attr-defined]
+        said = lines(session)
     assert not any("graders failed" in line for line in said)
 
 
@@ -193,7 +195,7 @@ def test_a_broken_generation_leaves_the_session_closing(tmp_path: Path) -> None:
 
 def _break_off(config: RunConfig, folder: Path) -> None:
     with opened(config, folder, folder / "run", "auto", Silent()) as session:
-        decoder = session.engine._decoder  # type: ignore[attr-defined]
+        decoder = session.workers.rollouts.engine._decoder  # type: ignore[attr-defined]
         step, left = decoder.step, iter(range(8))
 
         def breaks(*arguments: Any) -> Any:
@@ -202,4 +204,4 @@ def _break_off(config: RunConfig, folder: Path) -> None:
             return step(*arguments)
 
         decoder.step = breaks
-        train_round(session, round_of(session), Steps())
+        train_round(session)

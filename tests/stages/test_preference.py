@@ -10,9 +10,9 @@ import pytest
 
 from pipeline.config.run import RunConfig
 from pipeline.errors import ConfigError, DataError, RunError
-from pipeline.loop.steps import Steps
 from pipeline.report.progress import Silent
-from pipeline.stages.train import opened, remaining, run_items, train
+from pipeline.run.opening import opened
+from pipeline.stages.train import remaining, run_items, train
 from tests.stages.kill_driver import fingerprint
 from tests.stages.tiny import tiny
 
@@ -111,8 +111,8 @@ def killed_at(config: RunConfig, folder: Path, phase: str, number: int) -> None:
 
     def go() -> None:
         with opened(config, Path.cwd(), folder, "auto", Silent()) as session:
-            for _, items in remaining(session):
-                run_items(session, items, Steps().wrapped(wrap), wrap)
+            for _, items in remaining(session.run, session.state):
+                run_items(session, items, wrap)
 
     with pytest.raises(Ended):
         go()

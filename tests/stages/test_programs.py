@@ -15,13 +15,13 @@ import pytest
 import sandbox
 from pipeline.errors import ConfigError, IsolationError
 from pipeline.run.fingerprints import differences, recipe_fields
+from pipeline.run.opening import opened
 from pipeline.run.session import Session
 from pipeline.stages.programs import close_sandbox, open_sandbox
-from pipeline.stages.train import opened
 from sandbox.isolation import Isolation
 from sandbox.languages import LANGUAGES
 from sandbox.serve import make_server
-from tests.stages.test_rl import Heard
+from tests.stages.sessions import Heard, lines
 from tests.stages.tiny import tiny
 from verifiers._place import Place, current
 from verifiers.base import load
@@ -69,7 +69,7 @@ def test_a_session_settles_what_the_recipe_says_and_the_next_begins_anew(tmp_pat
     with session_of(tmp_path, workers=1, cpu_s=0.5, memory_mib=100, max_tests=7) as session:
         assert current() == Place(sandbox.Limits(cpu_s=0.5, memory_mib=100, max_tests=7), workers=1)
         assert sandbox.default_pool().size == 1
-        bound = session.scorer.bound["code"]
+        bound = session.workers.graders.scorer.bound["code"]
         assert getattr(bound, "params").limits().cpu_s == 0.5  # noqa: B009
         written = json.loads((tmp_path / "run" / "run.json").read_text())["isolation"]
         assert written == {k: v if k == "level" else dict(v) for k, v in written.items()}
@@ -87,7 +87,7 @@ def test_below_its_level_a_run_is_refused_before_a_policy_is_built(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     low_walls(monkeypatch)
-    monkeypatch.setattr("pipeline.run.build.build_policy", lambda *_: pytest.fail("too late"))
+    monkeypatch.setattr("pipeline.run.opening.build_policy", lambda *_: pytest.fail("too late"))
     with pytest.raises(IsolationError, match=r"landlock .not in this kernel.*set sandbox.min_level to 1"):
         with session_of(tmp_path, workers=1):
             pass
@@ -110,9 +110,9 @@ def test_a_service_is_asked_for_its_level_and_told_the_token(
     monkeypatch.setattr("sandbox.default_pool", lambda: pytest.fail("nothing runs on this machine"))
     dead = "http://127.0.0.1:9"
     with session_of(tmp_path, url=[dead, url(server) + "/"], token_env="MINE") as session:
-        assert session.isolation == {"level": 2, "services": {url(server): 2}}
+        assert session.run.isolation == {"level": 2, "services": {url(server): 2}}
         assert current().urls == (dead, url(server))
-        assert any(dead in line and "do not answer" in line for line in session.progress.lines)  # type: ignore[attr-defined]
+        assert any(dead in line and "do not answer" in line for line in lines(session))
     for file in ("run.json", "recipe.yaml"):
         assert "secret" not in (tmp_path / "run" / file).read_text()
 

@@ -20,7 +20,8 @@ from pipeline.config.pairs import JudgedConfig
 from pipeline.config.run import RunConfig
 from pipeline.config.scoring import ScoringConfig
 from pipeline.errors import ConfigError, DataError
-from pipeline.loop.sampled_groups import ranked
+from pipeline.loop.sampled_groups import rewarded_by_judge
+from pipeline.run.graders import Graders
 from pipeline.scoring.score import Scorer
 from pipeline.train.ranks import ALONE
 from pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
@@ -104,19 +105,15 @@ def test_pairs_of_a_file(tmp_path: Path) -> None:
 def test_it_judges_groups_of_a_later_stage(tmp_path: Path) -> None:
     rows = [{"prompt": f"{a}+{b}=", "chosen": f"{a + b}", "rejected": "x"} for a in range(1, 7) for b in range(1, 7)]
     run(recipe(["reward_model"], pair_file(tmp_path, rows), **NO_RL), tmp_path / "run")
-    session: Any = SimpleNamespace(
-        ranks=ALONE,
-        shared=tmp_path / "run",
-        base_dir=tmp_path,
-        scorer=Scorer(ScoringConfig(), {}),
-        timed=lambda phase: nullcontext(),
-    )
+    here: Any = SimpleNamespace(ranks=ALONE, shared=tmp_path / "run", base_dir=tmp_path)
+    workers: Any = SimpleNamespace(graders=Graders(Scorer(ScoringConfig(), {})))
+    recorder: Any = SimpleNamespace(timed=lambda phase: nullcontext())
     members = tuple(
         ScoredRollout(Rollout("p", i, (1,), (2,), (-0.1,), text, "stop", 0), Verdict("graded", 0.0), 0.0)
         for i, text in enumerate(["x", "5"])
     )
     group = Group(Prompt("p", "2+3=", "exact", "5"), members)
-    (judged,) = ranked(session, [group], VerifierChoice(**REWARD), JudgedConfig())
+    (judged,) = rewarded_by_judge(here, workers, recorder, [group], VerifierChoice(**REWARD), JudgedConfig())
     bad, good = (m.reward for m in judged.members)
     assert good > 0.5 > bad
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import itertools
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,64 +12,17 @@ import pytest
 import torch
 
 from pipeline.errors import NonFiniteError, RunError
-from pipeline.loop.steps import Steps
-from pipeline.report.progress import Silent
-from pipeline.rollout.scripted_engine import ScriptedEngine
-from pipeline.run.schedule import Item, schedule
-from pipeline.run.session import Session
-from pipeline.stages.rl import run as train_round
-from pipeline.stages.train import opened
+from pipeline.loop.steps import rl_steps
+from pipeline.run.saving import save
 from pipeline.train import checkpoint
 from pipeline.types import Attempt, Verdict
-from tests.stages.tiny import tiny
-
-RIGHT_SHARE = 3
-"""Scripted answers are right for seeds divisible by this."""
-
-
-class Heard(Silent):
-    """Remembers what was said."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.lines.append(text)
-
-
-@contextmanager
-def session_of(folder: Path, right: str = "some", **changes: Any) -> Iterator[Session]:
-    """A session of the tiny recipe without SFT whose engine answers from a script."""
-    config = tiny({"stages": ["rl"], "sft": None, **changes})
-    with opened(config, folder, folder / "run", "auto", Heard()) as session:
-        known = [*session.data.train, *session.data.evaluation]
-        by_prompt = {session.data.renderer.prompt_ids(p): p for p in known}
-
-        def answer(prompt_ids: tuple[int, ...], seed: int) -> tuple[int, ...]:
-            good = right == "all" or (right == "some" and seed % RIGHT_SHARE == 0)
-            said = by_prompt[prompt_ids].reference if good else "7777"
-            return session.data.renderer.text_ids(f"\\boxed{{{said}}}")
-
-        session.engine = ScriptedEngine(answer, session.tokenizer.eos_token_id)
-        yield session
-
-
-def round_of(session: Session, number: int = 1) -> Item:
-    return next(i for i in schedule(session.config) if i.kind == "rl" and i.round == number)
-
-
-def rows(session: Session) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (session.folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def weights(session: Session) -> list[torch.Tensor]:
-    return [p.detach().clone() for p in session.backend.model.parameters()]
+from tests.stages.sessions import lines, round_of, rows, session_of, train_round, weights
 
 
 def test_a_batch_is_filled_and_the_surplus_is_trained_on_next(tmp_path: Path) -> None:
     with session_of(tmp_path) as session:
-        session.state.acceptance = 0.4  # oversamples
-        train_round(session, round_of(session), Steps())
+        session.state.stage.acceptance = 0.4  # oversamples
+        train_round(session)
         metrics = [r["metrics"] for r in rows(session)]
     assert [m["groups/trained"] for m in metrics] == [3.0, 3.0, 3.0]
     assert metrics[0]["groups/carried_out"] > 0
@@ -87,9 +38,9 @@ def test_a_batch_is_filled_and_the_surplus_is_trained_on_next(tmp_path: Path) ->
 def test_a_batch_that_no_group_survives_is_skipped_and_said(tmp_path: Path, right: str) -> None:
     with session_of(tmp_path, right) as session:
         before = weights(session)
-        train_round(session, round_of(session), Steps())
+        train_round(session)
         metrics = [r["metrics"] for r in rows(session)]
-        said = session.progress.lines  # type: ignore[attr-defined]
+        said = lines(session)
         assert all(torch.equal(a, b) for a, b in zip(before, weights(session), strict=True))
     assert [m["update/skipped"] for m in metrics] == [1.0, 1.0, 1.0]
     reason = "groups/all_right" if right == "all" else "groups/all_wrong"
@@ -99,7 +50,7 @@ def test_a_batch_that_no_group_survives_is_skipped_and_said(tmp_path: Path, righ
 
 def test_refills_are_bounded_and_a_short_batch_trains(tmp_path: Path) -> None:
     with session_of(tmp_path, rl={"select": {"max_refills": 0}, "prompts_per_step": 8, "group_size": 2}) as session:
-        train_round(session, round_of(session), Steps())
+        train_round(session)
         metrics = [r["metrics"] for r in rows(session)]
     assert all(m["groups/sampled"] <= 4 * 8 for m in metrics)
     short = [m for m in metrics if m["groups/trained"] < 8]
@@ -110,7 +61,7 @@ def test_refills_are_bounded_and_a_short_batch_trains(tmp_path: Path) -> None:
 def test_a_short_batch_is_skipped_where_the_recipe_says_so(tmp_path: Path) -> None:
     changes = {"select": {"max_refills": 0, "fallback": "skip", "carry_over": False}, "prompts_per_step": 8}
     with session_of(tmp_path, rl={**changes, "group_size": 2}) as session:
-        train_round(session, round_of(session), Steps())
+        train_round(session)
         for m in (r["metrics"] for r in rows(session)):
             assert m["update/skipped"] == (m["groups/trained"] < 8)
 
@@ -118,7 +69,7 @@ def test_a_short_batch_is_skipped_where_the_recipe_says_so(tmp_path: Path) -> No
 def test_fewer_groups_than_the_least_skip_the_update(tmp_path: Path) -> None:
     select = {"max_refills": 0, "carry_over": False, "min_groups": 5}
     with session_of(tmp_path, rl={"select": select, "prompts_per_step": 8, "group_size": 2}) as session:
-        train_round(session, round_of(session), Steps())
+        train_round(session)
         metrics = [r["metrics"] for r in rows(session)]
     assert any(0 < m["groups/trained"] < 5 for m in metrics)
     assert all(m["update/skipped"] == (m["groups/trained"] < 5) for m in metrics)
@@ -135,13 +86,13 @@ def test_failed_graders_leave_their_groups_and_raise_an_alarm(tmp_path: Path) ->
 
     heard: list[tuple[str, dict[str, Any]]] = []
     with session_of(tmp_path, scoring={"retries": 0}) as session:
-        session.scorer.bound = {k: Flaky(v) for k, v in session.scorer.bound.items()}
-        session.events = lambda name, fields: heard.append((name, fields))
-        train_round(session, round_of(session), Steps())
+        session.workers.graders.scorer.bound = {k: Flaky(v) for k, v in session.workers.graders.scorer.bound.items()}
+        session.recorder.listener = lambda name, fields: heard.append((name, fields))
+        train_round(session)
         metrics = [r["metrics"] for r in rows(session) if r["kind"] == "step"]
         written = [r for r in rows(session) if r["kind"] == "alarm"]
-        sampled = [json.loads(x) for x in (session.folder / "rollouts.jsonl").read_text().splitlines()]
-        said = session.progress.lines  # type: ignore[attr-defined]
+        sampled = [json.loads(x) for x in (session.run.folder / "rollouts.jsonl").read_text().splitlines()]
+        said = lines(session)
     assert all(0.15 < m["verdict/verifier_error"] < 0.3 for m in metrics)
     lost = [r for r in sampled if r["status"] == "verifier_error"]
     assert lost
@@ -155,52 +106,52 @@ def test_failed_graders_leave_their_groups_and_raise_an_alarm(tmp_path: Path) ->
 
 
 def test_refused_updates_end_the_run_with_a_good_checkpoint(tmp_path: Path) -> None:
-    def refuse(session: Session, groups: Any) -> Any:
+    def refuse(groups: Any) -> Any:
         raise NonFiniteError("the loss is nan")
 
     with session_of(tmp_path, rl={"steps_per_round": 5, "max_bad_steps": 3}) as session:
-        session.save()
+        save(session)
         with pytest.raises(RunError, match=r"3 updates in a row were refused.*learning_rate"):
-            train_round(session, round_of(session), Steps(update=refuse))
-        path, refused = checkpoint.newest(session.folder / "checkpoints")
+            train_round(session, update=refuse)
+        path, refused = checkpoint.newest(session.run.folder / "checkpoints")
     assert path is not None
     assert not refused
 
 
 def test_one_refused_update_is_passed_over(tmp_path: Path) -> None:
-    plain = Steps()
     calls = []
 
-    def refuse_once(session: Session, groups: Any) -> Any:
+    def refuse_once(groups: Any) -> Any:
         calls.append(1)
         if len(calls) == 2:
             raise NonFiniteError("the loss is nan")
-        return plain.update(session, groups)
+        return update(groups)
 
     with session_of(tmp_path) as session:
-        train_round(session, round_of(session), Steps(update=refuse_once))
+        update = rl_steps(session).update
+        train_round(session, update=refuse_once)
         assert [r["metrics"]["update/skipped"] for r in rows(session)] == [0.0, 1.0, 0.0]
         assert session.state.policy_version == 2
-        assert session.state.bad_steps == 0
+        assert session.state.stage.num_bad_updates == 0
 
 
 def test_a_full_disk_ends_the_run_and_keeps_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with session_of(tmp_path) as session:
-        session.save()
+        save(session)
 
         def full(*_: Any, **__: Any) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(torch, "save", full)
         with pytest.raises(RunError, match="the disk is full; free space and start the same command again"):
-            session.save()
+            save(session)
         monkeypatch.undo()
-        path, refused = checkpoint.newest(session.folder / "checkpoints")
+        path, refused = checkpoint.newest(session.run.folder / "checkpoints")
         assert path is not None
         assert path.name == "00000000"
         assert not refused
-        session.save()
-        assert checkpoint.newest(session.folder / "checkpoints")[0] == path.parent / "00000001"
+        save(session)
+        assert checkpoint.newest(session.run.folder / "checkpoints")[0] == path.parent / "00000001"
 
 
 REFERENCES: list[tuple[dict[str, Any], list[float]]] = [
@@ -219,7 +170,7 @@ def test_the_reference_moves_when_its_schedule_says(
 ) -> None:
     with session_of(tmp_path, rl={"reference": reference}) as session:
         for number in (1, 2):
-            train_round(session, round_of(session, number), Steps())
+            train_round(session, round_of(session, number))
             session.state.step = 0
         metrics = [r["metrics"] for r in rows(session)]
         found = [m["reference/version"] for m in metrics]
@@ -245,8 +196,8 @@ def test_no_reference_is_held_where_the_recipe_asks_for_none(tmp_path: Path) -> 
     algorithm = {"name": "dapo", "kl_coef": 0, "kl_target": None, "kl_horizon": None, "allow": []}
     changes = {"algorithm": algorithm, "reference": {"schedule": "none"}}
     with session_of(tmp_path, rl=changes) as session:
-        train_round(session, round_of(session), Steps())
+        train_round(session)
         metrics = [r["metrics"] for r in rows(session)]
-        assert session.backend.reference is None  # type: ignore[attr-defined]
+        assert session.workers.backend.reference is None  # type: ignore[attr-defined]
     assert not any(m["update/skipped"] for m in metrics)
     assert all("kl/k3" not in m and m["reference/version"] == 0.0 for m in metrics)

@@ -11,16 +11,16 @@ import pytest
 
 from pipeline.config.scoring import SecondOpinionConfig
 from pipeline.errors import ConfigError
-from pipeline.loop.steps import Steps
+from pipeline.loop.rounds import one_step
+from pipeline.loop.steps import rl_steps
 from pipeline.report.page import build_page
+from pipeline.run.saving import save
 from pipeline.scoring.audit import disagree
 from pipeline.scoring.second import SecondOpinions
-from pipeline.stages.rl import one_step
-from pipeline.stages.rl import run as train_round
 from pipeline.types import Group, Prompt, ScoredRollout, Status, Verdict
 from tests.report.test_page import Reader
 from tests.scoring.fakes import Scripted, rollout
-from tests.stages.test_rl import round_of, rows, session_of, weights
+from tests.stages.sessions import round_of, rows, session_of, train_round, weights
 
 SIX_TEXTS = "graded 1", "graded 0", "no_answer", "timeout", "graded 0.5", "graded 1"
 GRADED: list[Status] = ["graded"] * 100
@@ -112,7 +112,7 @@ def test_rewards_and_weights_are_those_without_it(tmp_path: Path) -> None:
     give(tmp_path / "plain")
     with session_of(tmp_path, **asked()) as with_it, session_of(tmp_path / "plain") as without:
         for session in (with_it, without):
-            train_round(session, round_of(session), Steps())
+            train_round(session)
         for a, b in zip(weights(with_it), weights(without), strict=True):
             assert a.equal(b)
         own, plain = ([r["metrics"] for r in rows(s)] for s in (with_it, without))
@@ -125,7 +125,7 @@ def test_rewards_and_weights_are_those_without_it(tmp_path: Path) -> None:
 def test_disagreements_are_counted_and_written_down(tmp_path: Path) -> None:
     give(tmp_path)
     with session_of(tmp_path, report={"samples_per_step": 1000}, **asked()) as session:
-        train_round(session, round_of(session), Steps())
+        train_round(session)
         metrics = [r["metrics"] for r in rows(session)]
     for step, m in enumerate(metrics, 1):
         mine = [r for r in sampled(tmp_path) if r["step"] == step]
@@ -145,7 +145,7 @@ def test_groups_with_disagreements_are_kept_beyond_the_first_and_bounded(tmp_pat
     with session_of(
         tmp_path, report={"samples_per_step": 1}, rl={"select": {"keep": "all"}}, **asked(share=1)
     ) as session:
-        train_round(session, round_of(session), Steps())
+        train_round(session)
         metrics = [r["metrics"] for r in rows(session)]
     for step, m in enumerate(metrics, 1):
         groups: dict[str, list[dict[str, Any]]] = {}
@@ -165,16 +165,18 @@ def test_a_run_that_went_on_wrote_the_same_bytes(tmp_path: Path) -> None:
     for name in ("whole", "parts"):
         give(tmp_path / name)
     with session_of(tmp_path / "whole", **asked()) as session:
-        train_round(session, round_of(session), Steps())
+        train_round(session)
     with session_of(tmp_path / "parts", **asked()) as session:
         item = round_of(session)
-        train_round(session, replace(item, num_steps=1), Steps())
-        session.save()
-        one_step(session, item, Steps())  # lost: no checkpoint holds it
+        train_round(session, replace(item, num_steps=1))
+        save(session)
+        one_step(session, item, rl_steps(session))  # lost: no checkpoint holds it
     with session_of(tmp_path / "parts", **asked()) as session:
         assert session.state.step == 1
-        session.engine.publish(session.state.policy_version)  # the scripted engine came after the session's own
-        train_round(session, round_of(session), Steps())
+        session.workers.rollouts.engine.publish(
+            session.state.policy_version
+        )  # the scripted engine came after the session's own
+        train_round(session)
     assert sampled(tmp_path / "parts") == sampled(tmp_path / "whole")
     assert any("second" in r for r in sampled(tmp_path / "whole"))
     assert without_times(tmp_path / "parts") == without_times(tmp_path / "whole")
@@ -183,7 +185,7 @@ def test_a_run_that_went_on_wrote_the_same_bytes(tmp_path: Path) -> None:
 def test_the_page_lists_disagreements_as_text(tmp_path: Path) -> None:
     give(tmp_path)
     with session_of(tmp_path, **asked(share=1)) as session:
-        train_round(session, round_of(session), Steps())
+        train_round(session)
         metrics = [r["metrics"] for r in rows(session)]
     path = tmp_path / "run" / "rollouts.jsonl"
     lines = path.read_text().splitlines()
@@ -196,7 +198,7 @@ def test_the_page_lists_disagreements_as_text(tmp_path: Path) -> None:
     assert "<script>alert(1)</script>" in page.text
     assert "graded 1: <b>" in page.text
     with session_of(tmp_path / "none") as session:
-        train_round(session, round_of(session), Steps())
+        train_round(session)
     assert "Second opinions" not in Reader(build_page(tmp_path / "none" / "run").read_text()).text
 
 

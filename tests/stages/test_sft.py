@@ -12,8 +12,9 @@ from pipeline.config.run import RunConfig
 from pipeline.data.texts import pieces
 from pipeline.errors import ConfigError, DataError
 from pipeline.report.progress import Silent
+from pipeline.run.opening import opened
 from pipeline.stages.pretrain import text_rows
-from pipeline.stages.train import opened, train
+from pipeline.stages.train import train
 from tests.stages.broken import goes_on_as_if_never_broken, run
 from tests.stages.tiny import tiny
 
@@ -122,11 +123,11 @@ def test_texts_of_files_are_trained_on_whole(tmp_path: Path) -> None:
     long = {"text": ["a.txt", {"file": "b.jsonl", "on_bad_row": "skip"}], "epochs": 1, "batch_size": 4}
     config = pretrain(long, data={"evaluation": []})
     with opened(config, tmp_path, tmp_path / "run", "auto", Silent()) as session:
-        found = text_rows(session, "pretrain")
-        assert [note for note in session.data.notes if "b.jsonl" in note and "skipped 2 bad rows" in note]
-        decoded = [session.data.renderer.decode(ids) for ids, _ in found]
+        found = text_rows(session.run.data.renderer, 64, session.run.data.text["pretrain"])
+        assert [note for note in session.run.data.notes if "b.jsonl" in note and "skipped 2 bad rows" in note]
+        decoded = [session.run.data.renderer.decode(ids) for ids, _ in found]
         assert decoded[-1] == "4+4=8"
-        whole = decoded[0] + "".join(session.data.renderer.decode(ids[1:]) for ids, _ in found[1:-1])
+        whole = decoded[0] + "".join(session.run.data.renderer.decode(ids[1:]) for ids, _ in found[1:-1])
         assert whole == "1+2=3, " * 40, "cut into pieces of the context, and nothing lost"
         assert all(skip == 1 and len(ids) <= 64 for ids, skip in found)
     run(config, tmp_path / "run")

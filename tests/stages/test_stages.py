@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.loop.steps import Steps, demonstration_rows, stage_step, temperature
 from pipeline.report.curves import build_charts
 from pipeline.report.files import read_run
 from pipeline.report.progress import Silent
 from pipeline.report.summary import summarize
+from pipeline.run.demonstrations import demonstration_rows
+from pipeline.run.opening import enter_stage, opened
+from pipeline.run.sampling import temperature
 from pipeline.run.schedule import Item, position, schedule
-from pipeline.run.session import enter, stage_folder
 from pipeline.run.state import RunState
-from pipeline.stages.train import opened, remaining, run_items, train
+from pipeline.stages.train import remaining, run_items, train
 from tests.stages.tiny import tiny
 
 SHORT: dict[str, Any] = {
@@ -122,8 +124,8 @@ def test_the_report_knows_stages_by_kind(run: Path) -> None:
 def test_a_done_run_has_nothing_left_and_is_in_its_last_stage(run: Path) -> None:
     before = (run / "metrics.jsonl").read_bytes()
     with opened(tiny(SHORT), run, run, "auto", Silent()) as session:
-        assert session.config.stage_names == ("rl_again",)
-        assert (session.state.num_done, session.state.rl_step, stage_step(session)) == (5, 6, 2)
+        assert session.setup.config.stage_names == ("rl_again",)
+        assert (session.state.num_done, session.state.rl_step, session.state.step_in_stage) == (5, 6, 2)
     train(tiny(SHORT), run, run, "auto", Silent())
     assert (run / "metrics.jsonl").read_bytes() == before
 
@@ -131,36 +133,35 @@ def test_a_done_run_has_nothing_left_and_is_in_its_last_stage(run: Path) -> None
 def test_a_stage_has_its_algorithm_and_its_own_schedule(tmp_path: Path) -> None:
     config = tiny(SHORT)
     with opened(config, tmp_path, tmp_path, "auto", Silent()) as session:
-        assert session.parts is None
-        assert session.recipe == config
-        enter(session, "rl")
-        first = session.parts
-        assert first is not None
-        assert first.kl.where == "loss"
+        parts_of_session = (session.run, session.workers, session.state, session.recorder)
+        assert session.setup.parts is None
+        assert session.run.recipe == config
+        first = enter_stage(*parts_of_session, "rl")
+        assert first.parts is not None
+        assert first.parts.kl.where == "loss"
         session.state.rl_step = 4
-        enter(session, "rl_again")
-        assert session.parts is not None
-        assert session.parts != first
-        assert session.controllers is not None
-        assert stage_step(session) == 0
-        assert temperature(session) == config.rollout.temperature
+        setup = enter_stage(*parts_of_session, "rl_again")
+        assert setup.parts is not None
+        assert setup.parts != first.parts
+        assert setup.controllers is not None
+        assert session.state.step_in_stage == 0
+        assert temperature(setup, session.state) == config.rollout.temperature
 
 
 def test_sft_trains_on_what_a_stage_left(tmp_path: Path) -> None:
     with opened(tiny(SHORT), tmp_path, tmp_path, "auto", Silent()) as session:
-        own = demonstration_rows(session)
-        left = stage_folder(session, "collect")
+        own = demonstration_rows(session.run, session.setup, session.recorder, "sft", None)
+        left = session.run.stage_folder("collect")
         left.mkdir(parents=True)
         row = {"id": "a", "question": "1+1=", "answer": "2", "verifier": "math", "demonstration": "2"}
         (left / "demonstrations.jsonl").write_text(json.dumps(row) + "\n")
-        assert session.config.sft is not None
-        session.config = session.config.model_copy(
-            update={"sft": session.config.sft.model_copy(update={"demonstrations": "collect"})}
-        )
-        session.demonstrations = None
-        (found,) = demonstration_rows(session)
+        config = session.setup.config
+        assert config.sft is not None
+        sft = config.sft.model_copy(update={"demonstrations": "collect"})
+        setup = replace(session.setup, config=config.model_copy(update={"sft": sft}), demonstrations=None)
+        (found,) = demonstration_rows(session.run, setup, session.recorder, "sft", None)
     assert found not in own
-    assert session.tokenizer.decode(found[0]).startswith("1+1=")
+    assert session.run.tokenizer.decode(found[0]).startswith("1+1=")
     assert found[1] == len("1+1=")
 
 
@@ -176,8 +177,8 @@ def test_a_round_is_over_when_its_evaluation_is(tmp_path: Path) -> None:
 
     for number in range(2):
         with opened(config, Path.cwd(), tmp_path, "auto", Silent()) as session:
-            session.events = listen
-            items = [item for _, own in remaining(session) for item in own]
-            run_items(session, items if number else items[:4], Steps())
+            session.recorder.listener = listen
+            items = [item for _, own in remaining(session.run, session.state) for item in own]
+            run_items(session, items if number else items[:4])
     said = "verizero.round.completed"
     assert heard == [(said, 1, "step"), (said, 2, "evaluation"), (said, 3, "step")]

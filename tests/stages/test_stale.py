@@ -15,8 +15,9 @@ from pipeline.errors import CheckpointError, RunError
 from pipeline.report.progress import Silent
 from pipeline.run import fingerprints as stale
 from pipeline.run.fingerprints import ASIDE, RECORD, differences, put_aside_stale, read_record, recipe_fields
+from pipeline.run.opening import prepare_run
 from pipeline.run.state import RunState
-from pipeline.stages.train import prepare_run, train
+from pipeline.stages.train import train
 from tests.stages.broken import Broken, run
 from tests.stages.kill_driver import fingerprint
 from tests.stages.tiny import tiny
@@ -192,7 +193,7 @@ def test_killed_while_it_puts_aside_it_loses_nothing(
     go(changed, base)
     assert fingerprint(base / "run") == fresh(changed, tmp_path)
     kept = {p.name for p in (base / "run" / ASIDE).glob("*/checkpoints/*")}
-    end = RunState.from_json(json.loads((newest(base) / "state.json").read_text())).ends["sft"]
+    end = RunState.from_json(json.loads((newest(base) / "state.json").read_text())).stage_ends["sft"]
     assert {name for name in before if int(name) > end} <= kept
     assert any(metrics.endswith(p.read_bytes()) for p in (base / "run" / ASIDE).glob("*/metrics.jsonl"))
 
@@ -208,7 +209,7 @@ def newest(base: Path) -> Path:
 @pytest.mark.integration
 def test_a_checkpoint_that_cannot_be_trusted_sends_it_further_back(base: Path, tmp_path: Path) -> None:
     state = json.loads((max((base / "run" / "checkpoints").iterdir()) / "state.json").read_text())
-    end_of_rl = base / "run" / "checkpoints" / f"{state['ends']['rl']:08d}"
+    end_of_rl = base / "run" / "checkpoints" / f"{state['stage_ends']['rl']:08d}"
     (end_of_rl / "trainer.pt").write_bytes(b"torn")
     (said,) = go(short("stages.2.with.steps=5"), base)
     assert said.startswith("rl and sft_again are stale: sft.steps was 3, is 5; they run again from the end of sft")

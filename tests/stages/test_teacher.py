@@ -15,7 +15,7 @@ from pipeline.errors import ConfigError
 from pipeline.models.load import create_model, save_folder
 from pipeline.report.progress import Silent
 from pipeline.rl.kl import estimate
-from pipeline.stages.train import opened
+from pipeline.run.opening import opened
 from tests.stages.broken import goes_on_as_if_never_broken
 from tests.stages.tiny import TREE, tiny
 

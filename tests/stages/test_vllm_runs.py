@@ -15,13 +15,16 @@ from safetensors.torch import load_file
 from pipeline.config.sections import LaunchConfig
 from pipeline.errors import ConfigError, RunError
 from pipeline.launch import launch
-from pipeline.loop.parity import TRUNCATED, action_of, corrected, hold_against_trainer
-from pipeline.loop.steps import Steps, temperature
+from pipeline.loop.parity import check_parity
 from pipeline.report.progress import Silent
+from pipeline.run.algorithm import TRUNCATED_IS, parity_action, with_correction
 from pipeline.run.fingerprints import differences, recipe_fields
-from pipeline.stages.train import opened, remaining, run_items, train
+from pipeline.run.opening import opened
+from pipeline.run.sampling import sampling, temperature
+from pipeline.run.session import Session
+from pipeline.stages.train import remaining, run_items, train
+from tests.stages.sessions import Heard, replacing, session_of
 from tests.stages.sevens import STEPS, learned, recipe, rows, write_verifier
-from tests.stages.test_rl import Heard, session_of
 from tests.stages.tiny import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,13 +69,18 @@ def test_a_run_that_goes_on_draws_and_learns_what_a_whole_one_does(base: Path) -
     class Cut(Exception):
         pass
 
-    def update(*arguments: Any) -> Any:
-        if arguments[0].state.rl_step == 2:
-            raise Cut
-        return Steps().update(*arguments)
+    def break_off() -> None:
+        with opened(config, base, base / "cut", "auto", Silent()) as session:
 
-    with pytest.raises(Cut), opened(config, base, base / "cut", "auto", Silent()) as session:
-        run_items(session, remaining(session)[0][1], Steps(update=update))
+            def update(plain: Any, groups: Any) -> Any:
+                if session.state.rl_step == 2:
+                    raise Cut
+                return plain(groups)
+
+            run_items(session, remaining(session.run, session.state)[0][1], replacing(update=update))
+
+    with pytest.raises(Cut):
+        break_off()
     train(config, base, base / "cut", "must", Silent())
     ours, theirs = (load_file(base / name / "model" / "model.safetensors") for name in ("cut", "whole"))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -198,14 +206,19 @@ def test_a_run_may_go_on_with_other_servers_but_not_with_another_engine() -> Non
     assert found == ["rollout.vllm.max_model_tokens was None, is 48"]
 
 
+def parity_of(session: Session) -> Any:
+    how = sampling(session.setup, temperature(session.setup, session.state))
+    return check_parity(session.run, session.workers, session.setup.config.rollout, session.recorder, how)
+
+
 class TestTheGate:
     """The scripted engine reports a log-prob of -0.5 for whatever it says, which no trainer agrees with."""
 
     def gap(self, folder: Path, action: str) -> tuple[Heard, Any]:
         with session_of(folder, rollout={"parity": {"action": action}}) as session:
-            found = hold_against_trainer(session, temperature(session))
-            assert isinstance(session.progress, Heard)
-            return session.progress, found
+            gap = parity_of(session)
+            assert isinstance(session.recorder.progress, Heard)
+            return session.recorder.progress, gap
 
     def test_off_is_the_default_of_the_embedded_engine(self, tmp_path: Path) -> None:
         assert self.gap(tmp_path, "auto")[1] is None
@@ -228,19 +241,22 @@ class TestTheGate:
     def test_the_embedded_engine_passes(self, tmp_path: Path) -> None:
         config = tiny({"stages": ["rl"], "sft": None, "rollout": {"parity": {"action": "stop"}}})
         with opened(config, tmp_path, tmp_path / "run", "auto", Silent()) as session:
-            gap = hold_against_trainer(session, temperature(session))
+            gap = parity_of(session)
         assert gap is not None
         assert gap.mean < 1e-5
 
     def test_correction_is_on_for_vllm_unless_the_algorithm_has_its_own(self, tmp_path: Path) -> None:
         with session_of(tmp_path) as session:
-            parts = session.parts
+            parts = session.setup.parts
         assert parts is not None
         assert parts.mismatch.level == "none"
         vllm = tiny(overrides=["rollout.engine=vllm"]).rollout
-        assert (action_of(tiny().rollout), action_of(vllm)) == ("off", "correct")
-        assert corrected(parts, tiny().rollout) is parts
-        assert corrected(parts, vllm).mismatch == TRUNCATED
-        own = corrected(parts, vllm)
-        assert corrected(own, vllm) is own
-        assert corrected(parts, tiny(overrides=["rollout.engine=vllm", "rollout.parity.action=warn"]).rollout) is parts
+        assert (parity_action(tiny().rollout), parity_action(vllm)) == ("off", "correct")
+        assert with_correction(parts, tiny().rollout) is parts
+        assert with_correction(parts, vllm).mismatch == TRUNCATED_IS
+        own = with_correction(parts, vllm)
+        assert with_correction(own, vllm) is own
+        assert (
+            with_correction(parts, tiny(overrides=["rollout.engine=vllm", "rollout.parity.action=warn"]).rollout)
+            is parts
+        )

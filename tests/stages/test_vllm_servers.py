@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.errors import EngineError
-from pipeline.loop.steps import Steps
 from pipeline.report.progress import Silent
-from pipeline.stages.train import finish, opened, remaining, run_items, train
+from pipeline.run.opening import opened
+from pipeline.stages.train import finish, train
 from tests.stages.servers import GivenServer, assert_gone, strike
+from tests.stages.sessions import replacing, run_all
 from tests.stages.sevens import learned, recipe, rows, write_verifier
 from tests.stages.test_vllm_runs import ROOT, assert_same_run, by_two, cut_after
 
@@ -56,11 +58,15 @@ def over(*urls: str, **vllm: Any) -> dict[str, Any]:
     return {"engine": "vllm_server", "vllm": {**how, "urls": urls, **vllm}}
 
 
+def as_it_is(session: Any, plain: Any, *arguments: Any) -> Any:
+    """Generate as the run does."""
+    return plain(*arguments)
+
+
 def run_with(config: Any, base: Path, folder: Path, generate: Callable[..., Any]) -> None:
     """The run, to its end."""
     with opened(config, base, folder, "auto", Silent()) as session:
-        for _, items in remaining(session):
-            run_items(session, items, Steps(generate=generate))
+        run_all(session, replacing(generate=partial(generate, session)))
         finish(session)
 
 
@@ -118,15 +124,15 @@ def test_given_servers_that_die_are_dropped_and_come_back_with_the_weights(
     config, folder = recipe("vllm", STEPS, rollout=over(first.url, second.url)), base / "given"
     asked: dict[int, list[str]] = {}
 
-    def generate(session: Any, *arguments: Any) -> Any:
-        step, engine = session.state.rl_step, session.engine
+    def generate(session: Any, plain: Any, *arguments: Any) -> Any:
+        step, engine = session.state.rl_step, session.workers.rollouts.engine
         if step == 1:  # it has the weights of the beginning, and is healthy
             second.start()
             second.wait()
         if step in (3, 5):
             struck = first if step == 3 else second
             strike(engine, struck.url, struck.group, signal.SIGKILL)
-        rollouts = Steps().generate(session, *arguments)
+        rollouts = plain(*arguments)
         if step == 1:
             assert second.version == "default"
         asked[step] = [s.url for s in engine.servers]
@@ -145,7 +151,7 @@ def test_given_servers_that_die_are_dropped_and_come_back_with_the_weights(
     first.start()
     first.wait()
     assert first.version == "default"
-    run_with(config, base, folder, Steps().generate)
+    run_with(config, base, folder, as_it_is)
     assert counted(folder)[5:] == [(1, 1)] * 3
     assert_sound(folder, whole)
 
@@ -156,13 +162,13 @@ def test_servers_of_the_run_that_hang_and_die_are_ended_and_given_ones_go_on(
     folder = base / "own"
     started: set[int] = set()
 
-    def generate(session: Any, *arguments: Any) -> Any:
-        step, processes = session.state.rl_step, session.engine._processes
+    def generate(session: Any, plain: Any, *arguments: Any) -> Any:
+        step, processes = session.state.rl_step, session.workers.rollouts.engine._processes
         started.update(p.process.pid for p in processes)
         if step in (2, 4):
             number, struck = (signal.SIGSTOP if step == 2 else signal.SIGKILL), processes[0]
-            strike(session.engine, struck.url, struck.process.pid, number)
-        rollouts = Steps().generate(session, *arguments)
+            strike(session.workers.rollouts.engine, struck.url, struck.process.pid, number)
+        rollouts = plain(*arguments)
         if step == 2:
             assert_gone({struck.process.pid})  # it would keep its memory until the run's end
         return rollouts
@@ -180,5 +186,5 @@ def test_servers_of_the_run_that_hang_and_die_are_ended_and_given_ones_go_on(
 
     given[0].start()
     given[0].wait()
-    run_with(recipe("vllm", STEPS, rollout=over(given[0].url)), base, folder, Steps().generate)
+    run_with(recipe("vllm", STEPS, rollout=over(given[0].url)), base, folder, as_it_is)
     assert_sound(folder, whole)

@@ -18,13 +18,14 @@ from typing import Any
 import torch
 
 from pipeline.launch import as_rank
-from pipeline.loop.steps import Steps, publish
 from pipeline.models.load import eos_ids
 from pipeline.report.progress import for_terminal
 from pipeline.rollout.engine import Request, Sampling
-from pipeline.stages.train import finish, opened, remaining, run_items
+from pipeline.run.opening import opened
+from pipeline.stages.train import finish
 from tests.models.families import next_logits
 from tests.stages.servers import strike
+from tests.stages.sessions import replacing, run_all
 from tests.stages.sevens import STEPS, recipe
 
 
@@ -39,11 +40,11 @@ def greedy(model: Any, prompt: tuple[int, ...], ends: set[int], most: int) -> tu
 @torch.no_grad()
 def held_against_trainer(session: Any) -> dict[str, Any]:
     """Whether the engine is the trainer, by greedy responses; of servers, whether each of them is."""
-    model, most = session.backend.whole_model(), session.config.rollout.max_response_tokens
-    prompts = [session.data.renderer.prompt_ids(p) for p in session.data.train[:6]]
-    ends = set(eos_ids(model, session.tokenizer))
+    model, most = session.workers.backend.whole_model(), session.setup.config.rollout.max_response_tokens
+    prompts = [session.run.data.renderer.prompt_ids(p) for p in session.run.data.train[:6]]
+    ends = set(eos_ids(model, session.run.tokenizer))
     likeliest = [greedy(model, p, ends, most) for p in prompts]
-    equal, engine = [], session.engine
+    equal, engine = [], session.workers.rollouts.engine
     for _ in getattr(engine, "servers", [engine]):
         if hasattr(engine, "servers"):  # ask the first alone, and each is the first once
             first, *others = engine.servers
@@ -61,19 +62,18 @@ def main(folder: Path, changes: dict[str, Any]) -> None:
     config = recipe("vllm", changes.pop("steps", STEPS), **changes)
     rank, found = as_rank(config.launch, folder), []
 
-    def generate(session: Any, *arguments: Any) -> Any:
+    def generate(plain: Any, *arguments: Any) -> Any:
         if struck is not None and rank == 1 and session.state.rl_step == struck["step"]:
-            strike(session.engine, struck["url"], struck["group"], signal.SIGKILL)
-        return Steps().generate(session, *arguments)
+            strike(session.workers.rollouts.engine, struck["url"], struck["group"], signal.SIGKILL)
+        return plain(*arguments)
 
-    def publish_and_hold(session: Any) -> None:
-        publish(session)
+    def publish_and_hold(plain: Any) -> None:
+        plain()
         found.append(held_against_trainer(session))
 
     with opened(config, folder.parent, folder, "auto", for_terminal()) as session:
-        assert session.ranks.size == int(os.environ["WORLD_SIZE"])
-        for _, items in remaining(session):
-            run_items(session, items, Steps(generate=generate, publish=publish_and_hold))
+        assert session.run.ranks.size == int(os.environ["WORLD_SIZE"])
+        run_all(session, replacing(generate=generate, publish=publish_and_hold))
         finish(session)
     (folder / f"found{rank}.json").write_text(json.dumps(found))
 

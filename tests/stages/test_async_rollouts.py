@@ -14,21 +14,20 @@ import torch
 
 from pipeline.errors import ConfigError, EngineError
 from pipeline.loop.scheduling import age_of
-from pipeline.loop.steps import Steps
+from pipeline.loop.steps import rl_steps
 from pipeline.report.progress import Silent
 from pipeline.rollout.engine import Completion, Request, Sampling
 from pipeline.rollout.scripted_engine import ScriptedEngine
 from pipeline.run.dealing import share_of
-from pipeline.run.rollouts import RunAhead, flight_of
+from pipeline.run.opening import opened
+from pipeline.run.rollouts import Asynchronous
 from pipeline.run.session import Session
-from pipeline.run.state import Launched, RunState
+from pipeline.run.state import InFlightBatch, RunState
 from pipeline.scoring.select import form_groups
-from pipeline.stages.rl import run as train_round
-from pipeline.stages.train import opened, remaining, run_items
 from pipeline.train.ranks import Ranks
 from pipeline.types import Group, Rollout, ScoredRollout, StepMetrics, Verdict
+from tests.stages.sessions import replacing, round_of, rows, run_all, session_of, train_round
 from tests.stages.test_algorithms import run
-from tests.stages.test_rl import round_of, rows, session_of
 from tests.stages.tiny import tiny
 
 pytestmark = pytest.mark.integration  # whole runs
@@ -89,20 +88,21 @@ class Weights:
         self.kept: dict[int, dict[str, torch.Tensor]] = {}
         self.first = 0
 
-    def update(self, session: Session, groups: Sequence[Group]) -> StepMetrics:
-        model, version = session.backend.model, session.state.policy_version
+    def update(self, session: Session, plain: Any, groups: Sequence[Group]) -> StepMetrics:
+        model, version = session.workers.backend.model, session.state.policy_version
         self.kept[version] = {k: v.clone() for k, v in model.state_dict().items()}
         self.check(session, [m.rollout for g in groups for m in g.members])
         model.load_state_dict(self.kept[version])
-        return Steps().update(session, groups)
+        metrics: StepMetrics = plain(groups)
+        return metrics
 
     def scored(self, session: Session, rollout: Rollout, version: int) -> torch.Tensor:
         """[T] log-probs of the response's tokens by the policy of that version."""
-        session.backend.model.load_state_dict(self.kept[version])
+        session.workers.backend.model.load_state_dict(self.kept[version])
         ids = torch.tensor([[*rollout.prompt_ids, *rollout.response_ids]])
         where = torch.arange(ids.shape[1])[None] >= len(rollout.prompt_ids)
         with torch.no_grad():
-            found, _ = session.backend.logprobs(ids, where, 1.0, "policy", False, None)
+            found, _ = session.workers.backend.logprobs(ids, where, 1.0, "policy", False, None)
         return found[0, len(rollout.prompt_ids) :]
 
     def check(self, session: Session, rollouts: Sequence[Rollout]) -> None:
@@ -133,7 +133,7 @@ class Stretches(Weights):
             self.num_mixed += oldest < present and len(said) > self.stretch
 
 
-def whole_run(folder: Path, steps: Steps, *overrides: str) -> list[dict[str, Any]]:
+def whole_run(folder: Path, watch: Weights, *overrides: str) -> list[dict[str, Any]]:
     """A run in which the watched policy moves at each of six steps."""
     kept = [
         "rl.select.keep=all",
@@ -143,22 +143,21 @@ def whole_run(folder: Path, steps: Steps, *overrides: str) -> list[dict[str, Any
         "rl.optimizer.learning_rate=0.01",
     ]
     with opened(tiny(overrides=[*SIX, *kept, *overrides]), folder, folder, "auto", Silent()) as session:
-        for _, items in remaining(session):
-            run_items(session, items, steps)
+        run_all(session, replacing(update=functools.partial(watch.update, session)))
         return rows(session)
 
 
 @pytest.mark.parametrize("most", [1, 3])
 def test_responses_are_of_the_weights_they_name_though_others_are_trained_meanwhile(tmp_path: Path, most: int) -> None:
     watch = Weights()
-    whole_run(tmp_path, Steps(update=watch.update), *ahead(most))
+    whole_run(tmp_path, watch, *ahead(most))
     assert len(watch.kept) == 6
 
 
 @pytest.mark.parametrize(("most", "stretch"), [(1, 5), (2, 4)])
 def test_interrupted_responses_go_on_with_new_weights(tmp_path: Path, most: int, stretch: int) -> None:
     watch = Stretches(most, stretch)
-    whole_run(tmp_path, Steps(update=watch.update), *ahead(most, stretch))
+    whole_run(tmp_path, watch, *ahead(most, stretch))
     assert watch.num_mixed > 20
 
 
@@ -173,26 +172,30 @@ def test_generation_goes_on_while_the_update_runs(tmp_path: Path) -> None:
                 assert updating.wait(60)
             return super().generate(requests, sampling)
 
-    def update(session: Session, groups: Sequence[Group]) -> StepMetrics:
-        if session.state.rl_step == 0:
-            updating.set()
-            assert drawing.wait(60)
-        return Steps().update(session, groups)
-
     with session_of(tmp_path, rollout={"max_staleness": 1}, rl={"select": {"keep": "all"}}) as session:
-        assert isinstance(session.engine, ScriptedEngine)
-        session.engine = Meets(session.engine.script, session.engine.eos_id)
-        train_round(session, round_of(session), Steps(update=update))
+        assert isinstance(session.workers.rollouts.engine, ScriptedEngine)
+        session.workers.rollouts.engine = Meets(
+            session.workers.rollouts.engine.script, session.workers.rollouts.engine.eos_id
+        )
+        plain = rl_steps(session).update
+
+        def update(groups: Sequence[Group]) -> StepMetrics:
+            if session.state.rl_step == 0:
+                updating.set()
+                assert drawing.wait(60)
+            return plain(groups)
+
+        train_round(session, update=update)
         assert [r["metrics"]["staleness/max"] for r in rows(session)] == [0, 1, 1]
 
 
 def test_stale_groups_are_dropped_and_counted(tmp_path: Path) -> None:
     with session_of(tmp_path, rollout={"max_staleness": 1}) as session:
-        train_round(session, round_of(session), Steps())
-        group = form_groups([session.data.train[0]], [scored(session, i) for i in range(6)], 6)[0]
-        session.state.carried, session.state.step = [group], 0
-        assert age_of(session, group) == 3
-        train_round(session, round_of(session, 2), Steps())
+        train_round(session)
+        group = form_groups([session.run.data.train[0]], [scored(session, i) for i in range(6)], 6)[0]
+        session.state.stage.carried, session.state.step = [group], 0
+        assert age_of(session.state, group) == 3
+        train_round(session, round_of(session, 2))
         metrics = [r["metrics"] for r in rows(session)]
     assert [m["groups/stale"] for m in metrics][:4] == [0, 0, 0, 1]
     assert max(m["staleness/max"] for m in metrics) <= 1
@@ -200,7 +203,7 @@ def test_stale_groups_are_dropped_and_counted(tmp_path: Path) -> None:
 
 def scored(session: Session, sample: int) -> ScoredRollout:
     """A response of the first policy."""
-    prompt = session.data.train[0]
+    prompt = session.run.data.train[0]
     rollout = Rollout(prompt.id, sample, (5,), (6,), (-0.5,), "", "stop", 0)
     return ScoredRollout(rollout, Verdict("graded", float(sample == 0)), float(sample == 0))
 
@@ -213,22 +216,24 @@ def test_what_fails_in_the_thread_ends_the_run(tmp_path: Path) -> None:
             return super().generate(requests, sampling)
 
     with session_of(tmp_path, rollout={"max_staleness": 1}, rl={"select": {"keep": "all"}}) as session:
-        assert isinstance(session.engine, ScriptedEngine)
-        session.engine = Breaks(session.engine.script, session.engine.eos_id)
+        assert isinstance(session.workers.rollouts.engine, ScriptedEngine)
+        session.workers.rollouts.engine = Breaks(
+            session.workers.rollouts.engine.script, session.workers.rollouts.engine.eos_id
+        )
         with pytest.raises(EngineError, match="the cable was cut"):
-            train_round(session, round_of(session), Steps())
+            train_round(session)
 
 
 def test_nothing_is_in_flight_after_the_last_round_nor_past_the_budget(tmp_path: Path) -> None:
     each = 6 * 30
     changes = {"rl": {"max_tokens": 4 * 3 * each, "select": {"keep": "all"}}, "rollout": {"max_staleness": 2}}
     with session_of(tmp_path, **changes) as session:
-        assert session.runahead is not None
+        assert isinstance(session.workers.rollouts, Asynchronous)
         for number in (1, 2):
-            train_round(session, round_of(session, number), Steps())
+            train_round(session, round_of(session, number))
             session.state.step = 0
-        assert session.runahead.oldest() is None
-        assert session.state.num_tokens <= 4 * 3 * each
+        assert session.workers.rollouts.in_flight == []
+        assert session.state.stage.num_tokens <= 4 * 3 * each
 
 
 class Side(Ranks):
@@ -241,37 +246,45 @@ class Side(Ranks):
         return list(self.said)
 
 
-def test_a_checkpoint_of_two_ranks_flights_is_read_by_any_number(tmp_path: Path) -> None:
+def test_the_batches_in_flight_of_two_ranks_are_resumed_by_any_number(tmp_path: Path) -> None:
     with session_of(tmp_path, rollout={"max_staleness": 1}) as session:
-        prompts = [*session.data.train[:5], session.data.train[0]]
-        engine, renderer = session.engine, session.data.renderer
+        prompts = [*session.run.data.train[:5], session.run.data.train[0]]
+        engine, renderer = session.workers.rollouts.engine, session.run.data.renderer
         engine.publish(0)
         asked = [("rl", 3, Sampling(30)), ("rl greedy", 1, Sampling(30, temperature=0))]
+
+        def source_of(ranks: Ranks) -> Asynchronous:
+            return Asynchronous(engine, renderer, 3, ranks, None)
+
+        def complete(source: Asynchronous) -> list[Rollout]:
+            rollouts = source.generate((), asked, (0, 0), None)
+            source._thread.shutdown()
+            return rollouts
+
         Side.said.clear()
-        saved: list[Launched] = []
         for rank in (0, 1):
-            own, launched = Side(rank, 2), Launched(prompts, 4, 0, 1.0)
-            runs = RunAhead(None)
-            runs.launch(launched, flight_of(launched, share_of(own, prompts).prompts, asked), engine, renderer, 3)
-            if rank == 0:
-                runs.settle()
-                Side.said.append((share_of(own, prompts).places, runs.flying[0].flight.drawn))
+            own = Side(rank, 2)
+            source = source_of(own)
+            source.start(InFlightBatch(prompts, 4, 0, 1.0), asked)
+            source.wait()
+            if rank == 0:  # what the other rank would send
+                Side.said.append((share_of(own, prompts).places, source._queue[0].partial.rollouts))
             else:
-                saved = runs.drawn(own)
-            runs.close()
+                saved = source.snapshot()
+            source._thread.shutdown()
         (whole,) = RunState.from_json(json.loads(json.dumps(RunState(in_flight=saved).to_json()))).in_flight
         assert [r.prompt_id for r in whole.rollouts[0]] == [p.id for p in prompts for _ in range(3)]
-        alone = RunAhead(None)
-        alone.launch(Launched(prompts, 4, 0, 1.0), flight_of(whole, prompts, asked), engine, renderer, 3)
-        assert alone.land(engine, renderer, 3) == whole.rollouts
-        alone.close()
+        alone = source_of(Ranks())
+        alone.start(InFlightBatch(prompts, 4, 0, 1.0), asked)
+        assert complete(alone) == [*whole.rollouts[0], *whole.rollouts[1]]
         for rank in range(3):
-            runs, share = RunAhead(None), share_of(Ranks(rank, 3), prompts)
-            runs.restore(whole, flight_of(whole, share.prompts, asked), Ranks(rank, 3))
-            kinds = runs.land(engine, renderer, 3)
-            assert [r.prompt_id for r in kinds[1]] == [prompts[i].id for i in share.places]
-            assert kinds[0] == [r for i in share.places for r in whole.rollouts[0][3 * i : 3 * i + 3]]
-            runs.close()
+            ranks = Ranks(rank, 3)
+            source, places = source_of(ranks), share_of(ranks, prompts).places
+            source.restore(whole, asked)
+            rollouts = complete(source)
+            sampled, greedy = rollouts[: 3 * len(places)], rollouts[3 * len(places) :]
+            assert [r.prompt_id for r in greedy] == [prompts[i].id for i in places]
+            assert sampled == [r for i in places for r in whole.rollouts[0][3 * i : 3 * i + 3]]
 
 
 @pytest.mark.parametrize(

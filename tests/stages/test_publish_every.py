@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from pipeline.errors import CheckpointError, ConfigError
-from pipeline.loop.steps import Steps
+from pipeline.loop.steps import rl_steps
 from pipeline.report.progress import Silent
-from pipeline.run import lag
-from pipeline.stages.train import opened, remaining, run_items
+from pipeline.run.opening import opened
+from pipeline.run.rollouts import WEIGHTS_FILE
+from pipeline.stages.train import remaining, run_items
+from tests.stages.sessions import run_all
 from tests.stages.test_algorithms import run
 from tests.stages.tiny import tiny
 
@@ -48,33 +50,32 @@ def test_an_old_engine_comes_back_old(tmp_path: Path) -> None:
     """A session opened anew samples what the closed one would have; the policy is untouched by it."""
     config = tiny(overrides=[GRPO, "rollout.publish_every=4", "rl.rounds=1", "rl.select.keep=all", "sft.steps=20"])
     with opened(config, tmp_path, tmp_path, "auto", Silent()) as session:
-        for _, items in remaining(session):
-            run_items(session, [i for i in items if i.kind != "evaluate" or i.stage != "rl"], Steps())
+        for _, items in remaining(session.run, session.state):
+            run_items(session, [i for i in items if i.kind != "evaluate" or i.stage != "rl"])
         assert session.state.rl_step == 3
-        prompts = session.sampler.prompts[:2]
-        wanted = Steps().generate(session, prompts, 0)
-        weights = {k: v.clone() for k, v in session.backend.model.state_dict().items()}
-        old = session.engine.version
+        prompts = session.workers.sampler.prompts[:2]
+        wanted = rl_steps(session).generate(prompts, 0).rollouts
+        weights = {k: v.clone() for k, v in session.workers.backend.model.state_dict().items()}
+        old = session.workers.rollouts.engine.version
         assert old == session.state.policy_version - 3
     with opened(config, tmp_path, tmp_path, "must", Silent()) as session:
-        assert session.engine.version == old
-        assert Steps().generate(session, prompts, 0) == wanted
-        assert all(torch.equal(v, weights[k]) for k, v in session.backend.model.state_dict().items())
-        session.engine.publish(session.state.policy_version)
-        assert [r.logprobs for r in Steps().generate(session, prompts, 0)] != [r.logprobs for r in wanted]
+        assert session.workers.rollouts.engine.version == old
+        assert rl_steps(session).generate(prompts, 0).rollouts == wanted
+        assert all(torch.equal(v, weights[k]) for k, v in session.workers.backend.model.state_dict().items())
+        session.workers.rollouts.engine.publish(session.state.policy_version)
+        assert [r.logprobs for r in rl_steps(session).generate(prompts, 0).rollouts] != [r.logprobs for r in wanted]
         broken = tmp_path / "broken"
         broken.mkdir()
-        torch.save({"version": 0, "weights": {"other": torch.zeros(1)}}, broken / lag.FILE)
+        torch.save({"version": 0, "weights": {"other": torch.zeros(1)}}, broken / WEIGHTS_FILE)
         with pytest.raises(CheckpointError, match="does not fit the policy"):
-            lag.publish_first(session, broken)
+            session.workers.rollouts.publish_first(session.workers.backend, 0, broken)
 
 
 def test_an_engine_as_new_as_the_policy_leaves_no_file(tmp_path: Path) -> None:
     config = tiny(overrides=[GRPO, "rl.rounds=1", "rl.steps_per_round=1", "sft.steps=5"])
     with opened(config, tmp_path, tmp_path, "auto", Silent()) as session:
-        for _, items in remaining(session):
-            run_items(session, items, Steps())
-    assert not list((tmp_path / "checkpoints").rglob(lag.FILE))
+        run_all(session)
+    assert not list((tmp_path / "checkpoints").rglob(WEIGHTS_FILE))
     assert json.loads((max((tmp_path / "checkpoints").iterdir()) / "state.json").read_text())["rl_step"] == 1
 
 

@@ -1,0 +1,94 @@
+"""Sessions of the tiny recipe for tests: with scripted answers, round by round, or as whole runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipeline.loop.rounds import run_round
+from pipeline.loop.steps import Wrap, plain, rl_steps
+from pipeline.report.progress import Silent
+from pipeline.rollout.scripted_engine import ScriptedEngine
+from pipeline.run.opening import opened
+from pipeline.run.schedule import Item, schedule
+from pipeline.run.session import Session
+from pipeline.stages.train import remaining, run_items
+from tests.stages.tiny import tiny
+
+RIGHT_SHARE = 3
+"""Scripted answers are right for seeds divisible by this."""
+
+
+class Heard(Silent):
+    """Remembers the lines that were shown."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@contextmanager
+def session_of(folder: Path, right: str = "some", **changes: Any) -> Iterator[Session]:
+    """A session of the tiny recipe without SFT whose engine answers from a script."""
+    config = tiny({"stages": ["rl"], "sft": None, **changes})
+    with opened(config, folder, folder / "run", "auto", Heard()) as session:
+        data = session.run.data
+        by_prompt = {data.renderer.prompt_ids(p): p for p in (*data.train, *data.evaluation)}
+
+        def answer(prompt_ids: tuple[int, ...], seed: int) -> tuple[int, ...]:
+            good = right == "all" or (right == "some" and seed % RIGHT_SHARE == 0)
+            text = by_prompt[prompt_ids].reference if good else "7777"
+            return data.renderer.text_ids(f"\\boxed{{{text}}}")
+
+        session.workers.rollouts.engine = ScriptedEngine(answer, session.run.tokenizer.eos_token_id)
+        yield session
+
+
+def lines(session: Session) -> list[str]:
+    """The lines that the session showed."""
+    assert isinstance(session.recorder.progress, Heard)
+    return session.recorder.progress.lines
+
+
+def round_of(session: Session, number: int = 1) -> Item:
+    """A round of the session's RL."""
+    return next(i for i in schedule(session.setup.config) if i.kind == "rl" and i.round == number)
+
+
+def train_round(session: Session, item: Item | None = None, **steps: Callable[..., Any]) -> None:
+    """Do a round of RL (None: the first) with some steps replaced."""
+    run_round(session, item or round_of(session), replace(rl_steps(session), **steps), plain)
+
+
+def rows(session: Session) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl so far."""
+    return [json.loads(line) for line in (session.run.folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(session: Session) -> list[torch.Tensor]:
+    """A copy of the policy's parameters."""
+    return [p.detach().clone() for p in session.workers.backend.model.parameters()]
+
+
+def run_all(session: Session, wrap: Wrap = plain) -> None:
+    """Do all that is left of the run."""
+    for _, items in remaining(session.run, session.state):
+        run_items(session, items, wrap)
+
+
+def replacing(**functions: Callable[..., Any]) -> Wrap:
+    """A wrap that calls `functions[phase](plain function, *arguments)` in place of the phase's function."""
+
+    def wrap(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        return partial(functions[phase], function) if phase in functions else function
+
+    return wrap
