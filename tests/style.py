@@ -35,7 +35,7 @@ BARRED = {
     r"\b(?:is|are|was|were) no more\b": "is gone",
     r"\bmend(?:s|ed|ing)?\b": "fix",
     r"\bhand(?:s|ed|ing)? (?:it |them |weights )?over\b": "publish, pass",
-    r"\bflights?\b": "in-flight batch",
+    r"(?<!in )(?<!in-)\bflights?\b": "batch in flight",
     r"\bwhoever\b": "who",
 }
 """Pattern -> the plain words to write in its place."""

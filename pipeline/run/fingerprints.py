@@ -1,8 +1,8 @@
-"""Which stages of a run still are what its recipe and data would make, and what is done with those that are not.
+"""Fingerprints of stages: a changed recipe or changed data runs the stages again that depend on the change.
 
-A stage's fingerprint is a hash of all that decides it and of the fingerprint of the stage before it; `stages.json` has
-those of the stages that were begun. When the run is started again, the first that differs and all after it are stale:
-what they had made is put aside, and the run goes on from the end of the last stage that is as it was.
+A stage's fingerprint is a hash of everything that its result depends on and of the fingerprint of the stage before it.
+`stages.json` has those of the stages that were started. When the run is started again, the first stage that differs and
+all after it are stale: their results are put aside, and the run resumes at the end of the last unchanged stage.
 """
 
 from __future__ import annotations
@@ -28,48 +28,48 @@ from pipeline.train import checkpoint
 
 RECORD, ASIDE = "stages.json", "stale"
 FREE_OF_SANDBOX = frozenset({"min_level", "workers", "url", "token_env"})
-"""Of the section `sandbox`: where programs run may differ, what each may use may not."""
+"""Fields of `sandbox` that may change on resume: where programs run, not their limits."""
 FREE_OF_VLLM = frozenset(
     {
         *("servers", "urls", "transfer", "bucket_mib", "concurrency", "start_timeout_s", "request_timeout_s"),
         *("health_timeout_s", "gpu_memory_share", "kv_cache_gib", "sleep"),
     }
 )
-"""Of the section `rollout.vllm`: where servers are, how they are asked and what memory the engine has may differ."""
+"""Fields of `rollout.vllm` that may change on resume: addresses, timeouts and memory, which change no response."""
 FREE_OF_STAGES = frozenset({"evaluate_every"})
-"""Of the sections of stages: what decides nothing that is trained."""
+"""Fields of stages' sections that may change on resume: nothing that is trained depends on them."""
 FREE_OF_ENDPOINTS = frozenset({"url", "api_key_variable", "timeout_s", "retries", "backoff_s", "parallel"})
-"""Of an `endpoint` in them: where a model is asked and how often, not which one."""
+"""Fields of `endpoint` that may change on resume: where and how often a model is asked, not which one."""
 SHOWN = 3
-"""Changes that are said of a stage."""
+"""Changes that a message lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What decides a stage, and a hash of that and of all stages before it."""
+    """The inputs of a stage, and a hash of them and of all stages before it."""
 
     name: str
     kind: str
     fingerprint: str
     fields: dict[str, Any]
-    """Values of the recipe by dotted name; hashes of what was read."""
+    """Values of the recipe by dotted name; hashes of rows and files."""
 
 
 def fingerprints(config: RunConfig, data: RunData, base_dir: Path) -> list[Fingerprint]:
-    """Of all stages of the recipe, in order."""
-    found: list[Fingerprint] = []
+    """Return the fingerprints of all stages of the recipe, in order."""
+    prints: list[Fingerprint] = []
     model = _model_files(config)
     for stage in config.stages:
         view = config.of_stage(stage.name)
         fields = {**recipe_fields(view), **model, **_data_fields(view, data), **_code_fields(view, base_dir)}
-        before = found[-1].fingerprint if found else ""
+        before = prints[-1].fingerprint if prints else ""
         text = json.dumps([stage.name, stage.kind, fields, before], sort_keys=True, default=str)
-        found.append(Fingerprint(stage.name, stage.kind, _hash(text.encode()), json.loads(json.dumps(fields))))
-    return found
+        prints.append(Fingerprint(stage.name, stage.kind, _hash(text.encode()), json.loads(json.dumps(fields))))
+    return prints
 
 
 def recipe_fields(view: RunConfig) -> dict[str, Any]:
-    """What a recipe says that decides its one stage, by dotted name; see `RunConfig.of_stage`."""
+    """Return the values of a recipe of one stage that its result depends on, by dotted name."""
     (stage,) = view.stages
     section = getattr(view, stage.kind)
     recipe = view.model_dump(mode="json")
@@ -95,13 +95,13 @@ def recipe_fields(view: RunConfig) -> dict[str, Any]:
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What changed between the fields of two fingerprints, in words."""
+    """Return the changes between the fields of two fingerprints, in words."""
     names = [*before, *(n for n in now if n not in before)]
-    return [_said(n, before.get(n), now.get(n)) for n in names if before.get(n) != now.get(n)]
+    return [_change(n, before.get(n), now.get(n)) for n in names if before.get(n) != now.get(n)]
 
 
 def read_record(folder: Path) -> list[Fingerprint]:
-    """The stages that the run in `folder` has begun. Raises: RunError for a file that is not as it was written."""
+    """Return the stages that the run in `folder` has started. Raise RunError if the file was changed by hand."""
     path = folder / RECORD
     if not path.is_file():
         return []
@@ -112,17 +112,17 @@ def read_record(folder: Path) -> list[Fingerprint]:
 
 
 def write_record(folder: Path, begun: Sequence[Fingerprint]) -> None:
-    """Write the stages that were begun, where that is not what stands there."""
+    """Write the stages that were started, unless the file already says so."""
     text = json.dumps({"stages": [asdict(f) for f in begun]}, indent=1, ensure_ascii=False).encode()
     if not (folder / RECORD).is_file() or (folder / RECORD).read_bytes() != text:
         write_atomic(folder / RECORD, text)
 
 
 def put_aside_stale(folder: Path, now: Sequence[Fingerprint], newest: Path, progress: Progress) -> Path:
-    """The checkpoint to go on from: `newest`, or the end of the last stage that is as it was.
+    """Return the checkpoint to resume from: `newest`, or the end of the last unchanged stage.
 
-    Then what later stages had made is put into `folder`/stale/N, and that is said with the reason.
-    Raises: RunError where the first stage changed, so that there is nothing to go on from.
+    Results of later stages are moved to `folder`/stale/N, and the reason is reported.
+    Raise RunError if the first stage changed, so that there is nothing to resume from.
     """
     begun = read_record(folder)
     index = next((i for i, f in enumerate(begun) if i >= len(now) or f.fingerprint != now[i].fingerprint), None)
@@ -132,24 +132,24 @@ def put_aside_stale(folder: Path, now: Sequence[Fingerprint], newest: Path, prog
     ends = RunState.from_json(json.loads((newest / "state.json").read_text())).stage_ends
     good = [f.name for f in begun[:index] if f.name in ends]
     while good and checkpoint.fault(newest.parent / f"{ends[good[-1]]:08d}") is not None:
-        progress.say(f"the checkpoint at the end of {good[-1]} cannot be trusted; going further back")
+        progress.say(f"the checkpoint at the end of {good[-1]} is damaged; using an earlier one")
         good.pop()
     if not good:
         raise RunError(
-            f"{folder} was begun with another recipe or other data: {_brief(changes)}; there is no stage before "
-            f"{begun[index].name} to go on from. Undo the change, give this run another name (--set name=…), or delete "
-            "the folder"
+            f"{folder} was started with another recipe or other data: {_brief(changes)}; there is no stage before "
+            f"{begun[index].name} to resume from. Undo the change, give this run another name (--set name=…), or "
+            "delete the folder"
         )
     end = newest.parent / f"{ends[good[-1]]:08d}"
     stale = [f.name for f in begun[len(good) :]]
     where = _move(folder, end, stale)
     write_record(folder, begun[: len(good)])
     if where is not None:
-        one = len(stale) == 1
-        which = stale[0] if one else f"{', '.join(stale[:-1])} and {stale[-1]}"
+        is_single = len(stale) == 1
+        which = stale[0] if is_single else f"{', '.join(stale[:-1])} and {stale[-1]}"
         progress.say(
-            f"{which} {'is' if one else 'are'} stale: {_brief(changes)}; {'runs' if one else 'they run'} "
-            f"again from the end of {good[-1]}; what {'it' if one else 'they'} had made is kept in "
+            f"{which} {'is' if is_single else 'are'} stale: {_brief(changes)}; {'runs' if is_single else 'they run'} "
+            f"again from the end of {good[-1]}; {'its' if is_single else 'their'} earlier results are kept in "
             f"{where.relative_to(folder)}"
         )
     return end
@@ -168,16 +168,16 @@ def _brief(changes: Sequence[str]) -> str:
     return "; ".join(changes[:SHOWN]) + (f"; and {rest} more" if rest > 0 else "")
 
 
-def _said(name: str, before: Any, now: Any) -> str:
+def _change(name: str, before: Any, now: Any) -> str:
     if any(str(v).startswith("sha256:") for v in (before, now)):
         return f"{name} changed"
     return f"{name} was {before!r}, is {now!r}"
 
 
 def _move(folder: Path, end: Path, stages: Sequence[str]) -> Path | None:
-    """Put aside all that was made after checkpoint `end`, the files' tails copied; where to. None: nothing was.
+    """Move everything that was written after checkpoint `end`; return the folder, or None if there was nothing.
 
-    Killed at any point and called again it moves what is left.
+    If this is killed at any point and called again, it moves the rest.
     """
     offsets = json.loads((end / "state.json").read_text())["offsets"]
     tails = {name: _tail(folder / name, offsets.get(name, 0)) for name in FILES}
@@ -210,7 +210,7 @@ def _tail(path: Path, start: int) -> bytes:
 
 
 def _data_fields(view: RunConfig, data: RunData) -> dict[str, str]:
-    """Hashes of the rows that the stage goes through."""
+    """Return hashes of the rows that the stage reads."""
     (stage,) = view.stages
     wanted = set(getattr(view, stage.kind).reads) - {"demonstrations"}
     wanted |= {"demonstrations"} if view.needs_demonstrations else set()
@@ -226,14 +226,14 @@ def _data_fields(view: RunConfig, data: RunData) -> dict[str, str]:
 
 
 def _code_fields(view: RunConfig, base_dir: Path) -> dict[str, str]:
-    """Hashes of the verifiers that are files of the user's."""
+    """Return hashes of the verifiers that are files of the user's."""
     if "scoring" not in getattr(view, view.stages[0].kind).reads:
         return {}
     chosen = [*_choices_of_rows(view), *(c.verifier for c in view.scoring.components)]
     if view.scoring.second_opinion is not None:
         chosen.append(view.scoring.second_opinion.verifier)
     files = {choice.path.rpartition(":")[0] for choice in chosen if choice.path is not None}
-    there = [name for name in sorted(files) if (base_dir / name).is_file()]  # who loads it says what is missing
+    there = [name for name in sorted(files) if (base_dir / name).is_file()]  # the loader reports missing files
     return {f"verifier {name}": _hash((base_dir / name).read_bytes()) for name in there}
 
 
@@ -242,7 +242,7 @@ def _choices_of_rows(view: RunConfig) -> list[VerifierChoice]:
 
 
 def _model_files(config: RunConfig) -> dict[str, str]:
-    """A hash of the model that the first stage starts from, and of teachers, where they are folders here."""
+    """Return hashes of the first stage's model and of teachers, if they are folders on this machine."""
     paths = {"model.path": config.model.path} | {f"teacher {path}": path for path in config.teachers}
     return {f"files of {name}": _hash_files(Path(path)) for name, path in paths.items() if path and Path(path).is_dir()}
 

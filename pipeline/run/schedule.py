@@ -1,4 +1,4 @@
-"""A run as a list of items, each done once: evaluate, train a stage, evaluate, train the next round …"""
+"""The schedule of a run: a list of items, each done once (evaluate, train a stage, evaluate, train a round …)."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from pipeline.config.stages import BASE, Stage, StageSection
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One piece of a run: an evaluation, or one item of a stage, done by the module of its kind."""
+    """One item of a run: an evaluation, or one piece of a stage, done by the module of its kind."""
 
     kind: str
     """"evaluate", or the kind of the stage."""
     stage: str
-    """Its name; an evaluation belongs to the stage that it follows."""
+    """Name of the stage. An evaluation belongs to the stage that it follows."""
     label: str
     round: int = 0
     num_steps: int = 0
-    """0: as many as its data make (epochs)."""
+    """0: as many as the data make (epochs)."""
 
 
 def schedule(config: RunConfig) -> list[Item]:
-    """All items of the run, in order."""
+    """Return all items of the run, in order."""
     items: list[Item] = []
     if config.data.evaluation and config.evaluation.before_training:
         items.append(Item("evaluate", BASE, "before training"))
@@ -34,7 +34,7 @@ def schedule(config: RunConfig) -> list[Item]:
 
 
 def _items(config: RunConfig, stage: Stage, section: StageSection) -> Iterator[Item]:
-    """The items of one stage: all in one, or rounds; and evaluations between and after them."""
+    """Yield the items of one stage, a single one or its rounds, with the evaluations between and after them."""
     sizes = section.steps_of_items()
     for number, num_steps in enumerate(sizes, 1):
         round_ = number if section.in_rounds else 0
@@ -48,9 +48,9 @@ def _items(config: RunConfig, stage: Stage, section: StageSection) -> Iterator[I
 
 
 def position(items: list[Item], num_done: int, is_evaluated: bool) -> int:
-    """Index of what is next, after `num_done` items of stages, and the evaluation behind them if `is_evaluated`.
+    """Return the index of the next item after `num_done` items of stages, and the evaluation after them if it is done.
 
-    Counted so, a run goes on where it was even if its recipe now evaluates more or less often.
+    Evaluations are not counted, so that a run resumes at the same place if its recipe now evaluates more or less often.
     """
     for index, item in enumerate(items):
         if num_done == 0 and not (item.kind == "evaluate" and is_evaluated):

@@ -136,9 +136,9 @@ def test_none_serves_nothing(tmp_path: Path) -> None:
 @pytest.mark.integration
 def test_a_run_serves_its_metrics_while_it_goes_on(tmp_path: Path, port: int) -> None:
     """Asked from inside the run at the end of each round; the count of verdicts is that of the responses."""
-    from pipeline.loop.steps import Steps
     from pipeline.report.progress import Silent
-    from pipeline.stages.train import opened, remaining, run_items
+    from pipeline.run.opening import opened
+    from tests.stages.sessions import run_all
     from tests.stages.tiny import tiny
 
     config = tiny({"report": {"metrics_port": port}})
@@ -149,9 +149,8 @@ def test_a_run_serves_its_metrics_while_it_goes_on(tmp_path: Path, port: int) ->
             seen.append(scrape(f"http://127.0.0.1:{port}/metrics"))
 
     with opened(config, Path.cwd(), tmp_path / "tiny", "auto", Silent()) as session:
-        session.events = listen
-        for _, items in remaining(session):
-            run_items(session, items, Steps())
+        session.recorder.listener = listen
+        run_all(session)
         responses = session.state.num_responses
     assert [of(s, "step", stage="rl") for s in seen] == [3, 6]
     verdicts = {k: v for k, v in seen[-1].items() if k[0] == "verizero_verdicts_total" and ("of", "training") in k[1]}

@@ -100,7 +100,7 @@ def test_a_changed_stage_and_those_after_it_run_again(base: Path, tmp_path: Path
     (said,) = go(short("rl.optimizer.learning_rate=2e-3"), base)
     assert said == (
         "rl and sft_again are stale: rl.optimizer.learning_rate was 0.001, is 0.002; they run again from the end of "
-        "sft; what they had made is kept in stale/1"
+        "sft; their earlier results are kept in stale/1"
     )
     assert fingerprint(base / "run") == fresh(short("rl.optimizer.learning_rate=2e-3"), tmp_path)
     assert go(short("rl.optimizer.learning_rate=2e-3"), base) == []
@@ -118,7 +118,7 @@ def test_a_changed_stage_and_those_after_it_run_again(base: Path, tmp_path: Path
 @pytest.mark.integration
 def test_the_last_stage_alone(base: Path, tmp_path: Path) -> None:
     (said,) = go(short("stages.2.with.steps=5"), base)
-    assert said.startswith("sft_again is stale: sft.steps was 3, is 5; runs again from the end of rl; what it had made")
+    assert said.startswith("sft_again is stale: sft.steps was 3, is 5; runs again from the end of rl; ")
     assert fingerprint(base / "run") == fresh(short("stages.2.with.steps=5"), tmp_path)
 
 
@@ -135,10 +135,10 @@ def test_a_stage_more_is_gone_on_with_and_one_less_put_aside(base: Path, tmp_pat
 @pytest.mark.integration
 def test_changed_rows_are_seen(base: Path) -> None:
     rows(base, 13)
-    with pytest.raises(RunError, match=r"the demonstrations changed; there is no stage before sft to go on from"):
+    with pytest.raises(RunError, match=r"the demonstrations changed; there is no stage before sft to resume from"):
         go(short(), base)
     rows(base)
-    with pytest.raises(RunError, match=r"begun with another recipe or other data: seed was 3, is 4; "):
+    with pytest.raises(RunError, match=r"other data: seed was 3, is 4; "):
         go(short("seed=4"), base)
     assert go(short(), base) == []
 
