@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from sandbox.check import judge_with_checker
+from sandbox.check import run_with_checker
 from sandbox.isolation import WALLS, Isolation
-from sandbox.judge import judge
 from sandbox.languages import run_language
 from sandbox.pool import Pool
 from sandbox.results import Limits, Mode, RunResult, TestResult
+from sandbox.trial import run_tests
 
 Tests = Sequence[Mapping[str, Any]]
 _DEFAULT_LIMITS = Limits()
@@ -89,14 +89,14 @@ def run(
     Raises: ValueError on an empty list of tests or a malformed one; IsolationError when the walls are too low.
     """
     if checker is not None:
-        return judge_with_checker(pool or default_pool(), program, tests, mode, limits, checker)
-    return judge(pool or default_pool(), program, tests, mode, limits, stop_on_failure)
+        return run_with_checker(pool or default_pool(), program, tests, mode, limits, checker)
+    return run_tests(pool or default_pool(), program, tests, mode, limits, stop_on_failure)
 
 
 def execute(program: str, stdin: str = "", *, limits: Limits = _DEFAULT_LIMITS, pool: Pool | None = None) -> TestResult:
     """What the program printed when run once on `stdin`; status "passed" says that it ended well, exit code 0."""
     test = {"input": stdin, "output": None}
-    return judge(pool or default_pool(), program, [test], "stdin", limits, False).tests[0]
+    return run_tests(pool or default_pool(), program, [test], "stdin", limits, False).tests[0]
 
 
 def run_many(jobs: Iterable[Job], *, pool: Pool | None = None, tools: Pool | None = None) -> list[RunResult]:
@@ -144,4 +144,4 @@ def _run_job(job: Job, pool: Pool, tools: Pool | None) -> RunResult:
         if job.mode != "stdin":
             raise ValueError(f"mode {job.mode!r} calls Python; for {job.language} give stdin tests")
         return run_language(job.language, job.program, job.tests, limits=job.limits, pool=tools)
-    return judge(pool, job.program, job.tests, job.mode, job.limits, job.stop_on_failure)
+    return run_tests(pool, job.program, job.tests, job.mode, job.limits, job.stop_on_failure)

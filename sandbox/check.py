@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sandbox.judge import judge
 from sandbox.pool import Pool
 from sandbox.results import Limits, Mode, RunResult, TestResult
+from sandbox.trial import run_tests
 
 
-def judge_with_checker(
+def run_with_checker(
     pool: Pool, program: str, tests: Sequence[Mapping[str, Any]], mode: Mode, limits: Limits, checker: str
 ) -> RunResult:
     """The program's result where `checker`, a program that defines check(input, output, expected), says what is right.
@@ -24,7 +24,7 @@ def judge_with_checker(
     for number, test in enumerate(tests):
         if wanted not in test:
             raise ValueError(f"test {number}: no {wanted!r} to hand to the checker; use None where it needs none")
-    ran = judge(pool, program, [dict(t) | {wanted: None} for t in tests], mode, limits, False, compares=False)
+    ran = run_tests(pool, program, [dict(t) | {wanted: None} for t in tests], mode, limits, False, compares=False)
     calls, places = [], []
     for place, (test, result) in enumerate(zip(tests, ran.tests, strict=True)):
         if result.passed:
@@ -33,7 +33,7 @@ def judge_with_checker(
             places.append(place)
     decided = list(ran.tests)
     if calls:
-        said = judge(pool, checker, calls, "function", limits, False)
+        said = run_tests(pool, checker, calls, "function", limits, False)
         for place, verdict in zip(places, said.tests, strict=True):
             decided[place] = _merge(decided[place], verdict)
     return replace(ran, tests=tuple(decided))

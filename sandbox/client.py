@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from sandbox import wireformat
+from sandbox import http_format
 from sandbox.api import Job, Tests
 from sandbox.results import Limits, Mode, RunResult, TestResult
 
@@ -59,12 +59,12 @@ class Client:
             return list(threads.map(self._run_job, jobs))
 
     def _run_job(self, job: Job) -> RunResult:
-        body = json.dumps(wireformat.job_to_json(job)).encode()
+        body = json.dumps(http_format.job_to_json(job)).encode()
         trouble = ""
         for pause in (*_PAUSE_S, None):
             url = self._take()
             try:
-                return wireformat.result_from_json(self._post(f"{url}/run", body))
+                return http_format.result_from_json(self._post(f"{url}/run", body))
             except urllib.error.HTTPError as exc:
                 trouble = f"{url}: {exc.code} {exc.read(500).decode(errors='replace')}"
                 if exc.code in (401, 404, 413, 422):  # ours to mend; no other service will see it differently

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sandbox.process import Worker, WorkerDied
-from sandbox.worker import wire
+from sandbox.worker import frames
 
 NAMESPACES, LANDLOCK, SECCOMP, UID, CGROUP = "namespaces", "landlock", "seccomp", "uid", "cgroup"
 WALLS = (NAMESPACES, LANDLOCK, SECCOMP, UID, CGROUP)
@@ -46,8 +46,8 @@ def examine(worker: Worker, refused: Mapping[str, str]) -> Isolation:
 
     Raises: WorkerDied when the self-test gave no answer.
     """
-    order = wire.Order(wire.SELF_TEST, 20.0, 10.0, 64, 64, 4, 16, 1)
-    outcome = worker.execute(order, wire.pack_payload(b"", []))
+    order = frames.Order(frames.SELF_TEST, 20.0, 10.0, 64, 64, 4, 16, 1)
+    outcome = worker.execute(order, frames.pack_payload(b"", []))
     if not outcome.records:
         worker.close()
         raise WorkerDied(f"self-test ended with {outcome.exit.status}: {outcome.err.decode(errors='replace')}")

@@ -13,11 +13,11 @@ from typing import Any
 
 from pipeline.errors import IsolationError
 from sandbox import compare
-from sandbox.judge import cases, judge
 from sandbox.pool import Pool
-from sandbox.process import Outcome, Worker, WorkerDied
+from sandbox.process import ProcessResult, Worker, WorkerDied
 from sandbox.results import Limits, RunResult, Status, TestResult, require_tests
-from sandbox.worker import wire
+from sandbox.trial import cases, run_tests
+from sandbox.worker import frames
 
 TOOLS = (
     "/usr/bin", "/bin", "/usr/lib", "/lib", "/lib64", "/usr/lib64", "/usr/libexec", "/usr/include", "/usr/share",
@@ -94,20 +94,20 @@ def run_language(
     limits = limits or Limits()
     require_tests(tests, limits)
     if language == "sql":
-        return judge(pool or _tool_pool(), f"PROGRAM = {program!r}\n{_SQL}", tests, "stdin", limits, False)
+        return run_tests(pool or _tool_pool(), f"PROGRAM = {program!r}\n{_SQL}", tests, "stdin", limits, False)
     chosen = LANGUAGES.get(language)
     if chosen is None or _tool(chosen) is None:
         there = ", ".join(name for name, is_there in available().items() if is_there)
         raise ValueError(f"language {language!r} is not available here; there are {there}")
-    trial = _Trial(chosen, program.encode(), [c.data for c in cases(tests, "stdin")], limits)
+    built = _BuiltProgram(chosen, program.encode(), [c.data for c in cases(tests, "stdin")], limits)
     used = pool or _tool_pool()
     _require_walls(used)
     try:
-        used.use(trial.run)
+        used.use(built.run)
     except WorkerDied as exc:
         failed = TestResult("sandbox_error", error=str(exc))
         return RunResult((failed,) * len(tests), used.isolation.level, len(tests))
-    done = [_compared(r, t["output"]) for r, t in zip(trial.results, tests, strict=True)]
+    done = [_compared(r, t["output"]) for r, t in zip(built.results, tests, strict=True)]
     return RunResult(tuple(done), used.isolation.level, len(tests), sum(r.wall_s for r in done))
 
 
@@ -130,7 +130,7 @@ def _require_walls(pool: Pool) -> None:
         )
 
 
-class _Trial:
+class _BuiltProgram:
     """A program that is built once and run on one input after another; done inputs stay done when a worker dies."""
 
     def __init__(self, language: Language, source: bytes, inputs: list[bytes], limits: Limits) -> None:
@@ -164,27 +164,27 @@ class _Trial:
 
 def _execute(
     worker: Worker, limits: Limits, argv: list[str], file: str, mode: int, stdin: bytes, content: bytes, managed: bool
-) -> Outcome:
-    order = wire.Order(
-        wire.MANAGED if managed else wire.NATIVE, limits.wall_s, limits.cpu_s, limits.memory_mib, limits.output_kib,
+) -> ProcessResult:
+    order = frames.Order(
+        frames.MANAGED if managed else frames.NATIVE, limits.wall_s, limits.cpu_s, limits.memory_mib, limits.output_kib,
         limits.disk_mib + (len(content) >> 20) + 1, limits.processes, 1,
     )  # fmt: skip
     plan = json.dumps({"argv": argv, "file": file, "mode": mode}).encode()
-    return worker.execute(order, wire.pack_payload(plan, [stdin, content]))
+    return worker.execute(order, frames.pack_payload(plan, [stdin, content]))
 
 
-def _ended(outcome: Outcome, limits: Limits) -> tuple[Status, str]:
+def _ended(outcome: ProcessResult, limits: Limits) -> tuple[Status, str]:
     """Status and error text of a process that ended; "passed" says exit code 0."""
     ended, text = outcome.exit, outcome.err[-4000:].decode("utf-8", "replace").strip()
-    if ended.why == wire.CANCELLED or ended.status == -1:
+    if ended.why == frames.CANCELLED or ended.status == -1:
         raise WorkerDied("no process could be made")
     killed: dict[int, tuple[Status, str]] = {
-        wire.CPU: ("cpu_limit", f"used {ended.cpu_s:.1f} CPU seconds of {limits.cpu_s}"),
-        wire.WALL: ("timeout", f"ran {ended.wall_s:.1f} s of {limits.wall_s}"),
-        wire.DISK: ("runtime_error", f"wrote more than {limits.disk_mib} MiB"),
-        wire.PROCESSES: ("runtime_error", f"had more than {limits.processes} processes"),
-        wire.MEMORY: ("memory_limit", f"used more than {limits.memory_mib} MiB"),
-        wire.OUTPUT: ("output_limit", f"printed more than {limits.output_kib} KiB"),
+        frames.CPU: ("cpu_limit", f"used {ended.cpu_s:.1f} CPU seconds of {limits.cpu_s}"),
+        frames.WALL: ("timeout", f"ran {ended.wall_s:.1f} s of {limits.wall_s}"),
+        frames.DISK: ("runtime_error", f"wrote more than {limits.disk_mib} MiB"),
+        frames.PROCESSES: ("runtime_error", f"had more than {limits.processes} processes"),
+        frames.MEMORY: ("memory_limit", f"used more than {limits.memory_mib} MiB"),
+        frames.OUTPUT: ("output_limit", f"printed more than {limits.output_kib} KiB"),
     }
     if ended.why in killed:
         status, why = killed[ended.why]

@@ -52,10 +52,10 @@ class Pool:
         self._refused: dict[str, str] = {w: "switched off" for w in WALLS if w not in self._walls}
         self._interpreter: str | None = None
         self._isolation: Isolation | None = None
-        self._begin()
+        self._reset()
         _POOLS.add(self)
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._free = threading.Semaphore(self.size)
         self._idle: list[Worker] = []
         self._all: set[Worker] = set()
@@ -171,7 +171,7 @@ class Pool:
         """In a forked child: let go of the parent's workers without ending them, and begin anew."""
         for worker in self._all:
             worker.let_go()
-        self._begin()
+        self._reset()
 
     def __enter__(self) -> Pool:
         return self

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandbox import groups, homes
-from sandbox.worker import wire
+from sandbox import cgroups, work_folders
+from sandbox.worker import frames
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 NAMESPACES, CGROUP = "namespaces", "cgroup"
@@ -41,13 +41,13 @@ class WorkerDied(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ProcessResult:
     """What one process left behind: how it ended, its streams, and what it wrote down about its tests."""
 
-    exit: wire.Exit
+    exit: frames.Exit
     out: bytes
     err: bytes
-    records: list[wire.Record]
+    records: list[frames.Record]
 
 
 @dataclass(slots=True, eq=False)
@@ -61,7 +61,7 @@ class Worker:
     notes: dict[str, str]
     files: list[int]
     """Payload, out, err, log: in memory, the worker has them open too."""
-    groups: dict[str, str] = field(default_factory=dict)
+    cgroups: dict[str, str] = field(default_factory=dict)
     """Folders of its control groups."""
     forks: bool = False
     """Runs may start processes, which no process namespace ends with the worker."""
@@ -72,7 +72,7 @@ class Worker:
     level: int = 0
     stands: dict[str, bool] = field(default_factory=dict)
 
-    def execute(self, order: wire.Order, payload: bytes) -> Outcome:
+    def execute(self, order: frames.Order, payload: bytes) -> ProcessResult:
         """What came of one order.
 
         Raises: WorkerDied.
@@ -88,12 +88,12 @@ class Worker:
                 os.ftruncate(payload_fd, len(payload))
             self.payload_bytes = len(payload)
             self.sock.send(order.pack())
-            exit = wire.Exit.unpack(self._answer(order.wall_s * 20 + order.cpu_s + _GRACE_S))
+            exit = frames.Exit.unpack(self._answer(order.wall_s * 20 + order.cpu_s + _GRACE_S))
             most = (order.output_kib << 10) * 2 + 1
-            log = _read(log_fd, order.tests * (most + wire.RECORD_BYTES))
+            log = _read(log_fd, order.tests * (most + frames.RECORD_BYTES))
             err = _read(err_fd, most)
             self.complained = bool(err)
-            return Outcome(exit, _read(out_fd, most), err, wire.read_records(log, order.tests))
+            return ProcessResult(exit, _read(out_fd, most), err, frames.read_records(log, order.tests))
         except OSError as exc:
             raise WorkerDied(str(exc)) from exc
 
@@ -109,7 +109,7 @@ class Worker:
     def cancel(self) -> None:
         """Kill what is running now; safe from another thread."""
         with contextlib.suppress(OSError):
-            self.sock.send(wire.CANCEL)
+            self.sock.send(frames.CANCEL)
 
     def last_words(self) -> str:
         """The tail of what the worker, or the run that it was at, wrote to stderr; nothing once it is closed."""
@@ -143,8 +143,8 @@ class Worker:
         for fd in files:
             os.close(fd)
         if held >= 0:
-            homes.remove(self.home, held)
-            groups.remove(self.groups)
+            work_folders.remove(self.home, held)
+            cgroups.remove(self.cgroups)
 
 
 def _end_session(leader: int) -> None:
@@ -189,10 +189,10 @@ def start(interpreter: str, walls: frozenset[str], number: int, tools: tuple[str
     made: dict[str, str] = {}
     if CGROUP in walls:
         try:
-            made = groups.make(number)
+            made = cgroups.make(number)
         except OSError as exc:
             raise WallRefused(CGROUP, exc.strerror or str(exc)) from exc
-    home, held = homes.make()
+    home, held = work_folders.make()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(None)
     files = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("payload", "out", "err", "log")]
@@ -203,8 +203,8 @@ def start(interpreter: str, walls: frozenset[str], number: int, tools: tuple[str
             "home": home,
             "uid": _FIRST_UID + os.getpid() % 30_000 * 64 + number % 64,
             "tools": tools,
-            "groups": made,
-            "host_file": homes.canary(home),
+            "cgroups": made,
+            "host_file": work_folders.canary(home),
             "host_pid": os.getpid(),
         }
         payload, out, err, log = files
@@ -231,8 +231,8 @@ def start(interpreter: str, walls: frozenset[str], number: int, tools: tuple[str
             ours.close()
             for fd in files:
                 os.close(fd)
-            homes.remove(home, held)
-            groups.remove(made)
+            work_folders.remove(home, held)
+            cgroups.remove(made)
         if isinstance(exc, OSError):
             raise WorkerDied(f"{interpreter}: {exc}") from exc
         raise

@@ -17,7 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from pipeline.errors import IsolationError
-from sandbox import wireformat
+from sandbox import http_format
 from sandbox.api import Job, run_many
 from sandbox.languages import TOOLS, available
 from sandbox.pool import Pool
@@ -27,7 +27,7 @@ _MAX_BODY = 64 << 20
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that is answered with an HTTP status other than 200."""
 
     def __init__(self, code: int, message: str) -> None:
@@ -62,10 +62,10 @@ class Service:
             tools.close()
 
     def answer(self, path: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The reply to a POST. Raises: Refused; ValueError on a malformed request."""
+        """The reply to a POST. Raises: RequestRefused; ValueError on a malformed request."""
         act = self.acts().get(path)
         if act is None:
-            raise Refused(404, f"no {path}; there are {', '.join(self.acts())}, /health and /metrics")
+            raise RequestRefused(404, f"no {path}; there are {', '.join(self.acts())}, /health and /metrics")
         count = max(1, len(data.get("jobs", ()))) if isinstance(data, Mapping) else 1
         self._enter(count)
         begun = time.monotonic()
@@ -84,12 +84,12 @@ class Service:
         with self.lock:
             if self.waiting and self.waiting + count > self.max_queue:
                 self.rejected += 1
-                raise Refused(429, f"{self.waiting} programs are queued of {self.max_queue}; come back later")
+                raise RequestRefused(429, f"{self.waiting} programs are queued of {self.max_queue}; come back later")
             self.waiting += count
 
     def run_code(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """SandboxFusion: one program, its output."""
-        language = wireformat.language_of(data.get("language"))
+        language = http_format.language_of(data.get("language"))
         if not isinstance(data.get("code"), str):
             raise ValueError("code must be text")
         if data.get("files") or data.get("fetch_files"):
@@ -98,19 +98,19 @@ class Service:
         asked = {"wall_s": timeout, "cpu_s": timeout, "memory_mib": memory if memory and memory > 0 else None}
         limits, stdin = self.limits.lowered(**asked), data.get("stdin") or ""
         (result,) = self._run([Job(data["code"], [{"input": stdin, "output": None}], "stdin", limits, False, language)])
-        return wireformat.fusion_run(result.tests[0])
+        return http_format.fusion_run(result.tests[0])
 
     def submit(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """SandboxFusion: the code in a completion on the tests that came with it."""
         if not isinstance(data.get("completion"), str):
             raise ValueError("completion must be text")
-        code, tests = wireformat.code_in(data["completion"]), wireformat.fusion_tests(data)
+        code, tests = http_format.code_in(data["completion"]), http_format.fusion_tests(data)
         config = data.get("config") or {}
-        timeout, language = config.get("run_timeout"), wireformat.language_of(config.get("language"))
+        timeout, language = config.get("run_timeout"), http_format.language_of(config.get("language"))
         limits = self.limits.lowered(wall_s=timeout, cpu_s=timeout)
         (result,) = self._run([Job(code, tests, "stdin", limits, False, language)])
         told = [
-            {"passed": t.passed, "exec_info": wireformat.fusion_run(t), "test_info": test}
+            {"passed": t.passed, "exec_info": http_format.fusion_run(t), "test_info": test}
             for t, test in zip(result.tests, tests, strict=True)
         ]
         return {"id": data.get("id"), "accepted": result.passed, "extracted_code": code, "full_code": code,
@@ -124,9 +124,9 @@ class Service:
         """Several jobs, in our own form; results in their order."""
         if not isinstance(data.get("jobs"), list):
             raise ValueError("jobs must be a list")
-        jobs = [wireformat.job_from_json(job, self.limits) for job in data["jobs"]]
+        jobs = [http_format.job_from_json(job, self.limits) for job in data["jobs"]]
         results = self._run(jobs)
-        return {"results": [wireformat.result_to_json(r, j.values) for r, j in zip(results, jobs, strict=True)]}
+        return {"results": [http_format.result_to_json(r, j.values) for r, j in zip(results, jobs, strict=True)]}
 
     def _run(self, jobs: list[Job]) -> list[RunResult]:
         others = {job.language for job in jobs} - {"python"}
@@ -175,7 +175,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._check_token()
             self._send(200, json.dumps(self.service.answer(self.path, self._body())))
-        except Refused as exc:
+        except RequestRefused as exc:
             self._send(exc.code, json.dumps({"error": str(exc)}))
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             self._send(422, json.dumps({"error": f"{type(exc).__name__}: {exc}"}))
@@ -186,13 +186,13 @@ class _Handler(BaseHTTPRequestHandler):
         given = self.headers.get("Authorization", "").removeprefix("Bearer ")
         if self.service.token is not None and not hmac.compare_digest(given.encode(), self.service.token.encode()):
             self.close_connection = True
-            raise Refused(401, "the Authorization header must be: Bearer <token>")
+            raise RequestRefused(401, "the Authorization header must be: Bearer <token>")
 
     def _body(self) -> Mapping[str, Any]:
         length = int(self.headers.get("Content-Length") or 0)
         if not 0 < length <= _MAX_BODY:
             self.close_connection = True
-            raise Refused(413, f"the body must have 1 to {_MAX_BODY} bytes, Content-Length is {length}")
+            raise RequestRefused(413, f"the body must have 1 to {_MAX_BODY} bytes, Content-Length is {length}")
         data = json.loads(self.rfile.read(length))
         if not isinstance(data, dict):
             raise ValueError("the body must be a JSON object")

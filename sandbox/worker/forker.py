@@ -18,17 +18,17 @@ import sys
 from functools import partial
 from posix import _exit, chdir, closerange, lseek, pread, read, write
 
-from . import harness, jail, kernel, large, memory, native, selftest, streams, wire
+from . import frames, harness, jail, kernel, large, memory, native, selftest, streams
 
 _PACKET = 64
 _BEHIND = 10
 """Runs whose processes only the worker bounds come after it, however many they are: else it would see them too late."""
 _GO, _GO_AFRESH = b"1", b"2"
-_LAST_OF_PYTHON = max(wire.STDIN, wire.FUNCTION)
+_LAST_OF_PYTHON = max(frames.STDIN, frames.FUNCTION)
 # A call of one of these takes no reference to what it calls: only the page that they lie on together is copied.
 _read, _write, _pread, _lseek = partial(read), partial(write), partial(pread), partial(lseek)
 _closerange = partial(closerange)
-_unpack, _unpack_payload, _pack = partial(wire.ORDER.unpack), partial(wire.unpack_payload), partial(wire.PID.pack)
+_unpack, _unpack_payload, _pack = partial(frames.ORDER.unpack), partial(frames.unpack_payload), partial(frames.PID.pack)
 
 
 class Forker:
@@ -68,15 +68,15 @@ class Forker:
         if os.WIFSIGNALED(status):
             while self.stale.poll(0):
                 read(self.unread, _PACKET)
-        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == wire.SETUP_FAILED and self.reports.poll(0):
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == frames.SETUP_FAILED and self.reports.poll(0):
             return -self._said()
         return 0
 
     def _said(self) -> int:
-        answer = read(self.pids, wire.PID.size)
+        answer = read(self.pids, frames.PID.size)
         if not answer:
             sys.exit("the forker is gone")
-        return int(wire.PID.unpack(answer)[0])
+        return int(frames.PID.unpack(answer)[0])
 
 
 def start(cell: jail.Jail, host_file: str, host_pid: int) -> Forker:
@@ -108,7 +108,7 @@ def start(cell: jail.Jail, host_file: str, host_pid: int) -> Forker:
             write(given, b"ready")
         except jail.WallFailed as exc:
             os.write(given, f"{exc.errno} {exc.wall} {exc}".encode())
-            _exit(wire.SETUP_FAILED)
+            _exit(frames.SETUP_FAILED)
         _serve(taken, called, given, cell, itself, before, host_file, maps)
     for fd in (called, given, itself):
         os.close(fd)
@@ -149,7 +149,7 @@ def _serve(
         if step() < 0:
             refused = 1
     if is_orphan():
-        _exit(wire.SETUP_FAILED)  # the worker died before the kernel knew to take us with it
+        _exit(frames.SETUP_FAILED)  # the worker died before the kernel knew to take us with it
     packet = _read(orders, _PACKET)
     if not packet:
         _exit(0)
@@ -162,7 +162,7 @@ def _serve(
         if lead is not None:
             lead(0, 0)  # all that it starts stays in this group, where the worker finds it
         if order[0] > _LAST_OF_PYTHON:
-            if order[0] == wire.SELF_TEST:
+            if order[0] == frames.SELF_TEST:
                 selftest.run(cell, before, order[3], host_file, wall, streams.LOG)
             native.run(program, items, cell.scratch, wall)
         if wall() < 0:
@@ -171,5 +171,5 @@ def _serve(
     except BaseException as exc:
         os.write(streams.ERR, f"sandbox: {type(exc).__name__}: {exc}\n".encode())
         _write(pids, _pack(-(getattr(exc, "errno", None) or errno.EIO)))
-        _exit(wire.SETUP_FAILED)
+        _exit(frames.SETUP_FAILED)
     run(order, program, items)

@@ -24,8 +24,8 @@ from posix import _exit, lseek, write
 from typing import Any
 
 from . import codec, memory, streams
+from .frames import BAD_VALUE, FINISHED, FUNCTION, LEAVE, NO_MEMORY, RAISED, RECORD
 from .streams import ERR, LOG, OUT
-from .wire import BAD_VALUE, FINISHED, FUNCTION, LEAVE, NO_MEMORY, RAISED, RECORD
 
 NAME = "main.py"
 _FRAMES = 6

@@ -9,8 +9,8 @@ import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from . import crowd, group, kernel, landlock, seccomp, sweep
-from .wire import MANAGED, SELF_TEST, Order
+from . import cgroup, disk, kernel, landlock, process_flood, seccomp
+from .frames import MANAGED, SELF_TEST, Order
 
 NAMESPACES, LANDLOCK, SECCOMP, UID, CGROUP = "namespaces", "landlock", "seccomp", "uid", "cgroup"
 
@@ -44,7 +44,7 @@ class Jail:
         self.stdin = self.proc = -1
         """The second is the host's /proc, for the worker only: how long a run waited for a CPU."""
         self.rules: int | None = None
-        self.group: group.Group | None = None
+        self.cgroup: cgroup.CGroup | None = None
         self.counts_processes = False
         """The uid is the run's own, so that the kernel's count per uid is a count of this run."""
         self.notes: dict[str, str] = {}
@@ -57,7 +57,7 @@ class Jail:
     @property
     def worker_counts(self) -> bool:
         """The worker bounds a run's processes: neither a namespace with a uid of its own nor a cgroup does."""
-        return bool(self.tools) and not self.has_namespaces and not self.counts_processes and self.group is None
+        return bool(self.tools) and not self.has_namespaces and not self.counts_processes and self.cgroup is None
 
     @property
     def clone_flags(self) -> int:
@@ -65,7 +65,7 @@ class Jail:
         return kernel.CLONE_NEWPID if self.has_namespaces else 0
 
 
-def enter(walls: Sequence[str], home: str, uid: int, tools: Sequence[str], groups: Mapping[str, str]) -> Jail:
+def enter(walls: Sequence[str], home: str, uid: int, tools: Sequence[str], folders: Mapping[str, str]) -> Jail:
     """Put up the worker's walls and return them. `home` is this worker's folder, owned by the caller.
 
     `tools` are folders of compilers and interpreters that programs may run (empty: only Python, and no exec).
@@ -76,7 +76,7 @@ def enter(walls: Sequence[str], home: str, uid: int, tools: Sequence[str], group
         jail.proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     if CGROUP in walls:
         try:
-            jail.group = group.Group(groups)
+            jail.cgroup = cgroup.CGroup(folders)
         except OSError as exc:
             raise WallFailed(CGROUP, exc) from exc
         jail.notes[CGROUP] = "memory and processes of a run together"
@@ -284,14 +284,14 @@ def _limit_worker(jail: Jail) -> None:
 def clear(jail: Jail, disk_mib: int) -> None:
     """Leave an empty scratch folder of `disk_mib`; a fresh file system where the last run left anything in it."""
     if not jail.has_namespaces:
-        sweep.empty(jail.scratch)
+        disk.empty(jail.scratch)
         return
     if jail.disk_mib == disk_mib and _is_empty(jail.scratch):
         return
     if jail.disk_mib:
         kernel.unmount(jail.scratch)
     flags = kernel.MS_NOSUID | kernel.MS_NODEV | (0 if jail.tools else kernel.MS_NOEXEC)
-    kernel.mount("tmpfs", jail.scratch, "tmpfs", flags, f"size={disk_mib}m,nr_inodes={sweep.MAX_ENTRIES},mode=700")
+    kernel.mount("tmpfs", jail.scratch, "tmpfs", flags, f"size={disk_mib}m,nr_inodes={disk.MAX_ENTRIES},mode=700")
     jail.disk_mib = disk_mib
 
 
@@ -319,7 +319,7 @@ def limit(pid: int, order: Order, jail: Jail) -> None:
         if jail.counts_processes:
             limits.append((resource.RLIMIT_NPROC, order.processes + 2))  # and the worker and its forker
         elif jail.worker_counts:
-            others, hard = crowd.total(jail.proc) or _MANY, resource.getrlimit(resource.RLIMIT_NPROC)[1]
+            others, hard = process_flood.total(jail.proc) or _MANY, resource.getrlimit(resource.RLIMIT_NPROC)[1]
             most = others + order.processes + _MANY
             limits.append((resource.RLIMIT_NPROC, most if hard == resource.RLIM_INFINITY else min(most, hard)))
     for name, value in limits:
@@ -337,8 +337,8 @@ def restrict(jail: Jail) -> None:
     Raises: WallFailed.
     """
     try:
-        if jail.group is not None:
-            jail.group.enter()
+        if jail.cgroup is not None:
+            jail.cgroup.enter()
     except OSError as exc:
         raise WallFailed(CGROUP, exc) from exc
     try:

@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 
-from . import crowd, forker, harness, jail, kernel, streams, sweep, wire
+from . import disk, forker, frames, harness, jail, kernel, process_flood, streams
 
 _CORES = len(os.sched_getaffinity(0))
 _DISK_EVERY_S = 0.05
@@ -33,7 +33,7 @@ def main() -> None:
     judge = os.pidfd_open(os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        cell = jail.enter(config["walls"], config["home"], config["uid"], config["tools"], config["groups"])
+        cell = jail.enter(config["walls"], config["home"], config["uid"], config["tools"], config["cgroups"])
     except jail.WallFailed as exc:
         os.write(streams.CONTROL, json.dumps({"failed": exc.wall, "why": str(exc)}).encode())
         return
@@ -48,10 +48,10 @@ def main() -> None:
         streams.CONTROL,
         json.dumps({"notes": cell.notes, "pid": os.getpid(), "python": sys.version.split()[0]}).encode(),
     )
-    Worker(judge, cell, children).serve()
+    Supervisor(judge, cell, children).serve()
 
 
-class Worker:
+class Supervisor:
     """One warm process and its jail."""
 
     def __init__(self, judge: int, cell: jail.Jail, children: forker.Forker) -> None:
@@ -77,17 +77,17 @@ class Worker:
                 return
             if not packet:
                 return
-            if len(packet) == len(wire.CANCEL):
+            if len(packet) == len(frames.CANCEL):
                 continue  # a cancellation that came after the run had ended
-            order = wire.Order.unpack(packet)
+            order = frames.Order.unpack(packet)
             try:
                 if self.cell.disk_mib != order.disk_mib:
                     jail.clear(self.cell, order.disk_mib)
-                if self.cell.group is not None:
-                    self.cell.group.bound(order.memory_mib, order.disk_mib, order.output_kib, order.processes)
+                if self.cell.cgroup is not None:
+                    self.cell.cgroup.bound(order.memory_mib, order.disk_mib, order.output_kib, order.processes)
                 pid = self.children.child()
             except OSError as exc:
-                os.write(self.sock, wire.Exit(-1, exc.errno or 0, 0.0, 0.0, 0).pack())
+                os.write(self.sock, frames.Exit(-1, exc.errno or 0, 0.0, 0.0, 0).pack())
                 continue
             jail.limit(pid, order, self.cell)
             os.write(self.children.orders, packet)
@@ -96,17 +96,19 @@ class Worker:
                 report = report._replace(status=-1, why=failure)
             jail.clear(self.cell, order.disk_mib)
             os.write(self.sock, report.pack())
-            self.children.call(report.why == wire.MEMORY or order.kind == wire.SELF_TEST)  # while the judge reads it
+            self.children.call(
+                report.why == frames.MEMORY or order.kind == frames.SELF_TEST
+            )  # while the judge reads it
 
-    def watch(self, pid: int, order: wire.Order) -> wire.Exit:
+    def watch(self, pid: int, order: frames.Order) -> frames.Exit:
         """How the child ended; it is killed when it has used up its CPU or wall time, or the judge says so."""
         child = os.pidfd_open(pid)
         self.poll.register(child, select.POLLIN)
         start = time.monotonic()
-        native = order.kind in (wire.NATIVE, wire.MANAGED)
+        native = order.kind in (frames.NATIVE, frames.MANAGED)
         counts = self.cell.worker_counts
-        before = crowd.total(self.cell.proc) if counts else 0
-        why, deadline, wait = wire.ENDED, start + order.wall_s, min(order.wall_s, order.cpu_s / _CORES)
+        before = process_flood.total(self.cell.proc) if counts else 0
+        why, deadline, wait = frames.ENDED, start + order.wall_s, min(order.wall_s, order.cpu_s / _CORES)
         often = _DISK_EVERY_S if native or not self.cell.has_namespaces else order.wall_s
         often = _CROWD_EVERY_S if self.forks else often
         wait, looked = min(wait, often), start
@@ -119,26 +121,26 @@ class Worker:
                     os.kill(pid, signal.SIGKILL)
                     self.ended(pid)
                     os._exit(0)
-                why = wire.CANCELLED
+                why = frames.CANCELLED
             now, used = time.monotonic(), _cpu_clock(pid)
             if self.forks:
-                crowd.bury(pid)  # for the kernel the dead count
+                process_flood.bury(pid)  # for the kernel the dead count
             is_due = not self.cell.has_namespaces and now >= looked + _DISK_EVERY_S
             looked = now if is_due else looked
             if used >= order.cpu_s:
-                why = wire.CPU
+                why = frames.CPU
             elif now >= deadline:
                 deadline = self.later(pid, start, now, used, order.wall_s)
-                why = wire.WALL if deadline <= now else why
-            elif counts and crowd.is_over(self.cell.proc, pid, order.processes, before):
-                why = wire.PROCESSES
-            elif is_due and sweep.is_over(self.cell.scratch, order.disk_mib << 20):
-                why = wire.DISK
-            elif order.kind == wire.MANAGED and _resident_mib(self.cell.proc, pid) > order.memory_mib:
-                why = wire.MEMORY
+                why = frames.WALL if deadline <= now else why
+            elif counts and process_flood.is_over(self.cell.proc, pid, order.processes, before):
+                why = frames.PROCESSES
+            elif is_due and disk.is_over(self.cell.scratch, order.disk_mib << 20):
+                why = frames.DISK
+            elif order.kind == frames.MANAGED and _resident_mib(self.cell.proc, pid) > order.memory_mib:
+                why = frames.MEMORY
             elif native and os.fstat(streams.OUT).st_size > order.output_kib << 10:
-                why = wire.OUTPUT  # the first process of a namespace outlives the signal that says so
-            if why != wire.ENDED:
+                why = frames.OUTPUT  # the first process of a namespace outlives the signal that says so
+            if why != frames.ENDED:
                 os.kill(pid, signal.SIGKILL)
                 break
             wait = min(deadline - now, max(0.005, (order.cpu_s - used) / _CORES), often)
@@ -146,21 +148,21 @@ class Worker:
         status, usage = self.ended(pid)
         os.close(child)
         cpu = usage.ru_utime + usage.ru_stime
-        if why == wire.ENDED and os.WIFSIGNALED(status) and cpu >= order.cpu_s:
-            why = wire.CPU
-        if self.cell.group is not None and why == wire.ENDED:
-            tried = order.kind == wire.SELF_TEST  # it has some killed on purpose, which count for no later run
-            if (self.cell.tools or os.WIFSIGNALED(status) or tried) and self.cell.group.killed() and not tried:
-                why = wire.MEMORY
-        return wire.Exit(status, why, cpu, time.monotonic() - start, usage.ru_maxrss)
+        if why == frames.ENDED and os.WIFSIGNALED(status) and cpu >= order.cpu_s:
+            why = frames.CPU
+        if self.cell.cgroup is not None and why == frames.ENDED:
+            tried = order.kind == frames.SELF_TEST  # it has some killed on purpose, which count for no later run
+            if (self.cell.tools or os.WIFSIGNALED(status) or tried) and self.cell.cgroup.killed() and not tried:
+                why = frames.MEMORY
+        return frames.Exit(status, why, cpu, time.monotonic() - start, usage.ru_maxrss)
 
     def ended(self, pid: int) -> tuple[int, resource.struct_rusage]:
         """Status and usage of the child, which is dead or dying; with it goes what it has started."""
         if self.forks:
-            crowd.kill(pid)
+            process_flood.kill(pid)
         _, status, usage = os.wait4(pid, 0)
         if self.forks:
-            crowd.wait(pid)
+            process_flood.wait(pid)
         return status, usage
 
     def later(self, pid: int, start: float, now: float, used: float, wall_s: float) -> float:

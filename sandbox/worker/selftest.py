@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from . import jail as walls
 from . import kernel
+from .frames import Record
 from .jail import Jail
-from .wire import Record
 
 _MEMFD = {"x86_64": 319, "aarch64": 279}
 

@@ -64,7 +64,7 @@ STDIN = {
     "ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(f), 0)\nraise SystemExit(0)",
     "unwind the harness": "import sys\nf = sys._getframe(1)\nraise GeneratorExit",
     "skip the tests": "import unittest; raise unittest.SkipTest('all')",
-    "import the judge": "import sandbox.judge as j; j.judge = lambda *a: True",
+    "import the caller": "import sandbox.trial as t; t.run_tests = lambda *a: True",
     "import the verifier": "import sys; sys.path.append('/work'); import verifiers; verifiers.code = None",
     "load a sitecustomize": "open('sitecustomize.py', 'w').write('import os; os._exit(0)')",
     "shadow a module": "open('json.py', 'w').write('dumps = lambda *a: 1'); import importlib, sys; sys.path.insert(0, '.'); importlib.invalidate_caches()",

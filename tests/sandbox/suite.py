@@ -22,7 +22,7 @@ _BREAKS = {"passed", "sandbox_error"}
 
 
 @dataclass(frozen=True)
-class Trial:
+class SuiteProgram:
     """One program of the suite, and the statuses that it may end with."""
 
     name: str
@@ -44,15 +44,15 @@ _STOPPED = frozenset(
 )
 
 
-def act_trials(scene: Scene) -> Iterator[Trial]:
+def act_trials(scene: Scene) -> Iterator[SuiteProgram]:
     """Acts that must be stopped, tried by programs that would pass if they were not."""
     for category, table in acts.ALL.items():
         for name, code in table.items():
             job = sandbox.Job(scene.program(code), [{"input": "", "output": "PWNED"}], "stdin", ACT_LIMITS)
-            yield Trial(f"{category}: {name}", job, _STOPPED)
+            yield SuiteProgram(f"{category}: {name}", job, _STOPPED)
 
 
-def exhaust_trials(isolation: sandbox.Isolation) -> Iterator[Trial]:
+def exhaust_trials(isolation: sandbox.Isolation) -> Iterator[SuiteProgram]:
     """Programs that use too much, or break, each with the status that it must have behind these walls."""
     for name, (code, at_level_3) in programs.EXHAUST.items():
         status = programs.AT_LEVEL_2.get(name, at_level_3) if isolation.level < 3 else at_level_3
@@ -62,27 +62,27 @@ def exhaust_trials(isolation: sandbox.Isolation) -> Iterator[Trial]:
         began = BEGIN if "syntax" not in name and "null" not in name else ""
         limits = EXHAUST_LIMITS.get(status, _SMALL)
         job = sandbox.Job(began + code, [{"input": "", "output": "TOKEN"}], "stdin", limits)
-        yield Trial(f"exhaust: {name}", job, frozenset(allowed), bool(began) and "flood errors" not in name)
+        yield SuiteProgram(f"exhaust: {name}", job, frozenset(allowed), bool(began) and "flood errors" not in name)
 
 
-def hack_trials() -> Iterator[Trial]:
+def hack_trials() -> Iterator[SuiteProgram]:
     """Programs that want to pass without the answer, on three tests whose outputs nobody can know."""
     for name, code in hacks.STDIN.items():
         token = "tok" + f"en-{secrets.token_hex(8)}"
         tests = [{"input": f"{i}\n", "output": f"{token}-{i}"} for i in range(3)]
-        yield Trial(f"hack: {name}", sandbox.Job(code, tests, "stdin", ACT_LIMITS), _STOPPED, False)
+        yield SuiteProgram(f"hack: {name}", sandbox.Job(code, tests, "stdin", ACT_LIMITS), _STOPPED, False)
     for name, (code, expected) in hacks.FUNCTION.items():
         wanted = 12345 if expected is None else expected
         tests = [{"fn": "f", "args": [[1]], "expected": wanted}] * 2
-        yield Trial(f"hack: {name}", sandbox.Job(code, tests, "function", ACT_LIMITS), _STOPPED, False)
+        yield SuiteProgram(f"hack: {name}", sandbox.Job(code, tests, "function", ACT_LIMITS), _STOPPED, False)
 
 
-def honest_trials() -> Iterator[Trial]:
+def honest_trials() -> Iterator[SuiteProgram]:
     """Programs that must pass."""
     limits = sandbox.Limits(wall_s=10, cpu_s=5, memory_mib=512, output_kib=2048)
     for name, (code, pairs) in programs.HONEST.items():
         tests = [{"input": i, "output": o} for i, o in pairs]
-        yield Trial(f"honest: {name}", sandbox.Job(code, tests, "stdin", limits), frozenset({"passed"}), False)
+        yield SuiteProgram(f"honest: {name}", sandbox.Job(code, tests, "stdin", limits), frozenset({"passed"}), False)
 
 
 def linger_complaints(pool: sandbox.Pool) -> Iterator[str]:

@@ -18,7 +18,7 @@ import pytest
 
 import sandbox
 from pipeline.errors import IsolationError
-from sandbox import homes
+from sandbox import work_folders
 from sandbox.worker import sweep
 
 DOUBLE = "print(int(input()) * 2)"
@@ -157,14 +157,14 @@ def test_no_program_can_pass_for_walls_that_did_not_go_up() -> None:
 
 def test_folders_of_killed_judges_are_swept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(homes, "_YOUNG_S", -1.0)
-    live, held = homes.make()
-    dead, lost = homes.make()
+    monkeypatch.setattr(work_folders, "_YOUNG_S", -1.0)
+    live, held = work_folders.make()
+    dead, lost = work_folders.make()
     os.close(lost)
-    assert homes.sweep() == 1
+    assert work_folders.sweep() == 1
     assert Path(live).exists()
     assert not Path(dead).exists()
-    homes.remove(live, held)
+    work_folders.remove(live, held)
     assert list(tmp_path.iterdir()) == []
 
 

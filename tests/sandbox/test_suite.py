@@ -27,7 +27,7 @@ def pool(request: pytest.FixtureRequest) -> Iterator[sandbox.Pool]:
         yield made
 
 
-def complaints(trials: list[suite.Trial], pool: sandbox.Pool) -> list[str]:
+def complaints(trials: list[suite.SuiteProgram], pool: sandbox.Pool) -> list[str]:
     results = sandbox.run_many([t.job for t in trials], pool=pool)
     return [c for t, r in zip(trials, results, strict=True) if (c := t.complaint(r))]
 

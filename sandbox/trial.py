@@ -13,14 +13,14 @@ from typing import Any
 
 from sandbox import compare
 from sandbox.pool import Pool
-from sandbox.process import Outcome, WorkerDied
+from sandbox.process import ProcessResult, WorkerDied
 from sandbox.results import Case, Limits, Mode, RunResult, Status, TestResult, require_tests
-from sandbox.worker import codec, wire
+from sandbox.worker import codec, frames
 
 _ERROR_CHARACTERS = 2000
 ANYTHING = object()
 """Expected where nothing is compared."""
-_KINDS: dict[str, int] = {"stdin": wire.STDIN, "function": wire.FUNCTION}
+_KINDS: dict[str, int] = {"stdin": frames.STDIN, "function": frames.FUNCTION}
 
 
 def cases(tests: Sequence[Mapping[str, Any]], mode: Mode) -> list[Case]:
@@ -58,7 +58,7 @@ def _function_case(test: Mapping[str, Any]) -> Case:
     return Case(data, codec.decode(codec.encode(test["expected"])))
 
 
-def judge(
+def run_tests(
     pool: Pool,
     program: str,
     tests: Sequence[Mapping[str, Any]],
@@ -97,11 +97,11 @@ class _Trial:
         """Run until decided. Raises: WorkerDied, after which it can go on with another worker."""
         while (batch := self._next()) and not (self.stop and self._failed()):
             begun = time.monotonic()
-            order = wire.Order(
+            order = frames.Order(
                 _KINDS[self.mode], self.limits.wall_s, self.limits.cpu_s, self.limits.memory_mib,
                 self.limits.output_kib, self.limits.disk_mib, self.limits.processes, len(batch),
             )  # fmt: skip
-            payload = wire.pack_payload(self.program, [self.cases[i].data for i in batch])
+            payload = frames.pack_payload(self.program, [self.cases[i].data for i in batch])
             outcome = worker.execute(order, payload)
             self.wall_s += time.monotonic() - begun
             self._take(batch, outcome)
@@ -120,7 +120,7 @@ class _Trial:
         fresh = [i for i in open_tests if i not in self.alone]
         return fresh or open_tests[:1]
 
-    def _take(self, batch: list[int], outcome: Outcome) -> None:
+    def _take(self, batch: list[int], outcome: ProcessResult) -> None:
         """Keep what is decided: every pass, and whatever happened to the first test of the process."""
         records = outcome.records
         peak = outcome.exit.peak_kib / 1024
@@ -139,14 +139,14 @@ class _Trial:
         if len(records) >= len(batch):
             return
         status = outcome.exit.status
-        left = os.WIFEXITED(status) and os.WEXITSTATUS(status) == wire.LEAVE
+        left = os.WIFEXITED(status) and os.WEXITSTATUS(status) == frames.LEAVE
         if records:
             if not left:
                 self.alone.add(batch[len(records)])
             return
         self._died(batch[0], outcome, peak)
 
-    def _died(self, number: int, outcome: Outcome, peak: float) -> None:
+    def _died(self, number: int, outcome: ProcessResult, peak: float) -> None:
         """The process ended during its first test, so its end is that test's."""
         exit, limits = outcome.exit, self.limits
         text = _tail(outcome.err)
@@ -154,22 +154,22 @@ class _Trial:
         stdout = outcome.out[: limits.output_kib << 10].decode("utf-8", "replace")
         if exit.status == -1:
             raise WorkerDied(f"no process: {os.strerror(exit.why)} {text}".strip())
-        if exit.why == wire.CPU:
+        if exit.why == frames.CPU:
             status, text = "cpu_limit", f"{text}\nused {exit.cpu_s:.1f} CPU seconds of {limits.cpu_s}"
-        elif exit.why == wire.WALL:
+        elif exit.why == frames.WALL:
             status, text = (
                 "timeout",
                 f"{text}\nran {exit.wall_s:.1f} s of {limits.wall_s}, on {exit.cpu_s:.1f} CPU seconds",
             )
-        elif exit.why == wire.DISK:
+        elif exit.why == frames.DISK:
             text = f"{text}\nwrote more than {limits.disk_mib} MiB or 2048 files"
-        elif exit.why == wire.PROCESSES:
+        elif exit.why == frames.PROCESSES:
             text = f"{text}\nhad more than {limits.processes} processes"
-        elif exit.why == wire.MEMORY:
+        elif exit.why == frames.MEMORY:
             status, text = "memory_limit", f"{text}\nused more than {limits.memory_mib} MiB"
         elif len(outcome.out) > limits.output_kib << 10:
             status, text = "output_limit", f"{text}\nprinted more than {limits.output_kib} KiB"
-        elif exit.why == wire.CANCELLED:
+        elif exit.why == frames.CANCELLED:
             raise WorkerDied("cancelled")
         elif os.WIFSIGNALED(exit.status):
             killer = os.WTERMSIG(exit.status)
@@ -180,7 +180,7 @@ class _Trial:
             status = "memory_limit" if over and peak > limits.memory_mib * 0.5 else "runtime_error"
             text = f"{text}\nkilled by {signal.Signals(killer).name}".strip()
         elif os.WEXITSTATUS(exit.status) == 0 and self.mode == "stdin" and peak <= limits.memory_mib:
-            record = wire.Record(0, wire.FINISHED, exit.cpu_s, exit.wall_s, len(outcome.out), len(outcome.err), b"")
+            record = frames.Record(0, frames.FINISHED, exit.cpu_s, exit.wall_s, len(outcome.out), len(outcome.err), b"")
             self.results[number] = self._verdict(number, record, outcome.out, outcome.err, peak)
             return
         else:
@@ -188,7 +188,7 @@ class _Trial:
             text = f"{text}\nexit code {os.WEXITSTATUS(exit.status)} before a result".strip()
         self.results[number] = TestResult(status, stdout, text[-_ERROR_CHARACTERS:], exit.cpu_s, exit.wall_s, peak)
 
-    def _verdict(self, number: int, record: wire.Record, out: bytes, err: bytes, peak: float) -> TestResult:
+    def _verdict(self, number: int, record: frames.Record, out: bytes, err: bytes, peak: float) -> TestResult:
         cap = self.limits.output_kib << 10
         status, error, value = self._decide(number, record, out)
         error = "" if status == "passed" else f"{_tail(err)}\n{error}".strip()
@@ -197,16 +197,16 @@ class _Trial:
             value,
         )  # fmt: skip
 
-    def _decide(self, number: int, record: wire.Record, out: bytes) -> tuple[Status, str, Any]:
+    def _decide(self, number: int, record: frames.Record, out: bytes) -> tuple[Status, str, Any]:
         expected = self.cases[number].expected
         anything = expected is ANYTHING or (self.mode == "stdin" and expected is None)
         if len(out) > self.limits.output_kib << 10:
             return "output_limit", "", None
-        if record.state == wire.NO_MEMORY:
+        if record.state == frames.NO_MEMORY:
             return "memory_limit", "", None
-        if record.state == wire.RAISED or (record.code and record.state == wire.FINISHED):
+        if record.state == frames.RAISED or (record.code and record.state == frames.FINISHED):
             return "runtime_error", "", None
-        if record.state == wire.BAD_VALUE:
+        if record.state == frames.BAD_VALUE:
             return "bad_output", "", None
         if self.mode == "stdin":
             return self._decide_output(out, None if anything else expected)

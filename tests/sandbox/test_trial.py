@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import sandbox
-from sandbox.worker import wire
+from sandbox.worker import frames
 
 
 @pytest.fixture(scope="module")
@@ -149,12 +149,12 @@ def test_limits_must_be_positive() -> None:
 
 
 def test_forged_records_end_the_list() -> None:
-    good = wire.Record(0, 0, 0.1, 0.1, 5, 0, b"v")
-    backwards = wire.Record(0, 0, 0.1, 0.1, 3, 0, b"")
-    assert wire.read_records(good.pack() + backwards.pack(), 5) == [good]
-    assert wire.read_records(good.pack() * 3, 2) == [good, good]
-    assert wire.read_records(good.pack()[:-1], 5) == []
-    assert wire.read_records(b"\xff" * 200, 5) == []
-    order = wire.Order(1, 2.5, 1.5, 3, 4, 5, 6, 7)
-    assert wire.Order.unpack(order.pack()) == order
-    assert wire.unpack_payload(wire.pack_payload(b"ab", [b"", b"c"])) == (b"ab", [b"", b"c"])
+    good = frames.Record(0, 0, 0.1, 0.1, 5, 0, b"v")
+    backwards = frames.Record(0, 0, 0.1, 0.1, 3, 0, b"")
+    assert frames.read_records(good.pack() + backwards.pack(), 5) == [good]
+    assert frames.read_records(good.pack() * 3, 2) == [good, good]
+    assert frames.read_records(good.pack()[:-1], 5) == []
+    assert frames.read_records(b"\xff" * 200, 5) == []
+    order = frames.Order(1, 2.5, 1.5, 3, 4, 5, 6, 7)
+    assert frames.Order.unpack(order.pack()) == order
+    assert frames.unpack_payload(frames.pack_payload(b"ab", [b"", b"c"])) == (b"ab", [b"", b"c"])

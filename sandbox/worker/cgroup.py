@@ -10,7 +10,7 @@ _SLACK_MIB = 48
 """The forker's own pages, and what the kernel keeps for processes."""
 
 
-class Group:
+class CGroup:
     """Open files of a group, so that it can be used where its folder is out of sight."""
 
     def __init__(self, folders: Mapping[str, str]) -> None:
