@@ -21,7 +21,7 @@ _DEFAULT_LIMITS = Limits()
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class Trial:
     """One program with its tests, for `run_many`."""
 
     program: str
@@ -99,17 +99,17 @@ def execute(program: str, stdin: str = "", *, limits: Limits = _DEFAULT_LIMITS, 
     return run_tests(pool or default_pool(), program, [test], "stdin", limits, False).tests[0]
 
 
-def run_many(jobs: Iterable[Job], *, pool: Pool | None = None, tools: Pool | None = None) -> list[RunResult]:
-    """One result per job, in order, as many at a time as the pool has workers. `tools`: a pool for other languages.
+def run_many(trials: Iterable[Trial], *, pool: Pool | None = None, tools: Pool | None = None) -> list[RunResult]:
+    """One result per trial, in order, as many at a time as the pool has workers. `tools`: a pool for other languages.
 
     Raises: as `run` and `run_language`, for the first.
     """
-    jobs = list(jobs)
+    trials = list(trials)
     used = pool or default_pool()
-    if not jobs:
+    if not trials:
         return []
-    with ThreadPoolExecutor(min(used.size, len(jobs)), "sandbox") as threads:
-        return list(threads.map(lambda job: _run_job(job, used, tools), jobs))
+    with ThreadPoolExecutor(min(used.size, len(trials)), "sandbox") as threads:
+        return list(threads.map(lambda trial: _run_trial(trial, used, tools), trials))
 
 
 async def run_async(
@@ -122,13 +122,13 @@ async def run_async(
     pool: Pool | None = None,
 ) -> RunResult:
     """`run`, without blocking the event loop."""
-    job = Job(program, tests, mode, limits, stop_on_failure)
-    return (await run_many_async([job], pool=pool))[0]
+    trial = Trial(program, tests, mode, limits, stop_on_failure)
+    return (await run_many_async([trial], pool=pool))[0]
 
 
-async def run_many_async(jobs: Iterable[Job], *, pool: Pool | None = None) -> list[RunResult]:
+async def run_many_async(trials: Iterable[Trial], *, pool: Pool | None = None) -> list[RunResult]:
     """`run_many`, without blocking the event loop."""
-    return await asyncio.to_thread(run_many, list(jobs), pool=pool)
+    return await asyncio.to_thread(run_many, list(trials), pool=pool)
 
 
 def probe(pool: Pool | None = None) -> Isolation:
@@ -139,9 +139,9 @@ def probe(pool: Pool | None = None) -> Isolation:
         return trial.isolation
 
 
-def _run_job(job: Job, pool: Pool, tools: Pool | None) -> RunResult:
-    if job.language != "python":
-        if job.mode != "stdin":
-            raise ValueError(f"mode {job.mode!r} calls Python; for {job.language} give stdin tests")
-        return run_language(job.language, job.program, job.tests, limits=job.limits, pool=tools)
-    return run_tests(pool, job.program, job.tests, job.mode, job.limits, job.stop_on_failure)
+def _run_trial(trial: Trial, pool: Pool, tools: Pool | None) -> RunResult:
+    if trial.language != "python":
+        if trial.mode != "stdin":
+            raise ValueError(f"mode {trial.mode!r} calls Python; for {trial.language} give stdin tests")
+        return run_language(trial.language, trial.program, trial.tests, limits=trial.limits, pool=tools)
+    return run_tests(pool, trial.program, trial.tests, trial.mode, trial.limits, trial.stop_on_failure)

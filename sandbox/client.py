@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from sandbox import http_format
-from sandbox.api import Job, Tests
+from sandbox.api import Tests, Trial
 from sandbox.results import Limits, Mode, RunResult, TestResult
 
 _PAUSE_S = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0)
@@ -48,18 +48,18 @@ class Client:
         stop_on_failure: bool = False,
     ) -> RunResult:
         """As `sandbox.run`. Raises: ValueError on tests that the service finds malformed."""
-        return self._run_job(Job(program, tests, mode, limits or Limits(), stop_on_failure))
+        return self._run_trial(Trial(program, tests, mode, limits or Limits(), stop_on_failure))
 
-    def run_many(self, jobs: Iterable[Job]) -> list[RunResult]:
-        """As `sandbox.run_many`: one result per job, in order."""
-        jobs = list(jobs)
-        if not jobs:
+    def run_many(self, trials: Iterable[Trial]) -> list[RunResult]:
+        """As `sandbox.run_many`: one result per trial, in order."""
+        trials = list(trials)
+        if not trials:
             return []
-        with ThreadPoolExecutor(min(self.parallel, len(jobs)), "sandbox-client") as threads:
-            return list(threads.map(self._run_job, jobs))
+        with ThreadPoolExecutor(min(self.parallel, len(trials)), "sandbox-client") as threads:
+            return list(threads.map(self._run_trial, trials))
 
-    def _run_job(self, job: Job) -> RunResult:
-        body = json.dumps(http_format.job_to_json(job)).encode()
+    def _run_trial(self, trial: Trial) -> RunResult:
+        body = json.dumps(http_format.trial_to_json(trial)).encode()
         trouble = ""
         for pause in (*_PAUSE_S, None):
             url = self._take()
@@ -79,7 +79,7 @@ class Client:
             if pause is not None:
                 time.sleep(pause)
         failed = TestResult("sandbox_error", error=f"no service answered; the last: {trouble}")
-        return RunResult((failed,) * max(1, len(job.tests)), 0, max(1, len(job.tests)))
+        return RunResult((failed,) * max(1, len(trial.tests)), 0, max(1, len(trial.tests)))
 
     def _take(self) -> str:
         with self._lock:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from sandbox.api import Job
+from sandbox.api import Trial
 from sandbox.languages import NO_COMPILE, available
 from sandbox.results import Limits, RunResult, TestResult
 from sandbox.worker import codec
@@ -14,21 +14,21 @@ from sandbox.worker import codec
 _FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
 
 
-def job_to_json(job: Job) -> dict[str, Any]:
-    """The job; its tests go encoded, since JSON alone would lose tuples, sets and integer keys."""
+def trial_to_json(trial: Trial) -> dict[str, Any]:
+    """The trial; its tests go encoded, since JSON alone would lose tuples, sets and integer keys."""
     return {
-        "program": job.program,
-        "encoded_tests": codec.encode([dict(t) for t in job.tests]).decode("ascii"),
-        "mode": job.mode,
-        "limits": {name: getattr(job.limits, name) for name in Limits.__dataclass_fields__},
-        "stop_on_failure": job.stop_on_failure,
-        "language": job.language,
-        "values": job.values,
+        "program": trial.program,
+        "encoded_tests": codec.encode([dict(t) for t in trial.tests]).decode("ascii"),
+        "mode": trial.mode,
+        "limits": {name: getattr(trial.limits, name) for name in Limits.__dataclass_fields__},
+        "stop_on_failure": trial.stop_on_failure,
+        "language": trial.language,
+        "values": trial.values,
     }
 
 
-def job_from_json(data: Mapping[str, Any], most: Limits) -> Job:
-    """The job in a request, `tests` plain or `encoded_tests`; its limits only lower `most`.
+def trial_from_json(data: Mapping[str, Any], most: Limits) -> Trial:
+    """The trial in a request, `tests` plain or `encoded_tests`; its limits only lower `most`.
 
     Raises: ValueError naming the field.
     """
@@ -43,7 +43,7 @@ def job_from_json(data: Mapping[str, Any], most: Limits) -> Job:
         raise ValueError(f"unknown limits {sorted(unknown)}; known: {', '.join(Limits.__dataclass_fields__)}")
     mode, stops = data.get("mode", "stdin"), bool(data.get("stop_on_failure", False))
     language = language_of(data.get("language"))
-    return Job(data["program"], tests, mode, most.lowered(**limits), stops, language, bool(data.get("values", False)))
+    return Trial(data["program"], tests, mode, most.lowered(**limits), stops, language, bool(data.get("values", False)))
 
 
 _NAMES = {"python3": "python", "nodejs": "javascript", "js": "javascript", "c++": "cpp", "sh": "bash", "sqlite": "sql"}

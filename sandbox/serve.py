@@ -18,7 +18,7 @@ from typing import Any
 
 from pipeline.errors import IsolationError
 from sandbox import http_format
-from sandbox.api import Job, run_many
+from sandbox.api import Trial, run_many
 from sandbox.languages import TOOLS, available
 from sandbox.pool import Pool
 from sandbox.results import Limits, RunResult
@@ -97,7 +97,9 @@ class Service:
         timeout, memory = data.get("run_timeout"), data.get("memory_limit_MB")
         asked = {"wall_s": timeout, "cpu_s": timeout, "memory_mib": memory if memory and memory > 0 else None}
         limits, stdin = self.limits.lowered(**asked), data.get("stdin") or ""
-        (result,) = self._run([Job(data["code"], [{"input": stdin, "output": None}], "stdin", limits, False, language)])
+        (result,) = self._run(
+            [Trial(data["code"], [{"input": stdin, "output": None}], "stdin", limits, False, language)]
+        )
         return http_format.fusion_run(result.tests[0])
 
     def submit(self, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,7 +110,7 @@ class Service:
         config = data.get("config") or {}
         timeout, language = config.get("run_timeout"), http_format.language_of(config.get("language"))
         limits = self.limits.lowered(wall_s=timeout, cpu_s=timeout)
-        (result,) = self._run([Job(code, tests, "stdin", limits, False, language)])
+        (result,) = self._run([Trial(code, tests, "stdin", limits, False, language)])
         told = [
             {"passed": t.passed, "exec_info": http_format.fusion_run(t), "test_info": test}
             for t, test in zip(result.tests, tests, strict=True)
@@ -117,23 +119,23 @@ class Service:
                 "test_code": None, "tests": told, "extracted_type": None, "extra": None}  # fmt: skip
 
     def run(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """One job, in our own form."""
+        """One trial, in our own form."""
         return self.run_many({"jobs": [data]})["results"][0]  # type: ignore[no-any-return]
 
     def run_many(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Several jobs, in our own form; results in their order."""
+        """Several trials, in our own form; results in their order."""
         if not isinstance(data.get("jobs"), list):
             raise ValueError("jobs must be a list")
-        jobs = [http_format.job_from_json(job, self.limits) for job in data["jobs"]]
-        results = self._run(jobs)
-        return {"results": [http_format.result_to_json(r, j.values) for r, j in zip(results, jobs, strict=True)]}
+        trials = [http_format.trial_from_json(trial, self.limits) for trial in data["jobs"]]
+        results = self._run(trials)
+        return {"results": [http_format.result_to_json(r, j.values) for r, j in zip(results, trials, strict=True)]}
 
-    def _run(self, jobs: list[Job]) -> list[RunResult]:
-        others = {job.language for job in jobs} - {"python"}
+    def _run(self, trials: list[Trial]) -> list[RunResult]:
+        others = {trial.language for trial in trials} - {"python"}
         missing = sorted(name for name in others if not available()[name])
         if missing:
             raise IsolationError(f"the tool of language {missing[0]!r} is not installed on this machine")
-        results = run_many(jobs, pool=self.pool, tools=self.tools() if others else None)
+        results = run_many(trials, pool=self.pool, tools=self.tools() if others else None)
         with self.lock:
             self.statuses.update(r.status for r in results)
         return results

@@ -75,15 +75,15 @@ def run_tests(
     require_tests(tests, limits)
     todo = cases(tests, mode) if compares else [replace(c, expected=ANYTHING) for c in cases(tests, mode)]
     code = program.encode("utf-8", "surrogatepass") if isinstance(program, str) else program
-    trial = _Trial(code, mode, todo, limits, stop_on_failure)
+    progress = _Progress(code, mode, todo, limits, stop_on_failure)
     try:
-        return pool.use(trial.run)
+        return pool.use(progress.run)
     except WorkerDied as exc:
         failed = TestResult("sandbox_error", error=str(exc)[-_ERROR_CHARACTERS:])
         return RunResult((failed,) * len(todo), pool.isolation.level, len(todo))
 
 
-class _Trial:
+class _Progress:
     """One program's tests, until each has a verdict; what is decided stays decided when a worker dies."""
 
     def __init__(self, program: bytes, mode: Mode, todo: list[Case], limits: Limits, stop: bool) -> None:

@@ -18,11 +18,11 @@ def main(folder: Path) -> None:
     """Verify programs of this rank's own between two collectives, and write down what came of them."""
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
-    jobs = [sandbox.Job(f"print(int(input()) * {factor})", TESTS) for factor in range(4)]
-    jobs += [sandbox.Job(f"import os\nprint({rank} if os.getpid() else 0)", [{"input": "", "output": str(rank)}])]
+    trials = [sandbox.Trial(f"print(int(input()) * {factor})", TESTS) for factor in range(4)]
+    trials += [sandbox.Trial(f"import os\nprint({rank} if os.getpid() else 0)", [{"input": "", "output": str(rank)}])]
     dist.barrier()
     sandbox.configure(workers=2)
-    results = sandbox.run_many(jobs)
+    results = sandbox.run_many(trials)
     passed = torch.tensor([r.passed for r in results], dtype=torch.int64)
     dist.all_reduce(passed)
     workers = sorted(w.process.pid for w in sandbox.default_pool()._all)

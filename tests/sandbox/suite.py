@@ -26,7 +26,7 @@ class SuiteProgram:
     """One program of the suite, and the statuses that it may end with."""
 
     name: str
-    job: sandbox.Job
+    trial: sandbox.Trial
     allowed: frozenset[str]
     must_begin: bool = True
 
@@ -48,8 +48,8 @@ def act_trials(scene: Scene) -> Iterator[SuiteProgram]:
     """Acts that must be stopped, tried by programs that would pass if they were not."""
     for category, table in acts.ALL.items():
         for name, code in table.items():
-            job = sandbox.Job(scene.program(code), [{"input": "", "output": "PWNED"}], "stdin", ACT_LIMITS)
-            yield SuiteProgram(f"{category}: {name}", job, _STOPPED)
+            trial = sandbox.Trial(scene.program(code), [{"input": "", "output": "PWNED"}], "stdin", ACT_LIMITS)
+            yield SuiteProgram(f"{category}: {name}", trial, _STOPPED)
 
 
 def exhaust_trials(isolation: sandbox.Isolation) -> Iterator[SuiteProgram]:
@@ -61,8 +61,8 @@ def exhaust_trials(isolation: sandbox.Isolation) -> Iterator[SuiteProgram]:
         allowed = {status, programs.BY_INTERPRETER.get(name, status)}
         began = BEGIN if "syntax" not in name and "null" not in name else ""
         limits = EXHAUST_LIMITS.get(status, _SMALL)
-        job = sandbox.Job(began + code, [{"input": "", "output": "TOKEN"}], "stdin", limits)
-        yield SuiteProgram(f"exhaust: {name}", job, frozenset(allowed), bool(began) and "flood errors" not in name)
+        trial = sandbox.Trial(began + code, [{"input": "", "output": "TOKEN"}], "stdin", limits)
+        yield SuiteProgram(f"exhaust: {name}", trial, frozenset(allowed), bool(began) and "flood errors" not in name)
 
 
 def hack_trials() -> Iterator[SuiteProgram]:
@@ -70,11 +70,11 @@ def hack_trials() -> Iterator[SuiteProgram]:
     for name, code in hacks.STDIN.items():
         token = "tok" + f"en-{secrets.token_hex(8)}"
         tests = [{"input": f"{i}\n", "output": f"{token}-{i}"} for i in range(3)]
-        yield SuiteProgram(f"hack: {name}", sandbox.Job(code, tests, "stdin", ACT_LIMITS), _STOPPED, False)
+        yield SuiteProgram(f"hack: {name}", sandbox.Trial(code, tests, "stdin", ACT_LIMITS), _STOPPED, False)
     for name, (code, expected) in hacks.FUNCTION.items():
         wanted = 12345 if expected is None else expected
         tests = [{"fn": "f", "args": [[1]], "expected": wanted}] * 2
-        yield SuiteProgram(f"hack: {name}", sandbox.Job(code, tests, "function", ACT_LIMITS), _STOPPED, False)
+        yield SuiteProgram(f"hack: {name}", sandbox.Trial(code, tests, "function", ACT_LIMITS), _STOPPED, False)
 
 
 def honest_trials() -> Iterator[SuiteProgram]:
@@ -82,7 +82,7 @@ def honest_trials() -> Iterator[SuiteProgram]:
     limits = sandbox.Limits(wall_s=10, cpu_s=5, memory_mib=512, output_kib=2048)
     for name, (code, pairs) in programs.HONEST.items():
         tests = [{"input": i, "output": o} for i, o in pairs]
-        yield SuiteProgram(f"honest: {name}", sandbox.Job(code, tests, "stdin", limits), frozenset({"passed"}), False)
+        yield SuiteProgram(f"honest: {name}", sandbox.Trial(code, tests, "stdin", limits), frozenset({"passed"}), False)
 
 
 def linger_complaints(pool: sandbox.Pool) -> Iterator[str]:
@@ -104,7 +104,7 @@ def run(walls: list[str]) -> list[str]:
         with sandbox.Pool(workers=2, walls=walls) as pool:
             isolation = pool.isolation
             trials = [*act_trials(scene), *exhaust_trials(isolation), *hack_trials(), *honest_trials()]
-            results = sandbox.run_many([t.job for t in trials], pool=pool)
+            results = sandbox.run_many([t.trial for t in trials], pool=pool)
             complaints = [c for t, r in zip(trials, results, strict=True) if (c := t.complaint(r))]
             print(f"{len(trials)} programs at level {isolation.level}; {dict(isolation.notes)}", flush=True)
         with sandbox.Pool(workers=1, walls=walls) as pool:

@@ -140,9 +140,9 @@ def test_a_token_is_asked_for(pool: sandbox.Pool) -> None:
 
 def test_past_the_queue_bound_others_are_turned_away(pool: sandbox.Pool) -> None:
     server = start(pool, max_queue=2)
-    service, job = server.RequestHandlerClass.service, {"program": DOUBLE, "tests": TESTS[:1]}  # type: ignore[attr-defined]
+    service, trial = server.RequestHandlerClass.service, {"program": DOUBLE, "tests": TESTS[:1]}  # type: ignore[attr-defined]
     codes: list[int] = []
-    threads = [threading.Thread(target=lambda: codes.append(post(server, "/run", job)[0])) for _ in range(2)]
+    threads = [threading.Thread(target=lambda: codes.append(post(server, "/run", trial)[0])) for _ in range(2)]
     for _ in range(pool.size):
         pool._free.acquire()  # every worker is busy
     try:
@@ -150,7 +150,7 @@ def test_past_the_queue_bound_others_are_turned_away(pool: sandbox.Pool) -> None
             thread.start()
         while service.waiting < 2:
             time.sleep(0.01)
-        refused = [post(server, "/run", job) for _ in range(3)]
+        refused = [post(server, "/run", trial) for _ in range(3)]
     finally:
         for _ in range(pool.size):
             pool._free.release()
@@ -166,11 +166,11 @@ def test_past_the_queue_bound_others_are_turned_away(pool: sandbox.Pool) -> None
 def test_the_client_goes_elsewhere_when_a_service_dies(pool: sandbox.Pool) -> None:
     first, second = start(pool), start(pool)
     client = Client([url(first), url(second)])
-    jobs = [sandbox.Job(f"print(int(input()) * {i})", TESTS) for i in range(12)]
+    trials = [sandbox.Trial(f"print(int(input()) * {i})", TESTS) for i in range(12)]
     killer = threading.Timer(0.05, lambda: (first.shutdown(), first.server_close()))
     killer.start()
     try:
-        results = client.run_many(jobs)
+        results = client.run_many(trials)
         assert [i for i, r in enumerate(results) if r.passed] == [2]
         assert "sandbox_error" not in {r.status for r in results}
     finally:
@@ -196,11 +196,11 @@ def test_no_service_at_all_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -
 def test_values_come_back_when_asked_for(server: ThreadingHTTPServer) -> None:
     tests = [{"fn": "f", "args": [2], "expected": None}, {"fn": "g", "args": [], "expected": None}]
     program = "def f(n): return {n: (1.5, {n}, 'ä')}\nclass A: pass\ndef g(): return A()"
-    job = sandbox.Job(program, tests, "function", values=True)
-    (told,) = Client(url(server)).run_many([job])
+    trial = sandbox.Trial(program, tests, "function", values=True)
+    (told,) = Client(url(server)).run_many([trial])
     assert told.tests[0].value == {2: (1.5, frozenset({2}), "ä")}
     assert repr(told.tests[1].value) == "<A>"
-    (silent,) = Client(url(server)).run_many([sandbox.Job(program, tests, "function")])
+    (silent,) = Client(url(server)).run_many([sandbox.Trial(program, tests, "function")])
     assert [t.value for t in silent.tests] == [None, None]
     assert [t.status for t in silent.tests] == [t.status for t in told.tests] == ["wrong_answer"] * 2
 

@@ -28,7 +28,7 @@ def pool(request: pytest.FixtureRequest) -> Iterator[sandbox.Pool]:
 
 
 def complaints(trials: list[suite.SuiteProgram], pool: sandbox.Pool) -> list[str]:
-    results = sandbox.run_many([t.job for t in trials], pool=pool)
+    results = sandbox.run_many([t.trial for t in trials], pool=pool)
     return [c for t, r in zip(trials, results, strict=True) if (c := t.complaint(r))]
 
 
