@@ -16,9 +16,9 @@ def boot() -> None:
         wanted = STACK_MIB << 20
         resource.setrlimit(resource.RLIMIT_STACK, (wanted if hard == -1 else min(wanted, hard), hard))
         os.execv(sys.orig_argv[0], [*sys.orig_argv, "again"])
-    from . import large, memory, preload  # noqa: F401
+    from . import huge_pages, memory, preload  # noqa: F401
     from .main import main
 
-    large.make_code_large()
+    huge_pages.make_code_large()
     memory.join_libraries()
     main()

@@ -18,7 +18,7 @@ import sys
 from functools import partial
 from posix import _exit, chdir, closerange, lseek, pread, read, write
 
-from . import frames, harness, jail, kernel, large, memory, native, selftest, streams
+from . import frames, harness, huge_pages, jail, kernel, memory, native, selftest, streams
 
 _PACKET = 64
 _BEHIND = 10
@@ -138,7 +138,7 @@ def _serve(
     lead = os.setpgid if cell.tools else None
     while go := _read(calls, 1):
         if go == _GO_AFRESH and maps >= 0:
-            large.make_data_large(maps)
+            huge_pages.make_data_large(maps)
         pid = clone()
         if pid == 0:
             break

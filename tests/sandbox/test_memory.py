@@ -8,7 +8,7 @@ from pathlib import Path
 
 import sandbox
 from sandbox.process import interpreters
-from sandbox.worker import large
+from sandbox.worker import huge_pages
 
 LISTING = """\
 400000-500000 r--p 00000000 08:01 11  /opt/lib/libpython3.so
@@ -24,16 +24,16 @@ f00000-f10000 r--p 00000000 08:01 13  /opt/lib/other.so
 
 
 def test_a_stretch_is_one_files_and_ends_where_it_is_written_to():
-    assert large.stretch(LISTING, 0x500010) == (0x400000, 0xA00000)
-    assert large.stretch(LISTING, 0x400000) == (0x400000, 0xA00000)
-    assert large.stretch(LISTING, 0xB00000) == (0xB00000, 0xC00000)
-    assert large.stretch(LISTING, 0xCFFFFF) == (0xC00000, 0xD00000)
-    assert large.stretch(LISTING, 0xF00000) == (0xF00000, 0xF10000)
+    assert huge_pages.stretch(LISTING, 0x500010) == (0x400000, 0xA00000)
+    assert huge_pages.stretch(LISTING, 0x400000) == (0x400000, 0xA00000)
+    assert huge_pages.stretch(LISTING, 0xB00000) == (0xB00000, 0xC00000)
+    assert huge_pages.stretch(LISTING, 0xCFFFFF) == (0xC00000, 0xD00000)
+    assert huge_pages.stretch(LISTING, 0xF00000) == (0xF00000, 0xF10000)
 
 
 def test_no_stretch_where_nothing_or_no_file_or_something_written_is():
     for address in (0, 0xA00000, 0xD00000, 0xE80000, 0x7FFC0000):
-        assert large.stretch(LISTING, address) == (0, 0)
+        assert huge_pages.stretch(LISTING, address) == (0, 0)
 
 
 def said(code: str) -> dict[str, object]:
@@ -48,11 +48,11 @@ def said(code: str) -> dict[str, object]:
 def test_an_interpreter_runs_on_from_the_copy_of_its_code():
     told = said(
         "import ctypes, json, re\n"
-        "from worker import large\n"
+        "from worker import huge_pages\n"
         "where = ctypes.cast(ctypes.pythonapi.Py_GetVersion, ctypes.c_void_p).value\n"
-        "low, high = large.stretch(open('/proc/self/maps').read(), where)\n"
-        "first, end = -(-low // large.LARGE) * large.LARGE, high // large.LARGE * large.LARGE\n"
-        "moved = large.make_code_large()\n"
+        "low, high = huge_pages.stretch(open('/proc/self/maps').read(), where)\n"
+        "first, end = -(-low // huge_pages.LARGE) * huge_pages.LARGE, high // huge_pages.LARGE * huge_pages.LARGE\n"
+        "moved = huge_pages.make_code_large()\n"
         "rows = [line.split() for line in open('/proc/self/maps')]\n"
         "spans = [(*(int(x, 16) for x in r[0].split('-')), r[1], len(r)) for r in rows]\n"
         "held = [s for s in spans if first < end and s[0] <= first and end <= s[1]]\n"
@@ -72,13 +72,13 @@ def test_an_interpreter_runs_on_from_the_copy_of_its_data():
     """Twice, as after a run that used up its memory; the second time from where the first has put it."""
     told = said(
         "import gc, json, os\n"
-        "from worker import large\n"
+        "from worker import huge_pages\n"
         "maps = os.open('/proc/self/maps', os.O_RDONLY)\n"
         "kept = {i: [i, str(i), (float(i),)] for i in range(50_000)}\n"
         "gc.disable()\n"
-        "moved = [large.make_data_large(maps), large.make_data_large(maps)]\n"
+        "moved = [huge_pages.make_data_large(maps), huge_pages.make_data_large(maps)]\n"
         "objects = len(gc.get_objects())\n"
-        "for _ in range(20): large.make_data_large(maps)\n"
+        "for _ in range(20): huge_pages.make_data_large(maps)\n"
         "garbage = len(gc.get_objects()) - objects\n"
         "kept.update((i, [i, str(i), (float(i),)]) for i in range(40_000, 60_000))\n"
         "same = all(kept[i] == [i, str(i), (float(i),)] for i in range(60_000))\n"
@@ -98,11 +98,11 @@ def test_an_interpreter_runs_on_from_the_copy_of_its_data():
 def test_what_is_called_in_a_row_is_called_in_order_without_the_interpreter():
     told = said(
         "import ctypes, json\n"
-        "from worker import large\n"
+        "from worker import huge_pages\n"
         "text, room = ctypes.create_string_buffer(b'abcdefgh', 32), ctypes.create_string_buffer(1 << 18)\n"
         "at = ctypes.addressof(text)\n"
         "calls = [('memcpy', (at + 8, at, 8)), ('memcpy', (at, at + 10, 2)), ('memcpy', (at + 16, at, 8))]\n"
-        "large._call_in_a_row(-(-ctypes.addressof(room) // 64) * 64, calls)\n"
+        "huge_pages._call_in_a_row(-(-ctypes.addressof(room) // 64) * 64, calls)\n"
         "print(json.dumps(dict(text=text.value.decode())))"
     )
     assert told["text"] == "cdcdefgh" + "abcdefgh" + "cdcdefgh"
@@ -169,7 +169,7 @@ def test_a_worker_runs_from_large_pages():
         lines = Path(f"/proc/{worker.process.pid}/maps").read_text().splitlines()
     spans = [x.split()[0].split("-") for x in lines if "r-xp" in x and len(x.split()) == 5]
     sizes = [int(high, 16) - int(low, 16) for low, high in spans]
-    assert any(size and size % large.LARGE == 0 for size in sizes), lines
+    assert any(size and size % huge_pages.LARGE == 0 for size in sizes), lines
 
 
 def test_data_is_made_large_again_when_a_run_has_used_up_its_memory():
