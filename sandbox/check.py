@@ -1,4 +1,4 @@
-"""Custom checkers: programs that say whether an output is right, run in a sandbox of their own."""
+"""Custom checkers: programs that decide if an output is right, run in a sandbox of their own."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from sandbox.trial import run_tests
 def run_with_checker(
     pool: Pool, program: str, tests: Sequence[Mapping[str, Any]], mode: Mode, limits: Limits, checker: str
 ) -> RunResult:
-    """The program's result where `checker`, a program that defines check(input, output, expected), says what is right.
+    """Return the program's result where `checker` decides: a program that defines check(input, output, expected).
 
-    In function mode `input` is the list of arguments and `output` the returned value. The checker sees outputs only
-    after the program's process is dead, and runs in another. A checker that fails, or says neither True nor False,
-    gives "sandbox_error": that is no fault of the program. Raises: ValueError; IsolationError.
+    In function mode `input` is the list of arguments and `output` the returned value. The checker runs in a process of
+    its own, after the program's process is dead. A checker that fails, or returns neither True nor False, gives
+    "sandbox_error", which is no fault of the program. Raises: ValueError; IsolationError.
     """
     wanted = "output" if mode == "stdin" else "expected"
     for number, test in enumerate(tests):
@@ -28,13 +28,13 @@ def run_with_checker(
     calls, places = [], []
     for place, (test, result) in enumerate(zip(tests, ran.tests, strict=True)):
         if result.passed:
-            given, got = (test["input"], result.stdout) if mode == "stdin" else (test["args"], result.value)
-            calls.append({"fn": "check", "args": [given, got, test[wanted]], "expected": True})
+            asked, got = (test["input"], result.stdout) if mode == "stdin" else (test["args"], result.value)
+            calls.append({"fn": "check", "args": [asked, got, test[wanted]], "expected": True})
             places.append(place)
     decided = list(ran.tests)
     if calls:
-        said = run_tests(pool, checker, calls, "function", limits, False)
-        for place, verdict in zip(places, said.tests, strict=True):
+        checked = run_tests(pool, checker, calls, "function", limits, False)
+        for place, verdict in zip(places, checked.tests, strict=True):
             decided[place] = _merge(decided[place], verdict)
     return replace(ran, tests=tuple(decided))
 

@@ -1,4 +1,4 @@
-"""Jobs and results as JSON, for programs that are verified on another machine."""
+"""Trials and results as JSON, for programs that run on another machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
 
 
 def trial_to_json(trial: Trial) -> dict[str, Any]:
-    """The trial; its tests go encoded, since JSON alone would lose tuples, sets and integer keys."""
+    """Return the trial with encoded tests, since JSON alone would lose tuples, sets and integer keys."""
     return {
         "program": trial.program,
         "encoded_tests": codec.encode([dict(t) for t in trial.tests]).decode("ascii"),
@@ -28,7 +28,7 @@ def trial_to_json(trial: Trial) -> dict[str, Any]:
 
 
 def trial_from_json(data: Mapping[str, Any], most: Limits) -> Trial:
-    """The trial in a request, `tests` plain or `encoded_tests`; its limits only lower `most`.
+    """Return the trial of a request with `tests` or `encoded_tests`. Its limits can only lower `most`.
 
     Raises: ValueError naming the field.
     """
@@ -50,7 +50,7 @@ _NAMES = {"python3": "python", "nodejs": "javascript", "js": "javascript", "c++"
 
 
 def language_of(named: object) -> str:
-    """The language that a request names, by our name; Python where it names none. Raises: ValueError if unknown."""
+    """Return our name of the language in a request, Python where it names none. Raises: ValueError if unknown."""
     language = "python" if named is None else _NAMES.get(str(named), str(named))
     if language not in available():
         raise ValueError(f"unknown language {named!r}; known: {', '.join(available())}")
@@ -58,12 +58,12 @@ def language_of(named: object) -> str:
 
 
 def result_to_json(result: RunResult, values: bool = False) -> dict[str, Any]:
-    """The result; with `values`, each test has what its function returned, encoded."""
+    """Return the result as JSON; with `values`, every test has its function's returned value, encoded."""
     names = ("status", "stdout", "error", "cpu_s", "wall_s", "peak_mib")
     tests = [{n: getattr(t, n) for n in names} for t in result.tests]
     if values:
-        for told, test in zip(tests, result.tests, strict=True):
-            told["encoded_value"] = codec.encode(test.value).decode("ascii")
+        for row, test in zip(tests, result.tests, strict=True):
+            row["encoded_value"] = codec.encode(test.value).decode("ascii")
     return {
         "passed": result.passed,
         "status": result.status,
@@ -75,58 +75,57 @@ def result_to_json(result: RunResult, values: bool = False) -> dict[str, Any]:
 
 
 def result_from_json(data: Mapping[str, Any]) -> RunResult:
-    """The result in a reply. Raises: KeyError, TypeError on a reply of another shape."""
+    """Return the result in a reply. Raises: KeyError, TypeError on a reply of another shape."""
     tests = tuple(_test_from_json(t) for t in data["tests"])
     return RunResult(tests, data["level"], data["num_tests"], data["wall_s"])
 
 
 def _test_from_json(data: Mapping[str, Any]) -> TestResult:
-    told = dict(data)
-    value = codec.decode(told.pop("encoded_value", "null").encode())
-    return TestResult(**told, value=value)
+    fields = dict(data)
+    value = codec.decode(fields.pop("encoded_value", "null").encode())
+    return TestResult(**fields, value=value)
 
 
 def code_in(completion: str) -> str:
-    """The last fenced block of a completion, or all of it where there is none."""
+    """Return the last fenced block of a completion, or all of it if it has none."""
     blocks = _FENCE.findall(completion)
     return str(blocks[-1]) if blocks else completion
 
 
 def fusion_run(result: TestResult) -> dict[str, Any]:
-    """A SandboxFusion `/run_code` reply: status of the whole, and of the run with its streams and time."""
-    run_status = {"timeout": "TimeLimitExceeded", "cpu_limit": "TimeLimitExceeded"}.get(result.status, "Finished")
-    failed = result.status != "passed"
+    """Return a SandboxFusion `/run_code` reply: the status of the whole, and the run with its streams and time."""
+    error, failed = result.error, result.status != "passed"
+    reply: dict[str, Any] = {
+        "status": "Failed" if failed else "Success", "message": result.status if failed else "", "compile_result": None,
+        "run_result": None, "executor_pod_name": None, "files": {},
+    }  # fmt: skip
     if result.status == "sandbox_error":
-        return {"status": "SandboxError", "message": result.error, "compile_result": None, "run_result": None,
-                "executor_pod_name": None, "files": {}}  # fmt: skip
-    broken = result.error.removeprefix(NO_COMPILE) if result.error.startswith(NO_COMPILE) else None
-    if broken is not None:
-        compiled = {"status": "Finished", "execution_time": None, "return_code": 1, "stdout": "", "stderr": broken}
-        return {"status": "Failed", "message": "does not compile", "compile_result": compiled, "run_result": None,
-                "executor_pod_name": None, "files": {}}  # fmt: skip
-    run = {
-        "status": run_status,
-        "execution_time": result.wall_s,
-        "return_code": (1 if failed else 0) if run_status == "Finished" else None,
-        "stdout": result.stdout,
-        "stderr": result.error,
-    }
-    return {"status": "Failed" if failed else "Success", "message": "" if not failed else result.status,
-            "compile_result": None, "run_result": run, "executor_pod_name": None, "files": {}}  # fmt: skip
+        return reply | {"status": "SandboxError", "message": error}
+    if error.startswith(NO_COMPILE):
+        compiled = _part("Finished", None, 1, "", error.removeprefix(NO_COMPILE))
+        return reply | {"message": "does not compile", "compile_result": compiled}
+    if result.status in ("timeout", "cpu_limit"):
+        return reply | {"run_result": _part("TimeLimitExceeded", result.wall_s, None, result.stdout, error)}
+    return reply | {"run_result": _part("Finished", result.wall_s, int(failed), result.stdout, error)}
+
+
+def _part(status: str, seconds: float | None, code: int | None, stdout: str, stderr: str) -> dict[str, Any]:
+    """Return the compilation or the run of a reply."""
+    return {"status": status, "execution_time": seconds, "return_code": code, "stdout": stdout, "stderr": stderr}
 
 
 def fusion_tests(data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The tests of a SandboxFusion `/submit` request, from config.provided_data.
+    """Return the tests of a SandboxFusion `/submit` request, from config.provided_data.
 
     Each has {"input": {"stdin": text} | text, "output": {"stdout": text} | text}. Raises: ValueError.
     """
     config = data.get("config") or {}
     provided = config.get("provided_data") or {}
-    given = provided.get("test_cases", provided.get("tests")) if isinstance(provided, Mapping) else provided
-    if not isinstance(given, list):
+    tests = provided.get("test_cases", provided.get("tests")) if isinstance(provided, Mapping) else provided
+    if not isinstance(tests, list):
         raise ValueError("config.provided_data.test_cases must be a list of tests; data sets are not stored here")
     return [
-        {"input": _stream(t.get("input", ""), "stdin"), "output": _stream(t.get("output", ""), "stdout")} for t in given
+        {"input": _stream(t.get("input", ""), "stdin"), "output": _stream(t.get("output", ""), "stdout")} for t in tests
     ]
 
 

@@ -36,7 +36,7 @@ class RequestRefused(Exception):
 
 
 class Service:
-    """What the handlers share: pool, limits, token, the queue and the counts."""
+    """The state that all request handlers share: pool, limits, token, queue and counts."""
 
     def __init__(self, pool: Pool, limits: Limits, token: str | None, max_queue: int) -> None:
         self.pool, self.limits, self.token, self.max_queue = pool, limits, token, max_queue
@@ -48,7 +48,7 @@ class Service:
         self.statuses: Counter[str] = Counter()
 
     def tools(self) -> Pool:
-        """The pool for other languages than Python, made when first needed."""
+        """Return the pool for languages other than Python. It is made when first needed."""
         with self.lock:
             if self._tools is None:
                 self._tools = Pool(self.pool.size, self.pool.min_level, tools=TOOLS)
@@ -62,7 +62,7 @@ class Service:
             tools.close()
 
     def answer(self, path: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The reply to a POST. Raises: RequestRefused; ValueError on a malformed request."""
+        """Return the reply to a POST. Raises: RequestRefused; ValueError on a malformed request."""
         act = self.acts().get(path)
         if act is None:
             raise RequestRefused(404, f"no {path}; there are {', '.join(self.acts())}, /health and /metrics")
@@ -88,12 +88,12 @@ class Service:
             self.waiting += count
 
     def run_code(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """SandboxFusion: one program, its output."""
+        """Run one program and return its output, in SandboxFusion's form."""
         language = http_format.language_of(data.get("language"))
         if not isinstance(data.get("code"), str):
             raise ValueError("code must be text")
         if data.get("files") or data.get("fetch_files"):
-            raise ValueError("files and fetch_files are not carried; give what the program reads as stdin")
+            raise ValueError("files and fetch_files are not supported; send the program's input as stdin")
         timeout, memory = data.get("run_timeout"), data.get("memory_limit_MB")
         asked = {"wall_s": timeout, "cpu_s": timeout, "memory_mib": memory if memory and memory > 0 else None}
         limits, stdin = self.limits.lowered(**asked), data.get("stdin") or ""
@@ -103,7 +103,7 @@ class Service:
         return http_format.fusion_run(result.tests[0])
 
     def submit(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """SandboxFusion: the code in a completion on the tests that came with it."""
+        """Run the code in a completion on the tests of the request, in SandboxFusion's form."""
         if not isinstance(data.get("completion"), str):
             raise ValueError("completion must be text")
         code, tests = http_format.code_in(data["completion"]), http_format.fusion_tests(data)
@@ -111,19 +111,19 @@ class Service:
         timeout, language = config.get("run_timeout"), http_format.language_of(config.get("language"))
         limits = self.limits.lowered(wall_s=timeout, cpu_s=timeout)
         (result,) = self._run([Trial(code, tests, "stdin", limits, False, language)])
-        told = [
+        verdicts = [
             {"passed": t.passed, "exec_info": http_format.fusion_run(t), "test_info": test}
             for t, test in zip(result.tests, tests, strict=True)
         ]
         return {"id": data.get("id"), "accepted": result.passed, "extracted_code": code, "full_code": code,
-                "test_code": None, "tests": told, "extracted_type": None, "extra": None}  # fmt: skip
+                "test_code": None, "tests": verdicts, "extracted_type": None, "extra": None}  # fmt: skip
 
     def run(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """One trial, in our own form."""
+        """Run one trial, in our own form."""
         return self.run_many({"jobs": [data]})["results"][0]  # type: ignore[no-any-return]
 
     def run_many(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Several trials, in our own form; results in their order."""
+        """Run several trials, in our own form, and return their results in order."""
         if not isinstance(data.get("jobs"), list):
             raise ValueError("jobs must be a list")
         trials = [http_format.trial_from_json(trial, self.limits) for trial in data["jobs"]]
@@ -141,14 +141,14 @@ class Service:
         return results
 
     def health(self) -> dict[str, Any]:
-        """Whether programs can be run, and behind which walls."""
+        """Return the isolation level, the walls and the languages. Raises: IsolationError if no program can run."""
         isolation = self.pool.isolation
         languages = sorted(name for name, there in available().items() if there)
         return {"status": "ok", "level": isolation.level, "walls": dict(isolation.stands), "languages": languages,
                 "waiting": self.waiting}  # fmt: skip
 
     def metrics(self) -> str:
-        """Prometheus text."""
+        """Return the counts as Prometheus text."""
         with self.lock:
             lines = [f'sandbox_programs_total{{status="{s}"}} {n}' for s, n in sorted(self.statuses.items())]
             lines += [
@@ -185,8 +185,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(503, json.dumps({"error": str(exc)}))
 
     def _check_token(self) -> None:
-        given = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        if self.service.token is not None and not hmac.compare_digest(given.encode(), self.service.token.encode()):
+        token, wanted = self.headers.get("Authorization", "").removeprefix("Bearer "), self.service.token
+        if wanted is not None and not hmac.compare_digest(token.encode(), wanted.encode()):
             self.close_connection = True
             raise RequestRefused(401, "the Authorization header must be: Bearer <token>")
 
@@ -211,7 +211,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are counted in the metrics, not printed."""
+        """Print nothing: requests are counted in the metrics."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -234,7 +234,7 @@ def make_server(
     max_queue: int = 1024,
     limits: Limits | None = None,
 ) -> ThreadingHTTPServer:
-    """A server that is bound but not yet serving; `limits` are the most that a request can have.
+    """Return a server that is bound but not yet serving. No request gets more than `limits`.
 
     Raises: ValueError when `host` is not loopback and there is no token; IsolationError when the walls are too low.
     """
@@ -248,17 +248,17 @@ def make_server(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Serve until interrupted. The token is read from SANDBOX_TOKEN, so that it is in no process list."""
+    """Serve until interrupted. The token comes from SANDBOX_TOKEN, so that no process list shows it."""
     parser = argparse.ArgumentParser(prog="verizero sandbox serve", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8080)
     parser.add_argument("--workers", type=int, default=None, help="default: two per core")
     parser.add_argument("--min-level", type=int, default=2)
     parser.add_argument("--max-queue", type=int, default=1024, help="programs waiting before 429")
-    given = parser.parse_args(arguments)
-    with Pool(given.workers, given.min_level) as pool:
-        server = make_server(pool, given.host, given.port, os.environ.get("SANDBOX_TOKEN"), given.max_queue)
-        print(f"sandbox at level {pool.isolation.level} on http://{given.host}:{server.server_port}", flush=True)
+    settings = parser.parse_args(arguments)
+    with Pool(settings.workers, settings.min_level) as pool:
+        server = make_server(pool, settings.host, settings.port, os.environ.get("SANDBOX_TOKEN"), settings.max_queue)
+        print(f"sandbox at level {pool.isolation.level} on http://{settings.host}:{server.server_port}", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -1,8 +1,9 @@
-"""What judge, worker, forker and child say to each other, in fixed binary forms that hold nothing of a program.
+"""Binary messages between the caller, the worker, the forker and the child that runs a program.
 
-Judge to worker, and on to the forker: one packet (`Order`); the forker answers with a pid. Worker to judge: one packet
-(`Exit`). Four files that all have open: payload (program and inputs, read by the child only), out, err and log. Child
-to judge: `Record`s in the log, which are claims, not facts.
+The caller sends the worker one packet per run (`Order`), which the worker passes on; the forker answers with a process
+id. When the child has ended, the worker sends the caller one packet (`Exit`). All four have the same files open: the
+payload (program and inputs, read by the child only), out, err and log. The child writes one `Record` per test to the
+log. Records come from an untrusted process: they are claims, not facts.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+NAMESPACES, LANDLOCK, SECCOMP, UID, CGROUP = "namespaces", "landlock", "seccomp", "uid", "cgroup"
+"""The walls, as they are named in settings and reports."""
+
 STDIN, FUNCTION, SELF_TEST, NATIVE, MANAGED = range(5)
 
 LEAVE = 213
-"""Exit code of a child that stops between two tests, to go on in a fresh process."""
+"""Exit code of a child that stops between two tests, so that the rest runs in a fresh process."""
 SETUP_FAILED = 214
-"""Exit code of a child whose walls did not go up; nothing of the program ran."""
+"""Exit code of a child whose walls did not go up. Nothing of the program has run."""
 
 ORDER = struct.Struct("<BddIIIIH")
 PID = struct.Struct("<i")
@@ -27,7 +31,7 @@ RECORD_BYTES = RECORD.size
 
 
 class Order(NamedTuple):
-    """One process to run, and what it may use."""
+    """One process to run, with its limits and its number of tests."""
 
     kind: int
     wall_s: float
@@ -39,31 +43,24 @@ class Order(NamedTuple):
     tests: int
 
     def pack(self) -> bytes:
-        """The order as a packet."""
-        return ORDER.pack(
-            self.kind,
-            self.wall_s,
-            self.cpu_s,
-            self.memory_mib,
-            self.output_kib,
-            self.disk_mib,
-            self.processes,
-            self.tests,
-        )
+        """Return the order as a packet."""
+        return ORDER.pack(*self)
 
     @staticmethod
     def unpack(packet: bytes) -> Order:
-        """The order in a packet."""
+        """Return the order that a packet holds."""
         return Order(*ORDER.unpack(packet))
 
 
-CANCEL = b"cancel"
-
-ENDED, WALL, CPU, CANCELLED, DISK, MEMORY, OUTPUT, PROCESSES = range(8)
+ENDED, WALL, CPU, DISK, MEMORY, OUTPUT, PROCESSES = range(7)
 
 
 class Exit(NamedTuple):
-    """How a process ended, as its parent saw it: wait status, why it was killed, CPU and wall seconds, peak KiB."""
+    """The end of a process as its parent saw it.
+
+    `status` is the wait status, -1 if no process ran, and then `why` is the error number. Otherwise `why` is the limit
+    for which the worker killed it, or ENDED if it ended without the worker.
+    """
 
     status: int
     why: int
@@ -72,12 +69,12 @@ class Exit(NamedTuple):
     peak_kib: int
 
     def pack(self) -> bytes:
-        """The exit as a packet."""
-        return _EXIT.pack(self.status, self.why, self.cpu_s, self.wall_s, self.peak_kib)
+        """Return the exit as a packet."""
+        return _EXIT.pack(*self)
 
     @staticmethod
     def unpack(packet: bytes) -> Exit:
-        """The exit in a packet."""
+        """Return the exit that a packet holds."""
         return Exit(*_EXIT.unpack(packet))
 
 
@@ -85,7 +82,7 @@ FINISHED, RAISED, NO_MEMORY, BAD_VALUE = range(4)
 
 
 class Record(NamedTuple):
-    """One test as the child tells it: where its output and errors end, and the bytes of its value, if any."""
+    """One test as the child reports it: where its output and errors end, and the bytes of its value, if any."""
 
     code: int
     state: int
@@ -96,31 +93,30 @@ class Record(NamedTuple):
     value: bytes
 
     def pack(self) -> bytes:
-        """The record as bytes."""
-        head = RECORD.pack(
-            self.code & 0xFF, self.state, self.cpu_s, self.wall_s, self.out_end, self.err_end, len(self.value)
-        )
-        return head + self.value
+        """Return the record as bytes."""
+        *head, value = self
+        return RECORD.pack(*head, len(value)) + value
 
 
 def read_records(data: bytes, most: int) -> list[Record]:
-    """The records in a log, up to `most`, in order; what is torn or impossible ends the list."""
-    found: list[Record] = []
+    """Return up to `most` records from a log, in order. A torn or impossible record ends the list."""
+    records: list[Record] = []
     at, out_end, err_end = 0, 0, 0
-    while len(found) < most and at + RECORD_BYTES <= len(data):
+    while len(records) < most and at + RECORD_BYTES <= len(data):
         code, state, cpu, wall, out, err, size = RECORD.unpack_from(data, at)
         at += RECORD_BYTES
+        # Ends never go back: else one forged record could give a test the output of another.
         if at + size > len(data) or out < out_end or err < err_end or state > BAD_VALUE:
             break
-        found.append(Record(code, state, cpu, wall, out, err, data[at : at + size]))
+        records.append(Record(code, state, cpu, wall, out, err, data[at : at + size]))
         out_end, err_end, at = out, err, at + size
-    return found
+    return records
 
 
 def pack_payload(program: bytes, items: Sequence[bytes]) -> bytes:
-    """Program and inputs as the child reads them."""
+    """Return the program and its inputs as the bytes that the child reads."""
     return marshal.dumps((program, list(items)), 2)
 
 
 unpack_payload: Callable[[bytes], tuple[bytes, list[bytes]]] = marshal.loads
-"""Program and inputs. Not for bytes from a child: only the judge writes a payload."""
+"""Return the program and its inputs. marshal must never read bytes from a child: only the caller writes a payload."""
