@@ -56,7 +56,8 @@ def act_trials(scene: Scene) -> Iterator[SuiteProgram]:
 
 def exhaust_trials(isolation: sandbox.Isolation) -> Iterator[SuiteProgram]:
     """Yield programs that use too much, or break, each with the status that it must have behind these walls."""
-    for name, (code, at_level_3) in programs.EXHAUST.items():
+    table = [(name, code, status) for status, codes in programs.EXHAUST.items() for name, code in codes.items()]
+    for name, code, at_level_3 in table:
         status = programs.AT_LEVEL_2.get(name, at_level_3) if isolation.level < 3 else at_level_3
         if isolation.stands["cgroup"]:
             status = programs.IN_A_GROUP.get(name, status)
