@@ -8,12 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from sandbox.check import run_with_checker
 from sandbox.isolation import WALLS, Isolation
 from sandbox.languages import run_language
 from sandbox.pool import Pool
 from sandbox.results import Limits, Mode, RunResult, TestResult
-from sandbox.trial import run_tests
+from sandbox.trial import run_tests, run_with_checker
 
 Tests = Sequence[Mapping[str, Any]]
 _DEFAULT_LIMITS = Limits()

@@ -28,7 +28,7 @@ class Place:
 class Runs(Protocol):
     """What runs programs: the sandbox of this process, or a client of services."""
 
-    def __call__(self, jobs: Sequence[sandbox.Trial]) -> list[sandbox.RunResult]:
+    def __call__(self, trials: Sequence[sandbox.Trial]) -> list[sandbox.RunResult]:
         """One result per job, in order."""
         ...
 

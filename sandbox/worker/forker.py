@@ -110,7 +110,7 @@ def start(cell: jail.Jail, host_file: str, host_pid: int) -> Forker:
         os.close(fd)
     answer = os.read(pids, 4096).decode()
     if answer != "ready":
-        code, wall, why = (answer or f"5 {jail.SECCOMP} the forker died").split(" ", 2)
+        code, wall, why = (answer or f"5 {frames.SECCOMP} the forker died").split(" ", 2)
         raise jail.WallFailed(wall, OSError(int(code), why))
     forker = Forker(orders, calls, pids, taken)
     forker.call()

@@ -249,7 +249,7 @@ def _change_uid(jail: Jail, uid: int, library: str) -> None:
             kernel.prctl(kernel.PR_SET_KEEPCAPS, 1)
         os.setresuid(uid, uid, uid)
         if not is_open:
-            kernel.keep_only(kernel.CAP_DAC_READ_SEARCH)
+            kernel.keep_capabilities([kernel.CAP_DAC_READ_SEARCH])
     except OSError as exc:
         raise WallFailed(UID, exc) from exc
     how = "" if is_open else f" with the right to read {library}, which is closed to it"

@@ -7,7 +7,7 @@ import functools
 import os
 import select
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 CLONE_PARENT = 0x00008000
 CLONE_NEWNS = 0x00020000
@@ -79,25 +79,21 @@ def prctl(option: int, a: object, b: object = 0) -> None:
 
 
 _CAPABILITY_HEADER = (ctypes.c_uint32 * 2)(0x20080522, 0)
-_NO_CAPABILITIES = (ctypes.c_uint32 * 6)()
-
-
-def drop_capabilities() -> None:
-    """Give up every capability for good: none stays permitted, effective or inheritable."""
-    _check(libc.capset(_CAPABILITY_HEADER, _NO_CAPABILITIES), "capset")
+_CapabilitySets = ctypes.c_uint32 * 6  # effective, permitted, inheritable; then the same for capabilities from 32 on
+_NO_CAPABILITIES = _CapabilitySets()
 
 
 def has_capability(number: int) -> bool:
     """True if this process may use the capability. Raises: OSError."""
-    sets = (ctypes.c_uint32 * 6)()
+    sets = _CapabilitySets()
     _check(libc.capget(_CAPABILITY_HEADER, sets), "capget")
     return bool(sets[0] >> number & 1)
 
 
-def keep_only(number: int) -> None:
-    """Give up every capability but this one. No executed program inherits it. Raises: OSError."""
-    sets = (ctypes.c_uint32 * 6)(1 << number, 1 << number)
-    _check(libc.capset(_CAPABILITY_HEADER, sets), "capset")
+def keep_capabilities(numbers: Sequence[int] = ()) -> None:
+    """Give up, for good, every capability but these. No executed program inherits them. Raises: OSError."""
+    kept = sum(1 << number for number in numbers)
+    _check(libc.capset(_CAPABILITY_HEADER, _CapabilitySets(kept, kept)), "capset")
 
 
 def _tid_address() -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from . import jail as walls
 from . import kernel
-from .frames import Record
+from .frames import CGROUP, LANDLOCK, NAMESPACES, SECCOMP, Record
 from .jail import Jail
 
 _MEMFD = {"x86_64": 319, "aarch64": 279}
@@ -40,11 +40,11 @@ def _decoy(jail: Jail, host_file: str) -> str:
 def try_without(jail: Jail, host_file: str, host_pid: int) -> dict[str, bool]:
     """Try acts before Landlock and seccomp are up. True for these if the act works, for namespaces if they hide it."""
     works = {
-        walls.LANDLOCK: _works(lambda: os.open(_decoy(jail, host_file), os.O_RDONLY)),
-        walls.SECCOMP: _works(_hidden_memory),
+        LANDLOCK: _works(lambda: os.open(_decoy(jail, host_file), os.O_RDONLY)),
+        SECCOMP: _works(_hidden_memory),
     }
     if jail.has_namespaces:
-        works[walls.NAMESPACES] = _is_alone(jail, host_file, host_pid)
+        works[NAMESPACES] = _is_alone(jail, host_file, host_pid)
     return works
 
 
@@ -69,14 +69,14 @@ def run(
     """Write to `log` which walls hold, in a child that has all walls but the last (`wall` puts it up), and end."""
     holds = {"rlimits": not _works(_allocate(memory_mib + 300)) and resource.getrlimit(resource.RLIMIT_CORE)[1] == 0}
     if jail.has_namespaces:
-        holds[walls.NAMESPACES] = before[walls.NAMESPACES] and os.getpid() == 1
-    if walls.CGROUP in jail.walls:
-        holds[walls.CGROUP] = _is_bounded(memory_mib)
-    if walls.LANDLOCK in jail.walls:
+        holds[NAMESPACES] = before[NAMESPACES] and os.getpid() == 1
+    if CGROUP in jail.walls:
+        holds[CGROUP] = _is_bounded(memory_mib)
+    if LANDLOCK in jail.walls:
         decoy = _decoy(jail, host_file)
-        holds[walls.LANDLOCK] = before[walls.LANDLOCK] and not _works(lambda: os.open(decoy, os.O_RDONLY))
+        holds[LANDLOCK] = before[LANDLOCK] and not _works(lambda: os.open(decoy, os.O_RDONLY))
     walls.close(wall)
-    if walls.SECCOMP in jail.walls:
+    if SECCOMP in jail.walls:
         import _socket
 
         forbidden: list[Callable[[], object]] = [
@@ -84,7 +84,7 @@ def run(
             lambda: _socket.socket().detach(),
             lambda: os.symlink("x", "y"),
             lambda: kernel.unshare(kernel.CLONE_NEWUTS),
-            kernel.drop_capabilities,
+            kernel.keep_capabilities,
         ]
         if not jail.tools:
             forbidden += [
@@ -94,7 +94,7 @@ def run(
                 lambda: kernel.prctl(kernel.PR_SET_PDEATHSIG, 0),
                 lambda: resource.setrlimit(resource.RLIMIT_CPU, (1, 1)),
             ]
-        holds[walls.SECCOMP] = before[walls.SECCOMP] and not any(_works(act) for act in forbidden)
+        holds[SECCOMP] = before[SECCOMP] and not any(_works(act) for act in forbidden)
     os.write(log, Record(0, 0, 0.0, 0.0, 0, 0, json.dumps(holds).encode()).pack())
     os._exit(0)
 
