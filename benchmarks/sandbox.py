@@ -1,7 +1,7 @@
-"""Executions per second, latency and CPU of the sandbox beside a plain subprocess and bubblewrap; and a soak.
+"""Executions per second, latency and CPU of the sandbox, a plain subprocess and bubblewrap; and a soak.
 
 python benchmarks/sandbox.py            side by side, a trivial program and one with 10 tests
-python benchmarks/sandbox.py --soak N   N runs, a tenth hostile; what grew, and the first against the last thousand
+python benchmarks/sandbox.py --soak N   N runs, a tenth hostile; growth, and the first and the last thousand
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ HOSTILE_LIMITS = sandbox.Limits(wall_s=0.2, cpu_s=0.1, memory_mib=128, disk_mib=
 
 
 def bubblewrap() -> list[str] | None:
-    """A command that runs the plain program in all of bubblewrap's namespaces; None where it is not installed."""
+    """Return a command that runs the plain program in all of bubblewrap's namespaces; None if it is not installed."""
     program = shutil.which("bwrap")
     if program is None:
         return None
@@ -52,7 +52,7 @@ def bubblewrap() -> list[str] | None:
 
 
 def by_command(command: list[str]) -> Callable[[int], bool]:
-    """Runs a program's first n tests, one process for each."""
+    """Return a function that runs a program's first n tests, one process for each."""
 
     def run(count: int) -> bool:
         for test in TESTS[:count]:
@@ -65,25 +65,25 @@ def by_command(command: list[str]) -> Callable[[int], bool]:
 
 
 def cpu_seconds(pool: sandbox.Pool | None) -> float:
-    """CPU used by us, our children that have ended, and the pool's workers with all of theirs, ended and living."""
+    """Return the CPU seconds of this process, its ended children, and the pool's workers with all processes below."""
     own, ended = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
     total = own.ru_utime + own.ru_stime + ended.ru_utime + ended.ru_stime
     for pid in (p for w in (worker_pids(pool) if pool else ()) for p in (w, *below(w))):
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
         except OSError:
-            continue  # a run that has ended meanwhile: its worker has it in its own count
+            continue  # a run that has ended meanwhile, and that its worker counts
         total += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     return total
 
 
 def worker_pids(pool: sandbox.Pool) -> list[int]:
-    """Process ids of the pool's workers."""
+    """Return the process ids of the pool's workers."""
     return [w.process.pid for w in list(pool._all)]
 
 
 def measure(run: Callable[[int], bool], count: int, seconds: float, pool: sandbox.Pool | None) -> dict[str, float]:
-    """Executions of a program with `count` tests, from twice as many threads as cores, for about `seconds`."""
+    """Run a program with `count` tests from twice as many threads as cores for about `seconds`; return the speed."""
     threads, times = 2 * len(os.sched_getaffinity(0)), []
     end = time.monotonic() + seconds
 
@@ -120,12 +120,12 @@ def compare(seconds: float, rounds: int) -> None:
             variants.insert(1, ("bubblewrap", by_command(wrapped), None))
         for count, bar in ((1, 6), (10, 15)):
             print(f"\n{count} test(s)         programs/s   p50 ms   p99 ms   CPU ms   times plain (by CPU)")
-            found: dict[str, list[dict[str, float]]] = {name: [] for name, _, _ in variants}
+            measured: dict[str, list[dict[str, float]]] = {name: [] for name, _, _ in variants}
             for _ in range(rounds):
                 for name, run, used in variants:
                     run(count)
-                    found[name].append(measure(run, count, seconds, used))
-            middle = {n: {k: statistics.median(x[k] for x in r) for k in r[0]} for n, r in found.items()}
+                    measured[name].append(measure(run, count, seconds, used))
+            middle = {n: {k: statistics.median(x[k] for x in r) for k in r[0]} for n, r in measured.items()}
             plain = middle["python -I -S"]
             for name, m in middle.items():
                 ratio = f"{m['rate'] / plain['rate']:6.1f} ({plain['cpu'] / m['cpu']:.1f})"
@@ -135,7 +135,7 @@ def compare(seconds: float, rounds: int) -> None:
 
 
 def below(pid: int) -> list[int]:
-    """All processes that this one, or those it has started, have started."""
+    """Return all processes below `pid`."""
     try:
         threads = Path(f"/proc/{pid}/task").iterdir()
         children = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
@@ -145,7 +145,7 @@ def below(pid: int) -> list[int]:
 
 
 def resident_mib(pid: int) -> float:
-    """Memory of the process; 0 when it is gone."""
+    """Return the memory of the process, 0 if it is gone."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) / 256
     except OSError:
@@ -153,16 +153,16 @@ def resident_mib(pid: int) -> float:
 
 
 def state(pool: sandbox.Pool) -> dict[str, float]:
-    """What must not grow, of this process and its own workers: descriptors, processes, memory, files."""
+    """Return the numbers of this process and its workers that must not grow: descriptors, processes, memory, files."""
     workers, end = list(pool._all), time.monotonic() + 60
     pids = [w.process.pid for w in workers]
     while len(tree := below(os.getpid())) < 3 * len(pids) and time.monotonic() < end:
-        time.sleep(0.01)  # each worker has a forker, and a child that waits: the last run's successor comes a bit later
+        time.sleep(0.01)  # each worker has a forker and a waiting child, which is made after the last run
     files = [f for w in workers for f in Path(w.home).rglob("*")]
     return {
         "descriptors": len(os.listdir("/proc/self/fd")) + sum(len(os.listdir(f"/proc/{p}/fd")) for p in pids),
         "processes": len(tree),
-        "judge MiB": resident_mib(os.getpid()),
+        "caller MiB": resident_mib(os.getpid()),
         "workers MiB": sum(map(resident_mib, tree)),
         "files": len(files),
         "disk KiB": sum(f.lstat().st_blocks for f in files) / 2,
@@ -171,7 +171,7 @@ def state(pool: sandbox.Pool) -> dict[str, float]:
 
 
 def programs(total: int) -> Iterator[tuple[str, bool]]:
-    """`total` programs, every tenth hostile, and whether each is honest."""
+    """Yield `total` programs, every tenth hostile, each with True if it is honest."""
     for number in range(total):
         hostile = number % 10 == 9
         yield (HOSTILE[number // 10 % len(HOSTILE)], False) if hostile else (PROGRAM, True)
@@ -202,7 +202,7 @@ def soak(total: int) -> None:
                     if honest:
                         honest_times.append(seconds)
         took, cpu, after = time.monotonic() - begun, cpu_seconds(pool) - cpu, state(pool)
-    print(f"{total} runs in {took:.0f} s, {total / took:.0f} per second; {wrong} ended otherwise than they must")
+    print(f"{total} runs in {took:.0f} s, {total / took:.0f} per second; {wrong} did not end as they must")
     for name in before:
         print(f"{name:13} before {before[name]:10.1f}   after {after[name]:10.1f}")
     edge = min(1000, len(honest_times) // 2)
@@ -218,11 +218,11 @@ def main() -> None:
     parser.add_argument("--soak", type=int, metavar="N", help="run N programs and look for growth")
     parser.add_argument("--seconds", type=float, default=2.0, help="for each measurement")
     parser.add_argument("--rounds", type=int, default=3)
-    given = parser.parse_args()
-    if given.soak:
-        soak(given.soak)
+    settings = parser.parse_args()
+    if settings.soak:
+        soak(settings.soak)
     else:
-        compare(given.seconds, given.rounds)
+        compare(settings.seconds, settings.rounds)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Run untrusted programs and say what came of them. Knows nothing of rewards.
+"""Run untrusted programs on their tests. This package knows nothing of rewards.
 
 result = sandbox.run("print(int(input()) * 2)", [{"input": "4", "output": "8"}])
 result.passed, result.status, result.level
 """
 
-from sandbox.api import Job, configure, default_pool, execute, probe, run, run_async, run_many, run_many_async, shutdown
+from sandbox.api import Trial, configure, default_pool, execute, probe, run, run_many, shutdown
 from sandbox.isolation import WALLS, Isolation
 from sandbox.languages import available, run_language
 from sandbox.pool import Pool
@@ -13,22 +13,20 @@ from sandbox.results import Limits, Mode, RunResult, Status, TestResult
 __all__ = [
     "WALLS",
     "Isolation",
-    "Job",
     "Limits",
     "Mode",
     "Pool",
     "RunResult",
     "Status",
     "TestResult",
+    "Trial",
     "available",
     "configure",
     "default_pool",
     "execute",
     "probe",
     "run",
-    "run_async",
     "run_language",
     "run_many",
-    "run_many_async",
     "shutdown",
 ]

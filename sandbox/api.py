@@ -1,28 +1,26 @@
-"""The calls that most users need, on a pool of workers that starts with the first of them."""
+"""The calls that most users need, on a pool of workers that starts with the first call."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from sandbox.check import judge_with_checker
 from sandbox.isolation import WALLS, Isolation
-from sandbox.judge import judge
 from sandbox.languages import run_language
 from sandbox.pool import Pool
 from sandbox.results import Limits, Mode, RunResult, TestResult
+from sandbox.trial import run_tests, run_with_checker
 
 Tests = Sequence[Mapping[str, Any]]
 _DEFAULT_LIMITS = Limits()
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """One program with its tests, for `run_many`."""
+class Trial:
+    """A program with its tests, for `run_many`."""
 
     program: str
     tests: Tests
@@ -30,9 +28,9 @@ class Job:
     limits: Limits = _DEFAULT_LIMITS
     stop_on_failure: bool = False
     language: str = "python"
-    """Others (`sandbox.available()` names them) take stdin tests and run them all, each in a new process."""
+    """Languages other than Python (`sandbox.available()` names them) take stdin tests, each in a new process."""
     values: bool = False
-    """Have a service send back what functions returned; on this machine results always hold it."""
+    """True to have a service send back the returned values. Results of this machine always have them."""
 
 
 _lock = threading.Lock()
@@ -40,7 +38,7 @@ _pool: Pool | None = None
 
 
 def default_pool() -> Pool:
-    """The pool that is used when none is given; made on first use, closed at exit."""
+    """Return the pool that calls use by default. It is made on first use and closed at exit."""
     global _pool
     with _lock:
         if _pool is None:
@@ -49,7 +47,7 @@ def default_pool() -> Pool:
 
 
 def configure(workers: int | None = None, min_level: int = 2, walls: Iterable[str] = WALLS) -> Pool:
-    """The default pool, made anew with these settings; the former one is closed."""
+    """Return a new default pool with these settings, and close the former one."""
     global _pool
     fresh = Pool(workers, min_level, walls)
     with _lock:
@@ -78,70 +76,53 @@ def run(
     checker: str | None = None,
     pool: Pool | None = None,
 ) -> RunResult:
-    """The program's result on its tests.
+    """Return the program's result on its tests.
 
-    mode "stdin": tests are {"input": text, "output": text}, and the program reads standard input and prints. mode
-    "function": tests are {"fn": name, "args": [...], "expected": value}; the program defines the function, or a class
-    Solution with that method. With `stop_on_failure`, tests after the first that failed are left out. Blocks; safe
-    from any thread. `checker` is the text of a program with check(input, output, expected), for tests that have more
-    than one right output; it runs in a process of its own.
+    In mode "stdin" the tests are {"input": text, "output": text}: the program reads standard input and prints. In mode
+    "function" they are {"fn": name, "args": [...], "expected": value}: the program defines the function, or a class
+    Solution with that method. With `stop_on_failure`, tests after the first that failed are left out. `checker` is the
+    text of a program with check(input, output, expected), for tests with more than one right output; it runs in a
+    process of its own. The call blocks, and any thread may make it.
 
     Raises: ValueError on an empty list of tests or a malformed one; IsolationError when the walls are too low.
     """
     if checker is not None:
-        return judge_with_checker(pool or default_pool(), program, tests, mode, limits, checker)
-    return judge(pool or default_pool(), program, tests, mode, limits, stop_on_failure)
+        return run_with_checker(pool or default_pool(), program, tests, mode, limits, checker)
+    return run_tests(pool or default_pool(), program, tests, mode, limits, stop_on_failure)
 
 
 def execute(program: str, stdin: str = "", *, limits: Limits = _DEFAULT_LIMITS, pool: Pool | None = None) -> TestResult:
-    """What the program printed when run once on `stdin`; status "passed" says that it ended well, exit code 0."""
+    """Run the program once on `stdin` and return its output. Status "passed" means that its exit code was 0."""
     test = {"input": stdin, "output": None}
-    return judge(pool or default_pool(), program, [test], "stdin", limits, False).tests[0]
+    return run_tests(pool or default_pool(), program, [test], "stdin", limits, False).tests[0]
 
 
-def run_many(jobs: Iterable[Job], *, pool: Pool | None = None, tools: Pool | None = None) -> list[RunResult]:
-    """One result per job, in order, as many at a time as the pool has workers. `tools`: a pool for other languages.
+def run_many(trials: Iterable[Trial], *, pool: Pool | None = None, tools: Pool | None = None) -> list[RunResult]:
+    """Return one result per trial, in order; as many run at a time as the pool has workers.
 
-    Raises: as `run` and `run_language`, for the first.
+    `tools` is the pool for languages other than Python.
+
+    Raises: the errors of `run` and `run_language`, for the first trial that has one.
     """
-    jobs = list(jobs)
+    trials = list(trials)
     used = pool or default_pool()
-    if not jobs:
+    if not trials:
         return []
-    with ThreadPoolExecutor(min(used.size, len(jobs)), "sandbox") as threads:
-        return list(threads.map(lambda job: _run_job(job, used, tools), jobs))
-
-
-async def run_async(
-    program: str,
-    tests: Tests,
-    *,
-    mode: Mode = "stdin",
-    limits: Limits = _DEFAULT_LIMITS,
-    stop_on_failure: bool = False,
-    pool: Pool | None = None,
-) -> RunResult:
-    """`run`, without blocking the event loop."""
-    job = Job(program, tests, mode, limits, stop_on_failure)
-    return (await run_many_async([job], pool=pool))[0]
-
-
-async def run_many_async(jobs: Iterable[Job], *, pool: Pool | None = None) -> list[RunResult]:
-    """`run_many`, without blocking the event loop."""
-    return await asyncio.to_thread(run_many, list(jobs), pool=pool)
+    with ThreadPoolExecutor(min(used.size, len(trials)), "sandbox") as threads:
+        return list(threads.map(lambda trial: _run_trial(trial, used, tools), trials))
 
 
 def probe(pool: Pool | None = None) -> Isolation:
-    """The walls that stand on this machine and the level they amount to, at whatever level that is."""
+    """Return the walls that hold on this machine and their level, also where no pool would start."""
     if pool is not None:
         return pool.isolation
-    with Pool(workers=1, min_level=0) as trial:
-        return trial.isolation
+    with Pool(workers=1, min_level=0) as single:
+        return single.isolation
 
 
-def _run_job(job: Job, pool: Pool, tools: Pool | None) -> RunResult:
-    if job.language != "python":
-        if job.mode != "stdin":
-            raise ValueError(f"mode {job.mode!r} calls Python; for {job.language} give stdin tests")
-        return run_language(job.language, job.program, job.tests, limits=job.limits, pool=tools)
-    return judge(pool, job.program, job.tests, job.mode, job.limits, job.stop_on_failure)
+def _run_trial(trial: Trial, pool: Pool, tools: Pool | None) -> RunResult:
+    if trial.language != "python":
+        if trial.mode != "stdin":
+            raise ValueError(f"mode {trial.mode!r} calls Python; for {trial.language} give stdin tests")
+        return run_language(trial.language, trial.program, trial.tests, limits=trial.limits, pool=tools)
+    return run_tests(pool, trial.program, trial.tests, trial.mode, trial.limits, trial.stop_on_failure)

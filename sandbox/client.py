@@ -1,4 +1,4 @@
-"""Verify on other machines: the calls of `sandbox`, answered by one or several services."""
+"""Run programs on other machines: the calls of `sandbox`, answered by one or several services."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from sandbox import wireformat
-from sandbox.api import Job, Tests
-from sandbox.results import Limits, Mode, RunResult, TestResult
+from sandbox import http_format
+from sandbox.api import Tests, Trial
+from sandbox.results import Limits, Mode, RunResult
 
 _PAUSE_S = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0)
 _AVOID_S = 5.0
 
 
 class Client:
-    """Sends each program to the service that has the fewest of ours, and elsewhere when that one fails.
+    """A client that sends each program to the service with the fewest of ours, and to another if that one fails.
 
-    Every service must have the languages of the programs.
-
-    A program that no service could run after several tries has status "sandbox_error", which says nothing of it.
+    Every service must have the languages of the programs. A program that no service could run after several tries has
+    status "sandbox_error", which is no verdict about it.
     """
 
     def __init__(
@@ -47,27 +46,27 @@ class Client:
         limits: Limits | None = None,
         stop_on_failure: bool = False,
     ) -> RunResult:
-        """As `sandbox.run`. Raises: ValueError on tests that the service finds malformed."""
-        return self._run_job(Job(program, tests, mode, limits or Limits(), stop_on_failure))
+        """Return the result as `sandbox.run` does. Raises: ValueError on tests that the service calls malformed."""
+        return self._run_trial(Trial(program, tests, mode, limits or Limits(), stop_on_failure))
 
-    def run_many(self, jobs: Iterable[Job]) -> list[RunResult]:
-        """As `sandbox.run_many`: one result per job, in order."""
-        jobs = list(jobs)
-        if not jobs:
+    def run_many(self, trials: Iterable[Trial]) -> list[RunResult]:
+        """Return one result per trial, in order."""
+        trials = list(trials)
+        if not trials:
             return []
-        with ThreadPoolExecutor(min(self.parallel, len(jobs)), "sandbox-client") as threads:
-            return list(threads.map(self._run_job, jobs))
+        with ThreadPoolExecutor(min(self.parallel, len(trials)), "sandbox-client") as threads:
+            return list(threads.map(self._run_trial, trials))
 
-    def _run_job(self, job: Job) -> RunResult:
-        body = json.dumps(wireformat.job_to_json(job)).encode()
+    def _run_trial(self, trial: Trial) -> RunResult:
+        body = json.dumps(http_format.trial_to_json(trial)).encode()
         trouble = ""
         for pause in (*_PAUSE_S, None):
             url = self._take()
             try:
-                return wireformat.result_from_json(self._post(f"{url}/run", body))
+                return http_format.result_from_json(self._post(f"{url}/run", body))
             except urllib.error.HTTPError as exc:
                 trouble = f"{url}: {exc.code} {exc.read(500).decode(errors='replace')}"
-                if exc.code in (401, 404, 413, 422):  # ours to mend; no other service will see it differently
+                if exc.code in (401, 404, 413, 422):  # the request is at fault: every service would refuse it
                     raise ValueError(trouble) from exc
             except (OSError, ValueError, KeyError, TypeError) as exc:
                 trouble = f"{url}: {type(exc).__name__}: {exc}"
@@ -78,8 +77,7 @@ class Client:
                     self._load[url] -= 1
             if pause is not None:
                 time.sleep(pause)
-        failed = TestResult("sandbox_error", error=f"no service answered; the last: {trouble}")
-        return RunResult((failed,) * max(1, len(job.tests)), 0, max(1, len(job.tests)))
+        return RunResult.failed(f"no service answered; the last error: {trouble}", max(1, len(trial.tests)), 0)
 
     def _take(self) -> str:
         with self._lock:
@@ -96,5 +94,5 @@ class Client:
         with urllib.request.urlopen(request, timeout=self.timeout_s) as reply:
             data = json.load(reply)
         if not isinstance(data, dict):
-            raise TypeError("the reply is no object")
+            raise TypeError("the reply is no JSON object")
         return data

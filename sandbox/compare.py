@@ -1,4 +1,4 @@
-"""Whether an output, or a returned value, is the expected one. Runs in the judge, on plain bytes and plain values."""
+"""Compare outputs and returned values to the expected ones, in the caller, on plain text and plain values."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _VALUE_RELATIVE, _VALUE_ABSOLUTE = 1e-9, 1e-12
 
 
 def outputs_equal(got: str, expected: str) -> bool:
-    """Equal by lines, without trailing whitespace; else by tokens, where decimal fractions may differ a little.
+    """True if the outputs are equal line by line, without trailing whitespace, or else token by token.
 
-    A token is compared as a number only where the expected one is a decimal fraction: within 1e-6 of it, relative, or
-    absolute to 1e-6 and never more than half a unit of the last place shown. NaN equals nothing.
+    Tokens are compared as numbers only where the expected one is a decimal fraction: within 1e-6 relative, or 1e-6
+    absolute but never more than half a unit of the last place shown. NaN as a number equals nothing.
     """
     ours, wanted = _lines(got), _lines(expected)
     if ours == wanted:
@@ -48,11 +48,11 @@ def _token_equal(got: str, expected: str) -> bool:
 
 
 def values_equal(got: Any, expected: Any) -> bool:
-    """Equal with types: bool is no int, NaN nothing, str no bytes; floats within 1e-9 relative (1e-12 near zero).
+    """True if the values are equal and of the same type; floats within 1e-9 relative, or 1e-12 near zero.
 
-    An integer and a float are equal when exactly so. A list may be expected where a tuple came, and string keys where
-    integer keys came, since expectations that were stored as JSON know neither tuples nor integer keys. Asks nothing
-    of the objects themselves: `got` must come from `codec.decode`.
+    A bool is no int, and NaN equals nothing. An integer may be as far from an expected float; a float equals an
+    expected integer only exactly. An expected list matches a tuple, and expected string keys match integer keys, since
+    JSON has neither. `got` must come from `codec.decode`: then no `__eq__` of the program's own is ever called.
     """
     if got is None or expected is None:
         return got is expected
@@ -82,15 +82,14 @@ def values_equal(got: Any, expected: Any) -> bool:
 def _numbers_equal(got: Any, expected: Any) -> bool:
     if isinstance(got, int) and isinstance(expected, int):
         return got == expected
-    if isinstance(got, float) and isinstance(expected, float):
-        return math.isclose(got, expected, rel_tol=_VALUE_RELATIVE, abs_tol=_VALUE_ABSOLUTE)
-    if isinstance(expected, float) and abs(got) < 1e300:
+    # An integer beyond 1e300 may have no float to compare it with.
+    if isinstance(expected, float) and (isinstance(got, float) or abs(got) < 1e300):
         return math.isclose(got, expected, rel_tol=_VALUE_RELATIVE, abs_tol=_VALUE_ABSOLUTE)
     return bool(got == expected)
 
 
 def _keyed(value: Any) -> str:
-    """A form in which 1, 1.0 and True differ."""
+    """Return a text in which 1, 1.0 and True differ."""
     if isinstance(value, (tuple, list)):
         return f"({','.join(map(_keyed, value))})"
     if isinstance(value, (set, frozenset)):

@@ -1,4 +1,4 @@
-"""Which walls stand, proved by trying to break them, and the level that they amount to."""
+"""The walls that hold on this machine, proved by trying to break them, and the isolation level they give."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sandbox.process import Worker, WorkerDied
-from sandbox.worker import wire
+from sandbox.worker import frames
+from sandbox.worker.frames import CGROUP, LANDLOCK, NAMESPACES, SECCOMP, UID
 
-NAMESPACES, LANDLOCK, SECCOMP, UID, CGROUP = "namespaces", "landlock", "seccomp", "uid", "cgroup"
 WALLS = (NAMESPACES, LANDLOCK, SECCOMP, UID, CGROUP)
 _REMEDY = {
     NAMESPACES: "allow unprivileged user namespaces (sysctl user.max_user_namespaces; a container's seccomp profile), "
@@ -22,7 +22,7 @@ _REMEDY = {
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """The level and, for every wall, whether it stands and why (not).
+    """The isolation level and, for every wall, True if it holds, with a note.
 
     3: namespaces, Landlock, seccomp, limits. 2: seccomp, limits, and Landlock (or namespaces where the kernel has no
     Landlock) around the file system. 1: a process of its own with limits. 0: not even that. A control group, which
@@ -33,26 +33,18 @@ class Isolation:
     stands: Mapping[str, bool]
     notes: Mapping[str, str]
 
-    def lines(self) -> list[str]:
-        """One line per wall, for people."""
-        return [
-            f"{'up  ' if up else 'down'} {wall}" + (f": {self.notes[wall]}" if self.notes.get(wall) else "")
-            for wall, up in self.stands.items()
-        ]
-
 
 def examine(worker: Worker, refused: Mapping[str, str]) -> Isolation:
-    """What stands around this worker's runs, from a run that tries each forbidden act without and with its wall.
+    """Return the walls around this worker's runs, from a run that tries each forbidden act without and with its wall.
 
     Raises: WorkerDied when the self-test gave no answer.
     """
-    order = wire.Order(wire.SELF_TEST, 20.0, 10.0, 64, 64, 4, 16, 1)
-    outcome = worker.execute(order, wire.pack_payload(b"", []))
-    if not outcome.records:
+    ended = worker.execute(frames.Order(frames.SELF_TEST, 20.0, 10.0, 64, 64, 4, 16, 1), frames.pack_payload(b"", []))
+    if not ended.records:
         worker.close()
-        raise WorkerDied(f"self-test ended with {outcome.exit.status}: {outcome.err.decode(errors='replace')}")
-    said: dict[str, bool] = json.loads(outcome.records[0].value)
-    stands = {wall: said.get(wall, False) for wall in (NAMESPACES, LANDLOCK, SECCOMP, "rlimits", CGROUP)}
+        raise WorkerDied(f"self-test ended with {ended.exit.status}: {ended.err.decode(errors='replace')}")
+    tried: dict[str, bool] = json.loads(ended.records[0].value)
+    stands = {wall: tried.get(wall, False) for wall in (NAMESPACES, LANDLOCK, SECCOMP, "rlimits", CGROUP)}
     notes = dict(refused) | worker.notes
     level = 0
     if stands["rlimits"]:
@@ -64,7 +56,7 @@ def examine(worker: Worker, refused: Mapping[str, str]) -> Isolation:
 
 
 def explain(isolation: Isolation, min_level: int) -> str:
-    """Why the sandbox does not start, and what to do."""
+    """Return the message that says why the sandbox does not start, and what to do."""
     wanted = (NAMESPACES, LANDLOCK, SECCOMP, "rlimits") if min_level == 3 else (LANDLOCK, SECCOMP, "rlimits")
     missing = [w for w in wanted if not isolation.stands[w]]
     why = "; ".join(f"{w} ({isolation.notes.get(w, 'the forbidden act succeeded')}): {_REMEDY[w]}" for w in missing)

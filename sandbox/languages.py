@@ -1,4 +1,4 @@
-"""C, C++, JavaScript, Bash and SQL behind the same walls. Python has its own, faster way: `sandbox.run`."""
+"""C, C++, JavaScript, Bash and SQL behind the same walls. Python has a faster way of its own: `sandbox.run`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import Any
 
 from pipeline.errors import IsolationError
 from sandbox import compare
-from sandbox.judge import cases, judge
 from sandbox.pool import Pool
-from sandbox.process import Outcome, Worker, WorkerDied
+from sandbox.process import ProcessResult, Worker, WorkerDied, order, tail
 from sandbox.results import Limits, RunResult, Status, TestResult, require_tests
-from sandbox.worker import wire
+from sandbox.trial import cases, run_tests
+from sandbox.worker import frames
 
 TOOLS = (
     "/usr/bin", "/bin", "/usr/lib", "/lib", "/lib64", "/usr/lib64", "/usr/libexec", "/usr/include", "/usr/share",
@@ -26,19 +26,22 @@ TOOLS = (
 _BUILD = Limits(wall_s=60, cpu_s=30, memory_mib=2048, output_kib=16384, disk_mib=64, processes=32)
 _SCOPED_SIGNALS_ABI = 6
 NO_COMPILE = "does not compile: "
-"""How the error of a test begins whose program was not built."""
+"""First words of the error of a test whose program was not built."""
 
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """How programs of a language are built (a shell line that ends by printing the binary) and started."""
+    """The commands that build and start a program of one language.
+
+    `build` is a shell line that ends by printing the binary. Programs without one are interpreted.
+    """
 
     tool: str
     source: str
     start: tuple[str, ...]
     build: str = ""
     managed: bool = False
-    """Reserves far more address space than it uses, so that its resident memory is watched instead."""
+    """True for a runtime that reserves far more address space than it uses: its resident memory is watched instead."""
 
 
 LANGUAGES = {
@@ -71,9 +74,8 @@ _pool: Pool | None = None
 
 
 def available() -> dict[str, bool]:
-    """Languages, and whether the tool of each is installed where programs may run it."""
-    found = {name: _tool(language) is not None for name, language in LANGUAGES.items()}
-    return {"python": True, "sql": True} | found
+    """Return every language, with True if its tool is installed where programs may run it."""
+    return {"python": True, "sql": True} | {name: _tool(language) is not None for name, language in LANGUAGES.items()}
 
 
 def _tool(language: Language) -> str | None:
@@ -84,30 +86,29 @@ def run_language(
     language: str, program: str, tests: Sequence[Mapping[str, Any]], *, limits: Limits | None = None,
     pool: Pool | None = None,
 ) -> RunResult:  # fmt: skip
-    """The result of a program in `language` on tests of {"input", "output"}; a new process for every test.
+    """Return the result of a program in `language` on tests of {"input", "output"}, with a new process for every test.
 
-    A program that does not compile has status "runtime_error" on every test, with the compiler's words. For "sql" the
-    input is the script that fills the data base, and the output one row per line, columns joined by "|".
+    A program that does not compile has status "runtime_error" on every test, with the compiler's message. For "sql" the
+    input is the script that fills the database, and the output has one row per line, columns joined by "|".
 
     Raises: ValueError when the language is unknown or its tool not installed; IsolationError.
     """
     limits = limits or Limits()
     require_tests(tests, limits)
     if language == "sql":
-        return judge(pool or _tool_pool(), f"PROGRAM = {program!r}\n{_SQL}", tests, "stdin", limits, False)
+        return run_tests(pool or _tool_pool(), f"PROGRAM = {program!r}\n{_SQL}", tests, "stdin", limits, False)
     chosen = LANGUAGES.get(language)
     if chosen is None or _tool(chosen) is None:
         there = ", ".join(name for name, is_there in available().items() if is_there)
         raise ValueError(f"language {language!r} is not available here; there are {there}")
-    trial = _Trial(chosen, program.encode(), [c.data for c in cases(tests, "stdin")], limits)
+    built = _BuiltProgram(chosen, program.encode(), [c.data for c in cases(tests, "stdin")], limits)
     used = pool or _tool_pool()
     _require_walls(used)
     try:
-        used.use(trial.run)
+        used.use(built.run)
     except WorkerDied as exc:
-        failed = TestResult("sandbox_error", error=str(exc))
-        return RunResult((failed,) * len(tests), used.isolation.level, len(tests))
-    done = [_compared(r, t["output"]) for r, t in zip(trial.results, tests, strict=True)]
+        return RunResult.failed(str(exc), len(tests), used.isolation.level)
+    done = [_compared(r, t["output"]) for r, t in zip(built.results, tests, strict=True)]
     return RunResult(tuple(done), used.isolation.level, len(tests), sum(r.wall_s for r in done))
 
 
@@ -120,18 +121,18 @@ def _tool_pool() -> Pool:
 
 
 def _require_walls(pool: Pool) -> None:
-    """Programs that make processes may signal: another wall than seccomp must keep those inside."""
+    """Raise IsolationError if nothing but seccomp would keep signals inside: programs with processes may send them."""
     isolation = pool.isolation
     abi = int(isolation.notes.get("landlock", "abi 0").split()[-1]) if isolation.stands["landlock"] else 0
     if isolation.level < 3 and abi < _SCOPED_SIGNALS_ABI:
         raise IsolationError(
             f"programs that start others need namespaces or Landlock abi {_SCOPED_SIGNALS_ABI} around their signals, "
-            f"and here stands abi {abi} at level {isolation.level}; use Python, or a newer kernel"
+            f"and this machine has abi {abi} at level {isolation.level}; use Python, or a newer kernel"
         )
 
 
-class _Trial:
-    """A program that is built once and run on one input after another; done inputs stay done when a worker dies."""
+class _BuiltProgram:
+    """A program that is built once and run on one input after another. Results are kept when a worker dies."""
 
     def __init__(self, language: Language, source: bytes, inputs: list[bytes], limits: Limits) -> None:
         self.language, self.source, self.inputs, self.limits = language, source, inputs, limits
@@ -139,64 +140,51 @@ class _Trial:
         self.results: list[TestResult] = []
 
     def run(self, worker: Worker) -> None:
-        """Build and run what is not done yet. Raises: WorkerDied."""
+        """Build the program and run the inputs that are left. Raises: WorkerDied."""
         language = self.language
         if language.build and self.binary is None:
             command = ["/bin/sh", "-c", language.build]
-            outcome = _execute(worker, _BUILD, command, language.source, 0o600, b"", self.source, False)
-            status, error = _ended(outcome, _BUILD)
+            ended = _execute(worker, _BUILD, command, language.source, 0o600, b"", self.source, False)
+            status, error = _status(ended, _BUILD)
             if status != "passed":
                 failed = TestResult("runtime_error", error=f"{NO_COMPILE}{error}")
                 self.results = [failed] * len(self.inputs)
                 return
-            self.binary = outcome.out
+            self.binary = ended.out
         content, name = (self.binary, "prog") if self.binary is not None else (self.source, language.source)
         path = language.start[0] if self.binary is not None else _tool(language) or language.tool
         while len(self.results) < len(self.inputs):
             stdin = self.inputs[len(self.results)]
             command = [path, *language.start[1:]]
-            outcome = _execute(worker, self.limits, command, name, 0o700, stdin, content, language.managed)
-            status, error = _ended(outcome, self.limits)
-            out = outcome.out[: self.limits.output_kib << 10].decode("utf-8", "replace")
-            ended = outcome.exit
-            self.results.append(TestResult(status, out, error, ended.cpu_s, ended.wall_s, ended.peak_kib / 1024))
+            ended = _execute(worker, self.limits, command, name, 0o700, stdin, content, language.managed)
+            status, error = _status(ended, self.limits)
+            out, end = ended.out[: self.limits.output_kib << 10].decode("utf-8", "replace"), ended.exit
+            self.results.append(TestResult(status, out, error, end.cpu_s, end.wall_s, end.peak_kib / 1024))
 
 
 def _execute(
     worker: Worker, limits: Limits, argv: list[str], file: str, mode: int, stdin: bytes, content: bytes, managed: bool
-) -> Outcome:
-    order = wire.Order(
-        wire.MANAGED if managed else wire.NATIVE, limits.wall_s, limits.cpu_s, limits.memory_mib, limits.output_kib,
-        limits.disk_mib + (len(content) >> 20) + 1, limits.processes, 1,
-    )  # fmt: skip
+) -> ProcessResult:
+    wanted = order(frames.MANAGED if managed else frames.NATIVE, limits)
+    wanted = wanted._replace(disk_mib=limits.disk_mib + (len(content) >> 20) + 1)  # the program's own file is extra
     plan = json.dumps({"argv": argv, "file": file, "mode": mode}).encode()
-    return worker.execute(order, wire.pack_payload(plan, [stdin, content]))
+    return worker.execute(wanted, frames.pack_payload(plan, [stdin, content]))
 
 
-def _ended(outcome: Outcome, limits: Limits) -> tuple[Status, str]:
-    """Status and error text of a process that ended; "passed" says exit code 0."""
-    ended, text = outcome.exit, outcome.err[-4000:].decode("utf-8", "replace").strip()
-    if ended.why == wire.CANCELLED or ended.status == -1:
-        raise WorkerDied("no process could be made")
-    killed: dict[int, tuple[Status, str]] = {
-        wire.CPU: ("cpu_limit", f"used {ended.cpu_s:.1f} CPU seconds of {limits.cpu_s}"),
-        wire.WALL: ("timeout", f"ran {ended.wall_s:.1f} s of {limits.wall_s}"),
-        wire.DISK: ("runtime_error", f"wrote more than {limits.disk_mib} MiB"),
-        wire.PROCESSES: ("runtime_error", f"had more than {limits.processes} processes"),
-        wire.MEMORY: ("memory_limit", f"used more than {limits.memory_mib} MiB"),
-        wire.OUTPUT: ("output_limit", f"printed more than {limits.output_kib} KiB"),
-    }
-    if ended.why in killed:
-        status, why = killed[ended.why]
-        return status, f"{text}\n{why}".strip()
-    if len(outcome.out) > limits.output_kib << 10:
-        return "output_limit", text
-    if ended.peak_kib > limits.memory_mib << 10:
-        return "memory_limit", text
-    code = os.waitstatus_to_exitcode(ended.status)
-    if code < 0:
-        return "runtime_error", f"{text}\nkilled by {signal.Signals(-code).name}".strip()
-    return ("passed", "") if code == 0 else ("runtime_error", f"{text}\nexit code {code}".strip())
+def _status(ended: ProcessResult, limits: Limits) -> tuple[Status, str]:
+    """Return status and error text of a process that ended; "passed" means exit code 0. Raises: WorkerDied."""
+    status: Status = "runtime_error"
+    if reached := ended.limit_reached(limits):
+        status, reason = reached
+    elif ended.exit.peak_kib > limits.memory_mib << 10:
+        status, reason = "memory_limit", ""
+    elif (code := os.waitstatus_to_exitcode(ended.exit.status)) < 0:
+        reason = f"killed by {signal.Signals(-code).name}"
+    elif code == 0:
+        return "passed", ""
+    else:
+        reason = f"exit code {code}"
+    return status, f"{tail(ended.err, 4000)}\n{reason}".strip()
 
 
 def _compared(result: TestResult, expected: str | None) -> TestResult:

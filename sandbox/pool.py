@@ -20,15 +20,16 @@ T = TypeVar("T")
 _ATTEMPTS = 4
 _IS_CLOSED = "the sandbox pool is closed; make a new Pool"
 _PER_CORE = 2
-"""A run is handed on from judge to worker to child and back: while one waits for its turn, another has the core."""
+"""Workers per core. A run goes from caller to worker to child and back: while it waits, another has the core."""
 
 
 class Pool:
     """Workers behind walls.
 
-    `workers`: how many programs run at one time, default two per usable core. `min_level`: refuse to start below it.
-    `walls`: those to put up, for tests and for machines where one does harm; default all. `tools`: folders whose
-    programs may be executed (for other languages than Python); default none.
+    `workers` is the number of programs that run at one time, by default two per usable core. The pool refuses to start
+    below the isolation level `min_level`. `walls` names the walls to put up, by default all; tests leave some out, and
+    so may a machine that one of them harms. `tools` are folders whose programs may be executed, for languages other
+    than Python; by default none.
     """
 
     def __init__(
@@ -52,10 +53,10 @@ class Pool:
         self._refused: dict[str, str] = {w: "switched off" for w in WALLS if w not in self._walls}
         self._interpreter: str | None = None
         self._isolation: Isolation | None = None
-        self._begin()
+        self._reset()
         _POOLS.add(self)
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._free = threading.Semaphore(self.size)
         self._idle: list[Worker] = []
         self._all: set[Worker] = set()
@@ -65,7 +66,7 @@ class Pool:
 
     @property
     def isolation(self) -> Isolation:
-        """What stands, proved by trying; starts a worker if none has been.
+        """The walls that hold, proved by trying. Starts the first worker if there is none yet.
 
         Raises: IsolationError below `min_level`.
         """
@@ -75,9 +76,9 @@ class Pool:
         return self._isolation
 
     def use(self, act: Callable[[Worker], T]) -> T:
-        """`act(worker)`, with a worker that nobody else holds; done again with another if that one dies meanwhile.
+        """Return `act(worker)`, with a worker that nobody else holds. If it dies meanwhile, another repeats the act.
 
-        Raises: IsolationError; WorkerDied when several in a row died.
+        Raises: IsolationError; WorkerDied when several workers in a row died.
         """
         with self._free:
             for attempt in itertools.count(1):
@@ -99,7 +100,7 @@ class Pool:
             worker = self._start()
         try:
             yield worker
-        except BaseException:  # whatever happened, the worker may still be busy with it: a fresh one is cheap
+        except BaseException:  # the worker may still be busy with the run, and a fresh one is cheap
             self._discard(worker)
             raise
         self._put_back(worker)
@@ -119,7 +120,7 @@ class Pool:
         worker.close()
 
     def _start(self) -> Worker:
-        """A new worker at `min_level` or above. Walls that the machine refuses are left out from then on.
+        """Start a worker at `min_level` or above. Walls that the machine refuses are left out from then on.
 
         Raises: IsolationError; also when the pool was closed meanwhile.
         """
@@ -158,7 +159,7 @@ class Pool:
         raise IsolationError("no interpreter can start a sandbox worker: " + "; ".join(complaints))
 
     def close(self) -> None:
-        """End all workers. Runs in progress end with WorkerDied."""
+        """End all workers. A run in progress ends with WorkerDied."""
         with self._lock:
             self._closed = True
             workers, self._idle = list(self._all), []
@@ -168,10 +169,10 @@ class Pool:
             worker.close()
 
     def forget(self) -> None:
-        """In a forked child: let go of the parent's workers without ending them, and begin anew."""
+        """Let go of all workers without ending them, in a forked child whose parent still uses them."""
         for worker in self._all:
             worker.let_go()
-        self._begin()
+        self._reset()
 
     def __enter__(self) -> Pool:
         return self
@@ -181,7 +182,7 @@ class Pool:
 
 
 _NUMBERS = itertools.count()
-"""Of all workers of the process: from it comes a worker's uid, and the kernel's count per uid is of one worker."""
+"""Numbers of this process's workers. The number gives a worker its own uid, for which the kernel counts processes."""
 _POOLS: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 

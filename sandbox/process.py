@@ -1,4 +1,4 @@
-"""One worker process as the judge sees it: started, given orders, ended."""
+"""A worker process as the caller sees it: started, given orders, ended."""
 
 from __future__ import annotations
 
@@ -15,44 +15,66 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sandbox import groups, homes
-from sandbox.worker import wire
+from sandbox import cgroups, work_folders
+from sandbox.results import Limits, Status
+from sandbox.worker import frames
+from sandbox.worker.disk import MAX_ENTRIES
+from sandbox.worker.frames import CGROUP, NAMESPACES
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-NAMESPACES, CGROUP = "namespaces", "cgroup"
 _START = "import sys; sys.path.append({here!r}); from worker.boot import boot; boot()"
 _START_S = 60.0
 _GRACE_S = 30.0
 _FIRST_UID = 200_000
 _MOSTLY = 4096
-"""Bytes that hold most of what is written."""
+"""Bytes that hold the output of most runs, so that one read is enough."""
+ERROR_CHARACTERS = 2000
 _ENVIRONMENT = {
     "LANG": "C.UTF-8",
     "HOME": "/tmp",
     "PATH": "/usr/local/bin:/usr/bin:/bin",
     "MALLOC_ARENA_MAX": "2",
-    "LD_BIND_NOW": "1",  # else every child would bind what it calls, and so copy the pages that this writes to
+    "LD_BIND_NOW": "1",  # else every child would bind the symbols that it calls, and copy the pages they are in
     "PYTHONUTF8": "1",
 }
 
 
 class WorkerDied(Exception):
-    """The worker is gone or does not answer; what it was doing can be done again by another."""
+    """The worker is gone or does not answer. Another worker can repeat the run."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one process left behind: how it ended, its streams, and what it wrote down about its tests."""
+class ProcessResult:
+    """The end of one process, its streams, and its own records of its tests."""
 
-    exit: wire.Exit
+    exit: frames.Exit
     out: bytes
     err: bytes
-    records: list[wire.Record]
+    records: list[frames.Record]
+
+    def limit_reached(self, limits: Limits) -> tuple[Status, str] | None:
+        """Return the status and the reason of a process that went over a limit; None if it kept to them.
+
+        Raises: WorkerDied when no process could be made.
+        """
+        end = self.exit
+        if end.status == -1:
+            raise WorkerDied(f"no process: {os.strerror(end.why)} {tail(self.err)}".strip())
+        reasons: dict[int, tuple[Status, str]] = {
+            frames.CPU: ("cpu_limit", f"used {end.cpu_s:.1f} CPU seconds of {limits.cpu_s}"),
+            frames.WALL: ("timeout", f"ran {end.wall_s:.1f} s of {limits.wall_s}, on {end.cpu_s:.1f} CPU seconds"),
+            frames.DISK: ("runtime_error", f"wrote more than {limits.disk_mib} MiB or {MAX_ENTRIES} files"),
+            frames.PROCESSES: ("runtime_error", f"had more than {limits.processes} processes"),
+            frames.MEMORY: ("memory_limit", f"used more than {limits.memory_mib} MiB"),
+            frames.OUTPUT: ("output_limit", f"printed more than {limits.output_kib} KiB"),
+        }
+        is_long = end.why == frames.ENDED and len(self.out) > limits.output_kib << 10
+        return reasons.get(frames.OUTPUT if is_long else end.why)
 
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """A started worker process. Not thread-safe: one order at a time, by whoever holds it."""
+    """A started worker process. Not thread-safe: its holder gives it one order at a time."""
 
     process: subprocess.Popen[bytes]
     sock: socket.socket
@@ -60,27 +82,24 @@ class Worker:
     held: int
     notes: dict[str, str]
     files: list[int]
-    """Payload, out, err, log: in memory, the worker has them open too."""
-    groups: dict[str, str] = field(default_factory=dict)
-    """Folders of its control groups."""
+    """Payload, out, err, log: files in memory that the worker has open too."""
+    cgroups: dict[str, str] = field(default_factory=dict)
+    """Folders of its control groups, by controller."""
     forks: bool = False
-    """Runs may start processes, which no process namespace ends with the worker."""
+    """True if runs may start processes that no process namespace ends together with the worker."""
     payload_bytes: int = 0
-    complained: bool = True
-    """Something was written to stderr since it was last emptied."""
+    has_errors: bool = True
+    """True if something was written to stderr since it was last emptied."""
     patience_s: float = 0.0
     level: int = 0
     stands: dict[str, bool] = field(default_factory=dict)
 
-    def execute(self, order: wire.Order, payload: bytes) -> Outcome:
-        """What came of one order.
-
-        Raises: WorkerDied.
-        """
+    def execute(self, order: frames.Order, payload: bytes) -> ProcessResult:
+        """Return the result of one order. Raises: WorkerDied."""
         payload_fd, out_fd, err_fd, log_fd = self.files
         try:
             for fd in (out_fd, err_fd, log_fd):
-                if fd != err_fd or self.complained:
+                if fd != err_fd or self.has_errors:
                     os.ftruncate(fd, 0)
                 os.lseek(fd, 0, 0)
             _write(payload_fd, payload)
@@ -88,17 +107,18 @@ class Worker:
                 os.ftruncate(payload_fd, len(payload))
             self.payload_bytes = len(payload)
             self.sock.send(order.pack())
-            exit = wire.Exit.unpack(self._answer(order.wall_s * 20 + order.cpu_s + _GRACE_S))
+            exit = frames.Exit.unpack(self._answer(order.wall_s * 20 + order.cpu_s + _GRACE_S))
             most = (order.output_kib << 10) * 2 + 1
-            log = _read(log_fd, order.tests * (most + wire.RECORD_BYTES))
+            log = _read(log_fd, order.tests * (most + frames.RECORD_BYTES))
             err = _read(err_fd, most)
-            self.complained = bool(err)
-            return Outcome(exit, _read(out_fd, most), err, wire.read_records(log, order.tests))
+            self.has_errors = bool(err)
+            return ProcessResult(exit, _read(out_fd, most), err, frames.read_records(log, order.tests))
         except OSError as exc:
             raise WorkerDied(str(exc)) from exc
 
     def _answer(self, timeout_s: float) -> bytes:
-        if timeout_s != self.patience_s:  # by the kernel: a timeout of Python's costs two more calls for each packet
+        if timeout_s != self.patience_s:
+            # The kernel keeps the time: a timeout of Python's socket would cost two more calls for each packet.
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", math.ceil(timeout_s), 0))
             self.patience_s = timeout_s
         packet = self.sock.recv(4096)
@@ -106,13 +126,8 @@ class Worker:
             raise WorkerDied(f"worker {self.process.pid} ended: {self.last_words()}")
         return packet
 
-    def cancel(self) -> None:
-        """Kill what is running now; safe from another thread."""
-        with contextlib.suppress(OSError):
-            self.sock.send(wire.CANCEL)
-
     def last_words(self) -> str:
-        """The tail of what the worker, or the run that it was at, wrote to stderr; nothing once it is closed."""
+        """Return the tail of what the worker or its run wrote to stderr; nothing once the worker is closed."""
         if not (files := self.files):
             return ""
         with contextlib.suppress(OSError):
@@ -121,7 +136,7 @@ class Worker:
         return ""
 
     def let_go(self) -> None:
-        """In a forked copy of the judge: close our ends; the worker stays its parent's."""
+        """Close our ends, in a forked copy of the caller. The worker still belongs to the original."""
         self.sock.close()
         for fd in (*self.files, self.held):
             os.close(fd)
@@ -139,18 +154,20 @@ class Worker:
             self.process.wait()
         if self.forks:
             _end_session(self.process.pid)
-        (files, self.files), (held, self.held) = (self.files, []), (self.held, -1)  # by one of two who close it at once
+        # Taken and emptied in one step, because two threads may close at once.
+        (files, self.files), (held, self.held) = (self.files, []), (self.held, -1)
         for fd in files:
             os.close(fd)
         if held >= 0:
-            homes.remove(self.home, held)
-            groups.remove(self.groups)
+            work_folders.remove(self.home, held)
+            cgroups.remove(self.cgroups)
 
 
 def _end_session(leader: int) -> None:
-    """Kill what a worker's runs have left in the session that it began; a signal to a group outruns every fork.
+    """Kill the processes that a worker's runs have left in its session.
 
-    Looked through until no other group is found: those of a flood end, and others follow them, while it is looked at.
+    The signal goes to whole groups, because no fork can escape it there. The session is read again until it has no new
+    group: a flood of processes starts others while it is read.
     """
     proc, killed, before = Path("/proc"), set[int](), -1
     while len(killed) > before and proc.is_dir():
@@ -161,6 +178,18 @@ def _end_session(leader: int) -> None:
                 if int(session) == leader and int(group) not in killed:
                     killed.add(int(group))
                     os.killpg(int(group), signal.SIGKILL)
+
+
+def order(kind: int, most: Limits, tests: int = 1) -> frames.Order:
+    """Return the order to run `tests` tests in one process under the limits `most` of one test."""
+    return frames.Order(
+        kind, most.wall_s, most.cpu_s, most.memory_mib, most.output_kib, most.disk_mib, most.processes, tests
+    )
+
+
+def tail(err: bytes, most: int = ERROR_CHARACTERS) -> str:
+    """Return the last `most` characters that a program wrote to stderr."""
+    return err[-4 * most :].decode("utf-8", "replace")[-most:].strip()
 
 
 def _write(fd: int, data: bytes) -> None:
@@ -175,24 +204,24 @@ def _read(fd: int, most: int) -> bytes:
 
 
 def interpreters() -> list[str]:
-    """Interpreters to try, best first: the one below our virtual environment, ours, the system's."""
+    """Return the interpreters to try, best first: the one below our virtual environment, ours, the system's."""
     base = getattr(sys, "_base_executable", None)
-    found = [base, sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"]
-    return [p for p in dict.fromkeys(found) if p and os.access(p, os.X_OK)]
+    candidates = [base, sys.executable, "/usr/bin/python3", "/usr/local/bin/python3"]
+    return [p for p in dict.fromkeys(candidates) if p and os.access(p, os.X_OK)]
 
 
 def start(interpreter: str, walls: frozenset[str], number: int, tools: tuple[str, ...] = ()) -> Worker:
-    """A worker behind the walls asked for, not yet tested.
+    """Start a worker behind these walls, which are not tested yet.
 
     Raises: WallRefused naming the wall that this machine refuses; WorkerDied.
     """
     made: dict[str, str] = {}
     if CGROUP in walls:
         try:
-            made = groups.make(number)
+            made = cgroups.make(number)
         except OSError as exc:
             raise WallRefused(CGROUP, exc.strerror or str(exc)) from exc
-    home, held = homes.make()
+    home, held = work_folders.make()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.settimeout(None)
     files = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("payload", "out", "err", "log")]
@@ -203,8 +232,8 @@ def start(interpreter: str, walls: frozenset[str], number: int, tools: tuple[str
             "home": home,
             "uid": _FIRST_UID + os.getpid() % 30_000 * 64 + number % 64,
             "tools": tools,
-            "groups": made,
-            "host_file": homes.canary(home),
+            "cgroups": made,
+            "host_file": work_folders.canary(home),
             "host_pid": os.getpid(),
         }
         payload, out, err, log = files
@@ -231,8 +260,8 @@ def start(interpreter: str, walls: frozenset[str], number: int, tools: tuple[str
             ours.close()
             for fd in files:
                 os.close(fd)
-            homes.remove(home, held)
-            groups.remove(made)
+            work_folders.remove(home, held)
+            cgroups.remove(made)
         if isinstance(exc, OSError):
             raise WorkerDied(f"{interpreter}: {exc}") from exc
         raise

@@ -1,4 +1,4 @@
-"""The nouns: limits, tests, and what came of them."""
+"""Limits, tests and results."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Status = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one test may use. A program's tests share a process only while together they stay below one test's share.
+    """The limits of one test. Tests share a process only while together they stay below half of them.
 
     Raises: ValueError naming the limit that is not positive.
     """
 
     wall_s: float = 10.0
-    """Elapsed seconds of one test from its start, without those it waited for a CPU that other work held."""
+    """Elapsed seconds of one test from its start, without the seconds in which it waited for a busy CPU."""
     cpu_s: float = 5.0
     """CPU seconds of one test, over all its threads."""
     memory_mib: int = 512
@@ -32,7 +32,7 @@ class Limits:
     disk_mib: int = 16
     """Files in the scratch folder, of which there may be 2,048."""
     processes: int = 32
-    """Threads, and in languages that may start processes, processes, at one time."""
+    """Threads at one time, and processes too in languages that may start them."""
     max_tests: int = 1000
 
     def __post_init__(self) -> None:
@@ -44,55 +44,60 @@ class Limits:
                 object.__setattr__(self, field.name, math.ceil(value))
 
     def lowered(self, **asked: float | None) -> Limits:
-        """These limits, each lowered to what was asked for; never raised."""
+        """Return these limits, each lowered to the number asked for. None is raised."""
         kept = {f.name: getattr(self, f.name) for f in fields(self)}
         return Limits(**{k: v if asked.get(k) is None else min(v, asked[k]) for k, v in kept.items()})
 
 
 @dataclass(frozen=True, slots=True)
 class TestResult:
-    """One test of one program."""
+    """The result of one test of one program."""
 
     __test__ = False  # not a test case, whatever its name says to pytest
 
     status: Status
     stdout: str = ""
-    """Cut at the output limit."""
+    """Standard output, cut at the output limit."""
     error: str = ""
-    """The last lines that the program wrote to stderr, or why there is no result."""
+    """The last lines that the program wrote to stderr, or the reason why there is no result."""
     cpu_s: float = 0.0
     wall_s: float = 0.0
     peak_mib: float = 0.0
-    """Of the process that ran this test, which may have run others before."""
+    """Peak memory of the process that ran this test. It may have run other tests before."""
     value: Any = None
-    """What the function returned, in function mode; `codec.Opaque` for an object that is not a plain value."""
+    """Returned value in function mode; `codec.Opaque` for an object that is not a plain value."""
 
     @property
     def passed(self) -> bool:
-        """The output or value was the expected one."""
+        """True if the output or value was the expected one."""
         return self.status == "passed"
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """One program on its tests."""
+    """The result of one program on its tests."""
 
     tests: tuple[TestResult, ...]
-    """In the order given. Shorter than the tests given only with `stop_on_failure`."""
+    """In the order of the tests. Fewer than the tests only with `stop_on_failure`."""
     level: int
-    """Isolation it ran under: 3 namespaces too, 2 Landlock and seccomp, 1 limits only."""
+    """Isolation level of the run: 3 namespaces too, 2 Landlock and seccomp, 1 limits only."""
     num_tests: int
     wall_s: float = 0.0
-    """From the start of the run; waiting for a free worker is not in it."""
+    """Seconds from the start of the run, without the wait for a free worker."""
+
+    @classmethod
+    def failed(cls, error: str, num_tests: int, level: int) -> RunResult:
+        """Return the result of a program that the sandbox could not run."""
+        return cls((TestResult("sandbox_error", error=error),) * num_tests, level, num_tests)
 
     @property
     def passed(self) -> bool:
-        """Every test given was run and passed."""
+        """True if every test was run and passed."""
         return len(self.tests) == self.num_tests and all(t.passed for t in self.tests)
 
     @property
     def status(self) -> Status:
-        """ "passed", else "sandbox_error" if any test has it, else that of the first test that failed."""
+        """The status "passed", else "sandbox_error" if any test has it, else that of the first test that failed."""
         bad = [t.status for t in self.tests if not t.passed]
         if "sandbox_error" in bad:
             return "sandbox_error"
@@ -105,25 +110,20 @@ class RunResult:
 
     @property
     def share_passed(self) -> float:
-        """Passed tests over all tests given."""
+        """Number of passed tests over the number of all tests."""
         return sum(t.passed for t in self.tests) / self.num_tests
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A test in its one inner form: input bytes for the child, and the expected thing, which stays here."""
+    """A test in its inner form: input bytes for the child, and the expected value, which stays in the caller."""
 
     data: bytes
     expected: Any
 
 
-def is_text(value: object) -> bool:
-    """A string, or bytes."""
-    return isinstance(value, (str, bytes))
-
-
 def require_tests(tests: Sequence[Mapping[str, Any]], limits: Limits) -> None:
-    """Raises: ValueError when there is no test (a program without tests proves nothing), or too many."""
+    """Raise ValueError if there is no test, since a program without tests proves nothing, or if there are too many."""
     if isinstance(tests, (str, bytes, Mapping)):
         raise ValueError(f"tests must be a list of tests, got {type(tests).__name__}")
     if not tests:

@@ -17,8 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from pipeline.errors import IsolationError
-from sandbox import wireformat
-from sandbox.api import Job, run_many
+from sandbox import http_format
+from sandbox.api import Trial, run_many
 from sandbox.languages import TOOLS, available
 from sandbox.pool import Pool
 from sandbox.results import Limits, RunResult
@@ -27,7 +27,7 @@ _MAX_BODY = 64 << 20
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that is answered with an HTTP status other than 200."""
 
     def __init__(self, code: int, message: str) -> None:
@@ -36,7 +36,7 @@ class Refused(Exception):
 
 
 class Service:
-    """What the handlers share: pool, limits, token, the queue and the counts."""
+    """The state that all request handlers share: pool, limits, token, queue and counts."""
 
     def __init__(self, pool: Pool, limits: Limits, token: str | None, max_queue: int) -> None:
         self.pool, self.limits, self.token, self.max_queue = pool, limits, token, max_queue
@@ -48,7 +48,7 @@ class Service:
         self.statuses: Counter[str] = Counter()
 
     def tools(self) -> Pool:
-        """The pool for other languages than Python, made when first needed."""
+        """Return the pool for languages other than Python. It is made when first needed."""
         with self.lock:
             if self._tools is None:
                 self._tools = Pool(self.pool.size, self.pool.min_level, tools=TOOLS)
@@ -62,10 +62,10 @@ class Service:
             tools.close()
 
     def answer(self, path: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """The reply to a POST. Raises: Refused; ValueError on a malformed request."""
+        """Return the reply to a POST. Raises: RequestRefused; ValueError on a malformed request."""
         act = self.acts().get(path)
         if act is None:
-            raise Refused(404, f"no {path}; there are {', '.join(self.acts())}, /health and /metrics")
+            raise RequestRefused(404, f"no {path}; there are {', '.join(self.acts())}, /health and /metrics")
         count = max(1, len(data.get("jobs", ()))) if isinstance(data, Mapping) else 1
         self._enter(count)
         begun = time.monotonic()
@@ -84,69 +84,71 @@ class Service:
         with self.lock:
             if self.waiting and self.waiting + count > self.max_queue:
                 self.rejected += 1
-                raise Refused(429, f"{self.waiting} programs are queued of {self.max_queue}; come back later")
+                raise RequestRefused(429, f"{self.waiting} programs are queued of {self.max_queue}; come back later")
             self.waiting += count
 
     def run_code(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """SandboxFusion: one program, its output."""
-        language = wireformat.language_of(data.get("language"))
+        """Run one program and return its output, in SandboxFusion's form."""
+        language = http_format.language_of(data.get("language"))
         if not isinstance(data.get("code"), str):
             raise ValueError("code must be text")
         if data.get("files") or data.get("fetch_files"):
-            raise ValueError("files and fetch_files are not carried; give what the program reads as stdin")
+            raise ValueError("files and fetch_files are not supported; send the program's input as stdin")
         timeout, memory = data.get("run_timeout"), data.get("memory_limit_MB")
         asked = {"wall_s": timeout, "cpu_s": timeout, "memory_mib": memory if memory and memory > 0 else None}
         limits, stdin = self.limits.lowered(**asked), data.get("stdin") or ""
-        (result,) = self._run([Job(data["code"], [{"input": stdin, "output": None}], "stdin", limits, False, language)])
-        return wireformat.fusion_run(result.tests[0])
+        (result,) = self._run(
+            [Trial(data["code"], [{"input": stdin, "output": None}], "stdin", limits, False, language)]
+        )
+        return http_format.fusion_run(result.tests[0])
 
     def submit(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """SandboxFusion: the code in a completion on the tests that came with it."""
+        """Run the code in a completion on the tests of the request, in SandboxFusion's form."""
         if not isinstance(data.get("completion"), str):
             raise ValueError("completion must be text")
-        code, tests = wireformat.code_in(data["completion"]), wireformat.fusion_tests(data)
+        code, tests = http_format.code_in(data["completion"]), http_format.fusion_tests(data)
         config = data.get("config") or {}
-        timeout, language = config.get("run_timeout"), wireformat.language_of(config.get("language"))
+        timeout, language = config.get("run_timeout"), http_format.language_of(config.get("language"))
         limits = self.limits.lowered(wall_s=timeout, cpu_s=timeout)
-        (result,) = self._run([Job(code, tests, "stdin", limits, False, language)])
-        told = [
-            {"passed": t.passed, "exec_info": wireformat.fusion_run(t), "test_info": test}
+        (result,) = self._run([Trial(code, tests, "stdin", limits, False, language)])
+        verdicts = [
+            {"passed": t.passed, "exec_info": http_format.fusion_run(t), "test_info": test}
             for t, test in zip(result.tests, tests, strict=True)
         ]
         return {"id": data.get("id"), "accepted": result.passed, "extracted_code": code, "full_code": code,
-                "test_code": None, "tests": told, "extracted_type": None, "extra": None}  # fmt: skip
+                "test_code": None, "tests": verdicts, "extracted_type": None, "extra": None}  # fmt: skip
 
     def run(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """One job, in our own form."""
+        """Run one trial, in our own form."""
         return self.run_many({"jobs": [data]})["results"][0]  # type: ignore[no-any-return]
 
     def run_many(self, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Several jobs, in our own form; results in their order."""
+        """Run several trials, in our own form, and return their results in order."""
         if not isinstance(data.get("jobs"), list):
             raise ValueError("jobs must be a list")
-        jobs = [wireformat.job_from_json(job, self.limits) for job in data["jobs"]]
-        results = self._run(jobs)
-        return {"results": [wireformat.result_to_json(r, j.values) for r, j in zip(results, jobs, strict=True)]}
+        trials = [http_format.trial_from_json(trial, self.limits) for trial in data["jobs"]]
+        results = self._run(trials)
+        return {"results": [http_format.result_to_json(r, j.values) for r, j in zip(results, trials, strict=True)]}
 
-    def _run(self, jobs: list[Job]) -> list[RunResult]:
-        others = {job.language for job in jobs} - {"python"}
+    def _run(self, trials: list[Trial]) -> list[RunResult]:
+        others = {trial.language for trial in trials} - {"python"}
         missing = sorted(name for name in others if not available()[name])
         if missing:
             raise IsolationError(f"the tool of language {missing[0]!r} is not installed on this machine")
-        results = run_many(jobs, pool=self.pool, tools=self.tools() if others else None)
+        results = run_many(trials, pool=self.pool, tools=self.tools() if others else None)
         with self.lock:
             self.statuses.update(r.status for r in results)
         return results
 
     def health(self) -> dict[str, Any]:
-        """Whether programs can be run, and behind which walls."""
+        """Return the isolation level, the walls and the languages. Raises: IsolationError if no program can run."""
         isolation = self.pool.isolation
         languages = sorted(name for name, there in available().items() if there)
         return {"status": "ok", "level": isolation.level, "walls": dict(isolation.stands), "languages": languages,
                 "waiting": self.waiting}  # fmt: skip
 
     def metrics(self) -> str:
-        """Prometheus text."""
+        """Return the counts as Prometheus text."""
         with self.lock:
             lines = [f'sandbox_programs_total{{status="{s}"}} {n}' for s, n in sorted(self.statuses.items())]
             lines += [
@@ -175,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._check_token()
             self._send(200, json.dumps(self.service.answer(self.path, self._body())))
-        except Refused as exc:
+        except RequestRefused as exc:
             self._send(exc.code, json.dumps({"error": str(exc)}))
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             self._send(422, json.dumps({"error": f"{type(exc).__name__}: {exc}"}))
@@ -183,16 +185,16 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(503, json.dumps({"error": str(exc)}))
 
     def _check_token(self) -> None:
-        given = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        if self.service.token is not None and not hmac.compare_digest(given.encode(), self.service.token.encode()):
+        token, wanted = self.headers.get("Authorization", "").removeprefix("Bearer "), self.service.token
+        if wanted is not None and not hmac.compare_digest(token.encode(), wanted.encode()):
             self.close_connection = True
-            raise Refused(401, "the Authorization header must be: Bearer <token>")
+            raise RequestRefused(401, "the Authorization header must be: Bearer <token>")
 
     def _body(self) -> Mapping[str, Any]:
         length = int(self.headers.get("Content-Length") or 0)
         if not 0 < length <= _MAX_BODY:
             self.close_connection = True
-            raise Refused(413, f"the body must have 1 to {_MAX_BODY} bytes, Content-Length is {length}")
+            raise RequestRefused(413, f"the body must have 1 to {_MAX_BODY} bytes, Content-Length is {length}")
         data = json.loads(self.rfile.read(length))
         if not isinstance(data, dict):
             raise ValueError("the body must be a JSON object")
@@ -209,7 +211,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are counted in the metrics, not printed."""
+        """Print nothing: requests are counted in the metrics."""
 
 
 class _Server(ThreadingHTTPServer):
@@ -232,7 +234,7 @@ def make_server(
     max_queue: int = 1024,
     limits: Limits | None = None,
 ) -> ThreadingHTTPServer:
-    """A server that is bound but not yet serving; `limits` are the most that a request can have.
+    """Return a server that is bound but not yet serving. No request gets more than `limits`.
 
     Raises: ValueError when `host` is not loopback and there is no token; IsolationError when the walls are too low.
     """
@@ -246,17 +248,17 @@ def make_server(
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Serve until interrupted. The token is read from SANDBOX_TOKEN, so that it is in no process list."""
+    """Serve until interrupted. The token comes from SANDBOX_TOKEN, so that no process list shows it."""
     parser = argparse.ArgumentParser(prog="verizero sandbox serve", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8080)
     parser.add_argument("--workers", type=int, default=None, help="default: two per core")
     parser.add_argument("--min-level", type=int, default=2)
     parser.add_argument("--max-queue", type=int, default=1024, help="programs waiting before 429")
-    given = parser.parse_args(arguments)
-    with Pool(given.workers, given.min_level) as pool:
-        server = make_server(pool, given.host, given.port, os.environ.get("SANDBOX_TOKEN"), given.max_queue)
-        print(f"sandbox at level {pool.isolation.level} on http://{given.host}:{server.server_port}", flush=True)
+    settings = parser.parse_args(arguments)
+    with Pool(settings.workers, settings.min_level) as pool:
+        server = make_server(pool, settings.host, settings.port, os.environ.get("SANDBOX_TOKEN"), settings.max_queue)
+        print(f"sandbox at level {pool.isolation.level} on http://{settings.host}:{server.server_port}", flush=True)
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -28,7 +28,7 @@ class Place:
 class Runs(Protocol):
     """What runs programs: the sandbox of this process, or a client of services."""
 
-    def __call__(self, jobs: Sequence[sandbox.Job]) -> list[sandbox.RunResult]:
+    def __call__(self, trials: Sequence[sandbox.Trial]) -> list[sandbox.RunResult]:
         """One result per job, in order."""
         ...
 
@@ -65,7 +65,7 @@ def settle(place: Place) -> None:
     sandbox.configure(place.workers, place.min_level)
 
 
-def run(jobs: Sequence[sandbox.Job]) -> list[sandbox.RunResult]:
+def run(jobs: Sequence[sandbox.Trial]) -> list[sandbox.RunResult]:
     """One result per job, in order.
 
     Raises: IsolationError when a language's tool is not installed on this machine, or its walls are too low; ValueError

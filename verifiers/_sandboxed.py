@@ -91,7 +91,7 @@ def runner(params: SandboxParams) -> Run:
 
     def run(jobs: Sequence[Job]) -> list[Outcome]:
         limits = params.limits()
-        asked = [sandbox.Job(j.program, j.tests, j.mode, limits, j.stop, j.language, j.needs_values) for j in jobs]
+        asked = [sandbox.Trial(j.program, j.tests, j.mode, limits, j.stop, j.language, j.needs_values) for j in jobs]
         return [_outcome(result) for result in _place.run(asked)] if asked else []
 
     return run

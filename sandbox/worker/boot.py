@@ -1,4 +1,4 @@
-"""The first steps of a worker: start again with a large stack, load the rest, and make forks of it cheap."""
+"""The first steps of a worker: start again with a large stack, load the rest, and make its forks cheap."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ STACK_MIB = 256
 
 
 def boot() -> None:
-    """Become a worker. The kernel lays out the main stack at exec, so deep recursion needs one more."""
+    """Become a worker. The kernel fixes the size of the main stack at exec: deep recursion needs a second exec."""
     if sys.argv[-1] != "again":
         _, hard = resource.getrlimit(resource.RLIMIT_STACK)
         wanted = STACK_MIB << 20
         resource.setrlimit(resource.RLIMIT_STACK, (wanted if hard == -1 else min(wanted, hard), hard))
         os.execv(sys.orig_argv[0], [*sys.orig_argv, "again"])
-    from . import large, memory, warm  # noqa: F401
+    from . import huge_pages, memory, preload  # noqa: F401
     from .main import main
 
-    large.make_code_large()
+    huge_pages.move_code()
     memory.join_libraries()
     main()

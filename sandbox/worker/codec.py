@@ -1,8 +1,8 @@
-"""Values as bytes, by exact type, with bounds: what functions are called with and what they returned.
+"""Values as bytes, by exact type, with bounds: the arguments and the returned values of functions.
 
 Used on both sides. The bytes that come back were written by an untrusted process: `decode` builds only plain values,
-never runs anything, and refuses what is too large or too deep. An object of any other type becomes `Opaque`, which
-equals nothing, so an `__eq__` or `__class__` of the program's own is never asked.
+never runs anything, and refuses a value that is too large or too deep. An object of any other type becomes `Opaque`,
+which equals nothing, so no `__eq__` or `__class__` of the program's own is ever called.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _SAFE_INT = 1 << 53
 
 
 class Unencodable(ValueError):
-    """The value is too deep, too large or, where asked, of a type that has no bytes."""
+    """The value is too deep or too large."""
 
 
 class Opaque:
-    """Something that a program returned whose type is not a plain value."""
+    """An object that a program returned and whose type is not a plain value."""
 
     __slots__ = ("type_name",)
 
@@ -37,13 +37,12 @@ class Opaque:
 
 
 def encode(value: object, max_items: int = 1 << 40) -> bytes:
-    """The value as bytes; tuples, sets, bytes, complex and non-string keys are kept apart from lists and strings.
+    """Return the value as bytes that keep tuples, sets, bytes, complex numbers and keys other than strings apart.
 
     Raises: Unencodable past 200 levels, a million bits of an integer, `max_items` in one container, or on a loop.
     """
-    return json.dumps(_pack(value, 0, max_items), separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode(
-        "ascii"
-    )
+    packed = _pack(value, 0, max_items)
+    return json.dumps(packed, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
 
 
 def _pack(value: Any, depth: int, most: int) -> Any:
@@ -80,10 +79,7 @@ def _pack(value: Any, depth: int, most: int) -> Any:
 
 
 def decode(data: bytes) -> Any:
-    """The value that the bytes stand for.
-
-    Raises: ValueError on anything that `encode` would not have written.
-    """
+    """Return the value of these bytes. Raises: ValueError on bytes that `encode` would not have written."""
     try:
         return _unpack(json.loads(data), 0)
     except (RecursionError, KeyError, TypeError, AttributeError, OverflowError) as exc:
@@ -125,5 +121,6 @@ def _unpack(value: Any, depth: int) -> Any:
 
 
 def _hashable(value: Any) -> Any:
+    """Return the value. Raises: TypeError if it cannot be a key."""
     hash(value)
     return value

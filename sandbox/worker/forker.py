@@ -1,10 +1,10 @@
-"""The forker: a warm interpreter behind all the walls that can be put up once, which makes one child per order.
+"""The forker: a warm interpreter that makes one child per order, behind all walls that can be put up once.
 
-The child is made ahead, when the one before is dead, and waits for its order with what walls can be up by then.
+A child is made when the one before is dead. It waits for its order behind all walls that can be up by then.
 
-A child copies every page that it, or the forker, writes to while both live, and taking a reference is a write. So what
-runs between clone and the program calls prepared objects and looks up as few names as it can; the program's own pages
-then are most of what a run costs. Waiting, watching and mounting are the worker's affair, which shares no page with it.
+The kernel copies every page that the child or the forker writes to while both live, and taking a reference is a write.
+So the code between clone and the program calls prepared objects and looks up few names, and a run costs little more
+than the program's own pages. Waiting, watching and mounting are done by the worker, which shares no page with a child.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import sys
 from functools import partial
 from posix import _exit, chdir, closerange, lseek, pread, read, write
 
-from . import harness, jail, kernel, large, memory, native, selftest, streams, wire
+from . import frames, harness, huge_pages, jail, kernel, memory, native, selftest, streams
 
 _PACKET = 64
 _BEHIND = 10
-"""Runs whose processes only the worker bounds come after it, however many they are: else it would see them too late."""
+"""Lower priority of runs whose processes only the worker bounds: else a flood would leave it no CPU to count them."""
 _GO, _GO_AFRESH = b"1", b"2"
-_LAST_OF_PYTHON = max(wire.STDIN, wire.FUNCTION)
-# A call of one of these takes no reference to what it calls: only the page that they lie on together is copied.
+_LAST_OF_PYTHON = max(frames.STDIN, frames.FUNCTION)
+# A `partial` takes no reference to its function when it is called: only the page that these lie on is copied.
 _read, _write, _pread, _lseek = partial(read), partial(write), partial(pread), partial(lseek)
 _closerange = partial(closerange)
-_unpack, _unpack_payload, _pack = partial(wire.ORDER.unpack), partial(wire.unpack_payload), partial(wire.PID.pack)
+_unpack, _unpack_payload, _pack = partial(frames.ORDER.unpack), partial(frames.unpack_payload), partial(frames.PID.pack)
 
 
 class Forker:
-    """The worker's end of it: one child waits at any time, and the next is made when the worker says so."""
+    """The worker's connection to the forker. One child waits at any time; the worker asks for the next."""
 
     def __init__(self, orders: int, calls: int, pids: int, unread: int) -> None:
         self.orders, self.calls, self.pids, self.unread = orders, calls, pids, unread
@@ -42,9 +42,9 @@ class Forker:
         self.stale.register(unread, select.POLLIN)
 
     def call(self, afresh: bool = False) -> None:
-        """Have the next child made; the one before must be dead. Without the forker the worker ends.
+        """Have the next child made; the one before must be dead. Ends the worker if the forker is gone.
 
-        `afresh`: it had used up its memory, and the kernel, in search of more, may have split our large pages.
+        `afresh` moves the data to huge pages again: the kernel may have split them when a run used up its memory.
         """
         try:
             write(self.calls, _GO_AFRESH if afresh else _GO)
@@ -52,40 +52,36 @@ class Forker:
             sys.exit("the forker is gone")
 
     def child(self) -> int:
-        """The pid of the child that waits, which is ours. Raises: OSError; ends the worker when the forker is gone."""
-        pid = self._said()
+        """Return the pid of the waiting child, a child of ours. Raises: OSError. Ends the worker without a forker."""
+        pid = self._answer()
         if pid <= 0:
             self.call()
             raise OSError(-pid, os.strerror(-pid))
         return pid
 
     def failure(self, status: int) -> int:
-        """The error number with which a child that ended with `status` could not put up its walls; 0 where it could.
+        """Return the error number of a child that could not put up its walls, 0 for any other end.
 
-        A program cannot feign it: it has no descriptor that leads here. What a child killed too early has not read is
-        taken away.
+        A program cannot forge it, since it has no descriptor of this pipe.
         """
-        if os.WIFSIGNALED(status):
+        if os.WIFSIGNALED(status):  # it may have been killed before it read its order, which is no order of the next
             while self.stale.poll(0):
                 read(self.unread, _PACKET)
-        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == wire.SETUP_FAILED and self.reports.poll(0):
-            return -self._said()
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == frames.SETUP_FAILED and self.reports.poll(0):
+            return -self._answer()
         return 0
 
-    def _said(self) -> int:
-        answer = read(self.pids, wire.PID.size)
+    def _answer(self) -> int:
+        answer = read(self.pids, frames.PID.size)
         if not answer:
             sys.exit("the forker is gone")
-        return int(wire.PID.unpack(answer)[0])
+        return int(frames.PID.unpack(answer)[0])
 
 
 def start(cell: jail.Jail, host_file: str, host_pid: int) -> Forker:
-    """A new forker, whose children become ours.
-
-    Raises: WallFailed where a wall is refused.
-    """
+    """Start a forker whose children become our children. Raises: WallFailed where a wall is refused."""
     itself = os.pidfd_open(os.getpid())
-    (taken, orders), (called, calls), (pids, given) = os.pipe(), os.pipe(), os.pipe()
+    (taken, orders), (called, calls), (pids, answers) = os.pipe(), os.pipe(), os.pipe()
     if os.fork() == 0:
         for fd in (orders, calls, pids, streams.CONTROL):
             os.close(fd)
@@ -100,21 +96,21 @@ def start(cell: jail.Jail, host_file: str, host_pid: int) -> Forker:
             jail.restrict(cell)
             harness.rehearse()
             gc.collect()
-            harness.gather()
+            harness.pack_together()
             memory.renew(globals())
             gc.freeze()
             gc.disable()
-            harness.rehearse()  # once more: what was freed is in order now
-            write(given, b"ready")
+            harness.rehearse()  # once more, on the objects that were copied
+            write(answers, b"ready")
         except jail.WallFailed as exc:
-            os.write(given, f"{exc.errno} {exc.wall} {exc}".encode())
-            _exit(wire.SETUP_FAILED)
-        _serve(taken, called, given, cell, itself, before, host_file, maps)
-    for fd in (called, given, itself):
+            os.write(answers, f"{exc.errno} {exc.wall} {exc}".encode())
+            _exit(frames.SETUP_FAILED)
+        _serve(taken, called, answers, cell, itself, before, host_file, maps)
+    for fd in (called, answers, itself):
         os.close(fd)
     answer = os.read(pids, 4096).decode()
     if answer != "ready":
-        code, wall, why = (answer or f"5 {jail.SECCOMP} the forker died").split(" ", 2)
+        code, wall, why = (answer or f"5 {frames.SECCOMP} the forker died").split(" ", 2)
         raise jail.WallFailed(wall, OSError(int(code), why))
     forker = Forker(orders, calls, pids, taken)
     forker.call()
@@ -131,14 +127,14 @@ def _serve(
     host_file: str,
     maps: int,
 ) -> None:
-    """Clone a child at every call, which becomes the program of one order. Ends with the other end of `calls`."""
+    """Clone a child at every call, which runs the program of one order. Ends when the other end of `calls` closes."""
     clone, is_orphan = kernel.prepared_fork(cell.clone_flags), kernel.prepared_poll(worker)
     wall, steps, refused = jail.last_wall(cell), jail.last_steps(cell), 0
     enter, payload, last, run = partial(chdir, os.fsencode(cell.scratch)), streams.PAYLOAD, streams.LAST, harness.run
     lead = os.setpgid if cell.tools else None
     while go := _read(calls, 1):
         if go == _GO_AFRESH and maps >= 0:
-            large.make_data_large(maps)
+            huge_pages.move_data(maps)
         pid = clone()
         if pid == 0:
             break
@@ -149,7 +145,7 @@ def _serve(
         if step() < 0:
             refused = 1
     if is_orphan():
-        _exit(wire.SETUP_FAILED)  # the worker died before the kernel knew to take us with it
+        _exit(frames.SETUP_FAILED)  # the worker died before the kernel knew to take us with it
     packet = _read(orders, _PACKET)
     if not packet:
         _exit(0)
@@ -160,9 +156,9 @@ def _serve(
         program, items = _unpack_payload(_pread(payload, _lseek(payload, 0, 2), 0))
         enter()
         if lead is not None:
-            lead(0, 0)  # all that it starts stays in this group, where the worker finds it
+            lead(0, 0)  # a process group of its own, in which the worker finds all that the run starts
         if order[0] > _LAST_OF_PYTHON:
-            if order[0] == wire.SELF_TEST:
+            if order[0] == frames.SELF_TEST:
                 selftest.run(cell, before, order[3], host_file, wall, streams.LOG)
             native.run(program, items, cell.scratch, wall)
         if wall() < 0:
@@ -171,5 +167,5 @@ def _serve(
     except BaseException as exc:
         os.write(streams.ERR, f"sandbox: {type(exc).__name__}: {exc}\n".encode())
         _write(pids, _pack(-(getattr(exc, "errno", None) or errno.EIO)))
-        _exit(wire.SETUP_FAILED)
+        _exit(frames.SETUP_FAILED)
     run(order, program, items)

@@ -1,7 +1,7 @@
-"""Run an untrusted Python program on its tests, in this process, and write down what came out.
+"""Run an untrusted Python program on its tests, in this process, and record the results.
 
-Nothing here is trusted once the program runs: it can read and change every line of it. It never knew a verdict or an
-expected value, so all it can forge is its own output. Calls that matter are bound at import, before any program.
+Nothing here is trusted once the program runs: the program can read and change every line of it. This process never has
+a verdict or an expected value, so a program can forge nothing but its own output.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from posix import _exit, lseek, write
 from typing import Any
 
 from . import codec, memory, streams
+from .frames import BAD_VALUE, FINISHED, FUNCTION, LEAVE, NO_MEMORY, RAISED, RECORD
 from .streams import ERR, LOG, OUT
-from .wire import BAD_VALUE, FINISHED, FUNCTION, LEAVE, NO_MEMORY, RAISED, RECORD
 
 NAME = "main.py"
 _FRAMES = 6
@@ -33,9 +33,9 @@ _REHEARSALS = 12
 _sources: list[str | None] = [None]
 """The program's text, for tracebacks."""
 _ready: dict[str, Any] | None = None
-"""The namespace of a fresh `__main__`, made ahead."""
-# What every run calls. A call through `partial` takes no reference to what it calls, so that in the child only the page
-# that these lie on together is copied, not one for each; `gather` brings them together.
+"""The namespace of a fresh `__main__`, made before the run."""
+# The calls of every run. A `partial` takes no reference to its function when it is called: so the child copies the one
+# page on which all of these lie (`pack_together` brings them there), and not a page for each function.
 _now, _cpu, _seek, _write = partial(time.monotonic), partial(time.process_time), partial(lseek), partial(write)
 _length, _decode, _compile, _exec = partial(len), partial(bytes.decode), partial[Any](compile), partial(exec)
 _clear, _enable, _leave, _pack = partial[None](dict.clear), partial(gc.enable), partial(_exit), partial(RECORD.pack)
@@ -48,7 +48,7 @@ _EVERY_RUN = ("run", "_run_scripts", "_give", "_flush", "_write_record")
 
 
 def run(order: tuple[Any, ...], program: bytes, items: list[bytes]) -> None:
-    """Run the program on the items, as an unpacked `Order` says, and end this process. Never returns."""
+    """Run the program on the items under an unpacked `Order`, and end this process. Never returns."""
     _enable()
     try:
         source = _decode(program)
@@ -63,8 +63,9 @@ def run(order: tuple[Any, ...], program: bytes, items: list[bytes]) -> None:
 
 
 def prepare(scratch: str) -> None:
-    """Make the worker's interpreter look like a program's, once. Random numbers start alike in every run, so that the
-    same program gets the same verdict.
+    """Make the worker's interpreter look like a program's.
+
+    Random numbers start with the same seed in every run, so that the same program gets the same verdict.
     """
     os.environ["TMPDIR"] = scratch
     os.environ.pop("LD_BIND_NOW", None)
@@ -73,13 +74,13 @@ def prepare(scratch: str) -> None:
     sys.path[:] = [p for p in sys.path if p and "worker" not in p]
     for name in [n for n in sys.modules if n == "worker" or n.startswith("worker.")]:
         del sys.modules[name]
-    linecache.cache[NAME] = (lambda: _sources[0],)  # asked when a traceback is printed
-    threading.stack_size(8 << 20)  # libc would reserve RLIMIT_STACK for each
+    linecache.cache[NAME] = (lambda: _sources[0],)  # read when a traceback is printed
+    threading.stack_size(8 << 20)  # libc would reserve RLIMIT_STACK for each thread
     random.seed(0)
 
 
 def rehearse() -> None:
-    """Run small programs in this process, so that every child begins with warm caches and bytecode; leave no trace."""
+    """Run small programs in this process, so that children begin with warm caches and bytecode. Leave no trace."""
     global _ready
     order = (FUNCTION, 10.0, 5.0, 512, 1024, 16, 32, 1)
     call = _dumps({"fn": "f", "args": [[1], "a"], "kwargs": {}})
@@ -96,8 +97,8 @@ def rehearse() -> None:
     random.seed(0)
 
 
-def gather() -> None:
-    """Make anew what every run uses, so that it lies together, apart from the rest."""
+def pack_together() -> None:
+    """Copy the objects that every run uses, so that they lie together and apart from all others."""
     global _sources, _name, _mode
     memory.fill_holes()
     memory.renew(vars(streams))
@@ -107,10 +108,9 @@ def gather() -> None:
 
 
 class _Budget:
-    """Whether this process is still fresh enough for another test.
+    """The share that all tests of one process may use together: half the limits of one test.
 
-    Half of what one test may use is spent by all tests so far: a fresh process goes on, so that no test is stopped for
-    what others used.
+    After that a fresh process runs the rest, so that no test is stopped for the time or memory of others.
     """
 
     def __init__(self, order: tuple[Any, ...]) -> None:
@@ -139,7 +139,7 @@ def _fresh_main(name: str) -> tuple[types.ModuleType, dict[str, Any]]:
 
 
 def _run_scripts(source: str, items: list[bytes], order: tuple[Any, ...], space: dict[str, Any] | None = None) -> None:
-    """`space`: of the first run; each has one of its own."""
+    """Run the program once per item, each time in a namespace of its own. `space` is the first one."""
     code: types.CodeType | None = None
     budget = _Budget(order) if _length(items) > 1 else None
     callbacks, left = _callbacks(), _length(items)
@@ -158,7 +158,7 @@ def _run_scripts(source: str, items: list[bytes], order: tuple[Any, ...], space:
         dirty = bool(_threads() > 1 or _starting() or _callbacks() > callbacks) and _wind_up(callbacks)
         if not _flush(stdout):
             state, status = max(state, RAISED), status or 120
-        _clear(space)  # closes, and so flushes, what the program left open
+        _clear(space)  # closes, and so flushes, the files that the program left open
         _write_record(state, status, cpu, wall, b"")
         left, space = left - 1, None
         if left and budget is not None and (dirty or budget.is_spent(streams.ends()[0])):
@@ -166,7 +166,7 @@ def _run_scripts(source: str, items: list[bytes], order: tuple[Any, ...], space:
 
 
 def _wind_up(callbacks: int) -> bool:
-    """Do what the interpreter does at exit; whether that left it unfit for another program."""
+    """Run exit handlers as the interpreter does; return True if the process is unfit for another program."""
     dirty = False
     try:
         if threading.active_count() > 1:
@@ -216,22 +216,21 @@ def _run_functions(source: str, items: list[bytes], order: tuple[Any, ...]) -> N
 
 
 def _resolve(module: types.ModuleType, name: str) -> Callable[..., Any]:
-    """The callable: a global, a dotted path, or a method of a class Solution, made anew for every call."""
+    """Return the callable: a global, a dotted path, or a method of a Solution that is made for this call."""
     space = module.__dict__
     first, *rest = name.split(".")
     if first not in space and not rest and "Solution" in space:
-        found: Any = getattr(space["Solution"](), first)
-    elif first in space:
-        found = space[first]
-        for part in rest:
-            found = getattr(found() if isinstance(found, type) else found, part)
-    else:
+        return getattr(space["Solution"](), first)  # type: ignore[no-any-return]
+    if first not in space:
         raise NameError(f"the program defines no {name!r}")
-    return found  # type: ignore[no-any-return]
+    target = space[first]
+    for part in rest:
+        target = getattr(target() if isinstance(target, type) else target, part)
+    return target  # type: ignore[no-any-return]
 
 
 def _explain(exc: BaseException) -> tuple[int, int]:
-    """State and exit code for an exception that ended a program; its traceback's tail goes to stderr."""
+    """Return state and exit code for an exception that ended a program. Its traceback's tail goes to stderr."""
     if isinstance(exc, SystemExit):
         if exc.code is None or isinstance(exc.code, int):
             code = 0 if exc.code is None else exc.code & 0xFF
@@ -262,5 +261,5 @@ def _write_record(state: int, code: int, cpu: float, wall: float, value: bytes) 
         done = _write(LOG, data)
         while done < _length(data):
             done += _write(LOG, data[done:])
-    except BaseException:  # the program closed our descriptors: this process can say nothing more
+    except BaseException:  # the program closed our descriptors, so this process can write no record
         _exit(code)

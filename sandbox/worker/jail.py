@@ -1,4 +1,4 @@
-"""The walls: those put up once per worker (namespaces, file tree, uid) and those of every single run."""
+"""The walls: those put up once per worker (namespaces, file tree, uid) and those of every run."""
 
 from __future__ import annotations
 
@@ -9,23 +9,21 @@ import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from . import crowd, group, kernel, landlock, seccomp, sweep
-from .wire import MANAGED, SELF_TEST, Order
-
-NAMESPACES, LANDLOCK, SECCOMP, UID, CGROUP = "namespaces", "landlock", "seccomp", "uid", "cgroup"
+from . import cgroup, disk, kernel, landlock, process_flood, seccomp
+from .frames import CGROUP, LANDLOCK, MANAGED, NAMESPACES, SECCOMP, SELF_TEST, UID, Order
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 SYSTEM = ("/usr/lib", "/lib", "/lib64", "/usr/lib64", "/usr/share/zoneinfo")
 DECOY = "decoy"
-"""A file in the jail that no rule allows: only Landlock keeps it shut."""
+"""A file in the jail that no rule allows: only Landlock keeps it closed."""
 _MANY = 1024
-"""Processes that others of the same uid may start while a run lasts."""
+"""Processes that the same uid may start elsewhere while a run lasts."""
 _BASE_MIB = 256
 """Address space beyond the memory limit: the interpreter, shared libraries and reserved thread stacks."""
 
 
 class WallFailed(OSError):
-    """A wall that was asked for did not go up; carries its name."""
+    """A wall could not be put up. The error has its name."""
 
     def __init__(self, wall: str, cause: OSError) -> None:
         super().__init__(cause.errno, f"{wall}: {cause.strerror or cause}")
@@ -33,50 +31,50 @@ class WallFailed(OSError):
 
 
 class Jail:
-    """The worker's walls, and what each run needs to put up its own."""
+    """The worker's walls, and the descriptors and paths from which each run puts up its own."""
 
     def __init__(self, walls: frozenset[str], scratch: str, tools: tuple[str, ...]) -> None:
         self.walls, self.tools = walls, tools
         self.scratch = scratch
-        """The only folder that a run may write to; empty when it starts."""
+        """The only folder that a run may write to. It is empty when a run starts."""
         self.disk_mib = 0
-        """Size of the scratch file system now."""
+        """Present size of the scratch file system."""
         self.stdin = self.proc = -1
-        """The second is the host's /proc, for the worker only: how long a run waited for a CPU."""
+        """`proc` is the host's /proc, for the worker only: it shows how long a run waited for a CPU."""
         self.rules: int | None = None
-        self.group: group.Group | None = None
+        self.cgroup: cgroup.CGroup | None = None
         self.counts_processes = False
-        """The uid is the run's own, so that the kernel's count per uid is a count of this run."""
+        """True if the uid is the run's own, so that the kernel's count per uid is a count of this run."""
         self.notes: dict[str, str] = {}
 
     @property
     def has_namespaces(self) -> bool:
-        """Each run has its own process tree and scratch file system."""
+        """True if each run has its own process tree and scratch file system."""
         return NAMESPACES in self.walls
 
     @property
     def worker_counts(self) -> bool:
-        """The worker bounds a run's processes: neither a namespace with a uid of its own nor a cgroup does."""
-        return bool(self.tools) and not self.has_namespaces and not self.counts_processes and self.group is None
+        """True if the worker must bound a run's processes: no uid of the run's own and no cgroup does."""
+        return bool(self.tools) and not self.has_namespaces and not self.counts_processes and self.cgroup is None
 
     @property
     def clone_flags(self) -> int:
-        """Namespaces that every run gets for itself."""
+        """Flags of the namespaces that every run gets for itself."""
         return kernel.CLONE_NEWPID if self.has_namespaces else 0
 
 
-def enter(walls: Sequence[str], home: str, uid: int, tools: Sequence[str], groups: Mapping[str, str]) -> Jail:
-    """Put up the worker's walls and return them. `home` is this worker's folder, owned by the caller.
+def enter(walls: Sequence[str], home: str, uid: int, tools: Sequence[str], folders: Mapping[str, str]) -> Jail:
+    """Put up the worker's walls and return them. `home` is this worker's folder, which the caller owns.
 
-    `tools` are folders of compilers and interpreters that programs may run (empty: only Python, and no exec).
-    Raises: WallFailed.
+    `tools` are folders of compilers and interpreters that programs may run; without any, there is only Python and no
+    exec. Raises: WallFailed.
     """
     jail = Jail(frozenset(walls), f"{home}/box/tmp", tuple(tools))
     with contextlib.suppress(OSError):
         jail.proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     if CGROUP in walls:
         try:
-            jail.group = group.Group(groups)
+            jail.cgroup = cgroup.CGroup(folders)
         except OSError as exc:
             raise WallFailed(CGROUP, exc) from exc
         jail.notes[CGROUP] = "memory and processes of a run together"
@@ -94,7 +92,7 @@ def enter(walls: Sequence[str], home: str, uid: int, tools: Sequence[str], group
             _change_uid(jail, uid, readable[0])
     if LANDLOCK in walls:
         try:
-            # A rule does not follow a mount made on its folder later: the scratch file system lies one level below.
+            # A rule does not cover a file system that is mounted later on its folder itself, only one below it.
             scratch = os.path.dirname(jail.scratch) if jail.has_namespaces else jail.scratch
             runnable = [*tools, scratch] if tools else []
             jail.rules = landlock.ruleset([*readable, *DEVICES, "/in"], [scratch, "/dev/null"], runnable)
@@ -119,14 +117,14 @@ def _enter_namespaces(jail: Jail, home: str, uid: int, readable: list[str]) -> N
             _write(f"/proc/self/{name}", line)
         _build_root(home, [*readable, *jail.tools])
         jail.notes[UID] = f"host uid {user}, the only one that we may map"
-    kernel.unshare(kernel.CLONE_NEWNS)  # one that belongs to the new user: here the worker may mount scratch
+    kernel.unshare(kernel.CLONE_NEWNS)  # belongs to the new user, so the worker may mount the scratch file system
     jail.scratch, jail.counts_processes = "/box/tmp", True
     jail.stdin = os.open("/in/stdin", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     jail.notes[NAMESPACES] = "user, mount, pid, net, ipc, uts"
 
 
 def _unshared(flags: int) -> bool:
-    """The namespaces are made. Root may lack the right to: then, as any user, it needs a user namespace around them."""
+    """Make namespaces. False if root lacks the right: then it needs a user namespace around them, as any user does."""
     try:
         kernel.unshare(flags)
     except PermissionError:
@@ -143,11 +141,11 @@ def _write(path: str, text: str) -> None:
 
 
 def _unshare_user_as_root(uid: int, proc: int) -> int:
-    """The host uid that is now root of a new user namespace; `uid`, or our own where that cannot be mapped."""
+    """Enter a new user namespace and return the host uid of its root: `uid`, or our own if `uid` cannot be mapped."""
     ready_read, ready_write = os.pipe()
     answer_read, answer_write = os.pipe()
     me = os.getpid()
-    mapper = os.fork()  # stays outside, where the right to map any uid is
+    mapper = os.fork()  # stays outside, where it has the right to map any uid
     if mapper == 0:
         os.close(ready_write)
         os.read(ready_read, 1)
@@ -170,7 +168,7 @@ def _unshare_user_as_root(uid: int, proc: int) -> int:
 
 
 def _map_ids(proc: int, pid: int, candidates: Sequence[int]) -> int:
-    """One more than the first candidate that root of `pid`'s user namespace could be mapped to; 0: none."""
+    """Map root of `pid`'s user namespace to the first uid that works. Return one more than that uid, or 0 for none."""
     for outer in candidates:
         try:
             for name in ("uid_map", "gid_map"):
@@ -212,7 +210,7 @@ def _build_root(home: str, readable: Sequence[str]) -> None:
 
 
 def _bind(path: str, root: str) -> None:
-    """Show the host's `path` at the same place under `root`, read-only; nothing where it does not exist."""
+    """Show the host's `path`, if it exists, read-only at the same place under `root`."""
     target = root + path
     if os.path.lexists(target) or not os.path.exists(path):
         return
@@ -230,10 +228,10 @@ def _bind(path: str, root: str) -> None:
 
 
 def _change_uid(jail: Jail, uid: int, library: str) -> None:
-    """Become `uid`, where that is allowed and the interpreter's library stays readable.
+    """Become `uid` if that is allowed and the interpreter's library stays readable.
 
-    Where its folder is closed to others, the right to read past that is kept, which Landlock narrows to the library:
-    as root itself a run would be bounded by no count of the kernel's, and own what root owns.
+    If the library's folder is closed to others, the right to read past such folders is kept, and Landlock narrows it
+    to the library. To stay root would be worse: the kernel bounds no processes of root, and root owns the host's files.
     """
     if os.geteuid() != 0:
         jail.notes[UID] = f"uid {os.geteuid()}, the caller's: an ordinary user has no other"
@@ -251,7 +249,7 @@ def _change_uid(jail: Jail, uid: int, library: str) -> None:
             kernel.prctl(kernel.PR_SET_KEEPCAPS, 1)
         os.setresuid(uid, uid, uid)
         if not is_open:
-            kernel.keep_only(kernel.CAP_DAC_READ_SEARCH)
+            kernel.keep_capabilities([kernel.CAP_DAC_READ_SEARCH])
     except OSError as exc:
         raise WallFailed(UID, exc) from exc
     how = "" if is_open else f" with the right to read {library}, which is closed to it"
@@ -259,7 +257,7 @@ def _change_uid(jail: Jail, uid: int, library: str) -> None:
 
 
 def _readable_by_all(path: str) -> bool:
-    """Every user can list the folder and pass all those above it."""
+    """True if every user can list the folder and pass through all folders above it."""
     if os.stat(path).st_mode & 0o005 != 0o005:
         return False
     while path != "/":
@@ -270,7 +268,7 @@ def _readable_by_all(path: str) -> bool:
 
 
 def _limit_worker(jail: Jail) -> None:
-    """What is the same for every run, and inherited."""
+    """Set the limits that are the same for every run. Runs inherit them."""
     for name, value in (
         (resource.RLIMIT_CORE, 0), (resource.RLIMIT_NOFILE, 64), (resource.RLIMIT_MSGQUEUE, 0),
         (resource.RLIMIT_MEMLOCK, 0),
@@ -282,32 +280,30 @@ def _limit_worker(jail: Jail) -> None:
 
 
 def clear(jail: Jail, disk_mib: int) -> None:
-    """Leave an empty scratch folder of `disk_mib`; a fresh file system where the last run left anything in it."""
+    """Empty the scratch folder and make it `disk_mib` large; a file system with anything in it is replaced."""
     if not jail.has_namespaces:
-        sweep.empty(jail.scratch)
+        disk.empty(jail.scratch)
         return
     if jail.disk_mib == disk_mib and _is_empty(jail.scratch):
         return
     if jail.disk_mib:
         kernel.unmount(jail.scratch)
     flags = kernel.MS_NOSUID | kernel.MS_NODEV | (0 if jail.tools else kernel.MS_NOEXEC)
-    kernel.mount("tmpfs", jail.scratch, "tmpfs", flags, f"size={disk_mib}m,nr_inodes={sweep.MAX_ENTRIES},mode=700")
+    kernel.mount("tmpfs", jail.scratch, "tmpfs", flags, f"size={disk_mib}m,nr_inodes={disk.MAX_ENTRIES},mode=700")
     jail.disk_mib = disk_mib
 
 
 def _is_empty(scratch: str) -> bool:
-    """The file system holds nothing but its root."""
-    found = os.statvfs(scratch)
-    return found.f_files - found.f_ffree == 1
+    """True if the file system holds nothing but its root."""
+    usage = os.statvfs(scratch)
+    return usage.f_files - usage.f_ffree == 1
 
 
 def limit(pid: int, order: Order, jail: Jail) -> None:
-    """Bound the child that waits for this order. Done from here, it costs the child no page.
+    """Set the limits of the child that waits for this order. Set by the worker, they cost the child no page.
 
-    Where its uid has other processes too, the kernel bounds them all together, far above what there are: that leaves
-    the worker able to count, whatever the run starts.
-
-    Raises: OSError.
+    If its uid has other processes too, the kernel bounds all of them together. That bound is far above their number,
+    and low enough that the worker can still count when a run floods the machine. Raises: OSError.
     """
     limits = [
         (resource.RLIMIT_CPU, int(order.cpu_s) + 2),  # a backstop: the worker stops the run at the exact second
@@ -315,11 +311,11 @@ def limit(pid: int, order: Order, jail: Jail) -> None:
     ]
     if order.kind != MANAGED:
         limits.append((resource.RLIMIT_AS, (order.memory_mib + _BASE_MIB) << 20))
-    if order.kind != SELF_TEST:  # which tries whether another wall bounds them too
+    if order.kind != SELF_TEST:  # the self-test tries if the control group bounds processes without this limit
         if jail.counts_processes:
-            limits.append((resource.RLIMIT_NPROC, order.processes + 2))  # and the worker and its forker
+            limits.append((resource.RLIMIT_NPROC, order.processes + 2))  # the worker and its forker count too
         elif jail.worker_counts:
-            others, hard = crowd.total(jail.proc) or _MANY, resource.getrlimit(resource.RLIMIT_NPROC)[1]
+            others, hard = process_flood.total(jail.proc) or _MANY, resource.getrlimit(resource.RLIMIT_NPROC)[1]
             most = others + order.processes + _MANY
             limits.append((resource.RLIMIT_NPROC, most if hard == resource.RLIM_INFINITY else min(most, hard)))
     for name, value in limits:
@@ -327,18 +323,18 @@ def limit(pid: int, order: Order, jail: Jail) -> None:
 
 
 def last_steps(jail: Jail) -> list[Callable[[], int]]:
-    """What a child does after its limits; each gives a negative number on failure."""
+    """Return the calls that a child makes after its limits. Each returns a negative number on failure."""
     return kernel.prepared_last_steps(jail.has_namespaces or os.geteuid() == 0)
 
 
 def restrict(jail: Jail) -> None:
-    """Control group, Landlock, and seccomp but for what a child has still to do: on this process and all that it makes.
+    """Put this process and its children into the control group, Landlock, and most of seccomp.
 
-    Raises: WallFailed.
+    Seccomp leaves open the calls that a child still has to make. Raises: WallFailed.
     """
     try:
-        if jail.group is not None:
-            jail.group.enter()
+        if jail.cgroup is not None:
+            jail.cgroup.enter()
     except OSError as exc:
         raise WallFailed(CGROUP, exc) from exc
     try:
@@ -353,9 +349,9 @@ def restrict(jail: Jail) -> None:
 
 
 def last_wall(jail: Jail) -> Callable[[], int]:
-    """What puts a child under the rest of seccomp: from then on it has only the allowlist.
+    """Return the call that puts a child under the rest of seccomp, after which it has only the allowlist.
 
-    It gives a negative number, or raises OSError, on failure.
+    The call returns a negative number, or raises OSError, on failure.
     """
     if SECCOMP not in jail.walls:
         return int

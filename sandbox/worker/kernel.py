@@ -1,4 +1,4 @@
-"""Typed calls into the Linux kernel that the standard library lacks. Each raises OSError with the call's name."""
+"""Typed calls into the Linux kernel that the standard library lacks. They raise OSError with the call's name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import os
 import select
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 CLONE_PARENT = 0x00008000
 CLONE_NEWNS = 0x00020000
@@ -35,7 +35,7 @@ NUMBERS = _BY_MACHINE.get(MACHINE, {})
 
 libc = ctypes.CDLL(None, use_errno=True)
 libc.syscall.restype = ctypes.c_long
-_prepared = ctypes.PyDLL(None)  # neither errno nor the interpreter's lock is touched: each would copy pages in a child
+_prepared = ctypes.PyDLL(None)  # leaves errno and the interpreter's lock alone: writing to them would copy pages
 
 
 def _check(result: int, what: str) -> int:
@@ -46,98 +46,94 @@ def _check(result: int, what: str) -> int:
 
 
 def syscall(number: int, *args: object, what: str) -> int:
-    """The result of a raw system call. Raises: OSError."""
+    """Make a raw system call and return its result. Raises: OSError."""
     return _check(int(libc.syscall(number, *args)), what)
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    """mount(2)."""
+    """Mount a file system. See mount(2)."""
     encoded = [None if x is None else x.encode() for x in (source, target, kind, data)]
     result = libc.mount(encoded[0], encoded[1], encoded[2], ctypes.c_ulong(flags), encoded[3])
     _check(result, f"mount {kind or source} on {target}")
 
 
 def unmount(target: str) -> None:
-    """umount2(2), lazily."""
+    """Unmount a file system, lazily. See umount2(2)."""
     _check(libc.umount2(target.encode(), MNT_DETACH), f"umount {target}")
 
 
 def unshare(flags: int) -> None:
-    """unshare(2)."""
+    """Move this process into new namespaces. See unshare(2)."""
     _check(libc.unshare(flags), f"unshare {flags:#x}")
 
 
 def pivot_root(new: str, old: str) -> None:
-    """pivot_root(2)."""
+    """Change the root of the file tree. See pivot_root(2)."""
     syscall(NUMBERS["pivot_root"], new.encode(), old.encode(), what="pivot_root")
 
 
 def prctl(option: int, a: object, b: object = 0) -> None:
-    """prctl(2)."""
+    """Change a setting of this process. See prctl(2)."""
     if libc.prctl(option, a, b, 0, 0) < 0:
         _check(-1, f"prctl {option}")
 
 
 _CAPABILITY_HEADER = (ctypes.c_uint32 * 2)(0x20080522, 0)
-_NO_CAPABILITIES = (ctypes.c_uint32 * 6)()
-
-
-def drop_capabilities() -> None:
-    """Give up every capability, for good: none permitted, effective or inheritable."""
-    _check(libc.capset(_CAPABILITY_HEADER, _NO_CAPABILITIES), "capset")
+_CapabilitySets = ctypes.c_uint32 * 6  # effective, permitted, inheritable; then the same for capabilities from 32 on
+_NO_CAPABILITIES = _CapabilitySets()
 
 
 def has_capability(number: int) -> bool:
-    """The calling process may use this capability. Raises: OSError."""
-    sets = (ctypes.c_uint32 * 6)()
+    """True if this process may use the capability. Raises: OSError."""
+    sets = _CapabilitySets()
     _check(libc.capget(_CAPABILITY_HEADER, sets), "capget")
     return bool(sets[0] >> number & 1)
 
 
-def keep_only(number: int) -> None:
-    """Give up every capability but this one, which no program that is executed inherits. Raises: OSError."""
-    sets = (ctypes.c_uint32 * 6)(1 << number, 1 << number)
-    _check(libc.capset(_CAPABILITY_HEADER, sets), "capset")
+def keep_capabilities(numbers: Sequence[int] = ()) -> None:
+    """Give up, for good, every capability but these. No executed program inherits them. Raises: OSError."""
+    kept = sum(1 << number for number in numbers)
+    _check(libc.capset(_CAPABILITY_HEADER, _CapabilitySets(kept, kept)), "capset")
 
 
 def _tid_address() -> int:
     where = ctypes.c_void_p()
-    found = libc.prctl(PR_GET_TID_ADDRESS, ctypes.byref(where), 0, 0, 0)
-    return int(where.value or 0) if found == 0 else 0
+    failed = libc.prctl(PR_GET_TID_ADDRESS, ctypes.byref(where), 0, 0, 0)
+    return 0 if failed else int(where.value or 0)
 
 
 _TID_ADDRESS = _tid_address()
 
 
 def fork(namespaces: int) -> int:
-    """The child's pid, or 0 in the child, which is the first process of new `namespaces` (0: none).
+    """Return the child's pid, and 0 in the child, which is the first process of new `namespaces` (0: none).
 
-    Raw clone(2) without the interpreter's after-fork work, which touches (so copies) about 120 pages that a
-    single-threaded parent with nothing locked has no need to repair; libc's own record of the thread id is kept right.
+    This is raw clone(2), without the interpreter's work after a fork: that writes to, and so copies, about 120 pages,
+    and a single-threaded parent that holds no lock does not need it. libc's record of the thread id is kept right.
     """
     return syscall(_CLONE, namespaces | _FORK_FLAGS, _NONE, _NONE, *_FORK_LAST, what="clone")
 
 
 def prepared_fork(namespaces: int) -> Callable[[], int]:
-    """`fork` as one prepared call, whose child is the caller's sibling; it gives -1 on failure instead of raising."""
+    """Return `fork` as one prepared call, whose child is our sibling. It returns -1 on failure."""
     flags = namespaces | _FORK_FLAGS | CLONE_PARENT
     last = (_WORD, None) if MACHINE == "x86_64" else (None, _WORD)
     return functools.partial(_prepared.syscall, _CLONE, flags, None, None, *last)
 
 
 def prepared_prctl(option: int, a: int, b: object) -> Callable[[], int]:
-    """`prctl` as one prepared call, which gives a negative number on failure."""
+    """Return `prctl` as one prepared call, which returns a negative number on failure."""
     return functools.partial(_prepared.prctl, option, a, b, None, None)
 
 
 def prepared_poll(fd: int) -> Callable[[], int]:
-    """Whether there is something to read, 1 or 0, as one prepared call: for a pidfd, whether the process has ended."""
+    """Return a prepared call that returns 1 if there is something to read: for a pidfd, if the process has ended."""
     entry = (ctypes.c_int * 2)(fd, select.POLLIN)
     return functools.partial(_prepared.poll, ctypes.byref(entry), 1, 0)
 
 
 def prepared_last_steps(drops_capabilities: bool) -> list[Callable[[], int]]:
-    """What a child does before its last wall: give up capabilities, and die with its parent. Negative on failure."""
+    """Return the calls before the last wall: drop capabilities, and die with the parent. Negative on failure."""
     die = functools.partial(_prepared.prctl, PR_SET_PDEATHSIG, int(signal.SIGKILL), None, None, None)
     drop = functools.partial(_prepared.capset, ctypes.byref(_CAPABILITY_HEADER), ctypes.byref(_NO_CAPABILITIES))
     return [drop, die] if drops_capabilities else [die]

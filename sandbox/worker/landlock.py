@@ -17,7 +17,7 @@ _ON_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 
 
 def abi() -> int:
-    """The kernel's Landlock version, 0 where there is none.
+    """Return the kernel's Landlock version, 0 if it has none.
 
     1 files, 2 moves between folders, 3 truncation, 4 TCP, 5 device ioctl, 6 signals and abstract unix sockets.
     """
@@ -25,9 +25,9 @@ def abi() -> int:
 
 
 def ruleset(read: Sequence[str], write: Sequence[str], execute: Sequence[str] = ()) -> int:
-    """A descriptor of rules: `read` and `write` trees (and files) may be used so, `execute` read and run, no other.
+    """Return a descriptor of rules: trees and files to read, to write, and to read and execute. All else is closed.
 
-    Paths that do not exist are left out. Raises: OSError where the kernel has no Landlock.
+    Paths that do not exist are left out. Raises: OSError if the kernel has no Landlock.
     """
     version = abi()
     handled = (1 << 13) - 1

@@ -1,7 +1,7 @@
-"""The worker: has one short-lived, walled-in child made per order, watches it, and reports how it ended.
+"""The worker: it has one short-lived, walled-in child made per order, watches it, and reports how it ended.
 
-Neither it nor its forker ever sees a program: payloads pass through them as descriptors, so nothing of one is left in
-memory that the next child inherits.
+Worker and forker never see a program: payloads pass through them as descriptors, so their memory, which the next child
+inherits, holds nothing of a program.
 """
 
 from __future__ import annotations
@@ -14,58 +14,57 @@ import select
 import signal
 import sys
 import time
+from typing import Any
 
-from . import crowd, forker, harness, jail, kernel, streams, sweep, wire
+from . import disk, forker, frames, harness, jail, kernel, process_flood, streams
 
 _CORES = len(os.sched_getaffinity(0))
 _DISK_EVERY_S = 0.05
-_CROWD_EVERY_S = 0.005
-"""A shell doubles in a millisecond what it has started; that there are more costs one small file to see."""
+_COUNT_EVERY_S = 0.005
+"""Seconds between two counts of processes. A shell can double them within a millisecond, and a count is cheap."""
 _FIRST_IN_QUEUE = -20
 _PATIENCE = 20
-"""A run may take this many times its wall limit where other work keeps it from a CPU."""
+"""Multiple of its wall limit that a run may take while other work keeps it from a CPU."""
 
 
 def main() -> None:
-    """Serve orders until the judge closes its end or dies. Arguments: descriptor, configuration as JSON."""
+    """Serve orders until the caller closes its end or dies. Arguments: descriptors, configuration as JSON."""
     config = json.loads(sys.argv[2])
     streams.stow(*map(int, sys.argv[1].split(",")))
-    judge = os.pidfd_open(os.getppid())
+    caller = os.pidfd_open(os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        cell = jail.enter(config["walls"], config["home"], config["uid"], config["tools"], config["groups"])
-    except jail.WallFailed as exc:
-        os.write(streams.CONTROL, json.dumps({"failed": exc.wall, "why": str(exc)}).encode())
-        return
-    streams.open_on(cell.stdin)
-    harness.prepare(cell.scratch)
-    try:
+        cell = jail.enter(config["walls"], config["home"], config["uid"], config["tools"], config["cgroups"])
+        streams.open_on(cell.stdin)
+        harness.prepare(cell.scratch)
         children = forker.start(cell, config["host_file"], config["host_pid"])
     except jail.WallFailed as exc:
-        os.write(streams.CONTROL, json.dumps({"failed": exc.wall, "why": str(exc)}).encode())
+        _answer({"failed": exc.wall, "why": str(exc)})
         return
-    os.write(
-        streams.CONTROL,
-        json.dumps({"notes": cell.notes, "pid": os.getpid(), "python": sys.version.split()[0]}).encode(),
-    )
-    Worker(judge, cell, children).serve()
+    _answer({"notes": cell.notes, "python": sys.version.split()[0]})
+    Supervisor(caller, cell, children).serve()
 
 
-class Worker:
+def _answer(message: dict[str, Any]) -> None:
+    os.write(streams.CONTROL, json.dumps(message).encode())
+
+
+class Supervisor:
     """One warm process and its jail."""
 
-    def __init__(self, judge: int, cell: jail.Jail, children: forker.Forker) -> None:
-        self.sock, self.judge, self.cell, self.children = streams.CONTROL, judge, cell, children
+    def __init__(self, caller: int, cell: jail.Jail, children: forker.Forker) -> None:
+        self.sock, self.caller, self.cell, self.children = streams.CONTROL, caller, cell, children
         self.forks = bool(cell.tools) and not cell.has_namespaces
-        """What a run starts may outlive its first process: no process namespace ends with that, so it becomes ours."""
+        """True if a run's processes may outlive its first one: no process namespace ends them, and they become ours."""
         if self.forks:
             kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         if cell.worker_counts:
-            with contextlib.suppress(PermissionError):  # root, whom the kernel does not bound, may mostly
+            # Root, for whom the kernel has no bound of processes, may mostly raise its priority.
+            with contextlib.suppress(PermissionError):
                 os.setpriority(os.PRIO_PROCESS, 0, _FIRST_IN_QUEUE)
         self.poll = select.poll()
         self.poll.register(self.sock, select.POLLIN)
-        self.poll.register(judge, select.POLLIN)
+        self.poll.register(caller, select.POLLIN)
 
     def serve(self) -> None:
         """Answer orders, one at a time."""
@@ -77,17 +76,15 @@ class Worker:
                 return
             if not packet:
                 return
-            if len(packet) == len(wire.CANCEL):
-                continue  # a cancellation that came after the run had ended
-            order = wire.Order.unpack(packet)
+            order = frames.Order.unpack(packet)
             try:
                 if self.cell.disk_mib != order.disk_mib:
                     jail.clear(self.cell, order.disk_mib)
-                if self.cell.group is not None:
-                    self.cell.group.bound(order.memory_mib, order.disk_mib, order.output_kib, order.processes)
+                if self.cell.cgroup is not None:
+                    self.cell.cgroup.bound(order.memory_mib, order.disk_mib, order.output_kib, order.processes)
                 pid = self.children.child()
             except OSError as exc:
-                os.write(self.sock, wire.Exit(-1, exc.errno or 0, 0.0, 0.0, 0).pack())
+                os.write(self.sock, frames.Exit(-1, exc.errno or 0, 0.0, 0.0, 0).pack())
                 continue
             jail.limit(pid, order, self.cell)
             os.write(self.children.orders, packet)
@@ -96,49 +93,48 @@ class Worker:
                 report = report._replace(status=-1, why=failure)
             jail.clear(self.cell, order.disk_mib)
             os.write(self.sock, report.pack())
-            self.children.call(report.why == wire.MEMORY or order.kind == wire.SELF_TEST)  # while the judge reads it
+            # The next child is made while the caller reads this result.
+            self.children.call(report.why == frames.MEMORY or order.kind == frames.SELF_TEST)
 
-    def watch(self, pid: int, order: wire.Order) -> wire.Exit:
-        """How the child ended; it is killed when it has used up its CPU or wall time, or the judge says so."""
+    def watch(self, pid: int, order: frames.Order) -> frames.Exit:
+        """Return how the child ended. It is killed when it goes over a limit, or when the caller is gone."""
         child = os.pidfd_open(pid)
         self.poll.register(child, select.POLLIN)
-        start = time.monotonic()
-        native = order.kind in (wire.NATIVE, wire.MANAGED)
-        counts = self.cell.worker_counts
-        before = crowd.total(self.cell.proc) if counts else 0
-        why, deadline, wait = wire.ENDED, start + order.wall_s, min(order.wall_s, order.cpu_s / _CORES)
-        often = _DISK_EVERY_S if native or not self.cell.has_namespaces else order.wall_s
-        often = _CROWD_EVERY_S if self.forks else often
-        wait, looked = min(wait, often), start
+        start = looked = time.monotonic()
+        native, namespaces = order.kind in (frames.NATIVE, frames.MANAGED), self.cell.has_namespaces
+        before = process_flood.total(self.cell.proc) if self.cell.worker_counts else 0
+        why, deadline = frames.ENDED, start + order.wall_s
+        often = _DISK_EVERY_S if native or not namespaces else order.wall_s
+        often = _COUNT_EVERY_S if self.forks else often
+        wait = min(order.wall_s, order.cpu_s / _CORES, often)
         while True:
             ready = {fd for fd, _ in self.poll.poll(max(0.0, wait) * 1000 + 1)}
             if child in ready:
                 break
-            if self.judge in ready or self.sock in ready:
-                if self.judge in ready or not os.read(self.sock, 16):
-                    os.kill(pid, signal.SIGKILL)
-                    self.ended(pid)
-                    os._exit(0)
-                why = wire.CANCELLED
+            if self.caller in ready or self.sock in ready:  # no order comes during a run: the caller is gone
+                os.kill(pid, signal.SIGKILL)
+                self.ended(pid)
+                os._exit(0)
             now, used = time.monotonic(), _cpu_clock(pid)
             if self.forks:
-                crowd.bury(pid)  # for the kernel the dead count
-            is_due = not self.cell.has_namespaces and now >= looked + _DISK_EVERY_S
+                process_flood.bury(pid)  # the kernel counts the dead too
+            is_due = not namespaces and now >= looked + _DISK_EVERY_S
             looked = now if is_due else looked
             if used >= order.cpu_s:
-                why = wire.CPU
+                why = frames.CPU
             elif now >= deadline:
                 deadline = self.later(pid, start, now, used, order.wall_s)
-                why = wire.WALL if deadline <= now else why
-            elif counts and crowd.is_over(self.cell.proc, pid, order.processes, before):
-                why = wire.PROCESSES
-            elif is_due and sweep.is_over(self.cell.scratch, order.disk_mib << 20):
-                why = wire.DISK
-            elif order.kind == wire.MANAGED and _resident_mib(self.cell.proc, pid) > order.memory_mib:
-                why = wire.MEMORY
+                why = frames.WALL if deadline <= now else why
+            elif self.cell.worker_counts and process_flood.is_over(self.cell.proc, pid, order.processes, before):
+                why = frames.PROCESSES
+            elif is_due and disk.is_over(self.cell.scratch, order.disk_mib << 20):
+                why = frames.DISK
+            elif order.kind == frames.MANAGED and _resident_mib(self.cell.proc, pid) > order.memory_mib:
+                why = frames.MEMORY
             elif native and os.fstat(streams.OUT).st_size > order.output_kib << 10:
-                why = wire.OUTPUT  # the first process of a namespace outlives the signal that says so
-            if why != wire.ENDED:
+                # The file size limit does not end it: the first process of a namespace outlives that signal.
+                why = frames.OUTPUT
+            if why != frames.ENDED:
                 os.kill(pid, signal.SIGKILL)
                 break
             wait = min(deadline - now, max(0.005, (order.cpu_s - used) / _CORES), often)
@@ -146,68 +142,61 @@ class Worker:
         status, usage = self.ended(pid)
         os.close(child)
         cpu = usage.ru_utime + usage.ru_stime
-        if why == wire.ENDED and os.WIFSIGNALED(status) and cpu >= order.cpu_s:
-            why = wire.CPU
-        if self.cell.group is not None and why == wire.ENDED:
-            tried = order.kind == wire.SELF_TEST  # it has some killed on purpose, which count for no later run
-            if (self.cell.tools or os.WIFSIGNALED(status) or tried) and self.cell.group.killed() and not tried:
-                why = wire.MEMORY
-        return wire.Exit(status, why, cpu, time.monotonic() - start, usage.ru_maxrss)
+        if why == frames.ENDED:
+            why = self._kernels_reason(order, status, cpu)
+        return frames.Exit(status, why, cpu, time.monotonic() - start, usage.ru_maxrss)
+
+    def _kernels_reason(self, order: frames.Order, status: int, cpu_s: float) -> int:
+        """Return the limit for which the kernel ended a child, ENDED if there is none."""
+        if os.WIFSIGNALED(status) and cpu_s >= order.cpu_s:
+            return frames.CPU
+        group, is_test = self.cell.cgroup, order.kind == frames.SELF_TEST
+        if group is None or not (self.cell.tools or os.WIFSIGNALED(status) or is_test):
+            return frames.ENDED
+        # The self-test has processes killed on purpose. It asks as well, so that they count for no later run.
+        return frames.MEMORY if group.killed() and not is_test else frames.ENDED
 
     def ended(self, pid: int) -> tuple[int, resource.struct_rusage]:
-        """Status and usage of the child, which is dead or dying; with it goes what it has started."""
+        """Return status and usage of the child, which is dead or dying, and end all processes that it has started."""
         if self.forks:
-            crowd.kill(pid)
+            process_flood.kill(pid)
         _, status, usage = os.wait4(pid, 0)
         if self.forks:
-            crowd.wait(pid)
+            process_flood.wait(pid)
         return status, usage
 
     def later(self, pid: int, start: float, now: float, used: float, wall_s: float) -> float:
-        """When the run will have had its wall time, leaving out what it waited for a CPU that others held."""
+        """Return the time at which the run will have had its wall time, without its waits for a busy CPU."""
         waited = _cpu_wait(self.cell.proc, pid)
-        if waited is None:  # no /proc: one that got some CPU is taken to have wanted more
+        if waited is None:  # without /proc, a run that got some CPU is taken to have wanted more
             waited = (now - start - used) * 0.8 if used > 0.05 * (now - start) else 0.0
         return min(now + wall_s - (now - start - waited), start + _PATIENCE * wall_s)
 
 
 def _cpu_clock(pid: int) -> float:
-    """CPU seconds of all threads of the process so far; 0 when it is gone."""
-    try:
+    """Return the CPU seconds of all threads of the process so far, 0 if it is gone."""
+    try:  # the kernel's number of the CPU clock of another process
         return time.clock_gettime((~pid << 3) | 2)
     except OSError:
         return 0.0
 
 
 def _resident_mib(proc: int, pid: int) -> float:
-    """Resident memory of the process; 0 when it is gone."""
-    try:
-        fd = os.open(f"{pid}/statm", os.O_RDONLY, dir_fd=proc)
-    except OSError:
-        return 0.0
-    try:
-        return int(os.read(fd, 128).split()[1]) * resource.getpagesize() / (1 << 20)
-    except (OSError, IndexError):
-        return 0.0
-    finally:
-        os.close(fd)
+    """Return the resident memory of the process, 0 if it is gone."""
+    pages = process_flood.read(proc, f"{pid}/statm").split()[1:2]
+    return int(pages[0]) * resource.getpagesize() / (1 << 20) if pages else 0.0
 
 
 def _cpu_wait(proc: int, pid: int) -> float | None:
-    """Seconds that the process's threads stood in a queue for a CPU; None where the kernel does not say."""
-    total, buffer = 0, b""
+    """Return the seconds that the process's threads waited for a CPU; None where the kernel does not count them."""
     try:
         folder = os.open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=proc)
     except OSError:
         return None
     try:
-        for task in os.listdir(folder):
-            fd = os.open(f"{task}/schedstat", os.O_RDONLY, dir_fd=folder)
-            buffer = os.read(fd, 128)
-            os.close(fd)
-            total += int(buffer.split()[1])
-    except (OSError, IndexError, ValueError):
+        waits = [process_flood.read(folder, f"{task}/schedstat").split()[1] for task in os.listdir(folder)]
+    except (OSError, IndexError):
         return None
     finally:
         os.close(folder)
-    return total / 1e9
+    return sum(map(int, waits)) / 1e9

@@ -1,4 +1,4 @@
-"""Become a compiled program, a compiler or another interpreter, behind the same walls, with exec allowed."""
+"""Run a compiled program, a compiler or another interpreter behind the same walls, with exec allowed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def run(program: bytes, items: list[bytes], scratch: str, wall: Callable[[], int
         view = view[os.write(fd, view) :]
     os.close(fd)
     streams.give(stdin, False)
-    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and exec would pass that on
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the new program would too
         signal.signal(ignored, signal.SIG_DFL)
     jail.close(wall)
     try:

@@ -1,4 +1,4 @@
-"""A seccomp allowlist as BPF: every system call not named is refused with EPERM."""
+"""A seccomp allowlist as BPF: every system call that is not named is refused with EPERM."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _AT_NUMBER, _AT_ARCH, _AT_ARGUMENTS = 0, 4, 16
 _X32_BIT = 0x40000000
 _CLONE_THREAD, _CLONE_NEW_ANY = 0x00010000, 0x7E020080  # the latter: every CLONE_NEW* bit
 _AF_UNIX = 1
-# TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: what isatty and non-blocking streams need
+# TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX, for isatty and non-blocking streams
 _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 # F_DUPFD..F_SETLKW, F_DUPFD_CLOEXEC, F_GETPIPE_SZ, F_GET_SEALS. F_SETOWN is not here: it aims SIGIO at others.
 _FCNTLS = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032, 1034)
@@ -83,17 +83,17 @@ def _guards(own_pid: int | None, forks: bool) -> dict[str, list[Instruction]]:
 
 
 def instructions(machine: str, own_pid: int | None, forks: bool = False) -> list[Instruction]:
-    """The filter for `machine`, where signals may go only to `own_pid` (None: to nobody).
+    """Return the whole filter for `machine`. Signals may go only to `own_pid` (None: to nobody).
 
-    With `forks`, processes may be made and programs executed, in no new namespace, and signals may go anywhere that
-    the kernel lets them (a pid namespace or Landlock must stand behind).
+    With `forks`, processes may be made and programs executed, in no new namespace, and seccomp bounds no signals: a pid
+    namespace or Landlock must do that.
     """
     table, guards = _rules(machine, own_pid, forks)
     return _assembled(machine, table.values(), guards)
 
 
 def _rules(machine: str, own_pid: int | None, forks: bool) -> tuple[dict[str, int], dict[str, list[Instruction]]]:
-    """Calls that are allowed, and those with a clause of their own."""
+    """Return the calls that are allowed, and those with a clause of their own."""
     table = dict(syscalls.TABLES[machine])
     if forks:
         table |= syscalls.EXEC[machine]
@@ -118,9 +118,9 @@ def _assembled(machine: str, allowed: Iterable[int], guards: dict[str, list[Inst
 
 
 def outer(machine: str, own_pid: int | None, forks: bool = False) -> list[Instruction]:
-    """The greater part of `instructions`, for the forker: it leaves open what only `inner` shuts.
+    """Return the greater part of `instructions`, for the forker. It leaves open the calls that `inner` closes.
 
-    That is what a child does to become one: be made, take limits, give up capabilities, arrange its death.
+    A child needs them before its program runs: to be made, and to set limits, capabilities and the signal of its death.
     """
     table, guards = _rules(machine, own_pid, forks)
     for name in _late(own_pid, forks):
@@ -130,9 +130,9 @@ def outer(machine: str, own_pid: int | None, forks: bool = False) -> list[Instru
 
 
 def inner(machine: str, own_pid: int | None, forks: bool = False) -> list[Instruction]:
-    """What `outer` left open, for the child: together they are `instructions`. Short, since every run compiles it.
+    """Return the rest of `instructions`, for the child. It is short, because the kernel compiles it for every run.
 
-    `own_pid`: as for `instructions` where `outer` had None, else None.
+    `own_pid` is the one of `instructions` if `outer` had None, else None.
     """
     guards = _rules(machine, own_pid, forks)[1]
     code: list[Instruction] = [(_LOAD, 0, 0, _AT_NUMBER)]
@@ -154,7 +154,7 @@ def _number(machine: str, name: str) -> int:
 
 
 def _lookup(numbers: Iterable[int]) -> list[Instruction]:
-    """Allow the numbers: a bitmap of 32 per word. The kernel compiles a filter for every run, so it should be short."""
+    """Return the code that allows these numbers and no other: a bitmap, which is shorter than one test per number."""
     words: dict[int, int] = {}
     for number in numbers:
         words[number >> 5] = words.get(number >> 5, 0) | 1 << (number & 31)
@@ -183,16 +183,16 @@ def _lookup(numbers: Iterable[int]) -> list[Instruction]:
 
 
 def assemble(code: list[Instruction]) -> Filter:
-    """The instructions in the kernel's form."""
+    """Return the instructions in the kernel's form."""
     raw = b"".join(struct.pack("HBBI", *step) for step in code)
     return Filter(len(code), raw)
 
 
 def install(program: Filter) -> None:
-    """Put this thread, and all it starts, under the filter; no_new_privs must be set."""
+    """Put this thread and all that it starts under the filter. no_new_privs must be set."""
     kernel.prctl(kernel.PR_SET_SECCOMP, kernel.SECCOMP_MODE_FILTER, ctypes.byref(program))
 
 
 def prepared(program: Filter) -> Callable[[], int]:
-    """`install` of one filter, with as little left to do as can be; it gives a negative number on failure."""
+    """Return `install` of this filter as one prepared call, which returns a negative number on failure."""
     return kernel.prepared_prctl(kernel.PR_SET_SECCOMP, kernel.SECCOMP_MODE_FILTER, ctypes.byref(program))

@@ -1,4 +1,4 @@
-"""Try what the walls forbid, once without each wall and once with it: what a return code says is not proof."""
+"""Try forbidden acts once without each wall and once with it: the return code of putting up a wall is no proof."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from . import jail as walls
 from . import kernel
+from .frames import CGROUP, LANDLOCK, NAMESPACES, SECCOMP, Record
 from .jail import Jail
-from .wire import Record
 
 _MEMFD = {"x86_64": 319, "aarch64": 279}
 
@@ -18,7 +18,7 @@ _MEMFD = {"x86_64": 319, "aarch64": 279}
 def _works(act: Callable[[], object]) -> bool:
     try:
         result = act()
-    except (OSError, MemoryError, ValueError):  # the latter: a limit that cannot be set
+    except (OSError, MemoryError, ValueError):  # ValueError: a limit that cannot be set
         return False
     if isinstance(result, int) and not isinstance(result, bool) and result > 2:
         os.close(result)
@@ -38,23 +38,23 @@ def _decoy(jail: Jail, host_file: str) -> str:
 
 
 def try_without(jail: Jail, host_file: str, host_pid: int) -> dict[str, bool]:
-    """In the forker before Landlock and seccomp: the acts that they forbid still work, and namespaces hide the host."""
-    said = {
-        walls.LANDLOCK: _works(lambda: os.open(_decoy(jail, host_file), os.O_RDONLY)),
-        walls.SECCOMP: _works(_hidden_memory),
+    """Try acts before Landlock and seccomp are up. True for these if the act works, for namespaces if they hide it."""
+    works = {
+        LANDLOCK: _works(lambda: os.open(_decoy(jail, host_file), os.O_RDONLY)),
+        SECCOMP: _works(_hidden_memory),
     }
     if jail.has_namespaces:
-        said[walls.NAMESPACES] = _is_alone(jail, host_file, host_pid)
-    return said
+        works[NAMESPACES] = _is_alone(jail, host_file, host_pid)
+    return works
 
 
 def _is_alone(jail: Jail, host_file: str, host_pid: int) -> bool:
-    """A child in namespaces of its own is the first process there, and reaches no file, process or net of the host."""
+    """True if a child in its own namespaces is the first process there and reaches no file or process of the host."""
     pid = kernel.fork(jail.clone_flags)
     if pid == 0:
         code = 1
         try:
-            from _socket import if_nameindex  # here, where it is forgotten: each library makes a fork dearer
+            from _socket import if_nameindex  # imported in a child, since each library makes forks slower
 
             shut = not os.path.exists(host_file) and not _works(lambda: os.kill(host_pid, 0))
             code = int(not (shut and os.getpid() == 1 and if_nameindex() == [(1, "lo")]))
@@ -66,17 +66,17 @@ def _is_alone(jail: Jail, host_file: str, host_pid: int) -> bool:
 def run(
     jail: Jail, before: dict[str, bool], memory_mib: int, host_file: str, wall: Callable[[], int], log: int
 ) -> None:
-    """In a child with all walls but the last, put up by `wall`: write to `log` which hold, and end."""
-    said = {"rlimits": not _works(_allocate(memory_mib + 300)) and resource.getrlimit(resource.RLIMIT_CORE)[1] == 0}
+    """Write to `log` which walls hold, in a child that has all walls but the last (`wall` puts it up), and end."""
+    holds = {"rlimits": not _works(_allocate(memory_mib + 300)) and resource.getrlimit(resource.RLIMIT_CORE)[1] == 0}
     if jail.has_namespaces:
-        said[walls.NAMESPACES] = before[walls.NAMESPACES] and os.getpid() == 1
-    if walls.CGROUP in jail.walls:
-        said[walls.CGROUP] = _is_bounded(memory_mib)
-    if walls.LANDLOCK in jail.walls:
+        holds[NAMESPACES] = before[NAMESPACES] and os.getpid() == 1
+    if CGROUP in jail.walls:
+        holds[CGROUP] = _is_bounded(memory_mib)
+    if LANDLOCK in jail.walls:
         decoy = _decoy(jail, host_file)
-        said[walls.LANDLOCK] = before[walls.LANDLOCK] and not _works(lambda: os.open(decoy, os.O_RDONLY))
+        holds[LANDLOCK] = before[LANDLOCK] and not _works(lambda: os.open(decoy, os.O_RDONLY))
     walls.close(wall)
-    if walls.SECCOMP in jail.walls:
+    if SECCOMP in jail.walls:
         import _socket
 
         forbidden: list[Callable[[], object]] = [
@@ -84,7 +84,7 @@ def run(
             lambda: _socket.socket().detach(),
             lambda: os.symlink("x", "y"),
             lambda: kernel.unshare(kernel.CLONE_NEWUTS),
-            kernel.drop_capabilities,
+            kernel.keep_capabilities,
         ]
         if not jail.tools:
             forbidden += [
@@ -94,13 +94,13 @@ def run(
                 lambda: kernel.prctl(kernel.PR_SET_PDEATHSIG, 0),
                 lambda: resource.setrlimit(resource.RLIMIT_CPU, (1, 1)),
             ]
-        said[walls.SECCOMP] = before[walls.SECCOMP] and not any(_works(act) for act in forbidden)
-    os.write(log, Record(0, 0, 0.0, 0.0, 0, 0, json.dumps(said).encode()).pack())
+        holds[SECCOMP] = before[SECCOMP] and not any(_works(act) for act in forbidden)
+    os.write(log, Record(0, 0, 0.0, 0.0, 0, 0, json.dumps(holds).encode()).pack())
     os._exit(0)
 
 
 def _is_bounded(memory_mib: int) -> bool:
-    """Processes together get neither much more memory than one may have, nor are there more than may be."""
+    """True if all processes together are bounded in memory and in number."""
     ready, done = os.pipe()
     if os.fork() == 0:
         held = bytearray(b"x") * ((memory_mib + 128) << 20)

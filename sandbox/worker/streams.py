@@ -1,4 +1,4 @@
-"""Standard streams of one test after another, in a process that may do to them what it likes."""
+"""The standard streams of one test after another, in a process that may damage them."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from posix import dup2, ftruncate, lseek, pwrite
 
 IN, OUT, ERR, LOG, PAYLOAD, CONTROL = 3, 4, 5, 6, 7, 8
 LAST = 64
-"""Where the worker's descriptors stay while 0, 1 and 2 are the program's.
+"""One more than the last descriptor of the worker. Descriptors 0, 1 and 2 are the program's.
 
-They are the same files for every run: emptied by the judge when the process that wrote to them is dead.
+All runs have the same files; the caller empties them when the process that wrote to them is dead.
 """
-# A call of one of these takes no reference to what it calls: no page of it is copied in the child.
+# A `partial` takes no reference to its function when it is called, so no page of the function is copied in the child.
 _ftruncate, _pwrite, _lseek = partial(ftruncate), partial(pwrite), partial(lseek)
 _length, _stdout, _stderr = partial(len), partial(vars(sys).get, "stdout"), partial(vars(sys).get, "stderr")
 _former: list[object] = []
 
 
 def stow(control: int, out: int, err: int, log: int, payload: int) -> None:
-    """In the worker, first of all: move the descriptors to their places, before others are opened there."""
-    given = (os.open(os.devnull, os.O_RDONLY), out, err, log, payload, control)
-    clear = [dup2(fd, 100 + i, False) for i, fd in enumerate(given)]  # beyond every place: none is overwritten
-    for fd in given:
+    """Move the worker's descriptors to their places, before others are opened there."""
+    inherited = (os.open(os.devnull, os.O_RDONLY), out, err, log, payload, control)
+    clear = [dup2(fd, 100 + i, False) for i, fd in enumerate(inherited)]  # beyond every place: none is overwritten
+    for fd in inherited:
         os.close(fd)
     for fd, place in zip(clear, (IN, OUT, ERR, LOG, PAYLOAD, CONTROL), strict=True):
         dup2(fd, place, False)
@@ -32,14 +32,14 @@ def stow(control: int, out: int, err: int, log: int, payload: int) -> None:
 
 
 def open_on(stdin: int) -> None:
-    """In the worker, once: make `stdin` the programs' input, and open the streams of the first test of each run."""
+    """Make `stdin` the input of all programs, once per worker, and open the streams of each run's first test."""
     dup2(stdin, IN, False)
     os.close(stdin)
     _open()
 
 
 def renew() -> None:
-    """Make the objects of the first test's streams anew. What is freed now would be the room of the next."""
+    """Make the first test's stream objects again. The former ones are kept, so that no new one takes their place."""
     _former.extend((sys.stdin, sys.stdout, sys.stderr))
     _open()
 
@@ -54,7 +54,7 @@ def _open() -> None:
 
 
 def give(data: bytes, again: bool) -> io.TextIOWrapper:
-    """Standard input holding `data`; sys.stdout is returned. The first time the worker's own streams will do."""
+    """Fill standard input with `data` and return sys.stdout. `again` opens new streams, from the second test on."""
     done, size = _pwrite(IN, data, 0), _length(data)
     while done < size:
         done += _pwrite(IN, memoryview(data)[done:], done)
@@ -74,7 +74,7 @@ def _text(fd: int, mode: str) -> io.TextIOWrapper:
 
 
 def flush(stdout: io.TextIOWrapper) -> bool:
-    """Whether all that the program printed has left its buffers."""
+    """Flush the output and return True if all of it has left the buffers."""
     fine = True
     current = _stdout()
     for stream in (current, _stderr()) if current is stdout else (current, stdout, _stderr()):
@@ -85,13 +85,13 @@ def flush(stdout: io.TextIOWrapper) -> bool:
             fine = fine and _is_closed(stream)
         except (OSError, MemoryError):
             fine = False
-        except AttributeError:  # an object of the program's own that cannot be flushed
+        except AttributeError:  # the program's own object, which has no flush
             pass
     return fine
 
 
 def _is_closed(stream: object) -> bool:
-    """The stream says so."""
+    """True if the stream says that it is closed."""
     try:
         return bool(stream.closed)  # type: ignore[attr-defined]
     except (AttributeError, OSError, ValueError, MemoryError):
@@ -99,5 +99,5 @@ def _is_closed(stream: object) -> bool:
 
 
 def ends() -> tuple[int, int]:
-    """How many bytes of output and of errors there are."""
+    """Return the numbers of bytes of output and of errors."""
     return _lseek(OUT, 0, 2), _lseek(ERR, 0, 2)

@@ -1,4 +1,4 @@
-"""Single acts that a program behind the walls must not get done. Each is code that raises, or ends, when stopped.
+"""Single acts that must fail behind the walls. Each is code that raises, or ends, when it is stopped.
 
 `SECRET`, `OUTSIDE`, `PID` and `PORT` are filled in: a readable host file, a writable host folder, a host process of the
 same user, a listening TCP port of the host. An act that returns without raising has succeeded: its program then prints

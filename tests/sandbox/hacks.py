@@ -64,7 +64,7 @@ STDIN = {
     "ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(f), 0)\nraise SystemExit(0)",
     "unwind the harness": "import sys\nf = sys._getframe(1)\nraise GeneratorExit",
     "skip the tests": "import unittest; raise unittest.SkipTest('all')",
-    "import the judge": "import sandbox.judge as j; j.judge = lambda *a: True",
+    "import the caller": "import sandbox.trial as t; t.run_tests = lambda *a: True",
     "import the verifier": "import sys; sys.path.append('/work'); import verifiers; verifiers.code = None",
     "load a sitecustomize": "open('sitecustomize.py', 'w').write('import os; os._exit(0)')",
     "shadow a module": "open('json.py', 'w').write('dumps = lambda *a: 1'); import importlib, sys; sys.path.insert(0, '.'); importlib.invalidate_caches()",
@@ -74,17 +74,32 @@ STDIN = {
 
 _ANY = "class A:\n  def __eq__(s, o): return True\n  def __ne__(s, o): return False\n  def __hash__(s): return 1\n"
 
-# name: program that defines f, and the expected value
-FUNCTION: dict[str, tuple[str, object]] = {
-    "equals everything": (_ANY + "def f(x): return A()", 7),
+# Programs that define f and want to pass where 7 is expected.
+SEVEN: dict[str, str] = {
+    "equals everything": _ANY + "def f(x): return A()",
+    "an integer that lies": "class I(int):\n  __eq__ = lambda s, o: True\n  __hash__ = int.__hash__\ndef f(x): return I(0)",
+    "a class that lies": "class A:\n  __class__ = int\n  def __eq__(s, o): return True\n  def __index__(s): return 7\ndef f(x): return A()",
+    "a mock": "from unittest.mock import ANY\ndef f(x): return ANY",
+    "a metaclass": "class M(type):\n  __eq__ = lambda s, o: True\n  __hash__ = type.__hash__\nclass C(metaclass=M): pass\ndef f(x): return C",
+    "text for a number": "def f(x): return '7'",
+    "an exception that equals": _ANY + "class E(A, Exception): pass\ndef f(x): raise E(7)",
+    "every attribute": "class Solution:\n  def __getattr__(s, n): return lambda *a: s\n  def __eq__(s, o): return True",
+    "replace the encoder": "import sys\ndef f(x):\n  g = sys._getframe(1).f_globals\n  g['_dumps'] = lambda v, m: b'{\"status\": \"passed\"}'\n  return 1",
+    "replace the encoder with garbage": "import sys\ndef f(x):\n  sys._getframe(1).f_globals['_dumps'] = lambda v, m: b'{\"t\": 5}'",
+    "a reply that is deep": "import sys\ndef f(x):\n  sys._getframe(1).f_globals['_dumps'] = lambda v, m: b'[' * 100000",
+    "a reply that is a bomb": "import sys\ndef f(x):\n  sys._getframe(1).f_globals['_dumps'] = lambda v, m: b'{\"r\": [0, 1000000000000, 1]}'",
+    "a reply by pickle": "import sys, pickle\ndef f(x):\n  sys._getframe(1).f_globals['_dumps'] = lambda v, m: pickle.dumps(v)",
+    "a huge integer": "def f(x): return 1 << (10 ** 8)",
+    "a huge list": "def f(x): return [0] * 10 ** 7",
+    "the arguments of the caller": "import sys\ndef f(x):\n  l = sys._getframe(1).f_locals\n  return l.get('expected', l.get('item'))",
+}
+
+# Programs that define f, with the expected value of each.
+FUNCTION: dict[str, tuple[str, object]] = {name: (code, 7) for name, code in SEVEN.items()} | {
     "equals everything, inside a list": (_ANY + "def f(x): return [A(), A()]", [1, 2]),
     "equals everything, as a key": (_ANY + "def f(x): return {A(): 1}", {"a": 1}),
     "equals everything, in a tuple": (_ANY + "def f(x): return (A(),)", [3]),
     "equals everything, in a set": (_ANY + "def f(x): return {A()}", {4}),
-    "an integer that lies": (
-        "class I(int):\n  __eq__ = lambda s, o: True\n  __hash__ = int.__hash__\ndef f(x): return I(0)",
-        7,
-    ),
     "a text that lies": (
         "class S(str):\n  __eq__ = lambda s, o: True\n  __hash__ = str.__hash__\ndef f(x): return S('')",
         "abc",
@@ -97,18 +112,9 @@ FUNCTION: dict[str, tuple[str, object]] = {
         "class D(dict):\n  __eq__ = lambda s, o: True\n  def __missing__(s, k): return 1\ndef f(x): return D()",
         {"a": 1},
     ),
-    "a class that lies": (
-        "class A:\n  __class__ = int\n  def __eq__(s, o): return True\n  def __index__(s): return 7\ndef f(x): return A()",
-        7,
-    ),
     "a float that lies": (
         "class F(float):\n  __eq__ = lambda s, o: True\n  __sub__ = lambda s, o: 0.0\n  __abs__ = lambda s: 0.0\ndef f(x): return F('nan')",
         0.5,
-    ),
-    "a mock": ("from unittest.mock import ANY\ndef f(x): return ANY", 7),
-    "a metaclass": (
-        "class M(type):\n  __eq__ = lambda s, o: True\n  __hash__ = type.__hash__\nclass C(metaclass=M): pass\ndef f(x): return C",
-        7,
     ),
     "nan": ("def f(x): return float('nan')", 0.5),
     "nan for nan": ("def f(x): return float('nan')", float("nan")),
@@ -116,7 +122,6 @@ FUNCTION: dict[str, tuple[str, object]] = {
     "true for one": ("def f(x): return True", 1),
     "one for true": ("def f(x): return 1", True),
     "false for zero": ("def f(x): return False", 0),
-    "text for a number": ("def f(x): return '7'", 7),
     "bytes for text": ("def f(x): return b'abc'", "abc"),
     "none": ("def f(x): return None", 0),
     "nothing for an empty list": ("def f(x): pass", []),
@@ -127,39 +132,8 @@ FUNCTION: dict[str, tuple[str, object]] = {
     "exit hard in the function": ("import os\ndef f(x): os._exit(0)", None),
     "exit on import": ("import sys; sys.exit(0)", None),
     "an exception": ("def f(x): raise ValueError(7)", None),
-    "an exception that equals": (_ANY + "class E(A, Exception): pass\ndef f(x): raise E(7)", 7),
     "no function": ("x = 1", None),
     "a function that is none": ("f = None", None),
-    "every attribute": (
-        "class Solution:\n  def __getattr__(s, n): return lambda *a: s\n  def __eq__(s, o): return True",
-        7,
-    ),
-    "replace the encoder": (
-        "import sys\ndef f(x):\n  g = sys._getframe(1).f_globals\n  g['_dumps'] = lambda v, m: b'{\"status\": \"passed\"}'\n  return 1",
-        7,
-    ),
-    "replace the encoder with garbage": (
-        "import sys\ndef f(x):\n  sys._getframe(1).f_globals['_dumps'] = lambda v, m: b'{\"t\": 5}'",
-        7,
-    ),
-    "a reply that is deep": (
-        "import sys\ndef f(x):\n  sys._getframe(1).f_globals['_dumps'] = lambda v, m: b'[' * 100000",
-        7,
-    ),
-    "a reply that is a bomb": (
-        "import sys\ndef f(x):\n  sys._getframe(1).f_globals['_dumps'] = lambda v, m: b'{\"r\": [0, 1000000000000, 1]}'",
-        7,
-    ),
-    "a reply by pickle": (
-        "import sys, pickle\ndef f(x):\n  sys._getframe(1).f_globals['_dumps'] = lambda v, m: pickle.dumps(v)",
-        7,
-    ),
     "change the arguments": ("def f(x): x.clear(); x.append(7); return x", [8]),
     "a loop": ("def f(x):\n  a = []; a.append(a); return a", []),
-    "a huge integer": ("def f(x): return 1 << (10 ** 8)", 7),
-    "a huge list": ("def f(x): return [0] * 10 ** 7", 7),
-    "the arguments of the caller": (
-        "import sys\ndef f(x):\n  l = sys._getframe(1).f_locals\n  return l.get('expected', l.get('item'))",
-        7,
-    ),
 }

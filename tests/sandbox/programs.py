@@ -1,121 +1,81 @@
-"""Whole programs: those that exhaust, crash, or linger, and honest ones. Each exhausting one names its status."""
+"""Whole programs: programs that exhaust or crash, by the status that they must end with; that linger; honest ones."""
 
 # ruff: noqa: E501  (one program, one line)
 
-EXHAUST: dict[str, tuple[str, str]] = {
-    "spin": ("while True: pass", "cpu_limit"),
-    "spin in threads": (
-        "import threading\ndef f():\n  while True: pass\nfor _ in range(3): threading.Thread(target=f).start()",
-        "cpu_limit",
-    ),
-    "spin in a regex": ("import re; re.match('(a+)+$', 'a' * 60 + 'b')", "cpu_limit"),
-    "spin in one long operation": ("x = 7 ** (10 ** 9)", "cpu_limit"),
-    "spin and catch everything": (
-        "while True:\n  try:\n    while True: pass\n  except BaseException: pass",
-        "cpu_limit",
-    ),
-    "spin, all signals ignored": (
-        "import signal\nfor s in range(1, 65):\n  try: signal.signal(s, signal.SIG_IGN)\n  except (OSError, ValueError): pass\n"
+EXHAUST: dict[str, dict[str, str]] = {
+    "cpu_limit": {
+        "spin": "while True: pass",
+        "spin in threads": "import threading\ndef f():\n  while True: pass\nfor _ in range(3): threading.Thread(target=f).start()",
+        "spin in a regex": "import re; re.match('(a+)+$', 'a' * 60 + 'b')",
+        "spin in one long operation": "x = 7 ** (10 ** 9)",
+        "spin and catch everything": "while True:\n  try:\n    while True: pass\n  except BaseException: pass",
+        "spin, all signals ignored": "import signal\nfor s in range(1, 65):\n  try: signal.signal(s, signal.SIG_IGN)\n  except (OSError, ValueError): pass\n"
         "while True: pass",
-        "cpu_limit",
-    ),
-    "sort without end": ("a = list(range(10 ** 6))\nwhile True: a.sort(key=lambda x: -x); a.reverse()", "cpu_limit"),
-    "sleep": ("import time; time.sleep(60)", "timeout"),
-    "sleep in slices": ("import time\nwhile True: time.sleep(0.01)", "timeout"),
-    "wait for a lock": ("import threading; l = threading.Lock(); l.acquire(); l.acquire()", "timeout"),
-    "wait for a pipe": ("import os; r, w = os.pipe(); os.read(r, 1)", "timeout"),
-    "wait for a thread": (
-        "import threading, time\nt = threading.Thread(target=time.sleep, args=(60,)); t.start(); print('TOKEN')",
-        "timeout",
-    ),
-    "wait at exit": ("import atexit, time; atexit.register(time.sleep, 60); print('TOKEN')", "timeout"),
-    "suspend": ("import signal; signal.pause()", "timeout"),
-    "fill memory with a list": ("a = []\nwhile True: a.append('x' * 10 ** 6)", "memory_limit"),
-    "fill memory at once": ("a = bytearray(1 << 33)", "memory_limit"),
-    "fill memory by doubling": ("a = 'ab'\nwhile True: a += a", "memory_limit"),
-    "fill memory by mapping": (
-        "import mmap\na = []\nwhile True:\n  m = mmap.mmap(-1, 1 << 24); m.write(b'x' * (1 << 24)); a.append(m)",
-        "memory_limit",
-    ),
-    "fill memory and catch it": (
-        "a = []\nwhile True:\n  try:\n    while True: a.append(bytearray(1 << 20))\n  except MemoryError: pass",
-        "cpu_limit",
-    ),
-    "fill memory above the limit and go on": ("a = bytearray(200 << 20); print('TOKEN')", "memory_limit"),
-    "fill memory with pipes": (
-        "import os\np = []\nwhile True:\n  r, w = os.pipe(); os.set_blocking(w, False); os.write(w, b'x' * 65536); p.append(r)",
-        "runtime_error",
-    ),
-    "many threads": (
-        "import threading, time\nfor _ in range(5000): threading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
-        "runtime_error",
-    ),
-    "many descriptors": ("f = []\nwhile True: f.append(open('/dev/null'))", "runtime_error"),
-    "flood output": ("while True: print('x' * 10000)", "output_limit"),
-    "flood output by os.write": ("import os\nwhile True: os.write(1, b'x' * 65536)", "output_limit"),
-    "flood errors": (
-        "import sys\nwhile True: sys.stderr.write('x' * 10000)",
-        "runtime_error",
-    ),
-    "fill the disk with one file": ("f = open('big', 'wb')\nwhile True: f.write(b'x' * 65536)", "runtime_error"),
-    "fill the disk with many files": (
-        "i = 0\nwhile True:\n  with open(f'f{i}', 'wb') as f: f.write(b'x' * (1 << 20))\n  i += 1",
-        "runtime_error",
-    ),
-    "fill the disk with empty files": (
-        "i = 0\nwhile True:\n  open(f'f{i}', 'w').close(); i += 1",
-        "runtime_error",
-    ),
-    "nest folders without end": (
-        "import os\nwhile True: os.mkdir('d'); os.chdir('d')",
-        "runtime_error",
-    ),
-    "fill the disk in a folder that cannot be listed": (
-        "import os\nos.mkdir('k', 0o300); os.chdir('k'); i = 0\nwhile True:\n"
+        "sort without end": "a = list(range(10 ** 6))\nwhile True: a.sort(key=lambda x: -x); a.reverse()",
+        "fill memory and catch it": "a = []\nwhile True:\n  try:\n    while True: a.append(bytearray(1 << 20))\n  except MemoryError: pass",
+        "stop itself": "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)\nwhile True: pass",
+    },
+    "timeout": {
+        "sleep": "import time; time.sleep(60)",
+        "sleep in slices": "import time\nwhile True: time.sleep(0.01)",
+        "wait for a lock": "import threading; l = threading.Lock(); l.acquire(); l.acquire()",
+        "wait for a pipe": "import os; r, w = os.pipe(); os.read(r, 1)",
+        "wait for a thread": "import threading, time\nt = threading.Thread(target=time.sleep, args=(60,)); t.start(); print('TOKEN')",
+        "wait at exit": "import atexit, time; atexit.register(time.sleep, 60); print('TOKEN')",
+        "suspend": "import signal; signal.pause()",
+    },
+    "memory_limit": {
+        "fill memory with a list": "a = []\nwhile True: a.append('x' * 10 ** 6)",
+        "fill memory at once": "a = bytearray(1 << 33)",
+        "fill memory by doubling": "a = 'ab'\nwhile True: a += a",
+        "fill memory by mapping": "import mmap\na = []\nwhile True:\n  m = mmap.mmap(-1, 1 << 24); m.write(b'x' * (1 << 24)); a.append(m)",
+        "fill memory above the limit and go on": "a = bytearray(200 << 20); print('TOKEN')",
+        "recurse in C without end": "import sys; sys.setrecursionlimit(10 ** 9)\na = []\nfor _ in range(10 ** 7): a = [a]\nrepr(a)",
+        "compile something deep": "eval('-' * 10 ** 5 + '1')",
+    },
+    "runtime_error": {
+        "fill memory with pipes": "import os\np = []\nwhile True:\n  r, w = os.pipe(); os.set_blocking(w, False); os.write(w, b'x' * 65536); p.append(r)",
+        "many threads": "import threading, time\nfor _ in range(5000): threading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
+        "many descriptors": "f = []\nwhile True: f.append(open('/dev/null'))",
+        "flood errors": "import sys\nwhile True: sys.stderr.write('x' * 10000)",
+        "fill the disk with one file": "f = open('big', 'wb')\nwhile True: f.write(b'x' * 65536)",
+        "fill the disk with many files": "i = 0\nwhile True:\n  with open(f'f{i}', 'wb') as f: f.write(b'x' * (1 << 20))\n  i += 1",
+        "fill the disk with empty files": "i = 0\nwhile True:\n  open(f'f{i}', 'w').close(); i += 1",
+        "nest folders without end": "import os\nwhile True: os.mkdir('d'); os.chdir('d')",
+        "fill the disk in a folder that cannot be listed": "import os\nos.mkdir('k', 0o300); os.chdir('k'); i = 0\nwhile True:\n"
         "  with open(f'f{i}', 'wb') as f: f.write(b'x' * (1 << 20))\n  i += 1",
-        "runtime_error",
-    ),
-    "sparse file": ("f = open('s', 'wb'); f.truncate(1 << 40); f.seek(1 << 40); f.write(b'x')", "runtime_error"),
-    "recurse without end": ("def f(): f()\nf()", "runtime_error"),
-    "recurse in C without end": (
-        "import sys; sys.setrecursionlimit(10 ** 9)\na = []\nfor _ in range(10 ** 7): a = [a]\nrepr(a)",
-        "memory_limit",
-    ),
-    "compile something deep": ("eval('-' * 10 ** 5 + '1')", "memory_limit"),
-    "segmentation fault": ("import ctypes; ctypes.string_at(0)", "runtime_error"),
-    "abort": ("import os; os.abort()", "runtime_error"),
-    "crash by bytecode": (
-        "import types\nc = (lambda: 0).__code__\nexec(c.replace(co_code=b'\\x64\\xff' * 50, co_consts=()))",
-        "runtime_error",
-    ),
-    "kill itself": (
-        "import os, signal; os.kill(os.getpid(), signal.SIGKILL); print('x')",
-        "wrong_answer",
-    ),
-    "trap itself": (
-        "import os, signal; signal.signal(5, signal.SIG_DFL); os.kill(os.getpid(), 11); os.abort()",
-        "runtime_error",
-    ),
-    "stop itself": (
-        "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)\nwhile True: pass",
-        "cpu_limit",
-    ),
-    "illegal bytes": ("import sys; sys.stdout.buffer.write(b'\\xff\\xfe')", "bad_output"),
-    "syntax error": ("print('TOKEN'", "runtime_error"),
-    "null byte": ("print('TOKEN')\0", "runtime_error"),
-    "no such module": ("import numpy; print('TOKEN')", "runtime_error"),
-    "exit code": ("import sys; print('TOKEN'); sys.exit(3)", "runtime_error"),
-    "error at exit": ("print('TOKEN'); import sys; sys.exit('no')", "runtime_error"),
-    "deep result by printing": ("print('[' * 10 ** 7)", "output_limit"),
+        "sparse file": "f = open('s', 'wb'); f.truncate(1 << 40); f.seek(1 << 40); f.write(b'x')",
+        "recurse without end": "def f(): f()\nf()",
+        "segmentation fault": "import ctypes; ctypes.string_at(0)",
+        "abort": "import os; os.abort()",
+        "crash by bytecode": "import types\nc = (lambda: 0).__code__\nexec(c.replace(co_code=b'\\x64\\xff' * 50, co_consts=()))",
+        "trap itself": "import os, signal; signal.signal(5, signal.SIG_DFL); os.kill(os.getpid(), 11); os.abort()",
+        "syntax error": "print('TOKEN'",
+        "null byte": "print('TOKEN')\0",
+        "no such module": "import numpy; print('TOKEN')",
+        "exit code": "import sys; print('TOKEN'); sys.exit(3)",
+        "error at exit": "print('TOKEN'); import sys; sys.exit('no')",
+    },
+    "output_limit": {
+        "flood output": "while True: print('x' * 10000)",
+        "flood output by os.write": "import os\nwhile True: os.write(1, b'x' * 65536)",
+        "deep result by printing": "print('[' * 10 ** 7)",
+    },
+    "wrong_answer": {
+        "kill itself": "import os, signal; os.kill(os.getpid(), signal.SIGKILL); print('x')",
+    },
+    "bad_output": {
+        "illegal bytes": "import sys; sys.stdout.buffer.write(b'\\xff\\xfe')",
+    },
 }
 
 # The first process of a namespace, which a program is at level 3, cannot stop or kill itself.
 AT_LEVEL_2 = {"stop itself": "timeout", "kill itself": "runtime_error"}
 
-# A control group ends it at once.
+# A control group ends it as soon as it has too much.
 IN_A_GROUP = {"fill memory and catch it": "memory_limit"}
 
-# What the parser, or bytecode that was never compiled, does is the interpreter's affair; some run into the other status.
+# Interpreters differ in deep parses and in bytecode that no compiler wrote: some end in the other status.
 BY_INTERPRETER = {"compile something deep": "runtime_error", "crash by bytecode": "cpu_limit"}
 
 LINGER = {

@@ -19,7 +19,7 @@ BEGIN = "import sys; sys.stderr.write('attempt begins\\n'); sys.stderr.flush()\n
 
 
 class Scene:
-    """What an act may try to reach. `unharmed()` tells what has changed since the start."""
+    """The targets of acts. `harm()` returns what has changed on the host since the start."""
 
     def __init__(self) -> None:
         self.mark = f"mark{secrets.token_hex(6)}"
@@ -65,16 +65,16 @@ class Scene:
             visitor.close()
 
     def _state(self) -> dict[str, str]:
-        found = {}
+        states = {}
         for path in sorted(self.root.rglob("*")):
-            told = f"{path.lstat().st_mode:o} {path.lstat().st_uid} {path.lstat().st_mtime_ns}"
+            state = f"{path.lstat().st_mode:o} {path.lstat().st_uid} {path.lstat().st_mtime_ns}"
             if path.is_file() and not path.is_symlink():
-                told += hashlib.sha256(path.read_bytes()).hexdigest()
-            found[str(path)] = told
-        return found
+                state += hashlib.sha256(path.read_bytes()).hexdigest()
+            states[str(path)] = state
+        return states
 
     def fill(self, code: str) -> str:
-        """The code with this host's places in it."""
+        """Return the code with this host's paths and numbers in it."""
         for name, value in (
             ("SECRET", self.secret), ("OUTSIDE", self.outside), ("PID", self.victim.pid), ("PORT", self.port),
             ("MARK", self.mark),
@@ -83,11 +83,11 @@ class Scene:
         return code
 
     def program(self, code: str) -> str:
-        """A program that says that it begins, does the act, and prints PWNED if it was let."""
+        """Return a program that reports its begin, does the act, and prints PWNED if the act succeeds."""
         return f"{BEGIN}{self.fill(code)}\nprint('PWNED')\n"
 
     def harm(self) -> list[str]:
-        """What has changed on the host; empty when nothing."""
+        """Return what has changed on the host; empty if nothing has."""
         now = self._state()
         changed = [p for p in self.before.keys() | now.keys() if self.before.get(p) != now.get(p)]
         if self.victim.poll() is not None:
@@ -100,7 +100,7 @@ class Scene:
         return changed
 
     def close(self) -> None:
-        """Take the scene down."""
+        """Remove the scene."""
         self.victim.kill()
         self.victim.wait()
         for one in self.sockets:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,18 +15,9 @@ import pytest
 
 import sandbox
 from sandbox import languages
+from tests.sandbox.doubling import DOUBLE, LIMITS, TESTS, TIGHT
+from tests.sandbox.processes import descendants, family, wait_gone, wait_until, worker_pids
 from tests.sandbox.scene import Scene
-from tests.sandbox.test_pool import descendants, family, wait_gone, worker_pids
-
-TESTS = [{"input": f"{i}\n", "output": f"{2 * i}\n"} for i in range(3)]
-DOUBLE = {
-    "c": '#include <stdio.h>\nint main() { int n; scanf("%d", &n); printf("%d\\n", 2 * n); }',
-    "cpp": "#include <iostream>\nint main() { int n; std::cin >> n; std::cout << 2 * n << std::endl; }",
-    "javascript": "const n = +require('fs').readFileSync(0, 'utf8'); console.log(2 * n);",
-    "bash": "read n; echo $((2 * n))",
-}
-LIMITS = sandbox.Limits(wall_s=120, cpu_s=30, memory_mib=512, processes=32)
-TIGHT = sandbox.Limits(wall_s=120, cpu_s=30, memory_mib=128, disk_mib=4, processes=32)
 
 
 @pytest.fixture(scope="module", params=[list(sandbox.WALLS), ["landlock", "seccomp", "uid"]], ids=["level3", "level2"])
@@ -39,13 +29,13 @@ def pool(request: pytest.FixtureRequest) -> Iterator[sandbox.Pool]:
 @pytest.mark.parametrize("language", list(DOUBLE))
 def test_right_and_wrong_programs(pool: sandbox.Pool, language: str) -> None:
     if not sandbox.available()[language]:
-        with pytest.raises(ValueError, match="not available"):
+        with pytest.raises(ValueError, match=language):
             sandbox.run_language(language, DOUBLE[language], TESTS, pool=pool)
         return
     result = sandbox.run_language(language, DOUBLE[language], TESTS, limits=LIMITS, pool=pool)
     assert result.passed, result
     wrong = sandbox.run_language(language, DOUBLE[language].replace("2 * n", "n"), TESTS, limits=LIMITS, pool=pool)
-    assert [t.status for t in wrong.tests] == ["passed", "wrong_answer", "wrong_answer"]
+    assert [t.status for t in wrong.tests] == ["passed", *["wrong_answer"] * 3]
 
 
 BREAKS = (
@@ -70,7 +60,7 @@ BREAKS = (
 
 @pytest.mark.parametrize(("language", "program", "status"), BREAKS)
 def test_what_breaks_has_its_status(pool: sandbox.Pool, language: str, program: str, status: str) -> None:
-    """Time is short only where it must stop the program: on a busy machine the others need long to come to their end."""
+    """Time is short only where it must stop the program: on a busy machine the others take long to end."""
     if not sandbox.available()[language]:
         pytest.skip(f"{language} is not installed")
     limits = {"cpu_limit": replace(TIGHT, cpu_s=0.4), "timeout": replace(TIGHT, wall_s=0.6)}.get(status, TIGHT)
@@ -100,14 +90,13 @@ def test_processes_that_stay_are_ended(pool: sandbox.Pool) -> None:
     assert pool.isolation.level
     program = "(sleep 55.25; true) & (exec sleep 55.25) & echo 0"
     assert sandbox.run_language("bash", program, TESTS[:1], limits=LIMITS, pool=pool).passed
-    found = sandbox.run_language("bash", "jobs; echo 0", TESTS[:1], limits=LIMITS, pool=pool)
-    assert found.passed
+    assert sandbox.run_language("bash", "jobs; echo 0", TESTS[:1], limits=LIMITS, pool=pool).passed
     assert all(len(family(pid)) == 2 for pid in worker_pids(pool)), "the forker and the child that waits, no others"
 
 
 @pytest.mark.parametrize("how", ["worker", "pool"])
-def test_what_a_killed_worker_was_running_ends_with_it(pool: sandbox.Pool, how: str) -> None:
-    """The shell's own children too, whom nothing tells that their worker is gone."""
+def test_the_run_of_a_killed_worker_ends_with_it(pool: sandbox.Pool, how: str) -> None:
+    """The shell's own children end too, though nothing tells them that their worker is gone."""
     with sandbox.Pool(workers=1, walls=pool._walls, tools=languages.TOOLS) as own:
         assert own.isolation.level == pool.isolation.level
         program = "(sleep 56.25; true) & (exec sleep 56.25) & sleep 56.25"
@@ -115,10 +104,9 @@ def test_what_a_killed_worker_was_running_ends_with_it(pool: sandbox.Pool, how: 
         (worker,) = worker_pids(own)
         with ThreadPoolExecutor(1) as thread:
             run = thread.submit(sandbox.run_language, "bash", program, TESTS[:1], limits=limits, pool=own)
-            end = time.monotonic() + 60
-            while len(below := descendants(worker)) < 5 and time.monotonic() < end:
-                time.sleep(0.01)
-            assert len(below) >= 5, "the forker, the shell, a shell below it and three that sleep"
+            # The forker, the shell, a shell below it and three that sleep.
+            assert wait_until(lambda: len(descendants(worker)) >= 5)
+            below = descendants(worker)
             if how == "worker":
                 os.kill(worker, signal.SIGKILL)
                 assert wait_gone([worker, *below]) == []

@@ -1,4 +1,4 @@
-"""What makes forks of a worker cheap: code in large pages, and objects that lie close together."""
+"""Cheap forks of a worker: code and data in huge pages, joined mappings, and objects that lie close together."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import sandbox
 from sandbox.process import interpreters
-from sandbox.worker import large
+from sandbox.worker import huge_pages, memory
 
 LISTING = """\
 400000-500000 r--p 00000000 08:01 11  /opt/lib/libpython3.so
@@ -23,21 +23,19 @@ f00000-f10000 r--p 00000000 08:01 13  /opt/lib/other.so
 """
 
 
-def test_a_stretch_is_one_files_and_ends_where_it_is_written_to():
-    assert large.stretch(LISTING, 0x500010) == (0x400000, 0xA00000)
-    assert large.stretch(LISTING, 0x400000) == (0x400000, 0xA00000)
-    assert large.stretch(LISTING, 0xB00000) == (0xB00000, 0xC00000)
-    assert large.stretch(LISTING, 0xCFFFFF) == (0xC00000, 0xD00000)
-    assert large.stretch(LISTING, 0xF00000) == (0xF00000, 0xF10000)
+def test_a_stretch_is_of_one_file_and_ends_at_a_writable_mapping():
+    rows = memory.parse(LISTING)
+    for address, start, end in (
+        (0x500010, 0x400000, 0xA00000), (0x400000, 0x400000, 0xA00000), (0xB00000, 0xB00000, 0xC00000),
+        (0xCFFFFF, 0xC00000, 0xD00000), (0xF00000, 0xF00000, 0xF10000),
+    ):  # fmt: skip
+        assert huge_pages.stretch(rows, address) == (start, end)
+    for address in (0, 0xA00000, 0xD00000, 0xE80000, 0x7FFC0000):  # nothing, written to, or no file
+        assert huge_pages.stretch(rows, address) == (0, 0)
 
 
-def test_no_stretch_where_nothing_or_no_file_or_something_written_is():
-    for address in (0, 0xA00000, 0xD00000, 0xE80000, 0x7FFC0000):
-        assert large.stretch(LISTING, address) == (0, 0)
-
-
-def said(code: str) -> dict[str, object]:
-    """What a bare interpreter prints as JSON; the worker's modules can be imported."""
+def bare_interpreter(code: str) -> dict[str, object]:
+    """Return the JSON that a bare interpreter prints. It can import the worker's modules."""
     here = str(Path(sandbox.__file__).parent)
     command = [interpreters()[0], "-I", "-S", "-c", f"import sys; sys.path.append({here!r})\n{code}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -46,13 +44,13 @@ def said(code: str) -> dict[str, object]:
 
 
 def test_an_interpreter_runs_on_from_the_copy_of_its_code():
-    told = said(
+    told = bare_interpreter(
         "import ctypes, json, re\n"
-        "from worker import large\n"
+        "from worker import huge_pages, memory\n"
         "where = ctypes.cast(ctypes.pythonapi.Py_GetVersion, ctypes.c_void_p).value\n"
-        "low, high = large.stretch(open('/proc/self/maps').read(), where)\n"
-        "first, end = -(-low // large.LARGE) * large.LARGE, high // large.LARGE * large.LARGE\n"
-        "moved = large.make_code_large()\n"
+        "low, high = huge_pages.stretch(memory.mappings(), where)\n"
+        "first, end = -(-low // huge_pages.HUGE) * huge_pages.HUGE, high // huge_pages.HUGE * huge_pages.HUGE\n"
+        "moved = huge_pages.move_code()\n"
         "rows = [line.split() for line in open('/proc/self/maps')]\n"
         "spans = [(*(int(x, 16) for x in r[0].split('-')), r[1], len(r)) for r in rows]\n"
         "held = [s for s in spans if first < end and s[0] <= first and end <= s[1]]\n"
@@ -69,16 +67,16 @@ def test_an_interpreter_runs_on_from_the_copy_of_its_code():
 
 
 def test_an_interpreter_runs_on_from_the_copy_of_its_data():
-    """Twice, as after a run that used up its memory; the second time from where the first has put it."""
-    told = said(
+    """Moved twice, as after a run that used up its memory; the second time from the huge pages of the first."""
+    told = bare_interpreter(
         "import gc, json, os\n"
-        "from worker import large\n"
+        "from worker import huge_pages\n"
         "maps = os.open('/proc/self/maps', os.O_RDONLY)\n"
         "kept = {i: [i, str(i), (float(i),)] for i in range(50_000)}\n"
         "gc.disable()\n"
-        "moved = [large.make_data_large(maps), large.make_data_large(maps)]\n"
+        "moved = [huge_pages.move_data(maps), huge_pages.move_data(maps)]\n"
         "objects = len(gc.get_objects())\n"
-        "for _ in range(20): large.make_data_large(maps)\n"
+        "for _ in range(20): huge_pages.move_data(maps)\n"
         "garbage = len(gc.get_objects()) - objects\n"
         "kept.update((i, [i, str(i), (float(i),)]) for i in range(40_000, 60_000))\n"
         "same = all(kept[i] == [i, str(i), (float(i),)] for i in range(60_000))\n"
@@ -96,20 +94,20 @@ def test_an_interpreter_runs_on_from_the_copy_of_its_data():
 
 
 def test_what_is_called_in_a_row_is_called_in_order_without_the_interpreter():
-    told = said(
+    told = bare_interpreter(
         "import ctypes, json\n"
-        "from worker import large\n"
+        "from worker import huge_pages\n"
         "text, room = ctypes.create_string_buffer(b'abcdefgh', 32), ctypes.create_string_buffer(1 << 18)\n"
         "at = ctypes.addressof(text)\n"
         "calls = [('memcpy', (at + 8, at, 8)), ('memcpy', (at, at + 10, 2)), ('memcpy', (at + 16, at, 8))]\n"
-        "large._call_in_a_row(-(-ctypes.addressof(room) // 64) * 64, calls)\n"
+        "huge_pages._call_in_a_row(-(-ctypes.addressof(room) // 64) * 64, calls)\n"
         "print(json.dumps(dict(text=text.value.decode())))"
     )
     assert told["text"] == "cdcdefgh" + "abcdefgh" + "cdcdefgh"
 
 
 def test_a_library_is_one_stretch_of_code_and_one_of_data():
-    told = said(
+    told = bare_interpreter(
         "import ctypes, json, math, select\n"
         "from worker import memory\n"
         "def mappings(): return [x.split()[1] for x in open('/proc/self/maps') if '/select.' in x]\n"
@@ -125,7 +123,7 @@ def test_a_library_is_one_stretch_of_code_and_one_of_data():
 
 
 def test_objects_made_together_lie_close_once_holes_are_filled():
-    told = said(
+    told = bare_interpreter(
         "import json, random\n"
         "from worker import memory\n"
         "old = [bytes(n) for n in random.Random(0).choices(range(16, 400), k=20000)]\n"
@@ -141,7 +139,7 @@ def test_objects_made_together_lie_close_once_holes_are_filled():
 
 
 def test_what_is_renewed_lies_together_and_does_what_it_did():
-    told = said(
+    told = bare_interpreter(
         "import json, random\n"
         "from functools import partial\n"
         "from worker import memory\n"
@@ -153,13 +151,13 @@ def test_what_is_renewed_lies_together_and_does_what_it_did():
         "memory.renew(space, ('f',))\n"
         "pages = len({id(x) >> 12 for n, x in space.items() if n[0] == 'p'})\n"
         "new = [n for n in space if space[n] is not was[n]]\n"
-        "said = [space['p3'](1), space['p3'](5), space['f'](4), space['n']]\n"
-        "print(json.dumps(dict(pages=pages, new=len(new), said=said)))"
+        "values = [space['p3'](1), space['p3'](5), space['f'](4), space['n']]\n"
+        "print(json.dumps(dict(pages=pages, new=len(new), values=values)))"
     )
     pages = told.pop("pages")
     assert isinstance(pages, int)
     assert pages <= 2
-    assert told == {"new": 21, "said": [3, 5, 8, 7]}
+    assert told == {"new": 21, "values": [3, 5, 8, 7]}
 
 
 def test_a_worker_runs_from_large_pages():
@@ -169,11 +167,11 @@ def test_a_worker_runs_from_large_pages():
         lines = Path(f"/proc/{worker.process.pid}/maps").read_text().splitlines()
     spans = [x.split()[0].split("-") for x in lines if "r-xp" in x and len(x.split()) == 5]
     sizes = [int(high, 16) - int(low, 16) for low, high in spans]
-    assert any(size and size % large.LARGE == 0 for size in sizes), lines
+    assert any(size and size % huge_pages.HUGE == 0 for size in sizes), lines
 
 
 def test_data_is_made_large_again_when_a_run_has_used_up_its_memory():
-    """The kernel, in search of memory, may have split the pages; the forker goes on with copies."""
+    """The kernel may have split the pages when it needed memory."""
     hungry = "a = []\nwhile True: a.append(bytearray(1 << 20))"
     limits = sandbox.Limits(memory_mib=64)
     with sandbox.Pool(workers=1) as pool:

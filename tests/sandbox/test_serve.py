@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import ThreadingHTTPServer
 from typing import Any
 
@@ -17,8 +17,9 @@ import sandbox
 from sandbox import client as clients
 from sandbox.client import Client
 from sandbox.serve import make_server
+from tests.sandbox.doubling import DOUBLE, PYTHON
+from tests.sandbox.processes import wait_until
 
-DOUBLE = "print(int(input()) * 2)"
 TESTS = [{"input": "4", "output": "8"}, {"input": "5", "output": "10"}]
 
 
@@ -28,10 +29,13 @@ def pool() -> Iterator[sandbox.Pool]:
         yield made
 
 
-def start(pool: sandbox.Pool, **settings: Any) -> ThreadingHTTPServer:
-    server = make_server(pool, port=0, **settings)
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    return server
+@contextmanager
+def serving(pool: sandbox.Pool, **settings: Any) -> Iterator[ThreadingHTTPServer]:
+    """Serve on a free port while the context is open."""
+    with make_server(pool, port=0, **settings) as made:
+        threading.Thread(target=made.serve_forever, args=(0.05,), daemon=True).start()
+        yield made
+        made.shutdown()
 
 
 def url(server: ThreadingHTTPServer) -> str:
@@ -51,14 +55,12 @@ def post(server: ThreadingHTTPServer, path: str, data: Any, token: str = "") -> 
 
 @pytest.fixture(scope="module")
 def server(pool: sandbox.Pool) -> Iterator[ThreadingHTTPServer]:
-    made = start(pool, limits=sandbox.Limits(wall_s=3, cpu_s=1))
-    yield made
-    made.shutdown()
-    made.server_close()
+    with serving(pool, limits=sandbox.Limits(wall_s=3, cpu_s=1)) as made:
+        yield made
 
 
 def test_run_code_has_the_shape_that_others_speak(server: ThreadingHTTPServer) -> None:
-    code, reply = post(server, "/run_code", {"code": DOUBLE, "language": "python", "stdin": "21", "run_timeout": 5})
+    code, reply = post(server, "/run_code", {"code": PYTHON, "language": "python", "stdin": "21", "run_timeout": 5})
     assert (code, reply["status"]) == (200, "Success")
     assert reply["run_result"] | {"execution_time": 0} == {
         "status": "Finished", "execution_time": 0, "return_code": 0, "stdout": "42\n", "stderr": "",
@@ -73,7 +75,7 @@ def test_run_code_has_the_shape_that_others_speak(server: ThreadingHTTPServer) -
 def test_a_request_can_only_lower_limits(server: ThreadingHTTPServer) -> None:
     _, reply = post(server, "/run_code", {"code": "while True: pass", "run_timeout": 500})
     assert reply["run_result"]["status"] == "TimeLimitExceeded"
-    assert "CPU seconds of 1" in reply["run_result"]["stderr"]
+    assert reply["run_result"]["stderr"].endswith(" of 1")
     _, reply = post(server, "/run", {"program": "while True: pass", "tests": TESTS[:1], "limits": {"cpu_s": 0.1}})
     assert reply["status"] == "cpu_limit"
 
@@ -83,7 +85,7 @@ def test_submit_grades_the_last_block(server: ThreadingHTTPServer) -> None:
         {"input": {"stdin": "4"}, "output": {"stdout": "8"}},
         {"input": {"stdin": "5"}, "output": {"stdout": "11"}},
     ]
-    completion = f"First\n```python\nprint('no')\n```\nthen\n```python\n{DOUBLE}\n```\n"
+    completion = f"First\n```python\nprint('no')\n```\nthen\n```python\n{PYTHON}\n```\n"
     _, reply = post(
         server, "/submit", {"id": 7, "completion": completion, "config": {"provided_data": {"test_cases": cases}}}
     )
@@ -91,29 +93,29 @@ def test_submit_grades_the_last_block(server: ThreadingHTTPServer) -> None:
 
 
 def test_bad_requests_are_told_why(server: ThreadingHTTPServer) -> None:
-    for path, data, code, said in (
-        ("/run", {"program": DOUBLE, "tests": []}, 422, "empty"),
-        ("/run", {"program": DOUBLE, "tests": TESTS, "limits": {"speed": 1}}, 422, "speed"),
+    for path, data, code, named in (
+        ("/run", {"program": PYTHON, "tests": []}, 422, "empty"),
+        ("/run", {"program": PYTHON, "tests": TESTS, "limits": {"speed": 1}}, 422, "speed"),
         ("/run", {"tests": TESTS}, 422, "program"),
         ("/run_code", {"code": "x", "language": "cobol"}, 422, "cobol"),
-        ("/run", {"program": "x", "tests": TESTS, "language": "cobol"}, 422, "known: python"),
+        ("/run", {"program": "x", "tests": TESTS, "language": "cobol"}, 422, "cobol"),
         (
             "/run",
             {"program": "x", "tests": [{"fn": "f", "args": [], "expected": 1}], "mode": "function", "language": "bash"},
             422,
             "function",
         ),
-        ("/run_code", {"code": "x", "files": {"a": "aGk="}}, 422, "not carried"),
+        ("/run_code", {"code": "x", "files": {"a": "aGk="}}, 422, "files"),
         ("/submit", {"completion": "x"}, 422, "provided_data"),
         ("/elsewhere", {"a": 1}, 404, "/run_code"),
     ):
         got, reply = post(server, path, data)
         assert got == code
-        assert said in reply["error"]
+        assert named in reply["error"]
 
 
 def test_health_and_metrics(server: ThreadingHTTPServer, pool: sandbox.Pool) -> None:
-    post(server, "/run", {"program": DOUBLE, "tests": TESTS})
+    post(server, "/run", {"program": PYTHON, "tests": TESTS})
     with urllib.request.urlopen(url(server) + "/health") as reply:
         assert json.load(reply)["level"] == pool.isolation.level
     with urllib.request.urlopen(url(server) + "/metrics") as reply:
@@ -124,59 +126,47 @@ def test_health_and_metrics(server: ThreadingHTTPServer, pool: sandbox.Pool) -> 
 
 
 def test_a_token_is_asked_for(pool: sandbox.Pool) -> None:
-    server = start(pool, token="s3cret")
-    try:
-        assert post(server, "/run", {"program": DOUBLE, "tests": TESTS})[0] == 401
-        assert post(server, "/run", {"program": DOUBLE, "tests": TESTS}, "s3cret")[1]["passed"]
-        assert Client(url(server), "s3cret").run(DOUBLE, TESTS).passed
+    with serving(pool, token="s3cret") as server:
+        assert post(server, "/run", {"program": PYTHON, "tests": TESTS})[0] == 401
+        assert post(server, "/run", {"program": PYTHON, "tests": TESTS}, "s3cret")[1]["passed"]
+        assert Client(url(server), "s3cret").run(PYTHON, TESTS).passed
         with pytest.raises(ValueError, match="401"):
-            Client(url(server), "wrong").run(DOUBLE, TESTS)
-    finally:
-        server.shutdown()
-        server.server_close()
+            Client(url(server), "wrong").run(PYTHON, TESTS)
     with pytest.raises(ValueError, match="token"):
         make_server(pool, host="0.0.0.0", port=0)
 
 
 def test_past_the_queue_bound_others_are_turned_away(pool: sandbox.Pool) -> None:
-    server = start(pool, max_queue=2)
-    service, job = server.RequestHandlerClass.service, {"program": DOUBLE, "tests": TESTS[:1]}  # type: ignore[attr-defined]
-    codes: list[int] = []
-    threads = [threading.Thread(target=lambda: codes.append(post(server, "/run", job)[0])) for _ in range(2)]
-    for _ in range(pool.size):
-        pool._free.acquire()  # every worker is busy
-    try:
-        for thread in threads:
-            thread.start()
-        while service.waiting < 2:
-            time.sleep(0.01)
-        refused = [post(server, "/run", job) for _ in range(3)]
-    finally:
+    trial, codes = {"program": PYTHON, "tests": TESTS[:1]}, list[int]()
+    with serving(pool, max_queue=2) as server:
+        service = server.RequestHandlerClass.service  # type: ignore[attr-defined]
+        threads = [threading.Thread(target=lambda: codes.append(post(server, "/run", trial)[0])) for _ in range(2)]
         for _ in range(pool.size):
-            pool._free.release()
-        for thread in threads:
-            thread.join()
-        server.shutdown()
-        server.server_close()
+            pool._free.acquire()  # every worker is busy
+        try:
+            for thread in threads:
+                thread.start()
+            assert wait_until(lambda: service.waiting == 2)
+            refused = [post(server, "/run", trial) for _ in range(3)]
+        finally:
+            for _ in range(pool.size):
+                pool._free.release()
+            for thread in threads:
+                thread.join()
     assert [code for code, _ in refused] == [429] * 3
-    assert "2 programs are queued of 2" in refused[0][1]["error"]
+    assert "2" in refused[0][1]["error"]
     assert codes == [200, 200]
 
 
 def test_the_client_goes_elsewhere_when_a_service_dies(pool: sandbox.Pool) -> None:
-    first, second = start(pool), start(pool)
-    client = Client([url(first), url(second)])
-    jobs = [sandbox.Job(f"print(int(input()) * {i})", TESTS) for i in range(12)]
-    killer = threading.Timer(0.05, lambda: (first.shutdown(), first.server_close()))
-    killer.start()
-    try:
-        results = client.run_many(jobs)
-        assert [i for i, r in enumerate(results) if r.passed] == [2]
-        assert "sandbox_error" not in {r.status for r in results}
-    finally:
+    trials = [sandbox.Trial(f"print(int(input()) * {i})", TESTS) for i in range(12)]
+    with serving(pool) as first, serving(pool) as second:
+        killer = threading.Timer(0.05, lambda: (first.shutdown(), first.server_close()))
+        killer.start()
+        results = Client([url(first), url(second)]).run_many(trials)
         killer.join()
-        second.shutdown()
-        second.server_close()
+    assert [i for i, r in enumerate(results) if r.passed] == [2]
+    assert "sandbox_error" not in {r.status for r in results}
 
 
 def test_values_keep_their_types_on_the_way(server: ThreadingHTTPServer) -> None:
@@ -188,7 +178,7 @@ def test_values_keep_their_types_on_the_way(server: ThreadingHTTPServer) -> None
 
 def test_no_service_at_all_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "_PAUSE_S", (0.01,))
-    assert Client("http://127.0.0.1:9").run(DOUBLE, TESTS).status == "sandbox_error"
+    assert Client("http://127.0.0.1:9").run(PYTHON, TESTS).status == "sandbox_error"
     with pytest.raises(ValueError, match="http"):
         Client("somewhere")
 
@@ -196,25 +186,22 @@ def test_no_service_at_all_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -
 def test_values_come_back_when_asked_for(server: ThreadingHTTPServer) -> None:
     tests = [{"fn": "f", "args": [2], "expected": None}, {"fn": "g", "args": [], "expected": None}]
     program = "def f(n): return {n: (1.5, {n}, 'ä')}\nclass A: pass\ndef g(): return A()"
-    job = sandbox.Job(program, tests, "function", values=True)
-    (told,) = Client(url(server)).run_many([job])
-    assert told.tests[0].value == {2: (1.5, frozenset({2}), "ä")}
-    assert repr(told.tests[1].value) == "<A>"
-    (silent,) = Client(url(server)).run_many([sandbox.Job(program, tests, "function")])
+    trial = sandbox.Trial(program, tests, "function", values=True)
+    (answer,) = Client(url(server)).run_many([trial])
+    assert answer.tests[0].value == {2: (1.5, frozenset({2}), "ä")}
+    assert repr(answer.tests[1].value) == "<A>"
+    (silent,) = Client(url(server)).run_many([sandbox.Trial(program, tests, "function")])
     assert [t.value for t in silent.tests] == [None, None]
-    assert [t.status for t in silent.tests] == [t.status for t in told.tests] == ["wrong_answer"] * 2
+    assert [t.status for t in silent.tests] == [t.status for t in answer.tests] == ["wrong_answer"] * 2
 
 
 @pytest.mark.parametrize(
-    ("language", "right", "broken"),
-    [
-        ("c", '#include <stdio.h>\nint main() { int n; scanf("%d", &n); printf("%d\\n", 2 * n); }', "int main( {"),
-        ("bash", "read n; echo $((2 * n))", "echo $(("),
-        ("nodejs", "console.log(2 * require('fs').readFileSync(0, 'utf8'))", "console.log("),
-    ],
-)  # fmt: skip
-def test_other_languages_have_every_shape(server: ThreadingHTTPServer, language: str, right: str, broken: str) -> None:
-    if not sandbox.available()[{"nodejs": "javascript"}.get(language, language)]:
+    ("language", "broken"), [("c", "int main( {"), ("bash", "echo $(("), ("nodejs", "console.log(")]
+)
+def test_other_languages_have_every_shape(server: ThreadingHTTPServer, language: str, broken: str) -> None:
+    name = {"nodejs": "javascript"}.get(language, language)
+    right = DOUBLE[name]
+    if not sandbox.available()[name]:
         assert post(server, "/run", {"program": right, "tests": TESTS, "language": language})[0] == 503
         return
     _, reply = post(server, "/run", {"program": right, "tests": TESTS, "language": language})

@@ -1,4 +1,4 @@
-"""Control groups of workers: bounds on all processes of a run together, where this process may make such groups."""
+"""Control groups of workers, which bound all processes of a run together, where this process may make them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _NEEDED = ("memory", "pids")
 
 
 def parents(proc: Path = Path("/proc/self")) -> dict[str, Path]:
-    """For memory and for pids, the folder below which a group with that limit may be made: of version 2 or 1.
+    """Return, for memory and for pids, the folder below which a group with that limit may be made.
 
-    Raises: OSError with the reason.
+    Version 2 is preferred to version 1. Raises: OSError with the reason.
     """
     mounts = [line.split() for line in (proc / "mounts").read_text().splitlines()]
     own: dict[str, str] = {}
@@ -25,35 +25,35 @@ def parents(proc: Path = Path("/proc/self")) -> dict[str, Path]:
     if "" in own:
         for where in (Path(m[1]) for m in mounts if m[2] == "cgroup2"):
             here = where / own[""].lstrip("/")
+            # A group with processes hands no limit down, so the parent may be the place for new groups.
             for folder in dict.fromkeys((here, here.parent if here != where else here)):
                 if _offers(folder):
                     return dict.fromkeys(_NEEDED, folder)
-    found = {}
+    folders = {}
     for name in _NEEDED:
         for mount in (m for m in mounts if m[2] == "cgroup" and name in m[3].split(",")):
             folder = Path(mount[1]) / own.get(name, "/").lstrip("/")
-            found[name] = folder if folder.is_dir() else Path(mount[1])
-    missing = [name for name in _NEEDED if name not in found]
+            folders[name] = folder if folder.is_dir() else Path(mount[1])  # a container may not see its own path
+    missing = [name for name in _NEEDED if name not in folders]
     if missing:
         raise OSError(2, f"no control group offers {' and '.join(missing)} to this process")
-    for folder in found.values():
+    for folder in folders.values():
         if not os.access(folder, os.W_OK):
             raise OSError(13, f"{folder} is not writable")
-    return found
+    return folders
 
 
 def _offers(folder: Path) -> bool:
-    """Groups made in this folder of version 2 have both limits, and may be made."""
+    """True if groups may be made in this folder of version 2 and have both limits there."""
     try:
-        return set(_NEEDED) <= set((folder / "cgroup.subtree_control").read_text().split()) and os.access(
-            folder, os.W_OK
-        )
+        handed_down = (folder / "cgroup.subtree_control").read_text().split()
     except OSError:
         return False
+    return set(_NEEDED) <= set(handed_down) and os.access(folder, os.W_OK)
 
 
 def make(number: int) -> dict[str, str]:
-    """Folders of new groups, for memory and for pids; the same one twice in version 2. Raises: OSError."""
+    """Make a group for memory and one for pids, the same in version 2; return their folders. Raises: OSError."""
     places = parents()
     name = f"{_PREFIX}{os.getpid()}-{number}-{secrets.token_hex(3)}"
     made = {}
@@ -70,7 +70,7 @@ def make(number: int) -> dict[str, str]:
 
 
 def remove(folders: dict[str, str]) -> None:
-    """Take groups away, whose processes are ending; one that is not empty after a second stays for a later sweep."""
+    """Remove groups whose processes are ending. One that is not empty after a second is left to a later sweep."""
     end = time.monotonic() + 1
     for folder in set(folders.values()):
         while True:
@@ -86,7 +86,7 @@ def remove(folders: dict[str, str]) -> None:
 
 
 def sweep(places: dict[str, Path]) -> None:
-    """Remove empty groups of processes that are gone."""
+    """Remove the empty groups of callers that are gone."""
     for place in set(places.values()):
         for folder in place.glob(f"{_PREFIX}*"):
             if not Path(f"/proc/{folder.name.removeprefix(_PREFIX).split('-')[0]}").exists():

@@ -1,17 +1,17 @@
-"""Modules that programs use, and that the worker needs, loaded once and before its own."""
+"""Modules that programs and the worker use, loaded once and before the worker's own."""
 
 # ruff: noqa: F401
 
 from __future__ import annotations
 
-# What programs use. Each makes every fork and exit dearer (most of all those with shared libraries of their own, as
-# decimal and datetime have): only what programs import often enough to repay it.
+# Modules of programs. Each makes every fork and exit slower, most of all one with a shared library of its own, such as
+# decimal and datetime: so only those are here that programs import often.
 import bisect  # isort: skip
 import copy  # isort: skip
 import heapq  # isort: skip
 import string  # isort: skip
 
-# What the worker uses.
+# Modules of the worker.
 import contextlib
 import ctypes
 import functools

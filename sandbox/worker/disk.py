@@ -13,19 +13,19 @@ def empty(folder: str) -> None:
     number = 0
     while True:
         with os.scandir(folder) as entries:
-            found = [(e.name, e.is_dir(follow_symlinks=False)) for e in entries]
-        if not found:
+            inside = [(e.name, e.is_dir(follow_symlinks=False)) for e in entries]
+        if not inside:
             return
-        for name, is_folder in found:
+        for name, is_folder in inside:
             path = f"{folder}/{name}"
             if not is_folder:
                 os.unlink(path)
                 continue
             with contextlib.suppress(OSError):
                 os.chmod(path, 0o700)
-            # Folders inside come up to the top instead of being descended into: paths never grow.
-            with os.scandir(path) as inside:
-                for entry in inside:
+            # Folders inside are moved to the top, since a path to them might be longer than the kernel allows.
+            with os.scandir(path) as entries:
+                for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
                         number += 1
                         with contextlib.suppress(OSError):
@@ -37,9 +37,9 @@ def empty(folder: str) -> None:
 
 
 def is_over(folder: str, most_bytes: int) -> bool:
-    """More than `most_bytes`, or more than 2,048 entries, lie in the folder. Looks at no more than it must.
+    """True if the folder holds more than `most_bytes` or more than 2,048 entries. It stops counting there.
 
-    Folders nested deeper than a path can tell are too many, and folders closed to us are opened.
+    Folders nested deeper than a path can name are too many, and folders closed to us are opened.
     """
     total, count, todo = 0, 0, [folder]
     while todo:

@@ -1,4 +1,4 @@
-"""What the judge decides: statuses, fresh processes for failures, checkers, malformed tests, forged records."""
+"""Verdicts: statuses, fresh processes for failures, checkers, malformed tests, forged records."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import sandbox
-from sandbox.worker import wire
+from sandbox.worker import frames
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_it_stops_on_the_first_failure_when_told(pool: sandbox.Pool) -> None:
     assert not result.passed
 
 
-def test_functions_are_found_and_called_anew(pool: sandbox.Pool) -> None:
+def test_a_function_is_called_on_a_new_object_each_time(pool: sandbox.Pool) -> None:
     program = "class Solution:\n  def __init__(self): self.n = 0\n  def f(self, a, b=1): self.n += a; return self.n * b"
     tests = [{"fn": "f", "args": [i], "kwargs": {"b": 2}, "expected": 2 * i} for i in range(3)]
     assert sandbox.run(program, tests, mode="function", pool=pool).passed
@@ -116,7 +116,7 @@ def test_functions_are_found_and_called_anew(pool: sandbox.Pool) -> None:
 
 
 def test_a_checker_decides_in_its_own_process(pool: sandbox.Pool) -> None:
-    checker = "def check(given, got, expected): return sum(map(int, got.split())) == int(expected)"
+    checker = "def check(input, got, expected): return sum(map(int, got.split())) == int(expected)"
     tests = [{"input": "", "output": "7"}, {"input": "", "output": "8"}]
     result = sandbox.run("print(3, 4)", tests, checker=checker, pool=pool)
     assert [t.status for t in result.tests] == ["passed", "wrong_answer"]
@@ -127,7 +127,7 @@ def test_a_checker_decides_in_its_own_process(pool: sandbox.Pool) -> None:
 
 
 def test_malformed_tests_are_refused(pool: sandbox.Pool) -> None:
-    for tests, mode, said in (
+    for tests, mode, named in (
         ([], "stdin", "empty"),
         ("abc", "stdin", "list"),
         ([{"input": "x"}], "stdin", "test 0"),
@@ -136,7 +136,7 @@ def test_malformed_tests_are_refused(pool: sandbox.Pool) -> None:
         ([{"input": "", "output": ""}], "other", "mode"),
         ([{"input": "", "output": ""}] * 1001, "stdin", "max_tests"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=named):
             sandbox.run("pass", tests, mode=mode, pool=pool)  # type: ignore[arg-type]
 
 
@@ -149,12 +149,12 @@ def test_limits_must_be_positive() -> None:
 
 
 def test_forged_records_end_the_list() -> None:
-    good = wire.Record(0, 0, 0.1, 0.1, 5, 0, b"v")
-    backwards = wire.Record(0, 0, 0.1, 0.1, 3, 0, b"")
-    assert wire.read_records(good.pack() + backwards.pack(), 5) == [good]
-    assert wire.read_records(good.pack() * 3, 2) == [good, good]
-    assert wire.read_records(good.pack()[:-1], 5) == []
-    assert wire.read_records(b"\xff" * 200, 5) == []
-    order = wire.Order(1, 2.5, 1.5, 3, 4, 5, 6, 7)
-    assert wire.Order.unpack(order.pack()) == order
-    assert wire.unpack_payload(wire.pack_payload(b"ab", [b"", b"c"])) == (b"ab", [b"", b"c"])
+    good = frames.Record(0, 0, 0.1, 0.1, 5, 0, b"v")
+    backwards = frames.Record(0, 0, 0.1, 0.1, 3, 0, b"")
+    assert frames.read_records(good.pack() + backwards.pack(), 5) == [good]
+    assert frames.read_records(good.pack() * 3, 2) == [good, good]
+    assert frames.read_records(good.pack()[:-1], 5) == []
+    assert frames.read_records(b"\xff" * 200, 5) == []
+    order = frames.Order(1, 2.5, 1.5, 3, 4, 5, 6, 7)
+    assert frames.Order.unpack(order.pack()) == order
+    assert frames.unpack_payload(frames.pack_payload(b"ab", [b"", b"c"])) == (b"ab", [b"", b"c"])

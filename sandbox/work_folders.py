@@ -1,4 +1,4 @@
-"""Folders of workers: made, held while the judge lives, and swept up when it was killed."""
+"""Folders of workers: made, locked while the caller lives, and removed later if it was killed."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _swept = threading.Event()
 
 
 def make() -> tuple[str, int]:
-    """A new worker's folder and the descriptor that holds it.
+    """Make a worker's folder; return it and the descriptor that locks it.
 
-    It has the file `canary`, which every user of the host may read and no program behind the walls, and `box`, where
-    programs write at level 2. The first call of a process removes folders that killed ones have left.
+    The folder has the file `canary`, which every user of the host may read but no program behind the walls, and `box`,
+    where programs write at level 2. The first call of a process removes folders that killed processes have left.
     """
     if not _swept.is_set():
         _swept.set()
@@ -31,24 +31,24 @@ def make() -> tuple[str, int]:
     os.mkdir(f"{home}/box", 0o700)
     held = os.open(f"{home}/{_CANARY}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     os.fchmod(held, 0o644)
-    fcntl.flock(held, fcntl.LOCK_EX)  # released by the kernel with our last breath
+    fcntl.flock(held, fcntl.LOCK_EX)  # the kernel releases it when this process ends, however it ends
     os.write(held, secrets.token_hex(16).encode())
     return home, held
 
 
 def canary(home: str) -> str:
-    """The path of the file that no program may read."""
+    """Return the path of the file that no program may read."""
     return f"{home}/{_CANARY}"
 
 
 def remove(home: str, held: int) -> None:
-    """Take the folder away."""
+    """Remove the folder and its lock."""
     shutil.rmtree(home, ignore_errors=True)
     os.close(held)
 
 
 def sweep() -> int:
-    """How many abandoned folders there were; they are removed."""
+    """Remove abandoned folders and return their number."""
     count = 0
     place = tempfile.gettempdir()
     for name in os.listdir(place):

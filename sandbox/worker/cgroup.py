@@ -1,4 +1,4 @@
-"""The control group of one worker's runs, from inside: entered by the forker, given its bounds before each run."""
+"""The control group of one worker's runs. The forker enters it, and the worker sets its bounds before each run."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 from collections.abc import Mapping
 
 _SLACK_MIB = 48
-"""The forker's own pages, and what the kernel keeps for processes."""
+"""Memory for the forker's own pages and for the kernel's records of processes."""
 
 
-class Group:
-    """Open files of a group, so that it can be used where its folder is out of sight."""
+class CGroup:
+    """A control group by its open files, so that it can be used where its folder is not visible."""
 
     def __init__(self, folders: Mapping[str, str]) -> None:
         memory, pids = folders["memory"], folders["pids"]
@@ -37,7 +37,7 @@ class Group:
             os.write(fd, b"0")
 
     def bound(self, memory_mib: int, disk_mib: int, output_kib: int, processes: int) -> None:
-        """Let the next run have so much, its files in memory and its output included. Raises: OSError."""
+        """Set the bounds of the next run; its files in memory and its output count too. Raises: OSError."""
         wanted = ((memory_mib + disk_mib + (output_kib >> 8) + _SLACK_MIB) << 20, processes + 1)
         if wanted != self.bounds:
             os.write(self.memory, str(wanted[0]).encode())
@@ -45,7 +45,7 @@ class Group:
             self.bounds = wanted
 
     def killed(self) -> bool:
-        """The kernel has killed a process of the group for its memory since this was last asked."""
+        """True if the kernel has killed a process of the group for its memory since the last call."""
         words = os.pread(self.events, 4096, 0).split()
         count = int(words[words.index(b"oom_kill") + 1]) if b"oom_kill" in words else 0
         before, self.seen = self.seen, count

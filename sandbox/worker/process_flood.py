@@ -1,4 +1,4 @@
-"""All processes that one run has started, where no process namespace holds them: their group, which none can leave."""
+"""The processes of one run where no process namespace holds them: a process group, which none of them can leave."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import os
 import signal
 
 _STATE, _PARENT, _GROUP, _THREADS = 0, 1, 2, 17
-"""Places in /proc/PID/stat behind the name, which may hold anything."""
-_BURIED = 256
-"""Orphans that may end between two looks."""
+"""Fields of /proc/PID/stat behind the name, which may hold any text."""
+_MOST_DEAD = 256
+"""Orphans that may end between two counts."""
 
 
 def total(proc: int) -> int:
-    """Threads of the whole machine, all processes together; 0 where /proc does not say."""
-    return int(_read(proc, "loadavg").partition(b"/")[2].partition(b" ")[0] or 0)
+    """Return the number of threads of the whole machine, 0 if /proc is not readable."""
+    return int(read(proc, "loadavg").partition(b"/")[2].partition(b" ")[0] or 0)
 
 
 def is_over(proc: int, leader: int, most: int, before: int) -> bool:
-    """The leader's group has more than `most` threads and processes. `before`: `total` when it had one.
+    """True if the leader's group has more than `most` threads and processes. `before` is `total` at its start.
 
-    Processes are looked through only when the machine has so many more than before. The group is halted meanwhile: a
-    flood outgrows whoever counts it, and leaves him no CPU to go on. The dead that their own parent has left lying
-    count; orphans are ours, and `bury` takes them away.
+    The processes are read only when the machine has so many more than before. The group is halted while it is counted,
+    because a flood would outgrow the count and leave no CPU for it. Dead processes count as long as their own parent
+    has not waited for them; dead orphans do not, since `bury` removes them.
     """
     if proc < 0 or total(proc) - before < most:
         return False
@@ -34,25 +34,25 @@ def is_over(proc: int, leader: int, most: int, before: int) -> bool:
 
 
 def _is_over(proc: int, leader: int, most: int) -> bool:
-    """The newest are looked at first: where there is a flood, it is they."""
-    found, dead, group, us = 0, 0, str(leader).encode(), str(os.getpid()).encode()
+    alive, dead, group, us = 0, 0, str(leader).encode(), str(os.getpid()).encode()
+    # The newest first: if there is a flood, they are its processes.
     for pid in sorted((int(name) for name in os.listdir(proc) if name.isdecimal()), reverse=True):
-        fields = _read(proc, f"{pid}/stat").rpartition(b")")[2].split()
+        fields = read(proc, f"{pid}/stat").rpartition(b")")[2].split()
         if len(fields) <= _THREADS or fields[_GROUP] != group:
             continue
         if (fields[_STATE], fields[_PARENT]) == (b"Z", us):
             dead += 1
         else:
-            found += max(1, int(fields[_THREADS]))
-        if found > most or dead > _BURIED:
+            alive += max(1, int(fields[_THREADS]))
+        if alive > most or dead > _MOST_DEAD:
             return True
     return False
 
 
 def bury(leader: int) -> None:
-    """Take away those of the group that have ended and are our children, but for the leader itself."""
+    """Wait for the dead of the group that are our children, except the leader itself."""
     with contextlib.suppress(ChildProcessError):
-        for _ in range(_BURIED):
+        for _ in range(_MOST_DEAD):
             dead = os.waitid(os.P_PGID, leader, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if dead is None or dead.si_pid == leader:
                 return
@@ -60,7 +60,7 @@ def bury(leader: int) -> None:
 
 
 def kill(leader: int) -> None:
-    """Send the whole group the signal that none survives; the kernel lets none of it fork meanwhile."""
+    """Kill the whole group with one signal: the kernel lets none of it fork meanwhile."""
     _signal(leader, signal.SIGKILL)
 
 
@@ -70,13 +70,14 @@ def _signal(leader: int, number: int) -> None:
 
 
 def wait(leader: int) -> None:
-    """Until none of a killed group is left. Its orphans must become ours."""
+    """Wait until nothing of a killed group is left. Its orphans must become our children."""
     with contextlib.suppress(ChildProcessError):
         while True:
             os.waitpid(-leader, 0)
 
 
-def _read(proc: int, path: str) -> bytes:
+def read(proc: int, path: str) -> bytes:
+    """Return the beginning of a file below an open /proc; nothing if the process is gone."""
     try:
         fd = os.open(path, os.O_RDONLY, dir_fd=proc)
     except OSError:

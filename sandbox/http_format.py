@@ -1,0 +1,133 @@
+"""Trials and results as JSON, for programs that run on another machine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from sandbox.api import Trial
+from sandbox.languages import NO_COMPILE, available
+from sandbox.results import Limits, RunResult, TestResult
+from sandbox.worker import codec
+
+_FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
+
+
+def trial_to_json(trial: Trial) -> dict[str, Any]:
+    """Return the trial with encoded tests, since JSON alone would lose tuples, sets and integer keys."""
+    return {
+        "program": trial.program,
+        "encoded_tests": codec.encode([dict(t) for t in trial.tests]).decode("ascii"),
+        "mode": trial.mode,
+        "limits": {name: getattr(trial.limits, name) for name in Limits.__dataclass_fields__},
+        "stop_on_failure": trial.stop_on_failure,
+        "language": trial.language,
+        "values": trial.values,
+    }
+
+
+def trial_from_json(data: Mapping[str, Any], most: Limits) -> Trial:
+    """Return the trial of a request with `tests` or `encoded_tests`. Its limits can only lower `most`.
+
+    Raises: ValueError naming the field.
+    """
+    if not isinstance(data, Mapping) or not isinstance(data.get("program"), str):
+        raise ValueError("program must be text")
+    tests = codec.decode(data["encoded_tests"].encode()) if "encoded_tests" in data else data.get("tests")
+    if not isinstance(tests, list) or not all(isinstance(t, Mapping) for t in tests):
+        raise ValueError("tests must be a list of objects")
+    limits = data.get("limits") or {}
+    unknown = set(limits) - set(Limits.__dataclass_fields__)
+    if unknown:
+        raise ValueError(f"unknown limits {sorted(unknown)}; known: {', '.join(Limits.__dataclass_fields__)}")
+    mode, stops = data.get("mode", "stdin"), bool(data.get("stop_on_failure", False))
+    language = language_of(data.get("language"))
+    return Trial(data["program"], tests, mode, most.lowered(**limits), stops, language, bool(data.get("values", False)))
+
+
+_NAMES = {"python3": "python", "nodejs": "javascript", "js": "javascript", "c++": "cpp", "sh": "bash", "sqlite": "sql"}
+
+
+def language_of(named: object) -> str:
+    """Return our name of the language in a request, Python where it names none. Raises: ValueError if unknown."""
+    language = "python" if named is None else _NAMES.get(str(named), str(named))
+    if language not in available():
+        raise ValueError(f"unknown language {named!r}; known: {', '.join(available())}")
+    return language
+
+
+def result_to_json(result: RunResult, values: bool = False) -> dict[str, Any]:
+    """Return the result as JSON; with `values`, every test has its function's returned value, encoded."""
+    names = ("status", "stdout", "error", "cpu_s", "wall_s", "peak_mib")
+    tests = [{n: getattr(t, n) for n in names} for t in result.tests]
+    if values:
+        for row, test in zip(tests, result.tests, strict=True):
+            row["encoded_value"] = codec.encode(test.value).decode("ascii")
+    return {
+        "passed": result.passed,
+        "status": result.status,
+        "level": result.level,
+        "num_tests": result.num_tests,
+        "wall_s": result.wall_s,
+        "tests": tests,
+    }
+
+
+def result_from_json(data: Mapping[str, Any]) -> RunResult:
+    """Return the result in a reply. Raises: KeyError, TypeError on a reply of another shape."""
+    tests = tuple(_test_from_json(t) for t in data["tests"])
+    return RunResult(tests, data["level"], data["num_tests"], data["wall_s"])
+
+
+def _test_from_json(data: Mapping[str, Any]) -> TestResult:
+    fields = dict(data)
+    value = codec.decode(fields.pop("encoded_value", "null").encode())
+    return TestResult(**fields, value=value)
+
+
+def code_in(completion: str) -> str:
+    """Return the last fenced block of a completion, or all of it if it has none."""
+    blocks = _FENCE.findall(completion)
+    return str(blocks[-1]) if blocks else completion
+
+
+def fusion_run(result: TestResult) -> dict[str, Any]:
+    """Return a SandboxFusion `/run_code` reply: the status of the whole, and the run with its streams and time."""
+    error, failed = result.error, result.status != "passed"
+    reply: dict[str, Any] = {
+        "status": "Failed" if failed else "Success", "message": result.status if failed else "", "compile_result": None,
+        "run_result": None, "executor_pod_name": None, "files": {},
+    }  # fmt: skip
+    if result.status == "sandbox_error":
+        return reply | {"status": "SandboxError", "message": error}
+    if error.startswith(NO_COMPILE):
+        compiled = _part("Finished", None, 1, "", error.removeprefix(NO_COMPILE))
+        return reply | {"message": "does not compile", "compile_result": compiled}
+    if result.status in ("timeout", "cpu_limit"):
+        return reply | {"run_result": _part("TimeLimitExceeded", result.wall_s, None, result.stdout, error)}
+    return reply | {"run_result": _part("Finished", result.wall_s, int(failed), result.stdout, error)}
+
+
+def _part(status: str, seconds: float | None, code: int | None, stdout: str, stderr: str) -> dict[str, Any]:
+    """Return the compilation or the run of a reply."""
+    return {"status": status, "execution_time": seconds, "return_code": code, "stdout": stdout, "stderr": stderr}
+
+
+def fusion_tests(data: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the tests of a SandboxFusion `/submit` request, from config.provided_data.
+
+    Each has {"input": {"stdin": text} | text, "output": {"stdout": text} | text}. Raises: ValueError.
+    """
+    config = data.get("config") or {}
+    provided = config.get("provided_data") or {}
+    tests = provided.get("test_cases", provided.get("tests")) if isinstance(provided, Mapping) else provided
+    if not isinstance(tests, list):
+        raise ValueError("config.provided_data.test_cases must be a list of tests; data sets are not stored here")
+    return [
+        {"input": _stream(t.get("input", ""), "stdin"), "output": _stream(t.get("output", ""), "stdout")} for t in tests
+    ]
+
+
+def _stream(value: Any, name: str) -> str:
+    return str(value.get(name, "")) if isinstance(value, Mapping) else str(value)

@@ -1,0 +1,248 @@
+"""Run a program on its tests and compare the outcome. Expected values never leave this module's process."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import NoneType
+from typing import Any
+
+from sandbox import compare
+from sandbox.pool import Pool
+from sandbox.process import ERROR_CHARACTERS, ProcessResult, WorkerDied, order, tail
+from sandbox.results import Case, Limits, Mode, RunResult, Status, TestResult, require_tests
+from sandbox.worker import codec, frames
+
+ANYTHING = object()
+"""Expected value of a test that accepts every output."""
+_KINDS: dict[str, int] = {"stdin": frames.STDIN, "function": frames.FUNCTION}
+
+
+def cases(tests: Sequence[Mapping[str, Any]], mode: Mode) -> list[Case]:
+    """Return the tests as cases: the bytes for the child, and the expected value.
+
+    stdin: {"input": text, "output": text, or None for any}. function: {"fn": name, "args": list, "expected": value}
+    and optionally "kwargs". Raises: ValueError naming the test and its fault.
+    """
+    if mode not in _KINDS:
+        raise ValueError(f"mode must be 'stdin' or 'function', got {mode!r}")
+    made = []
+    for number, test in enumerate(tests):
+        try:
+            made.append(_stdin_case(test) if mode == "stdin" else _function_case(test))
+        except (KeyError, TypeError, ValueError) as exc:
+            wanted = '{"input", "output"}' if mode == "stdin" else '{"fn", "args", "expected"}'
+            raise ValueError(f"test {number}: {type(exc).__name__} {exc}; a {mode} test is {wanted}") from exc
+    return made
+
+
+def _stdin_case(test: Mapping[str, Any]) -> Case:
+    data, output = test["input"], test["output"]
+    if isinstance(data, str):
+        data = data.encode("utf-8", "surrogateescape")
+    if not isinstance(data, bytes) or not isinstance(output, (str, NoneType)):
+        raise TypeError("input and output must be text")
+    return Case(data, output)
+
+
+def _function_case(test: Mapping[str, Any]) -> Case:
+    name, args, kwargs = test["fn"], list(test["args"]), dict(test.get("kwargs", {}))
+    if not isinstance(name, str) or isinstance(test["args"], (str, bytes)):
+        raise TypeError("fn must be text and args a list")
+    data = codec.encode({"fn": name, "args": args, "kwargs": kwargs})
+    return Case(data, codec.decode(codec.encode(test["expected"])))
+
+
+def run_tests(
+    pool: Pool,
+    program: str,
+    tests: Sequence[Mapping[str, Any]],
+    mode: Mode,
+    limits: Limits,
+    stop_on_failure: bool,
+    compares: bool = True,
+) -> RunResult:
+    """Return the program's result on the tests. Without `compares`, every output and every value passes.
+
+    All tests share one process while they pass. A test that fails there runs again alone in a fresh process, and only
+    the second run counts. Raises: ValueError on tests that cannot be run; IsolationError.
+    """
+    require_tests(tests, limits)
+    todo = cases(tests, mode)
+    if not compares:
+        todo = [replace(case, expected=ANYTHING) for case in todo]
+    code = program.encode("utf-8", "surrogatepass") if isinstance(program, str) else program
+    progress = _Progress(code, mode, todo, limits, stop_on_failure)
+    try:
+        return pool.use(progress.run)
+    except WorkerDied as exc:
+        return RunResult.failed(str(exc)[-ERROR_CHARACTERS:], len(todo), pool.isolation.level)
+
+
+def run_with_checker(
+    pool: Pool, program: str, tests: Sequence[Mapping[str, Any]], mode: Mode, limits: Limits, checker: str
+) -> RunResult:
+    """Return the program's result where `checker` decides: a program that defines check(input, output, expected).
+
+    In function mode `input` is the list of arguments and `output` the returned value. The checker runs in a process of
+    its own, after the program's process is dead. A checker that fails, or returns neither True nor False, gives
+    "sandbox_error", which is no fault of the program. Raises: ValueError; IsolationError.
+    """
+    wanted = "output" if mode == "stdin" else "expected"
+    for number, test in enumerate(tests):
+        if wanted not in test:
+            raise ValueError(f"test {number}: no {wanted!r} to hand to the checker; use None where it needs none")
+    ran = run_tests(pool, program, [dict(t) | {wanted: None} for t in tests], mode, limits, False, compares=False)
+    calls, places = [], []
+    for place, (test, result) in enumerate(zip(tests, ran.tests, strict=True)):
+        if result.passed:
+            asked, got = (test["input"], result.stdout) if mode == "stdin" else (test["args"], result.value)
+            calls.append({"fn": "check", "args": [asked, got, test[wanted]], "expected": True})
+            places.append(place)
+    decided = list(ran.tests)
+    if calls:
+        checked = run_tests(pool, checker, calls, "function", limits, False)
+        for place, verdict in zip(places, checked.tests, strict=True):
+            decided[place] = _with_verdict(decided[place], verdict)
+    return replace(ran, tests=tuple(decided))
+
+
+def _with_verdict(result: TestResult, verdict: TestResult) -> TestResult:
+    if verdict.passed:
+        return result
+    if verdict.status == "wrong_answer" and verdict.value is False:
+        return replace(result, status="wrong_answer")
+    return replace(result, status="sandbox_error", error=f"checker: {verdict.status} {verdict.error}"[:2000])
+
+
+class _Progress:
+    """The tests of one program until each has a verdict. Verdicts are kept when a worker dies."""
+
+    def __init__(self, program: bytes, mode: Mode, todo: list[Case], limits: Limits, stop: bool) -> None:
+        self.program, self.mode, self.cases, self.limits, self.stop = program, mode, todo, limits, stop
+        self.results: dict[int, TestResult] = {}
+        self.alone: set[int] = set()
+        """Tests that failed in a shared process, and run again in a process of their own."""
+        self.kills: dict[int, int] = {}
+        self.wall_s = 0.0
+
+    def run(self, worker: Any) -> RunResult:
+        """Run the tests that are left. Raises: WorkerDied; another worker can then do the rest."""
+        while (batch := self._next()) and not (self.stop and self._has_failure()):
+            start = time.monotonic()
+            payload = frames.pack_payload(self.program, [self.cases[i].data for i in batch])
+            ended = worker.execute(order(_KINDS[self.mode], self.limits, len(batch)), payload)
+            self.wall_s += time.monotonic() - start
+            self._take(batch, ended)
+        count = len(self.cases) if not self.stop else _first_gap(self.results)
+        return RunResult(tuple(self.results[i] for i in range(count)), worker.level, len(self.cases), self.wall_s)
+
+    def _has_failure(self) -> bool:
+        """True if a test has failed and none before it is open."""
+        return any(not self.results[i].passed for i in range(_first_gap(self.results)))
+
+    def _next(self) -> list[int]:
+        """Return the tests for the next process: one alone that has failed in company, else all that have not run."""
+        open_tests = [i for i in range(len(self.cases)) if i not in self.results]
+        if open_tests and open_tests[0] in self.alone:
+            return open_tests[:1]
+        fresh = [i for i in open_tests if i not in self.alone]
+        return fresh or open_tests[:1]
+
+    def _take(self, batch: list[int], ended: ProcessResult) -> None:
+        """Keep the verdicts that a process decides: every pass, and the end of its first test."""
+        records = ended.records
+        peak = ended.exit.peak_kib / 1024
+        over = peak > self.limits.memory_mib
+        out_at = err_at = 0
+        for place, record in enumerate(records[: len(batch)]):
+            out, err = ended.out[out_at : record.out_end], ended.err[err_at : record.err_end]
+            out_at, err_at = record.out_end, record.err_end
+            result = self._verdict(batch[place], record, out, err, peak)
+            # The peak is of the whole process: it is the test's own only where no other has run in it.
+            if over and place == 0 and len(records) == 1:
+                error = f"{tail(err)}\nused {peak:.0f} MiB of {self.limits.memory_mib}"
+                result = replace(result, status="memory_limit", error=error)
+            if (result.passed and not over) or (place == 0 and (not over or len(records) == 1)):
+                self.results[batch[place]] = result
+            else:
+                self.alone.add(batch[place])
+        if len(records) >= len(batch):
+            return
+        if not records:
+            self._take_end(batch[0], ended, peak)
+        elif not (os.WIFEXITED(status := ended.exit.status) and os.WEXITSTATUS(status) == frames.LEAVE):
+            self.alone.add(batch[len(records)])
+
+    def _take_end(self, number: int, ended: ProcessResult, peak: float) -> None:
+        """Keep the end of a process that wrote no record, as the verdict of its first test."""
+        exit, limits = ended.exit, self.limits
+        status: Status = "runtime_error"
+        if reached := ended.limit_reached(limits):
+            status, reason = reached
+        elif os.WIFSIGNALED(exit.status):
+            killer = os.WTERMSIG(exit.status)
+            if killer == signal.SIGKILL and self.kills.setdefault(number, 0) < 2:
+                # Not killed by us, but by the kernel out of memory or by somebody on this machine: try again.
+                self.kills[number] += 1
+                return
+            over = killer == signal.SIGKILL or peak > limits.memory_mib * 0.9
+            status = "memory_limit" if over and peak > limits.memory_mib * 0.5 else "runtime_error"
+            reason = f"killed by {signal.Signals(killer).name}"
+        elif os.WEXITSTATUS(exit.status) == 0 and self.mode == "stdin" and peak <= limits.memory_mib:
+            # os._exit(0) leaves no record, and a program may end so: its output decides.
+            record = frames.Record(0, frames.FINISHED, exit.cpu_s, exit.wall_s, len(ended.out), len(ended.err), b"")
+            self.results[number] = self._verdict(number, record, ended.out, ended.err, peak)
+            return
+        else:
+            status = "memory_limit" if peak > limits.memory_mib else status
+            reason = f"exit code {os.WEXITSTATUS(exit.status)} before a result"
+        error = f"{tail(ended.err)}\n{reason}".strip()[-ERROR_CHARACTERS:]
+        stdout = ended.out[: limits.output_kib << 10].decode("utf-8", "replace")
+        self.results[number] = TestResult(status, stdout, error, exit.cpu_s, exit.wall_s, peak)
+
+    def _verdict(self, number: int, record: frames.Record, out: bytes, err: bytes, peak: float) -> TestResult:
+        cap = self.limits.output_kib << 10
+        status, error, value = self._decide(number, record, out)
+        error = "" if status == "passed" else f"{tail(err)}\n{error}".strip()
+        return TestResult(
+            status, out[:cap].decode("utf-8", "replace"), error, _seconds(record.cpu_s), _seconds(record.wall_s), peak,
+            value,
+        )  # fmt: skip
+
+    def _decide(self, number: int, record: frames.Record, out: bytes) -> tuple[Status, str, Any]:
+        """Return the status of a test that has a record, with an error text and the returned value."""
+        expected = self.cases[number].expected
+        if len(out) > self.limits.output_kib << 10:
+            return "output_limit", "", None
+        if record.state == frames.NO_MEMORY:
+            return "memory_limit", "", None
+        if record.state == frames.RAISED or (record.code and record.state == frames.FINISHED):
+            return "runtime_error", "", None
+        if record.state == frames.BAD_VALUE:
+            return "bad_output", "", None
+        try:
+            got = out.decode("utf-8") if self.mode == "stdin" else codec.decode(record.value)
+        except UnicodeDecodeError as exc:
+            return "bad_output", f"output is not UTF-8: {exc}", None
+        except ValueError as exc:
+            return "bad_output", str(exc), None
+        if self.mode == "stdin":
+            right = expected is None or expected is ANYTHING or compare.outputs_equal(got, expected)
+        else:
+            right = expected is ANYTHING or compare.values_equal(got, expected)
+        return "passed" if right else "wrong_answer", "", None if self.mode == "stdin" else got
+
+
+def _first_gap(results: Mapping[int, TestResult]) -> int:
+    """Return the number of the first test that has no result."""
+    return next(i for i in range(len(results) + 1) if i not in results)
+
+
+def _seconds(claimed: float) -> float:
+    """Return the seconds that a record claims, 0 for an impossible number."""
+    return claimed if math.isfinite(claimed) and claimed >= 0 else 0.0

@@ -1,0 +1,122 @@
+"""Binary messages between the caller, the worker, the forker and the child that runs a program.
+
+The caller sends the worker one packet per run (`Order`), which the worker passes on; the forker answers with a process
+id. When the child has ended, the worker sends the caller one packet (`Exit`). All four have the same files open: the
+payload (program and inputs, read by the child only), out, err and log. The child writes one `Record` per test to the
+log. Records come from an untrusted process: they are claims, not facts.
+"""
+
+from __future__ import annotations
+
+import marshal
+import struct
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+NAMESPACES, LANDLOCK, SECCOMP, UID, CGROUP = "namespaces", "landlock", "seccomp", "uid", "cgroup"
+"""The walls, as they are named in settings and reports."""
+
+STDIN, FUNCTION, SELF_TEST, NATIVE, MANAGED = range(5)
+
+LEAVE = 213
+"""Exit code of a child that stops between two tests, so that the rest runs in a fresh process."""
+SETUP_FAILED = 214
+"""Exit code of a child whose walls did not go up. Nothing of the program has run."""
+
+ORDER = struct.Struct("<BddIIIIH")
+PID = struct.Struct("<i")
+_EXIT = struct.Struct("<iBddQ")
+RECORD = struct.Struct("<IBddQQI")
+RECORD_BYTES = RECORD.size
+
+
+class Order(NamedTuple):
+    """One process to run, with its limits and its number of tests."""
+
+    kind: int
+    wall_s: float
+    cpu_s: float
+    memory_mib: int
+    output_kib: int
+    disk_mib: int
+    processes: int
+    tests: int
+
+    def pack(self) -> bytes:
+        """Return the order as a packet."""
+        return ORDER.pack(*self)
+
+    @staticmethod
+    def unpack(packet: bytes) -> Order:
+        """Return the order that a packet holds."""
+        return Order(*ORDER.unpack(packet))
+
+
+ENDED, WALL, CPU, DISK, MEMORY, OUTPUT, PROCESSES = range(7)
+
+
+class Exit(NamedTuple):
+    """The end of a process as its parent saw it.
+
+    `status` is the wait status, -1 if no process ran, and then `why` is the error number. Otherwise `why` is the limit
+    for which the worker killed it, or ENDED if it ended without the worker.
+    """
+
+    status: int
+    why: int
+    cpu_s: float
+    wall_s: float
+    peak_kib: int
+
+    def pack(self) -> bytes:
+        """Return the exit as a packet."""
+        return _EXIT.pack(*self)
+
+    @staticmethod
+    def unpack(packet: bytes) -> Exit:
+        """Return the exit that a packet holds."""
+        return Exit(*_EXIT.unpack(packet))
+
+
+FINISHED, RAISED, NO_MEMORY, BAD_VALUE = range(4)
+
+
+class Record(NamedTuple):
+    """One test as the child reports it: where its output and errors end, and the bytes of its value, if any."""
+
+    code: int
+    state: int
+    cpu_s: float
+    wall_s: float
+    out_end: int
+    err_end: int
+    value: bytes
+
+    def pack(self) -> bytes:
+        """Return the record as bytes."""
+        *head, value = self
+        return RECORD.pack(*head, len(value)) + value
+
+
+def read_records(data: bytes, most: int) -> list[Record]:
+    """Return up to `most` records from a log, in order. A torn or impossible record ends the list."""
+    records: list[Record] = []
+    at, out_end, err_end = 0, 0, 0
+    while len(records) < most and at + RECORD_BYTES <= len(data):
+        code, state, cpu, wall, out, err, size = RECORD.unpack_from(data, at)
+        at += RECORD_BYTES
+        # Ends never go back: else one forged record could give a test the output of another.
+        if at + size > len(data) or out < out_end or err < err_end or state > BAD_VALUE:
+            break
+        records.append(Record(code, state, cpu, wall, out, err, data[at : at + size]))
+        out_end, err_end, at = out, err, at + size
+    return records
+
+
+def pack_payload(program: bytes, items: Sequence[bytes]) -> bytes:
+    """Return the program and its inputs as the bytes that the child reads."""
+    return marshal.dumps((program, list(items)), 2)
+
+
+unpack_payload: Callable[[bytes], tuple[bytes, list[bytes]]] = marshal.loads
+"""Return the program and its inputs. marshal must never read bytes from a child: only the caller writes a payload."""

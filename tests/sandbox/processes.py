@@ -1,0 +1,64 @@
+"""Processes of this machine as /proc shows them: who is below a worker, and when they are gone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import sandbox
+
+
+def stats() -> dict[int, list[str]]:
+    """Return the fields of /proc/PID/stat behind the name: state, parent, group, session and more."""
+    fields = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields[int(stat.parent.name)] = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+    return fields
+
+
+def wait_until(happens: Callable[[], object], seconds: float = 60.0) -> bool:
+    """Wait until `happens()` is true. False if it is still not after `seconds`."""
+    end = time.monotonic() + seconds
+    while not happens():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def descendants(pid: int) -> list[int]:
+    """Return all processes below `pid`."""
+    parents = {child: int(fields[1]) for child, fields in stats().items()}
+    below, todo = [], [pid]
+    while todo:
+        parent = todo.pop()
+        children = [p for p, of in parents.items() if of == parent]
+        below += children
+        todo += children
+    return below
+
+
+def session(leader: int) -> set[int]:
+    """Return the living processes of the session that a worker leads."""
+    return {pid for pid, fields in stats().items() if int(fields[3]) == leader and fields[0] not in "ZX"}
+
+
+def worker_pids(pool: sandbox.Pool) -> list[int]:
+    """Return the process ids of the pool's workers."""
+    return [w.process.pid for w in list(pool._all)]
+
+
+def family(worker: int) -> list[int]:
+    """Return, oldest first, the processes below a worker that has nothing to do: its forker and the waiting child."""
+    wait_until(lambda: len(descendants(worker)) == 2)
+    return sorted(descendants(worker), key=lambda pid: int(stats()[pid][19]))
+
+
+def wait_gone(pids: list[int]) -> list[int]:
+    """Return the processes that still run after a while."""
+    wait_until(lambda: not any(Path(f"/proc/{p}").exists() for p in pids))
+    return [p for p in pids if Path(f"/proc/{p}").exists()]
