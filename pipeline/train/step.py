@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pipeline.errors import DataError, NonFiniteError, RunError
 from pipeline.rl.controllers import entropy_controller, kl_controller
-from pipeline.rl.objective import (
+from pipeline.rl.loss import (
     AdvantageInputs,
     Advantages,
     Counts,

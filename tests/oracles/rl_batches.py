@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pipeline.rl.objective import LossInputs
+from pipeline.rl.loss import LossInputs
 from tests.oracles.rl import Row
 
 GARBAGE = (math.nan, math.inf, -math.inf, 1e30, -7.0)

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from pipeline.rl.objective import Counts, LossInputs, count, policy_loss, summarize
+from pipeline.rl.loss import Counts, LossInputs, count, policy_loss, summarize
 from pipeline.rl.parts import Parts
 from tests.oracles.rl import Row
 from tests.oracles.rl_batches import pad, random_rows

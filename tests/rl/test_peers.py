@@ -15,7 +15,7 @@ from trl.experimental.gmpo import GMPOTrainer
 
 from pipeline.algorithms.base import load_algorithm
 from pipeline.rl.corrections import off_policy_keep
-from pipeline.rl.objective import LossInputs, count, policy_loss
+from pipeline.rl.loss import LossInputs, count, policy_loss
 from pipeline.rl.parts import Parts
 from pipeline.rl.selection import top_share
 

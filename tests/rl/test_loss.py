@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pipeline.errors import DataError
-from pipeline.rl.objective import Counts, count, policy_loss, ptx_loss, summarize
+from pipeline.rl.loss import Counts, count, policy_loss, ptx_loss, summarize
 from pipeline.rl.parts import Parts
 from tests.oracles import rl as oracle
 from tests.oracles.rl_batches import pad, random_rows
