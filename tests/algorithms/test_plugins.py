@@ -13,7 +13,8 @@ import pipeline.algorithms
 from pipeline import registry
 from pipeline.algorithms.base import explain_algorithm, load_algorithm
 from pipeline.errors import ConfigError
-from pipeline.rl.loss import AdvantageInputs, LossInputs, compute_advantages, count, policy_loss
+from pipeline.rl.credit import AdvantageInputs, compute_advantages
+from pipeline.rl.loss import LossInputs, count, policy_loss
 from pipeline.rl.parts import Parts
 
 FILE = '''

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pipeline.algorithms.base import load_algorithm
 from pipeline.errors import DataError
-from pipeline.rl.loss import AdvantageInputs, Advantages, compute_advantages
+from pipeline.rl.credit import AdvantageInputs, Advantages, compute_advantages
 from pipeline.rl.parts import Part, Parts
 from tests.oracles import rl as oracle
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from pipeline.algorithms.base import load_algorithm
-from pipeline.rl.loss import AdvantageInputs, LossInputs, compute_advantages, count, policy_loss
+from pipeline.rl.credit import AdvantageInputs, compute_advantages
+from pipeline.rl.loss import LossInputs, count, policy_loss
 from pipeline.rl.parts import Kl, Masks, Mismatch, Part, Parts, Terms
 from tests.oracles.rl_batches import pad, random_rows
 from tests.rl.variants import LONGEST, variants

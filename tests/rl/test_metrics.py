@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from pipeline.algorithms.base import load_algorithm
-from pipeline.rl.metrics import NUM_STATS, new_stats, summarize_stats
 from pipeline.rl.loss import Counts, LossInputs, clip_range, count, policy_loss, summarize
+from pipeline.rl.metrics import NUM_STATS, new_stats, summarize_stats
 from pipeline.rl.parts import Parts
 from tests.oracles.rl import Row, kl, mean
 from tests.oracles.rl_batches import pad, random_rows
