@@ -1,14 +1,14 @@
 """Advantage estimators: rewards in, [B] or [B, T] out, in float64.
 
-Each takes `Rewarded` and its numbers. A callable with the same signature can stand in `Parts.advantage`. A group whose
-rewards are all equal has advantage exactly 0 in every group estimator: its spread is rounding, and nothing is divided
-by it.
+Each takes `Rewarded` and its numbers, and returns advantages, or advantages and the critic's returns [B, T]. A callable
+with the same signature can take the place of a name in `Parts.advantage`. A group whose rewards are all equal has
+advantage exactly 0 in every group estimator: its spread is rounding, and nothing is divided by it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from pipeline.rl.reduce import AllReduce, divide, identity, masked, moments, whi
 
 @dataclass(frozen=True, slots=True)
 class Rewarded:
-    """What an estimator may use, in float64. Rewards are shaped, and hold the KL where it enters there."""
+    """Inputs of an estimator, in float64. Rewards are shaped, and contain the KL where it enters the reward."""
 
     rewards: Tensor
     """[B]: the sum of `token_rewards` of each response."""
@@ -43,13 +43,10 @@ class Rewarded:
         """[B]: number of trained tokens of each response."""
         return self.mask.sum(dim=1).to(self.rewards.dtype)
 
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """Advantages [B] or [B, T], and returns [B, T] for the critic where there is one."""
-
-    advantages: Tensor
-    returns: Tensor | None = None
+    @property
+    def rows(self) -> Tensor:
+        """[B] bool: every response, as a mask for `whiten` and `moments`."""
+        return torch.ones_like(self.rewards, dtype=torch.bool)
 
 
 def gae(
@@ -61,13 +58,12 @@ def gae(
     length_alpha: float | None,
     bootstrap_truncated: bool,
     whiten: bool,
-    ddof: int,
-    eps: float,
-) -> Estimate:
-    """GAE, [B, T]. `lam_critic` gives the returns a lambda of their own, `length_alpha` a lambda per response.
+    **spread: Any,
+) -> tuple[Tensor, Tensor]:
+    """Return GAE and the critic's returns, both [B, T]. `spread` is the `ddof` and `eps` of whitening.
 
-    V past the last token is 0, or the critic's value there for truncated responses if `bootstrap_truncated`. Returns
-    are A + V before whitening.
+    `lam_critic` gives the returns a lambda of their own, `length_alpha` a lambda per response. V past the last token is
+    0, or the critic's value there for truncated responses if `bootstrap_truncated`. Returns are A + V before whitening.
 
     Raises: DataError without values, or without what bootstrapping needs.
     Source: arXiv:1506.02438 eq. 16; arXiv:2503.01491; arXiv:2504.05118.
@@ -85,8 +81,8 @@ def gae(
     if lam_critic is not None:
         returns = values + lambda_return(x.token_rewards, values, x.mask, final, gamma=gamma, lam=lam_critic)
     if whiten:
-        advantages = _whiten(advantages, x.mask, ddof, eps, x.all_reduce)
-    return Estimate(advantages, masked(returns, x.mask))
+        advantages = _whiten(x, advantages, x.mask, **spread)
+    return advantages, masked(returns, x.mask)
 
 
 def group_norm(x: Rewarded, *, baseline: str, std: str, ddof: int, eps: float) -> Tensor:
@@ -101,7 +97,7 @@ def group_norm(x: Rewarded, *, baseline: str, std: str, ddof: int, eps: float) -
     if std == "none":
         return centred
     if std == "batch":
-        _, _, spread = moments(x.rewards, torch.ones_like(x.rewards, dtype=torch.bool), ddof, x.all_reduce)
+        _, _, spread = moments(x.rewards, x.rows, ddof, x.all_reduce)
         return _still(x.rewards, x.groups, centred / (spread + eps))
     if std == "leave_one_out":
         spread = _others_std(x.rewards, x.groups, ddof)
@@ -139,7 +135,7 @@ def reward_to_go_norm(x: Rewarded, *, gamma: float, ddof: int, eps: float) -> Te
 
     Source: arXiv:2501.03262.
     """
-    return _whiten(reward_to_go(x.token_rewards, x.mask, gamma), x.mask, ddof, eps, x.all_reduce)
+    return _whiten(x, reward_to_go(x.token_rewards, x.mask, gamma), x.mask, ddof, eps)
 
 
 def group_mean_batch_norm(x: Rewarded, *, ddof: int, eps: float) -> Tensor:
@@ -147,8 +143,7 @@ def group_mean_batch_norm(x: Rewarded, *, ddof: int, eps: float) -> Tensor:
 
     Source: arXiv:2501.03262. Every response counts once, however long.
     """
-    everything = torch.ones_like(x.rewards, dtype=torch.bool)
-    return _whiten(group_mean(x), everything, ddof, eps, x.all_reduce)
+    return _whiten(x, group_mean(x), x.rows, ddof, eps)
 
 
 def optimal_baseline(x: Rewarded) -> Tensor:
@@ -180,7 +175,7 @@ def normalize_then_sum(x: Rewarded, *, weights: tuple[float, ...] | None, ddof: 
     for weight, column in zip(weights, x.components.unbind(dim=1), strict=True):
         centred = column - _mean(column, x.groups)
         total = total + weight * _still(column, x.groups, centred / (_group_std(column, x.groups, ddof) + eps))
-    return _whiten(total, torch.ones_like(total, dtype=torch.bool), ddof, eps, x.all_reduce)
+    return _whiten(x, total, x.rows, ddof, eps)
 
 
 def flat_groups(rewards: Tensor, groups: Tensor) -> Tensor:
@@ -193,8 +188,8 @@ def flat_groups(rewards: Tensor, groups: Tensor) -> Tensor:
     return (high == low)[groups]
 
 
-def _whiten(x: Tensor, mask: Tensor, ddof: int, eps: float, all_reduce: AllReduce) -> Tensor:
-    return whiten(x, mask, ddof=ddof, eps=eps, all_reduce=all_reduce)
+def _whiten(x: Rewarded, advantages: Tensor, mask: Tensor, ddof: int, eps: float) -> Tensor:
+    return whiten(advantages, mask, ddof=ddof, eps=eps, all_reduce=x.all_reduce)
 
 
 def _still(rewards: Tensor, groups: Tensor, x: Tensor) -> Tensor:
@@ -223,18 +218,3 @@ def _others_std(x: Tensor, groups: Tensor, ddof: int) -> Tensor:
     # Equal to a millionth of the group's spread is equal: less is rounding, and dividing by it makes spikes.
     others = torch.where(others <= 1e-12 * total, torch.zeros_like(others), others)
     return divide(others, size - 1 - ddof).sqrt()
-
-
-ADVANTAGES: dict[str, Callable[..., Tensor | Estimate]] = {
-    "gae": gae,
-    "group_norm": group_norm,
-    "group_mean": group_mean,
-    "leave_one_out": leave_one_out,
-    "max_rl": max_rl,
-    "greedy_baseline": greedy_baseline,
-    "reward_to_go_norm": reward_to_go_norm,
-    "group_mean_batch_norm": group_mean_batch_norm,
-    "optimal_baseline": optimal_baseline,
-    "none": none,
-    "normalize_then_sum": normalize_then_sum,
-}

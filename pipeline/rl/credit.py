@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pipeline.errors import DataError
 from pipeline.rl import kl
-from pipeline.rl.advantages import ADVANTAGES, Estimate, Rewarded, flat_groups
+from pipeline.rl.advantages import Rewarded, flat_groups
 from pipeline.rl.parts import Parts
 from pipeline.rl.reduce import AllReduce, divide, identity, masked, masked_sum, moments
 
@@ -31,8 +31,6 @@ class AdvantageInputs:
     reward_components: Tensor | None = None
     """[B, K]."""
     truncated: Tensor | None = None
-    group_sizes: Tensor | None = None
-    """[B]: how many members the row's group must have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +51,7 @@ def compute_advantages(
     split over ranks. Metrics: moments of rewards as given and of advantages, share of groups without signal, and the KL
     that enters the reward, before its coefficient (what `KlController` is to be updated with; 0 where none does).
 
-    Raises: DataError for partial groups, groups of one where a comparison is needed, rewards that are not finite, or a
-    missing input.
+    Raises: DataError for a group of one where a comparison is needed, a reward that is not finite, or a missing input.
     """
     mask = inputs.response_mask > 0
     rewards = inputs.rewards.double()
@@ -76,16 +73,13 @@ def compute_advantages(
         components=_double(inputs.reward_components),
         all_reduce=all_reduce,
     )
-    name = parts.advantage.name
-    function = ADVANTAGES[name] if isinstance(name, str) else name
-    found = function(rewarded, **parts.advantage.options)
-    estimate = found if isinstance(found, Estimate) else Estimate(found)
-    advantages = estimate.advantages if estimate.advantages.dim() == 2 else estimate.advantages.unsqueeze(1)
+    estimate = parts.advantage.function(rewarded, **parts.advantage.options)
+    advantages, returns = estimate if isinstance(estimate, tuple) else (estimate, None)
+    advantages = advantages if advantages.dim() == 2 else advantages.unsqueeze(1)
     advantages = masked(advantages.expand(mask.shape), mask)
     stats = _advantage_stats(inputs.rewards.double(), rewarded, advantages, reward_kl)
     dtype = inputs.rewards.dtype if inputs.rewards.dtype.is_floating_point else torch.float32
-    returns = None if estimate.returns is None else estimate.returns.to(dtype)
-    return Advantages(advantages.to(dtype), returns, stats)
+    return Advantages(advantages.to(dtype), None if returns is None else returns.to(dtype), stats)
 
 
 def _double(x: Tensor | None) -> Tensor | None:
@@ -120,12 +114,6 @@ def _groups(parts: Parts, inputs: AdvantageInputs) -> Tensor:
         raise DataError(
             f"group {int(inputs.group_ids[row])} has 1 response, and advantage {parts.advantage.label!r} compares "
             "responses; drop the group, or raise rollout.group_size"
-        )
-    if inputs.group_sizes is not None and bool((sizes[groups] != inputs.group_sizes).any()):
-        row = int((sizes[groups] != inputs.group_sizes).nonzero()[0, 0])
-        raise DataError(
-            f"group {int(inputs.group_ids[row])} has {int(sizes[groups][row])} of {int(inputs.group_sizes[row])} "
-            "responses; keep groups whole on one rank and in one batch"
         )
     return groups
 

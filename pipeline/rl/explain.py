@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.rl import catalog
-from pipeline.rl.catalog import Option
+from pipeline.rl.catalog import OptionValue
 from pipeline.rl.parts import Part, Parts
 from pipeline.rl.rules import UNUSUAL
-
-_RATIOS = {
-    "token": "r_t = pi(y_t) / pi_old(y_t)",
-    "sequence": "r = (pi(y) / pi_old(y))^(1/|y|), one per response",
-    "sequence_token": "r_t = sg[(pi(y) / pi_old(y))^(1/|y|)] pi(y_t) / sg[pi(y_t)]",
-    "sequence_product": "r = pi(y) / pi_old(y), one per response",
-    "none": "none: the batch is used once, on-policy",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +38,10 @@ def explain(
     lines = [f"algorithm   {name}" + (f"  ({source})" if source else "")] if name else []
     lines += [
         f"maximise    J = {_objective(parts)}",
-        *_where(parts.surrogate, catalog.SURROGATES),
-        f"advantage   {_formula(parts.advantage, catalog.ADVANTAGES)[0]}",
-        *_where(parts.advantage, catalog.ADVANTAGES),
-        f"ratio       {_RATIOS[parts.ratio]}",
+        *_where(parts.surrogate),
+        f"advantage   {_formula(parts.advantage)[0]}",
+        *_where(parts.advantage),
+        f"ratio       {catalog.RATIOS[parts.ratio]}",
         *(f"{label:<12}{text}" for label, text in _details(parts, setting)),
         f"models      {'; '.join(models(parts, setting))}",
     ]
@@ -74,7 +66,7 @@ def models(parts: Parts, setting: Setting = PLAIN) -> list[str]:
 
 
 def _objective(parts: Parts) -> str:
-    inner = _formula(parts.surrogate, catalog.SURROGATES)[0]
+    inner = _formula(parts.surrogate)[0]
     weights = "".join(f" {symbol}" for symbol in _weights(parts))
     terms = [f"({inner}){weights}" if weights else inner]
     if parts.kl.where == "loss":
@@ -155,23 +147,23 @@ def _cut(keep: bool, setting: Setting) -> Iterator[tuple[str, str]]:
         yield "sampling", f"tokens cut off while sampling are cut off in pi, pi_old and pi_ref{idle}"
 
 
-def _formula(part: Part, table: Mapping[str, catalog.Entry]) -> list[str]:
+def _formula(part: Part) -> list[str]:
     """The formula, its explanation if there is one, and the options that neither names."""
     shown = {key: _show(value) for key, value in part.options.items()}
-    if not isinstance(part.name, str):
+    if part.entry is None:
         return [f"{part.label}({', '.join(f'{key}={value}' for key, value in shown.items())})"]
     if part.options.get("length_alpha") is not None:
         shown["lam"] = f"(1 - 1 / ({shown.pop('length_alpha')} |y_i|))"
-    template = table[part.name].formula
+    template = part.entry.formula
     silent = ", ".join(f"{key} {value}" for key, value in shown.items() if "{" + key + "}" not in template)
     return [*template.format_map(shown).split("; ", 1), *([silent] if silent else [])]
 
 
-def _where(part: Part, table: Mapping[str, catalog.Entry]) -> list[str]:
-    return [f"{'  where':<12}{text}" for text in _formula(part, table)[1:]]
+def _where(part: Part) -> list[str]:
+    return [f"{'  where':<12}{text}" for text in _formula(part)[1:]]
 
 
-def _show(value: Option) -> str:
+def _show(value: OptionValue) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(f'{v:g}' for v in value)})"
     if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -20,7 +20,7 @@ from pipeline.rl.metrics import Observed, observe, summarize_stats
 from pipeline.rl.parts import Parts
 from pipeline.rl.ratios import log_ratio
 from pipeline.rl.reduce import masked, masked_sum
-from pipeline.rl.surrogates import SURROGATES, SurrogateInputs
+from pipeline.rl.surrogates import SurrogateInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +98,7 @@ def policy_loss(
     advantages = masked(working(inputs.advantages), mask).detach()
     ratio = log_ratio(parts.ratio, logprobs, old, mask)
     surrogate = SurrogateInputs(logprobs, ratio, advantages, mask, _flag(inputs.selected))
-    name = parts.surrogate.name
-    objective = (SURROGATES[name] if isinstance(name, str) else name)(surrogate, **parts.surrogate.options)
+    objective = parts.surrogate.function(surrogate, **parts.surrogate.options)
     weight, drops = _weights(parts, inputs, surrogate, old, gen)
     elements = torch.where(weight != 0, objective * weight, torch.zeros_like(objective * weight))
     losses = {"policy_loss": -_aggregate(parts, elements, mask, totals)}
@@ -182,7 +181,7 @@ def _weights(
         weight, drops["low_entropy"] = masked(weight, keep), ~keep
     if x.selected is not None:
         drops["selected"] = x.selected
-    elif parts.surrogate.name in ("clip_cov", "kl_cov"):
+    elif parts.surrogate_selects:
         raise DataError(f"surrogate {parts.surrogate.label!r} needs selected, got None; call selection.select_tokens")
     return weight, drops
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pipeline.errors import DataError
+from pipeline.rl.catalog import load
 from pipeline.rl.parts import Parts
 from pipeline.rl.reduce import AllReduce, identity, masked, moments
 
@@ -46,15 +48,29 @@ def select_tokens(
         if old_entropy is None:
             raise DataError("high_entropy_share needs old_entropy [B, T], got None; see logprobs.logprobs_and_entropy")
         high_entropy = top_share(old_entropy, mask, parts.masks.high_entropy_share, gather)
-    if parts.surrogate.name in ("clip_cov", "kl_cov"):
+    entry = parts.surrogate_entry
+    if entry is not None and entry.selects is not None:
         cov = covariance(old_logprobs, advantages, mask, all_reduce)
-        share = _number(parts, "share")
-        if parts.surrogate.name == "kl_cov":
-            selected = top_share(cov, mask, share, gather)
-        else:
-            eligible = mask & (cov >= _number(parts, "cov_low")) & (cov <= _number(parts, "cov_high"))
-            selected = random_share(eligible, mask, share, generator, gather)
+        selected = load(entry.selects)(cov, mask, generator, gather, **parts.surrogate.options)
     return Selection(high_entropy, selected)
+
+
+def top_by_covariance(
+    cov: Tensor, mask: Tensor, generator: torch.Generator | None, gather: Gather, *, share: float, **_: Any
+) -> Tensor:
+    """Return the `share` of all tokens of highest covariance, [B, T] bool. Source: arXiv:2505.22617, KL-Cov."""
+    return top_share(cov, mask, share, gather)
+
+
+def random_by_covariance(
+    cov: Tensor, mask: Tensor, generator: torch.Generator | None, gather: Gather, **options: Any
+) -> Tensor:
+    """Return a random `share` of all tokens, drawn among those with `cov_low` <= covariance <= `cov_high`, [B, T] bool.
+
+    Source: arXiv:2505.22617, Clip-Cov.
+    """
+    eligible = mask & (cov >= options["cov_low"]) & (cov <= options["cov_high"])
+    return random_share(eligible, mask, options["share"], generator, gather)
 
 
 def top_share(x: Tensor, mask: Tensor, share: float, gather: Gather = identity) -> Tensor:
@@ -98,9 +114,3 @@ def covariance(logprobs: Tensor, advantages: Tensor, mask: Tensor, all_reduce: A
     _, mean_logprob, _ = moments(logprobs, mask, 0, all_reduce)
     _, mean_advantage, _ = moments(advantages, mask, 0, all_reduce)
     return masked((logprobs - mean_logprob) * (advantages - mean_advantage), mask)
-
-
-def _number(parts: Parts, option: str) -> float:
-    value = parts.surrogate.options[option]
-    assert isinstance(value, (int, float))  # the catalog bounds it
-    return float(value)

@@ -7,7 +7,6 @@ value. A callable with the same signature can stand in `Parts.surrogate`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -151,18 +150,3 @@ def reinforce(x: SurrogateInputs) -> Tensor:
 def _either(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
     """`yes` or `no` in the type of `like`; bare numbers would be rounded to float32."""
     return torch.where(condition, like.new_tensor(yes), like.new_tensor(no))
-
-
-SURROGATES: dict[str, Callable[..., Tensor]] = {
-    "clip": clip,
-    "dual_clip": dual_clip,
-    "two_sided": two_sided,
-    "cispo": cispo,
-    "geometric_mean": geometric_mean,
-    "soft_gate": soft_gate,
-    "squared": squared,
-    "gamma_weight": gamma_weight,
-    "clip_cov": clip_cov,
-    "kl_cov": kl_cov,
-    "reinforce": reinforce,
-}
