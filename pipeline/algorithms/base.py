@@ -68,7 +68,9 @@ Delta = Annotated[
     float | None, Field(ge=0, description="drop responses with A < 0 whose mean log(pi_gen / pi) is above this")
 ]
 KeepRouting = Annotated[bool, Field(description="replay the experts used while sampling (mixture of experts)")]
-KeepSampling = Annotated[bool, Field(description="cut off in training what top-p or top-k cut off while sampling")]
+KeepSampling = Annotated[
+    bool, Field(description="training cuts off the tokens that top-p or top-k cut off while sampling")
+]
 NumMinibatches = Annotated[int, Field(ge=1, description="optimiser steps in each pass over a batch")]
 Dynamic = Annotated[bool, Field(description="replace groups whose rewards are all equal")]
 
@@ -79,14 +81,14 @@ class PolicyParams(AlgorithmParams):
     kl_in: KlIn = "none"
     kl_form: KlFormName = "k3"
     kl_coef: KlCoef = 0.0
-    kl_target: float | None = Field(None, gt=0, description="adapt the coefficient towards this KL")
+    kl_target: float | None = Field(None, gt=0, description="the coefficient adapts so that the KL approaches this")
     kl_horizon: float | None = Field(None, gt=0, description="responses over which it adapts")
     reference: ReferenceName = "frozen"
     overlong_filter: bool = Field(False, description="truncated responses train nothing")
     overlong_buffer: Buffer = None
     overlong_factor: float = Field(1.0, ge=0, description="size of the soft overlong penalty at the limit")
     token_budget: int | None = Field(None, ge=1, description="responses longer than this are penalised")
-    token_budget_penalty: float = Field(0.0, ge=0, description="what they lose")
+    token_budget_penalty: float = Field(0.0, ge=0, description="reward that a response beyond token_budget loses")
     reward_clip: RewardClip = None
     off_policy_delta: Delta = None
     high_entropy_share: float | None = Field(
@@ -95,20 +97,24 @@ class PolicyParams(AlgorithmParams):
     keep_routing: KeepRouting = False
     keep_sampling: KeepSampling = False
     mismatch_level: MismatchLevel = Field("none", description="weights pi_old / pi_gen against engine mismatch")
-    mismatch_action: MismatchAction = Field("truncate", description="what happens outside floor and cap")
+    mismatch_action: MismatchAction = Field(
+        "truncate", description="a weight outside floor and cap: clamped, or its token dropped"
+    )
     mismatch_cap: float = Field(2.0, gt=0, description="largest weight")
     mismatch_floor: float = Field(0.0, ge=0, description="smallest weight")
-    entropy_coef: float = Field(0.0, description="entropy bonus, or where an adaptive one starts")
-    entropy_target: float | None = Field(None, gt=0, description="adapt the bonus to hold this entropy, in nats")
+    entropy_coef: float = Field(0.0, description="coefficient of the entropy bonus; an adaptive one starts here")
+    entropy_target: float | None = Field(None, gt=0, description="the bonus adapts to hold this entropy, in nats")
     entropy_step: float = Field(0.0, ge=0, description="change of the adaptive bonus at each step")
     entropy_max: float = Field(0.0, ge=0, description="largest adaptive bonus")
     ptx_coef: float = Field(0.0, ge=0, description="weight of the log-likelihood of text from the SFT data")
     num_epochs: int = Field(1, ge=1, description="passes over each batch")
     num_minibatches: NumMinibatches = 1
-    max_kl: float | None = Field(None, gt=0, description="stop a batch's updates once its policy moved this far (k3)")
+    max_kl: float | None = Field(
+        None, gt=0, description="a batch's updates stop once the policy has moved this far (k3)"
+    )
     dynamic_sampling: Dynamic = False
     temperature_end: float | None = Field(None, gt=0, description="sampling temperature at the end of training")
-    allow: tuple[str, ...] = Field((), description="unusual combinations that are meant")
+    allow: tuple[str, ...] = Field((), description="names of unusual combinations to accept")
 
     def rest(self) -> dict[str, Any]:
         """Return the fields of `Parts` that these parameters fill, by name. `kl_coef: 0` drops a preset's KL.

@@ -27,9 +27,11 @@ class Params(PolicyParams):
     advantage: str | dict[str, Any] = Field(description="how rewards become advantages")
     ratio: RatioLevel = Field(description="level of the importance ratio")
     surrogate: str | dict[str, Any] = Field(description="what is maximised per token or response")
-    aggregate: Aggregate = Field(description="how it becomes one number")
+    aggregate: Aggregate = Field(description="how the surrogate's values become one number")
     norm_length: int | None = Field(None, ge=1, description="constant length; null: the longest response")
-    critic: Critic | None = Field(None, description="{shared, loss_coef, clip, warmup_steps}; with gae only")
+    critic: Critic | None = Field(
+        None, description="{shared, loss_coef, clip, warmup_steps}; only for an advantage that needs values"
+    )
 
     @model_validator(mode="before")
     @classmethod

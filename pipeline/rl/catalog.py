@@ -135,7 +135,7 @@ ADVANTAGES: dict[str, AdvantageEntry] = {
             "lam_critic": Option(None, "lambda of the critic's returns; null: the same", low=0, high=1),
             "length_alpha": Option(None, "lambda = 1 - 1 / (alpha length) for the policy", above=0),
             "bootstrap_truncated": Option(False, "a truncated response ends with the critic's value, not 0"),
-            "whiten": Option(True, "advantages to mean 0 and deviation 1 over the batch"),
+            "whiten": Option(True, "advantages are brought to mean 0 and deviation 1 over the batch"),
             **SPREAD,
         },
         needs=frozenset({"critic"}),
@@ -146,8 +146,14 @@ ADVANTAGES: dict[str, AdvantageEntry] = {
         "arXiv:2402.03300 section 4.1.2",
         "advantages.group_norm",
         {
-            "baseline": Option("mean", "of the whole group or of its others", choices=("mean", "leave_one_out")),
-            "std": Option("group", "what rewards are divided by", choices=("group", "batch", "leave_one_out", "none")),
+            "baseline": Option(
+                "mean", "mean of the whole group, or of its other responses", choices=("mean", "leave_one_out")
+            ),
+            "std": Option(
+                "group",
+                "standard deviation that rewards are divided by",
+                choices=("group", "batch", "leave_one_out", "none"),
+            ),
             **SPREAD,
         },
         needs=GROUP,
@@ -248,7 +254,7 @@ SURROGATES: dict[str, SurrogateEntry] = {
         "surrogates.soft_gate",
         {
             "tau_positive": Option(1.0, "steepness of the gate where A > 0", above=0),
-            "tau_negative": Option(1.05, "steepness elsewhere", above=0),
+            "tau_negative": Option(1.05, "steepness of the gate where A <= 0", above=0),
         },
     ),
     "squared": SurrogateEntry(
@@ -279,9 +285,9 @@ SURROGATES: dict[str, SurrogateEntry] = {
         "surrogates.clip_cov",
         {
             **CLIPS,
-            "share": Option(2e-4, "share of all tokens that are left out", low=0, high=1),
-            "cov_low": Option(1.0, "they are drawn among those with a covariance from here"),
-            "cov_high": Option(5.0, "to here"),
+            "share": Option(2e-4, "share of all tokens that have no gradient", low=0, high=1),
+            "cov_low": Option(1.0, "lowest covariance of a token that may be drawn"),
+            "cov_high": Option(5.0, "highest covariance of a token that may be drawn"),
         },
         ratios=("token",),
         selects="selection.random_by_covariance",
@@ -292,8 +298,8 @@ SURROGATES: dict[str, SurrogateEntry] = {
         "arXiv:2505.22617",
         "surrogates.kl_cov",
         {
-            "share": Option(2e-3, "share of all tokens that are held", low=0, high=1),
-            "coef": Option(1.0, "how strongly", low=0),
+            "share": Option(2e-3, "share of all tokens that are penalised", low=0, high=1),
+            "coef": Option(1.0, "weight of the penalty", low=0),
         },
         ratios=("token",),
         selects="selection.top_by_covariance",

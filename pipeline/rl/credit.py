@@ -45,11 +45,11 @@ class Advantages:
 def compute_advantages(
     parts: Parts, inputs: AdvantageInputs, *, kl_coef: float | None = None, all_reduce: AllReduce = identity
 ) -> Advantages:
-    """Advantages of a whole batch, computed in float64 and returned in the rewards' type.
+    """Return the advantages of a whole batch, computed in float64 and returned in the rewards' type.
 
-    `kl_coef` stands in for the parts' own (an adaptive one). `all_reduce` sums a tensor over ranks; groups must not be
-    split over ranks. Metrics: moments of rewards as given and of advantages, share of groups without signal, and the KL
-    that enters the reward, before its coefficient (what `KlController` is to be updated with; 0 where none does).
+    `kl_coef` replaces the parts' own where it adapts. `all_reduce` sums a tensor over ranks; groups must not be split
+    over ranks. Metrics: moments of the input rewards and of advantages, the share of groups without signal, and the KL
+    that enters the reward, before its coefficient (0 if none enters).
 
     Raises: DataError for a group of one where a comparison is needed, a reward that is not finite, or a missing input.
     """
@@ -87,7 +87,7 @@ def _double(x: Tensor | None) -> Tensor | None:
 
 
 def _last_token(mask: Tensor) -> Tensor:
-    """[B, T] float64: 1 at each row's last trained token; a row of none has none."""
+    """Return [B, T] float64: 1 at each row's last trained token, if it has any."""
     later = mask.flip(1).cumsum(1).flip(1)
     return (mask & (later == 1)).double()
 

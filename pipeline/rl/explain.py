@@ -13,12 +13,12 @@ from pipeline.rl.rules import UNUSUAL
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a recipe decides beside the algorithm."""
+    """Choices of a recipe that its algorithm does not make, as far as the page shows them."""
 
     reference: str | None = None
-    """When the reference moves; None: as the algorithm has it; "none": it is not held."""
+    """Schedule of the reference in words; None: the algorithm's; "none": no reference is held."""
     reward_models: Sequence[str] = ()
-    """The models among its verifiers, in words."""
+    """The models among the recipe's verifiers, in words."""
     top_p: float = 1.0
     top_k: int = 0
     experts: bool = True
@@ -31,9 +31,9 @@ PLAIN = Setting()
 def explain(
     parts: Parts, *, name: str = "", source: str = "", departures: Iterable[str] = (), setting: Setting = PLAIN
 ) -> str:
-    """A page of text: the objective with its numbers, the models held in memory, and what departs from the paper.
+    """Return a page of text: the objective with its numbers, the models held in memory, departures from the paper.
 
-    `name`, `source` and `departures` are what the algorithm's file says of itself.
+    `name`, `source` and `departures` come from the algorithm's file.
     """
     lines = [f"algorithm   {name}" + (f"  ({source})" if source else "")] if name else []
     lines += [
@@ -51,7 +51,7 @@ def explain(
 
 
 def models(parts: Parts, setting: Setting = PLAIN) -> list[str]:
-    """The models that training holds in memory, each with its state."""
+    """Return the models that training holds in memory, each with its state, in words."""
     held = ["policy (trained)"]
     when = (
         setting.reference or {"frozen": "frozen", "every_round": "replaced by the policy every round"}[parts.reference]
@@ -148,7 +148,7 @@ def _cut(keep: bool, setting: Setting) -> Iterator[tuple[str, str]]:
 
 
 def _formula(part: Part) -> list[str]:
-    """The formula, its explanation if there is one, and the options that neither names."""
+    """Return the formula, its explanation if there is one, and the options that neither names."""
     shown = {key: _show(value) for key, value in part.options.items()}
     if part.entry is None:
         return [f"{part.label}({', '.join(f'{key}={value}' for key, value in shown.items())})"]

@@ -36,7 +36,7 @@ class Counts:
         return Counts(self.tokens + other.tokens, self.sequences + other.sequences)
 
     def to_list(self) -> list[float]:
-        """The numbers in order, to be summed over ranks; `Counts(*numbers)` is the way back."""
+        """Return the numbers in order, to be summed over ranks; `Counts(*numbers)` is the inverse."""
         return list(astuple(self))
 
 
@@ -49,7 +49,7 @@ class LossInputs:
     advantages: Tensor
     response_mask: Tensor
     old_logprobs: Tensor | None = None
-    """None only where a batch is used for one update: then they are `logprobs`, detached."""
+    """None only if the batch is used for one update: then they are `logprobs`, detached."""
     ref_logprobs: Tensor | None = None
     rollout_logprobs: Tensor | None = None
     entropy: Tensor | None = None
@@ -70,7 +70,7 @@ class LossOutput:
 
 
 def count(parts: Parts, response_mask: Tensor, truncated: Tensor | None = None) -> Counts:
-    """What one micro-batch adds to the denominators of the step. Rows without a trained token count nowhere."""
+    """Return the counts of one micro-batch. Rows without a trained token count nowhere."""
     mask = training_mask(parts, response_mask, truncated)
     return Counts(float(mask.sum()), float(mask.any(dim=1).sum()))
 
@@ -83,10 +83,10 @@ def policy_loss(
     kl_coef: float | None = None,
     entropy_coef: float | None = None,
 ) -> LossOutput:
-    """This micro-batch's share of the loss to minimise: -objective + kl - entropy bonus.
+    """Return this micro-batch's share of the loss to minimise: -objective + kl - entropy bonus.
 
-    `totals` are the counts of the whole optimiser step. `kl_coef` and `entropy_coef` stand in for the parts' own. The
-    entropy bonus is a mean over tokens whatever the aggregation, so that its coefficient means the same everywhere.
+    `totals` are the counts of the whole optimiser step. `kl_coef` and `entropy_coef` replace the parts' own. The
+    entropy bonus is a mean over tokens under every aggregation, so that its coefficient means the same everywhere.
 
     Raises: DataError for a missing input.
     """
@@ -100,6 +100,7 @@ def policy_loss(
     surrogate = SurrogateInputs(logprobs, ratio, advantages, mask, _flag(inputs.selected))
     objective = parts.surrogate.function(surrogate, **parts.surrogate.options)
     weight, drops = _weights(parts, inputs, surrogate, old, gen)
+    # A dropped token's objective may be infinite, and 0 * inf is NaN.
     elements = torch.where(weight != 0, objective * weight, torch.zeros_like(objective * weight))
     losses = {"policy_loss": -_aggregate(parts, elements, mask, totals)}
     if parts.kl.where == "loss":
@@ -130,7 +131,7 @@ def policy_loss(
 
 
 def summarize(stats: Tensor, totals: Counts) -> dict[str, float]:
-    """The metrics of one update from the sum of its statistics over micro-batches and ranks.
+    """Return the metrics of one update from the sum of its statistics over micro-batches and ranks.
 
     Raises: DataError if the statistics were not summed over the same tokens as the totals.
     """
@@ -144,7 +145,7 @@ def summarize(stats: Tensor, totals: Counts) -> dict[str, float]:
 
 
 def ptx_loss(logprobs: Tensor, text_mask: Tensor, total_tokens: float, coef: float) -> Tensor:
-    """coef times this micro-batch's share of the mean negative log-likelihood of text, to add to the policy loss.
+    """Return coef times this micro-batch's share of the mean negative log-likelihood of text, a term of the loss.
 
     Source: arXiv:2203.02155 eq. 2; arXiv:2507.20534 section 3.2.3.
     """
@@ -152,7 +153,7 @@ def ptx_loss(logprobs: Tensor, text_mask: Tensor, total_tokens: float, coef: flo
 
 
 def clip_range(parts: Parts) -> tuple[float, float]:
-    """(lowest, highest) log-ratio that the surrogate leaves alone; infinite on a side that it does not clip."""
+    """Return the (lowest, highest) log-ratio that the surrogate does not clip; infinite on a side without a clip."""
     options = parts.surrogate.options
     low, high, both = options.get("clip_low"), options.get("clip_high"), options.get("clip")
     if isinstance(both, (int, float)):

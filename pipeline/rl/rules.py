@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
 
 from pipeline.errors import ConfigError
 from pipeline.rl import catalog
@@ -35,8 +36,9 @@ def check(parts: Parts) -> None:
     _check_part("surrogate", parts.surrogate, catalog.SURROGATES)
     _check_name("ratio", parts.ratio, catalog.RATIOS)
     _check_name("aggregate", parts.aggregate, catalog.AGGREGATES)
-    for message in _wrong(parts):
-        raise ConfigError(message)
+    for wrong in (_wrong_surrogate, _wrong_kl, _wrong_advantage, _wrong_numbers):
+        for message in wrong(parts):
+            raise ConfigError(message)
     for name in _unusual(parts):
         if name not in parts.allow:
             raise ConfigError(f"{UNUSUAL[name]}; change it, or ask for it with allow: [{name}]")
@@ -63,13 +65,6 @@ def _check_part(field: str, part: Part, table: Mapping[str, catalog.Entry]) -> N
         if key not in part.options:
             raise ConfigError(f"{field} {part.name!r} needs option {key!r} ({option})")
         option.check(f"{field}.{key}", part.options[key])
-
-
-def _wrong(parts: Parts) -> Iterator[str]:
-    yield from _wrong_surrogate(parts)
-    yield from _wrong_kl(parts)
-    yield from _wrong_advantage(parts)
-    yield from _wrong_numbers(parts)
 
 
 def _wrong_surrogate(parts: Parts) -> Iterator[str]:
@@ -138,33 +133,33 @@ def _wrong_advantage(parts: Parts) -> Iterator[str]:
         )
 
 
+_NUMBERS = {
+    "masks.high_entropy_share": catalog.Option(None, "", above=0, high=1),
+    "shaping.overlong_buffer": catalog.Option(None, "", above=0, high=1),
+    "shaping.token_budget": catalog.Option(None, "", low=1),
+    "shaping.reward_clip": catalog.Option(None, "", above=0),
+    "terms.ptx_coef": catalog.Option(0.0, "", low=0),
+    "updates.num_epochs": catalog.Option(1, "", low=1),
+    "updates.num_minibatches": catalog.Option(1, "", low=1),
+    "updates.max_kl": catalog.Option(None, "", above=0),
+    "temperature_end": catalog.Option(None, "", above=0),
+}
+
+
 def _wrong_numbers(parts: Parts) -> Iterator[str]:
-    share = parts.masks.high_entropy_share
-    if share is not None and not 0 < share <= 1:
-        yield f"high_entropy_share must be in (0, 1], got {share:g}"
+    for path, allowed in _NUMBERS.items():
+        allowed.check(path.rpartition(".")[2], attrgetter(path)(parts))
     if parts.mismatch.level != "none" and not 0 <= parts.mismatch.floor < parts.mismatch.cap:
         yield f"mismatch needs 0 <= floor < cap, got floor {parts.mismatch.floor:g} and cap {parts.mismatch.cap:g}"
-    buffer = parts.shaping.overlong_buffer
-    if buffer is not None and not 0 < buffer <= 1:
-        yield f"overlong_buffer must be a share in (0, 1] of the longest response, got {buffer:g}"
-    if parts.shaping.token_budget is not None and parts.shaping.token_budget < 1:
-        yield f"token_budget must be >= 1 token, got {parts.shaping.token_budget}"
-    if parts.shaping.reward_clip is not None and parts.shaping.reward_clip <= 0:
-        yield f"reward_clip must be > 0, got {parts.shaping.reward_clip:g}"
-    if parts.terms.ptx_coef < 0:
-        yield f"ptx_coef must be >= 0, got {parts.terms.ptx_coef:g}"
-    if parts.terms.entropy_target is not None and parts.terms.entropy_step <= 0:
+    terms = parts.terms
+    if terms.entropy_target is None:
+        return
+    if terms.entropy_step <= 0:
         yield "entropy_target makes the coefficient adaptive; set entropy_step above 0"
-    if parts.terms.entropy_target is not None and parts.terms.entropy_max < max(parts.terms.entropy_coef, 0.0):
-        yield f"entropy_max must be >= entropy_coef = {parts.terms.entropy_coef:g}, got {parts.terms.entropy_max:g}"
-    if parts.terms.entropy_target is not None and parts.terms.entropy_max == 0:
+    if terms.entropy_max < max(terms.entropy_coef, 0.0):
+        yield f"entropy_max must be >= entropy_coef = {terms.entropy_coef:g}, got {terms.entropy_max:g}"
+    if terms.entropy_max == 0:
         yield "entropy_target has no bonus to give with entropy_max 0; set entropy_max above 0"
-    if parts.updates.num_epochs < 1 or parts.updates.num_minibatches < 1:
-        yield f"updates need num_epochs >= 1 and num_minibatches >= 1, got {parts.updates}"
-    if parts.updates.max_kl is not None and parts.updates.max_kl <= 0:
-        yield f"max_kl must be > 0, got {parts.updates.max_kl:g}"
-    if parts.temperature_end is not None and parts.temperature_end <= 0:
-        yield f"temperature_end must be > 0, got {parts.temperature_end:g}"
 
 
 def _unusual(parts: Parts) -> Iterator[str]:
