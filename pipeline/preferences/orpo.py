@@ -27,7 +27,7 @@ class Params(PreferenceParams):
 
 
 def loss(params: Params, sides: Sides) -> Losses:
-    """Return NLL(w) / |w| - beta log sigmoid(log odds(w) - log odds(l)); odds = p / (1 - p), log p = log pi(y) / |y|."""
+    """Return NLL(w) / |w| - beta log sigmoid(log odds(w) - log odds(l)); odds = p / (1 - p), p = pi(y)^(1/|y|)."""
     chosen, rejected = sides.chosen.mean_logprobs, sides.rejected.mean_logprobs
     values = -chosen + params.beta * minus_log_sigmoid(log_odds(chosen) - log_odds(rejected))
     return Losses(values, params.beta * chosen, params.beta * rejected)
