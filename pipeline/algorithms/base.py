@@ -46,11 +46,12 @@ class AlgorithmParams(BaseModel):
 def option(part: str, name: str, default: Any = CATALOG_DEFAULT, description: str = "") -> Any:
     """Return a field for an option of a catalog's part: its bounds, and its default and description unless given."""
     known = (catalog.ADVANTAGES | catalog.SURROGATES)[part].options[name]
-    bounds = {"gt": known.above, "ge": known.low, "le": known.high}
     return Field(
         known.default if default is CATALOG_DEFAULT else default,
         description=description or known.description,
-        **{key: bound for key, bound in bounds.items() if bound is not None and abs(bound) != catalog.INFINITY},
+        gt=known.above,
+        ge=known.low if known.low != -catalog.INFINITY else None,
+        le=known.high if known.high != catalog.INFINITY else None,
     )
 
 
