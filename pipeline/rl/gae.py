@@ -41,13 +41,9 @@ def length_adaptive_lambda(lengths: Tensor, alpha: float) -> Tensor:
 
 def reward_to_go(token_rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
     """Return sum_(s >= t) gamma^(s - t) r_s over the tokens of the mask, [B, T]; tokens between them are skipped."""
-    carried = torch.zeros_like(token_rewards[:, 0])
-    out = torch.zeros_like(token_rewards)
-    for t in range(token_rewards.shape[1] - 1, -1, -1):
-        here = mask[:, t]
-        carried = torch.where(here, token_rewards[:, t] + gamma * carried, carried)
-        out[:, t] = masked(carried, here)
-    return out
+    # Without values, delta is the reward, and lambda 1 carries it undiminished.
+    nothing = torch.zeros_like(token_rewards)
+    return lambda_return(token_rewards, nothing, mask, nothing[:, 0], gamma=gamma, lam=1.0)
 
 
 def value_loss(
