@@ -1,11 +1,11 @@
-"""The table of all presets: what each reaches from the same start with the same prompts and budget of tokens.
+"""The table of all presets: the pass@1 of each from the same start, with the same prompts and budget of tokens.
 
     python benchmarks/presets.py                                     every recipe of configs/algorithms; hours
     python benchmarks/presets.py grpo ppo --seeds 1 --tokens 20000   two of them, briefly
     python benchmarks/presets.py --set sft.steps=50 …                another start
 
-Writes FOLDER/presets.md beside the page that `verizero compare` makes. A run that is done is not run again, so the
-same command goes on where it was stopped.
+Writes FOLDER/presets.md next to the page of `verizero compare`. A finished run is not repeated, so the same command
+resumes where it was stopped.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def main() -> None:
     from pipeline.stages.compare import compare
 
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("names", nargs="*", help="of recipes in configs/algorithms; default: all, grpo first")
+    options.add_argument("names", nargs="*", help="recipes in configs/algorithms; default: all, grpo first")
     options.add_argument("--seeds", type=int, default=3)
-    options.add_argument("--tokens", type=int, default=1_000_000, help="generated in each run")
+    options.add_argument("--tokens", type=int, default=1_000_000, help="tokens that each run generates")
     options.add_argument("--set", action="append", default=[], metavar="a.b=c")
     options.add_argument("--folder", type=Path, default=ROOT / "runs" / "presets")
     asked = options.parse_args()

@@ -1,40 +1,66 @@
 """Base of an algorithm's parameters, and the way from a recipe's `algorithm:` section to its parts.
 
-An algorithm file has `class Params(AlgorithmParams)` and `parts(params) -> Parts`; it says `SOURCE` (the paper) and
-`DEPARTURES` (what differs from it). It loads no tensors.
+An algorithm file has `class Params(AlgorithmParams)` and `parts(params) -> Parts`. It states `SOURCE` (the paper) and
+`DEPARTURES` (the differences from it), and opens with its objective, in the notation of `verizero explain`: r is the
+importance ratio, A the advantage, sg stops the gradient. It loads no tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Annotated, Any, Literal
+from dataclasses import fields, replace
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline import registry
 from pipeline.errors import ConfigError
+from pipeline.rl import catalog, rules
 from pipeline.rl.explain import PLAIN, Setting, explain
-from pipeline.rl.parts import Kl, KlForm, Masks, Mismatch, Parts, Reference, Shaping, Terms, Updates
+from pipeline.rl.parts import (
+    Kl,
+    KlForm,
+    KlPlace,
+    Masks,
+    Mismatch,
+    MismatchAction,
+    MismatchLevel,
+    Part,
+    Parts,
+    Reference,
+    Shaping,
+    Terms,
+    Updates,
+)
+
+Value = TypeVar("Value")
+CATALOG_DEFAULT: Any = object()
 
 
 class AlgorithmParams(BaseModel):
-    """Frozen; unknown keys are refused. Defaults live in the subclass and nowhere else."""
+    """Frozen; unknown keys are refused. Defaults live in the subclass, or in the catalog for the options of a part."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-KlIn = Annotated[Literal["none", "loss", "reward"], Field(description="where the KL to the reference enters")]
+def option(part: str, name: str, default: Any = CATALOG_DEFAULT, description: str = "") -> Any:
+    """Return a field for an option of a catalog's part: its bounds, and its default and description unless given."""
+    known = (catalog.ADVANTAGES | catalog.SURROGATES)[part].options[name]
+    return Field(
+        known.default if default is CATALOG_DEFAULT else default,
+        description=description or known.description,
+        gt=known.above,
+        ge=known.low if known.low != -catalog.INFINITY else None,
+        le=known.high if known.high != catalog.INFINITY else None,
+    )
+
+
+KlIn = Annotated[KlPlace, Field(description="where the KL to the reference enters")]
 KlFormName = Annotated[KlForm, Field(description="estimator of that KL")]
 KlCoef = Annotated[float, Field(ge=0, description="coefficient of the KL; 0 holds no reference")]
 ReferenceName = Annotated[Reference, Field(description="when the reference moves, unless the recipe says otherwise")]
-Std = Annotated[Literal["group", "batch", "leave_one_out", "none"], Field(description="what rewards are divided by")]
-Baseline = Annotated[Literal["mean", "leave_one_out"], Field(description="of the whole group or of its others")]
-Ddof = Annotated[int, Field(ge=0, le=1, description="1: sample standard deviation, 0: population's")]
-Eps = Annotated[float, Field(ge=0, description="added to the standard deviation")]
-Gamma = Annotated[float, Field(ge=0, le=1, description="discount per token")]
-ClipLow = Annotated[float, Field(gt=0, le=1, description="a ratio below 1 - clip_low stops pushing down")]
-ClipHigh = Annotated[float, Field(gt=0, description="a ratio above 1 + clip_high stops pushing up")]
+ClipLow = Annotated[float, option("clip", "clip_low")]
+ClipHigh = Annotated[float, option("clip", "clip_high")]
 Buffer = Annotated[
     float | None, Field(gt=0, le=1, description="soft overlong penalty over this last share of the longest response")
 ]
@@ -43,25 +69,27 @@ Delta = Annotated[
     float | None, Field(ge=0, description="drop responses with A < 0 whose mean log(pi_gen / pi) is above this")
 ]
 KeepRouting = Annotated[bool, Field(description="replay the experts used while sampling (mixture of experts)")]
-KeepSampling = Annotated[bool, Field(description="cut off in training what top-p or top-k cut off while sampling")]
+KeepSampling = Annotated[
+    bool, Field(description="training cuts off the tokens that top-p or top-k cut off while sampling")
+]
 NumMinibatches = Annotated[int, Field(ge=1, description="optimiser steps in each pass over a batch")]
 Dynamic = Annotated[bool, Field(description="replace groups whose rewards are all equal")]
 
 
 class PolicyParams(AlgorithmParams):
-    """What every policy-gradient algorithm can be given besides its own numbers. All off; a preset turns on its own."""
+    """Parameters that every policy-gradient algorithm takes. All are off; a preset turns on its own."""
 
     kl_in: KlIn = "none"
     kl_form: KlFormName = "k3"
     kl_coef: KlCoef = 0.0
-    kl_target: float | None = Field(None, gt=0, description="adapt the coefficient towards this KL")
+    kl_target: float | None = Field(None, gt=0, description="the coefficient adapts so that the KL approaches this")
     kl_horizon: float | None = Field(None, gt=0, description="responses over which it adapts")
     reference: ReferenceName = "frozen"
     overlong_filter: bool = Field(False, description="truncated responses train nothing")
     overlong_buffer: Buffer = None
     overlong_factor: float = Field(1.0, ge=0, description="size of the soft overlong penalty at the limit")
     token_budget: int | None = Field(None, ge=1, description="responses longer than this are penalised")
-    token_budget_penalty: float = Field(0.0, ge=0, description="what they lose")
+    token_budget_penalty: float = Field(0.0, ge=0, description="reward that a response beyond token_budget loses")
     reward_clip: RewardClip = None
     off_policy_delta: Delta = None
     high_entropy_share: float | None = Field(
@@ -69,77 +97,80 @@ class PolicyParams(AlgorithmParams):
     )
     keep_routing: KeepRouting = False
     keep_sampling: KeepSampling = False
-    mismatch_level: Literal["none", "token", "sequence", "geometric"] = Field(
-        "none", description="weights pi_old / pi_gen against engine mismatch"
+    mismatch_level: MismatchLevel = Field("none", description="weights pi_old / pi_gen against engine mismatch")
+    mismatch_action: MismatchAction = Field(
+        "truncate", description="a weight outside floor and cap: clamped, or its token dropped"
     )
-    mismatch_action: Literal["truncate", "mask"] = Field("truncate", description="what happens outside floor and cap")
     mismatch_cap: float = Field(2.0, gt=0, description="largest weight")
     mismatch_floor: float = Field(0.0, ge=0, description="smallest weight")
-    entropy_coef: float = Field(0.0, description="entropy bonus, or where an adaptive one starts")
-    entropy_target: float | None = Field(None, gt=0, description="adapt the bonus to hold this entropy, in nats")
+    entropy_coef: float = Field(0.0, description="coefficient of the entropy bonus; an adaptive one starts here")
+    entropy_target: float | None = Field(None, gt=0, description="the bonus adapts to hold this entropy, in nats")
     entropy_step: float = Field(0.0, ge=0, description="change of the adaptive bonus at each step")
     entropy_max: float = Field(0.0, ge=0, description="largest adaptive bonus")
     ptx_coef: float = Field(0.0, ge=0, description="weight of the log-likelihood of text from the SFT data")
     num_epochs: int = Field(1, ge=1, description="passes over each batch")
     num_minibatches: NumMinibatches = 1
-    max_kl: float | None = Field(None, gt=0, description="stop a batch's updates once its policy moved this far (k3)")
+    max_kl: float | None = Field(
+        None, gt=0, description="a batch's updates stop once the policy has moved this far (k3)"
+    )
     dynamic_sampling: Dynamic = False
     temperature_end: float | None = Field(None, gt=0, description="sampling temperature at the end of training")
-    allow: tuple[str, ...] = Field((), description="unusual combinations that are meant")
+    allow: tuple[str, ...] = Field((), description="names of unusual combinations to accept")
 
     def rest(self) -> dict[str, Any]:
-        """The fields of `Parts` that these parameters fill, by name. A preset's KL is dropped by `kl_coef: 0`.
+        """Return the fields of `Parts` that these parameters fill, by name. `kl_coef: 0` drops a preset's KL.
 
         Raises: ConfigError if the KL is asked to enter somewhere, with coefficient 0.
         """
         if self.kl_coef == 0 and self.kl_in != "none" and "kl_in" in self.model_fields_set:
             raise ConfigError(f"kl_in is {self.kl_in!r} but kl_coef is 0; set kl_coef above 0, or kl_in to none")
+        # A preset's own schedule goes with its KL; one that the recipe asks for stays, and the rules refuse it.
         idle = self.kl_coef == 0 and "reference" not in self.model_fields_set
         return {
-            "kl": Kl(
-                form=self.kl_form,
-                where=self.kl_in if self.kl_coef > 0 else "none",
-                coef=self.kl_coef,
-                target=self.kl_target,
-                horizon=self.kl_horizon,
-            ),
-            "masks": Masks(
-                overlong_filter=self.overlong_filter,
-                off_policy_delta=self.off_policy_delta,
-                high_entropy_share=self.high_entropy_share,
-                keep_routing=self.keep_routing,
-                keep_sampling=self.keep_sampling,
-            ),
-            "mismatch": Mismatch(
-                level=self.mismatch_level,
-                action=self.mismatch_action,
-                cap=self.mismatch_cap,
-                floor=self.mismatch_floor,
-            ),
-            "shaping": Shaping(
-                overlong_buffer=self.overlong_buffer,
-                overlong_factor=self.overlong_factor,
-                token_budget=self.token_budget,
-                token_budget_penalty=self.token_budget_penalty,
-                reward_clip=self.reward_clip,
-            ),
-            "terms": Terms(
-                entropy_coef=self.entropy_coef,
-                entropy_target=self.entropy_target,
-                entropy_step=self.entropy_step,
-                entropy_max=self.entropy_max,
-                ptx_coef=self.ptx_coef,
-            ),
-            "updates": Updates(num_epochs=self.num_epochs, num_minibatches=self.num_minibatches, max_kl=self.max_kl),
+            "kl": self._filled(Kl, "kl_", where=self.kl_in if self.kl_coef > 0 else "none"),
+            "masks": self._filled(Masks),
+            "mismatch": self._filled(Mismatch, "mismatch_"),
+            "shaping": self._filled(Shaping),
+            "terms": self._filled(Terms),
+            "updates": self._filled(Updates),
             "dynamic_sampling": self.dynamic_sampling,
             "reference": "frozen" if idle else self.reference,
             "temperature_end": self.temperature_end,
             "allow": frozenset(self.allow),
         }
 
+    def _filled(self, kind: type[Value], prefix: str = "", **instead: Any) -> Value:
+        """Return a `kind` whose fields are `instead`, or else the parameters of the same names behind `prefix`."""
+        names = [f.name for f in fields(kind)]  # type: ignore[arg-type]
+        return kind(**{n: instead[n] if n in instead else getattr(self, prefix + n) for n in names})
+
+
+class GroupNormParams(PolicyParams):
+    """Parameters of the advantage that is normalised within each group."""
+
+    std: Literal["group", "batch", "leave_one_out", "none"] = option("group_norm", "std")
+    baseline: Literal["mean", "leave_one_out"] = option("group_norm", "baseline")
+    ddof: int = option("group_norm", "ddof")
+    eps: float = option("group_norm", "eps")
+
+    def advantage(self) -> Part:
+        """Return the group-normalised advantage with these numbers."""
+        return Part.of("group_norm", self)
+
+
+class ClipParams(PolicyParams):
+    """Parameters of PPO's clip."""
+
+    clip_low: float = option("clip", "clip_low")
+    clip_high: float = option("clip", "clip_high")
+
+    def clip(self) -> Part:
+        """Return the clipped surrogate with these numbers."""
+        return Part.of("clip", self)
+
 
 def load_algorithm(name: str, params: Mapping[str, Any] | None = None) -> tuple[AlgorithmParams, Parts]:
-    """The validated parameters of the algorithm `name`, and its parts.
+    """Return the validated parameters of the algorithm `name`, and its parts, which have passed `rules.check`.
 
     Raises: UnknownName with the near ones; ConfigError for an unknown or wrong parameter, for parts that make no sense
     together, or for a plug-in without `Params` and `parts`.
@@ -151,22 +182,29 @@ def load_algorithm(name: str, params: Mapping[str, Any] | None = None) -> tuple[
     try:
         checked = params_type.model_validate(dict(params or {}))
     except ValidationError as exc:
-        said = registry.refused_parameters(exc.errors(), list(params_type.model_fields))
-        raise ConfigError(f"algorithm {name!r}: {said}") from exc
+        reason = registry.refused_parameters(exc.errors(), list(params_type.model_fields))
+        raise ConfigError(f"algorithm {name!r}: {reason}") from exc
     try:
-        found = choose(checked)
+        parts = choose(checked)
+        if not isinstance(parts, Parts):
+            raise ConfigError(f"parts() must return Parts, got {type(parts).__name__}")
+        rules.check(parts)
     except ConfigError as exc:
         raise ConfigError(f"algorithm {name!r}: {exc}") from exc
-    if not isinstance(found, Parts):
-        raise ConfigError(f"algorithm {name!r}: parts() must return Parts, got {type(found).__name__}")
-    return checked, found
+    return checked, parts
 
 
 def weighted(parts: Parts, weights: tuple[float, ...]) -> Parts:
-    """The parts with the recipe's weights of reward components, where they take some and name none themselves."""
+    """Return the parts with the recipe's weights of reward components, where they take some and name none themselves.
+
+    Raises: ConfigError for weights that the advantage does not take.
+    """
     if not parts.needs_components or not weights or parts.advantage.options.get("weights") is not None:
         return parts
-    return replace(parts, advantage=replace(parts.advantage, options={**parts.advantage.options, "weights": weights}))
+    options = {**parts.advantage.options, "weights": weights}
+    parts = replace(parts, advantage=replace(parts.advantage, options=options))
+    rules.check(parts)
+    return parts
 
 
 def explain_algorithm(
@@ -177,21 +215,21 @@ def explain_algorithm(
     setting: Setting = PLAIN,
     weights: tuple[float, ...] = (),
 ) -> str:
-    """The page of `explain` for the algorithm `name` in a recipe of that longest response and those reward weights.
+    """Return the page of `explain` for the algorithm `name` with the recipe's longest response and reward weights.
 
-    What departs is what the file declares, and every parameter that is not the preset's own.
+    Departures are those that the file declares, and every parameter that differs from the preset's default.
 
     Raises: as `load_algorithm`.
     """
     module = registry.find("algorithms", name)
-    checked, found = load_algorithm(name, params)
+    checked, parts = load_algorithm(name, params)
     changed = []
     for key in sorted(checked.model_fields_set - {"allow"}):
         field = type(checked).model_fields[key]
         if not field.is_required() and (value := getattr(checked, key)) != field.default:
             changed.append(f"{key} is {value!r}, the preset has {field.default!r}")
     return explain(
-        weighted(found, weights).resolve(max_response_tokens),
+        weighted(parts, weights).resolve(max_response_tokens),
         name=name,
         source=getattr(module, "SOURCE", ""),
         departures=[*getattr(module, "DEPARTURES", ()), *changed],

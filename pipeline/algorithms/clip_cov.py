@@ -1,10 +1,13 @@
-"""Clip-Cov: no gradient on a few tokens whose log-prob and advantage vary together most, so entropy lasts."""
+"""Clip-Cov: no gradient on a few tokens whose log-prob and advantage vary together most, so entropy lasts.
+
+J     = (1 / sum_i |y_i|) sum_i sum_t m_t min(r_t A_i, clip(r_t, 1 - clip_low, 1 + clip_high) A_i),  A_i as in GRPO
+m_t   = 0 on a random share of all tokens, drawn among those with cov_low <= cov_t <= cov_high, else 1
+cov_t = (log pi(y_t) - mean of log pi) (A_i - mean of A)
+"""
 
 from __future__ import annotations
 
-from pydantic import Field
-
-from pipeline.algorithms.base import Baseline, ClipHigh, ClipLow, Ddof, Eps, PolicyParams, Std
+from pipeline.algorithms.base import ClipParams, GroupNormParams, option
 from pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2505.22617"
@@ -13,38 +16,20 @@ DEPARTURES: tuple[str, ...] = (
 )
 
 
-class Params(PolicyParams):
+class Params(ClipParams, GroupNormParams):
     """Clip-Cov's numbers."""
 
-    std: Std = "group"
-    baseline: Baseline = "mean"
-    ddof: Ddof = 1
-    eps: Eps = 1e-6
-    clip_low: ClipLow = 0.2
-    clip_high: ClipHigh = 0.2
-    share: float = Field(2e-4, ge=0, le=1, description="share of all tokens that are left out")
-    cov_low: float = Field(1.0, description="they are drawn among those with a covariance from here")
-    cov_high: float = Field(5.0, description="to here")
+    share: float = option("clip_cov", "share")
+    cov_low: float = option("clip_cov", "cov_low")
+    cov_high: float = option("clip_cov", "cov_high")
 
 
 def parts(params: Params) -> Parts:
-    """Clip-Cov's parts."""
+    """Return Clip-Cov's parts."""
     return Parts(
-        advantage=Part(
-            "group_norm",
-            {"baseline": params.baseline, "std": params.std, "ddof": params.ddof, "eps": params.eps},
-        ),
+        advantage=params.advantage(),
         ratio="token",
-        surrogate=Part(
-            "clip_cov",
-            {
-                "clip_low": params.clip_low,
-                "clip_high": params.clip_high,
-                "share": params.share,
-                "cov_low": params.cov_low,
-                "cov_high": params.cov_high,
-            },
-        ),
+        surrogate=Part.of("clip_cov", params),
         aggregate="token_mean",
         **params.rest(),
     )

@@ -1,36 +1,31 @@
-"""DAPO: clip-higher, loss per token of the batch, dynamic sampling, soft overlong penalty, no KL."""
+"""DAPO: clip-higher, loss per token of the batch, dynamic sampling, soft overlong penalty, no KL.
+
+J = (1 / sum_i |y_i|) sum_i sum_t min(r_t A_i, clip(r_t, 1 - clip_low, 1 + clip_high) A_i),  A_i and r_t as in GRPO
+over groups whose rewards differ;  R_i falls by up to overlong_factor over the last overlong_buffer of the length
+"""
 
 from __future__ import annotations
 
-from pipeline.algorithms.base import Baseline, Buffer, ClipHigh, ClipLow, Ddof, Dynamic, Eps, PolicyParams, Std
-from pipeline.rl.parts import Part, Parts
+from dataclasses import replace
+
+from pipeline.algorithms import grpo
+from pipeline.algorithms.base import Buffer, ClipHigh, Dynamic, KlCoef, KlIn
+from pipeline.rl.parts import Parts
 
 SOURCE = "arXiv:2503.14476 eq. 8 to 13"
 DEPARTURES: tuple[str, ...] = ("the overlong buffer is a share of the longest response (0.2, as 4096 of 20480)",)
 
 
-class Params(PolicyParams):
-    """DAPO's numbers."""
+class Params(grpo.Params):
+    """GRPO's numbers, as DAPO has them."""
 
-    std: Std = "group"
-    baseline: Baseline = "mean"
-    ddof: Ddof = 1
-    eps: Eps = 1e-6
-    clip_low: ClipLow = 0.2
     clip_high: ClipHigh = 0.28
     dynamic_sampling: Dynamic = True
     overlong_buffer: Buffer = 0.2
+    kl_in: KlIn = "none"
+    kl_coef: KlCoef = 0.0
 
 
 def parts(params: Params) -> Parts:
-    """DAPO's parts."""
-    return Parts(
-        advantage=Part(
-            "group_norm",
-            {"baseline": params.baseline, "std": params.std, "ddof": params.ddof, "eps": params.eps},
-        ),
-        ratio="token",
-        surrogate=Part("clip", {"clip_low": params.clip_low, "clip_high": params.clip_high}),
-        aggregate="token_mean",
-        **params.rest(),
-    )
+    """Return GRPO's parts with a mean over all tokens of the batch."""
+    return replace(grpo.parts(params), aggregate="token_mean")

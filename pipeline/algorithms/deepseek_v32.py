@@ -1,19 +1,17 @@
-"""DeepSeek-V3.2: GRPO without the spread, unbiased KL, off-policy sequence mask, routing and sampling mask kept."""
+"""DeepSeek-V3.2: GRPO without the spread, unbiased KL, off-policy sequence mask, routing and sampling mask kept.
+
+J   = mean_i (1/|y_i|) sum_t [ M_i min(r_t A_i, clip(r_t, 1 - clip_low, 1 + clip_high) A_i) - kl_coef r_t k3_t ]
+A_i = R_i - mean of the group,  r_t and k3_t as in GRPO
+M_i = 0 where A_i < 0 and mean_t log(pi_gen(y_t) / pi(y_t)) > off_policy_delta, else 1
+"""
 
 from __future__ import annotations
 
-from pipeline.algorithms.base import (
-    ClipHigh,
-    ClipLow,
-    Delta,
-    KeepRouting,
-    KeepSampling,
-    KlCoef,
-    KlFormName,
-    KlIn,
-    PolicyParams,
-)
-from pipeline.rl.parts import Part, Parts
+from dataclasses import replace
+
+from pipeline.algorithms import dr_grpo
+from pipeline.algorithms.base import ClipParams, Delta, KeepRouting, KeepSampling, KlCoef, KlFormName, KlIn
+from pipeline.rl.parts import Parts
 
 SOURCE = "arXiv:2512.02556 section 3.1"
 DEPARTURES: tuple[str, ...] = (
@@ -22,11 +20,9 @@ DEPARTURES: tuple[str, ...] = (
 )
 
 
-class Params(PolicyParams):
+class Params(ClipParams):
     """DeepSeek-V3.2's numbers."""
 
-    clip_low: ClipLow = 0.2
-    clip_high: ClipHigh = 0.2
     kl_in: KlIn = "loss"
     kl_form: KlFormName = "k3_unbiased"
     kl_coef: KlCoef = 0.001
@@ -36,11 +32,5 @@ class Params(PolicyParams):
 
 
 def parts(params: Params) -> Parts:
-    """DeepSeek-V3.2's parts."""
-    return Parts(
-        advantage=Part("group_mean"),
-        ratio="token",
-        surrogate=Part("clip", {"clip_low": params.clip_low, "clip_high": params.clip_high}),
-        aggregate="sequence_mean_token_mean",
-        **params.rest(),
-    )
+    """Return Dr. GRPO's parts with a mean over the tokens of a response."""
+    return replace(dr_grpo.parts(params), aggregate="sequence_mean_token_mean")

@@ -1,35 +1,30 @@
-"""GMPO: the geometric mean of token ratios, each clipped in log space."""
+"""GMPO: the geometric mean of token ratios, each clipped in log space.
+
+J = mean_i A_i exp( (1/|y_i|) sum_t s min(s log r_t, clip(s log r_t, -clip, clip)) ),  s = sign A_i
+A_i and r_t as in GRPO
+"""
 
 from __future__ import annotations
 
-from pydantic import Field
-
-from pipeline.algorithms.base import Baseline, Ddof, Eps, PolicyParams, Std
+from pipeline.algorithms.base import GroupNormParams, option
 from pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2507.20673"
 DEPARTURES: tuple[str, ...] = ()
 
 
-class Params(PolicyParams):
+class Params(GroupNormParams):
     """GMPO's numbers."""
 
-    std: Std = "group"
-    baseline: Baseline = "mean"
-    ddof: Ddof = 1
-    eps: Eps = 1e-6
-    clip: float = Field(0.4, gt=0, description="token log-ratios are clipped to plus or minus this")
+    clip: float = option("geometric_mean", "clip")
 
 
 def parts(params: Params) -> Parts:
-    """GMPO's parts."""
+    """Return GMPO's parts."""
     return Parts(
-        advantage=Part(
-            "group_norm",
-            {"baseline": params.baseline, "std": params.std, "ddof": params.ddof, "eps": params.eps},
-        ),
+        advantage=params.advantage(),
         ratio="token",
-        surrogate=Part("geometric_mean", {"clip": params.clip}),
+        surrogate=Part.of("geometric_mean", params),
         aggregate="sequence_mean",
         **params.rest(),
     )

@@ -1,37 +1,33 @@
-"""GRPO: rewards normalised within each group, clipped token ratios, k3 to a reference in the loss."""
+"""GRPO: rewards normalised within each group, clipped token ratios, k3 to a reference in the loss.
+
+J   = mean_i (1/|y_i|) sum_t [ min(r_t A_i, clip(r_t, 1 - clip_low, 1 + clip_high) A_i) - kl_coef k3_t ]
+A_i = (R_i - mean of the group) / (std of the group + eps)
+r_t = pi(y_t) / pi_old(y_t),  k3_t = exp(d) - d - 1,  d = log pi_ref(y_t) - log pi(y_t)
+"""
 
 from __future__ import annotations
 
-from pipeline.algorithms.base import Baseline, ClipHigh, ClipLow, Ddof, Eps, KlCoef, KlFormName, KlIn, PolicyParams, Std
-from pipeline.rl.parts import Part, Parts
+from pipeline.algorithms.base import ClipParams, GroupNormParams, KlCoef, KlFormName, KlIn
+from pipeline.rl.parts import Parts
 
 SOURCE = "arXiv:2402.03300 eq. 3 and 4"
 DEPARTURES: tuple[str, ...] = ("the standard deviation is the sample's (ddof 1); the paper leaves it open",)
 
 
-class Params(PolicyParams):
+class Params(ClipParams, GroupNormParams):
     """GRPO's numbers."""
 
-    std: Std = "group"
-    baseline: Baseline = "mean"
-    ddof: Ddof = 1
-    eps: Eps = 1e-6
-    clip_low: ClipLow = 0.2
-    clip_high: ClipHigh = 0.2
     kl_in: KlIn = "loss"
     kl_form: KlFormName = "k3"
     kl_coef: KlCoef = 0.04
 
 
 def parts(params: Params) -> Parts:
-    """GRPO's parts."""
+    """Return GRPO's parts."""
     return Parts(
-        advantage=Part(
-            "group_norm",
-            {"baseline": params.baseline, "std": params.std, "ddof": params.ddof, "eps": params.eps},
-        ),
+        advantage=params.advantage(),
         ratio="token",
-        surrogate=Part("clip", {"clip_low": params.clip_low, "clip_high": params.clip_high}),
+        surrogate=params.clip(),
         aggregate="sequence_mean_token_mean",
         **params.rest(),
     )

@@ -1,34 +1,30 @@
-"""GSPO: one length-normalised ratio per response, with a clip of its own size."""
+"""GSPO: one length-normalised ratio per response, with a clip of its own size.
+
+J   = mean_i min(r_i A_i, clip(r_i, 1 - clip_low, 1 + clip_high) A_i),  A_i as in GRPO
+r_i = (pi(y_i) / pi_old(y_i))^(1/|y_i|)
+"""
 
 from __future__ import annotations
 
-from pipeline.algorithms.base import Baseline, ClipHigh, ClipLow, Ddof, Eps, PolicyParams, Std
-from pipeline.rl.parts import Part, Parts
+from dataclasses import replace
+
+from pipeline.algorithms import grpo
+from pipeline.algorithms.base import ClipHigh, ClipLow, KlCoef, KlIn
+from pipeline.rl.parts import Parts
 
 SOURCE = "arXiv:2507.18071 eq. 5 to 7"
 DEPARTURES: tuple[str, ...] = ()
 
 
-class Params(PolicyParams):
-    """GSPO's numbers."""
+class Params(grpo.Params):
+    """GRPO's numbers, as GSPO has them."""
 
-    std: Std = "group"
-    baseline: Baseline = "mean"
-    ddof: Ddof = 1
-    eps: Eps = 1e-6
     clip_low: ClipLow = 3e-4
     clip_high: ClipHigh = 4e-4
+    kl_in: KlIn = "none"
+    kl_coef: KlCoef = 0.0
 
 
 def parts(params: Params) -> Parts:
-    """GSPO's parts."""
-    return Parts(
-        advantage=Part(
-            "group_norm",
-            {"baseline": params.baseline, "std": params.std, "ddof": params.ddof, "eps": params.eps},
-        ),
-        ratio="sequence",
-        surrogate=Part("clip", {"clip_low": params.clip_low, "clip_high": params.clip_high}),
-        aggregate="sequence_mean_token_mean",
-        **params.rest(),
-    )
+    """Return GRPO's parts with the ratio of the whole response."""
+    return replace(grpo.parts(params), ratio="sequence")

@@ -1,34 +1,22 @@
-"""GSPO-token: the response's ratio by value, each token's own gradient, so advantages may differ between tokens."""
+"""GSPO-token: the response's ratio by value, each token's own gradient, so advantages may differ between tokens.
+
+J   = mean_i (1/|y_i|) sum_t min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t),  A_t as in GRPO
+r_t = sg[(pi(y_i) / pi_old(y_i))^(1/|y_i|)] pi(y_t) / sg[pi(y_t)]
+"""
 
 from __future__ import annotations
 
-from pipeline.algorithms.base import Baseline, ClipHigh, ClipLow, Ddof, Eps, PolicyParams, Std
-from pipeline.rl.parts import Part, Parts
+from dataclasses import replace
+
+from pipeline.algorithms import gspo
+from pipeline.rl.parts import Parts
 
 SOURCE = "arXiv:2507.18071 eq. 13 and 14"
 DEPARTURES: tuple[str, ...] = ()
 
-
-class Params(PolicyParams):
-    """GSPO-token's numbers."""
-
-    std: Std = "group"
-    baseline: Baseline = "mean"
-    ddof: Ddof = 1
-    eps: Eps = 1e-6
-    clip_low: ClipLow = 3e-4
-    clip_high: ClipHigh = 4e-4
+Params = gspo.Params
 
 
-def parts(params: Params) -> Parts:
-    """GSPO-token's parts."""
-    return Parts(
-        advantage=Part(
-            "group_norm",
-            {"baseline": params.baseline, "std": params.std, "ddof": params.ddof, "eps": params.eps},
-        ),
-        ratio="sequence_token",
-        surrogate=Part("clip", {"clip_low": params.clip_low, "clip_high": params.clip_high}),
-        aggregate="sequence_mean_token_mean",
-        **params.rest(),
-    )
+def parts(params: gspo.Params) -> Parts:
+    """Return GSPO's parts with a ratio that has each token's gradient."""
+    return replace(gspo.parts(params), ratio="sequence_token")

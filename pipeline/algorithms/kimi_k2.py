@@ -1,10 +1,11 @@
-"""Kimi K2: a squared regression of the response's log-ratio on its centred reward."""
+"""Kimi K2: a squared regression of the response's log-ratio on its centred reward.
+
+J = mean_i -(R_i - mean of the group - tau log(pi(y_i) / pi_old(y_i)))^2
+"""
 
 from __future__ import annotations
 
-from pydantic import Field
-
-from pipeline.algorithms.base import PolicyParams
+from pipeline.algorithms.base import PolicyParams, option
 from pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2507.20534 section 3.2.3; 2501.12599 eq. 3"
@@ -17,15 +18,15 @@ DEPARTURES: tuple[str, ...] = (
 class Params(PolicyParams):
     """Kimi K2's numbers."""
 
-    tau: float = Field(0.5, gt=0, description="log-ratio is pulled to advantage / tau")
+    tau: float = option("squared", "tau")
 
 
 def parts(params: Params) -> Parts:
-    """Kimi K2's parts."""
+    """Return Kimi K2's parts."""
     return Parts(
         advantage=Part("group_mean"),
         ratio="sequence_product",
-        surrogate=Part("squared", {"tau": params.tau}),
+        surrogate=Part.of("squared", params),
         aggregate="sequence_mean",
         **params.rest(),
     )

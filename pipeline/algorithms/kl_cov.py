@@ -1,10 +1,13 @@
-"""KL-Cov: a penalty on moving the few tokens whose log-prob and advantage vary together most."""
+"""KL-Cov: a penalty on moving the few tokens whose log-prob and advantage vary together most.
+
+J     = (1 / sum_i |y_i|) sum_i sum_t [ r_t A_i - cov_coef k_t |log r_t| ],  A_i and r_t as in GRPO
+k_t   = 1 on the share of all tokens of highest cov_t, else 0
+cov_t = (log pi(y_t) - mean of log pi) (A_i - mean of A)
+"""
 
 from __future__ import annotations
 
-from pydantic import Field
-
-from pipeline.algorithms.base import Baseline, Ddof, Eps, PolicyParams, Std
+from pipeline.algorithms.base import GroupNormParams, option
 from pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2505.22617"
@@ -14,26 +17,19 @@ DEPARTURES: tuple[str, ...] = (
 )
 
 
-class Params(PolicyParams):
+class Params(GroupNormParams):
     """KL-Cov's numbers."""
 
-    std: Std = "group"
-    baseline: Baseline = "mean"
-    ddof: Ddof = 1
-    eps: Eps = 1e-6
-    share: float = Field(2e-3, ge=0, le=1, description="share of all tokens that are held")
-    cov_coef: float = Field(1.0, ge=0, description="how strongly")
+    share: float = option("kl_cov", "share")
+    cov_coef: float = option("kl_cov", "coef")
 
 
 def parts(params: Params) -> Parts:
-    """KL-Cov's parts."""
+    """Return KL-Cov's parts."""
     return Parts(
-        advantage=Part(
-            "group_norm",
-            {"baseline": params.baseline, "std": params.std, "ddof": params.ddof, "eps": params.eps},
-        ),
+        advantage=params.advantage(),
         ratio="token",
-        surrogate=Part("kl_cov", {"share": params.share, "coef": params.cov_coef}),
+        surrogate=Part.of("kl_cov", params, coef=params.cov_coef),
         aggregate="token_mean",
         **params.rest(),
     )

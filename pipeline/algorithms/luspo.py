@@ -1,34 +1,21 @@
-"""LUSPO: GSPO's sequence loss times the response's length, which takes away its pull to short responses."""
+"""LUSPO: GSPO's sequence loss times the response's length, which takes away its pull to short responses.
+
+J = mean_i |y_i| min(r_i A_i, clip(r_i, 1 - clip_low, 1 + clip_high) A_i),  A_i and r_i as in GSPO
+"""
 
 from __future__ import annotations
 
-from pipeline.algorithms.base import Baseline, ClipHigh, ClipLow, Ddof, Eps, PolicyParams, Std
-from pipeline.rl.parts import Part, Parts
+from dataclasses import replace
+
+from pipeline.algorithms import gspo
+from pipeline.rl.parts import Parts
 
 SOURCE = "arXiv:2602.05261"
 DEPARTURES: tuple[str, ...] = ()
 
-
-class Params(PolicyParams):
-    """LUSPO's numbers."""
-
-    std: Std = "group"
-    baseline: Baseline = "mean"
-    ddof: Ddof = 1
-    eps: Eps = 1e-6
-    clip_low: ClipLow = 3e-4
-    clip_high: ClipHigh = 4e-4
+Params = gspo.Params
 
 
-def parts(params: Params) -> Parts:
-    """LUSPO's parts."""
-    return Parts(
-        advantage=Part(
-            "group_norm",
-            {"baseline": params.baseline, "std": params.std, "ddof": params.ddof, "eps": params.eps},
-        ),
-        ratio="sequence",
-        surrogate=Part("clip", {"clip_low": params.clip_low, "clip_high": params.clip_high}),
-        aggregate="sequence_mean_token_sum",
-        **params.rest(),
-    )
+def parts(params: gspo.Params) -> Parts:
+    """Return GSPO's parts with a sum over the tokens of a response."""
+    return replace(gspo.parts(params), aggregate="sequence_mean_token_sum")

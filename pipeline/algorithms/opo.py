@@ -1,24 +1,23 @@
-"""OPO: on-policy, with the length-weighted mean of the group, which has the least variance, as baseline."""
+"""OPO: on-policy, with the length-weighted mean of the group, which has the least variance, as baseline.
+
+J   = mean_i sum_t A_i log pi(y_t)
+A_i = R_i - sum_j |y_j| R_j / sum_j |y_j| over the group
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from pipeline.algorithms import reinforce
 from pipeline.algorithms.base import PolicyParams
 from pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2505.23585"
 DEPARTURES: tuple[str, ...] = ()
 
-
-class Params(PolicyParams):
-    """OPO has no numbers of its own."""
+Params = PolicyParams
 
 
-def parts(params: Params) -> Parts:
-    """OPO's parts."""
-    return Parts(
-        advantage=Part("optimal_baseline"),
-        ratio="none",
-        surrogate=Part("reinforce"),
-        aggregate="sequence_mean_token_sum",
-        **params.rest(),
-    )
+def parts(params: PolicyParams) -> Parts:
+    """Return REINFORCE's parts with the optimal baseline."""
+    return replace(reinforce.parts(params), advantage=Part("optimal_baseline"))

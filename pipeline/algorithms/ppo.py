@@ -1,5 +1,10 @@
 """PPO: a critic with GAE, clipped token ratios, the KL to the reference taken off the reward.
 
+    J   = (1 / sum_i |y_i|) sum_i sum_t min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t)
+    A_t = whiten over all tokens( sum_(s >= t) (gamma lam)^(s - t) (reward_s + gamma V_(s+1) - V_s) )
+    reward_t = [t = last] R - kl_coef (log pi_old(y_t) - log pi_ref(y_t)),  r_t = pi(y_t) / pi_old(y_t)
+    critic: minimise value_loss_coef 0.5 (V_t - return_t)^2,  return_t = A_t before whitening + V_t at batch start
+
 VAPO's choice of its options is a preset of its own: `vapo`.
 """
 
@@ -7,18 +12,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from pipeline.algorithms.base import (
-    ClipHigh,
-    ClipLow,
-    Ddof,
-    Eps,
-    Gamma,
-    KlCoef,
-    KlFormName,
-    KlIn,
-    NumMinibatches,
-    PolicyParams,
-)
+from pipeline.algorithms.base import ClipParams, KlCoef, KlFormName, KlIn, NumMinibatches, option
 from pipeline.rl.parts import Critic, Part, Parts
 
 SOURCE = "arXiv:1707.06347 eq. 7 to 9; on language 1909.08593, 2203.02155; options 2503.01491, 2504.05118"
@@ -28,20 +22,18 @@ DEPARTURES: tuple[str, ...] = (
 )
 
 
-class Params(PolicyParams):
+class Params(ClipParams):
     """PPO's numbers."""
 
-    gamma: Gamma = 1.0
-    lam: float = Field(0.95, ge=0, le=1, description="lambda of GAE")
-    lam_critic: float | None = Field(None, ge=0, le=1, description="lambda of the critic's returns; null: the same")
-    length_alpha: float | None = Field(None, gt=0, description="lambda = 1 - 1 / (alpha length) for the policy")
-    bootstrap_truncated: bool = Field(False, description="a truncated response ends with the critic's value, not 0")
-    whiten: bool = Field(True, description="advantages to mean 0 and deviation 1 over the batch")
-    ddof: Ddof = 1
-    eps: Eps = 1e-8
-    clip_low: ClipLow = 0.2
-    clip_high: ClipHigh = 0.2
-    dual_clip: float | None = Field(None, gt=1, description="bound on the loss where A < 0 (1912.09729 has 3)")
+    gamma: float = option("gae", "gamma")
+    lam: float = option("gae", "lam")
+    lam_critic: float | None = option("gae", "lam_critic")
+    length_alpha: float | None = option("gae", "length_alpha")
+    bootstrap_truncated: bool = option("gae", "bootstrap_truncated")
+    whiten: bool = option("gae", "whiten")
+    ddof: int = option("gae", "ddof")
+    eps: float = option("gae", "eps", 1e-8)
+    dual_clip: float | None = option("dual_clip", "dual", None, "bound on the loss where A < 0 (1912.09729 has 3)")
     value_clip: float | None = Field(0.2, gt=0, description="values move at most this far from those at batch start")
     value_loss_coef: float = Field(1.0, gt=0, description="weight of the critic's loss")
     critic_shared: bool = Field(False, description="a head on the policy's backbone; else a backbone of its own")
@@ -54,26 +46,11 @@ class Params(PolicyParams):
 
 
 def parts(params: Params) -> Parts:
-    """PPO's parts."""
-    clip = {"clip_low": params.clip_low, "clip_high": params.clip_high}
+    """Return PPO's parts."""
     return Parts(
-        advantage=Part(
-            "gae",
-            {
-                "gamma": params.gamma,
-                "lam": params.lam,
-                "lam_critic": params.lam_critic,
-                "length_alpha": params.length_alpha,
-                "bootstrap_truncated": params.bootstrap_truncated,
-                "whiten": params.whiten,
-                "ddof": params.ddof,
-                "eps": params.eps,
-            },
-        ),
+        advantage=Part.of("gae", params),
         ratio="token",
-        surrogate=Part("clip", clip)
-        if params.dual_clip is None
-        else Part("dual_clip", {**clip, "dual": params.dual_clip}),
+        surrogate=params.clip() if params.dual_clip is None else Part.of("dual_clip", params, dual=params.dual_clip),
         aggregate="token_mean",
         critic=Critic(
             shared=params.critic_shared,

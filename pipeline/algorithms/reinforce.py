@@ -1,4 +1,8 @@
-"""REINFORCE: the reward itself, no baseline."""
+"""REINFORCE: the reward itself, no baseline.
+
+J   = mean_i sum_t A_i log pi(y_t)
+A_i = R_i - kl_coef sum_t (log pi_old(y_t) - log pi_ref(y_t))
+"""
 
 from __future__ import annotations
 
@@ -17,8 +21,8 @@ class Params(PolicyParams):
     kl_coef: KlCoef = 0.01
 
 
-def parts(params: Params) -> Parts:
-    """REINFORCE's parts."""
+def parts(params: PolicyParams) -> Parts:
+    """Return REINFORCE's parts."""
     return Parts(
         advantage=Part("none"),
         ratio="none",

@@ -1,32 +1,34 @@
-"""REINFORCE++-baseline: the group's mean taken off, then whitened over the batch, k2 in the loss."""
+"""REINFORCE++-baseline: the group's mean taken off, then whitened over the batch, k2 in the loss.
+
+J   = (1 / sum_i |y_i|) sum_i sum_t [ min(r_t A_i, clip(r_t, 1 - clip_low, 1 + clip_high) A_i) - kl_coef d^2 / 2 ]
+A_i = whiten over the batch( R_i - mean of the group ),  d = log pi_ref(y_t) - log pi(y_t),  r_t as in PPO
+"""
 
 from __future__ import annotations
 
-from pipeline.algorithms.base import ClipHigh, ClipLow, Ddof, Eps, KlCoef, KlFormName, KlIn, PolicyParams
+from pipeline.algorithms.base import ClipParams, KlCoef, KlFormName, KlIn, option
 from pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2501.03262"
 DEPARTURES: tuple[str, ...] = ("whitened over responses, each counting once; some implementations whiten over tokens",)
 
 
-class Params(PolicyParams):
+class Params(ClipParams):
     """REINFORCE++-baseline's numbers."""
 
-    ddof: Ddof = 0
-    eps: Eps = 1e-8
-    clip_low: ClipLow = 0.2
-    clip_high: ClipHigh = 0.2
+    ddof: int = option("group_mean_batch_norm", "ddof", 0)
+    eps: float = option("group_mean_batch_norm", "eps", 1e-8)
     kl_in: KlIn = "loss"
     kl_form: KlFormName = "k2"
     kl_coef: KlCoef = 0.01
 
 
 def parts(params: Params) -> Parts:
-    """REINFORCE++-baseline's parts."""
+    """Return REINFORCE++-baseline's parts."""
     return Parts(
-        advantage=Part("group_mean_batch_norm", {"ddof": params.ddof, "eps": params.eps}),
+        advantage=Part.of("group_mean_batch_norm", params),
         ratio="token",
-        surrogate=Part("clip", {"clip_low": params.clip_low, "clip_high": params.clip_high}),
+        surrogate=params.clip(),
         aggregate="token_mean",
         **params.rest(),
     )

@@ -1,28 +1,22 @@
-"""ReMax: REINFORCE with the reward of the greedy response as baseline."""
+"""ReMax: REINFORCE with the reward of the greedy response as baseline.
+
+J   = mean_i sum_t A_i log pi(y_t)
+A_i = R_i - R of the greedy response,  R_i with the KL taken off as in REINFORCE
+"""
 
 from __future__ import annotations
 
-from pipeline.algorithms.base import KlCoef, KlFormName, KlIn, PolicyParams
+from dataclasses import replace
+
+from pipeline.algorithms import reinforce
 from pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2310.10505 algorithm 1"
 DEPARTURES: tuple[str, ...] = ("the KL of the greedy response is not part of the baseline",)
 
-
-class Params(PolicyParams):
-    """ReMax's numbers."""
-
-    kl_in: KlIn = "reward"
-    kl_form: KlFormName = "k1"
-    kl_coef: KlCoef = 0.01
+Params = reinforce.Params
 
 
-def parts(params: Params) -> Parts:
-    """ReMax's parts."""
-    return Parts(
-        advantage=Part("greedy_baseline"),
-        ratio="none",
-        surrogate=Part("reinforce"),
-        aggregate="sequence_mean_token_sum",
-        **params.rest(),
-    )
+def parts(params: reinforce.Params) -> Parts:
+    """Return REINFORCE's parts with the greedy baseline."""
+    return replace(reinforce.parts(params), advantage=Part("greedy_baseline"))

@@ -1,28 +1,27 @@
-"""RLOO: REINFORCE with the mean of the group's others as baseline."""
+"""RLOO: REINFORCE with the mean of the group's others as baseline.
+
+J   = mean_i sum_t A_i log pi(y_t)
+A_i = R_i - mean of the group's other R,  each R with the KL taken off as in REINFORCE
+"""
 
 from __future__ import annotations
 
-from pipeline.algorithms.base import KlCoef, KlFormName, KlIn, PolicyParams
+from dataclasses import replace
+
+from pipeline.algorithms import reinforce
+from pipeline.algorithms.base import KlCoef
 from pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2402.14740"
 DEPARTURES: tuple[str, ...] = ()
 
 
-class Params(PolicyParams):
-    """RLOO's numbers."""
+class Params(reinforce.Params):
+    """REINFORCE's numbers, as RLOO has them."""
 
-    kl_in: KlIn = "reward"
-    kl_form: KlFormName = "k1"
     kl_coef: KlCoef = 0.03
 
 
 def parts(params: Params) -> Parts:
-    """RLOO's parts."""
-    return Parts(
-        advantage=Part("leave_one_out"),
-        ratio="none",
-        surrogate=Part("reinforce"),
-        aggregate="sequence_mean_token_sum",
-        **params.rest(),
-    )
+    """Return REINFORCE's parts with a leave-one-out baseline."""
+    return replace(reinforce.parts(params), advantage=Part("leave_one_out"))

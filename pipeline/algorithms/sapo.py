@@ -1,36 +1,31 @@
-"""SAPO: a smooth gate on the ratio in place of a clip, steeper for negative advantages."""
+"""SAPO: a smooth gate on the ratio in place of a clip, steeper for negative advantages.
+
+J   = mean_i (1/|y_i|) sum_t (4 / tau) sigmoid(tau (r_t - 1)) A_i,  A_i and r_t as in GRPO
+tau = tau_positive where A_i > 0, else tau_negative
+"""
 
 from __future__ import annotations
 
-from pydantic import Field
-
-from pipeline.algorithms.base import Baseline, Ddof, Eps, PolicyParams, Std
+from pipeline.algorithms.base import GroupNormParams, option
 from pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2511.20347"
 DEPARTURES: tuple[str, ...] = ()
 
 
-class Params(PolicyParams):
+class Params(GroupNormParams):
     """SAPO's numbers."""
 
-    std: Std = "group"
-    baseline: Baseline = "mean"
-    ddof: Ddof = 1
-    eps: Eps = 1e-6
-    tau_positive: float = Field(1.0, gt=0, description="steepness of the gate where A > 0")
-    tau_negative: float = Field(1.05, gt=0, description="steepness elsewhere")
+    tau_positive: float = option("soft_gate", "tau_positive")
+    tau_negative: float = option("soft_gate", "tau_negative")
 
 
 def parts(params: Params) -> Parts:
-    """SAPO's parts."""
+    """Return SAPO's parts."""
     return Parts(
-        advantage=Part(
-            "group_norm",
-            {"baseline": params.baseline, "std": params.std, "ddof": params.ddof, "eps": params.eps},
-        ),
+        advantage=params.advantage(),
         ratio="token",
-        surrogate=Part("soft_gate", {"tau_positive": params.tau_positive, "tau_negative": params.tau_negative}),
+        surrogate=Part.of("soft_gate", params),
         aggregate="sequence_mean_token_mean",
         **params.rest(),
     )

@@ -1,11 +1,14 @@
-"""VAPO: PPO whose critic looks to the end of a response, and whose policy's lambda follows the response's length."""
+"""VAPO: PPO whose critic looks to the end of a response, and whose policy's lambda follows the response's length.
+
+J and A_t as in PPO, with lam = 1 - 1 / (length_alpha |y_i|) for the policy, lam_critic for the returns, no KL
+"""
 
 from __future__ import annotations
 
 from pydantic import Field
 
 from pipeline.algorithms import ppo
-from pipeline.algorithms.base import ClipHigh, KlCoef, KlIn
+from pipeline.algorithms.base import ClipHigh, KlCoef, KlIn, option
 
 SOURCE = "arXiv:2504.05118 section 4"
 DEPARTURES: tuple[str, ...] = (
@@ -18,11 +21,12 @@ DEPARTURES: tuple[str, ...] = (
 class Params(ppo.Params):
     """PPO's numbers, as VAPO has them."""
 
-    lam_critic: float | None = Field(1.0, ge=0, le=1, description="lambda of the critic's returns; null: the same")
-    length_alpha: float | None = Field(
+    lam_critic: float | None = option("gae", "lam_critic", 1.0)
+    length_alpha: float | None = option(
+        "gae",
+        "length_alpha",
         0.05,
-        gt=0,
-        description="lambda = 1 - 1 / (alpha length) for the policy; 0.05 is for thousands of tokens, and 50 want 1",
+        "lambda = 1 - 1 / (alpha length) for the policy; 0.05 is for thousands of tokens, and 50 want 1",
     )
     clip_high: ClipHigh = 0.28
     critic_warmup_steps: int = Field(50, ge=0, description="steps in which only the critic learns")

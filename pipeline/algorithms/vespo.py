@@ -1,46 +1,33 @@
-"""VESPO: REINFORCE weighted by a gamma density of the whole response's ratio, which needs no clip."""
+"""VESPO: REINFORCE weighted by a gamma density of the whole response's ratio, which needs no clip.
+
+J = (1 / sum_i |y_i|) sum_i sum_t sg[exp(lambda + k log w_i - lambda w_i)] A_i log pi(y_t),  A_i as in GRPO
+w_i = pi(y_i) / pi_old(y_i);  k and lambda are the positive ones where A_i >= 0, else the negative ones
+"""
 
 from __future__ import annotations
 
-from pydantic import Field
-
-from pipeline.algorithms.base import Baseline, Ddof, Eps, PolicyParams, Std
+from pipeline.algorithms.base import GroupNormParams, option
 from pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2602.10693"
 DEPARTURES: tuple[str, ...] = ()
 
 
-class Params(PolicyParams):
+class Params(GroupNormParams):
     """VESPO's numbers."""
 
-    std: Std = "group"
-    baseline: Baseline = "mean"
-    ddof: Ddof = 1
-    eps: Eps = 1e-6
-    k_positive: float = Field(2.0, gt=0, description="shape where A >= 0")
-    lambda_positive: float = Field(3.0, gt=0, description="rate where A >= 0")
-    k_negative: float = Field(3.0, gt=0, description="shape where A < 0")
-    lambda_negative: float = Field(2.0, gt=0, description="rate where A < 0")
+    k_positive: float = option("gamma_weight", "k_positive")
+    lambda_positive: float = option("gamma_weight", "lambda_positive")
+    k_negative: float = option("gamma_weight", "k_negative")
+    lambda_negative: float = option("gamma_weight", "lambda_negative")
 
 
 def parts(params: Params) -> Parts:
-    """VESPO's parts."""
+    """Return VESPO's parts."""
     return Parts(
-        advantage=Part(
-            "group_norm",
-            {"baseline": params.baseline, "std": params.std, "ddof": params.ddof, "eps": params.eps},
-        ),
+        advantage=params.advantage(),
         ratio="sequence_product",
-        surrogate=Part(
-            "gamma_weight",
-            {
-                "k_positive": params.k_positive,
-                "lambda_positive": params.lambda_positive,
-                "k_negative": params.k_negative,
-                "lambda_negative": params.lambda_negative,
-            },
-        ),
+        surrogate=Part.of("gamma_weight", params),
         aggregate="token_mean",
         **params.rest(),
     )

@@ -1,7 +1,7 @@
-"""Base of a preference loss's parameters, what a loss is given, and the way from a recipe's `loss:` to it.
+"""Base of a preference loss's parameters, the inputs of a loss, and the way from a recipe's `loss:` to it.
 
-A loss file has `class Params(PreferenceParams)` and `loss(params, sides) -> Losses`; it says `SOURCE` (the paper) and
-`DEPARTURES` (what differs from it). It loads no tensors: it computes with the methods of those that it is given.
+A loss file has `class Params(PreferenceParams)` and `loss(params, sides) -> Losses`; it states `SOURCE` (the paper) and
+`DEPARTURES` (the differences from it). It loads no tensors: it calls methods of the tensors that it gets.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class PreferenceParams(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
     needs_reference: ClassVar[bool] = True
-    """The loss holds the policy against a reference."""
+    """The loss compares the policy to a reference."""
     from_labels: ClassVar[bool] = False
-    """The loss is of single responses, each good or bad; else of pairs, whose sides stand at equal places."""
+    """The loss takes single responses, each good or bad; else pairs, whose sides have equal indices."""
     needs_divergence: ClassVar[bool] = False
-    """The loss takes an estimate of the KL to the reference, of prompts with responses to others."""
+    """The loss takes an estimate of the KL to the reference, from prompts with responses to other prompts."""
 
 
 Beta = Annotated[float, Field(gt=0, description="inverse temperature of the implicit reward")]
@@ -44,7 +44,7 @@ class Responses:
     lengths: Tensor
     """[B] tokens of the response, at least 1, in the type of `logprobs`."""
     ref_logprobs: Tensor | None = None
-    """[B] of the reference; None where the loss has none."""
+    """[B] of the reference; None if the loss has no reference."""
 
     @property
     def log_ratio(self) -> Tensor:
@@ -70,7 +70,7 @@ class Sides:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """What a loss gives: its mean over the optimiser step is what is minimised."""
+    """The values of a loss. Training minimises their mean over the optimiser step."""
 
     values: Tensor
     """[pairs], or for a loss of labels [chosen + rejected]."""
@@ -83,12 +83,18 @@ Loss = Callable[[Any, Sides], Losses]
 
 
 def minus_log_sigmoid(x: Tensor) -> Tensor:
-    """-log sigmoid(x) = log(1 + exp(-x)), without overflow on either side."""
+    """Return -log sigmoid(x) = log(1 + exp(-x)), without overflow on either side."""
     return (-x).logaddexp(x.new_zeros(()))
 
 
+def logistic(margin: Tensor, label_smoothing: float) -> Tensor:
+    """Return -log sigmoid(margin), and for the share of pairs in `label_smoothing` -log sigmoid(-margin)."""
+    values = (1 - label_smoothing) * minus_log_sigmoid(margin)
+    return values + label_smoothing * minus_log_sigmoid(-margin) if label_smoothing > 0 else values
+
+
 def load_preference(name: str, params: Mapping[str, Any] | None = None) -> tuple[PreferenceParams, Loss]:
-    """The validated parameters of the loss `name`, and its function.
+    """Return the validated parameters of the loss `name`, and its function.
 
     Raises: UnknownName with the near ones; ConfigError for an unknown or wrong parameter, or for a plug-in without
     `Params` and `loss`.
@@ -100,5 +106,5 @@ def load_preference(name: str, params: Mapping[str, Any] | None = None) -> tuple
     try:
         return params_type.model_validate(dict(params or {})), function
     except ValidationError as exc:
-        said = registry.refused_parameters(exc.errors(), list(params_type.model_fields))
-        raise ConfigError(f"preference {name!r}: {said}") from exc
+        reason = registry.refused_parameters(exc.errors(), list(params_type.model_fields))
+        raise ConfigError(f"preference {name!r}: {reason}") from exc

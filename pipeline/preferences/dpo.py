@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from pipeline.preferences.base import Beta, LabelSmoothing, Losses, PreferenceParams, Sides, minus_log_sigmoid
+from pipeline.preferences.base import Beta, LabelSmoothing, Losses, PreferenceParams, Sides, logistic
 
 SOURCE = "arXiv:2305.18290 eq. 7; label smoothing as in the authors' note on conservative DPO; nll_coef: 2404.19733"
 DEPARTURES: tuple[str, ...] = ()
@@ -19,12 +19,9 @@ class Params(PreferenceParams):
 
 
 def loss(params: Params, sides: Sides) -> Losses:
-    """-log sigmoid(beta (h_w - h_l)), by the share of label smoothing the other way round."""
+    """Return -log sigmoid(beta (h_w - h_l)), smoothed, less nll_coef log pi(w) / |w|; h is the log-ratio."""
     chosen, rejected = params.beta * sides.chosen.log_ratio, params.beta * sides.rejected.log_ratio
-    margin, share = chosen - rejected, params.label_smoothing
-    values = (1 - share) * minus_log_sigmoid(margin)
-    if share > 0:
-        values = values + share * minus_log_sigmoid(-margin)
+    values = logistic(chosen - rejected, params.label_smoothing)
     if params.nll_coef > 0:
         values = values - params.nll_coef * sides.chosen.mean_logprobs
     return Losses(values, chosen, rejected)

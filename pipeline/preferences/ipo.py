@@ -1,4 +1,4 @@
-"""IPO: the difference of log-ratios is drawn to 1 / (2 beta), and no further."""
+"""IPO: the difference of log-ratios is regressed on 1 / (2 beta)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Params(PreferenceParams):
 
 
 def loss(params: Params, sides: Sides) -> Losses:
-    """(h_w - h_l - 1 / (2 beta))^2."""
+    """Return (h_w - h_l - 1 / (2 beta))^2; h is the log-ratio."""
     chosen, rejected = sides.chosen.log_ratio, sides.rejected.log_ratio
     if params.length_average:
         chosen, rejected = chosen / sides.chosen.lengths, rejected / sides.rejected.lengths

@@ -1,4 +1,4 @@
-"""KTO: single responses, each good or bad, held against the policy's mean drift from the reference."""
+"""KTO: single responses, each good or bad, compared to the policy's mean drift from the reference."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class Params(PreferenceParams):
     needs_divergence: ClassVar[bool] = True
     from_labels: ClassVar[bool] = True
     beta: Beta = 0.1
-    desirable_weight: float = Field(1.0, gt=0, description="lambda_D")
-    undesirable_weight: float = Field(1.0, gt=0, description="lambda_U")
+    desirable_weight: float = Field(1.0, gt=0, description="lambda_D, the weight of good responses")
+    undesirable_weight: float = Field(1.0, gt=0, description="lambda_U, the weight of bad responses")
 
 
 def loss(params: Params, sides: Sides) -> Losses:
-    """lambda_D (1 - sigmoid(beta (h - z))) of good responses, lambda_U (1 - sigmoid(beta (z - h))) of bad ones."""
+    """Return lambda_D (1 - sigmoid(beta (h - z))) of good, lambda_U (1 - sigmoid(beta (z - h))) of bad responses."""
     good, bad, z = sides.chosen.log_ratio, sides.rejected.log_ratio, sides.divergence
     gains = params.desirable_weight * (1 - (params.beta * (good - z)).sigmoid())
     pains = params.undesirable_weight * (1 - (params.beta * (z - bad)).sigmoid())
@@ -36,7 +36,7 @@ def loss(params: Params, sides: Sides) -> Losses:
 
 
 def _joined(first: Tensor, second: Tensor) -> Tensor:
-    """Both in one, [A + B]."""
+    """Return [A] and [B] as one, [A + B], without importing torch."""
     out = first.new_zeros(len(first) + len(second))
     out[: len(first)], out[len(first) :] = first, second
     return out

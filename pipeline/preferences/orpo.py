@@ -1,4 +1,4 @@
-"""ORPO: likelihood of the chosen response, and its odds above the rejected one's. No reference."""
+"""ORPO: the likelihood of the chosen response, and its odds over the rejected response's. No reference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 SOURCE = "arXiv:2403.07691 eq. 3 to 7"
 DEPARTURES: tuple[str, ...] = (
-    "a length-averaged log-probability is held below -1e-6, where the odds would be infinite; such a side has no "
+    "a length-averaged log-probability is clamped to -1e-6, above which the odds go to infinity; a side there has no "
     "gradient in the odds",
 )
 CERTAIN = -1e-6
@@ -27,13 +27,13 @@ class Params(PreferenceParams):
 
 
 def loss(params: Params, sides: Sides) -> Losses:
-    """NLL(w) / |w| - beta log sigmoid(log odds(w) - log odds(l)); odds = p / (1 - p), log p averaged over tokens."""
+    """Return NLL(w) / |w| - beta log sigmoid(log odds(w) - log odds(l)); odds = p / (1 - p), p = pi(y)^(1/|y|)."""
     chosen, rejected = sides.chosen.mean_logprobs, sides.rejected.mean_logprobs
     values = -chosen + params.beta * minus_log_sigmoid(log_odds(chosen) - log_odds(rejected))
     return Losses(values, params.beta * chosen, params.beta * rejected)
 
 
 def log_odds(log_p: Tensor) -> Tensor:
-    """log(p / (1 - p)) from log p < 0, exact near p = 0 and near p = 1."""
+    """Return log(p / (1 - p)) from log p < 0, exact near p = 0 and near p = 1."""
     log_p = log_p.clamp(max=CERTAIN)
     return log_p - (-log_p.expm1()).log()

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from pipeline.preferences.base import LabelSmoothing, Losses, PreferenceParams, Sides, minus_log_sigmoid
+from pipeline.preferences.base import LabelSmoothing, Losses, PreferenceParams, Sides, logistic
 
 SOURCE = "arXiv:2405.14734 eq. 6"
 DEPARTURES: tuple[str, ...] = ()
@@ -22,10 +22,6 @@ class Params(PreferenceParams):
 
 
 def loss(params: Params, sides: Sides) -> Losses:
-    """-log sigmoid(beta / |w| log pi(w) - beta / |l| log pi(l) - gamma), by the share of label smoothing reversed."""
+    """Return -log sigmoid(beta / |w| log pi(w) - beta / |l| log pi(l) - gamma), smoothed."""
     chosen, rejected = params.beta * sides.chosen.mean_logprobs, params.beta * sides.rejected.mean_logprobs
-    margin, share = chosen - rejected - params.gamma, params.label_smoothing
-    values = (1 - share) * minus_log_sigmoid(margin)
-    if share > 0:
-        values = values + share * minus_log_sigmoid(-margin)
-    return Losses(values, chosen, rejected)
+    return Losses(logistic(chosen - rejected - params.gamma, params.label_smoothing), chosen, rejected)

@@ -1,14 +1,14 @@
 """Advantage estimators: rewards in, [B] or [B, T] out, in float64.
 
-Each takes `Rewarded` and its numbers. A callable with the same signature can stand in `Parts.advantage`. A group whose
-rewards are all equal has advantage exactly 0 in every group estimator: its spread is rounding, and nothing is divided
-by it.
+Each takes `Rewarded` and its numbers, and returns advantages, or advantages and the critic's returns [B, T]. A callable
+with the same signature can take the place of a name in `Parts.advantage`. A group whose rewards are all equal has
+advantage exactly 0 in every group estimator: its spread is rounding, and nothing is divided by it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,10 +20,10 @@ from pipeline.rl.reduce import AllReduce, divide, identity, masked, moments, whi
 
 @dataclass(frozen=True, slots=True)
 class Rewarded:
-    """What an estimator may use, in float64. Rewards are shaped, and hold the KL where it enters there."""
+    """Inputs of an estimator, in float64. Rewards are shaped, and contain the KL where it enters the reward."""
 
     rewards: Tensor
-    """[B]: the sum of `token_rewards` of each response."""
+    """[B]: the sum of `token_rewards` over each response."""
     token_rewards: Tensor
     """[B, T]: the KL penalty at each token, and the reward at the last."""
     mask: Tensor
@@ -32,7 +32,7 @@ class Rewarded:
     """[B] int64 in 0..num_groups-1."""
     values: Tensor | None = None
     final_values: Tensor | None = None
-    """[B]: the critic past the last token, for truncated responses."""
+    """[B]: the critic's value past the last token, for truncated responses."""
     truncated: Tensor | None = None
     greedy_rewards: Tensor | None = None
     components: Tensor | None = None
@@ -43,13 +43,10 @@ class Rewarded:
         """[B]: number of trained tokens of each response."""
         return self.mask.sum(dim=1).to(self.rewards.dtype)
 
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """Advantages [B] or [B, T], and returns [B, T] for the critic where there is one."""
-
-    advantages: Tensor
-    returns: Tensor | None = None
+    @property
+    def rows(self) -> Tensor:
+        """[B] bool: every response, as a mask for `whiten` and `moments`."""
+        return torch.ones_like(self.rewards, dtype=torch.bool)
 
 
 def gae(
@@ -61,13 +58,12 @@ def gae(
     length_alpha: float | None,
     bootstrap_truncated: bool,
     whiten: bool,
-    ddof: int,
-    eps: float,
-) -> Estimate:
-    """GAE, [B, T]. `lam_critic` gives the returns a lambda of their own, `length_alpha` a lambda per response.
+    **spread: Any,
+) -> tuple[Tensor, Tensor]:
+    """Return GAE and the critic's returns, both [B, T]. `spread` is the `ddof` and `eps` of whitening.
 
-    V past the last token is 0, or the critic's value there for truncated responses if `bootstrap_truncated`. Returns
-    are A + V before whitening.
+    `lam_critic` gives the returns a lambda of their own, `length_alpha` a lambda per response. V past the last token is
+    0, or the critic's value there for truncated responses if `bootstrap_truncated`. Returns are A + V before whitening.
 
     Raises: DataError without values, or without what bootstrapping needs.
     Source: arXiv:1506.02438 eq. 16; arXiv:2503.01491; arXiv:2504.05118.
@@ -85,15 +81,15 @@ def gae(
     if lam_critic is not None:
         returns = values + lambda_return(x.token_rewards, values, x.mask, final, gamma=gamma, lam=lam_critic)
     if whiten:
-        advantages = _whiten(advantages, x.mask, ddof, eps, x.all_reduce)
-    return Estimate(advantages, masked(returns, x.mask))
+        advantages = _whiten(x, advantages, x.mask, **spread)
+    return advantages, masked(returns, x.mask)
 
 
 def group_norm(x: Rewarded, *, baseline: str, std: str, ddof: int, eps: float) -> Tensor:
-    """(R_i - baseline) / (std + eps), [B].
+    """Return (R_i - baseline) / (std + eps), [B].
 
-    `baseline` is the group's mean or that of its others; `std` is the group's, the batch's (over all ranks), that of
-    the group's others (undivided where those have less than a millionth of the group's), or none.
+    `baseline` is the mean of the group or of its other responses. `std` is taken over the group, the batch (of all
+    ranks), the group's other responses (undivided where their spread is less than a millionth of the group's), or none.
 
     Source: arXiv:2402.03300 section 4.1.2.
     """
@@ -101,32 +97,33 @@ def group_norm(x: Rewarded, *, baseline: str, std: str, ddof: int, eps: float) -
     if std == "none":
         return centred
     if std == "batch":
-        _, _, spread = moments(x.rewards, torch.ones_like(x.rewards, dtype=torch.bool), ddof, x.all_reduce)
-        return _still(x.rewards, x.groups, centred / (spread + eps))
+        _, _, spread = moments(x.rewards, x.rows, ddof, x.all_reduce)
+        return _zero_if_flat(x.rewards, x.groups, centred / (spread + eps))
     if std == "leave_one_out":
         spread = _others_std(x.rewards, x.groups, ddof)
         return torch.where(spread > 0, centred / (spread + eps), centred)
-    return _still(x.rewards, x.groups, centred / (_group_std(x.rewards, x.groups, ddof) + eps))
+    return _zero_if_flat(x.rewards, x.groups, centred / (_group_std(x.rewards, x.groups, ddof) + eps))
 
 
 def group_mean(x: Rewarded) -> Tensor:
-    """R_i - mean of the group, [B]. Source: arXiv:2503.20783."""
-    return _still(x.rewards, x.groups, x.rewards - _mean(x.rewards, x.groups))
+    """Return R_i - mean of the group, [B]. Source: arXiv:2503.20783."""
+    return _zero_if_flat(x.rewards, x.groups, x.rewards - _mean(x.rewards, x.groups))
 
 
 def leave_one_out(x: Rewarded) -> Tensor:
-    """R_i - mean of the others of the group, [B]. Source: arXiv:2402.14740."""
+    """Return R_i - mean of the others of the group, [B]. Source: arXiv:2402.14740."""
     size = _sum(torch.ones_like(x.rewards), x.groups)
+    # R_i - mean of the others = (R_i - mean of all) n / (n - 1)
     return group_mean(x) * divide(size, size - 1)
 
 
 def max_rl(x: Rewarded) -> Tensor:
-    """(R_i - mean) / mean of the group, 0 where the mean is not positive, [B]. Source: arXiv:2602.02710."""
+    """Return (R_i - mean) / mean of the group, 0 where the mean is not positive, [B]. Source: arXiv:2602.02710."""
     return divide(group_mean(x), _mean(x.rewards, x.groups).clamp(min=0))
 
 
 def greedy_baseline(x: Rewarded) -> Tensor:
-    """R_i - R of the greedy response to the same prompt, [B]. Source: arXiv:2310.10505 algorithm 1."""
+    """Return R_i - R of the greedy response to the same prompt, [B]. Source: arXiv:2310.10505 algorithm 1."""
     if x.greedy_rewards is None:
         raise DataError(
             "advantage 'greedy_baseline' needs greedy_rewards, got None; sample one greedy response a prompt"
@@ -135,35 +132,34 @@ def greedy_baseline(x: Rewarded) -> Tensor:
 
 
 def reward_to_go_norm(x: Rewarded, *, gamma: float, ddof: int, eps: float) -> Tensor:
-    """sum_(s >= t) gamma^(s - t) r_s, whitened over all tokens of the global batch, [B, T].
+    """Return sum_(s >= t) gamma^(s - t) r_s, whitened over all tokens of the global batch, [B, T].
 
     Source: arXiv:2501.03262.
     """
-    return _whiten(reward_to_go(x.token_rewards, x.mask, gamma), x.mask, ddof, eps, x.all_reduce)
+    return _whiten(x, reward_to_go(x.token_rewards, x.mask, gamma), x.mask, ddof, eps)
 
 
 def group_mean_batch_norm(x: Rewarded, *, ddof: int, eps: float) -> Tensor:
-    """R_i - mean of the group, whitened over the responses of the global batch, [B].
+    """Return R_i - mean of the group, whitened over the responses of the global batch, [B].
 
     Source: arXiv:2501.03262. Every response counts once, however long.
     """
-    everything = torch.ones_like(x.rewards, dtype=torch.bool)
-    return _whiten(group_mean(x), everything, ddof, eps, x.all_reduce)
+    return _whiten(x, group_mean(x), x.rows, ddof, eps)
 
 
 def optimal_baseline(x: Rewarded) -> Tensor:
-    """R_i - sum_j |y_j| R_j / sum_j |y_j| over the group, [B]. Source: arXiv:2505.23585."""
+    """Return R_i - sum_j |y_j| R_j / sum_j |y_j| over the group, [B]. Source: arXiv:2505.23585."""
     weighted = _sum(x.lengths * x.rewards, x.groups)
-    return _still(x.rewards, x.groups, x.rewards - divide(weighted, _sum(x.lengths, x.groups)))
+    return _zero_if_flat(x.rewards, x.groups, x.rewards - divide(weighted, _sum(x.lengths, x.groups)))
 
 
 def none(x: Rewarded) -> Tensor:
-    """R_i, [B]."""
+    """Return R_i, [B]."""
     return x.rewards
 
 
 def normalize_then_sum(x: Rewarded, *, weights: tuple[float, ...] | None, ddof: int, eps: float) -> Tensor:
-    """Each reward component normalised within its group, weighted, summed, whitened over the responses, [B].
+    """Return the components, each normalised within its group, weighted, summed and whitened over the responses, [B].
 
     `weights` None weighs all components 1.
 
@@ -179,12 +175,12 @@ def normalize_then_sum(x: Rewarded, *, weights: tuple[float, ...] | None, ddof: 
     total = torch.zeros_like(x.rewards)
     for weight, column in zip(weights, x.components.unbind(dim=1), strict=True):
         centred = column - _mean(column, x.groups)
-        total = total + weight * _still(column, x.groups, centred / (_group_std(column, x.groups, ddof) + eps))
-    return _whiten(total, torch.ones_like(total, dtype=torch.bool), ddof, eps, x.all_reduce)
+        total = total + weight * _zero_if_flat(column, x.groups, centred / (_group_std(column, x.groups, ddof) + eps))
+    return _whiten(x, total, x.rows, ddof, eps)
 
 
 def flat_groups(rewards: Tensor, groups: Tensor) -> Tensor:
-    """[B] bool: all rewards of the row's group are equal."""
+    """Return [B] bool: True where all rewards of the row's group are equal."""
     size = int(groups.max()) + 1 if len(groups) else 0
     high = torch.full((size,), float("-inf"), dtype=rewards.dtype, device=rewards.device)
     low = torch.full_like(high, float("inf"))
@@ -193,11 +189,12 @@ def flat_groups(rewards: Tensor, groups: Tensor) -> Tensor:
     return (high == low)[groups]
 
 
-def _whiten(x: Tensor, mask: Tensor, ddof: int, eps: float, all_reduce: AllReduce) -> Tensor:
-    return whiten(x, mask, ddof=ddof, eps=eps, all_reduce=all_reduce)
+def _whiten(x: Rewarded, advantages: Tensor, mask: Tensor, ddof: int, eps: float) -> Tensor:
+    return whiten(advantages, mask, ddof=ddof, eps=eps, all_reduce=x.all_reduce)
 
 
-def _still(rewards: Tensor, groups: Tensor, x: Tensor) -> Tensor:
+def _zero_if_flat(rewards: Tensor, groups: Tensor, x: Tensor) -> Tensor:
+    # The mean of equal floats may differ from them by rounding, which a spread of rounding would blow up to 1.
     return torch.where(flat_groups(rewards, groups), torch.zeros_like(x), x)
 
 
@@ -216,25 +213,13 @@ def _group_std(x: Tensor, groups: Tensor, ddof: int) -> Tensor:
 
 
 def _others_std(x: Tensor, groups: Tensor, ddof: int) -> Tensor:
-    """Spread of each row's others: their sum of squares is S - n/(n-1) c_i^2, with c centred on the group's mean."""
+    """Return the standard deviation of each row's others.
+
+    Their sum of squares is S - n/(n-1) c_i^2, with c centred on the group's mean and S the group's sum of c^2.
+    """
     centred = x - _mean(x, groups)
     size, total = _sum(torch.ones_like(x), groups), _sum(centred**2, groups)
     others = (total - divide(size, size - 1) * centred**2).clamp(min=0)
     # Equal to a millionth of the group's spread is equal: less is rounding, and dividing by it makes spikes.
     others = torch.where(others <= 1e-12 * total, torch.zeros_like(others), others)
     return divide(others, size - 1 - ddof).sqrt()
-
-
-ADVANTAGES: dict[str, Callable[..., Tensor | Estimate]] = {
-    "gae": gae,
-    "group_norm": group_norm,
-    "group_mean": group_mean,
-    "leave_one_out": leave_one_out,
-    "max_rl": max_rl,
-    "greedy_baseline": greedy_baseline,
-    "reward_to_go_norm": reward_to_go_norm,
-    "group_mean_batch_norm": group_mean_batch_norm,
-    "optimal_baseline": optimal_baseline,
-    "none": none,
-    "normalize_then_sum": normalize_then_sum,
-}

@@ -1,4 +1,4 @@
-"""Reward models of pairs: the Bradley-Terry loss, and how far its probabilities can be believed."""
+"""Reward models of pairs: the Bradley-Terry loss, and the calibration of its probabilities."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 def bradley_terry_loss(chosen: Tensor, rejected: Tensor, total: float) -> Tensor:
-    """sum over pairs of -log sigmoid(r_w - r_l), divided by `total`, the pairs of the whole optimiser step.
+    """Return the sum over pairs of -log sigmoid(r_w - r_l), divided by `total`, the pairs of the whole optimiser step.
 
     chosen, rejected: rewards [B]. Computed in float32 or wider.
     Source: arXiv:2203.02155 eq. 1, for one pair a prompt.
@@ -18,17 +18,17 @@ def bradley_terry_loss(chosen: Tensor, rejected: Tensor, total: float) -> Tensor
 
 
 def pair_accuracy(margins: Tensor) -> float:
-    """Share of pairs [N] whose chosen side has the higher reward; an equal one counts half. NaN for none."""
+    """Return the share of pairs [N] whose chosen side has the higher reward; ties count half. NaN for no pairs."""
     if not len(margins):
         return float("nan")
     return float(((margins > 0).double() + 0.5 * (margins == 0).double()).mean())
 
 
 def calibration_error(margins: Tensor, bins: int = 10) -> float:
-    """Expected calibration error of sigmoid(|margin|), the confidence in the side that is preferred. NaN for none.
+    """Return the expected calibration error of sigmoid(|margin|), the confidence in the preferred side.
 
-    margins: [N], chosen minus rejected. The mean over pairs of |share right - mean confidence| of their bin; bins are
-    equal parts of [0.5, 1].
+    It is the mean over pairs of |share right - mean confidence| of their bin, with bins of equal width over [0.5, 1].
+    margins: [N], chosen minus rejected; NaN for no pairs.
     """
     if not len(margins):
         return float("nan")

@@ -1,6 +1,6 @@
-"""Coefficients that adapt during training: of the KL, of the entropy bonus; and the decay of the temperature.
+"""Adaptive coefficients of the KL and of the entropy bonus, and the decay of the sampling temperature.
 
-They are small states with a `state_dict`, which belongs in the checkpoint. Loads no tensors.
+The controllers are small states with a `state_dict`, which belongs in the checkpoint. Loads no tensors.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _KL_ERROR_LIMIT = 0.2
 
 
 class KlController:
-    """The coefficient of the KL: fixed, or drawn towards a target KL.
+    """The coefficient of the KL: fixed, or moved so that the KL approaches a target.
 
     Source: arXiv:1909.08593: beta *= 1 + clip(KL / target - 1, -0.2, 0.2) n / horizon.
     """
@@ -25,7 +25,7 @@ class KlController:
         self.horizon = horizon
 
     def update(self, kl: float, num_responses: int) -> None:
-        """Nothing; moves the coefficient by the KL of one batch of `num_responses`. Fixed without a target.
+        """Move the coefficient by the KL of one batch of `num_responses`; without a target it stays.
 
         The KL must be measured as the target is meant: per token or per response.
         """
@@ -36,11 +36,11 @@ class KlController:
         self.coef *= max(0.0, 1 + error * num_responses / self.horizon)
 
     def state_dict(self) -> dict[str, float]:
-        """What `load_state_dict` needs to go on."""
+        """Return the state that `load_state_dict` restores."""
         return {"coef": self.coef}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Nothing; a fixed coefficient stays the recipe's. Raises: CheckpointError if the state has no coefficient."""
+        """Restore an adaptive coefficient; a fixed one stays the recipe's. Raises: CheckpointError if it is missing."""
         coef = _read(state, "coef")
         if self.target is not None:
             self.coef = coef
@@ -49,7 +49,7 @@ class KlController:
 class EntropyController:
     """The coefficient of the entropy bonus: fixed, or rising while entropy is at or below a target, else falling.
 
-    Above the target the bonus is off, however high the coefficient has come.
+    Above the target the bonus is off, however high the coefficient is.
 
     Source: arXiv:2505.22312.
     """
@@ -63,11 +63,11 @@ class EntropyController:
 
     @property
     def coef(self) -> float:
-        """The coefficient to use for the next update."""
+        """The coefficient for the next update."""
         return self.raw if self.active else 0.0
 
     def update(self, entropy: float) -> None:
-        """Nothing; moves the coefficient by the mean token entropy of one batch, in nats. Fixed without a target."""
+        """Move the coefficient by the mean token entropy of one batch, in nats; without a target it stays."""
         if self.target is None:
             return
         self.active = entropy <= self.target
@@ -75,29 +75,29 @@ class EntropyController:
         self.raw = max(0.0, min(self.highest, self.raw + change))
 
     def state_dict(self) -> dict[str, float]:
-        """What `load_state_dict` needs to go on."""
+        """Return the state that `load_state_dict` restores."""
         return {"raw": self.raw, "active": float(self.active)}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Nothing; a fixed one stays as the recipe has it. Raises: CheckpointError for a state of something else."""
+        """Restore an adaptive coefficient; a fixed one stays the recipe's. Raises: CheckpointError if it is missing."""
         raw, active = _read(state, "raw"), bool(_read(state, "active"))
         if self.target is not None:
             self.raw, self.active = raw, active
 
 
 def kl_controller(parts: Parts) -> KlController:
-    """The controller that these parts ask for; a fixed one without a target."""
+    """Return the controller that the parts ask for; without a target its coefficient is fixed."""
     return KlController(parts.kl.coef, parts.kl.target, parts.kl.horizon)
 
 
 def entropy_controller(parts: Parts) -> EntropyController:
-    """The controller that these parts ask for; a fixed one without a target."""
+    """Return the controller that the parts ask for; without a target its coefficient is fixed."""
     terms = parts.terms
     return EntropyController(terms.entropy_coef, terms.entropy_target, terms.entropy_step, terms.entropy_max)
 
 
 def decayed_temperature(start: float, end: float | None, progress: float) -> float:
-    """The sampling temperature at `progress` in [0, 1] of training: linear from start to end; start without an end.
+    """Return the sampling temperature at `progress` in [0, 1] of training: linear from start to end, if any.
 
     Raises: ConfigError for progress outside [0, 1].
     Source: arXiv:2507.20534 section 3.2.3, which decays it and gives no form.

@@ -1,6 +1,6 @@
 """Weights and masks on the policy loss: engine mismatch, off-policy sequences, truncated responses.
 
-None of them moves a denominator, but for the overlong filter: a truncated response is then no response at all.
+Only the overlong filter changes a denominator: it counts a truncated response as no response at all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pipeline.rl.reduce import sequence_mean
 
 
 def training_mask(parts: Parts, response_mask: Tensor, truncated: Tensor | None) -> Tensor:
-    """[B, T] bool: tokens that train; without the truncated responses under the overlong filter.
+    """Return the tokens that train, [B, T] bool; under the overlong filter without those of truncated responses.
 
     Raises: ConfigError if the filter is on and `truncated` [B] is None.
     Source: arXiv:2503.14476.
@@ -29,7 +29,7 @@ def training_mask(parts: Parts, response_mask: Tensor, truncated: Tensor | None)
 
 
 def mismatch_weights(choice: Mismatch, old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Weights pi_old / pi_gen, [B, T] or [B, 1], no gradient: truncated to [floor, cap], or 0 outside it.
+    """Return weights pi_old / pi_gen, [B, T] or [B, 1], no gradient: truncated to [floor, cap], or 0 outside it.
 
     The weight is per token, the product over the response, or that product's length-th root.
 
@@ -53,10 +53,10 @@ def mismatch_weights(choice: Mismatch, old_logprobs: Tensor, rollout_logprobs: T
 def off_policy_keep(
     logprobs: Tensor, rollout_logprobs: Tensor, advantages: Tensor, mask: Tensor, delta: float
 ) -> Tensor:
-    """[B, T] bool: False where A < 0 and the response's mean of log pi_gen - log pi is above delta.
+    """Return [B, T] bool: False where A < 0 and the response's mean of log pi_gen - log pi is above delta.
 
-    A good answer is learnt from however stale; a bad one that the policy would hardly give any more is not. pi_gen is
-    as the engine reported it, so that staleness and mismatch count together. The boundary is kept.
+    A stale good answer still trains; a stale bad answer, which the policy would hardly give any more, does not. pi_gen
+    is as the engine reported it, so that staleness and mismatch count together. A response at delta is kept.
 
     Source: arXiv:2512.02556 section 3.1.
     """

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.rl import catalog
-from pipeline.rl.catalog import Option
+from pipeline.rl.catalog import OptionValue
 from pipeline.rl.parts import Part, Parts
 from pipeline.rl.rules import UNUSUAL
-
-_RATIOS = {
-    "token": "r_t = pi(y_t) / pi_old(y_t)",
-    "sequence": "r = (pi(y) / pi_old(y))^(1/|y|), one per response",
-    "sequence_token": "r_t = sg[(pi(y) / pi_old(y))^(1/|y|)] pi(y_t) / sg[pi(y_t)]",
-    "sequence_product": "r = pi(y) / pi_old(y), one per response",
-    "none": "none: the batch is used once, on-policy",
-}
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a recipe decides beside the algorithm."""
+    """Choices of a recipe that its algorithm does not make, as far as the page shows them."""
 
     reference: str | None = None
-    """When the reference moves; None: as the algorithm has it; "none": it is not held."""
+    """Schedule of the reference in words; None: the algorithm's; "none": no reference is held."""
     reward_models: Sequence[str] = ()
-    """The models among its verifiers, in words."""
+    """The models among the recipe's verifiers, in words."""
     top_p: float = 1.0
     top_k: int = 0
     experts: bool = True
@@ -39,17 +31,17 @@ PLAIN = Setting()
 def explain(
     parts: Parts, *, name: str = "", source: str = "", departures: Iterable[str] = (), setting: Setting = PLAIN
 ) -> str:
-    """A page of text: the objective with its numbers, the models held in memory, and what departs from the paper.
+    """Return a page of text: the objective with its numbers, the models held in memory, departures from the paper.
 
-    `name`, `source` and `departures` are what the algorithm's file says of itself.
+    `name`, `source` and `departures` come from the algorithm's file.
     """
     lines = [f"algorithm   {name}" + (f"  ({source})" if source else "")] if name else []
     lines += [
         f"maximise    J = {_objective(parts)}",
-        *_where(parts.surrogate, catalog.SURROGATES),
-        f"advantage   {_formula(parts.advantage, catalog.ADVANTAGES)[0]}",
-        *_where(parts.advantage, catalog.ADVANTAGES),
-        f"ratio       {_RATIOS[parts.ratio]}",
+        *_where(parts.surrogate),
+        f"advantage   {_formula(parts.advantage)[0]}",
+        *_where(parts.advantage),
+        f"ratio       {catalog.RATIOS[parts.ratio]}",
         *(f"{label:<12}{text}" for label, text in _details(parts, setting)),
         f"models      {'; '.join(models(parts, setting))}",
     ]
@@ -59,7 +51,7 @@ def explain(
 
 
 def models(parts: Parts, setting: Setting = PLAIN) -> list[str]:
-    """The models that training holds in memory, each with its state."""
+    """Return the models that training holds in memory, each with its state, in words."""
     held = ["policy (trained)"]
     when = (
         setting.reference or {"frozen": "frozen", "every_round": "replaced by the policy every round"}[parts.reference]
@@ -74,7 +66,7 @@ def models(parts: Parts, setting: Setting = PLAIN) -> list[str]:
 
 
 def _objective(parts: Parts) -> str:
-    inner = _formula(parts.surrogate, catalog.SURROGATES)[0]
+    inner = _formula(parts.surrogate)[0]
     weights = "".join(f" {symbol}" for symbol in _weights(parts))
     terms = [f"({inner}){weights}" if weights else inner]
     if parts.kl.where == "loss":
@@ -155,23 +147,23 @@ def _cut(keep: bool, setting: Setting) -> Iterator[tuple[str, str]]:
         yield "sampling", f"tokens cut off while sampling are cut off in pi, pi_old and pi_ref{idle}"
 
 
-def _formula(part: Part, table: Mapping[str, catalog.Entry]) -> list[str]:
-    """The formula, its explanation if there is one, and the options that neither names."""
+def _formula(part: Part) -> list[str]:
+    """Return the formula, its explanation if there is one, and the options that neither names."""
     shown = {key: _show(value) for key, value in part.options.items()}
-    if not isinstance(part.name, str):
+    if part.entry is None:
         return [f"{part.label}({', '.join(f'{key}={value}' for key, value in shown.items())})"]
     if part.options.get("length_alpha") is not None:
         shown["lam"] = f"(1 - 1 / ({shown.pop('length_alpha')} |y_i|))"
-    template = table[part.name].formula
+    template = part.entry.formula
     silent = ", ".join(f"{key} {value}" for key, value in shown.items() if "{" + key + "}" not in template)
     return [*template.format_map(shown).split("; ", 1), *([silent] if silent else [])]
 
 
-def _where(part: Part, table: Mapping[str, catalog.Entry]) -> list[str]:
-    return [f"{'  where':<12}{text}" for text in _formula(part, table)[1:]]
+def _where(part: Part) -> list[str]:
+    return [f"{'  where':<12}{text}" for text in _formula(part)[1:]]
 
 
-def _show(value: Option) -> str:
+def _show(value: OptionValue) -> str:
     if isinstance(value, tuple):
         return f"({', '.join(f'{v:g}' for v in value)})"
     if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -12,10 +12,10 @@ from pipeline.rl.reduce import divide, masked, masked_sum
 def lambda_return(
     token_rewards: Tensor, values: Tensor, mask: Tensor, final_values: Tensor, *, gamma: float, lam: float | Tensor
 ) -> Tensor:
-    """A_t = delta_t + gamma lam A_(t+1), delta_t = r_t + gamma V_(t+1) - V_t, [B, T]; 0 outside the mask.
+    """Return A_t = delta_t + gamma lam A_(t+1), delta_t = r_t + gamma V_(t+1) - V_t, [B, T]; 0 outside the mask.
 
-    Tokens outside the mask (prompt, tool output, padding) are stepped over: the next value and the carried advantage
-    are those of the next token that trains. `final_values` [B] is V past the last one. `lam` is a number or [B].
+    Tokens outside the mask (prompt, tool output, padding) are skipped: the next value and the carried advantage are
+    those of the next token that trains. `final_values` [B] is V past the last token. `lam` is a number or [B].
 
     Source: arXiv:1506.02438 eq. 16.
     """
@@ -32,7 +32,7 @@ def lambda_return(
 
 
 def length_adaptive_lambda(lengths: Tensor, alpha: float) -> Tensor:
-    """1 - 1 / (alpha length), not below 0, [B]: the horizon of credit grows with the response.
+    """Return 1 - 1 / (alpha length), not below 0, [B]: the horizon of credit grows with the response.
 
     Source: arXiv:2504.05118.
     """
@@ -40,14 +40,10 @@ def length_adaptive_lambda(lengths: Tensor, alpha: float) -> Tensor:
 
 
 def reward_to_go(token_rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
-    """sum_(s >= t) gamma^(s - t) r_s over the tokens of the mask, [B, T]; what is between them is stepped over."""
-    carried = torch.zeros_like(token_rewards[:, 0])
-    out = torch.zeros_like(token_rewards)
-    for t in range(token_rewards.shape[1] - 1, -1, -1):
-        here = mask[:, t]
-        carried = torch.where(here, token_rewards[:, t] + gamma * carried, carried)
-        out[:, t] = masked(carried, here)
-    return out
+    """Return sum_(s >= t) gamma^(s - t) r_s over the tokens of the mask, [B, T]; tokens between them are skipped."""
+    # Without values, delta is the reward, and lambda 1 carries it undiminished.
+    nothing = torch.zeros_like(token_rewards)
+    return lambda_return(token_rewards, nothing, mask, nothing[:, 0], gamma=gamma, lam=1.0)
 
 
 def value_loss(
@@ -58,12 +54,12 @@ def value_loss(
     total_tokens: float,
     clip: float | None,
 ) -> tuple[Tensor, Tensor]:
-    """(this micro-batch's share of the mean over all tokens of 0.5 max((V - ret)^2, (V_clipped - ret)^2), stats).
+    """Return this micro-batch's share of the mean over tokens of 0.5 max((V - ret)^2, (V_clipped - ret)^2), and stats.
 
-    V_clipped = clip(V, V_old - clip, V_old + clip); without `clip` only the first square. `total_tokens` is counted
-    over the same mask, which holds truncated responses too: the critic learns from them whatever the overlong filter
-    does. `stats` is a float64 vector [tokens, sum ret, sum ret^2, sum (ret - V), sum (ret - V)^2, clipped tokens] that
-    adds over micro-batches and ranks; `summarize_values` reads it.
+    V_clipped = clip(V, V_old - clip, V_old + clip); without `clip` only the first square counts. `total_tokens` is
+    counted over the same mask, which contains truncated responses too: the critic learns from them even under the
+    overlong filter. `stats` is a float64 vector [tokens, sum ret, sum ret^2, sum (ret - V), sum (ret - V)^2, clipped
+    tokens] that adds over micro-batches and ranks; `summarize_values` reads it.
 
     Source: arXiv:1707.06347 section 5; the clipped form is that of the authors' code.
     """
@@ -84,7 +80,7 @@ def value_loss(
 
 
 def summarize_values(stats: Tensor) -> dict[str, float]:
-    """The critic's metrics: explained variance 1 - Var(ret - V) / Var(ret), mean return, mean error, clipped share.
+    """Return the critic's explained variance 1 - Var(ret - V) / Var(ret), mean return, RMS error and clipped share.
 
     Explained variance is 0 where the returns have no spread.
     """

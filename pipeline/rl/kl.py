@@ -1,4 +1,4 @@
-"""Estimates of KL(pi || pi_ref) per token, and the adaptive coefficients. Tokens are sampled from pi."""
+"""Estimates of KL(pi || pi_ref) per token, for tokens sampled from pi."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.rl.ratios import LOG_RATIO_LIMIT, exp_clamped
 
 
 def estimate(form: KlForm, logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor | None = None) -> Tensor:
-    """Per-token estimate of KL(pi || pi_ref), [B, T], with d = log pi_ref - log pi.
+    """Return a per-token estimate of KL(pi || pi_ref), [B, T], with d = log pi_ref - log pi.
 
     k1 = -d (unbiased, may be negative); k2 = d^2 / 2; k3 = exp(d) - d - 1 >= 0, d clamped to +-20 so that exp stays
     finite; k3_unbiased = (pi / pi_old) k3, the gradient through both, which makes the gradient that of the KL when
@@ -24,12 +24,17 @@ def estimate(form: KlForm, logprobs: Tensor, ref_logprobs: Tensor, old_logprobs:
         return -d
     if form == "k2":
         return d**2 / 2
-    clamped = d.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    k3 = clamped.expm1() - clamped
     if form == "k3":
-        return k3
+        return k3(d)
     if form == "k3_unbiased":
         if old_logprobs is None:
             raise ConfigError("kl.form 'k3_unbiased' needs old_logprobs, got None")
-        return exp_clamped(logprobs - old_logprobs) * k3
+        return exp_clamped(logprobs - old_logprobs) * k3(d)
     raise ConfigError(f"kl.form has no {form!r}")
+
+
+def k3(d: Tensor) -> Tensor:
+    """Return exp(d) - d - 1 >= 0, with d clamped so that exp stays finite."""
+    clamped = d.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    # expm1 keeps the digits that exp(d) - 1 loses near d = 0, where nearly all tokens are.
+    return clamped.expm1() - clamped

@@ -16,29 +16,21 @@ from pipeline.errors import ConfigError, DataError
 CHUNK_ELEMENTS = 1 << 25
 """At most this many float32 logits at once: 128 MiB."""
 _NEVER = -1e4
-"""Stands for a log-prob of -inf: its exp is exactly 0 in float64 too, and 0 times it is 0, where 0 * inf is NaN."""
-
-
-def token_logprobs(logits: Tensor, targets: Tensor, temperature: float = 1.0, kept: Tensor | None = None) -> Tensor:
-    """log softmax(logits / temperature)[targets]: logits [..., V], targets [...], result [...] in float32.
-
-    float64 logits give float64. The gradient reaches the logits, in their own type. Memory beyond the logits and their
-    gradient is bounded by CHUNK_ELEMENTS. `kept`: as for `logprobs_and_entropy`.
-
-    Raises: ConfigError unless temperature > 0; DataError if a target is not in its own kept set.
-    """
-    return logprobs_and_entropy(logits, targets, temperature, kept)[0]
+"""Finite log-prob in place of -inf: its exp is exactly 0 in float64 too, and 0 times it is 0, where 0 * inf is NaN."""
 
 
 def logprobs_and_entropy(
     logits: Tensor, targets: Tensor, temperature: float = 1.0, kept: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(log-probs of the targets, entropy in nats), each [...]; the gradient flows through both.
+    """Return log softmax(logits / temperature)[targets] and the entropy in nats, each [...] in float32 or wider.
 
-    Logits of -inf are tokens that cannot be drawn: probability 0, no share in the entropy, no gradient. So are the
-    tokens outside `kept` [N, K] where it is given (N targets in order; see `keep_sampled`).
+    logits [..., V], targets [...]. The gradient flows through both, in the type of the logits. Logits of -inf are
+    tokens that cannot be drawn: probability 0, no share in the entropy, no gradient. So are tokens outside `kept`
+    [N, K]: for each of the N targets in order the token ids that top-p or top-k left while sampling, padded with -1; a
+    row of only -1 was sampled without a cut. The log-probs are then those of the distribution that was sampled from.
 
     Raises: ConfigError unless temperature > 0; DataError if a target is not in its own kept set.
+    Source: arXiv:2512.02556 section 3.1, "keep sampling mask".
     """
     shape, vocab = targets.shape, logits.shape[-1]
     check_scoring(targets.reshape(-1), temperature, kept)
@@ -48,39 +40,23 @@ def logprobs_and_entropy(
     return out[0].reshape(shape), out[1].reshape(shape)
 
 
-def keep_sampled(logits: Tensor, kept: Tensor, targets: Tensor) -> Tensor:
-    """The logits with -inf outside the recorded set: what top-p or top-k cut off while sampling is cut off here too.
-
-    logits [N, V]; kept [N, K] token ids, padded with -1; a row of only -1 was sampled without a cut and stays whole.
-    Without this the trainer's log-probs are those of another distribution than the one sampled from.
-
-    Raises: DataError if a target is not in its own recorded set.
-    Source: arXiv:2512.02556 section 3.1, "keep sampling mask".
-    """
-    _check_kept(kept, targets)
-    return logits.masked_fill(_cut_off(logits.shape, kept, targets), float("-inf"))
-
-
 def check_scoring(targets: Tensor, temperature: float, kept: Tensor | None) -> None:
-    """Raises: ConfigError unless temperature > 0; DataError if a target [N] is not in its own kept set [N, K]."""
+    """Raise ConfigError unless temperature > 0, and DataError if a target [N] is not in its own kept set [N, K]."""
     if not temperature > 0:
         raise ConfigError(f"temperature must be > 0 to have log-probs, got {temperature}")
-    if kept is not None:
-        _check_kept(kept, targets)
-
-
-def _check_kept(kept: Tensor, targets: Tensor) -> None:
+    if kept is None:
+        return
     real = kept >= 0
-    found = ((kept == targets.unsqueeze(1)) & real).any(dim=1) | ~real.any(dim=1)
-    if not bool(found.all()):
-        row = int((~found).nonzero()[0, 0])
+    inside = ((kept == targets.unsqueeze(1)) & real).any(dim=1) | ~real.any(dim=1)
+    if not bool(inside.all()):
+        row = int((~inside).nonzero()[0, 0])
         raise DataError(
             f"token {int(targets[row])} at row {row} is not in the set recorded for it; record the kept set"
         )
 
 
 def _cut_off(shape: torch.Size, kept: Tensor, targets: Tensor) -> Tensor:
-    """bool [N, V]: tokens outside the recorded set."""
+    """Return [N, V] bool: True for tokens outside the recorded set."""
     real = kept >= 0
     outside = real.any(dim=1).unsqueeze(1).expand(shape).contiguous()  # a row of only padding stays whole
     # Padding points at the target, which is in the set anyway.
@@ -88,14 +64,14 @@ def _cut_off(shape: torch.Size, kept: Tensor, targets: Tensor) -> Tensor:
 
 
 def working(x: Tensor) -> Tensor:
-    """x in float32, or in float64 if it is that already: the type of all log-ratios."""
+    """Return x in the type of all log-ratios: float32, or float64 where x has it."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def score_rows(
     logits: Tensor, targets: Tensor, temperature: float, kept: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(log-probs of the targets, log-normalisers, entropies), each [N], of logits [N, V], which are overwritten."""
+    """Return (log-probs of the targets, log-normalisers, entropies), each [N], and overwrite the logits [N, V]."""
     log_p = _tempered(logits, targets, temperature, kept)
     normaliser = torch.logsumexp(log_p, dim=-1)
     log_p -= normaliser.unsqueeze(1)
@@ -113,9 +89,9 @@ def pull_rows(
     pull: Tensor,
     spread: Tensor | None,
 ) -> Tensor:
-    """Gradient [N, V] of sum(pull * log-probs + spread * entropies) to the logits [N, V], which are overwritten.
+    """Return the gradient of sum(pull * log-probs + spread * entropies) to the logits [N, V], and overwrite these.
 
-    `scored`: log-normalisers and entropies, as `score_rows` found them.
+    `scored` is the log-normalisers and entropies that `score_rows` returned.
     """
     normaliser, entropy = scored
     pull, spread = pull / temperature, None if spread is None else spread / temperature

@@ -1,4 +1,4 @@
-"""What one update says of itself, as sums that add over micro-batches and ranks, and the metrics made of them."""
+"""Statistics of one update, as sums that add over micro-batches and ranks, and the metrics made of them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pipeline.rl.kl import k3
 from pipeline.rl.ratios import LOG_RATIO_LIMIT, exp_clamped
 from pipeline.rl.reduce import masked, masked_sum
 
@@ -53,7 +54,7 @@ NUM_STATS = len(SUMS) + 2 * NUM_BINS
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What the statistics of one micro-batch are made of. [B, T] but for the losses."""
+    """Inputs of the statistics of one micro-batch. All are [B, T] but the losses."""
 
     losses: dict[str, Tensor]
     mask: Tensor
@@ -70,16 +71,12 @@ class Observed:
     drops: dict[str, Tensor]
 
 
-def new_stats(device: torch.device | str = "cpu") -> Tensor:
-    """The empty sum: a float64 vector of NUM_STATS zeros."""
-    return torch.zeros(NUM_STATS, dtype=torch.float64, device=device)
-
-
 @torch.no_grad()
 def observe(x: Observed) -> Tensor:
-    """The statistics of one micro-batch, a float64 vector that adds over micro-batches and ranks."""
+    """Return the statistics of one micro-batch, a float64 vector that adds over micro-batches and ranks."""
     mask, log_ratio = x.mask, x.log_ratio.expand(x.mask.shape)
     drift = x.logprobs - x.old_logprobs
+    # Weights of the effective sample size compare to the distribution that was sampled from.
     weight = exp_clamped(x.logprobs - (x.old_logprobs if x.rollout_logprobs is None else x.rollout_logprobs))
     values: dict[str, Tensor | float] = {
         **x.losses,
@@ -91,7 +88,7 @@ def observe(x: Observed) -> Tensor:
         "clip_low": (mask & (log_ratio < x.clip[0]) & (x.advantages < 0)).sum(),
         "clip_high": (mask & (log_ratio > x.clip[1]) & (x.advantages > 0)).sum(),
         "old_k1": -masked_sum(drift, mask),
-        "old_k3": masked_sum(_k3(drift), mask),
+        "old_k3": masked_sum(k3(drift), mask),
         "advantage": masked_sum(x.advantages, mask),
         "advantage_sq": masked_sum(x.advantages**2, mask),
         "weight": masked_sum(weight, mask),
@@ -99,10 +96,10 @@ def observe(x: Observed) -> Tensor:
     }
     if x.ref_logprobs is not None:
         d = x.ref_logprobs - x.logprobs
-        values |= {"ref_tokens": mask.sum(), "ref_k1": -masked_sum(d, mask), "ref_k3": masked_sum(_k3(d), mask)}
+        values |= {"ref_tokens": mask.sum(), "ref_k1": -masked_sum(d, mask), "ref_k3": masked_sum(k3(d), mask)}
     if x.rollout_logprobs is not None:
         d = x.old_logprobs - x.rollout_logprobs
-        values |= {"gen_tokens": mask.sum(), "gen_k1": -masked_sum(d, mask), "gen_k3": masked_sum(_k3(d), mask)}
+        values |= {"gen_tokens": mask.sum(), "gen_k1": -masked_sum(d, mask), "gen_k3": masked_sum(k3(d), mask)}
         values["gen_abs"] = masked_sum(d.abs(), mask)
         apart = _histogram(d.abs(), mask)
     else:
@@ -115,11 +112,11 @@ def observe(x: Observed) -> Tensor:
 
 
 def summarize_stats(stats: Tensor) -> dict[str, float]:
-    """The metrics of one update, from the sum of its micro-batches' statistics over all ranks.
+    """Return the metrics of one update, from the sum of its micro-batches' statistics over all ranks.
 
-    What was not observed (a reference, an entropy, engine log-probs) is absent, not 0. Quantiles of the ratio and of
-    |log-prob by the engine - by the trainer| come from histograms and are right to 10% of their logarithm, but that
-    differences below 1e-7 count as 0. All numbers are 0 for an update without tokens.
+    A metric whose input was not observed (a reference, an entropy, engine log-probs) is absent, not 0. Quantiles of the
+    ratio and of |log-prob by the engine - by the trainer| come from histograms: they are right to 10% of their
+    logarithm, and differences below 1e-7 count as 0. All numbers are 0 for an update without tokens.
     """
     row = dict(zip(SUMS, stats[: len(SUMS)].tolist(), strict=True))
     tokens = max(row["tokens"], 1.0)
@@ -157,11 +154,6 @@ def summarize_stats(stats: Tensor) -> dict[str, float]:
     return out | {f"ratio/p{q:02d}": _quantile(histogram, q / 100) for q in (1, 50, 99)}
 
 
-def _k3(d: Tensor) -> Tensor:
-    clamped = d.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    return clamped.expm1() - clamped
-
-
 def _histogram(log_ratio: Tensor, mask: Tensor) -> Tensor:
     edges = torch.tensor([-e for e in reversed(_EDGES)] + _EDGES, dtype=torch.float64, device=mask.device)
     bins = torch.bucketize(masked(log_ratio, mask).double().flatten(), edges)
@@ -175,9 +167,10 @@ def _quantile(histogram: Tensor, q: float) -> float:
     if total == 0:
         return 0.0
     index = int(torch.searchsorted(histogram.cumsum(0), q * total))
-    middle = len(_EDGES)
+    middle = len(_EDGES)  # the bin of |log ratio| < _SMALLEST, which counts as 0
     if index == middle:
         return 1.0
     inner = index - middle - 1 if index > middle else middle - 1 - index
+    # The middle of the bin on a logarithmic scale; the last bin, beyond all edges, has no middle.
     size = min(_EDGES[min(inner, len(_EDGES) - 1)] * 10 ** (0.5 / _PER_DECADE), 2 * LOG_RATIO_LIMIT)
     return math.exp(math.copysign(size, index - middle))

@@ -1,7 +1,8 @@
 """`Parts`: the named choice of parts that an algorithm makes. Loads no tensors.
 
-A part is a name of `catalog.py` or a callable with the same signature as the functions there, so that one new file can
-bring a new surrogate or advantage. Meaningless combinations are refused when `Parts` is built (`rules.py`).
+A part is a name of `catalog.py`, or a callable with the same signature as the functions that the catalog names, so that
+one new file can bring a new surrogate or advantage. `rules.check` refuses combinations that have no meaning;
+`load_algorithm` calls it for every recipe.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pipeline.errors import ConfigError
-from pipeline.rl import catalog
-from pipeline.rl.catalog import Entry, Option
+from pipeline.rl.catalog import ADVANTAGES, SURROGATES, AdvantageEntry, Entry, OptionValue, SurrogateEntry, load
 
 RatioLevel = Literal["token", "sequence", "sequence_token", "sequence_product", "none"]
 Aggregate = Literal[
@@ -24,8 +24,11 @@ Aggregate = Literal[
     "sequence_mean",
 ]
 KlForm = Literal["k1", "k2", "k3", "k3_unbiased"]
+KlPlace = Literal["none", "loss", "reward"]
 Reference = Literal["frozen", "every_round"]
-"""The schedules that need no number of their own; the others are the recipe's."""
+"""The schedules that need no number of their own; a recipe can ask for others."""
+MismatchLevel = Literal["none", "token", "sequence", "geometric"]
+MismatchAction = Literal["truncate", "mask"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,16 +39,32 @@ class Part:
     """
 
     name: str | Callable[..., Any]
-    options: Mapping[str, Option] = field(default_factory=dict)
+    options: Mapping[str, OptionValue] = field(default_factory=dict)
     needs: frozenset[str] = frozenset()
-    """What a callable advantage needs besides rewards: "critic", "greedy", "components", "group"."""
+    """Inputs of a callable advantage besides rewards: "critic", "greedy", "components", "group"."""
     per_token: bool = False
     """A callable advantage gives [B, T] rather than [B]."""
+
+    @classmethod
+    def of(cls, name: str, numbers: object, **instead: OptionValue) -> Part:
+        """Return the catalog's part `name`, its options taken from `instead`, or else from attributes of `numbers`."""
+        options = (ADVANTAGES | SURROGATES)[name].options
+        return cls(name, {key: instead[key] if key in instead else getattr(numbers, key) for key in options})
 
     @property
     def label(self) -> str:
         """The name, or the callable's own."""
         return self.name if isinstance(self.name, str) else getattr(self.name, "__name__", repr(self.name))
+
+    @property
+    def entry(self) -> Entry | None:
+        """The catalog's entry of the part; None for a callable."""
+        return (ADVANTAGES | SURROGATES).get(self.name) if isinstance(self.name, str) else None
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function that computes the part. Loads tensors."""
+        return load(self.name if self.entry is None else self.entry.function)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +72,7 @@ class Kl:
     """The KL to the reference: its form, where it enters, how strongly. `target` makes the coefficient adaptive."""
 
     form: KlForm = "k3"
-    where: Literal["none", "loss", "reward"] = "none"
+    where: KlPlace = "none"
     coef: float = 0.0
     target: float | None = None
     horizon: float | None = None
@@ -61,14 +80,14 @@ class Kl:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Masks:
-    """Which tokens and responses the policy loss leaves out. All off by default."""
+    """Tokens and responses that the policy loss leaves out. All off by default."""
 
     overlong_filter: bool = False
     """Truncated responses train nothing."""
     off_policy_delta: float | None = None
-    """Drop responses with A < 0 whose mean log(pi_gen / pi) is above this."""
+    """Responses with A < 0 are dropped if their mean log(pi_gen / pi) is above this."""
     high_entropy_share: float | None = None
-    """Train only on this share of tokens, those of highest entropy."""
+    """Only this share of tokens trains, those of highest entropy."""
     keep_routing: bool = False
     """Mixture of experts: training replays the router's choices made while sampling."""
     keep_sampling: bool = False
@@ -77,21 +96,21 @@ class Masks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """Correction for the engine's distribution being another than the trainer's: weights pi_old / pi_gen.
+    """Correction for an engine whose distribution differs from the trainer's: weights pi_old / pi_gen.
 
-    `truncate` clamps a weight to [floor, cap]; `mask` drops what lies outside. `sequence` is the product over the
+    `truncate` clamps a weight to [floor, cap]; `mask` drops a weight outside. `sequence` is the product over the
     response, `geometric` its length-normalised form.
     """
 
-    level: Literal["none", "token", "sequence", "geometric"] = "none"
-    action: Literal["truncate", "mask"] = "truncate"
+    level: MismatchLevel = "none"
+    action: MismatchAction = "truncate"
     cap: float = 2.0
     floor: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shaping:
-    """What is done to rewards before advantages. All off by default."""
+    """Changes to rewards before advantages are computed. All off by default."""
 
     overlong_buffer: float | None = None
     """Soft overlong penalty over the last share of the length limit."""
@@ -117,7 +136,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Critic:
-    """How the critic is held and trained."""
+    """The critic: its parameters, its loss and its warm-up."""
 
     shared: bool
     """A head on the policy's backbone; else a backbone of its own."""
@@ -131,7 +150,7 @@ class Critic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Updates:
-    """How often one batch is used."""
+    """Number of times that one batch is used."""
 
     num_epochs: int = 1
     num_minibatches: int = 1
@@ -141,10 +160,7 @@ class Updates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """One policy-gradient objective, whole.
-
-    Raises: ConfigError on a combination that has no meaning, naming field, value and remedy.
-    """
+    """One policy-gradient objective, whole."""
 
     advantage: Part
     ratio: RatioLevel
@@ -167,15 +183,21 @@ class Parts:
     allow: frozenset[str] = frozenset()
     """Names of unusual combinations that the user asks for."""
 
-    def __post_init__(self) -> None:
-        from pipeline.rl import rules  # rules.py needs the class
-
-        rules.check(self)
+    @property
+    def advantage_entry(self) -> AdvantageEntry | None:
+        """The catalog's entry for the advantage; None for a callable."""
+        return ADVANTAGES.get(self.advantage.name) if isinstance(self.advantage.name, str) else None
 
     @property
-    def needs_reference(self) -> bool:
-        """Reference log-probs enter the objective."""
-        return self.kl.where != "none"
+    def surrogate_entry(self) -> SurrogateEntry | None:
+        """The catalog's entry for the surrogate; None for a callable."""
+        return SURROGATES.get(self.surrogate.name) if isinstance(self.surrogate.name, str) else None
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """All inputs of the advantage besides rewards."""
+        entry = self.advantage_entry
+        return self.advantage.needs | (entry.needs if entry else frozenset())
 
     @property
     def needs_critic(self) -> bool:
@@ -193,8 +215,35 @@ class Parts:
         return "components" in self.needs
 
     @property
+    def needs_group(self) -> bool:
+        """The advantage compares responses to one prompt: groups of two or more."""
+        return "group" in self.needs
+
+    @property
+    def token_advantage(self) -> bool:
+        """The advantage may differ between tokens of a response."""
+        entry = self.advantage_entry
+        return self.advantage.per_token or (entry is not None and entry.per_token)
+
+    @property
+    def surrogate_selects(self) -> bool:
+        """The surrogate treats some tokens apart, selected by covariance over the whole batch."""
+        entry = self.surrogate_entry
+        return entry is not None and entry.selects is not None
+
+    @property
+    def needs_selection(self) -> bool:
+        """Tokens are selected once per batch, over the whole of it (`selection.select_tokens`)."""
+        return self.masks.high_entropy_share is not None or self.surrogate_selects
+
+    @property
+    def needs_reference(self) -> bool:
+        """Reference log-probs enter the objective."""
+        return self.kl.where != "none"
+
+    @property
     def needs_rollout_logprobs(self) -> bool:
-        """What the engine reported enters the objective."""
+        """Log-probs as the engine reported them enter the objective."""
         return self.mismatch.level != "none" or self.masks.off_policy_delta is not None
 
     @property
@@ -208,40 +257,8 @@ class Parts:
             or self.needs_selection
         )
 
-    @property
-    def needs_selection(self) -> bool:
-        """Tokens are selected once per batch, over the whole of it (`selection.select_tokens`)."""
-        return self.masks.high_entropy_share is not None or self.surrogate.name in ("clip_cov", "kl_cov")
-
-    @property
-    def needs_group(self) -> bool:
-        """The advantage compares responses to one prompt: groups of two or more."""
-        return self.advantage.name in GROUPED or "group" in self.needs
-
-    @property
-    def needs(self) -> frozenset[str]:
-        """All that the advantage needs besides rewards."""
-        entry = self.advantage_entry
-        return self.advantage.needs | (entry.needs if entry else frozenset())
-
-    @property
-    def advantage_entry(self) -> Entry | None:
-        """The catalog's entry for the advantage; None for a callable."""
-        return catalog.ADVANTAGES.get(self.advantage.name) if isinstance(self.advantage.name, str) else None
-
-    @property
-    def surrogate_entry(self) -> Entry | None:
-        """The catalog's entry for the surrogate; None for a callable."""
-        return catalog.SURROGATES.get(self.surrogate.name) if isinstance(self.surrogate.name, str) else None
-
-    @property
-    def token_advantage(self) -> bool:
-        """The advantage may differ between tokens of a response."""
-        entry = self.advantage_entry
-        return self.advantage.per_token or (entry is not None and entry.per_token)
-
     def resolve(self, max_response_tokens: int) -> Parts:
-        """These parts with the numbers that hang on the longest response filled in.
+        """Return these parts with the numbers that depend on the longest response.
 
         Raises: ConfigError if `max_response_tokens` is not positive.
         """
@@ -250,9 +267,3 @@ class Parts:
         if self.aggregate != "sequence_mean_token_sum_norm" or self.norm_length is not None:
             return self
         return dataclasses.replace(self, norm_length=max_response_tokens)
-
-
-GROUPED = frozenset(
-    {"group_norm", "group_mean", "leave_one_out", "max_rl", "group_mean_batch_norm", "optimal_baseline"}
-    | {"normalize_then_sum"}
-)

@@ -14,7 +14,7 @@ LOG_RATIO_LIMIT = 20.0
 
 
 def log_ratio(level: RatioLevel, logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """log of the importance ratio: [B, T] at token level, [B, 1] at sequence level, 0 for "none".
+    """Return the log of the importance ratio: [B, T] at token level, [B, 1] at sequence level, 0 for "none".
 
     Inputs are 0 outside the mask. `sequence` is the mean over the response, `sequence_product` the sum,
     `sequence_token` has the value of `sequence` and the gradient of each token's own log-prob.
@@ -28,6 +28,7 @@ def log_ratio(level: RatioLevel, logprobs: Tensor, old_logprobs: Tensor, mask: T
     if level == "sequence":
         return sequence_mean(difference, mask)
     if level == "sequence_token":
+        # The last two terms cancel in value and leave each token its own gradient.
         return sequence_mean(difference, mask).detach() + logprobs - logprobs.detach()
     if level == "sequence_product":
         return masked_sum(difference, mask, dim=1).unsqueeze(1)
@@ -37,5 +38,5 @@ def log_ratio(level: RatioLevel, logprobs: Tensor, old_logprobs: Tensor, mask: T
 
 
 def exp_clamped(x: Tensor) -> Tensor:
-    """exp(x) with x clamped to +-LOG_RATIO_LIMIT; no gradient beyond."""
+    """Return exp(x) with x clamped to +-LOG_RATIO_LIMIT; there is no gradient beyond."""
     return x.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()

@@ -1,16 +1,14 @@
-"""Which parts make sense together. A wrong combination is refused; an unusual one needs its name in `allow`."""
+"""Rules for combining parts: a wrong combination is refused, an unusual one needs its name in `allow`."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
 
 from pipeline.errors import ConfigError
 from pipeline.rl import catalog
-
-if TYPE_CHECKING:
-    from pipeline.rl.parts import Part, Parts
+from pipeline.rl.parts import Part, Parts
 
 UNUSUAL: dict[str, str] = {
     "wide_sequence_clip": "a sequence-level ratio with a token-sized clip never clips (GSPO uses 3e-4 / 4e-4)",
@@ -26,26 +24,28 @@ UNUSUAL: dict[str, str] = {
 }
 
 BY_RECIPE = frozenset({"stale_without_ratio", "cut_sampling"})
-"""Those of UNUSUAL that hang on other sections of a recipe; its own rules ask for them."""
+"""Unusual combinations of an algorithm with other sections of a recipe; the rules of recipes ask for their names."""
 
 
 def check(parts: Parts) -> None:
-    """Nothing. Raises: ConfigError for the first thing that is wrong, with field, value and remedy."""
+    """Raise ConfigError for the first rule that the parts break, with field, value and remedy."""
     unknown = parts.allow - UNUSUAL.keys()
     if unknown:
         raise ConfigError(f"allow has no {sorted(unknown)[0]!r}; known: {', '.join(sorted(UNUSUAL))}")
     _check_part("advantage", parts.advantage, catalog.ADVANTAGES)
     _check_part("surrogate", parts.surrogate, catalog.SURROGATES)
-    _check_name("ratio", parts.ratio, (*catalog.RATIOS, "none"))
-    _check_name("aggregate", parts.aggregate, tuple(catalog.AGGREGATES))
-    for message in _wrong(parts):
-        raise ConfigError(message)
+    _check_name("ratio", parts.ratio, catalog.RATIOS)
+    _check_name("aggregate", parts.aggregate, catalog.AGGREGATES)
+    for wrong in (_wrong_surrogate, _wrong_kl, _wrong_advantage, _wrong_numbers):
+        for message in wrong(parts):
+            raise ConfigError(message)
     for name in _unusual(parts):
         if name not in parts.allow:
             raise ConfigError(f"{UNUSUAL[name]}; change it, or ask for it with allow: [{name}]")
 
 
-def _check_name(field: str, value: str, known: tuple[str, ...]) -> None:
+def _check_name(field: str, value: str, names: Iterable[str]) -> None:
+    known = tuple(names)
     if value not in known:
         near = difflib.get_close_matches(str(value), known, n=2)
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
@@ -55,23 +55,16 @@ def _check_name(field: str, value: str, known: tuple[str, ...]) -> None:
 def _check_part(field: str, part: Part, table: Mapping[str, catalog.Entry]) -> None:
     if not isinstance(part.name, str):
         return
-    _check_name(field, part.name, tuple(table))
-    bounds = table[part.name].options
+    _check_name(field, part.name, table)
+    options = table[part.name].options
     for key in part.options:
-        if key not in bounds:
-            takes = ", ".join(bounds) or "no options"
+        if key not in options:
+            takes = ", ".join(options) or "no options"
             raise ConfigError(f"{field} {part.name!r} has no option {key!r}; it takes {takes}")
-    for key, bound in bounds.items():
+    for key, option in options.items():
         if key not in part.options:
-            raise ConfigError(f"{field} {part.name!r} needs option {key!r} ({bound})")
-        bound.check(f"{field}.{key}", part.options[key])
-
-
-def _wrong(parts: Parts) -> Iterator[str]:
-    yield from _wrong_surrogate(parts)
-    yield from _wrong_kl(parts)
-    yield from _wrong_advantage(parts)
-    yield from _wrong_numbers(parts)
+            raise ConfigError(f"{field} {part.name!r} needs option {key!r} ({option})")
+        option.check(f"{field}.{key}", part.options[key])
 
 
 def _wrong_surrogate(parts: Parts) -> Iterator[str]:
@@ -83,7 +76,7 @@ def _wrong_surrogate(parts: Parts) -> Iterator[str]:
             f"surrogate {name!r} takes one advantage per response, but advantage {parts.advantage.label!r} gives one "
             "per token; use group_norm or another response-level advantage"
         )
-    if entry is not None and entry.whole_response and parts.aggregate not in ("sequence_mean",):
+    if entry is not None and entry.whole_response and parts.aggregate != "sequence_mean":
         yield f"surrogate {name!r} has one value per response, got aggregate {parts.aggregate!r}; use sequence_mean"
     if entry is not None and not entry.whole_response and parts.aggregate == "sequence_mean":
         yield f"aggregate 'sequence_mean' takes one value per response, but surrogate {name!r} gives one per token"
@@ -126,66 +119,69 @@ def _wrong_advantage(parts: Parts) -> Iterator[str]:
         yield f"advantage {parts.advantage.label!r} needs a critic; give the critic's settings"
     if parts.critic is not None and not parts.needs_critic:
         yield f"a critic is held but advantage {parts.advantage.label!r} does not use it; use gae, or drop the critic"
-    if parts.advantage.name == "normalize_then_sum" and parts.kl.where == "reward":
-        yield "advantage 'normalize_then_sum' sees reward components, which hold no kl; set kl_in to loss or none"
+    entry = parts.advantage_entry
+    if entry is None or "components" not in entry.needs:
+        return
+    sees = f"advantage {parts.advantage.label!r} sees reward components"
+    if parts.kl.where == "reward":
+        yield f"{sees}, which hold no kl; set kl_in to loss or none"
     shaping = parts.shaping
-    shaped = shaping.overlong_buffer is not None or shaping.token_budget is not None or shaping.reward_clip is not None
-    if parts.advantage.name == "normalize_then_sum" and shaped:
+    if shaping.overlong_buffer is not None or shaping.token_budget is not None or shaping.reward_clip is not None:
         yield (
-            "advantage 'normalize_then_sum' sees reward components, which no shaping reaches; drop overlong_buffer, "
-            "token_budget and reward_clip, or make length a component"
+            f"{sees}, which no shaping reaches; drop overlong_buffer, token_budget and reward_clip, or make length a "
+            "component"
         )
 
 
+_NUMBERS = {
+    "masks.high_entropy_share": catalog.Option(None, "", above=0, high=1),
+    "shaping.overlong_buffer": catalog.Option(None, "", above=0, high=1),
+    "shaping.token_budget": catalog.Option(None, "", low=1),
+    "shaping.reward_clip": catalog.Option(None, "", above=0),
+    "terms.ptx_coef": catalog.Option(0.0, "", low=0),
+    "updates.num_epochs": catalog.Option(1, "", low=1),
+    "updates.num_minibatches": catalog.Option(1, "", low=1),
+    "updates.max_kl": catalog.Option(None, "", above=0),
+    "temperature_end": catalog.Option(None, "", above=0),
+}
+
+
 def _wrong_numbers(parts: Parts) -> Iterator[str]:
-    share = parts.masks.high_entropy_share
-    if share is not None and not 0 < share <= 1:
-        yield f"high_entropy_share must be in (0, 1], got {share:g}"
+    for path, allowed in _NUMBERS.items():
+        allowed.check(path.rpartition(".")[2], attrgetter(path)(parts))
     if parts.mismatch.level != "none" and not 0 <= parts.mismatch.floor < parts.mismatch.cap:
         yield f"mismatch needs 0 <= floor < cap, got floor {parts.mismatch.floor:g} and cap {parts.mismatch.cap:g}"
-    buffer = parts.shaping.overlong_buffer
-    if buffer is not None and not 0 < buffer <= 1:
-        yield f"overlong_buffer must be a share in (0, 1] of the longest response, got {buffer:g}"
-    if parts.shaping.token_budget is not None and parts.shaping.token_budget < 1:
-        yield f"token_budget must be >= 1 token, got {parts.shaping.token_budget}"
-    if parts.shaping.reward_clip is not None and parts.shaping.reward_clip <= 0:
-        yield f"reward_clip must be > 0, got {parts.shaping.reward_clip:g}"
-    if parts.terms.ptx_coef < 0:
-        yield f"ptx_coef must be >= 0, got {parts.terms.ptx_coef:g}"
-    if parts.terms.entropy_target is not None and parts.terms.entropy_step <= 0:
+    terms = parts.terms
+    if terms.entropy_target is None:
+        return
+    if terms.entropy_step <= 0:
         yield "entropy_target makes the coefficient adaptive; set entropy_step above 0"
-    if parts.terms.entropy_target is not None and parts.terms.entropy_max < max(parts.terms.entropy_coef, 0.0):
-        yield f"entropy_max must be >= entropy_coef = {parts.terms.entropy_coef:g}, got {parts.terms.entropy_max:g}"
-    if parts.terms.entropy_target is not None and parts.terms.entropy_max == 0:
+    if terms.entropy_max < max(terms.entropy_coef, 0.0):
+        yield f"entropy_max must be >= entropy_coef = {terms.entropy_coef:g}, got {terms.entropy_max:g}"
+    if terms.entropy_max == 0:
         yield "entropy_target has no bonus to give with entropy_max 0; set entropy_max above 0"
-    if parts.updates.num_epochs < 1 or parts.updates.num_minibatches < 1:
-        yield f"updates need num_epochs >= 1 and num_minibatches >= 1, got {parts.updates}"
-    if parts.updates.max_kl is not None and parts.updates.max_kl <= 0:
-        yield f"max_kl must be > 0, got {parts.updates.max_kl:g}"
-    if parts.temperature_end is not None and parts.temperature_end <= 0:
-        yield f"temperature_end must be > 0, got {parts.temperature_end:g}"
 
 
 def _unusual(parts: Parts) -> Iterator[str]:
-    options, name = parts.surrogate.options, parts.surrogate.name
-    widths = [v for k in ("clip_low", "clip_high") if isinstance(v := options.get(k), (int, float))]
-    clipped = name in ("clip", "dual_clip", "two_sided", "cispo")
-    if parts.ratio in ("sequence", "sequence_token") and clipped and max(widths) > 0.05:
+    surrogate, advantage, options = parts.surrogate_entry, parts.advantage_entry, parts.surrogate.options
+    clips = ("clip_low", "clip_high") if surrogate is not None and surrogate.checks_width else ()
+    widths = [v for k in clips if isinstance(v := options.get(k), (int, float))]
+    whole = parts.ratio in ("sequence", "sequence_token")
+    # The mean of |y| log-ratios spreads far less than one of them, and their sum far more: no width fits all levels.
+    if whole and widths and max(widths) > 0.05:
         yield "wide_sequence_clip"
-    if parts.ratio == "token" and clipped and max(widths) < 0.01:
+    if parts.ratio == "token" and widths and max(widths) < 0.01:
         yield "narrow_token_clip"
-    if parts.ratio == "sequence_product" and clipped:
+    if parts.ratio == "sequence_product" and widths:
         yield "product_ratio_clip"
-    if parts.ratio in ("sequence", "sequence_token") and parts.aggregate == "token_mean":
+    if whole and parts.aggregate == "token_mean":
         yield "sequence_ratio_token_mean"
     if parts.ratio in ("sequence", "sequence_product") and parts.token_advantage:
         yield "token_advantage_sequence_ratio"
     if parts.ratio == "none" and parts.updates.num_epochs * parts.updates.num_minibatches > 1:
         yield "reuse_without_ratio"
-    divided = parts.advantage.name in ("group_mean_batch_norm", "normalize_then_sum", "max_rl") or (
-        parts.advantage.name == "group_norm" and parts.advantage.options.get("std") != "none"
-    )
-    if name == "squared" and divided:
+    divided = advantage is not None and advantage.divides and parts.advantage.options.get("std") != "none"
+    if parts.surrogate.name == "squared" and divided:
         yield "squared_with_std"
     if parts.kl.target is not None and parts.kl.where == "loss":
         yield "adaptive_kl_in_loss"

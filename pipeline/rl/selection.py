@@ -1,25 +1,27 @@
-"""Choices of tokens that look at the whole batch, made once at batch start so that micro-batches cannot change them."""
+"""Selections of tokens over the whole batch, made once at batch start so that micro-batches cannot change them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pipeline.errors import DataError
+from pipeline.rl.catalog import load
 from pipeline.rl.parts import Parts
 from pipeline.rl.reduce import AllReduce, identity, masked, moments
 
 Gather = Callable[[Tensor], Tensor]
-"""A 1-D tensor of any length to the concatenation of those of all ranks."""
+"""Function that returns the concatenation of the 1-D tensors of all ranks, of any lengths."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """[B, T] bool each, None where the parts do not ask; both go into `LossInputs` under the same names."""
+    """Selected tokens, [B, T] bool, None if the parts need none; both go into `LossInputs` by the same names."""
 
     high_entropy: Tensor | None = None
     selected: Tensor | None = None
@@ -36,7 +38,7 @@ def select_tokens(
     gather: Gather = identity,
     all_reduce: AllReduce = identity,
 ) -> Selection:
-    """The tokens that the parts' masks and covariance surrogates ask for, over the whole batch of all ranks.
+    """Return the tokens that the parts' masks and surrogate select over the whole batch of all ranks.
 
     Raises: DataError if the entropy mask is asked for without `old_entropy`.
     """
@@ -46,19 +48,33 @@ def select_tokens(
         if old_entropy is None:
             raise DataError("high_entropy_share needs old_entropy [B, T], got None; see logprobs.logprobs_and_entropy")
         high_entropy = top_share(old_entropy, mask, parts.masks.high_entropy_share, gather)
-    if parts.surrogate.name in ("clip_cov", "kl_cov"):
+    entry = parts.surrogate_entry
+    if entry is not None and entry.selects is not None:
         cov = covariance(old_logprobs, advantages, mask, all_reduce)
-        share = _number(parts, "share")
-        if parts.surrogate.name == "kl_cov":
-            selected = top_share(cov, mask, share, gather)
-        else:
-            eligible = mask & (cov >= _number(parts, "cov_low")) & (cov <= _number(parts, "cov_high"))
-            selected = random_share(eligible, mask, share, generator, gather)
+        selected = load(entry.selects)(cov, mask, generator, gather, **parts.surrogate.options)
     return Selection(high_entropy, selected)
 
 
+def top_by_covariance(
+    cov: Tensor, mask: Tensor, generator: torch.Generator | None, gather: Gather, *, share: float, **_: Any
+) -> Tensor:
+    """Return the `share` of all tokens of highest covariance, [B, T] bool. Source: arXiv:2505.22617, KL-Cov."""
+    return top_share(cov, mask, share, gather)
+
+
+def random_by_covariance(
+    cov: Tensor, mask: Tensor, generator: torch.Generator | None, gather: Gather, **options: Any
+) -> Tensor:
+    """Return a random `share` of all tokens, drawn among those with `cov_low` <= covariance <= `cov_high`, [B, T] bool.
+
+    Source: arXiv:2505.22617, Clip-Cov.
+    """
+    eligible = mask & (cov >= options["cov_low"]) & (cov <= options["cov_high"])
+    return random_share(eligible, mask, options["share"], generator, gather)
+
+
 def top_share(x: Tensor, mask: Tensor, share: float, gather: Gather = identity) -> Tensor:
-    """[B, T] bool: the ceil(share * N) largest of the N values of x under the mask of all ranks; ties all belong.
+    """Return the ceil(share * N) largest of the N values of x under the mask of all ranks, with all ties, [B, T] bool.
 
     Source: arXiv:2506.01939 for entropies, arXiv:2505.22617 for covariances.
     """
@@ -73,13 +89,14 @@ def top_share(x: Tensor, mask: Tensor, share: float, gather: Gather = identity) 
 def random_share(
     eligible: Tensor, mask: Tensor, share: float, generator: torch.Generator | None, gather: Gather = identity
 ) -> Tensor:
-    """[B, T] bool: floor(share * N) tokens drawn from the eligible ones, N counted under the mask of all ranks.
+    """Return floor(share * N) tokens drawn from the eligible ones, [B, T] bool, N counted under the mask of all ranks.
 
-    All eligible ones where they are fewer. Each rank needs a generator of its own stream.
+    If fewer are eligible, all of them are returned. Each rank needs a generator of its own stream.
 
     Source: arXiv:2505.22617.
     """
     num = math.floor(share * gather(mask[mask]).numel())
+    # Drawn for every token of [B, T] on the CPU, so that the device and the number eligible do not change the draw.
     keys = torch.rand(mask.shape, dtype=torch.float64, generator=generator).to(mask.device)
     everything = gather(keys[eligible])
     if num == 0 or everything.numel() == 0:
@@ -90,7 +107,7 @@ def random_share(
 
 
 def covariance(logprobs: Tensor, advantages: Tensor, mask: Tensor, all_reduce: AllReduce = identity) -> Tensor:
-    """(log pi - mean)(A - mean) per token, means over all tokens of all ranks, [B, T] in float64; 0 outside the mask.
+    """Return (log pi - mean)(A - mean) per token, [B, T] in float64, means over all ranks; 0 outside the mask.
 
     Source: arXiv:2505.22617.
     """
@@ -98,9 +115,3 @@ def covariance(logprobs: Tensor, advantages: Tensor, mask: Tensor, all_reduce: A
     _, mean_logprob, _ = moments(logprobs, mask, 0, all_reduce)
     _, mean_advantage, _ = moments(advantages, mask, 0, all_reduce)
     return masked((logprobs - mean_logprob) * (advantages - mean_advantage), mask)
-
-
-def _number(parts: Parts, option: str) -> float:
-    value = parts.surrogate.options[option]
-    assert isinstance(value, (int, float))  # the catalog bounds it
-    return float(value)

@@ -1,4 +1,4 @@
-"""What is added to a reward for its response's length, before advantages. Loads no tensors."""
+"""Penalties on the length of responses, added to rewards before advantages. Loads no tensors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pipeline.rl.parts import Shaping
 
 
 def soft_overlong(length: int, longest: int, buffer: float) -> float:
-    """0 up to `longest - cache` tokens, falling linearly to -1 at `longest`, -1 beyond; cache = buffer * longest.
+    """Return 0 up to `longest - cache` tokens, a line down to -1 at `longest`, then -1; cache = buffer * longest.
 
     Source: arXiv:2503.14476 eq. 13.
     """
@@ -18,9 +18,9 @@ def soft_overlong(length: int, longest: int, buffer: float) -> float:
 
 
 def length_penalty(shaping: Shaping, length: int, longest: int) -> float:
-    """What a response of `length` tokens gets added to its reward, <= 0; `longest` is the recipe's response limit.
+    """Return the penalty <= 0 on a response of `length` tokens; `longest` is the recipe's response limit.
 
-    The soft overlong penalty times its factor, and the token budget's penalty for a response past it
+    It is the soft overlong penalty times its factor, plus the token budget's penalty for a response beyond the budget
     (arXiv:2507.20534 section 3.2.3).
     """
     total = 0.0

@@ -1,13 +1,12 @@
-"""Surrogates: what is maximised per token, before masks, weights and aggregation.
+"""Surrogates: the objective of each token, to be maximised, before masks, weights and aggregation.
 
-Each takes `SurrogateInputs` and its numbers, and returns the objective, [B, T], or [B, 1] where the response has one
-value. A callable with the same signature can stand in `Parts.surrogate`.
+Each takes `SurrogateInputs` and its numbers, and returns [B, T], or [B, 1] if the response has one value. A callable
+with the same signature can take the place of a name in `Parts.surrogate`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +18,7 @@ from pipeline.rl.reduce import masked_mean
 
 @dataclass(frozen=True, slots=True)
 class SurrogateInputs:
-    """What a surrogate may use. All [B, T] values are 0 outside the mask."""
+    """Inputs of a surrogate. All [B, T] values are 0 outside the mask."""
 
     logprobs: Tensor
     """[B, T], with gradient."""
@@ -30,7 +29,7 @@ class SurrogateInputs:
     mask: Tensor
     """[B, T] bool."""
     selected: Tensor | None = None
-    """[B, T] bool: tokens chosen once per batch (Clip-Cov, KL-Cov)."""
+    """[B, T] bool: tokens selected once per batch, for surrogates whose catalog entry `selects`."""
 
     @property
     def response_advantages(self) -> Tensor:
@@ -39,7 +38,7 @@ class SurrogateInputs:
 
 
 def clip(x: SurrogateInputs, *, clip_low: float, clip_high: float) -> Tensor:
-    """min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
+    """Return min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
 
     Source: arXiv:1707.06347 eq. 7; unequal sides arXiv:2503.14476 eq. 10.
     """
@@ -48,7 +47,7 @@ def clip(x: SurrogateInputs, *, clip_low: float, clip_high: float) -> Tensor:
 
 
 def dual_clip(x: SurrogateInputs, *, clip_low: float, clip_high: float, dual: float) -> Tensor:
-    """max(clip objective, dual A) where A < 0: a bound on how bad one token can be.
+    """Return the clip objective, where A < 0 not below dual A: one token cannot be worse than that.
 
     Source: arXiv:1912.09729.
     """
@@ -57,7 +56,7 @@ def dual_clip(x: SurrogateInputs, *, clip_low: float, clip_high: float, dual: fl
 
 
 def two_sided(x: SurrogateInputs, *, clip_low: float, clip_high: float, delta: float) -> Tensor:
-    """min(min(r, delta) A, clip(r) A): for A < 0 no ratio counts for more than delta.
+    """Return min(min(r, delta) A, clip(r) A): for A < 0 no ratio counts for more than delta.
 
     Source: arXiv:2505.07291.
     """
@@ -67,9 +66,9 @@ def two_sided(x: SurrogateInputs, *, clip_low: float, clip_high: float, delta: f
 
 
 def cispo(x: SurrogateInputs, *, clip_low: float | None, clip_high: float) -> Tensor:
-    """sg[clip(r, 1 - clip_low, 1 + clip_high)] A log pi: the weight is clipped, no token's gradient is dropped.
+    """Return sg[clip(r, 1 - clip_low, 1 + clip_high)] A log pi: the weight is clipped, no token's gradient is dropped.
 
-    `clip_low` None leaves small ratios alone.
+    `clip_low` None leaves small ratios unclipped.
 
     Source: arXiv:2506.13585 eq. 4 and 5.
     """
@@ -79,7 +78,7 @@ def cispo(x: SurrogateInputs, *, clip_low: float | None, clip_high: float) -> Te
 
 
 def geometric_mean(x: SurrogateInputs, *, clip: float) -> Tensor:
-    """A exp(mean_t s min(s log r_t, clip(s log r_t, -clip, clip))) with s = sign A, [B, 1].
+    """Return A exp(mean_t s min(s log r_t, clip(s log r_t, -clip, clip))) with s = sign A, [B, 1].
 
     Source: arXiv:2507.20673: the geometric mean of token ratios, each clipped in log space.
     """
@@ -90,7 +89,7 @@ def geometric_mean(x: SurrogateInputs, *, clip: float) -> Tensor:
 
 
 def soft_gate(x: SurrogateInputs, *, tau_positive: float, tau_negative: float) -> Tensor:
-    """(4 / tau) sigmoid(tau (r - 1)) A: a gate whose slope is 1 at r = 1 and falls off smoothly on both sides.
+    """Return (4 / tau) sigmoid(tau (r - 1)) A: a gate whose slope is 1 at r = 1 and falls smoothly on both sides.
 
     A = 0 uses the negative tau, and is 0 either way.
 
@@ -101,7 +100,7 @@ def soft_gate(x: SurrogateInputs, *, tau_positive: float, tau_negative: float) -
 
 
 def squared(x: SurrogateInputs, *, tau: float) -> Tensor:
-    """-(A - tau log(pi(y) / pi_old(y)))^2 over whole responses, [B, 1]. A is R - mean of the group.
+    """Return -(A - tau log(pi(y) / pi_old(y)))^2 over whole responses, [B, 1]. A is R - mean of the group.
 
     Source: arXiv:2501.12599 eq. 3, arXiv:2507.20534 section 3.2.3.
     """
@@ -111,9 +110,9 @@ def squared(x: SurrogateInputs, *, tau: float) -> Tensor:
 def gamma_weight(
     x: SurrogateInputs, *, k_positive: float, lambda_positive: float, k_negative: float, lambda_negative: float
 ) -> Tensor:
-    """sg[phi(w)] A log pi with phi(w) = exp(l + k log w - l w), phi(1) = 1, w = pi(y) / pi_old(y) over the response.
+    """Return sg[phi(w)] A log pi, phi(w) = exp(l + k log w - l w), phi(1) = 1, w = pi(y) / pi_old(y) over the response.
 
-    log w is held in [log 1e-8, 20].
+    log w is clamped to [log 1e-8, 20].
 
     Source: arXiv:2602.10693 (VESPO).
     """
@@ -126,43 +125,29 @@ def gamma_weight(
 def clip_cov(
     x: SurrogateInputs, *, clip_low: float, clip_high: float, share: float, cov_low: float, cov_high: float
 ) -> Tensor:
-    """The clip objective, 0 on the tokens that `selection.select_tokens` drew for their high covariance.
+    """Return the clip objective, 0 on the selected tokens, which have a high covariance.
 
-    Source: arXiv:2505.22617. `share`, `cov_low`, `cov_high` are the selection's.
+    Source: arXiv:2505.22617. `share`, `cov_low` and `cov_high` are used by `selection.random_by_covariance`.
     """
     plain = clip(x, clip_low=clip_low, clip_high=clip_high)
     return plain if x.selected is None else torch.where(x.selected, torch.zeros_like(plain), plain)
 
 
 def kl_cov(x: SurrogateInputs, *, share: float, coef: float) -> Tensor:
-    """r A, less coef |log r| on the tokens of highest covariance.
+    """Return r A, less coef |log r| on the selected tokens, which have the highest covariance.
 
-    Source: arXiv:2505.22617. `share` is the selection's.
+    Source: arXiv:2505.22617. `share` is used by `selection.top_by_covariance`.
     """
     plain = exp_clamped(x.log_ratio) * x.advantages
     return plain if x.selected is None else torch.where(x.selected, plain - coef * x.log_ratio.abs(), plain)
 
 
 def reinforce(x: SurrogateInputs) -> Tensor:
-    """A log pi."""
+    """Return A log pi."""
     return x.advantages * x.logprobs
 
 
 def _either(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
-    """`yes` or `no` in the type of `like`; bare numbers would be rounded to float32."""
+    """Return `yes` where the condition is true, else `no`, in the type of `like`."""
+    # torch.where would round bare numbers to float32.
     return torch.where(condition, like.new_tensor(yes), like.new_tensor(no))
-
-
-SURROGATES: dict[str, Callable[..., Tensor]] = {
-    "clip": clip,
-    "dual_clip": dual_clip,
-    "two_sided": two_sided,
-    "cispo": cispo,
-    "geometric_mean": geometric_mean,
-    "soft_gate": soft_gate,
-    "squared": squared,
-    "gamma_weight": gamma_weight,
-    "clip_cov": clip_cov,
-    "kl_cov": kl_cov,
-    "reinforce": reinforce,
-}

@@ -12,16 +12,8 @@ from torch import Tensor
 
 from pipeline.errors import DataError, NonFiniteError, RunError
 from pipeline.rl.controllers import entropy_controller, kl_controller
-from pipeline.rl.objective import (
-    AdvantageInputs,
-    Advantages,
-    Counts,
-    LossInputs,
-    compute_advantages,
-    count,
-    policy_loss,
-    summarize,
-)
+from pipeline.rl.credit import AdvantageInputs, Advantages, compute_advantages
+from pipeline.rl.loss import Counts, LossInputs, count, policy_loss, summarize
 from pipeline.rl.parts import Parts
 from pipeline.rl.selection import Selection, select_tokens
 from pipeline.rl.shaping import length_penalty

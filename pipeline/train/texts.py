@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from pipeline.errors import NonFiniteError
-from pipeline.rl.objective import ptx_loss
+from pipeline.rl.loss import ptx_loss
 from pipeline.train.backend import Backend
 from pipeline.train.collate import deal, padded_ids
 

@@ -1,15 +1,24 @@
-"""Every preset as the paper has it, and what loading refuses."""
+"""Every preset as its paper has it, and the recipes that loading refuses."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pipeline import registry
-from pipeline.algorithms.base import AlgorithmParams, PolicyParams, load_algorithm
+from pipeline.algorithms.base import AlgorithmParams, PolicyParams, explain_algorithm, load_algorithm, weighted
+from pipeline.config.preference import loop_parts
+from pipeline.config.run import check_rl, parts_of
+from pipeline.config.scoring import ScoringConfig
+from pipeline.config.stages import RlConfig
 from pipeline.errors import ConfigError, UnknownName
-from pipeline.rl.parts import Parts
+from pipeline.rl.parts import Mismatch, Parts
+from pipeline.rl.rules import check
+from tests.source import code_files, relative
 
 CLIP = ("clip", {"clip_low": 0.2, "clip_high": 0.2})
 SEQUENCE = ("clip", {"clip_low": 3e-4, "clip_high": 4e-4})
@@ -111,17 +120,65 @@ def test_a_kl_coefficient_of_0_holds_no_reference(name: str) -> None:
     assert parts.reference == "frozen"
 
 
-def test_wrong_names_and_values_say_what_is_right() -> None:
-    with pytest.raises(UnknownName, match="did you mean"):
-        load_algorithm("grp0")
-    with pytest.raises(ConfigError, match="no parameter 'clip_hgh'; did you mean clip_high"):
-        load_algorithm("dapo", {"clip_hgh": 0.3})
-    with pytest.raises(ConfigError, match=r"known: .*tau_positive"):
-        load_algorithm("sapo", {"zzzz": 1})
-    with pytest.raises(ConfigError, match=r"clip_high = -1: .*greater than 0"):
-        load_algorithm("dapo", {"clip_high": -1})
-    with pytest.raises(ConfigError, match=r"allow: .wide_sequence_clip."):
-        load_algorithm("gspo", {"clip_high": 0.2})
+@pytest.mark.parametrize(
+    ("error", "name", "params", "right"),
+    [
+        (UnknownName, "grp0", {}, "grpo"),
+        (ConfigError, "dapo", {"clip_hgh": 0.3}, "'clip_hgh'.*clip_high"),
+        (ConfigError, "sapo", {"zzzz": 1}, "tau_positive"),
+        (ConfigError, "dapo", {"clip_high": -1}, "clip_high = -1.* 0"),
+        (ConfigError, "gspo", {"clip_high": 0.2}, "wide_sequence_clip"),
+    ],
+)
+def test_wrong_names_and_values_say_what_is_right(error: Any, name: str, params: dict[str, Any], right: str) -> None:
+    with pytest.raises(error, match=right):
+        load_algorithm(name, params)
+
+
+def rl_of(algorithm: dict[str, Any]) -> RlConfig:
+    return RlConfig(algorithm=algorithm, rounds=1, steps_per_round=1, prompts_per_step=8, group_size=4)
+
+
+WAYS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "load": lambda a: load_algorithm(a["name"], {k: v for k, v in a.items() if k != "name"}),
+    "explain": lambda a: explain_algorithm(
+        a["name"], {k: v for k, v in a.items() if k != "name"}, max_response_tokens=9
+    ),
+    "recipe": lambda a: parts_of(rl_of(a)),
+    "recipe's rules": lambda a: check_rl(rl_of(a), ScoringConfig()),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", [*TABLE, "custom"])
+def test_every_way_from_a_recipe_to_parts_checks_them(name: str, way: str) -> None:
+    """`rules.check` alone refuses an unknown name in `allow`, so this shows that it ran."""
+    custom = {"advantage": "none", "ratio": "token", "surrogate": "clip", "aggregate": "token_mean"}
+    with pytest.raises(ConfigError, match="'nonsense'"):
+        WAYS[way]({"name": name, "allow": ["nonsense"], **(custom if name == "custom" else {})})
+
+
+def test_parts_are_made_in_checked_places_only() -> None:
+    """Parts come from algorithm files, which `load_algorithm` checks, and from the rounds of preferences."""
+    outside = {relative(f) for f in code_files() if re.search(r"\bParts\(", f.read_text(encoding="utf-8"))}
+    assert {f for f in outside if not f.startswith("pipeline/algorithms/")} == {"pipeline/config/preference.py"}
+    check(loop_parts())
+
+
+CORRECTED = Mismatch(level="token", action="truncate", cap=2.0)
+"""The correction that a recipe adds where engine and trainer differ."""
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_a_recipes_corrections_and_lengths_keep_parts_that_pass_the_rules(name: str) -> None:
+    parts = load_algorithm(name)[1]
+    check(replace(parts, mismatch=parts.mismatch if parts.needs_rollout_logprobs else CORRECTED).resolve(9))
+    check(weighted(parts, (1.0, 0.5)))
+
+
+def test_weights_of_another_kind_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"advantage\.weights"):
+        weighted(load_algorithm("gdpo")[1], ("a",))  # type: ignore[arg-type]
 
 
 def test_parameters_are_frozen() -> None:

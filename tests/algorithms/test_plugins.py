@@ -13,7 +13,8 @@ import pipeline.algorithms
 from pipeline import registry
 from pipeline.algorithms.base import explain_algorithm, load_algorithm
 from pipeline.errors import ConfigError
-from pipeline.rl.objective import AdvantageInputs, LossInputs, compute_advantages, count, policy_loss
+from pipeline.rl.credit import AdvantageInputs, compute_advantages
+from pipeline.rl.loss import LossInputs, count, policy_loss
 from pipeline.rl.parts import Parts
 
 FILE = '''
@@ -114,7 +115,7 @@ def test_one_file_is_an_algorithm(how: str, request: pytest.FixtureRequest) -> N
     assert "cubic(bend=3)" in page
     assert "there is no paper" in page
     assert "bend is 3.0, the preset has 2.0" in page
-    with pytest.raises(ConfigError, match="did you mean bend"):
+    with pytest.raises(ConfigError, match=r"'bent'.*bend"):
         load_algorithm(name, {"bent": 3.0})
 
 
@@ -124,15 +125,17 @@ def test_a_name_claimed_twice_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[verizero.algorithms]\ngrpo = other\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match="claimed more than once"):
+    with pytest.raises(ConfigError, match="'grpo'"):
         load_algorithm("grpo")
 
 
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ("x = 1\n", "must have a class Params"),
-        (FILE.replace("    return Parts(", "    return dict("), "must return Parts, got dict"),
+        ("x = 1\n", "'broken'.*Params"),
+        (FILE.replace("    return Parts(", "    return dict("), "Parts.*dict"),
+        (FILE.replace("Part(doubled)", 'Part("gae")'), "'gae'.*gamma"),
+        (FILE.replace('"token_mean"', '"mean"'), "aggregate.*'mean'"),
     ],
 )
 def test_a_file_that_is_no_algorithm_says_why(

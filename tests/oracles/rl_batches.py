@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from pipeline.rl.objective import LossInputs
+from pipeline.rl.loss import Counts, LossInputs, count, policy_loss, summarize
+from pipeline.rl.parts import Parts
 from tests.oracles.rl import Row
 
 GARBAGE = (math.nan, math.inf, -math.inf, 1e30, -7.0)
@@ -44,18 +46,40 @@ def random_rows(
 
 @dataclass
 class Padded:
-    """Tensors of some rows, and where row i's token t lies."""
+    """Tensors of some rows, and the column of each token of each row."""
 
     inputs: LossInputs
     where: list[list[int]]
 
-    def gradient(self) -> list[list[float]]:
-        """The gradient at each row's tokens; it must be exactly 0 everywhere else."""
-        grad = self.inputs.logprobs.grad
-        assert grad is not None
-        inside = self.inputs.response_mask > 0
-        assert bool((grad[~inside] == 0).all())
-        return [[float(grad[i, t]) for t in places] for i, places in enumerate(self.where)]
+    def by_row(self, gradient: Tensor) -> list[list[float]]:
+        """Return the gradient at each row's tokens; it must be exactly 0 everywhere else."""
+        assert bool((gradient[self.inputs.response_mask == 0] == 0).all())
+        return [[float(gradient[i, t]) for t in places] for i, places in enumerate(self.where)]
+
+
+class Solved(NamedTuple):
+    """Loss of a batch, its gradient to the log-probs [B, T], and its statistics."""
+
+    loss: float
+    gradient: Tensor
+    stats: Tensor
+    totals: Counts
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        return summarize(self.stats, self.totals)
+
+
+def solve(parts: Parts, inputs: LossInputs, totals: Counts | None = None, **coefs: float) -> Solved:
+    """Run `policy_loss` and its backward on the inputs, whose log-probs stay as they are."""
+    lp = inputs.logprobs.detach().clone().requires_grad_()
+    totals = totals or count(parts, inputs.response_mask, inputs.truncated)
+    out = policy_loss(parts, replace(inputs, logprobs=lp), totals, **coefs)
+    out.loss.backward()
+    assert lp.grad is not None
+    assert not out.stats.requires_grad
+    assert out.stats.dtype == torch.float64
+    return Solved(float(out.loss.detach()), lp.grad, out.stats, totals)
 
 
 def pad(rows: Sequence[Row], seed: int = 0, extra: int = 4, dtype: torch.dtype = torch.float64) -> Padded:
@@ -64,25 +88,23 @@ def pad(rows: Sequence[Row], seed: int = 0, extra: int = 4, dtype: torch.dtype =
     width = max(len(row.lp) for row in rows) + extra
     where = [sorted(r.sample(range(width), len(row.lp))) for row in rows]
 
-    def tensor(name: str) -> Tensor:
-        out = torch.tensor([[r.choice(GARBAGE) for _ in range(width)] for _ in rows], dtype=dtype)
+    def filled(out: Tensor, name: str) -> Tensor:
         for i, row in enumerate(rows):
             for t, value in zip(where[i], getattr(row, name), strict=True):
                 out[i, t] = value
         return out
+
+    def tensor(name: str) -> Tensor:
+        return filled(torch.tensor([[r.choice(GARBAGE) for _ in range(width)] for _ in rows], dtype=dtype), name)
 
     def flags(name: str) -> Tensor:
-        out = torch.tensor([[r.random() < 0.5 for _ in range(width)] for _ in rows])
-        for i, row in enumerate(rows):
-            for t, value in zip(where[i], getattr(row, name), strict=True):
-                out[i, t] = value
-        return out
+        return filled(torch.tensor([[r.random() < 0.5 for _ in range(width)] for _ in rows]), name)
 
-    mask = torch.zeros(len(rows), width, dtype=torch.float32)
+    mask = torch.zeros(len(rows), width)
     for i, places in enumerate(where):
         mask[i, places] = 1.0
     inputs = LossInputs(
-        logprobs=tensor("lp").requires_grad_(),
+        logprobs=tensor("lp"),
         advantages=tensor("adv"),
         response_mask=mask,
         old_logprobs=tensor("old"),

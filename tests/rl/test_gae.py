@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pipeline.algorithms.base import load_algorithm
 from pipeline.errors import DataError
+from pipeline.rl.credit import AdvantageInputs, compute_advantages
 from pipeline.rl.gae import length_adaptive_lambda, reward_to_go, summarize_values, value_loss
-from pipeline.rl.objective import AdvantageInputs, compute_advantages
 from tests.oracles import rl as oracle
 
 NAN = float("nan")

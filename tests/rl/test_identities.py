@@ -1,4 +1,4 @@
-"""What must coincide with what."""
+"""Objectives that must coincide with one another."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from pipeline.algorithms.base import load_algorithm
-from pipeline.rl.objective import AdvantageInputs, LossInputs, compute_advantages, count, policy_loss
+from pipeline.rl.credit import AdvantageInputs, compute_advantages
+from pipeline.rl.loss import LossInputs
 from pipeline.rl.parts import Kl, Masks, Mismatch, Part, Parts, Terms
-from tests.oracles.rl_batches import pad, random_rows
+from tests.oracles.rl_batches import pad, random_rows, solve
 from tests.rl.variants import LONGEST, variants
 
 VARIANTS = variants()
@@ -20,11 +21,11 @@ CLIPPED = ("clip", "dual_clip", "two_sided", "cispo", "soft_gate", "geometric_me
 
 
 def gradient(parts: Parts, inputs: LossInputs) -> Tensor:
-    lp = inputs.logprobs.detach().clone().requires_grad_()
-    totals = count(parts, inputs.response_mask, inputs.truncated)
-    policy_loss(parts, dataclasses.replace(inputs, logprobs=lp), totals).loss.backward()
-    assert lp.grad is not None
-    return lp.grad
+    return solve(parts, inputs).gradient
+
+
+def loss_of(parts: Parts, inputs: LossInputs) -> float:
+    return solve(parts, inputs).loss
 
 
 def bare(parts: Parts) -> Parts:
@@ -53,7 +54,7 @@ def test_on_policy_every_clipped_surrogate_has_the_gradient_of_reinforce(name: s
     parts = bare(VARIANTS[name])
     if parts.updates.num_minibatches > 1:
         parts = dataclasses.replace(parts, updates=dataclasses.replace(parts.updates, num_minibatches=1))
-    inputs = dataclasses.replace(pad(random_rows(seed, on_policy=True), seed).inputs, selected=None)
+    inputs = pad(random_rows(seed, on_policy=True), seed).inputs
     mine, plain = gradient(parts, inputs), gradient(reinforce_like(parts), inputs)
     if parts.ratio == "sequence_product" and parts.surrogate.name == "clip":
         # the product moves by the sum of log-probs where the mean of them would by 1/|y|
@@ -65,7 +66,7 @@ def test_on_policy_every_clipped_surrogate_has_the_gradient_of_reinforce(name: s
 
 
 def test_kimis_first_gradient_is_reinforces_times_2_tau() -> None:
-    inputs = dataclasses.replace(pad(random_rows(2, on_policy=True)).inputs, selected=None)
+    inputs = pad(random_rows(2, on_policy=True)).inputs
     plain = dataclasses.replace(reinforce_like(VARIANTS["kimi_k2"]), aggregate="sequence_mean_token_sum")
     for tau in (0.5, 0.1):
         _, parts = load_algorithm("kimi_k2", {"tau": tau})
@@ -74,20 +75,19 @@ def test_kimis_first_gradient_is_reinforces_times_2_tau() -> None:
 
 @pytest.mark.parametrize("drift", [3e-4, 0.3])
 def test_gspo_token_is_gspo_where_the_advantage_is_constant(drift: float) -> None:
-    inputs = dataclasses.replace(pad(random_rows(3, drift=drift)).inputs, selected=None)
-    totals = count(VARIANTS["gspo"], inputs.response_mask)
-    a, b = (policy_loss(VARIANTS[n], inputs, totals).loss for n in ("gspo", "gspo_token"))
-    assert float(a.detach()) == pytest.approx(float(b.detach()), rel=1e-12)
-    assert torch.allclose(gradient(VARIANTS["gspo"], inputs), gradient(VARIANTS["gspo_token"], inputs), rtol=1e-10)
+    inputs = pad(random_rows(3, drift=drift)).inputs
+    gspo, token = (solve(VARIANTS[n], inputs) for n in ("gspo", "gspo_token"))
+    assert gspo.loss == pytest.approx(token.loss, rel=1e-12)
+    assert torch.allclose(gspo.gradient, token.gradient, rtol=1e-10)
 
 
 def test_gspo_token_differs_where_it_is_not() -> None:
-    inputs = dataclasses.replace(pad(random_rows(3, drift=3e-4, per_token=True)).inputs, selected=None)
+    inputs = pad(random_rows(3, drift=3e-4, per_token=True)).inputs
     assert not torch.allclose(gradient(VARIANTS["gspo"], inputs), gradient(VARIANTS["gspo_token"], inputs), rtol=1e-3)
 
 
 def scene() -> tuple[AdvantageInputs, LossInputs]:
-    inputs = dataclasses.replace(pad(random_rows(4)).inputs, selected=None)
+    inputs = pad(random_rows(4)).inputs
     g = torch.Generator().manual_seed(0)
     rewards = torch.randn(6, generator=g, dtype=torch.float64)
     return AdvantageInputs(rewards, torch.tensor([0, 0, 0, 1, 1, 1]), inputs.response_mask), inputs
@@ -110,11 +110,7 @@ def test_ppo_with_lambda_and_gamma_1_and_no_values_is_reinforce_on_policy() -> N
 def equal_lengths(seed: int) -> LossInputs:
     rows = [r for s in range(seed, seed + 60) for r in random_rows(s) if len(r.lp) == 4][:6]
     assert len(rows) == 6
-    return dataclasses.replace(pad(rows).inputs, selected=None)
-
-
-def loss_of(parts: Parts, inputs: LossInputs) -> float:
-    return float(policy_loss(parts, inputs, count(parts, inputs.response_mask)).loss.detach())
+    return pad(rows).inputs
 
 
 def test_dapo_with_equal_clips_and_equal_lengths_is_grpo() -> None:
@@ -123,7 +119,7 @@ def test_dapo_with_equal_clips_and_equal_lengths_is_grpo() -> None:
     _, grpo = load_algorithm("grpo", {"kl_coef": 0})
     assert loss_of(dapo, inputs) == pytest.approx(loss_of(grpo, inputs), rel=1e-12)
     assert torch.allclose(gradient(dapo, inputs), gradient(grpo, inputs), rtol=1e-10)
-    unequal = dataclasses.replace(pad(random_rows(1)).inputs, selected=None)
+    unequal = pad(random_rows(1)).inputs
     assert loss_of(dapo, unequal) != pytest.approx(loss_of(grpo, unequal), rel=1e-3)
 
 
@@ -139,14 +135,14 @@ def test_dr_grpo_at_the_longest_length_is_grpo_without_spread_where_all_are_that
 
 
 def test_luspo_is_gspo_with_each_response_times_its_length() -> None:
-    inputs = dataclasses.replace(pad(random_rows(5, drift=3e-4)).inputs, selected=None)
+    inputs = pad(random_rows(5, drift=3e-4)).inputs
     lengths = (inputs.response_mask > 0).sum(1, keepdim=True)
     weighted = dataclasses.replace(inputs, advantages=inputs.advantages * lengths)
     assert loss_of(VARIANTS["luspo"], inputs) == pytest.approx(loss_of(VARIANTS["gspo"], weighted), rel=1e-12)
 
 
 def test_wide_bounds_turn_variants_into_the_plain_clip() -> None:
-    inputs = dataclasses.replace(pad(random_rows(6)).inputs, selected=None)
+    inputs = pad(random_rows(6)).inputs
     base: dict[str, Any] = {"advantage": "group_norm", "ratio": "token", "aggregate": "token_mean"}
     plain = loss_of(load_algorithm("custom", {**base, "surrogate": "clip"})[1], inputs)
     for surrogate in ({"name": "dual_clip", "dual": 1e6}, {"name": "two_sided", "delta": 1e6}):
@@ -172,8 +168,8 @@ def test_leave_one_out_is_the_centred_reward_scaled() -> None:
 
 
 def test_the_length_of_dr_grpo_is_the_recipes_not_the_batchs() -> None:
-    inputs = dataclasses.replace(pad(random_rows(8)).inputs, selected=None)
-    wider = dataclasses.replace(pad(random_rows(8), extra=30).inputs, selected=None)
+    inputs = pad(random_rows(8)).inputs
+    wider = pad(random_rows(8), extra=30).inputs
     parts = VARIANTS["dr_grpo"]
     assert parts.norm_length == LONGEST
     assert loss_of(parts, inputs) == pytest.approx(loss_of(parts, wider), rel=1e-12)

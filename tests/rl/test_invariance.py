@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import random
 from pathlib import Path
@@ -14,41 +13,30 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from pipeline.rl.objective import Counts, LossInputs, count, policy_loss, summarize
+from pipeline.rl.loss import Counts, count, summarize
 from pipeline.rl.parts import Parts
 from tests.oracles.rl import Row
-from tests.oracles.rl_batches import pad, random_rows
+from tests.oracles.rl_batches import pad, random_rows, solve
 from tests.rl.variants import variants
 
 VARIANTS = variants()
 NEAR = {"rel": 1e-9, "abs": 1e-12}
 
 
-def inputs_of(parts: Parts, rows: list[Row], seed: int = 0, extra: int = 4) -> tuple[LossInputs, list[list[int]]]:
-    padded = pad(rows, seed, extra)
-    uses = parts.surrogate.name in ("clip_cov", "kl_cov")
-    return padded.inputs if uses else dataclasses.replace(padded.inputs, selected=None), padded.where
+Found = tuple[float, list[list[float]], dict[str, float]]
 
 
-def cut(parts: Parts, pieces: list[list[Row]], seed: int = 0) -> tuple[float, list[list[float]], dict[str, float]]:
-    """(loss, gradient row by row, metrics) of a batch in these micro-batches, each padded on its own."""
-    micro = [inputs_of(parts, piece, seed + i, extra=2 + i) for i, piece in enumerate(pieces)]
-    totals = sum((count(parts, m.response_mask, m.truncated) for m, _ in micro), Counts())
-    loss, grads = 0.0, []
-    stats: Tensor | None = None
-    for inputs, where in micro:
-        out = policy_loss(parts, inputs, totals)
-        out.loss.backward()
-        loss += float(out.loss.detach())
-        grads += [[float(inputs.logprobs.grad[i, t]) for t in places] for i, places in enumerate(where)]
-        stats = out.stats if stats is None else stats + out.stats
-    assert stats is not None
-    return loss, grads, summarize(stats, totals)
+def cut(parts: Parts, pieces: list[list[Row]], seed: int = 0) -> Found:
+    """Return (loss, gradient row by row, metrics) of a batch in these micro-batches, each padded on its own."""
+    micro = [pad(piece, seed + i, extra=2 + i) for i, piece in enumerate(pieces)]
+    totals = sum((count(parts, m.inputs.response_mask, m.inputs.truncated) for m in micro), Counts())
+    solved = [solve(parts, m.inputs, totals) for m in micro]
+    grads = [row for m, s in zip(micro, solved, strict=True) for row in m.by_row(s.gradient)]
+    return sum(s.loss for s in solved), grads, summarize(torch.stack([s.stats for s in solved]).sum(0), totals)
 
 
-def same(a: tuple[float, list[list[float]], dict[str, float]], b: Any, order: list[int] | None = None) -> None:
+def same(a: Found, b: Found, order: list[int] | None = None) -> None:
     order = order or list(range(len(a[1])))
     assert b[0] == pytest.approx(a[0], **NEAR)
     for mine, i in zip(b[1], order, strict=True):
@@ -87,17 +75,16 @@ def _rank(rank: int, folder: str) -> None:
     for name, parts in VARIANTS.items():
         rows = random_rows(31, per_token=parts.token_advantage)
         mine = rows[:2] if rank == 0 else rows[2:]
-        inputs, where = inputs_of(parts, mine, seed=rank)
-        numbers = torch.tensor(count(parts, inputs.response_mask, inputs.truncated).to_list(), dtype=torch.float64)
+        padded = pad(mine, seed=rank)
+        own = count(parts, padded.inputs.response_mask, padded.inputs.truncated)
+        numbers = torch.tensor(own.to_list(), dtype=torch.float64)
         dist.all_reduce(numbers)
         totals = Counts(*numbers.tolist())
-        out = policy_loss(parts, inputs, totals)
-        out.loss.backward()
-        loss, stats = out.loss.detach().clone(), out.stats.clone()
+        solved = solve(parts, padded.inputs, totals)
+        loss, stats = torch.tensor(solved.loss, dtype=torch.float64), solved.stats.clone()
         dist.all_reduce(loss)
         dist.all_reduce(stats)
-        grads = [[float(inputs.logprobs.grad[i, t]) for t in places] for i, places in enumerate(where)]
-        found[name] = (float(loss), grads, summarize(stats, totals))
+        found[name] = (float(loss), padded.by_row(solved.gradient), summarize(stats, totals))
     torch.save(found, f"{folder}/{rank}.pt")
     dist.destroy_process_group()
 

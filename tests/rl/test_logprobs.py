@@ -10,7 +10,7 @@ import torch
 
 from pipeline.errors import ConfigError, DataError
 from pipeline.rl import logprobs as module
-from pipeline.rl.logprobs import keep_sampled, logprobs_and_entropy, token_logprobs
+from pipeline.rl.logprobs import logprobs_and_entropy
 
 
 def slow(logits: list[float], target: int, temperature: float) -> tuple[float, float]:
@@ -76,9 +76,9 @@ def test_chunks_do_not_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(3, 11, 50, generator=generator)
     targets = torch.randint(50, (3, 11), generator=generator)
-    whole = token_logprobs(logits, targets, 0.7)
+    whole, _ = logprobs_and_entropy(logits, targets, 0.7)
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", 1)
-    assert torch.equal(token_logprobs(logits, targets, 0.7), whole)
+    assert torch.equal(logprobs_and_entropy(logits, targets, 0.7)[0], whole)
     assert whole.shape == (3, 11)
 
 
@@ -86,7 +86,7 @@ def test_half_precision_logits_are_summed_in_float32() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = (torch.randn(4, 5000, generator=generator) * 3).bfloat16()
     targets = torch.randint(5000, (4,), generator=generator)
-    found = token_logprobs(logits, targets)
+    found, _ = logprobs_and_entropy(logits, targets)
     assert found.dtype == torch.float32
     expected = [slow(row.tolist(), int(y), 1.0)[0] for row, y in zip(logits, targets, strict=True)]
     assert found.tolist() == pytest.approx(expected, abs=1e-5)
@@ -96,7 +96,7 @@ def test_no_float32_copy_of_the_logits_is_saved() -> None:
     logits = torch.randn(8, 1000, dtype=torch.bfloat16, requires_grad=True)
     saved: list[tuple[torch.dtype, int]] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: (saved.append((x.dtype, x.numel())), x)[1], lambda x: x):
-        token_logprobs(logits, torch.zeros(8, dtype=torch.long))
+        logprobs_and_entropy(logits, torch.zeros(8, dtype=torch.long))
     assert max(n for dtype, n in saved if dtype == torch.float32) == 8
     assert sum(n for dtype, n in saved if dtype == torch.bfloat16) == logits.numel()
 
@@ -104,38 +104,24 @@ def test_no_float32_copy_of_the_logits_is_saved() -> None:
 @pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan])
 def test_a_temperature_without_a_distribution_is_refused(temperature: float) -> None:
     with pytest.raises(ConfigError, match="temperature"):
-        token_logprobs(torch.zeros(1, 3), torch.zeros(1, dtype=torch.long), temperature)
-
-
-def test_the_recorded_set_gives_the_distribution_that_was_sampled() -> None:
-    rows, _ = random_logits(3, rows=3)
-    kept = torch.tensor([[2, 5, -1], [-1, -1, -1], [0, 1, 6]])
-    targets = torch.tensor([5, 3, 0])
-    logits = torch.tensor(rows, dtype=torch.float64)
-    found = token_logprobs(keep_sampled(logits, kept, targets), targets)
-    for i, allowed in enumerate([[2, 5], range(7), [0, 1, 6]]):
-        total = math.fsum(math.exp(rows[i][j]) for j in allowed)
-        assert float(found[i]) == pytest.approx(rows[i][int(targets[i])] - math.log(total), rel=1e-12)
-
-
-def test_a_token_outside_its_recorded_set_is_refused() -> None:
-    with pytest.raises(DataError, match="token 3 at row 0"):
-        keep_sampled(torch.zeros(1, 5), torch.tensor([[1, 2, -1]]), torch.tensor([3]))
+        logprobs_and_entropy(torch.zeros(1, 3), torch.zeros(1, dtype=torch.long), temperature)
 
 
 @pytest.mark.usefixtures("tiny_chunks")
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_kept_sets_are_cut_off_chunk_by_chunk_with_their_gradients(temperature: float) -> None:
-    """Against the whole copy of `keep_sampled`, and against finite sums over the set."""
+    """Compare to a whole copy of the logits with -inf outside the sets, and to finite sums over each set."""
     rows, targets = random_logits(4, rows=6)
     kept = torch.tensor([sorted({t, 1, (t + 2) % 7}) + [-1] * (4 - len({t, 1, (t + 2) % 7})) for t in targets])
     kept[2] = -1
+    sets = [[j for j in row if j >= 0] or list(range(7)) for row in kept.tolist()]
+    outside = torch.tensor([[j not in allowed for j in range(7)] for allowed in sets])
+    at = torch.tensor(targets)
     found = []
     for how in ("copy", "chunks"):
         logits = torch.tensor(rows, dtype=torch.float64, requires_grad=True)
-        at = torch.tensor(targets)
         if how == "copy":
-            values, entropy = logprobs_and_entropy(keep_sampled(logits, kept, at), at, temperature)
+            values, entropy = logprobs_and_entropy(logits.masked_fill(outside, -math.inf), at, temperature)
         else:
             values, entropy = logprobs_and_entropy(logits, at, temperature, kept)
         (values * torch.arange(1, 7) + 0.3 * entropy).sum().backward()
@@ -143,13 +129,11 @@ def test_kept_sets_are_cut_off_chunk_by_chunk_with_their_gradients(temperature: 
         found.append((values.detach(), entropy.detach(), logits.grad))
     for one, other in zip(*found, strict=True):
         assert torch.equal(one, other)
-    for i, target in enumerate(targets):
-        allowed = [j for j in kept[i].tolist() if j >= 0] or list(range(7))
+    for i, (target, allowed) in enumerate(zip(targets, sets, strict=True)):
         total = math.log(math.fsum(math.exp(rows[i][j] / temperature) for j in allowed))
         logp = [rows[i][j] / temperature - total for j in allowed]
         assert float(found[0][0][i]) == pytest.approx(rows[i][target] / temperature - total, rel=1e-12)
         assert float(found[0][1][i]) == pytest.approx(-math.fsum(math.exp(x) * x for x in logp), rel=1e-12)
-        outside = [j for j in range(7) if j not in allowed]
-        assert found[0][2][i][outside].abs().sum() == 0
+    assert found[0][2][outside].abs().sum() == 0
     with pytest.raises(DataError, match="token 3 at row 0"):
-        token_logprobs(torch.zeros(1, 5), torch.tensor([3]), 1.0, torch.tensor([[1, 2, -1]]))
+        logprobs_and_entropy(torch.zeros(1, 5), torch.tensor([3]), 1.0, torch.tensor([[1, 2, -1]]))

@@ -10,17 +10,15 @@ import pytest
 import torch
 
 from pipeline.algorithms.base import load_algorithm
-from pipeline.rl.metrics import NUM_STATS, new_stats, summarize_stats
-from pipeline.rl.objective import Counts, LossInputs, clip_range, count, policy_loss, summarize
+from pipeline.rl.loss import LossInputs, clip_range
+from pipeline.rl.metrics import NUM_STATS, summarize_stats
 from pipeline.rl.parts import Parts
 from tests.oracles.rl import Row, kl, mean
-from tests.oracles.rl_batches import pad, random_rows
+from tests.oracles.rl_batches import pad, random_rows, solve
 
 
 def metrics_of(parts: Parts, rows: list[Row]) -> dict[str, float]:
-    inputs = dataclasses.replace(pad(rows).inputs, selected=None)
-    totals = count(parts, inputs.response_mask, inputs.truncated)
-    return summarize(policy_loss(parts, inputs, totals).stats, totals)
+    return solve(parts, pad(rows).inputs).metrics
 
 
 def flat(rows: list[Row], *names: str) -> list[tuple[float, ...]]:
@@ -103,7 +101,7 @@ def test_quantiles_are_right_to_a_tenth_of_their_logarithm(scale: float) -> None
     lp = torch.tensor([drift], dtype=torch.float64)
     ones = torch.ones_like(lp)
     inputs = LossInputs(lp, ones, ones, old_logprobs=torch.zeros_like(lp))
-    got = summarize(policy_loss(parts, inputs, Counts(4000, 1)).stats, Counts(4000, 1))
+    got = solve(parts, inputs).metrics
     for q in (1, 99):
         assert math.log(got[f"ratio/p{q:02d}"]) == pytest.approx(drift[40 * q], rel=0.1)
     assert abs(math.log(got["ratio/p50"])) < 0.1 * scale
@@ -119,23 +117,13 @@ def test_on_policy_ratios_are_exactly_1() -> None:
 def test_what_was_not_observed_is_absent() -> None:
     _, parts = load_algorithm("dapo")
     inputs = pad(random_rows(4)).inputs
-    inputs = dataclasses.replace(inputs, selected=None, ref_logprobs=None, rollout_logprobs=None, entropy=None)
-    totals = count(parts, inputs.response_mask)
-    got = summarize(policy_loss(parts, inputs, totals).stats, totals)
+    got = solve(parts, dataclasses.replace(inputs, ref_logprobs=None, rollout_logprobs=None, entropy=None)).metrics
     assert not [key for key in got if key.startswith(("kl/", "mismatch/")) or key == "entropy"]
 
 
 def test_an_update_of_nothing_has_finite_metrics() -> None:
-    assert new_stats().shape == (NUM_STATS,)
-    assert all(math.isfinite(v) for v in summarize_stats(new_stats()).values())
-
-
-def test_statistics_carry_no_gradient() -> None:
-    _, parts = load_algorithm("grpo")
-    inputs = dataclasses.replace(pad(random_rows(5)).inputs, selected=None)
-    out = policy_loss(parts, inputs, count(parts, inputs.response_mask))
-    assert not out.stats.requires_grad
-    assert out.stats.dtype == torch.float64
+    nothing = torch.zeros(NUM_STATS, dtype=torch.float64)
+    assert all(math.isfinite(v) for v in summarize_stats(nothing).values())
 
 
 @pytest.mark.parametrize(

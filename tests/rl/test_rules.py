@@ -1,4 +1,4 @@
-"""What may be combined, what may not, and what needs asking; the catalog against the functions."""
+"""Rules for combining parts, and the catalog against the functions that it names."""
 
 from __future__ import annotations
 
@@ -8,69 +8,72 @@ import sys
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-from pipeline.algorithms import custom
 from pipeline.algorithms.base import load_algorithm
 from pipeline.errors import ConfigError
 from pipeline.rl import catalog
-from pipeline.rl.advantages import ADVANTAGES
+from pipeline.rl.advantages import Rewarded
+from pipeline.rl.credit import AdvantageInputs, compute_advantages
 from pipeline.rl.explain import explain
-from pipeline.rl.parts import GROUPED, Kl, Part, Parts
-from pipeline.rl.rules import BY_RECIPE, UNUSUAL
-from pipeline.rl.surrogates import SURROGATES
+from pipeline.rl.loss import LossInputs, count, policy_loss
+from pipeline.rl.parts import Kl, Part, Parts
+from pipeline.rl.rules import BY_RECIPE, UNUSUAL, check
+from pipeline.rl.selection import select_tokens
+from pipeline.rl.surrogates import SurrogateInputs
 
 BASE: dict[str, Any] = {"advantage": "group_norm", "ratio": "token", "surrogate": "clip", "aggregate": "token_mean"}
 CRITIC = {"shared": True, "loss_coef": 1.0, "clip": None, "warmup_steps": 0}
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "names"),
     [
-        ({"advantage": "gae"}, "needs a critic"),
-        ({"critic": CRITIC}, "does not use it"),
-        ({"ratio": "none"}, "no meaning with ratio 'none'"),
-        ({"surrogate": "reinforce"}, "use ratio none"),
-        ({"surrogate": "squared"}, "use ratio sequence_product"),
-        ({"surrogate": "geometric_mean"}, "use sequence_mean"),
-        ({"aggregate": "sequence_mean"}, "gives one per token"),
+        ({"advantage": "gae"}, ["'gae'", "critic"]),
+        ({"critic": CRITIC}, ["'group_norm'", "critic"]),
+        ({"ratio": "none"}, ["'clip'", "'none'"]),
+        ({"surrogate": "reinforce"}, ["'reinforce'", "ratio none"]),
+        ({"surrogate": "squared"}, ["'squared'", "ratio sequence_product"]),
+        ({"surrogate": "geometric_mean"}, ["'token_mean'", "sequence_mean"]),
+        ({"aggregate": "sequence_mean"}, ["'sequence_mean'", "'clip'"]),
         (
-            {
-                "surrogate": "geometric_mean",
-                "aggregate": "sequence_mean",
-                "advantage": "gae",
-                "critic": CRITIC,
-            },
-            "takes one advantage per response",
+            {"surrogate": "geometric_mean", "aggregate": "sequence_mean", "advantage": "gae", "critic": CRITIC},
+            ["'geometric_mean'", "'gae'"],
         ),
-        ({"kl": {"coef": 0.1}}, "no reference is held"),
-        ({"kl": {"in": "loss"}}, "kl_coef is 0"),
-        ({"kl": {"in": "reward", "form": "k3_unbiased", "coef": 0.1}}, "use k1 or k3"),
-        ({"kl": {"in": "reward", "form": "k1", "coef": 0.1, "target": 1.0}}, "set both or neither"),
-        ({"kl": {"target": 1.0, "horizon": 10}}, "set kl_in"),
-        ({"kl": {"in": "reward", "form": "k1", "coef": 0.1}, "advantage": "normalize_then_sum"}, "hold no kl"),
-        ({"reference": "every_round"}, "no kl uses a reference"),
-        ({"surrogate": {"name": "dual_clip", "dual": 1.1}}, "must be > 1 + clip_high"),
-        ({"surrogate": {"name": "two_sided", "delta": 1.2}}, "must be > 1 + clip_high"),
-        ({"surrogate": {"name": "clip_cov", "cov_low": 6.0}}, "cov_low must be <= cov_high"),
-        ({"surrogate": {"name": "clip", "clip_hi": 0.1}}, "no option 'clip_hi'; it takes clip_low, clip_high"),
-        ({"surrogate": {"name": "clip", "clip_low": -0.1}}, "surrogate.clip_low must be a number > 0"),
-        ({"advantage": {"name": "group_norm", "std": "gruop"}}, "must be one of group, batch"),
-        ({"advantage": {"name": "group_norm", "ddof": 2}}, "advantage.ddof"),
-        ({"advantage": {"name": "leave_one_out", "std": "group"}}, "'leave_one_out' has no option 'std'"),
-        ({"advantage": "group_nrom"}, "did you mean group_norm"),
-        ({"advantage": {"std": "group"}}, "needs a name"),
-        ({"mismatch_level": "token", "mismatch_floor": 3.0}, "floor < cap"),
-        ({"entropy_target": 0.3}, "set entropy_step"),
-        ({"entropy_target": 0.3, "entropy_step": 0.1, "entropy_coef": 0.2}, "entropy_max"),
-        ({"allow": ["nonsense"]}, "allow has no 'nonsense'"),
-        ({"clip_high": 0.3}, "no parameter 'clip_high'"),
-        ({"num_epochs": 0}, "num_epochs = 0"),
+        ({"kl": {"coef": 0.1}}, ["kl_coef is 0.1", "kl_in"]),
+        ({"kl": {"in": "loss"}}, ["kl_coef is 0", "'loss'"]),
+        ({"kl": {"in": "reward", "form": "k3_unbiased", "coef": 0.1}}, ["kl_form 'k3_unbiased'", "k1"]),
+        ({"kl": {"in": "reward", "form": "k1", "coef": 0.1, "target": 1.0}}, ["kl_target", "kl_horizon"]),
+        ({"kl": {"target": 1.0, "horizon": 10}}, ["kl_target is 1", "kl_in"]),
+        ({"kl": {"in": "reward", "form": "k1", "coef": 0.1}, "advantage": "normalize_then_sum"}, ["kl_in"]),
+        ({"advantage": "normalize_then_sum", "reward_clip": 1.0}, ["reward_clip"]),
+        ({"reference": "every_round"}, ["'every_round'", "kl_in"]),
+        ({"surrogate": {"name": "dual_clip", "dual": 1.1}}, ["surrogate.dual", "clip_high = 1.2", "1.1"]),
+        ({"surrogate": {"name": "two_sided", "delta": 1.2}}, ["surrogate.delta", "clip_high = 1.2", "1.2"]),
+        ({"surrogate": {"name": "clip_cov", "cov_low": 6.0}}, ["cov_low", "cov_high = 5", "6"]),
+        ({"surrogate": {"name": "clip", "clip_hi": 0.1}}, ["'clip_hi'", "clip_low, clip_high"]),
+        ({"surrogate": {"name": "clip", "clip_low": -0.1}}, ["surrogate.clip_low", "> 0 and <= 1", "-0.1"]),
+        ({"surrogate": {"name": "clip_cov", "cov_low": float("nan")}}, ["surrogate.cov_low", "nan"]),
+        ({"advantage": {"name": "group_norm", "std": "gruop"}}, ["advantage.std", "group, batch", "'gruop'"]),
+        ({"advantage": {"name": "group_norm", "ddof": 2}}, ["advantage.ddof", "2"]),
+        ({"advantage": {"name": "gae", "whiten": 1}, "critic": CRITIC}, ["advantage.whiten", "true or false"]),
+        ({"advantage": {"name": "normalize_then_sum", "weights": []}}, ["advantage.weights", "list", "null"]),
+        ({"advantage": {"name": "leave_one_out", "std": "group"}}, ["'leave_one_out'", "'std'"]),
+        ({"advantage": "group_nrom"}, ["'group_nrom'", "group_norm"]),
+        ({"advantage": {"std": "group"}}, ["advantage", "name"]),
+        ({"mismatch_level": "token", "mismatch_floor": 3.0}, ["floor 3", "cap 2"]),
+        ({"entropy_target": 0.3}, ["entropy_target", "entropy_step"]),
+        ({"entropy_target": 0.3, "entropy_step": 0.1, "entropy_coef": 0.2}, ["entropy_max", "0.2"]),
+        ({"allow": ["nonsense"]}, ["'nonsense'"]),
+        ({"clip_high": 0.3}, ["'clip_high'"]),
+        ({"num_epochs": 0}, ["num_epochs = 0"]),
     ],
 )
-def test_refused_with_the_reason(changes: dict[str, Any], says: str) -> None:
+def test_refused_with_field_value_and_remedy(changes: dict[str, Any], names: list[str]) -> None:
     with pytest.raises(ConfigError) as refusal:
         load_algorithm("custom", {**BASE, **changes})
-    assert says in str(refusal.value)
+    assert [name for name in names if name not in str(refusal.value)] == []
 
 
 TINY = {"name": "clip", "clip_low": 3e-4, "clip_high": 4e-4}
@@ -103,32 +106,68 @@ def test_unusual_needs_its_name_and_nothing_else(name: str) -> None:
     load_algorithm("custom", {**params, "allow": [name]})
 
 
-def test_what_hangs_on_the_recipe_is_known_to_the_algorithm() -> None:
+def test_what_the_rest_of_a_recipe_decides_is_known_to_the_algorithm() -> None:
     assert set(UNUSUAL) > BY_RECIPE
     page = explain(load_algorithm("custom", {**BASE, "allow": sorted(BY_RECIPE)})[1])
     assert all(UNUSUAL[name] in page for name in BY_RECIPE)
 
 
-def test_the_catalog_has_every_function_and_exactly_its_numbers() -> None:
-    for table, functions in ((catalog.ADVANTAGES, ADVANTAGES), (catalog.SURROGATES, SURROGATES)):
-        assert table.keys() == functions.keys()
-        for name, entry in table.items():
-            numbers = list(inspect.signature(functions[name]).parameters.values())[1:]
-            assert {p.name for p in numbers} == entry.options.keys()
-            # defaults live with the parameters, nowhere else
-            assert all(p.default is inspect.Parameter.empty for p in numbers)
+@pytest.mark.parametrize("table", [catalog.ADVANTAGES, catalog.SURROGATES])
+def test_functions_take_the_options_of_their_entries_which_alone_have_defaults(table: Any) -> None:
+    for name, entry in table.items():
+        numbers = list(inspect.signature(catalog.load(entry.function)).parameters.values())[1:]
+        named = {p.name for p in numbers if p.kind is not p.VAR_KEYWORD}
+        spread = catalog.SPREAD.keys() if len(named) < len(numbers) else set()
+        assert named | spread == entry.options.keys(), name
+        assert all(p.default is inspect.Parameter.empty for p in numbers)
+        for key, option in entry.options.items():
+            option.check(key, option.default)
+            assert option.description
 
 
-def test_custom_knows_numbers_for_every_part_that_takes_some() -> None:
-    for table in (catalog.ADVANTAGES, catalog.SURROGATES):
-        for name, entry in table.items():
-            assert custom.DEFAULTS.get(name, {}).keys() == entry.options.keys()
-            for key, bound in entry.options.items():
-                bound.check(key, custom.DEFAULTS[name][key])
+def test_no_name_is_both_an_advantage_and_a_surrogate() -> None:
+    assert not catalog.ADVANTAGES.keys() & catalog.SURROGATES.keys()
 
 
-def test_grouped_estimators_are_in_the_catalog() -> None:
-    assert catalog.ADVANTAGES.keys() >= GROUPED
+def leaning(x: SurrogateInputs, *, lean: float) -> Tensor:
+    """The log-prob times the advantage, and `lean` on the selected tokens."""
+    return x.logprobs * x.advantages * torch.where(x.selected, lean, 1.0)
+
+
+def first_token(cov: Tensor, mask: Tensor, generator: Any, gather: Any, *, lean: float) -> Tensor:
+    return mask & (mask.cumsum(1) == 1)
+
+
+def centred(x: Rewarded, *, scale: float) -> Tensor:
+    return scale * (x.rewards - x.rewards.mean())
+
+
+def test_one_function_and_one_entry_are_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recipe names it, its rules hold, the page shows it, tokens are selected, and a loss trains with it."""
+    lean = catalog.Option(3.0, "weight of the first token", above=0)
+    entry = catalog.SurrogateEntry("lean {lean}", "a test", leaning, {"lean": lean}, ("token",), selects=first_token)
+    monkeypatch.setitem(catalog.SURROGATES, "leaning", entry)
+    scale = catalog.Option(2.0, "size")
+    advantage = catalog.AdvantageEntry("A = {scale}", "a test", centred, {"scale": scale}, frozenset({"group"}))
+    monkeypatch.setitem(catalog.ADVANTAGES, "centred", advantage)
+    recipe = {"advantage": "centred", "ratio": "token", "surrogate": "leaning", "aggregate": "token_mean"}
+    parts = load_algorithm("custom", recipe)[1]
+    assert parts.needs_group
+    assert parts.needs_selection
+    assert "lean 3" in explain(parts)
+    with pytest.raises(ConfigError, match=r"surrogate\.lean"):
+        load_algorithm("custom", {**recipe, "surrogate": {"name": "leaning", "lean": 0}})
+    with pytest.raises(ConfigError, match="ratio token"):
+        load_algorithm("custom", {**recipe, "ratio": "sequence"})
+    lp = torch.tensor([[-1.0, -0.5], [-0.2, -0.1]], requires_grad=True)
+    mask, old = torch.ones(2, 2), lp.detach()
+    batch = AdvantageInputs(torch.tensor([1.0, 0.0]), torch.tensor([0, 0]), mask)
+    advantages = compute_advantages(parts, batch).advantages
+    chosen = select_tokens(parts, advantages=advantages, old_logprobs=old, response_mask=mask)
+    inputs = LossInputs(lp, advantages, mask, old, selected=chosen.selected)
+    policy_loss(parts, inputs, count(parts, mask)).loss.backward()
+    assert lp.grad is not None
+    assert lp.grad.tolist() == [[-0.75, -0.25], [0.75, 0.25]]
 
 
 def test_what_parts_need() -> None:
@@ -159,12 +198,14 @@ def test_resolve_fills_the_length_once() -> None:
         parts.resolve(0)
 
 
-def test_parts_check_themselves_without_a_file() -> None:
-    clip = Part("clip", {"clip_low": 0.2, "clip_high": 0.2})
-    with pytest.raises(ConfigError, match="coefficient 0"):
-        Parts(advantage=Part("none"), ratio="token", surrogate=clip, aggregate="token_mean", kl=Kl(where="loss"))
-    with pytest.raises(ConfigError, match="needs option 'clip_high'"):
-        Parts(advantage=Part("none"), ratio="token", surrogate=Part("clip", {"clip_low": 0.2}), aggregate="token_mean")
+@pytest.mark.parametrize(
+    ("options", "kl", "name"),
+    [({"clip_low": 0.2, "clip_high": 0.2}, Kl(where="loss"), "kl_coef"), ({"clip_low": 0.2}, Kl(), "'clip_high'")],
+)
+def test_parts_made_by_hand_are_checked_as_those_of_a_recipe(options: Any, kl: Kl, name: str) -> None:
+    parts = Parts(advantage=Part("none"), ratio="token", surrogate=Part("clip", options), aggregate="token_mean", kl=kl)
+    with pytest.raises(ConfigError, match=name):
+        check(parts)
 
 
 def test_choosing_an_algorithm_loads_no_tensors() -> None:

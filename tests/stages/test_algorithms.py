@@ -17,7 +17,7 @@ from pipeline.config.sections import OptimizerConfig
 from pipeline.errors import ConfigError, DataError
 from pipeline.loop.steps import Generated, rl_steps, with_baseline
 from pipeline.report.progress import Silent
-from pipeline.rl.objective import compute_advantages
+from pipeline.rl.credit import compute_advantages
 from pipeline.rl.shaping import length_penalty
 from pipeline.run.opening import opened
 from pipeline.seeds import stream

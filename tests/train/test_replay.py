@@ -13,7 +13,7 @@ from torch import Tensor
 from pipeline.algorithms.base import load_algorithm
 from pipeline.config.sections import OptimizerConfig
 from pipeline.errors import ConfigError, DataError
-from pipeline.rl.objective import LossInputs, policy_loss
+from pipeline.rl.loss import LossInputs, policy_loss
 from pipeline.rollout.engine import Sampling
 from pipeline.train.collate import collate, rows_of
 from pipeline.train.replay import replay_of

@@ -1,4 +1,4 @@
-"""The whole objective from its parts: advantages once per batch, then the loss of each micro-batch.
+"""The loss of each micro-batch from the parts of the objective, its denominators and its statistics.
 
 The loss of a micro-batch is its share of the batch's: given the totals counted over the optimiser step, the shares add
 up to the loss of the whole batch, on any number of micro-batches and ranks.
@@ -14,44 +14,13 @@ from torch import Tensor
 
 from pipeline.errors import DataError
 from pipeline.rl import kl, reduce
-from pipeline.rl.advantages import ADVANTAGES, Estimate, Rewarded, flat_groups
 from pipeline.rl.corrections import mismatch_weights, off_policy_keep, training_mask
 from pipeline.rl.logprobs import working
 from pipeline.rl.metrics import Observed, observe, summarize_stats
 from pipeline.rl.parts import Parts
 from pipeline.rl.ratios import log_ratio
-from pipeline.rl.reduce import AllReduce, identity, masked, masked_sum, moments
-from pipeline.rl.surrogates import SURROGATES, SurrogateInputs
-
-
-@dataclass(frozen=True, slots=True)
-class AdvantageInputs:
-    """A whole batch of one rank, groups whole. [B, T] values outside `response_mask` may be anything."""
-
-    rewards: Tensor
-    group_ids: Tensor
-    response_mask: Tensor
-    old_logprobs: Tensor | None = None
-    ref_logprobs: Tensor | None = None
-    values: Tensor | None = None
-    """[B, T]: entry t is V of the state before token t."""
-    final_values: Tensor | None = None
-    """[B]: V of the state after the last response token."""
-    greedy_rewards: Tensor | None = None
-    reward_components: Tensor | None = None
-    """[B, K]."""
-    truncated: Tensor | None = None
-    group_sizes: Tensor | None = None
-    """[B]: how many members the row's group must have."""
-
-
-@dataclass(frozen=True, slots=True)
-class Advantages:
-    """[B, T] advantages (0 outside the mask), [B, T] returns for a critic, and metrics over all ranks."""
-
-    advantages: Tensor
-    returns: Tensor | None
-    stats: dict[str, float]
+from pipeline.rl.reduce import masked, masked_sum
+from pipeline.rl.surrogates import SurrogateInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +36,7 @@ class Counts:
         return Counts(self.tokens + other.tokens, self.sequences + other.sequences)
 
     def to_list(self) -> list[float]:
-        """The numbers in order, to be summed over ranks; `Counts(*numbers)` is the way back."""
+        """Return the numbers in order, to be summed over ranks; `Counts(*numbers)` is the inverse."""
         return list(astuple(self))
 
 
@@ -80,7 +49,7 @@ class LossInputs:
     advantages: Tensor
     response_mask: Tensor
     old_logprobs: Tensor | None = None
-    """None only where a batch is used for one update: then they are `logprobs`, detached."""
+    """None only if the batch is used for one update: then they are `logprobs`, detached."""
     ref_logprobs: Tensor | None = None
     rollout_logprobs: Tensor | None = None
     entropy: Tensor | None = None
@@ -100,52 +69,8 @@ class LossOutput:
     stats: Tensor
 
 
-def compute_advantages(
-    parts: Parts, inputs: AdvantageInputs, *, kl_coef: float | None = None, all_reduce: AllReduce = identity
-) -> Advantages:
-    """Advantages of a whole batch, computed in float64 and returned in the rewards' type.
-
-    `kl_coef` stands in for the parts' own (an adaptive one). `all_reduce` sums a tensor over ranks; groups must not be
-    split over ranks. Metrics: moments of rewards as given and of advantages, share of groups without signal, and the KL
-    that enters the reward, before its coefficient (what `KlController` is to be updated with; 0 where none does).
-
-    Raises: DataError for partial groups, groups of one where a comparison is needed, rewards that are not finite, or a
-    missing input.
-    """
-    mask = inputs.response_mask > 0
-    rewards = inputs.rewards.double()
-    groups = _groups(parts, inputs)
-    if parts.shaping.reward_clip is not None:
-        rewards = rewards.clamp(-parts.shaping.reward_clip, parts.shaping.reward_clip)
-    reward_kl = _reward_kl(parts, inputs, mask)
-    penalty = reward_kl * (parts.kl.coef if kl_coef is None else kl_coef)
-    token_rewards = -penalty + _last_token(mask) * rewards.unsqueeze(1)
-    rewarded = Rewarded(
-        rewards=rewards - penalty.sum(dim=1),
-        token_rewards=token_rewards,
-        mask=mask,
-        groups=groups,
-        values=_double(inputs.values),
-        final_values=_double(inputs.final_values),
-        truncated=inputs.truncated,
-        greedy_rewards=_double(inputs.greedy_rewards),
-        components=_double(inputs.reward_components),
-        all_reduce=all_reduce,
-    )
-    name = parts.advantage.name
-    function = ADVANTAGES[name] if isinstance(name, str) else name
-    found = function(rewarded, **parts.advantage.options)
-    estimate = found if isinstance(found, Estimate) else Estimate(found)
-    advantages = estimate.advantages if estimate.advantages.dim() == 2 else estimate.advantages.unsqueeze(1)
-    advantages = masked(advantages.expand(mask.shape), mask)
-    stats = _advantage_stats(inputs.rewards.double(), rewarded, advantages, reward_kl)
-    dtype = inputs.rewards.dtype if inputs.rewards.dtype.is_floating_point else torch.float32
-    returns = None if estimate.returns is None else estimate.returns.to(dtype)
-    return Advantages(advantages.to(dtype), returns, stats)
-
-
 def count(parts: Parts, response_mask: Tensor, truncated: Tensor | None = None) -> Counts:
-    """What one micro-batch adds to the denominators of the step. Rows without a trained token count nowhere."""
+    """Return the counts of one micro-batch. Rows without a trained token count nowhere."""
     mask = training_mask(parts, response_mask, truncated)
     return Counts(float(mask.sum()), float(mask.any(dim=1).sum()))
 
@@ -158,10 +83,10 @@ def policy_loss(
     kl_coef: float | None = None,
     entropy_coef: float | None = None,
 ) -> LossOutput:
-    """This micro-batch's share of the loss to minimise: -objective + kl - entropy bonus.
+    """Return this micro-batch's share of the loss to minimise: -objective + kl - entropy bonus.
 
-    `totals` are the counts of the whole optimiser step. `kl_coef` and `entropy_coef` stand in for the parts' own. The
-    entropy bonus is a mean over tokens whatever the aggregation, so that its coefficient means the same everywhere.
+    `totals` are the counts of the whole optimiser step. `kl_coef` and `entropy_coef` replace the parts' own. The
+    entropy bonus is a mean over tokens under every aggregation, so that its coefficient means the same everywhere.
 
     Raises: DataError for a missing input.
     """
@@ -173,9 +98,9 @@ def policy_loss(
     advantages = masked(working(inputs.advantages), mask).detach()
     ratio = log_ratio(parts.ratio, logprobs, old, mask)
     surrogate = SurrogateInputs(logprobs, ratio, advantages, mask, _flag(inputs.selected))
-    name = parts.surrogate.name
-    objective = (SURROGATES[name] if isinstance(name, str) else name)(surrogate, **parts.surrogate.options)
+    objective = parts.surrogate.function(surrogate, **parts.surrogate.options)
     weight, drops = _weights(parts, inputs, surrogate, old, gen)
+    # A dropped token's objective may be infinite, and 0 * inf is NaN.
     elements = torch.where(weight != 0, objective * weight, torch.zeros_like(objective * weight))
     losses = {"policy_loss": -_aggregate(parts, elements, mask, totals)}
     if parts.kl.where == "loss":
@@ -206,7 +131,7 @@ def policy_loss(
 
 
 def summarize(stats: Tensor, totals: Counts) -> dict[str, float]:
-    """The metrics of one update from the sum of its statistics over micro-batches and ranks.
+    """Return the metrics of one update from the sum of its statistics over micro-batches and ranks.
 
     Raises: DataError if the statistics were not summed over the same tokens as the totals.
     """
@@ -220,7 +145,7 @@ def summarize(stats: Tensor, totals: Counts) -> dict[str, float]:
 
 
 def ptx_loss(logprobs: Tensor, text_mask: Tensor, total_tokens: float, coef: float) -> Tensor:
-    """coef times this micro-batch's share of the mean negative log-likelihood of text, to add to the policy loss.
+    """Return coef times this micro-batch's share of the mean negative log-likelihood of text, a term of the loss.
 
     Source: arXiv:2203.02155 eq. 2; arXiv:2507.20534 section 3.2.3.
     """
@@ -228,7 +153,7 @@ def ptx_loss(logprobs: Tensor, text_mask: Tensor, total_tokens: float, coef: flo
 
 
 def clip_range(parts: Parts) -> tuple[float, float]:
-    """(lowest, highest) log-ratio that the surrogate leaves alone; infinite on a side that it does not clip."""
+    """Return the (lowest, highest) log-ratio that the surrogate does not clip; infinite on a side without a clip."""
     options = parts.surrogate.options
     low, high, both = options.get("clip_low"), options.get("clip_high"), options.get("clip")
     if isinstance(both, (int, float)):
@@ -257,7 +182,7 @@ def _weights(
         weight, drops["low_entropy"] = masked(weight, keep), ~keep
     if x.selected is not None:
         drops["selected"] = x.selected
-    elif parts.surrogate.name in ("clip_cov", "kl_cov"):
+    elif parts.surrogate_selects:
         raise DataError(f"surrogate {parts.surrogate.label!r} needs selected, got None; call selection.select_tokens")
     return weight, drops
 
@@ -288,69 +213,3 @@ def _optional(x: Tensor | None, mask: Tensor) -> Tensor | None:
 
 def _flag(x: Tensor | None) -> Tensor | None:
     return None if x is None else x > 0
-
-
-def _double(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.double()
-
-
-def _last_token(mask: Tensor) -> Tensor:
-    """[B, T] float64: 1 at each row's last trained token; a row of none has none."""
-    later = mask.flip(1).cumsum(1).flip(1)
-    return (mask & (later == 1)).double()
-
-
-def _reward_kl(parts: Parts, inputs: AdvantageInputs, mask: Tensor) -> Tensor:
-    if parts.kl.where != "reward":
-        return torch.zeros(mask.shape, dtype=torch.float64, device=mask.device)
-    if inputs.old_logprobs is None or inputs.ref_logprobs is None:
-        raise DataError("kl in the reward needs old_logprobs and ref_logprobs; run policy and reference over the batch")
-    old, ref = masked(inputs.old_logprobs.double(), mask), masked(inputs.ref_logprobs.double(), mask)
-    return kl.estimate(parts.kl.form, old, ref).detach()
-
-
-def _groups(parts: Parts, inputs: AdvantageInputs) -> Tensor:
-    if not bool(torch.isfinite(inputs.rewards).all()):
-        row = int((~torch.isfinite(inputs.rewards)).nonzero()[0, 0])
-        raise DataError(
-            f"reward of row {row} is {float(inputs.rewards[row])}; an infrastructure error leaves the group"
-        )
-    groups: Tensor
-    _, groups, sizes = torch.unique(inputs.group_ids, return_inverse=True, return_counts=True)
-    if parts.needs_group and bool((sizes < 2).any()):
-        row = int((sizes[groups] < 2).nonzero()[0, 0])
-        raise DataError(
-            f"group {int(inputs.group_ids[row])} has 1 response, and advantage {parts.advantage.label!r} compares "
-            "responses; drop the group, or raise rollout.group_size"
-        )
-    if inputs.group_sizes is not None and bool((sizes[groups] != inputs.group_sizes).any()):
-        row = int((sizes[groups] != inputs.group_sizes).nonzero()[0, 0])
-        raise DataError(
-            f"group {int(inputs.group_ids[row])} has {int(sizes[groups][row])} of {int(inputs.group_sizes[row])} "
-            "responses; keep groups whole on one rank and in one batch"
-        )
-    return groups
-
-
-def _advantage_stats(raw: Tensor, x: Rewarded, advantages: Tensor, reward_kl: Tensor) -> dict[str, float]:
-    rows = torch.ones_like(raw, dtype=torch.bool)
-    num, reward_mean, reward_std = moments(raw, rows, 0, x.all_reduce)
-    tokens, mean, std = moments(advantages, x.mask, 0, x.all_reduce)
-    one_of_each = x.all_reduce(
-        torch.stack([masked_sum(1 / _group_sizes(x), flat_groups(raw, x.groups)), (1 / _group_sizes(x)).sum()])
-    )
-    kl_total = x.all_reduce(reward_kl.sum().reshape(1))[0]
-    return {
-        "reward/mean": float(reward_mean),
-        "reward/std": float(reward_std),
-        "advantage/mean": float(mean),
-        "advantage/std": float(std),
-        "groups/without_signal": float(reduce.divide(one_of_each[0], one_of_each[1])),
-        "reward/kl_per_token": float(reduce.divide(kl_total, tokens)),
-        "reward/kl_per_response": float(reduce.divide(kl_total, num)),
-        "response/length_mean": float(reduce.divide(tokens, num)),
-    }
-
-
-def _group_sizes(x: Rewarded) -> Tensor:
-    return torch.bincount(x.groups).to(x.rewards.dtype)[x.groups]

@@ -1,0 +1,142 @@
+"""Advantages of a whole batch: rewards, shaped and with the KL inside, credited to responses or to their tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pipeline.errors import DataError
+from pipeline.rl import kl
+from pipeline.rl.advantages import Rewarded, flat_groups
+from pipeline.rl.parts import Parts
+from pipeline.rl.reduce import AllReduce, divide, identity, masked, masked_sum, moments
+
+
+@dataclass(frozen=True, slots=True)
+class AdvantageInputs:
+    """A whole batch of one rank, groups whole. [B, T] values outside `response_mask` may be anything."""
+
+    rewards: Tensor
+    group_ids: Tensor
+    response_mask: Tensor
+    old_logprobs: Tensor | None = None
+    ref_logprobs: Tensor | None = None
+    values: Tensor | None = None
+    """[B, T]: entry t is V of the state before token t."""
+    final_values: Tensor | None = None
+    """[B]: V of the state after the last response token."""
+    greedy_rewards: Tensor | None = None
+    reward_components: Tensor | None = None
+    """[B, K]."""
+    truncated: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Advantages:
+    """[B, T] advantages (0 outside the mask), [B, T] returns for a critic, and metrics over all ranks."""
+
+    advantages: Tensor
+    returns: Tensor | None
+    stats: dict[str, float]
+
+
+def compute_advantages(
+    parts: Parts, inputs: AdvantageInputs, *, kl_coef: float | None = None, all_reduce: AllReduce = identity
+) -> Advantages:
+    """Return the advantages of a whole batch, computed in float64 and returned in the rewards' type.
+
+    `kl_coef` replaces the parts' own where it adapts. `all_reduce` sums a tensor over ranks; groups must not be split
+    over ranks. Metrics: moments of the input rewards and of advantages, the share of groups without signal, and the KL
+    that enters the reward, before its coefficient (0 if none enters).
+
+    Raises: DataError for a group of one where a comparison is needed, a reward that is not finite, or a missing input.
+    """
+    mask = inputs.response_mask > 0
+    rewards = inputs.rewards.double()
+    groups = _groups(parts, inputs)
+    if parts.shaping.reward_clip is not None:
+        rewards = rewards.clamp(-parts.shaping.reward_clip, parts.shaping.reward_clip)
+    reward_kl = _reward_kl(parts, inputs, mask)
+    penalty = reward_kl * (parts.kl.coef if kl_coef is None else kl_coef)
+    token_rewards = -penalty + _last_token(mask) * rewards.unsqueeze(1)
+    rewarded = Rewarded(
+        rewards=rewards - penalty.sum(dim=1),
+        token_rewards=token_rewards,
+        mask=mask,
+        groups=groups,
+        values=_double(inputs.values),
+        final_values=_double(inputs.final_values),
+        truncated=inputs.truncated,
+        greedy_rewards=_double(inputs.greedy_rewards),
+        components=_double(inputs.reward_components),
+        all_reduce=all_reduce,
+    )
+    estimate = parts.advantage.function(rewarded, **parts.advantage.options)
+    advantages, returns = estimate if isinstance(estimate, tuple) else (estimate, None)
+    advantages = advantages if advantages.dim() == 2 else advantages.unsqueeze(1)
+    advantages = masked(advantages.expand(mask.shape), mask)
+    stats = _advantage_stats(inputs.rewards.double(), rewarded, advantages, reward_kl)
+    dtype = inputs.rewards.dtype if inputs.rewards.dtype.is_floating_point else torch.float32
+    return Advantages(advantages.to(dtype), None if returns is None else returns.to(dtype), stats)
+
+
+def _double(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.double()
+
+
+def _last_token(mask: Tensor) -> Tensor:
+    """Return [B, T] float64: 1 at each row's last trained token, if it has any."""
+    later = mask.flip(1).cumsum(1).flip(1)
+    return (mask & (later == 1)).double()
+
+
+def _reward_kl(parts: Parts, inputs: AdvantageInputs, mask: Tensor) -> Tensor:
+    if parts.kl.where != "reward":
+        return torch.zeros(mask.shape, dtype=torch.float64, device=mask.device)
+    if inputs.old_logprobs is None or inputs.ref_logprobs is None:
+        raise DataError("kl in the reward needs old_logprobs and ref_logprobs; run policy and reference over the batch")
+    old, ref = masked(inputs.old_logprobs.double(), mask), masked(inputs.ref_logprobs.double(), mask)
+    return kl.estimate(parts.kl.form, old, ref).detach()
+
+
+def _groups(parts: Parts, inputs: AdvantageInputs) -> Tensor:
+    if not bool(torch.isfinite(inputs.rewards).all()):
+        row = int((~torch.isfinite(inputs.rewards)).nonzero()[0, 0])
+        raise DataError(
+            f"reward of row {row} is {float(inputs.rewards[row])}; an infrastructure error leaves the group"
+        )
+    groups: Tensor
+    _, groups, sizes = torch.unique(inputs.group_ids, return_inverse=True, return_counts=True)
+    if parts.needs_group and bool((sizes < 2).any()):
+        row = int((sizes[groups] < 2).nonzero()[0, 0])
+        raise DataError(
+            f"group {int(inputs.group_ids[row])} has 1 response, and advantage {parts.advantage.label!r} compares "
+            "responses; drop the group, or raise rollout.group_size"
+        )
+    return groups
+
+
+def _advantage_stats(raw: Tensor, x: Rewarded, advantages: Tensor, reward_kl: Tensor) -> dict[str, float]:
+    rows = torch.ones_like(raw, dtype=torch.bool)
+    num, reward_mean, reward_std = moments(raw, rows, 0, x.all_reduce)
+    tokens, mean, std = moments(advantages, x.mask, 0, x.all_reduce)
+    one_of_each = x.all_reduce(
+        torch.stack([masked_sum(1 / _group_sizes(x), flat_groups(raw, x.groups)), (1 / _group_sizes(x)).sum()])
+    )
+    kl_total = x.all_reduce(reward_kl.sum().reshape(1))[0]
+    return {
+        "reward/mean": float(reward_mean),
+        "reward/std": float(reward_std),
+        "advantage/mean": float(mean),
+        "advantage/std": float(std),
+        "groups/without_signal": float(divide(one_of_each[0], one_of_each[1])),
+        "reward/kl_per_token": float(divide(kl_total, tokens)),
+        "reward/kl_per_response": float(divide(kl_total, num)),
+        "response/length_mean": float(divide(tokens, num)),
+    }
+
+
+def _group_sizes(x: Rewarded) -> Tensor:
+    return torch.bincount(x.groups).to(x.rewards.dtype)[x.groups]
