@@ -17,6 +17,7 @@ from pipeline.config.stages import BASE
 from pipeline.data.ledger import PassRateLedger
 from pipeline.data.sampler import PromptSampler
 from pipeline.errors import RunError
+from pipeline.files import disk_errors, locked
 from pipeline.models.load import load_model
 from pipeline.models.routing import num_experts
 from pipeline.report.exposition import exposed
@@ -37,7 +38,6 @@ from pipeline.run.build import (
 from pipeline.run.data import RunData, prepare_data
 from pipeline.run.fingerprints import Fingerprint, fingerprints, put_aside_stale, write_record
 from pipeline.run.graders import bind_grader, build_graders
-from pipeline.run.lock import locked
 from pipeline.run.recorder import Recorder
 from pipeline.run.sampling import asked_of
 from pipeline.run.schedule import position, schedule
@@ -262,6 +262,6 @@ def write_run_info(run: Run, workers: Workers, setup: StageSetup) -> None:
         "data_notes": list(run.data.notes),
         "isolation": run.isolation,
     }
-    with checkpoint.disk_errors(f"writing into {run.folder}"):
+    with disk_errors(f"writing into {run.folder}"):
         (run.folder / "recipe.yaml").write_text(dump(run.recipe))
         (run.folder / "run.json").write_text(json.dumps(info, indent=1))

@@ -28,12 +28,11 @@ from pipeline import seeds
 from pipeline.config.recipes import read_request
 from pipeline.config.run import RunConfig
 from pipeline.errors import ConfigError, RunError
+from pipeline.files import disk_errors, iterate_jsonl, locked, write_atomic
 from pipeline.report.curves import Chart, Series
 from pipeline.report.estimates import Estimate, paired_difference
-from pipeline.report.files import iterate_jsonl, read_run, write_atomic
+from pipeline.report.files import read_run
 from pipeline.report.round import data_uri
-from pipeline.run.lock import locked
-from pipeline.train.checkpoint import disk_errors
 from verifiers.base import load
 
 Verdict = Literal["first", "better", "worse", "between"]
