@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pipeline.errors import ConfigError
-from pipeline.models.body import Body, is_plain
-from pipeline.models.head import head_logprobs
+from pipeline.models.chunked_logprobs import head_logprobs
+from pipeline.models.cpu.blocks import Body, is_plain
 from pipeline.models.packed import packed_states
 from pipeline.models.routing import Tally, replaying
-from pipeline.models.sequence import Pieces
+from pipeline.models.sequence_parallel import Pieces
 from pipeline.rl.logprobs import logprobs_and_entropy
 
 PLAIN_HEAD_BLOCKERS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")

@@ -13,7 +13,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.errors import ConfigError, boundary
-from pipeline.models.linear import use_fast_linear
+from pipeline.models.cpu.onednn import use_fast_linear
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

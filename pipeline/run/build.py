@@ -21,6 +21,7 @@ from pipeline.run.data import RunData
 from pipeline.run.rollouts import Asynchronous, RolloutSource, Synchronous
 from pipeline.seeds import derive
 from pipeline.train.backend import Backend
+from pipeline.train.deadline import SPARE_S, START_S
 from pipeline.train.ranks import ALONE, Ranks, sharing_sequences
 from pipeline.train.torch_backend import TorchBackend
 from pipeline.train.watch import SPARE_S, START_S

@@ -13,9 +13,9 @@ from torch import Tensor
 from pipeline.config.sections import OptimizerConfig
 from pipeline.errors import CheckpointError, NonFiniteError, boundary
 from pipeline.models.forward import spread
-from pipeline.models.heads import score_of, with_scalar_head
 from pipeline.models.load import ready
-from pipeline.models.sequence import Pieces
+from pipeline.models.scalar_head import score_of, with_scalar_head
+from pipeline.models.sequence_parallel import Pieces
 from pipeline.rl.gae import summarize_values, value_loss
 from pipeline.rl.logprobs import working
 from pipeline.rl.parts import Critic

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.errors import ConfigError, RunError
-from pipeline.models.sequence import Pieces
+from pipeline.models.sequence_parallel import Pieces
 
 T = TypeVar("T")
 BUCKET_ELEMENTS = 8_388_608

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pipeline.config.sections import OptimizerConfig
 from pipeline.errors import CheckpointError, NonFiniteError, boundary
-from pipeline.models.heads import score_of, with_scalar_head
 from pipeline.models.load import ready, save_folder
+from pipeline.models.scalar_head import score_of, with_scalar_head
 from pipeline.rl.bradley_terry import bradley_terry_loss, calibration_error, pair_accuracy
 from pipeline.train.collate import micro_batches, padded_ids
 from pipeline.train.optimizer import adamw, clipped_step, finite_norm, schedule

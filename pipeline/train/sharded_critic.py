@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import CheckpointError, boundary
-from pipeline.models.heads import score_of
+from pipeline.models.scalar_head import score_of
 from pipeline.train.critic import load_backbone, values_of
 from pipeline.train.optimizer import schedule
 from pipeline.train.ranks import Ranks

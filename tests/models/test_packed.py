@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import ConfigError
-from pipeline.models.body import LEAST_SEGMENT, Body, segments_of
+from pipeline.models.cpu.blocks import LEAST_SEGMENT, Body, segments_of
+from pipeline.models.cpu.onednn import use_fast_linear
 from pipeline.models.forward import logits_at
-from pipeline.models.linear import use_fast_linear
 from pipeline.models.packed import bins, check_packs, packed_states
 from pipeline.train.collate import packed_batches
 from pipeline.train.texts import text_gradient

@@ -11,7 +11,7 @@ import torch
 
 from pipeline.algorithms.base import load_algorithm
 from pipeline.config.sections import OptimizerConfig
-from pipeline.models.linear import use_fast_linear
+from pipeline.models.cpu.onednn import use_fast_linear
 from pipeline.rl.parts import Parts
 from pipeline.train.step import Controllers, Settings
 from pipeline.train.torch_backend import TorchBackend

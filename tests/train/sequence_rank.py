@@ -1,6 +1,6 @@
 """One rank of two that hold each sequence together; prints how far they end from one rank alone.
 
-Run by `test_sequence.py` as `python -m tests.train.sequence_rank`; the place is in RANK and WORLD_SIZE.
+Run by `test_sequence_parallel.py` as `python -m tests.train.sequence_rank`; the place is in RANK and WORLD_SIZE.
 """
 
 from __future__ import annotations

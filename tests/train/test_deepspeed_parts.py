@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.train.group import installed, run
+from tests.train.rank_group import installed, run
 
 RANK = "tests.train.zero_parts"
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pipeline.models.linear import product
+from pipeline.models.cpu.onednn import product
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 

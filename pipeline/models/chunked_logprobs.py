@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.models.linear import product
+from pipeline.models.cpu.onednn import product
 from pipeline.rl.logprobs import check_scoring, pull_rows, score_rows
 
 

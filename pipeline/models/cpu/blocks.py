@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipeline.models.decoder import rope_theta, unsupported
-from pipeline.models.linear import HAS_ONEDNN, FastLinear, outer, product
+from pipeline.models.cpu.decoder import rope_theta, unsupported
+from pipeline.models.cpu.onednn import HAS_ONEDNN, FastLinear, outer, product
 
 LIKE = 0.8
 """Rows shorter than this share of the longest one beside them begin a segment of their own"""

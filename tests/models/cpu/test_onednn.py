@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipeline.models.linear import FastLinear, linear, product, use_fast_linear
+from pipeline.models.cpu.onednn import FastLinear, linear, product, use_fast_linear
 
 
 def draws(*shape: int) -> Tensor:

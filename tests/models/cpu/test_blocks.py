@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.body import Body, is_plain
+from pipeline.models.cpu.blocks import Body, is_plain
+from pipeline.models.cpu.onednn import use_fast_linear
 from pipeline.models.forward import logits_at
-from pipeline.models.linear import use_fast_linear
 from tests.models.families import FAST, SLOW, VOCAB, tiny
 
 IDS = torch.randint(0, VOCAB, (5, 13), generator=torch.Generator().manual_seed(3))

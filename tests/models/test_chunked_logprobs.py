@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pipeline.errors import ConfigError, DataError
+from pipeline.models.cpu.onednn import use_fast_linear
 from pipeline.models.forward import logprobs_at
-from pipeline.models.linear import use_fast_linear
 from tests.models.families import VOCAB, build, tiny
 from tests.models.test_forward import batch
 
