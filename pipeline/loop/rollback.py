@@ -14,7 +14,6 @@ from pipeline.run.schedule import Item
 from pipeline.run.session import Run, Session, StageSetup
 from pipeline.run.state import RunState
 from pipeline.train import checkpoint
-from pipeline.train.torch_backend import TorchBackend
 from pipeline.types import StepMetrics
 
 

@@ -7,13 +7,12 @@ from dataclasses import replace
 
 import torch
 
+from pipeline.models.packed import ALIKE
 from pipeline.train.replay import recorded, rows_recorded
 from pipeline.types import Group, Rollout, TrainBatch
 
 FILLED = 0.25
 """A micro-batch with this share of its tokens is worth its own forward and backward."""
-LIKE = 0.8
-"""Rows shorter than this share of the longest one beside them are padded much."""
 
 
 def collate(groups: Sequence[Group], pad_id: int, device: torch.device | str = "cpu") -> TrainBatch:
@@ -57,7 +56,7 @@ def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     for i in order:
         tokens = len(batches[-1]) * longest if batches else 0
         is_full = tokens + longest > max_tokens
-        is_padded = tokens >= FILLED * max_tokens and lengths[i] < LIKE * longest
+        is_padded = tokens >= FILLED * max_tokens and lengths[i] < ALIKE * longest
         if not batches or is_full or is_padded:
             batches.append([])
             longest = max(1, lengths[i])

@@ -37,7 +37,7 @@ def text_gradient(
         for row, i in enumerate(piece):
             where[row, batch[i][1] : len(batch[i][0])] = True
         lengths = [len(batch[i][0]) for i in piece or [shortest]] if packs else None
-        logprobs, _ = backend.logprobs(ids, where, 1.0, "policy", False, None, lengths)
+        logprobs, _ = backend.logprobs(ids, where, 1.0, lengths=lengths)
         share = ptx_loss(logprobs, where, total, 1.0)
         backend.backward(coef * share)
         loss += float(share.detach())

@@ -13,7 +13,7 @@ from torch import Tensor
 from pipeline.config.sections import OptimizerConfig
 from pipeline.errors import ConfigError, NonFiniteError, RunError
 from pipeline.train.collate import collate
-from pipeline.train.critic import TorchCritic, predict
+from pipeline.train.critic import TorchCritic, own_backbone, predict
 from pipeline.train.step import _micros, update
 from pipeline.train.torch_backend import TorchBackend
 from pipeline.types import Group
@@ -299,8 +299,8 @@ def test_an_architecture_without_a_token_classifier_is_refused_with_the_way_out(
     )
     policy = transformers.AutoModelForCausalLM.from_config(config)
     with pytest.raises(ConfigError, match="critic_shared: true"):
-        TorchCritic.new(policy, False, OPTIMIZER, 1)
-    assert TorchCritic.new(policy, True, OPTIMIZER, 1).head.in_features == 16
+        own_backbone(policy)
+    assert TorchCritic(policy, None, OPTIMIZER, 1).head.in_features == 16
 
 
 def test_an_algorithm_with_a_critic_does_not_train_without_one() -> None:

@@ -69,6 +69,6 @@ def test_the_reference_waits_on_the_cpu_where_that_is_asked_for() -> None:
         config = TrainConfig(backend="deepspeed", zero=3, offload=offload)  # type: ignore[arg-type]
         backend = DeepSpeedBackend(policy(dtype=torch.float32), config)
         backend.reference = Travelling()
-        backend._seat("policy")
-        backend._seat("policy")
+        backend._place_reference("policy")
+        backend._place_reference("policy")
         assert backend.reference.seats == wanted
