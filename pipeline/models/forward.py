@@ -40,7 +40,7 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How a forward is computed; its results do not depend on it, but for rounding."""
+    """The way in which a forward is computed; its results do not depend on it, but for rounding."""
 
     lengths: Sequence[int] | None = None
     """Tokens of each row: rows are packed, so that padding is not computed. None: rows are padded."""

@@ -142,7 +142,7 @@ def build_engine(
         from pipeline.rollout.vllm_server import VllmServerEngine
 
         ranks = ALONE if backend is None else backend.ranks
-        peers = ranks.beside(max(START_S, config.launch.phase_timeout_s) + SPARE_S)
+        peers = ranks.in_own_group(max(START_S, config.launch.phase_timeout_s) + SPARE_S)
         return VllmServerEngine(policy, how.vllm, how.max_rows, folder or Path.cwd(), peers)
     return VllmEngine(policy, how.vllm, how.max_rows)
 

@@ -1,7 +1,7 @@
-"""Checkpoints that are whole or not there: written aside, synced, named by one rename, and sealed by a manifest.
+"""Checkpoints that are whole or not there: written under another name, synced, renamed once, sealed by a manifest.
 
 A checkpoint is a folder `checkpoints/00000120` whose `manifest.json` holds the size and SHA-256 of every other file in
-it. One that is torn or changed is refused by name, and the one before it is used.
+it. A torn or changed checkpoint is refused by name, and the one before it is used.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A checkpoint that cannot be trusted, and why."""
+    """A checkpoint that cannot be trusted, with the reason."""
 
     path: Path
     reason: str
@@ -32,7 +32,7 @@ class Refused:
 def save(root: Path, serial: int, write: Callable[[Path], None], keep: int, kept: Set[int] = frozenset()) -> Path:
     """Write checkpoint `serial` under `root` with `write(folder)`, atomically; then drop old ones.
 
-    The newest `keep` stay, and beside them those of the serials in `kept`.
+    The newest `keep` stay, and those whose serials are in `kept`.
 
     Raises: RunError when the disk is full or not writable; what was there before is untouched.
     """
@@ -61,7 +61,7 @@ def path_of(root: Path, serial: int) -> Path:
 
 
 def newest(root: Path) -> tuple[Path | None, list[Refused]]:
-    """The newest checkpoint that verifies, or None, and those newer ones that were refused."""
+    """Return the newest checkpoint that verifies, or None, and the newer ones that were refused."""
     refused: list[Refused] = []
     restore_folders(root)
     for path in _numbered(root):
@@ -73,7 +73,7 @@ def newest(root: Path) -> tuple[Path | None, list[Refused]]:
 
 
 def fault(path: Path) -> str | None:
-    """Why the checkpoint at `path` cannot be trusted; None if it is whole."""
+    """Return the reason why the checkpoint at `path` cannot be trusted; None if it is whole."""
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         if manifest["format"] != FORMAT:
@@ -98,14 +98,14 @@ def fault(path: Path) -> str | None:
 
 
 def require(path: Path) -> None:
-    """Raises: CheckpointError if the checkpoint at `path` cannot be trusted."""
+    """Raise CheckpointError if the checkpoint at `path` cannot be trusted."""
     reason = fault(path)
     if reason is not None:
         raise CheckpointError(f"checkpoint {path}: {reason}; delete it, or start from another one")
 
 
 def _numbered(root: Path) -> list[Path]:
-    """Checkpoint folders under `root`, newest first."""
+    """Return the checkpoint folders under `root`, newest first."""
     if not root.is_dir():
         return []
     return sorted((p for p in root.iterdir() if p.name.isdigit() and p.is_dir()), reverse=True)

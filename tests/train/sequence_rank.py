@@ -76,7 +76,7 @@ def family(name: str, ranks: Ranks, kept: torch.Tensor | None = None, reroutes: 
 
 
 def refused(ranks: Ranks, model_type: str, changes: dict[str, Any]) -> str:
-    """What is said of a model that cannot be shared out."""
+    """Return the message about a model whose sequences cannot be divided."""
     model = build(model_type, changes)
     assert ranks.pieces is not None
     try:

@@ -127,7 +127,7 @@ def test_an_update_of_the_critic_is_the_formulas(lam_critic: float | None, clip:
 
 
 def test_the_gradient_of_a_shared_critic_reaches_the_policys_backbone() -> None:
-    """The policy's update is that of its own loss plus the critic's: held against autograd of both."""
+    """The policy's update is that of its own loss plus the critic's: compared with autograd of both."""
     groups = groups_of()
     numbers = {"kl_coef": 0.0, "num_minibatches": 1, "value_clip": None, "critic_shared": True}
     parts = parts_of("ppo", **numbers)
@@ -187,7 +187,7 @@ def test_only_the_critic_learns_in_its_warm_up(shared: bool) -> None:
 
 
 def test_a_critic_that_is_trained_explains_the_returns() -> None:
-    """Rewards that hang on the prompt can be foreseen: nothing is explained at first, most of it in the end."""
+    """Rewards that depend on the prompt can be foreseen: nothing is explained at first, most of it in the end."""
     groups = groups_of(6, 4, lost=False)
     groups = [
         dataclasses.replace(g, members=tuple(dataclasses.replace(m, reward=float(i % 2)) for m in g.members))

@@ -1,4 +1,4 @@
-"""What two ranks of DeepSpeed train beside the policy is what torch trains alone."""
+"""Critics, adapters and shared sequences that two ranks of DeepSpeed train end as those that torch trains alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Llama family (Llama, Mistral, Qwen2, Qwen3) has in common: its sizes, fused weights and rotations."""
+"""The Llama family (Llama, Mistral, Qwen2, Qwen3): sizes, fused weights and rotations that all members share."""
 
 from __future__ import annotations
 
