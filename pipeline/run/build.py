@@ -24,7 +24,6 @@ from pipeline.train.backend import Backend
 from pipeline.train.deadline import SPARE_S, START_S
 from pipeline.train.ranks import ALONE, Ranks, sharing_sequences
 from pipeline.train.torch_backend import TorchBackend
-from pipeline.train.watch import SPARE_S, START_S
 
 
 def device_of(config: RunConfig) -> str:
@@ -136,8 +135,7 @@ def build_engine(
     from pipeline.rollout.vllm_engine import Policy, VllmEngine
 
     records = records_of(config, model)
-    source, named = (model, named) if engine_copy is None else (engine_copy, None)
-    policy = Policy.of(source, ends, named, records)
+    policy = Policy.of(model if engine_copy is None else engine_copy, ends, None, records)
     if how.engine == "vllm_server":
         from pipeline.rollout.vllm_server import VllmServerEngine
 

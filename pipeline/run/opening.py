@@ -45,10 +45,9 @@ from pipeline.run.session import Run, Session, StageSetup, Workers
 from pipeline.run.state import RunState
 from pipeline.train import checkpoint
 from pipeline.train.backend import Backend
+from pipeline.train.deadline import SPARE_S, WATCH
 from pipeline.train.ranks import ALONE, Ranks, join, leave
 from pipeline.train.step import Controllers
-from pipeline.train.torch_backend import TorchBackend
-from pipeline.train.watch import SPARE_S, WATCH
 
 Resume = Literal["auto", "never", "must"]
 PACKAGES = ("torch", "transformers", "prefect", "sympy", "math-verify", "numpy")
@@ -234,10 +233,9 @@ def restore_in_flight(workers: Workers, setup: StageSetup, state: RunState) -> N
 
 def hold_teacher(run: Run, backend: Backend, setup: StageSetup, path: str) -> None:
     """Make the model at `path` the backend's reference. Raise ConfigError if it has other tokens."""
-    assert isinstance(backend, TorchBackend)
-    if backend.teacher is None:
+    if not backend.has_teacher:
         check_teacher(path, run.tokenizer)
-        backend.hold_teacher(load_model(path, setup.config.model.dtype, str(backend.device)))
+        backend.hold_teacher(load_model(path, setup.config.model.dtype, str(backend.model.device)))
 
 
 def write_run_info(run: Run, workers: Workers, setup: StageSetup) -> None:

@@ -17,7 +17,7 @@ from pipeline.run.session import Run, Session
 from pipeline.run.state import RunState
 from pipeline.train import checkpoint
 from pipeline.train.backend import Backend
-from pipeline.train.watch import WATCH
+from pipeline.train.deadline import WATCH
 
 
 def save(session: Session) -> None:

@@ -81,7 +81,7 @@ class Ranks:
         return value
 
     def in_own_group(self, timeout_s: float) -> Ranks:
-        """Return the same ranks in a gloo group of their own, so that another thread than the training one may `gather`."""
+        """Return the same ranks in a gloo group of their own, so that a second thread may `gather`."""
         if self.size == 1:
             return self
         apart = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout_s))
