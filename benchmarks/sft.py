@@ -58,7 +58,7 @@ def compare(folder: str, texts: Texts, turns: int, micro_batch_tokens: int, name
     lengths = [len(t) for t in texts]
     rows = max(1, round(BATCH * statistics.mean(lengths) / PACKED_LENGTH))
     packings = [(strategy, n) for strategy in ("bfd", "wrapped") for n in sorted({1, rows})]
-    found: dict[str, list[float]] = {}
+    speeds_of: dict[str, list[float]] = {}
     for turn in range(turns):
         speeds = {
             "ours packed": our_speed(folder, texts, True, micro_batch_tokens),
@@ -68,32 +68,32 @@ def compare(folder: str, texts: Texts, turns: int, micro_batch_tokens: int, name
         }
         print(json.dumps({"turn": turn, "tokens_per_s": {k: round(v) for k, v in speeds.items()}}), flush=True)
         for way, speed in speeds.items():
-            found.setdefault(way, []).append(speed)
+            speeds_of.setdefault(way, []).append(speed)
     ratios = {
         "packed / trl packed": ("ours packed", "trl packed"),
         "packed / trl": ("ours packed", "trl"),
         "unpacked / trl": ("ours", "trl"),
     }
-    by_turn = {k: [a / b for a, b in zip(found[x], found[y], strict=True)] for k, (x, y) in ratios.items()}
-    said = {
+    by_turn = {k: [a / b for a, b in zip(speeds_of[x], speeds_of[y], strict=True)] for k, (x, y) in ratios.items()}
+    result = {
         "texts": name,
         "mean_length": round(statistics.mean(lengths), 1),
         "padding_share": round(padding_share(lengths), 3),
         "threads": torch.get_num_threads(),
-        "tokens_per_s": {way: of_turns(v, 0) for way, v in found.items()},
+        "tokens_per_s": {way: of_turns(v, 0) for way, v in speeds_of.items()},
         "ratio": {k: of_turns(v, 2) for k, v in by_turn.items()},
     }
-    print(json.dumps(said), flush=True)
+    print(json.dumps(result), flush=True)
 
 
 def of_turns(values: Sequence[float], digits: int) -> dict[str, float]:
-    """Median and range of one number of all turns."""
-    found = {"median": statistics.median(values), "low": min(values), "high": max(values)}
-    return {name: round(value, digits or None) for name, value in found.items()}
+    """Return median and range of one number over all turns."""
+    numbers = {"median": statistics.median(values), "low": min(values), "high": max(values)}
+    return {name: round(value, digits or None) for name, value in numbers.items()}
 
 
 def workload(kind: str, steps: int) -> tuple[Any, Any, Texts]:
-    """Model, tokenizer and texts in tokens."""
+    """Return model, tokenizer and texts in tokens."""
     from pipeline.config.load import load_recipe
     from pipeline.models.load import create_model
     from pipeline.run.build import build_tokenizer
@@ -119,13 +119,13 @@ def workload(kind: str, steps: int) -> tuple[Any, Any, Texts]:
 
 
 def padding_share(lengths: Sequence[int]) -> float:
-    """Share of padding where each batch is padded to its longest text."""
+    """Return the share of padding if each batch is padded to its longest text."""
     batches = [lengths[i : i + BATCH] for i in range(0, len(lengths), BATCH)]
     return 1 - sum(lengths) / sum(len(b) * max(b) for b in batches)
 
 
 def our_steps(folder: str, texts: Texts, packs: bool, micro_batch_tokens: int) -> Iterator[int]:
-    """Takes the steps; after each, the tokens that it trained on."""
+    """Take the steps; yield after each the number of tokens that it trained on."""
     from pipeline.config.sections import OptimizerConfig
     from pipeline.models.load import load_model
     from pipeline.train.texts import text_gradient
@@ -141,7 +141,7 @@ def our_steps(folder: str, texts: Texts, packs: bool, micro_batch_tokens: int) -
 
 
 def our_speed(folder: str, texts: Texts, packs: bool, micro_batch_tokens: int) -> float:
-    """Real tokens a second, the first step left out."""
+    """Return real tokens a second, without the first step."""
     tokens, begin = 0, 0.0
     for number, count in enumerate(our_steps(folder, texts, packs, micro_batch_tokens)):
         if number == 0:
@@ -152,7 +152,7 @@ def our_speed(folder: str, texts: Texts, packs: bool, micro_batch_tokens: int) -
 
 
 def trl_speed(folder: str, texts: Texts, packing: str | None, micro_rows: int, rows: int) -> float:
-    """The same of TRL's trainer: `rows` rows (packed ones, with `packing`) an update, `micro_rows` at a time."""
+    """Return the same number for TRL's trainer: `rows` rows (or packed rows) an update, `micro_rows` at a time."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import SFTConfig, SFTTrainer

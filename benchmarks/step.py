@@ -1,8 +1,8 @@
-"""How long a training step takes, and where.
+"""Measure how long a training step takes, and which phases take it.
 
     python benchmarks/step.py                         tokens/s and seconds a step of configs/demo.yaml
     python benchmarks/step.py --recipe my.yaml --prefect tasks --prefect folded
-    python benchmarks/step.py --overlap --model runs/demo/model    with and without grading beside generation
+    python benchmarks/step.py --overlap --model runs/demo/model    with and without grading during generation
     python benchmarks/step.py --against trl           side by side with TRL on equal work, in one run
     python benchmarks/step.py --against trl --lengths natural
 
@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,21 +47,21 @@ def main() -> None:
         return
     modes = asked.prefect or ["none"]
     if len(modes) > 1:  # a process has one Prefect server in its life
-        given, words = [], iter(sys.argv[1:])
+        others, words = [], iter(sys.argv[1:])
         for word in words:
             if word == "--prefect":
                 next(words)
             elif not word.startswith("--prefect="):
-                given.append(word)
+                others.append(word)
         for mode in modes:
-            subprocess.run([sys.executable, __file__, *given, "--prefect", mode], check=True)
+            subprocess.run([sys.executable, __file__, *others, "--prefect", mode], check=True)
         return
     for mode in modes:
         print(json.dumps(measure(asked, mode)), flush=True)
 
 
 def measure(asked: argparse.Namespace, mode: str) -> dict[str, Any]:
-    """Seconds of each phase and tokens/s over `steps` steps of the recipe, every group trained on."""
+    """Return seconds of each phase and tokens/s over `steps` steps of the recipe, every group trained on."""
     from pipeline.config.load import load_recipe
     from pipeline.models.load import quiet
     from pipeline.report.summary import count_seconds
@@ -104,7 +103,7 @@ def measure(asked: argparse.Namespace, mode: str) -> dict[str, Any]:
 
 
 def compare_overlap(asked: argparse.Namespace) -> None:
-    """Print what generating and grading the responses of a step take with grading beside generation, and after it.
+    """Print what generating and grading the responses of a step take with grading during generation, and after it.
 
     The same responses each time, the two ways in turn, in one process: medians over all steps.
     """
@@ -136,10 +135,10 @@ def compare_overlap(asked: argparse.Namespace) -> None:
                     times[on].append(session.take_times())
                 if rewards[0] != rewards[1]:
                     raise SystemExit("the two ways gave different rewards")
-    for on, found in times.items():
-        rows = found[1:]  # the first step pays for what is made once
+    for on, measured in times.items():
+        rows = measured[1:]  # the first step pays for what is made once
         middle = {p: statistics.median(row[p] for row in rows) for p in ("generate", "verify", "graders")}
-        said = {
+        result = {
             "overlap": on,
             "steps": len(rows),
             "generate_s": round(middle["generate"], 4),
@@ -148,11 +147,11 @@ def compare_overlap(asked: argparse.Namespace) -> None:
             "share_waited": round(statistics.median(r["verify"] / (r["generate"] + r["verify"]) for r in rows), 3),
             "generate_and_wait_s": round(statistics.median(row["generate"] + row["verify"] for row in rows), 4),
         }
-        print(json.dumps(said), flush=True)
+        print(json.dumps(result), flush=True)
 
 
 def run(config: Any, base: Path, mode: str) -> None:
-    """The run, with or without Prefect."""
+    """Execute the run, with or without Prefect."""
     from pipeline.report.progress import Silent
     from pipeline.stages.train import run_folder, train
 
@@ -162,16 +161,6 @@ def run(config: Any, base: Path, mode: str) -> None:
         from flows.local import run_here
 
         run_here(config, base, "never")
-
-
-def median_seconds(work: Callable[[], Any], times: int) -> float:
-    """Median seconds of `work` over `times` calls."""
-    seconds = []
-    for _ in range(times):
-        begin = time.perf_counter()
-        work()
-        seconds.append(time.perf_counter() - begin)
-    return statistics.median(seconds)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
     VerizeroError
     ├── ConfigError         a recipe or a command-line value is wrong; raised while loading
-    │   └── UnknownName     no plug-in of that name; says which are near
+    │   ├── UnknownName     no plug-in of that name; says which are near
+    │   └── Unsupported     the chosen backend lacks an ability; says which one has it
     ├── DataError           a row or a file of data is wrong
     ├── CheckpointError     a checkpoint is torn, tampered with or of another run
     ├── RunError            a run cannot start or go on (locked folder, full disk)
@@ -31,6 +32,10 @@ class ConfigError(VerizeroError):
 
 class UnknownName(ConfigError):
     """No plug-in has that name."""
+
+
+class Unsupported(ConfigError):
+    """The chosen backend lacks an ability; the message names one that has it."""
 
 
 class DataError(VerizeroError):

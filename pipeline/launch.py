@@ -23,7 +23,7 @@ from pathlib import Path
 
 from pipeline.config.sections import LaunchConfig
 from pipeline.errors import RunError
-from pipeline.train.watch import SPARE_S, WATCH
+from pipeline.train.deadline import SPARE_S, WATCH
 
 LAUNCHED = "VERIZERO_LAUNCHED"
 PR_SET_PDEATHSIG = 1

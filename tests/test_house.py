@@ -38,9 +38,11 @@ RANKS = {
     "pipeline.errors": 0,
     "pipeline.registry": 0,
     "pipeline.seeds": 0,
+    "pipeline.files": 0,
 }
 UPWARD = {
     ("pipeline.registry", "pipeline.errors"): "an unknown name is one of the errors; errors import nothing",
+    ("pipeline.files", "pipeline.errors"): "a full disk is one of the errors; errors import nothing",
     ("pipeline.cli", "pipeline.stages"): "the command line starts what stands beside it",
     ("pipeline.cli", "pipeline.launch"): "the command line starts what stands beside it",
     ("pipeline.cli", "pipeline.plan"): "the command line starts what stands beside it",

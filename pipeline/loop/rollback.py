@@ -14,7 +14,6 @@ from pipeline.run.schedule import Item
 from pipeline.run.session import Run, Session, StageSetup
 from pipeline.run.state import RunState
 from pipeline.train import checkpoint
-from pipeline.train.torch_backend import TorchBackend
 from pipeline.types import StepMetrics
 
 
@@ -82,9 +81,8 @@ def roll_back(session: Session, item: Item, signs: Sequence[Sign], good: Path) -
     restore_in_flight(session.workers, session.setup, state)
     config = session.setup.config
     assert config.rl is not None
-    assert isinstance(backend, TorchBackend)  # a recipe with another one is refused
     if state.rl_step > state.stage.first_rl_step:  # else the stage starts again, and its optimiser with it
-        backend.config = config.rl.optimizer
+        backend.set_optimizer(config.rl.optimizer)
     knobs = {name: _knob_value(session.setup, name) for name in config.guard.knob}
     alarm(session, item, signs, {"step": step, "to_step": state.rl_step, "roll_backs": times, "knob": knobs})
     changed = ", ".join(f"{name} is now {value:g}" for name, value in knobs.items())

@@ -13,13 +13,13 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from pipeline.errors import ConfigError, boundary
-from pipeline.models.linear import use_fast_linear
+from pipeline.models import cpu
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def create_model(model_type: str, config: Mapping[str, Any], tokenizer: Any, seed: int) -> Any:
-    """A causal LM with random weights drawn from `seed`; the vocabulary and special tokens are the tokenizer's.
+    """Return a causal LM with random weights drawn from `seed`; the vocabulary and special tokens are the tokenizer's.
 
     Raises: ConfigError for an architecture or argument that transformers does not know.
     """
@@ -45,7 +45,7 @@ def create_model(model_type: str, config: Mapping[str, Any], tokenizer: Any, see
 
 
 def load_model(path: str, dtype: str = "float32", device: str = "cpu", revision: str | None = None) -> Any:
-    """The causal LM at a local folder or, online, of a hub id.
+    """Return the causal LM at a local folder or, online, of a hub id.
 
     Raises: ConfigError naming the path and the remedy.
     """
@@ -58,19 +58,17 @@ def load_model(path: str, dtype: str = "float32", device: str = "cpu", revision:
 
 
 def ready(model: Any) -> Any:
-    """The model, with fast linear layers and its weights where every product rounds alike.
-
-    A file's tensors lie at odd addresses, and there some products round otherwise than at those of a fresh model: a
-    resumed run would end with other bytes.
-    """
-    use_fast_linear(model)
+    """Return the model with fast linear layers, and with its weights at addresses where every product rounds alike."""
+    cpu.use_onednn(model)
+    # A file's tensors are at odd addresses, where some products round differently than at those of a fresh model: a
+    # resumed run would end with other bytes.
     for parameter in model.parameters():
         parameter.data = parameter.data.clone()
     return model
 
 
 def load_tokenizer(path: str, revision: str | None = None) -> Any:
-    """The tokenizer at a local folder or hub id, with a padding token (its end token where it has none).
+    """Return the tokenizer at a local folder or hub id, with a padding token (its end token if it has none).
 
     Raises: ConfigError naming the path and the remedy.
     """
@@ -92,16 +90,16 @@ def save_folder(model: Any, tokenizer: Any, folder: Path) -> None:
 
 
 def frozen_copy(model: Any) -> Any:
-    """A copy of the model in evaluation mode whose parameters take no gradient."""
+    """Return a copy of the model in evaluation mode, whose parameters take no gradient."""
     return copy.deepcopy(model).eval().requires_grad_(False)
 
 
 def recompute_activations(model: Any) -> None:
-    """Keep of each block only its input where a gradient is asked for, and compute the rest again in the backward.
+    """Keep only the input of each block for the backward, which computes the rest again.
 
-    transformers does so only in training mode, where there is dropout, and ratios compare the same function.
     Raises: ConfigError for an architecture without such blocks.
     """
+    # transformers does so in training mode only. That has dropout, and a ratio must compare the same function.
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     blocks = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
@@ -110,19 +108,19 @@ def recompute_activations(model: Any) -> None:
             f"train.gradient_checkpointing: model type {model.config.model_type!r} has no blocks that can be computed "
             "again; set it to false"
         )
-    model.gradient_checkpointing_enable({"use_reentrant": False})  # so that who asks is told
+    model.gradient_checkpointing_enable({"use_reentrant": False})  # the model reports that it does so
     for block in blocks:
         block.forward = partial(_recomputed, block.forward)
 
 
-def _recomputed(forward: Callable[..., Any], *given: Any, **named: Any) -> Any:
+def _recomputed(forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
     if not torch.is_grad_enabled():
-        return forward(*given, **named)
-    return checkpoint(partial(forward, **named), *given, use_reentrant=False, preserve_rng_state=False)
+        return forward(*inputs, **named)
+    return checkpoint(partial(forward, **named), *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
 def eos_ids(model: Any, tokenizer: Any) -> list[int]:
-    """All ids that end a response: the tokenizer's and those of the model's generation config."""
+    """Return all ids that end a response: the tokenizer's and those of the model's generation config."""
     named = getattr(model.generation_config, "eos_token_id", None)
     extra = [] if named is None else [named] if isinstance(named, int) else list(named)
     return sorted({int(tokenizer.eos_token_id), *map(int, extra)})

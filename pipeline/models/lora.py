@@ -23,23 +23,24 @@ from pipeline.models.load import frozen_copy
 FOLDER = "adapter"
 NAME = "default"
 Whole = Callable[..., AbstractContextManager[Any]]
-"""A context in which the given parameters are whole, where ranks share them out."""
+"""Returns a context in which the parameters are whole, if ranks share them out."""
 
 
 def as_they_are(*_: Tensor) -> AbstractContextManager[Any]:
-    """They are whole already."""
+    """Return an empty context: the parameters are whole already."""
     return nullcontext()
 
 
 class Adapted:
-    """A policy with adapters, which alone take a gradient, and its merged twin."""
+    """A policy whose adapters alone take a gradient, and its merged twin."""
 
     def __init__(
         self, model: Any, rank: int, alpha: float, targets: Sequence[str], seed: int, shares: bool = True
     ) -> None:
-        """Adapters are put into `model` itself; they begin at zero, so that it computes what it did.
+        """Put adapters into `model` itself; they start at zero, so that it computes what it did.
 
-        `targets`: names of linear layers, none: all but the output's. `shares`: the twin shares unchanged weights.
+        `targets`: names of linear layers; none means all but the output layer. `shares`: the twin shares unchanged
+        weights.
         Raises: ConfigError where peft is not installed or the model has no such layers.
         """
         try:
@@ -69,16 +70,16 @@ class Adapted:
                 seat.weight = torch.nn.Parameter(seat.weight.detach().clone(), requires_grad=False)
 
     def is_fresh(self, whole: Whole = as_they_are) -> bool:
-        """The adapters change nothing: they have learned nothing yet."""
+        """True if the adapters change nothing, because they have learned nothing yet."""
         changes = False
-        for layer in self.layers.values():  # all of them: every rank passes in step
+        for layer in self.layers.values():  # without an early exit: every rank must enter each context
             with whole(layer.lora_B[NAME].weight):
                 changes |= bool(layer.lora_B[NAME].weight.any())
         return not changes
 
     @contextmanager
     def without(self) -> Iterator[None]:
-        """Within the block the policy is its base."""
+        """Switch the adapters off within the block: the policy is its base."""
         for layer in self.layers.values():
             layer._disable_adapters = True
         try:
@@ -89,7 +90,7 @@ class Adapted:
 
     @torch.no_grad()
     def merge(self, whole: Whole = as_they_are) -> Any:
-        """The twin, with the policy's present weights."""
+        """Bring the twin to the policy's present weights, and return it."""
         for name, layer in self.layers.items():
             base, a, b = layer.base_layer.weight, layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
             with whole(base, a, b):
@@ -100,15 +101,15 @@ class Adapted:
 
     @torch.no_grad()
     def base_copy(self, whole: Whole = as_they_are) -> Any:
-        """A plain frozen model of the base's weights."""
-        found = frozen_copy(self.twin)
+        """Return a plain frozen model with the base's weights."""
+        base = frozen_copy(self.twin)
         for name, layer in self.layers.items():
             with whole(layer.base_layer.weight):
-                found.get_submodule(name).weight.copy_(layer.base_layer.weight)
-        return found
+                base.get_submodule(name).weight.copy_(layer.base_layer.weight)
+        return base
 
     def save(self, folder: Path, is_first: bool, whole: Whole = as_they_are) -> None:
-        """Write the adapters into `folder/adapter`, as peft does, and which base they are of. Every rank passes."""
+        """Write the adapters, as peft does, and their base's fingerprint into `folder/adapter`. All ranks call it."""
         from safetensors.torch import save_file
 
         tensors: dict[str, Tensor] = {}
@@ -125,7 +126,7 @@ class Adapted:
 
     @torch.no_grad()
     def load(self, folder: Path) -> None:
-        """Restore what `save` wrote. Raises: CheckpointError where the base is another, or adapters do not fit."""
+        """Restore what `save` wrote. Raises: CheckpointError if the base is another one, or adapters do not fit."""
         from safetensors.torch import load_file
 
         with boundary(CheckpointError, f"the adapters of {folder} do not fit the policy"):
@@ -134,18 +135,18 @@ class Adapted:
             if base != self.base:
                 raise ValueError(
                     "they are of another base than the recipe's model; model.path must hold what it held when the run "
-                    "began"
+                    "started"
                 )
             for name, p in self._parameters():
                 p.copy_(tensors[f"base_model.model.{name}"])
 
     def _parameters(self) -> list[tuple[str, Tensor]]:
-        """The adapters by the names that peft saves them under."""
+        """Return the adapters with the names under which peft saves them."""
         return [(n.replace(f".{NAME}.", "."), p) for n, p in self.model.named_parameters() if p.requires_grad]
 
 
 def fingerprint(model: Any) -> str:
-    """A hash of names and of the sum of each weight's bits: another model has another."""
+    """Return a hash of the names and of the sum of each weight's bits, which differs for another model."""
     kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
     words = [
         f"{name} {tuple(p.shape)} {int(p.detach().contiguous().view(kinds[p.element_size()]).sum(dtype=torch.int64))}"

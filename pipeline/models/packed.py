@@ -1,7 +1,7 @@
 """Hidden states of rows without padding: several texts in one row, none of which sees another.
 
-transformers packs by positions: where they begin again at 0, its masks (and the attention kernels for rows of several
-texts) begin anew. Not every architecture has such a mask, so `check_packs` proves it on the weights at hand.
+transformers packs by positions: where they start again at 0, its masks (and the attention kernels for rows of several
+texts) separate two texts. Not every architecture has such a mask, so `check_packs` proves it on the weights at hand.
 """
 
 from __future__ import annotations
@@ -14,28 +14,32 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import ConfigError
+from pipeline.models.proof import agree, evaluating, probe_ids
+
+ALIKE = 0.8
+"""Rows shorter than this share of the longest one next to them would be padded much."""
 
 _PROVED: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def bins(lengths: Sequence[int]) -> list[list[int]]:
-    """Rows put into as few bins as best fit finds, each of at most the longest row's tokens; longest first."""
+    """Put rows, longest first, into as few bins as best fit needs, each of at most the longest row's tokens."""
     room = max(lengths)
-    found: list[list[int]] = []
+    filled: list[list[int]] = []
     left: list[int] = []
     for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         fits = [b for b, free in enumerate(left) if free >= lengths[i]]
         if not fits:
-            found.append([])
+            filled.append([])
             left.append(room)
-        chosen = min(fits, key=lambda b: left[b]) if fits else len(found) - 1
-        found[chosen].append(i)
+        chosen = min(fits, key=lambda b: left[b]) if fits else len(filled) - 1
+        filled[chosen].append(i)
         left[chosen] -= lengths[i]
-    return found
+    return filled
 
 
 def packed_states(model: Any, ids: Tensor, lengths: Sequence[int]) -> Tensor:
-    """[N, H] after the last block and norm, of rows without padding: ids int64 [N], the rows one after the other.
+    """Return [N, H] after the last block and norm, for rows without padding: ids int64 [N], one row after the other.
 
     Raises: ConfigError for a model in which packed texts see each other.
     """
@@ -63,29 +67,21 @@ def _states(model: Any, ids: Tensor, lengths: Sequence[int]) -> Tensor:
     return hidden.flatten(0, 1).index_select(0, place.to(ids.device))
 
 
-@torch.no_grad()
 def check_packs(model: Any) -> None:
-    """Prove once a model that its packed rows are what they are alone. Raises: ConfigError with the remedy."""
+    """Prove once for each model that its packed rows are what they are alone. Raises: ConfigError with the remedy."""
     if model in _PROVED:
         return
     lengths = [7, 3, 4, 1, 2]
-    ids = torch.arange(sum(lengths), device=model.device) * 7919 % model.config.vocab_size
-    was_training = model.training
-    model.eval()
+    ids = probe_ids(model, sum(lengths))
     why = ""
     try:
-        found = _states(model, ids, lengths)
-        alone = [
-            model.base_model(input_ids=row[None], use_cache=False).last_hidden_state[0] for row in ids.split(lengths)
-        ]
-        wanted = torch.cat(alone)
-        tolerance = 2e-2 if model.dtype in (torch.bfloat16, torch.float16) else 1e-4
-        if not (found - wanted).abs().max() <= tolerance * wanted.abs().max():
+        with evaluating(model):
+            packed = _states(model, ids, lengths)
+            alone = [model.base_model(input_ids=row[None], use_cache=False) for row in torch.split(ids, lengths)]
+        if not agree(model, packed, torch.cat([out.last_hidden_state[0] for out in alone])):
             why = "packed texts would see each other"
     except (TypeError, ValueError, RuntimeError) as exc:
         why = f"it takes no packed rows ({type(exc).__name__}: {exc})"
-    finally:
-        model.train(was_training)
     if why:
         raise ConfigError(f"packing: model type {model.config.model_type!r}: {why}; set packing: false")
     _PROVED.add(model)

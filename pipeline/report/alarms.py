@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from pipeline.report.files import Row, RunFiles
+from pipeline.files import Row
+from pipeline.report.files import RunFiles
 
 MOST = 50
 """Alarms listed; graders that fail for days say the same a thousand times."""

@@ -11,9 +11,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from pipeline.files import write_atomic
 from pipeline.report.curves import Chart, Series
 from pipeline.report.estimates import Estimate, paired_difference
-from pipeline.report.files import read_run, write_atomic
+from pipeline.report.files import read_run
 from pipeline.report.plots import draw
 
 HERE = Path(__file__).parent

@@ -9,7 +9,8 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Literal
 
-from pipeline.report.files import Row, RunFiles, kind_of
+from pipeline.files import Row
+from pipeline.report.files import RunFiles, kind_of
 from pipeline.report.summary import RL_PHASES, phases_of
 
 MAX_POINTS = 360

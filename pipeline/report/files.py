@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pipeline.errors import RunError
-from pipeline.report.store import read_jsonl
+from pipeline.files import Row, read_jsonl
 
-Row = dict[str, Any]
 ROUNDS = frozenset({"rl", "online_preference"})
 """Kinds of stages whose every step samples, verifies and trains."""
 LEARNING = ROUNDS | {"preference"}
@@ -85,38 +81,6 @@ def not_undone(rows: list[Row], alarm: Row) -> list[Row]:
 def kind_of(row: Row) -> str:
     """The kind of the stage of a row of metrics.jsonl; where none is written, its name."""
     return str(row.get("stage_kind", row.get("stage")))
-
-
-def iterate_jsonl(path: Path) -> Iterator[Row]:
-    """The rows of a JSONL file, one at a time: it may be larger than memory. Torn lines are left out."""
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                row = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(row, dict):
-                yield row
-
-
-def write_atomic(path: Path, content: bytes) -> Path:
-    """`path`, holding `content`: a reader sees the old file or the new one, never a part.
-
-    Raises: RunError if the disk does not take it; the old file stays.
-    """
-    partial = path.with_name(f".{path.name}-partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as exc:
-        partial.unlink(missing_ok=True)
-        raise RunError(f"writing {path}: {exc.strerror}; free space or make the folder writable, then rebuild") from exc
-    return path
 
 
 def _text(path: Path) -> str:

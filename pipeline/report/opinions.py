@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
-from pipeline.report.files import Row, RunFiles, iterate_jsonl
+from pipeline.files import Row, iterate_jsonl
+from pipeline.report.files import RunFiles
 from pipeline.report.samples import shorten
 
 MAX_LISTED = 50

@@ -11,9 +11,10 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from pipeline.files import write_atomic
 from pipeline.report.alarms import alarms_section
 from pipeline.report.curves import Chart, build_charts
-from pipeline.report.files import RunFiles, read_run, write_atomic
+from pipeline.report.files import RunFiles, read_run
 from pipeline.report.opinions import opinions_section
 from pipeline.report.plots import Plot, draw
 from pipeline.report.samples import MAX_SAMPLES, Chosen, choose_samples

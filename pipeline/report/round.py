@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.run import RunConfig
+from pipeline.files import Row, iterate_jsonl
 from pipeline.report.alarms import alarm_line
 from pipeline.report.curves import Chart, build_charts
-from pipeline.report.files import Row, RunFiles, iterate_jsonl, read_run
+from pipeline.report.files import RunFiles, read_run
 from pipeline.report.plots import draw
 
 CURVES = ("reward", "pass", "kl", "length", "groups")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.report.files import Row, iterate_jsonl
+from pipeline.files import Row, iterate_jsonl
 
 MAX_SAMPLES = 2000
 """Responses on one page."""

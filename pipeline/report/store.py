@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import DataError, RunError
+from pipeline.errors import RunError
 
 FILES = ("metrics.jsonl", "rollouts.jsonl")
 
@@ -65,26 +65,3 @@ class Store:
         if lines:
             self._files[name].write(("\n".join(lines) + "\n").encode("utf-8", "surrogatepass"))
             self._files[name].flush()
-
-
-def read_jsonl(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSONL file; a torn last line (a run that was killed) is left out; [] where there is no file.
-
-    Raises: DataError naming a line before the last that is no row: the file was damaged by something else than a kill.
-    """
-    if not path.is_file():
-        return []
-    *lines, last = path.read_bytes().split(b"\n")  # what stands behind the last newline is whole only by chance
-    rows = [(number, _row(line)) for number, line in enumerate(lines, 1) if line.strip()]
-    for number, row in rows:
-        if row is None:
-            raise DataError(f"line {number} of {path} is not a JSON object; restore the file, or remove that line")
-    return [row for _, row in [*rows, (0, _row(last))] if row is not None]
-
-
-def _row(line: bytes) -> dict[str, Any] | None:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) else None

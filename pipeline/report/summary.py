@@ -9,8 +9,9 @@ from typing import Any
 
 from pipeline import seeds
 from pipeline.errors import DataError
+from pipeline.files import Row, write_atomic
 from pipeline.report.estimates import Gain, decompose_gain, paired_difference
-from pipeline.report.files import Row, RunFiles, kind_of, read_run, write_atomic
+from pipeline.report.files import RunFiles, kind_of, read_run
 
 MEASURES = ("pass@1", "pass@k", "maj@k", "greedy", "length", "truncated")
 RL_PHASES = ("generate", "verify", "select", "update", "publish", "prefect")

@@ -1,7 +1,7 @@
 """The embedded engine: decodes whole batches in this process with a preallocated cache, dropping finished rows.
 
 It shares the policy's module. `publish` copies the weights, so an update never reaches a decode under way. Models of
-the Llama family take the fast path of `pipeline.models.decoder`; any other causal LM goes through transformers.
+the Llama family take the fast path of `pipeline.models.cpu`; any other causal LM goes through transformers.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import EngineError, boundary
-from pipeline.models.decoder import Decoder, check_parity, unsupported
+from pipeline.models.cpu import Decoder, check_parity, unsupported
 from pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling, check_requests
 from pipeline.rollout.generic import GenericDecoder
 from pipeline.rollout.record import Recorder

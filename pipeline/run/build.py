@@ -21,9 +21,9 @@ from pipeline.run.data import RunData
 from pipeline.run.rollouts import Asynchronous, RolloutSource, Synchronous
 from pipeline.seeds import derive
 from pipeline.train.backend import Backend
+from pipeline.train.deadline import SPARE_S, START_S
 from pipeline.train.ranks import ALONE, Ranks, sharing_sequences
 from pipeline.train.torch_backend import TorchBackend
-from pipeline.train.watch import SPARE_S, START_S
 
 
 def device_of(config: RunConfig) -> str:
@@ -120,7 +120,7 @@ def build_engine(
     config: RunConfig,
     model: Any,
     tokenizer: Any,
-    backend: Any = None,
+    backend: Backend | None = None,
     folder: Path | None = None,
     engine_copy: Any = None,
 ) -> Engine:
@@ -134,15 +134,13 @@ def build_engine(
         return TorchEngine(model if engine_copy is None else engine_copy, ends, tokenizer.pad_token_id, how.max_rows)
     from pipeline.rollout.vllm_engine import Policy, VllmEngine
 
-    named = getattr(backend, "named_weights", None)
     records = records_of(config, model)
-    source, named = (model, named) if engine_copy is None else (engine_copy, None)
-    policy = Policy.of(source, ends, named, records)
+    policy = Policy.of(model if engine_copy is None else engine_copy, ends, None, records)
     if how.engine == "vllm_server":
         from pipeline.rollout.vllm_server import VllmServerEngine
 
-        ranks: Ranks = getattr(backend, "ranks", ALONE)
-        peers = ranks.beside(max(START_S, config.launch.phase_timeout_s) + SPARE_S)
+        ranks = ALONE if backend is None else backend.ranks
+        peers = ranks.in_own_group(max(START_S, config.launch.phase_timeout_s) + SPARE_S)
         return VllmServerEngine(policy, how.vllm, how.max_rows, folder or Path.cwd(), peers)
     return VllmEngine(policy, how.vllm, how.max_rows)
 

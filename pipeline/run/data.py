@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from pipeline.data.render import Renderer
 from pipeline.data.rows import SourceCounts, row_of
 from pipeline.data.texts import read_texts
 from pipeline.errors import ConfigError, DataError
-from pipeline.train.checkpoint import disk_errors
+from pipeline.files import disk_errors, write_atomic
 from pipeline.types import Prompt
 
 
@@ -121,11 +120,8 @@ def prompt_room(config: RunConfig, context: int | None) -> int | None:
 def write_rows(path: Path, prompts: Sequence[Prompt]) -> None:
     """Write prompts as JSONL in the default row format, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_suffix(".partial")
-    with partial.open("w") as file:
-        for p in prompts:
-            file.write(json.dumps(row_of(p), ensure_ascii=False) + "\n")
-    os.replace(partial, path)
+    lines = (json.dumps(row_of(p), ensure_ascii=False) + "\n" for p in prompts)
+    write_atomic(path, "".join(lines).encode())
 
 
 def stage_pairs(

@@ -19,7 +19,7 @@ from typing import Any
 from pipeline.config.data import VerifierChoice
 from pipeline.config.run import RunConfig
 from pipeline.errors import RunError
-from pipeline.report.files import write_atomic
+from pipeline.files import disk_errors, write_atomic
 from pipeline.report.progress import Progress
 from pipeline.report.store import FILES
 from pipeline.run.data import RunData
@@ -187,7 +187,7 @@ def _move(folder: Path, end: Path, stages: Sequence[str]) -> Path | None:
         return None
     number = 1 + max((int(p.name) for p in (folder / ASIDE).glob("*") if p.name.isdigit()), default=0)
     where = folder / ASIDE / str(number)
-    with checkpoint.disk_errors(f"putting stale stages into {where}"):
+    with disk_errors(f"putting stale stages into {where}"):
         (where / "checkpoints").mkdir(parents=True)
         for name, tail in tails.items():
             (where / name).write_bytes(tail)

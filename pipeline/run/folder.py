@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.report.files import write_atomic
+from pipeline.files import disk_errors, write_atomic
 from pipeline.run.session import Run
-from pipeline.train.checkpoint import disk_errors
 
 
 def write_lines(run: Run, path: Path, lines: Sequence[dict[str, Any]]) -> None:

@@ -17,6 +17,7 @@ from pipeline.config.stages import BASE
 from pipeline.data.ledger import PassRateLedger
 from pipeline.data.sampler import PromptSampler
 from pipeline.errors import RunError
+from pipeline.files import disk_errors, locked
 from pipeline.models.load import load_model
 from pipeline.models.routing import num_experts
 from pipeline.report.exposition import exposed
@@ -37,7 +38,6 @@ from pipeline.run.build import (
 from pipeline.run.data import RunData, prepare_data
 from pipeline.run.fingerprints import Fingerprint, fingerprints, put_aside_stale, write_record
 from pipeline.run.graders import bind_grader, build_graders
-from pipeline.run.lock import locked
 from pipeline.run.recorder import Recorder
 from pipeline.run.sampling import asked_of
 from pipeline.run.schedule import position, schedule
@@ -45,10 +45,9 @@ from pipeline.run.session import Run, Session, StageSetup, Workers
 from pipeline.run.state import RunState
 from pipeline.train import checkpoint
 from pipeline.train.backend import Backend
+from pipeline.train.deadline import SPARE_S, WATCH
 from pipeline.train.ranks import ALONE, Ranks, join, leave
 from pipeline.train.step import Controllers
-from pipeline.train.torch_backend import TorchBackend
-from pipeline.train.watch import SPARE_S, WATCH
 
 Resume = Literal["auto", "never", "must"]
 PACKAGES = ("torch", "transformers", "prefect", "sympy", "math-verify", "numpy")
@@ -234,10 +233,9 @@ def restore_in_flight(workers: Workers, setup: StageSetup, state: RunState) -> N
 
 def hold_teacher(run: Run, backend: Backend, setup: StageSetup, path: str) -> None:
     """Make the model at `path` the backend's reference. Raise ConfigError if it has other tokens."""
-    assert isinstance(backend, TorchBackend)
-    if backend.teacher is None:
+    if not backend.has_teacher:
         check_teacher(path, run.tokenizer)
-        backend.hold_teacher(load_model(path, setup.config.model.dtype, str(backend.device)))
+        backend.hold_teacher(load_model(path, setup.config.model.dtype, str(backend.model.device)))
 
 
 def write_run_info(run: Run, workers: Workers, setup: StageSetup) -> None:
@@ -262,6 +260,6 @@ def write_run_info(run: Run, workers: Workers, setup: StageSetup) -> None:
         "data_notes": list(run.data.notes),
         "isolation": run.isolation,
     }
-    with checkpoint.disk_errors(f"writing into {run.folder}"):
+    with disk_errors(f"writing into {run.folder}"):
         (run.folder / "recipe.yaml").write_text(dump(run.recipe))
         (run.folder / "run.json").write_text(json.dumps(info, indent=1))

@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.report.progress import Progress, Silent
 from pipeline.report.store import Store
 from pipeline.report.trackers import Trackers
-from pipeline.train.watch import WATCH
+from pipeline.train.deadline import WATCH
 
 Listener = Callable[[str, dict[str, Any]], None]
 """Receives the name of an event (`verizero.round.completed` …) and its fields as plain values."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.stages import BASE
 from pipeline.errors import RunError
+from pipeline.files import disk_errors, partial_path, replace_folder
 from pipeline.report.memory import note_peak
 from pipeline.run import collapse
 from pipeline.run.schedule import position, schedule
@@ -18,7 +17,7 @@ from pipeline.run.session import Run, Session
 from pipeline.run.state import RunState
 from pipeline.train import checkpoint
 from pipeline.train.backend import Backend
-from pipeline.train.watch import WATCH
+from pipeline.train.deadline import WATCH
 
 
 def save(session: Session) -> None:
@@ -50,12 +49,12 @@ def save(session: Session) -> None:
             keep = session.setup.config.checkpoint.keep
             checkpoint.save(root, number, write, keep, {*state.stage_ends.values(), *pinned})
         else:
-            write(checkpoint.partial_path(root, number))
+            write(partial_path(checkpoint.path_of(root, number)))
         run.ranks.barrier()  # no rank continues before the checkpoint has its name
     except RunError:
         state.next_checkpoint = number
         raise
-    with checkpoint.disk_errors(f"writing into {run.folder}"):
+    with disk_errors(f"writing into {run.folder}"):
         note_peak(run.folder)
 
 
@@ -71,16 +70,9 @@ def save_final(run: Run, backend: Backend) -> Path:
     model = backend.whole_model()
     if not run.ranks.is_first:
         return run.shared / "model"
-    final, partial, old = run.folder / "model", run.folder / ".model-partial", run.folder / ".model-old"
-    with checkpoint.disk_errors("writing the final model", partial):
-        for left in (partial, old):
-            shutil.rmtree(left, ignore_errors=True)
+    with replace_folder(run.folder / "model", "writing the final model") as partial:
         save_model(run, model, partial)
-        if final.exists():
-            os.rename(final, old)
-        os.rename(partial, final)
-    shutil.rmtree(old, ignore_errors=True)
-    return final
+    return run.folder / "model"
 
 
 def save_model(run: Run, model: Any, folder: Path) -> None:

@@ -11,11 +11,11 @@ from pipeline.config.preference import PreferenceConfig
 from pipeline.config.reward_model import RewardModelConfig
 from pipeline.data.pairs import Pair, PairsRead, check_verdicts, pairs_of
 from pipeline.errors import DataError, RunError
+from pipeline.files import read_jsonl
 from pipeline.loop.metrics import report_failures, sample_rows
 from pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, rewarded_by_judge, sample_groups
 from pipeline.loop.steps import Wrap, publish
 from pipeline.preferences.base import Loss, PreferenceParams, load_preference
-from pipeline.report.store import read_jsonl
 from pipeline.run.folder import write_left_out, write_lines
 from pipeline.run.schedule import Item
 from pipeline.run.session import Run, Session, StageSetup

@@ -28,8 +28,8 @@ from pipeline.config.run import most_tokens, parts_of
 from pipeline.config.stages import RlConfig
 from pipeline.data.prompts import load_prompts
 from pipeline.errors import ConfigError, InUse
-from pipeline.report.files import read_run, write_atomic
-from pipeline.run.lock import locked
+from pipeline.files import locked, write_atomic
+from pipeline.report.files import read_run
 
 Run = Callable[[Request], object]
 """Trains what is asked for, going on where its folder says; its files tell the rest."""

@@ -15,9 +15,9 @@ from pipeline.config.load import load_recipe
 from pipeline.config.run import RunConfig
 from pipeline.config.stages import Stage
 from pipeline.errors import ConfigError, RunError
+from pipeline.files import write_atomic
 from pipeline.launch import die_with
 from pipeline.report.compare_page import build_compare_page
-from pipeline.report.files import write_atomic
 from pipeline.report.memory import noted_peak
 
 SAME = ("stages", "model", "data", "pretrain", "sft", "rollout", "scoring", "evaluation")

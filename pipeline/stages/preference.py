@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pipeline.errors import RunError
+from pipeline.files import write_atomic
 from pipeline.loop.steps import Wrap
-from pipeline.report.files import write_atomic
 from pipeline.run.schedule import Item
 from pipeline.run.session import Session
 from pipeline.stages._epochs import chunks, num_steps, train_steps

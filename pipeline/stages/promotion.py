@@ -28,12 +28,11 @@ from pipeline import seeds
 from pipeline.config.recipes import read_request
 from pipeline.config.run import RunConfig
 from pipeline.errors import ConfigError, RunError
+from pipeline.files import disk_errors, iterate_jsonl, locked, replace_folder, write_atomic
 from pipeline.report.curves import Chart, Series
 from pipeline.report.estimates import Estimate, paired_difference
-from pipeline.report.files import iterate_jsonl, read_run, write_atomic
+from pipeline.report.files import read_run
 from pipeline.report.round import data_uri
-from pipeline.run.lock import locked
-from pipeline.train.checkpoint import disk_errors
 from verifiers.base import load
 
 Verdict = Literal["first", "better", "worse", "between"]
@@ -95,12 +94,9 @@ def promote(comparison: Comparison, registry: Path, decided_by: str) -> Path:
     """
     with locked(registry):
         versions = registry / "versions"
-        with disk_errors(f"writing a version into {registry}", versions):
-            versions.mkdir(exist_ok=True)
-            number = 1 + max((int(p.name) for p in versions.iterdir() if p.name.isdigit()), default=0)
-            partial, final = versions / f".{number:04d}-partial", versions / f"{number:04d}"
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir()
+        number = 1 + max((int(p.name) for p in versions.glob("*") if p.name.isdigit()), default=0)
+        final = versions / f"{number:04d}"
+        with replace_folder(final, f"writing a version into {registry}") as partial:
             run = comparison.run
             shutil.copytree(run / "model", partial / "model")
             shutil.copyfile(run / "recipe.yaml", partial / "recipe.yaml")
@@ -113,7 +109,7 @@ def promote(comparison: Comparison, registry: Path, decided_by: str) -> Path:
             }
             (partial / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False))
             (partial / "README.md").write_text(model_card(manifest, evaluations[-1]["domains"]))
-            os.rename(partial, final)
+        with disk_errors(f"naming version {final.name} the champion of {registry}"):
             link = registry / ".champion-partial"
             link.unlink(missing_ok=True)
             link.symlink_to(Path("versions") / final.name)

@@ -13,11 +13,11 @@ from typing import Any
 from pipeline.config.run import RunConfig
 from pipeline.data.rows import row_of
 from pipeline.errors import ConfigError, DataError
+from pipeline.files import disk_errors
 from pipeline.loop.metrics import report_failures
 from pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, sample_groups
 from pipeline.report.progress import Progress
 from pipeline.run.opening import opened
-from pipeline.train.checkpoint import disk_errors
 from pipeline.train.ranks import Ranks
 from pipeline.types import Group
 

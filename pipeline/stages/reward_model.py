@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,16 +11,15 @@ from typing import Any
 from pipeline.config.reward_model import RewardModelConfig
 from pipeline.config.stages import MODEL
 from pipeline.errors import DataError, RunError
+from pipeline.files import read_jsonl, replace_folder
 from pipeline.loop.steps import Wrap
 from pipeline.models.load import save_folder
-from pipeline.report.store import read_jsonl
 from pipeline.run.folder import write_lines
 from pipeline.run.schedule import Item
 from pipeline.run.session import Run, Session
 from pipeline.seeds import stream
 from pipeline.stages._epochs import chunks, num_steps, train_steps
 from pipeline.stages._pairs import pair_lines
-from pipeline.train.checkpoint import disk_errors
 from pipeline.train.reward_model import RewardModel, Sides
 from pipeline.types import Attempt, StepMetrics
 from verifiers.reference_model import REWARD, ReferenceModelParams, shown_ids
@@ -146,12 +144,8 @@ def keep_model(
     """
     if run.ranks.is_first:
         folder = run.stage_folder(item.stage)
-        partial, final = folder / ".model-partial", folder / MODEL
         how = {"mean": spread[0], "std": spread[1], "chat": section.chat, "include_thinking": section.include_thinking}
-        with disk_errors("writing the reward model", partial):
-            shutil.rmtree(partial, ignore_errors=True)
+        with replace_folder(folder / MODEL, "writing the reward model") as partial:
             save_folder(model.model, run.tokenizer, partial)
             (partial / REWARD).write_text(json.dumps(how, indent=1))
-            shutil.rmtree(final, ignore_errors=True)
-            partial.rename(final)
     run.ranks.barrier()

@@ -15,10 +15,10 @@ from pipeline.config.stages import DEMONSTRATIONS
 from pipeline.data.rejection import REASONS, kept_of
 from pipeline.data.rows import row_of
 from pipeline.errors import DataError, RunError
+from pipeline.files import write_atomic
 from pipeline.loop.metrics import report_failures
 from pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, sample_groups
 from pipeline.loop.steps import Wrap, publish
-from pipeline.report.files import write_atomic
 from pipeline.rollout.endpoint import ask_endpoint
 from pipeline.rollout.engine import Sampling
 from pipeline.run.data import prompt_room

@@ -1,4 +1,4 @@
-"""What a training backend is: the policy, its optimiser and its reference, wherever their shards live."""
+"""The protocol of a training backend: the policy, its optimiser and its reference, wherever their shards are."""
 
 from __future__ import annotations
 
@@ -9,17 +9,28 @@ from typing import Any, Literal, Protocol
 from torch import Tensor
 
 from pipeline.config.sections import OptimizerConfig
+from pipeline.errors import CheckpointError, Unsupported
+from pipeline.models.forward import Replay
 from pipeline.train.ranks import Ranks
-from pipeline.train.replay import Replay
 
 Who = Literal["policy", "reference"]
+NO_REPLAY = Replay()
+
+
+def require_written_by(backend: str, folder: Path, file: str) -> None:
+    """Raise CheckpointError unless that backend wrote the checkpoint `folder`, as its file `file` shows."""
+    if not (folder / file).exists():
+        raise CheckpointError(
+            f"{folder} was not written by train.backend={backend}; continue with the backend that wrote it, or start "
+            f"a new run with model.path: {folder / 'model'}"
+        )
 
 
 class CriticBackend(Protocol):
     """A critic: values with gradient, and optimiser steps of its own."""
 
     def values(self, input_ids: Tensor, where: Tensor) -> Tensor:
-        """V [B, T] of the states before the tokens at `where` (bool [B, T]), 0 elsewhere."""
+        """Return V [B, T] of the states before the tokens at `where` (bool [B, T]), 0 elsewhere."""
         ...
 
     def backward(self, loss: Tensor) -> None:
@@ -27,11 +38,11 @@ class CriticBackend(Protocol):
         ...
 
     def require_finite(self) -> None:
-        """Raises: NonFiniteError if the gradient is not finite; it is still there."""
+        """Raise NonFiniteError if the gradient is not finite; the gradient stays."""
         ...
 
     def step(self) -> dict[str, float]:
-        """Clip, update, forget the gradient; gradient norm and learning rate."""
+        """Clip, update, forget the gradient; return gradient norm and learning rate."""
         ...
 
     def discard(self) -> None:
@@ -40,24 +51,24 @@ class CriticBackend(Protocol):
 
 
 class Backend(Protocol):
-    """Computes log-probs with gradient, takes optimiser steps, keeps the reference and, for some, a critic."""
+    """Computes log-probs with gradient, takes optimiser steps, keeps the reference and, for some algorithms, a critic.
+
+    Our backends inherit from it. An ability that a backend may lack has a body here, which raises `Unsupported`.
+    """
 
     model: Any
     """The policy's module. Its weights may be shards; `whole_model` has them whole."""
     ranks: Ranks
     """The processes that train this policy together."""
-
-    @property
-    def critic(self) -> CriticBackend | None:
-        """The critic; None before `start_critic`."""
-        ...
+    critic: CriticBackend | None
+    """None before `start_critic`."""
 
     def start(self, optimizer: OptimizerConfig, total_steps: int) -> None:
         """Begin a stage: a fresh optimiser whose schedule spans `total_steps` updates."""
         ...
 
     def start_critic(self, shared: bool, optimizer: OptimizerConfig, total_steps: int) -> None:
-        """A critic that has learned nothing: a head on the policy's backbone if `shared`, else a copy of its own."""
+        """Make a critic that has learned nothing: a head on the policy's backbone if `shared`, else on a copy of it."""
         ...
 
     def logprobs(
@@ -65,16 +76,16 @@ class Backend(Protocol):
         input_ids: Tensor,
         where: Tensor,
         temperature: float,
-        who: Who,
-        entropy: bool,
-        replay: Replay | None = None,
+        who: Who = "policy",
+        entropy: bool = False,
+        replay: Replay = NO_REPLAY,
         lengths: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Log-probs [B, T] of the tokens at `where` (bool [B, T]), 0 elsewhere, and their entropies if asked for.
+        """Return log-probs [B, T] of the tokens at `where` (bool [B, T]), 0 elsewhere, and entropies if asked for.
 
-        With `replay` both are of the distribution cut off as it was sampled, for the policy and the reference alike,
-        and the policy uses the experts that were used then; a reference routes by itself. With `lengths`, the tokens
-        of each row, rows are packed: padding is not computed.
+        The policy's have a gradient outside `no_grad`. `replay.kept` cuts off the distributions of policy and reference
+        as the sampling did; `replay.routing` is for the policy alone, a reference routes by itself. With `lengths`, the
+        tokens of each row, rows are packed: padding is not computed.
         """
         ...
 
@@ -83,7 +94,7 @@ class Backend(Protocol):
         ...
 
     def step(self) -> dict[str, float]:
-        """Clip, update, forget the gradient; gradient norm and learning rate.
+        """Clip, update, forget the gradient; return gradient norm and learning rate.
 
         Raises: NonFiniteError if the gradient is not finite; weights and optimiser are as before, the gradient is gone.
         """
@@ -94,11 +105,11 @@ class Backend(Protocol):
         ...
 
     def refresh_reference(self, alpha: float = 1.0) -> None:
-        """reference <- alpha * policy + (1 - alpha) * reference; made on first use."""
+        """Set reference <- alpha * policy + (1 - alpha) * reference; the first call makes a copy of the policy."""
         ...
 
     def whole_model(self) -> Any:
-        """A plain module with the policy's present weights, to generate with and to save; the same one each time."""
+        """Return a plain module with the policy's present weights, to generate with and to save; always the same."""
         ...
 
     def save(self, folder: Path, save_model: Callable[[Any, Path], None]) -> None:
@@ -108,3 +119,22 @@ class Backend(Protocol):
     def load(self, folder: Path) -> None:
         """Restore all that `save` wrote, bit for bit."""
         ...
+
+    @property
+    def has_teacher(self) -> bool:
+        """True if `hold_teacher` was called in this stage."""
+        return False
+
+    def hold_teacher(self, model: Any) -> None:
+        """Make `model` the reference until the next stage; checkpoints do not hold it.
+
+        Raises: Unsupported by a backend whose reference is always a copy of the policy.
+        """
+        raise Unsupported(f"{type(self).__name__} holds copies of the policy alone; set train.backend: torch")
+
+    def set_optimizer(self, optimizer: OptimizerConfig) -> None:
+        """Continue the stage with other numbers (learning rate, clipping); schedule and moments stay.
+
+        Raises: Unsupported by a backend that can set them at the start of a stage only.
+        """
+        raise Unsupported(f"{type(self).__name__} sets the optimiser as a stage starts; set train.backend: torch")

@@ -1,4 +1,4 @@
-"""Groups to tensors: which tokens train is decided here, and how rows are cut into micro-batches."""
+"""Groups to tensors: the choice of the tokens that train, and the cut of rows into micro-batches."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from dataclasses import replace
 
 import torch
 
+from pipeline.models.packed import ALIKE
 from pipeline.train.replay import recorded, rows_recorded
 from pipeline.types import Group, Rollout, TrainBatch
 
 FILLED = 0.25
-"""A micro-batch with this share of its tokens is worth its own forward and backward."""
-LIKE = 0.8
-"""Rows shorter than this share of the longest one beside them are padded much."""
+"""A micro-batch that holds this share of the tokens that it may hold is worth its own forward and backward."""
 
 
 def collate(groups: Sequence[Group], pad_id: int, device: torch.device | str = "cpu") -> TrainBatch:
-    """The members of `groups` that have a reward as one right-padded batch; group_ids count the groups.
+    """Return the members of `groups` that have a reward as one right-padded batch; group_ids count the groups.
 
     Every response token trains, the end-of-sequence token included.
 
@@ -46,10 +45,10 @@ def collate(groups: Sequence[Group], pad_id: int, device: torch.device | str = "
 
 
 def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Row indices cut into micro-batches of rows of like length, each of at most `max_tokens` tokens with its padding.
+    """Cut row indices into micro-batches of similar length, each of at most `max_tokens` tokens with its padding.
 
-    Longest first, so that the greatest memory is asked for at the start. A row longer than `max_tokens` stands alone.
-    A micro-batch that is well filled ends early where the next row would be padded much.
+    Longest first, so that memory is at its peak at the start. A row longer than `max_tokens` is alone in its
+    micro-batch. A micro-batch that is well filled ends early if the next row would be padded much.
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     batches: list[list[int]] = []
@@ -57,7 +56,7 @@ def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     for i in order:
         tokens = len(batches[-1]) * longest if batches else 0
         is_full = tokens + longest > max_tokens
-        is_padded = tokens >= FILLED * max_tokens and lengths[i] < LIKE * longest
+        is_padded = tokens >= FILLED * max_tokens and lengths[i] < ALIKE * longest
         if not batches or is_full or is_padded:
             batches.append([])
             longest = max(1, lengths[i])
@@ -66,7 +65,7 @@ def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 
 
 def packed_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """As `micro_batches` where padding is not computed: each of at most `max_tokens` real tokens, longest first."""
+    """Cut as `micro_batches` does, for rows without padding: at most `max_tokens` real tokens each, longest first."""
     batches: list[list[int]] = []
     tokens = 0
     for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
@@ -81,9 +80,9 @@ def packed_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
 def deal(
     lengths: Sequence[int], max_tokens: int, rank: int, size: int, packs: bool = False
 ) -> tuple[list[list[int]], int]:
-    """One rank's micro-batches, and how many empty ones it must add to have as many as the rank with most.
+    """Return one rank's micro-batches, and the number of idle ones that it adds to have as many as every other rank.
 
-    Rows go longest first to the rank with fewest tokens; every rank works out the same. `packs`: without padding.
+    Rows go longest first to the rank with the fewest tokens; every rank computes the same. `packs`: without padding.
     """
     owned: list[list[int]] = [[] for _ in range(size)]
     load = [0] * size
@@ -98,14 +97,14 @@ def deal(
 
 
 def untrained(batch: TrainBatch) -> TrainBatch:
-    """The shortest row of the batch, with nothing to train on: a forward that only keeps step with other ranks."""
+    """Return an idle micro-batch, whose forward keeps in step with other ranks: one short row, nothing to train."""
     row = int(batch.attention_mask.sum(1).argmin())
-    found = rows_of(batch, [row])
-    return replace(found, response_mask=torch.zeros_like(found.response_mask), recorded=None)
+    shortest = rows_of(batch, [row])
+    return replace(shortest, response_mask=torch.zeros_like(shortest.response_mask), recorded=None)
 
 
 def rows_of(batch: TrainBatch, rows: Sequence[int]) -> TrainBatch:
-    """Those rows of the batch, without the columns in which all of them are padding."""
+    """Return some rows of the batch, without the columns in which all of them are padding."""
     at = torch.tensor(list(rows), dtype=torch.int64, device=batch.input_ids.device)
     width = int(batch.attention_mask[at].sum(1).max())
     return TrainBatch(
@@ -122,7 +121,7 @@ def rows_of(batch: TrainBatch, rows: Sequence[int]) -> TrainBatch:
 
 
 def padded_ids(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """int64 [B, T], the rows padded on the right."""
+    """Return int64 [B, T], the rows padded on the right."""
     return _padded([list(r) for r in rows], max(map(len, rows)), pad_id, torch.int64, device)
 
 

@@ -1,7 +1,8 @@
-"""PPO's critic: a backbone of its own or a head on the policy's, what it says of a batch, and how it learns from it."""
+"""PPO's critic: its two forms (torch's and DeepSpeed's), its values of a batch, and its gradient."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.config.sections import OptimizerConfig
+from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import CheckpointError, NonFiniteError, boundary
 from pipeline.models.forward import spread
-from pipeline.models.heads import score_of, with_scalar_head
 from pipeline.models.load import ready
-from pipeline.models.sequence import Pieces
+from pipeline.models.scalar_head import score_of, with_scalar_head
+from pipeline.models.sequence_parallel import Pieces
 from pipeline.rl.gae import summarize_values, value_loss
 from pipeline.rl.logprobs import working
 from pipeline.rl.parts import Critic
@@ -23,25 +24,28 @@ from pipeline.rl.reduce import AllReduce, identity
 from pipeline.train.backend import CriticBackend
 from pipeline.train.optimizer import adamw, clipped_step, finite_norm, schedule
 from pipeline.train.ranks import ALONE, Ranks
+from pipeline.train.sharded import Sharded
 from pipeline.types import TrainBatch
+
+SHARDED_FILE = "critic.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """How one computes with a policy whose weights are shards, and what becomes of a loss."""
+    """The means to compute with a policy whose weights are shards, and to differentiate through it."""
 
     run: Callable[[Callable[[Any], Any]], Any]
     backward: Callable[[Tensor], None]
     scale: int
-    """By how much `backward` multiplies: what is not the policy's divides by it again."""
+    """The factor by which `backward` multiplies a loss; gradients of the head are divided by it again."""
 
 
 class TorchCritic:
     """A scalar head on a backbone, with an optimiser of its own. Implements `CriticBackend`.
 
     With a backbone of its own (`model`: an AutoModelForTokenClassification of one label) the optimiser moves all of it.
-    A shared one is a head on the policy's backbone: the optimiser moves the head, and what its loss asks of the
-    backbone adds to the policy's gradient. The head begins at zero, so that the first values are 0.
+    Without one the head is on the policy's backbone: the optimiser moves the head, and the gradient of the backbone
+    adds to the policy's. The head starts at zero, so that the first values are 0.
     """
 
     def __init__(
@@ -53,7 +57,7 @@ class TorchCritic:
         ranks: Ranks = ALONE,
         within: Within | None = None,
     ) -> None:
-        """`within`: how to compute with a policy that is not whole in this process."""
+        """`within`: needed for a shared backbone whose weights are shards."""
         self.ranks = ranks
         self.policy = policy
         self.model = model
@@ -67,21 +71,13 @@ class TorchCritic:
         self.num_updates = 0
         self.optimizer = adamw((model or self.head).parameters(), optimizer)
 
-    @classmethod
-    def new(
-        cls, policy: Any, shared: bool, optimizer: OptimizerConfig, total_steps: int, ranks: Ranks = ALONE
-    ) -> TorchCritic:
-        """A critic that has learned nothing; its own backbone is a copy of the policy's."""
-        return cls(policy, None if shared else own_backbone(policy), optimizer, total_steps, ranks)
-
     def values(self, input_ids: Tensor, where: Tensor) -> Tensor:
-        """V [B, T] of the states before the tokens at `where` (bool, False at column 0), 0 elsewhere."""
+        """Return V [B, T] of the states before the tokens at `where` (bool, False at column 0), 0 elsewhere."""
         if self.within is None:
             return values_of(self.model or self.policy, self.head, input_ids, where, self.ranks.pieces)
-        found: Tensor = self.within.run(
-            lambda policy: values_of(policy, self.head, input_ids, where, self.ranks.pieces)
-        )
-        return found
+        run, pieces = self.within.run, self.ranks.pieces
+        values: Tensor = run(lambda policy: values_of(policy, self.head, input_ids, where, pieces))
+        return values
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient."""
@@ -91,12 +87,12 @@ class TorchCritic:
             loss.backward()  # type: ignore[no-untyped-call]
 
     def require_finite(self) -> None:
-        """Sum the gradient over ranks. Raises: NonFiniteError if it is not finite."""
+        """Sum the gradient over ranks, and raise NonFiniteError if it is not finite."""
         self.ranks.sum_gradients(self._parameters())
         self._norm()
 
     def step(self) -> dict[str, float]:
-        """One clipped AdamW update; the gradient is gone."""
+        """Take one clipped AdamW update; the gradient is gone."""
         norm = self._norm()
         rate = schedule(self.config, self.num_updates, self.total_steps)
         clipped_step(self.optimizer, self.config, self._parameters(), norm, rate)
@@ -105,12 +101,12 @@ class TorchCritic:
         return {"critic/grad_norm": float(norm), "critic/learning_rate": rate}
 
     def discard(self) -> None:
-        """Forget the gradient of what this optimiser moves."""
+        """Forget the gradients of the weights that this optimiser moves."""
         for p in self._parameters():
             p.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """All but the weights of a backbone of its own, which are saved as a model."""
+        """Return all but the weights of an own backbone, which are saved as a model."""
         return {
             "shared": self.model is None,
             "config": self.config.model_dump(),
@@ -124,9 +120,9 @@ class TorchCritic:
     def restored(
         cls, policy: Any, state: dict[str, Any], folder: Path, ranks: Ranks = ALONE, within: Within | None = None
     ) -> TorchCritic:
-        """The critic whose state that is; a backbone of its own is read from `folder`.
+        """Return the critic of that state, with an own backbone read from `folder`.
 
-        Raises: CheckpointError if they do not fit.
+        Raises: CheckpointError if they do not fit the policy.
         """
         with boundary(CheckpointError, f"the critic of {folder.parent} does not fit the policy"):
             model = None if state["shared"] else load_backbone(folder, policy)
@@ -144,10 +140,77 @@ class TorchCritic:
         return finite_norm(self._parameters(), "critic's gradient norm", self.num_updates)
 
 
-def own_backbone(policy: Any) -> Any:
-    """A token classifier of one label whose backbone is a copy of the policy's and whose head is zero.
+class ShardedCritic:
+    """A token classifier of one label that DeepSpeed shards like the policy. Implements `CriticBackend`."""
 
-    Raises: ConfigError for an architecture of which transformers has no such model.
+    def __init__(
+        self, model: Any, optimizer: OptimizerConfig, total_steps: int, config: TrainConfig, ranks: Ranks
+    ) -> None:
+        self.ranks = ranks
+        self.model = model
+        self.config = optimizer
+        self.total_steps = total_steps
+        self.num_updates = 0
+        self.sharded = Sharded(model, "critic's gradient norm", optimizer, config, ranks)
+        self.sharded.watch_gradient()
+        self.sharded.restart(optimizer)
+
+    def values(self, input_ids: Tensor, where: Tensor) -> Tensor:
+        """Return V [B, T] of the states before the tokens at `where` (bool, False at column 0), 0 elsewhere."""
+        run, pieces = self.sharded.run, self.ranks.pieces
+        values: Tensor = run(lambda model: values_of(model, score_of(model), input_ids, where, pieces))
+        return values
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate the gradient."""
+        self.sharded.backward(loss)
+
+    def require_finite(self) -> None:
+        """Raise NonFiniteError if the gradient is not finite on some rank."""
+        self.sharded.require_finite(self.num_updates)
+
+    def step(self) -> dict[str, float]:
+        """Take one clipped AdamW update; the gradient is gone."""
+        rate = schedule(self.config, self.num_updates, self.total_steps)
+        norm = self.sharded.step(self.config, rate, self.num_updates)
+        self.num_updates += 1
+        return {"critic/grad_norm": norm, "critic/learning_rate": rate}
+
+    def discard(self) -> None:
+        """Forget the gradient."""
+        self.sharded.discard()
+
+    def write(self, folder: Path) -> None:
+        """Write the weights as a Hugging Face folder `critic/`, master weights and moments next to the policy's."""
+        first = self.ranks.is_first
+        weights = {name: w.cpu().clone() for name, w in self.sharded.gathered() if first}
+        files = self.sharded.write(folder, "critic-optimizer")
+        if first:
+            self.model.save_pretrained(folder / "critic", state_dict=weights)
+            state = {
+                "config": self.config.model_dump(),
+                "total_steps": self.total_steps,
+                "num_updates": self.num_updates,
+                "files": files,
+            }
+            (folder / SHARDED_FILE).write_text(json.dumps(state))
+
+    @classmethod
+    def restored(cls, folder: Path, policy: Any, config: TrainConfig, ranks: Ranks) -> ShardedCritic:
+        """Return the critic that was written into `folder`. Raises: CheckpointError if it does not fit the policy."""
+        with boundary(CheckpointError, f"the critic of {folder} does not fit the policy"):
+            state = json.loads((folder / SHARDED_FILE).read_text())
+            model = load_backbone(folder / "critic", policy)
+            critic = cls(model, OptimizerConfig.model_validate(state["config"]), state["total_steps"], config, ranks)
+            critic.sharded.read(folder, state["files"], state["num_updates"])
+            critic.num_updates = state["num_updates"]
+        return critic
+
+
+def own_backbone(policy: Any) -> Any:
+    """Return a token classifier of one label: its backbone is a copy of the policy's, its head is zero.
+
+    Raises: ConfigError if transformers has no token classifier of this architecture.
     """
     what = f"a critic of its own for model type {policy.config.model_type!r}"
     remedy = "set critic_shared: true for a head on the policy's backbone"
@@ -165,7 +228,7 @@ def _fresh_head(policy: Any) -> torch.nn.Linear:
 
 
 def load_backbone(folder: Path, policy: Any) -> Any:
-    """The token classifier saved in `folder`, in the type and on the device of the policy."""
+    """Return the token classifier saved in `folder`, in the number type and on the device of the policy."""
     import transformers
 
     model = transformers.AutoModelForTokenClassification.from_pretrained(folder, dtype=policy.dtype)
@@ -173,9 +236,9 @@ def load_backbone(folder: Path, policy: Any) -> Any:
 
 
 def values_of(model: Any, head: Any, input_ids: Tensor, where: Tensor, pieces: Pieces | None = None) -> Tensor:
-    """V [B, T] in float32 of the states before the tokens at `where`, 0 elsewhere: `head` on the model's backbone.
+    """Return V [B, T] in float32 of the states before the tokens at `where`, 0 elsewhere: `head` on the backbone.
 
-    With `pieces` each rank computes a piece of every row, and all get the same.
+    With `pieces` each rank computes a piece of every row, and all ranks get the whole.
     """
     if pieces is not None:
         at = pieces.part(where[:, 1:])
@@ -187,7 +250,7 @@ def values_of(model: Any, head: Any, input_ids: Tensor, where: Tensor, pieces: P
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What the critic said at batch start: V [B, T] before each response token, and [B] after the last one."""
+    """The critic's values before it learns from the batch: V [B, T] before each response token, [B] after the last."""
 
     values: Tensor
     final: Tensor | None
@@ -201,25 +264,25 @@ def predict(
     with_final: bool,
     all_reduce: AllReduce = identity,
 ) -> Predicted:
-    """The critic's values of a batch cut into micro-batches (rows, their batch); the final ones where asked for.
+    """Return the critic's values of a batch that is cut into micro-batches (rows, their batch).
 
-    `micros` are this rank's; `all_reduce` puts together what all ranks found.
+    `micros` are this rank's; `all_reduce` adds up the values of all ranks, each of which has 0 for the others' rows.
     """
     values = torch.zeros(batch.response_mask.shape, dtype=torch.float64, device=batch.rewards.device)
     final = torch.zeros(len(batch.rewards), dtype=torch.float64, device=values.device)
     for at, micro in micros:
         width = micro.input_ids.shape[1]
         where = micro.response_mask > 0
-        found = critic.values(micro.input_ids, where).double()
+        values_here = critic.values(micro.input_ids, where).double()
         after = None
         if with_final:  # the state after the last token is the one before a token that would follow it
             longer = torch.cat([micro.input_ids, micro.input_ids[:, :1]], 1)
             last = torch.zeros(longer.shape, dtype=torch.bool, device=longer.device)
             last[torch.arange(len(at), device=at.device), micro.attention_mask.sum(1)] = True
             after = critic.values(longer, last).double().sum(1)
-        if not bool(where.any()):  # only keeps step with the other ranks
+        if not bool(where.any()):  # an idle micro-batch: its forward only keeps in step with the other ranks
             continue
-        values[at, :width] = found
+        values[at, :width] = values_here
         if after is not None:
             final[at] = after
     return Predicted(all_reduce(values), all_reduce(final) if with_final else None)
@@ -233,7 +296,7 @@ def learn(
     returns: Tensor,
     all_reduce: AllReduce,
 ) -> dict[str, float]:
-    """The critic's metrics; its gradient of the value loss over these micro-batches is accumulated, not yet taken.
+    """Accumulate the gradient of the value loss over these micro-batches, and return the critic's metrics.
 
     The mean is over all response tokens of the optimiser step, counted over micro-batches and ranks before any
     backward. Raises: NonFiniteError if the loss is not finite.
@@ -253,6 +316,6 @@ def learn(
         loss += float(share.detach())
     assert stats is not None
     summed = all_reduce(torch.cat([stats, torch.tensor([loss], dtype=stats.dtype, device=stats.device)]))
-    if not bool(torch.isfinite(summed[-1])):  # known to all ranks alike, so that none waits for one that gave up
+    if not bool(torch.isfinite(summed[-1])):  # a sum over ranks, so that all of them raise and none waits for another
         raise NonFiniteError(f"the critic's loss is {float(summed[-1])}; update refused, lower critic_learning_rate")
     return {**summarize_values(summed[:-1]), "critic/loss": float(summed[-1])}

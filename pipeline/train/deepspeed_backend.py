@@ -1,6 +1,6 @@
-"""Training with DeepSpeed: ranks share out optimiser, gradients and weights (ZeRO 0 to 3), some of it on the CPU.
+"""Training with DeepSpeed: optimiser, gradients and weights are divided among ranks (ZeRO 0 to 3), or on the CPU.
 
-Log-probs are computed in float32; `pipeline.train.sharded` has what is dealt out and how it is saved.
+Log-probs are computed in float32. `pipeline.train.sharded` says what is divided, and how it is saved.
 """
 
 from __future__ import annotations
@@ -16,25 +16,22 @@ import torch
 from torch import Tensor
 
 from pipeline.config.sections import OptimizerConfig, TrainConfig
-from pipeline.errors import CheckpointError
-from pipeline.models.forward import logprobs_at
+from pipeline.models.forward import Layout, Replay, logprobs_at
 from pipeline.models.load import frozen_copy, recompute_activations
 from pipeline.models.lora import Adapted
-from pipeline.train.backend import CriticBackend, Who
-from pipeline.train.critic import TorchCritic, Within, own_backbone
+from pipeline.train.backend import NO_REPLAY, Backend, CriticBackend, Who, require_written_by
+from pipeline.train.critic import ShardedCritic, TorchCritic, Within, own_backbone
 from pipeline.train.optimizer import schedule
 from pipeline.train.ranks import ALONE, Ranks
 from pipeline.train.reference import as_base, refreshed
-from pipeline.train.replay import Replay
 from pipeline.train.sharded import Sharded
-from pipeline.train.sharded_critic import ShardedCritic
 
 
-class DeepSpeedBackend:
-    """Holds the policy `model`, sharded once a stage has begun, its reference and its critic. Implements `Backend`."""
+class DeepSpeedBackend(Backend):
+    """The policy, sharded from the first stage on, its reference and its critic."""
 
     def __init__(self, model: Any, config: TrainConfig, ranks: Ranks = ALONE, adapted: Adapted | None = None) -> None:
-        """`adapted`: what has put adapters into `model`, where only those are trained."""
+        """`adapted`: the adapters in `model`, if they alone are trained."""
         self.adapted = adapted
         self.model = model.eval()  # no dropout: ratios compare the same function
         self.ranks = ranks
@@ -52,12 +49,12 @@ class DeepSpeedBackend:
             self._whole = copy.deepcopy(model)
         self._whole_is_fresh = True
         self._spare: Any = None
-        """Becomes the reference."""
+        """Frozen copy of the initial policy, kept in case a reference is asked for."""
         if config.gradient_checkpointing:
             recompute_activations(model)
 
     def start(self, optimizer: OptimizerConfig, total_steps: int) -> None:
-        """A fresh optimiser for `total_steps` updates; the weights are dealt out the first time."""
+        """Make a fresh optimiser for `total_steps` updates; the first call divides the weights among ranks."""
         self.config, self.total_steps, self.num_updates = optimizer, total_steps, 0
         if self.sharded is None:
             if self._whole is self.model and self.reference is None:
@@ -66,7 +63,7 @@ class DeepSpeedBackend:
         self.sharded.restart(optimizer)
 
     def start_critic(self, shared: bool, optimizer: OptimizerConfig, total_steps: int) -> None:
-        """A critic that has learned nothing: sharded like the policy, but for a head on the policy's backbone."""
+        """Make a critic that has learned nothing, sharded like the policy unless it shares the policy's backbone."""
         if shared:
             self.critic = TorchCritic(self.model, None, optimizer, total_steps, self.ranks, self._within())
         else:
@@ -80,35 +77,22 @@ class DeepSpeedBackend:
         temperature: float,
         who: Who = "policy",
         entropy: bool = False,
-        replay: Replay | None = None,
+        replay: Replay = NO_REPLAY,
         lengths: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Log-probs [B, T] at `where` and, if asked for, entropies; see `Backend.logprobs`."""
-        routing = replay.routing if replay is not None and who == "policy" else None
-        kept = None if replay is None else replay.kept
+        """Return log-probs [B, T] at `where`, and entropies if asked for; see `Backend.logprobs`."""
+        own = replay if who == "policy" else Replay(replay.kept)
+        layout = Layout(lengths, self.train_config.logits_chunk_tokens, self.ranks.pieces)
 
         def compute(model: Any) -> tuple[Tensor, Tensor | None]:
-            return logprobs_at(
-                model,
-                input_ids,
-                where,
-                temperature,
-                entropy,
-                kept=kept,
-                routing=routing,
-                lengths=lengths,
-                chunk_tokens=self.train_config.logits_chunk_tokens,
-                pieces=self.ranks.pieces,
-            )
+            return logprobs_at(model, input_ids, where, temperature, entropy, replay=own, layout=layout)
 
-        self._seat(who)
-        found: tuple[Tensor, Tensor | None]
+        self._place_reference(who)
         if who == "reference" and not isinstance(self.reference, Adapted):
-            found = compute(self.reference)
-        else:
-            with nullcontext() if who == "policy" else as_base(self.reference):
-                found = self._run(compute)
-        return found
+            return compute(self.reference)
+        with nullcontext() if who == "policy" else as_base(self.reference):
+            result: tuple[Tensor, Tensor | None] = self._run(compute)
+        return result
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient."""
@@ -116,7 +100,7 @@ class DeepSpeedBackend:
         self.sharded.backward(loss)
 
     def step(self) -> dict[str, float]:
-        """One AdamW update; see `Backend.step`."""
+        """Take one AdamW update; see `Backend.step`."""
         assert self.config is not None
         assert self.sharded is not None
         rate = schedule(self.config, self.num_updates, self.total_steps)
@@ -133,14 +117,14 @@ class DeepSpeedBackend:
             self.critic.discard()
 
     def refresh_reference(self, alpha: float = 1.0) -> None:
-        """reference <- alpha * policy + (1 - alpha) * reference; every rank holds the whole of it."""
+        """Set reference <- alpha * policy + (1 - alpha) * reference; every rank holds the whole of it."""
         if self.reference is None and self._spare is not None:
             self.reference, self._spare, alpha = self._spare, None, 1.0
         self.reference = refreshed(self.reference, self.whole_model(), alpha, self.adapted, self._gathering)
 
     @torch.no_grad()
     def whole_model(self) -> Any:
-        """The policy's module, or with ZeRO 3 a second one whose weights are gathered one by one where they changed."""
+        """Return the policy's module; with ZeRO 3 a second one, whose weights are gathered after each update."""
         if self._whole is not self.model and not self._whole_is_fresh and self.sharded is not None:
             if self.adapted is not None:
                 self.adapted.merge(self._gathering)
@@ -152,7 +136,7 @@ class DeepSpeedBackend:
         return self._whole
 
     def save(self, folder: Path, save_model: Callable[[Any, Path], None]) -> None:
-        """Model as a Hugging Face folder; master weights, moments, reference and critic, each in files of its own."""
+        """Write the model as a Hugging Face folder, and master weights, moments, reference and critic in own files."""
         whole = self.whole_model()
         state: dict[str, Any] = {"num_updates": self.num_updates, "total_steps": self.total_steps}
         if self.sharded is not None and self.config is not None:
@@ -173,15 +157,11 @@ class DeepSpeedBackend:
             torch.save(self.critic.state_dict(), folder / "critic.pt")
 
     def load(self, folder: Path) -> None:
-        """Restore master weights, moments, reference and critic; who made this backend loaded the model.
+        """Restore master weights, moments, reference and critic; the model was loaded from `folder / "model"` before.
 
         Raises: CheckpointError if the saved state does not fit the model, or another backend wrote it.
         """
-        if not (folder / "deepspeed.json").exists():
-            raise CheckpointError(
-                f"{folder} was not written by train.backend=deepspeed; go on with the one that did, or begin a new run "
-                f"with model.path: {folder / 'model'}"
-            )
+        require_written_by("deepspeed", folder, "deepspeed.json")
         state = json.loads((folder / "deepspeed.json").read_text())
         if self.adapted is not None:
             self.adapted.load(folder)
@@ -203,22 +183,21 @@ class DeepSpeedBackend:
             self.critic = ShardedCritic.restored(folder, self._whole, self.train_config, self.ranks)
 
     def _gathering(self, *parameters: Tensor) -> AbstractContextManager[Any]:
-        """A context in which they are whole."""
-        found: AbstractContextManager[Any] = nullcontext() if self.sharded is None else self.sharded.whole(*parameters)
-        return found
+        """Return a context in which the parameters are whole."""
+        return nullcontext() if self.sharded is None else self.sharded.whole(*parameters)
 
     def _run(self, compute: Callable[[Any], Any]) -> Any:
         return compute(self.model) if self.sharded is None else self.sharded.run(compute)
 
     def _within(self) -> Within:
-        """How a head on the policy's backbone computes and learns."""
+        """Return the means by which a head on the policy's backbone computes and learns."""
         assert self.sharded is not None
         return Within(self._run, self.backward, self.sharded.scale)
 
-    def _seat(self, who: Who) -> None:
-        """The reference waits in the CPU's memory while others compute, where the recipe offloads what waits."""
+    def _place_reference(self, who: Who) -> None:
+        """Move the reference to the CPU's memory while others compute, if the recipe offloads everything."""
         if self.reference is None or isinstance(self.reference, Adapted) or self.train_config.offload == "none":
             return
-        seat = self._whole.device if who == "reference" else torch.device("cpu")
-        if self.reference.device != seat:
-            self.reference.to(seat)
+        device = self._whole.device if who == "reference" else torch.device("cpu")
+        if self.reference.device != device:
+            self.reference.to(device)

@@ -1,4 +1,4 @@
-"""AdamW as a recipe's `optimizer` section has it: schedule, clipped step, and the refusal of what is not finite."""
+"""AdamW as a recipe's `optimizer` section describes it: schedule, clipped step, refusal of gradients not finite."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.errors import NonFiniteError
 
 
 def schedule(config: OptimizerConfig, step: int, total_steps: int) -> float:
-    """Learning rate of update `step` (from 0) of `total_steps`: linear warm-up, then the schedule."""
+    """Return the learning rate of update `step` (from 0) of `total_steps`: linear warm-up, then the schedule."""
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
     if config.schedule == "constant":
@@ -28,7 +28,7 @@ def schedule(config: OptimizerConfig, step: int, total_steps: int) -> float:
 
 
 def adamw(parameters: Iterable[Tensor], config: OptimizerConfig) -> torch.optim.AdamW:
-    """A fresh AdamW over those parameters that take a gradient."""
+    """Return a fresh AdamW over the parameters that take a gradient."""
     return torch.optim.AdamW(
         [p for p in parameters if p.requires_grad],
         lr=config.learning_rate,
@@ -40,9 +40,9 @@ def adamw(parameters: Iterable[Tensor], config: OptimizerConfig) -> torch.optim.
 
 
 def finite_norm(parameters: Sequence[Tensor], whose: str, update: int) -> Tensor:
-    """The norm of all gradients together.
+    """Return the norm of all gradients together.
 
-    Raises: NonFiniteError if it is not finite; the gradients are still there.
+    Raises: NonFiniteError if it is not finite; the gradients stay.
     """
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
     if not bool(torch.isfinite(norm)):
@@ -56,7 +56,7 @@ def finite_norm(parameters: Sequence[Tensor], whose: str, update: int) -> Tensor
 def clipped_step(
     optimizer: torch.optim.Optimizer, config: OptimizerConfig, parameters: Sequence[Tensor], norm: Tensor, rate: float
 ) -> None:
-    """One update at the learning rate `rate`, of gradients scaled down to the config's greatest norm."""
+    """Take one update at the learning rate `rate`, with gradients scaled down to the config's greatest norm."""
     if config.max_grad_norm is not None:
         torch.nn.utils.clip_grads_with_norm_([p for p in parameters if p.grad is not None], config.max_grad_norm, norm)
     for group in optimizer.param_groups:

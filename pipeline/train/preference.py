@@ -1,4 +1,4 @@
-"""The update of a preference loss: pairs or labelled responses to one optimiser step, and what was seen on the way."""
+"""The update of a preference loss: pairs or labelled responses to one optimiser step, with its metrics."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from pipeline.types import StepMetrics
 
 Ids = tuple[int, ...]
 ABSENT = float("nan")
-"""In a table of log-probs: the row has no such side."""
+"""In a table of log-probs: the row has no response on this side."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreferenceRow:
-    """A prompt with a better and a worse response, in tokens; one of them alone for losses of labels."""
+    """A prompt with a better and a worse response, in tokens; losses of labels may have only one of the two."""
 
     prompt_ids: Ids
     chosen_ids: Ids | None
@@ -33,23 +33,23 @@ class PreferenceRow:
 
     @property
     def sides(self) -> tuple[Ids | None, Ids | None]:
-        """Both, chosen first."""
+        """Both responses, chosen first."""
         return self.chosen_ids, self.rejected_ids
 
     @property
     def num_sides(self) -> int:
-        """How many there are."""
+        """The number of responses."""
         return sum(s is not None for s in self.sides)
 
     @property
     def longest(self) -> int:
-        """Tokens of the prompt with its longer side."""
+        """Tokens of the prompt with the longer response."""
         return len(self.prompt_ids) + max(len(s) for s in self.sides if s is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class PreferenceSettings:
-    """What an update needs besides the rows."""
+    """The numbers of an update."""
 
     pad_id: int
     temperature: float
@@ -58,32 +58,33 @@ class PreferenceSettings:
 
 @dataclass(frozen=True, slots=True)
 class PreferenceBatch:
-    """The rows of one optimiser step; every rank is given all of them."""
+    """The rows of one optimiser step; every rank gets all of them."""
 
     rows: Sequence[PreferenceRow]
     ref: Tensor | None = None
     """[rows, 2] log-probs of the sides under the reference; None for a loss without one."""
     mismatched: Sequence[PreferenceRow] = ()
-    """Prompts with the responses of others, for the estimate of the KL."""
+    """Prompts with responses to other prompts, for the estimate of the KL."""
     mismatched_ref: Tensor | None = None
 
 
 def mismatched(rows: Sequence[PreferenceRow]) -> list[PreferenceRow]:
-    """Each row's prompt with the responses of the next row that has another prompt.
+    """Return each row's prompt with the responses of the next row that has another prompt.
 
-    Raises: DataError where all prompts are the same.
+    Raises: DataError if all prompts are the same.
     """
     last = len(rows)
+    # following[i]: the next index with another prompt than row i. Indices go round: they may exceed `last`.
+    # From the end to the start, twice round, each is known from its successor, so that equal prompts cost no search.
     following = [last] * last
-    """The next place, counted on past the end, whose prompt is another."""
     for i in range(2 * last - 1, -1, -1):
         here, after = rows[i % last], rows[(i + 1) % last]
-        found = i + 1 if after.prompt_ids != here.prompt_ids else following[(i + 1) % last]
-        following[i % last] = found
+        index = i + 1 if after.prompt_ids != here.prompt_ids else following[(i + 1) % last]
+        following[i % last] = index
     if any(rows[j % last].prompt_ids == row.prompt_ids for row, j in zip(rows, following, strict=True)):
         raise DataError(
-            f"the {last} responses all answer one prompt, and kto holds prompts against the responses of others; give "
-            "it more prompts a step (batch_size, prompts_per_step), or use dpo"
+            f"the {last} responses all answer one prompt, and kto compares each with responses to other prompts; "
+            "give it more prompts a step (batch_size, prompts_per_step), or use dpo"
         )
     others = [rows[j % last] for j in following]
     return [PreferenceRow(row.prompt_ids, o.chosen_ids, o.rejected_ids) for row, o in zip(rows, others, strict=True)]
@@ -91,7 +92,7 @@ def mismatched(rows: Sequence[PreferenceRow]) -> list[PreferenceRow]:
 
 @torch.no_grad()
 def side_logprobs(backend: Backend, rows: Sequence[PreferenceRow], who: Who, settings: PreferenceSettings) -> Tensor:
-    """[rows, 2] summed log-probs of chosen and rejected, on the CPU; ABSENT where there is none. Dealt over ranks."""
+    """Return [rows, 2] summed log-probs of chosen and rejected, on the CPU, computed by all ranks together."""
     out = torch.zeros(len(rows), 2, dtype=torch.float64)
     for piece in _pieces(backend, rows, settings):
         sums, _ = _summed(backend, rows, piece, who, settings)
@@ -106,10 +107,10 @@ def side_logprobs(backend: Backend, rows: Sequence[PreferenceRow], who: Who, set
 def preference_update(
     backend: Backend, params: PreferenceParams, loss: Loss, batch: PreferenceBatch, settings: PreferenceSettings
 ) -> StepMetrics:
-    """One optimiser step on the mean loss of the batch; its metrics.
+    """Take one optimiser step on the mean loss of the batch, and return its metrics.
 
     The denominator is the number of pairs (or of responses, for a loss of labels) of the whole step, counted before
-    any backward: how rows are cut into micro-batches or spread over ranks does not matter.
+    any backward: micro-batches and ranks change nothing.
 
     Raises: NonFiniteError if loss or gradient is not finite; that update was refused, the weights are as before.
     """
@@ -119,17 +120,17 @@ def preference_update(
     seen = _Seen()
     for piece in _pieces(backend, rows, settings):
         sums, lengths = _summed(backend, rows, piece, "policy", settings)
-        if not piece:  # only keeps step with the other ranks
+        if not piece:  # an idle micro-batch: the backward keeps in step with the other ranks
             backend.backward(sums.sum() * 0.0)
             continue
         sides = _sides(batch, piece, sums, lengths, z)
-        found = loss(params, sides)
-        share = found.values.sum() / total
+        losses = loss(params, sides)
+        share = losses.values.sum() / total
         backend.backward(share)
-        seen.add(found, sides, params.from_labels)
+        seen.add(losses, sides, params.from_labels)
     stats = backend.ranks.data.all_reduce(torch.tensor(seen.numbers, dtype=torch.float64)).tolist()
     mean = stats[0] / total
-    if not math.isfinite(mean):  # known to all ranks alike, so that none waits for one that gave up
+    if not math.isfinite(mean):  # a sum over ranks, so that all of them raise and none waits for another
         backend.discard()
         raise NonFiniteError(f"the loss of preferences is {mean}; the update was refused, lower the learning rate")
     metrics = {"loss": mean, "rows": float(len(rows)), **_summary(stats)}
@@ -140,16 +141,16 @@ def preference_update(
 
 @dataclass
 class _Seen:
-    """Sums over a rank's micro-batches."""
+    """Sums over a rank's micro-batches, in the order in which `_summary` reads them."""
 
     numbers: list[float] = field(default_factory=lambda: [0.0] * 10)
 
-    def add(self, found: Losses, sides: Sides, from_labels: bool) -> None:
+    def add(self, losses: Losses, sides: Sides, from_labels: bool) -> None:
         """Count a micro-batch."""
-        good, bad = found.chosen_rewards.detach().double(), found.rejected_rewards.detach().double()
+        good, bad = losses.chosen_rewards.detach().double(), losses.rejected_rewards.detach().double()
         wins = 0.0 if from_labels else float((good > bad).sum() + 0.5 * (good == bad).sum())
         each: list[Tensor | float] = [
-            *(found.values.detach().double().sum(), good.sum(), len(good), bad.sum(), len(bad)),
+            *(losses.values.detach().double().sum(), good.sum(), len(good), bad.sum(), len(bad)),
             *(wins, 0 if from_labels else len(good)),
             *(sides.chosen.logprobs.detach().double().sum(), sides.rejected.logprobs.detach().double().sum()),
             sides.chosen.lengths.sum() + sides.rejected.lengths.sum(),
@@ -172,30 +173,30 @@ def _summary(stats: Sequence[float]) -> StepMetrics:
 
 
 def _divergence(backend: Backend, batch: PreferenceBatch, settings: PreferenceSettings) -> float:
-    """max(0, mean of log pi - log pi_ref) of the mismatched responses of the whole step."""
+    """Return max(0, mean of log pi - log pi_ref) over the mismatched responses of the whole step."""
     assert batch.mismatched_ref is not None
     drift = side_logprobs(backend, batch.mismatched, "policy", settings) - batch.mismatched_ref.double()
     return max(0.0, float(drift[~drift.isnan()].mean()))
 
 
 def _pieces(backend: Backend, rows: Sequence[PreferenceRow], settings: PreferenceSettings) -> Iterator[list[int]]:
-    """This rank's micro-batches: rows whole, both sides of a pair together; as many on every rank, the last empty."""
+    """Yield this rank's micro-batches, both sides of a pair in one. All ranks have as many; the last may be idle."""
     sizes = [r.num_sides * r.longest for r in rows]
     pieces, num_idle = deal(sizes, settings.micro_batch_tokens, backend.ranks.data.rank, backend.ranks.data.size)
     yield from (*pieces, *([[]] * num_idle))
 
 
 def _places(rows: Sequence[PreferenceRow], piece: Sequence[int]) -> list[tuple[int, int]]:
-    """(row, side) of each sequence of a micro-batch: the chosen ones, then the rejected ones."""
+    """Return (row, side) of each sequence of a micro-batch: the chosen ones, then the rejected ones."""
     return [(i, side) for side in (0, 1) for i in piece if rows[i].sides[side] is not None]
 
 
 def _summed(
     backend: Backend, rows: Sequence[PreferenceRow], piece: Sequence[int], who: Who, settings: PreferenceSettings
 ) -> tuple[Tensor, Tensor]:
-    """([N] summed log-probs, [N] lengths) of the sequences at `_places`.
+    """Return summed log-probs [N] and lengths [N] of the sequences at `_places`.
 
-    Of an empty micro-batch, of a row of which nothing trains: a forward that only keeps step with other ranks.
+    An idle micro-batch computes a row of which nothing trains, to keep in step with the other ranks.
     """
     spare = min(rows, key=lambda r: r.longest)
     texts = [(rows[i].prompt_ids, rows[i].sides[side] or ()) for i, side in _places(rows, piece)]
@@ -225,7 +226,7 @@ def _sides(batch: PreferenceBatch, piece: Sequence[int], sums: Tensor, lengths: 
 
 @dataclass(frozen=True, slots=True)
 class ReferenceTable:
-    """Log-probs of all rows under the reference, computed once while the policy was the reference."""
+    """Log-probs of all rows under the reference, computed once, before the policy moves."""
 
     rows: Sequence[PreferenceRow]
     ref: Tensor | None = None
@@ -236,13 +237,13 @@ class ReferenceTable:
     def computed(
         cls, backend: Backend, params: PreferenceParams, rows: Sequence[PreferenceRow], settings: PreferenceSettings
     ) -> ReferenceTable:
-        """With the present policy as the reference; nothing is computed for a loss without one."""
+        """Return the table of the present policy; for a loss without a reference it is empty."""
         others = mismatched(rows) if params.needs_divergence else []
         ref = side_logprobs(backend, rows, "policy", settings) if params.needs_reference else None
         return cls(rows, ref, others, side_logprobs(backend, others, "policy", settings) if others else None)
 
     def batch(self, at: Sequence[int]) -> PreferenceBatch:
-        """The rows at those places, for one optimiser step."""
+        """Return the rows at those indices, for one optimiser step."""
         places = list(at)
         return PreferenceBatch(
             [self.rows[i] for i in places],
@@ -252,21 +253,21 @@ class ReferenceTable:
         )
 
     def to_bytes(self) -> bytes:
-        """The numbers, for a file."""
+        """Return the numbers, for a file."""
         named = {"ref": self.ref, "mismatched_ref": self.mismatched_ref}
         content: bytes = save_tensors({k: v for k, v in named.items() if v is not None})
         return content
 
     @classmethod
     def from_bytes(cls, params: PreferenceParams, rows: Sequence[PreferenceRow], content: bytes) -> ReferenceTable:
-        """The table that `to_bytes` gave, of the same rows."""
-        found = load_tensors(content)
+        """Return the table that `to_bytes` wrote for the same rows."""
+        tensors = load_tensors(content)
         others = mismatched(rows) if params.needs_divergence else []
-        return cls(rows, found.get("ref"), others, found.get("mismatched_ref"))
+        return cls(rows, tensors.get("ref"), others, tensors.get("mismatched_ref"))
 
 
 def key_of(rows: Sequence[PreferenceRow], temperature: float) -> str:
-    """A hash of what the reference's log-probs depend on besides its weights."""
+    """Return a hash of all but the weights that the reference's log-probs depend on."""
     digest = hashlib.sha256(repr(temperature).encode())
     for row in rows:
         digest.update(repr((row.prompt_ids, row.chosen_ids, row.rejected_ids)).encode())

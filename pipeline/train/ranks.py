@@ -1,7 +1,7 @@
-"""The group of processes that train one policy: who this one is, what they add up, what they tell each other.
+"""The group of processes that train one policy: this process's rank, sums over ranks, and messages between them.
 
-Every rank runs the same loop over the same state. A rank generates, grades and differentiates its share; what comes of
-it is put together again before anything is decided, so that all of them decide alike.
+Every rank runs the same loop over the same state. A rank generates, grades and differentiates its share; the results
+are put together before anything is decided, so that all ranks decide alike.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.errors import ConfigError, RunError
-from pipeline.models.sequence import Pieces
+from pipeline.models.sequence_parallel import Pieces
 
 T = TypeVar("T")
 BUCKET_ELEMENTS = 8_388_608
@@ -27,20 +27,21 @@ BUCKET_ELEMENTS = 8_388_608
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process among `size`; every method is to be called by all of them, in the same order."""
+    """This process among `size`. All of them must call every method, in the same order."""
 
     rank: int = 0
     size: int = 1
     _: KW_ONLY
     group: Any = None
-    """torch's process group, where it is not that of all ranks."""
+    """torch's process group; None for that of all ranks."""
     pieces: Pieces | None = None
-    """Those that hold one sequence with this one, where sequences are shared out."""
+    """The ranks that hold each sequence together with this one; None if every rank holds whole sequences."""
     columns: Ranks | None = None
+    """One rank of each such set; None if every rank holds whole sequences."""
 
     @property
     def data(self) -> Ranks:
-        """Those that share out rows: all, or of the ranks that hold one sequence together one each."""
+        """The ranks among which rows are divided: all, or one of each set that holds sequences together."""
         return self.columns or self
 
     @property
@@ -48,12 +49,8 @@ class Ranks:
         """The rank that writes, reports and talks to people."""
         return self.rank == 0
 
-    def share(self, items: Sequence[T]) -> list[T]:
-        """This rank's items: those at rank, rank + size, …"""
-        return list(items[self.rank :: self.size])
-
     def all_reduce(self, values: Tensor) -> Tensor:
-        """The sum over all ranks; the values themselves where there is one."""
+        """Return the sum over all ranks; with one rank the values themselves."""
         if self.size > 1:
             values = values.clone()
             with answered():
@@ -61,20 +58,20 @@ class Ranks:
         return values
 
     def any(self, flag: bool) -> bool:
-        """Some rank says so."""
+        """True if the flag is true on some rank."""
         return bool(self.all_reduce(torch.tensor([float(flag)])) > 0)
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, by rank."""
+        """Return every rank's value, by rank."""
         if self.size == 1:
             return [value]
-        found: list[Any] = [None] * self.size
+        values: list[Any] = [None] * self.size
         with answered():
-            dist.all_gather_object(found, value, group=self.group)
-        return found
+            dist.all_gather_object(values, value, group=self.group)
+        return values
 
     def agree(self, decide: Callable[[], T]) -> T:
-        """What rank 0 decides; the others do not ask."""
+        """Return the result of `decide` on rank 0, which alone calls it."""
         if self.size == 1:
             return decide()
         box: list[Any] = [decide() if self.is_first else None]
@@ -83,21 +80,21 @@ class Ranks:
         value: T = box[0]
         return value
 
-    def beside(self, timeout_s: float) -> Ranks:
-        """The same ranks in a group of its own over gloo, to `gather` in a thread beside the one that trains."""
+    def in_own_group(self, timeout_s: float) -> Ranks:
+        """Return the same ranks in a gloo group of their own, so that a second thread may `gather`."""
         if self.size == 1:
             return self
         apart = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout_s))
         return replace(self, group=apart)
 
     def barrier(self) -> None:
-        """Return once all ranks are here."""
+        """Return once all ranks have called it."""
         if self.size > 1:
             with answered():
                 dist.barrier()
 
     def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Each parameter's gradient becomes the sum of all ranks' gradients. They must have the same ones."""
+        """Replace each gradient by its sum over ranks. All ranks must have gradients of the same parameters."""
         if self.size == 1:
             return
         bucket: list[Tensor] = []
@@ -116,20 +113,21 @@ ALONE = Ranks()
 
 @contextmanager
 def answered() -> Iterator[None]:
-    """Raises: RunError where a collective fails: torch says of that what socket it waited at."""
+    """Turn the failure of a collective into a RunError: torch's own message names a socket and no remedy."""
     try:
         yield
     except RuntimeError as exc:
         raise RunError(
             f"rank {told_ranks().rank} gets no answer from the others ({exc}): one of them ended, or the network is "
-            "down. See the other ranks' logs, and mend the network; the same command goes on from the last checkpoint"
+            "down. See the other ranks' logs, and check the network between the hosts; the same command continues "
+            "from the last checkpoint"
         ) from exc
 
 
 def sharing_sequences(ranks: Ranks, size: int) -> Ranks:
-    """The ranks, `size` neighbours of which hold each sequence together; every rank calls this.
+    """Return the ranks in sets of `size` neighbours that hold each sequence together; every rank must call this.
 
-    Raises: ConfigError where that does not divide their number.
+    Raises: ConfigError if `size` does not divide their number.
     """
     if size == 1:
         return ranks
@@ -138,6 +136,7 @@ def sharing_sequences(ranks: Ranks, size: int) -> Ranks:
             f"train.sequence_parallel={size} does not divide the {ranks.size} ranks of launch; set it to a divisor"
         )
     numbers = range(ranks.size)
+    # Every rank makes every group, its own or not: torch requires it.
     rows = [dist.new_group(list(numbers[i : i + size])) for i in range(0, ranks.size, size)]
     columns = [dist.new_group(list(numbers[i::size])) for i in range(size)]
     row, column = divmod(ranks.rank, size)
@@ -157,7 +156,7 @@ def _sum_in_place(tensors: Sequence[Tensor]) -> None:
 
 
 def told_ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
-    """This process's place as its launcher tells it (RANK and WORLD_SIZE); alone where nobody does.
+    """Return this process's rank as its launcher sets it (RANK and WORLD_SIZE); a single rank if it does not.
 
     Raises: RunError for a place outside the group.
     """
@@ -168,9 +167,9 @@ def told_ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
 
 
 def join(timeout_s: float, device: str = "cpu") -> Ranks:
-    """This process in its group, which meets at MASTER_ADDR and MASTER_PORT: gloo on the CPU, NCCL on GPUs.
+    """Join the ranks that meet at MASTER_ADDR and MASTER_PORT (gloo on the CPU, NCCL on GPUs), and return them.
 
-    A collective that takes longer than `timeout_s` fails. Raises: RunError if the group does not come together.
+    A collective that takes longer than `timeout_s` fails. Raises: RunError if the ranks do not meet.
     """
     ranks = told_ranks()
     if ranks.size == 1 or dist.is_initialized():
@@ -194,6 +193,6 @@ def join(timeout_s: float, device: str = "cpu") -> Ranks:
 
 
 def leave() -> None:
-    """Leave the group, where there is one."""
+    """Leave the group, if this process is in one."""
     if dist.is_initialized():
         dist.destroy_process_group()

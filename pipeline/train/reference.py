@@ -1,4 +1,4 @@
-"""The reference of a policy: a model of its own, or the policy's base where adapters train and nothing else moved."""
+"""The reference of a policy: a model of its own, or the policy's base while only adapters train."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pipeline.models.lora import Adapted, Whole, as_they_are
 def refreshed(
     reference: Any, policy: Any, alpha: float, adapted: Adapted | None = None, whole: Whole = as_they_are
 ) -> Any:
-    """alpha * policy + (1 - alpha) * reference, a frozen model; where there was none, a copy of the policy.
+    """Return alpha * policy + (1 - alpha) * reference, a frozen model; without a reference, a copy of the policy.
 
-    Under adapters that have learned nothing yet it is `adapted` itself: the policy without them, which costs no memory.
-    From the second refresh on it is a model.
+    With adapters that have learned nothing yet it is `adapted` itself: the policy without them, which costs no memory.
+    From the second refresh on it is a model of its own.
     """
     if reference is None:
         return adapted if adapted is not None and adapted.is_fresh(whole) else frozen_copy(policy)
@@ -31,5 +31,5 @@ def refreshed(
 
 
 def as_base(reference: Any) -> AbstractContextManager[None]:
-    """A context in which the policy computes as the reference, where that is its base."""
+    """Return a context in which the policy computes as the reference, if the reference is its base."""
     return reference.without() if isinstance(reference, Adapted) else nullcontext()

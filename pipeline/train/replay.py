@@ -1,32 +1,21 @@
-"""What was recorded while a batch was sampled, as tensors, and the part of it that one forward needs."""
+"""Records of the sampling of a batch as tensors, and the part of them that one forward repeats."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from pipeline.errors import DataError
+from pipeline.models.forward import Replay
 from pipeline.types import Recorded, Rollout, TrainBatch
 
 
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """What a forward is to repeat of the sampling. None: nothing was recorded."""
-
-    kept: Tensor | None = None
-    """int64 [N, K]: for each of the N tokens asked for, row by row, the tokens it was drawn among; padded with -1, and
-    a row of only -1 is the whole vocabulary."""
-    routing: Tensor | None = None
-    """int16 [B, T, layers, top_k]: the experts of each token; -1 where none were recorded."""
-
-
 def recorded(rollouts: Sequence[Rollout], width: int) -> Recorded | None:
-    """The records of these rows of at most `width` tokens; None where none has any.
+    """Return the records of rows of at most `width` tokens; None if no row has any.
 
-    Raises: DataError for a record that does not fit its response, or routing that some rows have and others have not.
+    Raises: DataError for a record that does not fit its response, or routing that only some rows have.
     """
     sizes = ids = None
     if any(r.kept is not None for r in rollouts):
@@ -41,35 +30,35 @@ def recorded(rollouts: Sequence[Rollout], width: int) -> Recorded | None:
     return Recorded(sizes, ids, routing)
 
 
-def rows_recorded(found: Recorded | None, rows: Sequence[int], width: int) -> Recorded | None:
-    """Those rows of the records, cut to `width` tokens, beyond which all of them are padding."""
-    if found is None:
+def rows_recorded(records: Recorded | None, rows: Sequence[int], width: int) -> Recorded | None:
+    """Return the records of those rows, cut to `width` tokens, beyond which all of them are padding."""
+    if records is None:
         return None
     at = torch.tensor(list(rows), dtype=torch.int64)
     sizes = ids = None
-    if found.kept_sizes is not None and found.kept_ids is not None:
-        ends = found.kept_sizes.sum(1).cumsum(0).tolist()
+    if records.kept_sizes is not None and records.kept_ids is not None:
+        ends = records.kept_sizes.sum(1).cumsum(0).tolist()
         starts = [0, *ends[:-1]]
-        sizes = found.kept_sizes[at, :width]
-        ids = torch.cat([found.kept_ids[starts[i] : ends[i]] for i in rows])
-    return Recorded(sizes, ids, None if found.routing is None else found.routing[at, :width])
+        sizes = records.kept_sizes[at, :width]
+        ids = torch.cat([records.kept_ids[starts[i] : ends[i]] for i in rows])
+    return Recorded(sizes, ids, None if records.routing is None else records.routing[at, :width])
 
 
-def replay_of(batch: TrainBatch) -> Replay | None:
-    """What a forward over this (micro-)batch repeats, on its device; None where nothing was recorded."""
+def replay_of(batch: TrainBatch) -> Replay:
+    """Return what a forward over this (micro-)batch repeats, on its device."""
     return replay_at(batch.recorded, batch.response_mask > 0)
 
 
-def replay_at(found: Recorded | None, where: Tensor) -> Replay | None:
-    """What a forward that is asked for the tokens at `where` (bool [B, T], those recorded) repeats, on its device."""
-    if found is None:
-        return None
+def replay_at(records: Recorded | None, where: Tensor) -> Replay:
+    """Return what a forward for the recorded tokens at `where` (bool [B, T]) repeats, on its device."""
+    if records is None:
+        return Replay()
     device, kept = where.device, None
-    if found.kept_sizes is not None and found.kept_ids is not None:
-        sizes = found.kept_sizes[where.cpu()]
+    if records.kept_sizes is not None and records.kept_ids is not None:
+        sizes = records.kept_sizes[where.cpu()]
         filled = torch.arange(max(1, int(sizes.max())))[None] < sizes[:, None]
-        kept = torch.full(filled.shape, -1, dtype=torch.int64).masked_scatter(filled, found.kept_ids).to(device)
-    return Replay(kept, None if found.routing is None else found.routing.to(device))
+        kept = torch.full(filled.shape, -1, dtype=torch.int64).masked_scatter(filled, records.kept_ids).to(device)
+    return Replay(kept, None if records.routing is None else records.routing.to(device))
 
 
 def _routing(rollouts: Sequence[Rollout], width: int) -> Tensor:
@@ -102,7 +91,7 @@ def _span(rollout: Rollout) -> slice:
 
 
 def _read(data: bytes, dtype: torch.dtype) -> Tensor:
-    """int64 [n] of little-endian integers."""
+    """Return int64 [n], read from little-endian integers."""
     if not data:
         return torch.zeros(0, dtype=torch.int64)
     return torch.frombuffer(bytearray(data), dtype=dtype).to(torch.int64)

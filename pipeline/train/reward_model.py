@@ -12,8 +12,8 @@ from torch import Tensor
 
 from pipeline.config.sections import OptimizerConfig
 from pipeline.errors import CheckpointError, NonFiniteError, boundary
-from pipeline.models.heads import score_of, with_scalar_head
 from pipeline.models.load import ready, save_folder
+from pipeline.models.scalar_head import score_of, with_scalar_head
 from pipeline.rl.bradley_terry import bradley_terry_loss, calibration_error, pair_accuracy
 from pipeline.train.collate import micro_batches, padded_ids
 from pipeline.train.optimizer import adamw, clipped_step, finite_norm, schedule
@@ -24,7 +24,7 @@ Sides = tuple[Ids, Ids]
 
 
 class RewardModel:
-    """Trains the model and its head together. The head begins at zero, so that the first rewards are 0."""
+    """A classifier whose blocks and head train together. The head starts at zero, so that the first rewards are 0."""
 
     def __init__(self, model: Any, optimizer: OptimizerConfig, total_steps: int) -> None:
         self.model = model.eval()  # no dropout: held-out numbers are of the same function
@@ -35,12 +35,12 @@ class RewardModel:
 
     @classmethod
     def of(cls, policy: Any, optimizer: OptimizerConfig, total_steps: int) -> RewardModel:
-        """A model whose blocks are the policy's and which has learned nothing yet."""
+        """Return a reward model with the policy's blocks, which has learned nothing yet."""
         return cls(classifier_of(policy), optimizer, total_steps)
 
     @classmethod
     def restored(cls, folder: Path, optimizer: OptimizerConfig, total_steps: int, device: Any) -> RewardModel:
-        """What `save` wrote into `folder`. Raises: CheckpointError if it does not fit."""
+        """Return the reward model that `save` wrote. Raises: CheckpointError if it does not load."""
         import transformers
 
         with boundary(CheckpointError, f"the reward model of {folder} does not load"):
@@ -52,31 +52,31 @@ class RewardModel:
         return own
 
     def save(self, folder: Path, tokenizer: Any) -> None:
-        """Model and optimiser into `folder`."""
+        """Write model and optimiser into `folder`."""
         save_folder(self.model, tokenizer, folder / "model")
         state = {"optimizer": self.optimizer.state_dict(), "num_updates": self.num_updates}
         with (folder / "trainer.pt").open("wb") as file:
             torch.save(state, file)
 
     def rewards(self, rows: Sequence[Ids]) -> Tensor:
-        """[B] rewards at the last tokens of the rows, with gradient."""
+        """Return the rewards [B] at the last tokens of the rows, with gradient."""
         ids = padded_ids(rows, self.model.config.pad_token_id, self.model.device)
         hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
         last = torch.tensor([len(r) - 1 for r in rows], device=ids.device)
-        found: Tensor = score_of(self.model)(hidden[torch.arange(len(rows), device=ids.device), last])[:, 0]
-        return found
+        scores: Tensor = score_of(self.model)(hidden[torch.arange(len(rows), device=ids.device), last])
+        return scores[:, 0]
 
     def update(self, batch: Sequence[Sides], micro_batch_tokens: int) -> dict[str, float]:
-        """One optimiser step on the mean loss of the batch's pairs.
+        """Take one optimiser step on the mean loss of the batch's pairs, and return its metrics.
 
         Raises: NonFiniteError if loss or gradient is not finite; weights and optimiser are as before.
         """
         loss, margins = 0.0, []
         for rows in _pieces(batch, micro_batch_tokens):
-            share, found = self._loss(rows, len(batch))
+            share, own = self._loss(rows, len(batch))
             share.backward()  # type: ignore[no-untyped-call]
             loss += float(share.detach())
-            margins.append(found)
+            margins.append(own)
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         try:
             if not math.isfinite(loss):
@@ -99,7 +99,7 @@ class RewardModel:
 
     @torch.no_grad()
     def margins(self, pairs: Sequence[Sides], micro_batch_tokens: int) -> Tensor:
-        """r_w - r_l of each pair, float64 [N], in order."""
+        """Return r_w - r_l of each pair, float64 [N], in order."""
         out = torch.zeros(len(pairs), dtype=torch.float64)
         for at in _places(pairs, micro_batch_tokens):
             chosen, rejected = self._both([pairs[i] for i in at])
@@ -107,7 +107,7 @@ class RewardModel:
         return out
 
     def held_out(self, pairs: Sequence[Sides], micro_batch_tokens: int) -> dict[str, float]:
-        """Accuracy, calibration and loss on pairs that were not trained on."""
+        """Return accuracy, calibration error and loss on pairs that were not trained on."""
         margins = self.margins(pairs, micro_batch_tokens)
         zero = torch.zeros_like(margins)
         return {
@@ -119,12 +119,12 @@ class RewardModel:
 
     @torch.no_grad()
     def spread(self, rows: Sequence[Ids], micro_batch_tokens: int) -> tuple[float, float]:
-        """Mean and standard deviation of the rewards of rows."""
-        found = [
+        """Return mean and standard deviation of the rewards of rows."""
+        rewards = [
             self.rewards([rows[i] for i in at]).double()
             for at in micro_batches([len(r) for r in rows], micro_batch_tokens)
         ]
-        every = torch.cat(found)
+        every = torch.cat(rewards)
         return float(every.mean()), float(every.std(correction=0))
 
     def _loss(self, rows: Sequence[Sides], total: int) -> tuple[Tensor, Tensor]:
@@ -133,21 +133,21 @@ class RewardModel:
         return bradley_terry_loss(chosen, rejected, total), margins
 
     def _both(self, rows: Sequence[Sides]) -> tuple[Tensor, Tensor]:
-        found = self.rewards([*(w for w, _ in rows), *(r for _, r in rows)])
-        return found[: len(rows)], found[len(rows) :]
+        rewards = self.rewards([*(w for w, _ in rows), *(r for _, r in rows)])
+        return rewards[: len(rows)], rewards[len(rows) :]
 
 
 def classifier_of(policy: Any) -> Any:
-    """A sequence classifier of one label whose blocks are a copy of the policy's and whose head is zero.
+    """Return a sequence classifier of one label: its blocks are a copy of the policy's, its head is zero.
 
-    Raises: ConfigError for an architecture of which transformers has no such model.
+    Raises: ConfigError if transformers has no sequence classifier of this architecture.
     """
     what = f"a reward model of model type {policy.config.model_type!r}"
     return with_scalar_head(policy, "SequenceClassification", f"{what} (use a policy that has a sequence classifier)")
 
 
 def _places(pairs: Sequence[Sides], micro_batch_tokens: int) -> list[list[int]]:
-    """Pairs cut into micro-batches; a pair is two rows, as long as its longer side."""
+    """Cut pairs into micro-batches, as indices; a pair counts as two rows of its longer side."""
     return micro_batches([2 * max(map(len, sides)) for sides in pairs], micro_batch_tokens)
 
 

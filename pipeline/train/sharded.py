@@ -1,7 +1,7 @@
-"""One module whose optimiser, gradients and weights DeepSpeed deals out over ranks, and how it is read back whole.
+"""One module whose optimiser, gradients and weights DeepSpeed divides among ranks, and how it is saved whole.
 
 Master weights and moments are float32 whatever the module's type. They are written whole, parameter by parameter, so
-that they are read on any number of ranks, bit for bit on the same. Source: arXiv:1910.02054.
+that any number of ranks can read them; on the same number the run continues bit for bit. Source: arXiv:1910.02054.
 """
 
 from __future__ import annotations
@@ -9,42 +9,43 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import CheckpointError, ConfigError, NonFiniteError, RunError
+from pipeline.train.deepspeed_internals import forbid_shared_memory, link_moments, master_weights
 from pipeline.train.optimizer import adamw, clipped_step, finite_norm
 from pipeline.train.ranks import Ranks
 
 SHARD_BYTES = 1 << 30
-"""Optimiser state is written in files of about this size."""
+"""Optimiser state is written in files of about so many bytes."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Sharded:
-    """DeepSpeed's engine around a model, with our AdamW over those of its parameters that take a gradient."""
+    """DeepSpeed's engine around a model, with our AdamW over the parameters that take a gradient."""
 
     def __init__(self, model: Any, whose: str, optimizer: OptimizerConfig, config: TrainConfig, ranks: Ranks) -> None:
-        """`whose`: for messages, "gradient norm". Raises: ConfigError where DeepSpeed is not installed."""
+        """`whose` begins messages ("gradient norm"). Raises: ConfigError if DeepSpeed is not installed."""
         self.model = model
         self.whose = whose
         self.ranks = ranks
-        self.is_dealt_out = config.zero == 3
-        """Weights outside a forward are shards."""
+        self.has_sharded_weights = config.zero == 3
         self.engine = _engine(_Run(model), optimizer, config)
         self._is_bad: Tensor | None = None
 
     @property
     def scale(self) -> int:
-        """By how much a loss is multiplied: DeepSpeed takes the mean over ranks, a loss here is a share of a sum."""
+        """The factor of a loss: DeepSpeed takes the mean over ranks, and a loss here is a share of a sum."""
         return 1 if self._is_plain else self.ranks.size
 
     def run(self, compute: Callable[[Any], Any]) -> Any:
-        """compute(model) within the engine's forward: its hooks on the outermost call gather sharded weights."""
+        """Return compute(model), called within the engine's forward, whose hooks gather sharded weights."""
         return self.engine(compute)
 
     def backward(self, loss: Tensor) -> None:
@@ -52,37 +53,36 @@ class Sharded:
         self.engine.backward(loss * self.scale)
 
     def restart(self, optimizer: OptimizerConfig) -> None:
-        """The optimiser as if it were fresh, with these settings."""
+        """Make the optimiser as if it were fresh, with these settings."""
         for group in self._adamw.param_groups:
             group.update(lr=optimizer.learning_rate, betas=optimizer.betas, eps=optimizer.eps)
             group["weight_decay"] = optimizer.weight_decay
-        most = optimizer.max_grad_norm or 0.0
-        self.engine._config.gradient_clipping = most
-        if hasattr(self.engine.optimizer, "clip_grad"):
-            self.engine.optimizer.clip_grad = most
+        if not self._is_plain:  # else `_plain_step` clips
+            self.engine.optimizer.clip_grad = optimizer.max_grad_norm or 0.0
         for state in self._adamw.state.values():
             for value in state.values():
                 value.zero_()
         self.discard()
 
     def watch_gradient(self) -> None:
-        """Look at each gradient as it is made, for `require_finite`: later it is dealt out, in a way of each stage."""
+        """Look at each gradient as it is made, for `require_finite`."""
+        # Later it is divided among ranks, and each ZeRO stage keeps its part in another place.
 
         def look(gradient: Tensor) -> None:
-            found = ~torch.isfinite(gradient).all()
-            self._is_bad = found if self._is_bad is None else self._is_bad | found
+            is_bad = ~torch.isfinite(gradient).all()
+            self._is_bad = is_bad if self._is_bad is None else self._is_bad | is_bad
 
         for p in self.model.parameters():
             if p.requires_grad:
                 p.register_hook(look)
 
     def require_finite(self, update: int) -> None:
-        """Raises: NonFiniteError if a gradient of some rank was not finite since the last step; it is still there."""
+        """Raise NonFiniteError if a gradient of some rank was not finite since the last step; the gradient stays."""
         if self.ranks.any(self._is_bad is not None and bool(self._is_bad)):
             raise self._refused(update)
 
     def step(self, config: OptimizerConfig, rate: float, update: int) -> float:
-        """One clipped update; the gradient's norm. The gradient is gone.
+        """Take one clipped update, and return the gradient's norm. The gradient is gone.
 
         Raises: NonFiniteError if it is not finite; weights and moments are as before.
         """
@@ -104,19 +104,20 @@ class Sharded:
             p.grad = None
 
     def gathered(self) -> Iterator[tuple[str, Tensor]]:
-        """The weights one by one, whole; every rank passes in step."""
+        """Yield names and whole weights one by one; every rank must iterate in step."""
         for name, p in self.model.named_parameters():
             with self.whole(p):
                 yield name, p.detach()
 
-    def whole(self, *parameters: Tensor) -> Any:
-        """A context in which those parameters are whole; every rank enters it."""
+    def whole(self, *parameters: Tensor) -> AbstractContextManager[Any]:
+        """Return a context in which those parameters are whole; every rank must enter it."""
         import deepspeed
 
-        return deepspeed.zero.GatheredParameters(list(parameters), enabled=self.is_dealt_out)
+        gathered = deepspeed.zero.GatheredParameters(list(parameters), enabled=self.has_sharded_weights)
+        return cast(AbstractContextManager[Any], gathered)
 
     def write(self, folder: Path, prefix: str = "optimizer") -> list[str]:
-        """The files that hold master weights and moments, written by rank 0."""
+        """Write master weights and moments, by rank 0, and return the names of the files."""
         from safetensors.torch import save_file
 
         files: list[str] = []
@@ -152,14 +153,14 @@ class Sharded:
 
     @property
     def _adamw(self) -> torch.optim.Optimizer:
-        """Ours, inside DeepSpeed's wrapper."""
+        """Our AdamW, inside DeepSpeed's wrapper."""
         outer = self.engine.optimizer
-        found: torch.optim.Optimizer = getattr(outer, "optimizer", outer)
-        return found
+        adamw: torch.optim.Optimizer = getattr(outer, "optimizer", outer)
+        return adamw
 
     @property
     def _is_plain(self) -> bool:
-        """DeepSpeed left our AdamW over the model's own parameters (ZeRO 0 in float32)."""
+        """True if DeepSpeed put no wrapper around our AdamW (ZeRO 0 in float32)."""
         return self._adamw is self.engine.optimizer
 
     def _trained(self) -> list[tuple[str, Tensor]]:
@@ -172,7 +173,7 @@ class Sharded:
         )
 
     def _plain_step(self, config: OptimizerConfig, rate: float, update: int) -> float:
-        """Without shards nothing of DeepSpeed's looks at the gradient before AdamW does, so it is looked at here."""
+        """Take the update of ZeRO 0: without shards DeepSpeed does not look at the gradient before AdamW does."""
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         self.ranks.sum_gradients(parameters)
         try:
@@ -185,31 +186,30 @@ class Sharded:
         return float(norm)
 
     def _full(self, p: Tensor, key: str) -> Tensor:
-        """A parameter's float32 master weight ("fp32") or moment, whole, on every rank."""
+        """Return a parameter's float32 master weight (`key` "fp32") or moment, whole, on every rank."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
         if self._is_plain:
             state = self._adamw.state.get(p, {})
             return p.detach().float() if key == "fp32" else state.get(key, torch.zeros_like(p))
         if key != "fp32" and not self._adamw.state:
-            return torch.zeros(getattr(p, "ds_shape", p.shape))
-        found = safe_get_full_fp32_param(p) if key == "fp32" else safe_get_full_optimizer_state(p, key)
-        if found is None:
+            return torch.zeros(getattr(p, "ds_shape", p.shape))  # before the first update
+        full: Tensor | None
+        full = safe_get_full_fp32_param(p) if key == "fp32" else safe_get_full_optimizer_state(p, key)
+        if full is None:
             raise RunError(f"DeepSpeed gives no {key} of a parameter of shape {tuple(p.shape)}")
-        full: Tensor = found
         return full
 
     def _make_moments(self) -> None:
-        """AdamW makes its moments at its first update; here they are needed before it."""
-        masters = getattr(self.engine.optimizer, "fp32_partitioned_groups_flat", None)  # ZeRO 3 lends them for a step
-        for p in masters or [p for group in self._adamw.param_groups for p in group["params"]]:
+        """Make AdamW's moments before its first update, which would make them."""
+        own = [p for group in self._adamw.param_groups for p in group["params"]]
+        for p in master_weights(self.engine.optimizer) or own:
             if not self._adamw.state.get(p):
                 self._adamw.state[p] = {
                     "step": torch.zeros((), device=p.device, dtype=torch.float32),
                     **{key: torch.zeros_like(p) for key in MOMENTS},
                 }
-        if hasattr(self.engine.optimizer, "_lazy_init_hp_params_optimizer_state"):  # as its first update would
-            self.engine.optimizer._lazy_init_hp_params_optimizer_state()
+        link_moments(self.engine.optimizer)
 
     def _put(self, p: Tensor, key: str, value: Tensor) -> None:
         from deepspeed import utils
@@ -217,7 +217,7 @@ class Sharded:
         if self._is_plain:
             with torch.no_grad():
                 (p if key == "fp32" else self._adamw.state[p][key]).copy_(value)
-        elif self.is_dealt_out:  # the shard, since the last rank's may reach past the end of the parameter
+        elif self.has_sharded_weights:  # by shards: the last rank's may reach past the end of the parameter
             size = p.ds_tensor.numel()  # type: ignore[attr-defined]
             padded = torch.nn.functional.pad(value.flatten(), (0, size * self.ranks.size - value.numel()))
             shard = padded.narrow(0, size * self.ranks.rank, size)
@@ -232,22 +232,19 @@ class Sharded:
 
 
 class _Run(torch.nn.Module):
-    """What DeepSpeed wraps: any computation with the model."""
+    """The module that DeepSpeed wraps: its forward is any computation with the model."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, compute: Callable[[Any], Any]) -> Any:
-        """compute(model)."""
+        """Return compute(model)."""
         return compute(self.model)
 
 
 def _engine(module: torch.nn.Module, optimizer: OptimizerConfig, config: TrainConfig) -> Any:
-    """DeepSpeed's engine around `module` with our AdamW.
-
-    Raises: ConfigError where DeepSpeed is not installed.
-    """
+    """Return DeepSpeed's engine around `module`, with our AdamW. Raises: ConfigError if it is not installed."""
     deepspeed = _library()
     zero: dict[str, Any] = {"stage": config.zero}
     if config.offload != "none":
@@ -258,7 +255,7 @@ def _engine(module: torch.nn.Module, optimizer: OptimizerConfig, config: TrainCo
     settings = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
-        "managed_gradient_accumulation": False,  # the update says when its last micro-batch was
+        "managed_gradient_accumulation": False,  # the number of micro-batches changes from step to step
         "gradient_clipping": optimizer.max_grad_norm or 0.0,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
@@ -274,10 +271,7 @@ def _engine(module: torch.nn.Module, optimizer: OptimizerConfig, config: TrainCo
 
 
 def _library() -> Any:
-    """DeepSpeed, over the process group that is there.
-
-    On the CPU it would compile a shared-memory all-reduce for a minute; gloo does without.
-    """
+    """Import DeepSpeed and initialise it over the present process group. Raises: ConfigError if it is not installed."""
     os.environ.setdefault("LOCAL_RANK", "0")
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
@@ -289,10 +283,10 @@ def _library() -> Any:
             "train.backend: torch"
         ) from exc
     deepspeed.utils.logging.logger.setLevel("WARNING")
-    # said at every collective, since torch has renamed them: the last lines of a rank that died would be these
+    # torch has renamed its collectives and warns at each: these would be the last lines of a rank that died
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     if not torch.cuda.is_available():
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+        forbid_shared_memory(deepspeed)
     if not torch.distributed.is_initialized():  # one process: DeepSpeed wants a group all the same
         from torch._C._distributed_c10d import HashStore
 

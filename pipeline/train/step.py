@@ -1,4 +1,4 @@
-"""The update: groups to one or several optimiser steps, and what was seen on the way."""
+"""The update: groups to one or several optimiser steps, with their metrics."""
 
 from __future__ import annotations
 
@@ -35,35 +35,35 @@ class Controllers:
         self.entropy = entropy_controller(parts)
 
     def observe(self, metrics: StepMetrics) -> None:
-        """Move the coefficients by what an update saw."""
+        """Adapt the coefficients to the metrics of an update."""
         if "kl/k1" in metrics:
             self.kl.update(metrics["kl/k1"], round(metrics["rows"]))
         if "entropy" in metrics:
             self.entropy.update(metrics["entropy"])
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint."""
+        """Return the coefficients, for the checkpoint."""
         return {"kl": self.kl.state_dict(), "entropy": self.entropy.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """From the checkpoint."""
+        """Restore the coefficients from a checkpoint."""
         self.kl.load_state_dict(state["kl"])
         self.entropy.load_state_dict(state["entropy"])
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What an update needs besides the groups."""
+    """The numbers of an update, and what it uses besides the groups."""
 
     pad_id: int
     temperature: float
     micro_batch_tokens: int
     policy_version: int
-    """Of the policy that is updated: rollouts of an older one are off-policy."""
+    """The version of the policy that is updated; rollouts of an older one are off-policy."""
     max_response_tokens: int
     controllers: Controllers
     with_reference: bool = False
-    """Measure the KL to the reference even where the objective has no use for it."""
+    """Measure the KL to the reference even if the objective does not use it."""
     seed: int = 0
     step: int = 0
     texts: Sequence[Row] = ()
@@ -72,16 +72,16 @@ class Settings:
 
 
 def update(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Settings) -> StepMetrics:
-    """Train on `groups`; the metrics of the updates, averaged.
+    """Train on `groups`, and return the metrics of the updates, averaged.
 
     Advantages, old and reference log-probs are computed once for the whole batch; then each minibatch is one optimiser
-    step, whose denominators are counted over all of its micro-batches and ranks before any backward. Every rank is
-    given all groups: what needs the model is dealt out by rows, the rest each works out for itself.
+    step, whose denominators are counted over all of its micro-batches and ranks before any backward. Every rank gets
+    all groups: what needs the model is divided by rows, and each rank computes the rest for itself.
 
     Raises: NonFiniteError if a loss or gradient is not finite; that update was refused, the weights are as before.
     """
     batch = _shaped(parts, collate(groups, settings.pad_id, backend.model.device), settings)
-    fixed = _Fixed.of(backend, parts, batch, settings)
+    before = _Before.of(backend, parts, batch, settings)
     predicted = _predicted(backend, parts, batch, settings)
     advantages = compute_advantages(
         parts,
@@ -89,8 +89,8 @@ def update(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Se
             rewards=batch.rewards,
             group_ids=batch.group_ids,
             response_mask=batch.response_mask,
-            old_logprobs=fixed.old,
-            ref_logprobs=fixed.ref,
+            old_logprobs=before.old,
+            ref_logprobs=before.ref,
             values=None if predicted is None else predicted.values,
             final_values=None if predicted is None else predicted.final,
             greedy_rewards=_greedy(groups, batch),
@@ -99,68 +99,51 @@ def update(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Se
         ),
         kl_coef=settings.controllers.kl.coef,
     )
-    fixed = fixed.selecting(parts, batch, advantages, settings)
+    selection = _selected(parts, batch, before, advantages, settings)
+    prepared = _Prepared(batch, before, predicted, advantages, selection)
     seen: list[StepMetrics] = []
     for number, rows in enumerate(_minibatches(parts, batch, settings)):
-        metrics = _one_update(backend, parts, batch, fixed, advantages, rows, settings, predicted, number)
+        metrics = _one_update(backend, parts, prepared, rows, settings, number)
         seen.append(metrics)
         if parts.updates.max_kl is not None and metrics.get("policy_kl/k3", 0.0) > parts.updates.max_kl:
             break
     mean = {name: sum(m[name] for m in seen) / len(seen) for name in seen[0]}
     metrics = {**advantages.stats, **mean, "updates": float(len(seen)), "rows": float(len(batch.rewards))}
-    if fixed.stale is not None:
-        metrics["rows/off_policy"] = float(fixed.stale.sum())
+    if before.stale is not None:
+        metrics["rows/off_policy"] = float(before.stale.sum())
     if parts.kl.where != "none":
         metrics["kl/coef"] = settings.controllers.kl.coef
     settings.controllers.observe(metrics)
     return metrics
 
 
-NO_SELECTION = Selection()
-
-
 @dataclass(frozen=True, slots=True)
-class _Fixed:
-    """[B, T] values that do not change while a batch is used."""
+class _Before:
+    """[B, T] log-probs and entropies from before the batch's first update; None where the algorithm needs none."""
 
     old: Tensor | None
     ref: Tensor | None
     entropy: Tensor | None
     stale: Tensor | None
     """bool [B]: sampled by an older policy; None if no row was."""
-    selection: Selection = NO_SELECTION
 
     @classmethod
-    def of(cls, backend: Backend, parts: Parts, batch: TrainBatch, settings: Settings) -> _Fixed:
+    def of(cls, backend: Backend, parts: Parts, batch: TrainBatch, settings: Settings) -> _Before:
         ref = None
         if parts.needs_reference or settings.with_reference:
             ref, _ = _logprobs_of(backend, batch, "reference", settings)
         stale = batch.extras["policy_version"] < settings.policy_version
+        # With one update of a batch the old log-probs are the current ones: no forward of their own is needed.
         several = parts.updates.num_epochs * parts.updates.num_minibatches > 1
         old = entropy = None
         if (parts.needs_old_logprobs and several) or parts.kl.where == "reward" or parts.needs_selection:
             old, entropy = _logprobs_of(backend, batch, "policy", settings, parts.masks.high_entropy_share is not None)
-            # what an older policy sampled is held against that policy, as its engine reported it
+            # The ratio of a row that an older policy sampled is to that policy, as its engine reported it.
             old = torch.where(stale[:, None], batch.rollout_logprobs, old)
         return cls(old, ref, entropy, stale if bool(stale.any()) else None)
 
-    def selecting(self, parts: Parts, batch: TrainBatch, advantages: Advantages, settings: Settings) -> _Fixed:
-        """These values with the tokens that the parts select over the whole batch."""
-        if not parts.needs_selection or self.old is None:
-            return self
-        generator = torch.Generator().manual_seed(derive(settings.seed, "selection", settings.step))
-        chosen = select_tokens(
-            parts,
-            advantages=advantages.advantages,
-            old_logprobs=self.old,
-            response_mask=batch.response_mask,
-            old_entropy=self.entropy,
-            generator=generator,
-        )
-        return replace(self, selection=chosen)
-
     def old_for(self, rows: Tensor, width: int, logprobs: Tensor, batch: TrainBatch) -> Tensor | None:
-        """Old log-probs of a micro-batch; None where they are the current ones."""
+        """Return the old log-probs of a micro-batch; None if they are the current ones."""
         if self.old is not None:
             return self.old[rows, :width]
         if self.stale is None:
@@ -168,32 +151,52 @@ class _Fixed:
         return torch.where(self.stale[rows, None], batch.rollout_logprobs[rows, :width], logprobs.detach())
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A batch with all that is computed once for it, before its first optimiser step."""
+
+    batch: TrainBatch
+    before: _Before
+    predicted: Predicted | None
+    advantages: Advantages
+    selection: Selection
+
+
+def _selected(
+    parts: Parts, batch: TrainBatch, before: _Before, advantages: Advantages, settings: Settings
+) -> Selection:
+    """Return the tokens that the algorithm selects over the whole batch; an empty selection if it trains on all."""
+    if not parts.needs_selection or before.old is None:
+        return Selection()
+    return select_tokens(
+        parts,
+        advantages=advantages.advantages,
+        old_logprobs=before.old,
+        response_mask=batch.response_mask,
+        old_entropy=before.entropy,
+        generator=torch.Generator().manual_seed(derive(settings.seed, "selection", settings.step)),
+    )
+
+
 Micros = list[tuple[Tensor, TrainBatch]]
 """Micro-batches, each with its rows in the whole batch."""
 
 
 def _one_update(
-    backend: Backend,
-    parts: Parts,
-    batch: TrainBatch,
-    fixed: _Fixed,
-    advantages: Advantages,
-    rows: list[int],
-    settings: Settings,
-    predicted: Predicted | None = None,
-    number: int = 0,
+    backend: Backend, parts: Parts, prepared: _Prepared, rows: list[int], settings: Settings, number: int
 ) -> StepMetrics:
-    """One optimiser step of the policy, and one of the critic where there is one; only the latter in its warm-up."""
-    micros = _micros(batch, rows, settings, backend.ranks.data)
+    """Take one optimiser step of the policy, and one of the critic if there is one; in its warm-up the latter only."""
+    micros = _micros(prepared.batch, rows, settings, backend.ranks.data)
     warming = parts.critic is not None and settings.step < parts.critic.warmup_steps
     metrics: StepMetrics = {}
     try:
         if not warming:
-            metrics |= _policy_gradient(backend, parts, batch, fixed, advantages, micros, settings)
+            metrics |= _policy_gradient(backend, parts, prepared, micros, settings)
             metrics |= _text_gradient(backend, parts, number, settings)
         if parts.critic is not None:
-            metrics |= _critic_gradient(backend, parts, advantages, predicted, micros)
+            metrics |= _critic_gradient(backend, parts, prepared, micros)
             metrics["critic/warming_up"] = float(warming)
+        # All gradients are finite from here on, or none of the two optimisers steps.
         if not warming:
             metrics |= backend.step()
     except NonFiniteError:
@@ -201,21 +204,17 @@ def _one_update(
         raise
     if backend.critic is not None and parts.critic is not None:
         metrics |= backend.critic.step()
-    if warming:  # what a shared critic's loss asked of the policy's backbone
+    if warming:  # a shared critic's loss left a gradient in the policy's backbone
         backend.discard()
     return metrics
 
 
 def _policy_gradient(
-    backend: Backend,
-    parts: Parts,
-    batch: TrainBatch,
-    fixed: _Fixed,
-    advantages: Advantages,
-    micros: Micros,
-    settings: Settings,
+    backend: Backend, parts: Parts, prepared: _Prepared, micros: Micros, settings: Settings
 ) -> StepMetrics:
-    """What the policy loss of an optimiser step saw; its gradient is accumulated."""
+    """Accumulate the gradient of the policy loss of one optimiser step, and return its metrics."""
+    batch, before, selection = prepared.batch, prepared.before, prepared.selection
+    # The denominators of the whole step, of all ranks, before any backward: so micro-batches change nothing.
     local = sum((count(parts, m.response_mask, m.truncated) for _, m in micros), Counts())
     totals = Counts(*backend.ranks.data.all_reduce(torch.tensor(local.to_list(), dtype=torch.float64)).tolist())
     stats: Tensor | None = None
@@ -226,15 +225,15 @@ def _policy_gradient(
         logprobs, entropy = backend.logprobs(micro.input_ids, where, settings.temperature, "policy", True, replay)
         inputs = LossInputs(
             logprobs=logprobs,
-            advantages=advantages.advantages[at, :width],
+            advantages=prepared.advantages.advantages[at, :width],
             response_mask=micro.response_mask,
-            old_logprobs=fixed.old_for(at, width, logprobs, batch),
-            ref_logprobs=_cut(fixed.ref, at, width),
+            old_logprobs=before.old_for(at, width, logprobs, batch),
+            ref_logprobs=_cut(before.ref, at, width),
             rollout_logprobs=micro.rollout_logprobs,
             entropy=entropy,
             truncated=micro.truncated,
-            high_entropy=_cut(fixed.selection.high_entropy, at, width),
-            selected=_cut(fixed.selection.selected, at, width),
+            high_entropy=_cut(selection.high_entropy, at, width),
+            selected=_cut(selection.selected, at, width),
         )
         coefs = settings.controllers
         out = policy_loss(parts, inputs, totals, kl_coef=coefs.kl.coef, entropy_coef=coefs.entropy.coef)
@@ -243,13 +242,13 @@ def _policy_gradient(
     assert stats is not None
     metrics = summarize(backend.ranks.data.all_reduce(stats), totals)
     loss = metrics["loss/total"]
-    if not math.isfinite(loss):  # known to all ranks alike, so that none waits for one that gave up
+    if not math.isfinite(loss):  # a sum over ranks, so that all of them raise and none waits for another
         raise NonFiniteError(f"the loss is {loss} at step {settings.step}; update refused, lower the learning rate")
     return metrics
 
 
 def _text_gradient(backend: Backend, parts: Parts, number: int, settings: Settings) -> StepMetrics:
-    """What the loss of some demonstrations saw, drawn anew for each optimiser step; its gradient is accumulated."""
+    """Accumulate the gradient of the loss of some demonstrations, drawn for each optimiser step; return its metrics."""
     coef = parts.terms.ptx_coef
     if coef == 0:
         return {}
@@ -264,7 +263,7 @@ def _text_gradient(backend: Backend, parts: Parts, number: int, settings: Settin
 
 
 def _predicted(backend: Backend, parts: Parts, batch: TrainBatch, settings: Settings) -> Predicted | None:
-    """What the critic says of the batch before it learns from it; None where the algorithm has none."""
+    """Return the critic's values of the batch before it learns from it; None for an algorithm without a critic."""
     if parts.critic is None:
         return None
     if backend.critic is None:
@@ -274,15 +273,14 @@ def _predicted(backend: Backend, parts: Parts, batch: TrainBatch, settings: Sett
     return predict(backend.critic, batch, everything, with_final, backend.ranks.data.all_reduce)
 
 
-def _critic_gradient(
-    backend: Backend, parts: Parts, advantages: Advantages, predicted: Predicted | None, micros: Micros
-) -> StepMetrics:
-    """What the value loss of an optimiser step saw; its gradient is accumulated, and finite."""
+def _critic_gradient(backend: Backend, parts: Parts, prepared: _Prepared, micros: Micros) -> StepMetrics:
+    """Accumulate the gradient of the value loss of one optimiser step, require it finite, and return its metrics."""
+    predicted, returns = prepared.predicted, prepared.advantages.returns
     assert backend.critic is not None
     assert parts.critic is not None
     assert predicted is not None
-    assert advantages.returns is not None
-    metrics = learn(backend.critic, parts.critic, micros, predicted, advantages.returns, backend.ranks.data.all_reduce)
+    assert returns is not None
+    metrics = learn(backend.critic, parts.critic, micros, predicted, returns, backend.ranks.data.all_reduce)
     backend.critic.require_finite()
     return metrics
 
@@ -291,22 +289,22 @@ def _critic_gradient(
 def _logprobs_of(
     backend: Backend, batch: TrainBatch, who: Who, settings: Settings, entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """[B, T] log-probs of every response token, and entropies if asked for, in the type the backend computes in."""
+    """Return [B, T] log-probs of every response token, and entropies if asked for, in the backend's number type."""
     out: Tensor | None = None
     entropies: Tensor | None = None
     for at, micro in _micros(batch, list(range(len(batch.rewards))), settings, backend.ranks.data):
         where, replay = micro.response_mask > 0, replay_of(micro)
-        found, seen = backend.logprobs(micro.input_ids, where, settings.temperature, who, entropy, replay)
+        own, own_entropies = backend.logprobs(micro.input_ids, where, settings.temperature, who, entropy, replay)
         if out is None:
-            out = found.new_zeros(batch.response_mask.shape)
+            out = own.new_zeros(batch.response_mask.shape)
             entropies = torch.zeros_like(out) if entropy else None
-        if not bool(where.any()):  # only keeps step with the other ranks
+        if not bool(where.any()):  # an idle micro-batch: its forward only keeps in step with the other ranks
             continue
-        out[at, : found.shape[1]] = found
-        if entropies is not None and seen is not None:
-            entropies[at, : found.shape[1]] = seen
+        out[at, : own.shape[1]] = own
+        if entropies is not None and own_entropies is not None:
+            entropies[at, : own.shape[1]] = own_entropies
     assert out is not None
-    every = backend.ranks.data.all_reduce
+    every = backend.ranks.data.all_reduce  # each rank has 0 in the rows of the others
     return every(out), None if entropies is None else every(entropies)
 
 
@@ -315,7 +313,7 @@ def _cut(values: Tensor | None, rows: Tensor, width: int) -> Tensor | None:
 
 
 def _shaped(parts: Parts, batch: TrainBatch, settings: Settings) -> TrainBatch:
-    """The batch with what the algorithm adds to rewards for the length of responses."""
+    """Return the batch with the algorithm's rewards for the length of responses added."""
     lengths = batch.response_mask.sum(1).tolist()
     added = [length_penalty(parts.shaping, int(n), settings.max_response_tokens) for n in lengths]
     if not any(added):
@@ -324,7 +322,7 @@ def _shaped(parts: Parts, batch: TrainBatch, settings: Settings) -> TrainBatch:
 
 
 def _micros(batch: TrainBatch, rows: Sequence[int], settings: Settings, ranks: Ranks = ALONE) -> Micros:
-    """This rank's micro-batches of those rows: as many on every rank, the last ones empty where it has fewer."""
+    """Return this rank's micro-batches of those rows. All ranks have as many: the last ones of some are idle."""
     lengths = batch.attention_mask.sum(1).tolist()
     pieces, num_idle = deal([lengths[i] for i in rows], settings.micro_batch_tokens, ranks.rank, ranks.size)
     device = batch.rewards.device
@@ -337,7 +335,7 @@ def _micros(batch: TrainBatch, rows: Sequence[int], settings: Settings, ranks: R
 
 
 def _minibatches(parts: Parts, batch: TrainBatch, settings: Settings) -> Iterator[list[int]]:
-    """Rows of each optimiser step: whole groups, reshuffled for each epoch."""
+    """Yield the rows of each optimiser step: whole groups, reshuffled for each epoch."""
     group_of = batch.group_ids.tolist()
     groups: dict[int, list[int]] = {}
     for row, group in enumerate(group_of):
@@ -359,6 +357,6 @@ def _greedy(groups: Sequence[Group], batch: TrainBatch) -> Tensor | None:
 
 
 def _components(groups: Sequence[Group], batch: TrainBatch) -> Tensor:
-    """[B, K] components of the rewards; of a reward that is one piece, itself."""
+    """Return [B, K] components of the rewards; a reward without components is its only one."""
     rows = [m.components or (m.reward,) for g in groups for m in g.members if m.reward is not None]
     return torch.tensor(rows, dtype=torch.float64, device=batch.rewards.device)

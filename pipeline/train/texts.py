@@ -1,4 +1,4 @@
-"""Next-token loss of texts: supervised fine-tuning, and the share of it in a reinforcement learning update."""
+"""The next-token loss of texts: supervised fine-tuning, and its share in a reinforcement learning update."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pipeline.train.backend import Backend
 from pipeline.train.collate import deal, padded_ids
 
 Row = tuple[tuple[int, ...], int]
-"""Token ids, and how many of the first are not trained on."""
+"""Token ids, and the number of the first ones that are not trained on."""
 
 
 def text_gradient(
     backend: Backend, batch: Sequence[Row], coef: float, pad_id: int, micro_batch_tokens: int, packs: bool = False
 ) -> dict[str, float]:
-    """The mean negative log-likelihood of all trained tokens of the batch, and their number.
+    """Accumulate `coef` times the gradient of the mean negative log-likelihood of all trained tokens of the batch.
 
-    `coef` times its gradient is accumulated. Every rank is given the whole batch and takes its share of the rows.
+    Return that loss and the number of tokens. Every rank gets the whole batch and takes its share of the rows.
     `packs`: rows are computed without padding; the loss and its gradient are the same.
 
     Raises: NonFiniteError if the loss is not finite.
@@ -31,17 +31,17 @@ def text_gradient(
     loss = torch.zeros(1, dtype=torch.float64)
     ranks, shortest = backend.ranks.data, min(range(len(batch)), key=lambda i: len(batch[i][0]))
     pieces, num_idle = deal([len(ids) for ids, _ in batch], micro_batch_tokens, ranks.rank, ranks.size, packs)
-    for piece in [*pieces, *([[]] * num_idle)]:  # an idle one keeps step with the other ranks
+    for piece in [*pieces, *([[]] * num_idle)]:  # idle ones keep in step with the other ranks
         ids = padded_ids([batch[i][0] for i in piece or [shortest]], pad_id, device)
         where = torch.zeros(ids.shape, dtype=torch.bool, device=device)
         for row, i in enumerate(piece):
             where[row, batch[i][1] : len(batch[i][0])] = True
         lengths = [len(batch[i][0]) for i in piece or [shortest]] if packs else None
-        logprobs, _ = backend.logprobs(ids, where, 1.0, "policy", False, None, lengths)
+        logprobs, _ = backend.logprobs(ids, where, 1.0, lengths=lengths)
         share = ptx_loss(logprobs, where, total, 1.0)
         backend.backward(coef * share)
         loss += float(share.detach())
     mean = float(ranks.all_reduce(loss)[0])
-    if not math.isfinite(mean):  # known to all ranks alike, so that none waits for one that gave up
+    if not math.isfinite(mean):  # a sum over ranks, so that all of them raise and none waits for another
         raise NonFiniteError(f"the loss of texts is {mean}; the update was refused, lower the learning rate")
     return {"loss": mean, "tokens": total}

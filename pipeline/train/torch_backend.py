@@ -12,27 +12,26 @@ from torch import Tensor
 
 from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import CheckpointError, NonFiniteError
-from pipeline.models.forward import logprobs_at
+from pipeline.models.forward import Layout, Replay, logprobs_at
 from pipeline.models.load import frozen_copy, recompute_activations
 from pipeline.models.lora import Adapted
-from pipeline.models.routing import Tally
-from pipeline.train.backend import Who
+from pipeline.models.routing import Rerouted
+from pipeline.train.backend import NO_REPLAY, Backend, Who, require_written_by
 from pipeline.train.critic import TorchCritic, own_backbone
 from pipeline.train.optimizer import adamw, clipped_step, finite_norm, schedule
 from pipeline.train.ranks import ALONE, Ranks
 from pipeline.train.reference import as_base, refreshed
-from pipeline.train.replay import Replay
 
 DEFAULTS = TrainConfig()
 
 
-class TorchBackend:
-    """Holds the policy `model`, its optimiser, its reference and its critic. Implements `Backend`."""
+class TorchBackend(Backend):
+    """The policy, its optimiser, its reference and its critic, each whole in every process."""
 
     def __init__(
         self, model: Any, ranks: Ranks = ALONE, config: TrainConfig = DEFAULTS, adapted: Adapted | None = None
     ) -> None:
-        """`adapted`: what has put adapters into `model`, where only those are trained."""
+        """`adapted`: the adapters in `model`, if they alone are trained."""
         self.ranks = ranks
         self.adapted = adapted
         self._is_merged = True
@@ -47,23 +46,17 @@ class TorchBackend:
         self.optimizer: torch.optim.Optimizer | None = None
         self.total_steps = 0
         self.num_updates = 0
-        self.rerouted = Tally()
-
-    @property
-    def device(self) -> torch.device:
-        """Where the policy lives."""
-        device: torch.device = self.model.device
-        return device
+        self.rerouted = Rerouted()
 
     def start(self, optimizer: OptimizerConfig, total_steps: int) -> None:
-        """A fresh optimiser for `total_steps` updates; reference and critic of a stage before are gone."""
+        """Make a fresh optimiser for `total_steps` updates; reference and critic of a stage before are gone."""
         self.reference = self.teacher = self.critic = None
         self.config, self.total_steps, self.num_updates = optimizer, total_steps, 0
         self.optimizer = adamw(self.model.parameters(), optimizer)
         self.discard()
 
     def start_critic(self, shared: bool, optimizer: OptimizerConfig, total_steps: int) -> None:
-        """A critic that has learned nothing."""
+        """Make a critic that has learned nothing."""
         model = None if shared else own_backbone(self.whole_model())
         self.critic = TorchCritic(self.model, model, optimizer, total_steps, self.ranks)
 
@@ -74,10 +67,10 @@ class TorchBackend:
         temperature: float,
         who: Who = "policy",
         entropy: bool = False,
-        replay: Replay | None = None,
+        replay: Replay = NO_REPLAY,
         lengths: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Log-probs [B, T] at `where` and, if asked for, entropies; with gradient for the policy outside no_grad."""
+        """Return log-probs [B, T] at `where`, and entropies if asked for; see `Backend.logprobs`."""
         model = self.model if who == "policy" or isinstance(self.reference, Adapted) else self.reference
         with nullcontext() if who == "policy" else as_base(self.reference):
             return logprobs_at(
@@ -86,12 +79,9 @@ class TorchBackend:
                 where,
                 temperature,
                 entropy,
-                kept=None if replay is None else replay.kept,
-                routing=replay.routing if replay is not None and who == "policy" else None,
+                replay=replay if who == "policy" else Replay(replay.kept),
                 rerouted=self.rerouted if torch.is_grad_enabled() else None,
-                lengths=lengths,
-                chunk_tokens=self.train_config.logits_chunk_tokens,
-                pieces=self.ranks.pieces,
+                layout=Layout(lengths, self.train_config.logits_chunk_tokens, self.ranks.pieces),
             )
 
     def backward(self, loss: Tensor) -> None:
@@ -99,7 +89,7 @@ class TorchBackend:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def step(self) -> dict[str, float]:
-        """One AdamW update; see `Backend.step`."""
+        """Take one AdamW update; see `Backend.step`."""
         assert self.config is not None
         assert self.optimizer is not None
         parameters = [p for p in self.model.parameters() if p.grad is not None]
@@ -126,15 +116,24 @@ class TorchBackend:
             self.critic.discard()
 
     def refresh_reference(self, alpha: float = 1.0) -> None:
-        """reference <- alpha * policy + (1 - alpha) * reference."""
+        """Set reference <- alpha * policy + (1 - alpha) * reference."""
         self.reference = refreshed(self.reference, self.whole_model(), alpha, self.adapted)
 
+    @property
+    def has_teacher(self) -> bool:
+        """True if `hold_teacher` was called in this stage."""
+        return self.teacher is not None
+
     def hold_teacher(self, model: Any) -> None:
-        """The reference is `model` until the next stage; checkpoints do not hold it."""
+        """Make `model` the reference until the next stage; checkpoints do not hold it."""
         self.reference = self.teacher = model.eval().requires_grad_(False)
 
+    def set_optimizer(self, optimizer: OptimizerConfig) -> None:
+        """Continue the stage with other numbers, from the next update on."""
+        self.config = optimizer
+
     def whole_model(self) -> Any:
-        """The policy's module itself; under adapters the plain one that holds them merged."""
+        """Return the policy's module itself; with adapters, the plain one that has them merged."""
         if self.adapted is None:
             return self.model
         if not self._is_merged:
@@ -143,7 +142,7 @@ class TorchBackend:
         return self.adapted.twin
 
     def save(self, folder: Path, save_model: Callable[[Any, Path], None]) -> None:
-        """Model, and a critic with its own backbone, as Hugging Face folders; optimisers and reference as tensors."""
+        """Write model and critic's backbone as Hugging Face folders, optimisers and reference as tensors."""
         if not self.ranks.is_first:  # all ranks hold the same
             return
         save_model(self.whole_model(), folder / "model")
@@ -165,16 +164,12 @@ class TorchBackend:
             torch.save(state, file)
 
     def load(self, folder: Path) -> None:
-        """Restore optimisers, reference and critic; who made this backend loaded the model from `folder / "model"`.
+        """Restore optimisers, reference and critic; the model was loaded from `folder / "model"` before.
 
         Raises: CheckpointError if the saved state does not fit the model, or another backend wrote it.
         """
-        if not (folder / "trainer.pt").exists():
-            raise CheckpointError(
-                f"{folder} was not written by train.backend=torch; go on with the one that did, or begin a new run "
-                f"with model.path: {folder / 'model'}"
-            )
-        state = torch.load(folder / "trainer.pt", map_location=self.device, weights_only=True)
+        require_written_by("torch", folder, "trainer.pt")
+        state = torch.load(folder / "trainer.pt", map_location=self.model.device, weights_only=True)
         teacher = self.teacher
         self._empty()
         if self.adapted is not None:
@@ -200,18 +195,18 @@ class TorchBackend:
         self.num_updates = state["num_updates"]
 
     def _empty(self) -> None:
-        """Drop what belongs to the stage that was under way."""
+        """Drop all that belongs to the present stage."""
         self.discard()
         self.config, self.optimizer, self.reference, self.critic = None, None, None, None
 
     def _forget(self) -> None:
-        self.rerouted = Tally()
+        self.rerouted = Rerouted()
         for p in self.model.parameters():
             p.grad = None
 
     @staticmethod
     def _check_moments(optimizer: torch.optim.Optimizer) -> None:
-        """Raises: ValueError where AdamW's moments have another shape than their parameter, which torch lets pass."""
+        """Raise ValueError if a moment has another shape than its parameter, which torch accepts."""
         for parameter, state in optimizer.state.items():
             if (shape := state["exp_avg"].shape) != parameter.shape:
                 raise ValueError(f"a moment of shape {tuple(shape)} for a parameter of {tuple(parameter.shape)}")

@@ -138,7 +138,7 @@ def test_a_run_that_is_done_is_not_run_again(folders: tuple[Path, Path]) -> None
 
 
 def test_a_folder_in_use_is_refused(folders: tuple[Path, Path]) -> None:
-    from pipeline.run.session import locked
+    from pipeline.files import locked
 
     with locked(folders[0] / "runs" / "tiny"):
         second = run(command(folders[0], "--no-prefect"))

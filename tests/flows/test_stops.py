@@ -18,8 +18,8 @@ from flows.process import END_WITHIN_S
 from flows.serve import FLOWS_GRACE_S, SETTINGS
 from flows.server import free_port
 from pipeline.config.recipes import asked_for
+from pipeline.files import iterate_jsonl
 from pipeline.launch import GRACE_S
-from pipeline.report.files import iterate_jsonl
 from pipeline.report.progress import Silent
 from pipeline.stages.train import train
 from tests.flows.served import PICTURES, Served, alive, commands, family, until

@@ -19,12 +19,12 @@ from typing import Any
 import safetensors.torch
 
 from pipeline.cli import main
-from pipeline.train import watch
+from pipeline.train import deadline
 
 OUTAGE_S = 1.0
 
 
-class FusedWatch(watch.Watch):
+class FusedWatch(deadline.Watch):
     """Burns down as phases begin."""
 
     seen: dict[int, int]
@@ -83,8 +83,8 @@ def light(fused: FusedWatch) -> None:
 
 if __name__ == "__main__":
     if "FUSE" in os.environ:
-        watch.WATCH.__class__ = FusedWatch
-        assert isinstance(watch.WATCH, FusedWatch)
-        watch.WATCH.seen = {}
-        light(watch.WATCH)
+        deadline.WATCH.__class__ = FusedWatch
+        assert isinstance(deadline.WATCH, FusedWatch)
+        deadline.WATCH.seen = {}
+        light(deadline.WATCH)
     sys.exit(main())

@@ -58,7 +58,7 @@ def test_a_rank_that_hangs_ends_the_run_at_the_deadline(
         by_ranks(recipe, act, "launch.phase_timeout_s=30")
     text = str(caught.value)
     assert f"was not done with {where} within 30 s (launch.phase_timeout_s=30)" in text
-    assert "mend the network, or raise launch.phase_timeout_s; the same command goes on" in text
+    assert "raise launch.phase_timeout_s; the same command" in text
     assert (f"rank 1 was in {where}, stopped by a signal: " in text) == (act == "stop")
     assert waits in (recipe.parent / "runs" / act / "logs" / "rank0.log").read_text()
     assert wait_for(lambda: processes_of(owner) == {})

@@ -147,7 +147,7 @@ def test_a_network_cut_in_any_phase_ends_both_hosts_by_the_deadline(
         if phase == "start":
             why = f"rank {rank} of 2 did not meet the others at {HOSTS[0]}:29500 ("
         assert why in text
-        assert "is that address reachable" in text or "mend the network, or raise launch.phase_timeout_s; the" in text
+        assert "is that address reachable" in text or "or raise launch.phase_timeout_s; the" in text
         assert "The same command goes on from the last checkpoint" in text
     assert left == {}
 
@@ -159,7 +159,7 @@ def test_a_rank_killed_on_one_host_ends_the_other_at_once(cut: tuple[dict[str, F
     assert "exitcode  : -9 " in second
     assert f"rank 1 was in '{KILLED_IN}': " in second
     assert f"rank 0 was in '{KILLED_IN}': verizero: rank 0 gets no answer from the others (" in first
-    assert "one of them ended, or the network is down. See the other ranks' logs, and mend the network; the" in first
+    assert "See the other ranks' logs" in first
     assert left == {}
 
 

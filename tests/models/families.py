@@ -63,7 +63,7 @@ def build(model_type: str, changes: dict[str, Any], seed: int = 0, dtype: torch.
 
 @torch.no_grad()
 def scatter(model: Any, seed: int) -> None:
-    """Draw every parameter anew, biases and norms too, which a fresh model has at 0 and 1."""
+    """Draw every parameter again, biases and norms too, which a fresh model has at 0 and 1."""
     generator = torch.Generator().manual_seed(seed)
     for p in model.parameters():
         spread = 0.25 if p.dim() > 1 else 0.4

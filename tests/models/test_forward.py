@@ -43,7 +43,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor, list[int]]:
 
 
 def by_rows(model: Any, ids: torch.Tensor, where: torch.Tensor, lengths: list[int]) -> torch.Tensor:
-    """The same, each position by a forward over just what stands before it."""
+    """Return the same, each position by a forward over just the tokens before it."""
     out = []
     for row, n in enumerate(lengths):
         for t in where[row, :n].nonzero()[:, 0].tolist():

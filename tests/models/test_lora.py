@@ -1,4 +1,4 @@
-"""Adapters: the policy begins as its base, learns beside frozen weights, and is one plain model once merged."""
+"""Adapters: the policy begins as its base, learns while its base is frozen, and is one plain model once merged."""
 
 from __future__ import annotations
 

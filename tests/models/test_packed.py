@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import ConfigError
-from pipeline.models.body import LEAST_SEGMENT, Body, segments_of
+from pipeline.models.cpu.blocks import MIN_SEGMENT_TOKENS, Blocks, segments_of
+from pipeline.models.cpu.onednn import use_onednn
 from pipeline.models.forward import logits_at
-from pipeline.models.linear import use_fast_linear
 from pipeline.models.packed import bins, check_packs, packed_states
 from pipeline.train.collate import packed_batches
 from pipeline.train.texts import text_gradient
@@ -63,9 +63,9 @@ def worst(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
 @pytest.mark.parametrize("name", ["qwen2 tied", "qwen3 with bias", "llama narrow heads"])
 def test_the_blocks_of_our_own(name: str, tokens: int) -> None:
     model = tiny(name)
-    use_fast_linear(model)
+    use_onednn(model)
     rows = texts(count=40)
-    assert sum(len(ids) for ids, _ in rows) > LEAST_SEGMENT, "several segments are tried"
+    assert sum(len(ids) for ids, _ in rows) > MIN_SEGMENT_TOKENS, "several segments are tried"
     wanted_loss, wanted = one_by_one(model, rows)
     loss, found = ours(model, rows, True, tokens)
     assert loss == pytest.approx(wanted_loss, rel=1e-5)
@@ -102,7 +102,7 @@ def test_both_attentions_of_transformers(attention: str) -> None:
 
 def test_a_text_does_not_see_its_neighbours() -> None:
     model = tiny("qwen2 tied")
-    use_fast_linear(model)
+    use_onednn(model)
     ids = torch.randint(0, VOCAB, (4, 9), generator=torch.Generator().manual_seed(1))
     where = torch.zeros(ids.shape, dtype=torch.bool)
     where[2, 1:6] = True
@@ -153,8 +153,7 @@ def test_segments_cover_all_tokens_and_end_where_padding_would_be_much() -> None
 @pytest.mark.parametrize("name", [*FAST])
 def test_packed_states_are_those_of_each_row(name: str) -> None:
     model = tiny(name)
-    body = Body.of(model)
-    assert body is not None
+    body = Blocks(model)
     lengths = [20, 20, 17, 5, 1]
     ids = torch.randint(0, VOCAB, (sum(lengths),), generator=torch.Generator().manual_seed(2))
     found = body.packed_states(model, ids, lengths)

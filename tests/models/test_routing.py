@@ -101,7 +101,7 @@ def test_the_gradient_reaches_the_router_and_the_asked_experts_only() -> None:
 
 
 def test_a_load_balancing_loss_is_the_routers_own() -> None:
-    """Of the first layer, whose input does not hang on any choice: to the bit, whatever is replayed."""
+    """In the first layer, whose input depends on no choice, to the bit, whatever is replayed."""
     model = model_of("qwen3_moe")
     with torch.no_grad():
         plain = model(input_ids=IDS, use_cache=False, output_router_logits=True)

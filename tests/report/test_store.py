@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.errors import DataError, RunError
-from pipeline.report.store import FILES, Store, read_jsonl
+from pipeline.files import read_jsonl
+from pipeline.report.store import FILES, Store
 
 TEXT = st.text(st.characters(exclude_categories=[]), max_size=20)  # lone surrogates, newlines and all
 

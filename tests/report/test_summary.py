@@ -159,7 +159,7 @@ def test_a_summary_that_cannot_be_written_leaves_the_old_one(
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pipeline.report.files.os.fsync", full)
+    monkeypatch.setattr("pipeline.files.os.fsync", full)
     with pytest.raises(RunError, match="No space left on device; free space"):
         build_summary(tmp_path)
     assert (tmp_path / "summary.json").read_bytes() == old

@@ -102,7 +102,7 @@ class Weights:
         ids = torch.tensor([[*rollout.prompt_ids, *rollout.response_ids]])
         where = torch.arange(ids.shape[1])[None] >= len(rollout.prompt_ids)
         with torch.no_grad():
-            found, _ = session.workers.backend.logprobs(ids, where, 1.0, "policy", False, None)
+            found, _ = session.workers.backend.logprobs(ids, where, 1.0)
         return found[0, len(rollout.prompt_ids) :]
 
     def check(self, session: Session, rollouts: Sequence[Rollout]) -> None:

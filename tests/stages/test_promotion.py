@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -103,18 +104,19 @@ def test_what_is_kept_back_leaves_the_champion_and_a_line(tmp_path: Path, regist
     ]
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "full"), ValueError("no card")])
 def test_a_promotion_that_dies_leaves_the_champion(
-    tmp_path: Path, registry: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, registry: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     found = compare_with_champion(finished(tmp_path, "new", BETTER), registry)
     before = champion_of(registry)
 
     def dies(*arguments: object) -> str:
-        raise KeyboardInterrupt
+        raise error
 
     with monkeypatch.context() as patched:
         patched.setattr(promotion, "model_card", dies)
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(RunError if isinstance(error, OSError) else type(error)):
             promotion.promote(found, registry, "interval")
     assert champion_of(registry) == before
     assert [p.name for p in (registry / "versions").iterdir() if p.name.isdigit()] == ["0001"]

@@ -11,7 +11,7 @@ import torch
 
 from pipeline.algorithms.base import load_algorithm
 from pipeline.config.sections import OptimizerConfig
-from pipeline.models.linear import use_fast_linear
+from pipeline.models.cpu.onednn import use_onednn
 from pipeline.rl.parts import Parts
 from pipeline.train.step import Controllers, Settings
 from pipeline.train.torch_backend import TorchBackend
@@ -26,7 +26,7 @@ def policy(seed: int = 0, dtype: torch.dtype = torch.float64, model_type: str = 
     """A tiny decoder."""
     sizes = {"num_key_value_heads": 1, "num_attention_heads": 2, "hidden_size": 16}
     model = build(model_type, sizes, seed, dtype)
-    use_fast_linear(model)
+    use_onednn(model)
     return model
 
 

@@ -1,6 +1,6 @@
 """One rank of two that hold each sequence together; prints how far they end from one rank alone.
 
-Run by `test_sequence.py` as `python -m tests.train.sequence_rank`; the place is in RANK and WORLD_SIZE.
+Run by `test_sequence_parallel.py` as `python -m tests.train.sequence_rank`; the place is in RANK and WORLD_SIZE.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 from pipeline.config.sections import TrainConfig
 from pipeline.errors import ConfigError
-from pipeline.models.forward import logprobs_at
+from pipeline.models.forward import Layout, Replay, logprobs_at
 from pipeline.models.routing import recording
 from pipeline.train.ranks import Ranks, join, leave, sharing_sequences
 from pipeline.train.torch_backend import TorchBackend
@@ -42,11 +42,12 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
     return ids, where
 
 
-def loss_and_gradient(model: Any, ranks: Ranks, **options: Any) -> list[torch.Tensor]:
+def loss_and_gradient(model: Any, ranks: Ranks, replay: Replay, chunk_tokens: int | None) -> list[torch.Tensor]:
     """Log-probs, entropies and the gradients of a loss that pulls on both, summed over ranks."""
     ids, where = batch()
     model.zero_grad()
-    logprobs, entropy = logprobs_at(model, ids, where, 0.7, True, pieces=ranks.pieces, **options)
+    layout = Layout(chunk_tokens=chunk_tokens, pieces=ranks.pieces)
+    logprobs, entropy = logprobs_at(model, ids, where, 0.7, True, replay=replay, layout=layout)
     assert entropy is not None
     pull = torch.arange(1.0, 1.0 + ids.numel()).view(ids.shape)
     torch.autograd.backward((logprobs * pull - 0.3 * pull.flip(0) * entropy).sum())
@@ -57,24 +58,25 @@ def loss_and_gradient(model: Any, ranks: Ranks, **options: Any) -> list[torch.Te
     return [logprobs.detach(), entropy.detach(), *(p.grad for p in model.parameters())]
 
 
-def family(name: str, ranks: Ranks, **options: Any) -> float:
+def family(name: str, ranks: Ranks, kept: torch.Tensor | None = None, reroutes: bool = False) -> float:
     """Greatest difference of two ranks from one, relative to the largest number of its kind."""
     model = build(*FAMILIES[name])
-    if "routing" in options:
-        ids, _ = batch()
+    routing = None
+    if reroutes:
         with recording(model) as choices:
-            model(input_ids=ids, use_cache=False)
-            options["routing"] = (choices.take(3) + 1) % 4
-    wanted = loss_and_gradient(copy.deepcopy(model), Ranks(), **options)
+            model(input_ids=batch()[0], use_cache=False)
+            routing = (choices.take(3) + 1) % 4
+    replay, chunk_tokens = Replay(kept, routing), None if kept is None else 2
+    wanted = loss_and_gradient(copy.deepcopy(model), Ranks(), replay, chunk_tokens)
     assert ranks.pieces is not None
     ranks.pieces.enable(model)
     ranks.pieces.prove(model)
-    found = loss_and_gradient(model, ranks, **options)
+    found = loss_and_gradient(model, ranks, replay, chunk_tokens)
     return max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-3)) for a, b in zip(found, wanted, strict=True))
 
 
 def refused(ranks: Ranks, model_type: str, changes: dict[str, Any]) -> str:
-    """What is said of a model that cannot be shared out."""
+    """Return the message about a model whose sequences cannot be divided."""
     model = build(model_type, changes)
     assert ranks.pieces is not None
     try:
@@ -117,8 +119,8 @@ def main() -> dict[str, Any]:
     found: dict[str, Any] = {name: family(name, ranks) for name in FAMILIES}
     targets = batch()[0][batch()[1]]
     kept = torch.stack([targets, (targets + 1) % VOCAB, torch.full_like(targets, -1)], 1)
-    found["kept sets in chunks"] = family("one key head", ranks, kept=kept, chunk_tokens=2)
-    found["replayed experts"] = family("experts", ranks, routing=None)
+    found["kept sets in chunks"] = family("one key head", ranks, kept)
+    found["replayed experts"] = family("experts", ranks, reroutes=True)
     found |= trained(ranks)
     window = {"sliding_window": 4, "num_key_value_heads": 4}
     return {

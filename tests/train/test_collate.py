@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.train.collate import FILLED, LIKE, collate, micro_batches, padded_ids, rows_of
+from pipeline.models.packed import ALIKE
+from pipeline.train.collate import FILLED, collate, micro_batches, padded_ids, rows_of
 from pipeline.types import Group, Prompt
 from tests.train.batches import groups_of
 
@@ -30,7 +31,7 @@ def test_micro_batches_hold_every_row_once_within_the_budget_longest_first(lengt
     for piece, after in itertools.pairwise(found):  # none ended without a reason
         longest, next_row = lengths[piece[0]], lengths[after[0]]
         no_room = (len(piece) + 1) * longest > budget
-        would_pad = next_row < LIKE * longest and len(piece) * longest >= FILLED * budget
+        would_pad = next_row < ALIKE * longest and len(piece) * longest >= FILLED * budget
         assert no_room or would_pad
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from pipeline.config.sections import OptimizerConfig
 from pipeline.errors import ConfigError, NonFiniteError, RunError
 from pipeline.train.collate import collate
-from pipeline.train.critic import TorchCritic, predict
+from pipeline.train.critic import TorchCritic, own_backbone, predict
 from pipeline.train.step import _micros, update
 from pipeline.train.torch_backend import TorchBackend
 from pipeline.types import Group
@@ -127,7 +127,7 @@ def test_an_update_of_the_critic_is_the_formulas(lam_critic: float | None, clip:
 
 
 def test_the_gradient_of_a_shared_critic_reaches_the_policys_backbone() -> None:
-    """The policy's update is that of its own loss plus the critic's: held against autograd of both."""
+    """The policy's update is that of its own loss plus the critic's: compared with autograd of both."""
     groups = groups_of()
     numbers = {"kl_coef": 0.0, "num_minibatches": 1, "value_clip": None, "critic_shared": True}
     parts = parts_of("ppo", **numbers)
@@ -187,7 +187,7 @@ def test_only_the_critic_learns_in_its_warm_up(shared: bool) -> None:
 
 
 def test_a_critic_that_is_trained_explains_the_returns() -> None:
-    """Rewards that hang on the prompt can be foreseen: nothing is explained at first, most of it in the end."""
+    """Rewards that depend on the prompt can be foreseen: nothing is explained at first, most of it in the end."""
     groups = groups_of(6, 4, lost=False)
     groups = [
         dataclasses.replace(g, members=tuple(dataclasses.replace(m, reward=float(i % 2)) for m in g.members))
@@ -299,8 +299,8 @@ def test_an_architecture_without_a_token_classifier_is_refused_with_the_way_out(
     )
     policy = transformers.AutoModelForCausalLM.from_config(config)
     with pytest.raises(ConfigError, match="critic_shared: true"):
-        TorchCritic.new(policy, False, OPTIMIZER, 1)
-    assert TorchCritic.new(policy, True, OPTIMIZER, 1).head.in_features == 16
+        own_backbone(policy)
+    assert TorchCritic(policy, None, OPTIMIZER, 1).head.in_features == 16
 
 
 def test_an_algorithm_with_a_critic_does_not_train_without_one() -> None:

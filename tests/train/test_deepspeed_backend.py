@@ -11,7 +11,7 @@ from pipeline.config.load import parse
 from pipeline.config.sections import TrainConfig
 from pipeline.errors import ConfigError
 from tests.stages.tiny import TREE
-from tests.train.group import installed, run
+from tests.train.rank_group import installed, run
 
 RANK = "tests.train.zero_rank"
 

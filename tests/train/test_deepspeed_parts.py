@@ -1,4 +1,4 @@
-"""What two ranks of DeepSpeed train beside the policy is what torch trains alone."""
+"""Critics, adapters and shared sequences that two ranks of DeepSpeed train end as those that torch trains alone."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.train.group import installed, run
+from tests.train.rank_group import installed, run
 
 RANK = "tests.train.zero_parts"
 
@@ -69,6 +69,6 @@ def test_the_reference_waits_on_the_cpu_where_that_is_asked_for() -> None:
         config = TrainConfig(backend="deepspeed", zero=3, offload=offload)  # type: ignore[arg-type]
         backend = DeepSpeedBackend(policy(dtype=torch.float32), config)
         backend.reference = Travelling()
-        backend._seat("policy")
-        backend._seat("policy")
+        backend._place_reference("policy")
+        backend._place_reference("policy")
         assert backend.reference.seats == wanted

@@ -171,7 +171,7 @@ def test_micro_batches_change_nothing(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen3_moe"])
 def test_the_ratio_to_what_was_sampled_is_one_with_the_mask_and_not_without(name: str) -> None:
-    """Rows of an older version are held against the engine's log-probs; the weights are the same, so the ratio is 1."""
+    """Rows of an older version are compared with the engine's log-probs; of the same weights, so the ratio is 1."""
     model = model_of(name, torch.float64)
     groups = groups_of(model, with_routing(SAMPLINGS["both, cooler"]), version=VERSION - 1)
     kept, _ = trained(name, groups, 80, "grpo", kl_coef=0.0)

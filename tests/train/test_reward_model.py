@@ -1,4 +1,4 @@
-"""The reward model: what transformers computes of its folder, one update however cut up, and going on after a break."""
+"""The reward model: what transformers computes of its folder, one update however cut up, and resuming after a break."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ def test_a_step_that_is_not_finite_is_refused_and_changes_nothing(where: str) ->
     assert settings.controllers.kl.coef == coef
     assert gradient_of(backend) == {}
     backend.reference.lm_head.weight.copy_(reference)
-    for b in (backend, twin):  # and training goes on as if nothing had been
+    for b in (backend, twin):  # and training continues as if nothing had been
         update(b, parts, groups_of(seed=2), settings_of(parts))
     assert all(torch.equal(v, weights(twin)[k]) for k, v in weights(backend).items())
 

@@ -1,4 +1,4 @@
-"""The backend: its schedule, its update, and going on after a break as if there had been none."""
+"""The backend: its schedule, its update, and resuming after a break as if there had been none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank of two: what DeepSpeed trains beside the policy, and options of the trainer, against torch in one process.
+"""One rank of two: critics, adapters and options of DeepSpeed's trainer, compared with torch in one process.
 
 Run by `test_deepspeed_parts.py` as `python -m tests.train.zero_parts FOLDER PART`; prints distances.
 """
@@ -55,7 +55,7 @@ def apart(a: list[dict[str, float]], b: list[dict[str, float]]) -> float:
 
 
 def critic(config: dict[str, Any], shared: bool, ranks: Ranks, folder: Path) -> dict[str, float]:
-    """Policy and critic against torch alone after five steps; and a resumed run against one that went on."""
+    """Policy and critic against torch alone after five steps; and a resumed run against an unbroken one."""
     alone = begun(TorchBackend(policy(dtype=torch.float32)), shared)
     wanted = ppo(alone, 0, NUM_STEPS)
     settings = TrainConfig(backend="deepspeed", device="cpu", **config)

@@ -63,7 +63,7 @@ def resumed(config: dict[str, Any], folder: Path, ranks: Ranks, dtype: str = "fl
 
 
 def compare(config: dict[str, Any], ranks: Ranks, folder: Path, wanted: Any) -> dict[str, float]:
-    """Distances: weights and metrics from torch's after five steps; a resumed run's from one that went on."""
+    """Distances: weights and metrics from torch's after five steps; a resumed run's from an unbroken one."""
     torch_weights, torch_metrics = wanted
     backend = begun(deepspeed(config, policy(dtype=torch.float32), ranks))
     seen = steps(backend, 0, 3)
@@ -129,7 +129,7 @@ def main(root: Path) -> dict[str, Any]:
 
 
 def alone_again(root: Path) -> dict[str, Any]:
-    """One rank goes on from what two wrote, to the end of the run."""
+    """One rank resumes from what two wrote, and trains to the end of the run."""
     torch.set_num_threads(1)
     reference = begun(TorchBackend(policy(dtype=torch.float32)))
     steps(reference, 0, NUM_STEPS)

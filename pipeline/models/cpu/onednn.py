@@ -18,7 +18,7 @@ HAS_ONEDNN: bool = torch.backends.mkldnn.is_available() and hasattr(  # type: ig
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x [..., I] times weight [O, I] transposed, plus bias [O], without gradient; `F.linear` elsewhere."""
+    """Return x [..., I] times weight [O, I] transposed, plus bias [O], without gradient; elsewhere by `F.linear`."""
     if not _applies(x, weight):
         return F.linear(x, weight, bias)
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
@@ -26,25 +26,25 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """The same with gradient."""
+    """Return the same as `product`, with gradient."""
     if not _applies(x, weight):
         return F.linear(x, weight, bias)
     out: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return out
 
 
-def use_fast_linear(model: nn.Module) -> None:
-    """Let the linear layers of `model` compute with oneDNN; weights, names and saved files stay as they are."""
+def use_onednn(model: nn.Module) -> None:
+    """Make the linear layers of `model` compute with oneDNN; weights, names and saved files stay as they are."""
     for module in model.modules():
         if type(module) is nn.Linear:
             module.__class__ = FastLinear
 
 
 class FastLinear(nn.Linear):
-    """`nn.Linear` that computes with oneDNN where that applies."""
+    """An `nn.Linear` that computes with oneDNN for float32 on the CPU."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """x [..., I] to [..., O]."""
+        """Map x [..., I] to [..., O]."""
         return linear(input, self.weight, self.bias)
 
 
@@ -80,19 +80,18 @@ class _Linear(torch.autograd.Function):
 
 
 def outer(grad: Tensor, x: Tensor) -> Tensor:
-    """grad [N, O] transposed times x [N, I]: over several threads a convolution's weight gradient, copying neither.
-
-    With one thread torch does not give that to oneDNN, and a product that copies the narrower factor is faster.
-    """
+    """Return grad [N, O] transposed times x [N, I], the gradient of a weight."""
     (n, o), i = grad.shape, x.shape[1]
     if n == 0:
         return x.new_zeros(o, i)
+    # With one thread torch does not hand the convolution below to oneDNN: copy the narrower factor instead.
     if torch.get_num_threads() == 1:
         return product(grad.t(), x.t()) if o < i else product(x.t(), grad.t()).t()
+    # A transposed product would copy a factor; the weight gradient of a 1 x 1 convolution copies neither.
     image, out = x.view(1, n, 1, i).permute(0, 3, 1, 2), grad.view(1, n, 1, o).permute(0, 3, 1, 2)
     kernel = x.new_empty(1).expand(o, i, 1, 1)  # only its shape is read
     only_weight = [False, True, False]
-    found: Tensor = torch.ops.aten.convolution_backward(
+    to_kernel: Tensor = torch.ops.aten.convolution_backward(
         out, image, kernel, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, only_weight
     )[1]
-    return found.view(o, i)
+    return to_kernel.view(o, i)

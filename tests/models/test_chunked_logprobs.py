@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pipeline.errors import ConfigError, DataError
-from pipeline.models.forward import logprobs_at
-from pipeline.models.linear import use_fast_linear
+from pipeline.models.cpu.onednn import use_onednn
+from pipeline.models.forward import Layout, Replay, logprobs_at
 from tests.models.families import VOCAB, build, tiny
 from tests.models.test_forward import batch
 
@@ -22,7 +22,8 @@ def found(model: Any, chunk_tokens: int | None, temperature: float, kept: torch.
     """Log-probs, entropies and all gradients of a loss that pulls on both."""
     ids, where, _ = batch()
     model.zero_grad()
-    logprobs, entropy = logprobs_at(model, ids, where, temperature, True, kept=kept, chunk_tokens=chunk_tokens)
+    layout = Layout(chunk_tokens=chunk_tokens)
+    logprobs, entropy = logprobs_at(model, ids, where, temperature, True, replay=Replay(kept), layout=layout)
     assert entropy is not None
     pull = torch.arange(1.0, 1.0 + ids.numel()).view(ids.shape)
     torch.autograd.backward((logprobs * pull - 0.3 * pull.flip(0) * entropy).sum())
@@ -40,7 +41,7 @@ def test_chunks_are_the_whole(name: str, chunk_tokens: int) -> None:
 @pytest.mark.parametrize("name", PLAIN)
 def test_chunks_are_the_whole_in_float32_with_kept_sets(name: str) -> None:
     model = tiny(name)
-    use_fast_linear(model)
+    use_onednn(model)
     ids, where, _ = batch()
     targets = ids[where]
     kept = torch.stack([targets, (targets + 1) % VOCAB, torch.full_like(targets, -1)], 1)
@@ -48,7 +49,7 @@ def test_chunks_are_the_whole_in_float32_with_kept_sets(name: str) -> None:
     for one, other in zip(found(model, 2, 1.3, kept), found(model, None, 1.3, kept), strict=True):
         assert float((one - other).abs().max()) <= 1e-6 * max(1.0, float(other.abs().max()))
     with pytest.raises(DataError, match="is not in the set recorded for it"):
-        logprobs_at(model, ids, where, 1.0, kept=(kept + 3) % VOCAB, chunk_tokens=2)
+        logprobs_at(model, ids, where, 1.0, replay=Replay((kept + 3) % VOCAB), layout=Layout(chunk_tokens=2))
 
 
 def test_frozen_output_embeddings_get_no_gradient() -> None:
@@ -82,11 +83,13 @@ def test_no_more_logits_exist_at_once_than_asked_for(tied: bool, dtype: torch.dt
     ids = torch.randint(2, vocab, (4, 60), generator=torch.Generator().manual_seed(0))
     where = torch.ones(ids.shape, dtype=torch.bool)
     where[:, 0] = False
-    logprobs_at(model, ids[:1, :4], where[:1, :4], 1.0, chunk_tokens=7)  # the proof of its head is a forward
+    logprobs_at(
+        model, ids[:1, :4], where[:1, :4], 1.0, layout=Layout(chunk_tokens=7)
+    )  # the proof of its head is a forward
     seen = {}
     for chunk_tokens in (None, 48):
         with Largest(vocab) as largest:
-            logprobs, entropy = logprobs_at(model, ids, where, 1.0, True, chunk_tokens=chunk_tokens)
+            logprobs, entropy = logprobs_at(model, ids, where, 1.0, True, layout=Layout(chunk_tokens=chunk_tokens))
             assert entropy is not None
             assert logprobs.dtype == entropy.dtype == torch.float32
             torch.autograd.backward((logprobs + entropy).sum())
@@ -97,4 +100,4 @@ def test_no_more_logits_exist_at_once_than_asked_for(tied: bool, dtype: torch.dt
 def test_a_head_that_is_more_than_a_product_is_refused() -> None:
     ids, where, _ = batch()
     with pytest.raises(ConfigError, match=r"train\.logits_chunk_tokens=4: model type 'gemma2' .* set it to null"):
-        logprobs_at(tiny("gemma2 with softcapping"), ids, where, 1.0, chunk_tokens=4)
+        logprobs_at(tiny("gemma2 with softcapping"), ids, where, 1.0, layout=Layout(chunk_tokens=4))

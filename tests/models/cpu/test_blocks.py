@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pipeline.models.body import Body, is_plain
+from pipeline.models.cpu import blocks_of
+from pipeline.models.cpu.blocks import Blocks
+from pipeline.models.cpu.onednn import use_onednn
 from pipeline.models.forward import logits_at
-from pipeline.models.linear import use_fast_linear
 from tests.models.families import FAST, SLOW, VOCAB, tiny
 
 IDS = torch.randint(0, VOCAB, (5, 13), generator=torch.Generator().manual_seed(3))
@@ -31,8 +32,7 @@ def gradients(model: Any) -> dict[str, Tensor]:
 def test_hidden_states_and_gradients(name: str) -> None:
     model = tiny(name)
     exact = copy.deepcopy(model).double()
-    body = Body.of(model)
-    assert body is not None
+    body = Blocks(model)
     ours = body.hidden_states(model, IDS)
     theirs = exact.base_model(input_ids=IDS, use_cache=False).last_hidden_state
     torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-4)
@@ -48,8 +48,7 @@ def test_hidden_states_and_gradients(name: str) -> None:
 def test_a_frozen_part_gets_no_gradient_and_the_rest_the_same() -> None:
     whole, part = tiny("qwen3 with bias"), tiny("qwen3 with bias")
     for model in (whole, part):
-        body = Body.of(model)
-        assert body is not None
+        body = Blocks(model)
         if model is part:
             part.model.embed_tokens.requires_grad_(False)
             part.model.layers[0].requires_grad_(False)
@@ -63,44 +62,42 @@ def test_a_frozen_part_gets_no_gradient_and_the_rest_the_same() -> None:
 
 def test_without_gradient_nothing_is_kept() -> None:
     model = tiny("qwen2 tied")
-    body = Body.of(model)
-    assert body is not None
+    body = Blocks(model)
     with torch.no_grad():
         assert body.hidden_states(model, IDS).grad_fn is None
 
 
 def test_padding_behind_a_row_does_not_reach_it() -> None:
     model = tiny("qwen2 tied")
-    body = Body.of(model)
-    assert body is not None
+    body = Blocks(model)
     longer = torch.cat([IDS, torch.zeros(5, 300, dtype=torch.int64)], 1)
     torch.testing.assert_close(body.hidden_states(model, longer)[:, :13], body.hidden_states(model, IDS))
 
 
 @pytest.mark.parametrize("name", SLOW)
 def test_others_are_left_to_transformers(name: str) -> None:
-    assert Body.of(tiny(name)) is None
+    assert blocks_of(tiny(name)) is None
 
 
 def test_logits_take_it_for_plain_models_only(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    plain = Body.hidden_states
-    monkeypatch.setattr(Body, "hidden_states", lambda *a: calls.append(1) or plain(*a))
+    plain = Blocks.hidden_states
+    monkeypatch.setattr(Blocks, "hidden_states", lambda *a: calls.append(1) or plain(*a))
     where = torch.zeros(IDS.shape, dtype=torch.bool)
     where[:, 4:] = True
     model = tiny("qwen2 tied")
-    use_fast_linear(model)
+    use_onednn(model)
     fast = logits_at(model, IDS, where)
     assert len(calls) == 2, "its proof and itself"
     hook = model.model.layers[0].register_forward_hook(lambda *_: None)
-    assert not is_plain(model)
+    assert blocks_of(model) is None
     slow = logits_at(model, IDS, where)
     hook.remove()
     assert len(calls) == 2
     torch.testing.assert_close(fast, slow, rtol=1e-4, atol=1e-4)
     model.model.layers[1].mlp.down_proj = Wrapped(model.model.layers[1].mlp.down_proj)
-    assert not is_plain(model)
-    assert not is_plain(tiny("qwen2 tied", dtype=torch.bfloat16))
+    assert blocks_of(model) is None
+    assert blocks_of(tiny("qwen2 tied", dtype=torch.bfloat16)) is None
 
 
 class Wrapped(nn.Linear):

@@ -10,7 +10,7 @@ from pipeline.config.load import parse
 from pipeline.errors import ConfigError
 from pipeline.train.ranks import Ranks, sharing_sequences
 from tests.stages.tiny import TREE
-from tests.train.group import run
+from tests.train.rank_group import run
 
 
 @pytest.mark.integration

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pipeline.models.linear import FastLinear, linear, product, use_fast_linear
+from pipeline.models.cpu.onednn import FastLinear, linear, product, use_onednn
 
 
 def draws(*shape: int) -> Tensor:
@@ -76,7 +76,7 @@ def test_a_model_keeps_names_weights_and_copies() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 2, bias=False))
     before, x = {k: v.clone() for k, v in model.state_dict().items()}, draws(3, 4)
     wanted = model(x)
-    use_fast_linear(model)
+    use_onednn(model)
     assert [type(m) for m in model] == [FastLinear, nn.Tanh, FastLinear]
     torch.testing.assert_close(model(x), wanted)
     twin = copy.deepcopy(model)

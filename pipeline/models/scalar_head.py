@@ -14,9 +14,9 @@ Head = Literal["TokenClassification", "SequenceClassification"]
 
 
 def with_scalar_head(policy: Any, head: Head, what: str) -> Any:
-    """A classifier of one label whose blocks are a copy of the policy's and whose head is zero, in evaluation mode.
+    """Return a classifier of one label, in evaluation mode: its blocks are a copy of the policy's, its head is zero.
 
-    `what`: names it, and a remedy, where transformers has no such model of this architecture. Raises: ConfigError.
+    `what` names it and a remedy. Raises: ConfigError with that text if transformers has no such classifier.
     """
     import transformers
 
@@ -32,5 +32,5 @@ def with_scalar_head(policy: Any, head: Head, what: str) -> Any:
 
 
 def score_of(model: Any) -> Any:
-    """The head of a classifier, under either of the names that transformers gives it."""
+    """Return the head of a classifier, which transformers calls `score` or `classifier`."""
     return model.score if hasattr(model, "score") else model.classifier

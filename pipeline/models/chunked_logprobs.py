@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.models.linear import product
+from pipeline.models.cpu import product
 from pipeline.rl.logprobs import check_scoring, pull_rows, score_rows
 
 
@@ -25,7 +25,7 @@ def head_logprobs(
     chunk_tokens: int,
     entropy: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """(log-probs of the targets, entropies if asked for), each [N]: as of the logits head(hidden), in float32.
+    """Return log-probs of the targets [N] under the logits head(hidden), and entropies [N] if asked for, in float32.
 
     hidden [N, H]; at most `chunk_tokens` rows of logits exist at once. `kept`: as for `logprobs_and_entropy`.
 
@@ -34,21 +34,21 @@ def head_logprobs(
     check_scoring(targets, temperature, kept)
 
     def compute(states: Tensor) -> tuple[Tensor, ...]:
-        found: tuple[Tensor, Tensor] = _Head.apply(  # type: ignore[no-untyped-call]
+        both: tuple[Tensor, Tensor] = _Head.apply(  # type: ignore[no-untyped-call]
             states, head.weight, head.bias, targets, temperature, kept, chunk_tokens
         )
-        return found if entropy else found[:1]
+        return both if entropy else both[:1]
 
     values, *entropies = _within(head, compute, hidden)
     return values, entropies[0] if entropies else None
 
 
-def _within(module: Any, compute: Callable[..., Any], *given: Tensor) -> Any:
-    """compute(*given) in place of the module's own forward: what hangs on its call (sharded weights) takes part."""
+def _within(module: Any, compute: Callable[..., Any], *inputs: Tensor) -> Any:
+    """Call compute(*inputs) in place of the module's own forward, so that its hooks gather sharded weights."""
     before = module.__dict__.get("forward")
     module.forward = compute
     try:
-        return module(*given)
+        return module(*inputs)
     finally:
         if before is None:
             del module.forward

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.models.decoder import Cache, Decoder, check_parity, unsupported
+from pipeline.models.cpu.decoder import Cache, Decoder, check_parity
+from pipeline.models.cpu.llama import unsupported
 from pipeline.rollout.generic import GenericDecoder
 from tests.models.families import FAST, SLOW, VOCAB, build, next_logits, scatter, tiny
 

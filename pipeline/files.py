@@ -1,0 +1,163 @@
+"""Files and folders that a reader sees whole or not at all, rows of JSON, and the lock of a folder."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import DataError, InUse, RunError
+
+Row = dict[str, Any]
+PARTIAL, REPLACED = ".partial-", ".replaced-"
+"""Prefixes of a folder that is being written, and of its predecessor while the new one takes the name."""
+RUST_ERRNO = re.compile(r"\(os error (\d+)\)")
+"""The system's error number in the message of a writer made in Rust, such as safetensors."""
+
+
+@contextmanager
+def disk_errors(doing: str, partial: Path | None = None) -> Iterator[None]:
+    """Turn a full or read-only disk into a RunError that says what to do, and remove the folder `partial` on any error.
+
+    `doing` begins the message: "writing checkpoint 00000012".
+    """
+    try:
+        yield
+    except Exception as exc:
+        if partial is not None:
+            shutil.rmtree(partial, ignore_errors=True)
+        number = _errno(exc)
+        if number in (errno.ENOSPC, errno.EDQUOT):
+            raise RunError(
+                f"{doing}: the disk is full; free space and start the same command again. A run continues from its "
+                "last whole checkpoint"
+            ) from exc
+        if number in (errno.EACCES, errno.EROFS, errno.EPERM):
+            where = getattr(exc, "filename", None) or partial
+            raise RunError(f"{doing}: {os.strerror(number)} ({where}); make the folder writable") from exc
+        raise
+
+
+def write_atomic(path: Path, content: bytes) -> Path:
+    """Write `content` to `path` and return `path`: a reader sees the old file or the new one, never a part.
+
+    Raises: RunError if the disk does not take it; the old file stays.
+    """
+    partial = path.with_name(f".{path.name}-partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # or a power cut could leave the new name with none of the bytes
+        os.replace(partial, path)
+    except OSError as exc:
+        partial.unlink(missing_ok=True)
+        raise RunError(
+            f"writing {path}: {exc.strerror}; free space or make the folder writable, then start the command again"
+        ) from exc
+    return path
+
+
+def partial_path(final: Path) -> Path:
+    """Return the path under which `replace_folder` writes the folder `final`."""
+    return final.with_name(PARTIAL + final.name)
+
+
+@contextmanager
+def replace_folder(final: Path, doing: str) -> Iterator[Path]:
+    """Yield an empty folder to write into, which takes the name `final` when the block ends.
+
+    After an error in the block it is removed, and a folder that had the name keeps it.
+    Raises: RunError as `disk_errors(doing)`.
+    """
+    partial, aside = partial_path(final), final.with_name(REPLACED + final.name)
+    with disk_errors(doing, partial):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        restore_folders(final.parent)
+        partial.mkdir()
+        yield partial
+        # A folder cannot be renamed onto another: killed between the two renames, `restore_folders` undoes the first.
+        if final.exists():
+            os.rename(final, aside)
+        os.rename(partial, final)
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def restore_folders(parent: Path) -> None:
+    """Remove what killed writers left under `parent`, and give a replaced folder without a successor its name back."""
+    for partial in parent.glob(PARTIAL + "*"):
+        shutil.rmtree(partial, ignore_errors=True)
+    for aside in parent.glob(REPLACED + "*"):
+        final = aside.with_name(aside.name.removeprefix(REPLACED))
+        if final.exists():
+            shutil.rmtree(aside, ignore_errors=True)
+        else:
+            os.rename(aside, final)
+
+
+def read_jsonl(path: Path) -> list[Row]:
+    """Return the rows of a JSONL file without a torn last line, which a killed run leaves; [] if there is no file.
+
+    Raises: DataError naming a line before the last that is no row: the file was damaged by something else than a kill.
+    """
+    if not path.is_file():
+        return []
+    *lines, last = path.read_bytes().split(b"\n")  # what follows the last newline is whole only by chance
+    rows = [(number, _row(line)) for number, line in enumerate(lines, 1) if line.strip()]
+    for number, row in rows:
+        if row is None:
+            raise DataError(f"line {number} of {path} is not a JSON object; restore the file, or remove that line")
+    return [row for _, row in [*rows, (0, _row(last))] if row is not None]
+
+
+def iterate_jsonl(path: Path) -> Iterator[Row]:
+    """Yield the rows of a JSONL file, which may be larger than memory, and skip lines that are not JSON objects."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        for line in file:
+            if (row := _row(line)) is not None:
+                yield row
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, which is made if it is missing. The lock ends with its process.
+
+    Raises: InUse naming the process that holds it.
+    """
+    with disk_errors(f"creating {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a+") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as exc:
+            handle.seek(0)
+            holder = handle.read().strip() or "another process"
+            raise InUse(f"{folder} is in use by {holder}; wait for it, or give this run another name") from exc
+        handle.truncate(0)
+        handle.write(f"process {os.getpid()}")
+        handle.flush()
+        yield
+
+
+def _row(line: bytes) -> Row | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) else None
+
+
+def _errno(exc: Exception) -> int | None:
+    if isinstance(exc, OSError):
+        return exc.errno
+    match = RUST_ERRNO.search(str(exc))
+    return int(match[1]) if match else None

@@ -1,0 +1,265 @@
+"""Hidden states of the Llama family for training on the CPU, each block with a backward written by hand.
+
+Eager autograd over transformers' blocks reads and writes every activation a dozen times for norms, rotations and gates.
+Here a block is its matrix products, one attention and as few passes as they need. What can be folded into a weight (the
+norms' scales, the order of rotated pairs) is folded there, where it is small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pipeline.models.cpu.llama import Sizes
+from pipeline.models.cpu.onednn import outer, product
+from pipeline.models.packed import ALIKE
+
+MIN_SEGMENT_TOKENS = 512
+"""A segment with fewer tokens is not ended early: a call of attention costs as much as some padding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Neighbouring rows of similar length, whose attention is computed together."""
+
+    begin: int
+    rows: int
+    longest: int
+    at: Tensor | None = None
+    """int64 [tokens]: each token's index among rows * longest; None if all rows are as long as the longest."""
+
+    @property
+    def end(self) -> int:
+        """The index of the first token after the segment."""
+        return self.begin + (self.rows * self.longest if self.at is None else len(self.at))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shape:
+    """The tokens of one forward: rows * length of them, in segments whose rows attend to themselves only."""
+
+    sizes: Sizes
+    rows: int
+    length: int
+    segments: tuple[Segment, ...]
+
+
+class _Weights(NamedTuple):
+    """A block's weights, q, k, v and gate, up each as one product."""
+
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    q_scale: Tensor | None
+    k_scale: Tensor | None
+    out: Tensor
+    out_bias: Tensor | None
+    gate_up: Tensor
+    down: Tensor
+
+
+class Blocks:
+    """The blocks of one model; weights are read in each call, so gradients reach the model's own parameters."""
+
+    def __init__(self, model: Any) -> None:
+        self.sizes = Sizes.of(model.config)
+        self._rotation = torch.empty(0)
+
+    def hidden_states(self, model: Any, ids: Tensor) -> Tensor:
+        """Return [B, T, H] after the last norm, for right-padded ids int64 [B, T]."""
+        rows, length = ids.shape
+        shape = _Shape(self.sizes, rows, length, (Segment(0, rows, length),))
+        return self._states(model, ids, self._rotations(length), shape).view(rows, length, -1)
+
+    def packed_states(self, model: Any, ids: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Return [N, H] after the last norm, for rows without padding: ids int64 [N], the rows one after the other.
+
+        A token sees its own row only. Products are over real tokens alone. Fastest if rows are sorted by length.
+        """
+        positions = torch.cat([torch.arange(n) for n in lengths])
+        rotation = self._rotations(max(lengths)).index_select(0, positions)
+        return self._states(model, ids, rotation, _Shape(self.sizes, 1, len(ids), segments_of(lengths)))
+
+    def _states(self, model: Any, ids: Tensor, rotation: Tensor, shape: _Shape) -> Tensor:
+        inner, hidden = model.model, self.sizes.hidden
+        x = inner.embed_tokens(ids).view(-1, hidden)
+        for layer in inner.layers:
+            x = _Block.apply(x, rotation, shape, *self._weights(layer))  # type: ignore[no-untyped-call]
+        return F.rms_norm(x, (hidden,), inner.norm.weight, self.sizes.eps)
+
+    def _weights(self, layer: Any) -> _Weights:
+        """Fuse a block's weights, with the norms' scales multiplied into the products that follow them."""
+        a, m = layer.self_attn, layer.mlp
+        qkv, bias = self.sizes.fused_qkv(a)
+        return _Weights(
+            qkv * layer.input_layernorm.weight,
+            bias,
+            *self.sizes.head_norms(a),
+            a.o_proj.weight,
+            a.o_proj.bias,
+            torch.cat([m.gate_proj.weight, m.up_proj.weight]) * layer.post_attention_layernorm.weight,
+            m.down_proj.weight,
+        )
+
+    def _rotations(self, length: int) -> Tensor:
+        """Return complex64 [T, nq + nkv, d/2]; a copy for each head, because a broadcast product is slower."""
+        if len(self._rotation) < length:
+            turn = self.sizes.rotations(max(length, 256))
+            self._rotation = turn[:, None].expand(-1, self.sizes.heads + self.sizes.kv_heads, -1).contiguous()
+        return self._rotation[:length]
+
+
+def segments_of(lengths: Sequence[int]) -> tuple[Segment, ...]:
+    """Cut rows into segments: one ends where the next row would be padded much, or would pad the rows before it."""
+    cuts = [0]
+    tokens = 0
+    for i in range(1, len(lengths)):
+        tokens += lengths[i - 1]
+        longest, shortest = max(lengths[cuts[-1] : i + 1]), min(lengths[cuts[-1] : i + 1])
+        if tokens >= MIN_SEGMENT_TOKENS and shortest < ALIKE * longest:
+            cuts.append(i)
+            tokens = 0
+    segments, begin = [], 0
+    for first, last in zip(cuts, [*cuts[1:], len(lengths)], strict=True):
+        own = lengths[first:last]
+        longest = max(own)
+        even = min(own) == longest
+        at = None if even else torch.cat([torch.arange(n) + row * longest for row, n in enumerate(own)])
+        segments.append(Segment(begin, len(own), longest, at))
+        begin += sum(own)
+    return tuple(segments)
+
+
+class _Block(torch.autograd.Function):
+    """One block: x [N, H] -> x [N, H], N = rows * length."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rotation: Tensor, shape: _Shape, *weights: Tensor | None) -> Tensor:
+        ctx.shape, s, w = shape, shape.sizes, _Weights(*weights)  # type: ignore[arg-type]
+        h1, r1 = _normed(x, s.eps)
+        fused = product(h1, w.qkv, w.qkv_bias).view(shape.rows, shape.length, -1, s.head_dim)
+        qk, v = fused[:, :, : s.heads + s.kv_heads], fused[:, :, s.heads + s.kv_heads :]
+        head_norm: tuple[Tensor, ...] = ()
+        if w.q_scale is not None and w.k_scale is not None:
+            unit, r = _normed(qk, s.eps)
+            scale = torch.cat([w.q_scale.expand(s.heads, -1), w.k_scale.expand(s.kv_heads, -1)])
+            head_norm, qk = (unit, r, scale), unit * scale
+        _pairs(qk).mul_(rotation)  # in place: `fused` is read no more
+        attended = _attention(ctx, qk[:, :, : s.heads], qk[:, :, s.heads :], v)
+        x2 = product(attended, w.out, w.out_bias).add_(x)
+        h2, r2 = _normed(x2, s.eps)
+        gate_up = product(h2, w.gate_up)
+        gate, up = gate_up.chunk(2, 1)
+        activated = F.silu(gate).mul_(up)
+        ctx.save_for_backward(
+            rotation, h1, r1, attended, h2, r2, gate_up, activated, w.qkv, w.out, w.gate_up, w.down, *head_norm
+        )
+        return product(activated, w.down).add_(x2)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (rotation, h1, r1, attended, h2, r2, gate_up, activated, qkv, out, gate_up_weight, down,
+         *head_norm) = ctx.saved_tensors  # fmt: skip
+        needs = _Weights(*ctx.needs_input_grad[3:])
+        gate, up = gate_up.chunk(2, 1)
+        to_activated = product(grad, down.t())
+        to_down = outer(grad, activated)
+        # d silu(gate) * up: written into both halves of one tensor, so that one product follows.
+        to_gate_up = torch.empty_like(gate_up)
+        to_gate, to_up = to_gate_up.chunk(2, 1)
+        torch.mul(to_activated, F.silu(gate), out=to_up)
+        to_gate.copy_(torch.ops.aten.silu_backward(to_activated.mul_(up), gate))
+        to_gate_up_weight = outer(to_gate_up, h2)
+        to_x2 = _norm_backward(product(to_gate_up, gate_up_weight.t()), h2, r2).add_(grad)
+        to_out = outer(to_x2, attended)
+        to_out_bias = to_x2.sum(0) if needs.out_bias else None
+        to_fused, to_scales = _attention_backward(ctx, product(to_x2, out.t()), rotation, head_norm)
+        to_qkv = outer(to_fused, h1)
+        to_qkv_bias = to_fused.sum(0) if needs.qkv_bias else None
+        to_x = _norm_backward(product(to_fused, qkv.t()), h1, r1).add_(to_x2)
+        to_weights = _Weights(to_qkv, to_qkv_bias, *to_scales, to_out, to_out_bias, to_gate_up_weight, to_down)
+        return to_x, None, None, *to_weights
+
+
+def _attention(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Return [N, nq d] for q, k, v [rows, length, heads, d], and keep in `ctx` what the backward needs.
+
+    The backward of attention is autograd's own: inputs and outputs of each call are kept, with their graph.
+    """
+    s: Sizes = ctx.shape.sizes
+    learns = any(ctx.needs_input_grad)
+    ctx.attention_inputs, ctx.attended = [], []
+    attended: list[Tensor] = []
+    for segment in ctx.shape.segments:
+        with torch.set_grad_enabled(learns):
+            own_q, own_k, own_v = (_padded(t, segment).transpose(1, 2).requires_grad_(learns) for t in (q, k, v))
+            out = F.scaled_dot_product_attention(own_q, own_k, own_v, is_causal=True, enable_gqa=s.heads != s.kv_heads)
+        ctx.attention_inputs += own_q, own_k, own_v
+        ctx.attended.append(out)
+        attended.append(_flat(out.detach().transpose(1, 2), segment))
+    return _joined(attended).flatten(1)
+
+
+def _attention_backward(
+    ctx: Any, grad: Tensor, rotation: Tensor, head_norm: list[Tensor]
+) -> tuple[Tensor, tuple[Tensor | None, Tensor | None]]:
+    """Return the gradients of the fused projection [N, (nq + 2 nkv) d] and of the scales of the heads' norms."""
+    shape: _Shape = ctx.shape
+    s = shape.sizes
+    grad = grad.view(shape.rows, shape.length, s.heads, s.head_dim)
+    grads = [_padded(grad, segment).transpose(1, 2) for segment in shape.segments]
+    to_inputs = torch.autograd.grad(ctx.attended, ctx.attention_inputs, grads)
+    ctx.attended = ctx.attention_inputs = None
+    to_qkv = [torch.cat([t.transpose(1, 2) for t in to_inputs[i : i + 3]], 2) for i in range(0, len(to_inputs), 3)]
+    fused = _joined([_flat(x, segment) for x, segment in zip(to_qkv, shape.segments, strict=True)])
+    to_qk = fused.view(shape.rows, shape.length, -1, s.head_dim)[:, :, : s.heads + s.kv_heads]
+    _pairs(to_qk).mul_(rotation.conj())  # the inverse of a rotation is its conjugate
+    to_scales: tuple[Tensor | None, Tensor | None] = (None, None)
+    if head_norm:
+        unit, r, scale = head_norm
+        each = (to_qk * unit).sum((0, 1))
+        to_scales = each[: s.heads].sum(0), each[s.heads :].sum(0)
+        to_qk.copy_(_norm_backward(to_qk * scale, unit, r))
+    return fused.flatten(1), to_scales
+
+
+def _padded(x: Tensor, segment: Segment) -> Tensor:
+    """Return the segment's tokens of x [rows, length, heads, d] as [rows, longest, heads, d], padded with 0."""
+    own = x.flatten(0, 1)[segment.begin : segment.end]
+    if segment.at is not None:
+        room = own.new_zeros(segment.rows * segment.longest, *own.shape[1:])
+        own = room.index_copy_(0, segment.at, own)
+    return own.view(segment.rows, segment.longest, *own.shape[1:])
+
+
+def _flat(x: Tensor, segment: Segment) -> Tensor:
+    """Return [tokens, heads, d]: the segment's x [rows, longest, heads, d] without padding."""
+    flat = x.flatten(0, 1)
+    return flat if segment.at is None else flat.index_select(0, segment.at)
+
+
+def _joined(pieces: list[Tensor]) -> Tensor:
+    """Concatenate the pieces; a single one is not copied."""
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def _normed(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return x / rms(x) over the last dimension, and 1 / rms(x) [..., 1]."""
+    r = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+    return x * r, r
+
+
+def _norm_backward(grad: Tensor, unit: Tensor, r: Tensor) -> Tensor:
+    """Return the gradient of x, where unit = x * r(x): (grad - unit mean(grad unit)) r."""
+    mean = (grad * unit).mean(-1, keepdim=True)
+    return torch.addcmul(grad, unit, mean, value=-1).mul_(r)
+
+
+def _pairs(x: Tensor) -> Tensor:
+    """View adjacent pairs of the last dimension as complex numbers."""
+    return torch.view_as_complex(x.view(*x.shape[:-1], -1, 2))

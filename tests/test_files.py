@@ -1,0 +1,100 @@
+"""Files and folders whole or not at all, the lock of a folder, and a full disk reported with its remedy."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from pipeline.errors import InUse, RunError
+from pipeline.files import PARTIAL, REPLACED, disk_errors, iterate_jsonl, locked, replace_folder, restore_folders
+
+
+def text_of(folder: Path) -> str:
+    return (folder / "x").read_text()
+
+
+@pytest.mark.parametrize("leaves", [[], [PARTIAL], [REPLACED], [PARTIAL, REPLACED]])
+@pytest.mark.parametrize("error", [None, OSError(errno.ENOSPC, "full"), OSError(errno.EACCES, "no"), ValueError("x")])
+@pytest.mark.parametrize("has_old", [False, True])
+def test_a_folder_is_replaced_whole_or_not_at_all(
+    has_old: bool, error: Exception | None, leaves: list[str], tmp_path: Path
+) -> None:
+    """`leaves`: what a writer that was killed before left there."""
+    final = tmp_path / "parent" / "model"
+    for folder in [final] * has_old + [final.with_name(prefix + "model") for prefix in leaves]:
+        folder.mkdir(parents=True)
+        (folder / "x").write_text("old" if folder == final else folder.name)
+    (tmp_path / "parent").mkdir(exist_ok=True)
+    (tmp_path / "parent" / "other").mkdir()
+
+    def replace() -> None:
+        with replace_folder(final, "writing the model") as partial:
+            assert list(partial.iterdir()) == []
+            (partial / "x").write_text("new")
+            assert not final.exists() or text_of(final) != "new"
+            if error is not None:
+                raise error
+
+    if error is None:
+        replace()
+        assert text_of(final) == "new"
+    else:
+        with pytest.raises(RunError if isinstance(error, OSError) else ValueError):
+            replace()
+        assert final.exists() == (has_old or REPLACED in leaves)
+        if final.exists():
+            assert text_of(final) == ("old" if has_old else REPLACED + "model")
+    assert {p.name for p in final.parent.iterdir()} <= {"model", "other"}
+
+
+def test_killed_between_the_renames_the_old_folder_comes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    final = tmp_path / "model"
+    with replace_folder(final, "writing") as partial:
+        (partial / "x").write_text("old")
+    rename = os.rename
+
+    def killed(old: Path, new: Path) -> None:
+        if new == final:
+            raise KeyboardInterrupt
+        rename(old, new)
+
+    monkeypatch.setattr(os, "rename", killed)
+    with pytest.raises(KeyboardInterrupt), replace_folder(final, "writing") as partial:
+        (partial / "x").write_text("new")
+    monkeypatch.undo()
+    assert not final.exists()
+    restore_folders(tmp_path)
+    assert text_of(final) == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+def test_errors_of_writers_in_rust_are_read(tmp_path: Path) -> None:
+    """safetensors raises no OSError: the system's number is in the message, here of a folder that does not exist."""
+    with pytest.raises(Exception, match=r"os error 2\b") as caught:
+        save_file({"x": torch.zeros(3)}, tmp_path / "nowhere" / "x")
+    assert not isinstance(caught.value, OSError)
+    full = type(caught.value)(str(caught.value).replace("os error 2", f"os error {errno.ENOSPC}"))
+    with pytest.raises(RunError, match="free space"), disk_errors("writing"):
+        raise full
+
+
+def test_a_locked_folder_names_its_holder_and_is_free_after_the_block(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "run"
+    for _ in range(2):
+        with locked(folder):
+            with pytest.raises(InUse, match=f"process {os.getpid()}"), locked(folder):
+                pass
+            with pytest.raises(InUse), locked(folder):  # the refused one has not taken the name of the holder
+                pass
+
+
+def test_rows_are_read_one_by_one_without_damaged_lines(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    assert list(iterate_jsonl(path)) == []
+    path.write_bytes(b'{"a": 1}\n{\n\xff\n[1]\n\n{"a": 2}\n{"a"')
+    assert list(iterate_jsonl(path)) == [{"a": 1}, {"a": 2}]
