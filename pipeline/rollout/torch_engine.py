@@ -15,9 +15,9 @@ from torch import Tensor
 from pipeline.errors import EngineError, boundary
 from pipeline.models.decoder import Decoder, check_parity, unsupported
 from pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling, check_requests
-from pipeline.rollout.generic import GenericDecoder
-from pipeline.rollout.record import Recorder
+from pipeline.rollout.hf_decoder import HfDecoder
 from pipeline.rollout.sampling import pick, pick_kept, uniforms
+from pipeline.rollout.sampling_record import Recorder
 
 COMPACT_SHARE = 0.125
 """Finished rows are dropped once they are this share: a copy of the cache costs about one step."""
@@ -43,7 +43,7 @@ class TorchEngine:
         self.max_rows = max_rows
         self._version = -1
         self.fallback_reason: str | None = None
-        self._decoder: Decoder | GenericDecoder = self._choose()
+        self._decoder: Decoder | HfDecoder = self._choose()
 
     @property
     def version(self) -> int:
@@ -88,16 +88,16 @@ class TorchEngine:
     def close(self) -> None:
         """Nothing outlives the engine object."""
 
-    def _choose(self) -> Decoder | GenericDecoder:
+    def _choose(self) -> Decoder | HfDecoder:
         fast = Decoder.of(self.model)
         if fast is None:
             self.fallback_reason = f"no fast path for {unsupported(self.model.config)}"
-            return GenericDecoder(self.model)
+            return HfDecoder(self.model)
         try:
             check_parity(fast, 2e-3 if self.model.dtype == torch.float32 else 0.5)
         except ValueError as exc:
             self.fallback_reason = str(exc)
-            return GenericDecoder(self.model)
+            return HfDecoder(self.model)
         return fast
 
     @torch.inference_mode()

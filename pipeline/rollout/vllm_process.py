@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import EngineError
-from pipeline.rollout.watched import GRACE_S
+from pipeline.rollout.child_process import GRACE_S
 
 ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # opens the routes that take weights; bound to this machine only
@@ -72,7 +72,7 @@ class ServerProcess:
 
 def watched(command: Sequence[str], out: Any) -> subprocess.Popen[bytes]:
     """The command under a watcher that ends it, with all that it starts, when this process dies by whatever signal."""
-    watcher = [sys.executable, str(Path(__file__).with_name("watched.py")), str(os.getpid()), *command]
+    watcher = [sys.executable, str(Path(__file__).with_name("child_process.py")), str(os.getpid()), *command]
     environment = {**os.environ, **ENVIRONMENT}
     environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
     return subprocess.Popen(

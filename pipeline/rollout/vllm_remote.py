@@ -16,9 +16,9 @@ from torch import Tensor
 
 from pipeline.errors import EngineError
 from pipeline.rollout.engine import Completion, Sampling
-from pipeline.rollout.gloo import begin_broadcast, group, meeting
 from pipeline.rollout.vllm_engine import check_spans, finish_reason
 from pipeline.rollout.vllm_records import kept_tokens, routing, unpacked
+from pipeline.rollout.weight_group import begin_broadcast, group, meeting
 
 POLL_S = 0.0005
 BACK_S = 5.0

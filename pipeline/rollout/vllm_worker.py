@@ -25,7 +25,7 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
-from pipeline.rollout.gloo import broadcast, group, meeting
+from pipeline.rollout.weight_group import broadcast, group, meeting
 from pipeline.rollout.weights import Named
 
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""Runs a program that must not outlive another process: `python -m pipeline.rollout.watched PID PROGRAM [ARGUMENT …]`.
+"""Run a program that must not outlive another process: `python -m pipeline.rollout.child_process PID PROGRAM …`.
 
 The program and all that it starts are one process group. When it ends, or the process PID dies by whatever signal, or
 this one is asked to end, the group is asked to end and then killed. Standard library only.

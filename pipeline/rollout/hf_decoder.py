@@ -12,7 +12,7 @@ from torch import Tensor
 from pipeline.models.routing import recording, routers
 
 
-class GenericCache:
+class HfCache:
     """A transformers cache with the padding of each row; column c of row b is position c - pad[b]."""
 
     def __init__(self, inner: Any, pad: Tensor, length: int) -> None:
@@ -30,7 +30,7 @@ class GenericCache:
         return (torch.arange(columns, device=self.pad.device)[None] >= self.pad[:, None]).long()
 
 
-class GenericDecoder:
+class HfDecoder:
     """Decodes with a frozen copy of `model`, made anew at each `refresh`."""
 
     def __init__(self, model: Any) -> None:
@@ -44,11 +44,11 @@ class GenericDecoder:
         self.model.load_state_dict(self.source.state_dict())
 
     @torch.inference_mode()
-    def prefill(self, ids: Tensor, pad: Tensor, repeat: Tensor, max_new_tokens: int) -> tuple[Tensor, GenericCache]:
+    def prefill(self, ids: Tensor, pad: Tensor, repeat: Tensor, max_new_tokens: int) -> tuple[Tensor, HfCache]:
         """Logits [P, V] after the prompts (int64 [P, T], left-padded by pad [P]), and the cache; as the fast path's."""
         from transformers import DynamicCache
 
-        cache = GenericCache(DynamicCache(config=self.model.config), pad, ids.shape[1])
+        cache = HfCache(DynamicCache(config=self.model.config), pad, ids.shape[1])
         positions = (torch.arange(ids.shape[1], device=ids.device)[None] - pad[:, None]).clamp_(min=0)
         logits = self._forward(ids, positions, cache)
         rows = torch.repeat_interleave(torch.arange(ids.shape[0], device=ids.device), repeat)
@@ -58,13 +58,13 @@ class GenericDecoder:
         return logits.index_select(0, rows), cache
 
     @torch.inference_mode()
-    def step(self, tokens: Tensor, cache: GenericCache) -> Tensor:
+    def step(self, tokens: Tensor, cache: HfCache) -> Tensor:
         """Logits [B, V] after one more token (int64 [B]) in each row."""
         positions = (cache.length - cache.pad)[:, None]
         cache.length += 1
         return self._forward(tokens[:, None], positions, cache)
 
-    def _forward(self, ids: Tensor, positions: Tensor, cache: GenericCache) -> Tensor:
+    def _forward(self, ids: Tensor, positions: Tensor, cache: HfCache) -> Tensor:
         with recording(self.model) if self.has_routers else nullcontext() as choices:
             out = self.model(
                 input_ids=ids,
