@@ -112,7 +112,7 @@ def compare_overlap(asked: argparse.Namespace) -> None:
     from pipeline.loop.steps import generate, next_prompts, verify
     from pipeline.models.load import quiet
     from pipeline.report.progress import Silent
-    from pipeline.scoring.remembered import Remembered
+    from pipeline.scoring.verdict_cache import Remembered
     from pipeline.stages.train import opened, run_folder
 
     quiet()

@@ -9,7 +9,7 @@ from pipeline.loop.steps import Steps
 from pipeline.run.session import StageSetup, Workers
 from pipeline.run.state import RunState
 from pipeline.scoring.score import Tally
-from pipeline.scoring.second import Opinions
+from pipeline.scoring.second_opinion import Opinions
 from pipeline.scoring.select import REASONS, acceptance_after, forecast
 from pipeline.types import Group, StepMetrics
 

@@ -13,7 +13,7 @@ from pipeline.run.dealing import gather_groups, share_of
 from pipeline.run.graders import bind_grader
 from pipeline.run.recorder import Recorder
 from pipeline.run.session import Run, StageSetup, Workers
-from pipeline.scoring.ahead import attempt_of
+from pipeline.scoring.early_grading import attempt_of
 from pipeline.scoring.score import Tally
 from pipeline.scoring.select import form_groups
 from pipeline.types import Group, Prompt, ScoredRollout, Verdict

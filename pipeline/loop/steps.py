@@ -20,7 +20,7 @@ from pipeline.run.recorder import Recorder
 from pipeline.run.sampling import asked_of, temperature
 from pipeline.run.session import Run, Session, StageSetup, Workers
 from pipeline.run.state import RunState
-from pipeline.scoring.ahead import Ahead
+from pipeline.scoring.early_grading import Ahead
 from pipeline.scoring.score import Tally
 from pipeline.scoring.select import Reason, form_groups, select
 from pipeline.train.step import Settings, update

@@ -15,11 +15,11 @@ from pipeline.config.stages import MODEL
 from pipeline.errors import ConfigError
 from pipeline.report.progress import Progress
 from pipeline.run.data import RunData
+from pipeline.scoring.grader_process import Apart
 from pipeline.scoring.purity import may_leave
+from pipeline.scoring.sandbox_setup import close_sandbox, open_sandbox
 from pipeline.scoring.score import COMPONENT, Bound, Scorer, bind_components, bind_verifiers
-from pipeline.scoring.second import SecondOpinions
-from pipeline.stages.apart import Apart
-from pipeline.stages.programs import close_sandbox, open_sandbox
+from pipeline.scoring.second_opinion import SecondOpinions
 from verifiers.base import load
 
 
@@ -66,7 +66,7 @@ def build_graders(
     sections = [config.of_stage(s.name).rl for s in config.stages_of("rl")]
     rewards = [r.reward for r in sections if r is not None and r.reward is not None]
     others += [load(r.name, r.path, base_dir).bind(r.params, base_dir) for r in rewards]
-    isolation = open_sandbox(config.sandbox, [*bound.values(), *components, *others], progress)
+    isolation = open_sandbox(config.sandbox, [*bound.values(), *components, *others], progress.say)
     choices = {key: config.data.verifiers.get(key) or VerifierChoice(name=key) for key in bound}
     choices |= {f"{COMPONENT}{i}": c.verifier for i, c in enumerate(config.scoring.components)}
     graders = bound | {f"{COMPONENT}{i}": b for i, b in enumerate(components)}

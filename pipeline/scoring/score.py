@@ -16,9 +16,9 @@ from typing import Any, Protocol, get_args
 from pipeline.config.data import VerifierChoice
 from pipeline.config.scoring import ScoringConfig
 from pipeline.errors import ConfigError, DataError
-from pipeline.scoring.ahead import Ahead, attempt_of
+from pipeline.scoring.early_grading import Ahead, attempt_of
 from pipeline.scoring.purity import is_pure
-from pipeline.scoring.remembered import Remembered
+from pipeline.scoring.verdict_cache import Remembered
 from pipeline.types import Attempt, Prompt, Rollout, ScoredRollout, Status, Verdict
 from verifiers.base import load
 

@@ -19,7 +19,7 @@ from pipeline.report.store import read_jsonl
 from pipeline.run.folder import write_left_out, write_lines
 from pipeline.run.schedule import Item
 from pipeline.run.session import Run, Session, StageSetup
-from pipeline.scoring.ahead import attempt_of
+from pipeline.scoring.early_grading import attempt_of
 from pipeline.scoring.score import Tally
 from pipeline.seeds import stream
 from pipeline.train.preference import PreferenceRow, PreferenceSettings

@@ -20,7 +20,7 @@ from pipeline.report.result import result_lines, result_markdown
 from pipeline.report.summary import build_summary
 from pipeline.run.schedule import Item
 from pipeline.run.session import Session
-from pipeline.scoring.ahead import Ahead
+from pipeline.scoring.early_grading import Ahead
 from pipeline.stages.evaluate import evaluate
 from pipeline.stages.rl import run as train_round
 from pipeline.stages.train import evaluate_model, opened, train

@@ -6,13 +6,12 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import sandbox
 from pipeline.config.sandbox import SandboxConfig
 from pipeline.errors import ConfigError, IsolationError
-from pipeline.report.progress import Progress
 from pipeline.scoring.score import Bound
 from verifiers import _place
 from verifiers._sandboxed import programs_of
@@ -22,7 +21,9 @@ PATIENCE_S = 10.0
 """For one service to say what it is."""
 
 
-def open_sandbox(config: SandboxConfig, verifiers: Iterable[Bound], progress: Progress) -> dict[str, Any] | None:
+def open_sandbox(
+    config: SandboxConfig, verifiers: Iterable[Bound], say: Callable[[str], None]
+) -> dict[str, Any] | None:
     """What stands around the programs of this run, for run.json; None where no verifier runs any.
 
     From here on the process runs programs as the recipe says. `verifiers`: those in use.
@@ -34,7 +35,7 @@ def open_sandbox(config: SandboxConfig, verifiers: Iterable[Bound], progress: Pr
     if not used:
         return None
     languages = {str(getattr(p, "language", "python")) for p in used}
-    return _services(place, languages, progress) if place.urls else _this_machine(languages)
+    return _services(place, languages, say) if place.urls else _this_machine(languages)
 
 
 def close_sandbox() -> None:
@@ -61,7 +62,7 @@ def _this_machine(languages: Iterable[str]) -> dict[str, Any]:
     return {"level": isolation.level, "stands": dict(isolation.stands), "notes": dict(isolation.notes)}
 
 
-def _services(place: _place.Place, languages: set[str], progress: Progress) -> dict[str, Any]:
+def _services(place: _place.Place, languages: set[str], say: Callable[[str], None]) -> dict[str, Any]:
     levels: dict[str, int] = {}
     silent: dict[str, str] = {}
     for url in place.urls:
@@ -88,7 +89,7 @@ def _services(place: _place.Place, languages: set[str], progress: Progress) -> d
             "sandbox.url to run programs on this machine"
         )
     if silent:
-        progress.say(f"sandbox.url: some services do not answer, programs go to the others: {troubles}")
+        say(f"sandbox.url: some services do not answer, programs go to the others: {troubles}")
     for url, level in levels.items():
         if level < place.min_level:
             raise IsolationError(

@@ -16,10 +16,10 @@ import pytest
 from pipeline.config.data import VerifierChoice
 from pipeline.config.sandbox import SandboxConfig
 from pipeline.config.scoring import ScoringConfig
-from pipeline.scoring.ahead import attempt_of
+from pipeline.scoring.early_grading import attempt_of
+from pipeline.scoring.grader_process import Apart
 from pipeline.scoring.purity import may_leave
 from pipeline.scoring.score import Scorer
-from pipeline.stages.apart import Apart
 from pipeline.types import Attempt, Prompt, Rollout, Written
 from verifiers.base import load
 
@@ -116,7 +116,7 @@ def test_it_ends_when_its_trainer_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\n"
         "from pipeline.config.data import VerifierChoice\nfrom pipeline.config.sandbox import SandboxConfig\n"
-        "from pipeline.stages.apart import Apart\n"
+        "from pipeline.scoring.grader_process import Apart\n"
         "apart = Apart(SandboxConfig(), Path('.'), {'math': VerifierChoice(name='math')})\n"
         "apart.begin()\nprint(apart._process.pid, flush=True)\ntime.sleep(600)"
     )

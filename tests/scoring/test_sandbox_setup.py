@@ -16,7 +16,7 @@ import sandbox
 from pipeline.errors import ConfigError, IsolationError
 from pipeline.run.fingerprints import differences, recipe_fields
 from pipeline.run.session import Session
-from pipeline.stages.programs import close_sandbox, open_sandbox
+from pipeline.scoring.sandbox_setup import close_sandbox, open_sandbox
 from pipeline.stages.train import opened
 from sandbox.isolation import Isolation
 from sandbox.languages import LANGUAGES
@@ -146,21 +146,21 @@ def test_a_service_must_have_the_language_and_nothing_is_needed_here(
     monkeypatch.setenv("MINE", "secret")
     config = tiny({"sandbox": {"url": url(server), "token_env": "MINE", "workers": 1}}).sandbox
     unit, bash = load("unit_tests").bind(), load("code").bind({"language": "bash"})
-    found = open_sandbox(config, [unit, bash], Heard())
+    found = open_sandbox(config, [unit, bash], Heard().say)
     assert found is not None
     assert found["services"] == {url(server): 2}
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     with pytest.raises(IsolationError, match=f"sandbox at {url(server)} has no bash; install"):
-        open_sandbox(config, [bash], Heard())
+        open_sandbox(config, [bash], Heard().say)
     low_walls(monkeypatch)
     close_sandbox()
-    assert open_sandbox(config, [unit], Heard()) == found, "the walls of this machine do not matter"
+    assert open_sandbox(config, [unit], Heard().say) == found, "the walls of this machine do not matter"
 
 
 def test_without_a_service_a_language_needs_its_tool_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     with pytest.raises(IsolationError, match=f"needs {LANGUAGES['bash'].tool}, which is not installed here"):
-        open_sandbox(tiny({"sandbox": {"workers": 1}}).sandbox, [load("code").bind({"language": "bash"})], Heard())
+        open_sandbox(tiny({"sandbox": {"workers": 1}}).sandbox, [load("code").bind({"language": "bash"})], Heard().say)
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.scoring import ScoringConfig
-from pipeline.scoring import remembered
+from pipeline.scoring import verdict_cache
 from pipeline.scoring.purity import is_pure
-from pipeline.scoring.remembered import Remembered
 from pipeline.scoring.score import Scorer
+from pipeline.scoring.verdict_cache import Remembered
 from pipeline.types import Attempt, Verdict
 from verifiers.base import load
 
@@ -83,14 +83,14 @@ def test_what_may_be_the_machines_is_tried_again(status: str):
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(remembered, "MOST", 3)
+    monkeypatch.setattr(verdict_cache, "MOST", 3)
     known, ask = Remembered(), Counting()
     known.fill("math", [attempt(c) for c in "abc"], ask)
     known.fill("math", [attempt("a")], ask)  # now the one asked for last
     known.fill("math", [attempt("d")], ask)
     known.fill("math", [attempt("a"), attempt("b")], ask)
     assert [text for _, text in ask.asked] == ["a", "b", "c", "d", "b"]
-    long = attempt("x" * (remembered.LONGEST + 1))
+    long = attempt("x" * (verdict_cache.LONGEST + 1))
     known.fill("math", [long, long], ask)
     known.fill("math", [long], ask)
     assert len(ask.asked) == 8

@@ -20,8 +20,7 @@ from typing import Any
 import pipeline
 from pipeline.config.data import VerifierChoice
 from pipeline.config.sandbox import SandboxConfig
-from pipeline.report.progress import Silent
-from pipeline.stages.programs import open_sandbox
+from pipeline.scoring.sandbox_setup import open_sandbox
 from pipeline.types import Attempt, Verdict
 from verifiers.base import load
 
@@ -109,7 +108,7 @@ def serve() -> None:
         sandbox, base, choices = pickle.load(asked)
         bound = {key: load(name).bind(params, base) for key, (name, params) in choices.items()}
         signal.signal(signal.SIGTERM, _end)
-        open_sandbox(SandboxConfig(**sandbox), bound.values(), Silent())
+        open_sandbox(SandboxConfig(**sandbox), bound.values(), lambda text: None)
         while True:
             key, attempts = pickle.load(asked)
             pickle.dump(bound[key].score(attempts), answers)
