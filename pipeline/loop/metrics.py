@@ -12,9 +12,8 @@ from pipeline.run.sampling import temperature
 from pipeline.run.schedule import Item
 from pipeline.run.session import StageSetup, Workers
 from pipeline.run.state import RunState
-from pipeline.scoring.audit import disagree
 from pipeline.scoring.score import STATUSES, Tally
-from pipeline.scoring.second_opinion import Opinions
+from pipeline.scoring.second_opinion import Opinions, disagree
 from pipeline.scoring.select import judge
 from pipeline.types import Group, KeptTokens, StepMetrics, Verdict
 

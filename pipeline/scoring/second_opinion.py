@@ -70,3 +70,10 @@ class SecondOpinions:
         for (g, i), verdict in zip(places, self.bound.score(attempts) if attempts else [], strict=True):
             given[g][i] = verdict
         return given
+
+
+def disagree(first: Verdict, second: Verdict) -> bool:
+    """True if exactly one of two verdicts earns the full reward; a grader that failed disagrees with nobody."""
+    if first.is_infrastructure or second.is_infrastructure:
+        return False
+    return first.is_correct != second.is_correct

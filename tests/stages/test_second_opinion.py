@@ -13,8 +13,7 @@ from pipeline.config.scoring import SecondOpinionConfig
 from pipeline.errors import ConfigError
 from pipeline.loop.steps import Steps
 from pipeline.report.page import build_page
-from pipeline.scoring.audit import disagree
-from pipeline.scoring.second_opinion import SecondOpinions
+from pipeline.scoring.second_opinion import SecondOpinions, disagree
 from pipeline.stages.rl import one_step
 from pipeline.stages.rl import run as train_round
 from pipeline.types import Group, Prompt, ScoredRollout, Status, Verdict

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.scoring.check import check
+from pipeline.commands.verifiers.check import check
 from verifiers.base import Attempt, load
 
 HERE = Path(__file__).parent

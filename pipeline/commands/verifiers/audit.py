@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.scoring.rewriting import probes, rewritten
-from pipeline.scoring.rows import Choice, Defaults, Row, bound, good_rows, key_of
+from pipeline.commands.verifiers.labelled_rows import Choice, Defaults, Row, bound, good_rows, key_of
+from pipeline.commands.verifiers.rewriting import probes, rewritten
+from pipeline.scoring.second_opinion import disagree
 from pipeline.types import Attempt, Verdict
 
 
@@ -146,13 +147,6 @@ def audit(
     if save is not None:
         save_cases(report, save)
     return report
-
-
-def disagree(first: Verdict, second: Verdict) -> bool:
-    """Whether two verdicts differ in who earns the full reward; a grader that failed disagrees with nobody."""
-    if first.is_infrastructure or second.is_infrastructure:
-        return False
-    return first.is_correct != second.is_correct
 
 
 def said(verdict: Verdict) -> str:

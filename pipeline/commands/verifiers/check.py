@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.commands.verifiers.labelled_rows import Choice, Defaults, Row, bound, good_rows, key_of
 from pipeline.errors import ConfigError
-from pipeline.scoring.rows import Choice, Defaults, Row, bound, good_rows, key_of
 from pipeline.types import Attempt, Verdict
 from verifiers.base import BoundVerifier
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.scoring.audit import audit, disagree
-from pipeline.scoring.rewriting import REWRITINGS, probes, rewritten
-from pipeline.scoring.rows import Defaults, Row, good_rows
+from pipeline.commands.verifiers.audit import audit
+from pipeline.commands.verifiers.labelled_rows import Defaults, Row, good_rows
+from pipeline.commands.verifiers.rewriting import REWRITINGS, probes, rewritten
+from pipeline.scoring.second_opinion import disagree
 from pipeline.types import Verdict
 from tests.verifiers.rows import WITHOUT_SANDBOX
 

@@ -9,8 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
+from pipeline.commands.verifiers.labelled_rows import BadRow, Defaults, Row, read_rows
 from pipeline.errors import ConfigError, DataError
-from pipeline.scoring.rows import BadRow, Defaults, Row, read_rows
 from pipeline.types import Verdict
 
 
