@@ -43,8 +43,7 @@ def record_step(
     row["prompts/distinct"] = float(len(workers.ledger))
     row["temperature"] = temperature(setup, state)
     row["update/skipped"] = float(update is None)
-    counts = getattr(workers.rollouts.engine, "counts", None)
-    row |= {} if counts is None else counts()
+    row |= workers.rollouts.engine.counts()
     row["tokens/generated"] = float(state.stage.num_tokens)
     for tally in batch.tallies:
         report_failures(recorder, setup, state, tally, batch.sampled, "they left their groups, none was scored 0")

@@ -1,4 +1,4 @@
-"""Prefill and one-token steps through transformers' own forward, for any causal LM, behind one interface."""
+"""Prefill and one-token steps through transformers' own forward, with the interface of the fast decoder."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class HfCache:
         self.pad = self.pad.index_select(0, rows)
 
     def mask(self, columns: int) -> Tensor:
-        """int64 [B, columns], 1 on real tokens."""
+        """Return int64 [B, columns]: 1 on real tokens, 0 on padding."""
         return (torch.arange(columns, device=self.pad.device)[None] >= self.pad[:, None]).long()
 
 
 class HfDecoder:
-    """Decodes with a frozen copy of `model`, made anew at each `refresh`."""
+    """Decodes with a frozen copy of `model`, whose weights each `refresh` replaces."""
 
     def __init__(self, model: Any) -> None:
         self.source = model
@@ -45,9 +45,13 @@ class HfDecoder:
 
     @torch.inference_mode()
     def prefill(self, ids: Tensor, pad: Tensor, repeat: Tensor, max_new_tokens: int) -> tuple[Tensor, HfCache]:
-        """Logits [P, V] after the prompts (int64 [P, T], left-padded by pad [P]), and the cache; as the fast path's."""
+        """Return logits [B, V] after the prompts, and the cache: both have row p of the prompts repeat[p] times.
+
+        ids: int64 [P, T], left-padded by pad [P]. The cache grows by itself: `max_new_tokens` is for the fast path.
+        """
         from transformers import DynamicCache
 
+        # Each prompt is computed once; its row of the cache is then copied for every response to it.
         cache = HfCache(DynamicCache(config=self.model.config), pad, ids.shape[1])
         positions = (torch.arange(ids.shape[1], device=ids.device)[None] - pad[:, None]).clamp_(min=0)
         logits = self._forward(ids, positions, cache)
@@ -59,7 +63,7 @@ class HfDecoder:
 
     @torch.inference_mode()
     def step(self, tokens: Tensor, cache: HfCache) -> Tensor:
-        """Logits [B, V] after one more token (int64 [B]) in each row."""
+        """Return logits [B, V] after one more token (int64 [B]) in each row."""
         positions = (cache.length - cache.pad)[:, None]
         cache.length += 1
         return self._forward(tokens[:, None], positions, cache)

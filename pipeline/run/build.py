@@ -132,12 +132,12 @@ def build_engine(
     how, ends = config.rollout, eos_ids(model, tokenizer)
     if how.engine == "torch":
         return TorchEngine(model if engine_copy is None else engine_copy, ends, tokenizer.pad_token_id, how.max_rows)
-    from pipeline.rollout.vllm_engine import Policy, VllmEngine
+    from pipeline.rollout.vllm_engine import EngineModel, VllmEngine
 
     named = getattr(backend, "named_weights", None)
     records = records_of(config, model)
     source, named = (model, named) if engine_copy is None else (engine_copy, None)
-    policy = Policy.of(source, ends, named, records)
+    policy = EngineModel.of(source, ends, named, records)
     if how.engine == "vllm_server":
         from pipeline.rollout.vllm_server import VllmServerEngine
 
