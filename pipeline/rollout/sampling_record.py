@@ -32,7 +32,7 @@ class Recorder:
         self._ids.append(possible[cut].nonzero()[:, 1].to(torch.int32))
 
     def route(self, routing: Tensor, rows: Tensor) -> None:
-        """Add the experts [n, tokens, layers, top_k] of the next tokens of rows `rows` [n]; the first call has prompts."""
+        """Add the experts [n, tokens, layers, top_k] of the next tokens of rows `rows` [n]; first those of prompts."""
         self._routing.append((routing.cpu(), rows.cpu()))
 
     def kept(self, lengths: list[int]) -> list[KeptTokens]:

@@ -42,7 +42,7 @@ class RemoteServer:
     """The server at `url`. Any number of threads may call it at once; each keeps a connection of its own."""
 
     def __init__(self, url: str, timeout_s: float, health_timeout_s: float) -> None:
-        """Wait `timeout_s` at most for an answer; check the server's health after every `health_timeout_s` of silence."""
+        """Wait `timeout_s` at most for an answer; check the health after every `health_timeout_s` of silence."""
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
             raise EngineError(f"rollout.vllm.urls: {url!r} is not the address of a server; write http://host:port")

@@ -15,54 +15,57 @@ Grade = Callable[[Sequence[str], Sequence[Attempt]], list[Verdict]]
 
 
 def attempt_of(prompt: Prompt, text: str, finish_reason: FinishReason) -> Attempt:
-    """What a verifier sees of a response to `prompt`."""
+    """Return a response to `prompt` as verifiers see it."""
     return Attempt(text, prompt.reference, prompt.question, finish_reason == "length")
 
 
-class Ahead:
-    """Grades what `add` is given in the background, and tells `known` what came of it.
+class EarlyGrading:
+    """Grades in a thread the responses that `add` receives; `verdicts` waits for them.
 
-    What ends while graders are busy is graded together, next: so slow graders get larger batches, and equal responses
-    that end together are answered once.
+    Responses that end while graders are busy are graded together afterwards. So slow graders get larger batches, and
+    equal responses that end together are graded once.
     """
 
-    def __init__(self, columns: Sequence[str], grade: Grade, thread: Executor) -> None:
-        """`columns`: keys of further verifiers that grade every response. `thread` does one thing at a time."""
-        self._columns, self._grade, self._thread = columns, grade, thread
+    def __init__(self, components: Sequence[str], grade: Grade, thread: Executor) -> None:
+        """`components`: keys of further verifiers that grade every response. `thread` must run one call at a time."""
+        self._components, self._grade, self._thread = components, grade, thread
         self._lock = threading.Lock()
         self._waiting: list[Written] = []
         self._rounds: list[Future[None]] = []
-        self._asked: dict[int, tuple[str, Attempt]] = {}
-        self._verdicts: list[dict[int, Verdict]] = [{} for _ in range(1 + len(columns))]
+        self._graded: dict[int, tuple[str, Attempt]] = {}
+        """By index: the verifier's key and the attempt that were graded."""
+        self._verdicts: list[dict[int, Verdict]] = [{} for _ in range(1 + len(components))]
         self.seconds = 0.0
-        """In which graders were at work."""
+        """Seconds in which graders worked."""
 
     def add(self, ended: Sequence[Written], offset: int = 0) -> None:
-        """Grade these soon. Their places among all that will be scored begin at `offset`."""
+        """Grade these responses soon. `offset` is added to their places, which count from 0 in each `collect`."""
         with self._lock:
-            self._waiting += [replace(w, place=w.place + offset) for w in ended] if offset else ended
-        self._rounds.append(self._thread.submit(self._round))
+            self._waiting += [replace(w, place=w.place + offset) for w in ended]
+        # One round per call: rounds that find nothing to do, as an earlier one took all that waited, end at once.
+        self._rounds.append(self._thread.submit(self._grade_waiting))
 
-    def known(self, keys: Sequence[str], asked: Sequence[Attempt]) -> list[dict[int, Verdict]]:
-        """The verdicts by place, of each response's own verifier and of each further one; waits for all added.
+    def verdicts(self, keys: Sequence[str], attempts: Sequence[Attempt]) -> list[dict[int, Verdict]]:
+        """Return verdicts by index into `attempts`: first those of `keys`, then those of each component.
 
-        Places at which `keys` and `asked` hold something else than was graded have none.
+        Waits for all responses added. An index has no verdict if another attempt was graded there.
         """
         for future in self._rounds:
             future.result()
-        same = {i for i, one in self._asked.items() if i < len(asked) and one == (keys[i], asked[i])}
-        return [{i: verdict for i, verdict in found.items() if i in same} for found in self._verdicts]
+        same = {i for i, pair in self._graded.items() if i < len(attempts) and pair == (keys[i], attempts[i])}
+        return [{i: verdict for i, verdict in column.items() if i in same} for column in self._verdicts]
 
-    def _round(self) -> None:
+    def _grade_waiting(self) -> None:
         with self._lock:
-            some, self._waiting = self._waiting, []
-        if not some:
+            ended, self._waiting = self._waiting, []
+        if not ended:
             return
         start = time.perf_counter()
-        asked = [attempt_of(w.prompt, w.text, w.finish_reason) for w in some]
-        keys = [w.prompt.verifier for w in some]
-        places = [w.place for w in some]
-        for found, column in zip(self._verdicts, [keys, *([name] * len(asked) for name in self._columns)], strict=True):
-            found.update(zip(places, self._grade(column, asked), strict=True))
-        self._asked.update(zip(places, zip(keys, asked, strict=True), strict=True))
+        attempts = [attempt_of(w.prompt, w.text, w.finish_reason) for w in ended]
+        keys = [w.prompt.verifier for w in ended]
+        places = [w.place for w in ended]
+        columns = [keys, *([name] * len(attempts) for name in self._components)]
+        for verdicts, column in zip(self._verdicts, columns, strict=True):
+            verdicts.update(zip(places, self._grade(column, attempts), strict=True))
+        self._graded.update(zip(places, zip(keys, attempts, strict=True), strict=True))
         self.seconds += time.perf_counter() - start

@@ -20,7 +20,7 @@ from pipeline.report.result import result_lines, result_markdown
 from pipeline.report.summary import build_summary
 from pipeline.run.schedule import Item
 from pipeline.run.session import Session
-from pipeline.scoring.early_grading import Ahead
+from pipeline.scoring.early_grading import EarlyGrading
 from pipeline.stages.evaluate import evaluate
 from pipeline.stages.rl import run as train_round
 from pipeline.stages.train import evaluate_model, opened, train
@@ -72,13 +72,13 @@ def test_weights_and_lines_are_those_of_grading_at_the_end(tmp_path: Path, algor
 def test_responses_are_graded_while_others_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the embedded engine, in RL and in evaluation; off where the recipe says so."""
     added: list[int] = []
-    add = Ahead.add
+    add = EarlyGrading.add
 
-    def counted(self: Ahead, ended: Any, offset: int = 0) -> None:
+    def counted(self: EarlyGrading, ended: Any, offset: int = 0) -> None:
         added.append(len(ended))
         add(self, ended, offset)
 
-    monkeypatch.setattr(Ahead, "add", counted)
+    monkeypatch.setattr(EarlyGrading, "add", counted)
     config = tiny({"sft": {"steps": 60}, "rl": {"rounds": 1, "steps_per_round": 1}, "scoring": {"overlap": True}})
     train(config, tmp_path, tmp_path / "run", "auto", Silent())
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
