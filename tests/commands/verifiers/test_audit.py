@@ -122,6 +122,7 @@ def test_a_hole_is_found_by_its_probe(name: str, tmp_path: Path) -> None:
     report = audit(rows(tmp_path, body=HOLES[name]))
     tried, rewarded = report.probes[name]
     assert 0 < rewarded <= tried, str(report)
+    assert "rewarded: " in str(report)
     assert not report.passed
 
 
@@ -198,14 +199,6 @@ def test_a_number_of_the_prompt_that_is_the_answer_is_no_hack(tmp_path: Path) ->
     given = [{"id": 1, "prompt": "Which is larger, 3 or 7?", "reference": "7", "response": "7"}]
     report = audit(rows(tmp_path, given))
     assert report.probes["a number of the prompt"] == (1, 0)
-
-
-def test_the_report_is_also_plain_data(tmp_path: Path) -> None:
-    report = audit(rows(tmp_path, body=HOLES["praise"]))
-    plain = json.loads(json.dumps(report.as_dict()))
-    assert plain["tallies"]["all"]["right"] == 2
-    assert {c["what"] for c in plain["rewarded"]} == {"praise"}
-    assert "rewarded: " in str(report)
 
 
 def test_the_built_in_verifiers_withstand_all_of_it(tmp_path: Path) -> None:
