@@ -1,4 +1,4 @@
-"""The embedded engine: what a response hangs on, and what it does not."""
+"""The embedded engine: a response depends on its own seed and the weights, and on nothing else."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_an_end_token_at_the_limit_is_a_stop() -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen2 one key head", "qwen3 with bias", "gpt2"])
-def test_a_response_hangs_on_its_own_seed_only(name: str) -> None:
+def test_a_response_depends_on_its_own_seed_only(name: str) -> None:
     """Whatever the batch, its order, its cut into waves, and whichever other rows end early or late."""
     engine = engine_of(name)
     sampling = Sampling(MAX)

@@ -140,7 +140,7 @@ def test_log_probs_are_the_trainers(both: Colocated, sampling: Sampling) -> None
     assert seen > 20
 
 
-def test_a_response_hangs_on_its_own_seed(both: Colocated) -> None:
+def test_a_response_depends_on_its_own_seed(both: Colocated) -> None:
     both.publish()
     crowd = [Request((i,), tuple(range(100 * i, 100 * i + 6))) for i in range(2, 8)]
     together = both.engine.generate(crowd, Sampling(16))

@@ -51,7 +51,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 def check_answers(engine: VllmServerEngine) -> None:
-    """Each response is that to its own seed, whoever gave it."""
+    """Each response is the one of its own seed, from any server."""
     answers = engine.generate(REQUESTS, Sampling(9))
     for request, completions in zip(REQUESTS, answers, strict=True):
         assert [c.token_ids for c in completions] == [(s % 50, request.prompt_ids[-1]) for s in request.seeds]

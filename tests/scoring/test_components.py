@@ -14,7 +14,7 @@ from tests.scoring.fakes import Scripted, prompts_of, rollout
 
 
 class Second(Scripted):
-    """Reads what stands behind the bar."""
+    """Reads the text behind the bar."""
 
     def _one(self, attempt: Attempt, times: int) -> Verdict:
         behind = attempt.response.partition("|")[2].strip()
@@ -22,7 +22,7 @@ class Second(Scripted):
 
 
 class First(Scripted):
-    """Reads what stands before the bar."""
+    """Reads the text before the bar."""
 
     def _one(self, attempt: Attempt, times: int) -> Verdict:
         return super()._one(Attempt(attempt.response.partition("|")[0].strip(), attempt.reference), times)

@@ -63,7 +63,7 @@ class Defaults:
 
     verifier: Choice | None = None
     base: Path = field(default_factory=Path.cwd)
-    beside: Path | None = None
+    rows_folder: Path | None = None
     """The rows' own folder."""
 
 
@@ -87,7 +87,7 @@ def good_rows(path: Path, defaults: Defaults | None = None) -> list[Row]:
 
     Raises: DataError naming file, line and field of the first invalid row, or for a file without rows.
     """
-    defaults = replace(defaults or Defaults(), beside=path.parent)
+    defaults = replace(defaults or Defaults(), rows_folder=path.parent)
     try:
         with path.open(encoding="utf-8") as lines:
             rows = list(read_rows(lines, defaults))
@@ -101,10 +101,10 @@ def good_rows(path: Path, defaults: Defaults | None = None) -> list[Row]:
     return [r for r in rows if isinstance(r, Row)]
 
 
-def key_of(choice: Choice, base: Path, beside: Path | None = None) -> str:
+def key_of(choice: Choice, base: Path, rows_folder: Path | None = None) -> str:
     """Return the text that identifies a verifier with its parameters.
 
-    A relative path, also of a part of `combine`, is searched in `base`, then in `beside`. So is the file of a name that
+    A relative path, also of a part of `combine`, is searched in `base`, then in `rows_folder`. So is the file of a name that
     is not installed: `my_domain` means `my_domain.py:my_domain`.
     Raises: DataError for a choice that names no verifier.
     """
@@ -113,7 +113,7 @@ def key_of(choice: Choice, base: Path, beside: Path | None = None) -> str:
     unknown = set(choice) - {"name", "path", "params"}
     if unknown or ("name" in choice) == ("path" in choice):
         raise DataError(f"field 'verifier': expected a name or {{name | path, params?}}, got {dict(choice)!r:.120}")
-    folders = [base] if beside is None else [base, beside]
+    folders = [base] if rows_folder is None else [base, rows_folder]
     name = str(choice.get("name", ""))
     if name.isidentifier() and name not in names("verifiers") and any((f / f"{name}.py").is_file() for f in folders):
         choice = {**{k: v for k, v in choice.items() if k == "params"}, "path": f"{name}.py:{name}"}
@@ -173,7 +173,7 @@ def _row(number: int, fields: Mapping[str, Any], defaults: Defaults) -> Row:
         raise DataError(f"field 'verifier': expected a name or {{name | path, params?}}, got {verifier!r:.80}")
     if "reference" not in fields:
         raise DataError(f"field 'reference': missing; the row has {', '.join(sorted(fields)) or 'no fields'}")
-    key = key_of(verifier, defaults.base, defaults.beside)
+    key = key_of(verifier, defaults.base, defaults.rows_folder)
     try:
         bound(key)
     except VerizeroError as exc:

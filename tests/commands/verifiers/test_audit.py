@@ -95,7 +95,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_verdict_that_hangs_on_form_is_found(name: str, tmp_path: Path) -> None:
+def test_a_verdict_that_depends_on_form_is_found(name: str, tmp_path: Path) -> None:
     report = audit(rows(tmp_path, body=PLANTED[name]))
     tried, changed = report.rewritings[name]
     assert tried == changed == 2, str(report)

@@ -1,4 +1,4 @@
-"""What `verizero new verifier` writes works as it stands."""
+"""The files that `verizero new verifier` writes work without a change."""
 
 from __future__ import annotations
 
