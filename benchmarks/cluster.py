@@ -181,12 +181,12 @@ def engine_of(name: str, model: Any, folder: Path) -> Any:
     """The engine, whose responses no token ends."""
     from pipeline.config.sections import VllmConfig
     from pipeline.rollout.torch_engine import TorchEngine
-    from pipeline.rollout.vllm_engine import Policy, VllmEngine
+    from pipeline.rollout.vllm_engine import EngineModel, VllmEngine
     from pipeline.rollout.vllm_server import VllmServerEngine
 
     if name == "torch":
         return TorchEngine(model, (NO_END,), 0)
-    target, config = Policy.of(model, ()), VllmConfig()
+    target, config = EngineModel.of(model, ()), VllmConfig()
     return VllmEngine(target, config, 1024) if name == "vllm" else VllmServerEngine(target, config, 1024, folder)
 
 

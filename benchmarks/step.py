@@ -111,7 +111,7 @@ def compare_overlap(asked: argparse.Namespace) -> None:
     from pipeline.loop.steps import generate, next_prompts, verify
     from pipeline.models.load import quiet
     from pipeline.report.progress import Silent
-    from pipeline.scoring.remembered import Remembered
+    from pipeline.scoring.verdict_cache import VerdictCache
     from pipeline.stages.train import opened, run_folder
 
     quiet()
@@ -122,14 +122,14 @@ def compare_overlap(asked: argparse.Namespace) -> None:
         assert config.rl is not None
         ways = {on: config.model_copy(update={"scoring": config.scoring.model_copy(update={"overlap": on})})
                 for on in (True, False)}  # fmt: skip
-        known = {on: Remembered() for on in ways}
+        known = {on: VerdictCache() for on in ways}
         times: dict[bool, list[dict[str, float]]] = {True: [], False: []}
         with opened(config, asked.recipe.resolve().parent, run_folder(config), "never", Silent()) as session:
             for step in range(asked.steps + 1):
                 prompts = next_prompts(session, config.rl.prompts_per_step)
                 rewards = []
                 for on in (True, False) if step % 2 else (False, True):
-                    session.config, session.grader.remembered = ways[on], known[on]
+                    session.config, session.grader.cache = ways[on], known[on]
                     groups, _ = verify(session, prompts, generate(session, prompts, step))
                     rewards.append([g.rewards for g in groups])
                     times[on].append(session.take_times())

@@ -152,7 +152,7 @@ def verify_dataset(rows: str, verifier: str | None = None, save: str | None = No
         batch: Rows graded together, 1 or more.
     """
     settle()
-    from pipeline.scoring.verify import verify_file
+    from pipeline.commands.verifiers.verify import verify_file
 
     out = Path(save) if save else Path(rows).with_suffix(".verdicts.jsonl")
     counts, first = verify_file(Path(rows), out, verifier, batch)
@@ -172,9 +172,9 @@ def audit_verifier(rows: str, verifier: str | None = None, second: str | None = 
         save: Where disagreements and wrong verdicts go as JSONL. Empty: nowhere.
     """
     settle()
+    from pipeline.commands.verifiers.audit import audit, save_cases
+    from pipeline.commands.verifiers.labelled_rows import Defaults, good_rows
     from pipeline.errors import GradingError
-    from pipeline.scoring.audit import audit, save_cases
-    from pipeline.scoring.rows import Defaults, good_rows
 
     report = audit(good_rows(Path(rows), Defaults(verifier=verifier) if verifier else None), second=second)
     if save:

@@ -240,9 +240,9 @@ def _evaluate(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    from pipeline.scoring.check import check
-    from pipeline.scoring.rows import Defaults
-    from pipeline.scoring.verify import verify
+    from pipeline.commands.verifiers.check import check
+    from pipeline.commands.verifiers.labelled_rows import Defaults
+    from pipeline.commands.verifiers.verify import verify
 
     _any_text_passes()
     chosen = arguments.check or arguments.verifier
@@ -278,8 +278,8 @@ def _any_text_passes() -> None:
 
 
 def _audit(arguments: argparse.Namespace) -> int:
-    from pipeline.scoring.audit import audit, save_cases
-    from pipeline.scoring.rows import Defaults, good_rows
+    from pipeline.commands.verifiers.audit import audit, save_cases
+    from pipeline.commands.verifiers.labelled_rows import Defaults, good_rows
 
     defaults = Defaults(verifier=arguments.verifier) if arguments.verifier else None
     report = audit(good_rows(arguments.rows, defaults), second=arguments.second)
@@ -382,7 +382,7 @@ def _sandbox_check(arguments: argparse.Namespace) -> int:
 
 
 def _new(arguments: argparse.Namespace) -> int:
-    from pipeline.scoring.scaffold import new_verifier
+    from pipeline.commands.verifiers.scaffold import new_verifier
 
     for path in new_verifier(arguments.name, arguments.folder):
         print(f"wrote {path}")

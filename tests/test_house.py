@@ -14,6 +14,7 @@ from tests.source import ROOT, all_files, code_files, dotted, imported_by, impor
 RANKS = {
     "flows": 6,
     "pipeline.cli": 5,
+    "pipeline.commands": 5,
     "pipeline.doctor": 5,
     "pipeline.stages": 5,
     "pipeline.loop": 5,
@@ -43,6 +44,7 @@ RANKS = {
 UPWARD = {
     ("pipeline.registry", "pipeline.errors"): "an unknown name is one of the errors; errors import nothing",
     ("pipeline.files", "pipeline.errors"): "a full disk is one of the errors; errors import nothing",
+    ("pipeline.cli", "pipeline.commands"): "the command line starts what stands beside it",
     ("pipeline.cli", "pipeline.stages"): "the command line starts what stands beside it",
     ("pipeline.cli", "pipeline.launch"): "the command line starts what stands beside it",
     ("pipeline.cli", "pipeline.plan"): "the command line starts what stands beside it",

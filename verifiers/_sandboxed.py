@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 import sandbox
 from pipeline.errors import IsolationError
 from verifiers import _place
-from verifiers.base import BoundVerifier, VerifierParams
+from verifiers.base import VerifierParams
 
 OVER_BUDGET = frozenset({"timeout", "cpu_limit"})
 Language = Literal["python", "c", "cpp", "javascript", "bash"]
@@ -97,10 +97,9 @@ def runner(params: SandboxParams) -> Run:
     return run
 
 
-def programs_of(params: BaseModel) -> list[SandboxParams]:
+def programs_of(params: VerifierParams) -> list[SandboxParams]:
     """The parameters of those that run programs: of this verifier, and of the ones that it combines."""
-    parts = (getattr(part, "bound", None) for part in getattr(params, "parts", ()))
-    inside = [p for bound in parts if isinstance(bound, BoundVerifier) for p in programs_of(bound.params)]
+    inside = [p for bound in params.combined_verifiers() for p in programs_of(bound.params)]
     return [*([params] if isinstance(params, SandboxParams) else []), *inside]
 
 

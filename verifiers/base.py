@@ -49,6 +49,10 @@ class VerifierParams(BaseModel):
     may_leave: ClassVar[bool] = True
     """It may be graded by in another process: it holds no model, connection or process of its own."""
 
+    def combined_verifiers(self) -> tuple[BoundVerifier[Any], ...]:
+        """Return the verifiers that this one combines."""
+        return ()
+
 
 P = TypeVar("P", bound=VerifierParams)
 One = Callable[[Attempt, P], Verdict | float | bool]

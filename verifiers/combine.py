@@ -58,6 +58,10 @@ class CombineParams(VerifierParams):
         "weighted", description="weighted mean; 1 only if all are 1; the first part that finds an answer decides"
     )
 
+    def combined_verifiers(self) -> tuple[BoundVerifier[Any], ...]:
+        """Return the parts' verifiers."""
+        return tuple(part.bound for part in self.parts)
+
     @model_validator(mode="after")
     def _something_counts(self) -> Self:
         counted = [p for p in self.parts if not p.gate]

@@ -8,8 +8,8 @@ from pipeline.loop.scheduling import MAX_OVERSAMPLING, affordable_groups, drop_s
 from pipeline.loop.steps import Steps
 from pipeline.run.session import StageSetup, Workers
 from pipeline.run.state import RunState
-from pipeline.scoring.score import Tally
-from pipeline.scoring.second import Opinions
+from pipeline.scoring.score import GradingTally
+from pipeline.scoring.second_opinion import Opinions
 from pipeline.scoring.select import REASONS, acceptance_after, forecast
 from pipeline.types import Group, StepMetrics
 
@@ -23,7 +23,7 @@ class Batch:
     """All groups that this step generated, kept or not."""
     counts: dict[str, int]
     """Sampled groups by the reason for which they were kept or dropped."""
-    tallies: list[Tally]
+    tallies: list[GradingTally]
     metrics: StepMetrics = field(default_factory=dict)
     opinions: list[Opinions] | None = None
     """Second opinions on each group of `sampled`; None if the recipe asks for none."""

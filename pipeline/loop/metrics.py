@@ -12,10 +12,9 @@ from pipeline.run.sampling import temperature
 from pipeline.run.schedule import Item
 from pipeline.run.session import StageSetup, Workers
 from pipeline.run.state import RunState
-from pipeline.scoring.audit import disagree
-from pipeline.scoring.score import STATUSES, Tally
-from pipeline.scoring.second import Opinions
-from pipeline.scoring.select import judge
+from pipeline.scoring.score import STATUSES, GradingTally
+from pipeline.scoring.second_opinion import Opinions, disagree
+from pipeline.scoring.select import classify_group
 from pipeline.types import Group, KeptTokens, StepMetrics, Verdict
 
 
@@ -44,8 +43,7 @@ def record_step(
     row["prompts/distinct"] = float(len(workers.ledger))
     row["temperature"] = temperature(setup, state)
     row["update/skipped"] = float(update is None)
-    counts = getattr(workers.rollouts.engine, "counts", None)
-    row |= {} if counts is None else counts()
+    row |= workers.rollouts.engine.counts()
     row["tokens/generated"] = float(state.stage.num_tokens)
     for tally in batch.tallies:
         report_failures(recorder, setup, state, tally, batch.sampled, "they left their groups, none was scored 0")
@@ -124,7 +122,7 @@ def kept_metrics(kept: list[KeptTokens]) -> StepMetrics:
 
 
 def report_failures(
-    recorder: Recorder, setup: StageSetup, state: RunState, tally: Tally, groups: Sequence[Group], fate: str
+    recorder: Recorder, setup: StageSetup, state: RunState, tally: GradingTally, groups: Sequence[Group], fate: str
 ) -> None:
     """Raise the alarm if graders failed more often than the recipe allows. `fate`: what happened to those responses."""
     if tally.failure_rate <= setup.config.scoring.alarm_rate:
@@ -164,7 +162,7 @@ def sample_rows(
 ) -> list[dict[str, Any]]:
     """Return one line of rollouts.jsonl for each response of the group, with second opinions under "second"."""
     second = opinions or {}
-    kept = judge(group) == "kept"
+    kept = classify_group(group) == "kept"
     return [
         {
             "stage": stage,

@@ -13,8 +13,8 @@ from pipeline.run.dealing import gather_groups, share_of
 from pipeline.run.graders import bind_grader
 from pipeline.run.recorder import Recorder
 from pipeline.run.session import Run, StageSetup, Workers
-from pipeline.scoring.ahead import attempt_of
-from pipeline.scoring.score import Tally
+from pipeline.scoring.early_grading import attempt_of
+from pipeline.scoring.score import GradingTally
 from pipeline.scoring.select import form_groups
 from pipeline.types import Group, Prompt, ScoredRollout, Verdict
 
@@ -31,7 +31,7 @@ def sample_groups(
     prompts: Sequence[Prompt],
     num: int,
     *stream: str | int,
-) -> tuple[list[Group], Tally]:
+) -> tuple[list[Group], GradingTally]:
     """Return `num` graded responses of the published policy to each prompt, as they are sampled in RL.
 
     `stream` names the random numbers. Every rank samples and grades its share, and gets all groups.
@@ -74,7 +74,7 @@ def rewarded_by_judge(
             return replace(member, reward=scorer.reward(member.rollout, next(scores)), components=())
 
         judged = [replace(g, members=tuple(map(rewarded, g.members))) for g in own]
-        (whole,), _ = gather_groups(run.ranks, share, [judged], Tally({}, 0, 0.0))
+        (whole,), _ = gather_groups(run.ranks, share, [judged], GradingTally({}, 0, 0.0))
     return whole
 
 

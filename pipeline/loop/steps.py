@@ -20,8 +20,8 @@ from pipeline.run.recorder import Recorder
 from pipeline.run.sampling import asked_of, temperature
 from pipeline.run.session import Run, Session, StageSetup, Workers
 from pipeline.run.state import RunState
-from pipeline.scoring.ahead import Ahead
-from pipeline.scoring.score import Tally
+from pipeline.scoring.early_grading import EarlyGrading
+from pipeline.scoring.score import GradingTally
 from pipeline.scoring.select import Reason, form_groups, select
 from pipeline.train.step import Settings, update
 from pipeline.types import Group, Prompt, Rollout, StepMetrics
@@ -40,7 +40,7 @@ class Generated:
     """The responses to this rank's prompts, and the grading of them that has already begun."""
 
     rollouts: list[Rollout]
-    early: Ahead | None
+    early: EarlyGrading | None
     """None if no response is graded before all are sampled."""
 
 
@@ -50,7 +50,7 @@ class Steps:
 
     next_prompts: Callable[[int], list[Prompt]]
     generate: Callable[[Sequence[Prompt], int], Generated]
-    verify: Callable[[Sequence[Prompt], Generated], tuple[list[Group], Tally]]
+    verify: Callable[[Sequence[Prompt], Generated], tuple[list[Group], GradingTally]]
     select: Callable[[Sequence[Group]], tuple[list[Group], dict[Reason, int]]]
     update: Callable[[Sequence[Group]], StepMetrics]
     publish: Callable[[], None]
@@ -98,7 +98,7 @@ def generate(
     own = share_of(run.ranks, prompts).prompts
     with recorder.timed("generate"):
         if not source.in_flight and overlaps_grading(setup.config.scoring, workers.backend.model.device):
-            early = workers.graders.of_stage.ahead(with_components=True)
+            early = workers.graders.of_stage.grade_early(with_components=True)
         reader = None if early is None else early.add
         rollouts = source.generate(own, asked_of(setup, temperature(setup, state)), (state.rl_step, attempt), reader)
     state.stage.num_tokens += sum(run.ranks.gather(sum(len(r.response_ids) for r in rollouts)))
@@ -107,7 +107,7 @@ def generate(
 
 def verify(
     run: Run, workers: Workers, setup: StageSetup, recorder: Recorder, prompts: Sequence[Prompt], generated: Generated
-) -> tuple[list[Group], Tally]:
+) -> tuple[list[Group], GradingTally]:
     """Return the groups of all ranks with verdicts and rewards, and counts of what the graders did."""
     size, parts = setup.rounds.group_size, setup.algorithm
     share = share_of(run.ranks, prompts)
@@ -115,7 +115,7 @@ def verify(
     with recorder.timed("verify"):
         by_id = {p.id: p for p in own}
         scored, tally = workers.graders.of_stage.score(
-            by_id, generated.rollouts, with_components=True, ahead=generated.early
+            by_id, generated.rollouts, with_components=True, early=generated.early
         )
         groups = form_groups(own, scored[:num_sampled], size)
         if parts.needs_greedy:

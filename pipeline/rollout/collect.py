@@ -4,26 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Protocol
 
 from pipeline.errors import EngineError
-from pipeline.rollout.engine import Completion, Ended, Engine, Request, Sampling, Streams
+from pipeline.rollout.engine import Completion, Ended, Engine, Request, Sampling
 from pipeline.seeds import derive
 from pipeline.types import Prompt, Rollout, Written
 
 Reader = Callable[[Sequence[Written]], None]
-"""Told of responses as they end, each with its place among the rollouts that `collect` returns."""
+"""Receives responses as they end, each with its place among the rollouts that `collect` returns."""
 
 
 class Renders(Protocol):
-    """Writes prompts as tokens, and tokens as text."""
+    """Turns prompts into tokens, and tokens into text."""
 
     def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
-        """The prompt in tokens."""
+        """Return the prompt's tokens."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of a response, special tokens left out."""
+        """Return the text of a response without special tokens."""
         ...
 
 
@@ -37,36 +38,31 @@ def collect(
     *stream: str | int,
     reader: Reader | None = None,
 ) -> list[Rollout]:
-    """`samples` responses to each prompt, prompt by prompt. The same seed and stream give the same responses.
+    """Return `samples` responses to each prompt, prompt by prompt. Equal seeds and streams give equal responses.
 
-    `reader` is told of each that ends before the others, by an engine that tells of it; by another, of none.
+    `reader` receives the responses that the engine tells of while it still writes others.
     Raises: EngineError for an engine that does not record what `sampling` asks for.
     """
     times: Counter[str] = Counter()
     requests = []
-    for p in prompts:  # one that comes twice (an epoch ends in this call) gets other numbers the second time
+    for p in prompts:  # a prompt that comes twice (an epoch ends in this call) gets other numbers the second time
         own = (p.id, times[p.id]) if times[p.id] else (p.id,)
         times[p.id] += 1
         seeds = tuple(derive(seed, "rollout", *stream, *own, i) for i in range(samples))
         requests.append(Request(renderer.prompt_ids(p), seeds))
 
-    texts: dict[tuple[int, ...], str] = {}
+    text_of = cache(renderer.decode)  # a response that the reader received is not decoded a second time
 
-    def text_of(ids: tuple[int, ...]) -> str:
-        if ids not in texts:
-            texts[ids] = renderer.decode(ids)
-        return texts[ids]
-
-    def hand_over(some: Sequence[Ended]) -> None:
+    def tell_reader(ended: Sequence[Ended]) -> None:
         assert reader is not None
-        places = [e.request * samples + e.sample for e in some]
-        given = zip(places, some, strict=True)
-        reader([Written(place, prompts[e.request], text_of(e.token_ids), e.finish_reason) for place, e in given])
+        reader(
+            [
+                Written(e.request * samples + e.sample, prompts[e.request], text_of(e.token_ids), e.finish_reason)
+                for e in ended
+            ]
+        )
 
-    if reader is not None and isinstance(engine, Streams):
-        answers = engine.generate_streaming(requests, sampling, hand_over)
-    else:
-        answers = engine.generate(requests, sampling)
+    answers = engine.generate(requests, sampling, None if reader is None else tell_reader)
     check_recorded(sampling, [c for completions in answers for c in completions])
     return [
         _rollout(prompt, request, i, completion, text_of(completion.token_ids), engine.version)
@@ -91,7 +87,7 @@ def _rollout(prompt: Prompt, request: Request, sample: int, completion: Completi
 
 
 def check_recorded(sampling: Sampling, completions: Sequence[Completion]) -> None:
-    """Raises: EngineError for an engine that does not record what `sampling` asks for."""
+    """Raise EngineError where the engine did not record what `sampling` asks for."""
     if sampling.max_kept and sampling.is_cut and any(c.kept is None for c in completions):
         raise EngineError(
             "the engine did not record the sets of tokens that top_p and top_k left; set rollout.engine: torch, or "

@@ -15,17 +15,17 @@ from verifiers._endpoint import chat
 
 LARGEST_SEED = 2**31
 Tokens = Callable[[str], tuple[int, ...]]
-"""A response's tokens, the end token included. Raises: DataError for a text that has none here."""
+"""Returns a response's tokens with the end token. Raises: DataError for a text that they cannot write."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What an endpoint said."""
+    """The responses of an endpoint."""
 
     rollouts: list[list[Rollout]]
-    """Of each prompt; fewer than asked for where an answer cannot be written in the policy's tokens."""
+    """The responses to each prompt, without those that the policy's tokens cannot write."""
     unwritable: int
-    """Answers of that kind."""
+    """The number of responses left out."""
 
 
 def ask_endpoint(
@@ -37,13 +37,12 @@ def ask_endpoint(
     seed: int,
     *names: str | int,
 ) -> Answers:
-    """`samples` answers to each prompt's question, each with a seed of its own, which endpoints may heed or not.
+    """Return `samples` answers to each prompt's question, each with a seed of its own, which endpoints may ignore.
 
-    Raises: EngineError where the endpoint does not answer.
+    Raises: EngineError if the endpoint does not answer.
     """
 
-    def ask(job: tuple[Prompt, int]) -> tuple[str, bool]:
-        prompt, number = job
+    def ask(prompt: Prompt, number: int) -> tuple[str, bool]:
         system = [] if prompt.system is None else [{"role": "system", "content": prompt.system}]
         body = {
             "model": config.model,
@@ -64,22 +63,22 @@ def ask_endpoint(
         )
         return str(choice["message"]["content"]), choice.get("finish_reason") == "length"
 
-    jobs = [(p, i) for p in prompts for i in range(samples)]
+    asked = [(p, i) for p in prompts for i in range(samples)]
     with ThreadPoolExecutor(config.parallel, thread_name_prefix="endpoint") as pool:
         try:
-            said = list(pool.map(ask, jobs))
+            answers = list(pool.map(ask, [p for p, _ in asked], [i for _, i in asked]))
         except GradingError as exc:
             pool.shutdown(cancel_futures=True)
-            raise EngineError(f"{exc}; see that it runs, then start the same command again") from exc
+            raise EngineError(f"{exc}; check that the endpoint runs, then start the same command again") from exc
     rollouts: list[list[Rollout]] = [[] for _ in prompts]
     unwritable = 0
-    for at, ((prompt, number), (text, is_cut)) in enumerate(zip(jobs, said, strict=True)):
+    for at, ((prompt, number), (text, is_cut)) in enumerate(zip(asked, answers, strict=True)):
         try:
             ids = tokens(text)
         except DataError:
             unwritable += 1
             continue
-        ids = ids[:-1] if is_cut else ids
+        ids = ids[:-1] if is_cut else ids  # `tokens` adds the end token, which a response cut at its length lacks
         reason: FinishReason = "length" if is_cut else "stop"
         rollouts[at // samples].append(Rollout(prompt.id, number, (), ids, (0.0,) * len(ids), text, reason, -1))
     return Answers(rollouts, unwritable)

@@ -1,10 +1,10 @@
-"""What a rollout engine is: tokens in, tokens out, from weights of a known version."""
+"""The protocol of a rollout engine: tokens in, tokens out, from weights of a known version."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from pipeline.errors import EngineError
 from pipeline.types import FinishReason, KeptTokens, Routing
@@ -20,20 +20,20 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn, and what is recorded. temperature 0 is greedy; top_p 1 and top_k 0 keep the vocabulary."""
+    """The distribution that tokens are drawn from. temperature 0 is greedy; top_p 1 and top_k 0 keep the vocabulary."""
 
     max_tokens: int
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     max_kept: int = 0
-    """Above 0: the set of tokens that could be drawn is recorded at each place, and holds at most so many."""
+    """Above 0: the engine records the set of tokens that each token was drawn from, at most this many."""
     keep_routing: bool = False
-    """Record the experts of a mixture of experts."""
+    """The engine records the experts that a mixture of experts used for each token."""
 
     @property
     def is_cut(self) -> bool:
-        """Some tokens cannot be drawn."""
+        """True if top_p or top_k leave out some tokens."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1)
 
 
@@ -50,7 +50,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A response that ended while others were still written: that to seed `sample` of request `request`."""
+    """A response that ended while others were still written: number `sample` of request number `request`."""
 
     request: int
     sample: int
@@ -59,11 +59,11 @@ class Ended:
 
 
 Listener = Callable[[Sequence[Ended]], None]
-"""Told of responses as they end."""
+"""Receives responses as they end."""
 
 
 def check_requests(requests: Sequence[Request], max_tokens: int, limit: int | None, context: str) -> None:
-    """Raises: EngineError for a prompt without tokens, or one that leaves no room for its response in `context`."""
+    """Raise EngineError for a prompt without tokens, or one that leaves no room for its response in `context`."""
     for r in requests:
         if not r.prompt_ids:
             raise EngineError("a prompt has no tokens; check the template and the tokenizer")
@@ -79,7 +79,17 @@ class Engine(Protocol):
 
     @property
     def version(self) -> int:
-        """The version of the weights in use."""
+        """The version of the weights in use; -1 before the first `publish`."""
+        ...
+
+    @property
+    def is_fast(self) -> bool | None:
+        """True if the fast decode path is in use, False if a fallback is; None for an engine with one path."""
+        ...
+
+    @property
+    def fallback_reason(self) -> str | None:
+        """Why the fallback is in use; None where it is not."""
         ...
 
     def publish(self, version: int) -> None:
@@ -89,21 +99,24 @@ class Engine(Protocol):
         """
         ...
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        """Per request, one completion per seed, in order."""
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, listener: Listener | None = None
+    ) -> list[list[Completion]]:
+        """Return, per request, one completion per seed, in order.
+
+        `listener` receives, in the calling thread, each response at most once as it ends, so that it is graded while
+        others are still written. An engine that learns of the end too late may leave out any of them.
+        """
+        ...
+
+    def rest(self) -> None:
+        """Give device memory back until the next `publish` or `generate`; does nothing where that is impossible."""
+        ...
+
+    def counts(self) -> Mapping[str, float]:
+        """Return numbers for the metrics of a step, by name; empty for an engine that counts nothing."""
         ...
 
     def close(self) -> None:
         """Release what the engine holds."""
-        ...
-
-
-@runtime_checkable
-class Streams(Protocol):
-    """An engine that also tells of each response as it ends, so that it is graded while others are still written."""
-
-    def generate_streaming(
-        self, requests: Sequence[Request], sampling: Sampling, listener: Listener
-    ) -> list[list[Completion]]:
-        """What `generate` returns. `listener` is told, in the calling thread, of each completion at most once."""
         ...

@@ -1,12 +1,12 @@
 """The embedded engine: decodes whole batches in this process with a preallocated cache, dropping finished rows.
 
-It shares the policy's module. `publish` copies the weights, so an update never reaches a decode under way. Models of
-the Llama family take the fast path of `pipeline.models.cpu`; any other causal LM goes through transformers.
+`publish` copies the weights of the policy's module, so an update never reaches responses that are being written. Models
+of the Llama family take the fast path of `pipeline.models.cpu`; any other causal LM goes through transformers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,21 +15,21 @@ from torch import Tensor
 from pipeline.errors import EngineError, boundary
 from pipeline.models.cpu import Decoder, check_parity, unsupported
 from pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling, check_requests
-from pipeline.rollout.generic import GenericDecoder
-from pipeline.rollout.record import Recorder
+from pipeline.rollout.hf_decoder import HfCache, HfDecoder
 from pipeline.rollout.sampling import pick, pick_kept, uniforms
+from pipeline.rollout.sampling_record import Recorder
 
 COMPACT_SHARE = 0.125
-"""Finished rows are dropped once they are this share: a copy of the cache costs about one step."""
+"""Finished rows are dropped once they reach this share of all: dropping copies the cache, which costs about a step."""
 
 
-class Part(NamedTuple):
-    """Some responses of a request."""
+class RequestPart(NamedTuple):
+    """A prompt with some of the seeds of a request."""
 
     number: int
-    """Of the request."""
+    """Index of the request."""
     first: int
-    """The place of the first response among the request's."""
+    """Index of the part's first seed among the request's seeds."""
     request: Request
 
 
@@ -41,76 +41,67 @@ class TorchEngine:
         self.eos_ids = torch.tensor(sorted(set(eos_ids)), dtype=torch.int64, device=model.device)
         self.pad_id = pad_id
         self.max_rows = max_rows
-        self._version = -1
+        self.version = -1
         self.fallback_reason: str | None = None
-        self._decoder: Decoder | GenericDecoder = self._choose()
-
-    @property
-    def version(self) -> int:
-        """The version of the weights in use; -1 before the first `publish`."""
-        return self._version
+        self._decoder: Decoder | HfDecoder = self._choose()
 
     @property
     def is_fast(self) -> bool:
-        """The fast decode path is in use."""
+        """True if the fast decode path is in use."""
         return isinstance(self._decoder, Decoder)
 
     def publish(self, version: int) -> None:
-        """Copy the module's present weights; they are `version` from now on."""
+        """Copy the module's present weights and call them `version`."""
         with boundary(EngineError, "publishing weights to the embedded engine"):
             self._decoder.refresh()
-        self._version = version
+        self.version = version
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        """Per request, one completion per seed. Prompts of like length are decoded together, in at most max_rows rows.
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, listener: Listener | None = None
+    ) -> list[list[Completion]]:
+        """Return, per request, one completion per seed; `listener` hears of each that stops, at the step of its end.
 
-        The longest come first: their responses tend to be the longest, and graders can be at them during the rest.
         Raises: EngineError for a prompt that leaves no room in the model's context.
         """
-        return self._generate(requests, sampling, None)
-
-    def generate_streaming(
-        self, requests: Sequence[Request], sampling: Sampling, listener: Listener
-    ) -> list[list[Completion]]:
-        """As `generate`; `listener` is told at each step of those that ended with it."""
-        return self._generate(requests, sampling, listener)
-
-    def _generate(
-        self, requests: Sequence[Request], sampling: Sampling, listener: Listener | None
-    ) -> list[list[Completion]]:
         limit = getattr(self.model.config, "max_position_embeddings", None)
         check_requests(requests, sampling.max_tokens, limit, "the model's context")
-        found: dict[tuple[int, int], Completion] = {}
+        made: dict[tuple[int, int], Completion] = {}
+        # Longest prompts first: their responses tend to be the longest, and graders work on them during the rest.
         for wave in reversed(_waves(requests, self.max_rows)):
-            self._wave(wave, sampling, found, listener)
-        return [[found[i, k] for k in range(len(request.seeds))] for i, request in enumerate(requests)]
+            made |= self._decode_wave(wave, sampling, listener)
+        return [[made[i, k] for k in range(len(request.seeds))] for i, request in enumerate(requests)]
+
+    def rest(self) -> None:
+        """Do nothing: the copy of the weights is all that the engine holds between two calls."""
+
+    def counts(self) -> Mapping[str, float]:
+        """Return no numbers."""
+        return {}
 
     def close(self) -> None:
-        """Nothing outlives the engine object."""
+        """Do nothing: all memory goes with the engine object."""
 
-    def _choose(self) -> Decoder | GenericDecoder:
+    def _choose(self) -> Decoder | HfDecoder:
         fast = Decoder.of(self.model)
         if fast is None:
             self.fallback_reason = f"no fast path for {unsupported(self.model.config)}"
-            return GenericDecoder(self.model)
+            return HfDecoder(self.model)
         try:
             check_parity(fast, 2e-3 if self.model.dtype == torch.float32 else 0.5)
         except ValueError as exc:
             self.fallback_reason = str(exc)
-            return GenericDecoder(self.model)
+            return HfDecoder(self.model)
         return fast
 
     @torch.inference_mode()
-    def _wave(
-        self,
-        wave: Sequence[Part],
-        sampling: Sampling,
-        found: dict[tuple[int, int], Completion],
-        listener: Listener | None,
-    ) -> None:
+    def _decode_wave(
+        self, wave: Sequence[RequestPart], sampling: Sampling, listener: Listener | None
+    ) -> dict[tuple[int, int], Completion]:
+        """Decode the parts together; return each completion by (index of the request, index of the seed)."""
         device = self.eos_ids.device
         requests = [part.request for part in wave]
         places = [(part.number, part.first + k) for part in wave for k in range(len(part.request.seeds))]
+        # Prompts are padded on the left, so that the next token of every row goes into the same column.
         width = max(len(r.prompt_ids) for r in requests)
         ids = torch.tensor([[self.pad_id] * (width - len(r.prompt_ids)) + list(r.prompt_ids) for r in requests])
         pad = torch.tensor([width - len(r.prompt_ids) for r in requests], device=device)
@@ -122,15 +113,17 @@ class TorchEngine:
         prompts = [len(request.prompt_ids) for request in requests for _ in request.seeds]
         kept = recorder.kept(lengths) if _keeps(sampling) else None
         routing = recorder.routes(prompts, lengths) if sampling.keep_routing and _routed(cache) is not None else None
+        made = {}
         for row, (place, n) in enumerate(zip(places, lengths, strict=True)):
             ended = n < sampling.max_tokens or self._is_eos(tokens[row][n - 1])
-            found[place] = Completion(
+            made[place] = Completion(
                 tuple(tokens[row][:n]),
                 tuple(logprobs[row][:n]),
                 "stop" if ended else "length",
                 None if kept is None else kept[row],
                 None if routing is None else routing[row],
             )
+        return made
 
     def _decode(
         self,
@@ -141,16 +134,21 @@ class TorchEngine:
         recorder: Recorder,
         tell: Callable[[list[int], Tensor], None] | None,
     ) -> tuple[list[list[int]], list[list[float]], list[int]]:
+        """Return tokens and log-probs of each row, padded to the limit, and the rows' lengths.
+
+        logits: float32 [B, V] after the prompts; draws: float64 [steps, B]. `tell` receives the rows that ended at a
+        step and the tokens of all rows so far.
+        """
         rows, steps = logits.shape[0], sampling.max_tokens
         tokens = torch.full((rows, steps), self.pad_id, dtype=torch.int64, device=logits.device)
         logprobs = torch.zeros(rows, steps, device=logits.device)
         lengths = torch.full((rows,), steps, dtype=torch.int64, device=logits.device)
-        active = torch.arange(rows, device=logits.device)  # the output row of each row still in the cache
+        active = torch.arange(rows, device=logits.device)  # output row of each row that is still in the cache
         done = torch.zeros(rows, dtype=torch.bool, device=logits.device)
         for t in range(steps):
             if sampling.keep_routing and (routing := _routed(cache)) is not None:
                 recorder.route(routing, active)
-            numbers = draws[t].index_select(0, active)
+            numbers = draws[t].index_select(0, active)  # by output row: a row's draws do not depend on its company
             if _keeps(sampling):
                 drawn, logprob, kept = pick_kept(logits, numbers, sampling)
                 recorder.keep(t, kept, active, ~done)
@@ -165,6 +163,7 @@ class TorchEngine:
             finished = int(done.sum())
             if finished == done.numel():
                 break
+            # Until they are dropped, finished rows are decoded too; their tokens lie beyond their lengths.
             if finished >= COMPACT_SHARE * done.numel():
                 keep = (~done).nonzero()[:, 0]
                 cache.keep(keep)
@@ -178,14 +177,15 @@ class TorchEngine:
 
 
 def _teller(listener: Listener | None, places: Sequence[tuple[int, int]]) -> Callable[[list[int], Tensor], None] | None:
-    """Tells `listener` of rows of the wave that ended (their numbers) with the tokens of all rows until now."""
+    """Return what tells `listener` of ended rows of a wave, given their numbers and the tokens of all rows."""
     if listener is None:
         return None
 
     def tell(rows: list[int], tokens: Tensor) -> None:
         if rows:
-            said = zip(rows, tokens[rows].tolist(), strict=True)
-            listener([Ended(*places[row], tuple(ids), "stop") for row, ids in said])
+            listener(
+                [Ended(*places[row], tuple(ids), "stop") for row, ids in zip(rows, tokens[rows].tolist(), strict=True)]
+            )
 
     return tell
 
@@ -195,13 +195,13 @@ def _keeps(sampling: Sampling) -> bool:
 
 
 def _routed(cache: Any) -> Tensor | None:
-    """The experts of the last forward; None for a dense model."""
-    return getattr(cache, "routing", None)
+    """Return the experts of the last forward; None for a dense model and for the fast path's cache."""
+    return cache.routing if isinstance(cache, HfCache) else None
 
 
-def _waves(requests: Sequence[Request], max_rows: int) -> list[list[Part]]:
-    """What is decoded together, at most `max_rows` responses each, by length of prompt from the shortest."""
-    waves: list[list[Part]] = []
+def _waves(requests: Sequence[Request], max_rows: int) -> list[list[RequestPart]]:
+    """Return the parts that are decoded together, at most `max_rows` responses each, from the shortest prompts on."""
+    waves: list[list[RequestPart]] = []
     rows = max_rows
     for i in sorted(range(len(requests)), key=lambda i: len(requests[i].prompt_ids)):
         for part in _parts(i, requests[i], max_rows):
@@ -213,7 +213,7 @@ def _waves(requests: Sequence[Request], max_rows: int) -> list[list[Part]]:
     return waves
 
 
-def _parts(number: int, request: Request, max_rows: int) -> list[Part]:
-    """The request in parts of at most `max_rows` responses."""
+def _parts(number: int, request: Request, max_rows: int) -> list[RequestPart]:
+    """Split the request into parts of at most `max_rows` responses."""
     cuts = range(0, len(request.seeds), max_rows)
-    return [Part(number, at, Request(request.prompt_ids, request.seeds[at : at + max_rows])) for at in cuts]
+    return [RequestPart(number, at, Request(request.prompt_ids, request.seeds[at : at + max_rows])) for at in cuts]

@@ -1,8 +1,8 @@
-"""vLLM inside this process: tokens in, tokens out, weights handed over in place.
+"""vLLM inside this process: tokens in, tokens out; weights are copied from the trainer's module into vLLM's.
 
-What the engine says of itself is checked: every response names the version of the weights that drew it. Log-probs are
-float32 and those of the distribution that was sampled, after temperature, top-k and top-p. A response depends on its
-own seed, but for the rounding of logits that differ with what is computed beside it.
+Every response names the version of the weights that drew it, and a wrong one is refused. Log-probs are float32, of the
+distribution that was sampled: after temperature, top-k and top-p. A response depends on its own seed only, up to the
+rounding of logits, which differs with the responses that are computed in the same step.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ENVIRONMENT = {
 }
 TOKENS_A_STEP = 4096
 ROOM = "the engine's room (rollout.vllm.max_model_tokens)"
-OURS = {
+RECIPE_FIELDS = {
     "model": "model.path",
     "dtype": "model.dtype",
     "load_format": "nothing: weights come from the trainer",
@@ -56,48 +56,53 @@ OURS = {
     "return_sampling_mask": "rl.algorithm.keep_sampling",
     "enable_return_routed_experts": "rl.algorithm.keep_routing",
 }
-"""Arguments of vLLM's that a recipe says elsewhere -> where."""
+"""Argument of vLLM's engine -> the recipe's field that decides it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
-    """What an engine needs to know of the policy."""
+class EngineModel:
+    """The policy as an engine needs it."""
 
     model: Any
     eos_ids: tuple[int, ...]
     weights: Weights
     records: Records = NOTHING
-    """What of its responses is to be recorded."""
+    """The parts of its responses that the engine records."""
 
     @classmethod
     def of(
         cls, model: Any, eos_ids: Sequence[int], weights: Weights | None = None, records: Records = NOTHING
-    ) -> Policy:
-        """The policy `model`; its weights come from `weights`, where it is not whole in this process."""
+    ) -> EngineModel:
+        """Describe the policy `model`; `weights` yields its weights if this process holds only a shard of them."""
         return cls(model, tuple(sorted(set(eos_ids))), weights or weights_of(model), records)
 
     def options(self, sampling: Sampling, seed: int) -> dict[str, Any]:
-        """One response's options by vLLM's names."""
+        """Return one response's options by vLLM's names."""
         options = sampling_options(sampling, seed, self.eos_ids)
         return options | (bounded(sampling, self.model.config.vocab_size) if self.records.sampling else {})
 
     @property
     def context(self) -> int | None:
-        """The longest sequence, in tokens."""
+        """The longest sequence in tokens; None if the model's config names none."""
         return getattr(self.model.config, "max_position_embeddings", None)
 
 
 class VllmEngine:
-    """Generates with vLLM in this process; an `Engine` that `Streams`. A process has one: vLLM's groups are global."""
+    """Generates with vLLM in this process, which can have one such engine: vLLM's process groups are global."""
 
+    is_fast: bool | None = None
+    fallback_reason: str | None = None
     _live = 0
 
-    def __init__(self, policy: Policy, config: VllmConfig, max_rows: int) -> None:
-        """Raises: ConfigError where vLLM is not installed or an argument is not its own; EngineError from its start."""
+    def __init__(self, policy: EngineModel, config: VllmConfig, max_rows: int) -> None:
+        """Start vLLM.
+
+        Raises: ConfigError where vLLM is not installed or does not know an argument; EngineError if it does not start.
+        """
         self.policy, self.config = policy, config
         self.published: Published | None = None
-        self._version = -1
-        self._asked = 0
+        self.version = -1
+        self._num_asked = 0
         self._asleep = False
         if VllmEngine._live:
             raise EngineError("this process has one vLLM engine already; close it first")
@@ -113,67 +118,72 @@ class VllmEngine:
             policy.model.config.save_pretrained(self._folder.name)
             self._llm: Any = self._vllm.make_llm({**arguments, "model": self._folder.name})
         VllmEngine._live += 1
-        self._mates = self._vllm.mates() if config.tensor_parallel > 1 else None
+        self._mates = self._vllm.ranks_of_engine() if config.tensor_parallel > 1 else None
         self._limit = int(self._llm.llm_engine.model_config.max_model_len)
 
-    @property
-    def version(self) -> int:
-        """The version of the weights in use, as vLLM says; -1 before the first `publish`."""
-        return self._version
-
     def publish(self, version: int) -> None:
-        """Hand the trainer's present weights over. Raises: EngineError if vLLM did not take all, or says otherwise."""
+        """Copy the trainer's present weights into vLLM.
+
+        Raises: EngineError if vLLM did not take all of them or keeps anything of the old ones.
+        """
         start = time.perf_counter()
         weights = Counted(self.policy.weights())
         with boundary(EngineError, f"publishing weights of version {version} to vLLM"):
             self._wake("weights")
+            # With this executor the workers live in this process, so the tensors themselves are passed, not copies.
             self._llm.collective_rpc("load_named", args=(weights,))
             engine = self._llm.llm_engine
             self._wake("kv_cache")
+            # Cached keys and values are of the old weights: a response that used them would be drawn by both.
             if not engine.reset_prefix_cache():
                 raise EngineError("vLLM kept its prefix cache, so old weights would be mixed with new; restart the run")
             engine.set_weight_version(str(version))
-            self._version = int(engine.get_weight_version())
+            self.version = int(engine.get_weight_version())
         self.published = Published("in place", time.perf_counter() - start, weights.num_bytes)
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        """Per request, one completion per seed. Raises: EngineError for a prompt that leaves no room."""
-        return self.generate_streaming(requests, sampling, lambda ended: None)
-
-    def generate_streaming(
-        self, requests: Sequence[Request], sampling: Sampling, listener: Listener
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, listener: Listener | None = None
     ) -> list[list[Completion]]:
-        """What `generate` returns; the listener is told of each response after the step of vLLM in which it ended."""
+        """Return, per request, one completion per seed; `listener` hears of each after the step in which it ended.
+
+        Raises: EngineError for a prompt that leaves no room.
+        """
         check_requests(requests, sampling.max_tokens, self._limit, ROOM)
         self._wake(None)
         engine, places = self._llm.llm_engine, {}
         made: dict[tuple[int, int], Completion] = {}
         with boundary(EngineError, "generating with vLLM"):
-            for i, request in self._asked_together(requests):
+            for i, request in self._requests_of_all_ranks(requests):
+                # One request of vLLM's for each response: with its option `n`, vLLM would number the seeds itself.
                 for j, seed in enumerate(request.seeds):
                     params = self._vllm.sampling_params(**self.policy.options(sampling, seed))
-                    self._asked += 1
+                    self._num_asked += 1
                     prompt = {"prompt_token_ids": list(request.prompt_ids)}
-                    engine.add_request(str(self._asked), prompt, params)
+                    engine.add_request(str(self._num_asked), prompt, params)
                     if i is not None:
-                        places[str(self._asked)] = (i, j)
+                        places[str(self._num_asked)] = (i, j)
             while engine.has_unfinished_requests():
                 outs = [out for out in engine.step() if out.finished and out.request_id in places]
                 done = {places[out.request_id]: self._completion(out, sampling) for out in outs}
                 made.update(done)
-                if done:
+                if done and listener is not None:
                     listener([Ended(i, j, c.token_ids, c.finish_reason) for (i, j), c in done.items()])
         return [[made[i, j] for j in range(len(r.seeds))] for i, r in enumerate(requests)]
 
     def rest(self) -> None:
-        """Give a GPU's memory back until the next weights or prompts come; nothing where the platform cannot."""
+        """Give the GPU's memory back until the next weights or prompts come; does nothing where vLLM has no sleep."""
         if self.sleep_note is None and not self._asleep:
             with boundary(EngineError, "putting vLLM to sleep"):
+                # Level 1 keeps the weights in the CPU's memory: not every update is followed by a publish.
                 self._llm.sleep(level=1)
             self._asleep = True
 
+    def counts(self) -> Mapping[str, float]:
+        """Return no numbers."""
+        return {}
+
     def close(self) -> None:
-        """Release vLLM's memory. A process group that was there before stays: vLLM's shutdown would end it."""
+        """Release vLLM's memory. The trainer's own process group stays: vLLM's shutdown would end it."""
         llm, self._llm = self._llm, None
         if llm is not None:
             if self._own_group:
@@ -183,15 +193,17 @@ class VllmEngine:
             gc.collect()
             self._folder.cleanup()
 
-    def _asked_together(self, requests: Sequence[Request]) -> list[tuple[int | None, Request]]:
-        """What the engine is asked: by each of the ranks that it is made of the same; None for the place of others'."""
+    def _requests_of_all_ranks(self, requests: Sequence[Request]) -> list[tuple[int | None, Request]]:
+        """Return the requests of all ranks that share this engine, in one order on all of them.
+
+        Each comes with its index among this rank's requests, or None if it belongs to another rank.
+        """
         if self._mates is None:
             return list(enumerate(requests))
-        everyone = enumerate(self._mates.gather(list(requests)))
         return [
             (i if rank == self._mates.rank else None, request)
-            for rank, some in everyone
-            for i, request in enumerate(some)
+            for rank, theirs in enumerate(self._mates.gather(list(requests)))
+            for i, request in enumerate(theirs)
         ]
 
     def _completion(self, out: Any, sampling: Sampling) -> Completion:
@@ -199,7 +211,7 @@ class VllmEngine:
         drawn = tuple(answer.token_ids)
         rows = answer.logprobs or []
         logprobs = tuple(float(row[token].logprob) for row, token in zip(rows, drawn, strict=True))
-        check_spans([(s.version, s.start, s.end) for s in answer.weight_versions or ()], str(self._version))
+        check_spans([(s.version, s.start, s.end) for s in answer.weight_versions or ()], str(self.version))
         sets = None if answer.sampling_mask is None else answer.sampling_mask.token_ids
         return Completion(
             drawn,
@@ -215,23 +227,26 @@ class VllmEngine:
         return None if self.config.sleep else "rollout.vllm.sleep is off"
 
     def _placed(self, max_rows: int) -> dict[str, Any]:
-        """Arguments that hang on the device."""
+        """Return the arguments of vLLM's engine that depend on the device and on the ranks."""
         placed = device_arguments(self.policy, self.config, max_rows, self._vllm.on_cpu())
         if not self._vllm.on_cpu():
             placed["enable_sleep_mode"] = self.sleep_note is None
-        if self.config.tensor_parallel > 1:  # the ranks of a launched group are its workers
+        if self.config.tensor_parallel > 1:  # the ranks of the launched group are vLLM's workers
             placed["distributed_executor_backend"] = "external_launcher"
         return placed
 
     def _wake(self, tag: str | None) -> None:
-        """Weights wake before the cache, so that the peak holds one of both beside the trainer's memory."""
+        """Give `tag` ("weights", "kv_cache") or, for None, all its memory again, if the engine sleeps.
+
+        A publish wakes the weights first and the cache at its end, when the trainer's gathered pieces are freed.
+        """
         if self._asleep:
             self._llm.wake_up(None if tag is None else [tag])
-            self._asleep = tag == "weights"
+            self._asleep = tag == "weights"  # the cache sleeps on
 
 
 def import_vllm() -> ModuleType:
-    """The module that imports vLLM. Raises: ConfigError naming what to install."""
+    """Return the module that imports vLLM. Raises: ConfigError naming what to install."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:
@@ -241,11 +256,11 @@ def import_vllm() -> ModuleType:
     return worker
 
 
-def engine_arguments(policy: Policy, config: VllmConfig, max_rows: int) -> dict[str, Any]:
-    """Arguments of vLLM's engine that a recipe decides, by vLLM's names."""
-    given = {"max_model_len": config.max_model_tokens or policy.context}
+def engine_arguments(policy: EngineModel, config: VllmConfig, max_rows: int) -> dict[str, Any]:
+    """Return the arguments of vLLM's engine that a recipe decides, by vLLM's names."""
+    longest = config.max_model_tokens or policy.context
     return {
-        **{name: value for name, value in given.items() if value is not None},
+        **({} if longest is None else {"max_model_len": longest}),
         "dtype": str(policy.model.dtype).removeprefix("torch."),
         "load_format": "dummy",
         "skip_tokenizer_init": True,
@@ -261,11 +276,11 @@ def engine_arguments(policy: Policy, config: VllmConfig, max_rows: int) -> dict[
     }
 
 
-def device_arguments(policy: Policy, config: VllmConfig, max_rows: int, on_cpu: bool) -> dict[str, Any]:
-    """Arguments of vLLM's engine that hang on the device.
+def device_arguments(policy: EngineModel, config: VllmConfig, max_rows: int, on_cpu: bool) -> dict[str, Any]:
+    """Return the arguments of vLLM's engine that depend on the device.
 
-    On the CPU a prompt is computed in one go: where part of one is left for the next step, vLLM turns back the random
-    numbers of its seed, which it cannot do there.
+    On the CPU a prompt is computed in one go: where a prompt is split over two steps, vLLM rewinds the random numbers
+    of its seed, and its CPU build cannot.
     """
     if not on_cpu:
         return {"gpu_memory_utilization": config.gpu_memory_share}
@@ -277,20 +292,20 @@ def device_arguments(policy: Policy, config: VllmConfig, max_rows: int, on_cpu: 
     }
 
 
-def check_arguments(given: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Raises: ConfigError for an argument that vLLM does not know, or that the recipe says elsewhere."""
+def check_arguments(arguments: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raise ConfigError for an argument that vLLM does not know, or that another field of the recipe decides."""
     known = set(known)
-    for name in given:
-        if name in OURS:
-            raise ConfigError(f"rollout.vllm.arguments.{name}: drop it; its place is {OURS[name]}")
+    for name in arguments:
+        if name in RECIPE_FIELDS:
+            raise ConfigError(f"rollout.vllm.arguments.{name}: drop it; it is decided by {RECIPE_FIELDS[name]}")
         if name not in known:
             near = difflib.get_close_matches(name, known, 3)
             hint = f"; did you mean {', '.join(near)}?" if near else ""
-            raise ConfigError(f"rollout.vllm.arguments.{name} is no argument of vLLM's engine{hint}")
+            raise ConfigError(f"rollout.vllm.arguments.{name} is not an argument of vLLM's engine{hint}")
 
 
 def check_heads(model_config: Any, sizes: Sequence[int] | None) -> None:
-    """Raises: ConfigError for attention heads of a size that vLLM's build does not compute: it would say so late."""
+    """Raise ConfigError for attention heads of a size that vLLM's build cannot compute; vLLM itself finds it late."""
     heads = getattr(model_config, "num_attention_heads", None)
     size = getattr(model_config, "head_dim", None) or (model_config.hidden_size // heads if heads else None)
     if sizes is not None and size is not None and size not in sizes:
@@ -301,7 +316,7 @@ def check_heads(model_config: Any, sizes: Sequence[int] | None) -> None:
 
 
 def sampling_options(sampling: Sampling, seed: int, eos_ids: Sequence[int]) -> dict[str, Any]:
-    """One response's options by vLLM's names. Its own end token is ignored: all of ours end a response."""
+    """Return one response's options by vLLM's names. vLLM's own end token is ignored: any of `eos_ids` ends it."""
     return {
         "n": 1,
         "seed": seed,
@@ -316,18 +331,23 @@ def sampling_options(sampling: Sampling, seed: int, eos_ids: Sequence[int]) -> d
     }
 
 
-def finish_reason(said: str | None) -> FinishReason:
-    """Ours for vLLM's. Raises: EngineError for a response that did neither stop nor reach its limit."""
-    if said == "stop":
+def finish_reason(reason: str | None) -> FinishReason:
+    """Return vLLM's reason as ours. Raises: EngineError for a response that neither stopped nor reached its limit."""
+    if reason == "stop":
         return "stop"
-    if said == "length":
+    if reason == "length":
         return "length"
-    raise EngineError(f"vLLM ended a response with {said!r}; it was not finished, and the run cannot use it")
+    raise EngineError(f"vLLM ended a response with {reason!r}; it was not finished, and the run cannot use it")
 
 
 def check_spans(spans: Sequence[tuple[str, int, int]], version: str) -> None:
-    """Raises: EngineError if part of a response was drawn by weights of another version than `version`."""
+    """Raise EngineError unless all of a response was drawn by weights of `version`.
+
+    spans: (version, first token, end) for each stretch of the response.
+    """
     wrong = [s for s in spans if s[0] != version]
     if wrong or not spans:
-        said = "no version" if not spans else f"version {wrong[0][0]}"
-        raise EngineError(f"a response was drawn by weights of {said}, and version {version} was published; restart")
+        actual = "no version" if not spans else f"version {wrong[0][0]}"
+        raise EngineError(
+            f"a response was drawn by weights of {actual}, and version {version} was published; restart the run"
+        )

@@ -1,4 +1,4 @@
-"""Servers of vLLM that a run starts: a command line, a log, and an end with the run however the run ends."""
+"""Servers of vLLM that a run starts; each has a log, and ends with the run however the run ends."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import EngineError
-from pipeline.rollout.watched import GRACE_S
+from pipeline.rollout.child_process import GRACE_S
 
 ENVIRONMENT = {
-    "VLLM_SERVER_DEV_MODE": "1",  # opens the routes that take weights; bound to this machine only
+    "VLLM_SERVER_DEV_MODE": "1",  # opens the routes that take weights; the server listens on this machine only
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
 }
@@ -27,11 +27,11 @@ HOST = "127.0.0.1"
 LAST_LINES = 15
 POLL_S = 0.25
 END_S = 2 * GRACE_S
-"""The watcher kills after half of it."""
+"""Twice the time after which child_process kills the server itself."""
 
 
 class ServerProcess:
-    """One server on this machine. `url` answers once `wait` has returned."""
+    """One server on this machine; `url` answers once `wait` has returned."""
 
     def __init__(self, arguments: Mapping[str, Any], log: Path) -> None:
         self.log = log
@@ -41,10 +41,13 @@ class ServerProcess:
         command += ["--enable-scale-out", *flags(arguments)]
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as out:
-            self.process = watched(command, out)
+            self.process = start_child(command, out)
 
     def wait(self, timeout_s: float) -> None:
-        """Until the server answers. Raises: EngineError with the log's last lines if it ends, or does not in time."""
+        """Wait until the server answers.
+
+        Raises: EngineError with the log's last lines if the server ends, or does not answer in time.
+        """
         until = time.monotonic() + timeout_s
         while not _answers(self.url):
             if self.process.poll() is not None:
@@ -56,32 +59,32 @@ class ServerProcess:
             time.sleep(POLL_S)
 
     def tail(self) -> str:
-        """The last lines of the log, for a message."""
+        """Return the last lines of the log, for a message."""
         lines = self.log.read_text(errors="replace").splitlines()[-LAST_LINES:]
         return f"{self.log} ends:\n" + "\n".join(lines)
 
     def close(self) -> None:
-        """End the server and all that it started, and wait for its watcher; one that does not hear is killed."""
+        """End the server and all that it started; kill what does not end in time."""
         self.process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(END_S)
-        with suppress(ProcessLookupError):  # stopped, or left behind by a watcher that was killed
+        with suppress(ProcessLookupError):  # the group is left if child_process itself hangs or was killed
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
 
-def watched(command: Sequence[str], out: Any) -> subprocess.Popen[bytes]:
-    """The command under a watcher that ends it, with all that it starts, when this process dies by whatever signal."""
-    watcher = [sys.executable, str(Path(__file__).with_name("watched.py")), str(os.getpid()), *command]
+def start_child(command: Sequence[str], out: Any) -> subprocess.Popen[bytes]:
+    """Start the command under child_process, which ends it, and all that it starts, when this process dies."""
+    parent = [sys.executable, str(Path(__file__).with_name("child_process.py")), str(os.getpid()), *command]
     environment = {**os.environ, **ENVIRONMENT}
-    environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
+    environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)  # set for an engine in this process only
     return subprocess.Popen(
-        watcher, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
+        parent, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
     )
 
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:
-    """The arguments of vLLM's engine as its command line has them."""
+    """Return the arguments of vLLM's engine as options of its command line."""
     out: list[str] = []
     for name, value in arguments.items():
         flag = name.replace("_", "-")

@@ -1,4 +1,4 @@
-"""One server of vLLM as its routes show it: token ids out, token ids in, weights by a group of its own."""
+"""A client of one vLLM server: prompts and responses as token ids, weights over a process group of its own."""
 
 from __future__ import annotations
 
@@ -16,67 +16,73 @@ from torch import Tensor
 
 from pipeline.errors import EngineError
 from pipeline.rollout.engine import Completion, Sampling
-from pipeline.rollout.gloo import begin_broadcast, group, meeting
 from pipeline.rollout.vllm_engine import check_spans, finish_reason
 from pipeline.rollout.vllm_records import kept_tokens, routing, unpacked
+from pipeline.rollout.weight_group import begin_broadcast, join_group, rendezvous
 
 POLL_S = 0.0005
 BACK_S = 5.0
-"""How long a publish waits for word of servers that were lost."""
+"""Seconds in which a lost server must answer to be used again."""
 REFUSALS = (400, 413, 422)
-"""What was asked is wrong, and would be elsewhere. Any other error is the server's: it failed, or has no such route."""
+"""Statuses for a request that any server would refuse. Other errors mean that this server fails or lacks the route."""
 T = TypeVar("T")
 
 
 class ServerLost(Exception):
-    """The server does not answer, or answers what no working one would. Its work goes elsewhere."""
+    """The server does not answer, or gives an answer that no working server would; others take over its work."""
+
+
+class _ThreadState(threading.local):
+    """The connection that a thread keeps between its requests."""
+
+    connection: http.client.HTTPConnection | None = None
 
 
 class RemoteServer:
-    """A server at `url`. Any number of threads may ask it at once; each keeps a connection of its own."""
+    """The server at `url`. Any number of threads may call it at once; each keeps a connection of its own."""
 
     def __init__(self, url: str, timeout_s: float, health_timeout_s: float) -> None:
-        """`timeout_s`: for one answer. One that is waited for `health_timeout_s` is asked for its health meanwhile."""
+        """Wait `timeout_s` at most for an answer; check the health after every `health_timeout_s` of silence."""
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
-            raise EngineError(f"rollout.vllm.urls: {url!r} is no address of a server; write http://host:port")
+            raise EngineError(f"rollout.vllm.urls: {url!r} is not the address of a server; write http://host:port")
         self.url, self.timeout_s, self.health_timeout_s = url.rstrip("/"), timeout_s, health_timeout_s
         self._address = (parts.hostname, parts.port or 80)
-        self._threads = threading.local()
+        self._thread = _ThreadState()
         self._group: Any = None
-        self._said: str | None = None
-        """The version that it said last; one that then says another was started again, or serves somebody else too."""
+        self._last_version: str | None = None
+        """The version that the server reported last; another one means a restart, or another run."""
 
     def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The answer's JSON, None for an empty one.
+        """Return the answer's JSON, None for an empty answer.
 
-        Raises: ServerLost where it does not answer or fails; EngineError where it refuses what was asked.
+        Raises: ServerLost if the server does not answer or fails; EngineError if it refuses the request.
         """
         data = None if body is None else json.dumps(body).encode()
         try:
-            status, said = self._exchange(method, path, data)
+            status, reply = self._exchange(method, path, data)
         except (OSError, http.client.HTTPException) as exc:
             raise ServerLost(f"{self.url}{path}: {type(exc).__name__}: {exc}") from exc
         if status >= 400 and status not in REFUSALS:
-            raise ServerLost(f"{self.url}{path}: status {status}: {said[:300].decode(errors='replace')}")
+            raise ServerLost(f"{self.url}{path}: status {status}: {reply[:300].decode(errors='replace')}")
         if status >= 400:
-            raise EngineError(f"{self.url}{path} refused: status {status}: {said[:500].decode(errors='replace')}")
+            raise EngineError(f"{self.url}{path} refused: status {status}: {reply[:500].decode(errors='replace')}")
         try:
-            return json.loads(said) if said else None
+            return json.loads(reply) if reply else None
         except ValueError as exc:
-            raise ServerLost(f"{self.url}{path} says no JSON: {said[:100]!r}; is it vLLM 0.32?") from exc
+            raise ServerLost(f"{self.url}{path} did not answer with JSON: {reply[:100]!r}; is it vLLM 0.32?") from exc
 
     def ask_for(self, name: str, method: str, path: str) -> Any:
-        """One field of the answer. Raises: as `ask`, and ServerLost where it has no such field."""
+        """Return one field of the answer. Raises: as `ask`, and ServerLost for an answer without that field."""
         answer = self.ask(method, path)
         if not isinstance(answer, dict) or name not in answer:
-            raise ServerLost(f"{self.url}{path} says {str(answer)[:100]!r}, without {name!r}; is it vLLM 0.32?")
+            raise ServerLost(f"{self.url}{path} answered {str(answer)[:100]!r}, without {name!r}; is it vLLM 0.32?")
         return answer[name]
 
     def generate(
         self, prompt_ids: Sequence[int], options: Mapping[str, Any], version: str, sampling: Sampling
     ) -> Completion:
-        """One response. Raises: as `ask`, and ServerLost for one drawn by weights of another version."""
+        """Return one response. Raises: as `ask`, and ServerLost if weights of another version drew it."""
         body = {"token_ids": list(prompt_ids), "sampling_params": dict(options)}
         answer = self.ask("POST", "/inference/v1/generate", body)
         (choice,) = answer["choices"]
@@ -96,85 +102,89 @@ class RemoteServer:
 
     @property
     def version(self) -> str:
-        """The version of its weights, as it says."""
-        self._said = str(self.ask_for("weight_version", "GET", "/weight_info"))
-        return self._said
+        """The version of its weights, as the server reports it now."""
+        self._last_version = str(self.ask_for("weight_version", "GET", "/weight_info"))
+        return self._last_version
 
-    def is_back(self) -> bool:
-        """It answers, and says another version than when it was last heard of: somebody started it again."""
-        connection, before = http.client.HTTPConnection(*self._address, timeout=BACK_S), self._said
+    def was_restarted(self) -> bool:
+        """True if the server answers and reports another version than last time."""
+        connection, before = http.client.HTTPConnection(*self._address, timeout=BACK_S), self._last_version
         try:
             connection.request("GET", "/weight_info")
-            self._said = str(json.loads(connection.getresponse().read())["weight_version"])
+            self._last_version = str(json.loads(connection.getresponse().read())["weight_version"])
         except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError):
             return False
         finally:
             connection.close()
-        return self._said != before
+        return self._last_version != before
 
-    def begin(self) -> None:
-        """Weights are about to come by gloo. Its workers and this process find each other, unless they have before."""
-        before = self._said
+    def start_update(self) -> None:
+        """Prepare the server for weights over gloo; form the group with its workers if there is none."""
+        before = self._last_version
+        # A server that was restarted since has workers that are not in our group: they must meet again.
         if self._group is not None and self.version != before:
             self.close()
         if self._group is None:
-            self._meet()
+            self._form_group()
         self.ask("POST", "/start_weight_update")
 
     def send(self, bucket: Sequence[tuple[str, Tensor]]) -> None:
-        """One piece, on the CPU."""
+        """Send one piece of the weights; the tensors must be on the CPU."""
         info = {
             "names": [name for name, _ in bucket],
             "dtypes": [str(t.dtype).removeprefix("torch.") for _, t in bucket],
             "shapes": [list(t.shape) for _, t in bucket],
         }
-        taken = aside(lambda: self.ask("POST", "/update_weights", {"update_info": info}))
-        under_way = [begin_broadcast(self._group, tensor) for _, tensor in bucket]
+        # The server must be told of the piece and receive the broadcast at the same time: it answers after both.
+        taken = in_thread(lambda: self.ask("POST", "/update_weights", {"update_info": info}))
+        sends = [begin_broadcast(self._group, tensor) for _, tensor in bucket]
         try:
-            while not all(work.is_completed() for work in under_way):
+            while not all(work.is_completed() for work in sends):
                 if taken.done():
-                    taken.result()  # a server that failed takes no more: waiting for it would take the whole timeout
+                    taken.result()  # raises if the server failed; the broadcast would wait for the whole timeout
                 time.sleep(POLL_S)
-            for work in under_way:
+            for work in sends:
                 work.wait()
         except RuntimeError as exc:
             raise ServerLost(f"{self.url}: sending weights: {exc}") from exc
         taken.result()
 
-    def finish(self, version: str) -> None:
-        """The last piece was sent; the weights are `version`."""
+    def finish_update(self, version: str) -> None:
+        """End the update and call the weights `version`. Raises: ServerLost if the server does not confirm it."""
         self.ask("POST", "/finish_weight_update", {"weight_version": version})
-        self.settle(version)
+        self._confirm(version)
 
     def take_folder(self, folder: str, version: str) -> None:
-        """Weights from a folder that the server sees; they are `version`."""
+        """Have the server load the weights in a folder as `version`. Raises: ServerLost if it does not confirm it."""
         self.ask("POST", "/collective_rpc", {"method": "load_folder", "args": [folder]})
         self.ask("POST", "/update_weight_version", {"new_version": version})
-        self.settle(version)
+        self._confirm(version)
 
-    def settle(self, version: str) -> None:
-        """Nothing of the old weights is used any more. Raises: ServerLost where the server does not say so."""
+    def _confirm(self, version: str) -> None:
+        """Drop cached keys and values of the old weights, and have the server report the new version."""
         if not self.ask_for("success", "POST", "/reset_prefix_cache"):
             raise ServerLost(f"{self.url} kept its prefix cache, which is of older weights")
-        if (said := self.version) != version:
-            raise ServerLost(f"{self.url} has weights of version {said} after version {version} was published")
+        if (actual := self.version) != version:
+            raise ServerLost(f"{self.url} has weights of version {actual} after version {version} was published")
 
     def close(self) -> Future[None]:
-        """Leave the group; the server stays. A send to one that hangs ends when it may: wait for it or do not."""
+        """Leave the group in a thread, and return its future; the server itself keeps running."""
+        # Destroying a group waits for its sends, and a send to a server that hangs takes the whole timeout.
         held, self._group = [self._group], None
-        return aside(held.clear)
+        return in_thread(held.clear)
 
-    def _meet(self) -> None:
+    def _form_group(self) -> None:
+        """Form a process group with the server's workers. Raises: ServerLost, EngineError."""
         self.ask("POST", "/collective_rpc", {"method": "forget_update"})
         world = 1 + int(self.ask_for("world_size", "GET", "/get_world_size"))
-        store = meeting(here := _address_towards(self._address), 0, world, self.timeout_s, True)
+        store = rendezvous(here := _address_towards(self._address), 0, world, self.timeout_s, True)
         info = {"host": here, "port": store.port, "world_size": world, "timeout_s": self.timeout_s}
-        joined = aside(lambda: self.ask("POST", "/init_weight_transfer_engine", {"init_info": info}))
-        met = aside(lambda: group(store, 0, world, self.timeout_s))
+        joined = in_thread(lambda: self.ask("POST", "/init_weight_transfer_engine", {"init_info": info}))
+        met = in_thread(lambda: join_group(store, 0, world, self.timeout_s))
         try:
             while not met.done():
                 if joined.done():
-                    joined.result()  # a server that refuses never comes
+                    joined.result()  # raises if the server refuses: its workers would never come
                 time.sleep(POLL_S)
             self._group = met.result()
         except RuntimeError as exc:
@@ -182,9 +192,8 @@ class RemoteServer:
         joined.result()
 
     def _exchange(self, method: str, path: str, data: bytes | None) -> tuple[int, bytes]:
-        """Status and body. A kept connection may have been closed meanwhile: then once more, on a new one."""
-        kept: http.client.HTTPConnection | None = getattr(self._threads, "connection", None)
-        self._threads.connection = None
+        """Return status and body. If the server has closed this thread's old connection, try once more on a new one."""
+        kept, self._thread.connection = self._thread.connection, None
         for connection in ([] if kept is None else [kept]) + [self._connect()]:
             try:
                 connection.request(method, path, data, {"Content-Type": "application/json"})
@@ -195,17 +204,17 @@ class RemoteServer:
                 if connection is not kept:
                     raise
                 continue
-            said = reply.read()
-            self._threads.connection = connection
-            return reply.status, said
+            body = reply.read()
+            self._thread.connection = connection
+            return reply.status, body
         raise AssertionError("the last connection is never the kept one")
 
     def _await(self, connection: http.client.HTTPConnection) -> None:
-        """Return when the answer begins. Raises: TimeoutError where the server is not healthy, or takes too long."""
+        """Return when the answer begins. Raises: TimeoutError if the server is not healthy, or takes too long."""
         until = time.monotonic() + self.timeout_s
         while True:
             try:
-                connection.sock.recv(1, socket.MSG_PEEK)
+                connection.sock.recv(1, socket.MSG_PEEK)  # waits for the first byte, and leaves it there
                 return
             except TimeoutError:
                 if time.monotonic() > until:
@@ -217,7 +226,7 @@ class RemoteServer:
         try:
             connection.request("GET", "/health")
             if (status := connection.getresponse().status) != 200:
-                raise http.client.HTTPException(f"no answer, and /health says status {status}")
+                raise http.client.HTTPException(f"no answer, and /health returns status {status}")
         except TimeoutError:
             waited = f"rollout.vllm.health_timeout_s={self.health_timeout_s:g}"
             raise TimeoutError(f"no answer, and none to /health within {waited}") from None
@@ -225,12 +234,12 @@ class RemoteServer:
             connection.close()
 
     def _connect(self) -> http.client.HTTPConnection:
-        """A connection that waits for each piece as long as for health."""
+        """Return a connection whose every read waits `health_timeout_s` at most."""
         return http.client.HTTPConnection(*self._address, timeout=min(self.health_timeout_s, self.timeout_s))
 
 
-def aside(work: Callable[[], T]) -> Future[T]:
-    """The result of what a thread of its own does; one that hangs does not hold up the end of the process."""
+def in_thread(work: Callable[[], T]) -> Future[T]:
+    """Run `work` in a daemon thread and return its future: if it hangs, the process can still end."""
     result: Future[T] = Future()
 
     def run() -> None:
@@ -244,7 +253,7 @@ def aside(work: Callable[[], T]) -> Future[T]:
 
 
 def _address_towards(address: tuple[str, int]) -> str:
-    """Our own address on the way there."""
+    """Return the address of this machine on the route to `address`."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(address)
         host: str = probe.getsockname()[0]

@@ -1,11 +1,11 @@
-"""Servers of vLLM as the rollout engine: started by the run, or given by URL.
+"""vLLM servers as the rollout engine: started by the run, or given by URL.
 
-Responses go to whichever server has room. One that fails is dropped, and what it had not answered is sampled again
-elsewhere, with the same seeds. Weights are broadcast over gloo, each server in a group of its own, so that a dead one
-holds up no other; or through a folder that all see.
+A request goes to whichever server has room. A server that fails is dropped, and other servers sample its unanswered
+requests again, with the same seeds. Weights are broadcast over gloo, to each server in a group of its own, so that a
+dead server does not delay the others; or they go through a folder that all servers see.
 
-All ranks of a group ask all servers. The first starts them and sends them the weights, once no rank asks any more; a
-server that any rank lost is lost to all from then on.
+All ranks of a run use all servers. The first rank starts them and sends them the weights, at a time when no rank waits
+for responses. From then on, a server that any rank lost is lost to all ranks.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -25,10 +25,10 @@ from torch import Tensor
 
 from pipeline.config.sections import VllmConfig
 from pipeline.errors import EngineError, VerizeroError
-from pipeline.rollout.engine import Completion, Request, Sampling, check_requests
+from pipeline.rollout.engine import Completion, Listener, Request, Sampling, check_requests
 from pipeline.rollout.vllm_engine import (
     ROOM,
-    Policy,
+    EngineModel,
     check_arguments,
     check_heads,
     device_arguments,
@@ -40,11 +40,11 @@ from pipeline.rollout.vllm_records import prepare
 from pipeline.rollout.vllm_remote import RemoteServer, ServerLost
 from pipeline.rollout.weights import Counted, Published, buckets
 
-Job = tuple[int, int]
-"""The index of a request and that of a seed in it."""
+Place = tuple[int, int]
+"""Index of a request, and index of a seed in it."""
 LEAVE_S = 10.0
-"""A process that ends while a group of gloo is given up in one of its threads is aborted; more would wait for a send
-to a server that hangs, which does not end the process in that way."""
+"""Seconds that `close` waits for process groups to be destroyed: a process that ends amid that is aborted. A send to a
+server that hangs takes longer, and does no harm then."""
 T = TypeVar("T")
 
 
@@ -53,69 +53,70 @@ class Peers(Protocol):
 
     @property
     def rank(self) -> int:
-        """This one."""
+        """This rank."""
         ...
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         ...
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, by rank; all of them call this. It meets no collective of another thread."""
+        """Return every rank's value, by rank; all ranks must call this. Collectives of other threads may run too."""
         ...
 
 
 class VllmServerEngine:
-    """Generates with servers of vLLM. Implements `Engine`."""
+    """Generates with vLLM servers."""
+
+    is_fast: bool | None = None
+    fallback_reason: str | None = None
 
     def __init__(
-        self, policy: Policy, config: VllmConfig, max_rows: int, folder: Path, peers: Peers | None = None
+        self, policy: EngineModel, config: VllmConfig, max_rows: int, folder: Path, peers: Peers | None = None
     ) -> None:
-        """`folder`: where the first rank's logs go, and weights on their way. `peers`: None where there is one rank.
+        """Start the servers, or take the config's. Logs and transferred weights go to `folder`, by the first rank.
 
-        Raises: EngineError where a server does not start.
+        peers: None for a run of one rank. Raises: EngineError if a server does not start.
         """
         self.policy, self.config = policy, config
         self.published: Published | None = None
-        self._version = -1
+        self.version = -1
         self._peers = peers
         self._is_first = peers is None or peers.rank == 0
         self._folder = folder
         self._processes: list[ServerProcess] = []
         self._model = tempfile.TemporaryDirectory(prefix="verizero-engine-")
-        self._known: list[str] = []
-        self._news: dict[str, str] = {}
-        self._away: list[RemoteServer] = []
+        self._lost_before: list[str] = []
+        """Reasons of losses up to the last publish, equal on all ranks."""
+        self._lost_since: dict[str, str] = {}
+        """URL -> reason of this rank's losses since."""
+        self._may_return: list[RemoteServer] = []
+        """Lost servers that the run did not start: somebody may start them again."""
         self._leaving: list[Future[None]] = []
         self._resampled = self._resampled_by_others = 0
         try:
-            urls, self._logs, self._run = self._told(
+            urls, self._logs, self._run = self._by_first_rank(
                 lambda: (config.urls or self._start(max_rows), str(folder / "logs"), secrets.token_hex(4))
             )
-            self.servers, self._num = [self._server(url) for url in urls], len(urls)
+            self.servers, self._num_servers = [self._server(url) for url in urls], len(urls)
         except BaseException:
             self._end_processes()
             raise
 
     @property
-    def version(self) -> int:
-        """The version of the weights that every server in use has confirmed; -1 before the first `publish`."""
-        return self._version
-
-    @property
     def lost(self) -> list[str]:
-        """Why each server was dropped, as far as this rank has heard."""
-        return [*self._known, *self._news.values()]
+        """The reason for each lost server that this rank knows of."""
+        return [*self._lost_before, *self._lost_since.values()]
 
     def publish(self, version: int) -> None:
-        """Send the trainer's present weights to every server; one that does not confirm them is dropped.
+        """Send the trainer's present weights to every server, and drop a server that does not confirm them.
 
-        One given by URL that was dropped and started again since is tried again. All ranks call this: weights that
-        are dealt out come together in step. Raises: EngineError if no server is left.
+        A lost server that was given by URL and restarted since is used again. All ranks must call this.
+        Raises: EngineError if no server is left.
         """
         start = time.perf_counter()
-        self._hear()
+        self._share_losses()
         weights = Counted(iter(self.policy.weights()))
 
         def send() -> tuple[list[str], list[str]]:
@@ -123,27 +124,34 @@ class VllmServerEngine:
             self._send(weights, self._label(version))
             return [s.url for s in self.servers], self.lost
 
-        urls, self._known = self._told(send, lambda: deque(weights, 0))
-        self._news = {}
+        # Gathering sharded weights is a collective: the other ranks pass through them too, and so does the first rank
+        # for those that it did not send because no server was left.
+        urls, self._lost_before = self._by_first_rank(send, lambda: deque(weights, 0))
+        self._lost_since = {}
         have = {s.url: s for s in self.servers}
         self.servers = [have.get(url) or self._server(url) for url in urls]
-        self._version = version
+        self.version = version
         self.published = Published(self.config.transfer, time.perf_counter() - start, weights.num_bytes)
 
-    def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
-        """Per request, one completion per seed.
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, listener: Listener | None = None
+    ) -> list[list[Completion]]:
+        """Return, per request, one completion per seed. The listener hears of none.
 
-        Raises: EngineError for a prompt that leaves no room, or where no server is left.
+        Raises: EngineError for a prompt that leaves no room, or if no server is left.
         """
         check_requests(requests, sampling.max_tokens, self.config.max_model_tokens or self.policy.context, ROOM)
-        open_jobs = deque((i, j) for i, r in enumerate(requests) for j in range(len(r.seeds)))
-        made: dict[Job, Completion] = {}
-        while open_jobs:
-            self._work_off(open_jobs, requests, sampling, made)
+        todo = deque((i, j) for i, r in enumerate(requests) for j in range(len(r.seeds)))
+        made: dict[Place, Completion] = {}
+        while todo:  # again whenever servers were lost: what they had not answered is back in `todo`
+            self._answer(todo, requests, sampling, made)
         return [[made[i, j] for j in range(len(r.seeds))] for i, r in enumerate(requests)]
 
-    def counts(self) -> dict[str, float]:
-        """What servers did so far, for the metrics of a step; with other ranks, as of the last publish."""
+    def rest(self) -> None:
+        """Do nothing: the servers' memory is not the trainer's."""
+
+    def counts(self) -> Mapping[str, float]:
+        """Return the run's servers and repeated requests so far; those of other ranks as of the last publish."""
         return {
             "servers/alive": float(len(self.servers)),
             "servers/lost": float(len(self.lost)),
@@ -151,13 +159,14 @@ class VllmServerEngine:
         }
 
     def close(self) -> None:
-        """End the servers that this run started; leave the others."""
+        """End the servers that this run started; the others keep running."""
         self._leaving += [server.close() for server in self.servers]
         self._end_processes()
         wait(self._leaving, LEAVE_S)
 
     def _start(self, max_rows: int) -> tuple[str, ...]:
-        worker = import_vllm()  # says what to install, and knows the device
+        """Start the config's number of servers; return their URLs once all of them answer."""
+        worker = import_vllm()
         prepare(self.policy.records, worker.why_no_records())
         self.policy.model.config.save_pretrained(self._model.name)
         arguments = {"model": self._model.name, **engine_arguments(self.policy, self.config, max_rows)}
@@ -178,55 +187,54 @@ class VllmServerEngine:
         return RemoteServer(url, self.config.request_timeout_s, self.config.health_timeout_s)
 
     def _label(self, version: int) -> str:
-        """What servers call the weights: no other run's of the same number, nor those of a server started again."""
+        """Return the name that servers know the weights by: unlike another run's, or a restarted server's own."""
         return f"{version}@{self._run}"
 
     def _gather(self, value: T) -> list[T]:
         return [value] if self._peers is None else self._peers.gather(value)
 
-    def _told(self, do: Callable[[], T], meanwhile: Callable[[], Any] = lambda: None) -> T:
-        """What the first rank gets by `do`, on all; or what it raises. `meanwhile` is done by all, by the first after.
+    def _by_first_rank(self, do: Callable[[], T], then: Callable[[], Any] = lambda: None) -> T:
+        """Return on all ranks what `do` returns on the first, or raise what it raises; all ranks call `then`.
 
         Raises: VerizeroError.
         """
-        said: list[T] | VerizeroError = []
+        outcome: list[T] | VerizeroError = []
         if self._is_first:
             try:
-                said = [do()]
+                outcome = [do()]
             except VerizeroError as exc:
-                said = exc
-        meanwhile()
-        found = self._gather(said)[0]
-        if isinstance(found, VerizeroError):
-            raise found
-        return found[0]
+                outcome = exc
+        then()
+        outcome = self._gather(outcome)[0]
+        if isinstance(outcome, VerizeroError):
+            raise outcome
+        return outcome[0]
 
-    def _hear(self) -> None:
-        """Drop what any rank has lost; when this returns, no rank asks any server."""
-        heard = self._gather((self._news, self._resampled))
-        news = {url: why for theirs, _ in reversed(heard) for url, why in theirs.items()}
-        self._drop({s: news[s.url] for s in self.servers if s.url in news})
-        self._known, self._news = [*self._known, *news.values()], {}
-        self._resampled_by_others = sum(number for _, number in heard) - self._resampled
+    def _share_losses(self) -> None:
+        """Drop on this rank the servers that any rank lost. All ranks call this; then none waits for a response."""
+        ranks = self._gather((self._lost_since, self._resampled))
+        lost = {url: why for theirs, _ in reversed(ranks) for url, why in theirs.items()}
+        self._drop({s: lost[s.url] for s in self.servers if s.url in lost})
+        self._lost_before, self._lost_since = [*self._lost_before, *lost.values()], {}
+        self._resampled_by_others = sum(number for _, number in ranks) - self._resampled
 
     def _take_back(self) -> None:
-        """Use servers again that were given by URL, lost and started again; they have not our weights yet."""
-        with ThreadPoolExecutor(max(1, len(self._away))) as pool:
-            back = [
-                s for s, is_back in zip(self._away, pool.map(RemoteServer.is_back, self._away), strict=True) if is_back
-            ]
-        self._away = [s for s in self._away if s not in back]
-        self.servers += back
+        """Use lost servers again that somebody restarted; the publish that calls this sends them the weights."""
+        with ThreadPoolExecutor(max(1, len(self._may_return))) as pool:
+            restarted = list(pool.map(RemoteServer.was_restarted, self._may_return))
+        self.servers += [s for s, is_back in zip(self._may_return, restarted, strict=True) if is_back]
+        self._may_return = [s for s, is_back in zip(self._may_return, restarted, strict=True) if not is_back]
 
     def _send(self, weights: Counted, label: str) -> None:
+        """Send the weights to all servers, piece by piece, and have them call the weights `label`."""
         self._check_left()
         most = self.config.bucket_mib * 2**20
         if self.config.transfer == "gloo":
-            self._each(lambda server: server.begin())
+            self._each(lambda server: server.start_update())
             for bucket in buckets(weights, most):
                 ready = [(name, t.to("cpu").contiguous()) for name, t in bucket]
                 self._each(lambda server, ready=ready: server.send(ready))  # type: ignore[misc]
-            self._each(lambda server: server.finish(label))
+            self._each(lambda server: server.finish_update(label))
             return
         from safetensors.torch import save_file
 
@@ -234,36 +242,36 @@ class VllmServerEngine:
             for number, bucket in enumerate(buckets(weights, most)):
                 tensors: dict[str, Tensor] = {name: t.to("cpu").contiguous() for name, t in bucket}
                 save_file(tensors, str(Path(folder) / f"{number:05}.safetensors"))
-            where = str(Path(folder).absolute())
-            self._each(lambda server: server.take_folder(where, label))
+            path = str(Path(folder).absolute())
+            self._each(lambda server: server.take_folder(path, label))
 
-    def _work_off(
-        self, open_jobs: deque[Job], requests: Sequence[Request], sampling: Sampling, made: dict[Job, Completion]
+    def _answer(
+        self, todo: deque[Place], requests: Sequence[Request], sampling: Sampling, made: dict[Place, Completion]
     ) -> None:
-        """Answer the jobs with the servers that there are; those of a server that fails are open again."""
+        """Move responses from `todo` to `made` by all servers; those of a server that fails go back to `todo`."""
         self._check_left()
-        label = self._label(self._version)
+        label = self._label(self.version)
         refused: list[EngineError] = []
         failures: dict[RemoteServer, str] = {}
 
         def work(server: RemoteServer) -> None:
             while server not in failures and not refused:
                 try:
-                    i, j = open_jobs.popleft()
+                    i, j = todo.popleft()  # atomic, as append is: threads share the deque without a lock
                 except IndexError:
                     return
                 options = self.policy.options(sampling, requests[i].seeds[j])
                 try:
                     made[i, j] = server.generate(requests[i].prompt_ids, options, label, sampling)
                 except ServerLost as exc:
-                    open_jobs.append((i, j))
+                    todo.append((i, j))
                     self._resampled += 1
                     failures.setdefault(server, str(exc))
                 except EngineError as exc:
                     refused.append(exc)
 
         ranks = 1 if self._peers is None else self._peers.size
-        most = min(-(-self.config.concurrency // ranks), len(open_jobs))
+        most = min(-(-self.config.concurrency // ranks), len(todo))  # threads per server; all ranks use each server
         threads = [threading.Thread(target=work, args=(s,), daemon=True) for s in self.servers for _ in range(most)]
         for thread in threads:
             thread.start()
@@ -273,40 +281,41 @@ class VllmServerEngine:
             raise refused[0]
         self._drop(failures)
 
-    def _each(self, what: Callable[[RemoteServer], Any]) -> None:
-        """Do it with all servers at once, and drop those that fail. Raises: EngineError if none is left."""
+    def _each(self, call: Callable[[RemoteServer], Any]) -> None:
+        """Call with all servers at once, and drop those that fail. Raises: EngineError if none is left."""
         failures: dict[RemoteServer, str] = {}
 
-        def one(server: RemoteServer) -> None:
+        def attempt(server: RemoteServer) -> None:
             try:
-                what(server)
-            except (ServerLost, EngineError) as exc:  # one that refuses weights was not started for them
+                call(server)
+            except (ServerLost, EngineError) as exc:  # a server that refuses weights was not started to take them
                 failures[server] = str(exc)
 
         with ThreadPoolExecutor(max(1, len(self.servers))) as pool, torch.no_grad():
-            list(pool.map(one, self.servers))
+            list(pool.map(attempt, self.servers))
         self._drop(failures)
         self._check_left()
 
     def _check_left(self) -> None:
+        """Raise EngineError if no server is left."""
         if self.servers:
             return
         remedy = "start them again, or others that rollout.vllm.urls then names (docs/engines.md)"
         if not self.config.urls:
             remedy = f"see why in {self._logs}/vllm-*.log"
         raise EngineError(
-            f"no server of vLLM is left of {self._num}; {remedy}, then start the same command again: it goes on "
-            "from the last checkpoint. Lost:\n  " + "\n  ".join(self.lost)
+            f"no server of vLLM is left of {self._num_servers}; {remedy}, then start the same command again: it "
+            "resumes from the last checkpoint. Lost:\n  " + "\n  ".join(self.lost)
         )
 
     def _drop(self, failures: dict[RemoteServer, str]) -> None:
-        """Ask them no more, and end those that this run started: a hung one would keep its memory."""
+        """Use the servers no more, and end those that this run started: a hung server would keep its memory."""
         for server, why in failures.items():
             self.servers.remove(server)
-            self._news[server.url] = why
+            self._lost_since[server.url] = why
             self._leaving.append(server.close())
             if self.config.urls and self._is_first:
-                self._away.append(server)
+                self._may_return.append(server)
             for process in [p for p in self._processes if p.url == server.url]:
                 process.close()
                 self._processes.remove(process)

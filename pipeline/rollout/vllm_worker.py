@@ -1,7 +1,6 @@
-"""What is imported from vLLM, and what runs inside its workers: how weights reach its model.
+"""The only module that imports vLLM, and the code that runs in its workers to load new weights.
 
-vLLM imports this module in every worker (`worker_extension_cls`), which registers the transfer over gloo. Nothing else
-of the project imports vLLM.
+vLLM imports this module in every worker (`worker_extension_cls`); the last lines then register the transfer over gloo.
 """
 
 from __future__ import annotations
@@ -25,31 +24,30 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 
-from pipeline.rollout.gloo import broadcast, group, meeting
+from pipeline.rollout.weight_group import broadcast, join_group, rendezvous
 from pipeline.rollout.weights import Named
 
 T = TypeVar("T")
 TRANSFER = "verizero_gloo"
 """The name under which vLLM knows our transfer of weights."""
-EXTENSION = "pipeline.rollout.vllm_worker.WorkerExtension"
 
 
 def on_cpu() -> bool:
-    """vLLM is the build for the CPU."""
+    """True for vLLM's build for the CPU."""
     return bool(current_platform.is_cpu())
 
 
 def why_no_records() -> str | None:
-    """Why this build's model runner records neither sets of tokens nor experts; None where it does."""
+    """Return why this build cannot record sets of tokens and experts; None if it can."""
     from vllm.triton_utils import HAS_TRITON
 
     if on_cpu():
-        return "vLLM's build for the CPU has the first alone"
-    return None if HAS_TRITON else "it runs on Triton, which is not installed"
+        return "vLLM's build for the CPU lacks that runner"
+    return None if HAS_TRITON else "that runner needs Triton, which is not installed"
 
 
 def head_sizes() -> list[int] | None:
-    """The sizes of attention heads that this build computes; None: it is not the CPU's, and falls back by itself."""
+    """Return the sizes of attention heads that the CPU build computes; None for a GPU build, which takes any."""
     if not on_cpu():
         return None
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
@@ -58,12 +56,12 @@ def head_sizes() -> list[int] | None:
 
 
 def argument_names() -> set[str]:
-    """All arguments that vLLM's engine takes."""
+    """Return the names of all arguments that vLLM's engine takes."""
     return {f.name for f in fields(EngineArgs)}
 
 
 def make_llm(arguments: dict[str, Any]) -> Any:
-    """An engine of vLLM in this process. Global random states and torch's setter of threads stay as they were."""
+    """Start vLLM in this process, and restore the global state that it changes: random states, a torch function."""
     import random
 
     import numpy
@@ -79,54 +77,49 @@ def make_llm(arguments: dict[str, Any]) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class Mates:
-    """The ranks that are together one engine, and the place of this one among them."""
+class EngineRanks:
+    """The ranks that share one engine, and this rank's index among them."""
 
     rank: int
     size: int
     group: Any
 
     def gather(self, value: T) -> list[T]:
-        """Each one's value, by its place; all of them call this."""
-        found: list[Any] = [None] * self.size
-        torch.distributed.all_gather_object(found, value, group=self.group)
-        return found
+        """Return every rank's value, by rank; all of them must call this."""
+        values: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(values, value, group=self.group)
+        return values
 
 
-def mates() -> Mates:
-    """Those of this process's engine, which was made."""
+def ranks_of_engine() -> EngineRanks:
+    """Return the ranks that share this process's engine, which must have been started."""
     from vllm.distributed.parallel_state import get_tp_group
 
     group = get_tp_group()
-    return Mates(group.rank_in_group, group.world_size, group.cpu_group)
+    return EngineRanks(group.rank_in_group, group.world_size, group.cpu_group)
 
 
 def sampling_params(**options: Any) -> Any:
-    """How one response is drawn, handed over when it ends."""
+    """Return vLLM's options for one response, which vLLM returns once, when it has ended."""
     return SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY, **options)
 
 
-def begin(model: Any, model_config: Any) -> set[str]:
-    """Make the model ready for new weights; the names of all that it needs.
-
-    Where some came before and their sender died, the model is still in pieces: tied weights are apart, and what came
-    would be counted to the new. So what was begun is ended first.
-    """
+def start_reload(model: Any, model_config: Any) -> set[str]:
+    """Make the model ready for new weights; return the names of all weights that must come."""
+    # A sender that died amid an earlier update left the model half reloaded: tied weights are separate, and the weights
+    # that it sent would count as new ones. Ending that update first undoes both; without one it does nothing.
     finalize_layerwise_reload(model, model_config)
-    needed = {name for name, _ in model.named_parameters()}  # before: it unties tied weights for a while
+    needed = {name for name, _ in model.named_parameters()}  # before the next line, which separates tied weights
     initialize_layerwise_reload(model)
     return needed
 
 
-def finish(model: Any, model_config: Any, missing: set[str]) -> None:
-    """Put the new weights to use.
-
-    On the CPU the kernel of an output layer keeps packed weights, and a layer that shares them with the embedding
-    receives none of its own: it would go on with the old ones and say nothing. So it is packed anew.
-    Raises: RuntimeError if some of the model's weights did not come.
-    """
+def finish_reload(model: Any, model_config: Any, missing: set[str]) -> None:
+    """Put the new weights to use. Raises: RuntimeError if some of them, `missing`, did not come."""
     finalize_layerwise_reload(model, model_config)
     if on_cpu():
+        # The CPU kernel of an output layer keeps a packed copy of its weights. A layer tied to the embedding receives
+        # no weights of its own, so nothing packs it again, and it would silently compute with the old ones.
         for module in model.modules():
             if isinstance(module, ParallelLMHead):
                 module.quant_method.process_weights_after_loading(module)
@@ -136,27 +129,27 @@ def finish(model: Any, model_config: Any, missing: set[str]) -> None:
 
 def load(model: Any, model_config: Any, weights: Named) -> None:
     """Replace the weights of vLLM's model. Raises: RuntimeError if some did not come."""
-    needed = begin(model, model_config)
-    loaded = model.load_weights(weights)
-    finish(model, model_config, needed - (needed if loaded is None else set(loaded)))
+    needed = start_reload(model, model_config)
+    loaded = model.load_weights(weights)  # None: this kind of model does not say which weights it took
+    finish_reload(model, model_config, needed - (needed if loaded is None else set(loaded)))
 
 
 class WorkerExtension:
-    """Methods that each of vLLM's workers gains."""
+    """Methods that vLLM adds to each of its workers."""
 
     model_runner: Any
     vllm_config: Any
 
     def forget_update(self) -> None:
-        """Let a new update of weights begin where the sender of another died before its end."""
+        """Allow a new update of weights after the sender of the last one died before its end."""
         self._weight_update_active = False
 
     def load_named(self, weights: Named) -> None:
-        """Take the weights of this process's trainer."""
+        """Load the weights of this process's trainer."""
         load(self.model_runner.get_model(), self.vllm_config.model_config, weights)
 
     def load_folder(self, folder: str) -> None:
-        """Take the weights of a saved folder."""
+        """Load the weights of a saved folder."""
         load(self.model_runner.get_model(), self.vllm_config.model_config, _of_folder(folder))
 
 
@@ -173,7 +166,7 @@ def _of_folder(folder: str) -> Iterator[tuple[str, Tensor]]:
 
 @dataclass
 class GlooInit(WeightTransferInitInfo):  # type: ignore[misc, unused-ignore]
-    """Where the trainer waits, which is rank 0 of a group with all workers of this server."""
+    """The trainer's address; it is rank 0 of a group with all workers of this server."""
 
     host: str
     port: int
@@ -183,7 +176,7 @@ class GlooInit(WeightTransferInitInfo):  # type: ignore[misc, unused-ignore]
 
 @dataclass
 class GlooUpdate(WeightTransferUpdateInfo):  # type: ignore[misc, unused-ignore]
-    """One piece: what comes, in which order."""
+    """One piece of the weights: names, types and shapes in the order in which they are broadcast."""
 
     names: list[str]
     dtypes: list[str]
@@ -191,35 +184,35 @@ class GlooUpdate(WeightTransferUpdateInfo):  # type: ignore[misc, unused-ignore]
 
 
 class GlooTransfer(WeightTransferEngine[GlooInit, GlooUpdate]):  # type: ignore[misc, unused-ignore]
-    """Receives weights by broadcast from the trainer, over gloo: between processes without GPUs in common."""
+    """Receives weights by broadcast from the trainer, over gloo: it needs no GPU that both processes use."""
 
     init_info_cls = GlooInit
     update_info_cls = GlooUpdate
 
     def init_transfer_engine(self, init_info: GlooInit) -> None:
-        """Join the trainer's group; a new one replaces the old."""
+        """Join the trainer's group; a new group replaces an old one."""
         parallel = self.parallel_config
         rank = 1 + parallel.data_parallel_index * parallel.world_size + torch.distributed.get_rank()
-        store = meeting(init_info.host, init_info.port, init_info.world_size, init_info.timeout_s, False)
-        self.group = group(store, rank, init_info.world_size, init_info.timeout_s)
+        store = rendezvous(init_info.host, init_info.port, init_info.world_size, init_info.timeout_s, False)
+        self.group = join_group(store, rank, init_info.world_size, init_info.timeout_s)
 
     def start_weight_update(self) -> None:
-        """Weights come, by any number of pieces."""
-        self.missing = begin(self.model, self.model_config)
+        """Prepare for new weights, which come in any number of pieces."""
+        self.missing = start_reload(self.model, self.model_config)
 
     def receive_weights(self, update_info: GlooUpdate) -> None:
-        """Take one piece."""
-        got = []
+        """Receive one piece and load it."""
+        received = []
         for name, dtype, shape in zip(update_info.names, update_info.dtypes, update_info.shapes, strict=True):
             tensor = torch.empty(shape, dtype=getattr(torch, dtype))
             broadcast(self.group, tensor)
-            got.append((name, tensor))
-        loaded = self.model.load_weights(got)
+            received.append((name, tensor))
+        loaded = self.model.load_weights(received)
         self.missing -= self.missing if loaded is None else set(loaded)
 
     def finish_weight_update(self) -> None:
-        """The last piece came. Raises: RuntimeError if some weights did not."""
-        finish(self.model, self.model_config, self.missing)
+        """Put the new weights to use. Raises: RuntimeError if some did not come."""
+        finish_reload(self.model, self.model_config, self.missing)
 
     def shutdown(self) -> None:
         """Leave the group."""

@@ -1,4 +1,4 @@
-"""The policy's weights on their way to an engine: by the names that a saved folder would have, in pieces."""
+"""The policy's weights for an engine: by the names that a saved folder would have, in pieces."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 Named = Iterable[tuple[str, Tensor]]
 Weights = Callable[[], Named]
-"""A fresh pass over all weights, whole tensors; where shards are gathered for it, every rank passes in step."""
+"""Starts a new pass over all weights, whole tensors. Where they are gathered from shards, all ranks pass together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """How the last weights reached the engine."""
+    """The last transfer of weights to the engine."""
 
     way: str
     seconds: float
@@ -24,9 +24,9 @@ class Published:
 
 
 def weights_of(model: Any) -> Weights:
-    """The weights of a transformers model in this process, named and shaped as `save_pretrained` would write them.
+    """Return the weights of a transformers model, named and shaped as `save_pretrained` would write them.
 
-    A tied tensor comes once. Tensors are the model's own where no conversion is needed: copy before the next update.
+    A tied tensor comes once. Tensors may be the model's own: copy them before the next update.
     """
 
     def named() -> Named:
@@ -41,7 +41,7 @@ def weights_of(model: Any) -> Weights:
 
 
 class Counted:
-    """The weights of an iterable, passed on as they come; how many and how many bytes were taken."""
+    """Passes weights on as they come, and counts tensors and bytes."""
 
     def __init__(self, weights: Named) -> None:
         self._weights = weights
@@ -56,7 +56,7 @@ class Counted:
 
 
 def buckets(weights: Named, most_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
-    """The weights in lists of at most `most_bytes`; a larger tensor comes alone."""
+    """Yield the weights in lists of at most `most_bytes`; a larger tensor comes alone."""
     bucket: list[tuple[str, Tensor]] = []
     held = 0
     for name, tensor in weights:

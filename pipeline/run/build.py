@@ -132,10 +132,10 @@ def build_engine(
     how, ends = config.rollout, eos_ids(model, tokenizer)
     if how.engine == "torch":
         return TorchEngine(model if engine_copy is None else engine_copy, ends, tokenizer.pad_token_id, how.max_rows)
-    from pipeline.rollout.vllm_engine import Policy, VllmEngine
+    from pipeline.rollout.vllm_engine import EngineModel, VllmEngine
 
     records = records_of(config, model)
-    policy = Policy.of(model if engine_copy is None else engine_copy, ends, None, records)
+    policy = EngineModel.of(model if engine_copy is None else engine_copy, ends, None, records)
     if how.engine == "vllm_server":
         from pipeline.rollout.vllm_server import VllmServerEngine
 

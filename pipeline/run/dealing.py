@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipeline.scoring.score import Tally
+from pipeline.scoring.score import GradingTally
 from pipeline.train.ranks import Ranks
 from pipeline.types import Group, Prompt
 
@@ -32,8 +32,8 @@ def share_of(ranks: Ranks, prompts: Sequence[Prompt]) -> Share:
 
 
 def gather_groups(
-    ranks: Ranks, share: Share, columns: Sequence[Sequence[Group]], tally: Tally
-) -> tuple[list[list[Group]], Tally]:
+    ranks: Ranks, share: Share, columns: Sequence[Sequence[Group]], tally: GradingTally
+) -> tuple[list[list[Group]], GradingTally]:
     """Return each column of groups as one process would have it, and the sum of all ranks' tallies.
 
     A column has one group for each prompt of the share.
@@ -48,11 +48,11 @@ def gather_groups(
     return whole, sum_of_tallies([tally for _, _, tally in gathered])
 
 
-def sum_of_tallies(tallies: Sequence[Tally]) -> Tally:
+def sum_of_tallies(tallies: Sequence[GradingTally]) -> GradingTally:
     """Return the sum of the ranks' tallies. Ranks grade at the same time, so the busiest one's seconds count."""
     statuses: Counter[str] = Counter()
     for t in tallies:
         statuses.update(t.statuses)
-    return Tally(
+    return GradingTally(
         dict(statuses), sum(t.retried for t in tallies), sum(t.seconds for t in tallies), max(t.busy_s for t in tallies)
     )

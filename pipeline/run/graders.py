@@ -15,11 +15,11 @@ from pipeline.config.stages import MODEL
 from pipeline.errors import ConfigError
 from pipeline.report.progress import Progress
 from pipeline.run.data import RunData
+from pipeline.scoring.grader_process import GraderProcess
 from pipeline.scoring.purity import may_leave
-from pipeline.scoring.score import COMPONENT, Bound, Scorer, bind_components, bind_verifiers
-from pipeline.scoring.second import SecondOpinions
-from pipeline.stages.apart import Apart
-from pipeline.stages.programs import close_sandbox, open_sandbox
+from pipeline.scoring.sandbox_setup import close_sandbox, open_sandbox
+from pipeline.scoring.score import COMPONENT, Grader, Scorer, bind_components, bind_verifiers
+from pipeline.scoring.second_opinion import SecondOpinions
 from verifiers.base import load
 
 
@@ -38,11 +38,11 @@ class Graders:
         """The scorer of what the present stage samples to learn from."""
         return self.scorer if self._of_stage is None else self._of_stage
 
-    def enter_stage(self, verifier: Bound | None) -> None:
+    def enter_stage(self, verifier: Grader | None) -> None:
         """Grade the present stage with `verifier` in place of the rows' own; None: with those."""
         if self._of_stage is not None:
             self._of_stage.close()
-        self._of_stage = None if verifier is None else self.scorer.instead(verifier)
+        self._of_stage = None if verifier is None else self.scorer.with_grader(verifier)
 
     def close(self) -> None:
         """End the threads, processes and sandbox workers of all graders."""
@@ -62,17 +62,19 @@ def build_graders(
     bound = bind_verifiers(data.all_prompts, config.verifiers, base_dir)
     components = bind_components(config.scoring, base_dir)
     second = _second_opinions(config, data, base_dir)
-    others: list[Bound] = [] if second is None else [second.bound]
+    others: list[Grader] = [] if second is None else [second.bound]
     sections = [config.of_stage(s.name).rl for s in config.stages_of("rl")]
     rewards = [r.reward for r in sections if r is not None and r.reward is not None]
     others += [load(r.name, r.path, base_dir).bind(r.params, base_dir) for r in rewards]
-    isolation = open_sandbox(config.sandbox, [*bound.values(), *components, *others], progress)
+    isolation = open_sandbox(config.sandbox, [*bound.values(), *components, *others], progress.say)
     choices = {key: config.data.verifiers.get(key) or VerifierChoice(name=key) for key in bound}
     choices |= {f"{COMPONENT}{i}": c.verifier for i, c in enumerate(config.scoring.components)}
     graders = bound | {f"{COMPONENT}{i}": b for i, b in enumerate(components)}
     moving = {key: c for key, c in choices.items() if c.path is None and may_leave(graders[key])}
-    apart = Apart(config.sandbox, base_dir, moving) if moving and config.scoring.overlap is not False else None
-    return Graders(Scorer(config.scoring, bound, components, apart), second), isolation
+    process = (
+        GraderProcess(config.sandbox, base_dir, moving) if moving and config.scoring.overlap is not False else None
+    )
+    return Graders(Scorer(config.scoring, bound, components, process), second), isolation
 
 
 def _second_opinions(config: RunConfig, data: RunData, base_dir: Path) -> SecondOpinions | None:
@@ -90,7 +92,7 @@ def _second_opinions(config: RunConfig, data: RunData, base_dir: Path) -> Second
     return SecondOpinions(asked, load(choice.name, choice.path, base_dir).bind(choice.params, base_dir), config.seed)
 
 
-def bind_grader(shared: Path, base_dir: Path, choice: VerifierChoice) -> Bound:
+def bind_grader(shared: Path, base_dir: Path, choice: VerifierChoice) -> Grader:
     """Return a verifier that a stage names; `stage:NAME` is the model that the earlier stage NAME left in `shared`.
 
     Raises: ConfigError.

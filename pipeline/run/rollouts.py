@@ -165,9 +165,7 @@ class Synchronous:
 
     def free_memory(self) -> None:
         """Let the engine give its memory back."""
-        rest = getattr(self.engine, "rest", None)
-        if rest is not None:
-            rest()
+        self.engine.rest()
 
     def snapshot(self) -> list[InFlightBatch]:
         """Return no batch."""

@@ -1,4 +1,4 @@
-"""What a grader holds, and so where it may grade and whether what it said holds for good."""
+"""Two properties of a grader: if another process may grade for it, and if its verdicts can be kept."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from verifiers.base import BoundVerifier
 
 
 def may_leave(bound: object) -> bool:
-    """Whether this grader may work in another process: it holds no model, connection or process of its own."""
+    """True if another process may grade: the verifier and its parts hold no model, connection or process."""
     return isinstance(bound, BoundVerifier) and all(part.params.may_leave for part in _parts(bound))
 
 
 def is_pure(bound: object) -> bool:
-    """Whether this grader says the same of the same answer: it may leave, and is one of ours with all its parts."""
+    """True if equal answers get equal verdicts: it may leave, and all its parts are verifiers of this project."""
     return may_leave(bound) and all(_is_ours(part) for part in _parts(bound))
 
 
 def _parts(bound: object) -> Iterator[BoundVerifier[Any]]:
-    """The verifier, and those that it combines."""
+    """Yield the verifier, and those that it combines."""
     if isinstance(bound, BoundVerifier):
         yield bound
-        for part in getattr(bound.params, "parts", ()):
-            yield from _parts(getattr(part, "bound", None))
+        for part in bound.params.combined_verifiers():
+            yield from _parts(part)
 
 
 def _is_ours(bound: BoundVerifier[Any]) -> bool:
-    made = bound.verifier.one or bound.verifier.many
-    return made is not None and made.__module__.partition(".")[0] == verifiers.__name__
+    function = bound.verifier.one or bound.verifier.many
+    return function is not None and function.__module__.partition(".")[0] == verifiers.__name__

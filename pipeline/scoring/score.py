@@ -1,12 +1,13 @@
-"""Responses to rewards: each prompt's verifier gives a verdict, the recipe's table says what a verdict is worth.
+"""Responses to rewards: a prompt's verifier gives a verdict, the recipe's table turns the verdict into a reward.
 
-A failing grader is retried, and what still fails has no reward: it leaves its group, is counted, and past a rate is
-reported. It is never a zero.
+A verifier that fails is asked again. A response that still has no verdict has no reward, which is not a reward of zero:
+it leaves its group and is counted, and too many of them are reported.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,64 +17,47 @@ from typing import Any, Protocol, get_args
 from pipeline.config.data import VerifierChoice
 from pipeline.config.scoring import ScoringConfig
 from pipeline.errors import ConfigError, DataError
-from pipeline.scoring.ahead import Ahead, attempt_of
-from pipeline.scoring.purity import is_pure
-from pipeline.scoring.remembered import Remembered
+from pipeline.scoring.early_grading import EarlyGrading, attempt_of
+from pipeline.scoring.grader_process import GraderProcess
+from pipeline.scoring.purity import is_pure, may_leave
+from pipeline.scoring.verdict_cache import VerdictCache
 from pipeline.types import Attempt, Prompt, Rollout, ScoredRollout, Status, Verdict
 from verifiers.base import load
 
 COMPONENT = "component "
-"""Begins the keys of components; no verifier's name has a space."""
+"""Prefix of the keys of components; no verifier's name has a space."""
 CHUNK = 64
-"""Attempts handed to a grading thread at once."""
+"""Attempts that a grading thread takes at once."""
 STATUSES: tuple[str, ...] = get_args(Status)
 
 
-class Bound(Protocol):
+class Grader(Protocol):
     """A verifier with its parameters."""
 
     def score(self, attempts: Sequence[Attempt]) -> list[Verdict]:
-        """One verdict per attempt, in order."""
-        ...
-
-
-class Elsewhere(Protocol):
-    """Another process that grades by the verifiers of these keys."""
-
-    keys: frozenset[str]
-
-    def begin(self) -> None:
-        """Be ready soon."""
-        ...
-
-    def score(self, key: str, attempts: Sequence[Attempt]) -> list[Verdict] | None:
-        """One verdict per attempt, in order; None where it cannot."""
-        ...
-
-    def close(self) -> None:
-        """End it."""
+        """Return one verdict per attempt, in order."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
-    """What one scoring saw, for the metrics."""
+class GradingTally:
+    """Numbers of one scoring, for the metrics."""
 
     statuses: Mapping[str, int]
     retried: int
     seconds: float
-    """Of graders, summed over threads."""
+    """Seconds that graders took, summed over threads."""
     busy_s: float = 0.0
-    """In which graders were at work, while responses were still being written or after that."""
+    """Seconds in which any grader worked, while responses were still being written or afterwards."""
 
     @property
     def total(self) -> int:
-        """All verdicts."""
+        """The number of verdicts."""
         return sum(self.statuses.values())
 
     @property
     def failure_rate(self) -> float:
-        """Share of verdicts in which the grader failed."""
+        """The share of verdicts in which the grader failed."""
         failed = self.statuses.get("verifier_error", 0) + self.statuses.get("sandbox_error", 0)
         return failed / self.total if self.total else 0.0
 
@@ -84,113 +68,67 @@ class Scorer:
     def __init__(
         self,
         config: ScoringConfig,
-        bound: Mapping[str, Bound],
-        components: Sequence[Bound] = (),
-        apart: Elsewhere | None = None,
+        bound: Mapping[str, Grader],
+        components: Sequence[Grader] = (),
+        process: GraderProcess | None = None,
     ) -> None:
-        """`components` are the verifiers of `config.components`, in order; `apart` grades what ends early."""
+        """Hold the graders by key. `components`: those of `config.components`, in order.
+
+        process: grades responses that end before others; None: a thread of this process does.
+        """
         self.config = config
         self.bound = {**bound, **{f"{COMPONENT}{i}": b for i, b in enumerate(components)}}
+        self.cache = VerdictCache()
+        self._process = process
         self._threads = ThreadPoolExecutor(config.workers, "grade") if config.workers > 1 else None
-        self._beside = ThreadPoolExecutor(1, "grade-ahead")
-        self._apart = apart
-        self.remembered = Remembered()
-        self._pure = {key: one for key, one in self.bound.items() if is_pure(one)}
-        self._known_apart = {key: self.bound[key] for key in apart.keys} if apart is not None else {}
+        self._early_thread = ThreadPoolExecutor(1, "grade-early")
 
-    @property
-    def leaves_the_process(self) -> bool:
-        """All that is graded ahead is graded by another process: no grader stands in the way of this one's threads."""
-        return self._apart is not None and self._apart.keys >= set(self.bound)
-
-    def ahead(self, with_components: bool = False) -> Ahead:
-        """Takes responses as they end and begins to grade them; to be handed to `score`."""
-        columns = self._columns(with_components)
-        if self._apart is not None:
-            self._apart.begin()
-        return Ahead(columns, self._grade_ahead, self._beside)
+    def grade_early(self, with_components: bool = False) -> EarlyGrading:
+        """Return a grading that takes responses as they end; `score` then needs its result."""
+        if self._process is not None:
+            self._process.start()
+        return EarlyGrading(
+            self._components(with_components),
+            lambda keys, attempts: self._grade(keys, attempts, self._process),
+            self._early_thread,
+        )
 
     def score(
         self,
         prompts: Mapping[str, Prompt],
         rollouts: Sequence[Rollout],
         with_components: bool = False,
-        ahead: Ahead | None = None,
-    ) -> tuple[list[ScoredRollout], Tally]:
-        """Each rollout with verdict and reward, in order. `prompts` by id. What `ahead` has graded is not graded again.
+        early: EarlyGrading | None = None,
+    ) -> tuple[list[ScoredRollout], GradingTally]:
+        """Return each rollout with verdict and reward, in order. `prompts` by id; `early` has graded some of them.
 
-        With components the reward is the weighted sum of all, and the verdict is the row's own; where the grader of a
-        component failed, the verdict is that failure, and there is no reward.
+        With components the reward is the weighted sum of all, and the verdict is that of the prompt's verifier. If the
+        grader of a component failed, the verdict is that failure, and there is no reward.
         """
-        asked = [attempt_of(prompts[r.prompt_id], r.text, r.finish_reason) for r in rollouts]
-        keys = [prompts[r.prompt_id].verifier for r in rollouts]
-        names = self._columns(with_components)
-        known: list[dict[int, Verdict]] = [{} for _ in range(1 + len(names))]
-        busy = 0.0
-        if ahead is not None:
-            known, busy = ahead.known(keys, asked), ahead.seconds
+        attempts = [attempt_of(prompts[r.prompt_id], r.text, r.finish_reason) for r in rollouts]
+        own = [prompts[r.prompt_id].verifier for r in rollouts]
+        columns = [own, *([name] * len(attempts) for name in self._components(with_components))]
+        known: list[dict[int, Verdict]] = [{} for _ in columns]
+        early_s = 0.0
+        if early is not None:
+            known, early_s = early.verdicts(own, attempts), early.seconds
         start = time.perf_counter()
-        verdicts, retried = self._graded(keys, asked, known[0])
-        rewards = [self.reward(r, v) for r, v in zip(rollouts, verdicts, strict=True)]
-        scored = [ScoredRollout(*row) for row in zip(rollouts, verdicts, rewards, strict=True)]
-        seconds = sum(v.seconds for v in verdicts)
-        if names:
-            columns = [
-                self._graded([name] * len(asked), asked, found) for name, found in zip(names, known[1:], strict=True)
-            ]
-            retried += sum(again for _, again in columns)
-            seconds += sum(v.seconds for found, _ in columns for v in found)
-            scored = [self._summed(m, v) for m, *v in zip(scored, *(found for found, _ in columns), strict=True)]
-        statuses: dict[str, int] = {}
-        for m in scored:
-            statuses[m.verdict.status] = statuses.get(m.verdict.status, 0) + 1
-        return scored, Tally(statuses, retried, seconds, busy + time.perf_counter() - start)
+        graded = [self._grade_and_retry(keys, attempts, k) for keys, k in zip(columns, known, strict=True)]
+        rows = zip(rollouts, *(verdicts for verdicts, _ in graded), strict=True)
+        scored = [self._rewarded(rollout, verdict, others) for rollout, verdict, *others in rows]
+        return scored, GradingTally(
+            dict(Counter(m.verdict.status for m in scored)),
+            sum(retried for _, retried in graded),
+            sum(v.seconds for verdicts, _ in graded for v in verdicts),
+            early_s + time.perf_counter() - start,
+        )
 
-    def _columns(self, with_components: bool) -> list[str]:
-        return [f"{COMPONENT}{i}" for i in range(len(self.config.components))] if with_components else []
-
-    def _summed(self, member: ScoredRollout, verdicts: Sequence[Verdict]) -> ScoredRollout:
-        """The member with its components, and their weighted sum as reward."""
-        if member.reward is None:
-            return member
-        for config, verdict in zip(self.config.components, verdicts, strict=True):
-            if verdict.is_infrastructure:
-                failure = replace(verdict, reason=f"component {config.verifier.key}: {verdict.reason}")
-                return ScoredRollout(member.rollout, failure, None)
-        found = [self.reward(member.rollout, v) for v in verdicts]
-        components = (member.reward, *(r for r in found if r is not None))
-        weights = (1.0, *(c.weight for c in self.config.components))
-        total = sum(w * r for w, r in zip(weights, components, strict=True))
-        return ScoredRollout(member.rollout, member.verdict, total, components)
-
-    def _graded(
-        self, keys: Sequence[str], asked: Sequence[Attempt], known: Mapping[int, Verdict]
-    ) -> tuple[list[Verdict], int]:
-        """One verdict per attempt, failures of graders tried again; and how many were. `known`: verdicts by place."""
-        missing = [i for i in range(len(asked)) if i not in known]
-        found = {**known, **dict(zip(missing, self._grade(keys, asked, missing), strict=True))}
-        verdicts = [found[i] for i in range(len(asked))]
-        retried = 0
-        for _ in range(self.config.retries):
-            failed = [i for i, v in enumerate(verdicts) if v.is_infrastructure]
-            if not failed:
-                break
-            retried += len(failed)
-            for i, again in zip(failed, self._grade(keys, asked, failed), strict=True):
-                verdicts[i] = again
-        return verdicts, retried
-
-    def instead(self, judge: Bound) -> Scorer:
-        """A scorer of the same table and components with `judge` in place of every prompt's own verifier."""
-        own = {key: judge for key in self.bound if not key.startswith(COMPONENT)}
-        return Scorer(self.config, own, [b for key, b in self.bound.items() if key.startswith(COMPONENT)])
-
-    def verdicts(self, keys: Sequence[str], asked: Sequence[Attempt]) -> list[Verdict]:
-        """One verdict for each attempt by the verifier of that key, failures of graders tried again."""
-        return self._graded(keys, asked, {})[0]
+    def verdicts(self, keys: Sequence[str], attempts: Sequence[Attempt]) -> list[Verdict]:
+        """Return one verdict per attempt by the verifier of its key; verifiers that fail are asked again."""
+        return self._grade_and_retry(keys, attempts, {})[0]
 
     def reward(self, rollout: Rollout, verdict: Verdict) -> float | None:
-        """What the recipe's table gives; None where the grader failed."""
+        """Return the reward of the recipe's table; None if the grader failed."""
         if verdict.is_infrastructure:
             return None
         if rollout.finish_reason == "length" and self.config.truncated is not None:
@@ -199,53 +137,91 @@ class Scorer:
             return self.config.no_answer
         return self.config.timeout if verdict.status == "timeout" else verdict.score
 
+    def with_grader(self, grader: Grader) -> Scorer:
+        """Return a scorer of the same table and components, with `grader` for every prompt's own verifier."""
+        own = {key: grader for key in self.bound if not key.startswith(COMPONENT)}
+        return Scorer(self.config, own, [b for key, b in self.bound.items() if key.startswith(COMPONENT)])
+
     def close(self) -> None:
-        """End the grading threads; what was to be graded ahead is left."""
-        self._beside.shutdown(cancel_futures=True)
-        if self._apart is not None:
-            self._apart.close()
+        """End the grading threads and the process; early grading that has not begun is dropped."""
+        self._early_thread.shutdown(cancel_futures=True)
+        if self._process is not None:
+            self._process.close()
         if self._threads is not None:
             self._threads.shutdown()
 
-    def _grade_ahead(self, keys: Sequence[str], asked: Sequence[Attempt]) -> list[Verdict]:
-        """As `_grade`, by the other process where it may."""
-        return self._grade(keys, asked, range(len(asked)), self._apart)
+    def _components(self, with_components: bool) -> list[str]:
+        return [f"{COMPONENT}{i}" for i in range(len(self.config.components))] if with_components else []
+
+    def _rewarded(self, rollout: Rollout, verdict: Verdict, others: Sequence[Verdict]) -> ScoredRollout:
+        """Return the rollout with its reward; `others`: the verdicts of the components."""
+        reward = self.reward(rollout, verdict)
+        if reward is None or not others:
+            return ScoredRollout(rollout, verdict, reward)
+        total, components = reward, [reward]
+        for config, other in zip(self.config.components, others, strict=True):
+            part = self.reward(rollout, other)
+            if part is None:
+                failure = replace(other, reason=f"component {config.verifier.key}: {other.reason}")
+                return ScoredRollout(rollout, failure, None)
+            total += config.weight * part
+            components.append(part)
+        return ScoredRollout(rollout, verdict, total, tuple(components))
+
+    def _grade_and_retry(
+        self, keys: Sequence[str], attempts: Sequence[Attempt], known: Mapping[int, Verdict]
+    ) -> tuple[list[Verdict], int]:
+        """Return one verdict per attempt, and how many were asked for again. `known`: verdicts by index."""
+        verdicts = dict(known)
+
+        def grade(places: Sequence[int]) -> None:
+            graded = self._grade([keys[i] for i in places], [attempts[i] for i in places])
+            verdicts.update(zip(places, graded, strict=True))
+
+        grade([i for i in range(len(attempts)) if i not in known])
+        retried = 0
+        for _ in range(self.config.retries):
+            failed = [i for i in range(len(attempts)) if verdicts[i].is_infrastructure]
+            if not failed:
+                break
+            retried += len(failed)
+            grade(failed)
+        return [verdicts[i] for i in range(len(attempts))], retried
 
     def _grade(
-        self, keys: Sequence[str], asked: Sequence[Attempt], rows: Sequence[int], apart: Elsewhere | None = None
+        self, keys: Sequence[str], attempts: Sequence[Attempt], process: GraderProcess | None = None
     ) -> list[Verdict]:
+        """Return one verdict per attempt, by `process` if it has the verifier; failures are not tried again."""
         by_key: dict[str, list[int]] = {}
-        for i in rows:
-            by_key.setdefault(keys[i], []).append(i)
-        jobs = [(key, some) for key, all_rows in by_key.items() for some in self._chunks(all_rows)]
+        for i, key in enumerate(keys):
+            by_key.setdefault(key, []).append(i)
+        # Without threads all attempts of a verifier go together: it answers equal ones of a batch once.
+        size = CHUNK if self._threads is not None else max(1, len(keys))
+        chunks = [(key, at[i : i + size]) for key, at in by_key.items() for i in range(0, len(at), size)]
 
-        def ask(key: str, these: Sequence[Attempt]) -> list[Verdict]:
-            same = self._known_apart.get(key) is self.bound[key]  # else another has taken its place here
-            verdicts = apart.score(key, these) if apart is not None and same else None
-            return [_checked(v) for v in (self.bound[key].score(these) if verdicts is None else verdicts)]
+        def ask(key: str, some: Sequence[Attempt]) -> list[Verdict]:
+            grader = self.bound[key]
+            verdicts = None
+            # The process holds the recipe's own verifiers: a grader that replaced one of them is asked here.
+            if process is not None and key in process.keys and may_leave(grader):
+                verdicts = process.score(key, some)
+            return [_checked(v) for v in (grader.score(some) if verdicts is None else verdicts)]
 
-        def grade(job: tuple[str, list[int]]) -> list[Verdict]:
-            key, these = job[0], [asked[i] for i in job[1]]
-            if self._pure.get(key) is not self.bound[key]:
-                return ask(key, these)
-            return self.remembered.fill(key, these, ask)
+        def grade(chunk: tuple[str, list[int]]) -> list[Verdict]:
+            key, some = chunk[0], [attempts[i] for i in chunk[1]]
+            return self.cache.fill(key, some, ask) if is_pure(self.bound[key]) else ask(key, some)
 
         run: Callable[..., Any] = map if self._threads is None else self._threads.map
-        found: dict[int, Verdict] = {}
-        for (_, some), verdicts in zip(jobs, run(grade, jobs), strict=True):
-            found.update(zip(some, verdicts, strict=True))
-        return [found[i] for i in rows]
-
-    def _chunks(self, rows: list[int]) -> list[list[int]]:
-        """One piece without threads: a verifier answers duplicates of a batch once."""
-        size = CHUNK if self._threads is not None else len(rows)
-        return [rows[i : i + size] for i in range(0, len(rows), size)]
+        verdicts: dict[int, Verdict] = {}
+        for (_, places), graded in zip(chunks, run(grade, chunks), strict=True):
+            verdicts.update(zip(places, graded, strict=True))
+        return [verdicts[i] for i in range(len(keys))]
 
 
 def _checked(verdict: Verdict) -> Verdict:
-    """The verdict; a grader's failure where it is none: NaN as a reward would end the run at the next update."""
+    """Return the verdict, or a grader's failure if it is invalid: NaN as a reward would end the run at the update."""
     if verdict.status not in STATUSES:
-        reason = f"status {verdict.status!r} is none of {', '.join(STATUSES)}"
+        reason = f"status {verdict.status!r} is not one of {', '.join(STATUSES)}"
     elif verdict.status == "graded" and not 0.0 <= verdict.score <= 1.0:
         reason = f"score {verdict.score!r} is outside [0, 1]"
     else:
@@ -255,26 +231,27 @@ def _checked(verdict: Verdict) -> Verdict:
 
 def bind_verifiers(
     prompts: Sequence[Prompt], chosen: Mapping[str, VerifierChoice], base: Path | None = None
-) -> dict[str, Bound]:
-    """The verifiers that `prompts` name, by key; keys not in `chosen` are plain names.
+) -> dict[str, Grader]:
+    """Return the verifiers that `prompts` name, by key; a key that is not in `chosen` is a verifier's name.
 
-    Raises: DataError naming the first row whose verifier does not exist, ConfigError for bad parameters.
+    Raises: DataError naming the first row whose verifier does not exist or has wrong parameters.
     """
-    bound: dict[str, Bound] = {}
+    bound: dict[str, Grader] = {}
     for prompt in prompts:
         if prompt.verifier in bound:
             continue
         choice = chosen.get(prompt.verifier)
         try:
-            if choice is None:
-                bound[prompt.verifier] = load(prompt.verifier).bind()
-            else:
-                bound[prompt.verifier] = load(choice.name, choice.path, base).bind(choice.params, base)
+            bound[prompt.verifier] = load(prompt.verifier).bind() if choice is None else _bind(choice, base)
         except ConfigError as exc:
             raise DataError(f"row {prompt.id!r}: {exc}") from exc
     return bound
 
 
-def bind_components(config: ScoringConfig, base: Path | None = None) -> list[Bound]:
-    """The verifiers of the recipe's components, in order. Raises: ConfigError for one that does not exist."""
-    return [load(c.verifier.name, c.verifier.path, base).bind(c.verifier.params, base) for c in config.components]
+def bind_components(config: ScoringConfig, base: Path | None = None) -> list[Grader]:
+    """Return the verifiers of the recipe's components, in order. Raises: ConfigError if one does not exist."""
+    return [_bind(c.verifier, base) for c in config.components]
+
+
+def _bind(choice: VerifierChoice, base: Path | None) -> Grader:
+    return load(choice.name, choice.path, base).bind(choice.params, base)

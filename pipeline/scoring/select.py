@@ -1,4 +1,4 @@
-"""Which groups train: those whose rewards differ. The others teach nothing and are counted, by reason."""
+"""Selection of the groups to train on: those whose rewards differ. The others are counted, by reason."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pipeline.types import Group, Prompt, ScoredRollout
 Reason = Literal["kept", "all_right", "all_wrong", "equal", "infrastructure"]
 REASONS: tuple[Reason, ...] = get_args(Reason)
 SAME = 1e-9
-"""Rewards closer than this are equal: sums of parts of a reward differ in their last bits."""
+"""Rewards closer than this are equal: sums of the same parts may differ in their last bits."""
 
 
 def form_groups(prompts: Sequence[Prompt], scored: Sequence[ScoredRollout], size: int) -> list[Group]:
-    """Groups of `size` consecutive responses, one per prompt, in order.
+    """Return groups of `size` consecutive responses, one per prompt, in order.
 
-    Raises: ValueError if a group is not whole or answers another prompt.
+    Raises: ValueError if a group is incomplete or answers another prompt.
     """
     if len(scored) != len(prompts) * size:
         raise ValueError(f"{len(scored)} responses do not make {len(prompts)} groups of {size}")
@@ -28,8 +28,8 @@ def form_groups(prompts: Sequence[Prompt], scored: Sequence[ScoredRollout], size
     return groups
 
 
-def judge(group: Group, by_components: bool = False) -> Reason:
-    """ "kept" if the rewards of a group (or one of their components) differ; otherwise why it teaches nothing.
+def classify_group(group: Group, by_components: bool = False) -> Reason:
+    """Return "kept" if the rewards of a group (or one of their components) differ, else why it teaches nothing.
 
     "infrastructure": fewer than two members have a reward, because graders failed.
     """
@@ -50,14 +50,14 @@ def judge(group: Group, by_components: bool = False) -> Reason:
 def select(
     groups: Sequence[Group], keep: Literal["informative", "all"], by_components: bool = False
 ) -> tuple[list[Group], dict[Reason, int]]:
-    """The groups to train on, and how many there were of each reason.
+    """Return the groups to train on, and how many groups there were of each reason.
 
-    keep "all" trains on equal rewards too; a group whose graders failed is left out all the same.
+    keep "all" trains on equal rewards too, but never on a group whose graders failed.
     """
     counts: dict[Reason, int] = dict.fromkeys(REASONS, 0)
     kept = []
     for group in groups:
-        reason = judge(group, by_components)
+        reason = classify_group(group, by_components)
         counts[reason] += 1
         if reason == "kept" or (keep == "all" and reason != "infrastructure"):
             kept.append(group)
@@ -65,10 +65,10 @@ def select(
 
 
 def forecast(missing: int, acceptance: float, most: int) -> int:
-    """How many prompts to sample so that about `missing` groups are kept at that acceptance rate, at most `most`."""
+    """Return the number of prompts, at most `most`, of which about `missing` groups are kept at that acceptance."""
     return min(most, max(1, math.ceil(missing / max(acceptance, 1e-3))))
 
 
 def acceptance_after(before: float, kept: int, sampled: int, weight: float = 0.3) -> float:
-    """The acceptance rate, moved by `weight` towards what was just seen."""
+    """Return the acceptance rate after one more batch, which counts with the given weight."""
     return before if sampled == 0 else (1 - weight) * before + weight * kept / sampled

@@ -19,8 +19,8 @@ from pipeline.preferences.base import Loss, PreferenceParams, load_preference
 from pipeline.run.folder import write_left_out, write_lines
 from pipeline.run.schedule import Item
 from pipeline.run.session import Run, Session, StageSetup
-from pipeline.scoring.ahead import attempt_of
-from pipeline.scoring.score import Tally
+from pipeline.scoring.early_grading import attempt_of
+from pipeline.scoring.score import GradingTally
 from pipeline.seeds import stream
 from pipeline.train.preference import PreferenceRow, PreferenceSettings
 from pipeline.types import Group, Prompt, StepMetrics, Verdict
@@ -153,7 +153,7 @@ def _sampled_lines(session: Session, item: Item, section: PairsSection, wrap: Wr
     return lines
 
 
-def _count(session: Session, item: Item, metrics: StepMetrics, groups: Sequence[Group], tally: Tally) -> None:
+def _count(session: Session, item: Item, metrics: StepMetrics, groups: Sequence[Group], tally: GradingTally) -> None:
     """Add the groups to the stage's metrics, the state and the ledger, and report failures of graders."""
     state, members = session.state, [m for g in groups for m in g.members]
     report_failures(session.recorder, session.setup, state, tally, groups, "they are in no pair")

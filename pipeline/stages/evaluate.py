@@ -17,7 +17,7 @@ from pipeline.run.graders import overlaps_grading
 from pipeline.run.recorder import Recorder
 from pipeline.run.schedule import Item
 from pipeline.run.session import Run, Session, Workers
-from pipeline.scoring.score import Tally
+from pipeline.scoring.score import GradingTally
 from pipeline.scoring.select import form_groups
 from pipeline.seeds import stream
 from pipeline.types import Group, Prompt
@@ -74,7 +74,7 @@ def evaluate(session: Session, item: Item, wrap: Wrap) -> dict[str, Any]:
 
 def answer_and_grade(
     run: Run, workers: Workers, recorder: Recorder, config: RunConfig
-) -> tuple[list[Group], list[Group], Tally]:
+) -> tuple[list[Group], list[Group], GradingTally]:
     """Return the sampled groups of k, the greedy groups of one, prompt by prompt; and what the graders did."""
     share = share_of(run.ranks, evaluation_prompts(config, run.data.evaluation))
     prompts, scorer, k = share.prompts, workers.graders.scorer, config.evaluation.k
@@ -82,11 +82,11 @@ def answer_and_grade(
     greedy = Sampling(config.rollout.max_response_tokens, temperature=0)
     # the stream names no step: every evaluation draws the same numbers, so that differences are the policy's
     asked: list[Asked] = [("evaluation", k, sampling), ("greedy", 1, greedy)]
-    early = scorer.ahead() if overlaps_grading(config.scoring, workers.backend.model.device) else None
+    early = scorer.grade_early() if overlaps_grading(config.scoring, workers.backend.model.device) else None
     with recorder.timed("evaluate/generate"):
         rollouts = workers.rollouts.sample(prompts, asked, (), None if early is None else early.add)
     with recorder.timed("evaluate/verify"):
-        scored, tally = scorer.score({p.id: p for p in prompts}, rollouts, ahead=early)
+        scored, tally = scorer.score({p.id: p for p in prompts}, rollouts, early=early)
         cut = len(prompts) * k
         columns = [form_groups(prompts, scored[:cut], k), form_groups(prompts, scored[cut:], 1)]
         (sampled, best), tally = gather_groups(run.ranks, share, columns, tally)

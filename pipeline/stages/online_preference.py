@@ -18,7 +18,7 @@ from pipeline.loop.steps import Generated, Steps, Wrap, rl_steps, update_policy
 from pipeline.run.schedule import Item
 from pipeline.run.session import Run, Session, StageSetup, Workers
 from pipeline.run.state import RunState
-from pipeline.scoring.score import Tally
+from pipeline.scoring.score import GradingTally
 from pipeline.seeds import stream
 from pipeline.stages._pairs import loss_of, update_settings
 from pipeline.train.preference import PreferenceBatch, PreferenceRow, mismatched, preference_update, side_logprobs
@@ -37,7 +37,7 @@ def online_preference_steps(session: Session) -> Steps:
     section = setup.config.online_preference
     assert section is not None
 
-    def verify_and_rank(prompts: Sequence[Prompt], generated: Generated) -> tuple[list[Group], Tally]:
+    def verify_and_rank(prompts: Sequence[Prompt], generated: Generated) -> tuple[list[Group], GradingTally]:
         groups, tally = steps.verify(prompts, generated)
         return rewarded_by_judge(run, workers, recorder, groups, section.judge, section.judged), tally
 

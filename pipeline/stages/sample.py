@@ -28,7 +28,7 @@ from pipeline.run.recorder import Recorder
 from pipeline.run.saving import save
 from pipeline.run.schedule import Item
 from pipeline.run.session import Run, Session
-from pipeline.scoring.score import Scorer, Tally
+from pipeline.scoring.score import GradingTally, Scorer
 from pipeline.seeds import stream
 from pipeline.types import Group, Prompt, ScoredRollout, StepMetrics
 
@@ -154,7 +154,7 @@ def ask_and_grade(
     config: RunConfig,
     prompts: Sequence[Prompt],
     asked: tuple[EndpointConfig, int, str],
-) -> tuple[list[Group], Tally, int]:
+) -> tuple[list[Group], GradingTally, int]:
     """Return an endpoint's graded answers, and how many the policy's tokenizer cannot write.
 
     `asked`: the endpoint, the number of answers to each prompt, and the name of the random stream.

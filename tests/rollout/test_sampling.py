@@ -131,7 +131,7 @@ def test_a_row_draws_as_it_does_alone() -> None:
 
 
 def test_ties_with_the_kth_token_stay() -> None:
-    """Which of two equal ones were dropped would hang on their place in the vocabulary."""
+    """The place in the vocabulary must not decide which of two equal tokens is dropped."""
     out = cut_off(torch.tensor([[1.0, 2.0, 1.0, 0.0]]), 2, 1.0)
     assert (out[0] > -math.inf).tolist() == [True, True, True, False]
 
@@ -141,7 +141,7 @@ def test_a_top_k_beyond_the_vocabulary_and_a_top_p_of_one_cut_nothing() -> None:
     assert torch.equal(cut_off(logits, 9, 1.0), logits)
 
 
-def test_streams_hang_on_their_seed_and_not_on_their_length_or_neighbours() -> None:
+def test_streams_depend_on_their_seed_and_not_on_their_length_or_neighbours() -> None:
     device = torch.device("cpu")
     together = uniforms([5, 2**63 - 1, 7], 6, device)
     assert together.dtype == torch.float64

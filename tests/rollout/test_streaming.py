@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pipeline.rollout.collect import collect
-from pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling, Streams
+from pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling
 from pipeline.rollout.scripted_engine import ScriptedEngine
 from pipeline.types import Prompt, Written
 from tests.rollout.test_collect import EOS, Letters, answer
@@ -25,7 +25,7 @@ def test_all_that_stop_are_told_of_once_with_their_tokens(name: str, max_rows: i
     engine = engine_of(name, max_rows)
     wanted = engine.generate(MANY, Sampling(MAX))
     heard: list[Ended] = []
-    assert engine.generate_streaming(MANY, Sampling(MAX), heard.extend) == wanted
+    assert engine.generate(MANY, Sampling(MAX), heard.extend) == wanted
     told = {(e.request, e.sample): (e.token_ids, e.finish_reason) for e in heard}
     assert len(told) == len(heard)
     assert told == {
@@ -47,7 +47,7 @@ def test_each_is_told_of_before_the_next_token_is_drawn(monkeypatch: pytest.Monk
         return step(drawn, cache)
 
     monkeypatch.setattr(engine._decoder, "step", counted)
-    engine.generate_streaming(MANY, Sampling(MAX), lambda some: heard.extend((len(steps), e) for e in some))
+    engine.generate(MANY, Sampling(MAX), lambda some: heard.extend((len(steps), e) for e in some))
     assert {at for at, _ in heard} > {0, 1, 2}, "not all at once"
     assert all(len(e.token_ids) == at + 1 for at, e in heard)
     assert torch.is_inference_mode_enabled() is False
@@ -56,42 +56,36 @@ def test_each_is_told_of_before_the_next_token_is_drawn(monkeypatch: pytest.Monk
 class Half(ScriptedEngine):
     """Tells of every second response only, the last ones first."""
 
-    def generate_streaming(
-        self, requests: Sequence[Request], sampling: Sampling, listener: Listener
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, listener: Listener | None = None
     ) -> list[list[Completion]]:
-        answers = self.generate(requests, sampling)
+        answers = super().generate(requests, sampling)
         places = [(i, j) for i, some in enumerate(answers) for j in range(len(some))][::-2]
-        listener([Ended(i, j, answers[i][j].token_ids, answers[i][j].finish_reason) for i, j in places])
+        if listener is not None:
+            listener([Ended(i, j, answers[i][j].token_ids, answers[i][j].finish_reason) for i, j in places])
         return answers
 
 
-@pytest.mark.parametrize("kind", [ScriptedEngine, Half])
-def test_a_reader_hears_of_responses_in_their_places(kind: type[ScriptedEngine]) -> None:
+class Silent(ScriptedEngine):
+    """Tells of no response."""
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, listener: Listener | None = None
+    ) -> list[list[Completion]]:
+        return super().generate(requests, sampling)
+
+
+@pytest.mark.parametrize(("kind", "told"), [(ScriptedEngine, range(9)), (Half, range(0, 9, 2)), (Silent, ())])
+def test_a_reader_hears_of_responses_in_their_places(kind: type[ScriptedEngine], told: Sequence[int]) -> None:
     engine = kind(answer, EOS)
     prompts = [Prompt(i, f"{i}?", "exact", "x") for i in ("a", "b", "a")]  # an epoch may end within a call
     heard: list[Written] = []
     rollouts = collect(engine, Letters(), prompts, 3, Sampling(20), 0, "rl", reader=heard.extend)
     assert rollouts == collect(engine, Letters(), prompts, 3, Sampling(20), 0, "rl")
     places = [w.place for w in heard]
-    assert sorted(places) == (list(range(9)) if kind is ScriptedEngine else [0, 2, 4, 6, 8])
-    assert places != sorted(places), "in the order in which they ended"
+    assert sorted(places) == list(told)
+    assert not places or places != sorted(places), "in the order in which they ended"
     for w in heard:
         r = rollouts[w.place]
         assert (w.prompt.id, w.text, w.finish_reason) == (r.prompt_id, r.text, r.finish_reason)
         assert w.prompt is prompts[w.place // 3]
-
-
-def test_an_engine_that_tells_of_nothing_gives_the_same() -> None:
-    prompts = [Prompt("a", "a?", "exact", "x")]
-    heard: list[Written] = []
-    assert isinstance(ScriptedEngine(answer, EOS), Streams)
-    engine = ScriptedEngine(answer, EOS)
-
-    class Plain:
-        version = 0
-        publish, generate, close = engine.publish, engine.generate, engine.close
-
-    assert not isinstance(Plain(), Streams)
-    rollouts = collect(Plain(), Letters(), prompts, 3, Sampling(20), 0, "rl", reader=heard.extend)
-    assert len(rollouts) == 3
-    assert heard == []

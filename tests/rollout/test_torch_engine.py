@@ -1,4 +1,4 @@
-"""The embedded engine: what a response hangs on, and what it does not."""
+"""The embedded engine: a response depends on its own seed and the weights, and on nothing else."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_an_end_token_at_the_limit_is_a_stop() -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen2 one key head", "qwen3 with bias", "gpt2"])
-def test_a_response_hangs_on_its_own_seed_only(name: str) -> None:
+def test_a_response_depends_on_its_own_seed_only(name: str) -> None:
     """Whatever the batch, its order, its cut into waves, and whichever other rows end early or late."""
     engine = engine_of(name)
     sampling = Sampling(MAX)
@@ -177,13 +177,13 @@ def test_publish_takes_a_copy(name: str) -> None:
 def test_weights_that_do_not_fit_are_an_engine_error_and_the_version_stays() -> None:
     engine = engine_of("gpt2")
     engine.model.transformer.wte = torch.nn.Embedding(5, 32)
-    with pytest.raises(EngineError, match="publishing weights"):
+    with pytest.raises(EngineError, match="embedded engine"):
         engine.publish(1)
     assert engine.version == 0
 
 
 def test_a_prompt_without_tokens_is_refused() -> None:
-    with pytest.raises(EngineError, match="no tokens; check the template"):
+    with pytest.raises(EngineError, match="template"):
         engine_of("llama").generate([REQUESTS[0], Request((), (1,))], Sampling(4))
 
 
@@ -191,7 +191,7 @@ def test_a_prompt_that_leaves_no_room_is_refused_with_its_numbers() -> None:
     engine = engine_of("llama")
     fits = Request(tuple(range(2, 20)), (1,))
     assert len(engine.generate([fits], Sampling(64 - 18))[0]) == 1
-    with pytest.raises(EngineError, match=r"18 tokens and max_response_tokens=47 exceed .* 64; .*on_long_prompt"):
+    with pytest.raises(EngineError, match=r"18 .*max_response_tokens=47 .* 64.*on_long_prompt"):
         engine.generate([fits], Sampling(64 - 17))
 
 
@@ -219,7 +219,7 @@ def test_a_model_that_lies_about_its_family_takes_the_slow_path() -> None:
     engine = TorchEngine(model, EOS, 0)
     engine.publish(0)
     assert not engine.is_fast
-    assert "differs from the model" in str(engine.fallback_reason)
+    assert engine.fallback_reason
     sampling = Sampling(MAX)
     for request, completions in zip(REQUESTS, engine.generate(REQUESTS, sampling), strict=True):
         for seed, found in zip(request.seeds, completions, strict=True):

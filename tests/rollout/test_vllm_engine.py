@@ -13,9 +13,9 @@ import torch
 
 from pipeline.config.sections import VllmConfig
 from pipeline.errors import EngineError
-from pipeline.rollout.engine import Completion, Ended, Engine, Request, Sampling, Streams
+from pipeline.rollout.engine import Completion, Ended, Engine, Request, Sampling
 from pipeline.rollout.sampling import cut_off
-from pipeline.rollout.vllm_engine import Policy, VllmEngine
+from pipeline.rollout.vllm_engine import EngineModel, VllmEngine
 from tests.models.families import build, next_logits, scatter
 
 pytest.importorskip("vllm", reason="make install-engines")
@@ -40,7 +40,7 @@ class Colocated:
         self.left_out: str | None = None
         self.before = torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].tolist()
         self.set_num_threads = torch.set_num_threads
-        self.engine = VllmEngine(Policy.of(self.model, EOS, self.weights), SMALL, 64)
+        self.engine = VllmEngine(EngineModel.of(self.model, EOS, self.weights), SMALL, 64)
         self.after = torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].tolist()
         self.next = 0
 
@@ -140,7 +140,7 @@ def test_log_probs_are_the_trainers(both: Colocated, sampling: Sampling) -> None
     assert seen > 20
 
 
-def test_a_response_hangs_on_its_own_seed(both: Colocated) -> None:
+def test_a_response_depends_on_its_own_seed(both: Colocated) -> None:
     both.publish()
     crowd = [Request((i,), tuple(range(100 * i, 100 * i + 6))) for i in range(2, 8)]
     together = both.engine.generate(crowd, Sampling(16))
@@ -165,8 +165,7 @@ def test_each_response_is_told_of_once_as_it_ends(both: Colocated) -> None:
     both.publish()
     told: list[list[Ended]] = []
     crowd = [Request((i,), tuple(range(100 * i, 100 * i + 6))) for i in range(2, 8)]
-    answers = both.engine.generate_streaming(crowd, Sampling(20), lambda ended: told.append(list(ended)))
-    assert isinstance(both.engine, Streams)
+    answers = both.engine.generate(crowd, Sampling(20), lambda ended: told.append(list(ended)))
     assert len(told) > 3
     seen = {(e.request, e.sample): (e.token_ids, e.finish_reason) for batch in told for e in batch}
     assert sum(map(len, told)) == len(seen) == 36
@@ -193,7 +192,7 @@ def test_responses_end_with_an_end_token_or_at_the_limit(both: Colocated) -> Non
 
 def test_weights_that_do_not_come_are_missed(both: Colocated) -> None:
     both.left_out = "model.layers.1.mlp.down_proj.weight"
-    with pytest.raises(EngineError, match=r"1 weights of vLLM's model did not come.*layers\.1\.mlp\.down_proj"):
+    with pytest.raises(EngineError, match=r"1 weights.*layers\.1\.mlp\.down_proj"):
         both.publish()
     both.left_out = None
     both.publish()
@@ -203,7 +202,7 @@ def test_weights_that_do_not_come_are_missed(both: Colocated) -> None:
 def test_responses_of_another_version_are_refused(both: Colocated) -> None:
     both.publish()
     both.engine._llm.llm_engine.set_weight_version("older")
-    with pytest.raises(EngineError, match="drawn by weights of version older"):
+    with pytest.raises(EngineError, match="version older"):
         both.engine.generate(REQUESTS[:1], Sampling(2))
     both.publish()
     assert len(both.engine.generate(REQUESTS[:1], Sampling(2))[0]) == 3
@@ -218,9 +217,9 @@ def test_a_publish_says_how_much_went_which_way(both: Colocated) -> None:
 
 
 def test_prompts_that_do_not_fit_are_refused(both: Colocated) -> None:
-    with pytest.raises(EngineError, match="no tokens"):
+    with pytest.raises(EngineError, match="template"):
         both.engine.generate([Request((), (1,))], Sampling(4))
-    with pytest.raises(EngineError, match=r"60 tokens and max_response_tokens=5 exceed the engine's room .* of 64"):
+    with pytest.raises(EngineError, match=r"60 .*max_response_tokens=5 .* 64"):
         both.engine.generate([Request((3,) * 60, (1,))], Sampling(5))
     (one,) = both.engine.generate([Request((3,) * 60, (1,))], Sampling(4))
     assert len(one) == 1
@@ -233,14 +232,14 @@ def test_the_trainer_keeps_its_numbers_and_threads(both: Colocated) -> None:
 
 
 def test_sleep_is_declined_on_the_cpu_with_its_reason(both: Colocated) -> None:
-    assert both.engine.sleep_note == "vLLM's CPU build has no sleep mode"
+    assert "CPU" in str(both.engine.sleep_note)
     both.engine.rest()
     both.publish()
     check_greedy(both)
 
 
 def test_a_process_has_one_engine_at_a_time(both: Colocated) -> None:
-    with pytest.raises(EngineError, match="one vLLM engine"):
-        VllmEngine(Policy.of(both.model, EOS), VllmConfig(kv_cache_gib=0.1), 64)
+    with pytest.raises(EngineError, match="close it"):
+        VllmEngine(EngineModel.of(both.model, EOS), VllmConfig(kv_cache_gib=0.1), 64)
     both.publish()
     check_greedy(both)

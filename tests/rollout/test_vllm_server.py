@@ -19,7 +19,7 @@ import pytest
 from pipeline.config.sections import VllmConfig
 from pipeline.errors import EngineError
 from pipeline.rollout.engine import Request, Sampling
-from pipeline.rollout.vllm_engine import Policy
+from pipeline.rollout.vllm_engine import EngineModel
 from pipeline.rollout.vllm_process import flags
 from pipeline.rollout.vllm_server import VllmServerEngine
 from tests.models.families import build, scatter
@@ -32,7 +32,7 @@ def engine_of(*fakes: FakeServer, peers: Any = None, **options: Any) -> VllmServ
     config = VllmConfig(
         urls=tuple(f.url for f in fakes), **{"transfer": "folder", "request_timeout_s": 20, "concurrency": 4, **options}
     )
-    policy, folder = Policy.of(build("qwen2", {}), (1, 5)), Path(os.environ["VERIZERO_TEST_FOLDER"])
+    policy, folder = EngineModel.of(build("qwen2", {}), (1, 5)), Path(os.environ["VERIZERO_TEST_FOLDER"])
     engine = VllmServerEngine(policy, config, 64, folder, peers)
     engine.publish(3)
     return engine
@@ -51,7 +51,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 def check_answers(engine: VllmServerEngine) -> None:
-    """Each response is that to its own seed, whoever gave it."""
+    """Each response is the one of its own seed, from any server."""
     answers = engine.generate(REQUESTS, Sampling(9))
     for request, completions in zip(REQUESTS, answers, strict=True):
         assert [c.token_ids for c in completions] == [(s % 50, request.prompt_ids[-1]) for s in request.seeds]
@@ -86,7 +86,8 @@ def test_a_server_that_was_started_again_is_asked_no_more_before_it_has_the_weig
     again.start_again()
     check_answers(engine)
     assert engine.counts()["servers/lost"] == 1
-    assert "weights of version default, and version 3@" in engine.lost[0]
+    assert "version default" in engine.lost[0]
+    assert "version 3@" in engine.lost[0]
     asked, sent = again.num_asked, len(again.folders)
     check_answers(engine)
     assert again.num_asked == asked
@@ -113,16 +114,17 @@ def test_another_runs_weights_of_the_same_number_are_not_ours(stack: ExitStack) 
     fake = stack.enter_context(FakeServer())
     ours, theirs = engine_of(fake), engine_of(fake)
     check_answers(theirs)
-    with pytest.raises(EngineError, match=r"no server of vLLM is left of 1; start them again, or others"):
+    with pytest.raises(EngineError, match=r"rollout\.vllm\.urls"):
         ours.generate(REQUESTS, Sampling(9))
 
 
-@pytest.mark.parametrize(("behaviour", "why"), [("bare", ": status 404"), ("another", " says no JSON: b'OK'")])
+@pytest.mark.parametrize(("behaviour", "why"), [("bare", "status 404"), ("another", "b'OK'")])
 def test_a_server_without_the_routes_is_dropped(stack: ExitStack, behaviour: str, why: str) -> None:
     bad, good = stack.enter_context(FakeServer(behaviour)), stack.enter_context(FakeServer())
     engine = engine_of(bad, good)
     assert [s.url for s in engine.servers] == [good.url]
-    assert f"{bad.url}/collective_rpc{why}" in engine.lost[0]
+    assert f"{bad.url}/collective_rpc" in engine.lost[0]
+    assert why in engine.lost[0]
     engine.publish(4)
     assert len(engine.lost) == 1 + (behaviour == "bare")  # that one says a version: it may have been started again
 
@@ -188,7 +190,6 @@ def test_where_no_server_takes_the_weights_all_ranks_say_so(stack: ExitStack) ->
     fake = stack.enter_context(FakeServer("stale"))
     for said in by_ranks(lambda rank: engine_of(fake, peers=rank)):
         assert isinstance(said, EngineError)
-        assert "no server of vLLM is left of 1" in str(said)
         assert fake.url in str(said)
 
 
@@ -201,7 +202,7 @@ def test_a_server_that_hangs_is_dropped_by_its_health(stack: ExitStack) -> None:
     assert engine.counts()["servers/lost"] == 1
     assert 1 <= engine.counts()["servers/resampled"] <= 4
     assert f"{bad.url}/inference/v1/generate" in engine.lost[0]
-    assert "none to /health within rollout.vllm.health_timeout_s=0.5" in engine.lost[0]
+    assert "rollout.vllm.health_timeout_s=0.5" in engine.lost[0]
 
 
 def test_a_server_that_takes_long_and_is_healthy_has_its_time(stack: ExitStack) -> None:
@@ -209,22 +210,20 @@ def test_a_server_that_takes_long_and_is_healthy_has_its_time(stack: ExitStack) 
     check_answers(engine)
     assert engine.counts()["servers/lost"] == 0
     late = engine_of(stack.enter_context(FakeServer("takes long")), health_timeout_s=0.2, request_timeout_s=0.5)
-    with pytest.raises(EngineError, match=r"(?s)no server.*no answer within rollout\.vllm\.request_timeout_s=0\.5"):
+    with pytest.raises(EngineError, match=r"rollout\.vllm\.request_timeout_s=0\.5"):
         late.generate(REQUESTS, Sampling(9))
 
 
 def test_the_last_servers_loss_ends_the_run_with_its_reason(stack: ExitStack) -> None:
     engine = engine_of(stack.enter_context(FakeServer("fails", after=5)))
-    with pytest.raises(
-        EngineError, match=r"(?s)no server of vLLM is left of 1; start them again.*Lost:.*status 500.*not today"
-    ):
+    with pytest.raises(EngineError, match=r"(?s)rollout\.vllm\.urls.*status 500.*not today"):
         engine.generate(REQUESTS, Sampling(9))
 
 
 def test_a_request_that_is_refused_is_nobodys_loss(stack: ExitStack) -> None:
     fakes = [stack.enter_context(FakeServer("refuses")), stack.enter_context(FakeServer("refuses"))]
     engine = engine_of(*fakes)
-    with pytest.raises(EngineError, match=r"refused: status 400.*not today"):
+    with pytest.raises(EngineError, match=r"status 400.*not today"):
         engine.generate(REQUESTS, Sampling(9))
     assert engine.counts()["servers/lost"] == 0
 
@@ -233,15 +232,15 @@ def test_a_server_that_confirms_another_version_is_dropped(stack: ExitStack) -> 
     stale, good = stack.enter_context(FakeServer("stale")), stack.enter_context(FakeServer())
     engine = engine_of(stale, good)
     assert [s.url for s in engine.servers] == [good.url]
-    assert "has weights of version old after version 3" in engine.lost[0]
-    with pytest.raises(EngineError, match="no server of vLLM is left"):
+    assert "version old" in engine.lost[0]
+    with pytest.raises(EngineError, match=stale.url):
         engine_of(stale)
 
 
 def test_a_server_that_does_not_come_for_weights_is_not_waited_for(stack: ExitStack) -> None:
     fake = stack.enter_context(FakeServer("fails"))
     began = time.monotonic()
-    with pytest.raises(EngineError, match=r"(?s)no server of vLLM is left.*init_weight_transfer_engine: status 500"):
+    with pytest.raises(EngineError, match="init_weight_transfer_engine: status 500"):
         engine_of(fake, transfer="gloo", request_timeout_s=600)
     assert time.monotonic() - began < 300
 
@@ -256,8 +255,8 @@ def test_weights_in_a_folder_are_gone_after_the_publish(stack: ExitStack, folder
 
 
 def test_an_address_that_is_none_is_refused(folder: Path) -> None:
-    policy = Policy.of(build("qwen2", {}), (1,))
-    with pytest.raises(EngineError, match=r"'localhost:8000' is no address of a server; write http://host:port"):
+    policy = EngineModel.of(build("qwen2", {}), (1,))
+    with pytest.raises(EngineError, match=r"rollout\.vllm\.urls: 'localhost:8000'"):
         VllmServerEngine(policy, VllmConfig(urls=("localhost:8000",)), 4, folder)
 
 
@@ -276,10 +275,10 @@ def test_arguments_become_flags() -> None:
 
 OWNER = """
 import subprocess, sys, time
-from pipeline.rollout.vllm_process import watched
+from pipeline.rollout.vllm_process import start_child
 child = "import os, subprocess, sys, time; print(os.getpid(), flush=True); subprocess.Popen([sys.executable, '-c', " \\
     "'import os, time; print(os.getpid(), flush=True); time.sleep(600)']); time.sleep(600)"
-watched([sys.executable, "-c", child], open(sys.argv[1], "wb"))
+start_child([sys.executable, "-c", child], open(sys.argv[1], "wb"))
 time.sleep(600)
 """
 
@@ -316,7 +315,7 @@ def test_a_real_server_follows_the_trainer_by_either_way(folder: Path) -> None:
     from tests.rollout.test_vllm_engine import check_responses
 
     model = build("qwen2", {"hidden_size": 128, "tie_word_embeddings": True})
-    engine = VllmServerEngine(Policy.of(model, (1, 5)), VllmConfig(kv_cache_gib=0.1, bucket_mib=1), 64, folder)
+    engine = VllmServerEngine(EngineModel.of(model, (1, 5)), VllmConfig(kv_cache_gib=0.1, bucket_mib=1), 64, folder)
     try:
         for version in (1, 2):
             scatter(model, version)
@@ -325,7 +324,7 @@ def test_a_real_server_follows_the_trainer_by_either_way(folder: Path) -> None:
         scatter(model, 9)
         for half in (False, True):  # a run is killed amid its publish, and the next one has the same servers
             (server,) = engine.servers
-            server.begin()
+            server.start_update()
             if half:
                 server.send(list(engine.policy.weights())[:4])
             server.close().result(60)
@@ -339,7 +338,7 @@ def test_a_real_server_follows_the_trainer_by_either_way(folder: Path) -> None:
         assert engine.published is not None
         assert engine.published.num_bytes == 4 * sum(p.numel() for p in model.parameters())
         os.killpg(engine._processes[0].process.pid, signal.SIGKILL)
-        with pytest.raises(EngineError, match="no server of vLLM is left"):
+        with pytest.raises(EngineError, match=r"vllm-.*log"):
             engine.generate(REQUESTS, Sampling(9))
     finally:
         engine.close()

@@ -13,7 +13,7 @@ from pipeline.config.sections import VllmConfig
 from pipeline.errors import ConfigError, EngineError
 from pipeline.rollout.engine import Sampling
 from pipeline.rollout.vllm_engine import (
-    Policy,
+    EngineModel,
     check_arguments,
     check_heads,
     check_spans,
@@ -33,23 +33,23 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 def test_without_vllm_the_command_that_installs_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     monkeypatch.delitem(sys.modules, "pipeline.rollout.vllm_worker", raising=False)
-    with pytest.raises(ConfigError, match=r"vLLM does not import.*verizero\[gpu\].*make install-engines"):
+    with pytest.raises(ConfigError, match=r"verizero\[gpu\].*make install-engines"):
         import_vllm()
 
 
 def test_an_argument_that_is_none_of_vllms_is_refused() -> None:
     check_arguments({"block_size": 16}, KNOWN)
-    with pytest.raises(ConfigError, match=r"arguments\.blok_size is no argument.*did you mean block_size"):
+    with pytest.raises(ConfigError, match=r"arguments\.blok_size .*block_size"):
         check_arguments({"blok_size": 16}, KNOWN)
 
 
 def test_an_argument_that_a_recipe_says_elsewhere_is_refused_with_its_place() -> None:
-    with pytest.raises(ConfigError, match=r"arguments\.dtype: drop it; its place is model\.dtype"):
+    with pytest.raises(ConfigError, match=r"arguments\.dtype.* model\.dtype"):
         check_arguments({"dtype": "float16"}, KNOWN)
 
 
 def test_the_recipe_becomes_vllms_arguments() -> None:
-    policy = Policy.of(build("qwen2", {}), (5, 1, 5))
+    policy = EngineModel.of(build("qwen2", {}), (5, 1, 5))
     assert policy.eos_ids == (1, 5)
     found = engine_arguments(policy, VllmConfig(max_model_tokens=48, enforce_eager=False), 7)
     assert (found["max_model_len"], found["max_num_seqs"], found["dtype"]) == (48, 7, "float32")
@@ -67,13 +67,13 @@ def test_sampling_becomes_vllms_options() -> None:
 def test_a_response_that_neither_stopped_nor_was_cut_is_no_response() -> None:
     assert (finish_reason("stop"), finish_reason("length")) == ("stop", "length")
     for said in ("abort", "error", None):
-        with pytest.raises(EngineError, match="not finished"):
+        with pytest.raises(EngineError, match=repr(said)):
             finish_reason(said)
 
 
 def test_every_span_of_a_response_is_of_the_published_version() -> None:
     check_spans([("3", 0, 5)], "3")
-    with pytest.raises(EngineError, match="weights of version 2, and version 3"):
+    with pytest.raises(EngineError, match=r"version 2.* version 3"):
         check_spans([("3", 0, 5), ("2", 5, 9)], "3")
     with pytest.raises(EngineError, match="no version"):
         check_spans([], "3")
@@ -122,12 +122,12 @@ def test_heads_that_the_cpu_build_does_not_compute_are_refused_at_once() -> None
     config = build("qwen2", {}).config
     check_heads(config, None)
     check_heads(config, [8, 32])
-    with pytest.raises(ConfigError, match=r"heads have 8 numbers.*computes 32, 64; choose.*rollout\.engine: torch"):
+    with pytest.raises(ConfigError, match=r" 8 .*32, 64.*rollout\.engine: torch"):
         check_heads(config, [32, 64])
 
 
 def test_on_the_cpu_a_prompt_is_computed_in_one_go() -> None:
-    policy = Policy.of(build("qwen2", {}), (1,))
+    policy = EngineModel.of(build("qwen2", {}), (1,))
     found = device_arguments(policy, VllmConfig(kv_cache_gib=0.5, max_model_tokens=9000), 64, on_cpu=True)
     assert found == {
         "kv_cache_memory_bytes": 2**29,

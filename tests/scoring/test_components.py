@@ -8,13 +8,13 @@ import pytest
 
 from pipeline.config.scoring import ScoringConfig
 from pipeline.scoring.score import Scorer
-from pipeline.scoring.select import judge, select
+from pipeline.scoring.select import classify_group, select
 from pipeline.types import Attempt, Group, Prompt, ScoredRollout, Verdict
 from tests.scoring.fakes import Scripted, prompts_of, rollout
 
 
 class Second(Scripted):
-    """Reads what stands behind the bar."""
+    """Reads the text behind the bar."""
 
     def _one(self, attempt: Attempt, times: int) -> Verdict:
         behind = attempt.response.partition("|")[2].strip()
@@ -22,7 +22,7 @@ class Second(Scripted):
 
 
 class First(Scripted):
-    """Reads what stands before the bar."""
+    """Reads the text before the bar."""
 
     def _one(self, attempt: Attempt, times: int) -> Verdict:
         return super()._one(Attempt(attempt.response.partition("|")[0].strip(), attempt.reference), times)
@@ -74,7 +74,7 @@ def test_a_group_may_teach_by_a_component_whose_sum_is_equal() -> None:
         for i, parts in enumerate([(1.0, 0.0), (0.0, 1.0)])
     )
     group = Group(Prompt("p0", "?", "a", "x"), members)
-    assert judge(group) == "all_right"
-    assert judge(group, by_components=True) == "kept"
+    assert classify_group(group) == "all_right"
+    assert classify_group(group, by_components=True) == "kept"
     assert select([group], "informative", by_components=True)[0] == [group]
     assert select([group], "informative")[0] == []

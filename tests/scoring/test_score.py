@@ -10,7 +10,7 @@ import pytest
 from pipeline.config.data import VerifierChoice
 from pipeline.config.scoring import ScoringConfig
 from pipeline.errors import DataError
-from pipeline.scoring.score import CHUNK, Tally, bind_verifiers
+from pipeline.scoring.score import CHUNK, GradingTally, bind_verifiers
 from pipeline.types import Attempt, Prompt
 from tests.scoring.fakes import prompts_of, rollout, scorer_of
 
@@ -111,7 +111,7 @@ def test_a_tally_adds_up() -> None:
     assert tally.total == 8
     assert tally.failure_rate == 2 / 8
     assert tally.seconds == pytest.approx(8 * 0.25)
-    assert Tally({}, 0, 0.0).failure_rate == 0.0
+    assert GradingTally({}, 0, 0.0).failure_rate == 0.0
 
 
 def test_nothing_to_score_is_nothing() -> None:

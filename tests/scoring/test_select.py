@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.scoring.select import acceptance_after, forecast, form_groups, judge, select
+from pipeline.scoring.select import acceptance_after, classify_group, forecast, form_groups, select
 from pipeline.types import Group, Prompt, ScoredRollout, Verdict
 from tests.scoring.fakes import rollout
 
@@ -50,14 +50,14 @@ CASES: dict[str, tuple[list[float | None], str]] = {
 def test_each_reason(case: str) -> None:
     rewards, reason = CASES[case]
     for order in itertools.permutations(rewards):
-        assert judge(group(order)) == reason
+        assert classify_group(group(order)) == reason
 
 
 def test_a_right_answer_that_the_table_gives_nothing_is_not_all_right() -> None:
     """Truncated ones: their verdict is right, their reward is the table's."""
     wrong = ScoredRollout(rollout("", finish="length"), Verdict("no_answer"), 0.0)
-    assert judge(Group(PROMPT, (wrong, wrong))) == "all_wrong"
-    assert judge(Group(PROMPT, (member(1.0), wrong))) == "kept"
+    assert classify_group(Group(PROMPT, (wrong, wrong))) == "all_wrong"
+    assert classify_group(Group(PROMPT, (member(1.0), wrong))) == "kept"
 
 
 @given(st.lists(st.lists(st.sampled_from([0.0, 0.5, 1.0, None]), min_size=1, max_size=5), max_size=12))
@@ -69,7 +69,7 @@ def test_every_group_is_counted_once_and_those_kept_are_in_order(all_rewards: li
     assert sum(counts.values()) == len(groups)
     assert len(informative) == counts["kept"]
     assert [id(g) for g in informative] == [id(g) for g in groups if len({*g.rewards}) > 1]
-    assert [id(g) for g in everything] == [id(g) for g in groups if judge(g) != "infrastructure"]
+    assert [id(g) for g in everything] == [id(g) for g in groups if classify_group(g) != "infrastructure"]
     assert len(everything) == len(groups) - counts["infrastructure"]
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.models.load import save_folder
-from pipeline.rollout.vllm_process import HOST, flags, watched
+from pipeline.rollout.vllm_process import HOST, flags, start_child
 from pipeline.run.build import build_policy, build_tokenizer
 
 ARGUMENTS = {
@@ -65,7 +65,7 @@ class GivenServer:
             return
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", HOST, "--port", str(self.port)]
         with (self.folder / "server.log").open("ab") as out:
-            self.process = watched([*command, *flags({"model": str(self.folder / "model"), **ARGUMENTS})], out)
+            self.process = start_child([*command, *flags({"model": str(self.folder / "model"), **ARGUMENTS})], out)
 
     def wait(self) -> None:
         """Return when it answers."""

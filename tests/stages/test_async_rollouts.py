@@ -16,7 +16,7 @@ from pipeline.errors import ConfigError, EngineError
 from pipeline.loop.scheduling import age_of
 from pipeline.loop.steps import rl_steps
 from pipeline.report.progress import Silent
-from pipeline.rollout.engine import Completion, Request, Sampling
+from pipeline.rollout.engine import Completion, Listener, Request, Sampling
 from pipeline.rollout.scripted_engine import ScriptedEngine
 from pipeline.run.dealing import share_of
 from pipeline.run.opening import opened
@@ -166,11 +166,13 @@ def test_generation_goes_on_while_the_update_runs(tmp_path: Path) -> None:
     updating, drawing = threading.Event(), threading.Event()
 
     class Meets(ScriptedEngine):
-        def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        def generate(
+            self, requests: Sequence[Request], sampling: Sampling, listener: Listener | None = None
+        ) -> list[list[Completion]]:
             if threading.current_thread() is not threading.main_thread():
                 drawing.set()
                 assert updating.wait(60)
-            return super().generate(requests, sampling)
+            return super().generate(requests, sampling, listener)
 
     with session_of(tmp_path, rollout={"max_staleness": 1}, rl={"select": {"keep": "all"}}) as session:
         assert isinstance(session.workers.rollouts.engine, ScriptedEngine)
@@ -210,10 +212,12 @@ def scored(session: Session, sample: int) -> ScoredRollout:
 
 def test_what_fails_in_the_thread_ends_the_run(tmp_path: Path) -> None:
     class Breaks(ScriptedEngine):
-        def generate(self, requests: Sequence[Request], sampling: Sampling) -> list[list[Completion]]:
+        def generate(
+            self, requests: Sequence[Request], sampling: Sampling, listener: Listener | None = None
+        ) -> list[list[Completion]]:
             if threading.current_thread() is not threading.main_thread():
                 raise EngineError("the cable was cut")
-            return super().generate(requests, sampling)
+            return super().generate(requests, sampling, listener)
 
     with session_of(tmp_path, rollout={"max_staleness": 1}, rl={"select": {"keep": "all"}}) as session:
         assert isinstance(session.workers.rollouts.engine, ScriptedEngine)

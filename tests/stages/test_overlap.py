@@ -21,7 +21,7 @@ from pipeline.run.graders import overlaps_grading, usable_cores
 from pipeline.run.opening import opened
 from pipeline.run.schedule import Item
 from pipeline.run.session import Session
-from pipeline.scoring.ahead import Ahead
+from pipeline.scoring.early_grading import EarlyGrading
 from pipeline.stages.evaluate import evaluate
 from pipeline.stages.train import evaluate_model, train
 from pipeline.types import Attempt, Verdict
@@ -72,13 +72,13 @@ def test_weights_and_lines_are_those_of_grading_at_the_end(tmp_path: Path, algor
 def test_responses_are_graded_while_others_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the embedded engine, in RL and in evaluation; off where the recipe says so."""
     added: list[int] = []
-    add = Ahead.add
+    add = EarlyGrading.add
 
-    def counted(self: Ahead, ended: Any, offset: int = 0) -> None:
+    def counted(self: EarlyGrading, ended: Any, offset: int = 0) -> None:
         added.append(len(ended))
         add(self, ended, offset)
 
-    monkeypatch.setattr(Ahead, "add", counted)
+    monkeypatch.setattr(EarlyGrading, "add", counted)
     config = tiny({"sft": {"steps": 60}, "rl": {"rounds": 1, "steps_per_round": 1}, "scoring": {"overlap": True}})
     train(config, tmp_path, tmp_path / "run", "auto", Silent())
     written = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

@@ -15,8 +15,7 @@ from pipeline.loop.rounds import one_step
 from pipeline.loop.steps import rl_steps
 from pipeline.report.page import build_page
 from pipeline.run.saving import save
-from pipeline.scoring.audit import disagree
-from pipeline.scoring.second import SecondOpinions
+from pipeline.scoring.second_opinion import SecondOpinions, disagree
 from pipeline.types import Group, Prompt, ScoredRollout, Status, Verdict
 from tests.report.test_page import Reader
 from tests.scoring.fakes import Scripted, rollout

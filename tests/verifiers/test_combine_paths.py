@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from pipeline.commands.verifiers.labelled_rows import Defaults, good_rows
 from pipeline.config.load import load_recipe
 from pipeline.errors import ConfigError, DataError
-from pipeline.scoring.rows import Defaults, good_rows
 from pipeline.scoring.score import bind_components, bind_verifiers
 from pipeline.types import Attempt, Prompt
 from tests.stages.tiny import TREE

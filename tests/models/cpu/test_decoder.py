@@ -9,7 +9,7 @@ import torch
 
 from pipeline.models.cpu.decoder import Cache, Decoder, check_parity
 from pipeline.models.cpu.llama import unsupported
-from pipeline.rollout.generic import GenericDecoder
+from pipeline.rollout.hf_decoder import HfDecoder
 from tests.models.families import FAST, SLOW, VOCAB, build, next_logits, scatter, tiny
 
 PROMPTS = [[3, 4, 5, 6, 7], [8], [9, 10, 11], [12, 3, 12, 3, 12]]
@@ -34,7 +34,7 @@ def expect(model: Any, rows: list[list[int]], logits: torch.Tensor) -> None:
 @pytest.mark.parametrize("name", [*FAST, *SLOW])
 def test_logits_are_those_of_the_model_for_padded_rows_over_steps_and_drops(name: str) -> None:
     model = tiny(name)
-    decoder: Any = Decoder.of(model) if name in FAST else GenericDecoder(model)
+    decoder: Any = Decoder.of(model) if name in FAST else HfDecoder(model)
     assert decoder is not None
     rows = [list(p) for p, n in zip(PROMPTS, REPEAT, strict=True) for _ in range(n)]
     logits, cache = start(decoder, PROMPTS, REPEAT, 8)

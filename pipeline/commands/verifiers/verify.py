@@ -1,22 +1,22 @@
-"""Verify a stream: rows in, verdicts out, in the same order, each as soon as it is known."""
+"""Verify a stream: rows in, verdicts out, in the same order and without delay."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
+from pipeline.commands.verifiers.labelled_rows import BadRow, Defaults, Row, read_rows, score_all
 from pipeline.errors import ConfigError, DataError
-from pipeline.scoring.rows import BadRow, Defaults, Row, read_rows
 from pipeline.types import Verdict
 
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What a stream held: counts of rows, of lines that were none, of right answers, of failed graders."""
+    """Counts of a stream: rows, invalid lines, right answers, failed graders."""
 
     rows: int
     bad_lines: int
@@ -28,15 +28,16 @@ def verify(lines: Iterable[str], out: TextIO, *, batch: int = 1, defaults: Defau
     """Write one line {"id", "status", "score", "reason"} per line of `lines` to `out`, in order; return the counts.
 
     Up to `batch` rows are graded together (faster: duplicates run once, the sandbox works in parallel), and each line
-    is flushed as soon as its batch is done. A line that is no row gets status "verifier_error" and a reason that names
-    line and field; the others go on.
+    is flushed as soon as its batch is done. An invalid line gets status "verifier_error" and a reason that names line
+    and field.
     Raises: ConfigError if batch is below 1.
     """
     if batch < 1:
         raise ConfigError(f"batch must be >= 1, got {batch}")
     rows = bad = correct = infrastructure = 0
-    for some in _batches(read_rows(lines, defaults), batch):
-        for row, verdict in zip(some, verdicts_of(some), strict=True):
+    stream = read_rows(lines, defaults)
+    while some := list(islice(stream, batch)):
+        for row, verdict in zip(some, _verdicts(some), strict=True):
             rows += isinstance(row, Row)
             bad += isinstance(row, BadRow)
             correct += verdict.is_correct
@@ -50,9 +51,9 @@ def verify(lines: Iterable[str], out: TextIO, *, batch: int = 1, defaults: Defau
 def verify_file(
     rows: Path, out: Path, verifier: str | None = None, batch: int = 1, most: int = 100
 ) -> tuple[Verified, list[dict[str, Any]]]:
-    """`verify` from one file into another; the counts, and the first `most` lines that were written.
+    """Verify one file into another; return the counts, and the first `most` lines that were written.
 
-    What `out` held before is replaced when all is graded, and stays where that fails.
+    An earlier file `out` is replaced when all rows are graded, and kept if that fails.
     Raises: DataError for a file that cannot be read or written; ConfigError if batch is below 1.
     """
     begun = out.with_name(f"{out.name}.begun")
@@ -67,36 +68,18 @@ def verify_file(
             return counts, [json.loads(line) for line in islice(written, most)]
     except OSError as exc:
         raise DataError(
-            f"{exc.filename}: {exc.strerror or exc}; give a file of JSON lines, and room beside it"
+            f"{exc.filename}: {exc.strerror or exc}; give a file of JSON lines, in a folder with room for another"
         ) from exc
     finally:
         begun.unlink(missing_ok=True)
 
 
-def verdicts_of(rows: Iterable[Row | BadRow]) -> list[Verdict]:
-    """One verdict per row, in order; rows of one verifier and parameters are graded together."""
-    given = list(rows)
-    found: dict[int, Verdict] = {}
-    by_key: dict[str, list[int]] = {}
-    for i, row in enumerate(given):
-        if isinstance(row, BadRow):
-            found[i] = Verdict("verifier_error", reason=row.problem)
-        elif row.response is None:
-            found[i] = Verdict("verifier_error", reason=f"line {row.line}: field 'response': missing")
-        else:
-            by_key.setdefault(row.key, []).append(i)
-    for places in by_key.values():
-        some = [row for i in places if isinstance(row := given[i], Row)]
-        found.update(zip(places, some[0].verifier.score([r.attempt() for r in some]), strict=True))
-    return [found[i] for i in range(len(given))]
-
-
-def _batches(rows: Iterable[Row | BadRow], size: int) -> Iterator[list[Row | BadRow]]:
-    some: list[Row | BadRow] = []
-    for row in rows:
-        some.append(row)
-        if len(some) == size:
-            yield some
-            some = []
-    if some:
-        yield some
+def _verdicts(rows: Sequence[Row | BadRow]) -> list[Verdict]:
+    problems = {
+        i: row.problem if isinstance(row, BadRow) else f"line {row.line}: field 'response': missing"
+        for i, row in enumerate(rows)
+        if isinstance(row, BadRow) or row.response is None
+    }
+    good = [row for i, row in enumerate(rows) if i not in problems and isinstance(row, Row)]
+    graded = iter(score_all([row.key for row in good], [row.attempt() for row in good]))
+    return [Verdict("verifier_error", reason=problems[i]) if i in problems else next(graded) for i in range(len(rows))]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.config.scoring import ScoringConfig
-from pipeline.scoring import remembered
+from pipeline.scoring import verdict_cache
 from pipeline.scoring.purity import is_pure
-from pipeline.scoring.remembered import Remembered
 from pipeline.scoring.score import Scorer
+from pipeline.scoring.verdict_cache import VerdictCache
 from pipeline.types import Attempt, Verdict
 from verifiers.base import load
 
@@ -32,7 +32,7 @@ def attempt(text: str, reference: object = "4", **more: object) -> Attempt:
 
 
 def test_what_was_graded_once_is_known_and_took_no_time_again():
-    known, ask = Remembered(), Counting()
+    known, ask = VerdictCache(), Counting()
     first = known.fill("math", [attempt("a"), attempt("b")], ask)
     again = known.fill("math", [attempt("b"), attempt("c"), attempt("a")], ask)
     assert ask.asked == [("math", "a"), ("math", "b"), ("math", "c")]
@@ -52,14 +52,14 @@ def test_what_was_graded_once_is_known_and_took_no_time_again():
     ],
 )
 def test_an_attempt_that_differs_in_anything_is_another(other: Attempt):
-    known, ask = Remembered(), Counting()
+    known, ask = VerdictCache(), Counting()
     known.fill("math", [attempt("a")], ask)
     known.fill("math", [other], ask)
     assert len(ask.asked) == 2
 
 
 def test_references_that_are_equal_but_not_the_same_are_told_apart():
-    known, ask = Remembered(), Counting()
+    known, ask = VerdictCache(), Counting()
     for reference in (1, 1.0, True, {"tests": [1]}, {"tests": [True]}):
         known.fill("exact", [attempt("1", reference)], ask)
     assert len(ask.asked) == 5
@@ -68,7 +68,7 @@ def test_references_that_are_equal_but_not_the_same_are_told_apart():
 
 
 def test_a_key_has_verdicts_of_its_own():
-    known, ask = Remembered(), Counting()
+    known, ask = VerdictCache(), Counting()
     known.fill("math", [attempt("a")], ask)
     known.fill("exact", [attempt("a")], ask)
     assert ask.asked == [("math", "a"), ("exact", "a")]
@@ -76,21 +76,21 @@ def test_a_key_has_verdicts_of_its_own():
 
 @pytest.mark.parametrize("status", ["timeout", "verifier_error", "sandbox_error"])
 def test_what_may_be_the_machines_is_tried_again(status: str):
-    known, ask = Remembered(), Counting(status)
+    known, ask = VerdictCache(), Counting(status)
     known.fill("code", [attempt("a")], ask)
     known.fill("code", [attempt("a")], ask)
     assert len(ask.asked) == 2
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(remembered, "MOST", 3)
-    known, ask = Remembered(), Counting()
+    monkeypatch.setattr(verdict_cache, "MAX_VERDICTS", 3)
+    known, ask = VerdictCache(), Counting()
     known.fill("math", [attempt(c) for c in "abc"], ask)
     known.fill("math", [attempt("a")], ask)  # now the one asked for last
     known.fill("math", [attempt("d")], ask)
     known.fill("math", [attempt("a"), attempt("b")], ask)
     assert [text for _, text in ask.asked] == ["a", "b", "c", "d", "b"]
-    long = attempt("x" * (remembered.LONGEST + 1))
+    long = attempt("x" * (verdict_cache.MAX_CHARACTERS + 1))
     known.fill("math", [long, long], ask)
     known.fill("math", [long], ask)
     assert len(ask.asked) == 8
@@ -135,5 +135,5 @@ def test_a_scorer_asks_a_pure_grader_once_and_any_other_every_time():
         found = scorer.verdicts(["mine", "exact", "exact"], [attempt("4"), attempt("4"), attempt("5")])
     assert mine.asked == 2
     assert [v.score for v in found] == [1.0, 1.0, 0.0]
-    assert scorer.remembered.fill("exact", [attempt("4")], Counting())[0].reason != "4"
+    assert scorer.cache.fill("exact", [attempt("4")], Counting())[0].reason != "4"
     scorer.close()

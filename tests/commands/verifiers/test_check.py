@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from pipeline.commands.verifiers.check import check
+from pipeline.commands.verifiers.labelled_rows import Defaults, good_rows
 from pipeline.errors import ConfigError, UnknownName
-from pipeline.scoring.check import check
-from pipeline.scoring.rows import Defaults, good_rows
 
 ROWS = [
     {"id": i, "prompt": "?", "reference": str(n), "accept": [rf"\boxed{{{n}}}"], "refuse": [rf"\boxed{{{n + 1}}}"]}

@@ -1,4 +1,4 @@
-"""Rows to be verified, from JSONL: each names its verifier, and holds a response, or examples of right and wrong."""
+"""Rows of JSONL for verifiers: each names its verifier, and holds a response, or right and wrong responses."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 
 from pipeline.errors import DataError, VerizeroError
 from pipeline.registry import names
-from pipeline.types import Attempt
+from pipeline.types import Attempt, Verdict
 from verifiers.base import BoundVerifier, load
 
 Choice = str | Mapping[str, Any]
-"""How a row or a command names a verifier: a name, "file.py:function", or {name | path, params?}."""
+"""A verifier as a row or a command names it: a name, "file.py:function", or {name | path, params?}."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line: who grades (`key` is equal for equal verifiers with equal parameters), against what, and what."""
+    """One row. Equal verifiers with equal parameters have equal keys."""
 
     line: int
     id: Any
@@ -30,7 +30,7 @@ class Row:
     prompt: str = ""
     truncated: bool = False
     label: bool | None = None
-    """Whether `response` is right, where somebody said so."""
+    """True if `response` is right, False if it is wrong, None if nobody labelled it."""
     accept: tuple[str, ...] = ()
     """Responses that must be accepted."""
     refuse: tuple[str, ...] = ()
@@ -38,9 +38,9 @@ class Row:
     domain: str = "default"
 
     def attempt(self, response: str | None = None) -> Attempt:
-        """What the verifier sees, with another response if one is given."""
-        said = self.response if response is None else response
-        return Attempt(said or "", self.reference, self.prompt, self.truncated and response is None)
+        """Return the row's response, or another one, as the verifier sees it."""
+        text = self.response if response is None else response
+        return Attempt(text or "", self.reference, self.prompt, self.truncated and response is None)
 
     @property
     def verifier(self) -> BoundVerifier[Any]:
@@ -50,7 +50,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A line that is no row, and why; `id` is the row's own where it could be read."""
+    """An invalid line and its problem; `id` is the row's own if it could be read."""
 
     line: int
     id: Any
@@ -59,35 +59,35 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What rows that do not say so use, and the folders that files of verifiers are looked for in, in this order."""
+    """The verifier of rows that name none, and the folders in which verifiers' files are searched, in this order."""
 
     verifier: Choice | None = None
     base: Path = field(default_factory=Path.cwd)
-    beside: Path | None = None
+    rows_folder: Path | None = None
     """The rows' own folder."""
 
 
 def read_rows(lines: Iterable[str], defaults: Defaults | None = None) -> Iterator[Row | BadRow]:
-    """Each line as a row, in order, as it comes; a line that is none is a `BadRow` that names line and field."""
+    """Yield each line as a row, in order; an invalid line becomes a `BadRow` that names line and field."""
     defaults = defaults or Defaults()
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        given: Any = None
+        fields: dict[str, Any] = {}
         try:
-            given = _object(line)
-            yield _row(number, given, defaults)
+            fields = _object(line)
+            yield _row(number, fields, defaults)
         except (VerizeroError, ValueError) as exc:
-            identity = given.get("id") if isinstance(given, dict) else None
+            identity = fields.get("id")
             yield BadRow(number, identity, f"line {number}: {exc}")
 
 
 def good_rows(path: Path, defaults: Defaults | None = None) -> list[Row]:
-    """All rows of a file. Files of verifiers may lie beside it.
+    """Return all rows of a file, whose folder may hold files of verifiers.
 
-    Raises: DataError naming file, line and field of the first that is none, or if there is none.
+    Raises: DataError naming file, line and field of the first invalid row, or for a file without rows.
     """
-    defaults = replace(defaults or Defaults(), beside=path.parent)
+    defaults = replace(defaults or Defaults(), rows_folder=path.parent)
     try:
         with path.open(encoding="utf-8") as lines:
             rows = list(read_rows(lines, defaults))
@@ -101,19 +101,19 @@ def good_rows(path: Path, defaults: Defaults | None = None) -> list[Row]:
     return [r for r in rows if isinstance(r, Row)]
 
 
-def key_of(choice: Choice, base: Path, beside: Path | None = None) -> str:
-    """A text that stands for a verifier with its parameters.
+def key_of(choice: Choice, base: Path, rows_folder: Path | None = None) -> str:
+    """Return the text that identifies a verifier with its parameters.
 
-    A relative path is taken from `base`, else from `beside`; those of the parts of `combine` too. A name that nothing
-    installed has is looked for there too: `my_domain` is then `my_domain.py:my_domain`.
-    Raises: DataError if it names none.
+    A relative path, also of a part of `combine`, is searched in `base`, then in `rows_folder`. So is the file of a name that
+    is not installed: `my_domain` means `my_domain.py:my_domain`.
+    Raises: DataError for a choice that names no verifier.
     """
     if isinstance(choice, str):
         choice = {"path": choice} if ".py:" in choice else {"name": choice}
     unknown = set(choice) - {"name", "path", "params"}
     if unknown or ("name" in choice) == ("path" in choice):
         raise DataError(f"field 'verifier': expected a name or {{name | path, params?}}, got {dict(choice)!r:.120}")
-    folders = [base] if beside is None else [base, beside]
+    folders = [base] if rows_folder is None else [base, rows_folder]
     name = str(choice.get("name", ""))
     if name.isidentifier() and name not in names("verifiers") and any((f / f"{name}.py").is_file() for f in folders):
         choice = {**{k: v for k, v in choice.items() if k == "params"}, "path": f"{name}.py:{name}"}
@@ -121,7 +121,7 @@ def key_of(choice: Choice, base: Path, beside: Path | None = None) -> str:
 
 
 def _absolute(choice: Mapping[str, Any], folders: Sequence[Path]) -> dict[str, Any]:
-    """The choice with its paths, and those of its parts, absolute: in the first folder that has the file."""
+    """Return the choice with absolute paths, also of its parts: in the first folder that has the file."""
     made = dict(choice)
     if "path" in made:
         file, _, function = str(made["path"]).partition(":")
@@ -136,61 +136,74 @@ def _absolute(choice: Mapping[str, Any], folders: Sequence[Path]) -> dict[str, A
 
 @lru_cache(maxsize=1024)
 def bound(key: str) -> BoundVerifier[Any]:
-    """The verifier that a key of `key_of` stands for.
-
-    Raises: UnknownName, ConfigError.
-    """
+    """Return the verifier with a key of `key_of`. Raises: UnknownName, ConfigError."""
     choice = json.loads(key)
     return load(choice.get("name"), choice.get("path")).bind(choice.get("params"))
 
 
+def score_all(keys: Sequence[str], attempts: Sequence[Attempt]) -> list[Verdict]:
+    """Return one verdict per attempt by the verifier of its key, in order; each verifier gets its attempts together."""
+    places: dict[str, list[int]] = {}
+    for i, key in enumerate(keys):
+        places.setdefault(key, []).append(i)
+    verdicts: dict[int, Verdict] = {}
+    for key, some in places.items():
+        verdicts.update(zip(some, bound(key).score([attempts[i] for i in some]), strict=True))
+    return [verdicts[i] for i in range(len(attempts))]
+
+
+def brief(verdict: Verdict) -> str:
+    """Return a verdict in a few words."""
+    return f"{verdict.status} {verdict.score:g} {verdict.reason}".strip()
+
+
 def _object(line: str) -> dict[str, Any]:
     try:
-        given = json.loads(line)
+        fields = json.loads(line)
     except (ValueError, RecursionError) as exc:
         raise DataError(f"not JSON: {exc}") from exc
-    if not isinstance(given, dict):
+    if not isinstance(fields, dict):
         raise DataError(f"expected an object with 'verifier', 'reference' and 'response', got {line.strip():.60}")
-    return given
+    return fields
 
 
-def _row(number: int, given: Mapping[str, Any], defaults: Defaults) -> Row:
-    verifier = given.get("verifier", defaults.verifier)
+def _row(number: int, fields: Mapping[str, Any], defaults: Defaults) -> Row:
+    verifier = fields.get("verifier", defaults.verifier)
     if not isinstance(verifier, str | Mapping):
         raise DataError(f"field 'verifier': expected a name or {{name | path, params?}}, got {verifier!r:.80}")
-    if "reference" not in given:
-        raise DataError(f"field 'reference': missing; the row has {', '.join(sorted(given)) or 'no fields'}")
-    key = key_of(verifier, defaults.base, defaults.beside)
+    if "reference" not in fields:
+        raise DataError(f"field 'reference': missing; the row has {', '.join(sorted(fields)) or 'no fields'}")
+    key = key_of(verifier, defaults.base, defaults.rows_folder)
     try:
         bound(key)
     except VerizeroError as exc:
         raise DataError(f"field 'verifier': {exc}") from exc
-    label = given.get("label")
+    label = fields.get("label")
     if label is not None and label not in (0, 1, True, False):
         raise DataError(f"field 'label': expected true or false, got {label!r:.80}")
-    response = given.get("response")
+    response = fields.get("response")
     if response is not None and not isinstance(response, str):
         raise DataError(f"field 'response': expected text, got {type(response).__name__}")
-    accept, refuse = (_texts(given, name) for name in ("accept", "refuse"))
+    accept, refuse = (_texts(fields, name) for name in ("accept", "refuse"))
     if response is None and not accept and not refuse:
-        raise DataError(f"field 'response': missing; the row has {', '.join(sorted(given))}")
+        raise DataError(f"field 'response': missing; the row has {', '.join(sorted(fields))}")
     return Row(
         number,
-        given.get("id", number),
+        fields.get("id", number),
         key,
-        given["reference"],
+        fields["reference"],
         response,
-        str(given.get("prompt", given.get("question", ""))),
-        bool(given.get("truncated", False)),
+        str(fields.get("prompt", fields.get("question", ""))),
+        bool(fields.get("truncated", False)),
         None if label is None else bool(label),
         accept,
         refuse,
-        str(given.get("domain", "default")),
+        str(fields.get("domain", "default")),
     )
 
 
-def _texts(given: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    texts = given.get(name, [])
+def _texts(fields: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    texts = fields.get(name, [])
     texts = [texts] if isinstance(texts, str) else texts
     if not isinstance(texts, list) or not all(isinstance(t, str) for t in texts):
         raise DataError(f"field {name!r}: expected a list of responses, got {texts!r:.80}")

@@ -61,12 +61,12 @@ def test_verdicts_and_rewards_are_those_of_grading_at_the_end(workers: int, shar
 
     late, _ = scorer()
     wanted, plain = late.score(prompts, given, with_components=True)
-    early, fakes = scorer()
-    ahead = early.ahead(with_components=True)
+    other, fakes = scorer()
+    early = other.grade_early(with_components=True)
     order = random.Random(0).sample(range(len(given)), round(share * len(given)))
     for at in range(0, len(order), 7):
-        ahead.add(written(given, prompts, order[at : at + 7]))
-    scored, tally = early.score(prompts, given, with_components=True, ahead=ahead)
+        early.add(written(given, prompts, order[at : at + 7]))
+    scored, tally = other.score(prompts, given, with_components=True, early=early)
     # a flaky response fails as often as equal ones were asked before it: how they fall into batches decides
     fixed = [i for i, r in enumerate(given) if r.text != "flaky 1"]
     assert [scored[i] for i in fixed] == [wanted[i] for i in fixed]
@@ -77,7 +77,7 @@ def test_verdicts_and_rewards_are_those_of_grading_at_the_end(workers: int, shar
         mine = [a for a in fakes[int(r.prompt_id[1])].asked if a.response == r.text]
         same = [x for x in unflawed if (x.text, x.prompt_id) == (r.text, r.prompt_id)]
         assert len(mine) == len(same), "each is graded once"
-    early.close()
+    other.close()
     late.close()
 
 
@@ -85,16 +85,16 @@ def test_grading_goes_on_beside_and_what_ends_meanwhile_is_graded_together() -> 
     slow = Slow()
     scorer = Scorer(TABLE, {"a": slow})
     prompts, given = prompts_of("a"), [rollout(f"graded {i / 10}", "p0", i) for i in range(10)]
-    ahead = scorer.ahead()
-    ahead.add(written(given, prompts, [3]))
+    early = scorer.grade_early()
+    early.add(written(given, prompts, [3]))
     assert slow.begun.wait(60)
     for i in (7, 1, 2, 9):  # the caller is not held up while the first is graded
-        ahead.add(written(given, prompts, [i]))
+        early.add(written(given, prompts, [i]))
     slow.may.set()
-    scored, tally = scorer.score(prompts, given, ahead=ahead)
+    scored, tally = scorer.score(prompts, given, early=early)
     assert slow.batches == [1, 4, 5], "the first, those that ended while it was graded, and the rest at the end"
     assert [s.reward for s in scored] == [i / 10 for i in range(10)]
-    assert all("grade-ahead" in t or "MainThread" in t for t in slow.threads)
+    assert all("grade-early" in t or "MainThread" in t for t in slow.threads)
     assert len(slow.threads) == 2
     assert tally.busy_s > 0
     scorer.close()
@@ -103,10 +103,10 @@ def test_grading_goes_on_beside_and_what_ends_meanwhile_is_graded_together() -> 
 def test_places_begin_at_an_offset() -> None:
     scorer, fakes = scorer_of(TABLE)
     prompts, given = prompts_of("a"), [rollout(f"graded {i / 10}", "p0", i) for i in range(6)]
-    ahead = scorer.ahead()
-    ahead.add(written(given, prompts, [0, 1, 2]))
-    ahead.add([Written(w.place - 3, w.prompt, w.text, w.finish_reason) for w in written(given, prompts, [3, 5])], 3)
-    scored, _ = scorer.score(prompts, given, ahead=ahead)
+    early = scorer.grade_early()
+    early.add(written(given, prompts, [0, 1, 2]))
+    early.add([Written(w.place - 3, w.prompt, w.text, w.finish_reason) for w in written(given, prompts, [3, 5])], 3)
+    scored, _ = scorer.score(prompts, given, early=early)
     assert [s.reward for s in scored] == [i / 10 for i in range(6)]
     assert sum(fakes["a"].batches) == 6
     scorer.close()
@@ -118,8 +118,8 @@ def test_what_is_scored_is_what_is_there_in_the_end(change: str) -> None:
     scorer, fakes = scorer_of(TABLE, "a", "b")
     prompts = prompts_of("a", "b")
     given = [rollout("graded 1", "p0", 0), rollout("graded 0.5", "p0", 1)]
-    ahead = scorer.ahead()
-    ahead.add(written(given, prompts, [0, 1]))
+    early = scorer.grade_early()
+    early.add(written(given, prompts, [0, 1]))
     if change == "text":
         given[1] = rollout("graded 0.75", "p0", 1)
     elif change == "finish":
@@ -130,7 +130,7 @@ def test_what_is_scored_is_what_is_there_in_the_end(change: str) -> None:
         prompts = prompts_of("a", "b", reference="y")
     else:
         del given[1]
-    scored, _ = scorer.score(prompts, given, ahead=ahead)
+    scored, _ = scorer.score(prompts, given, early=early)
     wanted, _ = scorer_of(TABLE, "a", "b")[0].score(prompts, given)
     assert scored == wanted
     assert sum(len(f.asked) for f in fakes.values()) == {"reference": 4, "fewer": 2}.get(change, 3)
@@ -140,9 +140,9 @@ def test_what_is_scored_is_what_is_there_in_the_end(change: str) -> None:
 def test_failed_graders_are_asked_again_when_all_is_there() -> None:
     scorer, fakes = scorer_of(TABLE)
     prompts, given = prompts_of("a"), [rollout("flaky 1", "p0", 0), rollout("sandbox_error", "p0", 1)]
-    ahead = scorer.ahead()
-    ahead.add(written(given, prompts, [0, 1]))
-    scored, tally = scorer.score(prompts, given, ahead=ahead)
+    early = scorer.grade_early()
+    early.add(written(given, prompts, [0, 1]))
+    scored, tally = scorer.score(prompts, given, early=early)
     assert [s.reward for s in scored] == [1.0, None]
     assert tally.retried == 2
     assert fakes["a"].batches == [2, 2]
@@ -156,10 +156,10 @@ def test_an_exception_beside_ends_the_scoring_and_is_not_lost() -> None:
 
     scorer = Scorer(TABLE, {"a": Broken()})
     prompts, given = prompts_of("a"), [rollout("graded 1", "p0", 0)]
-    ahead = scorer.ahead()
-    ahead.add(written(given, prompts, [0]))
+    early = scorer.grade_early()
+    early.add(written(given, prompts, [0]))
     with pytest.raises(RuntimeError, match="no such grader"):
-        scorer.score(prompts, given, ahead=ahead)
+        scorer.score(prompts, given, early=early)
     scorer.close()
 
 
@@ -167,10 +167,10 @@ def test_closing_leaves_what_has_not_begun() -> None:
     slow = Slow()
     scorer = Scorer(TABLE, {"a": slow})
     prompts, given = prompts_of("a"), [rollout("graded 1", "p0", i) for i in range(5)]
-    ahead = scorer.ahead()
-    ahead.add(written(given, prompts, [0]))
+    early = scorer.grade_early()
+    early.add(written(given, prompts, [0]))
     assert slow.begun.wait(60)
-    ahead.add(written(given, prompts, [1, 2, 3, 4]))
+    early.add(written(given, prompts, [1, 2, 3, 4]))
     threading.Timer(0.05, slow.may.set).start()
     scorer.close()
     assert slow.batches == [1]

@@ -1,7 +1,7 @@
-"""Runs a program that must not outlive another process: `python -m pipeline.rollout.watched PID PROGRAM [ARGUMENT …]`.
+"""Run a program that must not outlive another process: `python -m pipeline.rollout.child_process PID PROGRAM …`.
 
-The program and all that it starts are one process group. When it ends, or the process PID dies by whatever signal, or
-this one is asked to end, the group is asked to end and then killed. Standard library only.
+The program and all that it starts are one process group. When the program ends, when the process PID dies by whatever
+signal, or when this process gets SIGTERM, the group gets SIGTERM and then SIGKILL. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ GRACE_S = 5.0
 
 
 def main(arguments: list[str]) -> int:
-    """The program's exit status; 0 where it was ended."""
+    """Return the program's exit status; 0 if this process ended it."""
     owner, command = int(arguments[0]), arguments[1:]
-    asked: list[int] = []
+    signals: list[int] = []
 
     def remember(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
+        signals.append(number)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, remember)
     if os.getpgrp() != os.getpid():
         os.setsid()
     program = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    while program.poll() is None and not asked and os.getppid() == owner:
+    # A process whose parent died is given another: no signal tells of it, so the parent is looked at.
+    while program.poll() is None and not signals and os.getppid() == owner:
         time.sleep(POLL_S)
     status = program.poll()
     end_group(program)
@@ -38,7 +39,7 @@ def main(arguments: list[str]) -> int:
 
 
 def end_group(program: subprocess.Popen[bytes]) -> None:
-    """Ask the group to end, then kill what is left of it; this process is among it and ends last."""
+    """Send SIGTERM to the group, wait for the program, then kill the whole group, this process included."""
     os.killpg(0, signal.SIGTERM)
     until = time.monotonic() + GRACE_S
     while program.poll() is None and time.monotonic() < until:

@@ -1,4 +1,4 @@
-"""The sandbox of a run: settled once, before anything is trained, and refused where it cannot be trusted."""
+"""The sandbox of a run: set up once, before anything is trained, and refused if its walls are too low."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import json
 import os
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import sandbox
 from pipeline.config.sandbox import SandboxConfig
 from pipeline.errors import ConfigError, IsolationError
-from pipeline.report.progress import Progress
-from pipeline.scoring.score import Bound
 from verifiers import _place
 from verifiers._sandboxed import programs_of
 from verifiers.base import BoundVerifier
 
 PATIENCE_S = 10.0
-"""For one service to say what it is."""
+"""Seconds that a service has to answer."""
 
 
-def open_sandbox(config: SandboxConfig, verifiers: Iterable[Bound], progress: Progress) -> dict[str, Any] | None:
-    """What stands around the programs of this run, for run.json; None where no verifier runs any.
+def open_sandbox(
+    config: SandboxConfig, verifiers: Iterable[object], say: Callable[[str], None]
+) -> dict[str, Any] | None:
+    """Have this process run programs as the recipe says; return the walls around them for run.json.
 
-    From here on the process runs programs as the recipe says. `verifiers`: those in use.
-    Raises: IsolationError where walls are too low, a tool is missing or no service answers; ConfigError for the token.
+    None if no verifier of `verifiers` runs programs. Warnings go to `say`.
+    Raises: IsolationError if walls are too low, a tool is missing or no service answers; ConfigError for the token.
     """
     place = place_of(config)
     _place.settle(place)
@@ -34,16 +34,16 @@ def open_sandbox(config: SandboxConfig, verifiers: Iterable[Bound], progress: Pr
     if not used:
         return None
     languages = {str(getattr(p, "language", "python")) for p in used}
-    return _services(place, languages, progress) if place.urls else _this_machine(languages)
+    return _services(place, languages, say) if place.urls else _this_machine(languages)
 
 
 def close_sandbox() -> None:
-    """Later runs of this process begin with the sandbox's own settings; workers end."""
+    """End the sandbox's workers, and give later runs of this process the default settings."""
     _place.settle(_place.Place())
 
 
 def place_of(config: SandboxConfig) -> _place.Place:
-    """Where a recipe's programs run. Raises: ConfigError for a token that is in no variable."""
+    """Return the place at which a recipe's programs run. Raises: ConfigError if the token's variable is not set."""
     token = None
     if config.token_env is not None:
         token = os.environ.get(config.token_env)
@@ -61,9 +61,9 @@ def _this_machine(languages: Iterable[str]) -> dict[str, Any]:
     return {"level": isolation.level, "stands": dict(isolation.stands), "notes": dict(isolation.notes)}
 
 
-def _services(place: _place.Place, languages: set[str], progress: Progress) -> dict[str, Any]:
+def _services(place: _place.Place, languages: set[str], say: Callable[[str], None]) -> dict[str, Any]:
     levels: dict[str, int] = {}
-    silent: dict[str, str] = {}
+    silent: dict[str, str] = {}  # URL -> why the service cannot be used
     for url in place.urls:
         try:
             health = _ask(f"{url}/health", place.token)
@@ -72,7 +72,7 @@ def _services(place: _place.Place, languages: set[str], progress: Progress) -> d
                 raise IsolationError(
                     f"the sandbox at {url} has no {', '.join(lacks)}; install what runs it there, or drop the address"
                 )
-            _ask(f"{url}/run_many", place.token, b'{"jobs": []}')
+            _ask(f"{url}/run_many", place.token, b'{"jobs": []}')  # /health asks for no token, this does
         except urllib.error.HTTPError as exc:
             if exc.code == 401:
                 raise ConfigError(
@@ -88,12 +88,12 @@ def _services(place: _place.Place, languages: set[str], progress: Progress) -> d
             "sandbox.url to run programs on this machine"
         )
     if silent:
-        progress.say(f"sandbox.url: some services do not answer, programs go to the others: {troubles}")
+        say(f"sandbox.url: some services do not answer, programs go to the others: {troubles}")
     for url, level in levels.items():
         if level < place.min_level:
             raise IsolationError(
-                f"the sandbox at {url} stands at level {level} and sandbox.min_level is {place.min_level}; serve it "
-                f"from a machine that has the walls, or set sandbox.min_level to {level}"
+                f"the sandbox at {url} has isolation level {level} and sandbox.min_level is {place.min_level}; serve "
+                f"it from a machine with higher walls, or set sandbox.min_level to {level}"
             )
     return {"level": min(levels.values()), "services": levels}
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from pipeline.commands.verifiers.labelled_rows import Defaults, good_rows
+from pipeline.commands.verifiers.verify import verify, verify_file
 from pipeline.errors import ConfigError, DataError
-from pipeline.scoring.rows import Defaults, good_rows
-from pipeline.scoring.verify import verify, verify_file
 
 ROWS: list[tuple[dict[str, Any], str, float]] = [
     ({"id": "a", "verifier": "numeric", "reference": "42", "response": r"\boxed{42}"}, "graded", 1.0),

@@ -1,4 +1,4 @@
-"""What the embedded engine records of a decode: the sets that tokens were drawn from, and the experts used."""
+"""The record that the embedded engine keeps of a decode: sets that tokens were drawn from, and experts used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pipeline.types import KeptTokens, Routing
 
 
 class Recorder:
-    """Collects, step by step, what is recorded of rows that end at different steps; on the CPU."""
+    """Collects the sets and experts of each step, on the CPU; rows end at different steps."""
 
     def __init__(self, rows: int, steps: int) -> None:
         self.rows = rows
@@ -22,21 +22,22 @@ class Recorder:
         self._width = 0
 
     def keep(self, step: int, kept: Kept, rows: Tensor, running: Tensor) -> None:
-        """The sets of one step: row i of `kept` is row `rows[i]`, and is noted where `running[i]` (bool)."""
+        """Add the sets of one step: row i of `kept` is the row `rows[i]`, and counts where `running[i]`."""
         possible, owners = kept.possible[running].cpu(), rows[running].cpu()
         sizes = possible.sum(1)
-        cut = sizes < possible.shape[1]  # a whole vocabulary is no set: its size is 0
+        cut = sizes < possible.shape[1]  # a whole vocabulary is recorded as a set of size 0
         self.sizes[owners[cut], step] = sizes[cut]
         self.bounded[owners] += kept.bounded[running].cpu()
         self._owners.append(owners[cut].repeat_interleave(sizes[cut]))
         self._ids.append(possible[cut].nonzero()[:, 1].to(torch.int32))
 
     def route(self, routing: Tensor, rows: Tensor) -> None:
-        """The experts [n, tokens, layers, top_k] of the next tokens of the rows `rows` [n]; prompts come first."""
+        """Add the experts [n, tokens, layers, top_k] of the next tokens of rows `rows` [n]; first those of prompts."""
         self._routing.append((routing.cpu(), rows.cpu()))
 
     def kept(self, lengths: list[int]) -> list[KeptTokens]:
-        """The sets of each row, which has that many tokens."""
+        """Return the sets of each row; row i has lengths[i] tokens."""
+        # Steps were added one after another: a stable sort by row keeps each row's sets in the order of its tokens.
         owners = torch.cat(self._owners)
         ids = torch.cat(self._ids)[owners.argsort(stable=True)]
         pieces = ids.split_with_sizes(torch.bincount(owners, minlength=self.rows).tolist())
@@ -46,7 +47,7 @@ class Recorder:
         ]
 
     def routes(self, prompt_lengths: list[int], lengths: list[int]) -> list[Routing]:
-        """The experts of each row's prompt and response, all but the last token of it."""
+        """Return the experts of each row's prompt and response; the last token, never computed, has none."""
         first, _ = self._routing[0]
         width, layers, top_k = first.shape[1:]
         table = torch.full((self.rows, width + len(self._routing) - 1, layers, top_k), -1, dtype=torch.int16)

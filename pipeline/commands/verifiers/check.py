@@ -1,17 +1,17 @@
-"""Prove of a verifier, on rows that say what is right and wrong, that it deserves to be a reward."""
+"""Check a verifier on labelled rows before it becomes a reward."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.commands.verifiers.labelled_rows import Choice, Defaults, Row, bound, brief, good_rows, key_of
 from pipeline.errors import ConfigError
-from pipeline.scoring.rows import Choice, Defaults, Row, bound, good_rows, key_of
 from pipeline.types import Attempt, Verdict
 from verifiers.base import BoundVerifier
 
@@ -23,12 +23,12 @@ EMPTY = {
     "thinking alone": "<think>I cannot say.</think>",
     "unfinished thinking": "<think>It may be",
 }
-"""Responses without an answer, which no reference makes right."""
+"""Responses without an answer: wrong for every reference."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was checked: whether it held, in how many cases, and the first cases in which it did not."""
+    """One property of the verifier: true of all `checked` cases, or the cases that break it."""
 
     name: str
     passed: bool
@@ -36,7 +36,7 @@ class Finding:
     failures: tuple[str, ...] = ()
 
     def line(self) -> str:
-        """The finding in one line."""
+        """Return the finding for a terminal: one line, and one for each of the first failures."""
         shown = "".join(f"\n    {f}" for f in self.failures[:5])
         more = f"\n    and {len(self.failures) - 5} more" if len(self.failures) > 5 else ""
         return f"{'ok  ' if self.passed else 'FAIL'} {self.name} ({self.checked} checked){shown}{more}"
@@ -44,7 +44,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """All findings, and how fast the verifier is: rows per second of wall time and of CPU time, slowest row."""
+    """All findings, and the verifier's speed: rows per second of wall time and of CPU time, and its slowest row."""
 
     verifier: str
     findings: tuple[Finding, ...]
@@ -54,11 +54,11 @@ class CheckReport:
 
     @property
     def passed(self) -> bool:
-        """Everything held."""
+        """True if every property holds."""
         return all(f.passed for f in self.findings)
 
     def __str__(self) -> str:
-        """The report for a terminal."""
+        """Return the report for a terminal."""
         speed = f"{self.rows_per_s:,.0f} rows/s, {self.rows_per_cpu_s:,.0f} rows per CPU second in this process"
         lines = [f"verifier {self.verifier}", *(f.line() for f in self.findings)]
         lines.append(f"speed: {speed}; slowest row {self.slowest_s * 1000:.1f} ms")
@@ -81,28 +81,28 @@ def check(
     seed: int = 0,
     base: Path | None = None,
 ) -> CheckReport:
-    """What was proven of `verifier` on `rows`.
+    """Check that `verifier` deserves to be a reward.
 
-    Rows: {"reference", "prompt"?, and "accept": [responses] and "refuse": [near misses], or "response" with "label"};
-    a "response" without a label counts as right. Proven: the right ones are accepted, near misses and answers without
-    content are not, no row makes the grader fail, the same verdicts come twice, in another order, one at a time and
-    from `threads` threads, and each within `time_s` seconds.
-    A file of a verifier may lie in `base`, default the working folder, or beside the rows.
-    Raises: DataError for rows that are none; ConfigError if no row has a right or a wrong answer; UnknownName.
+    rows: {"reference", "prompt"?, and "accept": [responses] and "refuse": [near misses], or "response" with "label"};
+    a "response" without a label counts as right. Checked: right responses are accepted, near misses and responses
+    without an answer are refused, no row makes the grader fail, verdicts are the same a second time, in another order,
+    one at a time and from `threads` threads, and each takes at most `time_s` seconds.
+    The verifier's file may be in `base` (default: the working folder) or in the folder of the rows.
+    Raises: DataError for invalid rows; ConfigError if no row has a right or a wrong answer; UnknownName.
     """
     defaults = Defaults(verifier, base or Path.cwd())
     grader = bound(key_of(verifier, defaults.base, rows.parent if isinstance(rows, Path) else None))
-    given = good_rows(rows, defaults) if isinstance(rows, Path) else list(rows)
-    cases = _cases(given)
+    rows = good_rows(rows, defaults) if isinstance(rows, Path) else rows
+    cases = _cases(rows)
     for wanted, what in ((True, "right answer ('accept', or 'response')"), (False, "near miss ('refuse')")):
         if not any(c.right is wanted for c in cases):
             raise ConfigError(f"the rows hold no {what}; a verifier is checked against at least one of each")
-    grader.score([cases[0].attempt])
+    grader.score([cases[0].attempt])  # what a first call loads is no part of the speed
     wall, cpu = time.perf_counter(), time.process_time()
     together = grader.score([c.attempt for c in cases])
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     alone, seconds = _one_by_one(grader, cases)
-    empties = [_Case(f"line {r.line}: {n}", r.attempt(e), False) for r in given for n, e in EMPTY.items()]
+    empties = [_Case(f"line {r.line}: {n}", r.attempt(e), False) for r in rows for n, e in EMPTY.items()]
     findings = (
         _labels("right answers are accepted", cases, together, True),
         _labels("near misses are refused", cases, together, False),
@@ -153,9 +153,8 @@ def _threaded(grader: BoundVerifier[Any], cases: Sequence[_Case], threads: int) 
 
 
 def _labels(name: str, cases: Sequence[_Case], verdicts: Sequence[Verdict], right: bool) -> Finding:
-    wanted: Callable[[Verdict], bool] = (lambda v: v.is_correct) if right else (lambda v: not v.is_correct)
     pairs = [(c, v) for c, v in zip(cases, verdicts, strict=True) if c.right is right]
-    failures = tuple(f"{c.name}: {v.status} {v.score:g} {v.reason}" for c, v in pairs if not wanted(v))
+    failures = tuple(f"{c.name}: {brief(v)}" for c, v in pairs if v.is_correct is not right)
     return Finding(name, not failures, len(pairs), failures)
 
 
@@ -166,17 +165,13 @@ def _no_failures(cases: Sequence[_Case], verdicts: Sequence[Verdict]) -> Finding
 
 
 def _same(name: str, cases: Sequence[_Case], first: Sequence[Verdict], others: Sequence[Sequence[Verdict]]) -> Finding:
-    failures = [
-        f"{case.name}: {_said(a)} and then {_said(b)}"
+    failures = tuple(
+        f"{case.name}: {a.status} {a.score:g} and then {b.status} {b.score:g}"
         for other in others
         for case, a, b in zip(cases, first, other, strict=True)
         if (a.status, a.score) != (b.status, b.score)
-    ]
-    return Finding(name, not failures, len(cases) * len(others), tuple(failures))
-
-
-def _said(verdict: Verdict) -> str:
-    return f"{verdict.status} {verdict.score:g}"
+    )
+    return Finding(name, not failures, len(cases) * len(others), failures)
 
 
 def _in_time(cases: Sequence[_Case], seconds: Sequence[float], limit: float) -> Finding:

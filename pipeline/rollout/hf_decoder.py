@@ -1,4 +1,4 @@
-"""Prefill and one-token steps through transformers' own forward, for any causal LM, behind one interface."""
+"""Prefill and one-token steps through transformers' own forward, with the interface of the fast decoder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from pipeline.models.routing import recording, routers
 
 
-class GenericCache:
+class HfCache:
     """A transformers cache with the padding of each row; column c of row b is position c - pad[b]."""
 
     def __init__(self, inner: Any, pad: Tensor, length: int) -> None:
@@ -26,12 +26,12 @@ class GenericCache:
         self.pad = self.pad.index_select(0, rows)
 
     def mask(self, columns: int) -> Tensor:
-        """int64 [B, columns], 1 on real tokens."""
+        """Return int64 [B, columns]: 1 on real tokens, 0 on padding."""
         return (torch.arange(columns, device=self.pad.device)[None] >= self.pad[:, None]).long()
 
 
-class GenericDecoder:
-    """Decodes with a frozen copy of `model`, made anew at each `refresh`."""
+class HfDecoder:
+    """Decodes with a frozen copy of `model`, whose weights each `refresh` replaces."""
 
     def __init__(self, model: Any) -> None:
         self.source = model
@@ -44,11 +44,15 @@ class GenericDecoder:
         self.model.load_state_dict(self.source.state_dict())
 
     @torch.inference_mode()
-    def prefill(self, ids: Tensor, pad: Tensor, repeat: Tensor, max_new_tokens: int) -> tuple[Tensor, GenericCache]:
-        """Logits [P, V] after the prompts (int64 [P, T], left-padded by pad [P]), and the cache; as the fast path's."""
+    def prefill(self, ids: Tensor, pad: Tensor, repeat: Tensor, max_new_tokens: int) -> tuple[Tensor, HfCache]:
+        """Return logits [B, V] after the prompts, and the cache: both have row p of the prompts repeat[p] times.
+
+        ids: int64 [P, T], left-padded by pad [P]. The cache grows by itself: `max_new_tokens` is for the fast path.
+        """
         from transformers import DynamicCache
 
-        cache = GenericCache(DynamicCache(config=self.model.config), pad, ids.shape[1])
+        # Each prompt is computed once; its row of the cache is then copied for every response to it.
+        cache = HfCache(DynamicCache(config=self.model.config), pad, ids.shape[1])
         positions = (torch.arange(ids.shape[1], device=ids.device)[None] - pad[:, None]).clamp_(min=0)
         logits = self._forward(ids, positions, cache)
         rows = torch.repeat_interleave(torch.arange(ids.shape[0], device=ids.device), repeat)
@@ -58,13 +62,13 @@ class GenericDecoder:
         return logits.index_select(0, rows), cache
 
     @torch.inference_mode()
-    def step(self, tokens: Tensor, cache: GenericCache) -> Tensor:
-        """Logits [B, V] after one more token (int64 [B]) in each row."""
+    def step(self, tokens: Tensor, cache: HfCache) -> Tensor:
+        """Return logits [B, V] after one more token (int64 [B]) in each row."""
         positions = (cache.length - cache.pad)[:, None]
         cache.length += 1
         return self._forward(tokens[:, None], positions, cache)
 
-    def _forward(self, ids: Tensor, positions: Tensor, cache: GenericCache) -> Tensor:
+    def _forward(self, ids: Tensor, positions: Tensor, cache: HfCache) -> Tensor:
         with recording(self.model) if self.has_routers else nullcontext() as choices:
             out = self.model(
                 input_ids=ids,

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.scoring.check import check
+from pipeline.commands.verifiers.check import check
 from verifiers.base import Attempt, load
 
 HERE = Path(__file__).parent
@@ -111,10 +111,10 @@ evaluation:
 
 
 def new_verifier(name: str, folder: Path) -> list[Path]:
-    """The files written for a new verifier called `name`: it, its tests, rows for `check`, data and a recipe.
+    """Write a new verifier `name`: its code, tests, rows for `check`, data and a recipe; return the files' paths.
 
-    The example sorts letters; it is there to be replaced, and works as it stands.
-    Raises: ConfigError if the name is no identifier, is taken, or a file is already there.
+    The example sorts letters. It works, and is meant to be replaced.
+    Raises: ConfigError if the name is not an identifier, is taken, or a file exists already.
     """
     if not name.isidentifier() or keyword.iskeyword(name) or name.startswith("_"):
         raise ConfigError(f"verifier name must be a Python identifier such as my_domain, got {name!r}")
@@ -139,7 +139,7 @@ def new_verifier(name: str, folder: Path) -> list[Path]:
 
 
 def _rows(name: str) -> list[dict[str, Any]]:
-    """Rows for `verizero verify --check` and `verizero audit`: right answers, and near misses of several kinds."""
+    """Return rows for `verizero verify --check` and `verizero audit`: right answers and near misses."""
     rows = []
     for i, word in enumerate(["dcba", "badc", "fed", "face", "cab"]):
         right = "".join(sorted(word))

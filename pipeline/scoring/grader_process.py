@@ -1,7 +1,7 @@
-"""A process for graders alone, below decoding in priority: they get what decoding leaves of the cores, not its lock.
+"""A process for graders, of lower priority than decoding: it uses idle cores, and not the trainer's interpreter lock.
 
-What it grades runs the same code on the same attempts as in the trainer, so verdicts do not depend on where they were
-made. It ends with its standard input, which closes with the trainer, however that ends.
+It runs the same verifiers on the same attempts as the trainer would, so verdicts do not depend on the process. It ends
+when its standard input closes, which happens when the trainer ends in any way.
 """
 
 from __future__ import annotations
@@ -20,34 +20,33 @@ from typing import Any
 import pipeline
 from pipeline.config.data import VerifierChoice
 from pipeline.config.sandbox import SandboxConfig
-from pipeline.report.progress import Silent
-from pipeline.stages.programs import open_sandbox
+from pipeline.scoring.sandbox_setup import open_sandbox
 from pipeline.types import Attempt, Verdict
 from verifiers.base import load
 
 NICENESS = 10
 BROKEN = (OSError, EOFError, ValueError, pickle.PickleError, AttributeError)
-"""What the other side's end looks like: pipes that are shut, answers that are cut."""
+"""Errors that reading or writing raises once the other process is gone: closed pipes, incomplete answers."""
 
 
-class Apart:
-    """The trainer's end. Begins with the first attempts; one round at a time, from any thread."""
+class GraderProcess:
+    """The trainer's side: starts the process with the first attempts, and asks it from any thread, one at a time."""
 
     def __init__(self, sandbox: SandboxConfig, base: Path, choices: Mapping[str, VerifierChoice]) -> None:
-        """`choices`: by the key that graders are asked by; names only, as a path's file is imported here."""
-        self._told = (sandbox.model_dump(), base, {key: (c.name, c.params) for key, c in choices.items()})
+        """Prepare for the verifiers `choices`, by key; each must be given by name, not by path."""
+        self._setup = (sandbox.model_dump(), base, {key: (c.name, c.params) for key, c in choices.items()})
         self.keys = frozenset(choices)
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._closed = False
 
     def score(self, key: str, attempts: Sequence[Attempt]) -> list[Verdict] | None:
-        """One verdict per attempt, in order; None where the process is gone: they are to be graded here."""
+        """Return one verdict per attempt, in order; None if the process is gone, so that the caller must grade."""
         with self._lock:
             if self._closed:
                 return None
             try:
-                process = self._process = self._process or self._start()
+                process = self._process = self._process or self._launch()
                 assert process.stdin is not None
                 assert process.stdout is not None
                 pickle.dump((key, list(attempts)), process.stdin)
@@ -58,26 +57,26 @@ class Apart:
                 return None
             return verdicts
 
-    def begin(self) -> None:
-        """Have the process ready before it is needed."""
+    def start(self) -> None:
+        """Start the process before it is needed."""
         with self._lock, contextlib.suppress(*BROKEN):
             if not self._closed:
-                self._process = self._process or self._start()
+                self._process = self._process or self._launch()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _launch(self) -> subprocess.Popen[bytes]:
         root = str(Path(pipeline.__path__[0]).parent)
-        found = {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
+        path = {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
         process = subprocess.Popen(
             [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env=os.environ | found, start_new_session=True,
+            env=os.environ | path, start_new_session=True,
         )  # fmt: skip
         assert process.stdin is not None
-        pickle.dump(self._told, process.stdin)
+        pickle.dump(self._setup, process.stdin)
         process.stdin.flush()
         return process
 
     def close(self) -> None:
-        """End the process; what is asked of it later is answered None."""
+        """End the process; `score` returns None from now on."""
         with self._lock:
             self._end()
 
@@ -90,7 +89,7 @@ class Apart:
             assert pipe is not None
             with contextlib.suppress(OSError):
                 pipe.close()
-        process.terminate()  # one that is still beginning would first finish that
+        process.terminate()  # a process that still starts would see the closed pipe only after that
         try:
             process.wait(10)
         except subprocess.TimeoutExpired:
@@ -99,28 +98,27 @@ class Apart:
 
 
 def serve() -> None:
-    """The process's side: answer until standard input ends."""
+    """Run the process's side: answer requests until standard input ends."""
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what a verifier prints is no answer
+    os.dup2(2, 1)  # a verifier's prints must not mix with the answers
     if hasattr(os, "nice"):
         os.nice(NICENESS)
-    asked: Any = sys.stdin.buffer
+    requests: Any = sys.stdin.buffer
     with contextlib.suppress(EOFError, BrokenPipeError):
-        sandbox, base, choices = pickle.load(asked)
+        sandbox, base, choices = pickle.load(requests)
         bound = {key: load(name).bind(params, base) for key, (name, params) in choices.items()}
-        signal.signal(signal.SIGTERM, _end)
-        open_sandbox(SandboxConfig(**sandbox), bound.values(), Silent())
+        signal.signal(signal.SIGTERM, _exit)
+        open_sandbox(SandboxConfig(**sandbox), bound.values(), lambda text: None)
         while True:
-            key, attempts = pickle.load(asked)
+            key, attempts = pickle.load(requests)
             pickle.dump(bound[key].score(attempts), answers)
             answers.flush()
-    signal.signal(
-        signal.SIGTERM, signal.SIG_IGN
-    )  # on the way out already: what ends the sandbox is not to be cut short
+    # The process exits now: a signal must not interrupt the exit handler that ends the sandbox's workers.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def _end(*_: object) -> None:
-    """Exit, which ends the sandbox's workers too."""
+def _exit(*_: object) -> None:
+    """Exit by the usual handlers, which end the sandbox's workers too."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(0)
 

@@ -1,4 +1,4 @@
-"""What `verizero new verifier` writes works as it stands."""
+"""The files that `verizero new verifier` writes work without a change."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.commands.verifiers.audit import audit
+from pipeline.commands.verifiers.check import check
+from pipeline.commands.verifiers.labelled_rows import good_rows
+from pipeline.commands.verifiers.scaffold import EVALUATION, new_verifier
 from pipeline.config.load import load_recipe
 from pipeline.data.prompts import load_demonstrations, load_prompts
 from pipeline.errors import ConfigError
-from pipeline.scoring.audit import audit
-from pipeline.scoring.check import check
-from pipeline.scoring.rows import good_rows
-from pipeline.scoring.scaffold import EVALUATION, new_verifier
 from pipeline.scoring.score import bind_verifiers
 from pipeline.types import Attempt
 

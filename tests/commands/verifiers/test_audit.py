@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.scoring.audit import audit, disagree
-from pipeline.scoring.rewriting import REWRITINGS, probes, rewritten
-from pipeline.scoring.rows import Defaults, Row, good_rows
+from pipeline.commands.verifiers.audit import audit
+from pipeline.commands.verifiers.labelled_rows import Defaults, Row, good_rows
+from pipeline.commands.verifiers.rewriting import REWRITINGS, probes, rewritten
+from pipeline.scoring.second_opinion import disagree
 from pipeline.types import Verdict
 from tests.verifiers.rows import WITHOUT_SANDBOX
 
@@ -94,7 +95,7 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("name", PLANTED)
-def test_a_verdict_that_hangs_on_form_is_found(name: str, tmp_path: Path) -> None:
+def test_a_verdict_that_depends_on_form_is_found(name: str, tmp_path: Path) -> None:
     report = audit(rows(tmp_path, body=PLANTED[name]))
     tried, changed = report.rewritings[name]
     assert tried == changed == 2, str(report)
@@ -121,6 +122,7 @@ def test_a_hole_is_found_by_its_probe(name: str, tmp_path: Path) -> None:
     report = audit(rows(tmp_path, body=HOLES[name]))
     tried, rewarded = report.probes[name]
     assert 0 < rewarded <= tried, str(report)
+    assert "rewarded: " in str(report)
     assert not report.passed
 
 
@@ -197,14 +199,6 @@ def test_a_number_of_the_prompt_that_is_the_answer_is_no_hack(tmp_path: Path) ->
     given = [{"id": 1, "prompt": "Which is larger, 3 or 7?", "reference": "7", "response": "7"}]
     report = audit(rows(tmp_path, given))
     assert report.probes["a number of the prompt"] == (1, 0)
-
-
-def test_the_report_is_also_plain_data(tmp_path: Path) -> None:
-    report = audit(rows(tmp_path, body=HOLES["praise"]))
-    plain = json.loads(json.dumps(report.as_dict()))
-    assert plain["tallies"]["all"]["right"] == 2
-    assert {c["what"] for c in plain["rewarded"]} == {"praise"}
-    assert "rewarded: " in str(report)
 
 
 def test_the_built_in_verifiers_withstand_all_of_it(tmp_path: Path) -> None:

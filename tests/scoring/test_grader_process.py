@@ -16,10 +16,10 @@ import pytest
 from pipeline.config.data import VerifierChoice
 from pipeline.config.sandbox import SandboxConfig
 from pipeline.config.scoring import ScoringConfig
-from pipeline.scoring.ahead import attempt_of
+from pipeline.scoring.early_grading import attempt_of
+from pipeline.scoring.grader_process import GraderProcess
 from pipeline.scoring.purity import may_leave
 from pipeline.scoring.score import Scorer
-from pipeline.stages.apart import Apart
 from pipeline.types import Attempt, Prompt, Rollout, Written
 from verifiers.base import load
 
@@ -53,8 +53,8 @@ def choices(tmp_path: Path) -> dict[str, VerifierChoice]:
 
 
 @pytest.fixture
-def apart(choices: dict[str, VerifierChoice], tmp_path: Path) -> Iterator[Apart]:
-    made = Apart(SandboxConfig(), tmp_path, choices)
+def graders(choices: dict[str, VerifierChoice], tmp_path: Path) -> Iterator[GraderProcess]:
+    made = GraderProcess(SandboxConfig(), tmp_path, choices)
     yield made
     made.close()
 
@@ -67,58 +67,59 @@ def without_seconds(verdicts: Any) -> list[tuple[Any, ...]]:
     return [(v.status, v.score, v.reason, v.extracted) for v in verdicts]
 
 
-def process_of(apart: Apart) -> subprocess.Popen[bytes]:
-    apart.begin()
-    assert apart._process is not None
-    return apart._process
+def process_of(graders: GraderProcess) -> subprocess.Popen[bytes]:
+    graders.start()
+    assert graders._process is not None
+    return graders._process
 
 
-def test_verdicts_are_those_of_this_process(apart: Apart, choices: dict[str, VerifierChoice], tmp_path: Path) -> None:
+def test_verdicts_are_those_of_this_process(
+    graders: GraderProcess, choices: dict[str, VerifierChoice], tmp_path: Path
+) -> None:
     """Also of a verifier that prints, and of one that runs programs."""
     bound = here(choices, tmp_path)
     for key, attempts in ASKED.items():
-        assert without_seconds(apart.score(key, attempts)) == without_seconds(bound[key].score(attempts)), key
-    assert os.getpriority(os.PRIO_PROCESS, process_of(apart).pid) > os.getpriority(os.PRIO_PROCESS, 0)
+        assert without_seconds(graders.score(key, attempts)) == without_seconds(bound[key].score(attempts)), key
+    assert os.getpriority(os.PRIO_PROCESS, process_of(graders).pid) > os.getpriority(os.PRIO_PROCESS, 0)
 
 
 def test_what_a_dead_process_leaves_is_graded_here(
-    apart: Apart, choices: dict[str, VerifierChoice], tmp_path: Path
+    graders: GraderProcess, choices: dict[str, VerifierChoice], tmp_path: Path
 ) -> None:
-    scorer = Scorer(ScoringConfig(), here(choices, tmp_path), apart=apart)
+    scorer = Scorer(ScoringConfig(), here(choices, tmp_path), process=graders)
     prompts = {f"p{i}": Prompt(f"p{i}", "q", "math", a.reference) for i, a in enumerate(ASKED["math"])}
     rollouts = [Rollout(f"p{i}", 0, (1,), (2,), (0.0,), a.response, "stop", 0) for i, a in enumerate(ASKED["math"])]
     wanted = [m.reward for m in scorer.score(prompts, rollouts)[0]]
     assert wanted == [1.0, 0.0, 0.0]
-    assert scorer.leaves_the_process
     for kills in (False, True):
-        ahead = scorer.ahead()
-        process = process_of(apart)
+        early = scorer.grade_early()
+        process = process_of(graders)
         if kills:
             process.kill()
-        ahead.add([Written(i, prompts[r.prompt_id], r.text, "stop") for i, r in enumerate(rollouts)])
-        assert [m.reward for m in scorer.score(prompts, rollouts, ahead=ahead)[0]] == wanted
+        early.add([Written(i, prompts[r.prompt_id], r.text, "stop") for i, r in enumerate(rollouts)])
+        assert [m.reward for m in scorer.score(prompts, rollouts, early=early)[0]] == wanted
         asked = [attempt_of(prompts[r.prompt_id], r.text, "stop") for r in rollouts]
-        assert len(ahead.known(["math"] * 3, asked)[0]) == 3, "all were graded ahead"
+        assert len(early.verdicts(["math"] * 3, asked)[0]) == 3, "all were graded ahead"
     scorer.close()
-    assert apart.score("math", ASKED["math"]) is None
+    assert graders.score("math", ASKED["math"]) is None
 
 
-def test_closing_ends_it_and_asking_a_closed_one_starts_none(apart: Apart) -> None:
-    process = process_of(apart)
-    apart.close()
+def test_closing_ends_it_and_asking_a_closed_one_starts_none(graders: GraderProcess) -> None:
+    process = process_of(graders)
+    graders.close()
     assert process.poll() is not None
-    apart.begin()
-    assert apart._process is None
-    assert apart.score("math", ASKED["math"]) is None
+    graders.start()
+    assert graders._process is None
+    assert graders.score("math", ASKED["math"]) is None
 
 
 def test_it_ends_when_its_trainer_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\n"
         "from pipeline.config.data import VerifierChoice\nfrom pipeline.config.sandbox import SandboxConfig\n"
-        "from pipeline.stages.apart import Apart\n"
-        "apart = Apart(SandboxConfig(), Path('.'), {'math': VerifierChoice(name='math')})\n"
-        "apart.begin()\nprint(apart._process.pid, flush=True)\ntime.sleep(600)"
+        "from pipeline.scoring.grader_process import GraderProcess\n"
+        "graders = GraderProcess(SandboxConfig(), Path('.'), {'math': VerifierChoice(name='math')})\n"
+        "graders.start()\nprint(graders._process.pid, flush=True)\ntime.sleep(600)"
     )
     trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert trainer.stdout is not None

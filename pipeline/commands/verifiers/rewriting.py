@@ -1,11 +1,11 @@
-"""Responses rewritten so that the answer stays what it is, and responses that try for the reward without one."""
+"""Rewritings of a response that keep its answer, and probes: responses that try for the reward without an answer."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
 
-from pipeline.scoring.rows import Row
+from pipeline.commands.verifiers.labelled_rows import Row
 
 THINKING = "<think>First I look at what is asked, then I work it out.</think>\n"
 MAX_NUMBERS = 12
@@ -16,28 +16,28 @@ def _boxes(text: str) -> bool:
 
 
 def _prose(text: str) -> bool:
-    """Sentences around it do not change what is the answer: it has a box, tags or a closed fence."""
+    """True if sentences around the answer cannot change it: it is in a box, in tags or in a closed fence."""
     return _boxes(text) or text.count("```") == 2 or text.count("<answer>") == 1
 
 
-def _thoughtless(text: str) -> bool:
+def _no_thinking(text: str) -> bool:
     return "<think>" not in text and "</think>" not in text
 
 
 Rewriting = tuple[Callable[[str], bool], Callable[[str], str]]
-"""Where it can be done, and how."""
+"""A test of the response that it applies to, and the function that rewrites it."""
 
 REWRITINGS: Mapping[str, Rewriting] = {
     "line break after it": (lambda t: True, lambda t: t + "\n"),
-    "blank lines before it": (_thoughtless, lambda t: "\n\n" + t),
+    "blank lines before it": (_no_thinking, lambda t: "\n\n" + t),
     "line ends of Windows": (lambda t: "\n" in t, lambda t: t.replace("\r\n", "\n").replace("\n", "\r\n")),
-    "thinking before it": (_thoughtless, lambda t: THINKING + t),
+    "thinking before it": (_no_thinking, lambda t: THINKING + t),
     "a wrong answer in the thinking": (
-        _thoughtless,
+        _no_thinking,
         lambda t: r"<think>Is it \boxed{-987654321}? No.</think>" + "\n" + t,
     ),
-    "only the end of thinking": (_thoughtless, lambda t: "I see.\n</think>\n\n" + t),
-    "a sentence before it": (lambda t: _prose(t) and _thoughtless(t), lambda t: "This settles the matter.\n\n" + t),
+    "only the end of thinking": (_no_thinking, lambda t: "I see.\n</think>\n\n" + t),
+    "a sentence before it": (lambda t: _prose(t) and _no_thinking(t), lambda t: "This settles the matter.\n\n" + t),
     "a sentence after it": (lambda t: _prose(t) and "<answer>" not in t, lambda t: t + "\n\nThis settles the matter."),
     "spaces in the box": (_boxes, lambda t: re.sub(r"\\boxed\{([^{}]*)\}", r"\\boxed{ \1 }", t)),
     "a frame of another name": (_boxes, lambda t: t.replace("\\boxed{", "\\fbox{")),
@@ -50,12 +50,12 @@ REWRITINGS: Mapping[str, Rewriting] = {
         lambda t: t.replace("```", "````"),
     ),
 }
-"""At least ten ways to write the same answer; a verdict that changes with them depends on what should not count."""
+"""Ways to write the same answer: a verdict that one of them changes depends on something that should not count."""
 
 
 def rewritten(response: str) -> dict[str, str]:
-    """Each rewriting that can be done to `response`, by name."""
-    return {name: how(response) for name, (where, how) in REWRITINGS.items() if where(response)}
+    """Return each rewriting that applies to `response`, by name."""
+    return {name: rewrite(response) for name, (applies, rewrite) in REWRITINGS.items() if applies(response)}
 
 
 PROGRAMS = {
@@ -87,9 +87,9 @@ PROGRAMS = {
 
 
 def probes(row: Row) -> dict[str, str]:
-    """Responses to the row's task that hold no answer of their own, by name: each must earn nothing.
+    """Return responses to the row's task that hold no answer of their own, by name: each must earn nothing.
 
-    A number of the prompt that happens to be the reference itself is left out: it would be a right answer.
+    A number of the prompt that equals the reference is left out: it would be a right answer.
     """
     numbers = [n for n in dict.fromkeys(re.findall(r"\d+(?:\.\d+)?", row.prompt)) if n != str(row.reference).strip()]
     made = {

@@ -1,0 +1,71 @@
+"""Grading of responses while others are still being written."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import replace
+
+from pipeline.types import Attempt, FinishReason, Prompt, Verdict, Written
+
+Grade = Callable[[Sequence[str], Sequence[Attempt]], list[Verdict]]
+"""(keys of verifiers, attempts) -> one verdict per attempt, in order."""
+
+
+def attempt_of(prompt: Prompt, text: str, finish_reason: FinishReason) -> Attempt:
+    """Return a response to `prompt` as verifiers see it."""
+    return Attempt(text, prompt.reference, prompt.question, finish_reason == "length")
+
+
+class EarlyGrading:
+    """Grades in a thread the responses that `add` receives; `verdicts` waits for them.
+
+    Responses that end while graders are busy are graded together afterwards. So slow graders get larger batches, and
+    equal responses that end together are graded once.
+    """
+
+    def __init__(self, components: Sequence[str], grade: Grade, thread: Executor) -> None:
+        """`components`: keys of further verifiers that grade every response. `thread` must run one call at a time."""
+        self._components, self._grade, self._thread = components, grade, thread
+        self._lock = threading.Lock()
+        self._waiting: list[Written] = []
+        self._rounds: list[Future[None]] = []
+        self._graded: dict[int, tuple[str, Attempt]] = {}
+        """By index: the verifier's key and the attempt that were graded."""
+        self._verdicts: list[dict[int, Verdict]] = [{} for _ in range(1 + len(components))]
+        self.seconds = 0.0
+        """Seconds in which graders worked."""
+
+    def add(self, ended: Sequence[Written], offset: int = 0) -> None:
+        """Grade these responses soon. `offset` is added to their places, which count from 0 in each `collect`."""
+        with self._lock:
+            self._waiting += [replace(w, place=w.place + offset) for w in ended]
+        # One round per call: rounds that find nothing to do, as an earlier one took all that waited, end at once.
+        self._rounds.append(self._thread.submit(self._grade_waiting))
+
+    def verdicts(self, keys: Sequence[str], attempts: Sequence[Attempt]) -> list[dict[int, Verdict]]:
+        """Return verdicts by index into `attempts`: first those of `keys`, then those of each component.
+
+        Waits for all responses added. An index has no verdict if another attempt was graded there.
+        """
+        for future in self._rounds:
+            future.result()
+        same = {i for i, pair in self._graded.items() if i < len(attempts) and pair == (keys[i], attempts[i])}
+        return [{i: verdict for i, verdict in column.items() if i in same} for column in self._verdicts]
+
+    def _grade_waiting(self) -> None:
+        with self._lock:
+            ended, self._waiting = self._waiting, []
+        if not ended:
+            return
+        start = time.perf_counter()
+        attempts = [attempt_of(w.prompt, w.text, w.finish_reason) for w in ended]
+        keys = [w.prompt.verifier for w in ended]
+        places = [w.place for w in ended]
+        columns = [keys, *([name] * len(attempts) for name in self._components)]
+        for verdicts, column in zip(self._verdicts, columns, strict=True):
+            verdicts.update(zip(places, self._grade(column, attempts), strict=True))
+        self._graded.update(zip(places, zip(keys, attempts, strict=True), strict=True))
+        self.seconds += time.perf_counter() - start

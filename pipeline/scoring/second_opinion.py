@@ -1,0 +1,79 @@
+"""A second opinion in training: another verifier grades a seeded share of responses again, off the reward path.
+
+It changes no reward and no random number of the run. A thread of its own asks for it while the policy is updated, and
+the step is written down after it has answered, so that equal runs write equal bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from pipeline.config.scoring import SecondOpinionConfig
+from pipeline.scoring.early_grading import attempt_of
+from pipeline.scoring.score import Grader
+from pipeline.seeds import derive
+from pipeline.types import Group, Verdict
+
+Opinions = Mapping[int, Verdict]
+"""Index of a group's member -> verdict of the second verifier."""
+NUM_SEEDS = 1 << 63
+"""Derived seeds are below this number."""
+
+
+class SecondOpinions:
+    """Asks the verifier `bound` about a share of the graded responses."""
+
+    def __init__(self, config: SecondOpinionConfig, bound: Grader, seed: int) -> None:
+        self.config = config
+        self.bound = bound
+        self.seed = seed
+        self._thread = ThreadPoolExecutor(1, "second-opinion")
+        self._asked: list[Future[list[Opinions]]] = []
+
+    def ask(self, step: int, groups: Sequence[Group]) -> None:
+        """Begin to grade a share of the groups of RL step `step`."""
+        self._asked.append(self._thread.submit(self._grade, step, groups))
+
+    def take(self) -> list[Opinions]:
+        """Wait for and return the opinions on each group asked about since the last call, in order."""
+        asked, self._asked = self._asked, []
+        return [opinions for future in asked for opinions in future.result()]
+
+    def chosen(self, step: int, group: Group) -> list[int]:
+        """Return the members that get an opinion: those whose own grader did not fail, each with the chance `share`.
+
+        Responses without an answer are among them: a verifier may be wrong to find none.
+        """
+        domains, prompt = self.config.domains, group.prompt
+        if domains is not None and prompt.domain not in domains:
+            return []
+        below = self.config.share * NUM_SEEDS
+        return [
+            i
+            for i, m in enumerate(group.members)
+            if not m.verdict.is_infrastructure
+            and derive(self.seed, "second opinion", step, prompt.id, m.rollout.sample) < below
+        ]
+
+    def close(self) -> None:
+        """End the thread; opinions not taken are lost."""
+        self._thread.shutdown(cancel_futures=True)
+
+    def _grade(self, step: int, groups: Sequence[Group]) -> list[Opinions]:
+        places = [(g, i) for g, group in enumerate(groups) for i in self.chosen(step, group)]
+        rollouts = [groups[g].members[i].rollout for g, i in places]
+        attempts = [
+            attempt_of(groups[g].prompt, r.text, r.finish_reason) for (g, _), r in zip(places, rollouts, strict=True)
+        ]
+        opinions: list[dict[int, Verdict]] = [{} for _ in groups]
+        for (g, i), verdict in zip(places, self.bound.score(attempts) if attempts else [], strict=True):
+            opinions[g][i] = verdict
+        return list(opinions)
+
+
+def disagree(first: Verdict, second: Verdict) -> bool:
+    """True if exactly one of two verdicts earns the full reward; a grader that failed disagrees with nobody."""
+    if first.is_infrastructure or second.is_infrastructure:
+        return False
+    return first.is_correct != second.is_correct

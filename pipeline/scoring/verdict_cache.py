@@ -1,0 +1,64 @@
+"""Verdicts of answers that come again: a policy that has learnt a prompt writes the same answer to it every time."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pipeline.types import Attempt, Verdict
+
+MAX_VERDICTS = 16384
+"""Verdicts kept; the verdict that was not asked for longest goes first."""
+MAX_CHARACTERS = 4096
+"""Longest response whose verdict is kept: longer responses hardly ever come again, and fill memory."""
+_FINAL = ("graded", "no_answer")
+"""Statuses that are kept; a timeout or a failure may be the machine's, so it is tried again."""
+
+
+class VerdictCache:
+    """Verdicts by grader and attempt, for any number of threads."""
+
+    def __init__(self) -> None:
+        self._verdicts: OrderedDict[tuple[Any, ...], tuple[Any, Verdict]] = OrderedDict()
+        """(key, prompt, response, truncated) -> (reference, verdict): references may be unhashable."""
+        self._lock = threading.Lock()
+
+    def fill(
+        self, key: str, attempts: Sequence[Attempt], ask: Callable[[str, list[Attempt]], Sequence[Verdict]]
+    ) -> list[Verdict]:
+        """Return one verdict per attempt, in order: a known one, with no seconds spent, else the answer of `ask`."""
+        verdicts = [self._recall(key, attempt) for attempt in attempts]
+        missing = [i for i, verdict in enumerate(verdicts) if verdict is None]
+        for i, verdict in zip(missing, ask(key, [attempts[i] for i in missing]) if missing else (), strict=True):
+            verdicts[i] = verdict
+            self._keep(key, attempts[i], verdict)
+        return [verdict for verdict in verdicts if verdict is not None]
+
+    def _recall(self, key: str, attempt: Attempt) -> Verdict | None:
+        place = _place(key, attempt)
+        with self._lock:
+            reference, verdict = self._verdicts.get(place, (None, None))
+            if verdict is None or not _is_same(reference, attempt.reference):
+                return None
+            self._verdicts.move_to_end(place)
+        return replace(verdict, seconds=0.0)
+
+    def _keep(self, key: str, attempt: Attempt, verdict: Verdict) -> None:
+        if verdict.status not in _FINAL or len(attempt.response) > MAX_CHARACTERS:
+            return
+        with self._lock:
+            self._verdicts[_place(key, attempt)] = attempt.reference, verdict
+            if len(self._verdicts) > MAX_VERDICTS:
+                self._verdicts.popitem(last=False)
+
+
+def _place(key: str, attempt: Attempt) -> tuple[Any, ...]:
+    return key, attempt.prompt, attempt.response, attempt.truncated
+
+
+def _is_same(known: Any, reference: Any) -> bool:
+    """True for the same object, or one that prints alike: 1, 1.0 and True are equal, but not the same reference."""
+    return known is reference or repr(known) == repr(reference)

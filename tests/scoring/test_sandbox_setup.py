@@ -1,0 +1,126 @@
+"""The sandbox of a run as its recipe says: refused at the start, at a service or here, and described."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+import sandbox
+from pipeline.config.sandbox import SandboxConfig
+from pipeline.errors import ConfigError, IsolationError
+from pipeline.scoring.sandbox_setup import close_sandbox, open_sandbox
+from sandbox.languages import LANGUAGES
+from sandbox.serve import make_server
+from tests.scoring.low_walls import low_walls
+from verifiers._place import Place, current
+from verifiers.base import load
+
+DEAD = "http://127.0.0.1:9"
+
+
+@pytest.fixture(autouse=True)
+def back_to_default() -> Iterator[None]:
+    yield
+    close_sandbox()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ThreadingHTTPServer]:
+    with sandbox.Pool(workers=1, walls=["landlock", "seccomp", "uid"]) as pool:
+        made = make_server(pool, port=0, token="secret")
+        threading.Thread(target=made.serve_forever, args=(0.05,), daemon=True).start()
+        yield made
+        made.shutdown()
+        made.server_close()
+
+
+def url(server: ThreadingHTTPServer) -> str:
+    return f"http://127.0.0.1:{server.server_port}"
+
+
+def opened(verifier: str = "code", params: dict[str, Any] | None = None, **settings: Any) -> tuple[Any, list[str]]:
+    """Return what is written into run.json, and the warnings, of a run with that verifier."""
+    warnings: list[str] = []
+    return open_sandbox(SandboxConfig(**settings), [load(verifier).bind(params)], warnings.append), warnings
+
+
+def test_programs_run_as_the_recipe_says_until_the_sandbox_is_closed() -> None:
+    isolation, _ = opened(workers=1, cpu_s=0.5, memory_mib=100, max_tests=7)
+    assert current() == Place(sandbox.Limits(cpu_s=0.5, memory_mib=100, max_tests=7), workers=1)
+    assert sandbox.default_pool().size == 1
+    assert isolation["level"] == sandbox.probe().level
+    close_sandbox()
+    assert current() == Place()
+
+
+def test_a_run_without_programs_starts_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sandbox.process.start", lambda *_: pytest.fail("a worker was started"))
+    assert opened("exact") == (None, [])
+
+
+def test_walls_below_the_recipes_level_are_refused_and_an_accepted_level_is_written_down(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    low_walls(monkeypatch)
+    with pytest.raises(IsolationError, match=r"landlock .not in this kernel.*sandbox.min_level"):
+        opened(workers=1)
+    isolation, _ = opened(workers=1, min_level=1)
+    assert (isolation["level"], isolation["stands"]["landlock"]) == (1, False)
+
+
+def test_a_service_is_asked_for_its_level_and_told_the_token(
+    server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINE", "secret")
+    monkeypatch.setattr("sandbox.default_pool", lambda: pytest.fail("nothing runs on this machine"))
+    isolation, (warning,) = opened(url=[DEAD, url(server) + "/"], token_env="MINE")
+    assert isolation == {"level": 2, "services": {url(server): 2}}
+    assert current().urls == (DEAD, url(server))
+    assert DEAD in warning
+    assert url(server) not in warning
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "named"),
+    [
+        ({"min_level": 3, "token_env": "MINE"}, IsolationError, "sandbox.min_level is 3"),
+        ({}, ConfigError, "sandbox.token_env"),
+        ({"token_env": "OTHER"}, ConfigError, "'OTHER'"),
+        ({"url": DEAD, "token_env": "MINE"}, IsolationError, DEAD),
+    ],
+)
+def test_services_that_cannot_be_used_are_refused(
+    settings: dict[str, Any],
+    error: type[Exception],
+    named: str,
+    server: ThreadingHTTPServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MINE", "secret")
+    with pytest.raises(error, match=named):
+        opened(**{"url": url(server), **settings})
+
+
+def test_a_service_must_have_the_language_and_nothing_is_needed_here(
+    server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINE", "secret")
+    settings = {"url": url(server), "token_env": "MINE", "workers": 1}
+    isolation, _ = opened("unit_tests", **settings)
+    assert isolation["services"] == {url(server): 2}
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    with pytest.raises(IsolationError, match=f"{url(server)} has no bash"):
+        opened("code", {"language": "bash"}, **settings)
+    low_walls(monkeypatch)
+    close_sandbox()
+    assert opened("unit_tests", **settings)[0] == isolation, "the walls of this machine do not matter"
+
+
+def test_without_a_service_a_language_needs_its_tool_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    with pytest.raises(IsolationError, match=LANGUAGES["bash"].tool):
+        opened("code", {"language": "bash"}, workers=1)

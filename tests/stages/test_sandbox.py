@@ -1,0 +1,75 @@
+"""The sandbox in a whole run: opened before the policy is built, written down without its token, closed at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.errors import ConfigError, IsolationError
+from pipeline.report.progress import Silent
+from pipeline.run.fingerprints import differences, recipe_fields
+from pipeline.run.opening import opened
+from pipeline.run.session import Session
+from pipeline.scoring.sandbox_setup import close_sandbox
+from tests.scoring.low_walls import low_walls
+from tests.stages.tiny import tiny
+from verifiers._place import Place, current
+
+CODE = [{"id": i, "question": f"{i}?", "answer": {"tests": [{"input": "", "output": str(i)}]}} for i in range(3)]
+
+
+@pytest.fixture(autouse=True)
+def back_to_default() -> Iterator[None]:
+    yield
+    close_sandbox()
+
+
+@contextmanager
+def session_of(folder: Path, **settings: Any) -> Iterator[Session]:
+    """Open a run whose rows need programs."""
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in CODE))
+    data = {"train": [{"file": "rows.jsonl", "verifier": "code"}], "evaluation": []}
+    config = tiny({"stages": ["rl"], "sft": None, "data": data, "sandbox": settings})
+    with opened(config, folder, folder / "run", "auto", Silent()) as session:
+        yield session
+
+
+def test_a_run_writes_down_its_isolation_but_not_the_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINE", "secret")
+    with session_of(tmp_path, workers=1, cpu_s=0.5, token_env="MINE") as session:
+        assert getattr(session.workers.graders.scorer.bound["code"], "params").limits().cpu_s == 0.5  # noqa: B009
+        assert json.loads((tmp_path / "run" / "run.json").read_text())["isolation"] == session.run.isolation is not None
+    assert current() == Place()
+    for file in ("run.json", "recipe.yaml"):
+        assert "secret" not in (tmp_path / "run" / file).read_text()
+
+
+def test_below_its_level_a_run_is_refused_before_a_policy_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    low_walls(monkeypatch)
+    monkeypatch.setattr("pipeline.run.opening.build_policy", lambda *_: pytest.fail("too late"))
+    with pytest.raises(IsolationError), session_of(tmp_path, workers=1):
+        pass
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "settings", [{"url": "localhost:80"}, {"url": []}, {"min_level": 4}, {"cpu_s": 0}, {"cpus": 1}], ids=str
+)
+def test_a_wrong_section_is_refused_at_load(settings: dict[str, Any]) -> None:
+    (field,) = settings
+    with pytest.raises(ConfigError, match=rf"sandbox\.{field}"):
+        tiny({"sandbox": settings})
+
+
+def test_a_run_may_resume_elsewhere_but_not_with_other_limits() -> None:
+    moved = {"min_level": 1, "workers": 3, "url": "http://a", "token_env": "T"}
+    base, elsewhere, other = (recipe_fields(tiny({"sandbox": s}).of_stage("rl")) for s in ({}, moved, {"cpu_s": 1}))
+    assert differences(base, elsewhere) == []
+    assert differences(base, other) == ["sandbox.cpu_s was None, is 1.0"]
