@@ -11,20 +11,20 @@ from typing import Any
 
 from pipeline.errors import DataError, GradingError
 from pipeline.types import Verdict
-from verifiers.mathematics.chains import last
-from verifiers.mathematics.choices import Choice, choice_gold, choice_said
-from verifiers.mathematics.clock import same_time
-from verifiers.mathematics.compare import match
-from verifiers.mathematics.equality import approximate
+from verifiers.mathematics.decide.algebra import ALGEBRA, TimedOut
+from verifiers.mathematics.decide.canonical import letters_for_unit
+from verifiers.mathematics.decide.compare import match
+from verifiers.mathematics.decide.equality import approximate
+from verifiers.mathematics.decide.equation_chains import last
+from verifiers.mathematics.decide.quantities import explicitly_rounded
+from verifiers.mathematics.decide.regions import COLLECTIONS
 from verifiers.mathematics.extract import MAX_TAIL, Extraction, boxed, extract
 from verifiers.mathematics.policy import DEFAULT, MathParams
-from verifiers.mathematics.quantities import explicitly_rounded
-from verifiers.mathematics.reading import APPROXIMATE, Reading, clean
-from verifiers.mathematics.regions import COLLECTIONS
-from verifiers.mathematics.shapes import letters_for_unit
-from verifiers.mathematics.slow import ALGEBRA, TimedOut
-from verifiers.mathematics.tree import IMAGINARY, Node, has, is_constant, nodes
-from verifiers.mathematics.words import STYLE
+from verifiers.mathematics.read.choices import Choice, choice_gold, choice_said
+from verifiers.mathematics.read.clock import same_time
+from verifiers.mathematics.read.reading import APPROXIMATE, Reading, clean
+from verifiers.mathematics.read.syntax_tree import IMAGINARY, Node, has, is_constant, nodes
+from verifiers.mathematics.words.spelled_out import STYLE
 
 GOLDS, ANSWERS = 16_384, 16_384
 MAX_ASKED = 300

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from verifiers.mathematics.words import nothing
+from verifiers.mathematics.words.spelled_out import nothing
 
 BRACES = r"(?:\\(?:text|mathrm|textrm|mbox)\s?\{)?"
 KIND = r"(?:positive |negative |non-?negative |nonzero |real |rational |natural |whole |complex |prime |odd |even )*"

@@ -28,7 +28,7 @@ from mpmath.libmp import (
     mpi_tan,
 )
 
-from verifiers.mathematics.exact import TooBig, Undefined
+from verifiers.mathematics.decide.exact import TooBig, Undefined
 
 Mpi = Any
 """A pair of lower and upper bound, each a raw big float."""

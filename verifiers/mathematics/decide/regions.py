@@ -6,8 +6,8 @@ and union, intersection, difference and equality are those of sets of cells.
 
 from __future__ import annotations
 
-from verifiers.mathematics.equality import approximate, same
-from verifiers.mathematics.tree import EMPTY, INF, REALS, Node, is_constant, neg
+from verifiers.mathematics.decide.equality import approximate, same
+from verifiers.mathematics.read.syntax_tree import EMPTY, INF, REALS, Node, is_constant, neg
 
 MAX_ENDS = 40
 NEG_INF = neg(INF)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from verifiers.mathematics.units import UNITS
+from verifiers.mathematics.words.units import UNITS
 
 DROPPED = frozenset(
     [

@@ -1,4 +1,4 @@
-"""The other side of `slow.py`: a process that asks math_verify and sympy whether two answers are equal.
+"""The other side of `algebra.py`: a process that asks math_verify and sympy whether two answers are equal.
 
 Run as a script, isolated. One JSON line in, {"gold", "said", "seconds"}; one line out, {"equal": true | false | null}.
 Limits are set before anything of the answer is read: address space, CPU time of the process, and CPU time per question

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from verifiers.mathematics.cursor import Cursor
-from verifiers.mathematics.expressions import sum_of
-from verifiers.mathematics.functions import command
-from verifiers.mathematics.lexer import Unreadable, tokens
-from verifiers.mathematics.nouns import LABELS
-from verifiers.mathematics.tree import EMPTY, Node, has, is_constant, nodes
+from verifiers.mathematics.read.commands import command
+from verifiers.mathematics.read.cursor import Cursor
+from verifiers.mathematics.read.expressions import sum_of
+from verifiers.mathematics.read.lexer import Unreadable, tokens
+from verifiers.mathematics.read.syntax_tree import EMPTY, Node, has, is_constant, nodes
+from verifiers.mathematics.words.nouns import LABELS
 
 RELATIONS = {
     "=": "=",

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import re
 
-from verifiers.mathematics.chains import INVERSES, Contradiction, Value, last, name_of, value_of
-from verifiers.mathematics.curves import numerator, proportional, same_inequality
-from verifiers.mathematics.equality import same
-from verifiers.mathematics.linear import same_matrix
-from verifiers.mathematics.policy import MathParams
-from verifiers.mathematics.quantities import explicitly_rounded, quantity
-from verifiers.mathematics.regions import COLLECTIONS, FLIPPED, NotRegion, looks_like_region, same_region
-from verifiers.mathematics.residues import classes, congruent, same_ratio
-from verifiers.mathematics.shapes import (
+from verifiers.mathematics.decide.canonical import (
     bare_point,
     in_the_case_of,
     is_scaled,
@@ -20,7 +12,16 @@ from verifiers.mathematics.shapes import (
     with_all_items,
     without_quantifiers,
 )
-from verifiers.mathematics.tree import (
+from verifiers.mathematics.decide.curves import numerator, proportional, same_inequality
+from verifiers.mathematics.decide.equality import same
+from verifiers.mathematics.decide.equation_chains import INVERSES, Contradiction, Value, last, name_of, value_of
+from verifiers.mathematics.decide.formulas import expressions_equal
+from verifiers.mathematics.decide.matrices import same_matrix
+from verifiers.mathematics.decide.quantities import explicitly_rounded, quantity
+from verifiers.mathematics.decide.regions import COLLECTIONS, FLIPPED, NotRegion, looks_like_region, same_region
+from verifiers.mathematics.decide.residues import classes, congruent, same_ratio
+from verifiers.mathematics.policy import MathParams
+from verifiers.mathematics.read.syntax_tree import (
     EMPTY,
     INF,
     REALS,
@@ -34,7 +35,6 @@ from verifiers.mathematics.tree import (
     substitute,
     variables,
 )
-from verifiers.mathematics.values import expressions_equal
 
 MAX_SOLUTIONS = 60
 PLANE = frozenset("xy")

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from verifiers.mathematics.chains import value_of
+from verifiers.mathematics.decide.equation_chains import value_of
+from verifiers.mathematics.decide.formulas import expressions_equal
+from verifiers.mathematics.decide.quantities import numbers_equal
 from verifiers.mathematics.policy import MathParams
-from verifiers.mathematics.quantities import numbers_equal
-from verifiers.mathematics.tree import Node, has, is_constant, is_vector_sum, num, substitute, variables
-from verifiers.mathematics.values import expressions_equal
+from verifiers.mathematics.read.syntax_tree import Node, has, is_constant, is_vector_sum, num, substitute, variables
 
 
 def _rows(tree: Node) -> list[list[Node]] | None:

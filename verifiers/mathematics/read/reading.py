@@ -6,13 +6,14 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from verifiers.mathematics import clock, words
-from verifiers.mathematics.characters import ascii_latex
-from verifiers.mathematics.labels import without_label
-from verifiers.mathematics.lexer import Unreadable
-from verifiers.mathematics.parser import parse
-from verifiers.mathematics.phrases import without_phrases
-from verifiers.mathematics.tree import EMPTY, INF, REALS, Node, neg, num
+from verifiers.mathematics.read import clock
+from verifiers.mathematics.read.lexer import Unreadable
+from verifiers.mathematics.read.parser import parse
+from verifiers.mathematics.read.syntax_tree import EMPTY, INF, REALS, Node, neg, num
+from verifiers.mathematics.words import spelled_out
+from verifiers.mathematics.words.characters import ascii_latex
+from verifiers.mathematics.words.labels import without_label
+from verifiers.mathematics.words.phrases import without_phrases
 
 PLAIN_NUMBER = re.compile(r"[+-]?\d{1,400}")
 OUTSIDE = ' \t\n\r*`"'
@@ -96,12 +97,12 @@ class Reading:
     @cached_property
     def plain(self) -> str:
         """The text in lower case without styles, articles and outer punctuation."""
-        return words.plain(self.text)
+        return spelled_out.plain(self.text)
 
     @cached_property
     def nothing(self) -> str | None:
         """The kind of non-number that the words name: none, dne, infinity, reals, ..."""
-        return words.nothing(self.plain)
+        return spelled_out.nothing(self.plain)
 
     @cached_property
     def time(self) -> clock.Time | None:
@@ -153,7 +154,7 @@ class Reading:
         if not self.plain or not self.plain[0].isalpha():
             return None
         bare = self.plain.removesuffix(" percent")
-        found = words.number_in_words(bare)
+        found = spelled_out.number_in_words(bare)
         if found is None:
             return None
         value = num(found[0]) if found[1] == 1 else Node("div", (num(found[0]), num(found[1])))
@@ -289,7 +290,7 @@ def base_number(text: str) -> tuple[str, int] | None:
         return _checked(prefixed[2], BASES[prefixed[1].lower()])
     if "_" not in text and not IN_BASE.search(text):
         return None
-    bare = words.SPACING.sub(" ", words.STYLE.sub("", text)).replace("{", "").replace("}", "").strip()
+    bare = spelled_out.SPACING.sub(" ", spelled_out.STYLE.sub("", text)).replace("{", "").replace("}", "").strip()
     said = BASE.fullmatch(DIGIT_GROUPS.sub("", bare))
     if said is None:
         return None

@@ -24,7 +24,7 @@ STARTUP_S = 120.0
 WALL_PER_CPU = 40.0 if os.name == "posix" else 1.6
 """Seconds on the clock allowed per second of CPU time. Where the process ends itself after its CPU time, the clock is
 the last resort only: a busy machine is not the answer's fault."""
-SCRIPT = Path(__file__).with_name("_algebra.py")
+SCRIPT = Path(__file__).with_name("algebra_process.py")
 
 
 class TimedOut(Exception):

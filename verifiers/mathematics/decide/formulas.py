@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from verifiers.mathematics.equality import same
+from verifiers.mathematics.decide.equality import same
+from verifiers.mathematics.decide.quantities import quantities_equal, quantity
 from verifiers.mathematics.policy import MathParams
-from verifiers.mathematics.quantities import quantities_equal, quantity
-from verifiers.mathematics.tree import E, Node, has, is_constant, neg, nodes, substitute, variables
-from verifiers.mathematics.units import UNITS
-from verifiers.mathematics.vocabulary import ENGLISH
+from verifiers.mathematics.read.syntax_tree import E, Node, has, is_constant, neg, nodes, substitute, variables
+from verifiers.mathematics.words.units import UNITS
+from verifiers.mathematics.words.vocabulary import ENGLISH
 
 ADDED = frozenset({"const", "constant", "C", "C_1", "c_1", "C_0", "K"})
 """What a gold calls the constant of an antiderivative; c too, beside one other name: in x^2 + bx + c it is not free."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import NamedTuple
 
-from verifiers.mathematics.tree import PI, Node, num
+from verifiers.mathematics.read.syntax_tree import PI, Node, num
 
 Dimension = tuple[tuple[str, int], ...]
 

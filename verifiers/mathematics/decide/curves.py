@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from verifiers.mathematics.equality import same
-from verifiers.mathematics.regions import FLIPPED
-from verifiers.mathematics.tree import Node, neg, num, substitute, variables
+from verifiers.mathematics.decide.equality import same
+from verifiers.mathematics.decide.regions import FLIPPED
+from verifiers.mathematics.read.syntax_tree import Node, neg, num, substitute, variables
 
 
 def same_inequality(gold: Node, said: Node) -> bool | None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from verifiers.mathematics.cursor import Cursor
-from verifiers.mathematics.expressions import group, power, primary, starts_factor, sum_of, times
-from verifiers.mathematics.lexer import Token, Unreadable
-from verifiers.mathematics.tree import IMAGINARY, E, Node, neg, num
-from verifiers.mathematics.vocabulary import CONSTANTS, HYPERBOLIC, INVERSE, NAMED, UNDONE
+from verifiers.mathematics.read.cursor import Cursor
+from verifiers.mathematics.read.expressions import group, power, primary, starts_factor, sum_of, times
+from verifiers.mathematics.read.lexer import Token, Unreadable
+from verifiers.mathematics.read.syntax_tree import IMAGINARY, E, Node, neg, num
+from verifiers.mathematics.words.vocabulary import CONSTANTS, HYPERBOLIC, INVERSE, NAMED, UNDONE
 
 ALIASES = {"tg": "tan", "ctg": "cot", "cosec": "csc", "arcsinh": "asinh", "arccosh": "acosh", "arctanh": "atanh"}
 ALIASES |= {"arsinh": "asinh", "arcosh": "acosh", "artanh": "atanh"} | INVERSE

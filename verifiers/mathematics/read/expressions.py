@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from verifiers.mathematics.cursor import Cursor
-from verifiers.mathematics.lexer import Token, Unreadable
-from verifiers.mathematics.tree import DOTS, IMAGINARY, E, Node, neg, num
-from verifiers.mathematics.units import SCALES, SQUARED, UNITS
+from verifiers.mathematics.read.cursor import Cursor
+from verifiers.mathematics.read.lexer import Token, Unreadable
+from verifiers.mathematics.read.syntax_tree import DOTS, IMAGINARY, E, Node, neg, num
+from verifiers.mathematics.words.units import SCALES, SQUARED, UNITS
 
 SEPARATING_WORDS = frozenset({"or", "and", "oder", "und", "is", "are", "in", "to", "mod"})
 FACTOR_OPS = frozenset({"(", "[", "{", "lvert", "lfloor", "lceil", "$", "£", "€", "¥", "langle"})

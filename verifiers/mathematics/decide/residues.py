@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from verifiers.mathematics.chains import last, name_of, value_of
-from verifiers.mathematics.equality import same
+from verifiers.mathematics.decide.equality import same
+from verifiers.mathematics.decide.equation_chains import last, name_of, value_of
+from verifiers.mathematics.decide.regions import COLLECTIONS
 from verifiers.mathematics.policy import MathParams
-from verifiers.mathematics.regions import COLLECTIONS
-from verifiers.mathematics.tree import Node, expand_signs, neg, num, substitute, variables
+from verifiers.mathematics.read.syntax_tree import Node, expand_signs, neg, num, substitute, variables
 
 
 def same_ratio(gold: Node, said: Node, params: MathParams) -> bool | None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import NamedTuple
 
-from verifiers.mathematics.equality import same
-from verifiers.mathematics.quantities import MARKS, explicitly_rounded, quantity
-from verifiers.mathematics.tree import Node, has, is_constant, is_vector_sum, nodes, num, variables
+from verifiers.mathematics.decide.equality import same
+from verifiers.mathematics.decide.quantities import MARKS, explicitly_rounded, quantity
+from verifiers.mathematics.read.syntax_tree import Node, has, is_constant, is_vector_sum, nodes, num, variables
 
 INVERSES = frozenset({"f^-1", "g^-1", "h^-1"})
 DENYING = frozenset({"not", "never", "neither", "maybe", "perhaps", "possibly", "unless", "if", "wrong", "incorrect"})

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from verifiers.mathematics.lexer import Token, Unreadable
-from verifiers.mathematics.tree import Node
+from verifiers.mathematics.read.lexer import Token, Unreadable
+from verifiers.mathematics.read.syntax_tree import Node
 
 MAX_DEPTH = 48
 END = Token("end", "", False)

@@ -6,10 +6,10 @@ import re
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from verifiers.mathematics.nouns import COUNTED, stem
-from verifiers.mathematics.tree import Node, num
-from verifiers.mathematics.units import UNITS
-from verifiers.mathematics.vocabulary import (
+from verifiers.mathematics.read.syntax_tree import Node, num
+from verifiers.mathematics.words.nouns import COUNTED, stem
+from verifiers.mathematics.words.units import UNITS
+from verifiers.mathematics.words.vocabulary import (
     DECORATIONS,
     DROPPED,
     DROPPED_WITH_ARGUMENT,

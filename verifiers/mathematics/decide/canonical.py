@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from verifiers.mathematics.regions import COLLECTIONS
-from verifiers.mathematics.tree import DOTS, PI, Node, has, nodes, num, substitute, variables
-from verifiers.mathematics.values import INTEGRATION_CONSTANTS
+from verifiers.mathematics.decide.formulas import INTEGRATION_CONSTANTS
+from verifiers.mathematics.decide.regions import COLLECTIONS
+from verifiers.mathematics.read.syntax_tree import DOTS, PI, Node, has, nodes, num, substitute, variables
 
 MAX_ITEMS = 1_000
 WHOLE_NAMES = frozenset("nkmlj")

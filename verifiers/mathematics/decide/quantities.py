@@ -6,11 +6,11 @@ import re
 from fractions import Fraction
 from typing import NamedTuple
 
-from verifiers.mathematics.equality import same, within
-from verifiers.mathematics.nouns import NOT_NOUNS, only_counts, stem
+from verifiers.mathematics.decide.equality import same, within
 from verifiers.mathematics.policy import MathParams
-from verifiers.mathematics.tree import ONE, PI, Node, has, neg, nodes, num
-from verifiers.mathematics.units import CUBED, SQUARED, UNITS, Dimension, scale_node, times
+from verifiers.mathematics.read.syntax_tree import ONE, PI, Node, has, neg, nodes, num
+from verifiers.mathematics.words.nouns import NOT_NOUNS, only_counts, stem
+from verifiers.mathematics.words.units import CUBED, SQUARED, UNITS, Dimension, scale_node, times
 
 MARKS = ("word", "money", "percent", "deg")
 MAX_EXACT_DENOMINATOR = 20

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from fractions import Fraction
 from functools import lru_cache
 
-from verifiers.mathematics import interval
-from verifiers.mathematics.elementary import is_zero_inside, magnitude
-from verifiers.mathematics.exact import Exact, NotExact, TooBig, Undefined, exact
-from verifiers.mathematics.tree import EXPRESSION, Node, nodes, variables
+from verifiers.mathematics.decide import interval
+from verifiers.mathematics.decide.elementary import is_zero_inside, magnitude
+from verifiers.mathematics.decide.exact import Exact, NotExact, TooBig, Undefined, exact
+from verifiers.mathematics.read.syntax_tree import EXPRESSION, Node, nodes, variables
 
 NUM_EXACT_POINTS = 2
 NUM_WHOLE_POINTS = 6

@@ -41,7 +41,7 @@ from mpmath.libmp import (
     to_rational,
 )
 
-from verifiers.mathematics.elementary import (
+from verifiers.mathematics.decide.elementary import (
     FUNCTIONS,
     MAX_EXPONENT_BITS,
     ONE,
@@ -50,8 +50,8 @@ from verifiers.mathematics.elementary import (
     is_zero_inside,
     magnitude,
 )
-from verifiers.mathematics.exact import Exact, NotExact, TooBig, Undefined, exact
-from verifiers.mathematics.tree import Node
+from verifiers.mathematics.decide.exact import Exact, NotExact, TooBig, Undefined, exact
+from verifiers.mathematics.read.syntax_tree import Node
 
 LOCK = threading.Lock()
 
