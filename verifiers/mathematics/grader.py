@@ -25,6 +25,7 @@ from verifiers.mathematics.read.clock import same_time
 from verifiers.mathematics.read.reading import APPROXIMATE, Reading, clean
 from verifiers.mathematics.read.syntax_tree import IMAGINARY, Node, has, is_constant, nodes
 from verifiers.mathematics.words.spelled_out import STYLE
+from verifiers.mathematics.words.tables import words_of
 
 GOLDS, ANSWERS = 16_384, 16_384
 MAX_ASKED = 300
@@ -37,36 +38,7 @@ WITH_VALUE = re.compile(r"[\d\\+*/^]")
 ANNOUNCED = re.compile(r"^(?:(?:final )?answer(?: is|:| =)?|it is) ")
 TEXT_LIST = re.compile(r"\s*(?:,|;|\band\b|&)\s*")
 PARITY = re.compile(r"\b(?:odd|even|prime|primes|composite)\b")
-FILLING = frozenset(
-    [
-        "n",
-        "k",
-        "m",
-        "p",
-        "x",
-        "values",
-        "all",
-        "every",
-        "any",
-        "for",
-        "is",
-        "are",
-        "must",
-        "be",
-        "integer",
-        "integers",
-        "number",
-        "numbers",
-        "value",
-        "of",
-        "values",
-        "n",
-        "k",
-        "m",
-        "p",
-        "x",
-    ]
-)
+FILLING = words_of("n k m p x value values all every any for is are must be integer integers number numbers of")
 NO_BRACES = str.maketrans("", "", "{}\\")
 YES_NO = {"yes", "no"}
 

@@ -5,41 +5,19 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from verifiers.mathematics.words.tables import in_order
+
 TIME = re.compile(
     r"(?:at )?(\d{1,2})(?:\s?(?:[:h]|\.(?=\d\d\s?[ap]))\s?(\d{2}))?(?::(\d{2}))?\s?(?:o'?clock\s?)?(?:(a|p)\.?\s?m\.?"
     r"|(in (?:the )?morning|in (?:the )?afternoon"
     r"|in (?:the )?evening|at night))?(?: hours)?"
 )
 HALF = re.compile(r"(half past|quarter past|quarter to) (\w+)\s?(?:(a|p)\.?\s?m\.?)?")
-NAMED_TIMES = {
-    "noon": 720,
-    "midday": 720,
-    "12 noon": 720,
-    "12:00 noon": 720,
-    "midnight": 0,
-    "12 midnight": 0,
-    "12:00 midnight": 0,
-}
-HOURS = {
-    w: i
-    for i, w in enumerate(
-        ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"], start=1
-    )
-}
-MONTHS = [
-    "january",
-    "february",
-    "march",
-    "april",
-    "may",
-    "june",
-    "july",
-    "august",
-    "september",
-    "october",
-    "november",
-    "december",
-]
+NAMED_TIMES = dict.fromkeys(("noon", "midday", "12 noon", "12:00 noon"), 720)
+NAMED_TIMES |= dict.fromkeys(("midnight", "12 midnight", "12:00 midnight"), 0)
+TWELVE = in_order("one two three four five six seven eight nine ten eleven twelve")
+HOURS = {word: hour for hour, word in enumerate(TWELVE, start=1)}
+MONTHS = in_order("january february march april may june july august september october november december")
 MONTH = {m: i for i, m in enumerate(MONTHS, start=1)} | {m[:3]: i for i, m in enumerate(MONTHS, start=1)} | {"sept": 9}
 NAME = "|".join(sorted(MONTH, key=len, reverse=True))
 WEEKDAY = r"(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day,?\s+)?"

@@ -8,41 +8,29 @@ from verifiers.mathematics.read.expressions import sum_of
 from verifiers.mathematics.read.lexer import Unreadable, tokens
 from verifiers.mathematics.read.syntax_tree import EMPTY, Node, has, is_constant, nodes
 from verifiers.mathematics.words.nouns import LABELS
+from verifiers.mathematics.words.tables import meanings, words_of
 
-RELATIONS = {
-    "=": "=",
-    "==": "=",
-    ":=": "=",
-    "<": "<",
-    "<=": "<=",
-    ">": ">",
-    ">=": ">=",
-    "=>": ">=",
-    "!=": "!=",
-    "≈": "≈",
-}
-RELATIONS |= {"≡": "≡", "in": "in", "notin": "notin"}
+RELATIONS = meanings("""
+    =     = == :=
+    <     <
+    <=    <=
+    >     >
+    >=    >= =>
+    !=    !=
+    ≈     ≈
+    ≡     ≡
+    in    in
+    notin notin
+""")
 JOINERS = {"or": "or", "and": "and", "oder": "or", "und": "and"}
 SAYING = frozenset({"is", "are", "equals"})
 AFTER_SAYING = frozenset({"at", "exactly", "just", "simply", "precisely"})
 NOT_LABELS = frozenset({"that", "which", "not", "if", "unless", "or"})
 NEGATIONS = frozenset({"not", "either", "neither", "never", "about", "between"})
 MODULUS = frozenset({"pmod", "mod", "bmod", "pod"})
-MATRICES = frozenset(
-    [
-        "matrix",
-        "pmatrix",
-        "bmatrix",
-        "Bmatrix",
-        "vmatrix",
-        "Vmatrix",
-        "smallmatrix",
-        "psmallmatrix",
-        "bsmallmatrix",
-        "array",
-        "tabular",
-    ]
-)
+MATRICES = words_of("""
+    matrix pmatrix bmatrix Bmatrix vmatrix Vmatrix smallmatrix psmallmatrix bsmallmatrix array tabular
+""")
 CLOSES = {"(": (")", "]"), "[": ("]", ")", "["), "]": ("[", "]"), "langle": ("rangle",), "{": ("}",), "set{": ("set}",)}
 MAX_ITEMS = 200
 

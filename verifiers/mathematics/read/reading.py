@@ -14,6 +14,7 @@ from verifiers.mathematics.words import spelled_out
 from verifiers.mathematics.words.characters import ascii_latex
 from verifiers.mathematics.words.labels import without_label
 from verifiers.mathematics.words.phrases import without_phrases
+from verifiers.mathematics.words.spelled_out import NUMBERS
 
 PLAIN_NUMBER = re.compile(r"[+-]?\d{1,400}")
 OUTSIDE = ' \t\n\r*`"'
@@ -54,19 +55,7 @@ BASE = re.compile(
 )
 IN_BASE = re.compile(r"base|binary|octal|hex")
 PREFIXED_BASE = re.compile(r"0([box])([0-9A-Fa-f]{1,300})", re.IGNORECASE)
-BASES = {
-    "two": 2,
-    "three": 3,
-    "four": 4,
-    "five": 5,
-    "six": 6,
-    "seven": 7,
-    "eight": 8,
-    "nine": 9,
-    "ten": 10,
-    "twelve": 12,
-    "sixteen": 16,
-}
+BASES = {word: value for word, value in NUMBERS.items() if value in (*range(2, 11), 12, 16)}
 BASES |= {"binary": 2, "octal": 8, "hex": 16, "hexadecimal": 16, "b": 2, "o": 8, "x": 16}
 WORD_RATIO = re.compile(r"([\d./]{1,20})(?: is)? to ([\d./]{1,20})(?: to ([\d./]{1,20}))?")
 APPROXIMATE = re.compile(

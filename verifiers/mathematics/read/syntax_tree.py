@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+from verifiers.mathematics.words.tables import words_of
+
 
 class Node(NamedTuple):
     """One node: an operator and its arguments. Equal trees compare equal.
@@ -78,30 +80,9 @@ def is_constant(tree: Node) -> bool:
     return all(n.op in CONSTANT and (n.op != "const" or n.args[0] in {"pi", "e", "i"}) for n in nodes(tree))
 
 
-CONSTANT = frozenset(
-    [
-        "num",
-        "dec",
-        "const",
-        "add",
-        "mul",
-        "div",
-        "neg",
-        "pow",
-        "root",
-        "fn",
-        "fact",
-        "binom",
-        "perm",
-        "abs",
-        "floor",
-        "ceil",
-        "det",
-        "matrix",
-        "percent",
-        "deg",
-    ]
-)
+CONSTANT = words_of("""
+    num dec const add mul div neg pow root fn fact binom perm abs floor ceil det matrix percent deg
+""")
 EXPRESSION = CONSTANT | {"sym", "word", "call", "pm", "mp", "money", "transpose"}
 
 

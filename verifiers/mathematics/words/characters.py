@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from verifiers.mathematics.words.tables import in_order
+
 SIGNS = {
     "−": "-", "‐": "-", "‑": "-", "‒": "-", "–": "-", "—": "-", "﹣": "-", "➖": "-",
     "×": r"\times ", "✕": r"\times ", "✖": r"\times ", "⨯": r"\times ", "·": r"\cdot ",
@@ -49,44 +51,12 @@ SIGNS = {
     "\u2067": "", "\u2069": "", "\u00a0": "~", "\u202f": "~", "\u2009": "~", "\u2007": "~", "\u2008": "~",
     "\u200a": "~",
 }  # fmt: skip
-GREEK = [
-    "alpha",
-    "beta",
-    "gamma",
-    "delta",
-    "epsilon",
-    "zeta",
-    "eta",
-    "theta",
-    "iota",
-    "kappa",
-    "lambda",
-    "mu",
-    "nu",
-    "xi",
-    "omicron",
-    "pi",
-    "rho",
-    "varsigma",
-    "sigma",
-    "tau",
-    "upsilon",
-    "phi",
-    "chi",
-    "psi",
-    "omega",
-]
-CAPITALS = {
-    "Γ": "Gamma",
-    "Δ": "Delta",
-    "Θ": "Theta",
-    "Λ": "Lambda",
-    "Ξ": "Xi",
-    "Π": "Pi",
-    "Σ": "Sigma",
-    "Φ": "Phi",
-    "Ψ": "Psi",
-}
+GREEK = in_order("""
+    alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho varsigma sigma tau upsilon
+    phi chi psi omega
+""")
+"""The letters from α to ω in the order of their code points, in which a final sigma precedes the other."""
+CAPITALS = dict(zip("ΓΔΘΛΞΠΣΦΨ", in_order("Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi"), strict=True))
 SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱˣʸᵏᵐ", "0123456789+-=()nixykm", strict=True))
 SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎ₙₓₖₘᵢⱼₐₑ", "0123456789+-=()nxkmijae", strict=True))
 CJK_DIGITS = {c: i for i, c in enumerate("零一二三四五六七八九")} | {"〇": 0, "两": 2, "兩": 2, "○": 0}

@@ -4,58 +4,49 @@ from __future__ import annotations
 
 import re
 
+from verifiers.mathematics.words.tables import meanings, words_of
+
 NOUN_PHRASE = re.compile(r"[^\W\d_](?:[^\W\d_]|[' -]){0,60}")
-NOT_NOUNS = frozenset([
-    "not", "or", "and", "nor", "no", "maybe", "perhaps", "ish", "approximately", "approx", "about", "roughly",
-    "around", "almost", "nearly", "plus", "minus", "times", "over", "less", "more", "fewer", "greater", "than",
-    "is", "are", "was", "if", "unless", "except", "but", "wrong", "incorrect", "false", "true", "squared", "cubed",
-    "factorial", "hundred", "thousand", "million", "billion", "trillion", "lakh", "crore", "dozen", "dozens",
-    "score", "pairs", "pair", "percent", "half", "halves", "third", "thirds", "quarter", "quarters", "tens",
-    "hundreds", "thousands", "millions", "billions", "tenths", "hundredths", "modulo", "mod", "base", "root",
-    "square", "cube", "cubic", "power", "radians", "degrees", "to", "through", "between", "guess", "either",
-    "sometimes", "exactly", "yes", "something", "else", "anything", "probably", "possibly", "likely", "versus",
-    "vs", "equals", "equal", "divided", "by", "multiplied", "added", "unknown", "undefined", "infinity", "pi", "e",
-    "i", "x", "y", "z", "negative", "positive", "inverse", "reciprocal", "opposite", "another", "other", "others",
-    "of", "тысяч", "тысячи", "тысяча", "миллион", "миллиона", "миллионов", "млн", "процентов", "процента",
-    "процент", "тыс", "milhões", "milhão", "千", "万", "億", "亿", "百万", "千万", "万人", "प्रतिशत", "हज़ार", "लाख",
-    "करोड़", "ألف", "مليون", "بالمئة", "بالمائة",
-])  # fmt: skip
-COUNTED = frozenset([
-    "people", "men", "women", "children", "mice", "feet", "geese", "fish", "sheep", "deer", "dice", "person",
-    "student", "apple", "orange", "way", "day", "hour", "minute", "second", "year", "month", "week", "mile",
-    "meter", "metre", "unit", "inch", "foot", "point", "game", "book", "marble", "coin", "car", "dollar", "cent",
-    "euro", "ticket", "egg", "cookie", "boy", "girl", "child", "man", "woman", "page", "member", "ball", "cup",
-    "bag", "box", "card", "piece", "slice", "time", "trip", "step", "stamp", "flower", "tree", "cow", "dog", "cat",
-    "chicken", "bird", "candy", "pizza", "pie", "integer", "solution", "value", "number", "digit", "side", "edge",
-    "face", "vertex", "vertices", "factor", "divisor", "triangle", "rectangle", "permutation", "combination",
-    "outcome", "path", "element", "degree", "term", "prime", "pencil", "pen", "toy", "team", "sweet", "bottle",
-    "gallon", "liter", "litre", "pound", "ounce", "gram", "kilogram", "total", "altogether", "left", "remaining",
-    "each",
-])  # fmt: skip
-LABELS = frozenset([
-    "answer", "ans", "total", "result", "solution", "area", "perimeter", "volume", "value", "sum", "product",
-    "probability", "distance", "time", "cost", "price", "number", "length", "width", "height", "speed", "radius",
-    "diameter", "angle", "average", "mean", "median", "mode", "difference", "remainder", "quotient", "ratio",
-    "count", "minimum", "maximum", "there", "circumference", "profit", "age", "weight", "amount", "percentage",
-    "range", "variance", "degree", "slope", "rate", "expression", "equation", "function", "polynomial", "formula",
-    "measure", "coordinates", "answers", "solutions", "values", "roots", "fraction", "decimal", "inverse",
-    "derivative", "integral", "limit", "interval", "set", "domain", "vertex", "center", "centre", "midpoint",
-    "intersection", "determinant", "matrix", "vector", "magnitude", "norm", "eigenvalues", "discriminant",
-    "intercept", "temperature", "mass", "force", "energy", "velocity", "acceleration", "pressure", "voltage",
-    "current", "resistance", "power", "frequency", "wavelength", "density", "population", "score", "change",
-    "discount", "tax", "balance", "salary", "income", "digit", "date", "sides", "side", "diagonal", "hypotenuse",
-    "base", "exponent", "coefficient", "constant", "term", "terms", "factor", "factors", "quantity", "final",
-])  # fmt: skip
+NOT_NOUNS = words_of("""
+    not or and nor no maybe perhaps ish approximately approx about roughly around almost nearly plus minus times over
+    less more fewer greater than is are was if unless except but wrong incorrect false true squared cubed factorial
+    hundred thousand million billion trillion lakh crore dozen dozens score pairs pair percent half halves third thirds
+    quarter quarters tens hundreds thousands millions billions tenths hundredths modulo mod base root square cube cubic
+    power radians degrees to through between guess either sometimes exactly yes something else anything probably
+    possibly likely versus vs equals equal divided by multiplied added unknown undefined infinity pi e i x y z negative
+    positive inverse reciprocal opposite another other others of тысяч тысячи тысяча миллион миллиона миллионов млн тыс
+    процентов процента процент milhões milhão 千 万 億 亿 百万 千万 万人
+    प्रतिशत हज़ार लाख करोड़ ألف مليون بالمئة بالمائة
+""")
+COUNTED = words_of("""
+    people men women children mice feet geese fish sheep deer dice person student apple orange way day hour minute
+    second year month week mile meter metre unit inch foot point game book marble coin car dollar cent euro ticket egg
+    cookie boy girl child man woman page member ball cup bag box card piece slice time trip step stamp flower tree cow
+    dog cat chicken bird candy pizza pie integer solution value number digit side edge face vertex vertices factor
+    divisor triangle rectangle permutation combination outcome path element degree term prime pencil pen toy team sweet
+    bottle gallon liter litre pound ounce gram kilogram total altogether left remaining each
+""")
+LABELS = words_of("""
+    answer ans total result solution area perimeter volume value sum product probability distance time cost price number
+    length width height speed radius diameter angle average mean median mode difference remainder quotient ratio count
+    minimum maximum there circumference profit age weight amount percentage range variance degree slope rate expression
+    equation function polynomial formula measure coordinates answers solutions values roots fraction decimal inverse
+    derivative integral limit interval set domain vertex center centre midpoint intersection determinant matrix vector
+    magnitude norm eigenvalues discriminant intercept temperature mass force energy velocity acceleration pressure
+    voltage current resistance power frequency wavelength density population score change discount tax balance salary
+    income digit date sides side diagonal hypotenuse base exponent coefficient constant term terms factor factors
+    quantity final
+""")
 """What "The ... is" may name before a value."""
-IRREGULAR = {
-    "people": "person",
-    "men": "man",
-    "women": "woman",
-    "children": "child",
-    "feet": "foot",
-    "vertices": "vertex",
-    "mice": "mouse",
-}
+IRREGULAR = meanings("""
+    person people
+    man    men
+    woman  women
+    child  children
+    foot   feet
+    vertex vertices
+    mouse  mice
+""")
 
 
 def stem(word: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from verifiers.mathematics.words.spelled_out import nothing
+from verifiers.mathematics.words.tables import words_of
 
 BRACES = r"(?:\\(?:text|mathrm|textrm|mbox)\s?\{)?"
 KIND = r"(?:positive |negative |non-?negative |nonzero |real |rational |natural |whole |complex |prime |odd |even )*"
@@ -43,30 +44,10 @@ HAS = re.compile(
     r"|sold|weighs?|takes|took|makes|made|ate|read|ran|walked|spent|saved"
     r"|scored|received)\s+(?:a total of\s+)?(?=\}?\s*[\d\\$])"
 )
-DENYING = frozenset(
-    [
-        "not",
-        "no",
-        "never",
-        "nobody",
-        "none",
-        "if",
-        "unless",
-        "maybe",
-        "perhaps",
-        "either",
-        "neither",
-        "or",
-        "cannot",
-        "hardly",
-        "nearly",
-        "almost",
-        "about",
-        "wouldn't",
-        "doesn't",
-        "didn't",
-    ]
-)
+DENYING = words_of("""
+    not no never nobody none neither either or if unless maybe perhaps cannot hardly nearly almost about
+    wouldn't doesn't didn't
+""")
 SPACE = r"(?:\s|~|\\[,;: ])*"
 OHM = re.compile(
     rf"(?:(?:\\(?:text|mathrm)\s?\{{{SPACE}([kMGm])\s*\}}|(?<=\d){SPACE}([kMGm])){SPACE}|(?<=\d){SPACE})\\Omega\s*(?![A-Za-z^_])"

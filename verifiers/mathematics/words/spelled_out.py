@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from verifiers.mathematics.words.tables import in_order
+
 STYLE = re.compile(
     r"\\(?:text(?:bf|it|rm|sf|tt|sc|normal|up|md)?|math(?:rm|bf|it|sf|tt)|mbox|hbox|emph|operatorname|boldsymbol|bm"
     r"|underline|boxed"
@@ -51,39 +53,25 @@ NO_SUCH = re.compile(
     r"(?:solutions?|roots?|values?|numbers?|integers?|functions?|pairs?|triples?|primes?|polynomials?|[a-z])"
     r"(?: (?:exists?|of [a-z]|to the equation|in the reals|over the reals))?"
 )
-SMALL = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-]
-TENS = {
-    w: 10 * i
-    for i, w in enumerate(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], start=2)
-}
-NUMBERS = {w: i for i, w in enumerate(SMALL)} | TENS
+SMALL = in_order("""
+    zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+    eighteen nineteen
+""")
+TENS = in_order("twenty thirty forty fifty sixty seventy eighty ninety")
+NUMBERS = {w: i for i, w in enumerate(SMALL)} | {w: 10 * i for i, w in enumerate(TENS, start=2)}
 LARGE = {"thousand": 1_000, "million": 10**6, "billion": 10**9}
 PARTS = {
-    "half": 2, "halves": 2, "third": 3, "thirds": 3, "quarter": 4, "quarters": 4, "fourth": 4, "fourths": 4,
-    "fifth": 5, "fifths": 5,
-    "sixth": 6, "sixths": 6, "eighth": 8, "eighths": 8, "tenth": 10, "tenths": 10,
-}  # fmt: skip
+    "half": 2,
+    "halves": 2,
+    "third": 3,
+    "quarter": 4,
+    "fourth": 4,
+    "fifth": 5,
+    "sixth": 6,
+    "eighth": 8,
+    "tenth": 10,
+}
+PARTS |= {f"{part}s": size for part, size in PARTS.items() if size > 2}
 
 
 def plain(text: str) -> str:

@@ -1,363 +1,155 @@
-"""The words and commands that answers are made of: which style, which operator, which function, which letter."""
+"""The commands and plain words of answers: styles, operators, functions, letters and English words."""
 
 from __future__ import annotations
 
+from verifiers.mathematics.words.tables import meanings, words_of
 from verifiers.mathematics.words.units import UNITS
 
-DROPPED = frozenset(
-    [
-        "displaystyle",
-        "nonumber",
-        "notag",
-        "textstyle",
-        "scriptstyle",
-        "left",
-        "right",
-        "middle",
-        "big",
-        "Big",
-        "bigg",
-        "Bigg",
-        "bigl",
-        "bigr",
-        "Bigl",
-        "Bigr",
-        "biggl",
-        "biggr",
-        "Biggl",
-        "Biggr",
-        "limits",
-        "nolimits",
-        "rm",
-        "bf",
-        "it",
-        "sf",
-        "tt",
-        "sl",
-        "large",
-        "Large",
-        "LARGE",
-        "huge",
-        "Huge",
-        "small",
-        "normalsize",
-        "footnotesize",
-        "tiny",
-        "mathstrut",
-        "strut",
-        "relax",
-        "boldmath",
-        "centering",
-        "noindent",
-        "hfill",
-        "mathop",
-        "mathrel",
-        "mathbin",
-        "mathord",
-        "mathopen",
-        "mathclose",
-        "mathinner",
-        "mathpunct",
-        "null",
-        "allowbreak",
-        "nobreak",
-        "itshape",
-        "bfseries",
-        "upshape",
-        "rmfamily",
-        "displaylimits",
-        "par",
-        "smallskip",
-        "medskip",
-        "bigskip",
-        "hline",
-        "checkmark",
-        "blacksquare",
-    ]
-)
-DROPPED_WITH_ARGUMENT = {
-    "hspace": 1, "vspace": 1, "tag": 1, "label": 1, "phantom": 1, "hphantom": 1, "vphantom": 1, "color": 1,
-    "textcolor": 1,
-    "colorbox": 1, "fcolorbox": 2, "mspace": 1, "kern": 1, "mkern": 1, "fontsize": 2,
-}  # fmt: skip
-TEXT_STYLES = frozenset(
-    [
-        "text",
-        "textbf",
-        "textit",
-        "textrm",
-        "textsf",
-        "texttt",
-        "textsc",
-        "textnormal",
-        "textup",
-        "textmd",
-        "mbox",
-        "hbox",
-        "emph",
-        "uline",
-    ]
-)
-MATH_STYLES = frozenset(
-    [
-        "mathrm",
-        "mathbf",
-        "mathit",
-        "mathsf",
-        "mathtt",
-        "mathcal",
-        "mathfrak",
-        "mathscr",
-        "mathnormal",
-        "operatorname",
-        "boldsymbol",
-        "bm",
-        "pmb",
-        "underline",
-        "ensuremath",
-        "boxed",
-        "fbox",
-        "bold",
-        "mathbfit",
-        "symbf",
-        "symrm",
-        "smash",
-        "mathclap",
-        "rlap",
-        "llap",
-        "framebox",
-        "underbrace",
-        "overbrace",
-    ]
-)
-DECORATIONS = frozenset(
-    [
-        "vec",
-        "hat",
-        "bar",
-        "overline",
-        "tilde",
-        "overrightarrow",
-        "dot",
-        "ddot",
-        "widehat",
-        "widetilde",
-        "underbar",
-        "overleftrightarrow",
-        "overset",
-        "underset",
-        "stackrel",
-        "widebar",
-    ]
-)
-OPERATORS = {
-    "times": "*", "cdot": "*", "ast": "*", "star": "*", "bullet": "*", "div": "/", "pm": "±", "mp": "∓", "plus": "+",
-    "le": "<=", "leq": "<=", "leqslant": "<=", "leqq": "<=", "ge": ">=", "geq": ">=", "geqslant": ">=", "geqq": ">=",
-    "lt": "<", "gt": ">", "less": "<", "greater": ">", "ne": "!=", "neq": "!=", "equiv": "≡", "approx": "≈",
-    "approxeq": "≈",
-    "simeq": "≈", "doteq": "≈", "thickapprox": "≈", "fallingdotseq": "≈",
-    "in": "in", "isin": "in", "notin": "notin", "cup": "cup", "bigcup": "cup", "cap": "cap", "bigcap": "cap",
-    "setminus": "setminus", "backslash": "setminus", "smallsetminus": "setminus", "mid": "|", "vert": "|",
-    "lvert": "lvert",
-    "rvert": "rvert", "Vert": "||", "lVert": "||", "rVert": "||", "colon": ":", "lbrace": "set{", "rbrace": "set}",
-    "lbrack": "[", "rbrack": "]", "lparen": "(", "rparen": ")", "langle": "langle", "rangle": "rangle",
-    "lfloor": "lfloor",
-    "rfloor": "rfloor", "lceil": "lceil", "rceil": "rceil", "ldots": "dots", "dots": "dots", "cdots": "dots",
-    "dotsc": "dots",
-    "dotsb": "dots", "vdots": "dots", "ddots": "dots", "textellipsis": "dots", "land": "and", "wedge": "and",
-    "lor": "or",
-    "vee": "or", "implies": "implies", "Rightarrow": "implies", "Longrightarrow": "implies", "iff": "implies",
-    "Leftrightarrow": "implies", "to": "->", "rightarrow": "->", "mapsto": "->", "longmapsto": "->", "circ": "circ",
-    "degree": "degree", "prime": "'", "lq": "'", "rq": "'", "quad": " ", "textdollar": "$", "dollar": "$",
-    "mathdollar": "$",
-    "percent": "%",
-    "pounds": "£", "textsterling": "£", "euro": "€", "texteuro": "€", "newline": "\\\\", "cr": "\\\\", "slash": "/",
-    "therefore": "therefore", "because": "because", "qed": "therefore", "square": "sq", "lgroup": "(", "rgroup": ")",
-    "comma": ",", "ddagger": "dagger", "dagger": "dagger",
-}  # fmt: skip
-TRIGONOMETRIC = frozenset(["sin", "cos", "tan", "cot", "sec", "csc"])
-INVERSE = {
-    "arcsin": "asin", "arccos": "acos", "arctan": "atan", "asin": "asin", "acos": "acos", "atan": "atan",
-    "arctg": "atan",
-    "arccot": "acot", "arcsec": "asec", "arccsc": "acsc", "acot": "acot", "asec": "asec", "acsc": "acsc",
-}  # fmt: skip
-HYPERBOLIC = frozenset(["sinh", "cosh", "tanh", "coth", "sech", "csch"])
+DROPPED = words_of("""
+    displaystyle textstyle scriptstyle limits nolimits displaylimits nonumber notag
+    left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr
+    rm bf it sf tt sl itshape bfseries upshape rmfamily boldmath
+    tiny footnotesize small normalsize large Large LARGE huge Huge
+    mathop mathrel mathbin mathord mathopen mathclose mathinner mathpunct mathstrut strut null relax
+    centering noindent hfill hline par smallskip medskip bigskip allowbreak nobreak checkmark blacksquare
+""")
+"""Commands that change only how an answer looks."""
+DROPPED_WITH_ARGUMENT = dict.fromkeys(
+    words_of("hspace vspace mspace kern mkern tag label phantom hphantom vphantom color textcolor colorbox"), 1
+) | {"fcolorbox": 2, "fontsize": 2}
+"""Such commands with the number of their arguments, which are dropped too."""
+TEXT_STYLES = words_of("""
+    text textbf textit textrm textsf texttt textsc textnormal textup textmd mbox hbox emph uline
+""")
+MATH_STYLES = words_of("""
+    mathrm mathbf mathit mathsf mathtt mathcal mathfrak mathscr mathnormal mathbfit boldsymbol bm pmb bold symbf symrm
+    operatorname ensuremath underline boxed fbox framebox underbrace overbrace smash mathclap rlap llap
+""")
+DECORATIONS = words_of("""
+    vec hat bar overline tilde overrightarrow overleftrightarrow dot ddot widehat widetilde widebar underbar
+    overset underset stackrel
+""")
+OPERATORS = meanings(r"""
+    *         times cdot ast star bullet
+    /         div slash
+    +         plus
+    ±         pm
+    ∓         mp
+    <=        le leq leqslant leqq
+    >=        ge geq geqslant geqq
+    <         lt less
+    >         gt greater
+    !=        ne neq
+    ≡         equiv
+    ≈         approx approxeq simeq doteq thickapprox fallingdotseq
+    in        in isin
+    notin     notin
+    cup       cup bigcup
+    cap       cap bigcap
+    setminus  setminus backslash smallsetminus
+    and       land wedge
+    or        lor vee
+    implies   implies Rightarrow Longrightarrow iff Leftrightarrow
+    ->        to rightarrow mapsto longmapsto
+    |         mid vert
+    ||        Vert lVert rVert
+    lvert     lvert
+    rvert     rvert
+    set{      lbrace
+    set}      rbrace
+    [         lbrack
+    ]         rbrack
+    (         lparen lgroup
+    )         rparen rgroup
+    langle    langle
+    rangle    rangle
+    lfloor    lfloor
+    rfloor    rfloor
+    lceil     lceil
+    rceil     rceil
+    :         colon
+    ,         comma
+    \\        newline cr
+    dots      ldots dots cdots dotsc dotsb vdots ddots textellipsis
+    circ      circ
+    degree    degree
+    '         prime lq rq
+    $         textdollar dollar mathdollar
+    £         pounds textsterling
+    €         euro texteuro
+    %         percent
+    therefore therefore qed
+    because   because
+    sq        square
+    dagger    dagger ddagger
+""") | {"quad": " "}
+TRIGONOMETRIC = words_of("sin cos tan cot sec csc")
+INVERSE = meanings("""
+    asin arcsin asin
+    acos arccos acos
+    atan arctan arctg atan
+    acot arccot acot
+    asec arcsec asec
+    acsc arccsc acsc
+""")
+HYPERBOLIC = words_of("sinh cosh tanh coth sech csch")
 NAMED = (
     TRIGONOMETRIC
     | INVERSE.keys()
     | HYPERBOLIC
-    | frozenset(
-        [
-            "tg",
-            "ctg",
-            "cosec",
-            "log",
-            "ln",
-            "lg",
-            "exp",
-            "gcd",
-            "lcm",
-            "max",
-            "min",
-            "Re",
-            "Im",
-            "arg",
-            "cis",
-            "arsinh",
-            "arcosh",
-            "artanh",
-            "arcsinh",
-            "arccosh",
-            "arctanh",
-            "sgn",
-        ]
-    )
+    | words_of("""
+        tg ctg cosec log ln lg exp cis sgn gcd lcm max min Re Im arg
+        arsinh arcosh artanh arcsinh arccosh arctanh
+    """)
 )
-UNDONE = frozenset(["int", "iint", "iiint", "oint", "sum", "prod", "lim", "limsup", "liminf", "sup", "inf", "coprod"])
-CONSTANTS = {
-    "pi": "pi", "infty": "inf", "infin": "inf", "emptyset": "empty", "varnothing": "empty", "empty": "empty",
-    "imath": "i",
-    "R": "R", "reals": "R", "Reals": "R",
-}  # fmt: skip
-STRUCTURAL = frozenset(
-    [
-        "nicefrac",
-        "sfrac",
-        "frac",
-        "dfrac",
-        "tfrac",
-        "cfrac",
-        "binom",
-        "dbinom",
-        "tbinom",
-        "choose",
-        "over",
-        "sqrt",
-        "cbrt",
-        "fourthroot",
-        "pmod",
-        "bmod",
-        "mod",
-        "pod",
-        "substack",
-        "det",
-    ]
-)
+UNDONE = words_of("int iint iiint oint sum prod coprod lim limsup liminf sup inf")
+"""Commands of expressions that are not evaluated."""
+CONSTANTS = meanings("""
+    pi    pi
+    inf   infty infin
+    empty emptyset varnothing empty
+    i     imath
+    R     R reals Reals
+""")
+STRUCTURAL = words_of("""
+    frac dfrac tfrac cfrac nicefrac sfrac over binom dbinom tbinom choose sqrt cbrt fourthroot
+    pmod bmod mod pod substack det
+""")
 FUNCTIONS = NAMED | UNDONE | CONSTANTS.keys() | STRUCTURAL
-PLAIN_NAMES = {name.lower(): name for name in NAMED - {"Re", "Im", "max", "min", "lg", "tg", "arg", "sgn"}} | {
-    "sqrt": "sqrt", "pi": "pi", "infinity": "infty", "inf": "infty", "oo": "infty", "infty": "infty", "cbrt": "cbrt",
-    "theta": "theta", "frac": "frac", "emptyset": "emptyset", "mod": "mod", "max": "max", "min": "min",
-}  # fmt: skip
-GREEK = {
-    name: name
-    for name in [
-        "alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu", "nu",
-        "xi", "omicron", "rho", "sigma", "tau", "upsilon", "phi", "chi", "psi", "omega", "Gamma", "Delta", "Theta",
-        "Lambda", "Xi", "Pi", "Sigma", "Upsilon", "Phi", "Psi", "Omega", "ell", "hbar", "nabla", "partial", "angle",
-        "triangle", "perp", "parallel", "aleph", "jmath", "cong", "sim", "forall", "exists", "subset", "subseteq",
-        "measuredangle",
-    ]
-} | {
-    "varepsilon": "epsilon", "varphi": "phi", "vartheta": "theta", "varrho": "rho", "varsigma": "sigma",
-    "varpi": "pi var",
-    "varkappa": "kappa",
-}  # fmt: skip
-ENGLISH = frozenset(
-    [
-        "or",
-        "and",
-        "to",
-        "if",
-        "in",
-        "is",
-        "the",
-        "of",
-        "no",
-        "yes",
-        "not",
-        "all",
-        "any",
-        "as",
-        "at",
-        "by",
-        "for",
-        "from",
-        "it",
-        "on",
-        "be",
-        "are",
-        "was",
-        "a",
-        "an",
-        "per",
-        "than",
-        "with",
-        "via",
-        "only",
-        "but",
-        "so",
-        "do",
-        "does",
-        "true",
-        "false",
-        "none",
-        "odd",
-        "even",
-        "one",
-        "two",
-        "six",
-        "ten",
-        "red",
-        "blue",
-        "day",
-        "days",
-        "way",
-        "ways",
-        "men",
-        "man",
-        "boy",
-        "girl",
-        "car",
-        "dog",
-        "cat",
-        "egg",
-        "box",
-        "boxes",
-        "cup",
-        "cups",
-        "pen",
-        "cent",
-        "cents",
-        "mod",
-        "exist",
-        "exists",
-        "dne",
-        "when",
-        "where",
-        "real",
-        "set",
-        "both",
-        "left",
-        "right",
-        "east",
-        "west",
-        "north",
-        "south",
-        "cup",
-        "square",
-        "cubic",
-        "sq",
-        "oder",
-        "und",
-        "ou",
-        "et",
-        "y",
-        "e",
-        "o",
-        "und",
-        "ways",
-        "unit",
-        "units",
-    ]
-) - {"y", "e", "o", "a"}
+# Names of two letters such as "lg" and "tg", and "arg" or "Re", are more often variables when no backslash is there.
+PLAIN_NAMES = {name.lower(): name for name in NAMED - words_of("Re Im lg tg arg sgn")} | meanings("""
+    sqrt     sqrt
+    cbrt     cbrt
+    frac     frac
+    pi       pi
+    theta    theta
+    infty    infinity inf oo infty
+    emptyset emptyset
+    mod      mod
+""")
+"""Commands that are also written without a backslash, in lower case."""
+LETTERS = words_of("""
+    alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron rho sigma tau upsilon phi chi psi
+    omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega ell hbar nabla partial angle measuredangle
+    triangle perp parallel aleph jmath cong sim forall exists subset subseteq
+""")
+GREEK = (
+    {letter: letter for letter in LETTERS}
+    | meanings("""
+    epsilon varepsilon
+    phi     varphi
+    theta   vartheta
+    rho     varrho
+    sigma   varsigma
+    kappa   varkappa
+""")
+    | {"varpi": "pi var"}
+)
+ENGLISH = words_of("""
+    or and to if in is the of no yes not all any as at by for from it on be are was an per than with via only but so
+    do does true false none both when where exist exists dne real set mod odd even one two six ten left right
+    east west north south square cubic sq unit units red blue day days way ways men man boy girl car dog cat egg
+    box boxes cup cups pen cent cents oder und ou et
+""")
+"""Short words that letters without a backslash spell, and that would pass for products of variables."""
 UNIT_WORDS = frozenset(name for name in UNITS if len(name) > 1)
