@@ -20,7 +20,7 @@ from verifiers.mathematics.decide.quantities import explicitly_rounded
 from verifiers.mathematics.decide.regions import COLLECTIONS
 from verifiers.mathematics.extract import MAX_TAIL, Extraction, boxed, extract
 from verifiers.mathematics.policy import DEFAULT, MathParams
-from verifiers.mathematics.read.choices import Choice, choice_gold, choice_said
+from verifiers.mathematics.read.choices import Choice, choice_of_answer, choice_of_gold
 from verifiers.mathematics.read.clock import same_time
 from verifiers.mathematics.read.reading import APPROXIMATE, Reading, clean
 from verifiers.mathematics.read.syntax_tree import IMAGINARY, Node, has, is_constant, nodes
@@ -56,7 +56,7 @@ class Gold:
             bare = Reading(clean(APPROXIMATE.sub("", self.reading.text)))
             if bare.tree is not None and is_constant(bare.tree) and self.reading.text[:1] in "\\~a≈r":
                 self.reading, self.rounded = bare, True
-        self.choice = choice_gold(self.reading.text)
+        self.choice = choice_of_gold(self.reading.text)
 
 
 def grade(response: str, gold: Any, params: MathParams = DEFAULT, prompt: str = "", truncated: bool = False) -> Verdict:
@@ -252,7 +252,7 @@ def _is_words(tree: Node) -> bool:
 
 
 def _chosen(gold: Choice, said: Reading, params: MathParams) -> bool | None:
-    choice = choice_said(said.text)
+    choice = choice_of_answer(said.text)
     if choice is None or (len(said.text) == 1 and said.text.islower() and gold.letter > "E"):
         if not gold.shown or not params.choice_text:
             return False

@@ -1,8 +1,8 @@
-"""What the own tree cannot decide, asked of a computer algebra system in a process that can be killed.
+"""Questions to a computer algebra system, in a process that can be killed.
 
-Time is counted from when the process starts on the question, not from when it was queued or while it starts up. No
-signal is used on this side, so threads, asyncio and process groups all work. The process inherits no environment but
-the path of the interpreter, is replaced after `MAX_QUESTIONS` questions, when it dies, and when it is killed.
+The time of a question starts when the process begins to work on it, not in the queue or while the process starts up. No
+signal is used on this side, so that threads, asyncio and process groups all work. The process inherits no environment
+but the path of the interpreter. It is replaced after `MAX_QUESTIONS` questions, when it dies, and when it is killed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from pipeline.errors import GradingError
 MAX_QUESTIONS = 200
 STARTUP_S = 120.0
 WALL_PER_CPU = 40.0 if os.name == "posix" else 1.6
-"""Seconds on the clock allowed per second of CPU time. Where the process ends itself after its CPU time, the clock is
-the last resort only: a busy machine is not the answer's fault."""
+"""Seconds on the clock allowed per second of CPU time. Where the system ends the process after its CPU time, the clock
+is only a last resort, as a busy machine is not the answer's fault."""
 SCRIPT = Path(__file__).with_name("algebra_process.py")
 
 
@@ -32,7 +32,7 @@ class TimedOut(Exception):
 
 
 class _Process:
-    """One helper process: its pipes, a thread that reads its lines, and how many questions it answered."""
+    """A helper process: its pipes, a thread that reads its lines, and the number of questions that it was asked."""
 
     def __init__(self) -> None:
         keep = {k: v for k, v in os.environ.items() if k in {"PATH", "SYSTEMROOT", "LD_LIBRARY_PATH"}}
@@ -54,17 +54,17 @@ class _Process:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             self.lines.put(line)
-        self.lines.put("")
+        self.lines.put("")  # the process has ended
 
     def line(self, seconds: float) -> str | None:
-        """The next line; "" when the process has ended, None when there was none in time."""
+        """Return the next line; "" if the process has ended, None if no line came in time."""
         try:
             return self.lines.get(timeout=seconds)
         except queue.Empty:
             return None
 
     def wait_until_ready(self) -> bool:
-        """Whether the process has come up; waits for it the first time."""
+        """Wait until the process has started up; True if it has."""
         self.is_ready = self.is_ready or bool(self.line(STARTUP_S))
         return self.is_ready
 
@@ -85,34 +85,35 @@ class _Process:
 
 
 class Algebra:
-    """Asks one helper process at a time; started when first needed."""
+    """A helper process that is started when first needed and asked one question at a time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: _Process | None = None
         self._pid = os.getpid()
 
-    def equal(self, gold: str, said: str, seconds: float) -> bool | None:
-        """Whether two LaTeX answers are equal; None if the algebra system could not read one of them.
+    def equal(self, gold: str, answer: str, seconds: float) -> bool | None:
+        """True if two LaTeX answers are equal; None if the algebra system could not read one of them.
 
         Raises: TimedOut, GradingError if no process can be started.
         """
+        # After a fork the pipes belong to the parent, and a thread of the parent may hold the lock forever.
         if self._pid != os.getpid():
             self._lock, self._process, self._pid = threading.Lock(), None, os.getpid()
         with self._lock:
             process = self._ready()
             try:
-                process.send(json.dumps({"gold": gold, "said": said, "seconds": seconds}))
+                process.send(json.dumps({"gold": gold, "answer": answer, "seconds": seconds}))
                 line = process.line(seconds * WALL_PER_CPU)
             except (BrokenPipeError, OSError):
                 line = ""
             if not line:
                 self._replace()
                 raise TimedOut
-            answer = json.loads(line)["equal"]
+            equal = json.loads(line)["equal"]
             if process.asked >= MAX_QUESTIONS:
-                self._replace()
-        return None if answer is None else bool(answer)
+                self._replace()  # sympy's caches grow with every question
+        return None if equal is None else bool(equal)
 
     def close(self) -> None:
         """End the helper process, if there is one."""
@@ -129,7 +130,7 @@ class Algebra:
         return self._process
 
     def _replace(self) -> None:
-        """Kill the process and start another, which comes up while other rows are graded."""
+        """Kill the process and start another, which starts up while other rows are graded."""
         self._drop()
         try:
             self._process = _Process()

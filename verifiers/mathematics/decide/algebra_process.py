@@ -1,6 +1,6 @@
-"""The other side of `algebra.py`: a process that asks math_verify and sympy whether two answers are equal.
+"""A process that asks math_verify and sympy whether two answers are equal; `algebra.py` starts it.
 
-Run as a script, isolated. One JSON line in, {"gold", "said", "seconds"}; one line out, {"equal": true | false | null}.
+Run as a script, isolated. A line in is {"gold", "answer", "seconds"}, a line out {"equal": true | false | null}.
 Limits are set before anything of the answer is read: address space, CPU time of the process, and CPU time per question
 by a timer whose only action is to end the process.
 """
@@ -19,7 +19,7 @@ WARMING_UP = (("x^2", "x \\cdot x"), ("\\int_0^1 x dx", "\\frac{1}{2}"), ("\\sin
 
 
 def limit() -> None:
-    """Bound address space, CPU time, files written and processes, where the platform can."""
+    """Bound address space, CPU time and files written, where the platform can."""
     try:
         import resource
     except ImportError:
@@ -37,7 +37,7 @@ def limit() -> None:
 def start_timer(seconds: float) -> None:
     """End this process when it has used `seconds` more of CPU time; 0 stops the timer.
 
-    The system ends it, in the middle of a computation too: a handler would wait for the computation.
+    The system ends it, in the middle of a computation too: a handler in Python would wait for the computation.
     """
     try:
         import signal
@@ -48,21 +48,23 @@ def start_timer(seconds: float) -> None:
         return
 
 
-def answer(gold: str, said: str, tools: Any) -> bool | None:
-    """Whether the two are equal, None if one of them is not read as LaTeX mathematics."""
+def is_equal(gold: str, answer: str, tools: Any) -> bool | None:
+    """True if the two are equal, None if one of them cannot be read as LaTeX mathematics."""
     parse, verify, config = tools
-    read = []
-    for text in (gold, said):
-        found = parse(f"${text}$", extraction_config=config, fallback_mode="no_fallback", parsing_timeout=None)
-        if not found:
+    trees = []
+    for text in (gold, answer):
+        # Its own timeouts are signals that Python handles late; this process has a harder one.
+        tree = parse(f"${text}$", extraction_config=config, fallback_mode="no_fallback", parsing_timeout=None)
+        if not tree:
             return None
-        read.append(found)
-    return bool(verify(read[0], read[1], strict=True, timeout_seconds=None))
+        trees.append(tree)
+    return bool(verify(*trees, strict=True, timeout_seconds=None))
 
 
 def main() -> None:
     """Serve questions until the other side closes the pipe."""
     limit()
+    # Replies go to a copy of stdout. What the libraries print goes nowhere, so that it cannot pass for a reply.
     out = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     import logging
@@ -71,16 +73,16 @@ def main() -> None:
     from math_verify import LatexExtractionConfig, parse, verify
 
     tools = (parse, verify, [LatexExtractionConfig()])
-    for gold, said in WARMING_UP:
+    for pair in WARMING_UP:
         with contextlib.suppress(Exception):
-            answer(gold, said, tools)
+            is_equal(*pair, tools)
     out.write('{"ready": true}\n')
     for line in sys.stdin:
         question = json.loads(line)
         start_timer(question["seconds"])
         equal: bool | None
         try:
-            equal = answer(question["gold"], question["said"], tools)
+            equal = is_equal(question["gold"], question["answer"], tools)
         except (Exception, RecursionError):
             equal = None
         start_timer(0)

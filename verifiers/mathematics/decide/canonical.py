@@ -1,58 +1,59 @@
-"""Answers brought to one shape before they are compared: named points, chains of names, letters in the gold's case."""
+"""Canonical forms that answers are brought to before they are compared: bare points, lists without dots, letters."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from verifiers.mathematics.decide.formulas import INTEGRATION_CONSTANTS
-from verifiers.mathematics.decide.regions import COLLECTIONS
-from verifiers.mathematics.read.syntax_tree import DOTS, PI, Node, has, nodes, num, substitute, variables
+from verifiers.mathematics.decide.formulas import INTEGRATION_CONSTANTS, spelled
+from verifiers.mathematics.read.syntax_tree import (
+    COLLECTIONS,
+    DOTS,
+    PI,
+    Node,
+    collected,
+    has,
+    nodes,
+    num,
+    substitute,
+    sym,
+    variables,
+)
 
 MAX_ITEMS = 1_000
 WHOLE_NAMES = frozenset("nkmlj")
 """Names for any whole number in a family of angles: n pi is k pi."""
 
 
-def in_the_case_of(gold: Node, said: Node) -> Node:
-    """`said` with its only variable, one Latin letter, in the case of the gold's only variable."""
-    names, given = variables(gold), variables(said)
-    if len(names) == len(given) == 1 and names != given:
-        (name,), (other,) = names, given
-        if {name, other} <= WHOLE_NAMES and PI in nodes(gold):
-            return substitute(said, {other: Node("sym", (name,))})
-        if len(name) == len(other) == 1 and name.isascii() and name.lower() == other.lower():
-            return substitute(said, {other: Node("sym", (name,))})
-    return said
+def in_the_case_of(gold: Node, answer: Node) -> Node:
+    """Return `answer` with its only variable, a Latin letter, in the case of the gold's only variable."""
+    names, others = variables(gold), variables(answer)
+    if len(names) == len(others) == 1 and names != others:
+        (name,), (other,) = names, others
+        is_whole = {name, other} <= WHOLE_NAMES and PI in nodes(gold)
+        if is_whole or (len(name) == len(other) == 1 and name.isascii() and name.lower() == other.lower()):
+            return substitute(answer, {other: sym(name)})
+    return answer
 
 
-def letters_for_unit(gold: Node, said: Node) -> Node | None:
-    """`gold` with m and V for the millivolts of mV^2/2, where `said` has these names, and no unit; None if not so."""
+def letters_for_unit(gold: Node, answer: Node) -> Node | None:
+    """Return `gold` with m and V for the millivolts of mV^2/2 if `answer` has these names and no unit; else None."""
     words = {n.args[0] for n in nodes(gold) if n.op == "word"}
-    if not words or has(said, "word") or not all(w.isalpha() and set(w) <= variables(said) for w in words):
+    if not words or has(answer, "word") or not all(w.isalpha() and set(w) <= variables(answer) for w in words):
         return None
     if not has(gold, "sym") and not any(n.op == "pow" and n.args[0].op == "word" for n in nodes(gold)):
-        return None
-    return _spelled(gold)
-
-
-def _spelled(tree: Node) -> Node:
-    if tree.op == "word":
-        return Node("mul", tuple(Node("sym", (c,)) for c in tree.args[0]))
-    if tree.op == "pow" and tree.args[0].op == "word":
-        *before, last = tree.args[0].args[0]
-        return Node("mul", (*(Node("sym", (c,)) for c in before), Node("pow", (Node("sym", (last,)), tree.args[1]))))
-    return Node(tree.op, tuple(_spelled(a) if isinstance(a, Node) else a for a in tree.args))
+        return None  # a number with a unit, not a formula
+    return spelled(gold, words)
 
 
 def bare_point(tree: Node) -> Node:
-    """(2, 3) of the point A(2, 3)."""
+    """Return (2, 3) for the point A(2, 3), any other tree as it is."""
     if tree.op != "mul" or len(tree.args) != 2 or tree.args[1].op != "tuple" or tree.args[0].op != "sym":
         return tree
     return tree.args[1] if len(tree.args[0].args[0]) == 1 and tree.args[0].args[0].isupper() else tree
 
 
 def spread(tree: Node) -> Node:
-    """x = 1, y = 1 for x = y = 1."""
+    """Return x = 1, y = 1 for x = y = 1, any other tree as it is."""
     if tree.op != "rel" or len(tree.args) < 5 or set(tree.args[1::2]) != {"="}:
         return tree
     *names, value = tree.args[::2]
@@ -62,7 +63,10 @@ def spread(tree: Node) -> Node:
 
 
 def with_all_items(tree: Node) -> Node:
-    """1, 2, 3, 4, 5 of 1, 2, ..., 5: whole numbers, at least two before the dots, whose step leads to those behind."""
+    """Return 1, 2, 3, 4, 5 for 1, 2, ..., 5, any other tree as it is.
+
+    The items must be whole numbers, at least two before the dots, whose step leads to the items behind the dots.
+    """
     if DOTS not in tree.args or tree.op not in {"set", *COLLECTIONS}:
         return tree
     at = tree.args.index(DOTS)
@@ -83,27 +87,20 @@ def _whole(items: tuple[Any, ...]) -> list[int]:
 
 
 def without_quantifiers(tree: Node) -> Node:
-    """The tree without items such as `k in Z` that only say what a name in another item stands for."""
+    """Return the tree without items such as `k in Z`, which only define a name in another item."""
     if tree.op not in COLLECTIONS:
         return tree
     kept = [a for a in tree.args if not _is_quantifier(a)]
-    if not kept or len(kept) == len(tree.args):
-        return tree
-    return kept[0] if len(kept) == 1 else Node(tree.op, tuple(kept))
+    return collected(tree.op, kept) if kept and len(kept) < len(tree.args) else tree
 
 
 def _is_quantifier(tree: Node) -> bool:
-    return (
-        tree.op == "rel"
-        and tree.args[1] == "in"
-        and tree.args[2].op == "const"
-        and (
-            tree.args[2].args[0] in {"Z", "N"}
-            or (tree.args[0].op == "sym" and tree.args[0].args[0] in INTEGRATION_CONSTANTS)
-        )
-    )
+    if tree.op != "rel" or tree.args[1] != "in" or tree.args[2].op != "const":
+        return False
+    name, numbers = tree.args[0], tree.args[2].args[0]
+    return numbers in {"Z", "N"} or (name.op == "sym" and name.args[0] in INTEGRATION_CONSTANTS)
 
 
 def is_scaled(tree: Node) -> bool:
-    """Whether the tree is a number times a vector or matrix."""
+    """True if the tree is a number times a vector or matrix."""
     return tree.op in {"mul", "neg", "div"} and any(a.op in {"tuple", "matrix"} for a in tree.args)

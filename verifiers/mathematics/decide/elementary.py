@@ -37,16 +37,18 @@ ONE = (fone, fone)
 
 
 def is_zero_inside(value: Mpi) -> bool:
-    """Whether zero lies within the bounds."""
+    """True if zero lies within the bounds."""
     return bool(mpf_sign(value[0]) <= 0 <= mpf_sign(value[1]))
 
 
 def magnitude(value: Mpi) -> int:
-    """log2 of the greatest absolute value within the bounds, rounded up; very small for zero."""
+    """Return log2 of the greatest absolute value within the bounds, rounded up; very small for zero."""
+    # A raw float is (sign, mantissa, exponent, bits of the mantissa).
     return max((int(x[2] + x[3]) for x in value if x[1]), default=-(10**9))
 
 
 def half_turn(precision: int) -> Mpi:
+    """Return bounds of pi."""
     return (mpf_pi(precision, "f"), mpf_pi(precision, "c"))
 
 
@@ -57,7 +59,10 @@ def _reciprocal(value: Mpi, precision: int) -> Mpi:
 
 
 def _clamped(bound: Any) -> Any:
-    """The bound moved into [-1, 1] if it is out by a rounding. Raises: Undefined if it is out by more."""
+    """Return the bound, moved into [-1, 1] if it is out by a rounding.
+
+    Raises: Undefined if it is out by more.
+    """
     for limit in (fone, mpf_neg(fone)):
         beyond = mpf_sub(bound, limit, 53, "n") if limit == fone else mpf_sub(limit, bound, 53, "n")
         if mpf_sign(beyond) > 0:
@@ -73,7 +78,7 @@ def _arcsine(value: Mpi, precision: int) -> Mpi:
 
 
 def _arccosine(value: Mpi, precision: int) -> Mpi:
-    low, high = _clamped(value[0]), _clamped(value[1])
+    low, high = _clamped(value[0]), _clamped(value[1])  # the function falls, so that the bounds change places
     return (mpf_acos(high, precision, "f"), mpf_acos(low, precision, "c"))
 
 
@@ -95,7 +100,7 @@ def _hyperbolic_tangent(value: Mpi, precision: int) -> Mpi:
 
 
 def _inverse_hyperbolic(value: Mpi, precision: int, sign: int) -> Mpi:
-    """ln(x + sqrt(x^2 + sign)), which is arsinh (+1) or arcosh (-1)."""
+    """Return ln(x + sqrt(x^2 + sign)), which is arsinh (+1) or arcosh (-1)."""
     square = mpi_pow_int(value, 2, precision)
     inside = mpi_add(square, (from_int(sign), from_int(sign)), precision)
     if mpf_sign(inside[0]) < 0:
@@ -105,7 +110,7 @@ def _inverse_hyperbolic(value: Mpi, precision: int, sign: int) -> Mpi:
 
 def _sign(value: Mpi, precision: int) -> Mpi:
     low, high = mpf_sign(value[0]), mpf_sign(value[1])
-    if low != high:
+    if low != high:  # too wide to tell; a zero has both bounds zero
         raise Undefined
     return (from_int(low), from_int(high))
 

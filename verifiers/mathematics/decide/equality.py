@@ -1,4 +1,4 @@
-"""Whether two expressions are the same function: equal trees, exact rational values, then guaranteed bounds.
+"""Equality of two expressions as functions: by equal trees, by exact rational values, then by guaranteed bounds.
 
 Free symbols are tried at points drawn from the texts of both sides, so that the same pair always meets the same points
 and no answer can be written to fit them beforehand.
@@ -13,22 +13,24 @@ from fractions import Fraction
 from functools import lru_cache
 
 from verifiers.mathematics.decide import interval
-from verifiers.mathematics.decide.elementary import is_zero_inside, magnitude
+from verifiers.mathematics.decide.elementary import Mpi, is_zero_inside, magnitude
 from verifiers.mathematics.decide.exact import Exact, NotExact, TooBig, Undefined, exact
-from verifiers.mathematics.read.syntax_tree import EXPRESSION, Node, nodes, variables
+from verifiers.mathematics.read.syntax_tree import EXPRESSION, IMAGINARY, Node, has, nodes, variables
+from verifiers.mathematics.words.tables import words_of
 
 NUM_EXACT_POINTS = 2
 NUM_WHOLE_POINTS = 6
-"""Where a symbol must be a whole number (n!, (-1)^n), small ones are tried."""
+"""For symbols that must be whole numbers (n!, (-1)^n), which are drawn small."""
 NUM_REAL_POINTS = 3
 NUM_BROKEN_POINTS = 10
-"""Where values are rounded to whole ones, near zero and WIDE times as far from it in turn."""
+"""For floor and ceiling, whose points are near zero and WIDE times as far from it in turn."""
 WIDE = 37
 SCALES = (Fraction(1, 10), Fraction(1, 100), Fraction(10), Fraction(100), Fraction(1_000))
-"""Where else points are drawn: a function may be defined only close to zero, or only far from it."""
+"""Scales of more points: a function may be defined only close to zero, or only far from it."""
 MAX_SIGNED_NAMES = 6
+COMPARABLE = EXPRESSION - words_of("word call money pm mp")
 BY_SIGN = frozenset({"abs", "floor", "ceil"})
-"""What tells a formula of several names, which are taken to be positive, apart below zero."""
+"""Operators for which several names are not taken to be positive, because they differ below zero."""
 PRECISION = 160
 MAX_PRECISION = 16_000
 MARGIN = 192
@@ -38,14 +40,16 @@ ZERO_BITS = 1_200
 
 
 def same(a: Node, b: Node) -> bool | None:
-    """Whether `a` equals `b` for all values of their symbols; None if that could not be decided.
+    """True if `a` equals `b` for all values of their symbols; None if that could not be decided.
 
-    `a` is the gold: where it is defined (as a real number) `b` must be too.
+    `a` is the gold: `b` must be defined wherever `a` is (as a real number).
     """
     if a == b:
         return True
     if not (_is_expression(a) and _is_expression(b)):
         return False if _is_expression(a) or _is_expression(b) else None
+    # Expressions with rational values are compared exactly. A few points suffice: at values of seven digits an
+    # accidental zero of the difference is improbable, and an answer cannot be written to fit points that it changes.
     names = sorted(variables(a) | variables(b))
     whole = bool(names) and (_wants_whole(a) or _wants_whole(b))
     try:
@@ -64,7 +68,7 @@ def same(a: Node, b: Node) -> bool | None:
 
 
 def _same_powers(a: Node, b: Node) -> bool | None:
-    """Whether two powers too big to be worked out are the same: b^x is b^y, for a whole b above 1, where x is y."""
+    """True if two powers too big to be worked out are the same: b^x = b^y for a whole b above 1 if x = y."""
     if not a.op == b.op == "pow" or a.args[0] != b.args[0] or a.args[0].op != "num":
         return None
     base = a.args[0].args[0]
@@ -72,7 +76,7 @@ def _same_powers(a: Node, b: Node) -> bool | None:
 
 
 def _has_value(tree: Node) -> bool:
-    """Whether a constant has a value, as far as that is cheap to tell: 0/0 and infinity less infinity have none."""
+    """True if a constant has a value, as far as that is cheap to tell: 0/0 and infinity less infinity have none."""
     if any(n.op == "const" and n.args[0] not in {"pi", "e", "i"} for n in nodes(tree)):
         return False
     try:
@@ -87,11 +91,11 @@ def _has_value(tree: Node) -> bool:
 def _is_expression(tree: Node) -> bool:
     if tree.op == "det":
         return all(_is_expression(cell) for row in tree.args[0].args for cell in row.args[2:])
-    return all(n.op in EXPRESSION and n.op not in {"word", "call", "money", "pm", "mp"} for n in nodes(tree))
+    return all(n.op in COMPARABLE for n in nodes(tree))
 
 
 def _wants_whole(tree: Node) -> bool:
-    """Whether a symbol stands where only whole numbers make sense."""
+    """True if a symbol is in a position in which only whole numbers make sense."""
     for n in nodes(tree):
         if n.op in {"fact", "binom", "perm"} and variables(n):
             return True
@@ -102,21 +106,19 @@ def _wants_whole(tree: Node) -> bool:
     return False
 
 
-def _depends_on_signs(a: Node, b: Node) -> bool:
-    return any(n.op in BY_SIGN for t in (a, b) for n in nodes(t))
-
-
 def _source(a: Node, b: Node) -> random.Random:
+    # Not hash(), which differs between processes: the same pair must get the same verdict everywhere.
     return random.Random(zlib.crc32(repr((a, b)).encode()))
 
 
 def _same_exactly(a: Node, b: Node, names: list[str], whole: bool) -> bool:
+    """Compare exact rational values at as many points as the form of the trees asks for."""
     if not names:
         return exact(a, {}) == exact(b, {})
     source = _source(a, b)
-    broken = any(n.op in {"floor", "ceil"} for t in (a, b) for n in nodes(t))
+    broken = any(has(t, "floor", "ceil") for t in (a, b))
     small = whole or any(n.op == "pow" and variables(n.args[1]) for t in (a, b) for n in nodes(t))
-    by_sign = len(names) > 1 and _depends_on_signs(a, b)
+    by_sign = len(names) > 1 and any(has(t, *BY_SIGN) for t in (a, b))
     enough = NUM_WHOLE_POINTS if small else max(6, 2 ** min(len(names), 4)) if by_sign or broken else NUM_EXACT_POINTS
     compared = 0
     for attempt in range(4 * max(enough, NUM_WHOLE_POINTS)):
@@ -124,6 +126,7 @@ def _same_exactly(a: Node, b: Node, names: list[str], whole: bool) -> bool:
         if small:
             point = {name: source.randint(3, 40) for name in names}
         else:
+            # The bits of `attempt` go through all combinations of signs; without |x| all names change sign together.
             signs = [-1 if attempt >> (k if by_sign else 0) & 1 else 1 for k in range(len(names))]
             below = (997, 1, 2)[attempt % 3] if broken else 1
             values = [Fraction(source.randint(10**6, 10**7), below) for _ in names]
@@ -137,7 +140,7 @@ def _same_exactly(a: Node, b: Node, names: list[str], whole: bool) -> bool:
             if wanted != exact(b, point):
                 return False
         except Undefined:
-            return False
+            return False  # the answer has a hole where the gold has a value
         compared += 1
         if compared >= enough:
             return True
@@ -145,15 +148,17 @@ def _same_exactly(a: Node, b: Node, names: list[str], whole: bool) -> bool:
 
 
 def _same_at_points(a: Node, b: Node, names: list[str], whole: bool) -> bool | None:
-    is_complex = not names or any(n.op == "const" and n.args[0] == "i" for t in (a, b) for n in nodes(t))
-    by_sign = len(names) > 1 and not whole and _depends_on_signs(a, b)
+    """Compare guaranteed bounds at points where the gold is defined."""
+    is_complex = not names or any(IMAGINARY in nodes(t) for t in (a, b))
+    by_sign = len(names) > 1 and not whole and any(has(t, *BY_SIGN) for t in (a, b))
     compared = 0
-    broken = any(n.op in {"floor", "ceil"} for t in (a, b) for n in nodes(t))
+    broken = any(has(t, "floor", "ceil") for t in (a, b))
     enough = NUM_BROKEN_POINTS if broken else NUM_REAL_POINTS
     points = _points(_source(a, b), names, whole, WIDE if broken else 1)
     if by_sign:
         points = _in_all_signs(points, names)
     elif len(names) > 1:
+        # Formulas of several names are about lengths and amounts: sqrt(ab) is sqrt(a) sqrt(b) there.
         points = ({name: _positive(value) for name, value in point.items()} for point in points)
     for point in points:
         try:
@@ -170,7 +175,7 @@ def _same_at_points(a: Node, b: Node, names: list[str], whole: bool) -> bool | N
 
 
 def _in_all_signs(points: Iterator[dict[str, Exact]], names: list[str]) -> Iterator[dict[str, Exact]]:
-    """Points with each name alone below zero, all of them and none: what |a| and a have apart shows there."""
+    """Yield points with each name alone below zero, with all of them and with none, where |a| and a differ."""
     for below in [[], *([name] for name in names[:MAX_SIGNED_NAMES]), names, []]:
         yield {name: -_positive(v) if name in below else _positive(v) for name, v in next(points).items()}
 
@@ -180,6 +185,7 @@ def _positive(value: Exact) -> Exact:
 
 
 def _points(source: random.Random, names: list[str], whole: bool, wide: int) -> Iterator[dict[str, Exact]]:
+    """Yield points near zero first, then on other scales."""
     if not names:
         yield {}
         return
@@ -198,26 +204,29 @@ def _points(source: random.Random, names: list[str], whole: bool, wide: int) -> 
 
 
 def _same_here(a: Node, b: Node, point: dict[str, Exact], is_complex: bool) -> bool | None:
-    """Whether the values at one point are equal: bounds that part say no, ones that meet when made narrow say yes."""
+    """Compare the values at a point.
+
+    Bounds that part are a proof of difference; bounds that still meet when they are narrow enough count as equal.
+    """
     digits = sum(_digits(n) for t in (a, b) for n in nodes(t))
     precision = PRECISION
     for _ in range(4):
         try:
-            said, gold = (
-                interval.bounds(b, point, precision, is_complex),
-                interval.bounds(a, point, precision, is_complex),
-            )
+            answer, gold = (interval.bounds(t, point, precision, is_complex) for t in (b, a))
         except Undefined:
             return False
-        apart = interval.difference(gold, said, precision)
+        apart = interval.difference(gold, answer, precision)
         parts = [p for p in (apart.re, apart.im) if p is not None]
         if not all(is_zero_inside(p) for p in parts):
             return False
-        size = max(magnitude(p) for value in (gold, said) for p in (value.re, value.im) if p is not None)
+        size = max(magnitude(p) for value in (gold, answer) for p in (value.re, value.im) if p is not None)
         spread = max(interval.width(p, precision) for p in parts)
-        enough = MARGIN + 4 * digits + 2 * max(gold.extent, said.extent)
+        # Different values agree in few more bits than the expressions have: each digit adds at most log2(10) < 4, and
+        # a large part of the calculation, such as the e^1000 in e^1000 + 1, may hide as many bits as it has.
+        enough = MARGIN + 4 * digits + 2 * max(gold.extent, answer.extent)
         if precision >= enough and (spread < size - enough + 2 * MARGIN // 3 or spread < -ZERO_BITS):
             return True
+        # Bounds that are still wide come from cancellation, whose depth is unknown: go faster there.
         precision = max(2 * precision, enough + 64) if spread < size - 40 else 5 * precision
         if precision > MAX_PRECISION:
             return None
@@ -232,22 +241,19 @@ def _digits(node: Node) -> int:
 
 @lru_cache(maxsize=4_096)
 def approximate(tree: Node) -> float | None:
-    """A constant's real value as a float, None if it has none; for ordering only, never for equality."""
+    """Return a constant's real value as a float, None if it has none; for ordering only, never for equality."""
     try:
         return float(exact(tree, {}))
     except NotExact:
         pass
     except (Undefined, TooBig, OverflowError):
         return None
-    try:
-        found = interval.bounds(tree, {}, PRECISION, False)
-    except (NotExact, TooBig, Undefined):
-        return None
-    return interval.middle(found.re)
+    bounds = _real_bounds(tree)
+    return None if bounds is None else interval.middle(bounds)
 
 
 def within(tree: Node, low: Fraction, high: Fraction) -> bool:
-    """Whether the constant `tree` is a real number with low <= value < high."""
+    """True if the constant `tree` is a real number with low <= value < high."""
     try:
         value = exact(tree, {})
         return low <= value < high
@@ -255,8 +261,12 @@ def within(tree: Node, low: Fraction, high: Fraction) -> bool:
         pass
     except (Undefined, TooBig):
         return False
+    bounds = _real_bounds(tree)
+    return bounds is not None and interval.lower(bounds) >= low and interval.upper(bounds) < high
+
+
+def _real_bounds(tree: Node) -> Mpi | None:
     try:
-        found = interval.bounds(tree, {}, PRECISION, False)
+        return interval.bounds(tree, {}, PRECISION, False).re
     except (NotExact, TooBig, Undefined):
-        return False
-    return interval.lower(found.re) >= low and interval.upper(found.re) < high
+        return None

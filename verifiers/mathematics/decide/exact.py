@@ -10,10 +10,11 @@ from verifiers.mathematics.read.syntax_tree import Node
 
 Exact = int | Fraction
 MAX_BITS = 60_000
-"""Of one number; 1900! has 18,000."""
+"""Bound on a single number; 1900! has 18,000."""
 MAX_WORK = 1_000_000
-"""Bits of all results of one evaluation together: some milliseconds."""
+"""Bound on the bits of all results of an evaluation together: some milliseconds."""
 MAX_FACTORIAL = 3_000
+MAX_DETERMINANT = 6
 
 
 class NotExact(Exception):
@@ -29,7 +30,7 @@ class TooBig(Exception):
 
 
 def exact(tree: Node, names: Mapping[str, Exact]) -> Exact:
-    """The rational value of `tree` where `names` gives its symbols.
+    """Return the rational value of `tree` where `names` gives its symbols.
 
     Raises: NotExact if it is not rational by its form, Undefined, TooBig.
     """
@@ -37,7 +38,7 @@ def exact(tree: Node, names: Mapping[str, Exact]) -> Exact:
 
 
 class _Evaluation:
-    """One evaluation: the values of names and the work done so far."""
+    """An evaluation: the values of names and the work done so far."""
 
     __slots__ = ("names", "work")
 
@@ -51,10 +52,9 @@ class _Evaluation:
             number: Exact = tree.args[0]
             return number
         if op == "sym":
-            found = self.names.get(tree.args[0])
-            if found is None:
+            if tree.args[0] not in self.names:
                 raise NotExact
-            return found
+            return self.names[tree.args[0]]
         rule = RULES.get(op)
         if rule is None:
             raise NotExact
@@ -75,6 +75,7 @@ class _Evaluation:
         total: Exact = 1
         for a in tree.args:
             total = total * self.value(a)
+            # Counted within the product too, as thousands of factors would grow it before its own check.
             self.work += _bits(total)
             if self.work > MAX_WORK:
                 raise TooBig
@@ -122,8 +123,9 @@ class _Evaluation:
         raise NotExact
 
     def determinant(self, tree: Node) -> Exact:
+        # Gaussian elimination in fractions, which stay exact.
         rows = [[Fraction(self.value(c)) for c in row.args[2:]] for row in tree.args[0].args]
-        if any(len(row) != len(rows) for row in rows) or len(rows) > 6:
+        if any(len(row) != len(rows) for row in rows) or len(rows) > MAX_DETERMINANT:
             raise Undefined
         total = Fraction(1)
         for i in range(len(rows)):
@@ -144,7 +146,10 @@ def _bits(value: Exact) -> int:
 
 
 def quotient(a: Exact, b: Exact) -> Exact:
-    """a / b, an int if it is whole. Raises: Undefined if b is zero."""
+    """Return a / b, an int if it is whole.
+
+    Raises: Undefined if b is zero.
+    """
     if b == 0:
         raise Undefined
     if isinstance(a, int) and isinstance(b, int):
@@ -155,7 +160,7 @@ def quotient(a: Exact, b: Exact) -> Exact:
 
 
 def raised(base: Exact, exponent: Exact) -> Exact:
-    """base ** exponent where that is rational.
+    """Return base ** exponent where that is rational.
 
     Raises: NotExact if it is irrational, Undefined for a negative power of zero, TooBig before it is computed.
     """
@@ -171,21 +176,19 @@ def raised(base: Exact, exponent: Exact) -> Exact:
             raise TooBig
         return base**power if power >= 0 else quotient(1, base**-power)
     if base < 0:
+        # The real root: (-8)^(1/3) is -2, as in schools, and not the principal complex value.
         if exponent.denominator % 2 == 0:
             raise NotExact
         value = raised(-base, exponent)
         return -value if exponent.numerator % 2 else value
-    above, below = (
-        _whole_root(base.numerator, exponent.denominator),
-        _whole_root(base.denominator, exponent.denominator),
-    )
+    above, below = (_whole_root(part, exponent.denominator) for part in (base.numerator, base.denominator))
     if above is None or below is None:
         raise NotExact
     return raised(quotient(above, below), exponent.numerator)
 
 
 def _whole_root(value: int, degree: int) -> int | None:
-    """The integer whose `degree`-th power is `value` >= 0, None if there is none."""
+    """Return the integer whose `degree`-th power is `value` >= 0, None if there is none."""
     if value in (0, 1):
         return value
     if degree > value.bit_length():
@@ -193,6 +196,7 @@ def _whole_root(value: int, degree: int) -> int | None:
     if degree == 2:
         root = math.isqrt(value)
         return root if root * root == value else None
+    # A binary search, because a float root is wrong from 53 bits on.
     low, high = 1, 1 << (value.bit_length() // degree + 1)
     while low < high:
         middle = (low + high) // 2

@@ -1,7 +1,7 @@
 """Guaranteed bounds of trees at a stated precision: real and complex interval arithmetic.
 
-Nothing is shared between calls but a lock: the library that computes the elementary functions caches constants in a way
-that is not safe under threads.
+Calls share nothing but a lock: the library that computes the elementary functions caches constants in a way that is not
+safe under threads.
 """
 
 from __future__ import annotations
@@ -51,13 +51,14 @@ from verifiers.mathematics.decide.elementary import (
     magnitude,
 )
 from verifiers.mathematics.decide.exact import Exact, NotExact, TooBig, Undefined, exact
-from verifiers.mathematics.read.syntax_tree import Node
+from verifiers.mathematics.read.syntax_tree import Node, num
+from verifiers.mathematics.words.vocabulary import HYPERBOLIC
 
 LOCK = threading.Lock()
 
 
 def _fresh_lock() -> None:
-    """A lock that no thread of the parent holds, for a process forked while one did."""
+    """Make a lock that no thread of the parent holds, for a process forked while a thread did."""
     global LOCK
     LOCK = threading.Lock()
 
@@ -66,8 +67,8 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_fresh_lock)
 MAX_STEPS = 1_500
 MAX_HYPERBOLIC_BITS = 12
-HYPERBOLIC = frozenset({"sinh", "cosh", "tanh", "coth", "sech", "csch"})
-"""Functions whose exponentials leave no trace in the value: tanh(100) is 1 to 87 digits."""
+"""Bound on the arguments of HYPERBOLIC functions, whose exponentials leave no trace in the value: tanh(100) is 1 to 87
+digits."""
 
 
 class Bounds(NamedTuple):
@@ -76,38 +77,37 @@ class Bounds(NamedTuple):
     re: Mpi
     im: Mpi | None = None
     extent: int = 0
-    """log2 of the largest, or of one over the smallest, part of the calculation."""
+    """Logarithm to base 2 of the largest, or of one over the smallest, part of the calculation."""
 
 
 ZERO = (fzero, fzero)
 
 
 def bounds(tree: Node, names: Mapping[str, Exact], precision: int, is_complex: bool) -> Bounds:
-    """Bounds of the value of `tree` in `precision` bits; `is_complex` allows roots and logs of negative numbers.
+    """Return bounds of the value of `tree` in `precision` bits; `is_complex` allows roots and logs of negative numbers.
 
     Raises: NotExact if the tree holds something without a numeric value, Undefined, TooBig.
     """
     evaluation = _Evaluation(names, precision, is_complex)
     with LOCK:
         try:
-            found = evaluation.value(tree)
-            return found._replace(extent=evaluation.extent)
+            return evaluation.value(tree)._replace(extent=evaluation.extent)
         except (ValueError, ZeroDivisionError, OverflowError, NotImplementedError) as exc:
             raise Undefined from exc
 
 
 def lower(value: Mpi) -> Fraction:
-    """The lower bound as a fraction."""
+    """Return the lower bound as a fraction."""
     return Fraction(*to_rational(value[0]))
 
 
 def upper(value: Mpi) -> Fraction:
-    """The upper bound as a fraction."""
+    """Return the upper bound as a fraction."""
     return Fraction(*to_rational(value[1]))
 
 
 def middle(value: Mpi) -> float:
-    """About where the bounds lie, as a float; infinite where a float cannot hold it."""
+    """Return a float near the bounds; infinite if a float cannot hold it."""
     try:
         return float(to_float(value[0]))
     except OverflowError:
@@ -115,19 +115,19 @@ def middle(value: Mpi) -> float:
 
 
 def difference(a: Bounds, b: Bounds, precision: int) -> Bounds:
-    """Bounds of a - b."""
+    """Return bounds of a - b."""
     imaginary = None if a.im is None and b.im is None else mpi_sub(a.im or ZERO, b.im or ZERO, precision)
     return Bounds(mpi_sub(a.re, b.re, precision), imaginary)
 
 
 def width(value: Mpi, precision: int) -> int:
-    """log2 of the width of the bounds, rounded up."""
+    """Return log2 of the width of the bounds, rounded up."""
     spread = mpf_sub(value[1], value[0], precision, "u")
     return spread[2] + spread[3] if spread[1] else -(10**9)
 
 
 class _Evaluation:
-    """One evaluation at one precision."""
+    """An evaluation at a fixed precision."""
 
     __slots__ = ("extent", "is_complex", "names", "precision", "steps")
 
@@ -152,13 +152,13 @@ class _Evaluation:
         rule = RULES.get(op)
         if rule is None:
             raise NotExact
-        found = rule(self, tree)
-        for part in (found.re, found.im):
+        bounds = rule(self, tree)
+        for part in (bounds.re, bounds.im):
             if part is not None:
                 _check(part)
                 if not is_zero_inside(part):
                     self.extent = max(self.extent, abs(magnitude(part)))
-        return found
+        return bounds
 
     def rational(self, value: Exact) -> Mpi:
         if isinstance(value, int):
@@ -168,10 +168,10 @@ class _Evaluation:
         return (low, high)
 
     def real(self, tree: Node) -> Mpi:
-        found = self.value(tree)
-        if found.im is not None and found.im != ZERO:
+        bounds = self.value(tree)
+        if bounds.im is not None and bounds.im != ZERO:
             raise Undefined
-        return found.re
+        return bounds.re
 
     def constant(self, tree: Node) -> Bounds:
         name = tree.args[0]
@@ -187,9 +187,8 @@ class _Evaluation:
         total = self.value(tree.args[0])
         for a in tree.args[1:]:
             b = self.value(a)
-            imaginary = (
-                total.im if b.im is None else b.im if total.im is None else mpi_add(total.im, b.im, self.precision)
-            )
+            both = total.im is not None and b.im is not None
+            imaginary = mpi_add(total.im, b.im, self.precision) if both else total.im or b.im
             total = Bounds(mpi_add(total.re, b.re, self.precision), imaginary)
         return total
 
@@ -212,7 +211,7 @@ class _Evaluation:
         return self.over(self.value(tree.args[0]), self.value(tree.args[1]))
 
     def over(self, a: Bounds, b: Bounds) -> Bounds:
-        if is_zero_inside(b.re) and (b.im is None or is_zero_inside(b.im)):
+        if _may_be_zero(b):
             raise Undefined
         if b.im is None:
             imaginary = None if a.im is None else mpi_div(a.im, b.re, self.precision)
@@ -227,9 +226,10 @@ class _Evaluation:
         return self.raised(tree.args[0], tree.args[1])
 
     def root(self, tree: Node) -> Bounds:
-        return self.raised(tree.args[0], Node("div", (Node("num", (1,)), tree.args[1])))
+        return self.raised(tree.args[0], Node("div", (num(1), tree.args[1])))
 
     def raised(self, base_tree: Node, exponent_tree: Node) -> Bounds:
+        """Return bounds of a power. A rational exponent keeps a real base real, so that it is tried first."""
         base = self.value(base_tree)
         try:
             exponent: Exact | None = exact(exponent_tree, self.names)
@@ -248,6 +248,7 @@ class _Evaluation:
                 return Bounds(mpi_sqrt(base.re, self.precision))
             product = mpi_mul(mpi_log(base.re, self.precision), power.re, self.precision)
             return Bounds(self.exponential(product))
+        # An odd root of a negative number is the real one.
         if base.im is None and exponent is not None and exponent.denominator % 2 and mpf_sign(base.re[1]) < 0:
             inner = mpi_mul(mpi_log(mpi_neg(base.re), self.precision), power.re, self.precision)
             value = self.exponential(inner)
@@ -255,7 +256,7 @@ class _Evaluation:
         return self.complex_power(base, power, exponent)
 
     def complex_power(self, base: Bounds, power: Bounds, exponent: Exact | None) -> Bounds:
-        if not self.is_complex or (is_zero_inside(base.re) and (base.im is None or is_zero_inside(base.im))):
+        if not self.is_complex or _may_be_zero(base):
             raise Undefined
         if base.im is None and exponent == Fraction(1, 2) and mpf_sign(base.re[1]) < 0:
             return Bounds(ZERO, mpi_sqrt(mpi_neg(base.re), self.precision))
@@ -276,7 +277,7 @@ class _Evaluation:
             return self.over(Bounds(ONE), self.whole_power(base, -power))
         if base.im is None:
             return Bounds(mpi_pow_int(base.re, power, self.precision))
-        total, square = Bounds(ONE), base
+        total, square = Bounds(ONE), base  # by repeated squaring
         while power:
             if power & 1:
                 total = self.times(total, square)
@@ -307,7 +308,7 @@ class _Evaluation:
         value = self.value(tree)
         if value.im is None and mpf_sign(value.re[0]) > 0:
             return Bounds(mpi_log(value.re, self.precision))
-        if not self.is_complex or (is_zero_inside(value.re) and (value.im is None or is_zero_inside(value.im))):
+        if not self.is_complex or _may_be_zero(value):
             raise Undefined
         return Bounds(*mpci_log((value.re, value.im or ZERO), self.precision))
 
@@ -315,17 +316,15 @@ class _Evaluation:
         value = self.value(tree.args[0])
         if value.im is None:
             return Bounds(mpi_abs(value.re, self.precision))
-        square = mpi_add(
-            mpi_pow_int(value.re, 2, self.precision), mpi_pow_int(value.im, 2, self.precision), self.precision
-        )
-        return Bounds(mpi_sqrt(square, self.precision))
+        squares = [mpi_pow_int(part, 2, self.precision) for part in (value.re, value.im)]
+        return Bounds(mpi_sqrt(mpi_add(*squares, self.precision), self.precision))
 
     def rounded(self, tree: Node) -> Bounds:
         value = self.real(tree.args[0])
         rounding = mpf_floor if tree.op == "floor" else mpf_ceil
         low, high = rounding(value[0]), rounding(value[1])
         if mpf_cmp(low, high):
-            raise Undefined
+            raise Undefined  # a whole number lies within the bounds; exact values were tried before
         return Bounds((low, high))
 
     def rational_only(self, tree: Node) -> Bounds:
@@ -339,8 +338,15 @@ class _Evaluation:
         return self.times(self.value(tree.args[0]), turn)
 
 
+def _may_be_zero(value: Bounds) -> bool:
+    return is_zero_inside(value.re) and (value.im is None or is_zero_inside(value.im))
+
+
 def _size(value: Mpi) -> int:
-    """The greatest absolute value within the bounds, rounded up. Raises: TooBig beyond what an exponential may take."""
+    """Return the greatest absolute value within the bounds, rounded up.
+
+    Raises: TooBig beyond what an exponential may take.
+    """
     bits = magnitude(value)
     if bits > MAX_HYPERBOLIC_BITS:
         raise TooBig
@@ -348,7 +354,8 @@ def _size(value: Mpi) -> int:
 
 
 def _check(value: Mpi) -> None:
-    """Raises: Undefined if a bound is infinite or not a number."""
+    """Raise Undefined if a bound is infinite or not a number."""
+    # Such raw floats have no mantissa but an exponent.
     if any(x[1] == 0 and x[2] != 0 for x in value):
         raise Undefined
 

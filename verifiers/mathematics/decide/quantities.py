@@ -1,4 +1,4 @@
-"""Numbers with something behind or before them: units, currency, percent, degrees, what is counted; and rounding."""
+"""Numbers with a unit, a currency, a percent or degree sign or a counted noun; and rounded numbers."""
 
 from __future__ import annotations
 
@@ -8,44 +8,57 @@ from typing import NamedTuple
 
 from verifiers.mathematics.decide.equality import same, within
 from verifiers.mathematics.policy import MathParams
-from verifiers.mathematics.read.syntax_tree import ONE, PI, Node, has, neg, nodes, num
+from verifiers.mathematics.read.syntax_tree import ONE, PI, Node, collected, has, neg, nodes, num
 from verifiers.mathematics.words.nouns import NOT_NOUNS, only_counts, stem
-from verifiers.mathematics.words.units import CUBED, SQUARED, UNITS, Dimension, scale_node, times
+from verifiers.mathematics.words.tables import words_of
+from verifiers.mathematics.words.units import CUBED, SQUARED, UNITS, Dimension, Unit, times
 
 MARKS = ("word", "money", "percent", "deg")
 MAX_EXACT_DENOMINATOR = 20
 """A decimal such as 0.75 or 2.35 that is a fraction this simple is taken for exact."""
-CURRENCY = frozenset({((name, 1),) for name in ("dollar", "euro", "pound", "yen", "yuan", "rupee", "peso", "ruble")})
+MAX_PLACES = 400
+CURRENCY = frozenset(((name, 1),) for name in words_of("dollar euro pound yen yuan rupee peso ruble"))
 """Dimensions of money: $18 USD states it twice."""
 POUND_STERLING: Dimension = (("pound", 1),)
-POUND_OF_MASS = scale_node(UNITS["pounds"])
-"""15 pounds for the gold £15."""
 OF_WHAT = re.compile(r"of (?:the |all |its |their )?[a-z]+(?: [a-z]+)?")
-HALF_TURN = Node("div", (PI, num(180)))
+ONE_DEGREE = Node("div", (PI, num(180)))
+PER = words_of("per a an each every")
+
+
+def scale_node(unit: Unit) -> Node:
+    """Return the factor to the basic unit: rational, times pi for angles that are parts of a turn."""
+    return Node("mul", (num(unit.scale), PI)) if unit.turns else num(unit.scale)
+
+
+POUND_OF_MASS = scale_node(UNITS["pounds"])
+"""The scale of "15 pounds", which answers £15."""
 
 
 class Quantity(NamedTuple):
-    """`raw` as written before the unit, `scale` to basic units; what the words were, if they are no known unit."""
+    """A number with its unit."""
 
     raw: Node
+    """The number as written before the unit."""
     scale: Node
+    """The factor to basic units."""
     dimension: Dimension = ()
     counted: str = ""
+    """The words behind the number if they are no known unit."""
     is_percent: bool = False
 
     @property
     def has_unit(self) -> bool:
-        """Whether a unit, a currency or a counted thing was stated."""
+        """True if a unit, a currency or a counted thing was stated."""
         return bool(self.dimension or self.counted)
 
     @property
     def value(self) -> Node:
-        """The value in basic units."""
+        """Return the value in basic units."""
         return self.raw if self.scale == ONE else Node("mul", (self.raw, self.scale))
 
 
 def quantity(tree: Node, symbols_are_units: bool = False) -> Quantity | None:
-    """The tree as a number with its unit; None if words stand in it that are no unit of the whole.
+    """Return the tree as a number with its unit; None if it has words that are no unit of the whole.
 
     With `symbols_are_units`, single letters such as m and s are units too.
     """
@@ -56,12 +69,11 @@ def quantity(tree: Node, symbols_are_units: bool = False) -> Quantity | None:
     if tree.op == "neg":
         inner = quantity(tree.args[0], symbols_are_units)
         return None if inner is None else inner._replace(raw=neg(inner.raw))
-    reader = _Reader(symbols_are_units)
-    return reader.read(tree)
+    return _Reader(symbols_are_units).read(tree)
 
 
 def _compound(tree: Node, symbols_are_units: bool) -> Quantity | None:
-    """1 h 30 min, or a sum without any unit but angles and percents inside."""
+    """Return a sum such as 1 h 30 min, or one without any unit but angles and percents inside."""
     if not has(tree, "word", "money") and not symbols_are_units:
         return Quantity(tree, ONE)
     parts = [quantity(a, symbols_are_units) for a in tree.args]
@@ -69,6 +81,7 @@ def _compound(tree: Node, symbols_are_units: bool) -> Quantity | None:
     if len(known) < len(parts):
         return None
     if len({(p.dimension, p.counted) for p in known}) > 1:
+        # The unit behind 2 + 3 cm belongs to the whole sum.
         last = known[-1]
         if any(p.has_unit or p.is_percent for p in known[:-1]):
             return None
@@ -77,7 +90,7 @@ def _compound(tree: Node, symbols_are_units: bool) -> Quantity | None:
 
 
 class _Reader:
-    """Takes the units out of a product, and collects what is left as the number."""
+    """A reader that takes the units out of a product and collects the rest as the number."""
 
     def __init__(self, symbols_are_units: bool) -> None:
         self.symbols_are_units = symbols_are_units
@@ -87,27 +100,24 @@ class _Reader:
         self.counted: list[str] = []
         self.is_percent = False
         self.last: tuple[Dimension, Node | None, int] = ((), None, 1)
+        """Dimension, scale and power of the unit that was read last, which "squared" raises."""
 
     def read(self, tree: Node) -> Quantity | None:
-        if not self.take(tree, 1):
+        """Return the quantity; None if there is no number, or a word that is neither a unit nor counted."""
+        if not self.take(tree, 1) or (self.counted and self.dimension) or not self.factors:
             return None
-        if self.counted and self.dimension:
-            return None
-        scale = ONE if not self.scales else self.scales[0] if len(self.scales) == 1 else Node("mul", tuple(self.scales))
-        raw = (
-            ONE if not self.factors else self.factors[0] if len(self.factors) == 1 else Node("mul", tuple(self.factors))
-        )
-        if not self.factors:
-            return None
-        return Quantity(raw, scale, self.dimension, " ".join(self.counted), self.is_percent)
+        scale = collected("mul", self.scales) if self.scales else ONE
+        counted = " ".join(self.counted)
+        return Quantity(collected("mul", self.factors), scale, self.dimension, counted, self.is_percent)
 
     def take(self, tree: Node, power: int) -> bool:
+        """Take the tree, which is raised to `power`, apart; False if a word in it is no unit."""
         op = tree.op
         if op == "mul":
             return all(self.take(a, power) for a in tree.args)
         if op == "div" and (has(tree, *MARKS) or self.symbols_are_units):
             if power == 1 and self.symbols_are_units and not has(tree.args[1], *MARKS, "sym"):
-                self.factors.append(tree)
+                self.factors.append(tree)  # m/2 is a formula, m/s a unit
                 return not has(tree.args[0], *MARKS)
             return self.take(tree.args[0], power) and self.take(tree.args[1], -power)
         if op == "pow" and tree.args[0].op in {"word", "sym"} and tree.args[1].op == "num":
@@ -118,6 +128,7 @@ class _Reader:
         return self.mark(tree, power)
 
     def mark(self, tree: Node, power: int) -> bool:
+        """Take money, a percent or degree sign, or a factor without any of them."""
         if tree.op == "money" and power == 1:
             return self.unit(Node("word", (tree.args[0],)), 1) and self.take(tree.args[1], 1)
         if tree.op == "percent" and power == 1:
@@ -125,8 +136,8 @@ class _Reader:
             self.scales.append(num(Fraction(1, 100)))
             return self.take(tree.args[0], 1)
         if tree.op == "deg" and power == 1:
-            self.scales.append(HALF_TURN)
-            self.last = ((("angle", 1),), HALF_TURN, 1)
+            self.scales.append(ONE_DEGREE)
+            self.last = ((("angle", 1),), ONE_DEGREE, 1)
             self.dimension = times(self.dimension, self.last[0])
             return self.take(tree.args[0], 1)
         if has(tree, "word", "money"):
@@ -140,25 +151,25 @@ class _Reader:
         sign, next_power = 1, 1
         for i, word in enumerate(words):
             lower = word.lower()
-            if (lower in {"per", "a", "an", "each", "every"} and i + 1 < len(words)) or lower == "per":
+            if lower == "per" or (lower in PER and i + 1 < len(words)):
                 sign = -1
             elif lower in SQUARED or lower in CUBED:
                 step = 2 if lower in SQUARED else 3
-                if lower.endswith("ed"):
+                if lower.endswith("ed"):  # "cm squared" raises the unit before, "square cm" the unit behind
                     if not self.dimension:
                         return False
                     self.again(step - 1)
                 else:
                     next_power = step
             elif lower == "of" and self.dimension and i:
-                return only_counts(" ".join(words[i + 1 :]) + "s")
+                return only_counts(" ".join(words[i + 1 :]) + "s")  # 5 litres of milk
             else:
                 known = UNITS.get(word) or (UNITS.get(lower) if len(lower) > 1 else None)
                 if known is None:
                     return tree.op == "word" and abs(power) == 1 and self.noun(words[i:], sign)
                 total = power * sign * next_power
                 if known.dimension == self.dimension and known.dimension in CURRENCY:
-                    continue
+                    continue  # $18 USD
                 self.dimension = times(self.dimension, known.dimension, total)
                 self.last = (known.dimension, scale_node(known) if known.scale != 1 or known.turns else None, total)
                 self.scaled(total)
@@ -178,79 +189,85 @@ class _Reader:
         self.scaled(more * power)
 
     def noun(self, words: list[str], sign: int) -> bool:
+        """Take words that are no unit as counted things, or behind "per" as a dimension of their own."""
         if sign < 0 and self.dimension:
             self.dimension = times(self.dimension, ((" ".join(stem(w) for w in words), -1),))
             return True
         if words == ["old"] and self.dimension:
-            return True
+            return True  # 5 years old
         self.counted += words
         return True
 
 
-def quantities_equal(gold: Quantity, said: Quantity, params: MathParams) -> bool | None:
-    """Whether two quantities are equal by the policy; None if undecided."""
-    if gold.is_percent or said.is_percent:
-        return _percents_equal(gold, said, params)
-    if gold.has_unit and said.has_unit:
-        if gold.counted or said.counted:
-            return _same_things(gold.counted, said.counted) and numbers_equal(gold.raw, said.raw, params)
-        if gold.dimension == POUND_STERLING and said.dimension == (("mass", 1),) and said.scale == POUND_OF_MASS:
-            return numbers_equal(gold.raw, said.raw, params)
-        if gold.dimension != said.dimension or (gold.scale != said.scale and not params.convert_units):
+def quantities_equal(gold: Quantity, answer: Quantity, params: MathParams) -> bool | None:
+    """True if two quantities are equal by the policy; None if undecided."""
+    if gold.is_percent or answer.is_percent:
+        return _percents_equal(gold, answer, params)
+    if gold.has_unit and answer.has_unit:
+        if gold.counted or answer.counted:
+            return _same_things(gold.counted, answer.counted) and numbers_equal(gold.raw, answer.raw, params)
+        if gold.dimension == POUND_STERLING and answer.dimension == (("mass", 1),) and answer.scale == POUND_OF_MASS:
+            return numbers_equal(gold.raw, answer.raw, params)
+        if gold.dimension != answer.dimension or (gold.scale != answer.scale and not params.convert_units):
             return False
-        if gold.scale == said.scale:
-            return numbers_equal(gold.raw, said.raw, params)
-        in_gold_units = Node("div", (said.value, gold.scale))
-        return numbers_equal(gold.raw, in_gold_units, params, gold.value, said.value)
-    if gold.has_unit or said.has_unit:
-        return _one_unit_equal(gold, said, params)
-    return numbers_equal(gold.raw, said.raw, params)
+        if gold.scale == answer.scale:
+            return numbers_equal(gold.raw, answer.raw, params)
+        in_gold_units = Node("div", (answer.value, gold.scale))
+        return numbers_equal(gold.raw, in_gold_units, params, gold.value, answer.value)
+    if gold.has_unit or answer.has_unit:
+        return _one_unit_equal(gold, answer, params)
+    return numbers_equal(gold.raw, answer.raw, params)
 
 
-def _one_unit_equal(gold: Quantity, said: Quantity, params: MathParams) -> bool | None:
-    stated, bare = (gold, said) if gold.has_unit else (said, gold)
+def _one_unit_equal(gold: Quantity, answer: Quantity, params: MathParams) -> bool | None:
+    """Compare where only one side states a unit, which may be left out; radians may not be read as degrees."""
+    stated, bare = (gold, answer) if gold.has_unit else (answer, gold)
     if stated.dimension == (("angle", 1),) and has(bare.raw, "const") and any(n == PI for n in nodes(bare.raw)):
-        return same(gold.value, said.value)
+        return same(gold.value, answer.value)
     if not params.unit_may_be_omitted:
         return False
-    if said.has_unit and said.counted and not only_counts(said.counted):
+    if answer.has_unit and answer.counted and not only_counts(answer.counted):
         return False
-    return numbers_equal(gold.raw, said.raw, params)
+    return numbers_equal(gold.raw, answer.raw, params)
 
 
-def _percents_equal(gold: Quantity, said: Quantity, params: MathParams) -> bool | None:
-    if gold.dimension or said.dimension or (said.counted and not OF_WHAT.fullmatch(said.counted)):
+def _percents_equal(gold: Quantity, answer: Quantity, params: MathParams) -> bool | None:
+    """Compare where a side is a percentage: 35 and 0.35 answer 35%, and 35% answers 35 and 0.35."""
+    if gold.dimension or answer.dimension or (answer.counted and not OF_WHAT.fullmatch(answer.counted)):
         return False
-    if gold.is_percent and said.is_percent:
-        return numbers_equal(gold.raw, said.raw, params)
+    if gold.is_percent and answer.is_percent:
+        return numbers_equal(gold.raw, answer.raw, params)
     if gold.is_percent:
-        if params.percent_as_unit and numbers_equal(gold.raw, said.raw, params):
+        if params.percent_as_unit and numbers_equal(gold.raw, answer.raw, params):
             return True
-        return numbers_equal(gold.raw, Node("mul", (said.raw, num(100))), params, gold.value, said.raw)
-    equal = same(gold.raw, said.value)
+        return numbers_equal(gold.raw, Node("mul", (answer.raw, num(100))), params, gold.value, answer.raw)
+    # A gold from -1 to 1 is a fraction: 35% answers it as 0.35 only, and 0.35% must not answer 0.35.
+    equal = same(gold.raw, answer.value)
     if equal or not params.percent_as_unit or within(gold.raw, Fraction(-1), Fraction(1, 10**12) + 1):
         return equal
-    return numbers_equal(gold.raw, said.raw, params)
+    return numbers_equal(gold.raw, answer.raw, params)
 
 
-def _same_things(gold: str, said: str) -> bool:
-    one, two = ({stem(w) for w in phrase.split()} for phrase in (gold, said))
-    return bool(one and two) and (one <= two or two <= one) and not NOT_NOUNS.intersection(one ^ two)
+def _same_things(gold: str, answer: str) -> bool:
+    """True if a phrase has the nouns of the other, and closer words that deny nothing: apples and red apples."""
+    wanted, reached = ({stem(w) for w in phrase.split()} for phrase in (gold, answer))
+    nested = wanted <= reached or reached <= wanted
+    return bool(wanted and reached) and nested and not NOT_NOUNS.intersection(wanted ^ reached)
 
 
 def numbers_equal(
-    gold: Node, said: Node, params: MathParams, exact_gold: Node | None = None, exact_said: Node | None = None
+    gold: Node, answer: Node, params: MathParams, exact_gold: Node | None = None, exact_answer: Node | None = None
 ) -> bool | None:
-    """Whether two numbers are the same, or the gold is a shown rounded decimal that `said` rounds to."""
-    equal = same(exact_gold or gold, exact_said or said)
+    """True if two numbers are the same, or the gold is a decimal that the answer rounds to; None if undecided."""
+    equal = same(exact_gold or gold, exact_answer or answer)
     if equal or not params.rounded_gold:
         return equal
     shown = _decimal(gold)
-    return True if shown is not None and _rounds_to(shown[0], shown[1], said) else equal
+    return True if shown is not None and _rounds_to(shown[0], shown[1], answer) else equal
 
 
 def _decimal(tree: Node) -> tuple[Fraction, int] | None:
-    """(value, places shown) of a decimal, also in scientific notation; None if the tree is no decimal."""
+    """Return (value, places shown) of a decimal, also in scientific notation; None if the tree is no decimal."""
     if tree.op == "dec":
         return Fraction(tree.args[0]), tree.args[1]
     if tree.op == "neg":
@@ -261,33 +278,34 @@ def _decimal(tree: Node) -> tuple[Fraction, int] | None:
         inner = _decimal(tree.args[0])
         if inner is not None and base == num(10) and exponent.op == "num" and isinstance(exponent.args[0], int):
             power = exponent.args[0]
-            if abs(power) < 400:
+            if abs(power) < MAX_PLACES:
                 return inner[0] * Fraction(10) ** power, inner[1] - power
     return None
 
 
-def _rounds_to(value: Fraction, places: int, said: Node) -> bool:
-    """Whether `said` rounds, half up, to `value` shown with `places` decimals, where that may be a rounded number."""
-    if abs(places) > 400:
+def _rounds_to(value: Fraction, places: int, answer: Node) -> bool:
+    """True if the answer rounds, half up, to `value` shown with `places` decimals, where that may be rounded at all."""
+    if abs(places) > MAX_PLACES:
         return False
     unit = Fraction(10) ** -places
+    # Two decimals or three digits are needed: 0.3 and 12 are rather exact values than rounded ones.
     digits = len(str(abs(value / unit).numerator))
     if (places < 2 and digits < 3) or (digits < 2 and places > 2):
         return False
-    shown = _decimal(said)
+    shown = _decimal(answer)
     is_padded = places > 2 and (value / unit).numerator % 10 == 0  # 19.900, but not the 12.50 of money
     is_simple = value.denominator <= MAX_EXACT_DENOMINATOR and value.denominator < 10**places and not is_padded
     if is_simple and shown is not None and shown[1] < places + 2:
-        return False
+        return False  # 0.75 may be exactly three quarters; only two more decimals, 0.7512, show that it was rounded
     if value < 0:
-        return _rounds_to(-value, places, neg(said))
-    return within(said, value - unit / 2, value + unit / 2)
+        return _rounds_to(-value, places, neg(answer))
+    return within(answer, value - unit / 2, value + unit / 2)
 
 
-def explicitly_rounded(gold: Node, said: Node) -> bool:
-    """Whether `said` rounds to a gold that itself says that it is approximate, whatever its digits."""
+def explicitly_rounded(gold: Node, answer: Node) -> bool:
+    """True if the answer rounds to a gold that itself says that it is approximate, whatever its digits."""
     shown = _decimal(gold) or ((Fraction(gold.args[0]), 0) if gold.op == "num" else None)
     if shown is None:
         return False
     unit = Fraction(10) ** -shown[1]
-    return within(said, shown[0] - unit / 2, shown[0] + unit / 2)
+    return within(answer, shown[0] - unit / 2, shown[0] + unit / 2)

@@ -1,27 +1,30 @@
 """Subsets of the real line: intervals, unions, solved inequalities and sets, compared as sets of cells.
 
-All end points of both sides are ranked; the line is then a row of cells (the points and the open gaps between them),
-and union, intersection, difference and equality are those of sets of cells.
+All end points of both sides are ranked. The line is then a row of cells, which are the points and the open gaps between
+them, and union, intersection, difference and equality are those of sets of cells.
 """
 
 from __future__ import annotations
 
 from verifiers.mathematics.decide.equality import approximate, same
-from verifiers.mathematics.read.syntax_tree import EMPTY, INF, REALS, Node, is_constant, neg
+from verifiers.mathematics.read.syntax_tree import COLLECTIONS, EMPTY, INF, REALS, Node, children, is_constant, neg
+from verifiers.mathematics.words.tables import words_of
 
 MAX_ENDS = 40
 NEG_INF = neg(INF)
 FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
-COLLECTIONS = frozenset({"list", "either", "both"})
+NUMBERLESS = words_of("R Z N Q empty")
+OPERATIONS = words_of("union inter minus builder")
+NESTED = OPERATIONS | {"tuple", "set"}
 Cells = frozenset[int]
 
 
 class NotRegion(Exception):
-    """The tree is no subset of the real line with numbers as its ends."""
+    """The tree is no subset of the real line whose ends are numbers."""
 
 
 def looks_like_region(tree: Node) -> bool:
-    """Whether the tree is by its form a region and nothing else: inequality, union, builder, the reals."""
+    """True if the form of the tree can only be a region: inequality, union, builder, the reals."""
     if tree.op == "rel":
         return any(s in {"<", ">", "<=", ">=", "!=", "in", "notin"} for s in tree.args[1::2])
     if tree.op in COLLECTIONS:
@@ -31,35 +34,39 @@ def looks_like_region(tree: Node) -> bool:
     return tree.op in {"union", "inter", "minus", "builder"} or tree in (REALS, NEG_INF)
 
 
-def same_region(gold: Node, said: Node) -> bool:
-    """Whether both are the same set of reals. Raises: NotRegion if one of them is no such set."""
-    names = {n for n in (_variable(gold), _variable(said)) if n is not None}
+def same_region(gold: Node, answer: Node) -> bool:
+    """True if both are the same set of reals.
+
+    Raises: NotRegion if one of them is no such set.
+    """
+    names = {n for n in (_variable(gold), _variable(answer)) if n is not None}
     if len(names) > 1:
         return False
     ends: list[Node] = []
-    for tree in (gold, said):
+    for tree in (gold, answer):
         _collect(tree, ends)
     line = _Line(ends)
-    return line.cells(gold) == line.cells(said)
+    return line.cells(gold) == line.cells(answer)
 
 
 def _variable(tree: Node) -> str | None:
-    """The name of the bare variable that a solved inequality speaks of."""
+    """Return the name of the bare variable in a solved inequality; None if there is none."""
     if tree.op == "builder":
-        return None
-    for part in [tree, *(a for a in tree.args if isinstance(a, Node))]:
+        return None  # bound inside the set, so that its name does not matter
+    for part in [tree, *children(tree)]:
         if part.op == "rel":
             for member in part.args[::2]:
                 if member.op == "sym":
                     return str(member.args[0])
         if part.op in COLLECTIONS and part is not tree:
-            found = _variable(part)
-            if found is not None:
-                return found
+            name = _variable(part)
+            if name is not None:
+                return name
     return None
 
 
 def _collect(tree: Node, ends: list[Node]) -> None:
+    """Add the end points that occur in the tree to `ends`."""
     if len(ends) > MAX_ENDS:
         raise NotRegion
     if tree.op == "tuple" and len(tree.args) == 4:
@@ -68,12 +75,10 @@ def _collect(tree: Node, ends: list[Node]) -> None:
         members = tree.args
     elif tree.op == "rel":
         for member in tree.args[::2]:
-            if member.op in {"tuple", "set", "union", "inter", "minus", "builder"}:
+            if member.op in NESTED:
                 _collect(member, ends)
-        members = tuple(
-            m for m in tree.args[::2] if m.op not in {"sym", "tuple", "set", "union", "inter", "minus", "builder"}
-        )
-    elif tree.op in {"union", "inter", "minus", "builder", "add", "neg"} or tree.op in COLLECTIONS:
+        members = tuple(m for m in tree.args[::2] if m.op != "sym" and m.op not in NESTED)
+    elif tree.op in OPERATIONS | COLLECTIONS | {"add", "neg"}:
         for a in tree.args:
             _collect(a, ends)
         return
@@ -82,9 +87,7 @@ def _collect(tree: Node, ends: list[Node]) -> None:
     else:
         raise NotRegion
     for member in members:
-        if member in (INF, NEG_INF) or (
-            member.op == "const" and member != INF and member.args[0] in {"R", "Z", "N", "Q", "empty"}
-        ):
+        if member in (INF, NEG_INF) or (member.op == "const" and member.args[0] in NUMBERLESS):
             continue
         if not is_constant(member):
             raise NotRegion
@@ -98,6 +101,7 @@ class _Line:
         keyed = [(where, end) for end in ends if (where := approximate(end)) is not None]
         if len(keyed) < len(ends):
             raise NotRegion
+        # Floats only order the ends. Neighbours are then compared exactly, so that 1/2 and 0.5 are one end.
         keyed.sort(key=lambda pair: pair[0])
         self.ends: list[Node] = []
         for _, end in keyed:
@@ -106,12 +110,14 @@ class _Line:
         self.all: Cells = frozenset(range(2 * len(self.ends) + 1))
 
     def place(self, end: Node) -> int:
+        """Return the cell of an end."""
         for i, known in enumerate(self.ends):
             if known == end or same(known, end):
                 return 2 * i + 1
         raise NotRegion
 
     def between(self, low: Node, low_closed: bool, high: Node, high_closed: bool) -> Cells:
+        """Return the cells of an interval; a closed end belongs to it, an infinite end is never closed."""
         first = 0 if low == NEG_INF else self.place(low) + (not low_closed)
         last = max(self.all) if high == INF else self.place(high) - (not high_closed)
         if (low == NEG_INF and low_closed) or (high == INF and high_closed) or low == INF or high == NEG_INF:
@@ -119,6 +125,7 @@ class _Line:
         return frozenset(range(first, last + 1))
 
     def cells(self, tree: Node) -> Cells:
+        """Return the cells of any region."""
         op = tree.op
         if op == "tuple":
             return self.between(tree.args[2], tree.args[0] == "[", tree.args[3], tree.args[1] == "]")
@@ -131,36 +138,39 @@ class _Line:
         if op == "rel":
             return self.relation(tree)
         if op == "builder":
-            return self.cells(tree.args[1]) & self.condition(tree.args[0])
+            what, condition = tree.args
+            within = self.relation(what) if what.op == "rel" else self.all  # {x in (0, 5) | x > 2}
+            return self.cells(condition) & within
         if op in {"union", "inter", "minus"}:
-            one, two = self.cells(tree.args[0]), self.cells(tree.args[1])
-            return one | two if op == "union" else one & two if op == "inter" else one - two
+            left, right = self.cells(tree.args[0]), self.cells(tree.args[1])
+            return left | right if op == "union" else left & right if op == "inter" else left - right
         if op == "add" and len(tree.args) == 2 and tree.args[1].op == "neg":
-            return self.cells(tree.args[0]) - self.cells(tree.args[1].args[0])
+            return self.cells(tree.args[0]) - self.cells(tree.args[1].args[0])  # R - {0}, with a minus sign
         if op in COLLECTIONS:
             return self.joined(tree)
         raise NotRegion
 
-    def condition(self, what: Node) -> Cells:
-        return self.relation(what) if what.op == "rel" else self.all
-
     def joined(self, tree: Node) -> Cells:
+        """Return the cells of statements joined by or, and, or commas."""
         parts = [self.cells(a) for a in tree.args]
-        if any(one < two < self.all for one in parts for two in parts):
-            raise NotRegion  # x > 2 or x >= 2: one of them says the other again, or is a second answer
+        if any(part < other < self.all for part in parts for other in parts):
+            raise NotRegion  # x > 2 or x >= 2: a part repeats the other, or is a second answer
         union: Cells = frozenset().union(*parts)
         if tree.op == "either" or any(p.op == "tuple" for p in tree.args):
             return union
+        # x > 1, x < 3 means both. x < 1, x > 3 have nothing in common, so that they can only mean either.
         common = parts[0].intersection(*parts[1:])
         return common if tree.op == "both" else common or union
 
     def relation(self, tree: Node) -> Cells:
-        found = self.all
+        """Return the cells in which every part of a chain such as 1 < x <= 3 is true."""
+        cells = self.all
         for left, sign, right in zip(tree.args[:-2:2], tree.args[1::2], tree.args[2::2], strict=True):
-            found &= self.compared(left, sign, right)
-        return found
+            cells &= self.compared(left, sign, right)
+        return cells
 
     def compared(self, left: Node, sign: str, right: Node) -> Cells:
+        """Return the cells of a variable that is compared with an end or a region."""
         if sign in {"in", "notin"} and left.op == "sym":
             inside = self.cells(right)
             return inside if sign == "in" else self.all - inside

@@ -1,4 +1,4 @@
-"""Choices: the letter that a gold or an answer names, in any decoration, and the text shown with it."""
+"""Multiple choice: the letter that a gold or an answer names, in any decoration, and the text shown with it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ FRAMES = re.compile(r"\\(?:text)?circled|\\f(?:rame)?box|\\mathcal|\\mathscr")
 FRAMED = re.compile(
     r"(?:<|\\langle|\\lbrack|\\\{|\\lbrace)\s*\{?([A-Za-z])\}?\s*(?:>|\\rangle|\\rbrack|\\\}|\\rbrace)|\{([A-Za-z])\}"
 )
-"""One letter in what stands around the letters of choices: <D>, \\langle D \\rangle, \\{D\\}, \\circled{D}."""
+"""A letter in the brackets that are put around choices: <D>, \\langle D \\rangle, \\{D\\}, \\circled{D}."""
 OTHER_CHOICE = re.compile(
     r"(?:^|[\s(,/&])[A-J](?:$|[\s).,:/&])|\b(?:or|not|and also|either)\b"
     r"|\(\s*(?:false|wrong|incorrect)\s*\)|\b(?:is|was) (?:false|wrong|incorrect)\b|\?$|^(?:and|&|=)\s"
 )
+"""Text behind a letter that names another choice, or takes the letter back."""
 
 
 class Choice(NamedTuple):
@@ -33,26 +34,28 @@ class Choice(NamedTuple):
     shown: str
 
 
-def choice_gold(text: str) -> Choice | None:
-    """The choice that a gold answer is, such as C, (C), C. or (C) 42; None if it is not one."""
-    said = CHOICE_GOLD.fullmatch(
-        STYLE.sub("", text).replace("{", "").replace("}", "").strip("$ .") if "\\" in text else text.strip("$ ")
-    )
-    if said is None:
-        return None
-    return Choice(next(g for g in said.groups()[:4] if g).upper(), said[5].strip(". "))
+def choice_of_gold(text: str) -> Choice | None:
+    """Return the choice that a gold answer is, such as C, (C), C. or (C) 42; None if it is not a choice."""
+    bare = STYLE.sub("", text).replace("{", "").replace("}", "").strip("$ .") if "\\" in text else text.strip("$ ")
+    parts = CHOICE_GOLD.fullmatch(bare)
+    return None if parts is None else Choice(_letter(parts), parts[5].strip(". "))
 
 
-def choice_said(text: str) -> Choice | None:
-    """The choice that an answer names, in any decoration; None if it names none or more than one."""
+def choice_of_answer(text: str) -> Choice | None:
+    """Return the choice that an answer names, in any decoration; None if it names none or more than one."""
     bare = SPACING.sub(" ", STYLE.sub("", text)).replace("$", "")
     wrapped = bare.strip(" .*`\"'")
     while wrapped.startswith("{") and wrapped.endswith("}"):
         wrapped = wrapped[1:-1].strip()
     framed = FRAMED.fullmatch(FRAMES.sub("", wrapped))
     if framed is not None:
-        return Choice((framed[1] or framed[2]).upper(), "")
-    said = CHOICE_SAID.fullmatch(wrapped.replace("{", "").replace("}", ""))
-    if said is None or OTHER_CHOICE.search(said[4]):
+        return Choice(_letter(framed), "")
+    parts = CHOICE_SAID.fullmatch(wrapped.replace("{", "").replace("}", ""))
+    if parts is None or OTHER_CHOICE.search(parts[4]):
         return None
-    return Choice(next(g for g in said.groups()[:3] if g).upper(), said[4].strip(". "))
+    return Choice(_letter(parts), parts[4].strip(". "))
+
+
+def _letter(parts: re.Match[str]) -> str:
+    """Return the first group that matched, which is the letter in each of the patterns."""
+    return next(group for group in parts.groups() if group).upper()

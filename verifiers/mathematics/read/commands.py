@@ -1,4 +1,4 @@
-"""Commands that start a value: fractions, roots, binomials, functions, what is left unevaluated."""
+"""The commands that start a value: fractions, roots, binomials, functions, and what is left unevaluated."""
 
 from __future__ import annotations
 
@@ -7,16 +7,25 @@ from collections.abc import Callable
 from verifiers.mathematics.read.cursor import Cursor
 from verifiers.mathematics.read.expressions import group, power, primary, starts_factor, sum_of, times
 from verifiers.mathematics.read.lexer import Token, Unreadable
-from verifiers.mathematics.read.syntax_tree import IMAGINARY, E, Node, neg, num
-from verifiers.mathematics.words.vocabulary import CONSTANTS, HYPERBOLIC, INVERSE, NAMED, UNDONE
+from verifiers.mathematics.read.syntax_tree import IMAGINARY, E, Node, neg, num, sym
+from verifiers.mathematics.words.tables import meanings, words_of
+from verifiers.mathematics.words.vocabulary import CONSTANTS, HYPERBOLIC, INVERSE, NAMED, TRIGONOMETRIC, UNDONE
 
-ALIASES = {"tg": "tan", "ctg": "cot", "cosec": "csc", "arcsinh": "asinh", "arccosh": "acosh", "arctanh": "atanh"}
-ALIASES |= {"arsinh": "asinh", "arcosh": "acosh", "artanh": "atanh"} | INVERSE
+ALIASES = INVERSE | meanings("""
+    tan   tg
+    cot   ctg
+    csc   cosec
+    asinh arcsinh arsinh
+    acosh arccosh arcosh
+    atanh arctanh artanh
+""")
+OPENING, CLOSING = words_of("( [ { set{"), words_of(") ] } set}")
+UNDONE_ENDS = words_of("= , ; ≈ < >")
 
 
-def _fraction(cursor: Cursor) -> Node:
-    above = group(cursor)
-    return Node("div", (above, group(cursor)))
+def _pair(op: str) -> Callable[[Cursor], Node]:
+    """Return a reader of a command with two arguments, which makes the node `op`."""
+    return lambda cursor: Node(op, (group(cursor), group(cursor)))
 
 
 def _root(cursor: Cursor) -> Node:
@@ -27,28 +36,22 @@ def _root(cursor: Cursor) -> Node:
     return Node("root", (group(cursor), degree))
 
 
-def _binomial(cursor: Cursor) -> Node:
-    above = group(cursor)
-    return Node("binom", (above, group(cursor)))
-
-
 def _undone(cursor: Cursor) -> Node:
-    """An integral, sum, product or limit with all that belongs to it, as written: it is not evaluated."""
-    said: list[str] = []
+    """Read an integral, sum, product or limit with all that belongs to it, as written: it is not evaluated."""
+    parts: list[str] = []
     depth = 0
     while cursor.peek().kind != "end":
-        token = cursor.peek()
-        opens = token.value in {"(", "[", "{", "set{"}
-        closes = token.value in {")", "]", "}", "set}"}
-        if depth == 0 and (closes or token.value in {"=", ",", ";", "≈", "<", ">"}):
+        value = cursor.peek().value
+        closes = value in CLOSING
+        if depth == 0 and (closes or value in UNDONE_ENDS):
             break
-        depth += opens - closes
-        said.append(str(token.value))
-        cursor.at += 1
-    return Node("undone", (" ".join(said),))
+        depth += (value in OPENING) - closes
+        parts.append(str(cursor.take().value))
+    return Node("undone", (" ".join(parts),))
 
 
 def _function(cursor: Cursor, name: str) -> Node:
+    """Read the base, exponent and argument of the function `name`."""
     base = exponent = None
     for _ in range(2):
         if cursor.take_op("_"):
@@ -56,7 +59,8 @@ def _function(cursor: Cursor, name: str) -> Node:
         elif cursor.take_op("^"):
             exponent = neg(group(cursor)) if cursor.take_op("-") else group(cursor)
     kind = ALIASES.get(name, name)
-    if exponent == num(-1) and (kind in {"sin", "cos", "tan", "cot", "sec", "csc"} or kind in HYPERBOLIC):
+    # sin^{-1} is the inverse function, while sin^2 is a power of the value.
+    if exponent == num(-1) and (kind in TRIGONOMETRIC or kind in HYPERBOLIC):
         kind, exponent = f"a{kind}", None
     if kind in {"max", "min", "gcd", "lcm"}:
         inner = primary(cursor)
@@ -77,6 +81,7 @@ def _applied(kind: str, argument: Node, base: Node | None) -> Node:
 
 
 def _function_argument(cursor: Cursor) -> Node:
+    """Read an argument without brackets: sin 2x cos x is sin(2x) cos(x), and sin x (y + 1) is sin(x) (y + 1)."""
     if cursor.is_op("(", "[", "{", "|", "lvert"):
         return primary(cursor)
     sign = cursor.take_op("-", "+")
@@ -92,8 +97,11 @@ def _is_function(token: Token) -> bool:
     return token.kind == "cmd" and (token.value in NAMED or token.value in UNDONE)
 
 
-def command(cursor: Cursor) -> Node | None:
-    """The value that a command starts, None if it starts none."""
+def command(cursor: Cursor) -> Node:
+    """Read the value that a command starts.
+
+    Raises: Unreadable if the command starts no value.
+    """
     name = str(cursor.peek().value)
     if name in UNDONE:
         return _undone(cursor)
@@ -101,22 +109,24 @@ def command(cursor: Cursor) -> Node | None:
     if name in CONSTANTS:
         return Node("const", (CONSTANTS[name],))
     if name.startswith("mathbb"):
-        return Node("const", (name[6:7],)) if name[6:] in {"R", "Z", "N", "Q", "C"} else Node("sym", (name,))
+        return Node("const", (name[6:7],)) if name[6:] in {"R", "Z", "N", "Q", "C"} else sym(name)
+    # "5 sec" and "10 min 30" are times, "min = 3" is a name, and the rest are functions.
     if name in {"sec", "min"} and cursor.peek().kind in {"end", "num"} and cursor.at > 1:
         return Node("word", (name,))
     if name in {"min", "max"} and cursor.is_op("="):
         return Node("word", (name,))
     if name in NAMED:
         return _function(cursor, name)
-    reader = STRUCTURES.get(name)
-    if reader is None:
+    if name not in STRUCTURES:
         raise Unreadable(f"\\{name} starts no value")
-    return reader(cursor)
+    return STRUCTURES[name](cursor)
 
 
 STRUCTURES: dict[str, Callable[[Cursor], Node]] = {
-    "nicefrac": _fraction, "sfrac": _fraction,
-    "frac": _fraction, "dfrac": _fraction, "tfrac": _fraction, "cfrac": _fraction, "sqrt": _root,
-    "cbrt": lambda c: Node("root", (group(c), num(3))), "fourthroot": lambda c: Node("root", (group(c), num(4))),
-    "binom": _binomial, "dbinom": _binomial, "tbinom": _binomial, "det": lambda c: Node("det", (group(c),)),
-}  # fmt: skip  # fmt: skip
+    **dict.fromkeys(words_of("frac dfrac tfrac cfrac nicefrac sfrac"), _pair("div")),
+    **dict.fromkeys(words_of("binom dbinom tbinom"), _pair("binom")),
+    "sqrt": _root,
+    "cbrt": lambda cursor: Node("root", (group(cursor), num(3))),
+    "fourthroot": lambda cursor: Node("root", (group(cursor), num(4))),
+    "det": lambda cursor: Node("det", (group(cursor),)),
+}

@@ -1,29 +1,32 @@
-"""Sums, products, powers, functions and single values: the part of the grammar below relations and collections."""
+"""The grammar below relations and collections: sums, products, powers, names and single values."""
 
 from __future__ import annotations
 
 from verifiers.mathematics.read.cursor import Cursor
 from verifiers.mathematics.read.lexer import Token, Unreadable
-from verifiers.mathematics.read.syntax_tree import DOTS, IMAGINARY, E, Node, neg, num
+from verifiers.mathematics.read.syntax_tree import DOTS, IMAGINARY, E, Node, collected, neg, num, sym
+from verifiers.mathematics.words.tables import words_of
 from verifiers.mathematics.words.units import SCALES, SQUARED, UNITS
 
-SEPARATING_WORDS = frozenset({"or", "and", "oder", "und", "is", "are", "in", "to", "mod"})
-FACTOR_OPS = frozenset({"(", "[", "{", "lvert", "lfloor", "lceil", "$", "£", "€", "¥", "langle"})
-STOPPING = frozenset({"pmod", "mod", "bmod", "pod", "over", "choose"})
+SEPARATING_WORDS = words_of("or and oder und is are in to mod")
+FACTOR_OPS = words_of("( [ { lvert lfloor lceil $ £ € ¥ langle")
+STOPPING = words_of("pmod mod bmod pod over choose")
 CURRENCIES = {"$": "dollar", "£": "£", "€": "euro", "¥": "yen", "₹": "rupee", "¢": "¢"}
-CODES = frozenset({"USD", "EUR", "GBP", "JPY", "CNY", "INR", "Rs"})
-ORDINALS = frozenset({"st", "nd", "rd", "th"})
+CODES = words_of("USD EUR GBP JPY CNY INR Rs")
+ORDINALS = words_of("st nd rd th")
+MAX_SIGNS = 3
+MAX_SUBSCRIPT = 12
 
 
 def sum_of(cursor: Cursor) -> Node:
-    """A sum of products with their signs; one product alone is itself."""
+    """Read a sum of products with their signs; a single product is returned as it is."""
     cursor.enter()
     terms = [_signed(cursor)]
     while (sign := cursor.take_op("+", "-", "±", "∓")) is not None:
         term = product(cursor) if not cursor.is_op("+", "-", "±") else _signed(cursor)
         terms.append(_with_sign(sign, term))
     cursor.leave()
-    total = terms[0] if len(terms) == 1 else Node("add", tuple(terms))
+    total = collected("add", terms)
     return over(cursor, total) if cursor.is_cmd("over", "choose") else total
 
 
@@ -31,7 +34,7 @@ def _signed(cursor: Cursor) -> Node:
     signs = []
     while (sign := cursor.take_op("+", "-", "±", "∓") or _sign_in_words(cursor)) is not None:
         signs.append(sign)
-        if len(signs) > 3:
+        if len(signs) > MAX_SIGNS:
             raise Unreadable("too_many_signs")
     term = product(cursor)
     for sign in reversed(signs):
@@ -40,7 +43,7 @@ def _signed(cursor: Cursor) -> Node:
 
 
 def _sign_in_words(cursor: Cursor) -> str | None:
-    """The sign that "negative 3" and "minus 3" start with, passed."""
+    """Pass the word of "negative 3" and "minus 3" and return its sign; None for anything else."""
     token = cursor.peek()
     if token.kind == "word" and token.value.lower() in {"negative", "minus"} and cursor.peek(1).kind == "num":
         cursor.at += 1
@@ -53,13 +56,13 @@ def _with_sign(sign: str, term: Node) -> Node:
 
 
 def product(cursor: Cursor) -> Node:
-    """Factors with explicit or implied multiplication, and division, from the left."""
+    """Read factors with explicit or implied multiplication, and division, from the left."""
     whole = cursor.peek().whole
     left = power(cursor)
     first = True
     while True:
         if cursor.is_op("{") and cursor.peek(1).value == "}" and cursor.peek(1).kind == "op":
-            cursor.at += 2
+            cursor.at += 2  # an empty group, as in 5{}cm
         elif cursor.take_op("*"):
             left = times(left, _factor(cursor))
         elif cursor.take_op("/"):
@@ -69,7 +72,7 @@ def product(cursor: Cursor) -> Node:
         elif starts_factor(cursor):
             left = _juxtaposed(cursor, left)
         elif cursor.peek().kind == "num" and left.op == "mul" and _is_unit(left.args[-1]):
-            return Node("add", (left, product(cursor)))
+            return Node("add", (left, product(cursor)))  # 5 ft 3 in is a sum
         elif cursor.peek().kind == "num" and _may_precede_number(cursor.tokens[cursor.at - 1]):
             left = times(left, power(cursor))
         else:
@@ -78,7 +81,7 @@ def product(cursor: Cursor) -> Node:
 
 
 def _may_precede_number(token: Token) -> bool:
-    """Whether a number may follow without a sign: 50!50! and i4, but not x2."""
+    """True if a number may follow without a sign: 50!50! and i4, but not x2."""
     return (token.kind == "op" and token.value == "!") or (token.kind == "sym" and token.value == "i")
 
 
@@ -87,7 +90,7 @@ def _is_unit(tree: Node) -> bool:
 
 
 def times(left: Node, right: Node) -> Node:
-    """The product; a product on the left takes the factor in."""
+    """Return the product; a product on the left takes the factor in."""
     return Node("mul", (*left.args, right)) if left.op == "mul" else Node("mul", (left, right))
 
 
@@ -98,12 +101,15 @@ def _factor(cursor: Cursor) -> Node:
 
 
 def _mixed(cursor: Cursor) -> Node | None:
-    """The proper fraction of a mixed number, passed; None if what follows is not one."""
-    one, two, three = cursor.peek(), cursor.peek(1), cursor.peek(2)
-    if one.kind == "num" and one.whole and one.spaced and two.kind == "op" and two.value == "/" and three.whole:
+    """Pass the proper fraction of a mixed number and return it; None if what follows is no such fraction."""
+    above, bar, below = cursor.peek(), cursor.peek(1), cursor.peek(2)
+    if above.kind == "num" and above.whole and above.spaced and bar.kind == "op" and bar.value == "/" and below.whole:
         cursor.at += 3
-        return _proper(one.value, three.value)
-    if one.kind == "cmd" and one.value in {"frac", "dfrac", "tfrac", "cfrac"}:
+        # 3 5/2 is neither a mixed number nor a product that anybody writes.
+        if not 0 < above.value.args[0] < below.value.args[0]:
+            raise Unreadable("improper_mixed_number")
+        return Node("div", (above.value, below.value))
+    if above.kind == "cmd" and above.value in {"frac", "dfrac", "tfrac", "cfrac"}:
         start = cursor.at
         fraction = primary(cursor)
         plain = fraction.op == "div" and all(a.op == "num" and isinstance(a.args[0], int) for a in fraction.args)
@@ -113,26 +119,21 @@ def _mixed(cursor: Cursor) -> Node | None:
     return None
 
 
-def _proper(above: Node, below: Node) -> Node:
-    if not 0 < above.args[0] < below.args[0]:
-        raise Unreadable("improper_mixed_number")
-    return Node("div", (above, below))
-
-
 def starts_factor(cursor: Cursor) -> bool:
-    """Whether the next token starts a factor that is multiplied without a sign."""
-    token = cursor.peek()
+    """True if the next token starts a factor that is multiplied without a sign."""
+    token, following = cursor.peek(), cursor.peek(1)
     if token.kind == "word":
         return token.value.lower() not in SEPARATING_WORDS or _is_inches(cursor)
     if token.kind == "sym":
+        # The letter U between brackets of intervals is a union: (1,2) U (3,4).
         before = cursor.tokens[cursor.at - 1].value
-        return not (token.value == "U" and before in {")", "]"} and cursor.peek(1).value in {"(", "["})
+        return not (token.value == "U" and before in {")", "]"} and following.value in {"(", "["})
     if token.kind == "cmd":
         return token.value not in STOPPING and not token.value.startswith("end ")
     if token.kind == "op":
-        following = cursor.peek(1)
         if token.value == "(" and following.value in STOPPING:
             return False
+        # A bracket that turns away closes an open interval: ]1,2[.
         if token.value == "[" and (following.kind == "end" or following.value in {"cup", "cap", ",", ")", "]"}):
             return False
         return token.value in FACTOR_OPS or (token.value == "|" and not cursor.bars and not cursor.building)
@@ -140,7 +141,7 @@ def starts_factor(cursor: Cursor) -> bool:
 
 
 def _is_inches(cursor: Cursor) -> bool:
-    """Whether the word "in" that comes next is the unit, not "element of"."""
+    """True if the word "in" that comes next is the unit, not "element of"."""
     following = cursor.peek(1)
     ends = following.kind == "end" or following.value in {"^", "}"}
     before = cursor.tokens[cursor.at - 1]
@@ -149,6 +150,7 @@ def _is_inches(cursor: Cursor) -> bool:
 
 
 def _juxtaposed(cursor: Cursor, left: Node) -> Node:
+    """Read what follows `left` without a sign: percent, a scale such as million, an ordinal, or a factor."""
     token = cursor.peek()
     if token.kind == "word":
         word = token.value.lower()
@@ -165,7 +167,7 @@ def _juxtaposed(cursor: Cursor, left: Node) -> Node:
 
 
 def power(cursor: Cursor) -> Node:
-    """A value with what is written behind it: exponents, factorials, percent, degrees, primes."""
+    """Read a value with the marks behind it: exponents, factorials, percent, degrees, primes."""
     cursor.enter()
     value = postfixed(cursor, primary(cursor))
     cursor.leave()
@@ -173,11 +175,11 @@ def power(cursor: Cursor) -> Node:
 
 
 def postfixed(cursor: Cursor, base: Node) -> Node:
-    """`base` with the marks that follow it."""
+    """Read the marks that follow `base` and return `base` with them."""
     while True:
         if cursor.take_op("^"):
             base = _raised(cursor, base)
-        elif cursor.is_op("!") and cursor.peek(1).value != "!":
+        elif cursor.is_op("!") and cursor.peek(1).value != "!":  # a double factorial is not in the grammar
             cursor.at += 1
             base = Node("fact", (base,))
         elif base.op != "percent" and cursor.take_op("%"):
@@ -185,66 +187,65 @@ def postfixed(cursor: Cursor, base: Node) -> Node:
         elif cursor.take_op("degree"):
             base = _degrees(cursor, base)
         elif cursor.is_op("¢", "$", "€", "£") and cursor.peek(1).kind in {"end", "word"}:
-            base = Node("money", (CURRENCIES[str(cursor.peek().value)], base))
-            cursor.at += 1
+            base = Node("money", (CURRENCIES[cursor.take().value], base))
         elif cursor.is_op("'") and base.op in {"num", "dec"} and (length := _feet_and_inches(cursor, base)) is not None:
             base = length
-        elif cursor.is_op("'") and base.op == "sym":
-            cursor.at += 1
-            base = Node("sym", (f"{base.args[0]}'",))
+        elif base.op == "sym" and cursor.take_op("'"):
+            base = sym(f"{base.args[0]}'")
         else:
             return base
 
 
 def _feet_and_inches(cursor: Cursor, value: Node) -> Node | None:
-    """The length 5'10''; None if the quote is something else."""
-    following = cursor.peek(1)
-    if following.kind != "num" or cursor.peek(2).value not in {"'", '"'}:
+    """Return the length 5'10'' and pass it; None if the quote is something else."""
+    inches = cursor.peek(1)
+    if inches.kind != "num" or cursor.peek(2).value not in {"'", '"'}:
         return None
     cursor.at += 4 if cursor.peek(3).value == "'" else 3
     feet = times(value, Node("word", ("feet",)))
-    return Node("add", (feet, times(following.value, Node("word", ("inches",)))))
+    return Node("add", (feet, times(inches.value, Node("word", ("inches",)))))
 
 
 def _raised(cursor: Cursor, base: Node) -> Node:
+    """Read what is raised behind `base`: degrees, an ordinal, a prime, a transpose, or an exponent."""
     bracketed = cursor.is_op("{")
-    inner = cursor.peek(1 if bracketed else 0)
-    closed = not bracketed or cursor.peek(2).value == "}"
-    if inner.value in {"circ", "degree"} and closed:
-        cursor.at += 3 if bracketed else 1
-        return _degrees(cursor, base)
-    if inner.kind in {"word", "sym"} and inner.value == "o" and closed and base.op in {"num", "dec"}:
-        cursor.at += 3 if bracketed else 1
-        return _degrees(cursor, base)
-    if inner.kind == "word" and inner.value in ORDINALS and closed and base.op == "num":
-        cursor.at += 3 if bracketed else 1
-        return base
-    if inner.value == "'" and closed and base.op == "sym":
-        cursor.at += 3 if bracketed else 1
-        return Node("sym", (f"{base.args[0]}'",))
-    if inner.value in {"T", "top"} and closed and base.op in {"matrix", "tuple"}:
-        cursor.at += 3 if bracketed else 1
-        return Node("transpose", (base,))
+    mark = cursor.peek(1 if bracketed else 0)
+    raised: Node | None = None
+    if not bracketed or cursor.peek(2).value == "}":
+        length = 3 if bracketed else 1
+        is_degree = mark.value == "o" and mark.kind in {"word", "sym"} and base.op in {"num", "dec"}
+        if mark.value in {"circ", "degree"} or is_degree:
+            cursor.at += length
+            return _degrees(cursor, base)
+        if mark.kind == "word" and mark.value in ORDINALS and base.op == "num":
+            raised = base
+        elif mark.value == "'" and base.op == "sym":
+            raised = sym(f"{base.args[0]}'")
+        elif mark.value in {"T", "top"} and base.op in {"matrix", "tuple"}:
+            raised = Node("transpose", (base,))
+        if raised is not None:
+            cursor.at += length
+            return raised
     sign = cursor.take_op("+", "-")
     exponent = power(cursor)
     return Node("pow", (base, exponent if sign != "-" else neg(exponent)))
 
 
 def _degrees(cursor: Cursor, value: Node) -> Node:
-    """Degrees, with minutes and seconds of arc if they follow."""
-    total: tuple[Node, ...] = (value,)
+    """Return `value` in degrees, with minutes and seconds of arc if they follow."""
+    terms = [value]
     for mark, parts in (("'", 60), ("''", 3600)):
         quotes = cursor.peek(1).value == "'" and (mark == "'" or cursor.peek(2).value == "'")
         if cursor.peek().kind == "num" and quotes:
-            total = (*total, Node("div", (cursor.peek().value, num(parts))))
+            terms.append(Node("div", (cursor.peek().value, num(parts))))
             cursor.at += 1 + len(mark)
-    return Node("deg", (total[0] if len(total) == 1 else Node("add", total),))
+    return Node("deg", (collected("add", terms),))
 
 
 def primary(cursor: Cursor) -> Node:
-    """One value: a number, name, function, group or collection.
+    """Read a single value: a number, name, function, group or collection.
 
-    Raises: Unreadable if nothing of the kind stands here.
+    Raises: Unreadable if nothing of the kind comes next.
     """
     token = cursor.peek()
     if token.kind == "num":
@@ -261,63 +262,56 @@ def primary(cursor: Cursor) -> Node:
         amount = power(cursor)
         fraction = _mixed(cursor) if whole else None
         return Node("money", (CURRENCIES[token.value], Node("add", (amount, fraction)) if fraction else amount))
-    elif token.kind == "op" and token.value == "dots":
+    if token.kind == "op" and token.value == "dots":
         cursor.at += 1
         return DOTS
-    else:
-        found = cursor.bracketed(cursor)
-    if found is None:
+    bracket = cursor.bracketed(cursor)
+    if bracket is None:
         raise Unreadable(f"a value was expected, found {token.value!r}")
-    return found
+    return bracket
 
 
 def _symbol(cursor: Cursor) -> Node:
-    name = str(cursor.peek().value)
-    cursor.at += 1
-    subscript = ""
-    if cursor.is_op("_"):
-        cursor.at += 1
-        subscript = "_" + _subscript(cursor)
+    """Read a letter with its subscript and primes: a constant, a binomial, a function of arguments, or a symbol."""
+    name = str(cursor.take().value)
+    subscript = "_" + _subscript(cursor) if cursor.take_op("_") else ""
     while cursor.is_op("'") and cursor.peek(1).value in {"(", "'"}:
         cursor.at += 1
         name += "'"
     if not subscript and name in {"e", "i"}:
         return E if name == "e" else IMAGINARY
     if name in {"C", "P"} and not subscript and cursor.is_op("("):
-        two = [cursor.peek(k) for k in range(5)]
-        chosen = name == "C" and two[1].value in {"n", "m", "N"} and two[3].kind in {"num", "sym"}
-        if chosen and two[2].value == "," and two[4].value == ")":
-            cursor.at += 5
-            return Node("binom", tuple(t.value if t.kind == "num" else Node("sym", (t.value,)) for t in two[1:4:2]))
-        if two[1].kind == "num" and two[2].value == "," and two[3].kind == "num" and two[4].value == ")":
-            cursor.at += 5
-            return Node("binom" if name == "C" else "perm", (two[1].value, two[3].value))
-    if cursor.is_op("("):
-        called = _call(cursor, name + subscript)
-        if called is not None:
-            return called
-    return Node("sym", (name + subscript,))
+        # C(n, k) and P(5, 2) count; C(x, y) may be a point, and P(A, B) a probability.
+        _, above, comma, below, closing = (cursor.peek(k) for k in range(5))
+        if comma.value == "," and closing.value == ")":
+            in_letters = name == "C" and above.value in {"n", "m", "N"} and below.kind in {"num", "sym"}
+            if in_letters or above.kind == below.kind == "num":
+                cursor.at += 5
+                pair = tuple(t.value if t.kind == "num" else sym(t.value) for t in (above, below))
+                return Node("binom" if name == "C" else "perm", pair)
+    call = _call(cursor, name + subscript) if cursor.is_op("(") else None
+    return sym(name + subscript) if call is None else call
 
 
 def _subscript(cursor: Cursor) -> str:
     if not cursor.take_op("{"):
-        token = cursor.peek()
-        cursor.at += 1
-        if token.kind not in {"num", "sym", "word"}:
+        if cursor.peek().kind not in {"num", "sym", "word"}:
             raise Unreadable("odd_subscript")
-        return str(token.value.args[0] if token.kind == "num" else token.value)
+        return _as_name(cursor.take())
     parts: list[str] = []
     while not cursor.take_op("}"):
-        token = cursor.peek()
-        cursor.at += 1
-        if token.kind == "end" or len(parts) > 12:
+        if cursor.peek().kind == "end" or len(parts) > MAX_SUBSCRIPT:
             raise Unreadable("odd_subscript")
-        parts.append(str(token.value.args[0] if token.kind == "num" else token.value))
+        parts.append(_as_name(cursor.take()))
     return "".join(parts)
 
 
+def _as_name(token: Token) -> str:
+    return str(token.value.args[0] if token.kind == "num" else token.value)
+
+
 def _call(cursor: Cursor, name: str) -> Node | None:
-    """f(x) or f(x, y) where an equals sign follows: a name with its arguments, not a product."""
+    """Read f(x) or f(x, y) before an equals sign, where it is a name with arguments; None where it is a product."""
     ahead, names = 1, []
     while cursor.peek(ahead).kind in {"sym", "num"}:
         names.append(str(cursor.peek(ahead).value))
@@ -332,23 +326,20 @@ def _call(cursor: Cursor, name: str) -> Node | None:
 
 
 def _words(cursor: Cursor) -> Node:
-    words = [str(cursor.peek().value)]
-    cursor.at += 1
+    """Read a phrase: words up to a word that separates, or to one with an exponent of its own."""
+    words = [str(cursor.take().value)]
     if words[0] in CODES and cursor.peek().kind == "num":
         return Node("money", (words[0], power(cursor)))
-    while cursor.peek().kind == "word" and (
-        str(cursor.peek().value).lower() not in SEPARATING_WORDS
-        or (words[-1] in SQUARED and cursor.peek().value == "in")
-    ):
-        if cursor.peek(1).value == "^":
+    while cursor.peek().kind == "word" and cursor.peek(1).value != "^":
+        is_square_inch = words[-1] in SQUARED and cursor.peek().value == "in"
+        if str(cursor.peek().value).lower() in SEPARATING_WORDS and not is_square_inch:
             break
-        words.append(str(cursor.peek().value))
-        cursor.at += 1
+        words.append(str(cursor.take().value))
     return Node("word", (" ".join(words),))
 
 
 def group(cursor: Cursor) -> Node:
-    """The argument of a command: a group in braces, brackets of its own or one token."""
+    """Read the argument of a command: a group in braces, brackets of its own or a single token."""
     if cursor.take_op("{"):
         inner = sum_of(cursor)
         cursor.expect("}")
@@ -357,8 +348,6 @@ def group(cursor: Cursor) -> Node:
 
 
 def over(cursor: Cursor, above: Node) -> Node:
-    r"""`above` divided by (\over) or choose (\choose) what follows in the same group."""
-    name = cursor.peek().value
-    cursor.at += 1
-    below = sum_of(cursor)
-    return Node("div" if name == "over" else "binom", (above, below))
+    r"""Return `above` divided by (\over) or choose (\choose) the sum that follows in the same group."""
+    name = cursor.take().value
+    return Node("div" if name == "over" else "binom", (above, sum_of(cursor)))

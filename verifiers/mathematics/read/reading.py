@@ -1,4 +1,4 @@
-"""From the text of an answer to what can be compared: cleaned text, plain words, tree."""
+"""The reading of an answer: its text cleaned, as plain words, and as a tree."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from verifiers.mathematics.read import clock
-from verifiers.mathematics.read.lexer import Unreadable
+from verifiers.mathematics.read.lexer import Unreadable, end_of_group
 from verifiers.mathematics.read.parser import parse
-from verifiers.mathematics.read.syntax_tree import EMPTY, INF, REALS, Node, neg, num
+from verifiers.mathematics.read.syntax_tree import EMPTY, INF, ONE, REALS, Node, neg, num, sym
 from verifiers.mathematics.words import spelled_out
 from verifiers.mathematics.words.characters import ascii_latex
 from verifiers.mathematics.words.labels import without_label
@@ -34,7 +34,7 @@ THEREFORE = re.compile(
 IN_TOTAL = re.compile(r"(?:\\?\s)*(?:\\text\{)?\s*\b(?:in total|altogether|left|remaining)\s*\}?$")
 ROW_SPACE = re.compile(r"\\\\\s?\[\s?-?[\d.]{1,6}\s?(?:pt|em|ex|mm|cm|in)\s?\]")
 CONTINUED = re.compile(r"\\\\\s*&?\s*(?==|\\(?:approx|equiv|implies|Rightarrow)(?![A-Za-z]))")
-"""A line of a derivation that goes on with its sign: x &= 1 + 2 \\\\ &= 3."""
+"""The start of a line that continues a derivation with a sign: x &= 1 + 2 \\\\ &= 3."""
 QUAD = re.compile(r"(?<=[\w})\]])(?:\s|~|\\[,; ])*\\q?quad(?:\s|~|\\[,; ])*(?=[\w\\({\[-])")
 DIGIT = re.compile(r"\d")
 BRACE_COMMA = re.compile(r"(?<=\d)(?:\\(?:text|textnormal|mathrm|mbox|hbox))?\{,\}(?=\d)")
@@ -62,7 +62,7 @@ APPROXIMATE = re.compile(
     r"^(?:\\(?:approx|simeq|doteq|thickapprox)(?![A-Za-z])|≈|~\s?(?=\d)|about\s|approximately\s|roughly\s)\s*"
     r"|(?:\\ldots|\\dots|\.\.\.)$"
 )
-X = Node("sym", ("x",))
+X = sym("x")
 KINDS = {
     "none": EMPTY,
     "infinity": INF,
@@ -77,45 +77,45 @@ KINDS = {
 
 @dataclass
 class Reading:
-    """One answer's text, cleaned. Trees and words are made when first asked for."""
+    """The cleaned text of an answer. Trees and words are made when first asked for."""
 
     text: str
     problem: str = ""
-    """Why there is no tree, once `tree` was asked for."""
+    """The reason why there is no tree, once `tree` was asked for."""
 
     @cached_property
     def plain(self) -> str:
-        """The text in lower case without styles, articles and outer punctuation."""
+        """Return the text in lower case without styles, articles and outer punctuation."""
         return spelled_out.plain(self.text)
 
     @cached_property
     def nothing(self) -> str | None:
-        """The kind of non-number that the words name: none, dne, infinity, reals, ..."""
+        """Return the kind of non-number that the words name: none, dne, infinity, reals, ..."""
         return spelled_out.nothing(self.plain)
 
     @cached_property
     def time(self) -> clock.Time | None:
-        """The time of day, if it is one."""
+        """Return the time of day, if the text is one."""
         return clock.time_of(self.plain)
 
     @cached_property
     def date(self) -> clock.Date | None:
-        """The date, if it is one."""
+        """Return the date, if the text is one."""
         return clock.date_of(self.plain)
 
     @cached_property
     def base(self) -> tuple[str, int] | None:
-        """(digits in upper case, base) of a number written in a base; None otherwise."""
+        """Return (digits in upper case, base) of a number written in a base; None for other texts."""
         return base_number(self.text)
 
     @cached_property
     def approximate(self) -> bool:
-        """Whether the text itself says that it is rounded: `\\approx 3.1`, `3.14...`."""
+        """True if the text itself says that it is rounded: `\\approx 3.1`, `3.14...`."""
         return APPROXIMATE.search(self.text) is not None
 
     @cached_property
     def tree(self) -> Node | None:
-        """The tree, None if the text is not in the grammar."""
+        """Return the tree, None if the text is not in the grammar."""
         text = self.text
         if PLAIN_NUMBER.fullmatch(text):
             return num(int(text))
@@ -125,6 +125,7 @@ class Reading:
             return parse(rewritten(text))
         except Unreadable as exc:
             self.problem = str(exc)
+            # A wide space may separate items, but more often only sets off a unit or a condition: it is tried last.
             if "quad" in text and (listed := QUAD.sub(", ", text)) != text:
                 return Reading(listed).tree
         except RecursionError:
@@ -133,25 +134,27 @@ class Reading:
 
     @cached_property
     def mixed(self) -> Node | None:
-        """The tree with "3 and 1/2" read as a mixed number; None if there is no such thing in the text."""
+        """Return the tree with "3 and 1/2" read as a mixed number; None if the text has no such thing."""
         joined = NUMBER_AND_FRACTION.sub(" ", self.text) if "and" in self.text else self.text
         return Reading(joined).tree if joined != self.text else None
 
     @cached_property
     def number_word(self) -> Node | None:
-        """The number that is written in words: forty-two."""
+        """Return the number that is written in words: forty-two."""
         if not self.plain or not self.plain[0].isalpha():
             return None
         bare = self.plain.removesuffix(" percent")
-        found = spelled_out.number_in_words(bare)
-        if found is None:
+        parts = spelled_out.number_in_words(bare)
+        if parts is None:
             return None
-        value = num(found[0]) if found[1] == 1 else Node("div", (num(found[0]), num(found[1])))
+        above, below = map(num, parts)
+        value = above if below == ONE else Node("div", (above, below))
         return value if bare == self.plain else Node("percent", (value,))
 
 
 def clean(text: str, comma_is_decimal: bool = False) -> str:
-    """`text` in ASCII LaTeX without math delimiters, outer quotes, emphasis, braces and final punctuation."""
+    """Return `text` in ASCII LaTeX without math delimiters, outer quotes, emphasis, braces and final punctuation."""
+    # Most answers are short, so that a substring test before each pattern decides the speed of the whole grader.
     text = ascii_latex(text)
     if "**" in text[:4]:
         text = BOLD_START.sub(r"\1", text)
@@ -167,19 +170,24 @@ def clean(text: str, comma_is_decimal: bool = False) -> str:
     if "$" in text:
         text = _without_dollars(text)
     if text.startswith("~~"):
-        return "\\struck " + text
-    while True:
+        return "\\struck " + text  # an answer that is struck through; no grammar knows the command
+    while True:  # layers such as **$\text{42.}$** come off one by one
         before = text
         text = text.strip(OUTSIDE)
         if text[:1] == text[-1:] == "_":
             text = text.strip("_")
         wrapper = TEXT_WRAPPER.match(text)
-        if wrapper is not None and DIGIT.search(text) and _closes_at_end(text[wrapper.end() - 1 :]):
+        if wrapper is not None and DIGIT.search(text) and end_of_group(text, wrapper.end() - 1) == len(text):
             text = text[wrapper.end() : -1]
         if text[-1:] in ".,;:!\\~ " or text.endswith(("quad", "\\;", "\\,")):
             text = _trimmed(text)
         text = text.removeprefix(":").removeprefix("'").removesuffix("'") if text[:1] in {":", "'"} else text
-        if text.startswith("{") and text.endswith("}") and _closes_at_end(text) and ("," not in text or "=" in text):
+        if (
+            text.startswith("{")
+            and text.endswith("}")
+            and end_of_group(text, 0) == len(text)
+            and ("," not in text or "=" in text)
+        ):
             text = text[1:-1]
         if text == before:
             break
@@ -217,6 +225,7 @@ def _trimmed(text: str) -> str:
 
 
 def _brace_comma(match: re.Match[str]) -> str:
+    """Return a comma in braces before three digits, which groups thousands; elsewhere a decimal point."""
     rest = match.string[match.end() : match.end() + 4]
     groups = re.match(r"\d{3}(?!\d)", rest)
     zero = match.string[: match.start()].strip("-+ ") == "0"
@@ -224,12 +233,13 @@ def _brace_comma(match: re.Match[str]) -> str:
 
 
 def _decimal_comma(match: re.Match[str]) -> str:
+    """Return the decimal with a point; 1,234 groups thousands even where the comma is the decimal point."""
     thousands = len(match[2]) == 3 and len(match[1]) <= 3 and not match[1].startswith("0")
     return match[0] if thousands else f"{match[1]}.{match[2]}"
 
 
 def _without_dollars(text: str) -> str:
-    """Math delimiters gone, a currency sign kept."""
+    """Return the text without math delimiters; a dollar sign that is a currency is kept, escaped."""
     places = [m.start() for m in DOLLAR.finditer(text)]
     currency = re.search(r"\d(?:\s?(?:million|billion|thousand|[a-z]+))?$", text)
     if len(places) == 1 and currency and re.match(r"\s?\d|\s?\.\d", text[places[0] + 1 :]):
@@ -239,21 +249,8 @@ def _without_dollars(text: str) -> str:
     return DOLLAR.sub("", text)
 
 
-def _closes_at_end(text: str) -> bool:
-    depth, at = 0, 0
-    while at < len(text):
-        if text[at] == "\\":
-            at += 2
-            continue
-        depth += (text[at] == "{") - (text[at] == "}")
-        at += 1
-        if depth == 0:
-            return at == len(text)
-    return False
-
-
 def rewritten(text: str) -> str:
-    """The cleaned text with a few spellings brought to one: combinations, space between rows."""
+    """Return the cleaned text with one spelling for combinations, rows and derivations over several lines."""
     if "\\\\[" in text:
         text = ROW_SPACE.sub(r"\\\\", text)
     if "\\\\" in text:
@@ -264,6 +261,7 @@ def rewritten(text: str) -> str:
 
 
 def _combination(match: re.Match[str]) -> str:
+    """Return _5C_2, C_5^2 or 5C2 as a binomial, and the same with P as a quotient of factorials."""
     groups = [g for g in match.groups() if g is not None]
     if groups[0] in {"C", "P"}:
         kind, above, below = groups
@@ -273,22 +271,22 @@ def _combination(match: re.Match[str]) -> str:
 
 
 def base_number(text: str) -> tuple[str, int] | None:
-    """(digits, base) of 101_2, (101)_{two}, 101 base 2, 0b101; None if the text is no such number."""
+    """Return (digits, base) of 101_2, (101)_{two}, 101 base 2, 0b101; None if the text is no such number."""
     prefixed = PREFIXED_BASE.fullmatch(text)
     if prefixed is not None:
         return _checked(prefixed[2], BASES[prefixed[1].lower()])
     if "_" not in text and not IN_BASE.search(text):
         return None
     bare = spelled_out.SPACING.sub(" ", spelled_out.STYLE.sub("", text)).replace("{", "").replace("}", "").strip()
-    said = BASE.fullmatch(DIGIT_GROUPS.sub("", bare))
-    if said is None:
+    number = BASE.fullmatch(DIGIT_GROUPS.sub("", bare))
+    if number is None:
         return None
-    name = said[2] or said[3] or said[4]
-    base = int(name) if name.isdigit() else BASES.get(name, 0)
-    return _checked(said[1], base)
+    name = number[2] or number[3] or number[4]
+    return _checked(number[1], int(name) if name.isdigit() else BASES.get(name, 0))
 
 
 def _checked(digits: str, base: int) -> tuple[str, int] | None:
+    """Return the digits without leading zeros, and the base; None if a digit does not exist in the base."""
     digits = digits.upper()
     if not 2 <= base <= 36 or any(int(c, 36) >= base for c in digits.lstrip("-")):
         return None
@@ -297,10 +295,11 @@ def _checked(digits: str, base: int) -> tuple[str, int] | None:
 
 
 def _ratio_in_words(text: str) -> Node | None:
-    said = WORD_RATIO.fullmatch(text.strip())
-    if said is None:
+    """Return "3 to 4" as a ratio; None for other texts."""
+    ratio = WORD_RATIO.fullmatch(text.strip())
+    if ratio is None:
         return None
     try:
-        return Node("ratio", tuple(parse(g) for g in said.groups() if g is not None))
+        return Node("ratio", tuple(parse(term) for term in ratio.groups() if term is not None))
     except Unreadable:
         return None

@@ -1,8 +1,8 @@
-"""The typed tree of answers: what every node is, and small questions about trees."""
+"""The syntax tree of an answer: its nodes, and small questions about trees."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ from verifiers.mathematics.words.tables import words_of
 
 
 class Node(NamedTuple):
-    """One node: an operator and its arguments. Equal trees compare equal.
+    """A node: an operator and its arguments. Equal trees compare equal.
 
     Numbers: num(value), dec(value, places) a decimal as shown, const(pi | e | i | inf | R | Z | N | Q | empty).
     Names: sym(name), word(text), call(name, *arguments).
@@ -20,7 +20,7 @@ class Node(NamedTuple):
     Collections: list(*), either(*) and both(*) for items joined by commas, by or, by and; tuple(open, close, *),
     set(*), builder(what, condition), matrix(*rows).
     Statements: rel(e0, sign, e1, ...), union(a, b), inter(a, b), minus(a, b), ratio(*), mod(value, modulus),
-    undone(what) an integral, sum or limit that was left standing, dots.
+    undone(what) an integral, sum or limit that was not evaluated, dots.
     """
 
     op: str
@@ -30,15 +30,26 @@ class Node(NamedTuple):
 PI, E, IMAGINARY, INF = (Node("const", (name,)) for name in ("pi", "e", "i", "inf"))
 EMPTY, REALS, DOTS = Node("const", ("empty",)), Node("const", ("R",)), Node("dots")
 ONE = Node("num", (1,))
+COLLECTIONS = words_of("list either both")
+CONSTANT = words_of("""
+    num dec const add mul div neg pow root fn fact binom perm abs floor ceil det matrix percent deg
+""")
+"""Operators of which a number can be made."""
+EXPRESSION = CONSTANT | words_of("sym word call pm mp money transpose")
 
 
 def num(value: int | Fraction) -> Node:
-    """The exact number `value`; a whole fraction becomes an int, so that equal numbers are equal nodes."""
+    """Return the exact number `value`; a whole fraction becomes an int, so that equal numbers are equal nodes."""
     return Node("num", (value.numerator if value.denominator == 1 else value,))
 
 
+def sym(name: str) -> Node:
+    """Return the symbol `name`."""
+    return Node("sym", (name,))
+
+
 def neg(a: Node) -> Node:
-    """Minus `a`; the minus is taken into a number."""
+    """Return minus `a`; a number takes the sign in."""
     if a.op == "num":
         return Node("num", (-a.args[0],))
     if a.op == "dec":
@@ -46,8 +57,24 @@ def neg(a: Node) -> Node:
     return Node("neg", (a,))
 
 
+def difference(a: Node, b: Node) -> Node:
+    """Return a - b."""
+    return Node("add", (a, neg(b)))
+
+
+def collected(op: str, items: Iterable[Any]) -> Node:
+    """Return the node `op` of the items; a single item is returned as it is."""
+    items = tuple(items)
+    return items[0] if len(items) == 1 else Node(op, items)
+
+
+def children(tree: Node) -> list[Node]:
+    """Return the arguments that are nodes; the others are names, numbers, signs and brackets."""
+    return [a for a in tree.args if isinstance(a, Node)]
+
+
 def nodes(tree: Node) -> Iterator[Node]:
-    """Every node of the tree, root first."""
+    """Yield every node of the tree, root first."""
     stack = [tree]
     while stack:
         node = stack.pop()
@@ -58,45 +85,39 @@ def nodes(tree: Node) -> Iterator[Node]:
 
 
 def has(tree: Node, *ops: str) -> bool:
-    """Whether any node of the tree is one of `ops`."""
-    stack = [tree]
-    while stack:
-        node = stack.pop()
-        if node.op in ops:
-            return True
-        for a in node.args:
-            if isinstance(a, Node):
-                stack.append(a)
-    return False
+    """True if the operator of any node is one of `ops`."""
+    return any(node.op in ops for node in nodes(tree))
+
+
+def has_word(tree: Node, words: frozenset[str]) -> bool:
+    """True if a text in the tree has one of the words, in any case."""
+    return any(n.op == "word" and words.intersection(n.args[0].lower().split()) for n in nodes(tree))
 
 
 def variables(tree: Node) -> frozenset[str]:
-    """Names of the free symbols, words and undefined functions of the tree."""
+    """Return the names of the free symbols, words and undefined functions of the tree."""
     return frozenset(n.args[0] for n in nodes(tree) if n.op in {"sym", "word", "call"})
 
 
 def is_constant(tree: Node) -> bool:
-    """Whether the tree is one number: no names, no collections, no statements."""
+    """True if the tree is a single number: no names, no collections, no statements."""
     return all(n.op in CONSTANT and (n.op != "const" or n.args[0] in {"pi", "e", "i"}) for n in nodes(tree))
 
 
-CONSTANT = words_of("""
-    num dec const add mul div neg pow root fn fact binom perm abs floor ceil det matrix percent deg
-""")
-EXPRESSION = CONSTANT | {"sym", "word", "call", "pm", "mp", "money", "transpose"}
+def with_children(tree: Node, change: Callable[[Node], Node]) -> Node:
+    """Return the tree with every child replaced by `change(child)`."""
+    return Node(tree.op, tuple(change(a) if isinstance(a, Node) else a for a in tree.args))
 
 
 def substitute(tree: Node, names: dict[str, Node]) -> Node:
-    """The tree with symbols replaced."""
+    """Return the tree with symbols replaced."""
     if tree.op == "sym":
         return names.get(tree.args[0], tree)
-    if not any(isinstance(a, Node) for a in tree.args):
-        return tree
-    return Node(tree.op, tuple(substitute(a, names) if isinstance(a, Node) else a for a in tree.args))
+    return with_children(tree, lambda a: substitute(a, names))
 
 
 def is_vector_sum(tree: Node) -> bool:
-    """Whether unit vectors i, j, k stand in it."""
+    """True if unit vectors i, j, k occur in the tree."""
     return any(
         n.op == "sym" and str(n.args[0]).startswith("vec ") and n.args[0][4:] in {"i", "j", "k", "imath", "jmath"}
         for n in nodes(tree)
@@ -104,16 +125,13 @@ def is_vector_sum(tree: Node) -> bool:
 
 
 def expand_signs(tree: Node) -> list[Node]:
-    """The two trees that a plus-minus stands for (upper signs, lower signs); the tree alone if it has none."""
-    if not has(tree, "pm", "mp"):
-        return [tree]
-    return [_choose(tree, True), _choose(tree, False)]
+    """Return the two trees of a plus-minus (upper signs, lower signs); a tree without plus-minus alone."""
+    # All signs are read together: of ±a ∓ b the values are a - b and -a + b, not four.
+    return [_with_signs(tree, True), _with_signs(tree, False)] if has(tree, "pm", "mp") else [tree]
 
 
-def _choose(tree: Node, upper: bool) -> Node:
+def _with_signs(tree: Node, upper: bool) -> Node:
     if tree.op in {"pm", "mp"}:
-        inner = _choose(tree.args[0], upper)
+        inner = _with_signs(tree.args[0], upper)
         return inner if (tree.op == "pm") == upper else neg(inner)
-    if not any(isinstance(a, Node) for a in tree.args):
-        return tree
-    return Node(tree.op, tuple(_choose(a, upper) if isinstance(a, Node) else a for a in tree.args))
+    return with_children(tree, lambda a: _with_signs(a, upper))

@@ -76,12 +76,13 @@ SLASHED = re.compile("[=∈]\u0338|<\u0338|>\u0338")
 
 
 def ascii_latex(text: str) -> str:
-    r"""`text` with every character outside ASCII replaced: `√2` -> `\sqrt{2}`, `x²` -> `x^{2}`, `½` -> `\frac{1}{2}`.
+    r"""Return `text` with characters outside ASCII replaced: `√2` -> `\sqrt{2}`, `x²` -> `x^{2}`, `½` -> `\frac{1}{2}`.
 
     Letters of other scripts are kept. Digits of every script become ASCII digits; so do full-width and styled letters.
     """
     if text.isascii():
         return text
+    # Combining marks, roots and runs of small digits belong to their neighbours, so they precede the single characters.
     text = SLASHED.sub(r"\\ne ", text)
     text = COMBINED_OVERLINE.sub(lambda m: rf"\overline{{{re.sub('[^0-9]', '', m[1])}}}", text)
     text = COMBINED_DOT.sub(r"\\dot{\1}", text)
@@ -109,7 +110,7 @@ def _character(c: str) -> str:
 
 
 def _cjk_number(run: re.Match[str]) -> str:
-    """A Chinese numeral in digits, as written positionally (四二) or with units (四十二); other runs unchanged."""
+    """Return a Chinese numeral in digits, as written positionally (四二) or with units (四十二)."""
     text = run[0]
     if all(c in CJK_DIGITS for c in text):
         return "".join(str(CJK_DIGITS[c]) for c in text)
@@ -118,7 +119,7 @@ def _cjk_number(run: re.Match[str]) -> str:
         if c in CJK_DIGITS:
             digit = CJK_DIGITS[c]
         elif c in CJK_UNITS:
-            section += (digit or 1) * CJK_UNITS[c]
+            section += (digit or 1) * CJK_UNITS[c]  # 十 alone is ten
             digit = 0
         else:
             total += ((section + digit) or 1) * CJK_GROUPS[c]

@@ -1,4 +1,4 @@
-"""Words around an answer that take it back: another candidate beside a box, answers of somebody else, bounds."""
+"""Words around an answer that take it back: another candidate next to a box, a wrong answer that is quoted, bounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BOUNDED = re.compile(
     r"|instead of|below|above|under|over|exceeds?)\s*$",
     re.IGNORECASE,
 )
-"""Before the formula of a concluding sentence: what says that it is not the value itself."""
+"""Words before the formula of a concluding sentence by which it is a bound and not the value."""
 OF_ANOTHER = re.compile(
     r"\b(?:wrong|incorrect|false|first|initial|earlier|previous|original|naive|tempting|common|guessed|tentative)\s+$",
     re.IGNORECASE,
@@ -25,16 +25,16 @@ SUPPOSITION = re.compile(r"(?:^|[.!?\n]\s*)(?:so\s+)?if\b[^.!?\n]*$", re.IGNOREC
 
 
 def beside(text: str, start: int, end: int) -> str | None:
-    """The other candidate next to a box in text[start:end]: "or 5" behind it, "either 5 or" before it; None if none."""
+    """Return the other candidate next to the box text[start:end], as in "or 5" or "either 5 or"; None without one."""
     hedge = OR_ELSE.match(text, end) or EITHER.search(text[max(0, start - 120) : start])
     return hedge[1] if hedge else None
 
 
 def is_of_another(text: str, cue: re.Match[str]) -> bool:
-    """Whether a cue tells of a wrong or an earlier answer: "the common wrong answer is"."""
+    """True if a cue tells of a wrong or an earlier answer: "the common wrong answer is"."""
     return OF_ANOTHER.search(text[max(0, cue.start() - 20) : cue.start()]) is not None
 
 
 def is_supposed(text: str, cue: re.Match[str]) -> bool:
-    """Whether a cue only says what the answer would be, in a sentence that begins with an "if"."""
+    """True if a cue tells only what the answer would be, in a sentence that begins with an "if"."""
     return cue.group().endswith("would be") and bool(SUPPOSITION.search(text[max(0, cue.start() - 200) : cue.start()]))

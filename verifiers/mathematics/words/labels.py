@@ -1,4 +1,4 @@
-r"""What stands before an equals sign and only says of what the value is: `\det A =`, `P(X = 4) =`, `\sigma^2 =`."""
+r"""Labels before an equals sign, which only name what has the value: `\det A =`, `P(X = 4) =`, `\sigma^2 =`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ ARGUMENT = (
     rf"{SPACE}(?:(?:\\left)?\((?:[^()]|\([^()]{{0,20}}\)){{1,40}}\)|(?:\\left)?\[[^\[\]]{{1,40}}\]"
     r"|[^=<>,;()\[\]&0-9]{0,25})"
 )
+# Every repetition is bounded, because a label is looked for in every answer with an equals sign.
 LABEL = re.compile(
     rf"{SPACE}(?:{OPERATOR}{ARGUMENT}"
     r"|\\?(?:max|min)(?:_\{?[a-z]\}?)?\s[A-Za-z](?:\([a-z,]{1,9}\))?"
@@ -35,7 +36,7 @@ LABEL = re.compile(
 
 
 def without_label(text: str) -> str:
-    """The text behind a label and its equals sign; all of it if it does not begin with one."""
+    """Return the text behind a label and its equals sign; all of the text if it does not begin with a label."""
     label = LABEL.match(text)
     rest = text[label.end() :] if label is not None else ""
     return rest.strip() if rest.strip() else text

@@ -1,4 +1,4 @@
-"""Nouns behind numbers: what only says what is counted, and in which words it says more."""
+"""Nouns behind numbers: nouns that only tell what is counted, and words that change the number."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from verifiers.mathematics.words.tables import meanings, words_of
 
 NOUN_PHRASE = re.compile(r"[^\W\d_](?:[^\W\d_]|[' -]){0,60}")
+# Words in many languages that multiply, deny or qualify a number, so that "42 million" is not 42 of something.
 NOT_NOUNS = words_of("""
     not or and nor no maybe perhaps ish approximately approx about roughly around almost nearly plus minus times over
     less more fewer greater than is are was if unless except but wrong incorrect false true squared cubed factorial
@@ -37,7 +38,7 @@ LABELS = words_of("""
     income digit date sides side diagonal hypotenuse base exponent coefficient constant term terms factor factors
     quantity final
 """)
-"""What "The ... is" may name before a value."""
+"""Nouns that "The ... is" may name before a value."""
 IRREGULAR = meanings("""
     person people
     man    men
@@ -50,7 +51,7 @@ IRREGULAR = meanings("""
 
 
 def stem(word: str) -> str:
-    """A noun in the singular, roughly."""
+    """Return a noun in the singular, roughly."""
     word = word.lower()
     if word in IRREGULAR:
         return IRREGULAR[word]
@@ -62,7 +63,7 @@ def stem(word: str) -> str:
 
 
 def only_counts(phrase: str) -> bool:
-    """Whether words behind a number just say what is counted ("red marbles"), and change nothing about it."""
+    """True if words behind a number only tell what is counted ("red marbles") and change nothing about the number."""
     phrase = phrase.lower().strip()
     of_what = phrase.partition(" of ")[2]
     if of_what and not NOT_NOUNS.intersection(of_what.split()) and len(of_what.split()) < 4:
@@ -70,6 +71,8 @@ def only_counts(phrase: str) -> bool:
     words = phrase.split()
     if not words or len(words) > 5 or NOUN_PHRASE.fullmatch(phrase) is None or NOT_NOUNS.intersection(words):
         return False
+    # The counted noun is the last, but for "ways in total" and the like. Unknown nouns count in the plural only, as
+    # "42 less" or "42 wrong" must not pass for a thing.
     head = words[-1] if "in" not in words[1:] else words[words.index("in", 1) - 1]
     return (
         head in COUNTED

@@ -1,4 +1,4 @@
-"""Words around an answer that change nothing about it: who has what, for which names it holds, exceptions to a set."""
+"""Phrases around an answer that do not change it, such as its owner or "for all x"; and exceptions to a set."""
 
 from __future__ import annotations
 
@@ -67,11 +67,12 @@ GENFRAC = re.compile(r"\\genfrac\s*\{\}\s*\{\}\s*(?:\{0?(?:pt)?\})?\s*\{[0-3]?\}
 
 
 def without_phrases(text: str) -> str:
-    """`text` without the words around the answer that say nothing of its value; unchanged if there are none.
+    """Return `text` without the words around the answer that do not change its value; unchanged if there are none.
 
     "f(x) = 2x for all x" -> "f(x) = 2x"; "all n >= 3" -> "n >= 3"; "Ann has 40 pens" -> "40 pens";
     "all real numbers except 0" -> the reals without {0}.
     """
+    # The substring tests before each pattern keep the time down: most answers have none of these phrases.
     if "\\" in text and (text.startswith("\\") or "{" in text) and SIUNITX.search(text):
         text = _from_siunitx(text)
     if "prime" in text:
@@ -95,25 +96,22 @@ def without_phrases(text: str) -> str:
         text = EVERY.sub("", text, count=1) if EVERY.match(text) else text
     if any(word in text for word in ("all", "any", "every", "each", "where", "with", "for", "some", "when")):
         for ending in (CONSTANT_IS, HOLDS_IN, HOLDS_FOR):
-            found = ending.search(text, max(0, len(text) - 120))
-            if found is not None and found.start() > 0 and nothing(text) is None:
-                return text[: found.start()].rstrip(" ,;")
+            # Only near the end, because these patterns take long on long texts.
+            clause = ending.search(text, max(0, len(text) - 120))
+            if clause is not None and clause.start() > 0 and nothing(text) is None:
+                return text[: clause.start()].rstrip(" ,;")
         text = ON_CONDITION.sub(", ", text, count=1) if "=" in text or "(" in text else text
-    if (
-        "\\in" in text
-        and "," in text
-        and (found := HOLDS_IN_SET.search(text)) is not None
-        and "=" in text[: found.start()]
-    ):
-        return text[: found.start()]
+    clause = HOLDS_IN_SET.search(text) if "\\in" in text and "," in text else None
+    if clause is not None and "=" in text[: clause.start()]:
+        return text[: clause.start()]
     return _without_owner(text)
 
 
 def _from_siunitx(text: str) -> str:
-    r"""\ang{30}, \num{1e3}, \SI{5}{\metre} and \qty{5}{m/s} as plain numbers with units."""
+    r"""Return \ang{30}, \num{1e3}, \SI{5}{\metre} and \qty{5}{m/s} as plain numbers with units."""
 
-    def plain(found: re.Match[str]) -> str:
-        name, first, second = found.groups()
+    def plain(match: re.Match[str]) -> str:
+        name, first, second = match.groups()
         if name == "ang":
             return rf"{first}^\circ "
         if name == "num":
@@ -125,21 +123,22 @@ def _from_siunitx(text: str) -> str:
 
 
 def _reals_except(text: str) -> str:
-    found = EXCEPT.fullmatch(text)
-    if found is None or not re.search(r"\d|\\", found[1]):
+    """Return "all real numbers except 0 and 1" as the reals without {0, 1}; other texts unchanged."""
+    exception = EXCEPT.fullmatch(text)
+    if exception is None or not re.search(r"\d|\\", exception[1]):
         return text
-    points = re.sub(r"\\text\{\s*(?:and|or)?\s*\}|\b(?:and|or)\b", ",", found[1].replace("$", ""))
+    points = re.sub(r"\\text\{\s*(?:and|or)?\s*\}|\b(?:and|or)\b", ",", exception[1].replace("$", ""))
     points = re.sub(r"(?<![A-Za-z])[a-z]\s*=\s*", "", points)
     points = points[2:-2] if points.startswith("\\{") and points.endswith("\\}") else points
     return rf"\mathbb{{R}} \setminus \{{ {points} \}}"
 
 
 def _without_owner(text: str) -> str:
-    """ "Maria has 40 stickers" -> "40 stickers"."""
-    found = HAS.match(text)
-    if found is None or DENYING.intersection(found[1].lower().split()):
+    """Return "40 stickers" of "Maria has 40 stickers"; other texts unchanged, also "nobody has 40 stickers"."""
+    owner = HAS.match(text)
+    if owner is None or DENYING.intersection(owner[1].lower().split()):
         return text
-    inside, rest = text[: found.end()].count("{"), text[found.end() :]
+    inside, rest = text[: owner.end()].count("{"), text[owner.end() :]
     if inside and rest.startswith("}"):
         return rest[1:]
     return f"\\text{{{rest}" if inside and not rest.startswith("\\") else rest

@@ -1,4 +1,4 @@
-"""Answers in words: plain text, numbers in words, "no solution", choices, and which nouns only count."""
+"""Answers in words: plain text, numbers in words, and the ways to say that there is no solution."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ PARTS |= {f"{part}s": size for part, size in PARTS.items() if size > 2}
 
 
 def plain(text: str) -> str:
-    """`text` in lower case without styles, braces, articles, outer punctuation and doubled space."""
+    """Return `text` in lower case without styles, braces, articles, outer punctuation and doubled space."""
     bare = STYLE.sub(" ", text) if "\\" in text else text
     bare = SPACING.sub(" ", bare)
     if "\\{\\" in bare:
-        return bare
+        return bare  # a set of formulas, in which braces and case mean something
     if "\\{" not in bare:
         bare = bare.replace("{", "").replace("}", "")
     bare = OUTER.sub("", bare.replace("\\", "").replace("$", "")).lower()
@@ -88,14 +88,14 @@ def plain(text: str) -> str:
 
 
 def nothing(bare: str) -> str | None:
-    """The kind of non-number that a plain text names: none, dne, undefined, infinity, ...; None if it names none."""
+    """Return the kind of non-number that a plain text names, such as dne or infinity; None if it names none."""
     return GROUP.get(bare) or (
         "none" if (bare.startswith("no ") or " no " in bare) and NO_SUCH.fullmatch(bare) else None
     )
 
 
 def number_in_words(bare: str) -> tuple[int, int] | None:
-    """(numerator, denominator) of a number written in English words, None if it is not one."""
+    """Return (numerator, denominator) of a number written in English words, None if it is no number."""
     words = bare.replace("-", " ").split()
     if not words or len(words) > 14:
         return None
@@ -105,6 +105,8 @@ def number_in_words(bare: str) -> tuple[int, int] | None:
     below = 1
     if len(words) > 1 and words[-1] in PARTS:
         below, words = PARTS[words[-1]], words[:-1]
+    # "Two hundred thousand and five": a section of hundreds, tens and ones is built up until thousand or million
+    # multiplies it. A word may only follow one that leaves room for it: twenty-one, but not one-twenty.
     total = section = 0
     seen = False
     last = None

@@ -1,17 +1,15 @@
-"""Units of measure: what each name is in basic units, and how a tree of unit names multiplies out."""
+"""Units of measure: the value of each name in basic units."""
 
 from __future__ import annotations
 
 from fractions import Fraction
 from typing import NamedTuple
 
-from verifiers.mathematics.read.syntax_tree import PI, Node, num
-
 Dimension = tuple[tuple[str, int], ...]
 
 
 class Unit(NamedTuple):
-    """`scale` of the basic unit of its dimension; angle units are scaled in half turns when `turns` is true."""
+    """A unit: `scale` times the basic unit of its dimension; for angles with `turns`, times half a turn."""
 
     scale: Fraction
     dimension: Dimension
@@ -37,7 +35,7 @@ eV | 1.602176634e-19 | mass 1 length 2 time -2
 Ω Omega ohm ohms | 1 | mass 1 length 2 time -3 current -2
 F farad farads | 1 | mass -1 length -2 time 4 current 2
 """
-"""Symbol and names, scale to basic units, dimension; each also with every prefix."""
+"""Symbol and names | scale to basic units | dimension. Each unit also exists with every prefix."""
 PREFIXES = {
     "": ("", 0), "k": ("kilo", 3), "c": ("centi", -2), "m": ("milli", -3), "d": ("deci", -1), "M": ("mega", 6),
     "μ": ("micro", -6), "n": ("nano", -9), "G": ("giga", 9), "p": ("pico", -12), "h": ("hecto", 2),
@@ -108,9 +106,9 @@ unit units | 1 | unit 1
 rad rads radian radians | 1 | angle 1
 """
 TURNS = {"degree": 180, "degrees": 180, "deg": 180, "arcminute": 10_800, "arcminutes": 10_800}
-"""Parts of a half turn."""
+"""Number of such parts in half a turn."""
 NOT_UNITS = ("pm", "cd", "hs")
-"""What prefixes and symbols would make, but means something else: p.m."""
+"""Names that prefixes and symbols would make, but that mean something else: p.m."""
 
 
 def _specified(table: str) -> list[tuple[list[str], Fraction, Dimension]]:
@@ -147,13 +145,8 @@ SQUARED = frozenset({"square", "sq", "squared"})
 CUBED = frozenset({"cubic", "cubed"})
 
 
-def scale_node(unit: Unit) -> Node:
-    """The factor to the basic unit as a number: rational, times pi for angles given as parts of a turn."""
-    return Node("mul", (num(unit.scale), PI)) if unit.turns else num(unit.scale)
-
-
 def times(a: Dimension, b: Dimension, power: int = 1) -> Dimension:
-    """The dimension of `a * b**power`."""
+    """Return the dimension of `a * b**power`."""
     total = dict(a)
     for name, exponent in b:
         total[name] = total.get(name, 0) + exponent * power
