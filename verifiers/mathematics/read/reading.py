@@ -182,12 +182,8 @@ def clean(text: str, comma_is_decimal: bool = False) -> str:
         if text[-1:] in ".,;:!\\~ " or text.endswith(("quad", "\\;", "\\,")):
             text = _trimmed(text)
         text = text.removeprefix(":").removeprefix("'").removesuffix("'") if text[:1] in {":", "'"} else text
-        if (
-            text.startswith("{")
-            and text.endswith("}")
-            and end_of_group(text, 0) == len(text)
-            and ("," not in text or "=" in text)
-        ):
+        is_group = text.startswith("{") and text.endswith("}") and end_of_group(text, 0) == len(text)
+        if is_group and ("," not in text or "=" in text):  # {1, 2} is a set
             text = text[1:-1]
         if text == before:
             break
