@@ -81,13 +81,6 @@ class _Evaluation:
                 raise TooBig
         return total
 
-    def divide(self, tree: Node) -> Exact:
-        return quotient(self.value(tree.args[0]), self.value(tree.args[1]))
-
-    def power(self, tree: Node) -> Exact:
-        base, exponent = self.value(tree.args[0]), self.value(tree.args[1])
-        return raised(base, exponent)
-
     def root(self, tree: Node) -> Exact:
         degree = self.value(tree.args[1])
         if degree == 0:
@@ -207,26 +200,17 @@ def _whole_root(value: int, degree: int) -> int | None:
     return low if low**degree == value else None
 
 
-def _negative(evaluation: _Evaluation, tree: Node) -> Exact:
-    return -evaluation.value(tree.args[0])
-
-
-def _absolute(evaluation: _Evaluation, tree: Node) -> Exact:
-    value = evaluation.value(tree.args[0])
-    return -value if value < 0 else value
-
-
 RULES: dict[str, Callable[[_Evaluation, Node], Exact]] = {
     "add": _Evaluation.add,
     "mul": _Evaluation.multiply,
-    "div": _Evaluation.divide,
-    "neg": _negative,
-    "pow": _Evaluation.power,
+    "div": lambda e, t: quotient(*map(e.value, t.args)),
+    "neg": lambda e, t: -e.value(t.args[0]),
+    "pow": lambda e, t: raised(*map(e.value, t.args)),
     "root": _Evaluation.root,
     "fact": _Evaluation.factorial,
     "binom": _Evaluation.choose,
     "perm": _Evaluation.choose,
-    "abs": _absolute,
+    "abs": lambda e, t: abs(e.value(t.args[0])),
     "floor": lambda e, t: math.floor(e.value(t.args[0])),
     "ceil": lambda e, t: math.ceil(e.value(t.args[0])),
     "percent": lambda e, t: quotient(e.value(t.args[0]), 100),

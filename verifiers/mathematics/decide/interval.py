@@ -13,33 +13,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import NamedTuple
 
-from mpmath.libmp import (
-    from_int,
-    from_rational,
-    fzero,
-    mpci_div,
-    mpci_exp,
-    mpci_log,
-    mpci_mul,
-    mpci_pow,
-    mpf_ceil,
-    mpf_cmp,
-    mpf_floor,
-    mpf_sign,
-    mpf_sub,
-    mpi_abs,
-    mpi_add,
-    mpi_div,
-    mpi_exp,
-    mpi_log,
-    mpi_mul,
-    mpi_neg,
-    mpi_pow_int,
-    mpi_sqrt,
-    mpi_sub,
-    to_float,
-    to_rational,
-)
+from mpmath import libmp
 
 from verifiers.mathematics.decide.elementary import (
     FUNCTIONS,
@@ -80,7 +54,7 @@ class Bounds(NamedTuple):
     """Logarithm to base 2 of the largest, or of one over the smallest, part of the calculation."""
 
 
-ZERO = (fzero, fzero)
+ZERO = (libmp.fzero, libmp.fzero)
 
 
 def bounds(tree: Node, names: Mapping[str, Exact], precision: int, is_complex: bool) -> Bounds:
@@ -98,31 +72,31 @@ def bounds(tree: Node, names: Mapping[str, Exact], precision: int, is_complex: b
 
 def lower(value: Mpi) -> Fraction:
     """Return the lower bound as a fraction."""
-    return Fraction(*to_rational(value[0]))
+    return Fraction(*libmp.to_rational(value[0]))
 
 
 def upper(value: Mpi) -> Fraction:
     """Return the upper bound as a fraction."""
-    return Fraction(*to_rational(value[1]))
+    return Fraction(*libmp.to_rational(value[1]))
 
 
 def middle(value: Mpi) -> float:
     """Return a float near the bounds; infinite if a float cannot hold it."""
     try:
-        return float(to_float(value[0]))
+        return float(libmp.to_float(value[0]))
     except OverflowError:
         return -math.inf if value[0][0] else math.inf
 
 
 def difference(a: Bounds, b: Bounds, precision: int) -> Bounds:
     """Return bounds of a - b."""
-    imaginary = None if a.im is None and b.im is None else mpi_sub(a.im or ZERO, b.im or ZERO, precision)
-    return Bounds(mpi_sub(a.re, b.re, precision), imaginary)
+    imaginary = None if a.im is None and b.im is None else libmp.mpi_sub(a.im or ZERO, b.im or ZERO, precision)
+    return Bounds(libmp.mpi_sub(a.re, b.re, precision), imaginary)
 
 
 def width(value: Mpi, precision: int) -> int:
     """Return log2 of the width of the bounds, rounded up."""
-    spread = mpf_sub(value[1], value[0], precision, "u")
+    spread = libmp.mpf_sub(value[1], value[0], precision, "u")
     return spread[2] + spread[3] if spread[1] else -(10**9)
 
 
@@ -162,9 +136,9 @@ class _Evaluation:
 
     def rational(self, value: Exact) -> Mpi:
         if isinstance(value, int):
-            low, high = (from_int(value, self.precision, r) for r in "fc")
+            low, high = (libmp.from_int(value, self.precision, r) for r in "fc")
         else:
-            low, high = (from_rational(value.numerator, value.denominator, self.precision, r) for r in "fc")
+            low, high = (libmp.from_rational(value.numerator, value.denominator, self.precision, r) for r in "fc")
         return (low, high)
 
     def real(self, tree: Node) -> Mpi:
@@ -178,7 +152,7 @@ class _Evaluation:
         if name == "pi":
             return Bounds(half_turn(self.precision))
         if name == "e":
-            return Bounds(mpi_exp(ONE, self.precision))
+            return Bounds(libmp.mpi_exp(ONE, self.precision))
         if name == "i":
             return Bounds(ZERO, ONE)
         raise NotExact
@@ -188,8 +162,8 @@ class _Evaluation:
         for a in tree.args[1:]:
             b = self.value(a)
             both = total.im is not None and b.im is not None
-            imaginary = mpi_add(total.im, b.im, self.precision) if both else total.im or b.im
-            total = Bounds(mpi_add(total.re, b.re, self.precision), imaginary)
+            imaginary = libmp.mpi_add(total.im, b.im, self.precision) if both else total.im or b.im
+            total = Bounds(libmp.mpi_add(total.re, b.re, self.precision), imaginary)
         return total
 
     def multiply(self, tree: Node) -> Bounds:
@@ -200,33 +174,24 @@ class _Evaluation:
 
     def times(self, a: Bounds, b: Bounds) -> Bounds:
         if a.im is None and b.im is None:
-            return Bounds(mpi_mul(a.re, b.re, self.precision))
+            return Bounds(libmp.mpi_mul(a.re, b.re, self.precision))
         if b.im is None:
             a, b = b, a
         if a.im is None:
-            return Bounds(mpi_mul(a.re, b.re, self.precision), mpi_mul(a.re, b.im, self.precision))
-        return Bounds(*mpci_mul((a.re, a.im), (b.re, b.im), self.precision))
-
-    def divide(self, tree: Node) -> Bounds:
-        return self.over(self.value(tree.args[0]), self.value(tree.args[1]))
+            return Bounds(libmp.mpi_mul(a.re, b.re, self.precision), libmp.mpi_mul(a.re, b.im, self.precision))
+        return Bounds(*libmp.mpci_mul((a.re, a.im), (b.re, b.im), self.precision))
 
     def over(self, a: Bounds, b: Bounds) -> Bounds:
         if _may_be_zero(b):
             raise Undefined
         if b.im is None:
-            imaginary = None if a.im is None else mpi_div(a.im, b.re, self.precision)
-            return Bounds(mpi_div(a.re, b.re, self.precision), imaginary)
-        return Bounds(*mpci_div((a.re, a.im or ZERO), (b.re, b.im), self.precision))
+            imaginary = None if a.im is None else libmp.mpi_div(a.im, b.re, self.precision)
+            return Bounds(libmp.mpi_div(a.re, b.re, self.precision), imaginary)
+        return Bounds(*libmp.mpci_div((a.re, a.im or ZERO), (b.re, b.im), self.precision))
 
     def negative(self, tree: Node) -> Bounds:
         a = self.value(tree.args[0])
-        return Bounds(mpi_neg(a.re), None if a.im is None else mpi_neg(a.im))
-
-    def power(self, tree: Node) -> Bounds:
-        return self.raised(tree.args[0], tree.args[1])
-
-    def root(self, tree: Node) -> Bounds:
-        return self.raised(tree.args[0], Node("div", (num(1), tree.args[1])))
+        return Bounds(libmp.mpi_neg(a.re), None if a.im is None else libmp.mpi_neg(a.im))
 
     def raised(self, base_tree: Node, exponent_tree: Node) -> Bounds:
         """Return bounds of a power. A rational exponent keeps a real base real, so that it is tried first."""
@@ -242,33 +207,35 @@ class _Evaluation:
                 raise Undefined
             return Bounds(ZERO)
         power = Bounds(self.rational(exponent)) if exponent is not None else self.value(exponent_tree)
-        positive = base.im is None and mpf_sign(base.re[0]) > 0
+        positive = base.im is None and libmp.mpf_sign(base.re[0]) > 0
         if positive and power.im is None:
             if exponent == Fraction(1, 2):
-                return Bounds(mpi_sqrt(base.re, self.precision))
-            product = mpi_mul(mpi_log(base.re, self.precision), power.re, self.precision)
+                return Bounds(libmp.mpi_sqrt(base.re, self.precision))
+            product = libmp.mpi_mul(libmp.mpi_log(base.re, self.precision), power.re, self.precision)
             return Bounds(self.exponential(product))
         # An odd root of a negative number is the real one.
-        if base.im is None and exponent is not None and exponent.denominator % 2 and mpf_sign(base.re[1]) < 0:
-            inner = mpi_mul(mpi_log(mpi_neg(base.re), self.precision), power.re, self.precision)
+        if base.im is None and exponent is not None and exponent.denominator % 2 and libmp.mpf_sign(base.re[1]) < 0:
+            inner = libmp.mpi_mul(libmp.mpi_log(libmp.mpi_neg(base.re), self.precision), power.re, self.precision)
             value = self.exponential(inner)
-            return Bounds(mpi_neg(value) if exponent.numerator % 2 else value)
+            return Bounds(libmp.mpi_neg(value) if exponent.numerator % 2 else value)
         return self.complex_power(base, power, exponent)
 
     def complex_power(self, base: Bounds, power: Bounds, exponent: Exact | None) -> Bounds:
         if not self.is_complex or _may_be_zero(base):
             raise Undefined
-        if base.im is None and exponent == Fraction(1, 2) and mpf_sign(base.re[1]) < 0:
-            return Bounds(ZERO, mpi_sqrt(mpi_neg(base.re), self.precision))
-        if base.im is None and mpf_sign(base.re[0]) > 0:
-            log = (mpi_log(base.re, self.precision), ZERO)
-            return Bounds(*mpci_exp(mpci_mul(log, (power.re, power.im or ZERO), self.precision), self.precision))
-        return Bounds(*mpci_pow((base.re, base.im or ZERO), (power.re, power.im or ZERO), self.precision))
+        if base.im is None and exponent == Fraction(1, 2) and libmp.mpf_sign(base.re[1]) < 0:
+            return Bounds(ZERO, libmp.mpi_sqrt(libmp.mpi_neg(base.re), self.precision))
+        if base.im is None and libmp.mpf_sign(base.re[0]) > 0:
+            log = (libmp.mpi_log(base.re, self.precision), ZERO)
+            return Bounds(
+                *libmp.mpci_exp(libmp.mpci_mul(log, (power.re, power.im or ZERO), self.precision), self.precision)
+            )
+        return Bounds(*libmp.mpci_pow((base.re, base.im or ZERO), (power.re, power.im or ZERO), self.precision))
 
     def exponential(self, exponent: Mpi) -> Mpi:
         if magnitude(exponent) > MAX_EXPONENT_BITS:
             raise TooBig
-        return mpi_exp(exponent, self.precision)
+        return libmp.mpi_exp(exponent, self.precision)
 
     def whole_power(self, base: Bounds, power: int) -> Bounds:
         if power.bit_length() > MAX_EXPONENT_BITS:
@@ -276,7 +243,7 @@ class _Evaluation:
         if power < 0:
             return self.over(Bounds(ONE), self.whole_power(base, -power))
         if base.im is None:
-            return Bounds(mpi_pow_int(base.re, power, self.precision))
+            return Bounds(libmp.mpi_pow_int(base.re, power, self.precision))
         total, square = Bounds(ONE), base  # by repeated squaring
         while power:
             if power & 1:
@@ -306,35 +273,32 @@ class _Evaluation:
 
     def logarithm(self, tree: Node) -> Bounds:
         value = self.value(tree)
-        if value.im is None and mpf_sign(value.re[0]) > 0:
-            return Bounds(mpi_log(value.re, self.precision))
+        if value.im is None and libmp.mpf_sign(value.re[0]) > 0:
+            return Bounds(libmp.mpi_log(value.re, self.precision))
         if not self.is_complex or _may_be_zero(value):
             raise Undefined
-        return Bounds(*mpci_log((value.re, value.im or ZERO), self.precision))
+        return Bounds(*libmp.mpci_log((value.re, value.im or ZERO), self.precision))
 
     def absolute(self, tree: Node) -> Bounds:
         value = self.value(tree.args[0])
         if value.im is None:
-            return Bounds(mpi_abs(value.re, self.precision))
-        squares = [mpi_pow_int(part, 2, self.precision) for part in (value.re, value.im)]
-        return Bounds(mpi_sqrt(mpi_add(*squares, self.precision), self.precision))
+            return Bounds(libmp.mpi_abs(value.re, self.precision))
+        squares = [libmp.mpi_pow_int(part, 2, self.precision) for part in (value.re, value.im)]
+        return Bounds(libmp.mpi_sqrt(libmp.mpi_add(*squares, self.precision), self.precision))
 
     def rounded(self, tree: Node) -> Bounds:
         value = self.real(tree.args[0])
-        rounding = mpf_floor if tree.op == "floor" else mpf_ceil
+        rounding = libmp.mpf_floor if tree.op == "floor" else libmp.mpf_ceil
         low, high = rounding(value[0]), rounding(value[1])
-        if mpf_cmp(low, high):
+        if libmp.mpf_cmp(low, high):
             raise Undefined  # a whole number lies within the bounds; exact values were tried before
         return Bounds((low, high))
 
     def rational_only(self, tree: Node) -> Bounds:
         return Bounds(self.rational(exact(tree, self.names)))
 
-    def percent(self, tree: Node) -> Bounds:
-        return self.over(self.value(tree.args[0]), Bounds(self.rational(100)))
-
     def degrees(self, tree: Node) -> Bounds:
-        turn = Bounds(mpi_div(half_turn(self.precision), self.rational(180), self.precision))
+        turn = Bounds(libmp.mpi_div(half_turn(self.precision), self.rational(180), self.precision))
         return self.times(self.value(tree.args[0]), turn)
 
 
@@ -364,18 +328,15 @@ RULES: dict[str, Callable[[_Evaluation, Node], Bounds]] = {
     "const": _Evaluation.constant,
     "add": _Evaluation.add,
     "mul": _Evaluation.multiply,
-    "div": _Evaluation.divide,
+    "div": lambda e, t: e.over(*map(e.value, t.args)),
     "neg": _Evaluation.negative,
-    "pow": _Evaluation.power,
-    "root": _Evaluation.root,
+    "pow": lambda e, t: e.raised(*t.args),
+    "root": lambda e, t: e.raised(t.args[0], Node("div", (num(1), t.args[1]))),
     "fn": _Evaluation.function,
     "abs": _Evaluation.absolute,
     "floor": _Evaluation.rounded,
     "ceil": _Evaluation.rounded,
-    "fact": _Evaluation.rational_only,
-    "binom": _Evaluation.rational_only,
-    "perm": _Evaluation.rational_only,
-    "det": _Evaluation.rational_only,
-    "percent": _Evaluation.percent,
+    "percent": lambda e, t: e.over(e.value(t.args[0]), Bounds(e.rational(100))),
     "deg": _Evaluation.degrees,
+    **dict.fromkeys(("fact", "binom", "perm", "det"), _Evaluation.rational_only),
 }

@@ -7,23 +7,10 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from verifiers.mathematics.read.syntax_tree import Node, num
+from verifiers.mathematics.words import vocabulary
 from verifiers.mathematics.words.nouns import COUNTED, stem
 from verifiers.mathematics.words.tables import words_of
 from verifiers.mathematics.words.units import UNITS
-from verifiers.mathematics.words.vocabulary import (
-    DECORATIONS,
-    DROPPED,
-    DROPPED_WITH_ARGUMENT,
-    ENGLISH,
-    FUNCTIONS,
-    GREEK,
-    MATH_STYLES,
-    NAMED,
-    OPERATORS,
-    PLAIN_NAMES,
-    TEXT_STYLES,
-    UNIT_WORDS,
-)
 
 # Bounds on hostile answers. Without them 10^20000 or a number of a million digits would take seconds to build.
 MAX_TOKENS = 600
@@ -181,11 +168,11 @@ def _letters(run: str, text: str, end: int, spaced: bool, text_mode: bool, out: 
         out.append(Token("word", run, spaced))
     elif len(run) == 1:
         out.append(Token("sym", run, spaced))
-    elif lower in PLAIN_NAMES:
-        out.append(Token("cmd", PLAIN_NAMES[lower], spaced))
+    elif lower in vocabulary.PLAIN_NAMES:
+        out.append(Token("cmd", vocabulary.PLAIN_NAMES[lower], spaced))
     elif _is_word(run):
         name = next((n for n in RUN_INTO_LETTER if lower.startswith(n) and len(run) == len(n) + 1), None)
-        if name is not None and run not in UNIT_WORDS and lower not in ENGLISH:
+        if name is not None and run not in vocabulary.UNIT_WORDS and lower not in vocabulary.ENGLISH:
             out += [Token("cmd", name, spaced), Token("sym", run[-1], False)]  # sinx
         elif len(run) > 2 and lower.endswith("pi") and _is_product(run[:-2]):
             out += [*(Token("sym", c, spaced) for c in run[:-2]), Token("cmd", "pi", False)]  # npi
@@ -197,7 +184,12 @@ def _letters(run: str, text: str, end: int, spaced: bool, text_mode: bool, out: 
 
 def _is_word(run: str) -> bool:
     lower = run.lower()
-    if run in UNIT_WORDS or lower in ENGLISH or len(run) > 5 or (len(run) > 3 and stem(lower) in COUNTED):
+    if (
+        run in vocabulary.UNIT_WORDS
+        or lower in vocabulary.ENGLISH
+        or len(run) > 5
+        or (len(run) > 3 and stem(lower) in COUNTED)
+    ):
         return True
     return not _is_product(run)
 
@@ -209,31 +201,31 @@ def _is_product(run: str) -> bool:
 
 def _command(name: str, text: str, at: int, spaced: bool, nesting: int, out: list[Token]) -> int:
     """Add the command `name`, which ends at `at`, to `out` and return where reading continues."""
-    if name in OPERATORS:
-        out.append(Token("op", OPERATORS[name], spaced))
+    if name in vocabulary.OPERATORS:
+        out.append(Token("op", vocabulary.OPERATORS[name], spaced))
     elif name in SIZED and text[at : at + 1] == ".":
         return at + 1  # \left. is an invisible bracket
-    elif name in DROPPED:
+    elif name in vocabulary.DROPPED:
         pass
-    elif name in DROPPED_WITH_ARGUMENT:
-        for _ in range(DROPPED_WITH_ARGUMENT[name]):
+    elif name in vocabulary.DROPPED_WITH_ARGUMENT:
+        for _ in range(vocabulary.DROPPED_WITH_ARGUMENT[name]):
             _, at = argument(text, at)
-    elif name in TEXT_STYLES or name in MATH_STYLES:
+    elif name in vocabulary.TEXT_STYLES or name in vocabulary.MATH_STYLES:
         inner, at = argument(text, at)
         _styled(name, inner, spaced, nesting, out, text[at : at + 1])
     elif name == "mathbb":
         inner, at = argument(text, at)
         out.append(Token("cmd", f"mathbb{inner.strip()}", spaced))
-    elif name in DECORATIONS:
+    elif name in vocabulary.DECORATIONS:
         inner, at = argument(text, at)
         bare = BOLD.sub(r"\1", inner.strip()).lstrip("\\")
         known = bare.isalpha() and bare.isascii()
         # Unit vectors are one symbol in every decoration; other letters keep theirs as a part of the name.
         hat = "vec" if bare in {"i", "j", "k", "imath", "jmath"} else name
         out.append(Token("sym", f"{hat} {bare.replace('math', '')}", spaced) if known else Token("bad", name, spaced))
-    elif name in GREEK and not (name in {"Gamma", "zeta"} and text[at : at + 1] == "("):
-        out.append(Token("sym", GREEK[name], spaced))
-    elif name in FUNCTIONS:
+    elif name in vocabulary.GREEK and not (name in {"Gamma", "zeta"} and text[at : at + 1] == "("):
+        out.append(Token("sym", vocabulary.GREEK[name], spaced))
+    elif name in vocabulary.FUNCTIONS:
         out.append(Token("cmd", name, spaced))
         return _digit_arguments(NUM_DIGIT_ARGUMENTS.get(name, 0), text, at, out)
     elif name in {"begin", "end"}:
@@ -261,19 +253,19 @@ def _digit_arguments(most: int, text: str, at: int, out: list[Token]) -> int:
 def _styled(name: str, inner: str, spaced: bool, nesting: int, out: list[Token], following: str) -> None:
     """Add the argument of a style to `out`: a letter, a function, words, or a group of tokens."""
     content = inner.strip()
-    if name in MATH_STYLES and len(content) == 1 and content.isalpha():
+    if name in vocabulary.MATH_STYLES and len(content) == 1 and content.isalpha():
         vector = name in {"mathbf", "boldsymbol", "bm"} and content in "ijk"
         is_term = out[-1].value in {"+", "-"} if out else following in {"+", "-"}  # the C of + C, no coulombs
         kind = "word" if name in {"mathrm", "operatorname"} and content in UNITS and not is_term else "sym"
         out.append(Token(kind, f"vec {content}" if vector else content, spaced))
         return
-    if content in NAMED and len(content) > 1 and (content not in UNITS or name == "operatorname"):
+    if content in vocabulary.NAMED and len(content) > 1 and (content not in UNITS or name == "operatorname"):
         out.append(Token("cmd", content, spaced))
         return
-    inside = tokens(inner, True if name in TEXT_STYLES else content.isalpha(), nesting + 1)
+    inside = tokens(inner, True if name in vocabulary.TEXT_STYLES else content.isalpha(), nesting + 1)
     if not inside:
         return
-    is_prose = name in TEXT_STYLES and not any(t.value in SUMMING for t in inside)
+    is_prose = name in vocabulary.TEXT_STYLES and not any(t.value in SUMMING for t in inside)
     if len(inside) == 1 or is_prose or _is_unit_phrase(inside):
         # A style separates its words from what precedes them, with or without a space in the source.
         out += [inside[0]._replace(spaced=True), *inside[1:]]

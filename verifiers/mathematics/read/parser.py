@@ -8,20 +8,9 @@ from verifiers.mathematics.read.expressions import sum_of
 from verifiers.mathematics.read.lexer import Unreadable, tokens
 from verifiers.mathematics.read.syntax_tree import EMPTY, Node, collected, has, has_word, is_constant
 from verifiers.mathematics.words.nouns import LABELS
-from verifiers.mathematics.words.tables import meanings, words_of
+from verifiers.mathematics.words.tables import words_of
 
-RELATIONS = meanings("""
-    =     = == :=
-    <     <
-    <=    <=
-    >     >
-    >=    >= =>
-    !=    !=
-    ≈     ≈
-    ≡     ≡
-    in    in
-    notin notin
-""")
+RELATIONS = {sign: sign for sign in words_of("= < <= > >= != ≈ ≡ in notin")} | {"==": "=", ":=": "=", "=>": ">="}
 JOINERS = {"or": "or", "and": "and", "oder": "or", "und": "and"}
 SET_OPERATIONS = {"cup": "union", "cap": "inter", "setminus": "minus"}
 SAYING = words_of("is are equals")

@@ -7,65 +7,45 @@ import unicodedata
 
 from verifiers.mathematics.words.tables import in_order
 
-SIGNS = {
-    "−": "-", "‐": "-", "‑": "-", "‒": "-", "–": "-", "—": "-", "﹣": "-", "➖": "-",
-    "×": r"\times ", "✕": r"\times ", "✖": r"\times ", "⨯": r"\times ", "·": r"\cdot ",
-    "⋅": r"\cdot ", "∙": r"\cdot ",
-    "•": r"\cdot ", "∗": "*", "÷": r"\div ", "∕": "/", "⁄": "/", "➗": r"\div ",
-    "±": r"\pm ", "∓": r"\mp ", "√": r"\sqrt ", "∛": r"\cbrt ", "∜": r"\fourthroot ",
-    "∞": r"\infty ", "≤": r"\le ", "⩽": r"\le ", "≦": r"\le ", "≥": r"\ge ", "⩾": r"\ge ",
-    "≧": r"\ge ", "≠": r"\ne ",
-    "≈": r"\approx ", "≃": r"\approx ", "≅": r"\cong ", "≡": r"\equiv ", "∼": r"\sim ",
-    "∪": r"\cup ", "⋃": r"\cup ", "∩": r"\cap ", "⋂": r"\cap ", "∖": r"\setminus ", "∈": r"\in ",
-    "∉": r"\notin ",
-    "∅": r"\emptyset ", "⌀": r"\emptyset ", "Ø": r"\emptyset ", "⊂": r"\subset ",
-    "⊆": r"\subseteq ", "∧": r"\land ",
-    "∨": r"\lor ", "¬": r"\neg ", "→": r"\to ", "⇒": r"\implies ", "⟹": r"\implies ",
-    "⇔": r"\iff ", "⟺": r"\iff ",
-    "∴": r"\therefore ", "∀": r"\forall ", "∃": r"\exists ", "∑": r"\sum ", "∏": r"\prod ", "∫": r"\int ",
-    "∂": r"\partial ",
-    "∇": r"\nabla ", "ℝ": r"\mathbb{R} ", "ℤ": r"\mathbb{Z} ", "ℕ": r"\mathbb{N} ", "ℚ": r"\mathbb{Q} ",
-    "ℂ": r"\mathbb{C} ",
-    "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ", "⟨": r"\langle ", "⟩": r"\rangle ",
-    "〈": r"\langle ", "〉": r"\rangle ", "°": r"^\circ ", "º": r"^\circ ", "˚": r"^\circ ", "℃": r"^\circ C",
-    "℉": r"^\circ F",
-    "′": "'", "″": "''", "’": "'", "‘": "'", "“": '"', "”": '"', "„": '"', "«": '"', "»": '"',
-    "「": '"', "」": '"',
-    "…": r"\ldots ", "⋯": r"\cdots ", "∶": ":", "：": ":", "；": ";", "，": ",", "、": ", ", "。": ".",
-    "．": ".", "｡": ".",
-    "（": "(", "）": ")", "［": "[", "］": "]",
-    "｛": r"\{", "｝": r"\}", "【": "[", "】": "]", "｜": "|", "∣": r"\mid ",
-    "‖": r"\|",
-    "٫": ".", "٬": ",", "،": ", ", "؛": ";", "٪": r"\%", "％": r"\%", "﹪": r"\%", "۔": ".",
-    "।": ".", "؟": "?", "？": "?",
-    "＋": "+", "－": "-", "＝": "=", "＜": "<", "＞": ">", "＾": "^", "＊": "*", "／": "/", "＄": r"\$",
-    "＿": "_", "！": "!",
-    "ı": r"\imath ", "ⅈ": "i", "ⅇ": "e", "ℯ": "e", "ℓ": r"\ell ", "ϕ": r"\phi ",
-    "ϵ": r"\epsilon ", "ϑ": r"\theta ",
-    "Ω": r"\Omega ", "µ": r"\mu ", "Å": "A", "∡": r"\angle ", "∠": r"\angle ", "△": r"\triangle ",
-    "⊥": r"\perp ",
-    "￥": "¥", "￡": "£", "▯": "", "\ufeff": "", "\u200b": "", "\u200c": "", "\u200d": "",
-    "\u2060": "", "\u2061": "",
-    "\u2062": "*", "\u2063": ",", "\u200e": "", "\u200f": "", "\u202a": "", "\u202b": "",
-    "\u202c": "", "\u2066": "",
-    "\u2067": "", "\u2069": "", "\u00a0": "~", "\u202f": "~", "\u2009": "~", "\u2007": "~", "\u2008": "~",
-    "\u200a": "~",
-}  # fmt: skip
+COMMANDS = """
+    times ×✕✖⨯  cdot ·⋅∙•  div ÷➗  pm ±  mp ∓  sqrt √  cbrt ∛  fourthroot ∜  infty ∞  le ≤⩽≦  ge ≥⩾≧  ne ≠
+    approx ≈≃  cong ≅  equiv ≡  sim ∼  cup ∪⋃  cap ∩⋂  setminus ∖  in ∈  notin ∉  emptyset ∅⌀Ø  subset ⊂
+    subseteq ⊆  land ∧  lor ∨  neg ¬  to →  implies ⇒⟹  iff ⇔⟺  therefore ∴  forall ∀  exists ∃  sum ∑  prod ∏
+    int ∫  partial ∂  nabla ∇  lfloor ⌊  rfloor ⌋  lceil ⌈  rceil ⌉  langle ⟨〈  rangle ⟩〉  ldots …  cdots ⋯
+    mid ∣  imath ı  ell ℓ  phi ϕ  epsilon ϵ  theta ϑ  mu µ  angle ∡∠  triangle △  perp ⊥  Omega Ω
+    mathbb{R} ℝ  mathbb{Z} ℤ  mathbb{N} ℕ  mathbb{Q} ℚ  mathbb{C} ℂ
+    Gamma Γ  Delta Δ  Theta Θ  Lambda Λ  Xi Ξ  Pi Π  Sigma Σ  Phi Φ  Psi Ψ
+"""
+"""Names of commands, each followed by the characters that it replaces."""
+SIGNS = r"""
+    - −‐‑‒–—﹣➖－  * ∗＊  / ∕⁄／  ' ′’‘  '' ″  " “”„«»「」  : ∶：  ; ；؛  , ，٬  . 。．｡٫۔।  ( （  ) ）  [ ［【  ] ］】
+    \{ ｛  \} ｝  | ｜  \| ‖  \% ٪％﹪  ? ؟？  + ＋  = ＝  < ＜  > ＞  ^ ＾  \$ ＄  _ ＿  ! ！
+    i ⅈ  e ⅇℯ  A Å  ¥ ￥  £ ￡
+"""
+"""Signs, each followed by the characters that it replaces."""
+WITH_SPACE = dict.fromkeys("°º˚", r"^\circ ") | {"℃": r"^\circ C", "℉": r"^\circ F", "、": ", ", "،": ", "}
+INVISIBLE = dict.fromkeys("▯\ufeff\u200b\u200c\u200d\u2060\u2061\u200e\u200f\u202a\u202b\u202c\u2066\u2067\u2069", "")
+INVISIBLE |= {"\u2062": "*", "\u2063": ","} | dict.fromkeys("\u00a0\u202f\u2009\u2007\u2008\u200a", "~")
 GREEK = in_order("""
     alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho varsigma sigma tau upsilon
     phi chi psi omega
 """)
 """The letters from α to ω in the order of their code points, in which a final sigma precedes the other."""
-CAPITALS = dict(zip("ΓΔΘΛΞΠΣΦΨ", in_order("Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi"), strict=True))
 SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁼⁽⁾ⁿⁱˣʸᵏᵐ", "0123456789+-=()nixykm", strict=True))
 SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋₌₍₎ₙₓₖₘᵢⱼₐₑ", "0123456789+-=()nxkmijae", strict=True))
 CJK_DIGITS = {c: i for i, c in enumerate("零一二三四五六七八九")} | {"〇": 0, "两": 2, "兩": 2, "○": 0}
 CJK_UNITS = {"十": 10, "百": 100, "千": 1_000}
 CJK_GROUPS = {"万": 10**4, "萬": 10**4, "亿": 10**8, "億": 10**8}
 
-TABLE = {ord(k): v for k, v in SIGNS.items()}
+
+def _by_character(table: str, form: str) -> dict[str, str]:
+    words = in_order(table)
+    return {c: form.format(by) for by, chars in zip(words[::2], words[1::2], strict=True) for c in chars}
+
+
+# The space behind a command keeps it apart from a letter that follows: 2×y is 2\times y.
+TABLE = str.maketrans(_by_character(SIGNS, "{}") | _by_character(COMMANDS, "\\{} ") | WITH_SPACE | INVISIBLE)
 TABLE |= {ord("α") + i: rf"\{name} " for i, name in enumerate(GREEK)}
-TABLE |= {ord(k): rf"\{v} " for k, v in CAPITALS.items()}
 SUPER_RUN = re.compile(f"[{''.join(SUPERSCRIPTS)}]+")
 SUB_RUN = re.compile(f"[{''.join(SUBSCRIPTS)}]+")
 CJK_RUN = re.compile(f"[{''.join(CJK_DIGITS)}{''.join(CJK_UNITS)}{''.join(CJK_GROUPS)}]+")

@@ -14,39 +14,33 @@ STYLE = re.compile(
 SPACING = re.compile(r"\\[,;:! ]|\\q?quad(?![A-Za-z])|~|\s+")
 OUTER = re.compile(r"^[\s\"'`*_.,;:!]+|[\s\"'`*_.,;:!]+$")
 ARTICLE = re.compile(r"\b(?:the|a|an)\s+")
-NOTHING = {
-    "none": "no solution|no solutions|none|no real solution|no real solutions|no real roots|no roots|empty set|emptyset"
-    "|varnothing|empty|null set|no solution exists|there is no solution|there are no solutions|no integer solutions"
-    "|no integer solution"
-    "|no such number exists|no real number|no real numbers|no values|no value|has no solution|no answer"
-    " exists|{}|\\{\\}|∅"
-    "|there are no real solutions|there is no real solution|no solutions exist|no real solution exists|no possible"
-    " values"
-    "|no such numbers exist|there are none|no such value|no such values|no such integer|no such integers|no such"
-    " integers exist"
-    "|no such integer exists|no such x|no such function exists|no such function|does not have solution|no x",
-    "dne": "dne|does not exist|doesn't exist|limit does not exist|do not exist|it does not exist|d.n.e|d.n.e.|not exist"
-    "|limit dne",
-    "undefined": "undefined|not defined|is undefined|it is undefined",
-    "infinity": "infinity|infty|infinite|+infty|+infinity|positive infinity|+ infty|plus infinity|unbounded|oo|+oo"
-    "|\\infty|+\\infty",
-    "-infinity": "-infinity|-infty|negative infinity|minus infinity|- infty|-oo|-\\infty",
-    "many": "infinitely many|infinitely many solutions|infinite solutions|infinite number of solutions"
-    "|infinite many solutions|infinite number|there are infinitely many solutions|there are infinitely many"
-    "|infinitely many values",
-    "diverges": "diverges|divergent|does not converge|it diverges|series diverges",
-    "positives": "all positive numbers|all positive real numbers|positive real numbers"
-    "|all positive reals|positive reals",
-    "negatives": "all negative numbers|all negative real numbers|negative real numbers|all negative reals",
-    "nonnegatives": "all non negative real numbers|all nonnegative real numbers|nonnegative real numbers"
-    "|all nonnegative reals",
-    "integers": "all integers|integers|set of integers|set of all integers"
-    "|any integer|every integer|all integer values",
-    "reals": "all real numbers|all reals|all real x|any real number|every real number|set of real numbers|real numbers"
-    "|set of all real numbers|x is any real number|all real values|all real values of x|all real numbers x|all"
-    " x|mathbb{r}",
-}
-GROUP = {text: group for group, texts in NOTHING.items() for text in texts.split("|")}
+NOTHING = r"""
+none         | none | there are none | empty | empty set | emptyset | varnothing | null set | ∅ | {} | \{\}
+none         | no answer exists | does not have solution
+dne          | dne | d.n.e | d.n.e. | does not exist | doesn't exist | do not exist | it does not exist | not exist
+dne          | limit does not exist | limit dne
+undefined    | undefined | not defined | is undefined | it is undefined
+infinity     | infinity | +infinity | infty | +infty | + infty | \infty | +\infty | oo | +oo | infinite | unbounded
+infinity     | positive infinity | plus infinity
+-infinity    | -infinity | -infty | - infty | -\infty | -oo | negative infinity | minus infinity
+many         | infinitely many | there are infinitely many | infinitely many solutions | infinitely many values
+many         | there are infinitely many solutions | infinite many solutions | infinite solutions | infinite number
+many         | infinite number of solutions
+diverges     | diverges | divergent | does not converge | it diverges | series diverges
+positives    | all positive numbers | all positive real numbers | positive real numbers
+positives    | all positive reals | positive reals
+negatives    | all negative numbers | all negative real numbers | negative real numbers | all negative reals
+nonnegatives | all nonnegative real numbers | all non negative real numbers | nonnegative real numbers
+nonnegatives | all nonnegative reals
+integers     | integers | all integers | any integer | every integer | all integer values
+integers     | set of integers | set of all integers
+reals        | real numbers | all real numbers | any real number | every real number | all reals | all real values
+reals        | set of real numbers | set of all real numbers | x is any real number | all real values of x
+reals        | all real numbers x | all real x | all x | mathbb{r}
+"""
+"""A kind of non-number, and texts that name it. Denials in the form of NO_SUCH are not listed."""
+ROWS = ([cell.strip() for cell in row.split("|")] for row in NOTHING.strip().splitlines())
+GROUP = {text: kind for kind, *texts in ROWS for text in texts}
 NO_SUCH = re.compile(
     r"(?:there (?:is|are|exists?) |(?:(?:this|it|system|equations?|inequality|problem|of|given|we) )*(?:has|have) )?"
     r"no (?:such |real |integer |rational |positive |possible |valid |nontrivial )*"
@@ -60,18 +54,10 @@ SMALL = in_order("""
 TENS = in_order("twenty thirty forty fifty sixty seventy eighty ninety")
 NUMBERS = {w: i for i, w in enumerate(SMALL)} | {w: 10 * i for i, w in enumerate(TENS, start=2)}
 LARGE = {"thousand": 1_000, "million": 10**6, "billion": 10**9}
-PARTS = {
-    "half": 2,
-    "halves": 2,
-    "third": 3,
-    "quarter": 4,
-    "fourth": 4,
-    "fifth": 5,
-    "sixth": 6,
-    "eighth": 8,
-    "tenth": 10,
-}
-PARTS |= {f"{part}s": size for part, size in PARTS.items() if size > 2}
+PARTS = dict(
+    zip(in_order("half third quarter fourth fifth sixth eighth tenth"), (2, 3, 4, 4, 5, 6, 8, 10), strict=True)
+)
+PARTS |= {f"{part}s": size for part, size in PARTS.items() if size > 2} | {"halves": 2}
 
 
 def plain(text: str) -> str:

@@ -53,36 +53,28 @@ OPERATORS = meanings(r"""
     ->        to rightarrow mapsto longmapsto
     |         mid vert
     ||        Vert lVert rVert
-    lvert     lvert
-    rvert     rvert
     set{      lbrace
     set}      rbrace
     [         lbrack
     ]         rbrack
     (         lparen lgroup
     )         rparen rgroup
-    langle    langle
-    rangle    rangle
-    lfloor    lfloor
-    rfloor    rfloor
-    lceil     lceil
-    rceil     rceil
     :         colon
     ,         comma
     \\        newline cr
     dots      ldots dots cdots dotsc dotsb vdots ddots textellipsis
-    circ      circ
-    degree    degree
     '         prime lq rq
     $         textdollar dollar mathdollar
     £         pounds textsterling
     €         euro texteuro
     %         percent
     therefore therefore qed
-    because   because
     sq        square
     dagger    dagger ddagger
 """) | {"quad": " "}
+OPERATORS |= {
+    name: name for name in words_of("langle rangle lvert rvert lfloor rfloor lceil rceil circ degree because")
+}
 TRIGONOMETRIC = words_of("sin cos tan cot sec csc")
 INVERSE = meanings("""
     asin arcsin asin
