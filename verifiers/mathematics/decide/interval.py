@@ -227,9 +227,8 @@ class _Evaluation:
             return Bounds(ZERO, libmp.mpi_sqrt(libmp.mpi_neg(base.re), self.precision))
         if base.im is None and libmp.mpf_sign(base.re[0]) > 0:
             log = (libmp.mpi_log(base.re, self.precision), ZERO)
-            return Bounds(
-                *libmp.mpci_exp(libmp.mpci_mul(log, (power.re, power.im or ZERO), self.precision), self.precision)
-            )
+            product = libmp.mpci_mul(log, (power.re, power.im or ZERO), self.precision)
+            return Bounds(*libmp.mpci_exp(product, self.precision))
         return Bounds(*libmp.mpci_pow((base.re, base.im or ZERO), (power.re, power.im or ZERO), self.precision))
 
     def exponential(self, exponent: Mpi) -> Mpi:

@@ -184,14 +184,8 @@ def _letters(run: str, text: str, end: int, spaced: bool, text_mode: bool, out: 
 
 def _is_word(run: str) -> bool:
     lower = run.lower()
-    if (
-        run in vocabulary.UNIT_WORDS
-        or lower in vocabulary.ENGLISH
-        or len(run) > 5
-        or (len(run) > 3 and stem(lower) in COUNTED)
-    ):
-        return True
-    return not _is_product(run)
+    is_known = run in vocabulary.UNIT_WORDS or lower in vocabulary.ENGLISH
+    return is_known or len(run) > 5 or (len(run) > 3 and stem(lower) in COUNTED) or not _is_product(run)
 
 
 def _is_product(run: str) -> bool:

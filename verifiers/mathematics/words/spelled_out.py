@@ -54,10 +54,8 @@ SMALL = in_order("""
 TENS = in_order("twenty thirty forty fifty sixty seventy eighty ninety")
 NUMBERS = {w: i for i, w in enumerate(SMALL)} | {w: 10 * i for i, w in enumerate(TENS, start=2)}
 LARGE = {"thousand": 1_000, "million": 10**6, "billion": 10**9}
-PARTS = dict(
-    zip(in_order("half third quarter fourth fifth sixth eighth tenth"), (2, 3, 4, 4, 5, 6, 8, 10), strict=True)
-)
-PARTS |= {f"{part}s": size for part, size in PARTS.items() if size > 2} | {"halves": 2}
+PARTS = dict(zip(in_order("third quarter fourth fifth sixth eighth tenth"), (3, 4, 4, 5, 6, 8, 10), strict=True))
+PARTS |= {f"{part}s": size for part, size in PARTS.items()} | {"half": 2, "halves": 2}
 
 
 def plain(text: str) -> str:

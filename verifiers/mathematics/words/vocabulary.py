@@ -72,9 +72,7 @@ OPERATORS = meanings(r"""
     sq        square
     dagger    dagger ddagger
 """) | {"quad": " "}
-OPERATORS |= {
-    name: name for name in words_of("langle rangle lvert rvert lfloor rfloor lceil rceil circ degree because")
-}
+OPERATORS |= {op: op for op in words_of("langle rangle lvert rvert lfloor rfloor lceil rceil circ degree because")}
 TRIGONOMETRIC = words_of("sin cos tan cot sec csc")
 INVERSE = meanings("""
     asin arcsin asin
