@@ -81,6 +81,10 @@ class _Evaluation:
                 raise TooBig
         return total
 
+    def absolute(self, tree: Node) -> Exact:
+        value = self.value(tree.args[0])
+        return -value if value < 0 else value
+
     def root(self, tree: Node) -> Exact:
         degree = self.value(tree.args[1])
         if degree == 0:
@@ -210,7 +214,7 @@ RULES: dict[str, Callable[[_Evaluation, Node], Exact]] = {
     "fact": _Evaluation.factorial,
     "binom": _Evaluation.choose,
     "perm": _Evaluation.choose,
-    "abs": lambda e, t: abs(e.value(t.args[0])),
+    "abs": _Evaluation.absolute,
     "floor": lambda e, t: math.floor(e.value(t.args[0])),
     "ceil": lambda e, t: math.ceil(e.value(t.args[0])),
     "percent": lambda e, t: quotient(e.value(t.args[0]), 100),
