@@ -5,8 +5,8 @@
     python benchmarks/verify.py rows.jsonl --hostile # another set: {"category", "gold", "response", "right"} per line
 
 Prints accuracy, false negatives and false positives by category, and rows per CPU second of both. Speed is measured
-with rows all distinct and caches empty; CPU seconds, as the machine may be shared. The bars on an idle machine are 2,000
-rows per CPU second, and half a CPU second for the slowest hostile row.
+with rows all distinct and caches empty; CPU seconds, as the machine may be shared. The bars on an idle machine are
+2,000 rows per CPU second, and half a CPU second for the slowest hostile row.
 """
 
 from __future__ import annotations
