@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from verifiers.mathematics import hedges
+from verifiers.mathematics.words import hedges
 
 MAX_TAIL = 20_000
 """Characters looked at, from the end."""

@@ -1,4 +1,4 @@
-"""Responses and golds in, verdicts out. Golds are read once, equal rows answered once; both caches are bounded."""
+"""The grader: responses and golds in, verdicts out. Golds are read once, equal rows answered once."""
 
 from __future__ import annotations
 
@@ -11,25 +11,28 @@ from typing import Any
 
 from pipeline.errors import DataError, GradingError
 from pipeline.types import Verdict
-from verifiers.mathematics.chains import last
-from verifiers.mathematics.choices import Choice, choice_gold, choice_said
-from verifiers.mathematics.clock import same_time
-from verifiers.mathematics.compare import match
-from verifiers.mathematics.equality import approximate
-from verifiers.mathematics.extract import MAX_TAIL, Extraction, boxed, extract
+from verifiers.mathematics.decide.algebra import ALGEBRA, TimedOut
+from verifiers.mathematics.decide.canonical import letters_for_unit
+from verifiers.mathematics.decide.compare import match
+from verifiers.mathematics.decide.equality import approximate
+from verifiers.mathematics.decide.equation_chains import last
+from verifiers.mathematics.decide.quantities import explicitly_rounded
+from verifiers.mathematics.extract import MAX_TAIL, boxed, extract
 from verifiers.mathematics.policy import DEFAULT, MathParams
-from verifiers.mathematics.quantities import explicitly_rounded
-from verifiers.mathematics.reading import APPROXIMATE, Reading, clean
-from verifiers.mathematics.regions import COLLECTIONS
-from verifiers.mathematics.shapes import letters_for_unit
-from verifiers.mathematics.slow import ALGEBRA, TimedOut
-from verifiers.mathematics.tree import IMAGINARY, Node, has, is_constant, nodes
-from verifiers.mathematics.words import STYLE
+from verifiers.mathematics.read.choices import Choice, choice_of_answer, choice_of_gold
+from verifiers.mathematics.read.clock import same_time
+from verifiers.mathematics.read.reading import APPROXIMATE, Reading, clean
+from verifiers.mathematics.read.syntax_tree import COLLECTIONS, IMAGINARY, Node, has, is_constant, nodes
+from verifiers.mathematics.words.spelled_out import STYLE
+from verifiers.mathematics.words.tables import words_of
 
 GOLDS, ANSWERS = 16_384, 16_384
+"""Entries of the two caches."""
 MAX_ASKED = 300
+"""Characters of a text that a computer algebra system is asked about."""
+MAX_ASKED_POWERS, MAX_ASKED_EXPONENT = 6, 20
 HEDGE_TOLERANCE = 0.01
-"""How far the decimal of an exact answer may be from it: `\\boxed{\\sqrt2}` or 1.41."""
+"""Relative distance of the decimal of an exact answer from it: `\\boxed{\\sqrt2}` or 1.41."""
 MANY_DIGITS = re.compile(r"\d{30}")
 OPERATORS = re.compile(r"[-+*/^!]|\\(?:times|cdot|frac|sqrt|binom|sum|int)")
 MATHEMATICAL = re.compile(r"[-+*/^!=]|\\(?!text)[A-Za-z]")
@@ -37,36 +40,9 @@ WITH_VALUE = re.compile(r"[\d\\+*/^]")
 ANNOUNCED = re.compile(r"^(?:(?:final )?answer(?: is|:| =)?|it is) ")
 TEXT_LIST = re.compile(r"\s*(?:,|;|\band\b|&)\s*")
 PARITY = re.compile(r"\b(?:odd|even|prime|primes|composite)\b")
-FILLING = frozenset(
-    [
-        "n",
-        "k",
-        "m",
-        "p",
-        "x",
-        "values",
-        "all",
-        "every",
-        "any",
-        "for",
-        "is",
-        "are",
-        "must",
-        "be",
-        "integer",
-        "integers",
-        "number",
-        "numbers",
-        "value",
-        "of",
-        "values",
-        "n",
-        "k",
-        "m",
-        "p",
-        "x",
-    ]
-)
+SHOWN_AS_TIME = re.compile(r":0\d|[a-z]")
+FILLING = words_of("n k m p x value values all every any for is are must be integer integers number numbers of")
+"""Words that do not tell "all odd integers n" from "n odd"."""
 NO_BRACES = str.maketrans("", "", "{}\\")
 YES_NO = {"yes", "no"}
 
@@ -82,43 +58,46 @@ class Gold:
         self.rounded = False
         if self.reading.approximate and params.rounded_gold:
             bare = Reading(clean(APPROXIMATE.sub("", self.reading.text)))
+            # The sign of approximation comes first. An ellipsis behind 3.14... makes no rounded number of it.
             if bare.tree is not None and is_constant(bare.tree) and self.reading.text[:1] in "\\~a≈r":
                 self.reading, self.rounded = bare, True
-        self.choice = choice_gold(self.reading.text)
+        self.choice = choice_of_gold(self.reading.text)
 
 
 def grade(response: str, gold: Any, params: MathParams = DEFAULT, prompt: str = "", truncated: bool = False) -> Verdict:
-    """The verdict on one response against one gold answer.
+    """Return the verdict on a response against a gold answer.
 
     Raises: DataError if the gold is empty.
     """
     start = time.perf_counter()
     reference = gold_text(gold)
-    found = extract(response, prompt, truncated, params.join_boxes, params.concluding_sentence)
-    if found.text is None:
-        return Verdict("no_answer", reason=found.reason, seconds=time.perf_counter() - start)
-    if len(found.text) > params.max_answer_chars:
-        return Verdict(
-            "graded", 0.0, f"too_long: {len(found.text)} characters", found.text[:80], time.perf_counter() - start
-        )
-    if prompt and _restates(found.text, prompt, reference, params):
+    extraction = extract(response, prompt, truncated, params.join_boxes, params.concluding_sentence)
+    text = extraction.text
+    if text is None:
+        return Verdict("no_answer", reason=extraction.reason, seconds=time.perf_counter() - start)
+    if len(text) > params.max_answer_chars:
+        reason = f"too_long: {len(text)} characters"
+        return Verdict("graded", 0.0, reason, text[:80], time.perf_counter() - start)
+    if prompt and _restates(text, prompt, reference, params):
         equal, reason = False, "restatement"
     else:
-        comma = found.other_language or params.decimal_comma
+        comma = extraction.other_language or params.decimal_comma
+        hedge = extraction.alternative
         try:
-            equal, reason = _answered(found.text, reference, comma, params)
-            if equal and found.alternative is not None and _is_another(found.alternative, reference, comma, params):
-                equal, reason = False, f"hedge: {found.alternative:.60}"
+            equal, reason = _answered(text, reference, comma, params)
+            if equal and hedge is not None and _is_another(hedge, reference, comma, params):
+                equal, reason = False, f"hedge: {hedge:.60}"
         except TimedOut:
-            seconds = time.perf_counter() - start
-            return Verdict(
-                "timeout", reason=f"slow_path: over {params.slow_path_s} s", extracted=found.text, seconds=seconds
-            )
-    return Verdict("graded", float(equal), reason, found.text, time.perf_counter() - start)
+            reason = f"slow_path: over {params.slow_path_s} s"
+            return Verdict("timeout", reason=reason, extracted=text, seconds=time.perf_counter() - start)
+    return Verdict("graded", float(equal), reason, text, time.perf_counter() - start)
 
 
 def score(rows: Iterable[tuple[str, Any]], params: MathParams = DEFAULT) -> list[Verdict]:
-    """One verdict per (response, gold), in order; equal rows are graded once, no gold is "verifier_error"."""
+    """Return a verdict per (response, gold), in order.
+
+    Equal rows are graded once. A row without a gold gets the verdict "verifier_error".
+    """
     known: dict[tuple[str, str], Verdict] = {}
     verdicts = []
     for response, gold in rows:
@@ -133,7 +112,7 @@ def score(rows: Iterable[tuple[str, Any]], params: MathParams = DEFAULT) -> list
 
 
 def gold_text(gold: Any) -> str:
-    """The gold answer as text: a number in digits, the last box or the text after #### of a whole solution.
+    """Return the gold answer as text: a number in digits, the last box or the text after #### of a whole solution.
 
     Raises: DataError if there is none.
     """
@@ -150,7 +129,7 @@ def gold_text(gold: Any) -> str:
 
 
 def _restates(text: str, prompt: str, reference: str, params: MathParams) -> bool:
-    """Whether the answer only copies an expression of the prompt instead of its value."""
+    """True if the answer only copies an expression of the prompt instead of its value."""
     if not OPERATORS.search(text[1:]):
         return False
     copied = "".join(text.split()).strip("$.=?") in "".join(prompt.split())
@@ -165,23 +144,24 @@ def _gold(text: str, params: MathParams) -> Gold:
 
 @lru_cache(maxsize=ANSWERS)
 def _answered(text: str, reference: str, comma: bool, params: MathParams) -> tuple[bool, str]:
+    """Return (equal, reason). What the own tree leaves open is asked of a computer algebra system."""
     gold = _gold(reference, params)
-    said = Reading(clean(text, comma))
-    if not said.text:
+    answer = Reading(clean(text, comma))
+    if not answer.text:
         return False, "empty"
-    equal = equivalent(gold, said, params)
-    asked = params.slow_path and equal is not True and _worth_asking(gold.reading, said, equal)
+    equal = equivalent(gold, answer, params)
+    asked = params.slow_path and equal is not True and _worth_asking(gold.reading, answer, equal)
     if asked:
-        equal = ALGEBRA.equal(gold.reading.text, said.text, params.slow_path_s)
+        equal = ALGEBRA.equal(gold.reading.text, answer.text, params.slow_path_s)
     if equal:
         return True, "equal_by_algebra" if asked else "equal"
     if equal is None:
-        return False, f"undecided: {said.text:.60}"
-    return False, f"wrong: {said.problem or said.text:.60}"
+        return False, f"undecided: {answer.text:.60}"
+    return False, f"wrong: {answer.problem or answer.text:.60}"
 
 
 def _is_another(alternative: str, reference: str, comma: bool, params: MathParams) -> bool:
-    """Whether what a hedge offers beside the right answer is no other form of it, nor its decimal."""
+    """True if the second candidate next to a right answer is neither another form of the answer nor its decimal."""
     if _answered(alternative, reference, comma, params)[0]:
         return False
     trees = _gold(reference, params).reading.tree, Reading(clean(alternative, comma)).tree
@@ -190,78 +170,80 @@ def _is_another(alternative: str, reference: str, comma: bool, params: MathParam
     gold, other = (last(t) for t in trees if t is not None)
     if not is_constant(gold) or not is_constant(other) or has(gold, "dec") or not has(other, "dec"):
         return True
-    one, two = approximate(gold), approximate(other)
-    return one is None or two is None or abs(one - two) > HEDGE_TOLERANCE * abs(one)
+    value, decimal = approximate(gold), approximate(other)
+    return value is None or decimal is None or abs(value - decimal) > HEDGE_TOLERANCE * abs(value)
 
 
-def _worth_asking(gold: Reading, said: Reading, equal: bool | None) -> bool:
-    """Whether a computer algebra system may know better: the gold is mathematics that the grammar does not know, or
-    nothing could be decided about two small expressions."""
-    if len(gold.text) > MAX_ASKED or len(said.text) > MAX_ASKED or MANY_DIGITS.search(said.text):
+def _worth_asking(gold: Reading, answer: Reading, equal: bool | None) -> bool:
+    """True if a computer algebra system may know better than `equal`.
+
+    That is where the gold is mathematics outside the grammar, or nothing could be decided about small expressions.
+    """
+    if len(gold.text) > MAX_ASKED or len(answer.text) > MAX_ASKED or MANY_DIGITS.search(answer.text):
         return False
     if gold.tree is None or has(gold.tree, "undone"):
-        return (
-            equal is not True
-            and "\\text" not in gold.text
-            and bool(MATHEMATICAL.search(gold.text) and WITH_VALUE.search(said.text))
-            and said.text.count("^") < 6
-        )
-    return (
-        equal is None and said.tree is not None and all(_is_small(n) for t in (gold.tree, said.tree) for n in nodes(t))
-    )
+        is_mathematics = "\\text" not in gold.text and bool(MATHEMATICAL.search(gold.text))
+        # Towers of powers are written to hang a computer algebra system.
+        is_value = bool(WITH_VALUE.search(answer.text)) and answer.text.count("^") < MAX_ASKED_POWERS
+        return equal is not True and is_mathematics and is_value
+    trees = (gold.tree, answer.tree)
+    return equal is None and all(t is not None and all(_is_small(n) for n in nodes(t)) for t in trees)
 
 
 def _is_small(node: Node) -> bool:
+    """True if evaluating the node takes no long time by itself."""
     if node.op in {"fact", "binom", "perm", "undone"}:
         return False
-    if node.op != "pow":
+    if node.op != "pow" or node.args[1].op == "sym":
         return True
     exponent = node.args[1]
-    return exponent.op in {"num", "dec", "sym"} and (exponent.op == "sym" or abs(exponent.args[0]) <= 20)
+    return exponent.op in {"num", "dec"} and abs(exponent.args[0]) <= MAX_ASKED_EXPONENT
 
 
-def equivalent(gold: Gold, said: Reading, params: MathParams) -> bool | None:
-    """Whether the answer read equals the gold; None if that could not be decided."""
+def equivalent(gold: Gold, answer: Reading, params: MathParams) -> bool | None:
+    """True if the answer equals the gold; None if that could not be decided."""
     wanted = gold.reading
-    if said.text == wanted.text:
+    if answer.text == wanted.text:
         return True
     if gold.choice is not None:
-        return _chosen(gold.choice, said, params)
-    if wanted.base is not None or said.base is not None:
-        return _same_base(wanted, said, params)
-    early = _as_words(wanted, said)
+        return _chosen(gold.choice, answer, params)
+    if wanted.base is not None or answer.base is not None:
+        return _same_base(wanted, answer, params)
+    early = _as_words(wanted, answer)
     if early is not None:
         return early
     if wanted.tree is None or _is_words(wanted.tree):
-        equal = _text(wanted, said, params)
-        return equal if params.text_ignores_case or not equal else _letters(wanted.text) == _letters(said.text)
-    tree = said.tree
+        equal = _same_text(wanted, answer, params)
+        return equal if params.text_ignores_case or not equal else _letters(wanted.text) == _letters(answer.text)
+    tree = answer.tree
     if tree is None or has(tree, "word"):
-        tree = said.number_word or tree
+        tree = answer.number_word or tree
     if tree is None:
         return False
-    if said.mixed is not None and wanted.tree.op not in COLLECTIONS and match(wanted.tree, said.mixed, params):
+    # "3 and 1/2" is a mixed number or a list of two, and the gold's type tells which.
+    if answer.mixed is not None and wanted.tree.op not in COLLECTIONS and match(wanted.tree, answer.mixed, params):
         return True
     if gold.rounded and is_constant(tree) and explicitly_rounded(wanted.tree, tree):
         return True
-    found = match(wanted.tree, tree, params)
-    spelled = None if found else letters_for_unit(wanted.tree, tree)
-    return found if spelled is None else match(spelled, tree, params)
+    equal = match(wanted.tree, tree, params)
+    spelled = None if equal else letters_for_unit(wanted.tree, tree)
+    return equal if spelled is None else match(spelled, tree, params)
 
 
-def _as_words(wanted: Reading, said: Reading) -> bool | None:
-    """The verdict where the gold is no number by its words: nothing, a time, a date; None if it is none of these."""
+def _as_words(wanted: Reading, answer: Reading) -> bool | None:
+    """Compare with a gold that its words make a non-number, a time or a date; None if it is none of these."""
     if wanted.nothing is not None:
-        kind = said.nothing
-        if kind is None and said.tree is not None and wanted.tree is not None and wanted.tree.op != "word":
-            return match(wanted.tree, said.tree, DEFAULT)
+        kind = answer.nothing
+        if kind is None and answer.tree is not None and wanted.tree is not None and wanted.tree.op != "word":
+            return match(wanted.tree, answer.tree, DEFAULT)
         return kind == wanted.nothing
     if wanted.date is not None:
-        return said.date == wanted.date
+        return answer.date == wanted.date
     if wanted.time is not None:
-        if said.time is not None and same_time(wanted.time, said.time):
+        if answer.time is not None and same_time(wanted.time, answer.time):
             return True
-        if re.search(r":0\d|[a-z]", wanted.plain) or wanted.tree is None or not _lowest_terms(wanted.tree):
+        # 3:20 may also be a ratio, but not 3:05, 3:20 pm, or one that is not in lowest terms.
+        if SHOWN_AS_TIME.search(wanted.plain) or wanted.tree is None or not _lowest_terms(wanted.tree):
             return False
     return None
 
@@ -279,12 +261,14 @@ def _is_words(tree: Node) -> bool:
     )
 
 
-def _chosen(gold: Choice, said: Reading, params: MathParams) -> bool | None:
-    choice = choice_said(said.text)
-    if choice is None or (len(said.text) == 1 and said.text.islower() and gold.letter > "E"):
+def _chosen(gold: Choice, answer: Reading, params: MathParams) -> bool | None:
+    """Compare with a choice as gold: by letters, or by the text of the choice where the gold shows it."""
+    choice = choice_of_answer(answer.text)
+    # Lower-case letters from f on are rather names than choices.
+    if choice is None or (len(answer.text) == 1 and answer.text.islower() and gold.letter > "E"):
         if not gold.shown or not params.choice_text:
             return False
-        return equivalent(_gold(gold.shown, params), said, params)
+        return equivalent(_gold(gold.shown, params), answer, params)
     if choice.letter != gold.letter:
         return False
     if choice.shown and gold.shown:
@@ -292,35 +276,38 @@ def _chosen(gold: Choice, said: Reading, params: MathParams) -> bool | None:
     return True
 
 
-def _same_base(wanted: Reading, said: Reading, params: MathParams) -> bool | None:
-    one, two = wanted.base, said.base
-    if one is not None and two is not None:
-        return one == two or (int(one[0], one[1]) == int(two[0], two[1]) and one[1] == two[1])
-    based, other = (one, said) if one is not None else (two, wanted)
-    if based is None or based[1] != 10 or other.tree is None:
+def _same_base(wanted: Reading, answer: Reading, params: MathParams) -> bool | None:
+    """Compare where a side is written in a base. Only base ten may be left out: the base was the task."""
+    if wanted.base is not None and answer.base is not None:
+        same_value = int(*wanted.base) == int(*answer.base)
+        return wanted.base == answer.base or (same_value and wanted.base[1] == answer.base[1])
+    digits, base = wanted.base or answer.base or ("", 0)
+    if base != 10:
         return False
-    return (
-        match(other.tree, Reading(based[0]).tree or other.tree, params)
-        if one is None
-        else match(Reading(based[0]).tree or other.tree, other.tree, params)
-    )
+    other = answer.tree if wanted.base is not None else wanted.tree
+    if other is None:
+        return False
+    number = Reading(digits).tree or other
+    return match(number, other, params) if wanted.base is not None else match(other, number, params)
 
 
-def _text(wanted: Reading, said: Reading, params: MathParams) -> bool | None:
-    one, two = wanted.plain, ANNOUNCED.sub("", said.plain)
-    if one == two:
-        return bool(one) or None
-    if one in YES_NO:
-        first, _, rest = two.partition(",")
-        return first.strip() == one and not YES_NO.intersection(re.findall(r"[a-z]+", rest))
-    if wanted.number_word is not None and said.tree is not None:
-        return match(wanted.number_word, said.tree, params)
-    if "".join(one.split()) == "".join(two.split()) or (PARITY.search(one) and _bare_kind(one) == _bare_kind(two)):
+def _same_text(wanted: Reading, answer: Reading, params: MathParams) -> bool | None:
+    """Compare texts in lower case: words, yes and no, numbers in words, lists."""
+    gold, text = wanted.plain, ANNOUNCED.sub("", answer.plain)
+    if gold == text:
+        return bool(gold) or None
+    if gold in YES_NO:
+        first, _, rest = text.partition(",")
+        return first.strip() == gold and not YES_NO.intersection(re.findall(r"[a-z]+", rest))
+    if wanted.number_word is not None and answer.tree is not None:
+        return match(wanted.number_word, answer.tree, params)
+    is_same_kind = PARITY.search(gold) and _bare_kind(gold) == _bare_kind(text)
+    if is_same_kind or "".join(gold.split()) == "".join(text.split()):
         return True
-    if wanted.text.startswith("\\{") and said.text.startswith("\\{"):
-        one, two = (" ".join(t.translate(NO_BRACES).split()) for t in (one, two))
-    items, given = ([i for i in TEXT_LIST.split(t) if i] for t in (one, two))
-    return len(items) > 1 and sorted(items) == sorted(given)
+    if wanted.text.startswith("\\{") and answer.text.startswith("\\{"):
+        gold, text = (" ".join(t.translate(NO_BRACES).split()) for t in (gold, text))
+    items, others = (sorted(i for i in TEXT_LIST.split(t) if i) for t in (gold, text))
+    return len(items) > 1 and items == others
 
 
 def _letters(text: str) -> str:
@@ -328,8 +315,4 @@ def _letters(text: str) -> str:
 
 
 def _bare_kind(text: str) -> list[str]:
-    """The words that tell "all odd integers n" and "n odd" from others."""
     return [w for w in text.replace("mathbb", "").split() if w not in FILLING]
-
-
-__all__ = ["Extraction", "Gold", "equivalent", "gold_text", "grade", "score"]

@@ -8,7 +8,7 @@ from verifiers.base import VerifierParams
 
 
 class MathParams(VerifierParams):
-    """What counts as the same answer. Every option is one point of the policy in `docs/verifiers-math.md`."""
+    """The definition of the same answer. Every option is a point of the policy in `docs/verifiers-math.md`."""
 
     rounded_gold: bool = Field(True, description="a value that rounds to a gold shown as a rounded decimal is right")
     percent_as_unit: bool = Field(True, description="35 matches the gold 35%, and 35% the gold 35")

@@ -5,8 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from verifiers.mathematics import grade
+from verifiers.mathematics.decide.algebra_process import start_timer
+
 Row = tuple[str, str, str]
 FILE = Path(__file__).with_name("hostile.jsonl")
+LIMIT_CPU_S = 2.0
+"""CPU seconds of a row after which the system ends the process. The slowest row takes about a hundredth."""
 
 
 def rows() -> list[Row]:
@@ -55,21 +60,8 @@ def large_rows() -> list[Row]:
         "all real numbers except ",
         "h1",
     ]
-    filling += [
-        "\\ang{",
-        "\\mathrm{e}{",
-        "negative ",
-        "\\forall ",
-        "x \\in ",
-        "~",
-        ";",
-        "\\\\[",
-        "a,",
-        "x_",
-        "\\,",
-        ",000",
-        "½",
-    ]
+    filling += ["\\ang{", "\\mathrm{e}{", "negative ", "\\forall ", "x \\in ", "~", ";", "\\\\[", "a,", "x_", "\\,"]
+    filling += [",000", "½"]
     inputs = [
         *(box(piece * (1_900 // len(piece)) + "41") for piece in filling),
         "9" * 1_000_000,
@@ -84,22 +76,10 @@ def large_rows() -> list[Row]:
         "Answer: " * 30_000 + "43",
         "\ud800\\boxed{43}",
     ]
-    repeated = [
-        "\\boxed{",
-        "{",
-        "}",
-        "\\",
-        "a ",
-        "$",
-        "The answer is ",
-        "1, ",
-        "<think>",
-        "</think>",
-        "\\frac{",
+    repeated = ["\\boxed{", "{", "}", "\\", "a ", "a. ", "$", "The answer is ", "1, ", "<think>", "</think>", "\\frac{"]
+    repeated += [
         "(",
         "\n",
-    ]
-    repeated += [
         "42 ",
         "#### ",
         "\\text{",
@@ -107,15 +87,10 @@ def large_rows() -> list[Row]:
         "½",
         ".",
         "\\boxed{41} or \\boxed{42} or ",
-        "<answer>",
-        "```",
-        "is ",
-        "\\left",
-        "$$",
-        "- ",
-        "x=",
+        "\\boxed{1} or ",
     ]
-    inputs += [piece * (300_000 // len(piece)) + end for piece in repeated for end in ("", "41")]
+    repeated += ["<answer>", "```", "is ", "\\left", "$$", "- ", "x="]
+    inputs += [piece * (1_000_000 // len(piece)) + end for piece in repeated for end in ("", "41")]
     kinds = {"deep_nesting": nesting, "heavy_algebra": costly(), "large_input": inputs}
     return [(kind, "42", response) for kind, responses in kinds.items() for response in responses]
 
@@ -139,3 +114,16 @@ def determinant(size: int) -> str:
     """A determinant of powers of x."""
     body = "\\\\".join("&".join(f"x^{{{i * j}}}" for i in range(size)) for j in range(size))
     return "\\det\\begin{pmatrix}" + body + "\\end{pmatrix}"
+
+
+def main() -> None:
+    """Grade all rows within the limit and print a line for each: its score, whether the grader failed, the reason."""
+    for _, gold, response in rows():
+        start_timer(LIMIT_CPU_S)
+        verdict = grade(response, gold)
+        start_timer(0)
+        print(json.dumps([verdict.score, verdict.is_infrastructure, verdict.reason]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

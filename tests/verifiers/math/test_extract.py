@@ -1,14 +1,12 @@
-"""Extraction: where the answer is taken from, why there is none, and that the time is linear."""
+"""Extraction: the place that the answer is taken from, and the reason why there is none."""
 
 from __future__ import annotations
-
-import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verifiers.mathematics.extract import MAX_TAIL, extract
+from verifiers.mathematics.extract import extract
 
 FOUND = [
     (r"\boxed{42}", "42", "boxed"),
@@ -91,16 +89,3 @@ def test_any_text_is_found_or_given_a_reason(text: str) -> None:
     found = extract(text)
     assert found.reason
     assert found.text is None or found.text.strip()
-
-
-@pytest.mark.parametrize(
-    "piece", ["\\boxed{", "1, ", "(", "$", "is ", "<think>", "The answer is ", "a. ", "\\boxed{1} or "]
-)
-def test_time_does_not_grow_with_what_stands_before_the_tail(piece: str) -> None:
-    def seconds(size: int) -> float:
-        text = piece * (size // len(piece))
-        start = time.thread_time()
-        extract(text)
-        return time.thread_time() - start
-
-    assert seconds(50 * MAX_TAIL) < 20 * seconds(MAX_TAIL) + 0.05

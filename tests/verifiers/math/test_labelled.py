@@ -1,4 +1,4 @@
-"""The labelled answers of 61 categories, and the hostile ones: bars of accuracy, false positives and time."""
+"""The labelled answers of 61 categories, the hostile ones, and the same scores from threads, asyncio and processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 import json
 import multiprocessing
 import random
-import time
+import subprocess
+import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,9 +16,10 @@ from typing import Any
 import pytest
 
 from pipeline.types import Attempt
+from tests.source import ROOT
 from tests.verifiers.math import hostile
 from verifiers.base import load
-from verifiers.mathematics import grade, grader, score
+from verifiers.mathematics import grader, score
 
 ROWS: list[dict[str, Any]] = [
     json.loads(line) for line in Path(__file__).with_name("labelled.jsonl").read_text(encoding="utf-8").splitlines()
@@ -29,6 +31,15 @@ SAMPLE = random.Random(5).sample(PAIRS, 400)
 
 def _scores(pairs: list[tuple[str, str]]) -> list[float]:
     return [verdict.score for verdict in score(pairs)]
+
+
+@pytest.fixture
+def expected() -> list[float]:
+    """The scores of the main thread; the caches are empty afterwards, so that nothing is compared with itself."""
+    scores = _scores(SAMPLE)
+    grader._gold.cache_clear()
+    grader._answered.cache_clear()
+    return scores
 
 
 def test_every_category_has_right_answers_and_near_misses() -> None:
@@ -50,60 +61,44 @@ def test_labels_are_reproduced() -> None:
     assert not any(verdict.is_infrastructure for verdict in verdicts)
 
 
-def test_hostile_answers_earn_nothing_within_a_second() -> None:
+def test_hostile_answers_earn_nothing_within_a_limit_of_cpu_time() -> None:
     assert len({kind for kind, _, _ in HOSTILE}) == 12
     assert len(HOSTILE) >= 270
-    for kind, gold, response in HOSTILE:
-        start = time.thread_time()
-        verdict = grade(response, gold)
-        seconds = time.thread_time() - start
-        assert verdict.score == 0.0, (kind, gold, response[:80], verdict)
-        assert not verdict.is_infrastructure, (kind, response[:80], verdict)
-        assert seconds < 0.5, (kind, response[:80], seconds)
+    # The system ends the process in the middle of a row that takes too long; its lines tell which row that was.
+    command = [sys.executable, "-m", "tests.verifiers.math.hostile"]
+    graded = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    verdicts = [json.loads(line) for line in graded.stdout.splitlines()]
+    assert graded.returncode == 0, (graded.stderr, [(kind, r[:80]) for kind, _, r in HOSTILE[len(verdicts) :][:1]])
+    for (kind, gold, response), (earned, failed, reason) in zip(HOSTILE, verdicts, strict=True):
+        assert (earned, failed) == (0.0, False), (kind, gold, response[:80], reason)
 
 
-def test_speed_on_distinct_rows() -> None:
-    grader._gold.cache_clear()
-    grader._answered.cache_clear()
-    start = time.thread_time()
-    score(PAIRS)
-    rate = len(PAIRS) / (time.thread_time() - start)
-    assert rate >= 1_500, f"{rate:.0f} rows per CPU second; the bar is 2,000 on an idle machine"
-
-
-def test_threads_give_the_scores_of_the_main_thread() -> None:
-    expected = _scores(SAMPLE)
-    grader._answered.cache_clear()
-    grader._gold.cache_clear()
+def test_threads_give_the_scores_of_the_main_thread(expected: list[float]) -> None:
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(_scores, [SAMPLE] * 8))
     assert all(result == expected for result in results)
 
 
-def test_asyncio_gives_the_scores_of_the_main_thread() -> None:
-    expected = _scores(SAMPLE)
-
+def test_asyncio_gives_the_scores_of_the_main_thread(expected: list[float]) -> None:
     async def all_at_once() -> list[list[float]]:
         return await asyncio.gather(*(asyncio.to_thread(_scores, SAMPLE) for _ in range(3)))
 
-    grader._answered.cache_clear()
     assert all(result == expected for result in asyncio.run(all_at_once()))
 
 
 @pytest.mark.integration
-def test_a_process_group_gives_the_scores_of_the_main_thread() -> None:
+def test_a_process_group_gives_the_scores_of_the_main_thread(expected: list[float]) -> None:
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         results = pool.map(_scores, [SAMPLE] * 2)
-    assert all(result == _scores(SAMPLE) for result in results)
+    assert all(result == expected for result in results)
 
 
-def test_order_and_duplicates_do_not_matter() -> None:
+def test_order_and_duplicates_do_not_matter(expected: list[float]) -> None:
     shuffled = list(range(len(SAMPLE))) * 2
     random.Random(1).shuffle(shuffled)
-    once = _scores(SAMPLE)
-    assert _scores([SAMPLE[i] for i in shuffled]) == [once[i] for i in shuffled]
+    assert _scores([SAMPLE[i] for i in shuffled]) == [expected[i] for i in shuffled]
 
 
-def test_the_verifier_agrees_with_score() -> None:
+def test_the_verifier_agrees_with_score(expected: list[float]) -> None:
     verdicts = load("math").bind().score([Attempt(response, gold) for response, gold in SAMPLE])
-    assert [verdict.score for verdict in verdicts] == _scores(SAMPLE)
+    assert [verdict.score for verdict in verdicts] == expected

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ import verifiers.mathematics as package
 from pipeline.errors import ConfigError, DataError, GradingError
 from pipeline.types import Attempt, Verdict
 from verifiers.base import load
-from verifiers.mathematics import MathParams, grade, score, slow
+from verifiers.mathematics import MathParams, grade, score
+from verifiers.mathematics.decide import algebra
 
 
 def _one(response: str, gold: Any, prompt: str = "", truncated: bool = False, **options: Any) -> Verdict:
@@ -106,20 +106,8 @@ def test_an_answer_rewritten_keeps_its_verdict(wrapper: str, gold: str, right: s
 
 
 def test_every_gold_accepts_itself_and_no_other_of_another_type() -> None:
-    golds = [
-        "42",
-        r"\frac12",
-        "x^2",
-        "(1,2)",
-        r"\{1,2,3\}",
-        r"\text{east}",
-        "C",
-        r"x>3",
-        "y=2x+1",
-        "2:3",
-        r"\emptyset",
-        r"35\%",
-    ]
+    golds = ["42", r"\frac12", "x^2", "(1,2)", r"\{1,2,3\}", r"\text{east}", "C", "x>3", "y=2x+1", "2:3", r"\emptyset"]
+    golds.append(r"35\%")
     for gold in golds:
         for answer in golds:
             assert grade(f"\\boxed{{{answer}}}", gold).is_correct is (answer == gold), (gold, answer)
@@ -127,9 +115,9 @@ def test_every_gold_accepts_itself_and_no_other_of_another_type() -> None:
 
 def test_no_module_of_the_trainer_s_side_uses_signals_or_evaluates_text() -> None:
     folder = Path(package.__file__).parent
-    for file in folder.glob("*.py"):
+    for file in folder.rglob("*.py"):
         text = file.read_text(encoding="utf-8")
-        if file.name != "_algebra.py":
+        if file.name != "algebra_process.py":
             assert re.search(r"^\s*(?:import|from) (?:signal|sympy|math_verify)", text, re.MULTILINE) is None, file
         assert re.search(r"\b(?:eval|exec|sympify|parse_expr)\(", text) is None, file
 
@@ -144,20 +132,18 @@ class TestSlowPath:
         assert grade(r"\boxed{24}", r"\Gamma(5)", MathParams(slow_path=False)).score == 0.0
 
     def test_a_question_that_takes_too_long_is_killed_and_the_next_is_answered(self) -> None:
-        algebra = slow.Algebra()
-        assert algebra.equal("x^2", "x\\cdot x", 5.0) is True
-        start = time.monotonic()
-        with pytest.raises(slow.TimedOut):
-            algebra.equal("1", "9^{9^{9^9}}", 0.3)
-        assert time.monotonic() - start < 5.0, "0.3 s of work; the rest is the machine's"
-        assert algebra.equal("3", "4", 5.0) is False
-        algebra.close()
+        asked = algebra.Algebra()
+        assert asked.equal("x^2", "x\\cdot x", 5.0) is True
+        with pytest.raises(algebra.TimedOut):
+            asked.equal("1", "9^{9^{9^9}}", 0.3)
+        assert asked.equal("3", "4", 5.0) is False
+        asked.close()
 
     def test_a_helper_that_cannot_start_is_a_grading_error(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         broken = tmp_path / "broken.py"
         broken.write_text("raise SystemExit(3)\n")
-        monkeypatch.setattr(slow, "SCRIPT", broken)
-        with pytest.raises(GradingError, match="did not start"):
-            slow.Algebra().equal("1", "1", 1.0)
+        monkeypatch.setattr(algebra, "SCRIPT", broken)
+        with pytest.raises(GradingError, match="slow_path"):
+            algebra.Algebra().equal("1", "1", 1.0)

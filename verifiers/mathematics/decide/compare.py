@@ -1,0 +1,350 @@
+"""The comparison of two trees. The gold decides the type: a set, a tuple, a curve, a number."""
+
+from __future__ import annotations
+
+import re
+
+from verifiers.mathematics.decide.canonical import (
+    bare_point,
+    in_the_case_of,
+    is_scaled,
+    spread,
+    with_all_items,
+    without_quantifiers,
+)
+from verifiers.mathematics.decide.curves import numerator, proportional, same_inequality
+from verifiers.mathematics.decide.equality import same
+from verifiers.mathematics.decide.equation_chains import INVERSES, Contradiction, Value, last, name_of, value_of
+from verifiers.mathematics.decide.formulas import expressions_equal
+from verifiers.mathematics.decide.matrices import same_matrix
+from verifiers.mathematics.decide.quantities import explicitly_rounded, quantity
+from verifiers.mathematics.decide.regions import FLIPPED, NEG_INF, NotRegion, looks_like_region, same_region
+from verifiers.mathematics.decide.residues import classes, congruent, same_ratio
+from verifiers.mathematics.policy import MathParams
+from verifiers.mathematics.read.syntax_tree import (
+    COLLECTIONS,
+    EMPTY,
+    INF,
+    REALS,
+    Node,
+    difference,
+    expand_signs,
+    has,
+    is_constant,
+    is_vector_sum,
+    substitute,
+    sym,
+    variables,
+)
+
+Items = list[Node] | tuple[Node, ...]
+MAX_SOLUTIONS = 60
+PLANE = frozenset("xy")
+FUNCTIONS = INVERSES | frozenset("yfghF")
+"""Names of functions: y = x^2 answers f(x) = x^2."""
+INDEX = re.compile(r"_\d+$")
+
+
+def match(gold: Node, answer: Node, params: MathParams) -> bool | None:
+    """True if `answer` answers `gold`; None if that could not be decided."""
+    if gold == answer:
+        return True
+    gold, answer = (with_all_items(without_quantifiers(t)) for t in (gold, answer))
+    if has(gold, "undone"):
+        return gold == last(answer) or last(gold) == last(answer)
+    if has(answer, "undone"):
+        return _undone_chain(gold, answer, params)
+    if params.lone_name_ignores_case:
+        answer = in_the_case_of(gold, answer)
+    gold, answer = bare_point(gold), bare_point(answer)
+    if gold.op in {"tuple", *COLLECTIONS}:
+        answer = spread(answer)
+    try:
+        return _match(gold, answer, params)
+    except Contradiction:
+        return False
+
+
+def _undone_chain(gold: Node, answer: Node, params: MathParams) -> bool | None:
+    """Compare the value of `integral = value`; an integral, sum or limit alone answers nothing."""
+    if answer.op != "rel" or set(answer.args[1::2]) - {"=", "≈"} or has(answer.args[-1], "undone"):
+        return False
+    kept = [(a, s) for a, s in zip(answer.args[::2], ("=", *answer.args[1::2]), strict=True) if not has(a, "undone")]
+    if len(kept) == 1:
+        return match(gold, kept[0][0], params) if kept[0][1] == "=" else False
+    chain: list[Node | str] = [kept[0][0]]
+    for member, sign in kept[1:]:
+        chain += [sign, member]
+    return match(gold, Node("rel", tuple(chain)), params)
+
+
+def _match(gold: Node, answer: Node, params: MathParams) -> bool | None:
+    """Choose the comparison by type. The order matters: each test takes what the tests before it left."""
+    if gold.op == "mod" or answer.op == "mod" or (gold.op in COLLECTIONS and gold.args[0].op == "mod"):
+        wanted, reached = classes(gold), classes(answer)
+        if len(wanted) == len(reached) == 1:
+            return congruent(gold, answer)
+        return _unordered(wanted, reached, params)
+    # (1,2) is a point or an interval; the other side tells which.
+    if looks_like_region(gold) or (looks_like_region(answer) and gold.op in {"tuple", "set", "const"}):
+        return _regions(gold, answer, params)
+    if gold.op == "rel" and set(gold.args[1::2]) <= {"=", "≈", "≡"}:
+        return _equation(gold, answer, params)
+    if gold.op == "ratio" or answer.op == "ratio":
+        return same_ratio(gold, answer)
+    if {gold.op, answer.op} & {"matrix", "transpose"} or is_vector_sum(gold) or is_scaled(gold) or is_scaled(answer):
+        return same_matrix(gold, answer, params)
+    if gold.op in COLLECTIONS or gold.op == "set" or has(gold, "pm", "mp"):
+        return _collections(gold, answer, params)
+    if gold.op == "tuple":
+        return _tuples(gold, answer, params)
+    return _single(gold, answer, params)
+
+
+def _single(gold: Node, answer: Node, params: MathParams) -> bool | None:
+    """Compare with a number, quantity or expression as gold."""
+    if answer.op == "both" and all((q := quantity(a)) is not None and q.dimension for a in answer.args):
+        answer = Node("add", answer.args)  # 1 hour and 30 minutes
+    if gold == EMPTY:
+        return gold == answer
+    if answer.op in COLLECTIONS or answer.op == "set" or has(answer, "pm", "mp"):
+        solutions = _solutions(answer)
+        if solutions is None or len(solutions) != 1:
+            return False
+        answer = solutions[0].tree
+    value = value_of(answer) if params.value_of_equation or answer.op != "rel" else None
+    if value is None:
+        return False
+    # "x ≈ 1.41" is not the exact gold, but may be one shown in decimals.
+    if value.approximate and not has(gold, "dec"):
+        return False
+    answer = value.tree
+    if gold == answer:
+        return True
+    # What has no value in numbers equals itself only, which was asked before.
+    if answer in (EMPTY, REALS) or gold.op == answer.op == "const" or answer.op in {"tuple", "union", "builder"}:
+        return False
+    if any(t in (INF, NEG_INF) for t in (gold, answer)):
+        return False
+    return expressions_equal(gold, answer, params)
+
+
+def _solutions(tree: Node) -> list[Value] | None:
+    """Return the distinct values of a list, set, plus-minus or chain of alternatives; None if a part has no value."""
+    values: list[Value] = []
+    if tree.op in COLLECTIONS or tree.op == "set":
+        parts = [_solutions(a) for a in tree.args]
+        values = [v for part in parts for v in part or ()]
+        if None in parts or len(values) > MAX_SOLUTIONS:
+            return None
+    elif tree.op == "rel" and tree.args[1] == "in" and len(tree.args) == 3 and tree.args[2].op == "set":
+        name = name_of(tree.args[0])
+        if name is None:
+            return None
+        values = [Value(v.tree, name) for v in _solutions(tree.args[2]) or ()]
+    else:
+        for choice in expand_signs(tree):
+            value = value_of(choice)
+            if value is None:
+                return None
+            if value.tree.op == "set" and value.tree is not tree:
+                values += [Value(v.tree, value.name) for v in _solutions(value.tree) or ()]
+            else:
+                values.append(value)
+    once: list[Value] = []
+    for value in values:
+        if not any(value.name == o.name and (value.tree == o.tree or same(value.tree, o.tree)) for o in once):
+            once.append(value)
+    return once
+
+
+def _collections(gold: Node, answer: Node, params: MathParams) -> bool | None:
+    """Compare sets and lists of solutions without order, and named values, x = 1 and y = 2, by their names."""
+    if any(a.op == "set" for t in (gold, answer) if t.op == "set" for a in t.args):
+        nested = gold.op == answer.op and sorted(a.op for a in gold.args) == sorted(a.op for a in answer.args)
+        return nested and _unordered(gold.args, answer.args, params)
+    both_lists = gold.op in COLLECTIONS and answer.op in COLLECTIONS
+    wanted, reached = _solutions(gold), _solutions(answer)
+    if wanted is None or reached is None:
+        return _unordered(gold.args, answer.args, params) if both_lists else False
+    trees = [w.tree for w in wanted]
+    if len(wanted) > 1 and len(reached) == 1 and reached[0].tree.op == "tuple":
+        # The point (1, 2) answers x = 1, y = 2 or the list 1, 2, but no set, and an interval answers neither.
+        inside = reached[0].tree
+        if gold.op == "set" or (len(inside.args) == 4 and "[" in inside.args[:2]):
+            return False
+        return _in_order(trees, inside.args[2:], params)
+    same_letter = len({INDEX.sub("", v.name or "") for v in reached}) == 1
+    if _names_differ(reached) and not _names_differ(wanted) and same_letter:
+        reached = [Value(v.tree) for v in reached]  # x_1 = 1, x_2 = 2 are two values of x
+    answers = [v.tree for v in reached]
+    if _names_differ(wanted):
+        if not _names_differ(reached):
+            bare = not any(v.name for v in reached) and answer.op != "set"
+            return bare and _in_order(trees, answers, params)
+        by_name = {v.name: v.tree for v in reached}
+        if len(by_name) != len(reached) or set(by_name) != {w.name for w in wanted}:
+            return False
+        return all(_match(w.tree, by_name[w.name], params) for w in wanted)
+    if both_lists and len(wanted) < len(gold.args):
+        return _unordered(gold.args, answer.args, params)  # 1, 1, 2 repeats a value
+    if _names_differ(reached) and not any(v.name for v in wanted) and gold.op in COLLECTIONS:
+        return _in_order(trees, answers, params)
+    names = {v.name for v in (*wanted, *reached) if v.name}
+    if len(names) > 1 or any(v.approximate for v in reached):
+        return False
+    return _unordered(trees, answers, params)
+
+
+def _names_differ(values: list[Value]) -> bool:
+    named = [v.name for v in values if v.name is not None]
+    return len(named) == len(values) > 1 and len(set(named)) > 1
+
+
+def _unordered(gold: Items, answer: Items, params: MathParams) -> bool:
+    if len(gold) != len(answer):
+        return False
+    if not params.sets_unordered:
+        return _in_order(gold, answer, params)
+    left = list(answer)
+    for wanted in gold:
+        at = next((i for i, a in enumerate(left) if match(wanted, a, params)), None)
+        if at is None:
+            return False
+        left.pop(at)
+    return True
+
+
+def _in_order(gold: Items, answer: Items, params: MathParams) -> bool:
+    return len(gold) == len(answer) and all(match(g, a, params) for g, a in zip(gold, answer, strict=True))
+
+
+def _tuples(gold: Node, answer: Node, params: MathParams) -> bool | None:
+    """Compare points and other tuples in order; brackets of intervals must agree."""
+    value = value_of(answer)
+    if value is None:
+        return False
+    answer, items = value.tree, gold.args[2:]
+    if answer.op == "tuple":
+        # Of two items the brackets matter, as the pair may be an interval.
+        differs = len(items) == 2 and gold.args[:2] != answer.args[:2]
+        return not differs and _in_order(items, answer.args[2:], params)
+    if answer.op in COLLECTIONS:
+        values = _solutions(answer) if has(answer, "rel") else [Value(a) for a in answer.args]
+        if values is None or len(values) != len(items):
+            return False
+        if _names_differ(values):
+            values = sorted(values, key=lambda v: v.name or "")  # y = 2, x = 1 is the point (1, 2)
+        elif any(v.name for v in values):
+            return False
+        return gold.args[:2] == ("(", ")") and _in_order(items, [v.tree for v in values], params)
+    return same_matrix(gold, answer, params) if is_vector_sum(answer) else False
+
+
+def _regions(gold: Node, answer: Node, params: MathParams) -> bool | None:
+    """Compare subsets of the real line, or inequalities of several names."""
+    if not params.inequality_is_interval and looks_like_region(gold) != looks_like_region(answer):
+        return False
+    gold, answer = (t.args[-1] if t.op == "rel" and t.args[1] in {"=", "≈"} else t for t in (gold, answer))
+    chains = gold.op == answer.op == "rel" and len(gold.args) == len(answer.args)
+    try:
+        if not chains or len(variables(gold)) < 2:
+            return same_region(gold, answer)
+    except NotRegion:
+        pass  # compared by their parts below
+    if chains:
+        return same_inequality(gold, answer) if len(gold.args) == 3 else _same_order(gold, answer)
+    if gold.op == answer.op and gold.op in COLLECTIONS | {"union", "inter"}:
+        return _unordered(gold.args, answer.args, params)
+    if gold.op == answer.op and gold.op in {"minus", "builder"}:
+        return _in_order(gold.args, answer.args, params)
+    if gold.op == "rel" and gold.args[1] == "in" and answer.op != "rel":
+        return match(gold.args[2], answer, params)
+    if answer.op == "rel" and answer.args[1] == "in" and len(answer.args) == 3 and gold.op != "rel":
+        belongs = answer.args[2] != REALS and name_of(answer.args[0]) is not None
+        return match(gold, answer.args[2], params) if belongs else False
+    return False
+
+
+def _same_order(gold: Node, answer: Node) -> bool:
+    """True if two chains such as a < b <= c have the same members and signs, in this or the reverse direction."""
+    signs, members = answer.args[1::2], answer.args[::2]
+    turned = tuple(FLIPPED.get(sign, sign) for sign in reversed(signs))
+    return any(
+        gold.args[1::2] == order and all(same(g, m) for g, m in zip(gold.args[::2], ordered, strict=True))
+        for order, ordered in ((signs, members), (turned, members[::-1]))
+    )
+
+
+def _equation(gold: Node, answer: Node, params: MathParams) -> bool | None:
+    """Compare with an equation as gold: by its value if it is solved for a name, else by its curve."""
+    value = value_of(gold)
+    if value is None or not (len(gold.args) > 3 or value.name is not None):
+        return _same_curve(gold, answer, params)
+    if value.name is not None and "_" in value.name and _is_recurrence(gold):
+        return _same_curve(gold, answer, params)
+    if "≈" in gold.args and _approximate_gold(gold, answer):
+        return True
+    named = value_of(answer) if answer.op == "rel" else None
+    if named is not None and value.name is not None:
+        if named.name is None and variables(answer.args[0]):
+            return False if is_constant(value.tree) else _same_curve(gold, answer, params)
+        if named.name is not None and not _names_agree(value.name, named.name):
+            # x = 2y and y = x/2 are one line; elsewhere another name is another thing.
+            return _same_curve(gold, answer, params) if variables(gold) == PLANE == variables(answer) else False
+    is_value = is_constant(value.tree) or value.tree.op in {"tuple", "set", "matrix"}
+    if is_value or has(value.tree, "pm", "word", "money"):
+        return match(value.tree, answer, params) if params.value_of_equation or answer.op == "rel" else False
+    if named is not None or answer.op != "rel":
+        equal = match(value.tree, named.tree if named is not None else answer, params)
+        if equal is not False:
+            return equal
+        renamed = _renamed(gold, answer)
+        if renamed is not None and match(value.tree, renamed, params):
+            return True
+    return _same_curve(gold, answer, params)
+
+
+def _is_recurrence(gold: Node) -> bool:
+    """True if the name on the left is on the right too, with the same or another subscript: x_n+1 = 2 x_n."""
+    letter = str(gold.args[0].args[0]).split("_")[0]
+    return any(str(n).split("_")[0] == letter and "_" in str(n) for n in variables(gold.args[-1]))
+
+
+def _same_curve(gold: Node, answer: Node, params: MathParams) -> bool | None:
+    """True if two equations of one sign each have the same solutions."""
+    are_equations = answer.op == "rel" and len(answer.args) == len(gold.args) == 3 and answer.args[1] == "="
+    if not are_equations or gold.args[0].op == "call":
+        return False
+    if not params.same_curve:
+        return same(gold.args[0], answer.args[0]) and same(gold.args[2], answer.args[2])
+    sides = [numerator(difference(t.args[0], t.args[2])) for t in (gold, answer)]
+    return proportional(*sides, positive=False)
+
+
+def _approximate_gold(gold: Node, answer: Node) -> bool:
+    """True if the answer rounds to a gold such as x ≈ 3.1, whatever the digits of both."""
+    value = value_of(answer)
+    return value is not None and is_constant(value.tree) and explicitly_rounded(gold.args[-1], value.tree)
+
+
+def _names_agree(name: str, other: str) -> bool:
+    """True if a value of one name may answer for the other: words always, letters only for themselves or for y."""
+    if name.endswith("'") and other.endswith("'"):
+        return _names_agree(name[:-1], other[:-1])
+    if ("_" in name and "_" in other) or ("^" in name and "^" in other):
+        return name == other
+    if name == other or any(len(n) > 3 and "^" not in n for n in (name, other)):
+        return True
+    return "y" in {name, other} and {name, other} <= FUNCTIONS
+
+
+def _renamed(gold: Node, answer: Node) -> Node | None:
+    """Return the right side of `answer` in the gold's argument: x^2 of f(n) = n^2 for f(x) = x^2; None if not so."""
+    if answer.op != "rel":
+        return None
+    call, wanted = answer.args[0], gold.args[0]
+    if not call.op == wanted.op == "call" or len(call.args) != len(wanted.args):
+        return None
+    names = zip(call.args[1:], wanted.args[1:], strict=True)
+    return substitute(answer.args[-1], {old: sym(new) for old, new in names})

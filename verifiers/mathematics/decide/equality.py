@@ -1,0 +1,272 @@
+"""Equality of two expressions as functions: by equal trees, by exact rational values, then by guaranteed bounds.
+
+Free symbols are tried at points drawn from the texts of both sides, so that the same pair always meets the same points
+and no answer can be written to fit them beforehand.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Iterator
+from fractions import Fraction
+from functools import lru_cache
+
+from verifiers.mathematics.decide import interval
+from verifiers.mathematics.decide.elementary import Mpi, is_zero_inside, magnitude
+from verifiers.mathematics.decide.exact import Exact, NotExact, TooBig, Undefined, exact
+from verifiers.mathematics.read.syntax_tree import EXPRESSION, IMAGINARY, Node, has, nodes, variables
+from verifiers.mathematics.words.tables import words_of
+
+NUM_EXACT_POINTS = 2
+NUM_WHOLE_POINTS = 6
+"""For symbols that must be whole numbers (n!, (-1)^n), which are drawn small."""
+NUM_REAL_POINTS = 3
+NUM_BROKEN_POINTS = 10
+"""For floor and ceiling, whose points are near zero and WIDE times as far from it in turn."""
+WIDE = 37
+SCALES = (Fraction(1, 10), Fraction(1, 100), Fraction(10), Fraction(100), Fraction(1_000))
+"""Scales of more points: a function may be defined only close to zero, or only far from it."""
+MAX_SIGNED_NAMES = 6
+COMPARABLE = EXPRESSION - words_of("word call money pm mp")
+BY_SIGN = frozenset({"abs", "floor", "ceil"})
+"""Operators for which several names are not taken to be positive, because they differ below zero."""
+PRECISION = 160
+MAX_PRECISION = 16_000
+MARGIN = 192
+"""Bits in which unequal values must not agree, beyond those of their digits and of their largest parts."""
+ZERO_BITS = 1_200
+"""A difference below 2^-1200 that shrinks with the precision is zero."""
+
+
+def same(a: Node, b: Node) -> bool | None:
+    """True if `a` equals `b` for all values of their symbols; None if that could not be decided.
+
+    `a` is the gold: `b` must be defined wherever `a` is (as a real number).
+    """
+    if a == b:
+        return True
+    if not (_is_expression(a) and _is_expression(b)):
+        return False if _is_expression(a) or _is_expression(b) else None
+    # Expressions with rational values are compared exactly. A few points suffice: at values of seven digits an
+    # accidental zero of the difference is improbable, and an answer cannot be written to fit points that it changes.
+    names = sorted(variables(a) | variables(b))
+    whole = bool(names) and (_wants_whole(a) or _wants_whole(b))
+    try:
+        return _same_exactly(a, b, names, whole)
+    except NotExact:
+        pass
+    except Undefined:
+        return False if _has_value(a) else None
+    except TooBig:
+        if not names:
+            return _same_powers(a, b)
+    try:
+        return _same_at_points(a, b, names, whole)
+    except (NotExact, TooBig, Undefined):
+        return False if not names and _has_value(a) and not _has_value(b) else None
+
+
+def _same_powers(a: Node, b: Node) -> bool | None:
+    """True if two powers too big to be worked out are the same: b^x = b^y for a whole b above 1 if x = y."""
+    if not a.op == b.op == "pow" or a.args[0] != b.args[0] or a.args[0].op != "num":
+        return None
+    base = a.args[0].args[0]
+    return same(a.args[1], b.args[1]) if isinstance(base, int) and base > 1 else None
+
+
+def _has_value(tree: Node) -> bool:
+    """True if a constant has a value, as far as that is cheap to tell: 0/0 and infinity less infinity have none."""
+    if any(n.op == "const" and n.args[0] not in {"pi", "e", "i"} for n in nodes(tree)):
+        return False
+    try:
+        exact(tree, {})
+    except Undefined:
+        return False
+    except (NotExact, TooBig):
+        return True
+    return True
+
+
+def _is_expression(tree: Node) -> bool:
+    if tree.op == "det":
+        return all(_is_expression(cell) for row in tree.args[0].args for cell in row.args[2:])
+    return all(n.op in COMPARABLE for n in nodes(tree))
+
+
+def _wants_whole(tree: Node) -> bool:
+    """True if a symbol is in a position in which only whole numbers make sense."""
+    for n in nodes(tree):
+        if n.op in {"fact", "binom", "perm"} and variables(n):
+            return True
+        if n.op == "pow" and variables(n.args[1]):
+            base = n.args[0]
+            if base.op == "num" and base.args[0] < 0:
+                return True
+    return False
+
+
+def _source(a: Node, b: Node) -> random.Random:
+    # Not hash(), which differs between processes: the same pair must get the same verdict everywhere.
+    return random.Random(zlib.crc32(repr((a, b)).encode()))
+
+
+def _same_exactly(a: Node, b: Node, names: list[str], whole: bool) -> bool:
+    """Compare exact rational values at as many points as the form of the trees asks for."""
+    if not names:
+        return exact(a, {}) == exact(b, {})
+    source = _source(a, b)
+    broken = any(has(t, "floor", "ceil") for t in (a, b))
+    small = whole or any(n.op == "pow" and variables(n.args[1]) for t in (a, b) for n in nodes(t))
+    by_sign = len(names) > 1 and any(has(t, *BY_SIGN) for t in (a, b))
+    enough = NUM_WHOLE_POINTS if small else max(6, 2 ** min(len(names), 4)) if by_sign or broken else NUM_EXACT_POINTS
+    compared = 0
+    for attempt in range(4 * max(enough, NUM_WHOLE_POINTS)):
+        point: dict[str, Exact]
+        if small:
+            point = {name: source.randint(3, 40) for name in names}
+        else:
+            # The bits of `attempt` go through all combinations of signs; without |x| all names change sign together.
+            signs = [-1 if attempt >> (k if by_sign else 0) & 1 else 1 for k in range(len(names))]
+            below = (997, 1, 2)[attempt % 3] if broken else 1
+            values = [Fraction(source.randint(10**6, 10**7), below) for _ in names]
+            point = {name: sign * value for name, sign, value in zip(names, signs, values, strict=True)}
+            point = {name: v.numerator if v.denominator == 1 else v for name, v in point.items()}
+        try:
+            wanted = exact(a, point)
+        except Undefined:
+            continue
+        try:
+            if wanted != exact(b, point):
+                return False
+        except Undefined:
+            return False  # the answer has a hole where the gold has a value
+        compared += 1
+        if compared >= enough:
+            return True
+    raise NotExact
+
+
+def _same_at_points(a: Node, b: Node, names: list[str], whole: bool) -> bool | None:
+    """Compare guaranteed bounds at points where the gold is defined."""
+    is_complex = not names or any(IMAGINARY in nodes(t) for t in (a, b))
+    by_sign = len(names) > 1 and not whole and any(has(t, *BY_SIGN) for t in (a, b))
+    compared = 0
+    broken = any(has(t, "floor", "ceil") for t in (a, b))
+    enough = NUM_BROKEN_POINTS if broken else NUM_REAL_POINTS
+    points = _points(_source(a, b), names, whole, WIDE if broken else 1)
+    if by_sign:
+        points = _in_all_signs(points, names)
+    elif len(names) > 1:
+        # Formulas of several names are about lengths and amounts: sqrt(ab) is sqrt(a) sqrt(b) there.
+        points = ({name: _positive(value) for name, value in point.items()} for point in points)
+    for point in points:
+        try:
+            interval.bounds(a, point, 64, is_complex)
+        except Undefined:
+            continue
+        equal = _same_here(a, b, point, is_complex)
+        if not equal:
+            return equal
+        compared += 1
+        if (compared >= enough and not by_sign) or not names:
+            return True
+    return True if by_sign and compared >= NUM_REAL_POINTS else None
+
+
+def _in_all_signs(points: Iterator[dict[str, Exact]], names: list[str]) -> Iterator[dict[str, Exact]]:
+    """Yield points with each name alone below zero, with all of them and with none, where |a| and a differ."""
+    for below in [[], *([name] for name in names[:MAX_SIGNED_NAMES]), names, []]:
+        yield {name: -_positive(v) if name in below else _positive(v) for name, v in next(points).items()}
+
+
+def _positive(value: Exact) -> Exact:
+    return -value if value < 0 else value
+
+
+def _points(source: random.Random, names: list[str], whole: bool, wide: int) -> Iterator[dict[str, Exact]]:
+    """Yield points near zero first, then on other scales."""
+    if not names:
+        yield {}
+        return
+    spans = [(0, 1), (1, 3), (-3, 0), (0, 1), (1, 3), (3, 9), (-1, 0), (-9, -3), (1, 9), (0, 3)]
+    for number, (low, high) in enumerate([*spans, *spans]):
+        far = wide if number % 2 else 1
+        if whole:
+            yield {name: source.randint(3, 40) for name in names}
+        else:
+            yield {name: Fraction(far * source.randint(low * 10**6 + 1, high * 10**6 - 1), 10**6) for name in names}
+    if whole:
+        return
+    for scale in SCALES:
+        for low, high in spans[:4] if scale < 1 else spans[5:9]:
+            yield {name: scale * Fraction(source.randint(low * 10**6 + 1, high * 10**6 - 1), 10**6) for name in names}
+
+
+def _same_here(a: Node, b: Node, point: dict[str, Exact], is_complex: bool) -> bool | None:
+    """Compare the values at a point.
+
+    Bounds that part are a proof of difference; bounds that still meet when they are narrow enough count as equal.
+    """
+    digits = sum(_digits(n) for t in (a, b) for n in nodes(t))
+    precision = PRECISION
+    for _ in range(4):
+        try:
+            answer, gold = (interval.bounds(t, point, precision, is_complex) for t in (b, a))
+        except Undefined:
+            return False
+        apart = interval.difference(gold, answer, precision)
+        parts = [p for p in (apart.re, apart.im) if p is not None]
+        if not all(is_zero_inside(p) for p in parts):
+            return False
+        size = max(magnitude(p) for value in (gold, answer) for p in (value.re, value.im) if p is not None)
+        spread = max(interval.width(p, precision) for p in parts)
+        # Different values agree in few more bits than the expressions have: each digit adds at most log2(10) < 4, and
+        # a large part of the calculation, such as the e^1000 in e^1000 + 1, may hide as many bits as it has.
+        enough = MARGIN + 4 * digits + 2 * max(gold.extent, answer.extent)
+        if precision >= enough and (spread < size - enough + 2 * MARGIN // 3 or spread < -ZERO_BITS):
+            return True
+        # Bounds that are still wide come from cancellation, whose depth is unknown: go faster there.
+        precision = max(2 * precision, enough + 64) if spread < size - 40 else 5 * precision
+        if precision > MAX_PRECISION:
+            return None
+    return None
+
+
+def _digits(node: Node) -> int:
+    if node.op not in {"num", "dec"}:
+        return 0
+    return int(abs(node.args[0].numerator).bit_length() + node.args[0].denominator.bit_length()) // 3
+
+
+@lru_cache(maxsize=4_096)
+def approximate(tree: Node) -> float | None:
+    """Return a constant's real value as a float, None if it has none; for ordering only, never for equality."""
+    try:
+        return float(exact(tree, {}))
+    except NotExact:
+        pass
+    except (Undefined, TooBig, OverflowError):
+        return None
+    bounds = _real_bounds(tree)
+    return None if bounds is None else interval.middle(bounds)
+
+
+def within(tree: Node, low: Fraction, high: Fraction) -> bool:
+    """True if the constant `tree` is a real number with low <= value < high."""
+    try:
+        value = exact(tree, {})
+        return low <= value < high
+    except NotExact:
+        pass
+    except (Undefined, TooBig):
+        return False
+    bounds = _real_bounds(tree)
+    return bounds is not None and interval.lower(bounds) >= low and interval.upper(bounds) < high
+
+
+def _real_bounds(tree: Node) -> Mpi | None:
+    try:
+        return interval.bounds(tree, {}, PRECISION, False).re
+    except (NotExact, TooBig, Undefined):
+        return None

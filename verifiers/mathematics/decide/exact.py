@@ -1,0 +1,223 @@
+"""Exact rational values of trees: integers and fractions, within a budget that is checked before each operation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+
+from verifiers.mathematics.read.syntax_tree import Node
+
+Exact = int | Fraction
+MAX_BITS = 60_000
+"""Bound on a single number; 1900! has 18,000."""
+MAX_WORK = 1_000_000
+"""Bound on the bits of all results of an evaluation together: some milliseconds."""
+MAX_FACTORIAL = 3_000
+MAX_DETERMINANT = 6
+
+
+class NotExact(Exception):
+    """The value is not rational, or not known to be."""
+
+
+class Undefined(Exception):
+    """The tree has no value, such as a quotient by zero."""
+
+
+class TooBig(Exception):
+    """The value would pass the budget."""
+
+
+def exact(tree: Node, names: Mapping[str, Exact]) -> Exact:
+    """Return the rational value of `tree` where `names` gives its symbols.
+
+    Raises: NotExact if it is not rational by its form, Undefined, TooBig.
+    """
+    return _Evaluation(names).value(tree)
+
+
+class _Evaluation:
+    """An evaluation: the values of names and the work done so far."""
+
+    __slots__ = ("names", "work")
+
+    def __init__(self, names: Mapping[str, Exact]) -> None:
+        self.names = names
+        self.work = 0
+
+    def value(self, tree: Node) -> Exact:
+        op = tree.op
+        if op == "num" or op == "dec":
+            number: Exact = tree.args[0]
+            return number
+        if op == "sym":
+            if tree.args[0] not in self.names:
+                raise NotExact
+            return self.names[tree.args[0]]
+        rule = RULES.get(op)
+        if rule is None:
+            raise NotExact
+        result = rule(self, tree)
+        bits = result.bit_length() if isinstance(result, int) else _bits(result)
+        self.work += bits
+        if bits > MAX_BITS or self.work > MAX_WORK:
+            raise TooBig
+        return result
+
+    def add(self, tree: Node) -> Exact:
+        total: Exact = 0
+        for a in tree.args:
+            total = total + self.value(a)
+        return total
+
+    def multiply(self, tree: Node) -> Exact:
+        total: Exact = 1
+        for a in tree.args:
+            total = total * self.value(a)
+            # Counted within the product too, as thousands of factors would grow it before its own check.
+            self.work += _bits(total)
+            if self.work > MAX_WORK:
+                raise TooBig
+        return total
+
+    def absolute(self, tree: Node) -> Exact:
+        value = self.value(tree.args[0])
+        return -value if value < 0 else value
+
+    def root(self, tree: Node) -> Exact:
+        degree = self.value(tree.args[1])
+        if degree == 0:
+            raise Undefined
+        return raised(self.value(tree.args[0]), quotient(1, degree))
+
+    def factorial(self, tree: Node) -> Exact:
+        n = self.value(tree.args[0])
+        if not isinstance(n, int) or n < 0:
+            raise Undefined
+        if n > MAX_FACTORIAL:
+            raise TooBig
+        return math.factorial(n)
+
+    def choose(self, tree: Node) -> Exact:
+        n, k = self.value(tree.args[0]), self.value(tree.args[1])
+        if not isinstance(n, int) or not isinstance(k, int) or n < 0 or k < 0:
+            raise NotExact
+        if n > MAX_FACTORIAL:
+            raise TooBig
+        return math.comb(n, k) if tree.op == "binom" else math.perm(n, k)
+
+    def function(self, tree: Node) -> Exact:
+        kind = tree.args[0]
+        if kind in {"max", "min", "gcd", "lcm"}:
+            values = [self.value(a) for a in tree.args[1:]]
+            if kind in {"max", "min"}:
+                return max(values) if kind == "max" else min(values)
+            whole = [v for v in values if isinstance(v, int)]
+            if len(whole) < len(values):
+                raise Undefined
+            return math.gcd(*whole) if kind == "gcd" else math.lcm(*whole)
+        raise NotExact
+
+    def determinant(self, tree: Node) -> Exact:
+        # Gaussian elimination in fractions, which stay exact.
+        rows = [[Fraction(self.value(c)) for c in row.args[2:]] for row in tree.args[0].args]
+        if any(len(row) != len(rows) for row in rows) or len(rows) > MAX_DETERMINANT:
+            raise Undefined
+        total = Fraction(1)
+        for i in range(len(rows)):
+            pivot = next((r for r in range(i, len(rows)) if rows[r][i]), None)
+            if pivot is None:
+                return 0
+            if pivot != i:
+                rows[i], rows[pivot], total = rows[pivot], rows[i], -total
+            total *= rows[i][i]
+            for row in rows[i + 1 :]:
+                factor = row[i] / rows[i][i]
+                row[i:] = [a - factor * b for a, b in zip(row[i:], rows[i][i:], strict=True)]
+        return total
+
+
+def _bits(value: Exact) -> int:
+    return value.numerator.bit_length() + value.denominator.bit_length()
+
+
+def quotient(a: Exact, b: Exact) -> Exact:
+    """Return a / b, an int if it is whole.
+
+    Raises: Undefined if b is zero.
+    """
+    if b == 0:
+        raise Undefined
+    if isinstance(a, int) and isinstance(b, int):
+        whole, rest = divmod(a, b)
+        return whole if rest == 0 else Fraction(a, b)
+    value = Fraction(a) / b
+    return value.numerator if value.denominator == 1 else value
+
+
+def raised(base: Exact, exponent: Exact) -> Exact:
+    """Return base ** exponent where that is rational.
+
+    Raises: NotExact if it is irrational, Undefined for a negative power of zero, TooBig before it is computed.
+    """
+    if exponent.denominator == 1:
+        power = int(exponent)
+        if base == 0:
+            if power < 0:
+                raise Undefined
+            return 0 if power else 1
+        if base in (1, -1):
+            return 1 if base == 1 or power % 2 == 0 else -1
+        if _bits(base) * abs(power) > 2 * MAX_BITS:
+            raise TooBig
+        return base**power if power >= 0 else quotient(1, base**-power)
+    if base < 0:
+        # The real root: (-8)^(1/3) is -2, as in schools, and not the principal complex value.
+        if exponent.denominator % 2 == 0:
+            raise NotExact
+        value = raised(-base, exponent)
+        return -value if exponent.numerator % 2 else value
+    above, below = (_whole_root(part, exponent.denominator) for part in (base.numerator, base.denominator))
+    if above is None or below is None:
+        raise NotExact
+    return raised(quotient(above, below), exponent.numerator)
+
+
+def _whole_root(value: int, degree: int) -> int | None:
+    """Return the integer whose `degree`-th power is `value` >= 0, None if there is none."""
+    if value in (0, 1):
+        return value
+    if degree > value.bit_length():
+        return None
+    if degree == 2:
+        root = math.isqrt(value)
+        return root if root * root == value else None
+    # A binary search, because a float root is wrong from 53 bits on.
+    low, high = 1, 1 << (value.bit_length() // degree + 1)
+    while low < high:
+        middle = (low + high) // 2
+        if middle**degree < value:
+            low = middle + 1
+        else:
+            high = middle
+    return low if low**degree == value else None
+
+
+RULES: dict[str, Callable[[_Evaluation, Node], Exact]] = {
+    "add": _Evaluation.add,
+    "mul": _Evaluation.multiply,
+    "div": lambda e, t: quotient(*map(e.value, t.args)),
+    "neg": lambda e, t: -e.value(t.args[0]),
+    "pow": lambda e, t: raised(*map(e.value, t.args)),
+    "root": _Evaluation.root,
+    "fact": _Evaluation.factorial,
+    "binom": _Evaluation.choose,
+    "perm": _Evaluation.choose,
+    "abs": _Evaluation.absolute,
+    "floor": lambda e, t: math.floor(e.value(t.args[0])),
+    "ceil": lambda e, t: math.ceil(e.value(t.args[0])),
+    "percent": lambda e, t: quotient(e.value(t.args[0]), 100),
+    "fn": _Evaluation.function,
+    "det": _Evaluation.determinant,
+}

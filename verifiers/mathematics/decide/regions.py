@@ -1,0 +1,191 @@
+"""Subsets of the real line: intervals, unions, solved inequalities and sets, compared as sets of cells.
+
+All end points of both sides are ranked. The line is then a row of cells, which are the points and the open gaps between
+them, and union, intersection, difference and equality are those of sets of cells.
+"""
+
+from __future__ import annotations
+
+from verifiers.mathematics.decide.equality import approximate, same
+from verifiers.mathematics.read.syntax_tree import COLLECTIONS, EMPTY, INF, REALS, Node, children, is_constant, neg
+from verifiers.mathematics.words.tables import words_of
+
+MAX_ENDS = 40
+NEG_INF = neg(INF)
+FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
+NUMBERLESS = words_of("R Z N Q empty")
+OPERATIONS = words_of("union inter minus builder")
+NESTED = OPERATIONS | {"tuple", "set"}
+Cells = frozenset[int]
+
+
+class NotRegion(Exception):
+    """The tree is no subset of the real line whose ends are numbers."""
+
+
+def looks_like_region(tree: Node) -> bool:
+    """True if the form of the tree can only be a region: inequality, union, builder, the reals."""
+    if tree.op == "rel":
+        return any(s in {"<", ">", "<=", ">=", "!=", "in", "notin"} for s in tree.args[1::2])
+    if tree.op in COLLECTIONS:
+        return all(looks_like_region(a) for a in tree.args)
+    if tree.op == "add":
+        return REALS in tree.args
+    return tree.op in {"union", "inter", "minus", "builder"} or tree in (REALS, NEG_INF)
+
+
+def same_region(gold: Node, answer: Node) -> bool:
+    """True if both are the same set of reals.
+
+    Raises: NotRegion if one of them is no such set.
+    """
+    names = {n for n in (_variable(gold), _variable(answer)) if n is not None}
+    if len(names) > 1:
+        return False
+    ends: list[Node] = []
+    for tree in (gold, answer):
+        _collect(tree, ends)
+    line = _Line(ends)
+    return line.cells(gold) == line.cells(answer)
+
+
+def _variable(tree: Node) -> str | None:
+    """Return the name of the bare variable in a solved inequality; None if there is none."""
+    if tree.op == "builder":
+        return None  # bound inside the set, so that its name does not matter
+    for part in [tree, *children(tree)]:
+        if part.op == "rel":
+            for member in part.args[::2]:
+                if member.op == "sym":
+                    return str(member.args[0])
+        if part.op in COLLECTIONS and part is not tree:
+            name = _variable(part)
+            if name is not None:
+                return name
+    return None
+
+
+def _collect(tree: Node, ends: list[Node]) -> None:
+    """Add the end points that occur in the tree to `ends`."""
+    if len(ends) > MAX_ENDS:
+        raise NotRegion
+    if tree.op == "tuple" and len(tree.args) == 4:
+        members = tree.args[2:]
+    elif tree.op == "set":
+        members = tree.args
+    elif tree.op == "rel":
+        for member in tree.args[::2]:
+            if member.op in NESTED:
+                _collect(member, ends)
+        members = tuple(m for m in tree.args[::2] if m.op != "sym" and m.op not in NESTED)
+    elif tree.op in OPERATIONS | COLLECTIONS | {"add", "neg"}:
+        for a in tree.args:
+            _collect(a, ends)
+        return
+    elif tree.op in {"const", "sym"}:
+        return
+    else:
+        raise NotRegion
+    for member in members:
+        if member in (INF, NEG_INF) or (member.op == "const" and member.args[0] in NUMBERLESS):
+            continue
+        if not is_constant(member):
+            raise NotRegion
+        ends.append(member)
+
+
+class _Line:
+    """The real line cut at the given ends: cell 2i is the gap before end i, cell 2i + 1 the end itself."""
+
+    def __init__(self, ends: list[Node]) -> None:
+        keyed = [(where, end) for end in ends if (where := approximate(end)) is not None]
+        if len(keyed) < len(ends):
+            raise NotRegion
+        # Floats only order the ends. Neighbours are then compared exactly, so that 1/2 and 0.5 are one end.
+        keyed.sort(key=lambda pair: pair[0])
+        self.ends: list[Node] = []
+        for _, end in keyed:
+            if not self.ends or not same(self.ends[-1], end):
+                self.ends.append(end)
+        self.all: Cells = frozenset(range(2 * len(self.ends) + 1))
+
+    def place(self, end: Node) -> int:
+        """Return the cell of an end."""
+        for i, known in enumerate(self.ends):
+            if known == end or same(known, end):
+                return 2 * i + 1
+        raise NotRegion
+
+    def between(self, low: Node, low_closed: bool, high: Node, high_closed: bool) -> Cells:
+        """Return the cells of an interval; a closed end belongs to it, an infinite end is never closed."""
+        first = 0 if low == NEG_INF else self.place(low) + (not low_closed)
+        last = max(self.all) if high == INF else self.place(high) - (not high_closed)
+        if (low == NEG_INF and low_closed) or (high == INF and high_closed) or low == INF or high == NEG_INF:
+            raise NotRegion
+        return frozenset(range(first, last + 1))
+
+    def cells(self, tree: Node) -> Cells:
+        """Return the cells of any region."""
+        op = tree.op
+        if op == "tuple":
+            return self.between(tree.args[2], tree.args[0] == "[", tree.args[3], tree.args[1] == "]")
+        if op == "set":
+            return frozenset(self.place(a) for a in tree.args)
+        if tree == REALS:
+            return self.all
+        if tree == EMPTY:
+            return frozenset()
+        if op == "rel":
+            return self.relation(tree)
+        if op == "builder":
+            what, condition = tree.args
+            within = self.relation(what) if what.op == "rel" else self.all  # {x in (0, 5) | x > 2}
+            return self.cells(condition) & within
+        if op in {"union", "inter", "minus"}:
+            left, right = self.cells(tree.args[0]), self.cells(tree.args[1])
+            return left | right if op == "union" else left & right if op == "inter" else left - right
+        if op == "add" and len(tree.args) == 2 and tree.args[1].op == "neg":
+            return self.cells(tree.args[0]) - self.cells(tree.args[1].args[0])  # R - {0}, with a minus sign
+        if op in COLLECTIONS:
+            return self.joined(tree)
+        raise NotRegion
+
+    def joined(self, tree: Node) -> Cells:
+        """Return the cells of statements joined by or, and, or commas."""
+        parts = [self.cells(a) for a in tree.args]
+        if any(part < other < self.all for part in parts for other in parts):
+            raise NotRegion  # x > 2 or x >= 2: a part repeats the other, or is a second answer
+        union: Cells = frozenset().union(*parts)
+        if tree.op == "either" or any(p.op == "tuple" for p in tree.args):
+            return union
+        # x > 1, x < 3 means both. x < 1, x > 3 have nothing in common, so that they can only mean either.
+        common = parts[0].intersection(*parts[1:])
+        return common if tree.op == "both" else common or union
+
+    def relation(self, tree: Node) -> Cells:
+        """Return the cells in which every part of a chain such as 1 < x <= 3 is true."""
+        cells = self.all
+        for left, sign, right in zip(tree.args[:-2:2], tree.args[1::2], tree.args[2::2], strict=True):
+            cells &= self.compared(left, sign, right)
+        return cells
+
+    def compared(self, left: Node, sign: str, right: Node) -> Cells:
+        """Return the cells of a variable that is compared with an end or a region."""
+        if sign in {"in", "notin"} and left.op == "sym":
+            inside = self.cells(right)
+            return inside if sign == "in" else self.all - inside
+        if left.op != "sym":
+            if right.op != "sym" or sign not in FLIPPED:
+                raise NotRegion
+            left, sign, right = right, FLIPPED[sign], left
+        elif right.op == "sym":
+            raise NotRegion
+        if sign == "!=":
+            return self.all - {self.place(right)}
+        if sign == "=":
+            return frozenset({self.place(right)})
+        if sign in {"<", "<="}:
+            return self.all if right == INF else self.between(NEG_INF, False, right, sign == "<=")
+        if sign in {">", ">="}:
+            return self.all if right == NEG_INF else self.between(right, sign == ">=", INF, False)
+        raise NotRegion

@@ -1,0 +1,353 @@
+"""The grammar below relations and collections: sums, products, powers, names and single values."""
+
+from __future__ import annotations
+
+from verifiers.mathematics.read.cursor import Cursor
+from verifiers.mathematics.read.lexer import Token, Unreadable
+from verifiers.mathematics.read.syntax_tree import DOTS, IMAGINARY, E, Node, collected, neg, num, sym
+from verifiers.mathematics.words.tables import words_of
+from verifiers.mathematics.words.units import SCALES, SQUARED, UNITS
+
+SEPARATING_WORDS = words_of("or and oder und is are in to mod")
+FACTOR_OPS = words_of("( [ { lvert lfloor lceil $ £ € ¥ langle")
+STOPPING = words_of("pmod mod bmod pod over choose")
+CURRENCIES = {"$": "dollar", "£": "£", "€": "euro", "¥": "yen", "₹": "rupee", "¢": "¢"}
+CODES = words_of("USD EUR GBP JPY CNY INR Rs")
+ORDINALS = words_of("st nd rd th")
+MAX_SIGNS = 3
+MAX_SUBSCRIPT = 12
+
+
+def sum_of(cursor: Cursor) -> Node:
+    """Read a sum of products with their signs; a single product is returned as it is."""
+    cursor.enter()
+    terms = [_signed(cursor)]
+    while (sign := cursor.take_op("+", "-", "±", "∓")) is not None:
+        term = product(cursor) if not cursor.is_op("+", "-", "±") else _signed(cursor)
+        terms.append(_with_sign(sign, term))
+    cursor.leave()
+    total = collected("add", terms)
+    return over(cursor, total) if cursor.is_cmd("over", "choose") else total
+
+
+def _signed(cursor: Cursor) -> Node:
+    signs = []
+    while (sign := cursor.take_op("+", "-", "±", "∓") or _sign_in_words(cursor)) is not None:
+        signs.append(sign)
+        if len(signs) > MAX_SIGNS:
+            raise Unreadable("too_many_signs")
+    term = product(cursor)
+    for sign in reversed(signs):
+        term = _with_sign(sign, term)
+    return term
+
+
+def _sign_in_words(cursor: Cursor) -> str | None:
+    """Pass the word of "negative 3" and "minus 3" and return its sign; None for anything else."""
+    token = cursor.peek()
+    if token.kind == "word" and token.value.lower() in {"negative", "minus"} and cursor.peek(1).kind == "num":
+        cursor.at += 1
+        return "-"
+    return None
+
+
+def _with_sign(sign: str, term: Node) -> Node:
+    return term if sign == "+" else neg(term) if sign == "-" else Node("pm" if sign == "±" else "mp", (term,))
+
+
+def product(cursor: Cursor) -> Node:
+    """Read factors with explicit or implied multiplication, and division, from the left."""
+    whole = cursor.peek().whole
+    left = power(cursor)
+    first = True
+    while True:
+        if cursor.is_op("{") and cursor.peek(1).value == "}" and cursor.peek(1).kind == "op":
+            cursor.at += 2  # an empty group, as in 5{}cm
+        elif cursor.take_op("*"):
+            left = times(left, _factor(cursor))
+        elif cursor.take_op("/"):
+            left = Node("div", (left, _factor(cursor)))
+        elif whole and first and (fraction := _mixed(cursor)) is not None:
+            left = postfixed(cursor, Node("add", (left, fraction)))
+        elif starts_factor(cursor):
+            left = _juxtaposed(cursor, left)
+        elif cursor.peek().kind == "num" and left.op == "mul" and _is_unit(left.args[-1]):
+            return Node("add", (left, product(cursor)))  # 5 ft 3 in is a sum
+        elif cursor.peek().kind == "num" and _may_precede_number(cursor.tokens[cursor.at - 1]):
+            left = times(left, power(cursor))
+        else:
+            return left
+        first = False
+
+
+def _may_precede_number(token: Token) -> bool:
+    """True if a number may follow without a sign: 50!50! and i4, but not x2."""
+    return (token.kind == "op" and token.value == "!") or (token.kind == "sym" and token.value == "i")
+
+
+def _is_unit(tree: Node) -> bool:
+    return tree.op == "word" and tree.args[0] in UNITS
+
+
+def times(left: Node, right: Node) -> Node:
+    """Return the product; a product on the left takes the factor in."""
+    return Node("mul", (*left.args, right)) if left.op == "mul" else Node("mul", (left, right))
+
+
+def _factor(cursor: Cursor) -> Node:
+    sign = cursor.take_op("+", "-", "±")
+    factor = power(cursor)
+    return factor if sign is None else _with_sign(sign, factor)
+
+
+def _mixed(cursor: Cursor) -> Node | None:
+    """Pass the proper fraction of a mixed number and return it; None if what follows is no such fraction."""
+    above, bar, below = cursor.peek(), cursor.peek(1), cursor.peek(2)
+    if above.kind == "num" and above.whole and above.spaced and bar.kind == "op" and bar.value == "/" and below.whole:
+        cursor.at += 3
+        # 3 5/2 is neither a mixed number nor a product that anybody writes.
+        if not 0 < above.value.args[0] < below.value.args[0]:
+            raise Unreadable("improper_mixed_number")
+        return Node("div", (above.value, below.value))
+    if above.kind == "cmd" and above.value in {"frac", "dfrac", "tfrac", "cfrac"}:
+        start = cursor.at
+        fraction = primary(cursor)
+        plain = fraction.op == "div" and all(a.op == "num" and isinstance(a.args[0], int) for a in fraction.args)
+        if plain and 0 < fraction.args[0].args[0] < fraction.args[1].args[0]:
+            return fraction
+        cursor.at = start
+    return None
+
+
+def starts_factor(cursor: Cursor) -> bool:
+    """True if the next token starts a factor that is multiplied without a sign."""
+    token, following = cursor.peek(), cursor.peek(1)
+    if token.kind == "word":
+        return token.value.lower() not in SEPARATING_WORDS or _is_inches(cursor)
+    if token.kind == "sym":
+        # The letter U between brackets of intervals is a union: (1,2) U (3,4).
+        before = cursor.tokens[cursor.at - 1].value
+        return not (token.value == "U" and before in {")", "]"} and following.value in {"(", "["})
+    if token.kind == "cmd":
+        return token.value not in STOPPING and not token.value.startswith("end ")
+    if token.kind == "op":
+        if token.value == "(" and following.value in STOPPING:
+            return False
+        # A bracket that turns away closes an open interval: ]1,2[.
+        if token.value == "[" and (following.kind == "end" or following.value in {"cup", "cap", ",", ")", "]"}):
+            return False
+        return token.value in FACTOR_OPS or (token.value == "|" and not cursor.bars and not cursor.building)
+    return False
+
+
+def _is_inches(cursor: Cursor) -> bool:
+    """True if the word "in" that comes next is the unit, not "element of"."""
+    following = cursor.peek(1)
+    ends = following.kind == "end" or following.value in {"^", "}"}
+    before = cursor.tokens[cursor.at - 1]
+    is_value = before.kind in {"num", "cmd"} or before.value in {")", "}"}
+    return ends and cursor.peek().value == "in" and is_value
+
+
+def _juxtaposed(cursor: Cursor, left: Node) -> Node:
+    """Read what follows `left` without a sign: percent, a scale such as million, an ordinal, or a factor."""
+    token = cursor.peek()
+    if token.kind == "word":
+        word = token.value.lower()
+        if word in {"percent", "pct"} or (word == "per" and cursor.peek(1).value in {"cent", "cents"}):
+            cursor.at += 2 if word == "per" else 1
+            return Node("percent", (left,))
+        if word in SCALES:
+            cursor.at += 1
+            return times(left, num(SCALES[word]))
+        if word in ORDINALS and left.op == "num":
+            cursor.at += 1
+            return left
+    return times(left, power(cursor))
+
+
+def power(cursor: Cursor) -> Node:
+    """Read a value with the marks behind it: exponents, factorials, percent, degrees, primes."""
+    cursor.enter()
+    value = postfixed(cursor, primary(cursor))
+    cursor.leave()
+    return value
+
+
+def postfixed(cursor: Cursor, base: Node) -> Node:
+    """Read the marks that follow `base` and return `base` with them."""
+    while True:
+        if cursor.take_op("^"):
+            base = _raised(cursor, base)
+        elif cursor.is_op("!") and cursor.peek(1).value != "!":  # a double factorial is not in the grammar
+            cursor.at += 1
+            base = Node("fact", (base,))
+        elif base.op != "percent" and cursor.take_op("%"):
+            base = Node("percent", (base,))
+        elif cursor.take_op("degree"):
+            base = _degrees(cursor, base)
+        elif cursor.is_op("¢", "$", "€", "£") and cursor.peek(1).kind in {"end", "word"}:
+            base = Node("money", (CURRENCIES[cursor.take().value], base))
+        elif cursor.is_op("'") and base.op in {"num", "dec"} and (length := _feet_and_inches(cursor, base)) is not None:
+            base = length
+        elif base.op == "sym" and cursor.take_op("'"):
+            base = sym(f"{base.args[0]}'")
+        else:
+            return base
+
+
+def _feet_and_inches(cursor: Cursor, value: Node) -> Node | None:
+    """Return the length 5'10'' and pass it; None if the quote is something else."""
+    inches = cursor.peek(1)
+    if inches.kind != "num" or cursor.peek(2).value not in {"'", '"'}:
+        return None
+    cursor.at += 4 if cursor.peek(3).value == "'" else 3
+    feet = times(value, Node("word", ("feet",)))
+    return Node("add", (feet, times(inches.value, Node("word", ("inches",)))))
+
+
+def _raised(cursor: Cursor, base: Node) -> Node:
+    """Read what is raised behind `base`: degrees, an ordinal, a prime, a transpose, or an exponent."""
+    bracketed = cursor.is_op("{")
+    mark = cursor.peek(1 if bracketed else 0)
+    raised: Node | None = None
+    if not bracketed or cursor.peek(2).value == "}":
+        length = 3 if bracketed else 1
+        is_degree = mark.value == "o" and mark.kind in {"word", "sym"} and base.op in {"num", "dec"}
+        if mark.value in {"circ", "degree"} or is_degree:
+            cursor.at += length
+            return _degrees(cursor, base)
+        if mark.kind == "word" and mark.value in ORDINALS and base.op == "num":
+            raised = base
+        elif mark.value == "'" and base.op == "sym":
+            raised = sym(f"{base.args[0]}'")
+        elif mark.value in {"T", "top"} and base.op in {"matrix", "tuple"}:
+            raised = Node("transpose", (base,))
+        if raised is not None:
+            cursor.at += length
+            return raised
+    sign = cursor.take_op("+", "-")
+    exponent = power(cursor)
+    return Node("pow", (base, exponent if sign != "-" else neg(exponent)))
+
+
+def _degrees(cursor: Cursor, value: Node) -> Node:
+    """Return `value` in degrees, with minutes and seconds of arc if they follow."""
+    terms = [value]
+    for mark, parts in (("'", 60), ("''", 3600)):
+        quotes = cursor.peek(1).value == "'" and (mark == "'" or cursor.peek(2).value == "'")
+        if cursor.peek().kind == "num" and quotes:
+            terms.append(Node("div", (cursor.peek().value, num(parts))))
+            cursor.at += 1 + len(mark)
+    return Node("deg", (collected("add", terms),))
+
+
+def primary(cursor: Cursor) -> Node:
+    """Read a single value: a number, name, function, group or collection.
+
+    Raises: Unreadable if nothing of the kind comes next.
+    """
+    token = cursor.peek()
+    if token.kind == "num":
+        cursor.at += 1
+        value: Node = token.value
+        return value
+    if token.kind == "sym":
+        return _symbol(cursor)
+    if token.kind == "word":
+        return _words(cursor)
+    if token.kind == "op" and token.value in CURRENCIES:
+        cursor.at += 1
+        whole = cursor.peek().whole
+        amount = power(cursor)
+        fraction = _mixed(cursor) if whole else None
+        return Node("money", (CURRENCIES[token.value], Node("add", (amount, fraction)) if fraction else amount))
+    if token.kind == "op" and token.value == "dots":
+        cursor.at += 1
+        return DOTS
+    bracket = cursor.bracketed(cursor)
+    if bracket is None:
+        raise Unreadable(f"a value was expected, found {token.value!r}")
+    return bracket
+
+
+def _symbol(cursor: Cursor) -> Node:
+    """Read a letter with its subscript and primes: a constant, a binomial, a function of arguments, or a symbol."""
+    name = str(cursor.take().value)
+    subscript = "_" + _subscript(cursor) if cursor.take_op("_") else ""
+    while cursor.is_op("'") and cursor.peek(1).value in {"(", "'"}:
+        cursor.at += 1
+        name += "'"
+    if not subscript and name in {"e", "i"}:
+        return E if name == "e" else IMAGINARY
+    if name in {"C", "P"} and not subscript and cursor.is_op("("):
+        # C(n, k) and P(5, 2) count; C(x, y) may be a point, and P(A, B) a probability.
+        _, above, comma, below, closing = (cursor.peek(k) for k in range(5))
+        if comma.value == "," and closing.value == ")":
+            in_letters = name == "C" and above.value in {"n", "m", "N"} and below.kind in {"num", "sym"}
+            if in_letters or above.kind == below.kind == "num":
+                cursor.at += 5
+                pair = tuple(t.value if t.kind == "num" else sym(t.value) for t in (above, below))
+                return Node("binom" if name == "C" else "perm", pair)
+    call = _call(cursor, name + subscript) if cursor.is_op("(") else None
+    return sym(name + subscript) if call is None else call
+
+
+def _subscript(cursor: Cursor) -> str:
+    if not cursor.take_op("{"):
+        if cursor.peek().kind not in {"num", "sym", "word"}:
+            raise Unreadable("odd_subscript")
+        return _as_name(cursor.take())
+    parts: list[str] = []
+    while not cursor.take_op("}"):
+        if cursor.peek().kind == "end" or len(parts) > MAX_SUBSCRIPT:
+            raise Unreadable("odd_subscript")
+        parts.append(_as_name(cursor.take()))
+    return "".join(parts)
+
+
+def _as_name(token: Token) -> str:
+    return str(token.value.args[0] if token.kind == "num" else token.value)
+
+
+def _call(cursor: Cursor, name: str) -> Node | None:
+    """Read f(x) or f(x, y) before an equals sign, where it is a name with arguments; None where it is a product."""
+    ahead, names = 1, []
+    while cursor.peek(ahead).kind in {"sym", "num"}:
+        names.append(str(cursor.peek(ahead).value))
+        ahead += 1
+        if cursor.peek(ahead).value != ",":
+            break
+        ahead += 1
+    if not names or cursor.peek(ahead).value != ")" or cursor.peek(ahead + 1).value not in {"=", ":="}:
+        return None
+    cursor.at += ahead + 1
+    return Node("call", (name, *names))
+
+
+def _words(cursor: Cursor) -> Node:
+    """Read a phrase: words up to a word that separates, or to one with an exponent of its own."""
+    words = [str(cursor.take().value)]
+    if words[0] in CODES and cursor.peek().kind == "num":
+        return Node("money", (words[0], power(cursor)))
+    while cursor.peek().kind == "word" and cursor.peek(1).value != "^":
+        is_square_inch = words[-1] in SQUARED and cursor.peek().value == "in"
+        if str(cursor.peek().value).lower() in SEPARATING_WORDS and not is_square_inch:
+            break
+        words.append(str(cursor.take().value))
+    return Node("word", (" ".join(words),))
+
+
+def group(cursor: Cursor) -> Node:
+    """Read the argument of a command: a group in braces, brackets of its own or a single token."""
+    if cursor.take_op("{"):
+        inner = sum_of(cursor)
+        cursor.expect("}")
+        return inner
+    return primary(cursor)
+
+
+def over(cursor: Cursor, above: Node) -> Node:
+    r"""Return `above` divided by (\over) or choose (\choose) the sum that follows in the same group."""
+    name = cursor.take().value
+    return Node("div" if name == "over" else "binom", (above, sum_of(cursor)))

@@ -1,0 +1,137 @@
+"""The syntax tree of an answer: its nodes, and small questions about trees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from verifiers.mathematics.words.tables import words_of
+
+
+class Node(NamedTuple):
+    """A node: an operator and its arguments. Equal trees compare equal.
+
+    Numbers: num(value), dec(value, places) a decimal as shown, const(pi | e | i | inf | R | Z | N | Q | empty).
+    Names: sym(name), word(text), call(name, *arguments).
+    Expressions: add(*), mul(*), div(a, b), neg(a), pow(a, b), root(a, degree), fn(name, a[, base]), fact(a),
+    binom(n, k), perm(n, k), abs(a), floor(a), ceil(a), pm(a), mp(a), det(matrix), transpose(a).
+    Marks: percent(a), deg(a), money(currency, a).
+    Collections: list(*), either(*) and both(*) for items joined by commas, by or, by and; tuple(open, close, *),
+    set(*), builder(what, condition), matrix(*rows).
+    Statements: rel(e0, sign, e1, ...), union(a, b), inter(a, b), minus(a, b), ratio(*), mod(value, modulus),
+    undone(what) an integral, sum or limit that was not evaluated, dots.
+    """
+
+    op: str
+    args: tuple[Any, ...] = ()
+
+
+PI, E, IMAGINARY, INF = (Node("const", (name,)) for name in ("pi", "e", "i", "inf"))
+EMPTY, REALS, DOTS = Node("const", ("empty",)), Node("const", ("R",)), Node("dots")
+ONE = Node("num", (1,))
+COLLECTIONS = words_of("list either both")
+CONSTANT = words_of("""
+    num dec const add mul div neg pow root fn fact binom perm abs floor ceil det matrix percent deg
+""")
+"""Operators of which a number can be made."""
+EXPRESSION = CONSTANT | words_of("sym word call pm mp money transpose")
+
+
+def num(value: int | Fraction) -> Node:
+    """Return the exact number `value`; a whole fraction becomes an int, so that equal numbers are equal nodes."""
+    return Node("num", (value.numerator if value.denominator == 1 else value,))
+
+
+def sym(name: str) -> Node:
+    """Return the symbol `name`."""
+    return Node("sym", (name,))
+
+
+def neg(a: Node) -> Node:
+    """Return minus `a`; a number takes the sign in."""
+    if a.op == "num":
+        return Node("num", (-a.args[0],))
+    if a.op == "dec":
+        return Node("dec", (-a.args[0], a.args[1]))
+    return Node("neg", (a,))
+
+
+def difference(a: Node, b: Node) -> Node:
+    """Return a - b."""
+    return Node("add", (a, neg(b)))
+
+
+def collected(op: str, items: Iterable[Any]) -> Node:
+    """Return the node `op` of the items; a single item is returned as it is."""
+    items = tuple(items)
+    return items[0] if len(items) == 1 else Node(op, items)
+
+
+def children(tree: Node) -> list[Node]:
+    """Return the arguments that are nodes; the others are names, numbers, signs and brackets."""
+    return [a for a in tree.args if isinstance(a, Node)]
+
+
+def nodes(tree: Node) -> Iterator[Node]:
+    """Yield every node of the tree, root first."""
+    stack = [tree]
+    while stack:
+        node = stack.pop()
+        yield node
+        for a in node.args:
+            if isinstance(a, Node):
+                stack.append(a)
+
+
+def has(tree: Node, *ops: str) -> bool:
+    """True if the operator of any node is one of `ops`."""
+    return any(node.op in ops for node in nodes(tree))
+
+
+def has_word(tree: Node, words: frozenset[str]) -> bool:
+    """True if a text in the tree has one of the words, in any case."""
+    return any(n.op == "word" and words.intersection(n.args[0].lower().split()) for n in nodes(tree))
+
+
+def variables(tree: Node) -> frozenset[str]:
+    """Return the names of the free symbols, words and undefined functions of the tree."""
+    return frozenset(n.args[0] for n in nodes(tree) if n.op in {"sym", "word", "call"})
+
+
+def is_constant(tree: Node) -> bool:
+    """True if the tree is a single number: no names, no collections, no statements."""
+    return all(n.op in CONSTANT and (n.op != "const" or n.args[0] in {"pi", "e", "i"}) for n in nodes(tree))
+
+
+def with_children(tree: Node, change: Callable[[Node], Node]) -> Node:
+    """Return the tree with every child replaced by `change(child)`."""
+    return Node(tree.op, tuple(change(a) if isinstance(a, Node) else a for a in tree.args))
+
+
+def substitute(tree: Node, names: dict[str, Node]) -> Node:
+    """Return the tree with symbols replaced."""
+    if tree.op == "sym":
+        return names.get(tree.args[0], tree)
+    return with_children(tree, lambda a: substitute(a, names))
+
+
+def is_vector_sum(tree: Node) -> bool:
+    """True if unit vectors i, j, k occur in the tree."""
+    return any(
+        n.op == "sym" and str(n.args[0]).startswith("vec ") and n.args[0][4:] in {"i", "j", "k", "imath", "jmath"}
+        for n in nodes(tree)
+    )
+
+
+def expand_signs(tree: Node) -> list[Node]:
+    """Return the two trees of a plus-minus (upper signs, lower signs); a tree without plus-minus alone."""
+    # All signs are read together: of ±a ∓ b the values are a - b and -a + b, not four.
+    return [_with_signs(tree, True), _with_signs(tree, False)] if has(tree, "pm", "mp") else [tree]
+
+
+def _with_signs(tree: Node, upper: bool) -> Node:
+    if tree.op in {"pm", "mp"}:
+        inner = _with_signs(tree.args[0], upper)
+        return inner if (tree.op == "pm") == upper else neg(inner)
+    return with_children(tree, lambda a: _with_signs(a, upper))
