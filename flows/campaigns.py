@@ -20,8 +20,8 @@ from prefect.states import Completed, Running
 from pydantic import Field
 
 from flows.forms import Recipe, asked, run_name
-from flows.process import settle
-from flows.shown import RunLog, show_markdown
+from flows.process_lifetime import settle
+from flows.artifacts import RunLog, show_markdown
 from pipeline.config.campaign import campaign_config
 from pipeline.errors import ConfigError
 
@@ -61,7 +61,7 @@ def rl_rounds(
     config = campaign_config(name=campaign, rounds=rounds, patience=patience, **limits)
     from flows.train import run_request
     from pipeline.models.load import quiet
-    from pipeline.stages.campaign import fire
+    from pipeline.commands.campaign import fire
 
     quiet()
     say = get_run_logger().info
@@ -92,7 +92,7 @@ def promote(run: str, registry: str = "registry", answer_within_hours: float = 7
     settle()
     if not 0 < answer_within_hours < math.inf:
         raise ConfigError(f"answer_within_hours must be above 0, got {answer_within_hours!r}; the default is 72")
-    from pipeline.stages import promotion
+    from pipeline.commands import promote as promotion
 
     folder = Path(registry)
     found = promotion.compare_with_champion(Path(run), folder)

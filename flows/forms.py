@@ -10,8 +10,8 @@ from prefect import flow
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from flows.process import settle
-from flows.shown import RunLog, show_markdown, show_table
+from flows.process_lifetime import settle
+from flows.artifacts import RunLog, show_markdown, show_table
 from pipeline.config.recipes import Request, asked_for, recipe_names
 
 OWN_RECIPES = "VERIZERO_RECIPES"
@@ -126,7 +126,7 @@ def compare(
     settle()
     requests = [asked(recipe, overrides=overrides) for recipe in recipes]
     from pipeline.report.compare_page import text_table
-    from pipeline.stages.compare import compare as run_compare
+    from pipeline.commands.compare import compare as run_compare
 
     rows = run_compare(
         [r.path for r in requests],

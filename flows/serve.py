@@ -139,7 +139,7 @@ class Both:
 
 def run_deployments(parent: int) -> None:
     """Register the deployments and automations, say that all is ready, and run what is triggered, until SIGINT."""
-    from flows.process import RUNNER
+    from flows.process_lifetime import RUNNER
     from pipeline.launch import die_with
 
     die_with(parent)

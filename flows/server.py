@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from flows.front import AtHome, take_turns
+from flows.server_patches import AtHome, take_turns
 from pipeline.errors import RunError
 
 PR_SET_PDEATHSIG = 1

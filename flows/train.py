@@ -14,7 +14,7 @@ from prefect import flow, tags, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from flows.shown import Listener, show_link
+from flows.artifacts import Listener, show_link
 from pipeline.config.recipes import Request
 from pipeline.config.run import RunConfig
 from pipeline.launch import launch

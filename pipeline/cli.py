@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.config.recipes import find_recipe
 from pipeline.errors import ConfigError, DataError, IsolationError, VerizeroError
-from pipeline.service import add_commands
+from pipeline.commands.serve import add_commands
 
 if TYPE_CHECKING:
     from pipeline.config.run import RunConfig
@@ -208,8 +208,8 @@ def _say_result(folder: Path, summary: dict[str, object]) -> None:
 
 def _rate(arguments: argparse.Namespace) -> int:
     from pipeline.models.load import quiet
-    from pipeline.report.progress import Lines
-    from pipeline.stages.rate import rate
+    from pipeline.stages.progress import Lines
+    from pipeline.commands.rate import rate
 
     quiet()
     config, base = _with_model(arguments)
@@ -291,7 +291,7 @@ def _audit(arguments: argparse.Namespace) -> int:
 
 def _explain(arguments: argparse.Namespace) -> int:
     from pipeline.config.load import load_recipe
-    from pipeline.stages.explain import explain_recipe
+    from pipeline.commands.explain import explain_recipe
 
     print(explain_recipe(load_recipe(find_recipe(arguments.recipe), arguments.set)))
     return 0
@@ -299,7 +299,7 @@ def _explain(arguments: argparse.Namespace) -> int:
 
 def _plan(arguments: argparse.Namespace) -> int:
     from pipeline.config.load import load_recipe
-    from pipeline.plan import plan_lines, plans
+    from pipeline.commands.plan.estimate import plan_lines, plans
 
     config = load_recipe(find_recipe(arguments.recipe), arguments.set)
     found = plans(config, arguments.gpus, arguments.gpu, arguments.mean_share)
@@ -310,7 +310,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 def _compare(arguments: argparse.Namespace) -> int:
     from pipeline.report.compare_page import text_table
-    from pipeline.stages.compare import compare
+    from pipeline.commands.compare import compare
 
     rows = compare(
         [find_recipe(name) for name in arguments.recipes],
@@ -337,7 +337,7 @@ def _report(arguments: argparse.Namespace) -> int:
 
 def _doctor(arguments: argparse.Namespace) -> int:
     from pipeline.config.load import load_recipe
-    from pipeline.doctor import examine
+    from pipeline.commands.doctor import examine
 
     path = find_recipe(arguments.recipe) if arguments.recipe else None
     report = examine(load_recipe(path, arguments.set), path.parent) if path else examine()
@@ -368,7 +368,7 @@ def _sandbox_serve(arguments: argparse.Namespace) -> int:
 
 def _sandbox_check(arguments: argparse.Namespace) -> int:
     import sandbox
-    from pipeline.doctor import walls
+    from pipeline.commands.doctor import walls
 
     for finding in walls():
         print(finding)

@@ -10,10 +10,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from pipeline.stages.campaign import read_record
-from pipeline.stages.promotion import champion_of
+from pipeline.commands.campaign import read_record
+from pipeline.commands.promote import champion_of
 from tests.flows.served import PICTURES, Served, until
-from tests.stages.test_promotion import HALF, NEAR, finished
+from tests.commands.test_promote import HALF, NEAR, finished
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from flows.process import END_WITHIN_S
+from flows.process_lifetime import END_WITHIN_S
 from flows.serve import FLOWS_GRACE_S, SETTINGS
 from flows.server import free_port
 from pipeline.config.recipes import asked_for

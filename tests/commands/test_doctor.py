@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import sandbox
-from pipeline import doctor
+from pipeline.commands import doctor
 from pipeline.cli import main
 from pipeline.config.run import RunConfig
-from pipeline.doctor import Diagnosis, Finding
+from pipeline.commands.doctor import Diagnosis, Finding
 from sandbox.isolation import Isolation
 
 CORE_OK = Finding("torch", "ok", "2.0", required=True)

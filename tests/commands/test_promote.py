@@ -14,8 +14,8 @@ import pytest
 from pipeline.config.load import dump
 from pipeline.errors import RunError
 from pipeline.report.estimates import PromptSamples, summarize_domain
-from pipeline.stages import promotion
-from pipeline.stages.promotion import both_curves, champion_of, compare_with_champion, keep_back
+from pipeline.commands import promote as promotion
+from pipeline.commands.promote import both_curves, champion_of, compare_with_champion, keep_back
 from tests.stages.tiny import tiny
 
 ROW = {"question": "1+1=", "answer": "2", "domain": "arithmetic", "verifier": "math"}

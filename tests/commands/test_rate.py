@@ -11,10 +11,10 @@ import pytest
 from pipeline.config.data import Source
 from pipeline.data.prompts import read_prompts
 from pipeline.errors import ConfigError, DataError
-from pipeline.report.progress import Silent
-from pipeline.run.session import Session
-from pipeline.stages import rate as module
-from pipeline.stages.rate import rate
+from pipeline.commands import rate as module
+from pipeline.stages.progress import Silent
+from pipeline.commands.rate import rate
+from pipeline.stages.session import Session
 from pipeline.types import Group
 from tests.stages.tiny import tiny
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from flows.front import AtHome
+from flows.server_patches import AtHome
 
 
 def test_answers_carry_the_policy() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.config.load import load_recipe
 from pipeline.errors import ConfigError
-from pipeline.stages.explain import explain_recipe
+from pipeline.commands.explain import explain_recipe
 from tests.stages.tiny import tiny
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -49,7 +49,7 @@ def test_no_reference_is_refused_where_a_term_needs_one() -> None:
 
 
 def test_a_page_is_made_without_tensors() -> None:
-    code = "import sys; import pipeline.stages.explain; sys.exit('torch' in sys.modules)"
+    code = "import sys; import pipeline.commands.explain; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=CONFIGS.parent).returncode == 0
 
 

@@ -20,7 +20,7 @@ import sandbox
 from pipeline.cli import main
 from sandbox.client import Client
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
 TESTS = [{"input": "4", "output": "8"}]
 

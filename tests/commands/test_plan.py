@@ -16,7 +16,7 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pipeline import plan
+from pipeline.commands.plan import estimate as plan
 from pipeline.config.load import load_recipe, parse
 from pipeline.config.merge import merge
 from pipeline.config.run import RunConfig
@@ -27,7 +27,7 @@ from pipeline.train.critic import TorchCritic, own_backbone
 from pipeline.train.torch_backend import TorchBackend
 from tests.stages.tiny import TREE
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Memory(TorchDispatchMode):

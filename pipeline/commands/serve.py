@@ -84,8 +84,8 @@ def _campaign(arguments: argparse.Namespace) -> int:
     from pipeline.config.recipes import Request, find_recipe, read_request
     from pipeline.launch import launch
     from pipeline.models.load import quiet
-    from pipeline.report.progress import for_terminal
-    from pipeline.stages.campaign import fire
+    from pipeline.commands.campaign import fire
+    from pipeline.stages.progress import for_terminal
     from pipeline.stages.train import run_folder, train
 
     quiet()
@@ -110,7 +110,7 @@ def _campaign(arguments: argparse.Namespace) -> int:
 
 def _promote(arguments: argparse.Namespace) -> int:
     from pipeline.models.load import quiet
-    from pipeline.stages.promotion import compare_with_champion, keep_back, promote
+    from pipeline.commands.promote import compare_with_champion, keep_back, promote
 
     quiet()
     found = compare_with_champion(arguments.run_folder, arguments.registry)

@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.config.load import parse
 from pipeline.config.run import RunConfig, parts_of
 from pipeline.errors import ConfigError
-from pipeline.plan_memory import Shape, adapters_of, memory, shape_of
+from pipeline.commands.plan.memory import Shape, adapters_of, memory, shape_of
 
 GIB = 1 << 30
 
