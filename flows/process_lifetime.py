@@ -1,4 +1,4 @@
-"""The process of a flow that a runner or worker started: it dies with its parent, and soon after it is asked to end."""
+"""The lifetime of a flow's process: it ends with the process that started it, and within seconds of SIGTERM."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from collections.abc import Mapping
 from pipeline.launch import die_with
 
 RUNNER = "VERIZERO_RUNNER"
-"""Names the process that a flow must not outlive; without it, the flow's parent is that."""
+"""Variable with the id of the process that a flow must not outlive; without it, that is the flow's parent."""
 END_WITHIN_S = 10.0
-"""From SIGTERM to the end: what a flow does not put in order by then is left to its checkpoint."""
+"""Seconds from SIGTERM until the process is killed. Unsaved work is then done again from the checkpoint."""
 
 
-def settle(environment: Mapping[str, str] = os.environ) -> None:
-    """Call first in a flow's process: from now on nothing of it stays when its runner dies or it is cancelled."""
+def bind_lifetime(environment: Mapping[str, str] = os.environ) -> None:
+    """End this process when its runner dies, and soon after a cancel. Called first in every flow."""
     parent = int(environment.get(RUNNER, os.getppid()))
-    if parent > 1:  # 1 and 0: the first process of a container has no parent to die with
+    if parent > 1:  # the first process of a container has no parent (0), and an orphan's is init (1)
         die_with(parent)
     if threading.current_thread() is threading.main_thread():
         end_soon_after(signal.SIGTERM, END_WITHIN_S)
 
 
 def end_soon_after(number: int, seconds: float) -> None:
-    """Kill this process `seconds` after the signal `number` came, though the main thread may be deep in C by then.
+    """Kill this process `seconds` after the signal `number`, even if the main thread is busy in a C library then.
 
-    A handler in Python waits for the main thread; the interpreter's wake-up socket is written to by the signal itself.
+    Python runs signal handlers in the main thread only, between its instructions; but the signal itself writes to the
+    wake-up socket, which a thread of its own reads here.
     """
     reader, writer = socket.socketpair()
     writer.setblocking(False)
@@ -37,8 +38,8 @@ def end_soon_after(number: int, seconds: float) -> None:
 
     def watch() -> None:
         with writer, reader:
-            while got := reader.recv(64):
-                if number in got:
+            while signals := reader.recv(64):
+                if number in signals:
                     time.sleep(seconds)
                     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -14,7 +14,8 @@ from typing import IO, Any
 import pytest
 import yaml
 
-from pipeline.cli import find_recipe, main
+from pipeline.cli import main
+from pipeline.config.recipes import find_recipe
 from tests.report.runs import make_run
 from tests.stages.tiny import TREE
 

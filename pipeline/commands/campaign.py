@@ -1,16 +1,17 @@
-"""A campaign: one policy trained over many firings, each a run that goes on from the model of the one before.
+"""`verizero campaign`: train one policy in many firings; each is a run that starts from the model of the last.
 
-    campaigns/math/campaign.json        what each firing did, and why it ended
+    campaigns/math/campaign.json        what each firing did, and why the campaign ended
     campaigns/math/data/                files of rows dropped here join the next firing
     campaigns/math/runs/firing-002/     a run like any other
 
-A firing starts from the newest model, its reference is that model, and its training rows are those of the firing
-before and the new files. Evaluation rows stay those of the first firing, so that all are measured on the same prompts.
-A firing that was killed is gone on with by the next one.
+A firing starts from the newest model, which is also its reference. Its training rows are those of the last firing and
+of new files. Evaluation rows stay those of the first firing, so that all firings are measured on the same prompts.
+A killed firing is continued by the next command.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import time
@@ -21,95 +22,145 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from pipeline.config.campaign import CampaignConfig
+from pipeline.commands.arguments import add_recipe
+from pipeline.config.campaign import CampaignConfig, campaign_config
 from pipeline.config.data import FILE_TYPES, Source
-from pipeline.config.recipes import Request
+from pipeline.config.recipes import Request, find_recipe, read_request
 from pipeline.config.run import most_tokens, parts_of
 from pipeline.config.stages import RlConfig
-from pipeline.data.prompts import load_prompts
 from pipeline.errors import ConfigError, InUse
-from pipeline.files import locked, write_atomic
-from pipeline.report.files import read_run
+from pipeline.report.files import read_run, write_atomic
 
-Run = Callable[[Request], object]
-"""Trains what is asked for, going on where its folder says; its files tell the rest."""
+Train = Callable[[Request], object]
+"""Trains the requested run, or continues the one in its folder. The result is read from the run's files."""
+Say = Callable[[str], None]
 RECORD = "campaign.json"
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    command = commands.add_parser("campaign", help="the next rounds of a campaign, from its newest model")
+    command.add_argument("name", help="its folder under campaigns/")
+    add_recipe(command)
+    command.add_argument("--rounds", type=int, help="RL rounds of this firing; default: 1")
+    command.add_argument("--max-rounds", type=int, help="end the campaign after so many rounds of all firings")
+    command.add_argument("--max-tokens", type=int, help="end it after so many tokens generated in RL")
+    command.add_argument(
+        "--max-hours", type=float, help="end it after so many hours of training; looked at after each firing"
+    )
+    command.add_argument("--target", type=float, help="end it at this held-out pass@1 (mean of domains)")
+    command.add_argument("--patience", type=int, help="end it after so many firings without a better pass@1")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Do one firing and print its outcome."""
+    from pipeline.launch import launch
+    from pipeline.models.load import quiet
+    from pipeline.stages.progress import for_terminal
+    from pipeline.stages.train import run_folder, train
+
+    quiet()
+    progress = for_terminal()
+
+    def train_request(request: Request) -> None:
+        config, folder = request.config, run_folder(request.config)
+        if config.launch.kind == "none":
+            train(config, request.base_dir, folder, "auto", progress)
+        else:
+            launch(config.launch, request.words("auto"), folder)
+
+    limits = {n: getattr(arguments, n) for n in ("max_rounds", "max_tokens", "max_hours", "target", "patience")}
+    config = campaign_config(name=arguments.name, rounds=arguments.rounds, **limits)
+    request = read_request(find_recipe(arguments.recipe), arguments.set)
+    try:
+        outcome = fire(config, request, train_request, say=progress.say)
+    finally:
+        progress.close()
+    print(outcome.message)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a firing: `trained`; `skipped`, another is at work or made up for it; or the campaign is `over`."""
+    """The result of a firing. `skipped`: another firing is running, or ran in its place."""
 
     did: Literal["trained", "skipped", "over"]
-    said: str
+    message: str
     record: dict[str, Any]
 
     @property
     def run(self) -> Path | None:
-        """The folder of the run, where one trained."""
+        """The folder of the run; None if nothing was trained."""
         return Path(self.record["firings"][-1]["run"]) if self.did == "trained" else None
 
 
 def fire(
     config: CampaignConfig,
     request: Request,
-    run: Run,
+    train: Train,
     due: datetime | None = None,
-    say: Callable[[str], None] = print,
+    say: Say = print,
     base: Path | None = None,
 ) -> Outcome:
-    """One firing of the campaign: the next rounds, or those that a killed firing left.
+    """Do one firing of the campaign: the next rounds, or the rest of a firing that was killed.
 
-    `due` is when a schedule wanted it: a firing that was due before the last one began was missed, and the last one
-    made up for it.
-    Raises: ConfigError, DataError and what the run raises; the campaign then is as it was before.
+    `due` is the time of the schedule that started it. If the last firing began after that time, this one is skipped.
+    Raises: ConfigError, DataError and what `train` raises; campaign.json then stays as it was.
     """
+    from pipeline.stages.session import locked
+
     folder = (base or Path.cwd()) / config.folder / config.name
     check(config, request)
     try:
         with locked(folder):
-            return _fire(config, request, run, due, say, folder)
+            record = read_record(folder)
+            outcome = _begin(config, request, due, say, folder, record)
+            return outcome if outcome is not None else _finish(config, request, train, say, folder, record)
     except InUse as exc:
-        return Outcome("skipped", f"{exc}: another firing is at work", read_record(folder))
+        return Outcome("skipped", f"skipped: {exc}: another firing is running", read_record(folder))
 
 
-def _fire(
-    config: CampaignConfig,
-    request: Request,
-    run: Run,
-    due: datetime | None,
-    say: Callable[[str], None],
-    folder: Path,
-) -> Outcome:
-    record = read_record(folder)
+def _begin(
+    config: CampaignConfig, request: Request, due: datetime | None, say: Say, folder: Path, record: dict[str, Any]
+) -> Outcome | None:
+    """Write the next firing into the record unless a killed one is to be continued; return why there is none."""
     firings: list[dict[str, Any]] = record["firings"]
-    going_on = bool(firings) and firings[-1]["state"] == "running"
-    if going_on and not any((Path(firings[-1]["run"]) / "checkpoints").glob("*")):
-        firings.pop()  # it ended before it had trained anything: it is planned anew
-        going_on = False
-    if going_on:
-        say(f"going on with firing {firings[-1]['number']}, which was ended before it was done")
-    else:
-        if firings and due is not None and due.timestamp() <= firings[-1]["began"]:
-            return Outcome("skipped", f"it was due before firing {firings[-1]['number']} began, which made up", record)
-        if (reason := why_over(config, record, request)) is not None:
-            return _over(folder, record, reason)
-        firings.append(_planned(config, request, folder, record, say))
+    if firings and firings[-1]["state"] == "running":
+        if any((Path(firings[-1]["run"]) / "checkpoints").glob("*")):
+            say(f"continuing firing {firings[-1]['number']}, which was stopped before its end")
+            return None
+        firings.pop()  # it had trained nothing, so a new one with the newest data takes its place
+    if firings and due is not None and due.timestamp() <= firings[-1]["began"]:
+        last = firings[-1]["number"]
+        return Outcome("skipped", f"skipped: firing {last} started after this one was due, and replaces it", record)
+    reason = why_over(config, record, request)
+    if reason is not None:
+        record["over"] = reason
         write_record(folder, record)
-    own, began = firings[-1], time.time()
-    run(request.changed(*own["overrides"]))
-    _count(own, time.time() - began)
+        return Outcome("over", f"the campaign is over: {reason}; raise the limit to continue", record)
+    firings.append(_planned(config, request, folder, record, say))
+    write_record(folder, record)
+    return None
+
+
+def _finish(
+    config: CampaignConfig, request: Request, train: Train, say: Say, folder: Path, record: dict[str, Any]
+) -> Outcome:
+    """Train the last firing of the record to its end and write down its result."""
+    firing, began = record["firings"][-1], time.time()
+    train(request.changed(*firing["overrides"]))
+    _count(firing, time.time() - began)
     record["over"] = why_over(config, record, request)
     write_record(folder, record)
-    rate = "" if own["pass@1"] is None else f", pass@1 {own['pass@1']:.3f}"
+    rate = "" if firing["pass@1"] is None else f", pass@1 {firing['pass@1']:.3f}"
     over = f"; the campaign is over: {record['over']}" if record["over"] else ""
-    said = f"firing {own['number']}: {own['rounds']} rounds, {own['tokens']} tokens{rate}{over}"
-    say(said)
-    return Outcome("trained", said, record)
+    message = f"firing {firing['number']}: {firing['rounds']} rounds, {firing['tokens']} tokens{rate}{over}"
+    say(message)
+    return Outcome("trained", message, record)
 
 
 def why_over(config: CampaignConfig, record: dict[str, Any], request: Request) -> str | None:
-    """Which limit the firings so far have reached; None: none."""
+    """Return the limit that the firings have reached, in words; None if they have reached none."""
     done = [f for f in record["firings"] if f["state"] == "done"]
     rounds, tokens, hours = (sum(f[k] for f in done) for k in ("rounds", "tokens", "seconds"))
     hours /= 3600
@@ -117,7 +168,7 @@ def why_over(config: CampaignConfig, record: dict[str, Any], request: Request) -
     if config.max_rounds is not None and rounds >= config.max_rounds:
         return f"{rounds} rounds of max_rounds={config.max_rounds}"
     if config.max_tokens is not None and config.max_tokens - tokens < tokens_of_a_step(request):
-        return f"{tokens} tokens of max_tokens={config.max_tokens}, too few are left for a step"
+        return f"{tokens} tokens of max_tokens={config.max_tokens}, so too few are left for a step"
     if config.max_hours is not None and hours >= config.max_hours:
         return f"{hours:.2f} hours of max_hours={config.max_hours:g}"
     if config.target is not None and rates and rates[-1] >= config.target:
@@ -129,32 +180,32 @@ def why_over(config: CampaignConfig, record: dict[str, Any], request: Request) -
 
 
 def check(config: CampaignConfig, request: Request) -> None:
-    """Raises: ConfigError for a recipe that a campaign cannot train or measure."""
+    """Raise ConfigError for a recipe that a campaign cannot train or measure."""
     recipe = request.config
     if [s.kind for s in recipe.stages].count("rl") != 1 or recipe.stages[-1].kind != "rl":
         raise ConfigError(
-            f"recipe {recipe.name!r} has the stages {', '.join(recipe.stage_names)}; a campaign is made of the rounds "
-            "of one RL stage, the last"
+            f"recipe {recipe.name!r} has the stages {', '.join(recipe.stage_names)}; a campaign needs exactly one RL "
+            "stage, at the end"
         )
     if (config.target is not None or config.patience is not None) and not recipe.data.evaluation:
-        raise ConfigError(f"target and patience need a measure; give recipe {recipe.name!r} a data.evaluation")
+        raise ConfigError(f"target and patience need held-out prompts; give recipe {recipe.name!r} a data.evaluation")
 
 
 def tokens_of_a_step(request: Request) -> int:
-    """The most tokens that one RL step may generate."""
+    """Return the most tokens that one RL step may generate."""
     rl = _rl_of(request)
     return rl.prompts_per_step * most_tokens(rl, request.config.rollout.max_response_tokens, parts_of(rl).needs_greedy)
 
 
 def _rl_of(request: Request) -> RlConfig:
-    """The section of the RL stage, with what differs in that stage."""
+    """Return the section of the RL stage, with the stage's own changes."""
     rl = request.config.of_stage(request.config.stages[-1].name).rl
     assert rl is not None
     return rl
 
 
 def read_record(folder: Path) -> dict[str, Any]:
-    """campaign.json, or an empty one."""
+    """Return campaign.json, or an empty record."""
     path = folder / RECORD
     record: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"firings": [], "over": None}
     return record
@@ -165,18 +216,13 @@ def write_record(folder: Path, record: dict[str, Any]) -> None:
     write_atomic(folder / RECORD, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
 
 
-def _over(folder: Path, record: dict[str, Any], reason: str) -> Outcome:
-    record["over"] = reason
-    write_record(folder, record)
-    return Outcome("over", f"the campaign is over: {reason}; raise the limit to go on", record)
-
-
 def _planned(
-    config: CampaignConfig, request: Request, folder: Path, record: dict[str, Any], say: Callable[[str], None]
+    config: CampaignConfig, request: Request, folder: Path, record: dict[str, Any], say: Say
 ) -> dict[str, Any]:
-    """The next firing, written down before it begins: what killed it must not change what it is."""
+    """Return the record of the next firing. It is written before the firing begins, which continues as planned."""
     done = record["firings"]
-    number, name = len(done) + 1, f"firing-{len(done) + 1:03d}"
+    number = len(done) + 1
+    name = f"firing-{number:03d}"
     rounds, rl = config.rounds, _rl_of(request)
     if config.max_rounds is not None:
         rounds = min(rounds, config.max_rounds - sum(f["rounds"] for f in done))
@@ -210,31 +256,34 @@ def _planned(
     }
 
 
-def take_new(folder: Path, number: int, taken: set[str], say: Callable[[str], None]) -> dict[str, int]:
-    """Rows of each file in `data/` that no firing had, checked and copied aside: a later change of it changes nothing.
+def take_new(folder: Path, number: int, taken: set[str], say: Say) -> dict[str, int]:
+    """Check the files in `data/` that no firing has taken, and copy them; return their numbers of rows.
 
+    A firing reads the copies, so that later changes of a file do not affect it.
     Raises: DataError naming file and row.
     """
+    from pipeline.data.prompts import load_prompts
+
     (folder / "data").mkdir(exist_ok=True)
     (folder / "taken").mkdir(exist_ok=True)
-    found = {}
+    counts = {}
     for path in sorted((folder / "data").iterdir()):
         if path.suffix not in FILE_TYPES or path.name.startswith(".") or path.name in taken:
             continue
-        found[path.name] = len(load_prompts([Source(file=str(path.resolve()))], 0))
+        counts[path.name] = len(load_prompts([Source(file=str(path.resolve()))], 0))
         shutil.copyfile(path, folder / "taken" / f"{number:03d}-{path.name}")
-        say(f"new data: {found[path.name]} rows of {path.name} join firing {number}")
-    return found
+        say(f"new data: {counts[path.name]} rows of {path.name} join firing {number}")
+    return counts
 
 
-def _count(own: dict[str, Any], seconds: float) -> None:
-    """Write down what the firing's run did."""
-    files = read_run(Path(own["run"]))
+def _count(firing: dict[str, Any], seconds: float) -> None:
+    """Write into the firing's record what its run did, from the run's files."""
+    files = read_run(Path(firing["run"]))
     last = files.evaluations[-1]["domains"] if files.evaluations else {}
     rates = {d: row["pass@1"]["value"] for d, row in last.items() if "pass@1" in row}
-    own["state"] = "done"
-    own["seconds"] = round(own["seconds"] + seconds, 3)
-    own["rounds"] = len({row["round"] for row in files.rl_steps})
-    own["tokens"] = int(files.rl_steps[-1]["metrics"].get("tokens/generated", 0)) if files.rl_steps else 0
-    own["domains"] = rates
-    own["pass@1"] = fmean(rates.values()) if rates else None
+    firing["state"] = "done"
+    firing["seconds"] = round(firing["seconds"] + seconds, 3)
+    firing["rounds"] = len({row["round"] for row in files.rl_steps})
+    firing["tokens"] = int(files.rl_steps[-1]["metrics"].get("tokens/generated", 0)) if files.rl_steps else 0
+    firing["domains"] = rates
+    firing["pass@1"] = fmean(rates.values()) if rates else None

@@ -1,20 +1,36 @@
-"""A recipe's objective in words: the algorithm's page with what the rest of the recipe decides. Loads no tensors."""
+"""`verizero explain`: the objective of a recipe as a formula with its numbers. Loads no tensors."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
+from typing import Any
 
 from pipeline.algorithms.base import explain_algorithm
-from pipeline.config.data import VerifierChoice
+from pipeline.commands.arguments import add_recipe, recipe_of
 from pipeline.config.run import RunConfig
 from pipeline.rl.explain import Setting
 
 DENSE = frozenset({"gpt2", "llama", "mistral", "qwen2", "qwen3"})
 """Architectures of new models that are known to have no experts."""
+MODELS = {"reward_model": "here", "reference_model": "here", "judge": "at its own endpoint"}
+"""Verifiers that ask a model -> where that model runs."""
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    command = commands.add_parser("explain", help="the objective of a recipe as a formula with its numbers")
+    add_recipe(command)
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print the page."""
+    print(explain_recipe(recipe_of(arguments)))
 
 
 def explain_recipe(config: RunConfig) -> str:
-    """The page of `verizero explain`, one after the other for several stages of RL; one line for a recipe without."""
+    """Return a page for each RL stage, or a line that says that the recipe has none."""
     stages = config.stages_of("rl")
     if not stages:
         return "this recipe has no RL stage"
@@ -26,10 +42,10 @@ def explain_recipe(config: RunConfig) -> str:
 
 def _explain_stage(config: RunConfig) -> str:
     assert config.rl is not None
-    given = dict(config.rl.algorithm)
+    params = dict(config.rl.algorithm)
     return explain_algorithm(
-        given.pop("name"),
-        given,
+        params.pop("name"),
+        params,
         max_response_tokens=config.rollout.max_response_tokens,
         setting=setting_of(config),
         weights=config.scoring.weights,
@@ -37,25 +53,21 @@ def _explain_stage(config: RunConfig) -> str:
 
 
 def setting_of(config: RunConfig) -> Setting:
-    """What the recipe decides beside its algorithm."""
-    rl, how, create = config.rl, config.rollout, config.model.create
+    """Return the recipe's choices outside the algorithm that the objective depends on."""
+    rl, create = config.rl, config.model.create
     moves = {} if rl is None or rl.reference is None else rl.reference.model_dump(exclude_none=True)
     when = ", ".join([moves.pop("schedule"), *(f"{k} {v}" for k, v in moves.items())]) if moves else None
     return Setting(
         reference=when,
         reward_models=list(_reward_models(config)),
-        top_p=how.top_p,
-        top_k=how.top_k,
+        top_p=config.rollout.top_p,
+        top_k=config.rollout.top_k,
         experts=create is None or create.model_type not in DENSE,
     )
 
 
 def _reward_models(config: RunConfig) -> Iterator[str]:
-    chosen = [*config.data.verifiers.values(), *(c.verifier for c in config.scoring.components)]
-    for choice in {c.key: c for c in chosen if _asks_a_model(c)}.values():
-        where = "here" if choice.name == "reference_model" else "at its own endpoint"
-        yield f"reward model {choice.params.get('model', '')} (verifier {choice.name}, frozen, {where})"
-
-
-def _asks_a_model(choice: VerifierChoice) -> bool:
-    return choice.name in ("reference_model", "judge")
+    verifiers = [*config.data.verifiers.values(), *(c.verifier for c in config.scoring.components)]
+    for choice in {c.key: c for c in verifiers if c.name in MODELS}.values():
+        model = choice.params.get("model", "")
+        yield f"reward model {model} (verifier {choice.name}, frozen, {MODELS[choice.name]})"

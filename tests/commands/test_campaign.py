@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from pipeline.commands.campaign import Outcome, fire, read_record, why_over
 from pipeline.config.campaign import CampaignConfig, campaign_config
 from pipeline.config.load import dump
 from pipeline.config.recipes import Request, read_request
 from pipeline.errors import ConfigError, DataError
-from pipeline.commands.campaign import Outcome, fire, read_record, why_over
 from pipeline.stages.progress import Silent
 from pipeline.stages.session import locked
 from pipeline.stages.steps import Steps

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
+from pipeline.commands.compare import check_comparable, compare
 from pipeline.errors import ConfigError, RunError
 from pipeline.report.compare_page import Reached, at_the_end, interpolated, summarize_runs, text_table
 from pipeline.report.files import read_run
-from pipeline.commands.compare import check_comparable, compare
 from tests.stages.tiny import TREE, tiny
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import sandbox
-from pipeline.commands import doctor
 from pipeline.cli import main
-from pipeline.config.run import RunConfig
+from pipeline.commands import doctor
 from pipeline.commands.doctor import Diagnosis, Finding
+from pipeline.config.run import RunConfig
 from sandbox.isolation import Isolation
 
 CORE_OK = Finding("torch", "ok", "2.0", required=True)
@@ -46,7 +46,7 @@ def test_a_package_that_is_not_there_answers_with_its_installation(
 ) -> None:
     monkeypatch.setattr(doctor, "CORE", ("pydantic", "surely-not-installed"))
     monkeypatch.setattr(doctor, "_devices", list)
-    monkeypatch.setattr(doctor, "_sandbox", lambda level: [])
+    monkeypatch.setattr(doctor, "sandbox_findings", lambda level: [])
     monkeypatch.setattr(doctor, "_prefect_server", lambda: Finding("prefect server", "ok", ""))
     assert main(["doctor"]) == 1
     said = capsys.readouterr().out

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.commands.explain import explain_recipe
 from pipeline.config.load import load_recipe
 from pipeline.errors import ConfigError
-from pipeline.commands.explain import explain_recipe
 from tests.stages.tiny import tiny
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from pipeline.commands import promote as promotion
+from pipeline.commands.promote import both_curves, champion_of, compare_with_champion, keep_back
 from pipeline.config.load import dump
 from pipeline.errors import RunError
 from pipeline.report.estimates import PromptSamples, summarize_domain
-from pipeline.commands import promote as promotion
-from pipeline.commands.promote import both_curves, champion_of, compare_with_champion, keep_back
 from tests.stages.tiny import tiny
 
 ROW = {"question": "1+1=", "answer": "2", "domain": "arithmetic", "verifier": "math"}

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from pipeline.commands import rate as module
+from pipeline.commands.rate import rate
 from pipeline.config.data import Source
 from pipeline.data.prompts import read_prompts
 from pipeline.errors import ConfigError, DataError
-from pipeline.commands import rate as module
 from pipeline.stages.progress import Silent
-from pipeline.commands.rate import rate
 from pipeline.stages.session import Session
 from pipeline.types import Group
 from tests.stages.tiny import tiny

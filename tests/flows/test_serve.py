@@ -12,8 +12,8 @@ import pytest
 
 from pipeline.commands.campaign import read_record
 from pipeline.commands.promote import champion_of
-from tests.flows.served import PICTURES, Served, until
 from tests.commands.test_promote import HALF, NEAR, finished
+from tests.flows.served import PICTURES, Served, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
