@@ -187,7 +187,7 @@ class Group:
         )
 
     def _other(self, file: Path) -> str:
-        """Return a line about the rank of a phase file: its phase, if a signal stopped it, and the last line of its log."""
+        """Return a line about a rank: the phase in `file`, if a signal stopped it, and the last line of its log."""
         name = f"rank {_rank(file)}"
         process = next((m.process for m in self.members if m.name == name), None)
         stopped = ", stopped by a signal" if process is not None and is_stopped(process.pid) else ""

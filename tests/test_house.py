@@ -167,6 +167,7 @@ class TestWhoImportsWhom:
     def test_types_and_the_command_line_load_no_torch(self) -> None:
         assert loaded_by("import pipeline.types, pipeline.errors, pipeline.registry, pipeline.seeds") == set()
         assert loaded_by("import pipeline.cli; pipeline.cli.parser()") == set()
+        assert loaded_by(EXPLAINED) == set()
 
     def test_recipes_load_without_torch(self) -> None:
         paths = [str(p) for p in recipes()]
@@ -177,6 +178,13 @@ class TestWhoImportsWhom:
         import verifiers
 
         assert verifiers.__file__ == str(ROOT / "verifiers" / "__init__.py")
+
+
+EXPLAINED = """
+from pipeline.commands.explain import explain_recipe
+from pipeline.config.load import load_recipe
+explain_recipe(load_recipe("configs/demo.yaml"))
+"""
 
 
 def loaded_by(code: str) -> set[str]:
