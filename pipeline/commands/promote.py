@@ -143,9 +143,12 @@ def promote(comparison: Comparison, registry: Path, decided_by: str) -> Path:
 
     with locked(registry):
         versions = registry / "versions"
-        number = 1 + max((int(p.name) for p in versions.glob("*") if p.name.isdigit()), default=0)
-        final = versions / f"{number:04d}"
-        with replace_folder(final, f"writing a version into {registry}") as partial:
+        numbers = [int(p.name) for p in versions.glob("*") if p.name.isdigit()]
+        number = 1 + max(numbers, default=0)
+        partial, final = versions / f".{number:04d}-partial", versions / f"{number:04d}"
+        with disk_errors(f"writing a version into {registry}", partial):
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
             run = comparison.run
             shutil.copytree(run / "model", partial / "model")
             shutil.copyfile(run / "recipe.yaml", partial / "recipe.yaml")

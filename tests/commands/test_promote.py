@@ -104,21 +104,26 @@ def test_what_is_kept_back_leaves_the_champion_and_a_line(tmp_path: Path, regist
     ]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "full"), ValueError("no card")])
-def test_a_promotion_that_dies_leaves_the_champion(
-    tmp_path: Path, registry: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+@pytest.mark.parametrize(
+    ("end", "seen"),
+    [(KeyboardInterrupt(), KeyboardInterrupt), (OSError(errno.ENOSPC, "full"), RunError), (ValueError(), ValueError)],
+    ids=["interrupted", "disk full", "bug"],
+)
+def test_a_promotion_that_fails_leaves_the_champion_and_all_versions(
+    end: BaseException, seen: type[BaseException], tmp_path: Path, registry: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = compare_with_champion(finished(tmp_path, "new", BETTER), registry)
     before = champion_of(registry)
 
     def dies(*arguments: object) -> str:
-        raise error
+        raise end
 
     with monkeypatch.context() as patched:
         patched.setattr(promotion, "model_card", dies)
-        with pytest.raises(RunError if isinstance(error, OSError) else type(error)):
+        with pytest.raises(seen):
             promotion.promote(found, registry, "interval")
-    assert champion_of(registry) == before
+    assert champion_of(registry) == before is not None
+    assert (before / "model" / "model.safetensors").read_bytes() == b"old"
     assert [p.name for p in (registry / "versions").iterdir() if p.name.isdigit()] == ["0001"]
     assert promotion.promote(found, registry, "interval").name == "0002"
     assert not list((registry / "versions").glob(".*"))
