@@ -102,7 +102,7 @@ class Comparison:
 
     @property
     def decided_by(self) -> str | None:
-        """What decided; None if a person must."""
+        """The rule that decided; None if a person must decide."""
         return {"between": None, "first": "first"}.get(self.verdict, "interval")
 
 

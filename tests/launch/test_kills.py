@@ -54,25 +54,24 @@ def cut_back(whole: Path, name: str, count: int) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("rank", "phase", "number", "count"), KILLS, ids=[f"rank {r} in {p}" for r, p, *_ in KILLS])
-def test_a_killed_rank_ends_the_group_and_is_named(
-    rank: int, phase: str, number: int, count: int, whole: Path, recipe: Path, owner: str, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def killed(kill: tuple[int, str, int, int], whole: Path, recipe: Path, tmp_path: Path) -> Path:
+    """The folder of a run that was killed so, after looking at all that the kill told and left."""
+    rank, phase, number, count = kill
     folder = cut_back(whole, tmp_path.name, count)
     (tmp_path / "tmp").mkdir()
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
-    monkeypatch.setenv("FUSE", f"{rank}|{phase}|{number}|kill")
-    with pytest.raises(RunError) as caught:
-        by_ranks(recipe, folder.name, *SHORT)
-    told = str(caught.value)
-    place = re.escape(phase.removesuffix(", unnamed"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(tmp_path / "tmp"))
+        patch.setenv("FUSE", f"{rank}|{phase}|{number}|kill")
+        with pytest.raises(RunError) as caught:
+            by_ranks(recipe, folder.name, *SHORT)
+    told, place = str(caught.value), re.escape(phase.removesuffix(", unnamed"))
     assert re.match(rf"rank {rank} \(process \d+\) was ended by SIGKILL in '{place}'; ", told)
     assert f"logs/rank{rank}.log:\n  " in told, "the last lines of its log"
     assert re.search(rf"\nrank {1 - rank} was in '.+'", told)
-    until(lambda: not processes_of(owner), "the end of all ranks")
+    until(lambda: not processes_of(str(tmp_path)), "the end of all ranks")
     assert [p.name for p in (tmp_path / "tmp").iterdir()] == []
     assert_left(folder, whole, count)
+    return folder
 
 
 def assert_left(folder: Path, whole: Path, count: int) -> None:
@@ -88,17 +87,20 @@ def assert_left(folder: Path, whole: Path, count: int) -> None:
     assert set(folders(folder / "logs")) <= {"rank1"}
 
 
+@pytest.mark.parametrize("kill", KILLS[:-1], ids=lambda kill: f"rank {kill[0]} in {kill[1]}")
+def test_a_killed_rank_ends_the_group_and_is_named(
+    kill: tuple[int, str, int, int], whole: Path, recipe: Path, tmp_path: Path
+) -> None:
+    killed(kill, whole, recipe, tmp_path)
+
+
 def test_after_a_kill_at_the_naming_of_a_checkpoint_it_ends_with_the_bytes_of_a_whole_run(
-    whole: Path, recipe: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Path, recipe: Path, tmp_path: Path
 ) -> None:
     """The folder has all that a kill can leave: an unnamed checkpoint, lines behind the last one, a rank's folder."""
-    folder = cut_back(whole, "hurt", 2)
-    monkeypatch.setenv("FUSE", "0|round 1 step 1: checkpoint, unnamed|1|kill")
-    with pytest.raises(RunError):
-        by_ranks(recipe, "hurt", *SHORT)
+    folder = killed(KILLS[-1], whole, recipe, tmp_path)
     assert list((folder / "checkpoints").glob(".partial-*"))
     assert folders(folder / "logs") == ["rank1"]
-    monkeypatch.delenv("FUSE")
-    assert_same_bytes(by_ranks(recipe, "hurt", *SHORT), whole)
+    assert_same_bytes(by_ranks(recipe, folder.name, *SHORT), whole)
     assert folders(folder / "logs") == []
     assert not list((folder / "checkpoints").glob(".partial-*"))

@@ -149,7 +149,7 @@ def knobs(config: RunConfig) -> Iterator[tuple[str, RunConfig]]:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a recipe takes on `gpus` GPUs of a kind."""
+    """Memory and time of a recipe on `gpus` GPUs of a kind."""
 
     shape: Shape
     device: Device
