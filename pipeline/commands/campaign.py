@@ -105,7 +105,8 @@ def fire(
     """Do one firing of the campaign: the next rounds, or the rest of a firing that was killed.
 
     `due` is the time of the schedule that started it. If the last firing began after that time, this one is skipped.
-    Raises: ConfigError, DataError and what `train` raises; campaign.json then stays as it was.
+    Raises: ConfigError and DataError, which leave the campaign as it was; and what `train` raises. The firing then
+    stays in the record, and the next call continues it.
     """
     from pipeline.stages.session import locked
 
