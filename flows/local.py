@@ -61,7 +61,7 @@ def _run_flow(
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
     from flows.train import FlowJob, run_job
-    from pipeline.stages.progress import for_terminal
+    from pipeline.report.progress import for_terminal
 
     progress = for_terminal()
     if server is not None:

@@ -27,8 +27,8 @@ from pipeline.commands import (
 )
 from pipeline.errors import VerizeroError
 
-COMMANDS = (train, evaluate, rate, verify, audit, explain, plan, compare, report, doctor, sandbox, serve, deploy)
-COMMANDS += (campaign, promote, new)
+COMMANDS = [train, evaluate, rate, verify, audit, explain, plan, compare, report, doctor, sandbox, serve, deploy]
+COMMANDS += [campaign, promote, new]
 """In the order of the help. Each module has `add(commands)`, which names its `run(arguments)`."""
 
 

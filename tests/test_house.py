@@ -39,8 +39,16 @@ RANKS = {
 }
 UPWARD = {
     ("pipeline.registry", "pipeline.errors"): "an unknown name is one of the errors; errors import nothing",
+    ("pipeline.stages", "pipeline.loop"): "being parted",
+    ("pipeline.stages", "pipeline.run"): "being parted",
+    ("pipeline.loop", "pipeline.run"): "being parted",
+    ("pipeline.loop", "pipeline.stages"): "being parted",
+    ("pipeline.run", "pipeline.loop"): "being parted",
+    ("pipeline.run", "pipeline.stages"): "being parted",
     ("pipeline.cli", "pipeline.commands"): "the parser is made of the commands",
     ("pipeline.commands", "pipeline.stages"): "commands run stages, which import no command",
+    ("pipeline.commands", "pipeline.run"): "as for stages",
+    ("pipeline.commands", "pipeline.loop"): "as for stages",
     ("pipeline.commands", "pipeline.launch"): "commands start groups of ranks",
     ("pipeline.commands", "flows"): "`train`, `serve` and `deploy` import a flow when they run, never to load",
 }

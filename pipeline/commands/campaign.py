@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Do one firing and print its outcome."""
     from pipeline.launch import launch
     from pipeline.models.load import quiet
-    from pipeline.stages.progress import for_terminal
+    from pipeline.report.progress import for_terminal
     from pipeline.stages.train import run_folder, train
 
     quiet()
@@ -108,7 +108,7 @@ def fire(
     Raises: ConfigError and DataError, which leave the campaign as it was; and what `train` raises. The firing then
     stays in the record, and the next call continues it.
     """
-    from pipeline.stages.session import locked
+    from pipeline.run.session import locked
 
     folder = (base or Path.cwd()) / config.folder / config.name
     check(config, request)

@@ -20,7 +20,7 @@ def add(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Print the measures of each domain as JSON."""
     from pipeline.models.load import quiet
-    from pipeline.stages.progress import Lines
+    from pipeline.report.progress import Lines
     from pipeline.stages.train import evaluate_model
 
     quiet()

@@ -68,6 +68,7 @@ def setting_of(config: RunConfig) -> Setting:
 
 def _reward_models(config: RunConfig) -> Iterator[str]:
     verifiers = [*config.data.verifiers.values(), *(c.verifier for c in config.scoring.components)]
-    for choice in {c.key: c for c in verifiers if c.name in MODELS}.values():
-        model = choice.params.get("model", "")
-        yield f"reward model {model} (verifier {choice.name}, frozen, {MODELS[choice.name]})"
+    for choice in {c.key: c for c in verifiers}.values():
+        if choice.name is not None and choice.name in MODELS:
+            model = choice.params.get("model", "")
+            yield f"reward model {model} (verifier {choice.name}, frozen, {MODELS[choice.name]})"

@@ -15,13 +15,13 @@ from pipeline.commands.arguments import add_model, add_recipe, recipe_with_model
 from pipeline.config.run import RunConfig
 from pipeline.data.rows import row_of
 from pipeline.errors import ConfigError, DataError
-from pipeline.stages.progress import Lines, Progress
+from pipeline.report.progress import Lines, Progress
 from pipeline.train.checkpoint import disk_errors
 from pipeline.train.ranks import Ranks
 from pipeline.types import Group
 
 if TYPE_CHECKING:
-    from pipeline.stages.session import Session
+    from pipeline.run.session import Session
 
 EDGES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -76,9 +76,9 @@ def rate(config: RunConfig, base_dir: Path, out: Path, samples: int, progress: P
     Prompts whose rows `out` has already are not sampled again, so an interrupted command can be repeated.
     Raises: ConfigError; DataError where `out` is of other prompts or another number of samples.
     """
-    from pipeline.stages.pair_rows import SAMPLED_AT_ONCE
+    from pipeline.loop.sampled_groups import sample_groups
+    from pipeline.stages._pairs import SAMPLED_AT_ONCE
     from pipeline.stages.rl import say_failures
-    from pipeline.stages.sampled import sample_groups
     from pipeline.stages.train import opened
 
     if samples < 1:

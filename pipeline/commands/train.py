@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> None:
     base_dir = path.resolve().parent
     if arguments.no_prefect or not is_first:
         from pipeline.models.load import quiet
-        from pipeline.stages.progress import for_terminal
+        from pipeline.report.progress import for_terminal
         from pipeline.stages.train import run_folder, train
 
         quiet()

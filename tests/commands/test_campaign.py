@@ -14,9 +14,9 @@ from pipeline.config.campaign import CampaignConfig, campaign_config
 from pipeline.config.load import dump
 from pipeline.config.recipes import Request, read_request
 from pipeline.errors import ConfigError, DataError
-from pipeline.stages.progress import Silent
-from pipeline.stages.session import locked
-from pipeline.stages.steps import Steps
+from pipeline.loop.steps import Steps
+from pipeline.report.progress import Silent
+from pipeline.run.session import locked
 from pipeline.stages.train import opened, remaining, run_folder, run_items, train
 from tests.stages.kill_driver import fingerprint
 from tests.stages.tiny import tiny

@@ -13,9 +13,10 @@ from pipeline.commands.rate import rate
 from pipeline.config.data import Source
 from pipeline.data.prompts import read_prompts
 from pipeline.errors import ConfigError, DataError
-from pipeline.stages import pair_rows, sampled
-from pipeline.stages.progress import Silent
-from pipeline.stages.session import Session
+from pipeline.loop import sampled_groups
+from pipeline.report.progress import Silent
+from pipeline.run.session import Session
+from pipeline.stages import _pairs
 from pipeline.types import Group, Verdict
 from tests.stages.tiny import tiny
 
@@ -29,7 +30,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 def test_every_prompt_is_rated_once_however_often_it_is_broken_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pair_rows, "SAMPLED_AT_ONCE", 8)
+    monkeypatch.setattr(_pairs, "SAMPLED_AT_ONCE", 8)
     whole = rate(CONFIG, tmp_path, tmp_path / "whole.jsonl", 4, Silent())
     rated = rows(tmp_path / "whole.jsonl")
     assert len(rated) == len({r["id"] for r in rated}) == 30
@@ -48,7 +49,7 @@ def test_every_prompt_is_rated_once_however_often_it_is_broken_off(
 
 
 def test_what_graders_could_not_say_counts_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = sampled.sample_groups
+    plain = sampled_groups.sample_groups
 
     def failing(session: Session, *rest: Any) -> Any:
         groups, tally = plain(session, *rest)
@@ -56,7 +57,7 @@ def test_what_graders_could_not_say_counts_for_nothing(tmp_path: Path, monkeypat
         broken = [Group(g.prompt, tuple(replace(m, verdict=lost, reward=None) for m in g.members)) for g in groups[:3]]
         return [*broken, *groups[3:]], tally
 
-    monkeypatch.setattr(sampled, "sample_groups", failing)
+    monkeypatch.setattr(sampled_groups, "sample_groups", failing)
     rated = rate(CONFIG, tmp_path, tmp_path / "out.jsonl", 2, Silent())
     assert rated.unrated == 3
     assert [r["pass_rate"] for r in rows(tmp_path / "out.jsonl")][:3] == [None] * 3
