@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cli import main
 from pipeline.config.load import dump
 from tests.processes import others, until
 from tests.stages.kill_driver import fingerprint
@@ -23,10 +24,15 @@ from tests.stages.tiny import tiny
 pytestmark = pytest.mark.integration
 
 
-def command(folder: Path, *extra: str) -> list[str]:
+def words(folder: Path, *extra: str) -> list[str]:
+    """The words of a `train` command whose runs are in `folder`."""
     recipe = folder / "tiny.yaml"
     recipe.write_text(dump(tiny()))
-    return [sys.executable, "-m", "pipeline.cli", "train", str(recipe), "--set", f"output={folder / 'runs'}", *extra]
+    return ["train", str(recipe), "--set", f"output={folder / 'runs'}", *extra]
+
+
+def command(folder: Path, *extra: str) -> list[str]:
+    return [sys.executable, "-m", "pipeline.cli", *words(folder, *extra)]
 
 
 def environment() -> dict[str, str]:
@@ -116,31 +122,29 @@ def test_the_run_leaves_a_report_a_summary_and_a_model_that_loads(folders: tuple
 
 def test_no_process_is_left(folders: tuple[Path, Path]) -> None:
     text = str(folders[1])
-    until(lambda: not [p for p, *words in others() if text in "".join(words)], "the end of all processes", 20)
+    until(lambda: not [p for p, *rest in others() if text in "".join(rest)], "the end of all processes", 20)
 
 
-def test_a_run_that_is_done_is_not_run_again(folders: tuple[Path, Path]) -> None:
+def test_a_finished_run_is_not_repeated(folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     before = fingerprint(folders[0] / "runs" / "tiny")
-    again = run(command(folders[0], "--no-prefect"))
-    assert again.returncode == 0
-    assert "sft:" not in again.stderr
+    assert main(words(folders[0], "--no-prefect")) == 0
+    assert "sft:" not in capsys.readouterr().err
     assert fingerprint(folders[0] / "runs" / "tiny") == before
 
 
-def test_a_folder_in_use_is_refused(folders: tuple[Path, Path]) -> None:
-    from pipeline.files import locked
+def test_a_folder_in_use_is_refused(folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    from pipeline.run.session import locked
 
     with locked(folders[0] / "runs" / "tiny"):
-        second = run(command(folders[0], "--no-prefect"))
-    assert second.returncode == 1
-    assert f"process {os.getpid()}" in second.stderr
-    assert "Traceback" not in second.stderr
+        assert main(words(folders[0], "--no-prefect")) == 1
+    assert f"process {os.getpid()}" in capsys.readouterr().err
 
 
-def test_a_recipe_whose_first_stage_changed_is_refused_by_field(folders: tuple[Path, Path]) -> None:
-    other = run(command(folders[0], "--no-prefect", "--set", "sft.optimizer.learning_rate=0.5"))
-    assert other.returncode == 1
-    assert re.search("sft.optimizer.learning_rate .*0.01.* 0.5", other.stderr)
+def test_a_recipe_whose_first_stage_changed_is_refused_by_field(
+    folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words(folders[0], "--no-prefect", "--set", "sft.optimizer.learning_rate=0.5")) == 1
+    assert re.search("sft.optimizer.learning_rate .*0.01.* 0.5", capsys.readouterr().err)
 
 
 def test_an_error_inside_the_flow_is_said_once_and_plainly(tmp_path: Path) -> None:
