@@ -29,6 +29,8 @@ from pipeline.stages.train import finish, remaining, run_folder, run_items
 
 FOLDED = frozenset({"step", "train", "evaluate"})
 """Phases that are tasks with `prefect.phases: folded`, where a step is one task."""
+PHASES = frozenset({"generate", "verify", "select", "update", "publish", "train", "evaluate"})
+"""Phases that are tasks without folding."""
 
 
 @dataclass
@@ -61,8 +63,8 @@ class OpaqueCall:
             self.seconds = time.perf_counter() - begin
 
 
-def as_task(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function(session, …)` as a task, named by the step and the phase. It is never retried: it has effects.
+def as_task(recorder: Recorder, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function as a task, named by the recorder's current step and the phase. Never retried: it has effects.
 
     Seconds that the task takes besides the function are counted as a phase of its own, "prefect".
     """
@@ -71,16 +73,16 @@ def as_task(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def run(where: str, opaque: OpaqueCall) -> None:
         opaque.make()
 
-    def call(session: Session, *arguments: Any) -> Any:
-        opaque = OpaqueCall(function, (session, *arguments))
+    def call(*arguments: Any) -> Any:
+        opaque = OpaqueCall(function, arguments)
         begin = time.perf_counter()
         try:
-            run(session.where, opaque)
+            run(recorder.where, opaque)
         finally:
             beyond = time.perf_counter() - begin - opaque.seconds
-            session.count("prefect", beyond)
+            recorder.count("prefect", beyond)
             if phase == "step":  # the step has counted its total before the task ended
-                session.count("total", beyond)
+                recorder.count("total", beyond)
         return opaque.result
 
     return call
@@ -142,13 +144,10 @@ def show_result(config: RunConfig, folder: Path, summary: dict[str, Any]) -> Non
 
 def run_stage(session: Session, stage: str, items: list[Any]) -> None:
     """Run a stage as a subflow."""
-    folded = session.config.prefect.phases == "folded"
-    steps = Steps() if folded else Steps().wrapped(as_task, ("generate", "verify", "select", "update", "publish"))
-    tasks = {name: name in FOLDED and (folded or name != "step") for name in FOLDED}
+    tasks = FOLDED if session.run.recipe.prefect.phases == "folded" else PHASES
 
     def wrap(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        is_task = phase in FOLDED if folded else phase in PHASES
-        return as_task(recorder, phase, function) if is_task else function
+        return as_task(session.recorder, phase, function) if phase in tasks else function
 
     name = f"{session.run.recipe.name} {stage}"
 

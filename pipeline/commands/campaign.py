@@ -108,7 +108,7 @@ def fire(
     Raises: ConfigError and DataError, which leave the campaign as it was; and what `train` raises. The firing then
     stays in the record, and the next call continues it.
     """
-    from pipeline.run.session import locked
+    from pipeline.run.lock import locked
 
     folder = (base or Path.cwd()) / config.folder / config.name
     check(config, request)

@@ -139,7 +139,7 @@ def promote(comparison: Comparison, registry: Path, decided_by: str) -> Path:
 
     Raises: RunError if another promotion is running, or the disk is full or not writable.
     """
-    from pipeline.run.session import locked
+    from pipeline.run.lock import locked
 
     with locked(registry):
         versions = registry / "versions"
@@ -172,7 +172,7 @@ def promote(comparison: Comparison, registry: Path, decided_by: str) -> Path:
 
 def keep_back(comparison: Comparison, registry: Path, decided_by: str) -> None:
     """Record that the champion stays. Raises: RunError if a promotion is running."""
-    from pipeline.run.session import locked
+    from pipeline.run.lock import locked
 
     with locked(registry):
         _decide(comparison, registry, "kept back", decided_by)

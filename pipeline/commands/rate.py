@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pipeline.commands.arguments import add_model, add_recipe, recipe_with_model
 from pipeline.config.run import RunConfig
@@ -17,11 +17,7 @@ from pipeline.data.rows import row_of
 from pipeline.errors import ConfigError, DataError
 from pipeline.report.progress import Lines, Progress
 from pipeline.train.checkpoint import disk_errors
-from pipeline.train.ranks import Ranks
 from pipeline.types import Group
-
-if TYPE_CHECKING:
-    from pipeline.run.session import Session
 
 EDGES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -76,10 +72,9 @@ def rate(config: RunConfig, base_dir: Path, out: Path, samples: int, progress: P
     Prompts whose rows `out` has already are not sampled again, so an interrupted command can be repeated.
     Raises: ConfigError; DataError where `out` is of other prompts or another number of samples.
     """
-    from pipeline.loop.sampled_groups import sample_groups
-    from pipeline.stages._pairs import SAMPLED_AT_ONCE
-    from pipeline.stages.rl import say_failures
-    from pipeline.stages.train import opened
+    from pipeline.loop.metrics import report_failures
+    from pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, sample_groups
+    from pipeline.run.opening import opened
 
     if samples < 1:
         raise ConfigError(f"samples must be >= 1, got {samples}; give -n 8, for example")
@@ -104,7 +99,8 @@ def rate(config: RunConfig, base_dir: Path, out: Path, samples: int, progress: P
                 groups, tally = sample_groups(run, workers, session.setup, recorder, some, samples, "rate")
                 fate = "they count for no pass rate"
                 report_failures(recorder, session.setup, session.state, tally, groups, fate)
-                _append(run.ranks, out, [rated_row(g, samples) for g in groups])
+                if run.ranks.is_first:
+                    _append(out, [rated_row(g, samples) for g in groups])
                 progress.advance(len(train) - len(todo) + min(len(todo), start + SAMPLED_AT_ONCE), {})
     rows = _known(out, samples).values()
     rates = [r["pass_rate"] for r in rows if r["pass_rate"] is not None]
@@ -118,9 +114,7 @@ def rated_row(group: Group, samples: int) -> dict[str, Any]:
     return {**row_of(group.prompt), "pass_rate": pass_rate, "attempts": len(graded), "samples": samples}
 
 
-def _append(ranks: Ranks, out: Path, rows: Sequence[dict[str, Any]]) -> None:
-    if not ranks.is_first:
-        return
+def _append(out: Path, rows: Sequence[dict[str, Any]]) -> None:
     with disk_errors(f"writing {out}"), out.open("a", encoding="utf-8") as file:
         file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,10 @@ from pipeline.config.campaign import CampaignConfig, campaign_config
 from pipeline.config.load import dump
 from pipeline.config.recipes import Request, read_request
 from pipeline.errors import ConfigError, DataError
-from pipeline.loop.steps import Steps
 from pipeline.report.progress import Silent
-from pipeline.run.session import locked
-from pipeline.stages.train import opened, remaining, run_folder, run_items, train
+from pipeline.run.lock import locked
+from pipeline.run.opening import opened
+from pipeline.stages.train import remaining, run_folder, run_items, train
 from tests.stages.kill_driver import fingerprint
 from tests.stages.tiny import tiny
 
@@ -43,14 +44,18 @@ class KilledError(Exception):
 def killed_after_a_step(request: Request) -> object:
     """Trains until the first RL step is in a checkpoint, then ends as if it were killed."""
 
-    def next_prompts(session: Any, count: int) -> Any:
-        if session.state.rl_step == 1:
-            raise KilledError
-        return Steps().next_prompts(session, count)
-
     with opened(request.config, request.base_dir, run_folder(request.config), "auto", Silent()) as session:
-        for _, items in remaining(session):
-            run_items(session, items, Steps(next_prompts=next_prompts))
+
+        def wrap(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any) -> Any:
+                if phase == "generate" and session.state.rl_step == 1:
+                    raise KilledError
+                return function(*arguments)
+
+            return call
+
+        for _, items in remaining(session.run, session.state):
+            run_items(session, items, wrap)
     raise AssertionError("it was over before it was killed")
 
 

@@ -15,8 +15,6 @@ from pipeline.data.prompts import read_prompts
 from pipeline.errors import ConfigError, DataError
 from pipeline.loop import sampled_groups
 from pipeline.report.progress import Silent
-from pipeline.run.session import Session
-from pipeline.stages import _pairs
 from pipeline.types import Group, Verdict
 from tests.stages.tiny import tiny
 
@@ -30,7 +28,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 def test_every_prompt_is_rated_once_however_often_it_is_broken_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_pairs, "SAMPLED_AT_ONCE", 8)
+    monkeypatch.setattr(sampled_groups, "SAMPLED_AT_ONCE", 8)
     whole = rate(CONFIG, tmp_path, tmp_path / "whole.jsonl", 4, Silent())
     rated = rows(tmp_path / "whole.jsonl")
     assert len(rated) == len({r["id"] for r in rated}) == 30
@@ -51,8 +49,8 @@ def test_every_prompt_is_rated_once_however_often_it_is_broken_off(
 def test_what_graders_could_not_say_counts_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = sampled_groups.sample_groups
 
-    def failing(session: Session, *rest: Any) -> Any:
-        groups, tally = plain(session, *rest)
+    def failing(*arguments: Any) -> Any:
+        groups, tally = plain(*arguments)
         lost = Verdict("verifier_error", reason="gone")
         broken = [Group(g.prompt, tuple(replace(m, verdict=lost, reward=None) for m in g.members)) for g in groups[:3]]
         return [*broken, *groups[3:]], tally
