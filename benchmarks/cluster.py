@@ -85,7 +85,7 @@ def roofline(model: Any, tokens_per_s: float, rows: int) -> dict[str, Any]:
     """
     import torch
 
-    from pipeline.plan import DEVICES
+    from pipeline.commands.plan.estimate import DEVICES
 
     if model.device.type != "cuda":
         return {}

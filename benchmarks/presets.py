@@ -20,8 +20,8 @@ sys.path.insert(0, str(ROOT))
 
 def main() -> None:
     """Parse the command line, compare, write the table."""
+    from pipeline.commands.compare import compare
     from pipeline.report.compare_page import text_table
-    from pipeline.stages.compare import compare
 
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("names", nargs="*", help="recipes in configs/algorithms; default: all, grpo first")

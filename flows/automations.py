@@ -1,4 +1,4 @@
-"""Ready automations: a silent run is marked Crashed; and, switched off until somebody wants them, acts on alarms."""
+"""The automations of the deployments: mark silent runs as Crashed, and two that act on alarms and are off at first."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ HEARTBEAT = "prefect.flow-run.heartbeat"
 SILENT_S = 90
 """Three heartbeats of 30 s."""
 ENDS = ("Completed", "Failed", "Cancelled", "Crashed", "AwaitingRetry", "Scheduled")
-"""After these nobody expects a heartbeat."""
+"""States after which no heartbeat is expected."""
 
 
 def ready_automations() -> list[AutomationCore]:
-    """Those that belong to the deployments, by name."""
+    """Return the automations that belong to the deployments."""
     return [
         AutomationCore(
             name="verizero: silent runs have crashed",
-            description=f"A run whose process sends no heartbeat for {SILENT_S} s is gone. Retry it: it goes on from "
-            "its last checkpoint.",
+            description=f"Marks a run as Crashed when its process sends no heartbeat for {SILENT_S} s. Retry it: it "
+            "continues from its last checkpoint.",
             trigger=EventTrigger(
                 after={HEARTBEAT},
                 expect={HEARTBEAT, *(f"prefect.flow-run.{end}" for end in ENDS)},
@@ -34,21 +34,23 @@ def ready_automations() -> list[AutomationCore]:
             ),
             actions=[
                 ChangeFlowRunState(
-                    state=StateType.CRASHED, message=f"No heartbeat for {SILENT_S} s: its process is gone"
+                    state=StateType.CRASHED, message=f"No heartbeat for {SILENT_S} s: the process of the run is gone"
                 )
             ],
         ),
         _on_event(
-            "verizero.collapse.suspected", "cancel a run that collapses", "Off: the recipe's own guard acts already."
+            "verizero.collapse.suspected",
+            "cancel a run that collapses",
+            "Off: the recipe's own guard already acts on a collapse.",
         ),
         _on_event(
-            "verizero.verifier.alarm", "cancel a run whose graders fail", "Off: such responses leave their groups."
+            "verizero.verifier.alarm", "cancel a run whose graders fail", "Off: training leaves such responses out."
         ),
     ]
 
 
 def register_automations() -> None:
-    """Create those that the server lacks; those that it has stay as somebody may have changed them."""
+    """Create the automations that the server does not have. Existing ones stay: people may have changed them."""
     with get_client(sync_client=True) as client:
         for automation in ready_automations():
             if not client.read_automations_by_name(automation.name):
@@ -58,7 +60,7 @@ def register_automations() -> None:
 def _on_event(event: str, name: str, why: str) -> AutomationCore:
     return AutomationCore(
         name=f"verizero: {name}",
-        description=f"{why} Switch it on to have the run cancelled at `{event}`; it goes on when it is retried.",
+        description=f"{why} Switch it on to cancel the run at the event `{event}`; a retry continues it.",
         enabled=False,
         trigger=EventTrigger(expect={event}, posture=Posture.Reactive, threshold=1, within=timedelta(0)),
         actions=[CancelFlowRun()],

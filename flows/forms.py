@@ -1,4 +1,4 @@
-"""The flows that people start from a form, and what each field of the form means."""
+"""The flows that people start from a form. Their docstrings are the help texts of the form's fields."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from prefect import flow
 from prefect.logging import get_run_logger
 from prefect.runtime import flow_run
 
-from flows.process import settle
-from flows.shown import RunLog, show_markdown, show_table
+from flows.artifacts import RunLog, show_markdown, show_table
+from flows.process_lifetime import bind_lifetime
 from pipeline.config.recipes import Request, asked_for, recipe_names
 
 OWN_RECIPES = "VERIZERO_RECIPES"
-"""Names the user's folder of recipes."""
+"""Variable with the user's folder of recipes."""
 
 if TYPE_CHECKING:
     Recipe = str
@@ -25,9 +25,9 @@ Resume = Literal["auto", "never", "must"]
 
 
 def run_name() -> str:
-    """What a run is called in the UI: the name asked for, else the recipe's."""
-    given = flow_run.parameters
-    return str(given.get("run_name") or given.get("campaign") or given.get("recipe") or flow_run.flow_name)
+    """Return the run's name in the UI: the requested name, the campaign's, or the recipe's."""
+    fields = flow_run.parameters
+    return str(fields.get("run_name") or fields.get("campaign") or fields.get("recipe") or flow_run.flow_name)
 
 
 @flow(name="train", flow_run_name=run_name, persist_result=False, validate_parameters=False)
@@ -39,20 +39,20 @@ def train(
     run_name: str | None = None,
     overrides: dict[str, Any] = {},  # noqa: B006  (a form shows a default; nobody changes it)
 ) -> None:
-    """All stages of a recipe: data, SFT, rounds of RL, evaluation, report.
+    """Run all stages of a recipe: data, SFT, rounds of RL, evaluation, report.
 
     Args:
-        recipe: One of those in configs/ and of your own folder.
-        rounds: RL rounds, 1 or more. Empty: as many as the recipe has.
+        recipe: A recipe of configs/ or of your own folder.
+        rounds: RL rounds, 1 or more. Empty: as the recipe says.
         stages: Only these stages of the recipe, by name, in this order. Empty: all.
-        resume: auto: go on from the newest checkpoint of this run name, or begin. never: refuse a name that holds a
-            run. must: refuse a name that holds none.
-        run_name: The run's folder; letters, digits and . _ - only. Empty: the recipe's name. A run that is done under
-            that name is not run again.
-        overrides: Any other field of the recipe by its dotted name, e.g. {"rl.group_size": 16}. docs/recipes.md has
+        resume: auto: continue the run of this name from its newest checkpoint, or begin a new one. never: fail if
+            there is a run of this name. must: fail if there is none.
+        run_name: The run's folder; letters, digits and . _ - only. Empty: the recipe's name. A finished run of that
+            name is not repeated.
+        overrides: Any other field of the recipe by its dotted name, e.g. {"rl.group_size": 16}. docs/recipes.md lists
             all, with bounds.
     """
-    settle()
+    bind_lifetime()
     request = asked(recipe, rounds=rounds, stages=stages, run_name=run_name, overrides=overrides)
     _train(request, resume)
 
@@ -64,16 +64,16 @@ def sft(
     run_name: str | None = None,
     overrides: dict[str, Any] = {},  # noqa: B006
 ) -> None:
-    """Supervised fine-tuning alone, with the evaluation before and after it.
+    """Run supervised fine-tuning alone, with the evaluation before and after it.
 
     Args:
-        recipe: One of those in configs/ and of your own folder; it must have a section `sft`.
-        resume: auto: go on from the newest checkpoint of this run name, or begin. never: refuse a name that holds a
-            run. must: refuse a name that holds none.
-        run_name: The run's folder; letters, digits and . _ - only. Empty: the recipe's name with -sft.
+        recipe: A recipe of configs/ or of your own folder; it must have a section `sft`.
+        resume: auto: continue the run of this name from its newest checkpoint, or begin a new one. never: fail if
+            there is a run of this name. must: fail if there is none.
+        run_name: The run's folder; letters, digits and . _ - only. Empty: the recipe's name and -sft.
         overrides: Any other field of the recipe by its dotted name, e.g. {"sft.steps": 200}.
     """
-    settle()
+    bind_lifetime()
     first = asked(recipe, overrides=overrides)
     name = run_name or f"{first.config.name}-sft"
     _train(asked(recipe, stages=["sft"], run_name=name, overrides=overrides), resume)
@@ -85,14 +85,14 @@ def evaluate(
     model: str | None = None,
     overrides: dict[str, Any] = {},  # noqa: B006
 ) -> None:
-    """A model on a recipe's held-out prompts; nothing is trained and nothing kept but the artifact.
+    """Evaluate a model on a recipe's held-out prompts; nothing is trained, and only the artifact is kept.
 
     Args:
-        recipe: One of those in configs/ and of your own folder; its section data.evaluation is asked.
+        recipe: A recipe of configs/ or of your own folder; its section data.evaluation has the prompts.
         model: A Hugging Face folder, e.g. runs/demo/model. Empty: the recipe's own model.
         overrides: Any other field of the recipe by its dotted name, e.g. {"evaluation.k": 16}.
     """
-    settle()
+    bind_lifetime()
     chosen = {"model.path": model, "model.create": None} if model else {}
     request = asked(recipe, overrides={**overrides, **chosen})
     from pipeline.models.load import quiet
@@ -101,7 +101,7 @@ def evaluate(
 
     quiet()
     domains = evaluate_model(request.config, request.base_dir, RunLog.lines())
-    show_markdown("evaluation", evaluation_markdown(domains), f"{model or recipe} on the prompts of {recipe}")
+    show_markdown("evaluation", evaluation_markdown(domains), f"{model or recipe} on the held-out prompts of {recipe}")
 
 
 @flow(name="compare", flow_run_name="{folder}", persist_result=False, validate_parameters=False)
@@ -113,20 +113,20 @@ def compare(
     folder: str = "runs/compare",
     overrides: dict[str, Any] = {},  # noqa: B006
 ) -> None:
-    """Recipes side by side: the same start, the same prompts, the same budget of tokens, and one page of what came.
+    """Compare recipes: the same start, the same prompts, the same budget of tokens, and one page with the results.
 
     Args:
-        recipes: Two or more that differ in their algorithm only.
+        recipes: Two or more recipes that differ in their algorithm only.
         seeds: Runs of each recipe, 1 or more.
-        start: A Hugging Face folder that all start from. Empty: made by SFT, once a seed.
-        tokens: Generated tokens of each run, 1 or more. Empty: as many as its rounds take.
-        folder: Where the runs and the page go.
-        overrides: Any other field, of each recipe, by its dotted name.
+        start: A Hugging Face folder that all runs start from. Empty: a model trained by SFT, once a seed.
+        tokens: Tokens that each run generates, 1 or more. Empty: as many as its rounds take.
+        folder: The folder for the runs and the page.
+        overrides: Any other field by its dotted name, changed in each recipe.
     """
-    settle()
+    bind_lifetime()
     requests = [asked(recipe, overrides=overrides) for recipe in recipes]
+    from pipeline.commands.compare import compare as run_compare
     from pipeline.report.compare_page import text_table
-    from pipeline.stages.compare import compare as run_compare
 
     rows = run_compare(
         [r.path for r in requests],
@@ -138,40 +138,40 @@ def compare(
         say=get_run_logger().info,
     )
     page = Path(folder).resolve() / "compare.html"
-    show_markdown("compare", f"```\n{text_table(rows)}\n```\n\nPage: `{page}`\n", "What the runs reached")
+    show_markdown("compare", f"```\n{text_table(rows)}\n```\n\nPage: `{page}`\n", "Results of the runs")
 
 
 @flow(name="verify-dataset", flow_run_name="{rows}", persist_result=False, validate_parameters=False)
 def verify_dataset(rows: str, verifier: str | None = None, save: str | None = None, batch: int = 64) -> None:
-    """Grade the responses of a file, line by line: {id, verifier, reference, response}.
+    """Grade the responses of a file of lines {id, verifier, reference, response}.
 
     Args:
         rows: A JSONL file on the machine that runs this.
-        verifier: For rows that name none: a name, or file.py:function.
-        save: Where the verdicts go, one line a row. Empty: beside the rows, as NAME.verdicts.jsonl.
+        verifier: The verifier of rows that name none: a name, or file.py:function.
+        save: The file for the verdicts, one line a row. Empty: NAME.verdicts.jsonl in the folder of the rows.
         batch: Rows graded together, 1 or more.
     """
-    settle()
+    bind_lifetime()
     from pipeline.commands.verifiers.verify import verify_file
 
     out = Path(save) if save else Path(rows).with_suffix(".verdicts.jsonl")
     counts, first = verify_file(Path(rows), out, verifier, batch)
-    show_table("verdicts", first, f"The first {len(first)} of {counts.rows + counts.bad_lines} lines; all: {out}")
-    said = f"{counts.rows} rows, {counts.correct} right, {counts.infrastructure} not gradable"
-    show_markdown("dataset", f"{said}, {counts.bad_lines} lines that are no rows.\n\nVerdicts: `{out}`\n", said)
+    show_table("verdicts", first, f"The first {len(first)} of {counts.rows + counts.bad_lines} lines; all are in {out}")
+    result = f"{counts.rows} rows, {counts.correct} right, {counts.infrastructure} not gradable"
+    show_markdown("dataset", f"{result}, {counts.bad_lines} lines that are no rows.\n\nVerdicts: `{out}`\n", result)
 
 
 @flow(name="audit-verifier", flow_run_name="{rows}", persist_result=False, validate_parameters=False)
 def audit_verifier(rows: str, verifier: str | None = None, second: str | None = None, save: str | None = None) -> None:
-    """False positives and negatives of a verifier on labelled rows, rewritings that must not matter, and probes.
+    """Find false positives and negatives of a verifier on labelled rows, also by rewriting and by probes.
 
     Args:
         rows: A JSONL file of labelled rows on the machine that runs this.
-        verifier: For rows that name none: a name, or file.py:function.
-        second: A second verifier for a second opinion: a name, or file.py:function.
-        save: Where disagreements and wrong verdicts go as JSONL. Empty: nowhere.
+        verifier: The verifier of rows that name none: a name, or file.py:function.
+        second: Another verifier for a second opinion: a name, or file.py:function.
+        save: A JSONL file for disagreements and wrong verdicts. Empty: none is written.
     """
-    settle()
+    bind_lifetime()
     from pipeline.commands.verifiers.audit import audit, save_cases
     from pipeline.commands.verifiers.labelled_rows import Defaults, good_rows
     from pipeline.errors import GradingError
@@ -179,7 +179,7 @@ def audit_verifier(rows: str, verifier: str | None = None, second: str | None = 
     report = audit(good_rows(Path(rows), Defaults(verifier=verifier) if verifier else None), second=second)
     if save:
         save_cases(report, Path(save))
-    show_markdown("audit", f"```\n{report}\n```\n", "What the audit found")
+    show_markdown("audit", f"```\n{report}\n```\n", "Result of the audit")
     if not report.passed:
         raise GradingError(
             f"the audit of {verifier or 'the verifiers'} on {rows} found {len(report.errors)} errors, "
@@ -189,7 +189,7 @@ def audit_verifier(rows: str, verifier: str | None = None, second: str | None = 
 
 
 def asked(recipe: str, **fields: Any) -> Request:
-    """What the form asks for. Raises: ConfigError, in the first second of the run."""
+    """Return the recipe with the form's fields. Raises: ConfigError, in the first second of the run."""
     own = os.environ.get(OWN_RECIPES)
     return asked_for(recipe, own=Path(own) if own else None, **fields)
 
@@ -200,5 +200,5 @@ def _train(request: Request, resume: Resume) -> None:
 
     quiet()
     if resume == "never" and flow_run.run_count > 1:
-        resume = "auto"  # a retry goes on from what its own first try left
+        resume = "auto"  # a retry continues the run that its first try began
     run_request(request, resume, RunLog.lines())

@@ -1,4 +1,4 @@
-"""`verizero train` on this machine: Prefect's embedded server starts beside the data preparation; then the flow."""
+"""Run `verizero train` as a flow on this machine: prepare the data while Prefect's embedded server starts."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pipeline.run.opening import Resume, prepare_run
 
 
 def run_here(config: RunConfig, base_dir: Path, resume: Resume) -> tuple[Path, dict[str, Any]]:
-    """The run's folder and summary, after the flow is done.
+    """Run the flow and return the run's folder and summary.
 
-    Where PREFECT_API_URL names a server that one is used; else an embedded one, whose history is kept in `.prefect`
-    beside the runs.
+    The server of PREFECT_API_URL is used if that is set. If not, an embedded one is started, whose history is kept in
+    `.prefect` in the folder of runs.
     """
     from pipeline.stages.train import run_folder
 
     folder = run_folder(config)
     os.environ.update(QUIET)
-    # the terminal has our progress, and an error is said once; Prefect's log lines go to its server
+    # the terminal shows our progress and each error once; Prefect's own log lines go to its server only
     os.environ.setdefault("PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL", "CRITICAL")
     server = None
     if not os.environ.get("PREFECT_API_URL"):
@@ -31,8 +31,8 @@ def run_here(config: RunConfig, base_dir: Path, resume: Resume) -> tuple[Path, d
         server = EmbeddedServer(home, home / "server.log")
         os.environ.update(server.settings(home))
     try:
-        with ThreadPoolExecutor(1, "prepare") as beside:
-            data = beside.submit(_prepare, config, base_dir, folder)
+        with ThreadPoolExecutor(1, "prepare") as executor:
+            data = executor.submit(_prepare, config, base_dir, folder)
             if server is not None:
                 server.wait(config.prefect.start_timeout_s)
             return folder, _run_flow(config, base_dir, folder, resume, data, server)
@@ -60,16 +60,16 @@ def _run_flow(
     from prefect.logging.handlers import APILogWorker
     from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 
-    from flows.train import Job, run_job
+    from flows.train import FlowJob, run_job
     from pipeline.report.progress import for_terminal
 
     progress = for_terminal()
     if server is not None:
         progress.say(f"watch this run at {server.address}")
     try:
-        # the server dies with this process: nobody would read a heartbeat, and each flow waits for its thread to end
+        # the embedded server ends with this process, so nobody reads a heartbeat; each flow would wait for its thread
         with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None} if server is not None else {}):
-            return run_job(Job(config, base_dir, folder, resume, progress, data))
+            return run_job(FlowJob(config, base_dir, folder, resume, progress, data))
     finally:
         progress.close()
         APILogWorker.drain_all(timeout=20)

@@ -1,7 +1,7 @@
-"""`verizero serve`: a Prefect server, its UI, the deployments and a runner on this machine, ended as one.
+"""Serve Prefect's server, its UI, the deployments and a runner on this machine, and end them together.
 
-This process watches two children and starts either again when it ends by itself: the server, and the runner
-(`python -m flows.serve`), whose children are the flows. Each child dies with its parent, however that dies.
+This process watches two children, and restarts one that ends by itself: the server, and the runner
+(`python -m flows.serve`), whose children are the flows. Each child ends with its parent, even if that is killed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipeline.errors import ConfigError, RunError
 READY = b"ready\n"
 LOOK_EVERY_S = 0.3
 FLOWS_GRACE_S = 14.0
-"""For the flows to end well; then the runner is killed, and they die with it."""
+"""Seconds for the flows to end in order; then the runner is killed, and the flows with it."""
 MAX_RESTARTS, RESTARTS_WITHIN_S = 5, 300.0
 SETTINGS = {
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
@@ -34,37 +34,37 @@ SETTINGS = {
 
 
 class Stopped(Exception):
-    """Somebody asked for the end."""
+    """SIGINT or SIGTERM came."""
 
 
 def serve_here(home: Path, port: int, recipes: Path, start_timeout_s: float, say: Callable[[str], None]) -> None:
-    """Serve until SIGINT or SIGTERM. `home` keeps the history; `recipes` is the user's own folder of them.
+    """Serve until SIGINT or SIGTERM. `home` keeps database and logs; `recipes` is the user's folder of recipes.
 
-    Raises: ConfigError for a port in use; RunError if a child does not start, or ends again and again.
+    Raises: ConfigError for a port in use; RunError if a child does not start, or ends MAX_RESTARTS times.
     """
     if answers(f"http://127.0.0.1:{port}/api"):
-        raise ConfigError(f"port {port} has a Prefect server already; stop it, or choose another --port")
+        raise ConfigError(f"port {port} already has a Prefect server; stop it, or choose another --port")
     before = {number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    both = Both(home, port, recipes, start_timeout_s)
+    pair = ServerAndRunner(home, port, recipes, start_timeout_s)
     try:
-        both.start()
-        say(f"UI, runner and deployments at {both.server.address}; logs in {home}; Ctrl-C ends them")
+        pair.start()
+        say(f"UI, runner and deployments are at {pair.server.address}, logs in {home}; Ctrl-C ends them")
         while True:
             time.sleep(LOOK_EVERY_S)
-            for line in both.revive():
+            for line in pair.revive():
                 say(line)
     except Stopped:
-        say("ending the runs; each goes on from its last checkpoint when it is started again")
+        say("ending the runs; each continues from its last checkpoint when it is started again")
     finally:
         for number in before:
-            signal.signal(number, signal.SIG_IGN)  # once is enough: the end is on its way
-        both.end()
+            signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not interrupt the end
+        pair.end()
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-class Both:
-    """The server and the runner."""
+class ServerAndRunner:
+    """The two children."""
 
     def __init__(self, home: Path, port: int, recipes: Path, start_timeout_s: float) -> None:
         home.mkdir(parents=True, exist_ok=True)
@@ -76,25 +76,25 @@ class Both:
         self.runner = self._runner()
 
     def start(self) -> None:
-        """Return when the server answers and the runner has registered the deployments. Raises: RunError."""
+        """Wait until the server answers and the runner has registered the deployments. Raises: RunError."""
         self.server.wait(self.timeout_s)
         self._wait_for_runner()
 
     def revive(self) -> list[str]:
-        """Start again who ended by itself; what happened, in words. Raises: RunError where that goes on and on."""
-        found = []
+        """Restart a child that ended, and return lines about it. Raises: RunError if that happens too often."""
+        lines = []
         if self.server.process.poll() is not None:
-            found.append(f"the server ended ({self.server.process.returncode}) and is started again")
+            lines.append(f"the server ended with status {self.server.process.returncode} and is started again")
             self._count(self.server.log)
             self.server = self._server()
         if self.runner.poll() is not None:
-            found.append(f"the runner ended ({self.runner.returncode}) and is started again")
+            lines.append(f"the runner ended with status {self.runner.returncode} and is started again")
             self._count(self.home / "runner.log")
             self.runner = self._runner()
-        return found
+        return lines
 
     def end(self) -> None:
-        """End the runner (and it the flows), then the server."""
+        """End the runner, which ends the flows, and then the server."""
         if self.runner.poll() is None:
             self.runner.send_signal(signal.SIGINT)
             try:
@@ -115,7 +115,8 @@ class Both:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                start_new_session=True,  # Ctrl-C in the terminal ends this process first, and it the others
+                # Ctrl-C in the terminal then reaches this process alone, which ends the others in order
+                start_new_session=True,
             )
 
     def _wait_for_runner(self) -> None:
@@ -134,12 +135,12 @@ class Both:
         now = time.monotonic()
         self.restarts = [t for t in self.restarts if now - t < RESTARTS_WITHIN_S] + [now]
         if len(self.restarts) > MAX_RESTARTS:
-            raise RunError(f"a child ended {len(self.restarts)} times in {RESTARTS_WITHIN_S:g} s; see {log}")
+            raise RunError(f"server or runner ended {len(self.restarts)} times in {RESTARTS_WITHIN_S:g} s; see {log}")
 
 
 def run_deployments(parent: int) -> None:
-    """Register the deployments and automations, say that all is ready, and run what is triggered, until SIGINT."""
-    from flows.process import RUNNER
+    """Register the deployments and automations, write READY, and run what is triggered until SIGINT."""
+    from flows.process_lifetime import RUNNER
     from pipeline.launch import die_with
 
     die_with(parent)
@@ -154,7 +155,7 @@ def run_deployments(parent: int) -> None:
 
     deployments = all_deployments()
     api = os.environ["PREFECT_API_URL"]
-    while not answers(api):  # whoever started us gives up in our place
+    while not answers(api):  # no deadline: the parent has one, and ends us
         time.sleep(LOOK_EVERY_S)
     runner = Runner(name="verizero", pause_on_shutdown=False)
     for deployment in deployments:
@@ -163,7 +164,7 @@ def run_deployments(parent: int) -> None:
     sys.stdout.buffer.write(READY)
     sys.stdout.flush()
     null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())  # nobody reads on
+    os.dup2(null, sys.stdout.fileno())  # the parent reads READY and nothing more
     try:
         asyncio.run(runner.start())
     except KeyboardInterrupt:

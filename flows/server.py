@@ -1,7 +1,7 @@
-"""Prefect's own server as a child process on loopback that lives exactly as long as the one that started it.
+"""Prefect's server as a child process on loopback, which ends with the process that started it.
 
-Run as `python -m flows.server PORT`; with `--services` it also has the scheduler and the automations, which one run
-that nobody triggers has no use for. It dies with its parent, however that dies, so a killed run leaves no server.
+Run as `python -m flows.server PORT`; with `--services` it also has the scheduler and the automations, which a single
+run does not need. It ends with its parent even if that is killed, so no run leaves a server behind.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from flows.front import AtHome, take_turns
+from flows.server_patches import SameHostOnly, lock_early
 from pipeline.errors import RunError
 
 PR_SET_PDEATHSIG = 1
@@ -25,11 +25,11 @@ QUIET = {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
 }
-"""No request leaves this machine."""
+"""Settings that keep Prefect from sending requests to other hosts."""
 
 
 class EmbeddedServer:
-    """The child process and its address. Start it from the main thread: it dies with the thread that started it."""
+    """The server's process and address. Start it from the main thread: it ends with the thread that started it."""
 
     def __init__(self, home: Path, log: Path, port: int | None = None, services: bool = False) -> None:
         self.port = free_port() if port is None else port
@@ -43,16 +43,17 @@ class EmbeddedServer:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
-                start_new_session=True,  # Ctrl-C in the terminal stops the run first, the server after it
+                # Ctrl-C in the terminal then stops the run first, while the server still takes its last states
+                start_new_session=True,
             )
 
     @property
     def address(self) -> str:
-        """Where the UI is."""
+        """The address of the UI."""
         return f"http://127.0.0.1:{self.port}"
 
     def settings(self, home: Path) -> Mapping[str, str]:
-        """Environment of server and client alike."""
+        """Return the environment variables that server and clients need."""
         return {
             "PREFECT_HOME": str(home),
             "PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home / 'prefect.db'}",
@@ -62,16 +63,13 @@ class EmbeddedServer:
         }
 
     def wait(self, timeout_s: float) -> None:
-        """Return once the server answers.
-
-        Raises: RunError naming its log if it ended or did not answer in time.
-        """
+        """Wait until the server answers. Raises: RunError naming its log if it ends or does not answer in time."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 raise RunError(
                     f"Prefect's embedded server ended with status {self.process.returncode}; see {self.log}. "
-                    "`verizero doctor` says whether the installed versions fit; --no-prefect runs without it"
+                    "`verizero doctor` tells whether the installed versions fit; --no-prefect trains without a server"
                 )
             if answers(f"{self.address}/api"):
                 return
@@ -93,7 +91,7 @@ class EmbeddedServer:
 
 
 def answers(api: str) -> bool:
-    """A Prefect server answers at `api`, an address that ends in /api."""
+    """True if a Prefect server answers at `api`, an address that ends in /api."""
     import httpx
 
     try:
@@ -103,25 +101,25 @@ def answers(api: str) -> bool:
 
 
 def serve(port: int, services: bool) -> None:
-    """Serve API and UI on loopback until the parent dies or SIGTERM comes."""
+    """Serve API and UI on loopback until the parent ends or SIGTERM comes."""
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it died before the line above
+    if os.getppid() != parent:  # it ended before the line above
         return
     import uvicorn
     from prefect.server.api.server import create_app, create_ui_app
 
-    take_turns()
-    app = create_app(ephemeral=not services)  # without schedulers and late-run marking: one run, started here
+    lock_early()
+    app = create_app(ephemeral=not services)  # an ephemeral server has no scheduler and marks no late runs
     if not services:
         app.router.routes = [route for route in app.router.routes if getattr(route, "name", "") != "ui"]
-        app.mount("/", create_ui_app(ephemeral=False), name="ui")  # an ephemeral app has an empty page in its place
-    app.add_middleware(AtHome)
+        app.mount("/", create_ui_app(ephemeral=False), name="ui")  # an ephemeral app has an empty page there
+    app.add_middleware(SameHostOnly)
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", lifespan="on", timeout_graceful_shutdown=3)
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
+    """Return a free port of loopback. Another process may take it before it is used."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -14,7 +14,7 @@ from prefect import flow, tags, task
 from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from flows.shown import Listener, show_link
+from flows.artifacts import Listener, show_link
 from pipeline.config.recipes import Request
 from pipeline.config.run import RunConfig
 from pipeline.launch import launch
@@ -28,14 +28,14 @@ from pipeline.run.session import Session
 from pipeline.stages.train import finish, remaining, run_folder, run_items
 
 FOLDED = frozenset({"step", "train", "evaluate"})
-"""The phases that are tasks if the phases of a step are folded into one."""
+"""Phases that are tasks with `prefect.phases: folded`, where a step is one task."""
 PHASES = frozenset({"generate", "verify", "select", "update", "publish", "train", "evaluate"})
-"""The phases that are tasks otherwise."""
+"""Phases that are tasks without folding."""
 
 
 @dataclass
-class Job:
-    """What one run of the flow is asked to do."""
+class FlowJob:
+    """A run of the flow: its recipe, folder and data."""
 
     config: RunConfig
     base_dir: Path
@@ -45,17 +45,17 @@ class Job:
     data: Future[RunData]
 
 
-class Box:
-    """Carries a call into a task and its result out of it. Opaque: Prefect walks through containers it is given."""
+class OpaqueCall:
+    """A call whose arguments and result Prefect does not see: it would walk through every container among them."""
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self.function, self.arguments = function, arguments
         self.result: Any = None
         self.seconds = 0.0
-        """That the function itself took."""
+        """Time that the function itself took."""
 
-    def open(self) -> None:
-        """Do the call."""
+    def make(self) -> None:
+        """Call the function."""
         begin = time.perf_counter()
         try:
             self.result = self.function(*self.arguments)
@@ -64,47 +64,46 @@ class Box:
 
 
 def as_task(recorder: Recorder, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function as a task named by the recorder's present step and the phase. Never retried: it has effects.
+    """Return the function as a task, named by the recorder's current step and the phase. Never retried: it has effects.
 
-    What the call takes beyond the function itself is counted as a phase of its own, "prefect".
+    Seconds that the task takes besides the function are counted as a phase of its own, "prefect".
     """
 
     @task(name=phase, task_run_name="{where} " + phase, cache_policy=NO_CACHE, persist_result=False, retries=0)
-    def run(where: str, box: Box) -> None:
-        box.open()
+    def run(where: str, opaque: OpaqueCall) -> None:
+        opaque.make()
 
     def call(*arguments: Any) -> Any:
-        box = Box(function, arguments)
+        opaque = OpaqueCall(function, arguments)
         begin = time.perf_counter()
         try:
-            run(recorder.where, box)
+            run(recorder.where, opaque)
         finally:
-            beyond = time.perf_counter() - begin - box.seconds
+            beyond = time.perf_counter() - begin - opaque.seconds
             recorder.count("prefect", beyond)
-            if phase == "step":  # its total was taken within
+            if phase == "step":  # the step has counted its total before the task ended
                 recorder.count("total", beyond)
-        return box.result
+        return opaque.result
 
     return call
 
 
-def run_job(job: Job) -> dict[str, Any]:
-    """Run the flow; the summary."""
+def run_job(job: FlowJob) -> dict[str, Any]:
+    """Run the flow and return the run's summary."""
     config = job.config
-    box: dict[str, Any] = {}
+    summary: dict[str, Any] = {}  # a result that the flow returned would be kept by Prefect
 
     @flow(name="train", flow_run_name=config.name, persist_result=False, validate_parameters=False)
     def train() -> None:
-        box["summary"] = run_stages(job)
+        summary.update(run_stages(job))
 
     with tags(*run_tags(config)):
         train()
-    summary: dict[str, Any] = box["summary"]
     return summary
 
 
-def run_stages(job: Job) -> dict[str, Any]:
-    """Within a flow: each stage as a subflow, then the report as an artifact; the summary."""
+def run_stages(job: FlowJob) -> dict[str, Any]:
+    """Run each stage as a subflow, and show the report as an artifact; return the summary. Called within a flow."""
     config = job.config
     data = job.data.result()
     with opened(config, job.base_dir, job.folder, job.resume, job.progress, data) as session:
@@ -118,16 +117,16 @@ def run_stages(job: Job) -> dict[str, Any]:
 
 
 def run_request(request: Request, resume: Resume, progress: Progress) -> dict[str, Any]:
-    """Within a flow: the run as its recipe has it, in this process or as a group of ranks; the summary.
+    """Run the request in this process or as a group of ranks, and return the summary. Called within a flow.
 
-    Of a group, whose processes are their own, the flow shows what comes at the end, and its log.
+    A group of ranks has processes of its own, so the flow shows its log and its result, but no stages or phases.
     """
     config, folder = request.config, run_folder(request.config)
     if config.launch.kind == "none":
         data: Future[RunData] = Future()
         data.set_result(prepare_run(config, request.base_dir, folder))
-        with tags(*run_tags(config)):  # its subflows and tasks have them
-            return run_stages(Job(config, request.base_dir, folder, resume, progress, data))
+        with tags(*run_tags(config)):  # subflows and tasks inherit them
+            return run_stages(FlowJob(config, request.base_dir, folder, resume, progress, data))
     launch(config.launch, request.words(resume), folder)
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     show_result(config, folder, summary)
@@ -135,7 +134,7 @@ def run_request(request: Request, resume: Resume, progress: Progress) -> dict[st
 
 
 def show_result(config: RunConfig, folder: Path, summary: dict[str, Any]) -> None:
-    """The report's artifacts: before and after by domain, and a link to the page."""
+    """Make the report's artifacts: the results before and after by domain, and a link to the page."""
     page = folder / "report.html"
     create_markdown_artifact(
         key="report", markdown=result_markdown(summary, page), description=f"Result of {config.name}"
@@ -144,12 +143,11 @@ def show_result(config: RunConfig, folder: Path, summary: dict[str, Any]) -> Non
 
 
 def run_stage(session: Session, stage: str, items: list[Any]) -> None:
-    """One stage as a subflow."""
-    folded, recorder = session.run.recipe.prefect.phases == "folded", session.recorder
+    """Run a stage as a subflow."""
+    tasks = FOLDED if session.run.recipe.prefect.phases == "folded" else PHASES
 
     def wrap(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        is_task = phase in FOLDED if folded else phase in PHASES
-        return as_task(recorder, phase, function) if is_task else function
+        return as_task(session.recorder, phase, function) if phase in tasks else function
 
     name = f"{session.run.recipe.name} {stage}"
 

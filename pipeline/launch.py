@@ -1,8 +1,8 @@
-"""The processes that train together: started here or by torchrun, DeepSpeed or Slurm, watched, and ended as one.
+"""Start a group of ranks here or by torchrun, DeepSpeed or Slurm, watch them, and end them together.
 
 Each rank runs the same command with its place in the environment (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and
-writes `logs/rank<r>.log` in the run's folder. The first that dies ends all: none waits for it for ever. The same
-command goes on from the last checkpoint, on another number of ranks too.
+writes `logs/rank<r>.log` in the run's folder. When a rank dies, the others are ended: they would wait for it for ever.
+The same command continues from the last checkpoint, also with another number of ranks.
 """
 
 from __future__ import annotations
@@ -26,23 +26,25 @@ from pipeline.errors import RunError
 from pipeline.train.deadline import SPARE_S, WATCH
 
 LAUNCHED = "VERIZERO_LAUNCHED"
+"""Variable of the ranks that this module started, with the kind of launch."""
 PR_SET_PDEATHSIG = 1
 POLL_S = 0.05
 GRACE_S = 5.0
-"""Between asking the other ranks to end and ending them."""
+"""Seconds between SIGTERM and SIGKILL for the other ranks."""
 LAST_LINES = 15
+"""Lines of a dead rank's log that the error shows."""
 PROGRAM = "pipeline.cli"
 
 
 def is_rank(environment: Mapping[str, str] = os.environ) -> bool:
-    """This process is one of a group that somebody started."""
+    """True if this process is a rank of a group."""
     return LAUNCHED in environment or "RANK" in environment
 
 
 def launch(config: LaunchConfig, arguments: Sequence[str], folder: Path, program: str = PROGRAM) -> None:
-    """Run `verizero <arguments>` (the module `program`) as a group of ranks until all have ended well.
+    """Run `verizero <arguments>` (the module `program`) as a group of ranks until all have finished.
 
-    Raises: RunError naming the rank that died first, its phase and its last lines; the others are ended.
+    Raises: RunError naming the rank that died first, its phase and its last lines; the other ranks are ended.
     """
     logs, node = folder / "logs", _node() if config.kind == "torchrun" else 0
     logs.mkdir(parents=True, exist_ok=True)
@@ -63,7 +65,7 @@ def launch(config: LaunchConfig, arguments: Sequence[str], folder: Path, program
 
 @dataclass
 class Member:
-    """One child."""
+    """A child: a rank, or the launcher of ranks."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -76,14 +78,14 @@ class Group:
 
     logs: Path
     patience_s: float = math.inf
-    """How long a launcher may outlive its ranks."""
+    """Seconds that a launcher may outlive its ranks."""
     ranks_seen: float = math.inf
-    """When it last had some."""
+    """The last time (of time.monotonic) at which the launcher had children."""
     members: list[Member] = field(default_factory=list)
     shown: Tail | None = None
 
     def start_local(self, config: LaunchConfig, command: Sequence[str]) -> None:
-        """One child per rank on this machine."""
+        """Start a child for each rank on this machine."""
         size = config.gpus_per_node
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -102,7 +104,7 @@ class Group:
             self.start(f"rank {rank}", command, place, self.logs / f"rank{rank}.log")
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        """A child that dies with this process and writes to `log`; what the first rank writes is shown."""
+        """Start a child that ends with this process and writes to `log`. The log of rank 0 is shown here."""
         first = self.logs / "rank0.log"
         if self.shown is None:
             self.shown = Tail(first, first.stat().st_size if first.exists() else 0)
@@ -114,15 +116,15 @@ class Group:
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C stops this process first, and it the children
+                    start_new_session=True,  # Ctrl-C then reaches this process alone, which ends its children
                     preexec_fn=partial(die_with, os.getpid()),
                 )
             except FileNotFoundError as exc:
-                raise RunError(f"{command[0]} is not installed here; choose another launch.kind") from exc
+                raise RunError(f"{command[0]} is not installed here; install it or choose another launch.kind") from exc
         self.members.append(Member(name, process, log))
 
     def wait(self) -> None:
-        """Return when all have ended well. Raises: RunError for the first that did not."""
+        """Wait until all have finished. Raises: RunError for the first that failed."""
         assert self.shown is not None
         while True:
             self.shown.show()
@@ -130,17 +132,17 @@ class Group:
             bad = [(m, code) for m, code in codes if code not in (None, 0)]
             if bad:
                 self.shown.show()
-                # of several dead at one look, the one that was killed: the others died of its silence
-                member, code = min(bad, key=lambda found: (found[1] or 0) > 0)
-                raise RunError(self._obituary(member, code or 0))
-            if all(code == 0 for _, code in codes) or self._is_left_waiting():
+                # if several are dead by now, report one that a signal killed: the others failed because of it
+                member, code = min(bad, key=lambda pair: (pair[1] or 0) > 0)
+                raise RunError(self._death_notice(member, code or 0))
+            if all(code == 0 for _, code in codes) or self._waits_in_vain():
                 return
             time.sleep(POLL_S)
 
-    def _is_left_waiting(self) -> bool:
-        """torchrun waits for other hosts' although all ranks ended well; without a network it may do so for ever.
+    def _waits_in_vain(self) -> bool:
+        """True if torchrun has waited too long for the launchers of other hosts after its own ranks had ended.
 
-        Raises: RunError where some rank did not end well.
+        Without a network it would wait for ever. Raises: RunError if a rank failed.
         """
         if self.patience_s == math.inf:
             return False
@@ -149,18 +151,18 @@ class Group:
             self.ranks_seen = now
         if now - self.ranks_seen <= self.patience_s:
             return False
-        said = f"{member.name} still waited for the other hosts {self.patience_s:g} s after its ranks had ended"
+        waited = f"{member.name} still waited for the other hosts {self.patience_s:g} s after its ranks had ended"
         others = [file for file in sorted(self.logs.glob("rank*.phase"), key=_rank) if file.read_text() != "end"]
         if others:
             raise RunError(
-                f"{said}; see their logs, and mend the network. The same command goes on from the last checkpoint"
-                + "".join(f"\n{self._other(file)}" for file in others)
+                f"{waited}; see the ranks' logs, and restore the network connection between the hosts. The same "
+                "command continues from the last checkpoint" + "".join(f"\n{self._other(file)}" for file in others)
             )
-        sys.stderr.write(f"verizero: {said}; it is ended. So have all others: the run is whole\n")
+        sys.stderr.write(f"verizero: {waited}; it is ended now. All ranks have finished: the run is complete\n")
         return True
 
     def end(self) -> None:
-        """End whoever still runs."""
+        """End the children that still run."""
         alive = [m.process for m in self.members if m.process.poll() is None]
         for process in alive:
             _signal_group(process, signal.SIGTERM)
@@ -172,20 +174,20 @@ class Group:
                 _signal_group(process, signal.SIGKILL)
                 process.wait()
 
-    def _obituary(self, member: Member, code: int) -> str:
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+    def _death_notice(self, member: Member, code: int) -> str:
+        cause = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
         own = member.log.with_suffix(".phase")
         phase = f" in {own.read_text()!r}" if own.exists() else ""
         others = [self._other(file) for file in sorted(self.logs.glob("rank*.phase"), key=_rank) if file != own]
         return (
-            f"{member.name} (process {member.process.pid}) {how}{phase}; the others were ended. The same command goes "
-            f"on from the last checkpoint. Last lines of {member.log}:\n  "
+            f"{member.name} (process {member.process.pid}) {cause}{phase}; the others were ended. The same command "
+            f"continues from the last checkpoint. Last lines of {member.log}:\n  "
             + "\n  ".join(_last_lines(member.log, LAST_LINES))
             + "".join(f"\n{other}" for other in others)
         )
 
     def _other(self, file: Path) -> str:
-        """A line on the rank whose phase is in that file: where it was, whether it stood still, what it said last."""
+        """Return a line about a rank: the phase in `file`, if a signal stopped it, and the last line of its log."""
         name = f"rank {_rank(file)}"
         process = next((m.process for m in self.members if m.name == name), None)
         stopped = ", stopped by a signal" if process is not None and is_stopped(process.pid) else ""
@@ -193,13 +195,13 @@ class Group:
 
 
 class Tail:
-    """Shows on standard error what is appended to a file."""
+    """Copies what is appended to a file to standard error."""
 
     def __init__(self, path: Path, position: int) -> None:
         self.path, self.position = path, position
 
     def show(self) -> None:
-        """What is new."""
+        """Copy what was appended since the last call."""
         if not self.path.exists():
             return
         with self.path.open("rb") as file:
@@ -211,7 +213,7 @@ class Tail:
 
 
 def command_of(config: LaunchConfig, arguments: Sequence[str], program: str = PROGRAM) -> list[str]:
-    """What torchrun, DeepSpeed's launcher or Slurm is asked to run. Raises: RunError for a Slurm job without nodes."""
+    """Return the command for torchrun, DeepSpeed's launcher or Slurm. Raises: RunError outside a Slurm job."""
     nodes, each, address = str(config.nodes), str(config.gpus_per_node), config.address or "127.0.0.1"
     script = [program, *arguments]
     if config.kind == "torchrun":
@@ -229,13 +231,15 @@ def command_of(config: LaunchConfig, arguments: Sequence[str], program: str = PR
 
 
 def as_rank(config: LaunchConfig, folder: Path) -> int:
-    """Make this process a rank of its group; which one it is. It has a log, and its phases a deadline."""
+    """Make this process a rank: open its log and watch the deadlines of its phases. Return its number."""
     for ours, theirs in (("RANK", "SLURM_PROCID"), ("WORLD_SIZE", "SLURM_NTASKS"), ("LOCAL_RANK", "SLURM_LOCALID")):
         if ours not in os.environ and theirs in os.environ:
             os.environ[ours] = os.environ[theirs]
     rank, logs = int(os.environ.get("RANK", "0")), folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
-    if os.environ.get(LAUNCHED, "local") != "local":  # somebody else's child: the log is not its output yet
+    if (
+        os.environ.get(LAUNCHED, "local") != "local"
+    ):  # the child of another launcher, whose output is not in the log yet
         die_with(os.getppid())
         with (logs / f"rank{rank}.log").open("ab") as log:
             os.dup2(log.fileno(), sys.stdout.fileno())
@@ -245,14 +249,14 @@ def as_rank(config: LaunchConfig, folder: Path) -> int:
 
 
 def die_with(parent: int) -> None:
-    """End this process when its parent, process `parent`, ends, however that ends."""
+    """Have the kernel end this process when its parent, process `parent`, ends or is killed."""
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it ended before the line above
         os._exit(1)
 
 
 def has_children(pid: int) -> bool:
-    """Some process was started by that one, and lives."""
+    """True if the process has a child that runs."""
     try:
         return any(file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/children"))
     except OSError:
@@ -260,7 +264,7 @@ def has_children(pid: int) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """A signal stopped the process, and it waits for another to go on."""
+    """True if a signal has stopped the process (SIGSTOP, until SIGCONT)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except OSError:
@@ -276,7 +280,7 @@ def _last_lines(log: Path, most: int) -> list[str]:
 
 
 def _node() -> int:
-    """This machine's place among those that torchrun is started on."""
+    """Return this machine's number among those on which torchrun is started."""
     return int(next((os.environ[n] for n in ("NODE_RANK", "SLURM_NODEID") if n in os.environ), "0"))
 
 
@@ -287,7 +291,7 @@ def _module(name: str) -> list[str]:
 def _first_slurm_host() -> str:
     named = os.environ.get("SLURM_JOB_NODELIST")
     if not named or shutil.which("scontrol") is None:
-        raise RunError("launch.kind=slurm outside a Slurm job; start it with sbatch or salloc")
+        raise RunError("launch.kind=slurm works only inside a Slurm job; start the job with sbatch or salloc")
     hosts = subprocess.run(["scontrol", "show", "hostnames", named], capture_output=True, text=True, check=True)
     return hosts.stdout.split()[0]
 

@@ -13,8 +13,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from pipeline.cli import find_recipe, parser
+from pipeline.cli import parser
 from pipeline.config.load import load_recipe
+from pipeline.config.recipes import find_recipe
 from pipeline.config.run import RunConfig
 
 ROOT = Path(__file__).resolve().parents[1]

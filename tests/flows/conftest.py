@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from pipeline.config.load import dump
-from tests.flows.served import PICTURES, Served, until
+from tests.flows.served import PICTURES, Served
+from tests.processes import until
 from tests.stages.tiny import tiny
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"

@@ -6,31 +6,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from flows.server import QUIET, answers, free_port
+from tests.processes import PATIENCE_S, marked, until
 
 ROOT = Path(__file__).resolve().parents[2]
-PATIENCE_S = 240.0
-"""For anything that comes at all; a loaded machine takes long."""
 ENDS = ("Completed", "Failed", "Crashed", "Cancelled")
 PICTURES = ROOT / "tests" / "output"
 """Screenshots, for people; not kept in the repository."""
-
-
-def until(found: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:
-    """What `found` gives, once that is true."""
-    deadline = time.monotonic() + patience_s
-    while time.monotonic() < deadline:
-        if result := found():
-            return result
-        time.sleep(0.25)
-    raise AssertionError(f"{what} did not come within {patience_s:g} s")
 
 
 class Served:
@@ -116,6 +103,10 @@ class Served:
         self.post(f"/flow_runs/{run}/set_state", state={"type": "SCHEDULED", "name": "AwaitingRetry"}, force=True)
         until(lambda: self.state(run) == "Running", "the retry")
 
+    def cancel(self, run: str) -> None:
+        """What the UI's button Cancel asks for."""
+        self.post(f"/flow_runs/{run}/set_state", state={"type": "CANCELLING"})
+
     def delete(self, path: str) -> None:
         assert httpx.delete(f"{self.address}/api{path}", timeout=60).is_success
 
@@ -141,30 +132,14 @@ class Served:
         return self.run(run)
 
     def process_of(self, run: str) -> int | None:
-        """The process of a flow run: the one that was started for it."""
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    words, environment = ((entry / name).read_bytes() for name in ("cmdline", "environ"))
-                except OSError:
-                    continue
-                if b"prefect.engine" in words and f"PREFECT__FLOW_RUN_ID={run}".encode() in environment:
-                    return int(entry.name)
-        return None
+        """The process that was started for a flow run."""
+        own = marked(f"PREFECT__FLOW_RUN_ID={run}")
+        return next((process for process, words in own.items() if "prefect.engine" in words), None)
 
     def processes(self, word: str = "") -> list[int]:
         """Live processes that this server started, with `word` in their command."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit() and int(entry.name) not in (os.getpid(), self.process.pid):
-                try:
-                    words, environment = ((entry / name).read_bytes() for name in ("cmdline", "environ"))
-                    alive = not _is_dead(entry)
-                except OSError:
-                    continue
-                if alive and word.encode() in words and f"PREFECT_HOME={self.folder / 'home'}".encode() in environment:
-                    found.append(int(entry.name))
-        return found
+        own = marked(f"PREFECT_HOME={self.folder / 'home'}")
+        return [process for process, words in own.items() if word in words and process != self.process.pid]
 
 
 class ServerAlone(Served):
@@ -186,44 +161,3 @@ class ServerAlone(Served):
 
     def wait(self) -> None:
         until(lambda: answers(f"{self.address}/api"), "the server")
-
-
-def family(process: int) -> set[int]:
-    """The process and all that descend from it."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parents[int(entry.name)] = int(_fields(entry)[1])
-            except OSError:
-                continue
-    found, new = set(), {process}
-    while new:
-        found |= new
-        new = {child for child, parent in parents.items() if parent in found} - found
-    return found
-
-
-def alive(processes: set[int]) -> set[int]:
-    """Those that have not ended."""
-    found = set()
-    for process in processes:
-        try:
-            if not _is_dead(Path(f"/proc/{process}")):
-                found.add(process)
-        except OSError:
-            continue
-    return found
-
-
-def commands(processes: set[int]) -> list[str]:
-    """What they run."""
-    return [Path(f"/proc/{p}/cmdline").read_bytes().replace(b"\0", b" ").decode() for p in alive(processes)]
-
-
-def _fields(entry: Path) -> list[str]:
-    return (entry / "stat").read_text().rpartition(")")[2].split()
-
-
-def _is_dead(entry: Path) -> bool:
-    return _fields(entry)[0] == "Z"

@@ -1,9 +1,10 @@
-"""`verizero train` as a person runs it: a flow on the embedded server, killed, gone on with, looked up after."""
+"""`verizero train` as a person runs it: a flow on the embedded server, killed, continued, and its history read."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sqlite3
 import subprocess
@@ -14,17 +15,24 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.cli import main
 from pipeline.config.load import dump
+from tests.processes import others, until
 from tests.stages.kill_driver import fingerprint
 from tests.stages.tiny import tiny
 
 pytestmark = pytest.mark.integration
 
 
-def command(folder: Path, *extra: str) -> list[str]:
+def words(folder: Path, *extra: str) -> list[str]:
+    """The words of a `train` command whose runs are in `folder`."""
     recipe = folder / "tiny.yaml"
     recipe.write_text(dump(tiny()))
-    return [sys.executable, "-m", "pipeline.cli", "train", str(recipe), "--set", f"output={folder / 'runs'}", *extra]
+    return ["train", str(recipe), "--set", f"output={folder / 'runs'}", *extra]
+
+
+def command(folder: Path, *extra: str) -> list[str]:
+    return [sys.executable, "-m", "pipeline.cli", *words(folder, *extra)]
 
 
 def environment() -> dict[str, str]:
@@ -35,18 +43,15 @@ def run(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(arguments, capture_output=True, text=True, timeout=400, env=environment(), check=False)
 
 
-def processes_with(text: str) -> list[int]:
-    """Live processes whose command line or environment holds `text`."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                words = (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
-            except OSError:
-                continue
-            if text.encode() in words:
-                found.append(int(entry.name))
-    return found
+def signalled(folder: Path, arguments: Sequence[str], checkpoint: str, number: int) -> tuple[int, str]:
+    """Status and log of the command that gets the signal once the checkpoint is there."""
+    log = folder / "log"
+    with log.open("w") as out:
+        process = subprocess.Popen(arguments, stdout=out, stderr=out, env=environment(), start_new_session=True)
+        while process.poll() is None and not (folder / "runs" / "tiny" / "checkpoints" / checkpoint).exists():
+            time.sleep(0.02)
+        process.send_signal(number)
+        return process.wait(60), log.read_text()[-3000:]
 
 
 @pytest.fixture(scope="module")
@@ -55,19 +60,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     plain, killed = tmp_path_factory.mktemp("plain"), tmp_path_factory.mktemp("killed")
     done = run(command(plain, "--no-prefect"))
     assert done.returncode == 0, done.stderr[-3000:]
-    with (killed / "log").open("w") as log:
-        first = subprocess.Popen(command(killed), stdout=log, stderr=log, env=environment())
-        deadline = time.monotonic() + 300
-        while time.monotonic() < deadline and first.poll() is None:
-            if (killed / "runs" / "tiny" / "checkpoints" / "00000006").exists():
-                break
-            time.sleep(0.02)
-        first.send_signal(signal.SIGKILL)
-        assert first.wait() == -signal.SIGKILL, (killed / "log").read_text()[-3000:]
+    status, log = signalled(killed, command(killed), "00000006", signal.SIGKILL)
+    assert status == -signal.SIGKILL, log
     assert not (killed / "runs" / "tiny" / "summary.json").exists(), "it was over before it could be killed"
     again = run(command(killed))
     assert again.returncode == 0, again.stderr[-3000:]
-    assert "going on from checkpoint" in again.stderr
+    assert "from checkpoint" in again.stderr
     return plain, killed
 
 
@@ -123,34 +121,30 @@ def test_the_run_leaves_a_report_a_summary_and_a_model_that_loads(folders: tuple
 
 
 def test_no_process_is_left(folders: tuple[Path, Path]) -> None:
-    deadline = time.monotonic() + 20
-    while (left := processes_with(str(folders[1]))) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert left == []
+    text = str(folders[1])
+    until(lambda: not [p for p, *rest in others() if text in "".join(rest)], "the end of all processes", 20)
 
 
-def test_a_run_that_is_done_is_not_run_again(folders: tuple[Path, Path]) -> None:
+def test_a_finished_run_is_not_repeated(folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
     before = fingerprint(folders[0] / "runs" / "tiny")
-    again = run(command(folders[0], "--no-prefect"))
-    assert again.returncode == 0
-    assert "sft:" not in again.stderr
+    assert main(words(folders[0], "--no-prefect")) == 0
+    assert "sft:" not in capsys.readouterr().err
     assert fingerprint(folders[0] / "runs" / "tiny") == before
 
 
-def test_a_folder_in_use_is_refused(folders: tuple[Path, Path]) -> None:
-    from pipeline.files import locked
+def test_a_folder_in_use_is_refused(folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
+    from pipeline.run.lock import locked
 
     with locked(folders[0] / "runs" / "tiny"):
-        second = run(command(folders[0], "--no-prefect"))
-    assert second.returncode == 1
-    assert f"in use by process {os.getpid()}" in second.stderr
-    assert "Traceback" not in second.stderr
+        assert main(words(folders[0], "--no-prefect")) == 1
+    assert f"process {os.getpid()}" in capsys.readouterr().err
 
 
-def test_a_recipe_whose_first_stage_changed_is_refused_by_field(folders: tuple[Path, Path]) -> None:
-    other = run(command(folders[0], "--no-prefect", "--set", "sft.optimizer.learning_rate=0.5"))
-    assert other.returncode == 1
-    assert "sft.optimizer.learning_rate was 0.01, is 0.5; there is no stage before sft" in other.stderr
+def test_a_recipe_whose_first_stage_changed_is_refused_by_field(
+    folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words(folders[0], "--no-prefect", "--set", "sft.optimizer.learning_rate=0.5")) == 1
+    assert re.search("sft.optimizer.learning_rate .*0.01.* 0.5", capsys.readouterr().err)
 
 
 def test_an_error_inside_the_flow_is_said_once_and_plainly(tmp_path: Path) -> None:
@@ -161,25 +155,11 @@ def test_an_error_inside_the_flow_is_said_once_and_plainly(tmp_path: Path) -> No
     assert lost.stderr.count("verizero: ") == 1
 
 
-def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path, folders: tuple[Path, Path]) -> None:
-    log = tmp_path / "log"
-    listening = [
-        "env",
-        "--default-signal=INT",
-    ]  # what a shell starts in the background ignores Ctrl-C, and its children
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            [*listening, *command(tmp_path, "--no-prefect")],
-            stdout=out,
-            stderr=out,
-            env=environment(),
-            start_new_session=True,
-        )
-        while process.poll() is None and not (tmp_path / "runs" / "tiny" / "checkpoints" / "00000005").exists():
-            time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        status = process.wait(60)
-    assert status == 130, log.read_text()[-2000:]
-    assert "The same command goes on" in log.read_text()
+def test_ctrl_c_leaves_a_run_that_can_be_continued(tmp_path: Path, folders: tuple[Path, Path]) -> None:
+    # a process that a shell starts in the background ignores Ctrl-C, and so would its children
+    listening = ["env", "--default-signal=INT", *command(tmp_path, "--no-prefect")]
+    status, log = signalled(tmp_path, listening, "00000005", signal.SIGINT)
+    assert status == 130, log
+    assert "from the last checkpoint" in log
     assert run(command(tmp_path, "--no-prefect")).returncode == 0
     assert fingerprint(tmp_path / "runs" / "tiny") == fingerprint(folders[0] / "runs" / "tiny")

@@ -10,10 +10,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from pipeline.stages.campaign import read_record
-from pipeline.stages.promotion import champion_of
-from tests.flows.served import PICTURES, Served, until
-from tests.stages.test_promotion import HALF, NEAR, finished
+from pipeline.commands.campaign import read_record
+from pipeline.commands.promote import champion_of
+from tests.commands.test_promote import HALF, NEAR, finished
+from tests.flows.served import PICTURES, Served
+from tests.processes import until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -164,7 +165,7 @@ def test_in_the_browser_a_form_starts_a_run_and_its_artifacts_open(served: Serve
     browser.on("requestfailed", lambda r: asked.add(r.failure) if "csp" not in str(r.failure) else None)
     deployment = served.deployment("train")["id"]
     browser.goto(f"{served.address}/deployments/deployment/{deployment}/run")
-    browser.get_by_text("One of those in configs/ and of your own folder.").wait_for()
+    browser.get_by_text("A recipe of configs/ or of your own folder.").wait_for()
     browser.locator(".p-select-button__control").first.focus()
     browser.keyboard.press("ArrowDown")
     browser.locator("[class*=select-option]").get_by_text("small", exact=True).last.click()

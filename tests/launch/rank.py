@@ -1,9 +1,9 @@
 """`verizero` with fuses. FUSE="1|round 1 step 1: update|3|kill": the third time that rank 1 begins the phase, it dies.
 
 In place of "kill": "hang" waits for ever, "stop" is stopped by a signal, "cut" pulls the cable of its machine's link
-CABLE and goes on, "outage" plugs it in again a second later. Besides what a run calls its phases there are "start" and
-"end", "<phase>, unnamed" where a folder is about to get its name, and "<phase>, half" where the first of several files
-of weights or moments was written. Several fuses stand apart by ";".
+CABLE and continues, "outage" plugs it in again a second later. Besides a run's phases there are "start" and "end",
+ "<phase>, unnamed" where a folder is about to get its name, and "<phase>, half" where the first of several files
+of weights or moments was written. Several fuses are separated by ";".
 """
 
 from __future__ import annotations

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import torch
@@ -18,8 +15,8 @@ from pipeline.launch import launch
 from pipeline.report.progress import Silent
 from pipeline.stages.train import train
 from tests.launch.words import folder_of, overrides, words_of
+from tests.processes import marked
 
-T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 OWNER = "VERIZERO_TEST_RUN"
 """Variable of the processes of one run."""
@@ -64,25 +61,13 @@ def assert_same_bytes(found: Path, wanted: Path) -> None:
     """Model, rollouts and metrics, the seconds left out."""
     for name in ("model/model.safetensors", "rollouts.jsonl"):
         assert (found / name).read_bytes() == (wanted / name).read_bytes(), name
-    ours, theirs = ([{k: v for k, v in row.items() if k != "time"} for row in rows(f)] for f in (found, wanted))
-    assert ours == theirs
+    assert lines_without_times(found) == lines_without_times(wanted)
+
+
+def lines_without_times(folder: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if k != "time"} for row in rows(folder)]
 
 
 def processes_of(owner: str) -> dict[int, str]:
-    """Command lines of the processes, besides this one, that have the variable OWNER so or were started by one."""
-    mark, found = f"{OWNER}={owner}".encode(), {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if int(folder.name) != os.getpid() and mark in (folder / "environ").read_bytes().split(b"\0"):
-                found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-        except OSError:
-            continue  # it ended meanwhile
-    return found
-
-
-def wait_for(look: Callable[[], T], timeout_s: float = 120) -> T:
-    """What `look` returns first that is true, or at last."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := look()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return found
+    """Command lines of live processes that have the variable OWNER so, or were started by one that has."""
+    return marked(f"{OWNER}={owner}")

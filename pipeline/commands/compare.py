@@ -1,7 +1,8 @@
-"""Recipes side by side: the same start, the same prompts, the same budget of tokens; one page of what came."""
+"""`verizero compare`: train recipes from the same start, with the same budget of tokens, and show them on one page."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -11,18 +12,50 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pipeline.commands.arguments import add_overrides
 from pipeline.config.load import load_recipe
+from pipeline.config.recipes import find_recipe
 from pipeline.config.run import RunConfig
 from pipeline.config.stages import Stage
 from pipeline.errors import ConfigError, RunError
 from pipeline.files import write_atomic
 from pipeline.launch import die_with
-from pipeline.report.compare_page import build_compare_page
+from pipeline.report.files import write_atomic
 from pipeline.report.memory import noted_peak
 
 SAME = ("stages", "model", "data", "pretrain", "sft", "rollout", "scoring", "evaluation")
-"""Sections in which compared recipes may not differ: what differs would be compared instead of the algorithms."""
+"""Sections that must be equal in compared recipes, so that only their algorithms are compared."""
 RECORD = "compare.json"
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    command = commands.add_parser("compare", help="recipes side by side from the same start, on one page")
+    command.add_argument("recipes", nargs="+", help="YAML files, or names of recipes in configs/")
+    add_overrides(command)
+    command.add_argument("--seeds", type=int, default=3, help="runs of each recipe; default: 3")
+    command.add_argument(
+        "--from", dest="start", type=Path, help="a Hugging Face folder to start from; default: trained by SFT, per seed"
+    )
+    command.add_argument("--tokens", type=int, help="generated tokens of each run; default: as many as its rounds take")
+    command.add_argument("--folder", type=Path, default=Path("runs/compare"), help="default: runs/compare")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Train the recipes, and print the table and the page's path."""
+    from pipeline.report.compare_page import text_table
+
+    rows = compare(
+        [find_recipe(name) for name in arguments.recipes],
+        arguments.folder,
+        overrides=arguments.set,
+        seeds=arguments.seeds,
+        start=arguments.start,
+        max_tokens=arguments.tokens,
+    )
+    print(text_table(rows))
+    print(f"page: {arguments.folder / 'compare.html'}")
 
 
 def compare(
@@ -35,21 +68,22 @@ def compare(
     max_tokens: int | None = None,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """What the runs of all recipes reached, by name; also in `folder`/compare.json, and as a page compare.html.
+    """Run each recipe with `seeds` seeds; return the results by recipe, and write compare.json and compare.html.
 
-    Each recipe runs once for each of `seeds` seeds, from `start` (a Hugging Face folder) or from the model that the
-    recipes' own stages before RL make, once a seed. RL generates at most `max_tokens` tokens, or its own rounds.
-    Every run is a process of its own, so that its peak memory is its own; done ones are not run again. One that was
-    killed goes on from its checkpoint, and its peak is that of all its processes.
+    Runs start from `start` (a Hugging Face folder), or from the model that the stages before RL train once a seed. RL
+    generates at most `max_tokens` tokens, or as many as its rounds take. Each run is a process of its own, so that its
+    peak memory can be measured. Finished runs are not repeated; a killed run continues from its checkpoint.
 
     Raises: ConfigError for recipes that differ in more than their algorithm; RunError naming a run that failed.
     """
+    from pipeline.report.compare_page import build_compare_page
+
     if seeds < 1:
         raise ConfigError(f"seeds must be >= 1, got {seeds}")
     if max_tokens is not None and max_tokens < 1:
-        raise ConfigError(f"tokens must be >= 1, got {max_tokens}; leave it out for as many as the rounds take")
+        raise ConfigError(f"tokens must be >= 1, got {max_tokens}; leave it out to take as many as the rounds do")
     if start is not None and not (start / "config.json").is_file():
-        raise ConfigError(f"start={str(start)!r} is no folder of a model; give one with config.json, e.g. runs/x/model")
+        raise ConfigError(f"start={str(start)!r} is not a model's folder; give one with config.json, e.g. runs/x/model")
     configs = {path: load_recipe(path, overrides) for path in recipes}
     check_comparable(list(configs.values()))
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,12 +104,12 @@ def compare(
 
 
 def check_comparable(configs: Sequence[RunConfig]) -> None:
-    """Raises: ConfigError naming the first section in which recipes differ and may not."""
+    """Raise ConfigError for recipes that cannot be compared, naming the first section in which they differ."""
     if len(configs) < 1:
         raise ConfigError("compare needs at least one recipe")
     names = [c.name for c in configs]
     if len(set(names)) < len(names):
-        raise ConfigError(f"compared recipes need names of their own, got {', '.join(names)}; set name in each")
+        raise ConfigError(f"compared recipes need different names, got {', '.join(names)}; set name in each")
     for config in configs:
         stages = config.stages_of("rl")
         if not stages:
@@ -89,12 +123,12 @@ def check_comparable(configs: Sequence[RunConfig]) -> None:
             raise ConfigError(f"recipe {config.name!r} has no data.evaluation; runs are compared on held-out prompts")
         for section in SAME:
             ours, theirs = getattr(configs[0], section), getattr(config, section)
-            if section == "scoring":  # further rewards are part of what is compared; the table is not
+            if section == "scoring":  # components may differ: they are rewards, and part of what is compared
                 ours, theirs = (x.model_copy(update={"components": ()}) for x in (ours, theirs))
             if ours != theirs:
                 raise ConfigError(
-                    f"recipes {configs[0].name!r} and {config.name!r} differ in {section!r}, so their runs would "
-                    "not be of the same job; give them the same one"
+                    f"recipes {configs[0].name!r} and {config.name!r} differ in {section!r}, so a comparison would "
+                    "not be of their algorithms; make the section equal in both"
                 )
 
 
@@ -105,7 +139,7 @@ def _recorded(folder: Path, max_tokens: int | None) -> list[dict[str, Any]]:
     record = json.loads(path.read_text())
     if record["max_tokens"] != max_tokens:
         raise RunError(
-            f"{folder} holds a comparison of max_tokens {record['max_tokens']}, asked now is {max_tokens}; "
+            f"{folder} has a comparison with max_tokens {record['max_tokens']}, but {max_tokens} is requested; "
             "use another folder"
         )
     runs: list[dict[str, Any]] = record["runs"]
@@ -117,7 +151,7 @@ def _name(config: RunConfig, seed: int) -> str:
 
 
 def _stages(stages: Sequence[Stage]) -> str:
-    """The override that leaves these stages of a recipe."""
+    """Return the override that keeps only these stages of a recipe."""
     return f"stages={json.dumps([s.model_dump() for s in stages])}"
 
 
@@ -131,12 +165,12 @@ def _run_overrides(config: RunConfig, folder: Path, seed: int, begin: Path, max_
 def _made_start(
     recipe: tuple[Path, RunConfig], folder: Path, seed: int, overrides: Sequence[str], say: Callable[[str], None]
 ) -> Path:
-    """The model that the recipe's stages before RL make with that seed; the recipe's own model where it has none."""
+    """Return the model that the stages before RL train with that seed, or without such stages the recipe's model."""
     path, config = recipe
     stages = config.stages[:-1]
     if not stages:
         if config.model.path is None:
-            raise ConfigError("recipes of RL alone start from a model.path, or from one given with --from")
+            raise ConfigError("a recipe of RL alone needs a model to start from; set model.path, or give --from")
         return Path(config.model.path)
     made = folder / f"start-{seed}" / "model"
     if not made.is_dir():
@@ -147,7 +181,7 @@ def _made_start(
 
 
 def _trained(path: Path, overrides: Sequence[str]) -> float:
-    """Run the recipe in a process of its own; its peak memory in MiB. Raises: RunError if it fails."""
+    """Run the recipe in a process of its own and return its peak memory in MiB. Raises: RunError if it fails."""
     command = [sys.executable, "-m", "pipeline.cli", "train", str(path), "--no-prefect"]
     for override in overrides:
         command += ["--set", override]
@@ -156,12 +190,12 @@ def _trained(path: Path, overrides: Sequence[str]) -> float:
     dies = partial(die_with, os.getpid())
     child = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, preexec_fn=dies)
     try:
-        _, status, usage = os.wait4(child.pid, 0)
+        _, status, usage = os.wait4(child.pid, 0)  # Popen.wait would not tell the memory
     except BaseException:
         child.terminate()
         child.wait()
         raise
-    child.returncode = os.waitstatus_to_exitcode(status)  # it is waited for
+    child.returncode = os.waitstatus_to_exitcode(status)  # or Popen would wait for it again
     if child.returncode != 0:
-        raise RunError(f"the run of {path} failed with status {child.returncode}; its own message stands above")
+        raise RunError(f"the run of {path} failed with status {child.returncode}; its own message is above")
     return usage.ru_maxrss / 1024

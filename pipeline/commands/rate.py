@@ -1,7 +1,8 @@
-"""How hard each training prompt is for a model: sampled several times, graded, its pass rate written beside the row."""
+"""`verizero rate`: sample each training prompt, and write the rows with the share of right answers."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import tempfile
 from collections.abc import Sequence
@@ -10,28 +11,46 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from pipeline.commands.arguments import add_model, add_recipe, recipe_with_model
 from pipeline.config.run import RunConfig
 from pipeline.data.rows import row_of
 from pipeline.errors import ConfigError, DataError
-from pipeline.files import disk_errors
-from pipeline.loop.metrics import report_failures
-from pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, sample_groups
-from pipeline.report.progress import Progress
-from pipeline.run.opening import opened
-from pipeline.train.ranks import Ranks
+from pipeline.report.progress import Lines, Progress
+from pipeline.train.checkpoint import disk_errors
 from pipeline.types import Group
 
 EDGES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    command = commands.add_parser("rate", help="how often a model answers each training prompt right, written as rows")
+    add_recipe(command)
+    add_model(command)
+    command.add_argument("-n", "--samples", type=int, default=8, help="responses a prompt; default: 8")
+    command.add_argument(
+        "--out", type=Path, default=Path("rated.jsonl"), help="where rows go, after those that it has; rated.jsonl"
+    )
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Rate the prompts and print a summary."""
+    from pipeline.models.load import quiet
+
+    quiet()
+    config, base_dir = recipe_with_model(arguments)
+    print(rate(config, base_dir, arguments.out, arguments.samples, Lines()))
+
+
 @dataclass(frozen=True, slots=True)
 class Rated:
-    """What a pass over the prompts found."""
+    """The pass rates of all prompts; as text, a histogram."""
 
     path: Path
     rates: list[float]
     unrated: int
-    """Prompts whose graders all failed."""
+    """Number of prompts whose graders failed for every response."""
 
     def __str__(self) -> str:
         total = max(1, len(self.rates))
@@ -48,11 +67,15 @@ class Rated:
 
 
 def rate(config: RunConfig, base_dir: Path, out: Path, samples: int, progress: Progress) -> Rated:
-    """Sample each training prompt `samples` times from the recipe's model; write the rows with their pass rates.
+    """Sample each training prompt `samples` times from the recipe's model; append the rows with pass rates to `out`.
 
-    Rows that `out` holds already are not sampled again, so that a pass that was broken off goes on; a torn last line is
-    cut off. Raises: ConfigError, DataError where `out` is of other prompts or another number of samples.
+    Prompts whose rows `out` has already are not sampled again, so an interrupted command can be repeated.
+    Raises: ConfigError; DataError where `out` is of other prompts or another number of samples.
     """
+    from pipeline.loop.metrics import report_failures
+    from pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, sample_groups
+    from pipeline.run.opening import opened
+
     if samples < 1:
         raise ConfigError(f"samples must be >= 1, got {samples}; give -n 8, for example")
     known = _known(out, samples)
@@ -62,7 +85,9 @@ def rate(config: RunConfig, base_dir: Path, out: Path, samples: int, progress: P
             train = run.data.train
             strangers = sorted(set(known) - {p.id for p in train})
             if strangers:
-                raise DataError(f"{out} has the row {strangers[0]!r}, which this recipe has not; give another --out")
+                raise DataError(
+                    f"{out} has the row {strangers[0]!r}, which the recipe does not have; give another --out"
+                )
             todo = [p for p in train if p.id not in known]
             progress.begin("rate", len(train) - len(todo), len(train))
             workers.rollouts.publish(workers.backend, session.state.policy_version)
@@ -74,44 +99,43 @@ def rate(config: RunConfig, base_dir: Path, out: Path, samples: int, progress: P
                 groups, tally = sample_groups(run, workers, session.setup, recorder, some, samples, "rate")
                 fate = "they count for no pass rate"
                 report_failures(recorder, session.setup, session.state, tally, groups, fate)
-                _append(run.ranks, out, [rated_row(g, samples) for g in groups])
+                if run.ranks.is_first:
+                    _append(out, [rated_row(g, samples) for g in groups])
                 progress.advance(len(train) - len(todo) + min(len(todo), start + SAMPLED_AT_ONCE), {})
-    rows = list(_known(out, samples).values())
+    rows = _known(out, samples).values()
     rates = [r["pass_rate"] for r in rows if r["pass_rate"] is not None]
     return Rated(out, rates, len(rows) - len(rates))
 
 
 def rated_row(group: Group, samples: int) -> dict[str, Any]:
-    """The row with its pass rate, of the responses whose graders did not fail; null where all did."""
+    """Return the row with the pass rate of its graded responses; null where graders failed for all."""
     graded = [m.verdict.is_correct for m in group.members if not m.verdict.is_infrastructure]
-    found = {"pass_rate": sum(graded) / len(graded) if graded else None, "attempts": len(graded), "samples": samples}
-    return {**row_of(group.prompt), **found}
+    pass_rate = sum(graded) / len(graded) if graded else None
+    return {**row_of(group.prompt), "pass_rate": pass_rate, "attempts": len(graded), "samples": samples}
 
 
-def _append(ranks: Ranks, out: Path, rows: Sequence[dict[str, Any]]) -> None:
-    if not ranks.is_first:
-        return
+def _append(out: Path, rows: Sequence[dict[str, Any]]) -> None:
     with disk_errors(f"writing {out}"), out.open("a", encoding="utf-8") as file:
         file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
 def _known(out: Path, samples: int) -> dict[str, dict[str, Any]]:
-    """The rows that are rated already, by id; a last line that was torn is cut off."""
+    """Return the rated rows by id; cut off a last line that a killed command left incomplete."""
     if not out.exists():
         return {}
     content = out.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if whole != content:
-        out.write_bytes(whole)
-    found: dict[str, dict[str, Any]] = {}
-    for number, line in enumerate(whole.splitlines(), 1):
+    complete = content[: content.rfind(b"\n") + 1]
+    if complete != content:
+        out.write_bytes(complete)
+    known: dict[str, dict[str, Any]] = {}
+    for number, line in enumerate(complete.splitlines(), 1):
         try:
             row = json.loads(line)
-            found[str(row["id"])] = {"pass_rate": row["pass_rate"], "samples": row["samples"]}
+            known[str(row["id"])] = {"pass_rate": row["pass_rate"], "samples": row["samples"]}
         except (ValueError, KeyError, TypeError) as exc:
             raise DataError(f"{out} line {number} is no rated row ({exc}); give another --out") from exc
         if row["samples"] != samples:
             raise DataError(
-                f"{out} line {number} is of {row['samples']} samples, and {samples} are asked for; give another --out"
+                f"{out} line {number} has {row['samples']} samples, but {samples} are requested; give another --out"
             )
-    return found
+    return known

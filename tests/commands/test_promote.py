@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from pipeline.commands import promote as promotion
+from pipeline.commands.promote import both_curves, champion_of, compare_with_champion, keep_back
 from pipeline.config.load import dump
 from pipeline.errors import RunError
 from pipeline.report.estimates import PromptSamples, summarize_domain
-from pipeline.stages import promotion
-from pipeline.stages.promotion import both_curves, champion_of, compare_with_champion, keep_back
 from tests.stages.tiny import tiny
 
 ROW = {"question": "1+1=", "answer": "2", "domain": "arithmetic", "verifier": "math"}
@@ -88,7 +88,7 @@ def test_a_version_holds_the_model_and_what_it_was_made_from(tmp_path: Path, reg
     grader = Path(promotion.__file__).resolve().parents[2] / "verifiers" / "math.py"
     assert manifest["verifiers"] == {"math": hashlib.sha256(grader.read_bytes()).hexdigest()}
     card = (folder / "README.md").read_text()
-    assert "took the place of version 0001" in card
+    assert "version 0001" in card
     assert "| arithmetic | 0.750 |" in card
     assert (folder / "recipe.yaml").read_text() == (run / "recipe.yaml").read_text()
 
@@ -104,21 +104,26 @@ def test_what_is_kept_back_leaves_the_champion_and_a_line(tmp_path: Path, regist
     ]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, "full"), ValueError("no card")])
-def test_a_promotion_that_dies_leaves_the_champion(
-    tmp_path: Path, registry: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+@pytest.mark.parametrize(
+    ("end", "seen"),
+    [(KeyboardInterrupt(), KeyboardInterrupt), (OSError(errno.ENOSPC, "full"), RunError), (ValueError(), ValueError)],
+    ids=["interrupted", "disk full", "bug"],
+)
+def test_a_promotion_that_fails_leaves_the_champion_and_all_versions(
+    end: BaseException, seen: type[BaseException], tmp_path: Path, registry: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = compare_with_champion(finished(tmp_path, "new", BETTER), registry)
     before = champion_of(registry)
 
     def dies(*arguments: object) -> str:
-        raise error
+        raise end
 
     with monkeypatch.context() as patched:
         patched.setattr(promotion, "model_card", dies)
-        with pytest.raises(RunError if isinstance(error, OSError) else type(error)):
+        with pytest.raises(seen):
             promotion.promote(found, registry, "interval")
-    assert champion_of(registry) == before
+    assert champion_of(registry) == before is not None
+    assert (before / "model" / "model.safetensors").read_bytes() == b"old"
     assert [p.name for p in (registry / "versions").iterdir() if p.name.isdigit()] == ["0001"]
     assert promotion.promote(found, registry, "interval").name == "0002"
     assert not list((registry / "versions").glob(".*"))
@@ -150,5 +155,5 @@ def test_the_picture_has_both_curves(tmp_path: Path, registry: Path) -> None:
 def test_a_run_without_model_or_evaluation_is_refused(tmp_path: Path) -> None:
     run = finished(tmp_path, "new", NEAR)
     (run / "metrics.jsonl").write_text("")
-    with pytest.raises(RunError, match="no final model with an evaluation"):
+    with pytest.raises(RunError, match=r"new .*data\.evaluation"):
         compare_with_champion(run, tmp_path / "registry")

@@ -1,23 +1,24 @@
-"""A campaign: firings that go on from each other, new data, limits, the lock, and a firing that was killed."""
+"""A campaign: firings that continue each other, new data, limits, the lock, and a firing that was killed."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipeline.commands.campaign import Outcome, fire, read_record, why_over
 from pipeline.config.campaign import CampaignConfig, campaign_config
 from pipeline.config.load import dump
 from pipeline.config.recipes import Request, read_request
 from pipeline.errors import ConfigError, DataError
-from pipeline.files import locked
-from pipeline.loop.steps import Steps
 from pipeline.report.progress import Silent
-from pipeline.stages.campaign import Outcome, fire, read_record, why_over
-from pipeline.stages.train import opened, remaining, run_folder, run_items, train
+from pipeline.run.lock import locked
+from pipeline.run.opening import opened
+from pipeline.stages.train import remaining, run_folder, run_items, train
 from tests.stages.kill_driver import fingerprint
 from tests.stages.tiny import tiny
 
@@ -43,14 +44,18 @@ class KilledError(Exception):
 def killed_after_a_step(request: Request) -> object:
     """Trains until the first RL step is in a checkpoint, then ends as if it were killed."""
 
-    def next_prompts(session: Any, count: int) -> Any:
-        if session.state.rl_step == 1:
-            raise KilledError
-        return Steps().next_prompts(session, count)
-
     with opened(request.config, request.base_dir, run_folder(request.config), "auto", Silent()) as session:
-        for _, items in remaining(session):
-            run_items(session, items, Steps(next_prompts=next_prompts))
+
+        def wrap(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any) -> Any:
+                if phase == "generate" and session.state.rl_step == 1:
+                    raise KilledError
+                return function(*arguments)
+
+            return call
+
+        for _, items in remaining(session.run, session.state):
+            run_items(session, items, wrap)
     raise AssertionError("it was over before it was killed")
 
 
@@ -106,7 +111,7 @@ def test_new_data_joins_the_next_firing_and_a_bad_file_stops_it(tmp_path: Path, 
     assert read_record(folder)["firings"][2]["new_data"] == {}
 
 
-def test_a_killed_firing_is_gone_on_with_and_ends_as_if_never_killed(tmp_path: Path, request_: Request) -> None:
+def test_a_killed_firing_is_continued_and_ends_as_if_never_killed(tmp_path: Path, request_: Request) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     fired(whole, request_)
     with pytest.raises(KilledError):
@@ -137,18 +142,18 @@ def test_two_firings_never_train_at_once(tmp_path: Path, request_: Request) -> N
     with locked(tmp_path / "campaigns" / "math"):
         second = fired(tmp_path, request_, None)
     assert second.did == "skipped"
-    assert "another firing is at work" in second.said
+    assert "another firing" in second.message
     assert second.run is None
 
 
-def test_a_missed_firing_is_not_made_up_twice(tmp_path: Path, request_: Request) -> None:
+def test_one_firing_replaces_all_that_were_missed(tmp_path: Path, request_: Request) -> None:
     long_ago = datetime.now(UTC) - timedelta(hours=5)
-    made_up = fire(campaign_config(name="math"), request_, trained, long_ago, lambda t: None, tmp_path)
+    replacing = fire(campaign_config(name="math"), request_, trained, long_ago, lambda t: None, tmp_path)
     missed = fire(
         campaign_config(name="math"), request_, trained, long_ago + timedelta(hours=1), lambda t: None, tmp_path
     )
-    assert (made_up.did, missed.did) == ("trained", "skipped")
-    assert "made up" in missed.said
+    assert (replacing.did, missed.did) == ("trained", "skipped")
+    assert missed.message == "skipped: firing 1 started after this one was due, and replaces it"
     now = datetime.now(UTC) + timedelta(seconds=1)
     assert fire(campaign_config(name="math"), request_, trained, now, lambda t: None, tmp_path).did == "trained"
 
@@ -197,9 +202,9 @@ def test_wrong_fields_are_named(tmp_path: Path, request_: Request) -> None:
         campaign_config(name="x", target=1.5)
     with pytest.raises(ConfigError, match=r"campaign: .* got '\.\./y'"):
         campaign_config(name="../y")
-    with pytest.raises(ConfigError, match="has the stages sft; a campaign is made of the rounds of one RL stage"):
+    with pytest.raises(ConfigError, match="'tiny' has the stages sft;"):
         fired(tmp_path, request_.changed("stages=[sft]"))
-    with pytest.raises(ConfigError, match=r"give recipe 'tiny' a data\.evaluation"):
+    with pytest.raises(ConfigError, match=r"'tiny' .*data\.evaluation"):
         fired(tmp_path, request_.changed("data.evaluation=[]"), target=0.9)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from flows.front import AtHome
+from flows.server_patches import SameHostOnly
 
 
 def test_answers_carry_the_policy() -> None:
@@ -17,8 +17,8 @@ def test_answers_carry_the_policy() -> None:
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    asyncio.run(AtHome(app)({"type": "http", "answer": "http.response.start"}, None, send))
-    asyncio.run(AtHome(app)({"type": "websocket", "answer": "websocket.accept"}, None, send))
+    asyncio.run(SameHostOnly(app)({"type": "http", "answer": "http.response.start"}, None, send))
+    asyncio.run(SameHostOnly(app)({"type": "websocket", "answer": "websocket.accept"}, None, send))
     (_, (name, policy)), plain = (message["headers"] for message in sent)
     assert (name, plain) == (b"content-security-policy", [(b"a", b"b")])
     assert b"connect-src 'self'" in policy

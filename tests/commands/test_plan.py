@@ -1,4 +1,4 @@
-"""A plan's memory is what a backward takes, within 15%; its knobs make things fit; shapes are those of real models."""
+"""A plan's memory is what a backward takes, within 15 %; its settings make recipes fit; sizes are those of models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from pipeline import plan
+from pipeline.commands.plan.estimate import plan, plan_lines, plans
+from pipeline.commands.plan.memory import memory, shape_of
 from pipeline.config.load import load_recipe, parse
 from pipeline.config.merge import merge
 from pipeline.config.run import RunConfig
@@ -27,7 +28,7 @@ from pipeline.train.critic import TorchCritic, own_backbone
 from pipeline.train.torch_backend import TorchBackend
 from tests.stages.tiny import TREE
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Memory(TorchDispatchMode):
@@ -62,11 +63,11 @@ class Memory(TorchDispatchMode):
 
 @contextmanager
 def watched(model: Any) -> Iterator[Memory]:
-    memory = Memory()
-    with memory:
+    alive = Memory()
+    with alive:
         for p in model.parameters():
-            memory.hold(p)
-        yield memory
+            alive.hold(p)
+        yield alive
 
 
 SIZES: dict[str, dict[str, int]] = {
@@ -84,27 +85,6 @@ def recipe(settings: dict[str, Any], changes: dict[str, Any] | None = None) -> R
     return parse(merge({**TREE, "model": model}, changes or {}))
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("size", list(SIZES))
-def test_memory_is_what_a_backward_takes(size: str, dtype: str, checkpointing: bool) -> None:
-    settings = {**SIZES[size], "max_position_embeddings": 256, "tie_word_embeddings": True}
-    config = recipe(settings)
-    train = TrainConfig(micro_batch_tokens=1024, gradient_checkpointing=checkpointing)
-    model_config = config.model.model_copy(update={"dtype": dtype})
-    config = config.model_copy(update={"train": train, "model": model_config})
-    torch.manual_seed(0)
-    model: Any = transformers.AutoModelForCausalLM.from_config(
-        transformers.AutoConfig.for_model("qwen2", **settings), dtype=getattr(torch, dtype)
-    )
-    model.register_forward_hook(lambda *_: None)  # so that transformers' own blocks are computed, as on a GPU
-    shape = plan.shape_of(config)
-    assert shape.parameters == sum(p.numel() for p in model.parameters())
-    parts = plan.memory(config, shape, 1)
-    counted = sum(parts[name] for name in ("weights", "gradients", "optimizer", "activations", "logits"))
-    assert counted == pytest.approx(measured(model, train, 8, 128), rel=0.15)
-
-
 OPTIONS: dict[str, dict[str, Any]] = {
     "chunks": {"logits_chunk_tokens": 128},
     "chunks, checkpointing": {"logits_chunk_tokens": 128, "gradient_checkpointing": True},
@@ -116,50 +96,58 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "logits_chunk_tokens": 128,
     },
 }
+PLAIN = [
+    (size, dtype, {"micro_batch_tokens": 1024, "gradient_checkpointing": checkpointing}, 128)
+    for size in SIZES for dtype in ("float32", "bfloat16") for checkpointing in (False, True)
+]  # fmt: skip
+WITH_OPTIONS = [
+    (size, dtype, {"micro_batch_tokens": 512, **train}, 64)
+    for size, dtype in (("wide", "bfloat16"), ("deep", "float32"), ("vocabulary", "float32"))
+    for train in OPTIONS.values()
+]
 
 
-@pytest.mark.parametrize("option", list(OPTIONS))
-@pytest.mark.parametrize(("size", "dtype"), [("wide", "bfloat16"), ("deep", "float32"), ("vocabulary", "float32")])
-def test_memory_of_options_is_what_a_backward_takes(size: str, dtype: str, option: str) -> None:
+@pytest.mark.parametrize(("size", "dtype", "train", "length"), [*PLAIN, *WITH_OPTIONS])
+def test_memory_is_what_a_backward_takes(size: str, dtype: str, train: dict[str, Any], length: int) -> None:
     settings = {**SIZES[size], "max_position_embeddings": 256, "tie_word_embeddings": True}
-    config = recipe(settings, {"train": {"micro_batch_tokens": 512, **OPTIONS[option]}})
-    config = config.model_copy(update={"model": config.model.model_copy(update={"dtype": dtype})})
+    config = recipe(settings, {"train": train, "model": {"dtype": dtype}})
     torch.manual_seed(0)
     model: Any = transformers.AutoModelForCausalLM.from_config(
         transformers.AutoConfig.for_model("qwen2", **settings), dtype=getattr(torch, dtype)
     )
-    model.register_forward_hook(lambda *_: None)
-    parts = plan.memory(config, plan.shape_of(config), 1)
+    model.register_forward_hook(lambda *_: None)  # so that transformers' own blocks are computed, as on a GPU
+    shape = shape_of(config)
+    assert shape.parameters == sum(p.numel() for p in model.parameters())
     kept = {"weights", "merged copy", "gradients", "optimizer", "activations", "logits"}
-    counted = sum(size for name, size in parts.items() if name in kept)
-    assert counted == pytest.approx(measured(model, config.train, 8, 64), rel=0.15)
+    counted = sum(size for name, size in memory(config, shape, 1).items() if name in kept)
+    assert counted == pytest.approx(measured(model, config.train, 8, length), rel=0.15)
 
 
 def test_memory_of_a_critic_is_what_it_keeps() -> None:
     settings = {**SIZES["vocabulary"], "max_position_embeddings": 256, "tie_word_embeddings": False}
     config = recipe(settings, {"rl": {"algorithm": {"name": "ppo", "num_minibatches": 1}}})
-    shape = plan.shape_of(config)
+    shape = shape_of(config)
     model: Any = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("qwen2", **settings))
-    critic = TorchCritic(model, own_backbone(model), OptimizerConfig(learning_rate=1e-4), 3)
-    with watched(critic.model) as memory:
+    critic = TorchCritic.new(model, False, OptimizerConfig(learning_rate=1e-4), 3)
+    with watched(critic.model) as alive:
         ids, where = torch.randint(50, (2, 4)), torch.tensor([[False, True, True, True]] * 2)
         critic.backward(critic.values(ids, where).sum())
         critic.step()
         critic.backward(critic.values(ids, where).sum())
         gc.collect()
-        assert plan.memory(config, shape, 1)["critic"] == pytest.approx(memory.now, rel=0.15)
+        assert memory(config, shape, 1)["critic"] == pytest.approx(alive.now, rel=0.15)
     shared = recipe(settings, {"rl": {"algorithm": {"name": "ppo", "num_minibatches": 1, "critic_shared": True}}})
-    assert "critic" not in plan.memory(shared, shape, 1)
+    assert "critic" not in memory(shared, shape, 1)
 
 
 def measured(model: Any, config: TrainConfig, rows: int, length: int) -> int:
     """The peak of a step's second micro-batch, all its tokens trained on, after AdamW has made its moments."""
-    with watched(model) as memory:
+    with watched(model) as alive:
         how = config.lora
         adapted = None if how is None else Adapted(model, how.rank, how.alpha, how.targets, 0)
         backend = TorchBackend(model, config=config, adapted=adapted)
         for p in model.parameters():
-            memory.hold(p)
+            alive.hold(p)
         backend.start(OptimizerConfig(learning_rate=1e-4), 3)
         ids = torch.randint(model.config.vocab_size, (rows, length + 1))
         where = torch.ones(ids.shape, dtype=torch.bool)
@@ -172,9 +160,9 @@ def measured(model: Any, config: TrainConfig, rows: int, length: int) -> int:
         backward()
         backend.step()
         backward()
-        memory.peak = memory.now
+        alive.peak = alive.now
         backward()
-        return memory.peak
+        return alive.peak
 
 
 @pytest.mark.parametrize(
@@ -188,7 +176,7 @@ def measured(model: Any, config: TrainConfig, rows: int, length: int) -> int:
 )
 def test_shapes_have_as_many_parameters_as_their_cards_say(name: str, billions: float) -> None:
     config = recipe(SIZES["wide"]).model_copy(update={"model": recipe_of(name).model})
-    assert plan.shape_of(config).parameters / 1e9 == pytest.approx(billions, rel=0.002)
+    assert shape_of(config).parameters / 1e9 == pytest.approx(billions, rel=0.002)
 
 
 def recipe_of(name: str, **changes: Any) -> RunConfig:
@@ -198,18 +186,19 @@ def recipe_of(name: str, **changes: Any) -> RunConfig:
 
 def test_what_does_not_fit_says_what_would() -> None:
     config = recipe_of("Qwen/Qwen2.5-7B", rl={"prompts_per_step": 512, "group_size": 16})
-    found = plan.plan(config, 8, "h100")
+    found = plan(config, 8, "h100")
     assert not found.fits
     assert found.turned
-    said = "\n".join(plan.plan_lines(found, price=2.0))
-    assert "it does not fit; it would with --set " in said
+    said = "\n".join(plan_lines(found, price=2.0))
+    assert "does not fit" in said
+    assert all(f"--set {words}" in said for words in found.turned[0].split())
     turned = [w for words in found.turned for w in words.split()]
     names = dict(w.split("=") for w in turned)
     tree = config.model_dump(mode="json")
     tree["train"] |= {k.removeprefix("train."): parsed(v) for k, v in names.items() if k.startswith("train.")}
     tree["rollout"] |= {k.removeprefix("rollout."): parsed(v) for k, v in names.items() if k.startswith("rollout.")}
-    assert plan.plan(parse(tree), 8, "h100").fits
-    assert plan.plan(config, 1, "rtx4090").turned is None, "7 billion parameters and a reference fit no 24 GiB"
+    assert plan(parse(tree), 8, "h100").fits
+    assert plan(config, 1, "rtx4090").turned is None, "7 billion parameters and a reference fit no 24 GiB"
 
 
 def parsed(word: str) -> Any:
@@ -222,7 +211,7 @@ def test_recipes_fit_the_hardware_that_they_name(path: Path) -> None:
     assert said is not None
     assert said[1] == path.stem
     config = load_recipe(path)
-    found = plan.plan(config, int(said[2]), said[3])
+    found = plan(config, int(said[2]), said[3])
     assert found.fits, found.turned
     ranks = config.launch.nodes * config.launch.gpus_per_node
     assert ranks == int(said[2])
@@ -230,11 +219,11 @@ def test_recipes_fit_the_hardware_that_they_name(path: Path) -> None:
 
 def test_zero_shares_out_what_it_says() -> None:
     config = recipe_of("Qwen/Qwen2.5-7B", train={"backend": "deepspeed", "zero": 1})
-    shape = plan.shape_of(config)
+    shape = shape_of(config)
     by_stage = []
     for zero in (1, 2, 3):
         changed = config.model_copy(update={"train": config.train.model_copy(update={"zero": zero})})
-        by_stage.append(plan.memory(changed, shape, 8))
+        by_stage.append(memory(changed, shape, 8))
     assert by_stage[0]["optimizer"] == shape.parameters * 12 / 8
     assert by_stage[0]["gradients"] == shape.parameters * 2
     assert by_stage[1]["gradients"] == shape.parameters * 2 / 8
@@ -246,11 +235,11 @@ def test_ranks_that_hold_sequences_together_keep_a_share_of_them_and_talk_more()
     """Answers of 8,192 tokens: a micro-batch is at least one row, and four ranks have a quarter of it each."""
     plain = recipe_of("Qwen/Qwen2.5-7B", train={"backend": "deepspeed", "zero": 1, "micro_batch_tokens": 1024})
     four = plain.model_copy(update={"train": plain.train.model_copy(update={"sequence_parallel": 4})})
-    shape = plan.shape_of(plain)
-    one, other = (plan.memory(config, shape, 8) for config in (plain, four))
+    shape = shape_of(plain)
+    one, other = (memory(config, shape, 8) for config in (plain, four))
     assert one["activations"] == pytest.approx(4 * other["activations"])
     assert one["weights"] == other["weights"]
-    times = [plan.plan(config, 8, "h100").phases["communication"] for config in (plain, four)]
+    times = [plan(config, 8, "h100").phases["communication"] for config in (plain, four)]
     heads = 2 * (28 + 4) * 128 * 28 * 2  # queries, keys, values and what was attended, in two bytes, over all layers
     rl = plain.rl
     assert rl is not None
@@ -262,17 +251,17 @@ def test_adapters_take_what_they_learn_with_and_no_reference_while_it_is_frozen(
     rl = {"reference": {"schedule": "frozen"}}
     full = recipe_of("Qwen/Qwen3-0.6B", rl=rl, train={"backend": "deepspeed", "zero": 1})
     some = recipe_of("Qwen/Qwen3-0.6B", rl=rl, train={"backend": "deepspeed", "zero": 1, "lora": {"rank": 16}})
-    shape = plan.shape_of(full)
+    shape = shape_of(full)
     adapters = 16 * 28 * ((1024 + 2048) + 2 * (1024 + 1024) + (2048 + 1024) + 3 * (1024 + 3072))
-    parts = plan.memory(some, shape, 1)
+    parts = memory(some, shape, 1)
     assert parts["gradients"] == 2 * adapters
     assert parts["optimizer"] == 12 * adapters
     assert "reference" not in parts
-    assert "reference" in plan.memory(full, shape, 1)
+    assert "reference" in memory(full, shape, 1)
 
 
 def test_time_scales_until_communication_and_the_longest_response_count() -> None:
-    found = plan.plan(recipe_of("Qwen/Qwen2.5-7B", rl={"prompts_per_step": 512, "group_size": 16}), 8, "h100")
+    found = plan(recipe_of("Qwen/Qwen2.5-7B", rl={"prompts_per_step": 512, "group_size": 16}), 8, "h100")
     assert list(found.scaling) == [8, 16, 32, 64, 128, 256, 512, 1024]
     times = list(found.scaling.values())
     shares = [times[0] * 8 / (n * s) for n, s in found.scaling.items()]
@@ -285,16 +274,16 @@ def test_time_scales_until_communication_and_the_longest_response_count() -> Non
 
 
 @pytest.mark.parametrize(
-    ("name", "gpus", "gpu", "said"),
+    ("name", "gpus", "gpu", "named"),
     [
-        ("Qwen/Qwen3-0.6B", 8, "h1000", "--gpu 'h1000' is not known; there are l4"),
-        ("Qwen/Qwen3-0.6B", 0, "h100", "--gpus must be >= 1, got 0"),
-        ("somebody/else", 8, "h100", "its sizes are not known"),
+        ("Qwen/Qwen3-0.6B", 8, "h1000", "--gpu 'h1000' .* l4"),
+        ("Qwen/Qwen3-0.6B", 0, "h100", "--gpus .* 0"),
+        ("somebody/else", 8, "h100", "somebody/else"),
     ],
 )
-def test_what_cannot_be_planned_is_said(name: str, gpus: int, gpu: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        plan.plan(recipe_of(name), gpus, gpu)
+def test_what_cannot_be_planned_is_said(name: str, gpus: int, gpu: str, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        plan(recipe_of(name), gpus, gpu)
 
 
 def test_every_stage_of_rl_has_a_plan_and_a_recipe_without_one_its_memory() -> None:
@@ -304,13 +293,13 @@ def test_every_stage_of_rl_has_a_plan_and_a_recipe_without_one_its_memory() -> N
             "stages": ["rl", {"name": "long", "kind": "rl", "with": {"prompts_per_step": 99}}],
         }
     )
-    found = plan.plans(two, 8, "h100")
+    found = plans(two, 8, "h100")
     assert list(found) == ["rl", "long"]
-    assert found["rl"] == plan.plan(two.of_stage("rl"), 8, "h100")
+    assert found["rl"] == plan(two.of_stage("rl"), 8, "h100")
     assert found["long"].tokens == 99 / two.of_stage("rl").rl.prompts_per_step * found["rl"].tokens
     sft = merge(two.model_dump(mode="json"), {"stages": ["sft"], "sft": {"steps": 5}})
-    (alone,) = plan.plans(parse(sft), 8, "h100").values()
+    (alone,) = plans(parse(sft), 8, "h100").values()
     assert {"weights", "gradients", "optimizer"} <= set(alone.parts)
     assert "reference" not in alone.parts
     assert alone.parts["weights"] == found["rl"].parts["weights"]
-    assert plan.plan_lines(alone)[-1].startswith("no RL stage, so no step to time")
+    assert plan_lines(alone)[-1].startswith("no RL stage")

@@ -1,0 +1,46 @@
+"""The lifetime of a flow's process: it ends with the process that started it, and within seconds of SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Mapping
+
+from pipeline.launch import die_with
+
+RUNNER = "VERIZERO_RUNNER"
+"""Variable with the id of the process that a flow must not outlive; without it, that is the flow's parent."""
+END_WITHIN_S = 10.0
+"""Seconds from SIGTERM until the process is killed. Unsaved work is then done again from the checkpoint."""
+
+
+def bind_lifetime(environment: Mapping[str, str] = os.environ) -> None:
+    """End this process when its runner dies, and soon after a cancel. Called first in every flow."""
+    parent = int(environment.get(RUNNER, os.getppid()))
+    if parent > 1:  # the first process of a container has no parent (0), and an orphan's is init (1)
+        die_with(parent)
+    if threading.current_thread() is threading.main_thread():
+        end_soon_after(signal.SIGTERM, END_WITHIN_S)
+
+
+def end_soon_after(number: int, seconds: float) -> None:
+    """Kill this process `seconds` after the signal `number`, even if the main thread is busy in a C library then.
+
+    Python runs signal handlers in the main thread only, between its instructions; but the signal itself writes to the
+    wake-up socket, which a thread of its own reads here.
+    """
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+
+    def watch() -> None:
+        with writer, reader:
+            while signals := reader.recv(64):
+                if number in signals:
+                    time.sleep(seconds)
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="end-soon", daemon=True).start()

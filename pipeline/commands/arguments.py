@@ -1,0 +1,49 @@
+"""Arguments that several commands share."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from pipeline.config.load import load_recipe
+from pipeline.config.recipes import find_recipe
+from pipeline.config.run import RunConfig
+
+
+def add_recipe(command: argparse.ArgumentParser) -> None:
+    """Add the recipe and --set."""
+    command.add_argument("recipe", help="a YAML file, or the name of a recipe in configs/")
+    add_overrides(command)
+
+
+def add_overrides(command: argparse.ArgumentParser) -> None:
+    """Add --set."""
+    command.add_argument(
+        "--set", action="append", default=[], metavar="a.b=c", help="override a field of the recipe; repeatable"
+    )
+
+
+def add_model(command: argparse.ArgumentParser) -> None:
+    """Add --model, for `recipe_with_model`."""
+    command.add_argument("--model", help="a Hugging Face folder; default: the recipe's own model")
+
+
+def add_recipes_folder(command: argparse.ArgumentParser) -> None:
+    """Add --recipes, the folder whose recipes the forms offer besides those of configs/."""
+    command.add_argument(
+        "--recipes", type=Path, default=Path(), help="folder of your own recipes; default: the working folder"
+    )
+
+
+def recipe_of(arguments: argparse.Namespace) -> RunConfig:
+    """Return the recipe with its overrides, checked. Raises: ConfigError."""
+    return load_recipe(find_recipe(arguments.recipe), arguments.set)
+
+
+def recipe_with_model(arguments: argparse.Namespace) -> tuple[RunConfig, Path]:
+    """Return the recipe, with the model of --model in place of its own, and the recipe's folder."""
+    path, overrides = find_recipe(arguments.recipe), list(arguments.set)
+    if arguments.model:
+        overrides += [f"model.path={json.dumps(arguments.model)}", "model.create=null"]
+    return load_recipe(path, overrides), path.resolve().parent

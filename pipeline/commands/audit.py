@@ -1,0 +1,32 @@
+"""`verizero audit`: errors of verifiers on labelled rows."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    command = commands.add_parser(
+        "audit", help="false positives and negatives of verifiers on labelled rows, and probes"
+    )
+    command.add_argument("rows", type=Path, help="a JSONL file of labelled rows")
+    command.add_argument("--verifier", help="for rows that name none; a name or file.py:function")
+    command.add_argument("--second", help="a second verifier for a second opinion (name or file.py:function)")
+    command.add_argument("--save", type=Path, help="write disagreements and wrong verdicts here as JSONL")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the audit; return 1 if it found errors."""
+    from pipeline.commands.verifiers.audit import audit, save_cases
+    from pipeline.commands.verifiers.labelled_rows import Defaults, good_rows
+
+    defaults = Defaults(verifier=arguments.verifier) if arguments.verifier else None
+    report = audit(good_rows(arguments.rows, defaults), second=arguments.second)
+    print(report)
+    if arguments.save:
+        save_cases(report, arguments.save)
+    return 0 if report.passed else 1

@@ -1,0 +1,290 @@
+"""`verizero campaign`: train one policy in many firings; each is a run that starts from the model of the last.
+
+    campaigns/math/campaign.json        what each firing did, and why the campaign ended
+    campaigns/math/data/                files of rows dropped here join the next firing
+    campaigns/math/runs/firing-002/     a run like any other
+
+A firing starts from the newest model, which is also its reference. Its training rows are those of the last firing and
+of new files. Evaluation rows stay those of the first firing, so that all firings are measured on the same prompts.
+A killed firing is continued by the next command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+from pipeline.commands.arguments import add_recipe
+from pipeline.config.campaign import CampaignConfig, campaign_config
+from pipeline.config.data import FILE_TYPES, Source
+from pipeline.config.recipes import Request, find_recipe, read_request
+from pipeline.config.run import most_tokens, parts_of
+from pipeline.config.stages import RlConfig
+from pipeline.errors import ConfigError, InUse
+from pipeline.report.files import read_run, write_atomic
+
+Train = Callable[[Request], object]
+"""Trains the requested run, or continues the one in its folder. The result is read from the run's files."""
+Say = Callable[[str], None]
+RECORD = "campaign.json"
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    command = commands.add_parser("campaign", help="the next rounds of a campaign, from its newest model")
+    command.add_argument("name", help="its folder under campaigns/")
+    add_recipe(command)
+    command.add_argument("--rounds", type=int, help="RL rounds of this firing; default: 1")
+    command.add_argument("--max-rounds", type=int, help="end the campaign after so many rounds of all firings")
+    command.add_argument("--max-tokens", type=int, help="end it after so many tokens generated in RL")
+    command.add_argument(
+        "--max-hours", type=float, help="end it after so many hours of training; looked at after each firing"
+    )
+    command.add_argument("--target", type=float, help="end it at this held-out pass@1 (mean of domains)")
+    command.add_argument("--patience", type=int, help="end it after so many firings without a better pass@1")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Do one firing and print its outcome."""
+    from pipeline.launch import launch
+    from pipeline.models.load import quiet
+    from pipeline.report.progress import for_terminal
+    from pipeline.stages.train import run_folder, train
+
+    quiet()
+    progress = for_terminal()
+
+    def train_request(request: Request) -> None:
+        config, folder = request.config, run_folder(request.config)
+        if config.launch.kind == "none":
+            train(config, request.base_dir, folder, "auto", progress)
+        else:
+            launch(config.launch, request.words("auto"), folder)
+
+    limits = {n: getattr(arguments, n) for n in ("max_rounds", "max_tokens", "max_hours", "target", "patience")}
+    config = campaign_config(name=arguments.name, rounds=arguments.rounds, **limits)
+    request = read_request(find_recipe(arguments.recipe), arguments.set)
+    try:
+        outcome = fire(config, request, train_request, say=progress.say)
+    finally:
+        progress.close()
+    print(outcome.message)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a firing. `skipped`: another firing is running, or ran in its place."""
+
+    did: Literal["trained", "skipped", "over"]
+    message: str
+    record: dict[str, Any]
+
+    @property
+    def run(self) -> Path | None:
+        """The folder of the run; None if nothing was trained."""
+        return Path(self.record["firings"][-1]["run"]) if self.did == "trained" else None
+
+
+def fire(
+    config: CampaignConfig,
+    request: Request,
+    train: Train,
+    due: datetime | None = None,
+    say: Say = print,
+    base: Path | None = None,
+) -> Outcome:
+    """Do one firing of the campaign: the next rounds, or the rest of a firing that was killed.
+
+    `due` is the time of the schedule that started it. If the last firing began after that time, this one is skipped.
+    Raises: ConfigError and DataError, which leave the campaign as it was; and what `train` raises. The firing then
+    stays in the record, and the next call continues it.
+    """
+    from pipeline.run.lock import locked
+
+    folder = (base or Path.cwd()) / config.folder / config.name
+    check(config, request)
+    try:
+        with locked(folder):
+            record = read_record(folder)
+            outcome = _begin(config, request, due, say, folder, record)
+            return outcome if outcome is not None else _finish(config, request, train, say, folder, record)
+    except InUse as exc:
+        return Outcome("skipped", f"skipped: {exc}: another firing is running", read_record(folder))
+
+
+def _begin(
+    config: CampaignConfig, request: Request, due: datetime | None, say: Say, folder: Path, record: dict[str, Any]
+) -> Outcome | None:
+    """Write the next firing into the record unless a killed one is to be continued; return why there is none."""
+    firings: list[dict[str, Any]] = record["firings"]
+    if firings and firings[-1]["state"] == "running":
+        if any((Path(firings[-1]["run"]) / "checkpoints").glob("*")):
+            say(f"continuing firing {firings[-1]['number']}, which was stopped before its end")
+            return None
+        firings.pop()  # it had trained nothing, so a new one with the newest data takes its place
+    if firings and due is not None and due.timestamp() <= firings[-1]["began"]:
+        last = firings[-1]["number"]
+        return Outcome("skipped", f"skipped: firing {last} started after this one was due, and replaces it", record)
+    reason = why_over(config, record, request)
+    if reason is not None:
+        record["over"] = reason
+        write_record(folder, record)
+        return Outcome("over", f"the campaign is over: {reason}; raise the limit to continue", record)
+    firings.append(_planned(config, request, folder, record, say))
+    write_record(folder, record)
+    return None
+
+
+def _finish(
+    config: CampaignConfig, request: Request, train: Train, say: Say, folder: Path, record: dict[str, Any]
+) -> Outcome:
+    """Train the last firing of the record to its end and write down its result."""
+    firing, began = record["firings"][-1], time.time()
+    train(request.changed(*firing["overrides"]))
+    _count(firing, time.time() - began)
+    record["over"] = why_over(config, record, request)
+    write_record(folder, record)
+    rate = "" if firing["pass@1"] is None else f", pass@1 {firing['pass@1']:.3f}"
+    over = f"; the campaign is over: {record['over']}" if record["over"] else ""
+    message = f"firing {firing['number']}: {firing['rounds']} rounds, {firing['tokens']} tokens{rate}{over}"
+    say(message)
+    return Outcome("trained", message, record)
+
+
+def why_over(config: CampaignConfig, record: dict[str, Any], request: Request) -> str | None:
+    """Return the limit that the firings have reached, in words; None if they have reached none."""
+    done = [f for f in record["firings"] if f["state"] == "done"]
+    rounds, tokens, hours = (sum(f[k] for f in done) for k in ("rounds", "tokens", "seconds"))
+    hours /= 3600
+    rates = [f["pass@1"] for f in done if f["pass@1"] is not None]
+    if config.max_rounds is not None and rounds >= config.max_rounds:
+        return f"{rounds} rounds of max_rounds={config.max_rounds}"
+    if config.max_tokens is not None and config.max_tokens - tokens < tokens_of_a_step(request):
+        return f"{tokens} tokens of max_tokens={config.max_tokens}, so too few are left for a step"
+    if config.max_hours is not None and hours >= config.max_hours:
+        return f"{hours:.2f} hours of max_hours={config.max_hours:g}"
+    if config.target is not None and rates and rates[-1] >= config.target:
+        return f"pass@1 {rates[-1]:.3f} reached target={config.target:g}"
+    wait = config.patience
+    if wait is not None and len(rates) > wait and max(rates[-wait:]) <= max(rates[:-wait]):
+        return f"no better pass@1 than {max(rates[:-wait]):.3f} in patience={wait} firings"
+    return None
+
+
+def check(config: CampaignConfig, request: Request) -> None:
+    """Raise ConfigError for a recipe that a campaign cannot train or measure."""
+    recipe = request.config
+    if [s.kind for s in recipe.stages].count("rl") != 1 or recipe.stages[-1].kind != "rl":
+        raise ConfigError(
+            f"recipe {recipe.name!r} has the stages {', '.join(recipe.stage_names)}; a campaign needs exactly one RL "
+            "stage, at the end"
+        )
+    if (config.target is not None or config.patience is not None) and not recipe.data.evaluation:
+        raise ConfigError(f"target and patience need held-out prompts; give recipe {recipe.name!r} a data.evaluation")
+
+
+def tokens_of_a_step(request: Request) -> int:
+    """Return the most tokens that one RL step may generate."""
+    rl = _rl_of(request)
+    return rl.prompts_per_step * most_tokens(rl, request.config.rollout.max_response_tokens, parts_of(rl).needs_greedy)
+
+
+def _rl_of(request: Request) -> RlConfig:
+    """Return the section of the RL stage, with the stage's own changes."""
+    rl = request.config.of_stage(request.config.stages[-1].name).rl
+    assert rl is not None
+    return rl
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """Return campaign.json, or an empty record."""
+    path = folder / RECORD
+    record: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {"firings": [], "over": None}
+    return record
+
+
+def write_record(folder: Path, record: dict[str, Any]) -> None:
+    """Replace campaign.json as a whole."""
+    write_atomic(folder / RECORD, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
+
+
+def _planned(
+    config: CampaignConfig, request: Request, folder: Path, record: dict[str, Any], say: Say
+) -> dict[str, Any]:
+    """Return the record of the next firing. It is written before the firing begins, which continues as planned."""
+    done = record["firings"]
+    number = len(done) + 1
+    name = f"firing-{number:03d}"
+    rounds, rl = config.rounds, _rl_of(request)
+    if config.max_rounds is not None:
+        rounds = min(rounds, config.max_rounds - sum(f["rounds"] for f in done))
+    overrides = [f"name={name}", f"output={json.dumps(str((folder / 'runs').resolve()))}", f"rl.rounds={rounds}"]
+    overrides.append(f"seed={request.config.seed + number - 1}")
+    if config.max_tokens is not None:
+        left = config.max_tokens - sum(f["tokens"] for f in done)
+        overrides.append(f"rl.max_tokens={left if rl.max_tokens is None else min(left, rl.max_tokens)}")
+    new = take_new(folder, number, {n for f in done for n in f["new_data"]}, say)
+    sources = [{"file": str(folder.resolve() / "taken" / f"{number:03d}-{n}")} for n in new]
+    if done:
+        last = Path(done[-1]["run"])
+        overrides.append(f"stages={json.dumps([request.config.stages[-1].model_dump()])}")
+        overrides += [f"model.path={json.dumps(str(last / 'model'))}", "model.create=null"]
+        train: list[Any] = [{"file": str(last / "data" / "train.jsonl")}]
+        if request.config.data.evaluation:
+            overrides.append(f"data.evaluation={json.dumps([{'file': str(last / 'data' / 'evaluation.jsonl')}])}")
+    else:
+        train = request.config.model_dump(mode="json")["data"]["train"]
+    if done or new:
+        overrides.append(f"data.train={json.dumps([*train, *sources])}")
+    return {
+        "number": number,
+        "state": "running",
+        "run": str((folder / "runs" / name).resolve()),
+        "began": time.time(),
+        "parent": done[-1]["run"] if done else None,
+        "new_data": new,
+        "overrides": overrides,
+        "seconds": 0.0,
+    }
+
+
+def take_new(folder: Path, number: int, taken: set[str], say: Say) -> dict[str, int]:
+    """Check the files in `data/` that no firing has taken, and copy them; return their numbers of rows.
+
+    A firing reads the copies, so that later changes of a file do not affect it.
+    Raises: DataError naming file and row.
+    """
+    from pipeline.data.prompts import load_prompts
+
+    (folder / "data").mkdir(exist_ok=True)
+    (folder / "taken").mkdir(exist_ok=True)
+    counts = {}
+    for path in sorted((folder / "data").iterdir()):
+        if path.suffix not in FILE_TYPES or path.name.startswith(".") or path.name in taken:
+            continue
+        counts[path.name] = len(load_prompts([Source(file=str(path.resolve()))], 0))
+        shutil.copyfile(path, folder / "taken" / f"{number:03d}-{path.name}")
+        say(f"new data: {counts[path.name]} rows of {path.name} join firing {number}")
+    return counts
+
+
+def _count(firing: dict[str, Any], seconds: float) -> None:
+    """Write into the firing's record what its run did, from the run's files."""
+    files = read_run(Path(firing["run"]))
+    last = files.evaluations[-1]["domains"] if files.evaluations else {}
+    rates = {d: row["pass@1"]["value"] for d, row in last.items() if "pass@1" in row}
+    firing["state"] = "done"
+    firing["seconds"] = round(firing["seconds"] + seconds, 3)
+    firing["rounds"] = len({row["round"] for row in files.rl_steps})
+    firing["tokens"] = int(files.rl_steps[-1]["metrics"].get("tokens/generated", 0)) if files.rl_steps else 0
+    firing["domains"] = rates
+    firing["pass@1"] = fmean(rates.values()) if rates else None

@@ -1,0 +1,27 @@
+"""`verizero evaluate`: measure a model on a recipe's held-out prompts."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from pipeline.commands.arguments import add_model, add_recipe, recipe_with_model
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    command = commands.add_parser("evaluate", help="measure a model on a recipe's held-out prompts")
+    add_recipe(command)
+    add_model(command)
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print the measures of each domain as JSON."""
+    from pipeline.models.load import quiet
+    from pipeline.report.progress import Lines
+    from pipeline.stages.train import evaluate_model
+
+    quiet()
+    print(json.dumps(evaluate_model(*recipe_with_model(arguments), Lines()), indent=1))

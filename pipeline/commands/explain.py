@@ -1,0 +1,74 @@
+"""`verizero explain`: the objective of a recipe as a formula with its numbers. Loads no tensors."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any
+
+from pipeline.algorithms.base import explain_algorithm
+from pipeline.commands.arguments import add_recipe, recipe_of
+from pipeline.config.run import RunConfig
+from pipeline.rl.explain import Setting
+
+DENSE = frozenset({"gpt2", "llama", "mistral", "qwen2", "qwen3"})
+"""Architectures of new models that are known to have no experts."""
+MODELS = {"reward_model": "here", "reference_model": "here", "judge": "at its own endpoint"}
+"""Verifiers that ask a model -> where that model runs."""
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    command = commands.add_parser("explain", help="the objective of a recipe as a formula with its numbers")
+    add_recipe(command)
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Print the page."""
+    print(explain_recipe(recipe_of(arguments)))
+
+
+def explain_recipe(config: RunConfig) -> str:
+    """Return a page for each RL stage, or a line that says that the recipe has none."""
+    stages = config.stages_of("rl")
+    if not stages:
+        return "this recipe has no RL stage"
+    pages = [_explain_stage(config.of_stage(s.name)) for s in stages]
+    if len(pages) == 1:
+        return pages[0]
+    return "\n\n".join(f"stage {s.name}\n{page}" for s, page in zip(stages, pages, strict=True))
+
+
+def _explain_stage(config: RunConfig) -> str:
+    assert config.rl is not None
+    params = dict(config.rl.algorithm)
+    return explain_algorithm(
+        params.pop("name"),
+        params,
+        max_response_tokens=config.rollout.max_response_tokens,
+        setting=setting_of(config),
+        weights=config.scoring.weights,
+    )
+
+
+def setting_of(config: RunConfig) -> Setting:
+    """Return the recipe's choices outside the algorithm that the objective depends on."""
+    rl, create = config.rl, config.model.create
+    moves = {} if rl is None or rl.reference is None else rl.reference.model_dump(exclude_none=True)
+    when = ", ".join([moves.pop("schedule"), *(f"{k} {v}" for k, v in moves.items())]) if moves else None
+    return Setting(
+        reference=when,
+        reward_models=list(_reward_models(config)),
+        top_p=config.rollout.top_p,
+        top_k=config.rollout.top_k,
+        experts=create is None or create.model_type not in DENSE,
+    )
+
+
+def _reward_models(config: RunConfig) -> Iterator[str]:
+    verifiers = [*config.data.verifiers.values(), *(c.verifier for c in config.scoring.components)]
+    for choice in {c.key: c for c in verifiers}.values():
+        if choice.name is not None and choice.name in MODELS:
+            model = choice.params.get("model", "")
+            yield f"reward model {model} (verifier {choice.name}, frozen, {MODELS[choice.name]})"

@@ -1,0 +1,75 @@
+"""`verizero sandbox`: run programs for other machines, or try this machine's walls."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+from typing import Any
+
+from pipeline.errors import ConfigError, IsolationError
+
+LIMITS = {
+    "wall_s": (float, "most seconds of a test; requests can only lower limits"),
+    "cpu_s": (float, "most CPU seconds of a test"),
+    "memory_mib": (int, "most memory of a program"),
+    "output_kib": (int, "most output of a test"),
+}
+"""Limit -> its type and help."""
+
+
+def add(commands: Any) -> None:
+    """Add the command and its two actions to the parser."""
+    sandbox = commands.add_parser("sandbox", help="run programs for other machines, or try the walls of this one")
+    actions = sandbox.add_subparsers(required=True, metavar="action")
+    service = actions.add_parser(
+        "serve", help="run programs over HTTP; a recipe names the service in sandbox.url", allow_abbrev=False
+    )
+    service.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1; any but loopback needs a token")
+    service.add_argument("--port", type=int, default=8080, help="default: 8080; 0 takes any free port")
+    service.add_argument("--token-env", default="SANDBOX_TOKEN", help="variable that holds the token")
+    service.add_argument("--workers", type=int, help="programs at one time; default: two per core")
+    service.add_argument("--max-queue", type=int, default=1024, help="programs waiting before the answer is 429")
+    for name, (kind, text) in LIMITS.items():
+        service.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
+    service.set_defaults(run=serve)
+    trial = actions.add_parser("check", help="try what each wall forbids, and list the walls", allow_abbrev=False)
+    trial.set_defaults(run=check)
+    for action in (service, trial):
+        action.add_argument("--min-level", type=int, default=2, choices=range(4), help="default: 2")
+
+
+def serve(arguments: argparse.Namespace) -> None:
+    """Run programs over HTTP until SIGINT or SIGTERM. Raises: ConfigError for a wrong limit, token or port."""
+    import sandbox
+    from sandbox.serve import make_server
+
+    limits = {name: value for name in LIMITS if (value := getattr(arguments, name)) is not None}
+    host, port, token = arguments.host, arguments.port, os.environ.get(arguments.token_env)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the pool's exit ends its workers
+    try:
+        with sandbox.Pool(arguments.workers, arguments.min_level) as pool:
+            server = make_server(pool, host, port, token, arguments.max_queue, sandbox.Limits(**limits))
+            print(f"sandbox at level {pool.isolation.level} on http://{host}:{server.server_port}", flush=True)
+            with server, contextlib.suppress(KeyboardInterrupt):
+                server.serve_forever()
+    except ValueError as exc:
+        raise ConfigError(f"{exc} (the token is read from {arguments.token_env})") from exc
+    except OSError as exc:
+        raise ConfigError(f"cannot serve on {host}:{port}: {exc.strerror or exc}; choose another --port") from exc
+
+
+def check(arguments: argparse.Namespace) -> int:
+    """Print the walls and the level; return 1 where the level is below --min-level."""
+    import sandbox
+    from pipeline.commands.doctor import sandbox_findings
+
+    print(*sandbox_findings(), sep="\n")
+    try:
+        with sandbox.Pool(workers=1, min_level=arguments.min_level) as pool:
+            print(f"programs run here at level {pool.isolation.level}")
+    except IsolationError as exc:
+        print(exc)
+        return 1
+    return 0

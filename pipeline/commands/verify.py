@@ -1,0 +1,59 @@
+"""`verizero verify`: grade rows, or prove a verifier on labelled rows."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import DataError
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    command = commands.add_parser("verify", help="grade JSONL rows {id, verifier, reference, response}")
+    command.add_argument("rows", nargs="?", type=Path, help="a file; default: standard input")
+    command.add_argument("--batch", type=int, default=1, help="rows graded together before lines are written")
+    command.add_argument("--verifier", help="for rows that name none; a name or file.py:function")
+    command.add_argument("--check", metavar="VERIFIER", help="prove a verifier on the rows instead (name or file.py:f)")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write a verdict a line, or with --check the report; return 1 for bad rows or a failed check."""
+    from pipeline.commands.verifiers.check import check
+    from pipeline.commands.verifiers.labelled_rows import Defaults
+    from pipeline.commands.verifiers.verify import verify
+
+    _accept_any_text()
+    if arguments.check:
+        if arguments.rows is None:
+            print("verizero: --check needs a file of rows", file=sys.stderr)
+            return 2
+        report = check(arguments.check, arguments.rows)
+        print(report)
+        return 0 if report.passed else 1
+    defaults = Defaults(verifier=arguments.verifier) if arguments.verifier else None
+    if arguments.rows is None:
+        counts = verify(sys.stdin, sys.stdout, batch=arguments.batch, defaults=defaults)
+    else:
+        try:
+            lines = arguments.rows.open(encoding="utf-8", errors="replace")
+        except OSError as exc:
+            raise DataError(f"{arguments.rows}: {exc.strerror or exc}; give a file of JSON lines") from exc
+        with lines:
+            counts = verify(lines, sys.stdout, batch=arguments.batch, defaults=defaults)
+    return 1 if counts.bad_lines else 0
+
+
+def _accept_any_text() -> None:
+    """Let bytes that are no UTF-8 and halves of surrogate pairs pass: rows come from models, which write both.
+
+    Half a pair is written as the escape that JSON has for it.
+    """
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")

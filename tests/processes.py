@@ -1,0 +1,68 @@
+"""Processes of this machine as /proc shows them, and waiting for what they do."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+PATIENCE_S = 240.0
+"""Seconds to wait for anything that comes at all; a loaded machine is slow."""
+
+
+def until(look: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:
+    """Return the result of `look` once it is true. Raises: AssertionError naming `what` if it never is."""
+    deadline = time.monotonic() + patience_s
+    while not (result := look()):
+        assert time.monotonic() < deadline, f"{what} did not come within {patience_s:g} s"
+        time.sleep(0.1)
+    return result
+
+
+def others() -> Iterator[tuple[int, str, str]]:
+    """Yield id, command line and environment (NAME=value, each between NULs) of every process but this one."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                words, environment = ((entry / name).read_bytes() for name in ("cmdline", "environ"))
+            except OSError:
+                continue  # it has ended
+            yield int(entry.name), words.replace(b"\0", b" ").decode(), f"\0{environment.decode(errors='replace')}"
+
+
+def marked(variable: str) -> dict[int, str]:
+    """Return command lines of the live processes that have `variable` (NAME=value) in their environment."""
+    # a process that has ended and is not waited for yet has an empty environment
+    return {process: words for process, words, environment in others() if f"\0{variable}\0" in environment}
+
+
+def family(process: int) -> set[int]:
+    """Return the process and all that descend from it."""
+    parents = {p: int(fields[1]) for p, *_ in others() if (fields := _fields(p))}
+    members, new = set[int](), {process}
+    while new:
+        members |= new
+        new = {child for child, parent in parents.items() if parent in members} - members
+    return members
+
+
+def alive(processes: Iterable[int]) -> set[int]:
+    """Return those of the processes that have not ended."""
+    return {p for p in processes if (_fields(p) or ["Z"])[0] != "Z"}
+
+
+def commands(processes: Iterable[int]) -> list[str]:
+    """Return the command lines of those of the processes that have not ended."""
+    wanted = alive(processes)
+    return [words for process, words, _ in others() if process in wanted]
+
+
+def _fields(process: int) -> list[str]:
+    """Return state, parent and so on of /proc/<process>/stat; nothing if the process is gone."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
