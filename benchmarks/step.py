@@ -112,7 +112,7 @@ def compare_overlap(asked: argparse.Namespace) -> None:
     from pipeline.models.load import quiet
     from pipeline.report.progress import Silent
     from pipeline.scoring.verdict_cache import VerdictCache
-    from pipeline.stages.train import opened, run_folder
+    from pipeline.whole_run import opened, run_folder
 
     quiet()
     overrides = ["stages=[rl]", "data.evaluation=[]", "report.trackers=[]", "name=bench"]
@@ -153,7 +153,7 @@ def compare_overlap(asked: argparse.Namespace) -> None:
 def run(config: Any, base: Path, mode: str) -> None:
     """Execute the run, with or without Prefect."""
     from pipeline.report.progress import Silent
-    from pipeline.stages.train import run_folder, train
+    from pipeline.whole_run import run_folder, train
 
     if mode == "none":
         train(config, base, run_folder(config), "never", Silent())

@@ -97,7 +97,7 @@ def evaluate(
     request = asked(recipe, overrides={**overrides, **chosen})
     from pipeline.models.load import quiet
     from pipeline.report.result import evaluation_markdown
-    from pipeline.stages.train import evaluate_model
+    from pipeline.whole_run import evaluate_model
 
     quiet()
     domains = evaluate_model(request.config, request.base_dir, RunLog.lines())

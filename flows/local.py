@@ -19,7 +19,7 @@ def run_here(config: RunConfig, base_dir: Path, resume: Resume) -> tuple[Path, d
     The server of PREFECT_API_URL is used if that is set. If not, an embedded one is started, whose history is kept in
     `.prefect` in the folder of runs.
     """
-    from pipeline.stages.train import run_folder
+    from pipeline.whole_run import run_folder
 
     folder = run_folder(config)
     os.environ.update(QUIET)

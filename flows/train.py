@@ -25,7 +25,7 @@ from pipeline.run.data import RunData
 from pipeline.run.opening import Resume, opened, prepare_run
 from pipeline.run.recorder import Recorder
 from pipeline.run.session import Session
-from pipeline.stages.train import finish, remaining, run_folder, run_items
+from pipeline.whole_run import finish, remaining, run_folder, run_items
 
 FOLDED = frozenset({"step", "train", "evaluate"})
 """Phases that are tasks with `prefect.phases: folded`, where a step is one task."""

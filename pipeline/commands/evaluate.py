@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> None:
     """Print the measures of each domain as JSON."""
     from pipeline.models.load import quiet
     from pipeline.report.progress import Lines
-    from pipeline.stages.train import evaluate_model
+    from pipeline.whole_run import evaluate_model
 
     quiet()
     print(json.dumps(evaluate_model(*recipe_with_model(arguments), Lines()), indent=1))

@@ -29,8 +29,8 @@ from pipeline import seeds
 from pipeline.config.recipes import read_request
 from pipeline.config.run import RunConfig
 from pipeline.errors import ConfigError, RunError
-from pipeline.report.files import iterate_jsonl, read_run, write_atomic
-from pipeline.train.checkpoint import disk_errors
+from pipeline.files import disk_errors, iterate_jsonl, locked, write_atomic
+from pipeline.report.files import read_run
 from verifiers.base import load
 
 if TYPE_CHECKING:
@@ -139,8 +139,6 @@ def promote(comparison: Comparison, registry: Path, decided_by: str) -> Path:
 
     Raises: RunError if another promotion is running, or the disk is full or not writable.
     """
-    from pipeline.run.lock import locked
-
     with locked(registry):
         versions = registry / "versions"
         numbers = [int(p.name) for p in versions.glob("*") if p.name.isdigit()]
@@ -172,8 +170,6 @@ def promote(comparison: Comparison, registry: Path, decided_by: str) -> Path:
 
 def keep_back(comparison: Comparison, registry: Path, decided_by: str) -> None:
     """Record that the champion stays. Raises: RunError if a promotion is running."""
-    from pipeline.run.lock import locked
-
     with locked(registry):
         _decide(comparison, registry, "kept back", decided_by)
 
@@ -191,7 +187,7 @@ def by_prompt(domains: Mapping[str, Any]) -> dict[str, float]:
 
 def evaluate_on(model: Path, run: Path) -> dict[str, Any]:
     """Evaluate `model` on the held-out rows of `run`, as the run's recipe says."""
-    from pipeline.stages.train import evaluate_model
+    from pipeline.whole_run import evaluate_model
 
     rows = {name: json.dumps([{"file": str(run / "data" / f"{name}.jsonl")}]) for name in ("train", "evaluation")}
     sources = [f"data.{name}={text}" for name, text in rows.items()]

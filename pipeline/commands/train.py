@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.no_prefect or not is_first:
         from pipeline.models.load import quiet
         from pipeline.report.progress import for_terminal
-        from pipeline.stages.train import run_folder, train
+        from pipeline.whole_run import run_folder, train
 
         quiet()
         folder = run_folder(config)

@@ -17,8 +17,8 @@ from pipeline.config.load import load_recipe, read_tree
 from pipeline.data.prompts import load_prompts
 from pipeline.errors import ConfigError
 from pipeline.report.progress import Silent
-from pipeline.stages.train import train
 from pipeline.types import Prompt
+from pipeline.whole_run import train
 from tests.data.rows import write_rows
 from tests.stages.tiny import tiny
 

@@ -63,7 +63,7 @@ def test_the_written_recipe_reads_back_the_same() -> None:
 
 
 def test_every_kind_is_a_section_and_a_module() -> None:
-    from pipeline.stages.train import run_of
+    from pipeline.whole_run import run_of
 
     assert set(kinds()) >= {"pretrain", "sft", "rl"}
     for kind in kinds():

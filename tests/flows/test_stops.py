@@ -19,7 +19,7 @@ from pipeline.config.recipes import asked_for
 from pipeline.files import iterate_jsonl
 from pipeline.launch import GRACE_S
 from pipeline.report.progress import Silent
-from pipeline.stages.train import train
+from pipeline.whole_run import train
 from tests.flows.served import PICTURES, Served
 from tests.processes import alive, commands, family, until
 from tests.stages.kill_driver import fingerprint

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from pipeline.report.progress import Silent
-from pipeline.stages.train import train
+from pipeline.whole_run import train
 from tests.launch.runs import OWNER, ROOT, by_one
 from tests.stages.tiny import TREE, tiny
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from pipeline.config.load import load_recipe
 from pipeline.launch import launch
 from pipeline.report.progress import Silent
-from pipeline.stages.train import train
+from pipeline.whole_run import train
 from tests.launch.words import folder_of, overrides, words_of
 from tests.processes import marked
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from pipeline.config.load import load_recipe
 from pipeline.launch import launch
 from pipeline.report.progress import Silent
-from pipeline.stages.train import train
+from pipeline.whole_run import train
 from tests.stages.tiny import TREE, tiny
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.config.run import RunConfig
 from pipeline.report.progress import Silent
 from pipeline.run.opening import opened
-from pipeline.stages.train import finish, remaining, run_items
+from pipeline.whole_run import finish, remaining, run_items
 from tests.stages.kill_driver import fingerprint
 
 

@@ -27,7 +27,7 @@ from pipeline.report.store import Store
 from pipeline.run.build import build_tokenizer
 from pipeline.run.opening import opened
 from pipeline.run.session import Session
-from pipeline.stages.train import finish
+from pipeline.whole_run import finish
 from tests.stages.sessions import run_all
 from tests.stages.tiny import tiny
 

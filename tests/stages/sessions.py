@@ -19,7 +19,7 @@ from pipeline.rollout.scripted_engine import ScriptedEngine
 from pipeline.run.opening import opened
 from pipeline.run.schedule import Item, schedule
 from pipeline.run.session import Session
-from pipeline.stages.train import remaining, run_items
+from pipeline.whole_run import remaining, run_items
 from tests.stages.tiny import tiny
 
 RIGHT_SHARE = 3

@@ -23,7 +23,7 @@ from pipeline.report.progress import Silent
 from pipeline.run.collapse import LIMITS, good_checkpoints, measures, note_checkpoint, observe, with_turned_knobs
 from pipeline.run.opening import make_setup, opened, restore_in_flight
 from pipeline.run.state import RunState, StageState
-from pipeline.stages.train import finish, remaining, run_items, upcoming
+from pipeline.whole_run import finish, remaining, run_items, upcoming
 from tests.stages.kill_driver import AROUND_ROLL_BACKS
 from tests.stages.sessions import run_all, train_round
 from tests.stages.tiny import tiny

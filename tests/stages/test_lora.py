@@ -10,7 +10,7 @@ import torch
 
 from pipeline.models.load import load_model
 from pipeline.report.progress import Silent
-from pipeline.stages.train import train
+from pipeline.whole_run import train
 from tests.stages.tiny import tiny
 
 LORA = [

@@ -20,7 +20,7 @@ from pipeline.run.algorithm import check_routing
 from pipeline.run.opening import enter_stage, opened
 from pipeline.run.sampling import sampling
 from pipeline.run.state import RunState, StageState
-from pipeline.stages.train import remaining, run_items
+from pipeline.whole_run import remaining, run_items
 from tests.stages.sessions import run_all
 from tests.stages.test_algorithms import run
 from tests.stages.tiny import tiny

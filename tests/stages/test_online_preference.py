@@ -20,9 +20,9 @@ from pipeline.report.progress import Silent
 from pipeline.rollout.engine import Completion
 from pipeline.run.graders import Graders
 from pipeline.scoring.score import Scorer
-from pipeline.stages.train import train
 from pipeline.train.ranks import ALONE
 from pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
+from pipeline.whole_run import train
 from tests.stages.kill_driver import fingerprint
 from tests.stages.test_preference import killed_at
 from tests.stages.tiny import tiny

@@ -23,8 +23,8 @@ from pipeline.run.schedule import Item
 from pipeline.run.session import Session
 from pipeline.scoring.early_grading import EarlyGrading
 from pipeline.stages.evaluate import evaluate
-from pipeline.stages.train import evaluate_model, train
 from pipeline.types import Attempt, Verdict
+from pipeline.whole_run import evaluate_model, train
 from tests.report.test_page import Reader
 from tests.stages.kill_driver import fingerprint
 from tests.stages.sessions import Heard, lines, rows, session_of, train_round, weights

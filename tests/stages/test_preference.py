@@ -12,7 +12,7 @@ from pipeline.config.run import RunConfig
 from pipeline.errors import ConfigError, DataError, RunError
 from pipeline.report.progress import Silent
 from pipeline.run.opening import opened
-from pipeline.stages.train import remaining, run_items, train
+from pipeline.whole_run import remaining, run_items, train
 from tests.stages.kill_driver import fingerprint
 from tests.stages.tiny import tiny
 

@@ -13,7 +13,7 @@ from pipeline.loop.steps import rl_steps
 from pipeline.report.progress import Silent
 from pipeline.run.opening import opened
 from pipeline.run.rollouts import WEIGHTS_FILE
-from pipeline.stages.train import remaining, run_items
+from pipeline.whole_run import remaining, run_items
 from tests.stages.sessions import run_all
 from tests.stages.test_algorithms import run
 from tests.stages.tiny import tiny

@@ -14,7 +14,7 @@ from pipeline.errors import ConfigError, DataError
 from pipeline.report.progress import Silent
 from pipeline.run.opening import opened
 from pipeline.stages.pretrain import text_rows
-from pipeline.stages.train import train
+from pipeline.whole_run import train
 from tests.stages.broken import goes_on_as_if_never_broken, run
 from tests.stages.tiny import tiny
 

@@ -18,7 +18,7 @@ from pipeline.run.opening import enter_stage, opened
 from pipeline.run.sampling import temperature
 from pipeline.run.schedule import Item, position, schedule
 from pipeline.run.state import RunState
-from pipeline.stages.train import remaining, run_items, train
+from pipeline.whole_run import remaining, run_items, train
 from tests.stages.tiny import tiny
 
 SHORT: dict[str, Any] = {

@@ -17,7 +17,7 @@ from pipeline.run import fingerprints as stale
 from pipeline.run.fingerprints import ASIDE, RECORD, differences, put_aside_stale, read_record, recipe_fields
 from pipeline.run.opening import prepare_run
 from pipeline.run.state import RunState
-from pipeline.stages.train import train
+from pipeline.whole_run import train
 from tests.stages.broken import Broken, run
 from tests.stages.kill_driver import fingerprint
 from tests.stages.tiny import tiny

@@ -22,7 +22,7 @@ from pipeline.run.fingerprints import differences, recipe_fields
 from pipeline.run.opening import opened
 from pipeline.run.sampling import sampling, temperature
 from pipeline.run.session import Session
-from pipeline.stages.train import remaining, run_items, train
+from pipeline.whole_run import remaining, run_items, train
 from tests.stages.sessions import Heard, replacing, session_of
 from tests.stages.sevens import STEPS, learned, recipe, rows, write_verifier
 from tests.stages.tiny import tiny

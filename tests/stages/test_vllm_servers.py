@@ -14,7 +14,7 @@ import pytest
 from pipeline.errors import EngineError
 from pipeline.report.progress import Silent
 from pipeline.run.opening import opened
-from pipeline.stages.train import finish, train
+from pipeline.whole_run import finish, train
 from tests.stages.servers import GivenServer, assert_gone, strike
 from tests.stages.sessions import replacing, run_all
 from tests.stages.sevens import learned, recipe, rows, write_verifier

@@ -22,7 +22,7 @@ from pipeline.models.load import eos_ids
 from pipeline.report.progress import for_terminal
 from pipeline.rollout.engine import Request, Sampling
 from pipeline.run.opening import opened
-from pipeline.stages.train import finish
+from pipeline.whole_run import finish
 from tests.models.families import next_logits
 from tests.stages.servers import strike
 from tests.stages.sessions import replacing, run_all

@@ -104,8 +104,8 @@ def good_rows(path: Path, defaults: Defaults | None = None) -> list[Row]:
 def key_of(choice: Choice, base: Path, rows_folder: Path | None = None) -> str:
     """Return the text that identifies a verifier with its parameters.
 
-    A relative path, also of a part of `combine`, is searched in `base`, then in `rows_folder`. So is the file of a name that
-    is not installed: `my_domain` means `my_domain.py:my_domain`.
+    A relative path, also of a part of `combine`, is searched in `base`, then in `rows_folder`. So is the file of a name
+    that is not installed: `my_domain` means `my_domain.py:my_domain`.
     Raises: DataError for a choice that names no verifier.
     """
     if isinstance(choice, str):

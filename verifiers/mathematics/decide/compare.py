@@ -318,8 +318,8 @@ def _same_curve(gold: Node, answer: Node, params: MathParams) -> bool | None:
         return False
     if not params.same_curve:
         return same(gold.args[0], answer.args[0]) and same(gold.args[2], answer.args[2])
-    sides = [numerator(difference(t.args[0], t.args[2])) for t in (gold, answer)]
-    return proportional(*sides, positive=False)
+    gold_side, answer_side = (numerator(difference(t.args[0], t.args[2])) for t in (gold, answer))
+    return proportional(gold_side, answer_side, positive=False)
 
 
 def _approximate_gold(gold: Node, answer: Node) -> bool:
