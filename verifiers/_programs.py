@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pipeline.errors import DataError
 from pipeline.types import Attempt
-from verifiers._response import Found, after_thinking, code_blocks, last_tag
+from verifiers.answer import Answer, after_thinking, code_blocks, last_tag
 
 Mode = Literal["stdin", "function"]
 Test = dict[str, Any]
@@ -48,7 +48,7 @@ class Suite:
         return Suite(self.mode, tuple(self.tests[i] for i in chosen), self.fn, other)
 
 
-def program_of(attempt: Attempt, language: str = "python", defines: str | None = None) -> Found:
+def program_of(attempt: Attempt, language: str = "python", defines: str | None = None) -> Answer:
     """The program in a response: the last closed fence of that language or of none, else the whole answer.
 
     With `defines`, the last fence that defines that name wins over later ones (usage examples follow solutions).
@@ -65,14 +65,14 @@ def program_of(attempt: Attempt, language: str = "python", defines: str | None =
         name = re.compile(rf"\b(?:def|class|function)\s+{re.escape(defines)}\b|^{re.escape(defines)}\s*=", re.MULTILINE)
         fitting = [b for b in fitting if name.search(b)] or fitting
     if fitting:
-        return Found(fitting[-1], "fenced")
+        return Answer(fitting[-1], "fenced")
     if left_open:
-        return Found(None, "unclosed_fence")
+        return Answer(None, "unclosed_fence")
     if blocks:
-        return Found(None, f"no_{language}_block")
+        return Answer(None, f"no_{language}_block")
     if attempt.truncated:
-        return Found(None, "truncated")
-    return Found(text, "bare")
+        return Answer(None, "truncated")
+    return Answer(text, "bare")
 
 
 def suite_of(reference: Any) -> Suite:

@@ -20,12 +20,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pipeline import registry
 from pipeline.errors import ConfigError, UnknownName
 from pipeline.types import Attempt, Verdict
-from verifiers._response import Found, after_thinking, final_answer, last_box, last_tag
+from verifiers.answer import Answer, after_thinking, final_answer, last_box, last_tag
 
 __all__ = [
     "Attempt",
     "BoundVerifier",
-    "Found",
+    "Answer",
     "Verdict",
     "Verifier",
     "VerifierParams",

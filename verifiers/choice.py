@@ -11,7 +11,7 @@ from pydantic import Field
 
 from pipeline.errors import DataError
 from pipeline.types import Attempt, Verdict
-from verifiers._response import final_answer
+from verifiers.answer import final_answer
 from verifiers.base import VerifierParams, verifier
 from verifiers.exact import normal
 

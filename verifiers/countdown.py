@@ -12,7 +12,7 @@ from pydantic import Field
 
 from pipeline.errors import DataError
 from pipeline.types import Attempt, Verdict
-from verifiers._response import final_answer
+from verifiers.answer import final_answer
 from verifiers.base import VerifierParams, verifier
 
 TOKEN = re.compile(r"\s*(?:(?P<number>[0-9]{1,12})(?!\d)|(?P<sign>[-+*/(){}=]|\\[dt]?frac))")

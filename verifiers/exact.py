@@ -10,7 +10,7 @@ from pydantic import Field
 
 from pipeline.errors import DataError
 from pipeline.types import Attempt, Verdict
-from verifiers._response import after_thinking, final_answer
+from verifiers.answer import after_thinking, final_answer
 from verifiers.base import VerifierParams, verifier
 
 INVISIBLE = dict.fromkeys((0x200B, 0x2060, 0xFEFF, 0x00AD))

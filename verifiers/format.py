@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from pipeline.types import Attempt, Verdict
-from verifiers._response import is_blank
+from verifiers.answer import is_blank
 from verifiers.base import VerifierParams, verifier
 
 TAG = re.compile(r"<(/?)(think|answer)>")

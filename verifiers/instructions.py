@@ -10,7 +10,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pipeline.errors import DataError
 from pipeline.types import Attempt, Verdict
 from verifiers._constraints import AnyConstraint, Constraint, bounds
-from verifiers._response import after_thinking
+from verifiers.answer import after_thinking
 from verifiers.base import VerifierParams, verifier
 
 ONE: TypeAdapter[Constraint] = TypeAdapter(AnyConstraint)

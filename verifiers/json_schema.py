@@ -14,7 +14,7 @@ from pydantic import Field
 from pipeline.errors import DataError
 from pipeline.types import Attempt, Verdict
 from verifiers._patterns import NotSearched, TooSlow, is_found, is_quick
-from verifiers._response import Found, after_thinking, code_blocks, last_tag
+from verifiers.answer import Answer, after_thinking, code_blocks, last_tag
 from verifiers.base import VerifierParams, verifier
 
 
@@ -104,23 +104,23 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _json_text(attempt: Attempt, params: JsonSchemaParams) -> Found:
+def _json_text(attempt: Attempt, params: JsonSchemaParams) -> Answer:
     part = after_thinking(attempt)
     if part.text is None:
         return part
     tagged = last_tag(part.text, "answer")
     text = tagged.text if tagged.text is not None else part.text
     if text.lstrip()[:1] in ("{", "["):
-        return Found(text, "bare")
+        return Answer(text, "bare")
     blocks, left_open = code_blocks(text)
     fitting = [b for b in blocks if b.language in ("", "json")]
     if len(fitting) > 1:
-        return Found(None, "several_blocks")
+        return Answer(None, "several_blocks")
     if fitting and (params.allow_text or text.strip().startswith("```")):
-        return Found(fitting[0].text, "fenced")
+        return Answer(fitting[0].text, "fenced")
     if left_open:
-        return Found(None, "unclosed_fence")
-    return Found(None, "truncated") if attempt.truncated else Found(text, "bare")
+        return Answer(None, "unclosed_fence")
+    return Answer(None, "truncated") if attempt.truncated else Answer(text, "bare")
 
 
 @lru_cache(maxsize=256)

@@ -18,7 +18,7 @@ from pydantic import Field, field_validator
 from pipeline.errors import ConfigError, GradingError
 from pipeline.types import Attempt, Verdict
 from verifiers._endpoint import chat
-from verifiers._response import after_thinking
+from verifiers.answer import after_thinking
 from verifiers.base import VerifierParams, verifier
 
 RUBRIC = "Score 10 if the answer is correct and complete, 0 if it is wrong, and in between if it is partly right."

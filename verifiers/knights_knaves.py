@@ -11,7 +11,7 @@ from pydantic import Field
 
 from pipeline.errors import DataError
 from pipeline.types import Attempt, Verdict
-from verifiers._response import Found, after_thinking, last_box, last_tag
+from verifiers.answer import Answer, after_thinking, last_box, last_tag
 from verifiers.base import VerifierParams, verifier
 
 MAX_PEOPLE = 16
@@ -93,7 +93,7 @@ def solutions(statements: Sequence[Any]) -> list[tuple[bool, ...]]:
     return [roles for roles in every if all(holds(statements[i], roles) == roles[i] for i in range(n))]
 
 
-def _roles_text(attempt: Attempt) -> Found:
+def _roles_text(attempt: Attempt) -> Answer:
     part = after_thinking(attempt)
     if part.text is None:
         return part
@@ -101,10 +101,10 @@ def _roles_text(attempt: Attempt) -> Found:
         if found.text is not None or not found.reason.startswith("no_"):
             return found
     if attempt.truncated:
-        return Found(None, "truncated")
+        return Answer(None, "truncated")
     conclusion = list(re.finditer(r"\b(?:conclusion|final answer|answer)\b[*\s]*:", part.text, re.IGNORECASE))
     if conclusion:
-        return Found(part.text[conclusion[-1].end() :], "cue")
+        return Answer(part.text[conclusion[-1].end() :], "cue")
     return part
 
 

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from pipeline.errors import DataError, GradingError
 from pipeline.types import Attempt, Verdict
-from verifiers._response import final_answer
+from verifiers.answer import final_answer
 from verifiers.base import VerifierParams, verifier
 
 INSTALL = "python -m pip install 'reasoning-gym>=0.1.25,<0.2'"

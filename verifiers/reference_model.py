@@ -14,7 +14,7 @@ from pydantic import Field
 
 from pipeline.errors import ConfigError
 from pipeline.types import Attempt, Verdict
-from verifiers._response import after_thinking
+from verifiers.answer import after_thinking
 from verifiers.base import VerifierParams, verifier
 
 LOADING = threading.Lock()

@@ -11,7 +11,7 @@ from pydantic import Field
 from pipeline.errors import DataError
 from pipeline.types import Attempt, Verdict
 from verifiers._programs import once_each
-from verifiers._response import Found, after_thinking, code_blocks, final_answer, last_box, last_tag
+from verifiers.answer import Answer, after_thinking, code_blocks, final_answer, last_box, last_tag
 from verifiers._sandboxed import Job, Outcome, Run, SandboxParams, run_or_fail, runner, same_tests
 from verifiers.base import verifier
 
@@ -85,7 +85,7 @@ def _verdict(outcome: Outcome, text: str, params: RegexParams) -> Verdict:
     return Verdict("graded", score, f"does_not_match: {outcome.share:.0%} of the texts", text[:200], outcome.seconds)
 
 
-def _answer(attempt: Attempt, params: RegexParams, is_pattern: bool) -> Found:
+def _answer(attempt: Attempt, params: RegexParams, is_pattern: bool) -> Answer:
     if not is_pattern:
         return final_answer(attempt) if params.where == "answer" else after_thinking(attempt)
     part = after_thinking(attempt)
@@ -96,10 +96,10 @@ def _answer(attempt: Attempt, params: RegexParams, is_pattern: bool) -> Found:
             return found
     blocks, left_open = code_blocks(part.text)
     if blocks or left_open:
-        return Found(blocks[-1].text.strip(), "fenced") if blocks and not left_open else Found(None, "unclosed_fence")
+        return Answer(blocks[-1].text.strip(), "fenced") if blocks and not left_open else Answer(None, "unclosed_fence")
     if attempt.truncated or "\n" in part.text:
-        return Found(None, "truncated" if attempt.truncated else "no_pattern")
-    return Found(part.text.strip("`"), "whole")
+        return Answer(None, "truncated" if attempt.truncated else "no_pattern")
+    return Answer(part.text.strip("`"), "whole")
 
 
 def _reference(reference: Any) -> tuple[str | None, list[tuple[str, bool]]]:

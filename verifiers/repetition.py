@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from pipeline.types import Attempt, Verdict
-from verifiers._response import is_blank
+from verifiers.answer import is_blank
 from verifiers.base import VerifierParams, verifier
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.errors import DataError
 from pipeline.types import Attempt, Verdict
-from verifiers._response import Found, after_thinking, code_blocks, last_box, last_tag
+from verifiers.answer import Answer, after_thinking, code_blocks, last_box, last_tag
 from verifiers.base import VerifierParams, verifier
 
 Grid = list[list[int]]
@@ -57,19 +57,19 @@ def _broken_rule(grid: Grid) -> str | None:
     return None
 
 
-def _grid_text(attempt: Attempt) -> Found:
+def _grid_text(attempt: Attempt) -> Answer:
     part = after_thinking(attempt)
     if part.text is None:
         return part
     for found in (last_box(part.text), last_tag(part.text, "answer")):
         if found.text is not None:
-            return found if not found.others else Found(None, "several_answers")
+            return found if not found.others else Answer(None, "several_answers")
         if not found.reason.startswith("no_"):
             return found
     blocks, left_open = code_blocks(part.text)
     if blocks or left_open:
-        return Found(blocks[-1].text, "fenced") if blocks else Found(None, "unclosed_fence")
-    return Found(None, "truncated") if attempt.truncated else part
+        return Answer(blocks[-1].text, "fenced") if blocks else Answer(None, "unclosed_fence")
+    return Answer(None, "truncated") if attempt.truncated else part
 
 
 def _cells(text: str, size: int) -> list[int] | None:

@@ -11,7 +11,7 @@ from pipeline.errors import GradingError
 from pipeline.types import Attempt, Verdict
 from verifiers import _patterns
 from verifiers._patterns import is_found, is_quick
-from verifiers._response import final_answer, is_blank
+from verifiers.answer import final_answer, is_blank
 from verifiers._sandboxed import Job, Outcome
 from verifiers.base import load
 from verifiers.judge import read_score
@@ -137,7 +137,7 @@ def test_patterns_that_can_run_for_long_are_known(pattern: str, quick: bool) -> 
 
 
 def test_a_schemas_pattern_that_never_ends_is_searched_for_in_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found or not, too slow, or the sandbox failed: each is said as what it is, and the trainer's process goes on."""
+    """Answer or not, too slow, or the sandbox failed: each is said as what it is, and the trainer's process goes on."""
     asked: list[Job] = []
     outcome = Outcome("passed")
 

@@ -1,6 +1,6 @@
-"""Where the answer stands in a response: after the thinking, in a box, behind a cue, between tags, in a code fence.
+"""Parts of a response that are marked as such: thinking, boxes, tags and code fences.
 
-Every scan is linear in the length of the text. There is no fallback to "anything in the text".
+Every scan is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -10,169 +10,192 @@ import unicodedata
 from dataclasses import dataclass
 
 from pipeline.types import Attempt, Verdict
+from verifiers.answer import hedges
+from verifiers.answer.words import OTHER_PROSE
 
-THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
-BOXES = ("\\boxed{", "\\fbox{")
-FENCE = re.compile(r"^[ ]{0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*$", re.MULTILINE)
-CUE = re.compile(
-    r"####[ \t]*(?P<hash>[^\n]*)"
-    r"|\b(?:(?:final[ \t]+)?answer|(?:correct|right|best)[ \t]+(?:option|choice))[ \t*]*(?:is|:|=)[ \t*]*:?"
-    r"(?P<words>[^\n]*)",
+MAX_TAIL = 20_000
+"""Characters that are read, from the end."""
+MAX_BOXES = 20
+"""Boxes that are joined to one list; more are a flood."""
+OPENING_TAGS, CLOSING_TAGS = ("<think>", "<thinking>"), ("</think>", "</thinking>")
+BOX_PARTS = re.compile(r"\\(?:boxed|fbox)\s{0,3}(\{)?|\\.|[{}]", re.DOTALL)
+BARE_BOX = re.compile(r"[+-]?[A-Za-z0-9.]{1,40}")
+BETWEEN = re.compile(
+    r"(?:[\s,;$&]|\\[()\[\],;! ]|\\q?quad|(?:\\(?:text|mathrm|textrm)\s?\{)?\s{0,3}\b(?:or|and)\b\s{0,3}\}?){0,30}"
+    r"(?:(?<=[\s$,])[A-Za-z](?:_\{?\d\}?)?\s?=\s?\$?\s?)?",
     re.IGNORECASE,
 )
-JOINED = re.compile(r"[\s,;.$&]{0,20}(?:\\?text\{)?\s{0,3}(?:or|and)?\s{0,3}\}?[\s,;$&]{0,20}", re.IGNORECASE)
+"""Text between two boxes that makes them one list: "or", "and", commas, the name of the next value."""
+FENCE = re.compile(r"^[ ]{0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*$", re.MULTILINE)
 FILLERS = frozenset("\u115f\u1160\u2800\u3164\uffa0\u034f")
-"""Letters and marks by their category that show nothing."""
-MAX_TAIL = 100_000
-"""Characters looked at, from the end: the answer stands in the tail, and a longer text is no better answer."""
+"""Characters that are letters or marks by their category and yet show nothing."""
+MAX_LAYERS = 16
+"""Layers of decoration that are taken off; each costs a pass over the text."""
+STYLES = ("\\text{", "\\textbf{", "\\mathrm{", "\\mathbf{", "\\boxed{", "\\fbox{")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What was found: `text` (None if nothing) and a reason code that says where, or why not.
+class Answer:
+    """A text taken from a response, or None and a reason code that says why there is none.
 
-    `others` holds further candidates that stand beside it as equals: adjacent boxes, "A or B".
+    Example: `Answer("42", "boxed", written="42.", boxes=("42.",))`.
     """
 
     text: str | None
+    """The text; a final answer is without decoration: dollar signs, emphasis, a final dot."""
     reason: str
-    others: tuple[str, ...] = ()
+    """The mark that it was taken from (boxed, answer_tag, cue, conclusion, whole), or why there is no text."""
+    written: str = ""
+    """A final answer with its decoration, for a verifier that reads notation."""
+    boxes: tuple[str, ...] = ()
+    """Contents of the last box and of the boxes joined to it, in order; `text` is all of them as a list."""
+    alternative: str | None = None
+    """Another answer that the prose offers as well: `\\boxed{4} or 5`."""
+    other_language: bool = False
+    """True if the prose around the answer is not English, so that a comma may be the decimal point."""
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """Every answer that the response offers, undecorated, each once, the content of the last box first."""
+        offered = [*reversed(self.boxes or (self.text or "",)), *([self.alternative] if self.alternative else [])]
+        return tuple(dict.fromkeys(map(undecorated, offered)))
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Candidates next to the answer. Where a task has one answer, any of them makes the response wrong."""
+        return self.candidates[1:]
 
     def no_answer(self) -> Verdict:
-        """The verdict for a response in which nothing was found."""
+        """Return the verdict on a response without an answer."""
         return Verdict("no_answer", reason=self.reason)
 
 
-def after_thinking(attempt: Attempt) -> Found:
-    """The response after its last `</think>`, stripped; nothing if thinking never ends or nothing follows it."""
+def after_thinking(attempt: Attempt) -> Answer:
+    """Return the response after its last closing thinking tag, stripped.
+
+    There is none if thinking is opened behind that tag or by the prompt and never closed, or if nothing visible follows.
+    """
     text = attempt.response
-    end = text.rfind(THINK_CLOSE)
-    if end < 0 and (THINK_OPEN in text or attempt.prompt.rstrip().endswith(THINK_OPEN)):
-        return Found(None, "unclosed_thinking")
-    part = text[end + len(THINK_CLOSE) :] if end >= 0 else text
-    if THINK_OPEN in part:
-        return Found(None, "unclosed_thinking")
-    part = part.strip()
-    return Found(None, "empty_answer") if is_blank(part) else Found(part, "response")
+    start = 0
+    # Any spelling closes any other: text that follows a closing tag is meant to be read.
+    closed = max(text.rfind(tag) for tag in CLOSING_TAGS)
+    if closed >= 0:
+        start = text.index(">", closed) + 1
+    opened_by_prompt = closed < 0 and attempt.prompt.rstrip().endswith(OPENING_TAGS)
+    if opened_by_prompt or any(tag in text[start:] for tag in OPENING_TAGS):
+        return Answer(None, "unclosed_thinking")
+    text = text[start:].strip()
+    return Answer(None, "empty_answer") if is_blank(text) else Answer(text, "response")
 
 
 def is_blank(text: str) -> bool:
-    """Whether a reader would see nothing: white space, zero-width characters, fillers."""
+    """True if a reader would see nothing: white space, zero-width characters, fillers."""
     return all(c.isspace() or c in FILLERS or unicodedata.category(c) in ("Cf", "Cc") for c in text)
 
 
-def last_box(text: str) -> Found:
-    """The content of the last closed box; adjacent boxes joined by "or", "and" or a comma are `others`."""
-    end = len(text)
-    latest: str | None = None
-    others: list[str] = []
-    while True:
-        start = max(text.rfind(opening, 0, end) for opening in BOXES)
-        if start < 0:
+def last_box(text: str) -> Answer:
+    """Return the content of the last closed box, joined with the boxes next to it; reason "no_box" if there is none.
+
+    A box that is opened and never closed is no answer, unless a closed one follows in a later paragraph.
+    """
+    if "\\boxed" not in text and "\\fbox" not in text:
+        return Answer(None, "no_box")
+    boxes, unclosed = _boxes(text)
+    if unclosed is not None and not any(b[0] > unclosed and "\n\n" in text[unclosed : b[0]] for b in boxes):
+        return Answer(None, "unclosed_box")
+    if not boxes:
+        return Answer(None, "no_box")
+    contents = [text[boxes[-1][1] : boxes[-1][2]].strip()]
+    first, joiner = boxes[-1][0], ", "
+    for start, inner, closed in reversed(boxes[-MAX_BOXES:-1]):
+        if BETWEEN.fullmatch(text, closed + 1, first) is None:
             break
-        opened = text.index("{", start)
-        closed = _closing_brace(text, opened, end)
-        if closed is None:
-            return Found(None, "unclosed_box") if latest is None else _boxes(latest, others)
-        content = text[opened + 1 : closed].strip()
-        if latest is None:
-            latest = content
-        elif JOINED.fullmatch(text, closed + 1, end):
-            others.append(content)
-        else:
-            break
-        end = start
-        while end > 0 and text[end - 1] in "$ ":
-            end -= 1
-    return Found(None, "no_box") if latest is None else _boxes(latest, others)
+        joiner = " \\text{ or } " if re.search(r"\bor\b", text[closed + 1 : first], re.IGNORECASE) else joiner
+        contents.append(text[inner:closed].strip())
+        first = start
+    contents.reverse()
+    if all(is_blank(content) for content in contents):
+        return Answer(None, "empty_box")
+    joined, alternative = joiner.join(dict.fromkeys(contents)), hedges.beside(text, first, boxes[-1][2] + 1)
+    return Answer(joined, "boxed", joined, tuple(contents), alternative, is_other_language(text))
 
 
-def _boxes(latest: str, others: list[str]) -> Found:
-    if not latest:
-        return Found(None, "empty_box")
-    return Found(latest, "boxed", tuple(dict.fromkeys(o for o in others if o != latest)))
+def _boxes(text: str) -> tuple[list[tuple[int, int, int]], int | None]:
+    """Return (start, inner start, inner end) of the outermost closed boxes, and the start of the last unclosed one."""
+    boxes: list[tuple[int, int, int]] = []
+    stack: list[tuple[int, int] | None] = []  # an open brace is None, an open box its start and inner start
+    begin = min(at for at in (text.find("\\boxed"), text.find("\\fbox")) if at >= 0)
+    for part in BOX_PARTS.finditer(text, begin):
+        mark = part.group()
+        if mark == "{":
+            stack.append(None)
+        elif mark == "}":
+            opened = stack.pop() if stack else None
+            if opened is not None:
+                while boxes and boxes[-1][0] > opened[0]:  # boxes inside this one
+                    boxes.pop()
+                boxes.append((opened[0], opened[1], part.start()))
+        elif len(mark) > 2 and part[1]:
+            stack.append((part.start(), part.end()))
+        elif mark.startswith(("\\boxed", "\\fbox")):
+            bare = BARE_BOX.match(text, part.end())
+            if bare is not None and not any(stack):
+                boxes.append((part.start(), bare.start(), bare.end()))
+    unclosed = [entry[0] for entry in stack if entry is not None]
+    return boxes, unclosed[-1] if unclosed else None
 
 
-def _closing_brace(text: str, opened: int, end: int) -> int | None:
-    depth, at = 0, opened
-    while at < end:
-        if text[at] == "\\":
-            at += 2
-            continue
-        depth += (text[at] == "{") - (text[at] == "}")
-        if depth == 0:
-            return at
-        at += 1
+def last_tag(text: str, tag: str = "answer") -> Answer:
+    """Return the content of the last `<tag>...</tag>`; reason "no_<tag>_tag" if the tag is never opened."""
+    opened = text.rfind(f"<{tag}>")
+    if opened < 0:
+        return Answer(None, f"no_{tag}_tag")
+    closed = text.find(f"</{tag}>", opened)
+    if closed < 0:
+        return Answer(None, f"unclosed_{tag}_tag")
+    content = text[opened + len(tag) + 2 : closed].strip()
+    if is_blank(content):
+        return Answer(None, f"empty_{tag}_tag")
+    return Answer(content, f"{tag}_tag", content, other_language=is_other_language(text))
+
+
+def marked(text: str) -> Answer | None:
+    """Return the last box, else the last `<answer>` tag, open and empty ones included; None if there is neither."""
+    for answer in (last_box(text), last_tag(text)):
+        if not answer.reason.startswith("no_"):
+            return answer
     return None
 
 
-def last_tag(text: str, tag: str) -> Found:
-    """The content of the last `<tag>...</tag>`."""
-    closed = text.rfind(f"</{tag}>")
-    opened = text.rfind(f"<{tag}>", 0, closed if closed >= 0 else None)
-    if text.rfind(f"<{tag}>") > closed:
-        return Found(None, f"unclosed_{tag}_tag")
-    if opened < 0:
-        return Found(None, f"no_{tag}_tag")
-    content = text[opened + len(tag) + 2 : closed].strip()
-    return Found(content, f"{tag}_tag") if content else Found(None, f"empty_{tag}_tag")
-
-
-def last_cue(text: str) -> Found:
-    """What follows the last "answer is", "Answer:" or "####" on its line, without decoration.
-
-    A cue at the end of its line means the next one, if nothing stands after that.
-    """
-    cues = list(CUE.finditer(text))
-    if not cues:
-        return Found(None, "no_cue")
-    said = cues[-1]
-    content = undecorated(said["hash"] if said["hash"] is not None else said["words"])
-    rest = text[said.end() :].strip()
-    if not content and "\n" not in rest:
-        content = undecorated(rest)
-    return Found(content, "cue") if content else Found(None, "empty_cue")
-
-
-def final_answer(attempt: Attempt) -> Found:
-    """The final answer: box, else `<answer>` tags, else a cue, else the whole answer if it is one line.
-
-    An unclosed box or tag is no answer; a response cut at its length limit has one only in a closed box or tag.
-    """
-    part = after_thinking(attempt)
-    if part.text is None:
-        return part
-    text = part.text[-MAX_TAIL:]
-    for found in (last_box(text), last_tag(text, "answer")):
-        if found.text is not None:
-            return Found(undecorated(found.text), found.reason, found.others)
-        if not found.reason.startswith("no_"):
-            return found
-    if attempt.truncated:
-        return Found(None, "truncated")
-    cue = last_cue(text)
-    if cue.reason != "no_cue":
-        return cue
-    bare = undecorated(text)
-    if bare and "\n" not in bare:
-        return Found(bare, "whole")
-    return Found(None, "no_cue" if bare else "empty_answer")
+def is_other_language(text: str) -> bool:
+    """True if words near the end of the text are not English."""
+    return OTHER_PROSE.search(text[-2_000:]) is not None
 
 
 def undecorated(text: str) -> str:
-    """`text` without surrounding space, markdown emphasis, dollar signs, quotes of code and a final dot."""
-    while True:
+    """Return `text` without outer space, emphasis, dollar signs, code quotes, styles, and a final dot."""
+    for _ in range(MAX_LAYERS):
         bare = text.strip().strip("*`").strip()
         if len(bare) > 1 and bare[0] == bare[-1] == "$":
             bare = bare[1:-1]
         if bare.endswith(".") and not bare.endswith(".."):
             bare = bare[:-1]
-        for wrapper in ("\\text{", "\\textbf{", "\\mathrm{", "\\mathbf{"):
-            if bare.startswith(wrapper) and _closing_brace(bare, len(wrapper) - 1, len(bare)) == len(bare) - 1:
-                bare = bare[len(wrapper) : -1]
+        for style in STYLES:
+            if bare.startswith(style) and _closing_brace(bare, len(style) - 1) == len(bare) - 1:
+                bare = bare[len(style) : -1]
         if bare == text:
-            return bare
+            break
         text = bare
+    return text
+
+
+def _closing_brace(text: str, opened: int) -> int | None:
+    depth = 0
+    for brace in re.finditer(r"\\.|[{}]", text[opened:], re.DOTALL):
+        depth += (brace[0] == "{") - (brace[0] == "}")
+        if depth == 0 and brace[0] == "}":
+            return opened + brace.start()
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +207,7 @@ class Block:
 
 
 def code_blocks(text: str) -> tuple[list[Block], bool]:
-    """All closed fenced blocks in order, and whether a last one was left open."""
+    """Return all closed fenced blocks in order, and True if a last one was left open."""
     blocks: list[Block] = []
     opened: re.Match[str] | None = None
     for line in FENCE.finditer(text):

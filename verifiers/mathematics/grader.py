@@ -10,13 +10,13 @@ from functools import lru_cache
 from typing import Any
 
 from pipeline.errors import DataError, GradingError
-from pipeline.types import Verdict
+from pipeline.types import Attempt, Verdict
+from verifiers.answer import MAX_TAIL, final_answer, last_box
 from verifiers.mathematics.chains import last
 from verifiers.mathematics.choices import Choice, choice_gold, choice_said
 from verifiers.mathematics.clock import same_time
 from verifiers.mathematics.compare import match
 from verifiers.mathematics.equality import approximate
-from verifiers.mathematics.extract import MAX_TAIL, Extraction, boxed, extract
 from verifiers.mathematics.policy import DEFAULT, MathParams
 from verifiers.mathematics.quantities import explicitly_rounded
 from verifiers.mathematics.reading import APPROXIMATE, Reading, clean
@@ -94,27 +94,24 @@ def grade(response: str, gold: Any, params: MathParams = DEFAULT, prompt: str = 
     """
     start = time.perf_counter()
     reference = gold_text(gold)
-    found = extract(response, prompt, truncated, params.join_boxes, params.concluding_sentence)
-    if found.text is None:
-        return Verdict("no_answer", reason=found.reason, seconds=time.perf_counter() - start)
-    if len(found.text) > params.max_answer_chars:
-        return Verdict(
-            "graded", 0.0, f"too_long: {len(found.text)} characters", found.text[:80], time.perf_counter() - start
-        )
-    if prompt and _restates(found.text, prompt, reference, params):
+    answer = final_answer(Attempt(response, gold, prompt, truncated), params.concluding_sentence)
+    if answer.text is None:
+        return Verdict("no_answer", reason=answer.reason, seconds=time.perf_counter() - start)
+    text = answer.written if params.join_boxes or not answer.boxes else answer.boxes[-1]
+    if len(text) > params.max_answer_chars:
+        return Verdict("graded", 0.0, f"too_long: {len(text)} characters", text[:80], time.perf_counter() - start)
+    if prompt and _restates(text, prompt, reference, params):
         equal, reason = False, "restatement"
     else:
-        comma = found.other_language or params.decimal_comma
+        comma, other = answer.other_language or params.decimal_comma, answer.alternative
         try:
-            equal, reason = _answered(found.text, reference, comma, params)
-            if equal and found.alternative is not None and _is_another(found.alternative, reference, comma, params):
-                equal, reason = False, f"hedge: {found.alternative:.60}"
+            equal, reason = _answered(text, reference, comma, params)
+            if equal and other is not None and _is_another(other, reference, comma, params):
+                equal, reason = False, f"hedge: {other:.60}"
         except TimedOut:
             seconds = time.perf_counter() - start
-            return Verdict(
-                "timeout", reason=f"slow_path: over {params.slow_path_s} s", extracted=found.text, seconds=seconds
-            )
-    return Verdict("graded", float(equal), reason, found.text, time.perf_counter() - start)
+            return Verdict("timeout", reason=f"slow_path: over {params.slow_path_s} s", extracted=text, seconds=seconds)
+    return Verdict("graded", float(equal), reason, text, time.perf_counter() - start)
 
 
 def score(rows: Iterable[tuple[str, Any]], params: MathParams = DEFAULT) -> list[Verdict]:
@@ -143,8 +140,8 @@ def gold_text(gold: Any) -> str:
     if "####" in text:
         text = text.rsplit("####", 1)[1].strip() or text
     if "\\boxed" in text or "\\fbox" in text:
-        inside = boxed(text[-MAX_TAIL:])
-        if inside is not None and inside.text is not None:
+        inside = last_box(text[-MAX_TAIL:])
+        if inside.text is not None:
             text = inside.text
     return text
 
@@ -332,4 +329,4 @@ def _bare_kind(text: str) -> list[str]:
     return [w for w in text.replace("mathbb", "").split() if w not in FILLING]
 
 
-__all__ = ["Extraction", "Gold", "equivalent", "gold_text", "grade", "score"]
+__all__ = ["Gold", "equivalent", "gold_text", "grade", "score"]
