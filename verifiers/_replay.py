@@ -16,11 +16,11 @@ from typing import Any
 
 from pipeline.errors import DataError
 from sandbox.worker.codec import Opaque
-from verifiers._sandboxed import Job, Outcome, Ran, Run, run_or_fail
+from verifiers._sandbox_jobs import Job, Outcome, Ran, Run, run_or_fail
 
 HERE = Path(__file__).parent
-STEP = (HERE / "_inside_tests.py").read_text()
-CALLS = (HERE / "_inside_calls.py").read_text()
+STEP = (HERE / "in_sandbox" / "asserts.py").read_text()
+CALLS = (HERE / "in_sandbox" / "calls.py").read_text()
 MAX_CALLS = 64
 """Calls that one test may make of the program."""
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from pipeline.errors import DataError
 from pipeline.types import Attempt, Verdict
 from verifiers._programs import Suite, once_each, program_of, suite_of
-from verifiers._sandboxed import Job, Language, Outcome, Run, SandboxParams, run_or_fail, runner, same_tests
+from verifiers._sandbox_jobs import Job, Language, Outcome, Run, SandboxParams, run_or_fail, runner, same_tests
 from verifiers.base import verifier
 
 Grading = Literal["all", "fraction"]

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from pipeline.errors import DataError
 from pipeline.types import Attempt, Verdict
-from verifiers._patterns import NotSearched, TooSlow, is_found, is_quick
+from verifiers._safe_search import NotSearched, TooSlow, is_found, is_quick
 from verifiers.answer import Answer, after_thinking, code_blocks, last_tag
 from verifiers.base import VerifierParams, verifier
 

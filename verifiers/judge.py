@@ -17,7 +17,7 @@ from pydantic import Field, field_validator
 
 from pipeline.errors import ConfigError, GradingError
 from pipeline.types import Attempt, Verdict
-from verifiers._endpoint import chat
+from verifiers._chat_request import chat
 from verifiers.answer import after_thinking
 from verifiers.base import VerifierParams, verifier
 

@@ -140,7 +140,7 @@ class ScoringProcess:
 
     def _start(self, memory_mib: int) -> None:
         self.close()
-        program = Path(__file__).parent / "_inside_gym.py"
+        program = Path(__file__).parent / "_gym_scorer.py"
         self._process = subprocess.Popen(
             [sys.executable, "-I", str(program), str(memory_mib), "3600"],
             stdin=subprocess.PIPE,

@@ -12,10 +12,10 @@ from pipeline.errors import DataError
 from pipeline.types import Attempt, Verdict
 from verifiers._programs import once_each
 from verifiers.answer import Answer, after_thinking, code_blocks, final_answer, last_box, last_tag
-from verifiers._sandboxed import Job, Outcome, Run, SandboxParams, run_or_fail, runner, same_tests
+from verifiers._sandbox_jobs import Job, Outcome, Run, SandboxParams, run_or_fail, runner, same_tests
 from verifiers.base import verifier
 
-INSIDE = (Path(__file__).parent / "_inside_regex.py").read_text()
+INSIDE = (Path(__file__).parent / "in_sandbox" / "pattern.py").read_text()
 
 
 class RegexParams(SandboxParams):

@@ -12,12 +12,12 @@ from pydantic import Field
 
 from pipeline.errors import DataError
 from pipeline.types import Attempt, Verdict
-from verifiers._inside_sql import result_of
+from verifiers.in_sandbox.query import result_of
 from verifiers._programs import once_each, program_of
-from verifiers._sandboxed import Job, Outcome, Run, SandboxParams, run_or_fail, runner, same_tests
+from verifiers._sandbox_jobs import Job, Outcome, Run, SandboxParams, run_or_fail, runner, same_tests
 from verifiers.base import verifier
 
-INSIDE = (Path(__file__).parent / "_inside_sql.py").read_text()
+INSIDE = (Path(__file__).parent / "in_sandbox" / "query.py").read_text()
 
 
 class SqlParams(SandboxParams):

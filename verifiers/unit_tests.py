@@ -12,7 +12,7 @@ from pipeline.errors import DataError
 from pipeline.types import Attempt, Verdict
 from verifiers._programs import once_each, program_of
 from verifiers._replay import Replay, Suite, replay, suite_of
-from verifiers._sandboxed import Run, SandboxParams, runner
+from verifiers._sandbox_jobs import Run, SandboxParams, runner
 from verifiers.base import verifier
 
 

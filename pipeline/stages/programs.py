@@ -14,8 +14,8 @@ from pipeline.config.sandbox import SandboxConfig
 from pipeline.errors import ConfigError, IsolationError
 from pipeline.report.progress import Progress
 from pipeline.scoring.score import Bound
-from verifiers import _place
-from verifiers._sandboxed import programs_of
+from verifiers import _sandbox_settings
+from verifiers._sandbox_jobs import programs_of
 from verifiers.base import BoundVerifier
 
 PATIENCE_S = 10.0
@@ -29,7 +29,7 @@ def open_sandbox(config: SandboxConfig, verifiers: Iterable[Bound], progress: Pr
     Raises: IsolationError where walls are too low, a tool is missing or no service answers; ConfigError for the token.
     """
     place = place_of(config)
-    _place.settle(place)
+    _sandbox_settings.configure(place)
     used = [p for bound in verifiers if isinstance(bound, BoundVerifier) for p in programs_of(bound.params)]
     if not used:
         return None
@@ -39,10 +39,10 @@ def open_sandbox(config: SandboxConfig, verifiers: Iterable[Bound], progress: Pr
 
 def close_sandbox() -> None:
     """Later runs of this process begin with the sandbox's own settings; workers end."""
-    _place.settle(_place.Place())
+    _sandbox_settings.configure(_sandbox_settings.SandboxSettings())
 
 
-def place_of(config: SandboxConfig) -> _place.Place:
+def place_of(config: SandboxConfig) -> _sandbox_settings.SandboxSettings:
     """Where a recipe's programs run. Raises: ConfigError for a token that is in no variable."""
     token = None
     if config.token_env is not None:
@@ -51,17 +51,17 @@ def place_of(config: SandboxConfig) -> _place.Place:
             raise ConfigError(f"sandbox.token_env names {config.token_env!r}, which is not set; export it, or drop it")
     limits = sandbox.Limits(**config.limits)  # type: ignore[arg-type]
     urls = tuple(url.rstrip("/") for url in config.urls)
-    return _place.Place(limits, config.workers, config.min_level, urls, token)
+    return _sandbox_settings.SandboxSettings(limits, config.workers, config.min_level, urls, token)
 
 
 def _this_machine(languages: Iterable[str]) -> dict[str, Any]:
     for language in languages:
-        _place.require_tool(language)
+        _sandbox_settings.require_tool(language)
     isolation = sandbox.default_pool().isolation
     return {"level": isolation.level, "stands": dict(isolation.stands), "notes": dict(isolation.notes)}
 
 
-def _services(place: _place.Place, languages: set[str], progress: Progress) -> dict[str, Any]:
+def _services(place: _sandbox_settings.SandboxSettings, languages: set[str], progress: Progress) -> dict[str, Any]:
     levels: dict[str, int] = {}
     silent: dict[str, str] = {}
     for url in place.urls:

@@ -24,7 +24,7 @@ from pipeline.stages._pairs import pair_lines
 from pipeline.train.checkpoint import disk_errors
 from pipeline.train.reward_model import RewardModel, Sides
 from pipeline.types import Attempt, StepMetrics
-from verifiers.reference_model import REWARD, ReferenceModelParams, shown_ids
+from verifiers.reward_model import REWARD, ReferenceModelParams, shown_ids
 
 FOLDER = "reward_model"
 """Subfolder of a checkpoint with the model as it is trained so far."""

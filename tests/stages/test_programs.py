@@ -23,7 +23,7 @@ from sandbox.languages import LANGUAGES
 from sandbox.serve import make_server
 from tests.stages.test_rl import Heard
 from tests.stages.tiny import tiny
-from verifiers._place import Place, current
+from verifiers._sandbox_settings import Place, current
 from verifiers.base import load
 
 CODE = [{"id": i, "question": f"{i}?", "answer": {"tests": [{"input": "", "output": str(i)}]}} for i in range(3)]

@@ -9,10 +9,10 @@ import pytest
 
 from pipeline.errors import GradingError
 from pipeline.types import Attempt, Verdict
-from verifiers import _patterns
-from verifiers._patterns import is_found, is_quick
+from verifiers import _safe_search
+from verifiers._safe_search import is_found, is_quick
 from verifiers.answer import final_answer, is_blank
-from verifiers._sandboxed import Job, Outcome
+from verifiers._sandbox_jobs import Job, Outcome
 from verifiers.base import load
 from verifiers.judge import read_score
 
@@ -145,7 +145,7 @@ def test_a_schemas_pattern_that_never_ends_is_searched_for_in_the_sandbox(monkey
         asked.extend(jobs)
         return [outcome] * len(jobs)
 
-    monkeypatch.setattr(_patterns, "runner", lambda params: run)
+    monkeypatch.setattr(_safe_search, "runner", lambda params: run)
     schema = {"type": "object", "patternProperties": {"^(x+)+$": {"pattern": "^(a+)+$"}}, "additionalProperties": False}
     wanted = {
         "passed": ("graded", 1.0),

@@ -15,7 +15,7 @@ import pytest
 from pipeline.errors import GradingError
 from pipeline.types import Attempt
 from verifiers.judge import JudgeParams, judge, messages, read_score
-from verifiers.reference_model import reference_model
+from verifiers.reward_model import reference_model
 
 
 class Endpoint:
@@ -218,5 +218,5 @@ def test_only_calling_it_loads_torch() -> None:
     import subprocess
     import sys
 
-    code = "import sys, verifiers.reference_model, verifiers.combine, verifiers.code; sys.exit('torch' in sys.modules)"
+    code = "import sys, verifiers.reward_model, verifiers.combine, verifiers.code; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from pipeline.types import Attempt
 from verifiers import base
-from verifiers._languages import KNOWN, language_of
+from verifiers._natural_language import KNOWN, language_of
 from verifiers.answer import after_thinking, code_blocks, final_answer, last_box
 from verifiers.knights_knaves import holds, solutions
 from verifiers.numeric import number

@@ -12,9 +12,9 @@ from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
 from pipeline.errors import DataError
-from verifiers._sandboxed import Job, SandboxParams, run_or_fail, runner
+from verifiers._sandbox_jobs import Job, SandboxParams, run_or_fail, runner
 
-INSIDE = (Path(__file__).parent / "_inside_regex.py").read_text()
+INSIDE = (Path(__file__).parent / "in_sandbox" / "pattern.py").read_text()
 MAX_HERE = 2_000
 """Characters of a text that is searched in this process."""
 LIMITS = SandboxParams(wall_s=5, cpu_s=1)

@@ -12,7 +12,7 @@ import pytest
 
 from pipeline.errors import ConfigError
 from pipeline.types import Attempt, Verdict
-from verifiers.reference_model import load, reference_model
+from verifiers.reward_model import load, reference_model
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz 0123456789.:/<>|_"
 SPECIAL = ("<pad>", "<unk>", "<|end|>", "<|user|>", "<|assistant|>")
@@ -82,7 +82,7 @@ def test_no_text_moves_the_scores_of_others(model: Path, chat: bool) -> None:
 @pytest.mark.parametrize("attack", INJECTIONS)
 def test_a_response_writes_no_special_token(model: Path, attack: str, chat: bool) -> None:
     """What the model is shown holds the template's special tokens and no other, whatever a response spells out."""
-    import verifiers.reference_model as module
+    import verifiers.reward_model as module
 
     tokenizer, _ = load(str(model), "cpu")
     params = reference_model.bind({"model": model, "chat": chat}).params

@@ -19,9 +19,9 @@ from pipeline.types import Attempt, Verdict
 from sandbox import languages
 from sandbox.serve import make_server
 from tests.verifiers.fake_sandbox import FakeSandbox
-from verifiers import _place
-from verifiers._place import Place, current, settle
-from verifiers._sandboxed import Job, SandboxParams, programs_of, runner
+from verifiers import _sandbox_settings
+from verifiers._sandbox_settings import Place, current, settle
+from verifiers._sandbox_jobs import Job, SandboxParams, programs_of, runner
 from verifiers.base import load
 from verifiers.code import CodeParams, code, grade
 
@@ -150,7 +150,7 @@ def test_functions_over_http_are_held_to_their_types() -> None:
 
 
 def test_services_send_returned_values_back_and_run_other_languages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_place, "_tool_pool", lambda: pytest.fail("nothing runs on this machine"))
+    monkeypatch.setattr(_sandbox_settings, "_tool_pool", lambda: pytest.fail("nothing runs on this machine"))
     with served() as server:
         settle(Place(urls=(url(server),)))
         right, wrong = load("unit_tests").bind().score([Attempt(a, UNIT) for a in (UNIT_ANSWER, "def f(x): return 3")])
@@ -203,7 +203,7 @@ def test_settling_again_changes_nothing_and_elsewhere_ends_the_former_workers() 
     assert sandbox.default_pool() is pool
     assert pool.size == 1
     judged("bash", RIGHT["bash"])
-    tools = _place._tools
+    tools = _sandbox_settings._tools
     assert tools is not None
     assert tools.size == 1
     settle(Place(workers=2))

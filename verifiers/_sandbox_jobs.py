@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 import sandbox
 from pipeline.errors import IsolationError
-from verifiers import _place
+from verifiers import _sandbox_settings
 from verifiers.base import BoundVerifier, VerifierParams
 
 OVER_BUDGET = frozenset({"timeout", "cpu_limit"})
@@ -34,7 +34,7 @@ class SandboxParams(VerifierParams):
             "memory_mib": self.memory_mib,
             "output_kib": self.output_kib,
         }
-        return replace(_place.current().limits, **{k: v for k, v in stated.items() if v is not None})
+        return replace(_sandbox_settings.current().limits, **{k: v for k, v in stated.items() if v is not None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def runner(params: SandboxParams) -> Run:
     def run(jobs: Sequence[Job]) -> list[Outcome]:
         limits = params.limits()
         asked = [sandbox.Job(j.program, j.tests, j.mode, limits, j.stop, j.language, j.needs_values) for j in jobs]
-        return [_outcome(result) for result in _place.run(asked)] if asked else []
+        return [_outcome(result) for result in _sandbox_settings.run(asked)] if asked else []
 
     return run
 
