@@ -53,9 +53,9 @@ def setting_of(config: RunConfig) -> Setting:
 def _reward_models(config: RunConfig) -> Iterator[str]:
     chosen = [*config.data.verifiers.values(), *(c.verifier for c in config.scoring.components)]
     for choice in {c.key: c for c in chosen if _asks_a_model(c)}.values():
-        where = "here" if choice.name == "reference_model" else "at its own endpoint"
+        where = "at its own endpoint" if choice.name == "judge" else "here"
         yield f"reward model {choice.params.get('model', '')} (verifier {choice.name}, frozen, {where})"
 
 
 def _asks_a_model(choice: VerifierChoice) -> bool:
-    return choice.name in ("reference_model", "judge")
+    return choice.name in ("reward_model", "reference_model", "judge")

@@ -1,14 +1,14 @@
 """The only reader of responses: every verifier starts from the final answer that is found here.
 
-In this order: thinking is cut, then the last closed box, `<answer>` tags, an announcement such as "the answer is" in one
-of some thirty languages, the concluding sentence. No number is taken from anywhere else in the text.
+In this order: thinking is cut, then the last closed box, `<answer>` tags, an announcement such as "the answer is" in
+one of some thirty languages, the concluding sentence. No number is taken from anywhere else in the text.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from pipeline.types import Attempt
+from pipeline.types import Attempt, Verdict
 from verifiers.answer.parts import (
     MAX_TAIL,
     Answer,
@@ -34,6 +34,8 @@ __all__ = [
     "last_box",
     "last_tag",
     "marked",
+    "one_answer",
+    "too_long",
     "undecorated",
 ]
 
@@ -59,3 +61,20 @@ def final_answer(attempt: Attempt, concluding_sentence: bool = True) -> Answer:
     if answer.text is None:
         return answer
     return replace(answer, text=undecorated(answer.text), written=answer.text)
+
+
+def one_answer(attempt: Attempt, max_chars: int | None = None) -> str | Verdict:
+    """Return the final answer's text, or a verdict if there is none to compare: no answer, several, or a long one."""
+    answer = final_answer(attempt)
+    if answer.text is None:
+        return answer.no_answer()
+    if answer.others:
+        return Verdict("graded", 0.0, "several_answers", answer.text)
+    if max_chars is not None and len(answer.text) > max_chars:
+        return too_long(answer.text)
+    return answer.text
+
+
+def too_long(text: str) -> Verdict:
+    """Return the verdict on a text that is longer than a verifier reads."""
+    return Verdict("graded", 0.0, f"too_long: {len(text)} characters", text[:200])

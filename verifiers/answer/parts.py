@@ -73,7 +73,7 @@ class Answer:
 def after_thinking(attempt: Attempt) -> Answer:
     """Return the response after its last closing thinking tag, stripped.
 
-    There is none if thinking is opened behind that tag or by the prompt and never closed, or if nothing visible follows.
+    There is none if thinking is opened behind that tag, or by the prompt, and never closed; or if nothing follows it.
     """
     text = attempt.response
     start = 0

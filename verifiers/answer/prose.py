@@ -43,7 +43,7 @@ FORMULA_ONLY = re.compile(r"[^A-Za-z]*(?:[A-Za-z]{1,2}(?:\([a-z]\))?\s*=)?[^A-Za
 
 
 def announced(text: str) -> Answer | None:
-    """Return what follows the last announcement ("the answer is", "####", a key "answer" of JSON); None if there is none.
+    """Return the text behind the last announcement: "the answer is", "####", JSON's key "answer". None without one.
 
     The content ends with its sentence. A cue at the end of its line announces the next line that is not empty.
     """
@@ -72,7 +72,9 @@ def announced(text: str) -> Answer | None:
     if other and DENIES.search(f"{cue.group()} {content}"[:MAX_CLOSING]):
         return Answer(None, "no_conclusion")
     content = VERB_ENDING.sub("", content) if other else content
-    return Answer(content, "cue", alternative=alternative, other_language=other) if content else Answer(None, "empty_cue")
+    return (
+        Answer(content, "cue", alternative=alternative, other_language=other) if content else Answer(None, "empty_cue")
+    )
 
 
 def _until_sentence_end(text: str) -> str:
@@ -121,7 +123,9 @@ def concluded(text: str) -> Answer:
     if NO_CONCLUSION.search(prose) or DENIES.search(prose):
         return Answer(None, "no_conclusion")
     stated = _from_sentence(sentence, start == 0)
-    if stated is None and len(text) < MAX_TAIL and ONE_TOKEN.fullmatch(text):  # however long, so that a verifier can say that it is too long
+    if (
+        stated is None and len(text) < MAX_TAIL and ONE_TOKEN.fullmatch(text)
+    ):  # however long, so that a verifier can say that it is too long
         return Answer(text, "whole")
     if stated is None and alone and not NOTATION.search(sentence):  # a name or a phrase
         return Answer(sentence, "whole")
@@ -135,7 +139,7 @@ def _is_open(sentence: str) -> bool:
 
 
 def _stated(sentence: str) -> str | None:
-    """Return the value in a sentence without math delimiters: a bare statement, or what follows the last verb or "="."""
+    """Return the value in a sentence without math delimiters: a bare statement, or the end after a verb or "="."""
     opening = OPENING.match(sentence)
     bare = sentence[opening.end() :] if opening else sentence
     if "=" in bare and STATEMENT.fullmatch(bare):

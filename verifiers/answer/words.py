@@ -111,7 +111,7 @@ OPENING = re.compile(
 )
 REASON = re.compile(r"\s\(?(?:because|since|whereas|so that|due to|as required|as desired)\b", re.IGNORECASE)
 CLAUSE = re.compile(rf"{REASON.pattern}|\s\(?(?:which|where|when|for which|by the)\b", re.IGNORECASE)
-"""The start of a clause behind a value, which explains it; a phrase may hold these words itself: the house by the sea."""
+"""The start of a clause that explains a value. A phrase may hold such a word itself: the house by the sea."""
 ENDS_OPEN = re.compile(
     r"\b(?:and|then|so|we|which|that|the|an|is|are|of|to|by|for|with|but|or|as|because|since|now|next|must|equals?|plus"
     r"|minus|times|therefore|thus|hence)\s*,?$",
