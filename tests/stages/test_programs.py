@@ -23,7 +23,7 @@ from sandbox.languages import LANGUAGES
 from sandbox.serve import make_server
 from tests.stages.test_rl import Heard
 from tests.stages.tiny import tiny
-from verifiers._sandbox_settings import Place, current
+from verifiers._sandbox_settings import SandboxSettings, current
 from verifiers.base import load
 
 CODE = [{"id": i, "question": f"{i}?", "answer": {"tests": [{"input": "", "output": str(i)}]}} for i in range(3)]
@@ -67,14 +67,14 @@ def low_walls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_session_settles_what_the_recipe_says_and_the_next_begins_anew(tmp_path: Path) -> None:
     with session_of(tmp_path, workers=1, cpu_s=0.5, memory_mib=100, max_tests=7) as session:
-        assert current() == Place(sandbox.Limits(cpu_s=0.5, memory_mib=100, max_tests=7), workers=1)
+        assert current() == SandboxSettings(sandbox.Limits(cpu_s=0.5, memory_mib=100, max_tests=7), workers=1)
         assert sandbox.default_pool().size == 1
         bound = session.scorer.bound["code"]
         assert getattr(bound, "params").limits().cpu_s == 0.5  # noqa: B009
         written = json.loads((tmp_path / "run" / "run.json").read_text())["isolation"]
         assert written == {k: v if k == "level" else dict(v) for k, v in written.items()}
         assert written["level"] == sandbox.probe().level
-    assert current() == Place()
+    assert current() == SandboxSettings()
 
 
 def test_a_run_without_programs_starts_no_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from verifiers.mathematics.extract import MAX_TAIL, extract
 
 FOUND = [

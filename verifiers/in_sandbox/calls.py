@@ -1,19 +1,19 @@
-"""Appended to the program in the sandbox: makes the calls of each test, one after another, and tells what each did."""
+"""Appended to the program in the sandbox: makes the calls of each test in order and reports the results."""
 
 from typing import Any
 
 
 def verizero_calls(tests: list[list[tuple[str, list[Any], dict[str, Any]]]]) -> list[list[tuple[Any, ...]]]:
-    """Per test, for each (function, args, kwargs): ("value", result, args, kwargs) or ("raised", type names)."""
-    said: list[list[tuple[Any, ...]]] = []
+    """Return per test, for each (function, args, kwargs): ("value", result, args, kwargs) or ("raised", type names)."""
+    results: list[list[tuple[Any, ...]]] = []
     for calls in tests:
-        said.append([])
+        results.append([])
         for name, args, kwargs in calls:
             try:
                 function = globals().get(name) or getattr(globals()["Solution"](), name)
                 value = function(*args, **kwargs)
             except Exception as problem:
-                said[-1].append(("raised", [kind.__name__ for kind in type(problem).__mro__]))
+                results[-1].append(("raised", [kind.__name__ for kind in type(problem).__mro__]))
             else:
-                said[-1].append(("value", value, args, kwargs))
-    return said
+                results[-1].append(("value", value, args, kwargs))
+    return results
