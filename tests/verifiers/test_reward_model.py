@@ -142,7 +142,7 @@ def test_a_flood_is_refused_unread_and_costs_others_nothing(model: Path) -> None
     alone = said(model, ["a"])[0].score
     flood, honest = said(model, ["a " * 50_000, "a"], max_tokens=64)
     assert (flood.status, flood.score) == ("verifier_error", 0.0)
-    assert re.fullmatch(r"too_long: 1000\d\d tokens .* 64", flood.reason)
+    assert re.fullmatch(r"too_long: 50011 tokens .* 64", flood.reason)
     assert honest.score == pytest.approx(alone, abs=1e-6)
 
 

@@ -62,7 +62,7 @@ def announced(text: str) -> Answer | None:
         return Answer(None, "empty_cue")
     content = _until_sentence_end(rest)
     alternative = hedges.listed_below(content, rest[len(content) :]) if below else None
-    if rest[len(content) : len(content) + 1] == "?":
+    if rest[len(content) : len(content) + 1] == "?" or (content.endswith("?") and NOTATION.search(content)):
         return Answer(None, "no_conclusion")
     content = _without_exclamation(FILLER.sub("", content, count=1) if FILLER.match(content) else content)
     # A text that breaks off after the announcement may have been about to say more.
