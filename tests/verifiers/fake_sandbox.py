@@ -1,4 +1,4 @@
-"""A stand-in for the sandbox that runs trusted test programs in this process, and counts what it ran."""
+"""A fake sandbox that runs trusted test programs in this process, and keeps the jobs that it ran."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.types import Attempt, Verdict
+from tests.verifiers.floods import VERIFIERS, floods
 from verifiers import _safe_search
 from verifiers._safe_search import is_found, is_quick
 from verifiers._sandbox_jobs import Job, Outcome
@@ -166,6 +167,16 @@ def test_a_schemas_pattern_that_never_ends_ends() -> None:
     verdict = said("json_schema", {}, {"schema": {"pattern": "^(a+)+$"}}, f'"{"a" * 40}!"')
     assert verdict.status == "timeout"
     assert said("json_schema", {}, {"schema": {"pattern": "^(a+)+$"}}, '"aaaa"').is_correct
+
+
+@pytest.mark.parametrize(("name", "params", "reference"), VERIFIERS)
+def test_floods_are_refused(name: str, params: dict[str, Any], reference: Any) -> None:
+    """A reader or verifier that is quadratic in the length would take hours here."""
+    bound = load(name).bind(params)
+    for piece, text in floods():
+        verdict = bound.score([Attempt(text, reference)])[0]
+        closed_at_once = piece == "}" and text.startswith("\\boxed")
+        assert verdict.score == 0.0 or closed_at_once, (piece, text[:20], verdict)
 
 
 def test_many_items_are_compared_without_all_pairs() -> None:
