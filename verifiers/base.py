@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Generic, TypeVar, get_type_hints, overload
@@ -65,7 +66,9 @@ class Verifier(Generic[P]):
         self.params_type = params_type
         self.single = single
         self.batch = batch
-        self.__doc__ = (single or batch).__doc__
+        function = single or batch
+        self.__doc__ = function.__doc__
+        self.module: str = function.__module__
 
     def bind(self, params: Mapping[str, Any] | None = None, base: Path | None = None) -> BoundVerifier[P]:
         """Return this verifier with validated parameters. Relative paths among them start from `base`, as in `load`.
@@ -140,7 +143,7 @@ def verifier(function: Any = None, /, *, name: str | None = None, batch: bool = 
             raise ConfigError(
                 f"verifier {f.__name__!r}: annotate its 2nd argument with a verifiers.base.VerifierParams"
             )
-        call = f if len(takes) > 1 else lambda attempt, _: f(attempt)
+        call = f if len(takes) > 1 else wraps(f)(lambda attempt, _: f(attempt))
         return Verifier(name or f.__name__, params_type, None if batch else call, call if batch else None)
 
     return make if function is None else make(function)

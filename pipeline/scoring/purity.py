@@ -28,5 +28,4 @@ def _parts(bound: object) -> Iterator[BoundVerifier[Any]]:
 
 
 def _is_ours(bound: BoundVerifier[Any]) -> bool:
-    made = bound.verifier.one or bound.verifier.many
-    return made is not None and made.__module__.partition(".")[0] == verifiers.__name__
+    return bound.verifier.module.partition(".")[0] == verifiers.__name__

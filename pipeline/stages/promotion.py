@@ -265,7 +265,7 @@ def _verifiers(run: Path, recipe: RunConfig) -> dict[str, str]:
         except ConfigError:
             found[name] = ""  # a path from another folder: its file is not to be found from here
             continue
-        module = sys.modules.get((verifier.one or verifier.many).__module__)
+        module = sys.modules.get(verifier.module)
         found[name] = _sha256(Path(getattr(module, "__file__", None) or ""))
     return found
 

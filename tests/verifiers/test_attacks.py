@@ -135,7 +135,7 @@ def test_patterns_that_can_run_for_long_are_known(pattern: str, quick: bool) -> 
 
 
 def test_a_schemas_pattern_that_never_ends_is_searched_for_in_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answer or not, too slow, or the sandbox failed: each is said as what it is, and the trainer's process goes on."""
+    """Found or not, too slow, or the sandbox failed: each has its own status, and the trainer survives."""
     asked: list[Job] = []
     outcome = Outcome("passed")
 

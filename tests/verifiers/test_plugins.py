@@ -85,7 +85,9 @@ def test_a_file_is_enough(file: Path) -> None:
     assert score(found, "yes!!") == 1.0
     assert score(found, "yes!") == 0.0
     assert score(found, "yes!", times=1) == 1.0
-    assert score(load(path=f"{file}/checks.py:plain"), "a", "a") == 1.0
+    plain = load(path=f"{file}/checks.py:plain")
+    assert score(plain, "a", "a") == 1.0
+    assert plain.module == found.module != "verifiers.base", "also for a function without parameters"
     assert "exclamation" in (found.__doc__ or "")
 
 
