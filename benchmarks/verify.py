@@ -23,7 +23,10 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from pipeline.types import Attempt  # noqa: E402
+from tests.verifiers.floods import VERIFIERS, floods  # noqa: E402
 from tests.verifiers.math import hostile  # noqa: E402
+from verifiers.base import load  # noqa: E402
 from verifiers.mathematics import grade, score  # noqa: E402
 
 LABELLED = ROOT / "tests" / "verifiers" / "math" / "labelled.jsonl"
@@ -100,13 +103,25 @@ def hostile_summary() -> str:
     return f"hostile: {total - len(rewarded)}/{total} unrewarded, slowest {slowest:.3f} CPU s {rewarded or ''}"
 
 
+def flood_summary() -> str:
+    """Return the longest time that a verifier takes for a response which repeats one piece; the bar is 1 CPU second."""
+    slowest = (0.0, "", "")
+    for name, params, reference in VERIFIERS:
+        bound = load(name).bind(params)
+        for piece, text in floods():
+            start = time.process_time()
+            bound.score([Attempt(text, reference)])
+            slowest = max(slowest, (time.process_time() - start, name, piece))
+    return "floods: slowest {:.3f} CPU s, {} on {!r}".format(*slowest)
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="?", type=Path, default=LABELLED, help="labelled rows as JSONL")
     parser.add_argument("--peer", action="store_true", help="measure math-verify too")
     parser.add_argument("--sample", type=int, help="rows taken at random (math-verify does about 40 a second)")
-    parser.add_argument("--hostile", action="store_true", help="the hostile rows too")
+    parser.add_argument("--hostile", action="store_true", help="the hostile rows and floods too")
     args = parser.parse_args()
     rows = [json.loads(line) for line in args.rows.read_text(encoding="utf-8").splitlines() if line.strip()]
     rows = list({(row["gold"], row["response"]): row for row in rows}.values())
@@ -122,6 +137,7 @@ def main() -> None:
         print(summary(name, rows, measured))
     if args.hostile:
         print(hostile_summary())
+        print(flood_summary())
 
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ PACKAGES: dict[Kind, str] = {
     "preferences": "pipeline.preferences",
     "generators": "pipeline.data.generators",
 }
+FORMER_NAMES: dict[Kind, dict[str, str]] = {"verifiers": {"reference_model": "reward_model"}}
+"""Names that recipes may still use, each with the name that it stands for now."""
 SUPPORT = frozenset({"base"})
 """Files of a plug-in package that are no plug-ins; sub-packages and names with a leading underscore are none either."""
 
@@ -40,6 +42,7 @@ def find(kind: Kind, name: str) -> Any:
 
     Raises: UnknownName if there is none, ConfigError if a file and an installed package both claim the name.
     """
+    name = FORMER_NAMES.get(kind, {}).get(name, name)
     claimed = [e for e in entry_points(group=f"verizero.{kind}") if e.name == name]
     module = f"{PACKAGES[kind]}.{name}"
     spec = importlib.util.find_spec(module) if name.isidentifier() and _is_plugin(name) else None

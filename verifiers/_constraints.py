@@ -1,7 +1,4 @@
-"""Constraints on a text that a program can check: one small frozen model each, `holds(text, prompt) -> bool`.
-
-`type` names them in data.
-"""
+"""Constraints on a text that a program can check, one small frozen model each; the field `type` names it in data."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from verifiers._languages import KNOWN, is_written_in
+from verifiers._natural_language import KNOWN, is_written_in
 
 SENTENCE_END = re.compile(r"[.!?]+[\"'”’)]*(?=\s|$)|[。！？]+")
 BULLET = re.compile(r"^\s{0,8}(?:[-*+•]|\d{1,3}[.)])\s+\S", re.MULTILINE)
@@ -23,14 +20,15 @@ class Constraint(BaseModel):
     """Base of the constraints: frozen, unknown keys refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    type: Any
 
     def holds(self, text: str, prompt: str) -> bool:
-        """Whether `text`, written for `prompt`, meets the constraint."""
+        """True if `text`, written for `prompt`, meets the constraint."""
         raise NotImplementedError
 
 
 class Count(Constraint):
-    """How many there are of something: at least `min`, at most `max`."""
+    """The number of words, sentences, ...: at least `min`, at most `max`."""
 
     type: Literal["words", "sentences", "paragraphs", "lines", "characters", "bullets", "placeholders", "highlights"]
     min: int = Field(0, ge=0)
@@ -45,9 +43,7 @@ class Count(Constraint):
         return self
 
     def holds(self, text: str, prompt: str) -> bool:
-        """Whether the count is within bounds."""
-        n = count(self.type, text)
-        return n >= self.min and (self.max is None or n <= self.max)
+        return is_within(count(self.type, text), self.min, self.max)
 
 
 class Keywords(Constraint):
@@ -57,7 +53,7 @@ class Keywords(Constraint):
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     times: int = Field(1, ge=0)
-    at_most: int | None = Field(None, ge=0, description="and no more than that often")
+    at_most: int | None = Field(None, ge=0, description="most occurrences of each included word")
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
@@ -66,16 +62,12 @@ class Keywords(Constraint):
         return self
 
     def holds(self, text: str, prompt: str) -> bool:
-        """Whether all included and none of the excluded words occur."""
-        for word in self.include:
-            n = occurrences(word, text)
-            if n < self.times or (self.at_most is not None and n > self.at_most):
-                return False
-        return not any(occurrences(word, text) for word in self.exclude)
+        included = all(is_within(occurrences(word, text), self.times, self.at_most) for word in self.include)
+        return included and not any(occurrences(word, text) for word in self.exclude)
 
 
 class Letters(Constraint):
-    """How often a letter (or any one character) occurs, without regard to case."""
+    """The occurrences of a letter (or any one character), in either case."""
 
     type: Literal["letters"]
     letter: str = Field(min_length=1, max_length=1)
@@ -83,9 +75,7 @@ class Letters(Constraint):
     max: int | None = Field(None, ge=0)
 
     def holds(self, text: str, prompt: str) -> bool:
-        """Whether the count is within bounds."""
-        n = text.casefold().count(self.letter.casefold())
-        return n >= self.min and (self.max is None or n <= self.max)
+        return is_within(text.casefold().count(self.letter.casefold()), self.min, self.max)
 
 
 class Case(Constraint):
@@ -97,32 +87,30 @@ class Case(Constraint):
     capital_words_max: int | None = Field(None, ge=0)
 
     def holds(self, text: str, prompt: str) -> bool:
-        """Whether the text has letters, all of that case, and as many capital words as asked for."""
         if self.case == "upper" and not text.isupper():
             return False
         if self.case == "lower" and not text.islower():
             return False
-        n = sum(w.isupper() for w in WORD.findall(text))
-        return n >= self.capital_words_min and (self.capital_words_max is None or n <= self.capital_words_max)
+        num_capitals = sum(w.isupper() for w in WORD.findall(text))
+        return is_within(num_capitals, self.capital_words_min, self.capital_words_max)
 
 
 class Edges(Constraint):
-    """How the text starts and ends, and whether it is quoted whole."""
+    """The start and end of the text, and quotation marks around all of it."""
 
     type: Literal["edges"]
     start: str = ""
     end: str = ""
     quoted: bool = False
-    repeat_prompt: bool = Field(False, description="the text starts with the prompt, word for word, and goes on")
+    repeat_prompt: bool = Field(False, description="the text repeats the prompt, word for word, and then continues")
 
     def holds(self, text: str, prompt: str) -> bool:
-        """Whether the edges are as asked for."""
         bare = text.strip()
         if self.quoted and not (len(bare) > 2 and bare[0] == bare[-1] == '"'):
             return False
         if self.repeat_prompt:
-            said = " ".join(prompt.split()).casefold()
-            if not said or not " ".join(bare.split()).casefold().startswith(said) or len(bare) <= len(prompt.strip()):
+            start = _folded(prompt)
+            if not start or not _folded(bare).startswith(start) or len(bare) <= len(prompt.strip()):
                 return False
         folded = bare.strip('"').strip().casefold() if self.quoted else bare.casefold()
         return folded.startswith(self.start.casefold()) and folded.endswith(self.end.casefold())
@@ -135,7 +123,6 @@ class Punctuation(Constraint):
     characters: str = Field(min_length=1)
 
     def holds(self, text: str, prompt: str) -> bool:
-        """Whether none of them occurs."""
         return not set(self.characters) & set(text)
 
 
@@ -153,7 +140,6 @@ class Language(Constraint):
         return code
 
     def holds(self, text: str, prompt: str) -> bool:
-        """Whether the text is written in it."""
         return is_written_in(text, self.code)
 
 
@@ -163,7 +149,6 @@ class Json(Constraint):
     type: Literal["json"]
 
     def holds(self, text: str, prompt: str) -> bool:
-        """Whether it parses."""
         bare = text.strip()
         if bare.startswith("```") and bare.endswith("```") and "\n" in bare:
             bare = bare[bare.index("\n") + 1 : -3]
@@ -190,10 +175,9 @@ class Sections(Constraint):
         return self
 
     def holds(self, text: str, prompt: str) -> bool:
-        """Whether there are as many parts as asked for, none empty."""
         if self.marker:
-            found = re.findall(rf"^\W*{re.escape(self.marker)}\s+(?:\d+|[IVX]+)\b", text, re.MULTILINE | re.IGNORECASE)
-            return len(found) >= self.count
+            marker = rf"^\W*{re.escape(self.marker)}\s+(?:\d+|[IVX]+)\b"
+            return len(re.findall(marker, text, re.MULTILINE | re.IGNORECASE)) >= self.count
         parts = [p.strip() for p in text.strip().removeprefix(self.separator).split(self.separator)]
         if self.distinct and len(set(parts)) < len(parts):
             return False
@@ -206,7 +190,6 @@ class Title(Constraint):
     type: Literal["title"]
 
     def holds(self, text: str, prompt: str) -> bool:
-        """Whether there is one with words in it."""
         return bool(re.search(r"^\s*<<[^<>\n]*\w[^<>\n]*>>\s*$", text, re.MULTILINE))
 
 
@@ -217,7 +200,6 @@ class Postscript(Constraint):
     marker: str = "P.S."
 
     def holds(self, text: str, prompt: str) -> bool:
-        """Whether a line begins with the marker and says something."""
         return bool(re.search(rf"^\s*{re.escape(self.marker)}\s*\S", text, re.MULTILINE | re.IGNORECASE))
 
 
@@ -228,9 +210,7 @@ class OneOf(Constraint):
     phrases: tuple[str, ...] = Field(min_length=1)
 
     def holds(self, text: str, prompt: str) -> bool:
-        """Whether it is."""
-        said = text.strip().rstrip(".").casefold()
-        return any(said == p.strip().rstrip(".").casefold() for p in self.phrases)
+        return any(text.strip().rstrip(".").casefold() == p.strip().rstrip(".").casefold() for p in self.phrases)
 
 
 class FirstWord(Constraint):
@@ -242,7 +222,6 @@ class FirstWord(Constraint):
     paragraphs: int | None = Field(None, ge=1)
 
     def holds(self, text: str, prompt: str) -> bool:
-        """Whether that paragraph begins with the word."""
         parts = paragraphs_of(text)
         if len(parts) < self.paragraph or (self.paragraphs is not None and len(parts) != self.paragraphs):
             return False
@@ -258,7 +237,7 @@ AnyConstraint = Annotated[
 
 
 def count(what: str, text: str) -> int:
-    """How many words, sentences, paragraphs, lines, characters, bullets, [placeholders] or *highlights* there are."""
+    """Return the number of words, sentences, paragraphs, lines, characters, bullets, [placeholders] or *highlights*."""
     match what:
         case "words":
             return len(WORD.findall(text))
@@ -278,18 +257,26 @@ def count(what: str, text: str) -> int:
 
 
 def paragraphs_of(text: str) -> list[str]:
-    """The parts of a text between empty lines."""
+    """Return the parts of a text between empty lines."""
     return [p for p in re.split(r"\n[ \t]*\n", text) if p.strip()]
 
 
 def occurrences(word: str, text: str) -> int:
-    """How often a word or phrase occurs whole, without regard to case."""
-    said = " ".join(text.casefold().split())
-    return len(re.findall(rf"(?<!\w){re.escape(' '.join(word.casefold().split()))}(?!\w)", said))
+    """Return how often a word or phrase occurs whole, in either case."""
+    return len(re.findall(rf"(?<!\w){re.escape(_folded(word))}(?!\w)", _folded(text)))
+
+
+def _folded(text: str) -> str:
+    return " ".join(text.split()).casefold()
+
+
+def is_within(number: int, low: int, high: int | None) -> bool:
+    """True if low <= number <= high; None is no upper bound."""
+    return number >= low and (high is None or number <= high)
 
 
 def bounds(relation: Any, n: int) -> dict[str, int]:
-    """`min` and `max` of an IFEval relation ("at least", "less than", "at most")."""
+    """Return `min` and `max` of an IFEval relation ("at least", "less than", "at most")."""
     match str(relation or "at least").casefold():
         case "at least":
             return {"min": n}

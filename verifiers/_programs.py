@@ -1,4 +1,4 @@
-"""What the code verifiers share: the program in a response, the tests in a reference, each pair run once."""
+"""Shared parts of verifiers that run programs: the program in a response, its tests, each distinct pair run once."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pipeline.errors import DataError
-from pipeline.types import Attempt
-from verifiers._response import Found, after_thinking, code_blocks, last_tag
+from pipeline.types import Attempt, Verdict
+from verifiers.answer import Answer, after_thinking, code_blocks, last_tag
 
 Mode = Literal["stdin", "function"]
 Test = dict[str, Any]
+Work = TypeVar("Work")
 
 TAGS: Mapping[str, frozenset[str]] = {
     "python": frozenset({"python", "py", "python3", "pypy", "pypy3"}),
@@ -27,10 +28,10 @@ TAGS: Mapping[str, frozenset[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """Tests of one reference: how they talk to the program, and what they hold it to.
+    """The tests of one reference, and the mode in which they talk to the program.
 
     `alternative` is a second reading of the same tests (APPS wraps each expected value in a list of one, and a
-    function may itself return such a list); a program is right if it passes either one whole.
+    function may itself return such a list); a program is right if it passes all tests of either reading.
     """
 
     mode: Mode
@@ -39,7 +40,7 @@ class Suite:
     alternative: tuple[Test, ...] | None = None
 
     def first(self, at_most: int | None) -> Suite:
-        """This suite with at most that many tests, spread evenly over the list so that large inputs stay in."""
+        """Return this suite with at most that many tests, spread evenly over the list so that large inputs stay in."""
         n = len(self.tests)
         if at_most is None or n <= at_most:
             return self
@@ -48,8 +49,8 @@ class Suite:
         return Suite(self.mode, tuple(self.tests[i] for i in chosen), self.fn, other)
 
 
-def program_of(attempt: Attempt, language: str = "python", defines: str | None = None) -> Found:
-    """The program in a response: the last closed fence of that language or of none, else the whole answer.
+def program_of(attempt: Attempt, language: str = "python", defines: str | None = None) -> Answer:
+    """Return the program in a response: the last closed fence of that language or of none, else the whole answer.
 
     With `defines`, the last fence that defines that name wins over later ones (usage examples follow solutions).
     An unclosed fence or a fence of other languages only is no answer.
@@ -65,23 +66,23 @@ def program_of(attempt: Attempt, language: str = "python", defines: str | None =
         name = re.compile(rf"\b(?:def|class|function)\s+{re.escape(defines)}\b|^{re.escape(defines)}\s*=", re.MULTILINE)
         fitting = [b for b in fitting if name.search(b)] or fitting
     if fitting:
-        return Found(fitting[-1], "fenced")
+        return Answer(fitting[-1], "fenced")
     if left_open:
-        return Found(None, "unclosed_fence")
+        return Answer(None, "unclosed_fence")
     if blocks:
-        return Found(None, f"no_{language}_block")
+        return Answer(None, f"no_{language}_block")
     if attempt.truncated:
-        return Found(None, "truncated")
-    return Found(text, "bare")
+        return Answer(None, "truncated")
+    return Answer(text, "bare")
 
 
 def suite_of(reference: Any) -> Suite:
-    """The tests of a reference, in the sandbox's form.
+    """Return the tests of a reference, in the sandbox's form.
 
     Accepted: {"tests": [...], "fn": "f"?} with function tests {"args", "expected", "fn"?} or stdin tests
     {"input", "output"}; a bare list of such tests; APPS and TACO {"inputs", "outputs", "fn_name"?}, also under
     "input_output"; each also as a JSON string.
-    Raises: DataError naming the field when the reference is none of these or has no test.
+    Raises: DataError naming the field if the reference has another form or no test.
     """
     if isinstance(reference, str):
         try:
@@ -140,21 +141,41 @@ def _apps(reference: Mapping[str, Any]) -> Suite:
     return Suite("function", unwrapped, fn, alternative=as_given)
 
 
-def _json_arguments(given: Any) -> list[Any]:
-    if isinstance(given, str):
-        return [json.loads(line) for line in given.split("\n") if line.strip()]
-    return list(given) if isinstance(given, list) else [given]
+def _json_arguments(arguments: Any) -> list[Any]:
+    if isinstance(arguments, str):
+        return [json.loads(line) for line in arguments.split("\n") if line.strip()]
+    return list(arguments) if isinstance(arguments, list) else [arguments]
 
 
 def _lines(text: Any) -> str:
     return "\n".join(map(str, text)) if isinstance(text, list) else str(text)
 
 
-def once_each(keys: Sequence[str], run: Callable[[list[int]], Sequence[Any]]) -> list[Any]:
-    """One result per key, in order; `run` gets the index of each distinct key's first place, and only those."""
-    first: dict[str, int] = {}
-    for i, key in enumerate(keys):
-        first.setdefault(key, i)
-    wanted = list(first.values())
-    results = dict(zip(first, run(wanted) if wanted else [], strict=True))
-    return [results[key] for key in keys]
+def grade_distinct(
+    attempts: Sequence[Attempt],
+    prepare: Callable[[Attempt], Work | Verdict],
+    key: Callable[[Work], str],
+    run: Callable[[list[Work]], Sequence[Verdict]],
+) -> list[Verdict]:
+    """Return one verdict per attempt, in order; `run` grades the work of all attempts, works of equal key once.
+
+    `prepare` returns the work of an attempt, or its verdict if there is nothing to run. A broken reference is
+    "verifier_error" for its own attempt only.
+    """
+    verdicts: list[Verdict | None] = []
+    keys: list[str] = []
+    distinct: dict[str, Work] = {}
+    for attempt in attempts:
+        try:
+            work = prepare(attempt)
+        except (DataError, ValueError, TypeError) as exc:
+            work = Verdict("verifier_error", reason=f"bad_reference: {exc}"[:300])
+        if isinstance(work, Verdict):
+            verdicts.append(work)
+            continue
+        keys.append(key(work))
+        distinct.setdefault(keys[-1], work)
+        verdicts.append(None)
+    graded = dict(zip(distinct, run(list(distinct.values())) if distinct else [], strict=True))
+    rest = iter(keys)
+    return [graded[next(rest)] if verdict is None else verdict for verdict in verdicts]

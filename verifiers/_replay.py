@@ -1,4 +1,4 @@
-"""pytest-style asserts against a program that never sees them.
+"""Asserts in pytest's style, checked against a program that never sees them.
 
 A test runs in a sandbox of its own, where each call of the program's function is answered from what the program, run in
 another, returned for those arguments. Neither can reach the other: only plain values travel.
@@ -16,18 +16,18 @@ from typing import Any
 
 from pipeline.errors import DataError
 from sandbox.worker.codec import Opaque
-from verifiers._sandboxed import Job, Outcome, Ran, Run, run_or_fail
+from verifiers._sandbox_jobs import Job, Outcome, Ran, Run, run_or_fail
 
 HERE = Path(__file__).parent
-STEP = (HERE / "_inside_tests.py").read_text()
-CALLS = (HERE / "_inside_calls.py").read_text()
+STEP = (HERE / "in_sandbox" / "asserts.py").read_text()
+CALLS = (HERE / "in_sandbox" / "calls.py").read_text()
 MAX_CALLS = 64
 """Calls that one test may make of the program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """The tests of one reference, each a program of its own, and the functions of the program that they call."""
+    """The tests of one reference, each a source of its own, and the functions of the program that they call."""
 
     tests: tuple[str, ...]
     names: tuple[str, ...]
@@ -35,14 +35,14 @@ class Suite:
 
 @dataclass(slots=True)
 class Replay:
-    """One program on its way through a suite: per test the calls so far, what they did, and the end, once known."""
+    """One program on its way through a suite: per test the calls so far, their results, and the end, once known."""
 
     program: str
     suite: Suite
     stop: bool = False
-    """After the first test that does not pass, the others are left out."""
+    """True to leave out the tests after the first that does not pass."""
     alone: bool = False
-    """Each test has a process of its own."""
+    """True if each test has a process of its own."""
     calls: list[list[tuple[Any, ...]]] = field(default_factory=list)
     known: list[list[Any]] = field(default_factory=list)
     ends: list[str | None] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Replay:
         self.ends.extend(None for _ in self.suite.tests)
 
     def open_tests(self) -> list[int]:
-        """Tests that go on."""
+        """Return the tests that have no end yet."""
         if self.failure or (self.stop and any(end not in (None, "passed") for end in self.ends)):
             return []
         return [i for i, end in enumerate(self.ends) if end is None]
@@ -63,9 +63,9 @@ class Replay:
 
 @lru_cache(maxsize=4096)
 def suite_of(source: str, setup: str, fn: str | None) -> Suite:
-    """The tests in a source: each top-level assert, each `test_...` function, each assert of `check(candidate)`.
+    """Return the tests in a source: each top-level assert, each `test_...` function, each assert of `check(candidate)`.
 
-    What stands around an assert (imports, data, definitions) goes with it.
+    Each test keeps the imports, data and definitions before it.
     Raises: DataError if the source is no Python or holds no test.
     """
     try:
@@ -79,10 +79,10 @@ def suite_of(source: str, setup: str, fn: str | None) -> Suite:
         if isinstance(statement, ast.FunctionDef) and statement.name.startswith("test"):
             tests.append([*prelude, statement, ast.parse(f"{statement.name}()").body[0]])
         elif isinstance(statement, ast.FunctionDef) and statement.name == "check" and len(statement.args.args) == 1:
-            given = ast.parse(f"{statement.args.args[0].arg} = {_required(fn)}").body
+            candidate = ast.parse(f"{statement.args.args[0].arg} = {_required(fn)}").body
             flat = any(isinstance(s, ast.Assert) for s in statement.body)
             call = ast.parse(f"check({fn})").body[0]
-            tests += _asserts(statement.body, [*prelude, *given]) if flat else [[*prelude, statement, call]]
+            tests += _asserts(statement.body, [*prelude, *candidate]) if flat else [[*prelude, statement, call]]
         elif isinstance(statement, ast.Assert):
             tests.append([*prelude, statement])
         elif not _is_main_guard(statement) and not _is_check_call(statement):
@@ -97,17 +97,17 @@ def suite_of(source: str, setup: str, fn: str | None) -> Suite:
 
 
 def replay(work: Sequence[tuple[str, Suite]], run: Run, stop: bool = False) -> list[Replay]:
-    """Each program taken through its suite, all side by side: tests step until they need a call, programs answer.
+    """Take every program through its suite, all at once: tests run until they need a call, programs make the calls.
 
-    Tests of one program share a process as long as all goes well; one that failed in company is tried again alone, so
-    that what a program keeps between calls does not count against it. With `stop`, tests after the first that does not
-    pass have no end.
+    Tests of one program share a process as long as all pass; a test that failed in a shared process is tried again
+    alone, so that state kept between calls does not count against a program. With `stop`, tests after the first that
+    does not pass have no end.
     """
     replays = [Replay(program, suite, stop) for program, suite in work]
     tried: set[tuple[int, int]] = set()
     while True:
         _advance(replays, run)
-        failed = [(k, i) for k, r in enumerate(replays) for i in _failed_in_company(r) if (k, i) not in tried]
+        failed = [(k, i) for k, r in enumerate(replays) for i in _failed_in_shared(r) if (k, i) not in tried]
         if not failed:
             return replays
         tried.update(failed)
@@ -118,7 +118,7 @@ def replay(work: Sequence[tuple[str, Suite]], run: Run, stop: bool = False) -> l
             r.ends[i], r.seconds, r.failure = once.ends[0], r.seconds + once.seconds, r.failure or once.failure
 
 
-def _failed_in_company(r: Replay) -> list[int]:
+def _failed_in_shared(r: Replay) -> list[int]:
     if r.failure is not None or len(r.ends) == 1 or r.alone:
         return []
     return [i for i, end in enumerate(r.ends) if end is not None and end.startswith("failed")]
@@ -139,23 +139,23 @@ def _advance(replays: Sequence[Replay], run: Run) -> None:
 
 def _step_tests(active: Sequence[Replay], run: Run) -> None:
     def job(r: Replay, tests: Sequence[int]) -> Job:
-        given = [[r.suite.tests[i], list(r.suite.names), r.known[i]] for i in tests]
-        return Job(STEP, (_function("steps", given),), "function", needs_values=True)
+        states = [[r.suite.tests[i], list(r.suite.names), r.known[i]] for i in tests]
+        return Job(STEP, (_function("steps", states),), "function", needs_values=True)
 
     for r, i, test in _each(active, job, run):
-        said = test.value
-        if not isinstance(said, tuple | list) or not said:
+        step = test.value
+        if not isinstance(step, tuple | list) or not step:
             r.ends[i] = "timeout" if test.is_over_budget else f"broken: {test.status}"
-        elif said[0] == "call":
-            r.calls[i].append((said[1], said[2], said[3]))
+        elif step[0] == "call":
+            r.calls[i].append((step[1], step[2], step[3]))
         else:
-            r.ends[i] = said[0] if said[0] == "passed" else f"{said[0]}: {said[1]}"
+            r.ends[i] = step[0] if step[0] == "passed" else f"{step[0]}: {step[1]}"
 
 
 def _answer_calls(active: Sequence[Replay], run: Run) -> None:
     def job(r: Replay, tests: Sequence[int]) -> Job:
-        given = [r.calls[i] for i in tests]
-        return Job(f"{r.program}\n\n{CALLS}", (_function("verizero_calls", given),), "function", needs_values=True)
+        calls = [r.calls[i] for i in tests]
+        return Job(f"{r.program}\n\n{CALLS}", (_function("verizero_calls", calls),), "function", needs_values=True)
 
     for r, i, test in _each(active, job, run):
         problem = _problem(test.value, len(r.calls[i]))
@@ -170,7 +170,7 @@ def _answer_calls(active: Sequence[Replay], run: Run) -> None:
 def _each(
     active: Sequence[Replay], job: Callable[[Replay, Sequence[int]], Job], run: Run
 ) -> Iterator[tuple[Replay, int, Ran]]:
-    """Every open test with what became of it: all of a replay in one process; if that fails, each in its own."""
+    """Yield every open test with its result: all of a replay in one process; if that fails, each in its own."""
     parts = [(r, some) for r in active for some in ([[i] for i in r.open_tests()] if r.alone else [r.open_tests()])]
     again: list[tuple[Replay, list[int]]] = []
     for (r, tests), ran in zip(parts, _values(parts, job, run), strict=True):
@@ -185,7 +185,7 @@ def _each(
 def _values(
     parts: Sequence[tuple[Replay, list[int]]], job: Callable[[Replay, Sequence[int]], Job], run: Run
 ) -> list[list[Ran] | None]:
-    """Per part what became of its tests; None where several shared a process and it did not get through."""
+    """Return the results of the tests of each part; None if several shared a process that did not finish."""
     made: list[list[Ran] | None] = []
     for (r, tests), outcome in zip(parts, run_or_fail([job(r, tests) for r, tests in parts], run), strict=True):
         r.seconds += outcome.seconds
@@ -201,19 +201,19 @@ def _values(
     return made
 
 
-def _problem(said: Any, wanted: int) -> str | None:
-    """Why what the program's process told cannot be used; None if it can. Everything in it is a claim."""
-    if not isinstance(said, list) or len(said) != wanted:
+def _problem(results: Any, num_calls: int) -> str | None:
+    """Return the reason why the results cannot be used, else None. The program may have forged anything in them."""
+    if not isinstance(results, list) or len(results) != num_calls:
         return "no_result"
-    for one in said:
-        if not isinstance(one, tuple | list) or not one:
-            return "bad_result"
-        if one[0] == "raised":
-            if len(one) != 2 or not isinstance(one[1], list) or not all(isinstance(n, str) for n in one[1]):
+    for result in results:
+        match result:
+            case ("raised", list(names)) if all(isinstance(n, str) for n in names):
+                pass
+            case ("value", _, list(), dict()):
+                pass
+            case _:
                 return "bad_result"
-        elif one[0] != "value" or len(one) != 4 or not isinstance(one[2], list) or not isinstance(one[3], dict):
-            return "bad_result"
-        if _holds_opaque(one):
+        if _holds_opaque(result):
             return "opaque_value: an object that is no plain value was returned"
     return None
 

@@ -1,4 +1,4 @@
-"""What a verifier is, and `@verifier`, which makes one of a function.
+"""The class of all verifiers, and the decorator `@verifier`, which makes a verifier of a function.
 
 A verifier turns an attempt (response, reference, prompt) into a verdict. Its parameters are a frozen pydantic model,
 so they are validated with the recipe. An exception inside a verifier is never a wrong answer: it becomes a verdict of
@@ -11,6 +11,8 @@ import importlib.util
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Generic, TypeVar, get_type_hints, overload
@@ -20,12 +22,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pipeline import registry
 from pipeline.errors import ConfigError, UnknownName
 from pipeline.types import Attempt, Verdict
-from verifiers._response import Found, after_thinking, final_answer, last_box, last_tag
+from verifiers.answer import Answer, after_thinking, final_answer, last_box, last_tag, one_answer
 
 __all__ = [
+    "Answer",
     "Attempt",
     "BoundVerifier",
-    "Found",
     "Verdict",
     "Verifier",
     "VerifierParams",
@@ -34,12 +36,13 @@ __all__ = [
     "last_box",
     "last_tag",
     "load",
+    "one_answer",
     "verifier",
 ]
 
 
 BASE = "base"
-"""Key of the context of validation that holds the folder which relative paths are taken from, or None."""
+"""Key in pydantic's validation context: the folder that relative paths start from, or None."""
 
 
 class VerifierParams(BaseModel):
@@ -47,7 +50,7 @@ class VerifierParams(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     may_leave: ClassVar[bool] = True
-    """It may be graded by in another process: it holds no model, connection or process of its own."""
+    """True if another process may grade: the verifier holds no model, connection or process of its own."""
 
     def combined_verifiers(self) -> tuple[BoundVerifier[Any], ...]:
         """Return the verifiers that this one combines."""
@@ -55,22 +58,24 @@ class VerifierParams(BaseModel):
 
 
 P = TypeVar("P", bound=VerifierParams)
-One = Callable[[Attempt, P], Verdict | float | bool]
-Many = Callable[[Sequence[Attempt], P], Sequence[Verdict]]
+Single = Callable[[Attempt, P], Verdict | float | bool]
+Batch = Callable[[Sequence[Attempt], P], Sequence[Verdict]]
 
 
 class Verifier(Generic[P]):
     """A named grader with typed parameters. Made by `@verifier`; call `bind` to get something that scores."""
 
-    def __init__(self, name: str, params_type: type[P], one: One[P] | None, many: Many[P] | None) -> None:
+    def __init__(self, name: str, params_type: type[P], single: Single[P] | None, batch: Batch[P] | None) -> None:
         self.name = name
         self.params_type = params_type
-        self.one = one
-        self.many = many
-        self.__doc__ = (one or many).__doc__
+        self.single = single
+        self.batch = batch
+        function = single or batch
+        self.__doc__ = function.__doc__
+        self.module: str = function.__module__
 
     def bind(self, params: Mapping[str, Any] | None = None, base: Path | None = None) -> BoundVerifier[P]:
-        """This verifier with validated parameters. Relative paths among them are taken from `base`, as by `load`.
+        """Return this verifier with validated parameters. Relative paths among them start from `base`, as in `load`.
 
         Raises: ConfigError naming the parameter, its value and what is allowed.
         """
@@ -93,12 +98,12 @@ class BoundVerifier(Generic[P]):
         return self.verifier.name
 
     def score(self, attempts: Sequence[Attempt]) -> list[Verdict]:
-        """One verdict per attempt, in order; a failing grader gives "verifier_error", never a zero."""
-        if self.verifier.many is None:
+        """Return one verdict per attempt, in order; a failing grader gives "verifier_error", never a zero."""
+        if self.verifier.batch is None:
             return [self._score_one(a) for a in attempts]
         start = time.perf_counter()
         try:
-            verdicts = list(self.verifier.many(attempts, self.params))
+            verdicts = list(self.verifier.batch(attempts, self.params))
         except Exception as exc:
             return [_failure(exc, time.perf_counter() - start)] * len(attempts)
         if len(verdicts) != len(attempts):
@@ -107,30 +112,30 @@ class BoundVerifier(Generic[P]):
         return verdicts
 
     def _score_one(self, attempt: Attempt) -> Verdict:
-        assert self.verifier.one is not None
+        assert self.verifier.single is not None
         start = time.perf_counter()
         try:
-            said = self.verifier.one(attempt, self.params)
+            result = self.verifier.single(attempt, self.params)
         except Exception as exc:
             return _failure(exc, time.perf_counter() - start)
         seconds = time.perf_counter() - start
-        if isinstance(said, Verdict):
-            return said if said.seconds else _with_seconds(said, seconds)
-        score = float(said)
+        if isinstance(result, Verdict):
+            return result if result.seconds else replace(result, seconds=seconds)
+        score = float(result)
         if not 0.0 <= score <= 1.0:
             return Verdict("verifier_error", reason=f"score {score!r} is outside [0, 1]", seconds=seconds)
         return Verdict("graded", score, "right" if score == 1.0 else "partial" if score else "wrong", seconds=seconds)
 
 
 @overload
-def verifier(function: One[P], /) -> Verifier[P]: ...
+def verifier(function: Single[P], /) -> Verifier[P]: ...
 @overload
 def verifier(*, name: str | None = None, batch: bool = False) -> Callable[[Callable[..., Any]], Verifier[Any]]: ...
 def verifier(function: Any = None, /, *, name: str | None = None, batch: bool = False) -> Any:
-    """Make a verifier of `f(attempt, params) -> Verdict | score in [0, 1] | bool`.
+    """Make a verifier of a function `f(attempt, params) -> Verdict | score in [0, 1] | bool`.
 
-    With `batch=True`, of `f(attempts, params) -> [Verdict]`. The annotation of `params` is the parameter model; a
-    function of the attempt alone has no parameters. The verifier is called like the function, unless named.
+    With `batch=True` the function is `f(attempts, params) -> [Verdict]`. The annotation of `params` is the parameter
+    model; a function of the attempt alone has no parameters. Its name is the function's, unless `name` is set.
     """
 
     def make(f: Callable[..., Any]) -> Verifier[Any]:
@@ -142,38 +147,36 @@ def verifier(function: Any = None, /, *, name: str | None = None, batch: bool = 
             raise ConfigError(
                 f"verifier {f.__name__!r}: annotate its 2nd argument with a verifiers.base.VerifierParams"
             )
-        call = f if len(takes) > 1 else lambda given, _: f(given)
-        one, many = (None, call) if batch else (call, None)
-        return Verifier(name or f.__name__, params_type, one, many)
+        call = f if len(takes) > 1 else wraps(f)(lambda attempt, _: f(attempt))
+        return Verifier(name or f.__name__, params_type, None if batch else call, call if batch else None)
 
     return make if function is None else make(function)
 
 
 def load(name: str | None = None, path: str | None = None, base: Path | None = None) -> Verifier[Any]:
-    """The verifier called `name` (a file here or an entry point), or that at `path`, "file.py:function".
+    """Return the verifier called `name` (a file here or an entry point) or the verifier at `path`, "file.py:function".
 
-    A relative path is taken from `base` (the recipe's folder), default the working folder.
+    A relative path starts from `base` (the recipe's folder), by default from the working folder.
     Raises: UnknownName, ConfigError.
     """
     if (name is None) == (path is None):
         raise ConfigError("a verifier needs either a name or a path, e.g. {name: math} or {path: checks.py:my_check}")
     if name is not None:
-        found = registry.find("verifiers", name)
-        if isinstance(found, ModuleType):
-            found = getattr(found, name, None)
-        if not isinstance(found, Verifier):
+        plugin = registry.find("verifiers", name)
+        if isinstance(plugin, ModuleType):  # a file's verifier has the file's name, also where `name` is a former one
+            plugin = getattr(plugin, plugin.__name__.rpartition(".")[2], None)
+        if not isinstance(plugin, Verifier):
             raise UnknownName(f"{name!r} is not a verifier; known: {', '.join(registry.names('verifiers'))}")
-        return found
+        return plugin
     assert path is not None
     file, _, attribute = path.partition(":")
     where = (base or Path.cwd()) / file
     if not where.is_file() or not attribute:
         raise ConfigError(f"verifier path {path!r}: expected 'file.py:function', looked for {where}")
-    module = _import_file(where)
-    found = getattr(module, attribute, None)
-    if not isinstance(found, Verifier):
+    plugin = getattr(_import_file(where), attribute, None)
+    if not isinstance(plugin, Verifier):
         raise ConfigError(f"verifier path {path!r}: {attribute!r} in {where} is not decorated with @verifier")
-    return found
+    return plugin
 
 
 def _import_file(where: Path) -> ModuleType:
@@ -195,10 +198,6 @@ def _import_file(where: Path) -> ModuleType:
 
 def _failure(exc: Exception, seconds: float) -> Verdict:
     return Verdict("verifier_error", reason=f"{type(exc).__name__}: {exc}"[:300], seconds=seconds)
-
-
-def _with_seconds(verdict: Verdict, seconds: float) -> Verdict:
-    return Verdict(verdict.status, verdict.score, verdict.reason, verdict.extracted, seconds)
 
 
 def _explain(exc: ValidationError, params_type: type[BaseModel]) -> str:

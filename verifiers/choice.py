@@ -1,4 +1,4 @@
-"""Multiple choice: the letter, in any decoration; the choice's own text only where the reference shows it."""
+"""Multiple choice: a letter in any decoration, or the text of a choice if the reference has the texts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import Field
 
 from pipeline.errors import DataError
 from pipeline.types import Attempt, Verdict
-from verifiers._response import final_answer
+from verifiers.answer import one_answer
 from verifiers.base import VerifierParams, verifier
 from verifiers.exact import normal
 
@@ -32,7 +32,7 @@ HEDGE = re.compile(r"(?:or|and|/|&|but|not)\b|[/&]", re.IGNORECASE)
 
 
 class ChoiceParams(VerifierParams):
-    """How choices are read."""
+    """The letters of choices, and whether their texts count."""
 
     letters: str = Field("ABCDEFGHIJ", min_length=2, description="letters that name a choice, in order")
     accept_text: bool = Field(True, description="the text of the right choice alone counts, if the reference has it")
@@ -40,40 +40,37 @@ class ChoiceParams(VerifierParams):
 
 @verifier
 def choice(attempt: Attempt, params: ChoiceParams) -> Verdict:
-    """1 if the answer names the right choice and no other.
+    """Return 1 if the answer names the right choice and no other.
 
-    Reference: "B", an index from 0, or {"answer": "B" | index, "choices": [texts] | {"A": text}}. A letter beside
+    Reference: "B", an index from 0, or {"answer": "B" | index, "choices": [texts] | {"A": text}}. A letter with
     the text of another choice is a contradiction; "A or B" is a hedge; both are wrong.
     """
     gold, texts = _gold(attempt.reference, params)
-    found = final_answer(attempt)
-    if found.text is None:
-        return found.no_answer()
-    if found.others:
-        return Verdict("graded", 0.0, "several_answers", found.text)
-    if len(found.text) > MAX_CHARS:
-        return Verdict("no_answer", 0.0, "no_choice", found.text[:200])
-    said = " ".join(unicodedata.normalize("NFKC", PLAIN.sub(r" \1 ", found.text)).split())
-    picked = _picked(said, texts, params)
+    text = one_answer(attempt)
+    if isinstance(text, Verdict):
+        return text
+    if len(text) > MAX_CHARS:
+        return Verdict("no_answer", 0.0, "no_choice", text[:200])
+    picked = _picked(" ".join(unicodedata.normalize("NFKC", PLAIN.sub(r" \1 ", text)).split()), texts, params)
     if picked is None:
-        return Verdict("no_answer", 0.0, "no_choice", found.text)
+        return Verdict("no_answer", 0.0, "no_choice", text)
     if picked == "":
-        return Verdict("graded", 0.0, "several_answers", found.text)
+        return Verdict("graded", 0.0, "several_answers", text)
     right = picked == gold
     return Verdict("graded", float(right), "equal" if right else f"wrong_choice: {picked} is not {gold}", picked)
 
 
-def _picked(said: str, texts: Mapping[str, str], params: ChoiceParams) -> str | None:
-    """The letter that was meant; "" if it contradicts itself, None if there is none."""
+def _picked(answer: str, texts: Mapping[str, str], params: ChoiceParams) -> str | None:
+    """Return the letter that the answer names; "" if it names several, None if it names none."""
     by_text = {normal(text): letter for letter, text in texts.items()}
-    if params.accept_text and normal(said) in by_text:
-        return by_text[normal(said)]
-    if SEVERAL.fullmatch(said):
+    if params.accept_text and normal(answer) in by_text:
+        return by_text[normal(answer)]
+    if SEVERAL.fullmatch(answer):
         return ""
-    letter, _, rest = said.partition(" ")
+    letter, _, rest = answer.partition(" ")
     if letter.upper() in texts and normal(rest) == normal(texts[letter.upper()]):
         return letter.upper()
-    marked = MARKED.fullmatch(said)
+    marked = MARKED.fullmatch(answer)
     if marked is None or marked["letter"].upper() not in params.letters:
         return None
     letter, rest = marked["letter"].upper(), marked["rest"].strip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -22,7 +23,7 @@ class Part(BaseModel):
     path: str | None = None
     params: dict[str, Any] = Field(default_factory=dict)
     weight: float = Field(1.0, ge=0, allow_inf_nan=False, description="in the weighted mean")
-    gate: bool = Field(False, description="a score below 1 makes the whole 0; counts for nothing else")
+    gate: bool = Field(False, description="a score below 1 makes the whole 0; the score counts for nothing else")
     reference: str | None = Field(None, description="key of the reference (an object) that this part is given")
 
     _base: Path | None = PrivateAttr(None)
@@ -35,7 +36,7 @@ class Part(BaseModel):
 
     @cached_property
     def bound(self) -> BoundVerifier[Any]:
-        """The verifier with its parameters; relative paths are taken from the recipe's folder, else the working one.
+        """The verifier with its parameters; relative paths start from the recipe's folder, else the working folder.
 
         Raises: ConfigError, UnknownName.
         """
@@ -46,7 +47,7 @@ class Part(BaseModel):
 
     @property
     def label(self) -> str:
-        """How reasons name it."""
+        """The name of the part in reasons."""
         return self.name or str(self.path)
 
 
@@ -74,21 +75,19 @@ class CombineParams(VerifierParams):
 
 @verifier(batch=True)
 def combine(attempts: Sequence[Attempt], params: CombineParams) -> list[Verdict]:
-    """One verdict per attempt from those of the parts.
+    """Return one verdict per attempt, made of the verdicts of the parts.
 
-    Gates are asked first; behind a closed one nothing else runs. Any part that fails as infrastructure makes the whole
-    so, unless the whole is decided without it. In "weighted" one part without an answer leaves the whole without one:
-    an empty response must not live on the parts that like it short. In "first_of" a part without passes on to the next.
+    Gates are asked first; after a closed gate nothing else runs. A part that fails as infrastructure makes the whole
+    fail, unless the whole is decided without it. In "weighted", one part without an answer leaves the whole without an
+    answer: an empty response must not earn from the parts that reward brevity. In "first_of", it passes to the next.
     """
     verdicts: list[Verdict | None] = [None] * len(attempts)
     for part in [p for p in params.parts if p.gate]:
-        for i, said in _ask(part, attempts, verdicts).items():
-            if said.is_infrastructure:
-                verdicts[i] = _named(said, part)
-            elif not said.is_correct:
-                verdicts[i] = Verdict(
-                    said.status, 0.0, f"gate {part.label}: {said.reason}", said.extracted, said.seconds
-                )
+        for i, verdict in _ask(part, attempts, verdicts).items():
+            if verdict.is_infrastructure:
+                verdicts[i] = _named(verdict, part)
+            elif not verdict.is_correct:
+                verdicts[i] = replace(verdict, score=0.0, reason=f"gate {part.label}: {verdict.reason}")
     counted = [p for p in params.parts if not p.gate]
     if params.mode == "weighted":
         _weighted(counted, attempts, verdicts)
@@ -98,10 +97,10 @@ def combine(attempts: Sequence[Attempt], params: CombineParams) -> list[Verdict]
 
 
 def _weighted(parts: Sequence[Part], attempts: Sequence[Attempt], verdicts: list[Verdict | None]) -> None:
-    said = [_ask(part, attempts, verdicts) for part in parts]
+    by_part = [_ask(part, attempts, verdicts) for part in parts]
     total = sum(p.weight for p in parts)
     for i in [i for i, v in enumerate(verdicts) if v is None]:
-        each = [answers[i] for answers in said]
+        each = [of_part[i] for of_part in by_part]
         failed = [(v, p) for v, p in zip(each, parts, strict=True) if v.is_infrastructure and p.weight]
         if failed:
             verdicts[i] = _named(*failed[0])
@@ -127,37 +126,32 @@ def _in_turn(
 ) -> None:
     latest: dict[int, tuple[Verdict, Part]] = {}
     for part in parts:
-        for i, said in _ask(part, attempts, verdicts).items():
-            latest[i] = (said, part)
-            passes_on = said.is_correct if mode == "all_of" else said.status == "no_answer"
-            if not passes_on:
-                score = 0.0 if mode == "all_of" else said.score
-                named = _named(said, part)
-                verdicts[i] = Verdict(named.status, score, named.reason, named.extracted, named.seconds)
-    for i, (said, part) in latest.items():
+        for i, verdict in _ask(part, attempts, verdicts).items():
+            latest[i] = (verdict, part)
+            if not (verdict.is_correct if mode == "all_of" else verdict.status == "no_answer"):
+                verdicts[i] = replace(_named(verdict, part), score=0.0 if mode == "all_of" else verdict.score)
+    for i, (verdict, part) in latest.items():
         if verdicts[i] is None:
-            verdicts[i] = said if mode == "all_of" else _named(said, part)
+            verdicts[i] = verdict if mode == "all_of" else _named(verdict, part)
 
 
 def _ask(part: Part, attempts: Sequence[Attempt], verdicts: Sequence[Verdict | None]) -> dict[int, Verdict]:
-    """The part's verdicts for the attempts that have none yet, by place."""
-    open_places = [i for i, v in enumerate(verdicts) if v is None]
-    asked: list[Attempt] = []
-    said: dict[int, Verdict] = {}
-    for i in open_places:
-        a = attempts[i]
+    """Return the part's verdicts on the attempts that have none yet, by index."""
+    asked: dict[int, Attempt] = {}
+    made: dict[int, Verdict] = {}
+    for i in [i for i, verdict in enumerate(verdicts) if verdict is None]:
+        reference = attempts[i].reference
         if part.reference is None:
-            asked.append(a)
-        elif isinstance(a.reference, Mapping) and part.reference in a.reference:
-            asked.append(Attempt(a.response, a.reference[part.reference], a.prompt, a.truncated))
+            asked[i] = attempts[i]
+        elif isinstance(reference, Mapping) and part.reference in reference:
+            asked[i] = replace(attempts[i], reference=reference[part.reference])
         else:
-            said[i] = Verdict("verifier_error", reason=f"bad_reference: no key {part.reference!r} for {part.label}")
-    places = [i for i in open_places if i not in said]
-    if places:
-        said.update(zip(places, part.bound.score(asked), strict=True))
-    return said
+            made[i] = Verdict("verifier_error", reason=f"bad_reference: no key {part.reference!r} for {part.label}")
+    if asked:
+        made.update(zip(asked, part.bound.score(list(asked.values())), strict=True))
+    return made
 
 
 def _named(verdict: Verdict, part: Part) -> Verdict:
     score = verdict.score if verdict.status == "graded" else 0.0
-    return Verdict(verdict.status, score, f"{part.label}: {verdict.reason}"[:300], verdict.extracted, verdict.seconds)
+    return replace(verdict, score=score, reason=f"{part.label}: {verdict.reason}"[:300])

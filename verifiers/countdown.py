@@ -12,7 +12,7 @@ from pydantic import Field
 
 from pipeline.errors import DataError
 from pipeline.types import Attempt, Verdict
-from verifiers._response import final_answer
+from verifiers.answer import one_answer
 from verifiers.base import VerifierParams, verifier
 
 TOKEN = re.compile(r"\s*(?:(?P<number>[0-9]{1,12})(?!\d)|(?P<sign>[-+*/(){}=]|\\[dt]?frac))")
@@ -34,35 +34,33 @@ class BadExpression(Exception):
 
 @verifier
 def countdown(attempt: Attempt, params: CountdownParams) -> Verdict:
-    """1 if the answer is an expression of the given numbers (each at most once) whose exact value is the target.
+    """Return 1 if the answer is an expression of the given numbers (each at most once) whose exact value is the target.
 
     Reference: {"numbers": [..], "target": n, "use_all"?: bool}. "expression = target" is accepted. The text is parsed
     here, never evaluated; powers, joined digits and numbers that were not given are refused.
     """
     numbers, target, use_all = _game(attempt.reference, params)
-    found = final_answer(attempt)
-    if found.text is None:
-        return found.no_answer()
-    if found.others:
-        return Verdict("graded", 0.0, "several_answers", found.text)
+    text = one_answer(attempt)
+    if isinstance(text, Verdict):
+        return text
     try:
-        value, used = evaluate(found.text, params.whole_steps, target)
+        value, used = evaluate(text, params.whole_steps, target)
     except BadExpression as exc:
-        return Verdict("graded", 0.0, str(exc), found.text[:200])
+        return Verdict("graded", 0.0, str(exc), text[:200])
     spare = Counter(numbers)
     spare.subtract(used)
     if min(spare.values(), default=0) < 0:
         extra = sorted(n for n, left in spare.items() if left < 0)
-        return Verdict("graded", 0.0, f"number_not_given: {extra[0]}", found.text)
+        return Verdict("graded", 0.0, f"number_not_given: {extra[0]}", text)
     if use_all and any(spare.values()):
-        return Verdict("graded", 0.0, f"number_not_used: {min(n for n, left in spare.items() if left)}", found.text)
+        return Verdict("graded", 0.0, f"number_not_used: {min(n for n, left in spare.items() if left)}", text)
     if value != target:
-        return Verdict("graded", 0.0, f"wrong_value: {value} is not {target}", found.text)
-    return Verdict("graded", 1.0, "equal", found.text)
+        return Verdict("graded", 0.0, f"wrong_value: {value} is not {target}", text)
+    return Verdict("graded", 1.0, "equal", text)
 
 
 def evaluate(text: str, whole_steps: bool, target: int) -> tuple[Fraction, list[int]]:
-    """The exact value of an expression and the numbers it uses, in order.
+    """Return the exact value of an expression and the numbers that it uses, in order.
 
     Raises: BadExpression with a reason code.
     """
@@ -129,7 +127,7 @@ class _Parser:
         return value
 
     def _beside_bracket(self) -> bool:
-        """A product without a sign, as in 3(5+7) and (5+7)3; after a division nobody knows what it means."""
+        """True for a product without a sign, as in 3(5+7) and (5+7)3; after a division it would be ambiguous."""
         last, following = self.tokens[self.at - 1], self.peek()
         return following == "(" or (last == ")" and isinstance(following, int))
 
@@ -137,7 +135,7 @@ class _Parser:
         token = self.peek()
         self.at += 1
         if token == "frac" and self.depth < 50:
-            above, below = self.braces(), self.braces()
+            above, below = self.bracketed("{", "}"), self.bracketed("{", "}")
             if below == 0:
                 raise BadExpression("division_by_zero")
             return self.step(above / below)
@@ -145,21 +143,17 @@ class _Parser:
             self.numbers.append(token)
             return Fraction(token)
         if token == "(" and self.depth < 50:
-            self.depth += 1
-            value = self.sum()
-            self.depth -= 1
-            if self.peek() == ")":
-                self.at += 1
-                return value
+            self.at -= 1
+            return self.bracketed("(", ")")
         raise BadExpression("not_an_expression")
 
-    def braces(self) -> Fraction:
-        if self.peek() == "{":
+    def bracketed(self, opening: str, closing: str) -> Fraction:
+        if self.peek() == opening:
             self.at += 1
             self.depth += 1
             value = self.sum()
             self.depth -= 1
-            if self.peek() == "}":
+            if self.peek() == closing:
                 self.at += 1
                 return value
         raise BadExpression("not_an_expression")

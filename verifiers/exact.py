@@ -10,16 +10,16 @@ from pydantic import Field
 
 from pipeline.errors import DataError
 from pipeline.types import Attempt, Verdict
-from verifiers._response import after_thinking, final_answer
+from verifiers.answer import after_thinking, one_answer, too_long
 from verifiers.base import VerifierParams, verifier
 
 INVISIBLE = dict.fromkeys((0x200B, 0x2060, 0xFEFF, 0x00AD))
-"""Characters that are never part of what a text says."""
+"""Characters that show nothing and change no meaning."""
 ARTICLES = re.compile(r"\b(?:a|an|the)\b\s*", re.IGNORECASE)
 
 
 class ExactParams(VerifierParams):
-    """What two texts may differ in."""
+    """The differences between two texts that do not matter."""
 
     where: Literal["answer", "response"] = Field("answer", description="the final answer, or all after thinking")
     ignore_case: bool = True
@@ -30,22 +30,25 @@ class ExactParams(VerifierParams):
 
 @verifier
 def exact(attempt: Attempt, params: ExactParams) -> Verdict:
-    """1 if the answer is the reference, or one of a list of references, up to what `params` ignore."""
+    """Return 1 if the answer is the reference, or one of a list of references, up to what `params` ignore."""
     golds = _golds(attempt.reference)
-    found = final_answer(attempt) if params.where == "answer" else after_thinking(attempt)
-    if found.text is None:
-        return found.no_answer()
-    if found.others:
-        return Verdict("graded", 0.0, "several_answers", found.text)
-    if len(found.text) > params.max_chars:
-        return Verdict("graded", 0.0, f"too_long: {len(found.text)} characters", found.text[:200])
-    said = _normal(found.text, params)
-    right = any(said == _normal(g, params) for g in golds)
-    return Verdict("graded", float(right), "equal" if right else f"different: {said:.80}", found.text)
+    text = one_answer(attempt, params.max_chars) if params.where == "answer" else _response(attempt, params.max_chars)
+    if isinstance(text, Verdict):
+        return text
+    answer = _normal(text, params)
+    right = any(answer == _normal(g, params) for g in golds)
+    return Verdict("graded", float(right), "equal" if right else f"different: {answer:.80}", text)
+
+
+def _response(attempt: Attempt, max_chars: int) -> str | Verdict:
+    part = after_thinking(attempt)
+    if part.text is None:
+        return part.no_answer()
+    return part.text if len(part.text) <= max_chars else too_long(part.text)
 
 
 def normal(text: str, ignore_case: bool = True) -> str:
-    """`text` in Unicode form NFKC, spaces collapsed, a final dot and surrounding quotes off, in one case."""
+    """Return `text` in Unicode form NFKC, spaces collapsed, without final dot and outer quotes, in one case."""
     text = " ".join(unicodedata.normalize("NFKC", text.translate(INVISIBLE)).split())
     text = text.removesuffix(".")
     if len(text) > 1 and text[0] in "\"'“‘" and text[-1] in "\"'”’":

@@ -8,18 +8,18 @@ from typing import Literal
 from pydantic import Field
 
 from pipeline.types import Attempt, Verdict
-from verifiers._response import is_blank
+from verifiers.answer import is_blank
 from verifiers.base import VerifierParams, verifier
 
 TAG = re.compile(r"<(/?)(think|answer)>")
 
 
 class FormatParams(VerifierParams):
-    """Which tags are asked for."""
+    """The tags that a response must have."""
 
     tags: Literal["think_answer", "think"] = "think_answer"
     opened: bool | None = Field(
-        None, description="the prompt already holds <think>; None: look at whether the prompt's text ends with it"
+        None, description="true: the prompt already opens <think>; null: true if the prompt's text ends with <think>"
     )
     min_think_chars: int = Field(1, ge=0, description="of thinking, spaces not counted")
     allow_outside: bool = Field(False, description="text between or after the tags is allowed (think_answer only)")
@@ -27,9 +27,9 @@ class FormatParams(VerifierParams):
 
 @verifier
 def format(attempt: Attempt, params: FormatParams) -> Verdict:
-    """1 if the response has each tag exactly once, in order, neither part empty, and nothing outside them.
+    """Return 1 if the response has each tag exactly once, in order, neither part empty, and nothing outside them.
 
-    The reference is not looked at. With tags "think", what follows `</think>` is the answer and must not be empty.
+    The reference is not used. With tags "think", what follows `</think>` is the answer and must not be empty.
     """
     text = attempt.response
     opened = attempt.prompt.rstrip().endswith("<think>") if params.opened is None else params.opened

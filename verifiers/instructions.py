@@ -10,10 +10,10 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pipeline.errors import DataError
 from pipeline.types import Attempt, Verdict
 from verifiers._constraints import AnyConstraint, Constraint, bounds
-from verifiers._response import after_thinking
+from verifiers.answer import after_thinking, too_long
 from verifiers.base import VerifierParams, verifier
 
-ONE: TypeAdapter[Constraint] = TypeAdapter(AnyConstraint)
+CONSTRAINT: TypeAdapter[Constraint] = TypeAdapter(AnyConstraint)
 IFEVAL_COUNTS = {
     "length_constraints:number_words": ("words", "num_words"),
     "length_constraints:number_sentences": ("sentences", "num_sentences"),
@@ -23,7 +23,7 @@ IFEVAL_COUNTS = {
 
 
 class InstructionsParams(VerifierParams):
-    """How several constraints become one score."""
+    """The score of a response that keeps some of its instructions."""
 
     grading: Literal["all", "fraction"] = Field("all", description="all: 1 only if every one holds; else their share")
     max_chars: int = Field(50_000, ge=1, description="a longer response breaks every instruction")
@@ -31,32 +31,32 @@ class InstructionsParams(VerifierParams):
 
 @verifier
 def instructions(attempt: Attempt, params: InstructionsParams) -> Verdict:
-    """1 if the response after thinking keeps every instruction (or the share that it keeps).
+    """Return 1 if the response after thinking keeps every instruction (or the share that it keeps).
 
     Reference: a list of constraints such as {"type": "words", "min": 50, "max": 80} (all in
     `verifiers/_constraints.py`), or IFEval's {"instruction_id_list": [..], "kwargs": [..]}. An empty response is no
     answer, also where every constraint would hold of it.
     """
     constraints = _constraints(attempt.reference)
-    found = after_thinking(attempt)
-    if found.text is None:
-        return found.no_answer()
-    if len(found.text) > params.max_chars:
-        return Verdict("graded", 0.0, f"too_long: {len(found.text)} characters")
-    kept = [c.holds(found.text, attempt.prompt) for c in constraints]
+    part = after_thinking(attempt)
+    if part.text is None:
+        return part.no_answer()
+    if len(part.text) > params.max_chars:
+        return too_long(part.text)
+    kept = [c.holds(part.text, attempt.prompt) for c in constraints]
     if all(kept):
         return Verdict("graded", 1.0, "all_kept")
-    broken = [_name(c) for c, held in zip(constraints, kept, strict=True) if not held]
+    broken = [c.type for c, held in zip(constraints, kept, strict=True) if not held]
     score = sum(kept) / len(kept) if params.grading == "fraction" else 0.0
     return Verdict("graded", score, f"broken: {', '.join(broken)}"[:200])
 
 
-def from_ifeval(instruction: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The constraint (as data) of one IFEval instruction id with its arguments.
+def from_ifeval(instruction: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the constraint (as data) of one IFEval instruction id with its arguments.
 
     Raises: DataError if the id is unknown.
     """
-    args = {k: v for k, v in given.items() if v is not None}
+    args = {k: v for k, v in arguments.items() if v is not None}
     if instruction in IFEVAL_COUNTS:
         what, key = IFEVAL_COUNTS[instruction]
         return {"type": what, **bounds(args.get("relation"), int(args[key]))}
@@ -124,12 +124,10 @@ def _capitals(args: Mapping[str, Any]) -> dict[str, Any]:
 
 def _constraints(reference: Any) -> list[Constraint]:
     if isinstance(reference, Mapping) and "instruction_id_list" in reference:
-        ids, given = (
-            reference["instruction_id_list"],
-            reference.get("kwargs") or [{}] * len(reference["instruction_id_list"]),
-        )
+        ids = reference["instruction_id_list"]
         try:
-            reference = [from_ifeval(i, k or {}) for i, k in zip(ids, given, strict=True)]
+            arguments = reference.get("kwargs") or [{}] * len(ids)
+            reference = [from_ifeval(i, k or {}) for i, k in zip(ids, arguments, strict=True)]
         except (KeyError, ValueError, TypeError) as exc:
             raise DataError(f"reference.kwargs: {type(exc).__name__}: {exc}") from exc
     if isinstance(reference, Mapping):
@@ -137,15 +135,11 @@ def _constraints(reference: Any) -> list[Constraint]:
     if not isinstance(reference, list) or not reference:
         raise DataError(f"reference: expected a non-empty list of constraints, got {reference!r:.80}")
     made = []
-    for i, one in enumerate(reference):
+    for i, item in enumerate(reference):
         try:
-            made.append(ONE.validate_python(one))
+            made.append(CONSTRAINT.validate_python(item))
         except ValidationError as exc:
             first = exc.errors()[0]
             where = ".".join(str(x) for x in first["loc"])
             raise DataError(f"reference[{i}].{where}: {first['msg']}, got {first['input']!r:.80}") from exc
     return made
-
-
-def _name(constraint: Constraint) -> str:
-    return str(getattr(constraint, "type", "constraint"))

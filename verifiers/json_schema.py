@@ -13,8 +13,8 @@ from pydantic import Field
 
 from pipeline.errors import DataError
 from pipeline.types import Attempt, Verdict
-from verifiers._patterns import NotSearched, TooSlow, is_found, is_quick
-from verifiers._response import Found, after_thinking, code_blocks, last_tag
+from verifiers._safe_search import NotSearched, TooSlow, is_found, is_quick
+from verifiers.answer import Answer, after_thinking, code_blocks, last_tag
 from verifiers.base import VerifierParams, verifier
 
 
@@ -22,47 +22,48 @@ class JsonSchemaParams(VerifierParams):
     """Budgets and strictness."""
 
     max_chars: int = Field(20_000, ge=1, description="of the JSON text")
-    max_depth: int = Field(100, ge=1, le=200, description="of nesting; deeper is refused before it is parsed")
-    allow_text: bool = Field(True, description="text beside one fenced block is allowed; otherwise only the JSON")
+    max_depth: int = Field(100, ge=1, le=200, description="of nesting; deeper JSON is refused before it is parsed")
+    allow_text: bool = Field(True, description="allow text around one fenced block; false: nothing but the JSON")
 
 
 @verifier
 def json_schema(attempt: Attempt, params: JsonSchemaParams) -> Verdict:
-    """1 if the answer is one JSON value that meets the schema (and equals the wanted one, key by key where given).
+    """Return 1 if the answer is one JSON value that meets the schema and has the wanted value, or values of keys.
 
-    Reference: {"schema": {...}, "equals"?: value, "values"?: {key: value}} (one of the three is enough), or its text.
+    Reference: {"schema": {...}, "equals"?: value, "values"?: {key: value}} (one is enough), or that as text.
     Duplicate keys, NaN and infinities are no JSON. A schema's references never leave the schema. Patterns that can run
     for long are searched for in the sandbox.
     """
     schema, wanted = _reference(attempt.reference)
-    found = _json_text(attempt, params)
-    if found.text is None:
-        return found.no_answer()
+    answer = _json_text(attempt, params)
+    if answer.text is None:
+        return answer.no_answer()
+    extracted = answer.text[:200]
     try:
-        value = parse(found.text, params.max_chars, params.max_depth)
+        value = parse(answer.text, params.max_chars, params.max_depth)
     except ValueError as exc:
-        return Verdict("graded", 0.0, f"not_json: {exc}"[:200], found.text[:200])
+        return Verdict("graded", 0.0, f"not_json: {exc}"[:200], extracted)
     if schema is not None:
         try:
             error = next(iter(_validator(json.dumps(schema, sort_keys=True)).iter_errors(value)), None)
         except TooSlow as exc:
-            return Verdict("timeout", 0.0, str(exc)[:200], found.text[:200])
+            return Verdict("timeout", 0.0, str(exc)[:200], extracted)
         except NotSearched as exc:
-            return Verdict("sandbox_error", 0.0, str(exc)[:300], found.text[:200])
+            return Verdict("sandbox_error", 0.0, str(exc)[:300], extracted)
         if error is not None:
-            return Verdict("graded", 0.0, f"schema: {error.json_path}: {error.message}"[:200], found.text[:200])
+            return Verdict("graded", 0.0, f"schema: {error.json_path}: {error.message}"[:200], extracted)
     if "equals" in wanted and not same(value, wanted["equals"]):
-        return Verdict("graded", 0.0, "different_value", found.text[:200])
+        return Verdict("graded", 0.0, "different_value", extracted)
     for key, item in wanted.get("values", {}).items():
         if not isinstance(value, dict) or key not in value or not same(value[key], item):
-            return Verdict("graded", 0.0, f"different_value: {key}", found.text[:200])
-    return Verdict("graded", 1.0, "valid", found.text[:200])
+            return Verdict("graded", 0.0, f"different_value: {key}", extracted)
+    return Verdict("graded", 1.0, "valid", extracted)
 
 
 def parse(text: str, max_chars: int, max_depth: int) -> Any:
-    """The JSON value of a text.
+    """Return the JSON value of a text.
 
-    Raises: ValueError if it is none, is over a budget, repeats a key, or holds NaN or an infinity.
+    Raises: ValueError if the text is no JSON, is over a budget, repeats a key, or holds NaN or an infinity.
     """
     if len(text) > max_chars:
         raise ValueError(f"{len(text)} characters, at most {max_chars}")
@@ -83,7 +84,7 @@ def parse(text: str, max_chars: int, max_depth: int) -> Any:
 
 
 def same(a: Any, b: Any) -> bool:
-    """JSON equality: true is not 1, 1 is 1.0, the order of keys does not matter."""
+    """True for values that are equal as JSON: true is not 1, 1 is 1.0, the order of keys does not matter."""
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, dict) and isinstance(b, dict):
@@ -104,23 +105,23 @@ def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
 
 
-def _json_text(attempt: Attempt, params: JsonSchemaParams) -> Found:
+def _json_text(attempt: Attempt, params: JsonSchemaParams) -> Answer:
     part = after_thinking(attempt)
     if part.text is None:
         return part
     tagged = last_tag(part.text, "answer")
     text = tagged.text if tagged.text is not None else part.text
     if text.lstrip()[:1] in ("{", "["):
-        return Found(text, "bare")
+        return Answer(text, "bare")
     blocks, left_open = code_blocks(text)
     fitting = [b for b in blocks if b.language in ("", "json")]
     if len(fitting) > 1:
-        return Found(None, "several_blocks")
+        return Answer(None, "several_blocks")
     if fitting and (params.allow_text or text.strip().startswith("```")):
-        return Found(fitting[0].text, "fenced")
+        return Answer(fitting[0].text, "fenced")
     if left_open:
-        return Found(None, "unclosed_fence")
-    return Found(None, "truncated") if attempt.truncated else Found(text, "bare")
+        return Answer(None, "unclosed_fence")
+    return Answer(None, "truncated") if attempt.truncated else Answer(text, "bare")
 
 
 @lru_cache(maxsize=256)
@@ -132,7 +133,9 @@ def _validator(schema_text: str) -> Any:
     except jsonschema.SchemaError as exc:
         raise DataError(f"reference.schema: {exc.json_path}: {exc.message}"[:300]) from exc
     if '"unevaluatedProperties"' in schema_text and not all(is_quick(p) for p in _patterns_of(schema)):
-        raise DataError("reference.schema: unevaluatedProperties beside a pattern that can run for long; simplify it")
+        raise DataError(
+            "reference.schema: unevaluatedProperties with a pattern that can run for long; simplify the pattern"
+        )
     words = {
         "pattern": _pattern,
         "patternProperties": _pattern_properties,
@@ -183,13 +186,13 @@ def _additional_properties(
 
 
 def _unique_items(validator: Any, wanted: bool, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
-    """In time linear in the number of items; comparing each with each takes minutes for a long list."""
+    """Find equal items in time linear in their number; comparing all pairs takes minutes for a long list."""
     if wanted and validator.is_type(instance, "array") and len({_key(i) for i in instance}) < len(instance):
         yield jsonschema.ValidationError("has an item twice")
 
 
 def _key(value: Any) -> Any:
-    """Equal, and of equal hash, for values that are `same`."""
+    """Return a key that is equal, and of equal hash, for values that are `same`."""
     if isinstance(value, dict):
         return "object", frozenset((k, _key(v)) for k, v in value.items())
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Knights and knaves: who always tells the truth, who always lies; the answer is checked against what was said."""
+"""Knights, who always tell the truth, and knaves, who always lie: the roles are checked against the statements."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic import Field
 
 from pipeline.errors import DataError
 from pipeline.types import Attempt, Verdict
-from verifiers._response import Found, after_thinking, last_box, last_tag
+from verifiers.answer import Answer, after_thinking, marked
 from verifiers.base import VerifierParams, verifier
 
 MAX_PEOPLE = 16
@@ -30,7 +30,7 @@ class KnightsKnavesParams(VerifierParams):
 
 @verifier
 def knights_knaves(attempt: Attempt, params: KnightsKnavesParams) -> Verdict:
-    """1 if the answer gives each person one role, and the roles agree with every statement.
+    """Return 1 if the answer gives each person one role, and the roles agree with every statement.
 
     Reference: {"people": [names], "statements": [one formula per person, what that person says]} or with "solution":
     {name: role}. Formulas: ["knight", i], ["knave", i], ["not", f], ["and", f, ...], ["or", f, ...], ["->", f, g],
@@ -39,32 +39,33 @@ def knights_knaves(attempt: Attempt, params: KnightsKnavesParams) -> Verdict:
     is only supposed ("if Ann is a knight") gives nobody a role.
     """
     people, statements, solution = _puzzle(attempt.reference, params)
-    found = _roles_text(attempt)
-    if found.text is None:
-        return found.no_answer()
+    answer = _roles_text(attempt)
+    if answer.text is None:
+        return answer.no_answer()
+    extracted = answer.text[:400]
     roles: dict[str, bool] = {}
-    claims = _claims(found.text, people, params)
+    claims = _claims(answer.text, people, params)
     if claims is None:
-        return Verdict("graded", 0.0, "hedged", found.text[:400])
+        return Verdict("graded", 0.0, "hedged", extracted)
     for name, role in claims:
         if roles.setdefault(name, role) != role:
-            return Verdict("graded", 0.0, f"contradiction: {name}", found.text[:400])
+            return Verdict("graded", 0.0, f"contradiction: {name}", extracted)
     if not roles:
-        return Verdict("no_answer", 0.0, "no_roles", found.text[:400])
+        return Verdict("no_answer", 0.0, "no_roles", extracted)
     missing = [p for p in people if p not in roles]
     if missing:
-        return Verdict("graded", 0.0, f"no_role: {missing[0]}", found.text[:400])
+        return Verdict("graded", 0.0, f"no_role: {missing[0]}", extracted)
     assignment = [roles[p] for p in people]
     if statements is None:
         wrong = [p for p, truthful in zip(people, assignment, strict=True) if solution[p] != truthful]
     else:
         wrong = [p for p, s, t in zip(people, statements, assignment, strict=True) if holds(s, assignment) != t]
     reason = f"does_not_fit: {wrong[0]}" if wrong else "consistent"
-    return Verdict("graded", float(not wrong), reason, found.text[:400])
+    return Verdict("graded", float(not wrong), reason, extracted)
 
 
 def holds(formula: Any, truthful: Sequence[bool]) -> bool:
-    """Whether a statement is true when `truthful[i]` says whether person i is a knight.
+    """True if a statement holds, where `truthful[i]` is True if person i is a knight.
 
     Raises: DataError on an unknown connective or person.
     """
@@ -87,65 +88,65 @@ def holds(formula: Any, truthful: Sequence[bool]) -> bool:
 
 
 def solutions(statements: Sequence[Any]) -> list[tuple[bool, ...]]:
-    """All assignments that agree with the statements, person i saying `statements[i]`; True is a knight."""
+    """Return all assignments that agree with the statements, person i saying `statements[i]`; True is a knight."""
     n = len(statements)
     every = itertools.product((True, False), repeat=n)
     return [roles for roles in every if all(holds(statements[i], roles) == roles[i] for i in range(n))]
 
 
-def _roles_text(attempt: Attempt) -> Found:
+def _roles_text(attempt: Attempt) -> Answer:
     part = after_thinking(attempt)
     if part.text is None:
         return part
-    for found in (last_tag(part.text, "answer"), last_box(part.text)):
-        if found.text is not None or not found.reason.startswith("no_"):
-            return found
+    answer = marked(part.text)
+    if answer is not None:
+        return answer
     if attempt.truncated:
-        return Found(None, "truncated")
+        return Answer(None, "truncated")
     conclusion = list(re.finditer(r"\b(?:conclusion|final answer|answer)\b[*\s]*:", part.text, re.IGNORECASE))
     if conclusion:
-        return Found(part.text[conclusion[-1].end() :], "cue")
+        return Answer(part.text[conclusion[-1].end() :], "cue")
     return part
 
 
 def _claims(text: str, people: Sequence[str], params: KnightsKnavesParams) -> list[tuple[str, bool]] | None:
-    """Who is said to be a knight (True) or not, in order of speech; None if a role is left open.
+    """Return each person that the text calls a knight (True) or a knave, in order; None if it leaves a role open.
 
-    Every repetition is bounded: no text is slow.
+    Every repetition in the patterns is bounded, so that no text is slow.
     """
     lines = [" ".join(line.split()) for line in text[:20_000].splitlines()]
-    marked = "\n".join(line for line in lines if line)
-    text = marked.replace("\n", " ")
-    one = "|".join(re.escape(p) for p in sorted(people, key=len, reverse=True))
-    names = rf"(?P<names>(?:{one})(?:(?: |,|&|and\b|both\b){{1,9}}(?:{one})){{0,{MAX_PEOPLE}}})\b"
+    by_lines = "\n".join(line for line in lines if line)
+    text = by_lines.replace("\n", " ")  # of equal length, so that places in one are places in the other
+    person = "|".join(re.escape(p) for p in sorted(people, key=len, reverse=True))  # longest first: Anna before Ann
+    names = rf"(?P<names>(?:{person})(?:(?: |,|&|and\b|both\b){{1,9}}(?:{person})){{0,{MAX_PEOPLE}}})\b"
     role = f"(?P<role>{re.escape(params.truthful)}|{re.escape(params.lying)})s?\\b"
-    said_of = (
+    verb = (
         r"(?:(?:is|are|must be|has to be|=|:|->|→|\\to|\|)[*\"'| ]{0,4})?(?P<not>not )?(?:both )?"
         r"(?:(?:an?|the) )?(?:\\text\{)?[*\"'( ]{0,4}"
     )
-    claim = re.compile(rf"\b{names}[*\"'|) }}]{{0,6}}{said_of}{role}", re.IGNORECASE)
+    claim = re.compile(rf"\b{names}[*\"'|) }}]{{0,6}}{verb}{role}", re.IGNORECASE)
     listed = re.compile(rf"\b{role}[* ]{{0,4}}(?::|are\b)[* ]{{0,4}}{names}", re.IGNORECASE)
     also = re.compile(
         rf"[*\"' ]{{0,4}}(?:and|or|&|/|,)[* ]{{0,3}}(?:an? |the |also ){{0,2}}{role}(?![* ]{{0,4}}(?::|are\b))", re.I
     )
     by_fold = {p.casefold(): p for p in people}
     claims = []
-    for said in [*listed.finditer(text), *claim.finditer(text)]:
-        sentence, before = _around(marked, said.start(), said.end())
+    for match in [*listed.finditer(text), *claim.finditer(text)]:
+        sentence, before = _around(by_lines, match.start(), match.end())
         if SUPPOSED.search(before):
             continue
-        if OPEN.search(sentence) or also.match(text, said.end()):
+        if OPEN.search(sentence) or also.match(text, match.end()):
             return None
-        negated = bool(said.groupdict().get("not"))
-        truthful = (said["role"].casefold() == params.truthful.casefold()) != negated
+        negated = bool(match.groupdict().get("not"))
+        truthful = (match["role"].casefold() == params.truthful.casefold()) != negated
         claims += [
-            (by_fold[n.casefold()], truthful) for n in re.findall(rf"\b(?:{one})\b", said["names"], re.IGNORECASE)
+            (by_fold[n.casefold()], truthful) for n in re.findall(rf"\b(?:{person})\b", match["names"], re.IGNORECASE)
         ]
-    return None if claims and OTHERWISE.search(marked) else claims
+    return None if claims and OTHERWISE.search(by_lines) else claims
 
 
 def _around(text: str, start: int, end: int) -> tuple[str, str]:
-    """The sentence that holds text[start:end], and the part of it before `end`; at most 400 characters each way."""
+    """Return the sentence around text[start:end], and its part before `end`; at most 400 characters each way."""
     low, high = max(0, start - 400), min(len(text), end + 400)
     first = max((m.end() for m in STOP.finditer(text, low, start)), default=low)
     last = STOP.search(text, end, high)

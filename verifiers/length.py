@@ -11,10 +11,10 @@ from verifiers.base import VerifierParams, verifier
 
 
 class LengthParams(VerifierParams):
-    """Where the penalty starts and where it is full."""
+    """The length at which the penalty starts, and the length at which it is full."""
 
     max_length: int = Field(16_384, ge=1, description="from here on the score is 0")
-    buffer: int = Field(4_096, ge=0, description="the score falls from 1 to 0 over the last so many units")
+    buffer: int = Field(4_096, ge=0, description="units over which the score falls from 1 to 0 at the end")
     min_length: int = Field(0, ge=0, description="shorter responses score 0")
     unit: Literal["characters", "words"] = "characters"
 
@@ -29,7 +29,7 @@ class LengthParams(VerifierParams):
 
 @verifier
 def length(attempt: Attempt, params: LengthParams) -> Verdict:
-    """min(1, (max_length - length) / buffer), at least 0: 1 + the soft overlong penalty of DAPO.
+    """Return min(1, (max_length - length) / buffer), at least 0: 1 + the soft overlong penalty of DAPO.
 
     A response cut at its token limit scores 0. The whole response counts, thinking included.
     Source: arXiv 2503.14476, eq. 13 (there in [-1, 0] and in tokens; a verifier sees text).

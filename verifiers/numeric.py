@@ -12,7 +12,7 @@ from pydantic import Field
 
 from pipeline.errors import DataError
 from pipeline.types import Attempt, Verdict
-from verifiers._response import final_answer
+from verifiers.answer import final_answer
 from verifiers.base import VerifierParams, verifier
 
 MARKS = {"\u2212": "-", "\u2013": "-", "\\,": "", "\\!": "", "{,}": ",", "~": " ", "\\ ": " "}
@@ -33,7 +33,7 @@ MACRO = re.compile(r"\\(?:text|mathrm|textrm|rm|operatorname)\s*\{\s*([^{}]*?)\s
 
 
 class NumericParams(VerifierParams):
-    """How near is near enough. With both tolerances 0, numbers are compared as exact rationals."""
+    """The tolerance. With both tolerances 0, numbers are compared as exact rationals."""
 
     abs_tol: float = Field(0.0, ge=0, allow_inf_nan=False)
     rel_tol: float = Field(0.0, ge=0, le=1, allow_inf_nan=False, description="relative to the reference")
@@ -42,47 +42,49 @@ class NumericParams(VerifierParams):
 
 @verifier
 def numeric(attempt: Attempt, params: NumericParams) -> Verdict:
-    """1 if the answer is one number within the tolerance of the reference.
+    """Return 1 if the answer is one number within the tolerance of the reference.
 
     Reference: a number, its text, or {"value", "abs_tol"?, "rel_tol"?, "unit"?}, which wins over the parameters. Read:
     signs, thousands commas, decimals, a/b, \\frac, scientific notation, percent (35% is 0.35). Infinities and NaN are
-    no numbers. Digits and exponents are bounded before anything is computed.
+    no numbers. Digits and exponents are bounded before anything is computed. Two spellings of a number are one answer.
     """
     gold, abs_tol, rel_tol, unit = _gold(attempt.reference, params)
-    found = final_answer(attempt)
-    if found.text is None:
-        return found.no_answer()
-    if found.others:
-        return Verdict("graded", 0.0, "several_answers", found.text)
-    value = number(found.text, unit)
+    answer = final_answer(attempt)
+    if answer.text is None:
+        return answer.no_answer()
+    values = {number(candidate, unit) for candidate in answer.candidates}
+    if len(values) > 1:
+        return Verdict("graded", 0.0, "several_answers", answer.text)
+    value = values.pop()
     if value is None:
-        return Verdict("graded", 0.0, f"not_one_number: {found.text:.80}", found.text)
+        return Verdict("graded", 0.0, f"not_one_number: {answer.text:.80}", answer.text)
     right = abs(value - gold) <= max(abs_tol, rel_tol * abs(gold))
-    return Verdict("graded", float(right), "equal" if right else f"wrong_number: {found.text:.80}", found.text)
+    return Verdict("graded", float(right), "equal" if right else f"wrong_number: {answer.text:.80}", answer.text)
 
 
 def number(text: str, unit: str | None = None) -> Fraction | None:
-    """The exact value of a text that is one number (and at most `unit` or a percent sign), else None."""
+    """Return the exact value of a text that is one number (and at most `unit` or a percent sign), else None."""
     if len(text) > MAX_DIGITS:
         return None
     text = unicodedata.normalize("NFKC", text)
     for mark, plain in MARKS.items():
         text = text.replace(mark, plain)
     text = MACRO.sub(r"\1", text).strip()
-    if said := FRACTION.fullmatch(text):
-        above, below, exponent = said["above"] or said["top"], int(said["below"] or said["bottom"]), 0
+    if match := FRACTION.fullmatch(text):
+        above, below, exponent = match["above"] or match["top"], int(match["below"] or match["bottom"]), 0
     else:
-        said = NUMBER.fullmatch(text)
-        if said is None or not said["number"]:
+        match = NUMBER.fullmatch(text)
+        if match is None or not match["number"]:
             return None
-        above, below, exponent = said["number"].replace(",", ""), int(said["below"] or 1), int(said["exponent"] or 0)
+        above, below, exponent = match["number"].replace(",", ""), int(match["below"] or 1), int(match["exponent"] or 0)
+    # An exponent of a million would make a number of a million digits.
     if below == 0 or abs(exponent) > MAX_EXPONENT:
         return None
-    scale = _scale(said["rest"].strip(), unit)
+    scale = _scale(match["rest"].strip(), unit)
     if scale is None:
         return None
     value = Fraction(above.removesuffix(".")) * Fraction(10) ** exponent / below * scale
-    return -value if said["sign"] == "-" else value
+    return -value if match["sign"] == "-" else value
 
 
 def _scale(rest: str, unit: str | None) -> Fraction | None:

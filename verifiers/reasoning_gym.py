@@ -18,23 +18,23 @@ from pydantic import Field
 
 from pipeline.errors import DataError, GradingError
 from pipeline.types import Attempt, Verdict
-from verifiers._response import final_answer
+from verifiers.answer import one_answer
 from verifiers.base import VerifierParams, verifier
 
 INSTALL = "python -m pip install 'reasoning-gym>=0.1.25,<0.2'"
 START_S = 60.0
 MAX_REQUESTS = 20_000
-"""Requests to one process before it is replaced, so that what a scorer leaks is bounded."""
+"""Requests to one process before it is replaced, which bounds the memory that a scorer leaks."""
 
 
 class ReasoningGymParams(VerifierParams):
-    """How answers are graded."""
+    """The credit for answers that are partly right, and the limits of the scoring process."""
 
     may_leave: ClassVar[bool] = False
     partial: bool = Field(
         False,
-        description="give the package's partial credit; it pays for answers that merely contain the right one in many "
-        "tasks, and for wrong ones of the right shape in some",
+        description="give the package's partial credit; in many tasks it pays for an answer that merely contains the "
+        "right one, in some for a wrong answer of the right shape",
     )
     timeout_s: float = Field(5.0, gt=0, description="for one answer, from the start of its work")
     memory_mib: int = Field(4096, ge=512, description="address space of the scoring process")
@@ -43,12 +43,12 @@ class ReasoningGymParams(VerifierParams):
 
 @verifier(batch=True)
 def reasoning_gym(attempts: Sequence[Attempt], params: ReasoningGymParams) -> list[Verdict]:
-    """1 if the package's scorer gives the final answer full marks.
+    """Return 1 if the package's scorer gives the final answer full marks.
 
     Reference: {"dataset": name, "config"?: {..}, "entry": {"question", "answer", "metadata"}}, or "index" in place of
-    "entry": the task is made again from the configuration's seed, which for some data sets of the package gives another
-    one in another process; where the prompt is known this is an error. Scorers that evaluate answers as code get only
-    plain arithmetic or lists; all run in a process apart. Needs the extra `gym`.
+    "entry": the task is made again from the configuration's seed. Some data sets of the package make another task in
+    another process: an error, if the prompt is known. Scorers that evaluate answers as code get only plain arithmetic
+    or lists; all run in a process of their own. Needs the extra `gym`.
     """
     return [_one(a, params) for a in attempts]
 
@@ -59,22 +59,16 @@ def _one(attempt: Attempt, params: ReasoningGymParams) -> Verdict:
         request = _request(attempt.reference)
     except DataError as exc:
         return Verdict("verifier_error", reason=f"bad_reference: {exc}"[:300])
-    found = final_answer(attempt)
-    if found.text is None:
-        return found.no_answer()
-    if found.others:
-        return Verdict("graded", 0.0, "several_answers", found.text)
-    if len(found.text) > params.max_chars:
-        return Verdict("graded", 0.0, f"too_long: {len(found.text)} characters")
+    text = one_answer(attempt, params.max_chars)
+    if isinstance(text, Verdict):
+        return text
     try:
-        reply = PROCESS.ask(
-            {**request, "answer": found.text, "prompt": attempt.prompt}, params.timeout_s, params.memory_mib
-        )
+        reply = PROCESS.ask({**request, "answer": text, "prompt": attempt.prompt}, params.timeout_s, params.memory_mib)
     except TimeoutError:
-        return Verdict("timeout", 0.0, "scorer_timeout", found.text, time.perf_counter() - start)
+        return Verdict("timeout", 0.0, "scorer_timeout", text, time.perf_counter() - start)
     except GradingError as exc:
-        return Verdict("verifier_error", 0.0, str(exc)[:300], found.text, time.perf_counter() - start)
-    return _verdict(reply, found.text, params, time.perf_counter() - start)
+        return Verdict("verifier_error", 0.0, str(exc)[:300], text, time.perf_counter() - start)
+    return _verdict(reply, text, params, time.perf_counter() - start)
 
 
 def _verdict(reply: Mapping[str, Any], text: str, params: ReasoningGymParams, seconds: float) -> Verdict:
@@ -102,7 +96,7 @@ def _request(reference: Any) -> dict[str, Any]:
 
 
 class ScoringProcess:
-    """A process that scores one answer at a time; ended and started anew when one takes too long. Thread-safe."""
+    """A process that scores one answer at a time, and is replaced when an answer takes too long. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -112,7 +106,7 @@ class ScoringProcess:
         self._owner = 0
 
     def ask(self, request: Mapping[str, Any], timeout_s: float, memory_mib: int) -> dict[str, Any]:
-        """The reply to a request.
+        """Return the reply to a request.
 
         Raises: TimeoutError past `timeout_s` from the start of the work; GradingError if the process dies.
         """
@@ -120,14 +114,9 @@ class ScoringProcess:
             fresh = self._process is None or self._asked >= MAX_REQUESTS or memory_mib != self._memory_mib
             if fresh or self._owner != os.getpid() or (self._process and self._process.poll() is not None):
                 self._start(memory_mib)
-                warm = {
-                    "dataset": request["dataset"],
-                    "config": request["config"],
-                    "index": 0,
-                    "answer": "",
-                    "prompt": "",
-                }
-                self._exchange(warm, START_S)
+                # The first request loads the package, which is no answer's fault.
+                first_task = {"index": 0, "entry": None, "answer": "", "prompt": ""}
+                self._exchange({**request, **first_task}, START_S)
             self._asked += 1
             return self._exchange(request, timeout_s)
 
@@ -140,7 +129,7 @@ class ScoringProcess:
 
     def _start(self, memory_mib: int) -> None:
         self.close()
-        program = Path(__file__).parent / "_inside_gym.py"
+        program = Path(__file__).parent / "_gym_scorer.py"
         self._process = subprocess.Popen(
             [sys.executable, "-I", str(program), str(memory_mib), "3600"],
             stdin=subprocess.PIPE,

@@ -1,28 +1,28 @@
-"""Repetition: the share of word n-grams that were said before."""
+"""Repetition: the share of word n-grams that occurred before in the response."""
 
 from __future__ import annotations
 
 from pydantic import Field
 
 from pipeline.types import Attempt, Verdict
-from verifiers._response import is_blank
+from verifiers.answer import is_blank
 from verifiers.base import VerifierParams, verifier
 
 
 class RepetitionParams(VerifierParams):
-    """What counts as a repetition, and how much of it is free."""
+    """The length of a repeated piece, and the share of repetition that costs nothing."""
 
     ngram: int = Field(4, ge=1, le=64, description="words in a row; characters for scripts without spaces")
     free_share: float = Field(0.2, ge=0, lt=1, description="repeated share that costs nothing")
-    max_chars: int = Field(200_000, ge=1, description="looked at, from the end, where loops are")
+    max_chars: int = Field(200_000, ge=1, description="read, from the end, where loops are")
 
 
 @verifier
 def repetition(attempt: Attempt, params: RepetitionParams) -> Verdict:
-    """1 - (repeated share of n-grams - free share) / (1 - free share), in [0, 1]; too few words to repeat score 1.
+    """Return 1 - (repeated share of n-grams - free share) / (1 - free share), in [0, 1]; too few words score 1.
 
-    The repeated share is 1 - distinct n-grams / n-grams. A text without spaces is taken by characters, so that a loop
-    of one character or of an unspaced script is seen. An empty response is no answer.
+    The repeated share is 1 - distinct n-grams / n-grams. A text without spaces is taken by characters, which finds a
+    loop of one character or of an unspaced script. An empty response is no answer.
     """
     text = attempt.response[-params.max_chars :].casefold()
     words = text.split()

@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.errors import DataError
 from pipeline.types import Attempt, Verdict
-from verifiers._response import Found, after_thinking, code_blocks, last_box, last_tag
+from verifiers.answer import Answer, after_thinking, code_blocks, marked
 from verifiers.base import VerifierParams, verifier
 
 Grid = list[list[int]]
@@ -18,31 +18,31 @@ MAX_CHARS = 10_000
 
 
 class SudokuParams(VerifierParams):
-    """No choices: the rules are the rules."""
+    """Sudoku has no parameters."""
 
 
 @verifier
 def sudoku(attempt: Attempt, params: SudokuParams) -> Verdict:
-    """1 if the answer is a full grid that keeps the givens and holds every digit once per row, column and box.
+    """Return 1 if the answer is a full grid that keeps the givens and holds every digit once per row, column and box.
 
     Reference: {"puzzle": text of n*n digits with 0 or . for empty, or rows}. Sizes 4, 9, 16 (a to g for 10 to 16).
     The grid is read from a box, `<answer>` tags, the last fence, or the whole answer; frames are ignored, words not.
     """
     puzzle = _puzzle(attempt.reference)
-    found = _grid_text(attempt)
-    if found.text is None:
-        return found.no_answer()
-    size = len(puzzle)
-    cells = _cells(found.text, size)
+    answer = _grid_text(attempt)
+    if answer.text is None:
+        return answer.no_answer()
+    size, extracted = len(puzzle), answer.text[:400]
+    cells = _cells(answer.text, size)
     if cells is None or len(cells) != size * size or 0 in cells:
-        return Verdict("graded", 0.0, "not_a_full_grid", found.text[:400])
+        return Verdict("graded", 0.0, "not_a_full_grid", extracted)
     grid = [cells[i * size : (i + 1) * size] for i in range(size)]
-    for r, (row, given) in enumerate(zip(grid, puzzle, strict=True)):
-        for c, (cell, wanted) in enumerate(zip(row, given, strict=True)):
-            if wanted and cell != wanted:
-                return Verdict("graded", 0.0, f"given_changed: row {r + 1} column {c + 1}", found.text[:400])
+    for r, (row, givens) in enumerate(zip(grid, puzzle, strict=True)):
+        for c, (cell, digit) in enumerate(zip(row, givens, strict=True)):
+            if digit and cell != digit:
+                return Verdict("graded", 0.0, f"given_changed: row {r + 1} column {c + 1}", extracted)
     broken = _broken_rule(grid)
-    return Verdict("graded", float(broken is None), broken or "solved", found.text[:400])
+    return Verdict("graded", float(broken is None), broken or "solved", extracted)
 
 
 def _broken_rule(grid: Grid) -> str | None:
@@ -57,23 +57,21 @@ def _broken_rule(grid: Grid) -> str | None:
     return None
 
 
-def _grid_text(attempt: Attempt) -> Found:
+def _grid_text(attempt: Attempt) -> Answer:
     part = after_thinking(attempt)
     if part.text is None:
         return part
-    for found in (last_box(part.text), last_tag(part.text, "answer")):
-        if found.text is not None:
-            return found if not found.others else Found(None, "several_answers")
-        if not found.reason.startswith("no_"):
-            return found
+    answer = marked(part.text)
+    if answer is not None:
+        return Answer(None, "several_answers") if answer.text is not None and answer.others else answer
     blocks, left_open = code_blocks(part.text)
     if blocks or left_open:
-        return Found(blocks[-1].text, "fenced") if blocks else Found(None, "unclosed_fence")
-    return Found(None, "truncated") if attempt.truncated else part
+        return Answer(blocks[-1].text, "fenced") if blocks else Answer(None, "unclosed_fence")
+    return Answer(None, "truncated") if attempt.truncated else part
 
 
 def _cells(text: str, size: int) -> list[int] | None:
-    """The cells in reading order; None if anything but cells and frames is in the text."""
+    """Return the cells in reading order; None if anything but cells and frames is in the text."""
     if len(text) > MAX_CHARS:
         return None
     if size > 9 and re.search(r"[0-9]{2}", FRAME.sub(" ", text)):

@@ -1,4 +1,4 @@
-"""pytest-style asserts and test functions, held against a program in another process."""
+"""Asserts and test functions in pytest's style, checked against a program in another process."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from pydantic import Field
 
 from pipeline.errors import DataError
 from pipeline.types import Attempt, Verdict
-from verifiers._programs import once_each, program_of
+from verifiers._programs import grade_distinct, program_of
 from verifiers._replay import Replay, Suite, replay, suite_of
-from verifiers._sandboxed import Run, SandboxParams, runner
+from verifiers._sandbox_jobs import Run, SandboxParams, runner
 from verifiers.base import verifier
 
 
 class UnitTestsParams(SandboxParams):
-    """How programs are graded."""
+    """The score of a program that passes some of its tests."""
 
     grading: Literal["all", "fraction"] = Field("all", description="all: 1 only if every test passes; else the share")
 
 
 @verifier(batch=True)
 def unit_tests(attempts: Sequence[Attempt], params: UnitTestsParams) -> list[Verdict]:
-    """1 for a program that passes every test of the reference (or the share that it passes).
+    """Return 1 for a program that passes every test of the reference (or the share that it passes).
 
     Reference: {"tests": source or [asserts], "setup"?: source, "fn"?: name}; HumanEval's {"test", "entry_point"} and
     MBPP's {"test_list", "test_setup_code"} too. Tests may hold asserts, test_ functions, check(candidate), and of
@@ -36,46 +36,35 @@ def unit_tests(attempts: Sequence[Attempt], params: UnitTestsParams) -> list[Ver
 
 
 def grade(attempts: Sequence[Attempt], params: UnitTestsParams, run: Run) -> list[Verdict]:
-    """One verdict per attempt, in order, with `run` in the sandbox's place."""
-    verdicts: list[Verdict | None] = [None] * len(attempts)
-    places: list[int] = []
-    work: list[tuple[str, Suite]] = []
-    for i, attempt in enumerate(attempts):
-        try:
-            suite = _suite(attempt.reference)
-        except DataError as exc:
-            verdicts[i] = Verdict("verifier_error", reason=f"bad_reference: {exc}"[:300])
-            continue
-        fn = suite.names[0] if len(suite.names) == 1 else None
-        found = program_of(attempt, "python", fn)
-        if found.text is None:
-            verdicts[i] = found.no_answer()
-            continue
-        places.append(i)
-        work.append((found.text, suite))
+    """Return one verdict per attempt, in order, with `run` in the sandbox's place."""
 
-    def run_distinct(chosen: list[int]) -> list[Verdict]:
-        return [_verdict(r, params) for r in replay([work[k] for k in chosen], run, stop=params.grading == "all")]
+    def prepare(attempt: Attempt) -> tuple[str, Suite] | Verdict:
+        suite = _suite(attempt.reference)
+        program = program_of(attempt, "python", suite.names[0] if len(suite.names) == 1 else None)
+        return program.no_answer() if program.text is None else (program.text, suite)
 
-    keys = [json.dumps([program, suite.tests, suite.names]) for program, suite in work]
-    for i, verdict in zip(places, once_each(keys, run_distinct), strict=True):
-        verdicts[i] = verdict
-    return [v for v in verdicts if v is not None]
+    def key(work: tuple[str, Suite]) -> str:
+        return json.dumps([work[0], work[1].tests, work[1].names])
+
+    def run_distinct(work: list[tuple[str, Suite]]) -> list[Verdict]:
+        return [_verdict(r, params) for r in replay(work, run, stop=params.grading == "all")]
+
+    return grade_distinct(attempts, prepare, key, run_distinct)
 
 
-def _verdict(said: Replay, params: UnitTestsParams) -> Verdict:
-    program, seconds = said.program, said.seconds
-    if said.failure is not None:
-        return Verdict("sandbox_error", 0.0, said.failure.detail[:300], program, seconds)
-    broken = [end for end in said.ends if end and end.startswith("broken")]
+def _verdict(replayed: Replay, params: UnitTestsParams) -> Verdict:
+    program, seconds = replayed.program, replayed.seconds
+    if replayed.failure is not None:
+        return Verdict("sandbox_error", 0.0, replayed.failure.detail[:300], program, seconds)
+    broken = [end for end in replayed.ends if end and end.startswith("broken")]
     if broken:
         return Verdict("verifier_error", 0.0, f"bad_reference: test {broken[0]}"[:300], program, seconds)
-    passed = sum(end == "passed" for end in said.ends)
-    if passed == len(said.ends):
+    passed = sum(end == "passed" for end in replayed.ends)
+    if passed == len(replayed.ends):
         return Verdict("graded", 1.0, "passed", program, seconds)
-    score = passed / len(said.ends) if params.grading == "fraction" else 0.0
-    first = next(f"test {i + 1} {end}" for i, end in enumerate(said.ends) if end not in (None, "passed"))
-    if score == 0.0 and "timeout" in said.ends:
+    score = passed / len(replayed.ends) if params.grading == "fraction" else 0.0
+    first = next(f"test {i + 1} {end}" for i, end in enumerate(replayed.ends) if end not in (None, "passed"))
+    if score == 0.0 and "timeout" in replayed.ends:
         return Verdict("timeout", 0.0, first[:300], program, seconds)
     return Verdict("graded", score, first[:300], program, seconds)
 

@@ -101,7 +101,7 @@ def needs(config: RunConfig, base: Path) -> frozenset[str]:
     """
     from pipeline.data.prompts import read_prompts
     from pipeline.scoring.score import bind_components, bind_verifiers
-    from verifiers._sandboxed import programs_of
+    from verifiers._sandbox_jobs import programs_of
     from verifiers.base import BoundVerifier, load
 
     sources = [*config.data.train, *config.data.evaluation]

@@ -308,9 +308,9 @@ def _verifiers(run: Path, recipe: RunConfig) -> dict[str, str]:
         try:
             verifier = load(name) if choice is None else load(choice.name, choice.path)
         except ConfigError:
-            hashes[name] = ""  # a path from another folder: its file is not to be hashes from here
+            hashes[name] = ""  # a path from another folder: its file cannot be hashed from here
             continue
-        module = sys.modules.get((verifier.one or verifier.many).__module__)
+        module = sys.modules.get(verifier.module)
         hashes[name] = _sha256(Path(getattr(module, "__file__", None) or ""))
     return hashes
 

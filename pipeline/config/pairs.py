@@ -107,7 +107,7 @@ class JudgedConfig(Section):
 
 
 Judge = Literal["policy"] | VerifierChoice | None
-"""Who ranks responses: the policy, a verifier (e.g. judge or reference_model), or None: the prompts' own verifiers."""
+"""Who ranks responses: the policy, a verifier (e.g. judge or reward_model), or None: the prompts' own verifiers."""
 
 
 def judges_stage(field: str, judge: Judge) -> dict[str, tuple[str, str]]:
@@ -124,7 +124,7 @@ class SampledPairsConfig(Section):
     judge: Judge = Field(
         None,
         description="policy, or a verifier that ranks instead of the prompts' own; a reward model of an earlier stage: "
-        "{name: reference_model, params: {model: stage:NAME}}",
+        "{name: reward_model, params: {model: stage:NAME}}",
     )
     judged: JudgedConfig = JudgedConfig()
     pairing: PairingConfig = PairingConfig()

@@ -74,7 +74,7 @@ class OnlinePreferenceConfig(RoundsConfig):
     judge: Judge = Field(
         None,
         description="policy, or a verifier that ranks instead of the prompts' own; a reward model of an earlier stage: "
-        "{name: reference_model, params: {model: stage:NAME}}",
+        "{name: reward_model, params: {model: stage:NAME}}",
     )
     judged: JudgedConfig = JudgedConfig()
 

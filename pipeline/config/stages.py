@@ -240,7 +240,7 @@ class RlConfig(RoundsConfig):
     reward: VerifierChoice | None = Field(
         None,
         description="grades the responses of this stage in place of the rows' own verifiers, which evaluate; a reward "
-        "model of an earlier stage: {name: reference_model, params: {model: stage:NAME}}",
+        "model of an earlier stage: {name: reward_model, params: {model: stage:NAME}}",
     )
     ptx_batch_size: int = Field(16, ge=1, description="demonstrations in each update, where ptx_coef is above 0")
     critic: OptimizerConfig | None = Field(

@@ -11,7 +11,7 @@ from pipeline.errors import DataError, EngineError, GradingError
 from pipeline.rollout.engine import Sampling
 from pipeline.seeds import derive
 from pipeline.types import FinishReason, Prompt, Rollout
-from verifiers._endpoint import chat
+from verifiers._chat_request import chat
 
 LARGEST_SEED = 2**31
 Tokens = Callable[[str], tuple[int, ...]]

@@ -28,5 +28,4 @@ def _parts(bound: object) -> Iterator[BoundVerifier[Any]]:
 
 
 def _is_ours(bound: BoundVerifier[Any]) -> bool:
-    function = bound.verifier.one or bound.verifier.many
-    return function is not None and function.__module__.partition(".")[0] == verifiers.__name__
+    return bound.verifier.module.partition(".")[0] == verifiers.__name__

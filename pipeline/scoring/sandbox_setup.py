@@ -12,8 +12,8 @@ from typing import Any
 import sandbox
 from pipeline.config.sandbox import SandboxConfig
 from pipeline.errors import ConfigError, IsolationError
-from verifiers import _place
-from verifiers._sandboxed import programs_of
+from verifiers._sandbox_jobs import programs_of
+from verifiers._sandbox_settings import SandboxSettings, configure
 from verifiers.base import BoundVerifier
 
 PATIENCE_S = 10.0
@@ -29,7 +29,7 @@ def open_sandbox(
     Raises: IsolationError if walls are too low, a tool is missing or no service answers; ConfigError for the token.
     """
     place = place_of(config)
-    _place.settle(place)
+    configure(place)
     used = [p for bound in verifiers if isinstance(bound, BoundVerifier) for p in programs_of(bound.params)]
     if not used:
         return None
@@ -39,10 +39,10 @@ def open_sandbox(
 
 def close_sandbox() -> None:
     """End the sandbox's workers, and give later runs of this process the default settings."""
-    _place.settle(_place.Place())
+    configure(SandboxSettings())
 
 
-def place_of(config: SandboxConfig) -> _place.Place:
+def place_of(config: SandboxConfig) -> SandboxSettings:
     """Return the place at which a recipe's programs run. Raises: ConfigError if the token's variable is not set."""
     token = None
     if config.token_env is not None:
@@ -51,17 +51,17 @@ def place_of(config: SandboxConfig) -> _place.Place:
             raise ConfigError(f"sandbox.token_env names {config.token_env!r}, which is not set; export it, or drop it")
     limits = sandbox.Limits(**config.limits)  # type: ignore[arg-type]
     urls = tuple(url.rstrip("/") for url in config.urls)
-    return _place.Place(limits, config.workers, config.min_level, urls, token)
+    return SandboxSettings(limits, config.workers, config.min_level, urls, token)
 
 
 def _this_machine(languages: Iterable[str]) -> dict[str, Any]:
     for language in languages:
-        _place.require_tool(language)
+        require_tool(language)
     isolation = sandbox.default_pool().isolation
     return {"level": isolation.level, "stands": dict(isolation.stands), "notes": dict(isolation.notes)}
 
 
-def _services(place: _place.Place, languages: set[str], say: Callable[[str], None]) -> dict[str, Any]:
+def _services(place: SandboxSettings, languages: set[str], say: Callable[[str], None]) -> dict[str, Any]:
     levels: dict[str, int] = {}
     silent: dict[str, str] = {}  # URL -> why the service cannot be used
     for url in place.urls:

@@ -22,7 +22,7 @@ from pipeline.stages._epochs import chunks, num_steps, train_steps
 from pipeline.stages._pairs import pair_lines
 from pipeline.train.reward_model import RewardModel, Sides
 from pipeline.types import Attempt, StepMetrics
-from verifiers.reference_model import REWARD, ReferenceModelParams, shown_ids
+from verifiers.reward_model import REWARD, RewardModelParams, shown_ids
 
 FOLDER = "reward_model"
 """Subfolder of a checkpoint with the model as it is trained so far."""
@@ -101,7 +101,7 @@ def divide(session: Session, item: Item, section: RewardModelConfig, lines: Sequ
 
 def sides_of(tokenizer: Any, context: int | None, section: RewardModelConfig, line: dict[str, Any]) -> Sides:
     """Return the pair as the verifier will show such responses to the model. Raise DataError if it would not."""
-    params = ReferenceModelParams(
+    params = RewardModelParams(
         model=Path(), chat=section.chat, include_thinking=section.include_thinking, max_tokens=context or 1_000_000
     )
     sides = []

@@ -13,7 +13,7 @@ from tests.stages.tiny import tiny
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 RECIPES = sorted([*CONFIGS.glob("*.yaml"), *CONFIGS.glob("algorithms/*.yaml")])
-MODEL = "[{verifier: {name: reference_model, params: {model: judges/small}}, weight: 0.5}]"
+MODEL = "[{verifier: {name: reward_model, params: {model: judges/small}}, weight: 0.5}]"
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: p.stem)
@@ -31,7 +31,7 @@ def test_the_recipe_decides_weights_models_reference_and_cut() -> None:
     gdpo = tiny(overrides=["rl.algorithm={name: gdpo}", f"scoring.components={MODEL}"])
     page = explain_recipe(gdpo)
     assert "w = (1, 0.5)" in page
-    assert "reward model judges/small (verifier reference_model, frozen, here)" in page
+    assert "reward model judges/small (verifier reward_model, frozen, here)" in page
     assert "reference (every_round; no term uses it, its KL is measured)" in page
     none = tiny(overrides=["rl.algorithm={name: dapo}", "rl.reference={schedule: none}"])
     assert "reference" not in explain_recipe(none)

@@ -145,6 +145,6 @@ def test_what_holds_a_model_or_a_connection_stays(choices: dict[str, VerifierCho
     assert all(may_leave(bound) for bound in here(choices, tmp_path).values())
     judge = load("judge").bind()
     assert not may_leave(judge)
-    assert not may_leave(load("reference_model").bind({"model": tmp_path}))
+    assert not may_leave(load("reward_model").bind({"model": tmp_path}))
     assert not may_leave(load("combine").bind({"parts": [{"name": "math"}, {"name": "judge"}]}))
     assert not may_leave(object())

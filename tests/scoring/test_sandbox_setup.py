@@ -16,7 +16,7 @@ from pipeline.scoring.sandbox_setup import close_sandbox, open_sandbox
 from sandbox.languages import LANGUAGES
 from sandbox.serve import make_server
 from tests.scoring.low_walls import low_walls
-from verifiers._place import Place, current
+from verifiers._sandbox_settings import SandboxSettings, current
 from verifiers.base import load
 
 DEAD = "http://127.0.0.1:9"
@@ -50,11 +50,11 @@ def opened(verifier: str = "code", params: dict[str, Any] | None = None, **setti
 
 def test_programs_run_as_the_recipe_says_until_the_sandbox_is_closed() -> None:
     isolation, _ = opened(workers=1, cpu_s=0.5, memory_mib=100, max_tests=7)
-    assert current() == Place(sandbox.Limits(cpu_s=0.5, memory_mib=100, max_tests=7), workers=1)
+    assert current() == SandboxSettings(sandbox.Limits(cpu_s=0.5, memory_mib=100, max_tests=7), workers=1)
     assert sandbox.default_pool().size == 1
     assert isolation["level"] == sandbox.probe().level
     close_sandbox()
-    assert current() == Place()
+    assert current() == SandboxSettings()
 
 
 def test_a_run_without_programs_starts_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ from tests.stages.broken import goes_on_as_if_never_broken, run
 from tests.stages.tiny import TREE, tiny
 
 NO_RL: dict[str, Any] = {"rl": None, "sft": None, "data": {"evaluation": []}}
-REWARD = {"name": "reference_model", "params": {"model": "stage:reward_model", "whiten": True}}
+REWARD = {"name": "reward_model", "params": {"model": "stage:reward_model", "whiten": True}}
 
 
 ONLINE = {"loss": {"name": "dpo"}, "rounds": 1, "steps_per_round": 1, "prompts_per_step": 2, "group_size": 4}
@@ -174,17 +174,17 @@ def test_the_verifier_asks_as_the_model_was_trained(tmp_path: Path) -> None:
     folder = tmp_path / "run" / "stages" / "reward_model" / "model"
     known = json.loads((folder / "reward.json").read_text())
     asked = [Attempt("7", None, "3+4=", False), Attempt("x", None, "3+4=", False)]
-    good, bad = load("reference_model").bind({"model": str(folder), "whiten": True}).score(asked)
+    good, bad = load("reward_model").bind({"model": str(folder), "whiten": True}).score(asked)
     assert good.score > 0.5 > bad.score
     raw = float(good.reason.removeprefix("model_score: "))
     z = torch.tensor((raw - known["mean"]) / known["std"], dtype=torch.float64)
     assert good.score == pytest.approx(float(torch.sigmoid(z)), abs=1e-3)
-    other = load("reference_model").bind({"model": str(folder), "include_thinking": True}).score(asked)
+    other = load("reward_model").bind({"model": str(folder), "include_thinking": True}).score(asked)
     assert other[0].is_infrastructure
     assert "was trained with False" in other[0].reason
     hidden = [Attempt("<think>x</think>7", None, "3+4=", False)]
-    (cut,) = load("reference_model").bind({"model": str(folder), "whiten": True}).score(hidden)
+    (cut,) = load("reward_model").bind({"model": str(folder), "whiten": True}).score(hidden)
     assert cut.score == good.score, "what the model was not shown in training it is not shown now"
     (folder / "reward.json").write_text(json.dumps({**known, "include_thinking": True}))
-    (whole,) = load("reference_model").bind({"model": str(folder), "whiten": True}).score(hidden)
+    (whole,) = load("reward_model").bind({"model": str(folder), "whiten": True}).score(hidden)
     assert whole.score != good.score

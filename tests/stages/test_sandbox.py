@@ -18,7 +18,7 @@ from pipeline.run.session import Session
 from pipeline.scoring.sandbox_setup import close_sandbox
 from tests.scoring.low_walls import low_walls
 from tests.stages.tiny import tiny
-from verifiers._place import Place, current
+from verifiers._sandbox_settings import SandboxSettings, current
 
 CODE = [{"id": i, "question": f"{i}?", "answer": {"tests": [{"input": "", "output": str(i)}]}} for i in range(3)]
 
@@ -44,7 +44,7 @@ def test_a_run_writes_down_its_isolation_but_not_the_token(tmp_path: Path, monke
     with session_of(tmp_path, workers=1, cpu_s=0.5, token_env="MINE") as session:
         assert getattr(session.workers.graders.scorer.bound["code"], "params").limits().cpu_s == 0.5  # noqa: B009
         assert json.loads((tmp_path / "run" / "run.json").read_text())["isolation"] == session.run.isolation is not None
-    assert current() == Place()
+    assert current() == SandboxSettings()
     for file in ("run.json", "recipe.yaml"):
         assert "secret" not in (tmp_path / "run" / file).read_text()
 

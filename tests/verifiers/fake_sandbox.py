@@ -1,4 +1,4 @@
-"""A stand-in for the sandbox that runs trusted test programs in this process, and counts what it ran."""
+"""A fake sandbox that runs trusted test programs in this process, and keeps the jobs that it ran."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
-from verifiers._sandboxed import Job, Outcome, Ran
+from verifiers._sandbox_jobs import Job, Outcome, Ran
 
 
 class FakeSandbox:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
 
-from pipeline.errors import GradingError
 from pipeline.types import Attempt, Verdict
-from verifiers import _patterns
-from verifiers._patterns import is_found, is_quick
-from verifiers._response import final_answer, is_blank
-from verifiers._sandboxed import Job, Outcome
+from tests.verifiers.floods import VERIFIERS, floods
+from verifiers import _safe_search
+from verifiers._safe_search import is_found, is_quick
+from verifiers._sandbox_jobs import Job, Outcome
+from verifiers.answer import final_answer, is_blank
 from verifiers.base import load
-from verifiers.judge import read_score
 
 COLOURS = {"answer": "B", "choices": ["red", "green", "blue", "dark green"]}
 GAME = {"numbers": [3, 5, 7, 2], "target": 36}
@@ -137,7 +135,7 @@ def test_patterns_that_can_run_for_long_are_known(pattern: str, quick: bool) -> 
 
 
 def test_a_schemas_pattern_that_never_ends_is_searched_for_in_the_sandbox(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Found or not, too slow, or the sandbox failed: each is said as what it is, and the trainer's process goes on."""
+    """Found or not, too slow, or the sandbox failed: each has its own status, and the trainer survives."""
     asked: list[Job] = []
     outcome = Outcome("passed")
 
@@ -145,7 +143,7 @@ def test_a_schemas_pattern_that_never_ends_is_searched_for_in_the_sandbox(monkey
         asked.extend(jobs)
         return [outcome] * len(jobs)
 
-    monkeypatch.setattr(_patterns, "runner", lambda params: run)
+    monkeypatch.setattr(_safe_search, "runner", lambda params: run)
     schema = {"type": "object", "patternProperties": {"^(x+)+$": {"pattern": "^(a+)+$"}}, "additionalProperties": False}
     wanted = {
         "passed": ("graded", 1.0),
@@ -171,28 +169,16 @@ def test_a_schemas_pattern_that_never_ends_ends() -> None:
     assert said("json_schema", {}, {"schema": {"pattern": "^(a+)+$"}}, '"aaaa"').is_correct
 
 
-def test_many_items_are_compared_in_time() -> None:
+@pytest.mark.parametrize(("name", "params", "reference"), VERIFIERS)
+def test_floods_are_refused(name: str, params: dict[str, Any], reference: Any) -> None:
+    """A reader or verifier that is quadratic in the length would take hours here."""
+    bound = load(name).bind(params)
+    for piece, text in floods():
+        verdict = bound.score([Attempt(text, reference)])[0]
+        closed_at_once = piece == "}" and text.startswith("\\boxed")
+        assert verdict.score == 0.0 or closed_at_once, (piece, text[:20], verdict)
+
+
+def test_many_items_are_compared_without_all_pairs() -> None:
     items = ",".join([*map(str, range(3_500)), "[0]"])
-    start = time.process_time()
     assert said("json_schema", {}, {"schema": {"uniqueItems": True}}, f"[{items}]").is_correct
-    assert time.process_time() - start < 5, "each with each would take minutes"
-
-
-@pytest.mark.parametrize(
-    ("reply", "score"),
-    [
-        ('{"score": 10, "reason": "it has } and {b}"}', 1.0),
-        ('<think>perhaps {"score": 2}</think>{"score": 5}', 0.5),
-        ('A note {on} it: {"reason": "x", "score": "10"}', 1.0),
-        ('{"score": true}', None),
-        ('{"verdict": {"score": 10}}', None),
-        ('{"score": 10} {"score": 0}', None),
-        ("{" * 9_000, None),
-    ],
-)
-def test_a_judges_score_is_the_one_object_that_has_it(reply: str, score: float | None) -> None:
-    if score is None:
-        with pytest.raises(GradingError):
-            read_score(reply, 10)
-    else:
-        assert read_score(reply, 10)[0] == score

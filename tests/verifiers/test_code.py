@@ -163,7 +163,9 @@ def test_at_most_so_many_tests_spread_over_the_list(total: int, most: int) -> No
 
 
 def test_function_tests_need_python() -> None:
-    assert "function tests call Python" in one(SOLVE_LINE, LINE, language="bash").reason
+    said = one(SOLVE_LINE, LINE, language="bash")
+    assert said.status == "verifier_error"
+    assert "bash" in said.reason
 
 
 def test_a_fence_of_the_language_is_found() -> None:

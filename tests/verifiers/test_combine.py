@@ -128,12 +128,12 @@ def test_order_is_kept_over_a_batch() -> None:
     ("params", "named"),
     [
         ({"parts": []}, "parts"),
-        ({"parts": [{"name": "exat"}]}, "did you mean"),
-        ({"parts": [{"name": "exact", "params": {"wher": "answer"}}]}, "unknown parameter 'wher'"),
-        ({"parts": [{"name": "exact", "gate": True}]}, "every part is a gate"),
-        ({"parts": [{"name": "exact", "weight": 0}]}, "all weights are 0"),
+        ({"parts": [{"name": "exat"}]}, "exat"),
+        ({"parts": [{"name": "exact", "params": {"wher": "answer"}}]}, "wher"),
+        ({"parts": [{"name": "exact", "gate": True}]}, "gate"),
+        ({"parts": [{"name": "exact", "weight": 0}]}, "weight"),
         ({"parts": [{"name": "exact", "weight": -1}]}, "weight"),
-        ({"parts": [{}]}, "name or a path"),
+        ({"parts": [{}]}, "name.*path"),
         ({"parts": [{"name": "exact"}], "mode": "best_of"}, "mode"),
     ],
 )

@@ -45,7 +45,7 @@ def test_a_part_is_taken_from_the_base_at_any_depth(folder: Path, params: dict[s
     assert scores(combine.bind(params, folder)) == [1, 0]
     assert scores(combine.bind(params)) == [0, 0], "without one, from the working folder"
     (folder / "checks" / "loud.py").unlink()
-    with pytest.raises(ConfigError, match=r"looked for .*mine/checks/loud\.py"):
+    with pytest.raises(ConfigError, match=r"mine/checks/loud\.py"):
         combine.bind(params, folder)
 
 
@@ -63,7 +63,7 @@ def test_a_recipe_is_read_from_any_folder(folder: Path) -> None:
     assert scores(bound) == [1, 0]
     assert scores(bind_components(config.scoring, folder)[0]) == [1, 0]
     (folder / "checks" / "loud.py").unlink()
-    with pytest.raises(ConfigError, match=r"mine\.yaml: .*looked for .*mine/checks/loud\.py"):
+    with pytest.raises(ConfigError, match=r"mine\.yaml: .*mine/checks/loud\.py"):
         load_recipe(folder / "mine.yaml")
 
 
@@ -78,5 +78,5 @@ def test_rows_find_parts_in_the_base_and_then_beside_themselves(folder: Path) ->
     assert score_of(folder.parent / "elsewhere") == 0.0
     assert score_of(folder.parent) == 1.0, "there is none in the base"
     (folder / "checks" / "loud.py").unlink()
-    with pytest.raises(DataError, match="looked for"):
+    with pytest.raises(DataError, match=r"checks/loud\.py"):
         score_of(folder.parent)

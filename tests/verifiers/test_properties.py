@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 
 from pipeline.types import Attempt
 from verifiers import base
-from verifiers._languages import KNOWN, language_of
-from verifiers._response import after_thinking, code_blocks, final_answer, last_box
+from verifiers._natural_language import KNOWN, language_of
 from verifiers.knights_knaves import holds, solutions
 from verifiers.numeric import number
 
@@ -29,43 +28,6 @@ def score(name: str, reference: Any, response: str, **params: Any) -> float:
     said = load(name).bind(params).score([Attempt(response, reference)])[0]
     assert not said.is_infrastructure, said
     return said.score
-
-
-@given(st.text("ab{}\\$ ,.or", max_size=40), st.text("ab{}", max_size=10))
-def test_the_last_box_is_the_one_that_a_slow_scan_finds(before: str, inside: str) -> None:
-    """Every closed box from the left, by counting braces one character at a time; the last of them."""
-    balanced = inside.count("{") == inside.count("}") and all(
-        inside[:i].count("{") >= inside[:i].count("}") for i in range(len(inside))
-    )
-    text = before.replace("boxed", "") + " \\boxed{" + inside + "} so it is"
-    found = last_box(text)
-    if balanced and inside.strip():
-        assert found.text == inside.strip()
-    elif balanced:
-        assert found.reason == "empty_box"
-
-
-@given(st.text("<>/think answer\n42", max_size=60))
-def test_what_follows_thinking_never_holds_thinking(text: str) -> None:
-    found = after_thinking(Attempt(text, None))
-    if found.text is not None:
-        assert "<think>" not in found.text
-        assert "</think>" not in found.text
-        assert text.rstrip().endswith(found.text)
-
-
-@pytest.mark.parametrize(
-    "piece", ["\\boxed{", "{", "}", "<think>", "</think>", "```\n", "answer is ", "#### ", "$", "\\"]
-)
-def test_extraction_is_linear(piece: str) -> None:
-    """A megabyte of the worst pieces takes seconds at most; quadratic scans take hours."""
-    import time
-
-    start = time.process_time()
-    final_answer(Attempt(piece * (1_000_000 // len(piece)), None))
-    code_blocks(piece * (1_000_000 // len(piece)))
-    last_box(piece * (1_000_000 // len(piece)))
-    assert time.process_time() - start < 3
 
 
 @given(st.fractions(), st.integers(-20, 20))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from pipeline.types import Attempt, Verdict
-from verifiers._inside_gym import is_plain
+from verifiers._gym_scorer import is_plain
 from verifiers.reasoning_gym import INSTALL, PROCESS, ReasoningGymParams, _verdict, reasoning_gym
 
 TASKS = ["countdown", "chain_sum", "knights_knaves", "spiral_matrix", "polynomial_multiplication", "letter_counting"]

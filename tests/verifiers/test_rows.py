@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from itertools import groupby
@@ -46,13 +45,6 @@ def test_a_table_holds_right_answers_and_wrong_ones(name: str) -> None:
     assert labels.count(0) >= 5
 
 
-def test_no_row_takes_long() -> None:
-    for row in WITHOUT_SANDBOX:
-        start = time.process_time()
-        verdict(row)
-        assert time.process_time() - start < 1.0, row[:3]
-
-
 def test_threads_and_order_change_nothing() -> None:
     rows = WITHOUT_SANDBOX * 3
     alone = [(v.status, v.score, v.reason) for v in map(verdict, rows)]
@@ -79,10 +71,10 @@ def test_thinking_never_counts() -> None:
         if row[0] == "format" or row[4] != 1:
             continue
         bare = row[3].rsplit("</think>", 1)[-1]
-        hidden = (row[0], row[1], row[2], f"<think>{bare}</think>", 0.0)
+        hidden = (*row[:3], f"<think>{bare}</think>", 0.0)
         assert verdict(hidden).status == "no_answer", row
-        open_ended = (row[0], row[1], row[2], f"<think>{bare}", 0.0)
-        assert verdict(open_ended).status == "no_answer", row
+        for opening in ("<think>", "<thinking>"):
+            assert verdict((*row[:3], f"{opening}{bare}", 0.0)).status == "no_answer", row
 
 
 def test_a_cut_response_earns_only_what_it_closed() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from pipeline.types import Attempt, Verdict
 from tests.verifiers.fake_sandbox import FakeSandbox
-from verifiers._inside_sql import result_of
 from verifiers.base import load
+from verifiers.in_sandbox.query import result_of
 from verifiers.sql import SqlParams
 from verifiers.sql import grade as grade_sql
 

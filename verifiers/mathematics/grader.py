@@ -10,14 +10,14 @@ from functools import lru_cache
 from typing import Any
 
 from pipeline.errors import DataError, GradingError
-from pipeline.types import Verdict
+from pipeline.types import Attempt, Verdict
+from verifiers.answer import MAX_TAIL, final_answer, last_box
 from verifiers.mathematics.decide.algebra import ALGEBRA, TimedOut
 from verifiers.mathematics.decide.canonical import letters_for_unit
 from verifiers.mathematics.decide.compare import match
 from verifiers.mathematics.decide.equality import approximate
 from verifiers.mathematics.decide.equation_chains import last
 from verifiers.mathematics.decide.quantities import explicitly_rounded
-from verifiers.mathematics.extract import MAX_TAIL, boxed, extract
 from verifiers.mathematics.policy import DEFAULT, MathParams
 from verifiers.mathematics.read.choices import Choice, choice_of_answer, choice_of_gold
 from verifiers.mathematics.read.clock import same_time
@@ -71,25 +71,23 @@ def grade(response: str, gold: Any, params: MathParams = DEFAULT, prompt: str = 
     """
     start = time.perf_counter()
     reference = gold_text(gold)
-    extraction = extract(response, prompt, truncated, params.join_boxes, params.concluding_sentence)
-    text = extraction.text
-    if text is None:
-        return Verdict("no_answer", reason=extraction.reason, seconds=time.perf_counter() - start)
+    answer = final_answer(Attempt(response, gold, prompt, truncated), params.concluding_sentence)
+    if answer.text is None:
+        return Verdict("no_answer", reason=answer.reason, seconds=time.perf_counter() - start)
+    text = answer.written if params.join_boxes or not answer.boxes else answer.boxes[-1]
     if len(text) > params.max_answer_chars:
-        reason = f"too_long: {len(text)} characters"
-        return Verdict("graded", 0.0, reason, text[:80], time.perf_counter() - start)
+        return Verdict("graded", 0.0, f"too_long: {len(text)} characters", text[:80], time.perf_counter() - start)
     if prompt and _restates(text, prompt, reference, params):
         equal, reason = False, "restatement"
     else:
-        comma = extraction.other_language or params.decimal_comma
-        hedge = extraction.alternative
+        comma, other = answer.other_language or params.decimal_comma, answer.alternative
         try:
             equal, reason = _answered(text, reference, comma, params)
-            if equal and hedge is not None and _is_another(hedge, reference, comma, params):
-                equal, reason = False, f"hedge: {hedge:.60}"
+            if equal and other is not None and _is_another(other, reference, comma, params):
+                equal, reason = False, f"hedge: {other:.60}"
         except TimedOut:
-            reason = f"slow_path: over {params.slow_path_s} s"
-            return Verdict("timeout", reason=reason, extracted=text, seconds=time.perf_counter() - start)
+            seconds = time.perf_counter() - start
+            return Verdict("timeout", reason=f"slow_path: over {params.slow_path_s} s", extracted=text, seconds=seconds)
     return Verdict("graded", float(equal), reason, text, time.perf_counter() - start)
 
 
@@ -122,8 +120,8 @@ def gold_text(gold: Any) -> str:
     if "####" in text:
         text = text.rsplit("####", 1)[1].strip() or text
     if "\\boxed" in text or "\\fbox" in text:
-        inside = boxed(text[-MAX_TAIL:])
-        if inside is not None and inside.text is not None:
+        inside = last_box(text[-MAX_TAIL:])
+        if inside.text is not None:
             text = inside.text
     return text
 
@@ -316,3 +314,6 @@ def _letters(text: str) -> str:
 
 def _bare_kind(text: str) -> list[str]:
     return [w for w in text.replace("mathbb", "").split() if w not in FILLING]
+
+
+__all__ = ["Gold", "equivalent", "gold_text", "grade", "score"]

@@ -1,4 +1,4 @@
-"""Words around an answer that take it back: another candidate next to a box, a wrong answer that is quoted, bounds."""
+"""Words around an answer that take it back: another candidate next to it, an answer of somebody else, a bound."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BOUNDED = re.compile(
     r"|instead of|below|above|under|over|exceeds?)\s*$",
     re.IGNORECASE,
 )
-"""Words before the formula of a concluding sentence by which it is a bound and not the value."""
+"""Words before the formula of a concluding sentence which tell that the formula is not the value itself."""
 OF_ANOTHER = re.compile(
     r"\b(?:wrong|incorrect|false|first|initial|earlier|previous|original|naive|tempting|common|guessed|tentative)\s+$",
     re.IGNORECASE,
@@ -24,10 +24,27 @@ OF_ANOTHER = re.compile(
 SUPPOSITION = re.compile(r"(?:^|[.!?\n]\s*)(?:so\s+)?if\b[^.!?\n]*$", re.IGNORECASE)
 
 
+BARE_LINE = re.compile(r"\s*[-*]{0,2}\s*(?:\w[.)]\s)?\**([^\s*:][^:\n]{0,40}?)[*.]{0,3}\s*?(?:\n|$)")
+"""A line that holds a candidate and nothing else; a heading ends with a colon."""
+
+
 def beside(text: str, start: int, end: int) -> str | None:
-    """Return the other candidate next to the box text[start:end], as in "or 5" or "either 5 or"; None without one."""
+    """Return the candidate offered next to a box in text[start:end]: "or 5" behind it, "either 5 or" before it."""
     hedge = OR_ELSE.match(text, end) or EITHER.search(text[max(0, start - 120) : start])
     return hedge[1] if hedge else None
+
+
+def listed_below(content: str, rest: str) -> str | None:
+    """Return the next line if it is a candidate like `content`, the line before `rest`: "Answer:", "B", "C".
+
+    Lines are alike if both are values (numbers, formulas, letters), or both are at most three words.
+    """
+    line = BARE_LINE.match(rest.lstrip(" .*")[1:]) if rest.lstrip(" .*").startswith("\n") else None
+    if line is None:
+        return None
+    values = [re.fullmatch(VALUE, text.strip("*. ")) is not None for text in (content, line[1])]
+    short = all(len(text.split()) <= 3 and not re.search(r"\d", text) for text in (content, line[1]))
+    return line[1] if all(values) or (not any(values) and short) else None
 
 
 def is_of_another(text: str, cue: re.Match[str]) -> bool:
@@ -36,5 +53,5 @@ def is_of_another(text: str, cue: re.Match[str]) -> bool:
 
 
 def is_supposed(text: str, cue: re.Match[str]) -> bool:
-    """True if a cue tells only what the answer would be, in a sentence that begins with an "if"."""
+    """True if a cue only says what the answer would be, in a sentence that begins with an "if"."""
     return cue.group().endswith("would be") and bool(SUPPOSITION.search(text[max(0, cue.start() - 200) : cue.start()]))

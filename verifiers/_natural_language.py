@@ -1,6 +1,6 @@
-"""Which language a text is written in: by its script, and within a script by its most frequent small words.
+"""The language of a text, told by its script, and within a script by its most frequent small words.
 
-Made for "answer in Spanish", where a whole answer stands in one language; not for single words or mixed texts.
+Made for "answer in Spanish", where a whole answer is in one language; not for single words or mixed texts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ALONE = {
     "el": "greek", "he": "hebrew", "bn": "bengali", "pa": "gurmukhi", "gu": "gujarati", "ta": "tamil", "te": "telugu",
     "kn": "kannada", "ml": "malayalam", "th": "thai", "ko": "hangul", "ja": "kana", "zh": "han",
 }  # fmt: skip
-"""Languages told by their script alone."""
+"""Languages that are told by their script alone."""
 
 SMALL_WORDS: dict[str, dict[str, str]] = {
     "latin": {
@@ -80,12 +80,12 @@ MIN_SCRIPT_SHARE, MIN_WORD_SHARE = 0.8, 0.08
 
 
 def is_written_in(text: str, code: str) -> bool:
-    """Whether nearly all of `text` is in the language `code`, one of `KNOWN`."""
+    """True if nearly all of `text` is in the language `code`, one of `KNOWN`."""
     return language_of(text) == code
 
 
 def language_of(text: str) -> str | None:
-    """The ISO 639-1 code of the language, None if it cannot be told."""
+    """Return the ISO 639-1 code of the text's language, None if it cannot be told."""
     text = unicodedata.normalize("NFC", text[:50_000]).casefold()
     letters = [script for c in text if c.isalpha() and (script := _script(c))]
     if not letters:

@@ -1,4 +1,4 @@
-"""The door to the sandbox that all verifiers use: jobs in, outcomes out, whatever way they are run."""
+"""Jobs that verifiers send to the sandbox, and their outcomes, on whatever machine programs run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pydantic import Field
 
 import sandbox
 from pipeline.errors import IsolationError
-from verifiers import _place
+from pipeline.types import Verdict
+from verifiers import _sandbox_settings
 from verifiers.base import VerifierParams
 
 OVER_BUDGET = frozenset({"timeout", "cpu_limit"})
@@ -19,7 +20,7 @@ Language = Literal["python", "c", "cpp", "javascript", "bash"]
 
 
 class SandboxParams(VerifierParams):
-    """Limits of one run; None is the recipe's (section `sandbox`), and where that has none the sandbox's own."""
+    """Limits of one run; None takes the limit of the recipe's section `sandbox`, else the sandbox's default."""
 
     wall_s: float | None = Field(None, gt=0, description="seconds of wall time, for programs that sleep")
     cpu_s: float | None = Field(None, gt=0, description="seconds of CPU time")
@@ -27,19 +28,14 @@ class SandboxParams(VerifierParams):
     output_kib: int | None = Field(None, ge=1)
 
     def limits(self) -> sandbox.Limits:
-        """The limits of the place that programs run at, with those that are set here."""
-        stated: dict[str, Any] = {
-            "wall_s": self.wall_s,
-            "cpu_s": self.cpu_s,
-            "memory_mib": self.memory_mib,
-            "output_kib": self.output_kib,
-        }
-        return replace(_place.current().limits, **{k: v for k, v in stated.items() if v is not None})
+        """Return the sandbox's limits, with those that are set here in their place."""
+        stated = {name: getattr(self, name) for name in SandboxParams.model_fields}
+        return replace(_sandbox_settings.current().limits, **{k: v for k, v in stated.items() if v is not None})
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One program with its tests. With `stop`, tests after the first that failed may be left out."""
+    """One program with its tests. With `stop`, tests after the first failure may be left out."""
 
     program: str
     tests: tuple[Mapping[str, Any], ...]
@@ -47,58 +43,64 @@ class Job:
     language: Language = "python"
     stop: bool = False
     needs_values: bool = False
-    """What its functions return is asked for, not only whether it is what was expected."""
+    """True if the values that its functions return are wanted, not only the status of each test."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
-    """What became of one test: its status, what it printed, and what its function returned (plain values only)."""
+class Timed:
+    """The status of something that ran, and whether it ran too long."""
 
     status: str
-    stdout: str = ""
-    value: Any = None
 
     @property
     def is_over_budget(self) -> bool:
-        """It ran past its time."""
+        """True if it ran past its time."""
         return self.status in OVER_BUDGET
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one job. `share` is the part of its tests that passed; `detail` is of the first that failed."""
+class Ran(Timed):
+    """The result of one test: its status, the text that it printed, and the plain value that its function returned."""
 
-    status: str
+    stdout: str = ""
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Timed):
+    """The result of one job: the share of its tests that passed, and the detail of the first that failed."""
+
     share: float = 0.0
     detail: str = ""
     seconds: float = 0.0
     tests: tuple[Ran, ...] = ()
 
-    @property
-    def is_over_budget(self) -> bool:
-        """The program ran past its time."""
-        return self.status in OVER_BUDGET
+    def failure(self, extracted: str) -> Verdict | None:
+        """Return the verdict if the sandbox failed or the program ran past its time, else None."""
+        if self.status == "sandbox_error":
+            return Verdict("sandbox_error", 0.0, self.detail[:300], extracted, self.seconds)
+        return Verdict("timeout", 0.0, self.status, extracted, self.seconds) if self.is_over_budget else None
 
 
 Run = Callable[[Sequence[Job]], Sequence[Outcome]]
 
 
 def runner(params: SandboxParams) -> Run:
-    """A function that runs jobs at the place of this process, in order, as many at a time as it has workers.
+    """Return a function that runs jobs by the settings of this process and returns their outcomes, in order.
 
-    It raises IsolationError where programs cannot run: walls too low, or the language's tool not installed.
+    The function raises IsolationError if programs cannot run: walls too low, or the language's tool not installed.
     """
 
     def run(jobs: Sequence[Job]) -> list[Outcome]:
         limits = params.limits()
         asked = [sandbox.Trial(j.program, j.tests, j.mode, limits, j.stop, j.language, j.needs_values) for j in jobs]
-        return [_outcome(result) for result in _place.run(asked)] if asked else []
+        return [_outcome(result) for result in _sandbox_settings.run(asked)] if asked else []
 
     return run
 
 
 def programs_of(params: VerifierParams) -> list[SandboxParams]:
-    """The parameters of those that run programs: of this verifier, and of the ones that it combines."""
+    """Return the parameters of the verifiers that run programs: this one, and the parts that it combines."""
     inside = [p for bound in params.combined_verifiers() for p in programs_of(bound.params)]
     return [*([params] if isinstance(params, SandboxParams) else []), *inside]
 
@@ -115,7 +117,7 @@ def _outcome(result: sandbox.RunResult) -> Outcome:
 
 
 def run_or_fail(jobs: Sequence[Job], run: Run) -> Sequence[Outcome]:
-    """The outcomes, or "sandbox_error" for each where the sandbox itself cannot run."""
+    """Return the outcomes, each "sandbox_error" if the sandbox itself cannot run."""
     if not jobs:
         return []
     try:
@@ -125,7 +127,7 @@ def run_or_fail(jobs: Sequence[Job], run: Run) -> Sequence[Outcome]:
 
 
 def same_tests(job: Job) -> str:
-    """A key that is equal for jobs of equal program and equal tests."""
+    """Return a key that is equal for jobs of equal program and equal tests."""
     return json.dumps([job.program, job.mode, job.language, list(job.tests)], default=_exact)
 
 

@@ -1,4 +1,5 @@
-"""Runs in a process of its own: scores answers with the reasoning-gym package, whose scorers evaluate answers as code.
+"""Program of a process of its own: scores answers with the reasoning-gym package, whose scorers
+evaluate answers as code.
 
 One request per line of standard input, one reply per line of standard output, all JSON.
 """
@@ -20,14 +21,14 @@ PLAIN = re.compile(r"[\w\s+\-*/().,\[\]'\"^=|]*", re.ASCII)
 
 @lru_cache(maxsize=64)
 def dataset_of(name: str, config: str) -> Any:
-    """The data set of that name and configuration (JSON)."""
+    """Return the data set of that name and configuration (JSON)."""
     import reasoning_gym
 
     return reasoning_gym.create_dataset(name, **json.loads(config))
 
 
 def is_plain(answer: str) -> bool:
-    """Whether evaluating it can do no more than arithmetic or make a list: no attributes, no unknown calls, no towers.
+    """True if evaluating the answer can only do arithmetic or make a list: no attributes, unknown calls, towers.
 
     Quoted text may hold letters only, so that nothing in it can be a program.
     """
@@ -48,22 +49,22 @@ def is_plain(answer: str) -> bool:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """The reply to one request: {"score"}, {"unsafe"} or {"error"}."""
+    """Return the reply to one request: {"score"}, {"unsafe"} or {"error"}."""
     dataset = dataset_of(request["dataset"], json.dumps(request["config"], sort_keys=True))
     entry = request.get("entry") or dataset[request["index"]]
     kind = type(dataset)
     scorer = kind.score_answer
     own = scorer.__qualname__.split(".")[0] != "ProceduralDataset"
-    said = request["answer"]
+    text = request["answer"]
     if request["prompt"] and entry["question"] not in request["prompt"]:
         return {"error": "the package makes another task here than the prompt's; give 'entry' in place of 'index'"}
     gold = entry.get("answer")
     evaluates = own and EVALUATES.search(inspect.getsource(sys.modules[kind.__module__]))
-    if evaluates and said != str(gold) and not is_plain(said):
+    if evaluates and text != str(gold) and not is_plain(text):
         return {"unsafe": True}
     if not own:
-        return {"score": float(said == gold)}
-    return {"score": float(dataset.score_answer(answer=said, entry=entry))}
+        return {"score": float(text == gold)}
+    return {"score": float(dataset.score_answer(answer=text, entry=entry))}
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
-"""Runs in the sandbox without the program: one test, in which the program's functions are played by what they returned.
+"""Runs in the sandbox without the program: one test, whose calls are answered with recorded results of the program.
 
-So the test, with its expected values, and the program never share a process.
+In this way the test, with its expected values, and the program never share a process.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ Call = tuple[str, list[Any], dict[str, Any]]
 
 
 class _Unknown(BaseException):
-    """The test calls something that has not been asked of the program yet."""
+    """The test makes a call whose result is not known yet."""
 
 
 def steps(tests: list[tuple[str, list[str], list[Any]]]) -> list[Any]:
-    """What `step` says of each test."""
+    """Return the result of `step` for each test."""
     return [step(*test) for test in tests]
 
 
 def step(test: str, names: list[str], known: list[Any]) -> Any:
-    """What the test does when its calls return `known`, in order.
+    """Run the test with calls that return `known`, in order, and return how it ends.
 
     ("passed",); ("failed", message); ("broken", message) where the test itself is at fault before any call; or
     ("call", function, args, kwargs), the next call. `known` holds ("value", v, args, kwargs) with the arguments
@@ -121,7 +121,7 @@ def _parametrize(names: str | Sequence[str], cases: Sequence[Any]) -> Callable[[
 
 
 def _pytest() -> ModuleType:
-    """The part of pytest that asserts use. The real one is not there, as the sandbox has the standard library only."""
+    """Return the part of pytest that asserts use; the sandbox has the standard library only."""
     module = ModuleType("pytest")
     marks = ModuleType("pytest.mark")
     vars(marks).update(parametrize=_parametrize)
@@ -130,7 +130,7 @@ def _pytest() -> ModuleType:
 
 
 def _become(mine: Any, theirs: Any) -> None:
-    """A list, dict or set that the program changed in place changes here too."""
+    """Change a list, dict or set here as the program changed it in place."""
     if type(mine) is not type(theirs) or mine == theirs:
         return
     if isinstance(mine, list):
@@ -141,7 +141,7 @@ def _become(mine: Any, theirs: Any) -> None:
 
 
 def _exception(names: list[str]) -> BaseException:
-    """An exception of the nearest built-in type that the program's had."""
+    """Return an exception of the nearest built-in type to the program's."""
     for name in names:
         kind = getattr(builtins, name, None)
         if isinstance(kind, type) and issubclass(kind, Exception):

@@ -1,4 +1,4 @@
-"""Runs in the sandbox: one query on a fresh SQLite database in memory, and what it returns, as comparable text.
+"""Runs in the sandbox: one query on a fresh SQLite database in memory, whose result becomes comparable text.
 
 Also run by the verifier itself on the reference's query, so that both results take the same form.
 """
@@ -16,9 +16,9 @@ FORBIDDEN_FUNCTIONS = {"load_extension", "readfile", "writefile", "edit", "fts3_
 
 
 def result_of(setup: str, query: str, ordered: bool, max_rows: int, max_steps: int) -> str:
-    """A line that is equal for equal results: the number of rows, and a hash of them; or "error: ...".
+    """Return a line that is equal for equal results: the number of rows and their hash; or "error: ...".
 
-    Reading is all that the query may do. Without `ordered`, rows are a multiset. Column names do not count; whole
+    The query may only read. Without `ordered`, rows are a multiset. Column names do not count; whole
     floats equal integers, floats are compared to 9 digits.
     """
     database = sqlite3.connect(":memory:", isolation_level=None)

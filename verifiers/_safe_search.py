@@ -1,6 +1,6 @@
-"""Whether a pattern is found in a text that a model wrote: here if that is quick, else in the sandbox, where it ends.
+"""Search a model's text for a task's pattern: in this process if that is quick, else in the sandbox, which ends it.
 
-The pattern comes with the task, the text does not: `^(a+)+$` on forty letters and a mark runs for years.
+A text can be written to make a pattern run for years, as forty letters and a mark do for `^(a+)+$`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
 from pipeline.errors import DataError
-from verifiers._sandboxed import Job, SandboxParams, run_or_fail, runner
+from verifiers._sandbox_jobs import Job, SandboxParams, run_or_fail, runner
 
-INSIDE = (Path(__file__).parent / "_inside_regex.py").read_text()
+INSIDE = (Path(__file__).parent / "in_sandbox" / "pattern.py").read_text()
 MAX_HERE = 2_000
 """Characters of a text that is searched in this process."""
 LIMITS = SandboxParams(wall_s=5, cpu_s=1)
@@ -30,9 +30,9 @@ class NotSearched(Exception):
 
 @lru_cache(maxsize=4096)
 def is_found(pattern: str, text: str) -> bool:
-    """Whether `pattern` (of Python's re) matches somewhere in `text`.
+    """True if `pattern` (of Python's re) matches somewhere in `text`.
 
-    Raises: DataError for what is no pattern; TooSlow; NotSearched.
+    Raises: DataError for a malformed pattern; TooSlow; NotSearched.
     """
     if is_quick(pattern) and len(text) <= MAX_HERE:
         return re.search(pattern, text) is not None
@@ -47,9 +47,9 @@ def is_found(pattern: str, text: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def is_quick(pattern: str) -> bool:
-    """Whether a search for `pattern` takes at most the square of the text's length: one repetition or choice.
+    """True if a search for `pattern` takes at most the square of the text's length: it has one repetition or choice.
 
-    Raises: DataError for what is no pattern.
+    Raises: DataError for a malformed pattern.
     """
     try:
         re.compile(pattern)
@@ -60,7 +60,7 @@ def is_quick(pattern: str) -> bool:
 
 
 def _repetitions(tree: Any) -> int:
-    """How many parts can match in several ways; more than one where one of them stands in another."""
+    """Count the parts that can match in several ways; a part inside another one counts twice."""
     total = 0
     for operation, argument in tree:
         name = str(operation)
@@ -77,7 +77,7 @@ def _repetitions(tree: Any) -> int:
 
 
 def _parts(argument: Any) -> list[Any]:
-    """The patterns inside the argument of an operation."""
+    """Return the patterns inside the argument of an operation."""
     if isinstance(argument, parser.SubPattern):
         return [argument]
     if isinstance(argument, tuple | list):

@@ -1,4 +1,4 @@
-"""Where the programs of this process run, and what each may use: said once, by the recipe, for all verifiers."""
+"""The machines on which this process runs programs, and the limits of a program: set once, by the recipe."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sandbox.languages import LANGUAGES, TOOLS
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Services at `urls`, else the workers of this machine."""
+class SandboxSettings:
+    """The sandbox of this process: services at `urls`, or without any the workers of this machine."""
 
     limits: sandbox.Limits = field(default_factory=sandbox.Limits)
-    """Of a program whose verifier names none."""
+    """Limits of a program whose verifier sets none."""
     workers: int | None = None
     """Programs at one time on this machine; None is two per core."""
     min_level: int = 2
@@ -26,47 +26,47 @@ class Place:
 
 
 class Runs(Protocol):
-    """What runs programs: the sandbox of this process, or a client of services."""
+    """A function that runs programs: the sandbox of this process, or a client of services."""
 
     def __call__(self, trials: Sequence[sandbox.Trial]) -> list[sandbox.RunResult]:
-        """One result per job, in order."""
+        """Return one result per job, in order."""
         ...
 
 
 _lock = threading.Lock()
-_place = Place()
+_settings = SandboxSettings()
 _services: Runs | None = None
 _tools: sandbox.Pool | None = None
 
 
-def current() -> Place:
-    """The place that programs run at."""
-    return _place
+def current() -> SandboxSettings:
+    """Return the settings in use."""
+    return _settings
 
 
-def settle(place: Place) -> None:
-    """Run the programs of this process at `place` from now on. Not while programs run: former workers are ended.
+def configure(settings: SandboxSettings) -> None:
+    """Run the programs of this process by `settings` from now on; never call this while programs run.
 
-    Raises: ValueError for an address that is none.
+    Former workers are ended. Raises: ValueError for a malformed address.
     """
-    global _place, _services, _tools
-    if place == _place:
+    global _settings, _services, _tools
+    if settings == _settings:
         return
     services: Runs | None = None
-    if place.urls:
-        from sandbox.client import Client  # only here: who runs programs on this machine loads no network
+    if settings.urls:
+        from sandbox.client import Client  # only here: a run on this machine alone loads no network code
 
-        services = Client(place.urls, place.token).run_many
+        services = Client(settings.urls, settings.token).run_many
     with _lock:
         former, _tools = _tools, None
-        _place, _services = place, services
+        _settings, _services = settings, services
     if former is not None:
         former.close()
-    sandbox.configure(place.workers, place.min_level)
+    sandbox.configure(settings.workers, settings.min_level)
 
 
 def run(jobs: Sequence[sandbox.Trial]) -> list[sandbox.RunResult]:
-    """One result per job, in order.
+    """Return one result per job, in order.
 
     Raises: IsolationError when a language's tool is not installed on this machine, or its walls are too low; ValueError
     on malformed tests.
@@ -81,7 +81,7 @@ def run(jobs: Sequence[sandbox.Trial]) -> list[sandbox.RunResult]:
 
 
 def require_tool(language: str) -> None:
-    """Raises: IsolationError when the tool of that language is not installed."""
+    """Raise IsolationError if the tool of that language is not installed."""
     if not sandbox.available().get(language, False):
         tool = LANGUAGES[language].tool
         raise IsolationError(f"language {language!r} needs {tool}, which is not installed here; install {tool}")
@@ -91,5 +91,5 @@ def _tool_pool() -> sandbox.Pool:
     global _tools
     with _lock:
         if _tools is None:
-            _tools = sandbox.Pool(_place.workers, _place.min_level, tools=TOOLS)
+            _tools = sandbox.Pool(_settings.workers, _settings.min_level, tools=TOOLS)
         return _tools

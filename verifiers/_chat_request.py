@@ -25,16 +25,16 @@ def chat(
     backoff_s: float,
     what: str,
 ) -> dict[str, Any]:
-    """The first choice of the reply to a chat completion, which has a text at ["message"]["content"].
+    """Return the first choice of the reply to a chat completion, which has a text at ["message"]["content"].
 
-    `what` names the endpoint in errors. Raises: GradingError when all tries failed, or the key is not there.
+    `what` names the endpoint in errors. Raises: GradingError when all tries failed, or the key is not set.
     """
     key = os.environ.get(api_key_variable, "") if api_key_variable else ""
     if api_key_variable and not key:
         raise GradingError(f"environment variable {api_key_variable} is empty; it must hold the {what}'s key")
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
     address, wait = url.rstrip("/") + "/chat/completions", backoff_s
-    for left in range(retries, -1, -1):
+    for left in range(retries, -1, -1):  # tries that are left after this one
         try:
             request = urllib.request.Request(address, json.dumps(body).encode(), headers)
             with urllib.request.urlopen(request, timeout=timeout_s) as response:

@@ -1,4 +1,4 @@
-"""Runs in the sandbox: whether a pattern is found in a text. Patterns can run for years; here they end."""
+"""Runs in the sandbox: a search for a pattern, which may run for years and is ended there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 
 def matches(pattern: str, text: str, flags: str, whole: bool) -> bool | str:
-    """Whether `pattern` matches all of `text` (or a part of it); "bad_pattern" if it is no pattern."""
+    """Return True if `pattern` matches all of `text` (or a part of it), "bad_pattern" if it is malformed."""
     try:
         compiled = re.compile(pattern, sum(getattr(re, f.upper()) for f in flags))
     except (re.error, RecursionError, OverflowError):

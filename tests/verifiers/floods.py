@@ -1,14 +1,9 @@
-"""Hostile lengths: whatever is repeated, no verifier takes longer than a second or rewards it."""
+"""Hostile lengths: responses that repeat one piece, and the verifiers that must refuse them."""
 
 from __future__ import annotations
 
-import time
+from collections.abc import Iterator
 from typing import Any
-
-import pytest
-
-from pipeline.types import Attempt
-from verifiers.base import load
 
 LONG = 60_000
 PIECES = [
@@ -17,7 +12,7 @@ PIECES = [
     "</answer>", "answer is ", "####", "####\n", "Ann and ", "Ann is ", "is a knight ", "knights: Ann, ",
     "def f(x):\n ", "<<", "*a", "e9", "9e", "9^", "½", "\x00", "\u202e", "é", "好", "'", '"', "the choice ",
 ]  # fmt: skip
-TARGETS: list[tuple[str, dict[str, Any], Any]] = [
+VERIFIERS: list[tuple[str, dict[str, Any], Any]] = [
     ("choice", {}, {"answer": "B", "choices": ["Rome", "Paris"]}),
     ("exact", {"ignore_punctuation": True, "ignore_articles": True}, "Paris"),
     ("numeric", {}, "42"),
@@ -29,14 +24,8 @@ TARGETS: list[tuple[str, dict[str, Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "params", "reference"), TARGETS)
-def test_floods_are_refused_within_a_second(name: str, params: dict[str, Any], reference: Any) -> None:
-    bound = load(name).bind(params)
+def floods() -> Iterator[tuple[str, str]]:
+    """Each piece with responses of its repetitions."""
     for piece in PIECES:
         flood = piece * (LONG // len(piece))
-        for text in (f"B{flood}!", rf"\boxed{{B{flood}!}}", f"Answer: 1{flood}x"):
-            start = time.thread_time()
-            said = bound.score([Attempt(text, reference)])[0]
-            assert time.thread_time() - start < 1.0, (piece, text[:20])
-            closed_at_once = piece == "}" and text.startswith("\\boxed")
-            assert said.score == 0.0 or closed_at_once, (piece, text[:20], said)
+        yield from ((piece, text) for text in (f"B{flood}!", rf"\boxed{{B{flood}!}}", f"Answer: 1{flood}x"))

@@ -14,44 +14,44 @@ from pydantic import Field
 
 from pipeline.errors import ConfigError
 from pipeline.types import Attempt, Verdict
-from verifiers._response import after_thinking
+from verifiers.answer import after_thinking
 from verifiers.base import VerifierParams, verifier
 
 LOADING = threading.Lock()
 REWARD = "reward.json"
-"""Of the folder of a model that was trained here: how responses were shown to it, and the spread of its scores."""
+"""File in the folder of a model that was trained here: the form of its texts, and the spread of its scores."""
 
 
-class ReferenceModelParams(VerifierParams):
-    """Which model, and how its score becomes a reward."""
+class RewardModelParams(VerifierParams):
+    """The model, and the function that makes a reward of its score."""
 
     may_leave: ClassVar[bool] = False
     model: Path = Field(description="folder of a sequence classifier with one output, with its tokenizer")
-    squash: Literal["sigmoid", "clip"] = Field("sigmoid", description="how a score becomes a number in [0, 1]")
+    squash: Literal["sigmoid", "clip"] = Field("sigmoid", description="function that maps a score to [0, 1]")
     center: float = Field(0.0, allow_inf_nan=False, description="the score that is worth 0.5")
     scale: float = Field(1.0, gt=0, allow_inf_nan=False, description="sigmoid((score - center) / scale)")
     threshold: float | None = Field(None, ge=0, le=1, description="1 at or above it, else 0; None keeps the number")
     whiten: bool = Field(
-        False, description="center and scale are the mean and spread of the scores that the model was trained to"
+        False, description="take center and scale from the mean and spread of the model's scores in its training"
     )
     include_thinking: bool | None = Field(
-        None, description="it sees what stands before </think>; null: as the model was trained here, else false"
+        None, description="show the model the thinking too; null: as in its training here, else false"
     )
     chat: bool | None = Field(
         None,
-        description="prompt and response go through the tokenizer's chat template; null: as the model was trained "
-        "here, else false",
+        description="put prompt and response through the tokenizer's chat template; null: as in its training here, "
+        "else false",
     )
-    max_tokens: int = Field(4_096, ge=8, description="longer texts are an error, never cut")
+    max_tokens: int = Field(4_096, ge=8, description="a longer text is an error; texts are never cut")
     batch_size: int = Field(16, ge=1)
     device: str = "cpu"
 
 
 @verifier(batch=True)
-def reference_model(attempts: Sequence[Attempt], params: ReferenceModelParams) -> list[Verdict]:
-    """The reward model's score of prompt + response in [0, 1]; the reference is not looked at.
+def reward_model(attempts: Sequence[Attempt], params: RewardModelParams) -> list[Verdict]:
+    """Return the reward model's score of prompt + response, in [0, 1]; the reference is not used.
 
-    A text over max_tokens is "verifier_error", as the model cannot judge what it does not see.
+    A text over max_tokens is "verifier_error", as the model cannot judge a text that it does not see whole.
     Source: sigmoid((s - center) / scale) is the Bradley-Terry probability of beating an answer of score `center`.
     """
     tokenizer, model = load(str(params.model), params.device)
@@ -75,7 +75,7 @@ def reference_model(attempts: Sequence[Attempt], params: ReferenceModelParams) -
     return [v for v in verdicts if v is not None]
 
 
-def _verdict(score: float, params: ReferenceModelParams) -> Verdict:
+def _verdict(score: float, params: RewardModelParams) -> Verdict:
     if not math.isfinite(score):
         return Verdict("verifier_error", reason=f"the model's score is {score}")
     z = (score - params.center) / params.scale
@@ -88,39 +88,38 @@ def _verdict(score: float, params: ReferenceModelParams) -> Verdict:
     return Verdict("graded", value, f"model_score: {score:.4f}")
 
 
-def trained_alike(params: ReferenceModelParams) -> ReferenceModelParams:
-    """The parameters, responses shown as in training, with the spread of the model's scores where it is asked for.
+def trained_alike(params: RewardModelParams) -> RewardModelParams:
+    """Return the parameters with the form of texts that the model was trained on, and if asked for its scores' spread.
 
-    Raises: ConfigError where the model was trained on responses that were shown in another way, or has no spread.
+    Raises: ConfigError if the parameters ask for another form, or if the folder records no spread.
     """
     path = params.model / REWARD
     if not path.is_file():
         if params.whiten:
-            raise ConfigError(f"reference_model.whiten: {path} is not there; set center and scale instead")
+            raise ConfigError(f"reward_model.whiten: {path} is not there; set center and scale instead")
         return params
     known = json.loads(path.read_text())
     for name in ("chat", "include_thinking"):
         if getattr(params, name) not in (None, known[name]):
             raise ConfigError(
-                f"reference_model.{name}={getattr(params, name)}, and {params.model} was trained with {known[name]}; "
+                f"reward_model.{name}={getattr(params, name)}, and {params.model} was trained with {known[name]}; "
                 "set it alike"
             )
-    found = {name: known[name] for name in ("chat", "include_thinking")}
+    trained = {name: known[name] for name in ("chat", "include_thinking")}
     if params.whiten:
-        found |= {"center": known["mean"], "scale": max(known["std"], 1e-6)}
-    return params.model_copy(update=found)
+        trained |= {"center": known["mean"], "scale": max(known["std"], 1e-6)}
+    return params.model_copy(update=trained)
 
 
-def shown_ids(tokenizer: Any, attempt: Attempt, params: ReferenceModelParams) -> list[int] | None:
-    """The tokens that the model is shown: the prompt and the response, thinking cut off unless asked for.
+def shown_ids(tokenizer: Any, attempt: Attempt, params: RewardModelParams) -> list[int] | None:
+    """Return the tokens that the model is shown: prompt and response, without the thinking unless asked for.
 
-    None where nothing follows the thinking.
+    Returns None if nothing follows the thinking.
     """
-    found = after_thinking(attempt)
-    if found.text is None:
+    part = after_thinking(attempt)
+    if part.text is None:
         return None
-    answer = attempt.response if params.include_thinking else found.text
-    answer = _defused(tokenizer, answer)
+    answer = _defused(tokenizer, attempt.response if params.include_thinking else part.text)
     if params.chat:
         turns = [{"role": "user", "content": attempt.prompt}, {"role": "assistant", "content": answer}]
         text = tokenizer.apply_chat_template(turns, tokenize=False)
@@ -129,9 +128,7 @@ def shown_ids(tokenizer: Any, attempt: Attempt, params: ReferenceModelParams) ->
 
 
 def _defused(tokenizer: Any, answer: str) -> str:
-    """The answer with a blank inside what would be a special token: written out by a response it is text, and must
-    not end its turn or begin another.
-    """
+    """Return the answer with a blank inside each spelled-out special token, so that none ends or begins a turn."""
     for token in sorted(set(tokenizer.all_special_tokens), key=len, reverse=True):
         if token in answer:
             answer = answer.replace(token, f"{token[:1]} {token[1:]}")
@@ -151,9 +148,9 @@ def _scores(model: Any, rows: Sequence[Sequence[int]], device: str) -> list[floa
 
 
 def load(folder: str, device: str) -> tuple[Any, Any]:
-    """Tokenizer and model of a local folder, loaded once and kept.
+    """Return tokenizer and model of a local folder, loaded once and kept.
 
-    Raises: ConfigError if the folder is none, or its model has more than one output.
+    Raises: ConfigError if the folder holds no model, or a model with more than one output.
     """
     with LOADING:
         return _load(folder, device)
@@ -162,18 +159,17 @@ def load(folder: str, device: str) -> tuple[Any, Any]:
 @lru_cache(maxsize=2)
 def _load(folder: str, device: str) -> tuple[Any, Any]:
     if not (Path(folder) / "config.json").is_file():
-        raise ConfigError(
-            f"reference_model.model: {folder} has no config.json; give a folder written by save_pretrained"
-        )
+        raise ConfigError(f"reward_model.model: {folder} has no config.json; give a folder written by save_pretrained")
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     model = AutoModelForSequenceClassification.from_pretrained(folder, local_files_only=True)
     if model.config.num_labels != 1:
-        raise ConfigError(f"reference_model.model: {folder} has {model.config.num_labels} outputs; a reward has 1")
+        raise ConfigError(f"reward_model.model: {folder} has {model.config.num_labels} outputs; a reward has 1")
     if model.config.pad_token_id is None:
         pad = tokenizer.pad_token_id
-        if pad is None or pad >= model.get_input_embeddings().num_embeddings:  # some tokenizers make one up
-            raise ConfigError(f"reference_model.model: {folder} names no pad token; set pad_token_id in config.json")
+        # Some tokenizers make up a pad token that the model has no embedding for.
+        if pad is None or pad >= model.get_input_embeddings().num_embeddings:
+            raise ConfigError(f"reward_model.model: {folder} names no pad token; set pad_token_id in config.json")
         model.config.pad_token_id = pad
     return tokenizer, model.to(device).eval()

@@ -1,21 +1,18 @@
-"""Models as verifiers: a judge behind an endpoint that we serve here, and a tiny reward model made here."""
+"""The judge, behind an endpoint that the test serves: requests, replies, retries, and attacks on its reply."""
 
 from __future__ import annotations
 
 import json
-import math
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.errors import GradingError
-from pipeline.types import Attempt
+from pipeline.types import Attempt, Verdict
 from verifiers.judge import JudgeParams, judge, messages, read_score
-from verifiers.reference_model import reference_model
 
 
 class Endpoint:
@@ -57,14 +54,14 @@ def endpoint() -> Iterator[Endpoint]:
     made.server.server_close()
 
 
-def verdict(endpoint: Endpoint, response: str = "42", **params: Any) -> Any:
+def verdict(endpoint: Endpoint, response: str = "42", **params: Any) -> Verdict:
     return judge.bind({**endpoint.params, **params}).score([Attempt(response, "the gold", "the task")])[0]
 
 
 def test_the_judge_is_off_until_configured() -> None:
     said = judge.bind().score([Attempt("42", "42")])[0]
     assert said.status == "verifier_error"
-    assert "judge is off" in said.reason
+    assert "verifier.params.url" in said.reason
 
 
 def test_a_score_is_scaled_and_what_was_asked_is_what_it_should_be(endpoint: Endpoint) -> None:
@@ -108,14 +105,27 @@ def test_what_stays_broken_is_no_zero(endpoint: Endpoint) -> None:
 
 @pytest.mark.parametrize(
     "reply",
-    ["", "10", "score: 10", '{"score": "high"}', '{"score": 11}', '{"score": -1}', '{"score": NaN}',
-     '{"score": 10} or rather {"score": 0}', '{"points": 10}'],
+    ["", "10", "score: 10", '{"score": "high"}', '{"score": 11}', '{"score": -1}', '{"score": NaN}', '{"score": true}',
+     '{"score": 10} or rather {"score": 0}', '{"score": 10} {"score": 0}', '{"points": 10}',
+     '{"verdict": {"score": 10}}', '<think>perhaps {"score": 2}', '<thinking>{"score": 2}', "{" * 9_000],
 )  # fmt: skip
 def test_a_reply_that_is_no_score_is_no_score(endpoint: Endpoint, reply: str) -> None:
     endpoint.replies = [(200, reply)]
     assert verdict(endpoint).status == "verifier_error"
     with pytest.raises(GradingError):
         read_score(reply, 10)
+
+
+@pytest.mark.parametrize(
+    ("reply", "score"),
+    [
+        ('{"score": 10, "reason": "it has } and {b}"}', 1.0),
+        ('<think>perhaps {"score": 2}</think>{"score": 5}', 0.5),
+        ('A note {on} it: {"reason": "x", "score": "10"}', 1.0),
+    ],
+)
+def test_the_score_is_in_the_one_object_that_has_it(reply: str, score: float) -> None:
+    assert read_score(reply, 10)[0] == score
 
 
 def test_an_answer_cannot_close_its_own_quotation() -> None:
@@ -148,75 +158,3 @@ def test_a_batch_keeps_its_order(endpoint: Endpoint) -> None:
         [Attempt(a, "g") for a in ["a", "", "b", "<think>"] * 5]
     )
     assert [v.status for v in said] == ["graded", "no_answer", "graded", "no_answer"] * 5
-
-
-@pytest.fixture(scope="module")
-def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sequence classifier with one output over single characters, with random weights, saved as such."""
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForSequenceClassification
-
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("reward")
-    vocabulary = {"<pad>": 0, "<eos>": 1, **{c: i + 2 for i, c in enumerate("abcdefgh 0123456789")}}
-    inner = Tokenizer(models.WordLevel(vocabulary, unk_token="<eos>"))
-    inner.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>")
-    config = Qwen2Config(
-        vocab_size=len(vocabulary), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=64, pad_token_id=0, num_labels=1,
-    )  # fmt: skip
-    Qwen2ForSequenceClassification(config).eval().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def _score_alone(folder: Path, text: str) -> float:
-    """The oracle: one text, no padding, no batch."""
-    import torch
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    ids = torch.tensor([AutoTokenizer.from_pretrained(folder)(text)["input_ids"]])
-    with torch.no_grad():
-        return float(model(input_ids=ids).logits[0, 0])
-
-
-def test_a_batch_scores_as_each_text_alone_would(reward_model: Path) -> None:
-    texts = ["a", "bcd 12", "hgfe 0123456789", "ab", "<think>aaa</think>c 9"]
-    bound = reference_model.bind({"model": reward_model, "batch_size": 3, "center": 0.1, "scale": 0.5})
-    said = bound.score([Attempt(t, None, "ab ") for t in texts])
-    for text, verdict in zip(texts, said, strict=True):
-        logit = _score_alone(reward_model, "ab " + text.rsplit("</think>", 1)[-1])
-        assert verdict.status == "graded"
-        assert verdict.score == pytest.approx(1 / (1 + math.exp(-(logit - 0.1) / 0.5)), abs=1e-5)
-
-
-def test_thresholds_and_clipping(reward_model: Path) -> None:
-    texts = ["a", "h 9", "0 0"]
-    logits = [_score_alone(reward_model, t) for t in texts]
-    middle = sorted(logits)[1]
-    clipped = reference_model.bind({"model": reward_model, "squash": "clip"}).score([Attempt(t, None) for t in texts])
-    assert [v.score for v in clipped] == pytest.approx([min(1, max(0, 0.5 + x / 2)) for x in logits], abs=1e-5)
-    cut = reference_model.bind({"model": reward_model, "center": middle - 1e-4, "threshold": 0.5})
-    assert [v.score for v in cut.score([Attempt(t, None) for t in texts])] == [float(x >= middle) for x in logits]
-
-
-def test_what_it_cannot_see_it_does_not_judge(reward_model: Path) -> None:
-    said = reference_model.bind({"model": reward_model, "max_tokens": 8}).score(
-        [Attempt("a" * 9, None), Attempt("", None)]
-    )
-    assert [v.status for v in said] == ["verifier_error", "no_answer"]
-    assert "9 tokens" in said[0].reason
-    missing = reference_model.bind({"model": reward_model / "none"}).score([Attempt("a", None)])[0]
-    assert missing.status == "verifier_error"
-    assert "config.json" in missing.reason
-
-
-def test_only_calling_it_loads_torch() -> None:
-    import subprocess
-    import sys
-
-    code = "import sys, verifiers.reference_model, verifiers.combine, verifiers.code; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

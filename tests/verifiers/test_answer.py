@@ -1,0 +1,307 @@
+"""The one reader of answers: the place of the answer, the reason for its absence, and agreement of all verifiers."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.types import Attempt, Verdict
+from tests.verifiers.fake_sandbox import FakeSandbox
+from verifiers import regex as regex_module
+from verifiers.answer import MAX_TAIL, Answer, after_thinking, code_blocks, final_answer, is_blank, last_box
+from verifiers.answer.words import CUES
+from verifiers.base import load as load_verifier
+
+load = lru_cache(load_verifier)
+
+ANSWERED = [
+    (r"\boxed{42}", "42", "boxed"),
+    (r"\boxed{1} and then \boxed{42}", "42", "boxed"),
+    (r"\boxed{\frac{1}{\sqrt{2}}}", r"\frac{1}{\sqrt{2}}", "boxed"),
+    (r"\boxed{\{1,2\}}", r"\{1,2\}", "boxed"),
+    (r"\boxed{1}, \boxed{2}", "1, 2", "boxed"),
+    (r"$\boxed{1}$ or $\boxed{2}$", r"1 \text{ or } 2", "boxed"),
+    (r"\boxed{7}, that is \boxed{7}", "7", "boxed"),
+    (r"\boxed 42", "42", "boxed"),
+    (r"\fbox{42}", "42", "boxed"),
+    ("\\boxed{1 is cut\n\nso \\boxed{42}", "42", "boxed"),
+    ("<answer> 42 </answer>", "42", "answer_tag"),
+    ("<answer>1</answer> <answer>42</answer>", "42", "answer_tag"),
+    ("<answer>The answer is 42.</answer>", "42.", "cue"),
+    ("The answer is 42.", "42.", "cue"),
+    ("The answer should be 42", "42", "cue"),
+    ("#### 1,200", "1,200", "cue"),
+    ("Answer: 1\nAnswer: 42", "42", "cue"),
+    ("La réponse est 3,5.", "3,5.", "cue"),
+    ("The answer is 42 because 6 times 7 is 42.", "42", "cue"),
+    ('{"answer": "42"}', "42", "cue"),
+    ("**Final answer**\n\n42", "42", "cue"),
+    ("Answer: J. R. R. Tolkien", "J. R. R. Tolkien", "cue"),
+    ("The answer is the house by the sea.", "the house by the sea.", "cue"),
+    ("We have 40 and 2. Thus, x = 42.", "x = 42.", "conclusion"),
+    ("Hence the area is $25\\pi$.", "25\\pi", "conclusion"),
+    ("x^2", "x^2", "whole"),
+    (
+        "Marie Sklodowska Curie, born in the city of Warsaw",
+        "Marie Sklodowska Curie, born in the city of Warsaw",
+        "whole",
+    ),
+    ("9" * 5_000, "9" * 5_000, "whole"),
+]
+UNANSWERED = [
+    ("", "empty_answer"),
+    ("\u200b\u2800", "empty_answer"),
+    ("\\boxed{42", "unclosed_box"),
+    ("\\boxed{1} so \\boxed{42", "unclosed_box"),
+    ("\\boxed{1 is cut, so \\boxed{42}", "unclosed_box"),
+    ("\\boxed{}", "empty_box"),
+    ("\\boxed{\u200b}", "empty_box"),
+    ("<answer>42", "unclosed_answer_tag"),
+    ("<answer>1</answer><answer>42", "unclosed_answer_tag"),
+    ("<answer> </answer>", "empty_answer_tag"),
+    ("The answer is", "empty_cue"),
+    ("Is the answer: 42?", "no_conclusion"),
+    ("The common wrong answer is 42.", "no_conclusion"),
+    ("If x were 1, the answer would be 42.", "no_conclusion"),
+    ("We find 6*7 = 42, and so the", "no_conclusion"),
+    ("Is it 42?", "no_conclusion"),
+    ("If it were 42 we would be done.", "no_conclusion"),
+    ("I do not know. The problem says 42.", "no_conclusion"),
+    ("First 42 fails.\nThen 43 holds, but the", "no_conclusion"),
+]
+THOUGHTS = [
+    ("<think>1</think>@", True),
+    ("<thinking>1</thinking>@", True),
+    ("1</think>@", True),
+    ("1</thinking>@", True),
+    ("<think>1<think>2</think>3</think>@", True),
+    ("<thinking>1<think>2</think></thinking>@", True),
+    ("<think>1</think>2</think>@", True),
+    ("<think>1</think><thinking>2</thinking>@", True),
+    ("<think>1</thinking>@", True),
+    ("<think>@", False),
+    ("<thinking>@", False),
+    ("<thinking>maybe @", False),
+    ("<think>1</think><thinking>@", False),
+    ("<think>1</think>@<think>", False),
+    ("<thinking>1</thinking>2<think>@", False),
+    ("<think>1<think>2</think>3<think>@", False),
+    ("<think>@</think>", None),
+    ("<thinking>@</thinking>\n\u200b", None),
+]
+"""(a response with thinking around @, True if @ is answered, False if thinking is unclosed, None if nothing follows)"""
+
+GAME = {"numbers": [42], "target": 42}
+READERS: dict[str, tuple[dict[str, Any], Any]] = {
+    "math": ({}, "42"),
+    "exact": ({}, "42"),
+    "numeric": ({}, 42),
+    "choice": ({}, "B"),
+    "countdown": ({}, GAME),
+    "regex": ({}, "42"),
+}
+"""Verifier -> (parameters, reference) of each verifier that compares one final answer."""
+RIGHT = {"choice": "B"}
+"""The right answer of a verifier, if it is not 42."""
+
+
+def read(response: str, prompt: str = "", truncated: bool = False) -> Answer:
+    return final_answer(Attempt(response, None, prompt, truncated))
+
+
+def verdict(name: str, response: str, prompt: str = "", truncated: bool = False) -> Verdict:
+    params, reference = READERS[name]
+    attempt = Attempt(response, reference, prompt, truncated)
+    if name == "regex":
+        return regex_module.grade([attempt], regex_module.RegexParams(), FakeSandbox())[0]
+    return load(name).bind(params).score([attempt])[0]
+
+
+@pytest.mark.parametrize(("response", "written", "reason"), ANSWERED)
+def test_an_answer_is_taken_from_its_mark(response: str, written: str, reason: str) -> None:
+    answer = read(response)
+    assert (answer.written, answer.reason) == (written, reason)
+    assert answer.text == written.removesuffix(".")
+
+
+@pytest.mark.parametrize(("response", "reason"), UNANSWERED)
+def test_a_response_without_an_answer_has_a_reason(response: str, reason: str) -> None:
+    answer = read(response)
+    assert (answer.text, answer.reason) == (None, reason)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_every_verifier_finds_an_answer_or_the_same_reason(name: str) -> None:
+    """Whatever a verifier makes of a final answer, it finds one exactly if the reader does, and names its reason."""
+    thoughts = [thought.replace("@", box) for thought, _ in THOUGHTS for box in ("\\boxed{42}", "The answer is 42")]
+    for response in [row[0] for row in (*ANSWERED, *UNANSWERED)] + thoughts:
+        for truncated in (False, True):
+            answer, graded = read(response, truncated=truncated), verdict(name, response, truncated=truncated)
+            if answer.text is None:
+                assert (graded.status, graded.reason) == ("no_answer", answer.reason), response
+            else:
+                assert graded.status == "graded" or graded.reason == "no_choice", (response, graded)
+
+
+@pytest.mark.parametrize("name", [name for name in READERS if name != "choice"])
+@pytest.mark.parametrize(
+    "response",
+    ["\\boxed{42}", "\\boxed 42", "<answer>42</answer>", "The answer is 42.", "The answer should be 42", "#### 42",
+     "**Answer:** 42", "Answer:\n42", '{"answer": 42}', "So it goes. Thus the total is 42.", "$42$", "42"]
+    + [f"<answer>{cue} 42</answer>" for cue in ("Die Antwort ist", "La respuesta es", "答案是", "Ответ:", "정답은")],
+)  # fmt: skip
+def test_a_right_answer_is_right_under_every_verifier(name: str, response: str) -> None:
+    assert verdict(name, response).is_correct, verdict(name, response)
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize(("thought", "outcome"), THOUGHTS)
+def test_thinking_is_cut_alike_in_both_spellings(name: str, thought: str, outcome: bool | None) -> None:
+    answer = RIGHT.get(name, "42")
+    got = verdict(name, thought.replace("@", f"\\boxed{{{answer}}}"))
+    if outcome:
+        assert got.is_correct, got
+    else:
+        reason = "empty_answer" if outcome is None else "unclosed_thinking"
+        assert (got.status, got.reason) == ("no_answer", reason)
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("opening", ["<think>", "<thinking>"])
+def test_thinking_that_the_prompt_opened_must_be_closed(name: str, opening: str) -> None:
+    prompt, answer = f"2+40?{opening}\n", RIGHT.get(name, "42")
+    assert verdict(name, f"so \\boxed{{{answer}}}", prompt).reason == "unclosed_thinking"
+    assert verdict(name, f"so</think>\\boxed{{{answer}}}", prompt).is_correct
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize(
+    "response",
+    ["\\boxed{@}, \\boxed{#}", "\\boxed{#} or \\boxed{@}", "\\boxed{@} or #", "either # or \\boxed{@}",
+     "Answer:\n@\n#", "**Final answer:**\n\n@\n#\n", "\\boxed{@}\\boxed{#}"],
+)  # fmt: skip
+def test_two_candidates_are_no_answer_under_any_verifier(name: str, response: str) -> None:
+    right, wrong = RIGHT.get(name, "42"), {"choice": "C"}.get(name, "43")
+    graded = verdict(name, response.replace("@", right).replace("#", wrong))
+    assert (graded.status, graded.score) == ("graded", 0.0)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_cut_response_answers_only_in_a_closed_box_or_tag(name: str) -> None:
+    answer = RIGHT.get(name, "42")
+    for mark in (f"\\boxed{{{answer}}} and", f"<answer>{answer}</answer>"):
+        assert verdict(name, mark, truncated=True).is_correct
+    for mark in (f"The answer is {answer}", answer, f"#### {answer}", f"Thus it is ${answer}$."):
+        assert verdict(name, mark, truncated=True).reason == "truncated"
+
+
+def test_other_readers_cut_thinking_alike() -> None:
+    """Verifiers that read more than one final answer (grids, roles, programs, JSON) start after the same thinking."""
+    rows: list[tuple[str, Any, str]] = [
+        ("sudoku", "1000000000000001", "1234341221434321"),
+        ("knights_knaves", {"people": ["Ann"], "solution": {"Ann": "knave"}}, "Ann is a knave"),
+        ("json_schema", {"equals": 42}, "42"),
+        ("instructions", [{"type": "words", "max": 3}], "three short words"),
+    ]
+    for name, reference, right in rows:
+        for thought, outcome in THOUGHTS:
+            if "@" not in thought.rsplit(">2", 1)[-1] or "3</think>" in thought:
+                continue
+            got = load(name).bind().score([Attempt(thought.replace("@", right), reference)])[0]
+            reason = {True: got.reason, False: "unclosed_thinking", None: "empty_answer"}[outcome]
+            assert (got.status, got.reason) == ("graded" if outcome else "no_answer", reason), (name, thought)
+
+
+@pytest.mark.parametrize("language", CUES)
+def test_every_language_announces(language: str) -> None:
+    """Each pattern's first words, spelled out, announce an answer to all verifiers."""
+    import re
+
+    from hypothesis.strategies import from_regex
+
+    pattern = re.compile(CUES[language].split("|\\b")[0], re.IGNORECASE)
+    cue = from_regex(pattern, fullmatch=True).filter(lambda s: "\n" not in s and pattern.fullmatch(s))
+
+    @settings(max_examples=5, database=None, derandomize=True, deadline=None)
+    @given(cue)
+    def check(announcement: str) -> None:
+        answer = read(f"{announcement} 42")
+        assert (answer.text, answer.reason, answer.other_language) == ("42", "cue", True), announcement
+
+    check()
+
+
+BALANCED = st.recursive(
+    st.text("abc123+-= ,\\;", max_size=8).filter(lambda s: not s.endswith("\\")),
+    lambda inner: st.tuples(inner, inner).map(lambda pair: pair[0] + "{" + pair[1] + "}"),
+    max_leaves=8,
+)
+PIECES = st.sampled_from(
+    ["<think>", "</think>", "<thinking>", "</thinking>", "\\boxed{", "}", "42", " ", "\n", "\n\n", "<answer>",
+     "</answer>", "The answer is ", "Answer:", "####", " or ", "$", ".", "?", "Thus ", "is ", "B", "not ", "答案是"]
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(PIECES, max_size=12).map("".join), st.booleans())
+def test_all_verifiers_agree_on_any_response(response: str, truncated: bool) -> None:
+    answer = read(response, truncated=truncated)
+    verdicts = {name: verdict(name, response, truncated=truncated) for name in READERS}
+    if answer.text is None:
+        assert {(v.status, v.reason) for v in verdicts.values()} == {("no_answer", answer.reason)}
+    else:
+        assert all(v.status == "graded" or v.reason == "no_choice" for v in verdicts.values()), verdicts
+
+
+@given(before=st.text("ab. {}$", max_size=30), content=BALANCED)
+def test_any_balanced_content_is_taken_from_the_last_box(before: str, content: str) -> None:
+    content = content.replace("\\", "").strip()
+    answer = read(f"{before} \\boxed{{9}}. So \\boxed{{{content}}}.")
+    assert answer.written == content if content else answer.reason == "empty_box"
+
+
+@given(st.text("ab{}\\$ ,.or", max_size=40), st.text("ab{}", max_size=10))
+def test_the_last_box_is_the_box_that_a_slow_scan_finds(before: str, inside: str) -> None:
+    """A box is closed where its braces balance, counted character by character; escaped braces do not count."""
+    depths = [inside[:i].count("{") - inside[:i].count("}") for i in range(len(inside) + 1)]
+    balanced = depths[-1] == 0 and min(depths) == 0
+    answer = last_box(before.replace("boxed", "").replace("\\", "") + " \\boxed{" + inside + "} so it is")
+    if balanced:
+        assert answer.text == inside.strip() if inside.strip() else answer.reason == "empty_box"
+
+
+@settings(deadline=None)
+@given(st.text("<>/think answer\n42ing", max_size=60))
+def test_the_part_after_thinking_holds_no_thinking(text: str) -> None:
+    part = after_thinking(Attempt(text, None))
+    if part.text is not None:
+        assert not any(tag in part.text for tag in ("<think>", "</think>", "<thinking>", "</thinking>"))
+        assert text.rstrip().endswith(part.text)
+
+
+@settings(deadline=None)
+@given(st.text(max_size=300))
+def test_any_text_has_an_answer_or_a_reason(text: str) -> None:
+    answer = read(text)
+    assert answer.reason
+    assert answer.text is None or not is_blank(answer.written)
+
+
+@pytest.mark.parametrize("piece", ["\\boxed{", "1, ", "(", "$", "is ", "The answer is ", "a. ", "\\boxed{1} or "])
+def test_nothing_before_the_tail_is_read(piece: str) -> None:
+    """The bound on the time of the reader, whatever the length of a response."""
+    tail = (piece * MAX_TAIL)[-MAX_TAIL:]
+    assert read(piece * MAX_TAIL + tail) == read(tail)
+
+
+@pytest.mark.parametrize("piece", ["\\boxed{", "{", "}", "<think>", "</think>", "```\n", "answer is ", "#### ", "\\"])
+def test_a_megabyte_is_read(piece: str) -> None:
+    """A scan that is quadratic in the length would take hours here."""
+    flood = piece * (1_000_000 // len(piece))
+    read(flood)
+    code_blocks(flood)
+    last_box(flood)

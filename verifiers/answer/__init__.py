@@ -1,0 +1,80 @@
+"""The only reader of responses: every verifier starts from the final answer that is found here.
+
+In this order: thinking is cut, then the last closed box, `<answer>` tags, an announcement such as "the answer is" in
+one of some thirty languages, the concluding sentence. No number is taken from anywhere else in the text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pipeline.types import Attempt, Verdict
+from verifiers.answer.parts import (
+    MAX_TAIL,
+    Answer,
+    Block,
+    after_thinking,
+    code_blocks,
+    is_blank,
+    last_box,
+    last_tag,
+    marked,
+    undecorated,
+)
+from verifiers.answer.prose import announced, concluded
+
+__all__ = [
+    "MAX_TAIL",
+    "Answer",
+    "Block",
+    "after_thinking",
+    "code_blocks",
+    "final_answer",
+    "is_blank",
+    "last_box",
+    "last_tag",
+    "marked",
+    "one_answer",
+    "too_long",
+    "undecorated",
+]
+
+
+def final_answer(attempt: Attempt, concluding_sentence: bool = True) -> Answer:
+    """Return the final answer of a response, or the reason why it has none.
+
+    A response that was cut at its length limit answers only in a box or tag that it closed. Without
+    `concluding_sentence`, a response without box, tag and announcement has no answer.
+    """
+    part = after_thinking(attempt)
+    if part.text is None:
+        return part
+    text = part.text[-MAX_TAIL:].strip()
+    answer = marked(text)
+    if answer is None and attempt.truncated:
+        return Answer(None, "truncated")
+    if answer is None:
+        answer = announced(text) or (concluded(text) if concluding_sentence else Answer(None, "no_cue"))
+    elif answer.text is not None and answer.reason == "answer_tag":
+        inner = announced(answer.text)  # <answer>The answer is 42.</answer>
+        answer = inner if inner is not None and inner.text is not None else answer
+    if answer.text is None:
+        return answer
+    return replace(answer, text=undecorated(answer.text), written=answer.text)
+
+
+def one_answer(attempt: Attempt, max_chars: int | None = None) -> str | Verdict:
+    """Return the final answer's text, or a verdict if there is none to compare: no answer, several, or a long one."""
+    answer = final_answer(attempt)
+    if answer.text is None:
+        return answer.no_answer()
+    if answer.others:
+        return Verdict("graded", 0.0, "several_answers", answer.text)
+    if max_chars is not None and len(answer.text) > max_chars:
+        return too_long(answer.text)
+    return answer.text
+
+
+def too_long(text: str) -> Verdict:
+    """Return the verdict on a text that is longer than a verifier reads."""
+    return Verdict("graded", 0.0, f"too_long: {len(text)} characters", text[:200])

@@ -1,0 +1,220 @@
+"""Parts of a response that are marked as such: thinking, boxes, tags and code fences.
+
+Every scan is linear in the length of the text.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass
+
+from pipeline.types import Attempt, Verdict
+from verifiers.answer import hedges
+from verifiers.answer.words import OTHER_PROSE
+
+MAX_TAIL = 20_000
+"""Characters that are read, from the end."""
+MAX_BOXES = 20
+"""Boxes that are joined to one list; more are a flood."""
+OPENING_TAGS, CLOSING_TAGS = ("<think>", "<thinking>"), ("</think>", "</thinking>")
+BOX_PARTS = re.compile(r"\\(?:boxed|fbox)\s{0,3}(\{)?|\\.|[{}]", re.DOTALL)
+BARE_BOX = re.compile(r"[+-]?[A-Za-z0-9.]{1,40}")
+BETWEEN = re.compile(
+    r"(?:[\s,;$&]|\\[()\[\],;! ]|\\q?quad|(?:\\(?:text|mathrm|textrm)\s?\{)?\s{0,3}\b(?:or|and)\b\s{0,3}\}?){0,30}"
+    r"(?:(?<=[\s$,])[A-Za-z](?:_\{?\d\}?)?\s?=\s?\$?\s?)?",
+    re.IGNORECASE,
+)
+"""Text between two boxes that makes them one list: "or", "and", commas, the name of the next value."""
+FENCE = re.compile(r"^[ ]{0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*$", re.MULTILINE)
+FILLERS = frozenset("\u115f\u1160\u2800\u3164\uffa0\u034f")
+"""Characters that are letters or marks by their category and yet show nothing."""
+MAX_LAYERS = 16
+"""Layers of decoration that are taken off; each costs a pass over the text."""
+STYLES = ("\\text{", "\\textbf{", "\\mathrm{", "\\mathbf{", "\\boxed{", "\\fbox{")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A text taken from a response, or None and a reason code that says why there is none.
+
+    Example: `Answer("42", "boxed", written="42.", boxes=("42.",))`.
+    """
+
+    text: str | None
+    """The text; a final answer is without decoration: dollar signs, emphasis, a final dot."""
+    reason: str
+    """The mark that it was taken from (boxed, answer_tag, cue, conclusion, whole), or why there is no text."""
+    written: str = ""
+    """A final answer with its decoration, for a verifier that reads notation."""
+    boxes: tuple[str, ...] = ()
+    """Contents of the last box and of the boxes joined to it, in order; `text` is all of them as a list."""
+    alternative: str | None = None
+    """Another answer that the prose offers as well: `\\boxed{4} or 5`."""
+    other_language: bool = False
+    """True if the prose around the answer is not English, so that a comma may be the decimal point."""
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """Every answer that the response offers, undecorated, each once, the content of the last box first."""
+        offered = [*reversed(self.boxes or (self.text or "",)), *([self.alternative] if self.alternative else [])]
+        return tuple(dict.fromkeys(map(undecorated, offered)))
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Candidates next to the answer. Where a task has one answer, any of them makes the response wrong."""
+        return self.candidates[1:]
+
+    def no_answer(self) -> Verdict:
+        """Return the verdict on a response without an answer."""
+        return Verdict("no_answer", reason=self.reason)
+
+
+def after_thinking(attempt: Attempt) -> Answer:
+    """Return the response after its last closing thinking tag, stripped.
+
+    There is none if thinking is opened behind that tag, or by the prompt, and never closed; or if nothing follows it.
+    """
+    text = attempt.response
+    start = 0
+    # Any spelling closes any other: text that follows a closing tag is meant to be read.
+    closed = max(text.rfind(tag) for tag in CLOSING_TAGS)
+    if closed >= 0:
+        start = text.index(">", closed) + 1
+    opened_by_prompt = closed < 0 and attempt.prompt.rstrip().endswith(OPENING_TAGS)
+    if opened_by_prompt or any(tag in text[start:] for tag in OPENING_TAGS):
+        return Answer(None, "unclosed_thinking")
+    text = text[start:].strip()
+    return Answer(None, "empty_answer") if is_blank(text) else Answer(text, "response")
+
+
+def is_blank(text: str) -> bool:
+    """True if a reader would see nothing: white space, zero-width characters, fillers."""
+    return all(c.isspace() or c in FILLERS or unicodedata.category(c) in ("Cf", "Cc") for c in text)
+
+
+def last_box(text: str) -> Answer:
+    """Return the content of the last closed box, joined with the boxes next to it; reason "no_box" if there is none.
+
+    A box that is opened and never closed is no answer, unless a closed one follows in a later paragraph.
+    """
+    if "\\boxed" not in text and "\\fbox" not in text:
+        return Answer(None, "no_box")
+    boxes, unclosed = _boxes(text)
+    if unclosed is not None and not any(b[0] > unclosed and "\n\n" in text[unclosed : b[0]] for b in boxes):
+        return Answer(None, "unclosed_box")
+    if not boxes:
+        return Answer(None, "no_box")
+    contents = [text[boxes[-1][1] : boxes[-1][2]].strip()]
+    first, joiner = boxes[-1][0], ", "
+    for start, inner, closed in reversed(boxes[-MAX_BOXES:-1]):
+        if BETWEEN.fullmatch(text, closed + 1, first) is None:
+            break
+        joiner = " \\text{ or } " if re.search(r"\bor\b", text[closed + 1 : first], re.IGNORECASE) else joiner
+        contents.append(text[inner:closed].strip())
+        first = start
+    contents.reverse()
+    if all(is_blank(content) for content in contents):
+        return Answer(None, "empty_box")
+    joined, alternative = joiner.join(dict.fromkeys(contents)), hedges.beside(text, first, boxes[-1][2] + 1)
+    return Answer(joined, "boxed", joined, tuple(contents), alternative, is_other_language(text))
+
+
+def _boxes(text: str) -> tuple[list[tuple[int, int, int]], int | None]:
+    """Return (start, inner start, inner end) of the outermost closed boxes, and the start of the last unclosed one."""
+    boxes: list[tuple[int, int, int]] = []
+    stack: list[tuple[int, int] | None] = []  # an open brace is None, an open box its start and inner start
+    begin = min(at for at in (text.find("\\boxed"), text.find("\\fbox")) if at >= 0)
+    for part in BOX_PARTS.finditer(text, begin):
+        mark = part.group()
+        if mark == "{":
+            stack.append(None)
+        elif mark == "}":
+            opened = stack.pop() if stack else None
+            if opened is not None:
+                while boxes and boxes[-1][0] > opened[0]:  # boxes inside this one
+                    boxes.pop()
+                boxes.append((opened[0], opened[1], part.start()))
+        elif len(mark) > 2 and part[1]:
+            stack.append((part.start(), part.end()))
+        elif mark.startswith(("\\boxed", "\\fbox")):
+            bare = BARE_BOX.match(text, part.end())
+            if bare is not None and not any(stack):
+                boxes.append((part.start(), bare.start(), bare.end()))
+    unclosed = [entry[0] for entry in stack if entry is not None]
+    return boxes, unclosed[-1] if unclosed else None
+
+
+def last_tag(text: str, tag: str = "answer") -> Answer:
+    """Return the content of the last `<tag>...</tag>`; reason "no_<tag>_tag" if the tag is never opened."""
+    opened = text.rfind(f"<{tag}>")
+    if opened < 0:
+        return Answer(None, f"no_{tag}_tag")
+    closed = text.find(f"</{tag}>", opened)
+    if closed < 0:
+        return Answer(None, f"unclosed_{tag}_tag")
+    content = text[opened + len(tag) + 2 : closed].strip()
+    if is_blank(content):
+        return Answer(None, f"empty_{tag}_tag")
+    return Answer(content, f"{tag}_tag", content, other_language=is_other_language(text))
+
+
+def marked(text: str) -> Answer | None:
+    """Return the last box, else the last `<answer>` tag, open and empty ones included; None if there is neither."""
+    for answer in (last_box(text), last_tag(text)):
+        if not answer.reason.startswith("no_"):
+            return answer
+    return None
+
+
+def is_other_language(text: str) -> bool:
+    """True if words near the end of the text are not English."""
+    return OTHER_PROSE.search(text[-2_000:]) is not None
+
+
+def undecorated(text: str) -> str:
+    """Return `text` without outer space, emphasis, dollar signs, code quotes, styles, and a final dot."""
+    for _ in range(MAX_LAYERS):
+        bare = text.strip().strip("*`").strip()
+        if len(bare) > 1 and bare[0] == bare[-1] == "$":
+            bare = bare[1:-1]
+        if bare.endswith(".") and not bare.endswith(".."):
+            bare = bare[:-1]
+        for style in STYLES:
+            if bare.startswith(style) and _closing_brace(bare, len(style) - 1) == len(bare) - 1:
+                bare = bare[len(style) : -1]
+        if bare == text:
+            break
+        text = bare
+    return text
+
+
+def _closing_brace(text: str, opened: int) -> int | None:
+    depth = 0
+    for brace in re.finditer(r"\\.|[{}]", text[opened:], re.DOTALL):
+        depth += (brace[0] == "{") - (brace[0] == "}")
+        if depth == 0 and brace[0] == "}":
+            return opened + brace.start()
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A fenced code block: its language tag in lower case ("" if none) and its text."""
+
+    language: str
+    text: str
+
+
+def code_blocks(text: str) -> tuple[list[Block], bool]:
+    """Return all closed fenced blocks in order, and True if a last one was left open."""
+    blocks: list[Block] = []
+    opened: re.Match[str] | None = None
+    for line in FENCE.finditer(text):
+        mark, tag = line[1], line[2]
+        if opened is None:
+            opened = line
+        elif not tag and mark[0] == opened[1][0] and len(mark) >= len(opened[1]):
+            blocks.append(Block(opened[2].lower(), text[opened.end() : line.start()].strip("\n")))
+            opened = None
+    return blocks, opened is not None
