@@ -29,7 +29,8 @@ from pipeline.config.recipes import Request, find_recipe, read_request
 from pipeline.config.run import most_tokens, parts_of
 from pipeline.config.stages import RlConfig
 from pipeline.errors import ConfigError, InUse
-from pipeline.report.files import read_run, write_atomic
+from pipeline.files import locked, write_atomic
+from pipeline.report.files import read_run
 
 Train = Callable[[Request], object]
 """Trains the requested run, or continues the one in its folder. The result is read from the run's files."""
@@ -108,8 +109,6 @@ def fire(
     Raises: ConfigError and DataError, which leave the campaign as it was; and what `train` raises. The firing then
     stays in the record, and the next call continues it.
     """
-    from pipeline.run.lock import locked
-
     folder = (base or Path.cwd()) / config.folder / config.name
     check(config, request)
     try:

@@ -20,7 +20,6 @@ from pipeline.config.stages import Stage
 from pipeline.errors import ConfigError, RunError
 from pipeline.files import write_atomic
 from pipeline.launch import die_with
-from pipeline.report.files import write_atomic
 from pipeline.report.memory import noted_peak
 
 SAME = ("stages", "model", "data", "pretrain", "sft", "rollout", "scoring", "evaluation")

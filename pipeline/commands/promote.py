@@ -29,8 +29,8 @@ from pipeline import seeds
 from pipeline.config.recipes import read_request
 from pipeline.config.run import RunConfig
 from pipeline.errors import ConfigError, RunError
-from pipeline.report.files import iterate_jsonl, read_run, write_atomic
-from pipeline.train.checkpoint import disk_errors
+from pipeline.files import disk_errors, iterate_jsonl, locked, replace_folder, write_atomic
+from pipeline.report.files import read_run
 from verifiers.base import load
 
 if TYPE_CHECKING:
@@ -139,16 +139,12 @@ def promote(comparison: Comparison, registry: Path, decided_by: str) -> Path:
 
     Raises: RunError if another promotion is running, or the disk is full or not writable.
     """
-    from pipeline.run.lock import locked
-
     with locked(registry):
         versions = registry / "versions"
         numbers = [int(p.name) for p in versions.glob("*") if p.name.isdigit()]
         number = 1 + max(numbers, default=0)
-        partial, final = versions / f".{number:04d}-partial", versions / f"{number:04d}"
-        with disk_errors(f"writing a version into {registry}", partial):
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
+        final = versions / f"{number:04d}"
+        with replace_folder(final, f"writing a version into {registry}") as partial:
             run = comparison.run
             shutil.copytree(run / "model", partial / "model")
             shutil.copyfile(run / "recipe.yaml", partial / "recipe.yaml")
@@ -172,8 +168,6 @@ def promote(comparison: Comparison, registry: Path, decided_by: str) -> Path:
 
 def keep_back(comparison: Comparison, registry: Path, decided_by: str) -> None:
     """Record that the champion stays. Raises: RunError if a promotion is running."""
-    from pipeline.run.lock import locked
-
     with locked(registry):
         _decide(comparison, registry, "kept back", decided_by)
 

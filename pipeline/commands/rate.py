@@ -15,8 +15,8 @@ from pipeline.commands.arguments import add_model, add_recipe, recipe_with_model
 from pipeline.config.run import RunConfig
 from pipeline.data.rows import row_of
 from pipeline.errors import ConfigError, DataError
+from pipeline.files import disk_errors
 from pipeline.report.progress import Lines, Progress
-from pipeline.train.checkpoint import disk_errors
 from pipeline.types import Group
 
 EDGES = (0.0, 0.25, 0.5, 0.75, 1.0)
