@@ -45,6 +45,7 @@ UPWARD = {
     ("pipeline.loop", "pipeline.stages"): "being parted",
     ("pipeline.run", "pipeline.loop"): "being parted",
     ("pipeline.run", "pipeline.stages"): "being parted",
+    ("pipeline.files", "pipeline.errors"): "a full disk is one of the errors; errors import nothing",
     ("pipeline.cli", "pipeline.commands"): "the parser is made of the commands",
     ("pipeline.commands", "pipeline.stages"): "commands run stages, which import no command",
     ("pipeline.commands", "pipeline.run"): "as for stages",

@@ -29,7 +29,7 @@ from pipeline import seeds
 from pipeline.config.recipes import read_request
 from pipeline.config.run import RunConfig
 from pipeline.errors import ConfigError, RunError
-from pipeline.files import disk_errors, iterate_jsonl, locked, write_atomic
+from pipeline.files import disk_errors, iterate_jsonl, locked, replace_folder, write_atomic
 from pipeline.report.files import read_run
 from verifiers.base import load
 
@@ -143,10 +143,8 @@ def promote(comparison: Comparison, registry: Path, decided_by: str) -> Path:
         versions = registry / "versions"
         numbers = [int(p.name) for p in versions.glob("*") if p.name.isdigit()]
         number = 1 + max(numbers, default=0)
-        partial, final = versions / f".{number:04d}-partial", versions / f"{number:04d}"
-        with disk_errors(f"writing a version into {registry}", partial):
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(parents=True)
+        final = versions / f"{number:04d}"
+        with replace_folder(final, f"writing a version into {registry}") as partial:
             run = comparison.run
             shutil.copytree(run / "model", partial / "model")
             shutil.copyfile(run / "recipe.yaml", partial / "recipe.yaml")

@@ -13,7 +13,7 @@ import sandbox
 from pipeline.config.sandbox import SandboxConfig
 from pipeline.errors import ConfigError, IsolationError
 from verifiers._sandbox_jobs import programs_of
-from verifiers._sandbox_settings import SandboxSettings, configure
+from verifiers._sandbox_settings import SandboxSettings, configure, require_tool
 from verifiers.base import BoundVerifier
 
 PATIENCE_S = 10.0
