@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline.run.lock import locked
 
 from pipeline.commands.campaign import Outcome, fire, read_record, why_over
 from pipeline.config.campaign import CampaignConfig, campaign_config
 from pipeline.config.load import dump
 from pipeline.config.recipes import Request, read_request
 from pipeline.errors import ConfigError, DataError
+from pipeline.files import locked
 from pipeline.report.progress import Silent
 from pipeline.run.opening import opened
 from pipeline.whole_run import remaining, run_folder, run_items, train

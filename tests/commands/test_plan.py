@@ -24,7 +24,7 @@ from pipeline.config.run import RunConfig
 from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import ConfigError
 from pipeline.models.lora import Adapted
-from pipeline.train.critic import TorchCritic
+from pipeline.train.critic import TorchCritic, own_backbone
 from pipeline.train.torch_backend import TorchBackend
 from tests.stages.tiny import TREE
 
@@ -128,7 +128,7 @@ def test_memory_of_a_critic_is_what_it_keeps() -> None:
     config = recipe(settings, {"rl": {"algorithm": {"name": "ppo", "num_minibatches": 1}}})
     shape = shape_of(config)
     model: Any = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("qwen2", **settings))
-    critic = TorchCritic.new(model, False, OptimizerConfig(learning_rate=1e-4), 3)
+    critic = TorchCritic(model, own_backbone(model), OptimizerConfig(learning_rate=1e-4), 3)
     with watched(critic.model) as alive:
         ids, where = torch.randint(50, (2, 4)), torch.tensor([[False, True, True, True]] * 2)
         critic.backward(critic.values(ids, where).sum())

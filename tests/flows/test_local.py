@@ -133,7 +133,7 @@ def test_a_finished_run_is_not_repeated(folders: tuple[Path, Path], capsys: pyte
 
 
 def test_a_folder_in_use_is_refused(folders: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    from pipeline.run.lock import locked
+    from pipeline.files import locked
 
     with locked(folders[0] / "runs" / "tiny"):
         assert main(words(folders[0], "--no-prefect")) == 1
