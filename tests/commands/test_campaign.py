@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pipeline.run.lock import locked
 
 from pipeline.commands.campaign import Outcome, fire, read_record, why_over
 from pipeline.config.campaign import CampaignConfig, campaign_config

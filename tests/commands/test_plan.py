@@ -24,7 +24,7 @@ from pipeline.config.run import RunConfig
 from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import ConfigError
 from pipeline.models.lora import Adapted
-from pipeline.train.critic import TorchCritic
+from pipeline.train.critic import TorchCritic, own_backbone
 from pipeline.train.torch_backend import TorchBackend
 from tests.stages.tiny import TREE
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import RunError
-from pipeline.run.dealing import share_of, summed
+from pipeline.run.dealing import share_of
 from pipeline.scoring.score import GradingTally
 from pipeline.train.collate import collate, deal, micro_batches, untrained
 from pipeline.train.ranks import ALONE, Ranks, told_ranks
@@ -59,7 +59,9 @@ def test_some_ranks_have_no_prompt_where_there_are_more_ranks() -> None:
 
 
 def test_tallies_add_but_for_the_time_that_went_by_beside() -> None:
-    found = summed([GradingTally({"graded": 2}, 1, 3.0, 2.0), GradingTally({"graded": 1, "timeout": 4}, 0, 1.0, 5.0)])
+    found = sum_of_tallies(
+        [GradingTally({"graded": 2}, 1, 3.0, 2.0), GradingTally({"graded": 1, "timeout": 4}, 0, 1.0, 5.0)]
+    )
     assert found == GradingTally({"graded": 3, "timeout": 4}, 1, 4.0, 5.0)
 
 
