@@ -1,4 +1,4 @@
-"""How fast engines generate, side by side, and how long new weights take to reach them.
+"""Speed of engines that generate side by side, and how long new weights take to reach them.
 
     python benchmarks/cluster.py                                   embedded, vLLM, transformers' generate
     python benchmarks/cluster.py --engine vllm --engine vllm_server --prompts 64 --samples 8
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def together(name: str, size: int, asked: argparse.Namespace) -> dict[str, Any]:
-    """What `size` processes make at once, each with an engine and its share of the prompts: the sum of their tokens/s.
+    """Run `size` processes at once, each with an engine and its share of the prompts: the sum of their tokens/s.
 
     Each has a GPU of its own, where there are so many.
     """
@@ -71,7 +71,7 @@ def together(name: str, size: int, asked: argparse.Namespace) -> dict[str, Any]:
         children.append(
             subprocess.Popen([*command, "--prompts", str(own)], env=place, stdout=subprocess.PIPE, text=True)
         )
-    found = [child.communicate()[0].splitlines() for child in children]
+    outputs = [child.communicate()[0].splitlines() for child in children]
     if any(child.returncode for child in children):
         raise SystemExit(f"a rank of {name} failed; its words are above")
     rates = [json.loads(lines[-1])["tokens_per_s"] for lines in found]
@@ -105,8 +105,8 @@ def here() -> list[str]:
     """The engines that are installed."""
     import importlib.util
 
-    found = importlib.util.find_spec("vllm") is not None
-    return [name for name in ENGINES if found or not name.startswith("vllm")]
+    has_vllm = importlib.util.find_spec("vllm") is not None
+    return [name for name in ENGINES if has_vllm or not name.startswith("vllm")]
 
 
 def policy(folder: str | None) -> Any:

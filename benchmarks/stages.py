@@ -1,4 +1,4 @@
-"""What each way of learning after SFT reaches from the same SFT model: preferences, rejection sampling, rewards.
+"""Results of each way of learning after SFT, from the same SFT model: preferences, rejection sampling, rewards.
 
     python benchmarks/stages.py                                  every recipe of FOLDERS and ALONE; hours
     python benchmarks/stages.py dpo kto --set evaluation.limit=40
@@ -6,7 +6,7 @@
 
 Each recipe goes its own way at its own budget, from the end of its stages before the first that is not `pretrain` or
 `sft`; what it sampled is in the table. Writes FOLDER/stages.md. A run that is done is not run again, and one that was
-stopped goes on from its checkpoint: the same command goes on where it was.
+stopped resumes from its checkpoint with the same command.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ def main() -> None:
 def all_recipes() -> list[Path]:
     """The recipes that are compared, in order."""
     configs = ROOT / "configs"
-    found = [p for name in FOLDERS for p in sorted((configs / name).glob("*.yaml"))]
-    found = [p for p in found if p.stem not in OTHERWISE]
-    return [*found, *(configs / f"{name}.yaml" for name in ALONE if (configs / f"{name}.yaml").is_file())]
+    paths = [p for name in FOLDERS for p in sorted((configs / name).glob("*.yaml"))]
+    paths = [p for p in paths if p.stem not in OTHERWISE]
+    return [*paths, *(configs / f"{name}.yaml" for name in ALONE if (configs / f"{name}.yaml").is_file())]
 
 
 def made_start(folder: Path) -> Path:
@@ -109,7 +109,7 @@ def begun_here(stage: Any, gone: Set[str]) -> Any:
 
 
 def seconds_of(times: dict[str, float]) -> float:
-    """Of a step or a phase; what graders took went by beside the others."""
+    """Seconds of a step or a phase; graders work during the others."""
     return times.get("total", sum(v for name, v in times.items() if not name.endswith("graders")))
 
 
@@ -125,7 +125,7 @@ def num_responses(run: Path) -> int:
 
 
 def train(path: Path, stages: Sequence[str], overrides: Sequence[str]) -> None:
-    """Run those stages of the recipe (none named: all) in a process of its own; one begun before goes on."""
+    """Run those stages of the recipe (none named: all) in a process of its own; one started before is resumed."""
     command = [sys.executable, "-m", "pipeline.cli", "train", str(path), "--no-prefect"]
     command += ["--stages", ",".join(stages)] if stages else []
     for override in overrides:

@@ -16,7 +16,6 @@ from pipeline.config.data import MAPPINGS, DataConfig, Source
 from pipeline.data.prompts import load_prompts
 from pipeline.types import Attempt
 from tests.source import ROOT
-from tests.test_house import RANKS
 from verifiers.base import load
 
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -43,15 +42,6 @@ def imported(source: str, name: str, folder: Path) -> ModuleType:
     finally:
         del sys.modules[name]
     return module
-
-
-def test_the_table_of_ranks_is_the_one_that_is_enforced() -> None:
-    told = {
-        part: int(rank)
-        for rank, parts in re.findall(r"^\| (\d) \| (.*) \|$", CONTRIBUTING, re.MULTILINE)
-        for part in re.findall(r"`([\w.]+)`", parts)
-    }
-    assert told == RANKS
 
 
 def test_the_layout_names_what_is_there_and_all_of_it() -> None:

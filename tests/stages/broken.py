@@ -1,4 +1,4 @@
-"""Runs that are broken off at a chosen moment and gone on with."""
+"""Runs that are interrupted at a chosen moment and resumed."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class Fuse:
 
 
 def run(folder: Path, fuse: Fuse) -> None:
-    """The whole run, with the fuse in it; goes on where an earlier one left off."""
+    """The whole run, with the fuse in it; resumes an earlier one."""
     os.rename = fuse.wrap("rename", os.rename)
     os.fsync = fuse.wrap("fsync", os.fsync)
     rollback.return_to = fuse.wrap("return_to", rollback.return_to)
@@ -233,7 +233,7 @@ def chosen(overrides: list[str]) -> list[list[tuple[str, int, str]]]:
 
 
 def main(root: Path, scenarios: list[list[tuple[str, int, str]]]) -> dict[str, Any]:
-    """Every scenario's end, beside that of a run never killed."""
+    """Every scenario's end, and that of a run never killed."""
     torch.set_num_threads(1)
     quiet()
     create_model("qwen2", CONFIG.model.create.config, build_tokenizer(CONFIG), 0)  # its imports, once

@@ -1,4 +1,4 @@
-"""What algorithms need from the loop besides rewards, held against what the loop's own records say it should be."""
+"""Inputs of algorithms other than rewards, compared to what the loop's own records say they should be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grading beside generation changes no byte; an evaluation counts the graders that failed and raises the alarm."""
+"""Grading during generation changes no byte; an evaluation counts the graders that failed and raises the alarm."""
 
 from __future__ import annotations
 

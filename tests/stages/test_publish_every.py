@@ -1,4 +1,4 @@
-"""Off-policy by k updates: which policy sampled what, what its log-probs are held against, and how it is refused."""
+"""Off-policy by k updates: which policy sampled what, to which log-probs it is compared, and what is refused."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_first_responses_are_of_the_policy_that_the_stage_before_made() -> N
 
 
 def test_an_old_engine_comes_back_old(tmp_path: Path) -> None:
-    """A session opened anew samples what the closed one would have; the policy is untouched by it."""
+    """A session that is opened again samples what the closed one would have; the policy is untouched by it."""
     config = tiny(overrides=[GRPO, "rollout.publish_every=4", "rl.rounds=1", "rl.select.keep=all", "sft.steps=20"])
     with opened(config, tmp_path, tmp_path, "auto", Silent()) as session:
         for _, items in remaining(session.run, session.state):

@@ -1,4 +1,4 @@
-"""A reward model as a stage: made of pairs, left as a classifier, asked by RL, and gone on with after a break."""
+"""A reward model as a stage: made of pairs, left as a classifier, asked by RL, and resumed after a break."""
 
 from __future__ import annotations
 

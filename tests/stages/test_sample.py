@@ -1,4 +1,4 @@
-"""Rejection sampling as a stage: what it leaves, and that SFT goes on with it after a break at any moment."""
+"""Rejection sampling as a stage: what it leaves, and that SFT continues with it after a break at any moment."""
 
 from __future__ import annotations
 

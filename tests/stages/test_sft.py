@@ -1,4 +1,4 @@
-"""Training on texts: how long, on what, without padding, evaluated on the way, and gone on with after a break."""
+"""Training on texts: how long, on what, without padding, evaluated on the way, and resumed after a break."""
 
 from __future__ import annotations
 

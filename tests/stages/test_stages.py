@@ -1,4 +1,4 @@
-"""Runs of several stages: items, positions, counters of one stage, and what stands in the files."""
+"""Runs of several stages: items, positions, counters of one stage, and the content of the files."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_positions_count_what_was_trained_and_not_evaluations() -> None:
             assert position(items, done, is_evaluated) == index
             done, is_evaluated = (done, True) if item.kind == "evaluate" else (done + 1, False)
         assert position(items, done, is_evaluated) == len(items)
-    for num_done in range(5):  # wherever a run stands, the next item to train is the same
+    for num_done in range(5):  # wherever a run is, the next item to train is the same
         ways = [(with_evaluations, True), (without, False), (without, True)]
         assert len({_next_trained(items, num_done, evaluated) for items, evaluated in ways}) == 1
 

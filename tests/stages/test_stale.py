@@ -52,7 +52,7 @@ def short(*overrides: str) -> RunConfig:
 
 
 def go(config: RunConfig, base: Path) -> list[str]:
-    """What is said of a run of `config` in `base`/run, with the rows of `base`."""
+    """The messages of a run of `config` in `base`/run, with the rows of `base`."""
     heard = Heard()
     train(config, base, base / "run", "auto", heard)
     return [line for line in heard.lines if "stale" in line]

@@ -1,4 +1,4 @@
-"""Whole runs with vLLM in this process: they learn as with the embedded engine, go on where they were; and the gate."""
+"""Whole runs with vLLM in this process: they learn as with the embedded engine, resume; and the parity check."""
 
 from __future__ import annotations
 

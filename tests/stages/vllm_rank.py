@@ -1,4 +1,4 @@
-"""One rank of a run with vLLM, held against the trainer's weights after each publish.
+"""One rank of a run with vLLM, compared to the trainer's weights after each publish.
 
 Run as `python -m tests.stages.vllm_rank FOLDER CHANGES`, CHANGES of the recipe of sevens as JSON; among them may be a
 `strike` of rank 1: at which `step` which `group` of processes, that of the server at `url`, is killed. Each rank writes

@@ -1,0 +1,104 @@
+"""The checks of structure and language see what they are for, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.style import (
+    BARRED,
+    bad_openings,
+    barred_names,
+    barred_words,
+    cycles,
+    import_graph,
+    long_signatures,
+    prose_of,
+    wide_dataclasses,
+)
+
+
+@pytest.mark.parametrize(
+    ("graph", "expected"),
+    [
+        ({"a": {"b"}, "b": {"c"}, "c": set()}, []),
+        ({"a": {"b"}, "b": {"a"}}, [["a", "b"]]),
+        ({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}, [["a", "b", "c"]]),
+        ({"a": {"b", "c"}, "b": {"a"}, "c": {"d"}, "d": {"c"}}, [["c", "d"], ["a", "b"]]),
+        ({"a": {"elsewhere"}, "b": {"a"}}, []),
+    ],
+)
+def test_circles_are_the_strongly_connected_groups(graph: dict[str, set[str]], expected: list[list[str]]) -> None:
+    assert sorted(cycles(graph)) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        "import pipeline.a",
+        "from pipeline import a",
+        "from pipeline.a import name",
+        "from .a import name",
+        "def f():\n    from pipeline.a import name",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pipeline.a import name",
+        "import importlib\nimportlib.import_module('pipeline.a')",
+    ],
+)
+def test_a_circle_of_any_kind_of_import_is_seen(second: str) -> None:
+    sources = {"pipeline.a": "from pipeline.b import x", "pipeline.b": second, "pipeline.c": "import pipeline.a"}
+    assert cycles(import_graph(sources)) == [["pipeline.a", "pipeline.b"]]
+
+
+def test_fields_and_parameters_are_counted() -> None:
+    fields = "\n".join(f"    f{i}: int = 0" for i in range(17))
+    assert wide_dataclasses(f"@dataclass(frozen=True)\nclass A:\n{fields}") == [("A", 2, 17)]
+    assert wide_dataclasses(f"class A:\n{fields}") == []
+    names = ", ".join(f"p{i}" for i in range(8))
+    assert long_signatures(f"def f(self, {names}): ...") == []
+    assert long_signatures(f"def f({names}, *, more): ...") == [("f", 1, 9)]
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ('def f():\n    """What is left."""', [2]),
+        ('class A:\n    x: int = 0\n    """Of the present stage."""', [3]),
+        ('"""Whether it holds."""', [1]),
+        ('def f():\n    """Return what is left."""', []),
+        ('TEXT = "What is left?"', []),
+    ],
+)
+def test_openings_without_a_subject_are_seen(source: str, lines: list[int]) -> None:
+    assert [number for number, _ in bad_openings(source)] == lines
+
+
+def test_names_that_say_nothing_are_seen_where_they_are_bound() -> None:
+    source = "def f(one):\n    found = one\n    for said in found:\n        g(given=said)"
+    assert barred_names(source) == [(1, "one"), (2, "found"), (3, "said")]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("it hangs on the clock", ["hangs on"]),
+        ("runs beside the update", ["beside"]),
+        ("the run goes on", ["goes on"]),
+        ("TIS stands for truncated importance sampling", []),
+        ("batches in flight", []),
+        ("a flight of responses", ["flight"]),
+        ("mend the network", ["mend"]),
+        ("recommended", []),
+        ("the standard deviation, understood", []),
+    ],
+)
+def test_hard_words_are_seen_and_plain_ones_are_not(text: str, words: list[str]) -> None:
+    assert [hit for _, hit, _ in barred_words([(1, text)])] == words
+
+
+def test_every_hard_word_has_plain_words() -> None:
+    assert all(BARRED.values())
+
+
+def test_docstrings_comments_and_messages_are_prose_and_data_is_not() -> None:
+    source = '"""Doc."""\nWORDS = {"anew"}  # comment\nraise ValueError(f"message {x}")\nField(description="told")\nf("data")'
+    texts = [text for _, text in prose_of(source)]
+    assert [t.strip() for t in texts] == ["Doc.", "# comment", "message", "told"]
