@@ -74,7 +74,7 @@ def together(name: str, size: int, asked: argparse.Namespace) -> dict[str, Any]:
     outputs = [child.communicate()[0].splitlines() for child in children]
     if any(child.returncode for child in children):
         raise SystemExit(f"a rank of {name} failed; its words are above")
-    rates = [json.loads(lines[-1])["tokens_per_s"] for lines in found]
+    rates = [json.loads(lines[-1])["tokens_per_s"] for lines in outputs]
     return {"tokens_per_s": sum(rates), "tokens_per_s_by_rank": rates}
 
 

@@ -99,6 +99,7 @@ def test_every_hard_word_has_plain_words() -> None:
 
 
 def test_docstrings_comments_and_messages_are_prose_and_data_is_not() -> None:
-    source = '"""Doc."""\nWORDS = {"anew"}  # comment\nraise ValueError(f"message {x}")\nField(description="told")\nf("data")'
+    lines = ['"""Doc."""', 'WORDS = {"anew"}  # comment', 'raise ValueError(f"message {x}")']
+    source = "\n".join([*lines, 'Field(description="told")', 'f("data")'])
     texts = [text for _, text in prose_of(source)]
     assert [t.strip() for t in texts] == ["Doc.", "# comment", "message", "told"]

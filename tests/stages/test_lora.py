@@ -1,4 +1,4 @@
-"""A recipe whose policy trains by adapters: what is published and saved is plain, and an interrupted run resumes the same."""
+"""A recipe with adapters: what is published and saved is plain, and an interrupted run resumes the same."""
 
 from __future__ import annotations
 
