@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.errors import RunError
-from pipeline.run.dealing import share_of
+from pipeline.run.dealing import share_of, sum_of_tallies
 from pipeline.scoring.score import GradingTally
 from pipeline.train.collate import collate, deal, micro_batches, untrained
 from pipeline.train.ranks import ALONE, Ranks, told_ranks
