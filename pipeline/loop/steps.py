@@ -181,7 +181,6 @@ def train_on_rewards(
     """Update the policy with the stage's algorithm on the groups' rewards, and return the metrics."""
     config, parts, backend = setup.config, setup.algorithm, workers.backend
     assert setup.controllers is not None
-    context = getattr(backend.model.config, "max_position_embeddings", None)
     uses_texts = parts.terms.ptx_coef > 0
     settings = Settings(
         pad_id=run.pad_id,
@@ -193,7 +192,7 @@ def train_on_rewards(
         with_reference=reference_config(setup).schedule != "none",
         seed=run.seed,
         step=state.rl_step,
-        texts=demonstration_rows(run, setup, recorder, state.stage.name, context) if uses_texts else (),
+        texts=demonstration_rows(run, setup, recorder, state.stage.name, workers.context) if uses_texts else (),
         texts_per_update=0 if config.rl is None else config.rl.ptx_batch_size,
     )
     return update(backend, parts, groups, settings)

@@ -79,6 +79,12 @@ class Workers:
     also_saved: dict[str, Callable[[Path], None]] = field(default_factory=dict)
     """Subfolder of a checkpoint -> function that writes a model there which the stage trains next to the policy."""
 
+    @property
+    def context(self) -> int | None:
+        """The longest sequence of the policy in tokens; None if its configuration names none."""
+        longest: int | None = getattr(self.backend.model.config, "max_position_embeddings", None)
+        return longest
+
     def close(self) -> None:
         """End threads and processes."""
         self.rollouts.close()

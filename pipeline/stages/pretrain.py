@@ -17,8 +17,7 @@ def run(session: Session, item: Item, wrap: Wrap) -> None:
     """Do the steps of a pre-training stage, from the step that the state names."""
     section, data = session.setup.config.pretrain, session.run.data
     assert section is not None
-    context = getattr(session.workers.backend.model.config, "max_position_embeddings", None)
-    train_tokens(session, item, text_rows(data.renderer, context, data.text[item.stage]), section, wrap)
+    train_tokens(session, item, text_rows(data.renderer, session.workers.context, data.text[item.stage]), section, wrap)
 
 
 def text_rows(renderer: Renderer, context: int | None, texts: Sequence[str]) -> list[Row]:

@@ -74,7 +74,7 @@ def divide(session: Session, item: Item, section: RewardModelConfig, lines: Sequ
 
     Raise DataError if one of the two has no pair.
     """
-    context = getattr(session.workers.backend.model.config, "max_position_embeddings", None)
+    context = session.workers.context
     prompts = sorted({str(line["prompt"]) for line in lines})
     number = min(max(1, round(section.held_out * len(prompts))), len(prompts) - 1)
     kept_back = set(stream(session.run.seed, "held out", item.stage).sample(prompts, max(0, number)))

@@ -133,8 +133,7 @@ def answer_of(prompt: Prompt) -> str | None:
 
 def with_hint(session: Session, prompts: Sequence[Prompt], hint: str) -> tuple[list[Prompt], float]:
     """Return the prompts with their answers in the question; and how many are too long for the model with it."""
-    context = getattr(session.workers.backend.model.config, "max_position_embeddings", None)
-    room, renderer = prompt_room(session.setup.config, context), session.run.data.renderer
+    room, renderer = prompt_room(session.setup.config, session.workers.context), session.run.data.renderer
     hinted = [
         replace(
             p,

@@ -13,6 +13,6 @@ def run(session: Session, item: Item, wrap: Wrap) -> None:
     """Do the steps of an SFT stage, from the step that the state names."""
     section = session.setup.config.sft
     assert section is not None
-    context = getattr(session.workers.backend.model.config, "max_position_embeddings", None)
-    rows = demonstration_rows(session.run, session.setup, session.recorder, session.state.stage.name, context)
+    stage, context = session.state.stage.name, session.workers.context
+    rows = demonstration_rows(session.run, session.setup, session.recorder, stage, context)
     train_tokens(session, item, rows, section, wrap)
