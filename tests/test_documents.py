@@ -62,6 +62,17 @@ def test_links_lead_somewhere(document: Path) -> None:
     assert [link for link in links if not (document.parent / link).exists()] == []
 
 
+@pytest.mark.parametrize(
+    "document", [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))], ids=lambda p: p.name
+)
+def test_files_that_are_named_exist(document: Path) -> None:
+    text = document.read_text(encoding="utf-8")
+    named = set(
+        re.findall(r"\b(?:pipeline|verifiers|sandbox|flows|tests|benchmarks|configs|docs)/[\w/.-]+\.\w+\b", text)
+    )
+    assert [path for path in sorted(named) if not (ROOT / path).exists() and "<" not in path] == []
+
+
 def test_the_algorithm_example_is_one(tmp_path: Path) -> None:
     from pipeline.rl.explain import explain
 
