@@ -74,7 +74,8 @@ class TestGreedyBaseline:
 
     def test_the_baseline_is_the_greedy_responses_own_reward(self) -> None:
         steps, calls = run(*self.REMAX)
-        for ((prompts, rollouts), (groups, tally)), metrics in zip(calls["verify"], steps, strict=True):
+        for ((prompts, generated), (groups, tally)), metrics in zip(calls["verify"], steps, strict=True):
+            rollouts = generated.rollouts
             assert tally.total == len(rollouts)
             for prompt, greedy, group in zip(prompts, rollouts[-len(prompts) :], groups, strict=True):
                 assert group.greedy_reward is not None

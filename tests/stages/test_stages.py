@@ -17,7 +17,7 @@ from pipeline.run.demonstrations import demonstration_rows
 from pipeline.run.opening import enter_stage, opened
 from pipeline.run.sampling import temperature
 from pipeline.run.schedule import Item, position, schedule
-from pipeline.run.state import RunState
+from pipeline.run.state import RunState, StageState
 from pipeline.whole_run import remaining, run_items, train
 from tests.stages.tiny import tiny
 
@@ -70,13 +70,13 @@ def _next_trained(items: list[Item], num_done: int, is_evaluated: bool) -> str:
 
 
 def test_counters_of_one_stage_begin_anew_and_those_of_the_run_go_on() -> None:
-    state = RunState(stage="rl", rl_step=6, acceptance=0.2, bad_steps=2, num_tokens=99, num_responses=7)
-    state.best_reward, state.steps_since_best, state.controllers = 0.5, 3, {"kl": 1.0}
+    stage = StageState("rl", acceptance=0.2, num_bad_updates=2, num_tokens=99, best_reward=0.5, steps_since_best=3)
+    state = RunState(replace(stage, controllers={"kl": 1.0}), rl_step=6, num_responses=7)
     before = state.to_json()
     state.enter("rl")
     assert state.to_json() == before
     state.enter("rl_again")
-    fresh = RunState(stage="rl_again", rl_step=6, stage_start=6, num_responses=7)
+    fresh = RunState(StageState("rl_again", first_rl_step=6), rl_step=6, num_responses=7)
     assert state.to_json() == fresh.to_json()
 
 
