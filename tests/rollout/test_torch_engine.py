@@ -13,8 +13,8 @@ from pipeline.rollout.engine import Completion, Request, Sampling
 from pipeline.rollout.sampling import pick, uniforms
 from pipeline.rollout.torch_engine import TorchEngine
 from pipeline.train.torch_backend import TorchBackend
+from tests.models.cpu.test_decoder import lie_about_rotation
 from tests.models.families import SLOW, next_logits, scatter, tiny
-from tests.models.test_decoder import lie_about_rotation
 
 EOS = (1, 5)
 MAX = 12
