@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     import torch
 
 Status = Literal["graded", "no_answer", "timeout", "verifier_error", "sandbox_error"]
+STATUSES: tuple[Status, ...] = get_args(Status)
 FinishReason = Literal["stop", "length"]
 
 INFRASTRUCTURE: frozenset[str] = frozenset({"verifier_error", "sandbox_error"})

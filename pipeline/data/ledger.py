@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline.config.data import PassRateConfig
 from pipeline.errors import CheckpointError
+from pipeline.types import Group
 
 
 class PassRateLedger:
@@ -29,6 +30,11 @@ class PassRateLedger:
         if attempts:
             before = self._counts.get(prompt_id, (0, 0))
             self._counts[prompt_id] = (before[0] + attempts, before[1] + correct)
+
+    def record_group(self, group: Group) -> None:
+        """Add the group's graded responses."""
+        graded = [m.verdict.is_correct for m in group.members if not m.verdict.is_infrastructure]
+        self.record(group.prompt.id, len(graded), sum(graded))
 
     def counts(self, prompt_id: str) -> tuple[int, int]:
         """(attempts, right answers); (0, 0) of a prompt never attempted."""

@@ -51,7 +51,7 @@ def build_page(run_dir: Path) -> Path:
     run = read_run(folder)
     summary = summarize(run)
     drawn = [(chart, draw(chart)) for chart in build_charts(run)]
-    chosen = choose_samples(folder / "rollouts.jsonl")
+    chosen = choose_samples(folder)
     script = (HERE / "report.js").read_text(encoding="utf-8")
     page = Template((HERE / "report.html").read_text(encoding="utf-8")).substitute(
         title=escape(run.name),

@@ -141,7 +141,7 @@ def test_the_page_says_what_the_files_say(run_dir: Path, page: Reader) -> None:
     charts = {c["name"]: c for c in payload(page)["charts"]}
     assert sum(tag == "svg" for tag, _ in page.tags) == len(charts)
     steps = read_run(run_dir).rl_steps
-    assert charts["entropy"]["series"][0]["y"] == pytest.approx([r["metrics"]["entropy"] for r in steps], rel=1e-4)
+    assert charts["entropy"]["series"][0]["y"] == pytest.approx([r.metrics["entropy"] for r in steps], rel=1e-4)
 
 
 def test_every_recorded_answer_of_a_small_run_is_on_the_page(run_dir: Path, page: Reader) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from pipeline.errors import RunError
 from pipeline.report.files import read_run
+from pipeline.report.rows import StepRow
 from pipeline.report.summary import build_summary, count_seconds, summarize
 from tests.report.runs import make_run, read_rows
 
@@ -67,10 +69,10 @@ def test_seconds_and_shares_are_those_of_the_rows(run_dir: Path) -> None:
 
 
 def test_time_outside_every_phase_is_other_and_never_negative() -> None:
-    rows = [{"stage": "rl", "time": {"generate": 1.0, "update": 2.0, "total": 4.0}}]
-    assert count_seconds(rows, []) == {"generate": 1, "update": 2, "other": 1, "rl": 4}
-    rounded = [{"stage": "rl", "time": {"generate": 1.0, "update": 2.0001, "total": 3.0}}]
-    assert count_seconds(rounded, [])["other"] == 0
+    row = StepRow(stage="rl", round=1, step=1, metrics={}, time={"generate": 1.0, "update": 2.0, "total": 4.0})
+    assert count_seconds([row], []) == {"generate": 1, "update": 2, "other": 1, "rl": 4}
+    rounded = replace(row, time={"generate": 1.0, "update": 2.0001, "total": 3.0})
+    assert count_seconds([rounded], [])["other"] == 0
 
 
 def test_what_tasks_take_is_a_share_of_its_own_and_shares_sum_to_one(run_dir: Path, tmp_path: Path) -> None:
