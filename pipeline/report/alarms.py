@@ -8,11 +8,11 @@ from pipeline.report.files import RunFiles
 from pipeline.report.rows import Alarm, VerifierAlarm
 
 MOST = 50
-"""Alarms listed; graders that fail for days say the same a thousand times."""
+"""Alarms listed. Graders that fail for days raise the same alarm a thousand times."""
 
 
 def alarms_section(run: RunFiles) -> str:
-    """The section of the page; nothing for a run without alarms."""
+    """Return the section of the page, empty for a run without alarms."""
     if not run.alarms:
         return ""
     shown = run.alarms[-MOST:]
@@ -27,7 +27,7 @@ def alarm_line(row: Alarm) -> str:
     if isinstance(row, VerifierAlarm):
         share = f"{row.failure_rate:.0%} of {row.responses:,} responses"
         return f"{row.where or row.stage}: graders failed on {share}. {row.first}".strip()
-    signs = ", ".join(sign.said for sign in row.signs)
+    signs = ", ".join(sign.text for sign in row.signs)
     suspicion = f"{row.stage} step {row.step}: RL may be collapsing: {signs}"
     if row.to_step is None:
         return suspicion + (". The run went on" if row.action == "warn" else ". The run was stopped")

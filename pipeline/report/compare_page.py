@@ -50,7 +50,7 @@ class Reached:
 
 
 def build_compare_page(folder: Path) -> dict[str, Any]:
-    """What each recipe reached, by name; written to `folder`/compare.html with curves, from compare.json and the runs.
+    """Return the results of each recipe by name, and write them with curves to `folder`/compare.html.
 
     Per recipe: pass@1 "before" and "after" (means over domains' prompts and seeds), "gain" and "against_first" (paired
     over prompts and seeds, each {value, low, high}), "steps", "tokens", "seconds" and "peak_memory_mib" a run.
@@ -67,7 +67,7 @@ def build_compare_page(folder: Path) -> dict[str, Any]:
 
 
 def reached(folder: Path, peak_memory_mib: float) -> Reached:
-    """What the run in `folder` reached, from its files."""
+    """Return the results of the run in `folder`, read from its files."""
     run = read_run(folder)
     tokens = [float(r.metrics.get("tokens/generated", 0.0)) for r in run.rl_steps]
     seconds = list(accumulate(float(r.time.get("total", 0.0)) for r in run.rl_steps))

@@ -54,7 +54,7 @@ class Chart:
 def build_charts(run: RunFiles) -> list[Chart]:
     """The charts that this run has numbers for, in reading order; curves longer than MAX_POINTS are thinned."""
     rows = run.rl_steps
-    found = [
+    charts = [
         _rewards(rows),
         _pass_rates(run.evaluations),
         _of_steps(rows, "kl", "KL to the reference", {"kl/k3": "KL (k3)"}, unit="nats a token", marks=True),
@@ -71,7 +71,7 @@ def build_charts(run: RunFiles) -> list[Chart]:
         _phases(rows),
         *_losses(run.steps),
     ]
-    return [thin(chart) for chart in found if chart is not None]
+    return [thin(chart) for chart in charts if chart is not None]
 
 
 def thin(chart: Chart, most: int = MAX_POINTS) -> Chart:
@@ -119,11 +119,11 @@ def _pass_rates(rows: list[EvaluationRow]) -> Chart | None:
     k = rows[-1].k
     series = []
     for color, domain in enumerate(domains):
-        one = [row.domains.get(domain, {}).get("pass@1", {}) for row in rows]
+        of_1 = [row.domains.get(domain, {}).get("pass@1", {}) for row in rows]
         of_k = [row.domains.get(domain, {}).get("pass@k", {}) for row in rows]
-        ends = [tuple(e.get(side) for e in one) for side in ("low", "high")]
+        ends = [tuple(e.get(side) for e in of_1) for side in ("low", "high")]
         name = domain if len(domains) > 1 else "pass@1"
-        series.append(Series(name, tuple(e.get("value") for e in one), color, "line", *ends))
+        series.append(Series(name, tuple(e.get("value") for e in of_1), color, "line", *ends))
         if k > 1 and any(of_k):
             label = f"{domain} pass@{k}" if len(domains) > 1 else f"pass@{k}"
             series.append(Series(label, tuple(e.get("value") for e in of_k), color, "dashed"))
@@ -212,8 +212,8 @@ def _of_steps(
 
 def _changes(rows: list[StepRow], metric: str) -> tuple[float, ...]:
     moved = (b.step for a, b in pairwise(rows) if a.metrics.get(metric) != b.metrics.get(metric))
-    found = tuple(float(x) for x in moved)
-    return found if len(found) <= 40 else ()
+    steps = tuple(float(x) for x in moved)
+    return steps if len(steps) <= 40 else ()  # more lines than that would hide the curve
 
 
 def _first(rows: list[StepRow], *metrics: str) -> str:

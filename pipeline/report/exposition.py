@@ -1,4 +1,4 @@
-"""`/metrics` for Prometheus: a run's metrics.jsonl as it stands, read when somebody asks, over loopback only."""
+"""`/metrics` for Prometheus: the content of a run's metrics.jsonl, read at each request, over loopback only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class Reading:
-    """What metrics.jsonl of a run says so far. Lines already read are not read again, unless the file was cut."""
+    """Gauges and counters of the lines of metrics.jsonl read so far. No line is read twice, unless the file was cut."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -49,7 +49,7 @@ class Reading:
         }
 
     def refresh(self) -> None:
-        """Take in the whole lines that were added; all anew where the file became shorter (a run that went on)."""
+        """Take in the whole lines that were added; all lines again if the file became shorter (a resumed run)."""
         if not self.path.is_file():
             return
         if self.path.stat().st_size < self.at:
@@ -63,7 +63,7 @@ class Reading:
                 try:
                     self.add(metrics_row(json.loads(line), str(self.path)))
                 except (ValueError, TypeError, DataError):
-                    # A server that answers while a run goes on must not end at a damaged line.
+                    # A damaged line must not end a server that answers while the run trains.
                     self._count("unreadable_lines_total", 1)
 
     def add(self, row: MetricsRow) -> None:
@@ -138,8 +138,8 @@ def exposition(reading: Reading, run: str) -> str:
         for name, values in families.items():
             lines += [f"# HELP verizero_{name} {HELP[name]}", f"# TYPE verizero_{name} {kind}"]
             for labels, value in values.items():
-                said = ",".join(f'{k}="{_escaped(v)}"' for k, v in (("run", run), *labels))
-                lines.append(f"verizero_{name}{{{said}}} {value!r}")
+                pairs = ",".join(f'{k}="{_escaped(v)}"' for k, v in (("run", run), *labels))
+                lines.append(f"verizero_{name}{{{pairs}}} {value!r}")
     return "\n".join(lines) + "\n"
 
 

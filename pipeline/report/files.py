@@ -29,11 +29,11 @@ LEARNING = ROUNDS | {"preference"}
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """What a run wrote of itself. A file that is missing reads as empty; only metrics.jsonl must be there."""
+    """The files of a run. A file that is missing reads as empty; only metrics.jsonl must exist."""
 
     folder: Path
     recipe: str
-    """recipe.yaml as it stands."""
+    """The text of recipe.yaml."""
     info: Row
     """run.json."""
     steps: list[StepRow]

@@ -24,12 +24,12 @@ def opinions_section(run: RunFiles) -> str:
     )
     rows = list(_newest(run))
     share = f" ({differ / asked:.1%})" if asked else ""
-    said = f"{differ:,} of {asked:,} verdicts{share} that were given again by a second verifier differ. "
+    note = f"{differ:,} of {asked:,} verdicts{share} that a second verifier gave again differ. "
     if differ:
         shown = "All are listed." if len(rows) == differ else f"The {len(rows):,} newest that were kept are listed."
-        said += f"{shown} Each is an error of one of the two: the first gave the reward."
+        note += f"{shown} Each is an error of one of the two: the first gave the reward."
     return (
-        f'<section id="second"><h2>Second opinions</h2>\n<p class="note">{escape(said)}</p>{_table(rows)}</section>\n'
+        f'<section id="second"><h2>Second opinions</h2>\n<p class="note">{escape(note)}</p>{_table(rows)}</section>\n'
     )
 
 

@@ -1,4 +1,4 @@
-"""What a run has come to after a round, in short: its curves as pictures in markdown, and some answers as a table."""
+"""A short view of a run after a round: its curves as pictures in markdown, and some answers as a table."""
 
 from __future__ import annotations
 

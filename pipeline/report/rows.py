@@ -1,13 +1,13 @@
 """The rows of metrics.jsonl and rollouts.jsonl: one frozen class a kind, and the only place that knows their JSON.
 
-A row's keys are the names of its fields, in the order of the class, after the keys that tell its kind. A field whose
+A row's keys are the names of its fields, in the order of the class, after the keys that name its kind. A field whose
 default is None is left out while it is None. Fields with a default may be missing: files of older runs lack them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, ClassVar, get_args, get_origin, get_type_hints
@@ -20,57 +20,53 @@ Tag = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepRow:
+class StageRow:
+    """The fields that rows of a stage begin with."""
+
+    stage: str
+    stage_kind: str | None = None
+    """Older runs have no such key: their stages are named as their kind. None also before the first stage."""
+    round: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRow(StageRow):
     """One optimiser step of a stage.
 
     Example: StepRow(stage="rl", stage_kind="rl", round=1, step=3, metrics={"loss": 0.1}, time={"update": 1.5})
     """
 
     TAG: ClassVar[Tag] = {"kind": "step"}
-    stage: str
-    stage_kind: str | None = None
-    """Older runs have no such key: their stages are named as their kind."""
-    round: int
     step: int
     metrics: Numbers
     time: Numbers
-    """Seconds by phase. Whatever may differ between two equal runs is in here."""
+    """Seconds by phase. Everything that may differ between two equal runs is in here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleRow:
+class SampleRow(StageRow):
     """One piece of a stage that samples demonstrations."""
 
     TAG: ClassVar[Tag] = {"kind": "sample"}
-    stage: str
-    stage_kind: str | None = None
-    round: int
     step: int
     metrics: Numbers
     time: Numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PairsRow:
-    """The pairs that one part of a preference stage was sampled for."""
+class PairsRow(StageRow):
+    """The pairs that were sampled for one part of a preference stage."""
 
     TAG: ClassVar[Tag] = {"kind": "pairs"}
-    stage: str
-    stage_kind: str | None = None
-    round: int
     metrics: Numbers
     time: Numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EvaluationRow:
+class EvaluationRow(StageRow):
     """One held-out evaluation."""
 
     TAG: ClassVar[Tag] = {"kind": "evaluation"}
-    stage: str
-    stage_kind: str | None = None
-    """None before the first stage."""
-    round: int
     step: int
     """RL steps before the evaluation."""
     label: str
@@ -92,18 +88,15 @@ class SignRow:
     measure: str
     value: float
     limit: float
-    said: str
+    text: str = field(metadata={"key": "said"})
     """The sign in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollapseAlarm:
-    """A suspected collapse of RL, and the action taken. The last three are there after a roll-back only."""
+class CollapseAlarm(StageRow):
+    """A suspected collapse of RL, and the action taken. Three of the fields are set after a roll-back only."""
 
     TAG: ClassVar[Tag] = {"kind": "alarm", "alarm": "collapse"}
-    stage: str
-    stage_kind: str | None = None
-    round: int
     step: int
     """RL step at which the collapse was seen."""
     action: str
@@ -144,10 +137,9 @@ class OpinionRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutRow:
-    """One graded response, a line of rollouts.jsonl."""
+class ResponseRow:
+    """A response to a prompt, and its place in the run."""
 
-    TAG: ClassVar[Tag] = {}
     stage: str
     """The stage's name, or "evaluation/" and the label of an evaluation."""
     round: int
@@ -157,6 +149,12 @@ class RolloutRow:
     prompt: str
     response: str
     sample: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutRow(ResponseRow):
+    """One graded response, a line of rollouts.jsonl."""
+
     reward: float | None
     status: Status
     score: float
@@ -189,7 +187,7 @@ def kind_of(row: StepRow) -> str:
 def to_json(row: Any) -> dict[str, Any]:
     """Return `row` as the JSON object that is written, keys in order."""
     values = ((f, getattr(row, f.name)) for f in fields(row))
-    own = {f.name: _plain(value) for f, value in values if value is not None or f.default is not None}
+    own = {_key_of(f): _plain(value) for f, value in values if value is not None or f.default is not None}
     return {**getattr(row, "TAG", {}), **own}
 
 
@@ -209,6 +207,12 @@ def rollout_row(line: Mapping[str, Any], place: str) -> RolloutRow:
     return row
 
 
+def _key_of(of: Field[Any]) -> str:
+    """Return the field's key in JSON."""
+    key: str = of.metadata.get("key", of.name)
+    return key
+
+
 def _plain(value: Any) -> Any:
     if is_dataclass(value):
         return to_json(value)
@@ -217,6 +221,8 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Key:
+    name: str
+    """Name of the field."""
     types: tuple[type, ...]
     """Python types that its value may have in parsed JSON."""
     required: bool
@@ -228,7 +234,8 @@ class _Key:
 def _keys(row: Any) -> dict[str, _Key]:
     hints = get_type_hints(row)
     return {
-        f.name: _Key(
+        _key_of(f): _Key(
+            f.name,
             _json_types(hints[f.name]),
             f.default is MISSING and f.default_factory is MISSING,
             f.metadata.get("row"),
@@ -266,8 +273,8 @@ def _row(kind: Any, line: object, place: str) -> Any:
         if not isinstance(value, key.types):
             wanted = " or ".join(t.__name__ for t in key.types)
             raise DataError(f"{place}: {name} is {type(value).__name__}, expected {wanted}")
-        values[name] = _value(key, value, f"{place}, {name}")
-    missing = [name for name, key in keys.items() if key.required and name not in values]
+        values[key.name] = _value(key, value, f"{place}, {name}")
+    missing = [name for name, key in keys.items() if key.required and key.name not in values]
     if missing:
         raise DataError(f"{place} has no key {missing[0]!r}; restore the line, or remove it")
     return kind(**values)

@@ -57,15 +57,15 @@ def choose_samples(folder: Path, most: int = MAX_SAMPLES) -> Chosen:
 
 def divide(needs: dict[str, int], total: int) -> dict[str, int]:
     """`total` shared equally among names, none getting more than it needs; the rest goes to those that need more."""
-    given = dict.fromkeys(needs, 0)
+    shares = dict.fromkeys(needs, 0)
     left = total
-    while left > 0 and (hungry := [n for n in needs if given[n] < needs[n]]):
+    while left > 0 and (hungry := [n for n in needs if shares[n] < needs[n]]):
         part = max(1, left // len(hungry))
         for name in hungry[:left]:
-            more = min(part, needs[name] - given[name])
-            given[name] += more
+            more = min(part, needs[name] - shares[name])
+            shares[name] += more
             left -= more
-    return given
+    return shares
 
 
 def spaced(count: int, most: int) -> list[int]:

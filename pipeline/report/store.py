@@ -1,7 +1,7 @@
 """The files that a run writes as it goes: metrics.jsonl and rollouts.jsonl, append-only, cut back on resume.
 
 A checkpoint records how long each file was. What a killed run wrote after its last checkpoint is cut off and written
-again by the run that goes on, so the files end the same as those of a run never killed.
+again by the resumed run, so the files end the same as those of a run never killed.
 """
 
 from __future__ import annotations

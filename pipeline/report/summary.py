@@ -18,11 +18,11 @@ MEASURES = ("pass@1", "pass@k", "maj@k", "greedy", "length", "truncated")
 RL_PHASES = ("generate", "verify", "select", "update", "publish", "prefect")
 """The last is what tasks take beyond the phases that they show; where there are none, no line has it."""
 GRADERS = ("graders", "evaluate/graders")
-"""Of a line's "time": seconds in which graders were at work, beside the phases; "verify" is the wait for them."""
+"""Keys of a row's "time" with the seconds in which graders worked, during the phases; "verify" is the wait for them."""
 
 
 def build_summary(run_dir: Path) -> dict[str, Any]:
-    """What the run in `run_dir` reached; also written to its summary.json.
+    """Return the results of the run in `run_dir`, and write them to its summary.json.
 
     before, after: domain -> {measure: value, "intervals": {measure: [low, high]}, "num_responses", and of how many the
         grader failed: "grader_failures"}; before is the evaluation that RL
@@ -31,7 +31,7 @@ def build_summary(run_dir: Path) -> dict[str, Any]:
     gain: the same parts, as means over domains. sharpening: one line of them for people. k: of pass@k.
     distinct_prompts_seen: prompts that RL sampled from. steps: RL steps.
     seconds: of each RL phase, "other" (the loop around them), "rl" (all of them), and of each other stage and
-        "evaluate"; beside them "graders", in which responses of RL were graded, be it while others were written.
+        "evaluate"; and "graders", in which responses of RL were graded, also while others were generated.
     shares: of the RL seconds, by phase; they sum to 1.
 
     Raises: RunError if `run_dir` is no run, or cannot be written.
@@ -109,15 +109,15 @@ def phases_of(time: Numbers) -> dict[str, float]:
 
 
 def sharpening_line(summary: dict[str, Any]) -> str:
-    """How much of the rise of pass@1 is sharpening and how much is new, in one line; see `decompose_gain`."""
+    """Return one line about the parts of the rise of pass@1: sharpening and new; see `decompose_gain`."""
     gain: dict[str, float] | None = summary["gain"]
     if gain is None:
         return "no gain to divide: RL has no evaluation both before and after it"
     k, domains = summary["k"], summary["domains"]
     named = [d for d in domains.values() if "gain" in d]
     before_k, after_k = (fmean(d[side]["pass@k"] for d in named) for side in ("before", "after"))
-    said = f"pass@1 {gain['total']:+.3f}: {_parts(gain)} (pass@{k} {before_k:.3f} → {after_k:.3f})"
-    return said + (f", mean of {len(named)} domains" if len(named) > 1 else "")
+    line = f"pass@1 {gain['total']:+.3f}: {_parts(gain)} (pass@{k} {before_k:.3f} → {after_k:.3f})"
+    return line + (f", mean of {len(named)} domains" if len(named) > 1 else "")
 
 
 def _parts(gain: dict[str, float]) -> str:
@@ -134,11 +134,11 @@ def _parts(gain: dict[str, float]) -> str:
 def _flatten(row: EvaluationRow | None) -> dict[str, dict[str, Any]]:
     out: dict[str, dict[str, Any]] = {}
     for domain, measures in (row.domains if row else {}).items():
-        found = {name: measures[name] for name in MEASURES if isinstance(measures.get(name), dict)}
-        out[domain] = {name: estimate["value"] for name, estimate in found.items()}
+        estimates = {name: measures[name] for name in MEASURES if isinstance(measures.get(name), dict)}
+        out[domain] = {name: estimate["value"] for name, estimate in estimates.items()}
         out[domain]["num_prompts"] = measures.get("num_prompts")
         out[domain] |= {name: measures[name] for name in ("num_responses", "grader_failures") if name in measures}
-        out[domain]["intervals"] = {name: [e["low"], e["high"]] for name, e in found.items()}
+        out[domain]["intervals"] = {name: [e["low"], e["high"]] for name, e in estimates.items()}
     return out
 
 
