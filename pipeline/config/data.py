@@ -227,7 +227,7 @@ class Template(Section):
 
     name: Literal["plain", "chat", "r1_zero", "custom"] = Field(
         "plain",
-        description="plain: the question alone; chat: the tokenizer's chat template; r1_zero: asks to think, then answer; "
+        description="plain: the question alone; chat: the tokenizer's chat template; r1_zero: asks to think first; "
         "custom: `text`",
     )
     text: str | None = Field(None, description="for custom: a text that contains {question}")

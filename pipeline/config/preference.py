@@ -107,7 +107,7 @@ def check_loss(section: str, loss: dict[str, Any]) -> PreferenceParams:
 
 
 def loop_parts() -> Parts:
-    """Return the parts that stand for an algorithm in the loop of rounds: groups that differ, and no critic."""
+    """Return the parts that the loop of rounds needs in place of an algorithm: groups that differ, and no critic."""
     return Parts(
         advantage=Part("group_mean"),
         ratio="none",

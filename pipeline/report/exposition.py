@@ -112,7 +112,7 @@ class Reading:
 
 
 HELP = {
-    **{name: said for name, (_, said) in GAUGES.items()},
+    **{name: text for name, (_, text) in GAUGES.items()},
     "step": "Steps done, by stage.",
     "round": "Round of the last step, by stage.",
     "domain_reward": "Mean reward in the last RL step, by domain.",
