@@ -92,16 +92,16 @@ def test_a_state_of_another_data_set_seed_order_or_weights_is_refused() -> None:
     longer, renamed = _prompts(5), [*_prompts(3), Prompt("d/x", "3?", "exact", "3", "d")]
     reworded = [*_prompts(3), Prompt("d/3", "3!", "exact", "3", "d")]
     for other in (longer, renamed, reworded, _prompts(4)[::-1]):
-        with pytest.raises(CheckpointError, match="of other prompts"):
+        with pytest.raises(CheckpointError, match="prompts"):
             PromptSampler(other, 0).load_state_dict(state)
-    with pytest.raises(CheckpointError, match=r"of another seed.*seed 0, here 1"):
+    with pytest.raises(CheckpointError, match=r"seed 0.* 1"):
         PromptSampler(_prompts(4), 1).load_state_dict(state)
-    with pytest.raises(CheckpointError, match="of another order"):
+    with pytest.raises(CheckpointError, match="order"):
         PromptSampler(_prompts(4), 0, "sequential").load_state_dict(state)
-    with pytest.raises(CheckpointError, match="of other weights"):
+    with pytest.raises(CheckpointError, match="weights"):
         PromptSampler(_prompts(4), 0, weights={"d": 1}).load_state_dict(state)
     for torn in ({**state, "drawn": {"e": 1}}, {k: v for k, v in state.items() if k != "served"}):
-        with pytest.raises(CheckpointError, match="of other weights"):
+        with pytest.raises(CheckpointError, match="weights"):
             PromptSampler(_prompts(4), 0).load_state_dict(torn)
 
 
@@ -165,9 +165,9 @@ def test_resting_prompts_do_not_upset_the_shares_and_resume_with_the_ledger() ->
 
 
 def test_nothing_to_sample_and_bad_shares_are_errors() -> None:
-    with pytest.raises(DataError, match="no prompts to sample from"):
+    with pytest.raises(DataError, match=r"data.train"):
         PromptSampler([], 0)
-    with pytest.raises(DataError, match="needs a ledger"):
+    with pytest.raises(DataError, match="ledger"):
         PromptSampler(_prompts(1), 0, pass_rate=PassRateConfig())
     with pytest.raises(ValueError, match="n must be >= 1"):
         PromptSampler(_prompts(1), 0).next(0)

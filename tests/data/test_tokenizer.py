@@ -1,4 +1,4 @@
-"""The character tokenizer gives every text back, also after a folder was saved beside a model and loaded again."""
+"""The character tokenizer gives every text back, also after a folder was saved next to a model and loaded again."""
 
 from pathlib import Path
 from typing import Any

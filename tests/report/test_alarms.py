@@ -1,4 +1,4 @@
-"""Alarms stand on the page as text, and what a roll-back undid stands nowhere but in the files."""
+"""Alarms are on the page as text, and rows that a roll-back undid are in the files only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""/metrics says what metrics.jsonl says, in a format that Prometheus' own parser reads, while the run goes on."""
+"""/metrics says what metrics.jsonl says, in a format that Prometheus' own parser reads, during the run."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_counts_add_up_and_alarms_are_counted(tmp_path: Path) -> None:
     assert of(samples, "alarms_total", alarm="verifier") == 1
     assert of(samples, "verdicts_total", status="graded", of="training") == 12
     assert of(samples, "unreadable_lines_total") == 0
-    file.write_text(json.dumps(step) + "\n")  # cut back by a run that goes on
+    file.write_text(json.dumps(step) + "\n")  # cut back by a resumed run
     reading.refresh()
     samples = parsed(exposition(reading, "a"))
     assert of(samples, "verdicts_total", status="graded", of="training") == 6
@@ -140,7 +140,7 @@ def test_it_is_served_on_loopback_as_long_as_the_block_lasts(tmp_path: Path, por
 
 def test_a_port_in_use_is_an_error_that_says_so(tmp_path: Path, port: int) -> None:
     with exposed(tmp_path, "first", port):
-        with pytest.raises(ConfigError, match=rf"report\.metrics_port={port} .*in use.*; set another"):
+        with pytest.raises(ConfigError, match=rf"report\.metrics_port={port} .*in use"):
             with exposed(tmp_path, "second", port):
                 pass
 

@@ -66,7 +66,7 @@ def test_a_shorter_file_is_refused_by_name_and_none_is_cut(short: str, tmp_path:
     fill(store, range(4, 6))
     before = bytes_of(tmp_path)
     asked = {**lengths, short: len(before[short]) + 1}
-    with pytest.raises(RunError, match=rf"{short} has {len(before[short])} bytes, .* {asked[short]}; restore"):
+    with pytest.raises(RunError, match=rf"{short}.* {len(before[short])} .* {asked[short]}"):
         store.cut(asked)
     assert bytes_of(tmp_path) == before
     store.cut(lengths)
@@ -128,7 +128,7 @@ def test_a_torn_last_line_is_left_out_wherever_it_tore(tmp_path: Path) -> None:
 def test_a_damaged_line_before_the_last_is_named(damage: bytes, tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'{"a": 1}\n\n' + damage + b'\n{"a": 2}\n')
-    with pytest.raises(DataError, match=r"line 3 of .*x\.jsonl is not a JSON object; restore"):
+    with pytest.raises(DataError, match=r"line 3 of .*x\.jsonl"):
         read_jsonl(path)
 
 
