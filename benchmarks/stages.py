@@ -15,7 +15,7 @@ import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,8 @@ def reached(path: Path, folder: Path, start: Path, overrides: Sequence[str]) -> 
     """The recipe's cells of the table, after its run."""
     from pipeline.config.load import load_recipe
     from pipeline.report.estimates import paired_difference
+    from pipeline.report.files import read_metrics
+    from pipeline.report.rows import EvaluationRow, SampleRow, StepRow
 
     config = load_recipe(path)
     stages = list(config.stages)
@@ -85,12 +87,12 @@ def reached(path: Path, folder: Path, start: Path, overrides: Sequence[str]) -> 
     run = folder / path.stem
     if not (run / "summary.json").is_file():
         train(path, [], [*overrides, *own, "evaluation.before_training=true"])
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    before, *_, after = (pass_1_by_prompt(row) for row in rows if row["kind"] == "evaluation")
+    rows = read_metrics(run)
+    before, *_, after = (pass_1_by_prompt(row.domains) for row in rows if isinstance(row, EvaluationRow))
     gain = paired_difference(before, after, 0)
-    steps = [row for row in rows if row["kind"] == "step"]
-    seconds = sum(seconds_of(row["time"]) for row in rows if row["kind"] != "evaluation" and "time" in row)
-    sampled = sum(row["metrics"]["responses"] for row in rows if row["kind"] == "sample")
+    steps = [row for row in rows if isinstance(row, StepRow)]
+    seconds = sum(seconds_of(row.time) for row in rows if not isinstance(row, EvaluationRow))
+    sampled = sum(row.metrics["responses"] for row in rows if isinstance(row, SampleRow))
     return [
         path.stem,
         ", ".join(s.name for s in stages),
@@ -108,14 +110,14 @@ def begun_here(stage: Any, gone: Set[str]) -> Any:
     return stage.model_copy(update={"start": "base"}) if stage.start in gone else stage
 
 
-def seconds_of(times: dict[str, float]) -> float:
+def seconds_of(times: Mapping[str, float]) -> float:
     """Seconds of a step or a phase; graders work during the others."""
     return times.get("total", sum(v for name, v in times.items() if not name.endswith("graders")))
 
 
-def pass_1_by_prompt(row: dict[str, Any]) -> dict[str, float]:
+def pass_1_by_prompt(domains: Mapping[str, Any]) -> dict[str, float]:
     """pass@1 of each held-out prompt at an evaluation."""
-    return {f"{name}/{p}": v for name, domain in row["domains"].items() for p, v in domain["by_prompt"]}
+    return {f"{name}/{p}": v for name, domain in domains.items() for p, v in domain["by_prompt"]}
 
 
 def num_responses(run: Path) -> int:

@@ -64,6 +64,8 @@ def measure(asked: argparse.Namespace, mode: str) -> dict[str, Any]:
     """Return seconds of each phase and tokens/s over `steps` steps of the recipe, every group trained on."""
     from pipeline.config.load import load_recipe
     from pipeline.models.load import quiet
+    from pipeline.report.files import read_metrics
+    from pipeline.report.rows import StepRow
     from pipeline.report.summary import count_seconds
 
     quiet()
@@ -76,15 +78,14 @@ def measure(asked: argparse.Namespace, mode: str) -> dict[str, Any]:
         begin = time.perf_counter()
         run(config, asked.recipe.resolve().parent, mode)
         seconds = time.perf_counter() - begin
-        lines = (Path(folder) / "bench" / "metrics.jsonl").read_text().splitlines()
-        rows = [row for row in map(json.loads, lines) if row["kind"] == "step"]
+        rows = [row for row in read_metrics(Path(folder) / "bench") if isinstance(row, StepRow)]
     rows = rows[1:]  # the first step pays for what is made once
-    names = sorted({p for r in rows for p in r["time"]})
-    phases = {p: statistics.median(r["time"].get(p, 0.0) for r in rows) for p in names}
+    names = sorted({p for r in rows for p in r.time})
+    phases = {p: statistics.median(r.time.get(p, 0.0) for r in rows) for p in names}
     total, graders = phases.pop("total"), phases.pop("graders", 0.0)
-    sampled = statistics.median(r["metrics"]["groups/sampled"] * r["metrics"]["length/mean"] for r in rows)
+    sampled = statistics.median(r.metrics["groups/sampled"] * r.metrics["length/mean"] for r in rows)
     sampled *= config.rl.group_size if config.rl else 1
-    trained = statistics.median(r["metrics"]["tokens/trained"] for r in rows)
+    trained = statistics.median(r.metrics["tokens/trained"] for r in rows)
     inside, seen = sum(phases.values()), count_seconds(rows, [])
     return {
         "recipe": asked.recipe.name,

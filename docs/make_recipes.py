@@ -52,10 +52,10 @@ def page() -> str:
 
 def section(path: str, model: type[BaseModel], seen: Mapping[type[BaseModel], str]) -> str:
     """Heading, first line of the docstring, and the table of fields of one section."""
-    said = (inspect.getdoc(model) or "").split("\n\n")[0].replace("\n", " ")
+    text = (inspect.getdoc(model) or "").split("\n\n")[0].replace("\n", " ")
     rows = [row(name, field, seen) for name, field in model.model_fields.items()]
     head = f"## {f'`{path}`' if path else 'The whole'}"
-    return "\n".join([head, "", said, "", "| field | values | default | |", "|---|---|---|---|", *rows, ""])
+    return "\n".join([head, "", text, "", "| field | values | default | |", "|---|---|---|---|", *rows, ""])
 
 
 def row(name: str, field: FieldInfo, seen: Mapping[type[BaseModel], str]) -> str:
@@ -69,7 +69,7 @@ def row(name: str, field: FieldInfo, seen: Mapping[type[BaseModel], str]) -> str
 
 
 def bounds(field: FieldInfo) -> list[str]:
-    """The limits of a field, as signs."""
+    """Return the limits of a field, as signs."""
     signs = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<", "min_length": "at least"}
     return [f"{sign} {getattr(m, name):g}" for m in field.metadata for name, sign in signs.items() if hasattr(m, name)]
 

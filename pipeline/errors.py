@@ -6,7 +6,7 @@
     │   └── Unsupported     the chosen backend lacks an ability; says which one has it
     ├── DataError           a row or a file of data is wrong
     ├── CheckpointError     a checkpoint is torn, tampered with or of another run
-    ├── RunError            a run cannot start or go on (locked folder, full disk)
+    ├── RunError            a run cannot start or continue (locked folder, full disk)
     │   ├── InUse           another process holds the folder
     │   └── NonFiniteError  a loss or gradient is not a number; the step was refused
     ├── EngineError         the rollout engine failed or confirmed another weight version
@@ -47,7 +47,7 @@ class CheckpointError(VerizeroError):
 
 
 class RunError(VerizeroError):
-    """A run cannot start or go on."""
+    """A run cannot start or continue."""
 
 
 class InUse(RunError):

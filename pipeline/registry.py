@@ -61,7 +61,7 @@ def find(kind: Kind, name: str) -> Any:
 
 
 def refused_parameters(errors: Sequence[Mapping[str, Any]], known: Sequence[str]) -> str:
-    """What is wrong with a plug-in's parameters, in words, from the errors that its model gives."""
+    """Return a sentence for each error that a plug-in's parameter model reports, joined by "; "."""
     lines = []
     for error in errors:
         field = ".".join(str(p) for p in error["loc"]) or "parameters"

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     import torch
 
 Status = Literal["graded", "no_answer", "timeout", "verifier_error", "sandbox_error"]
+STATUSES: tuple[Status, ...] = get_args(Status)
 FinishReason = Literal["stop", "length"]
 
 INFRASTRUCTURE: frozenset[str] = frozenset({"verifier_error", "sandbox_error"})
@@ -38,10 +39,13 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class KeptTokens:
-    """The tokens that could be drawn at each place of a response that was sampled with top-p or top-k."""
+    """The tokens that could be drawn at each place of a response that was sampled with top-p or top-k.
+
+    Example: KeptTokens(sizes=(2, 0), ids=array("i", [4, 9]).tobytes())  # tokens 4 and 9, then any token
+    """
 
     sizes: tuple[int, ...]
-    """Of each place's set; 0 where nothing was cut off."""
+    """Size of each place's set; 0 where nothing was cut off."""
     ids: bytes
     """The sets one after the other, each ascending: int32, little-endian."""
     num_bounded: int = 0
@@ -50,7 +54,10 @@ class KeptTokens:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """The experts that computed prompt and response (all but the last token, which nothing is predicted from)."""
+    """The experts that computed prompt and response (all but the last token, which nothing is predicted from).
+
+    Example: Routing(layers=1, top_k=2, experts=array("h", [0, 5, 3, 1]).tobytes())  # two tokens
+    """
 
     layers: int
     top_k: int
@@ -71,11 +78,13 @@ class Rollout:
     response_ids: tuple[int, ...]
     """Includes the end-of-sequence token when finish_reason is "stop"."""
     logprobs: tuple[float, ...]
-    """Of response_ids, in nats, under the distribution that was sampled, as the engine reported them."""
+    """Log-probs of response_ids, in nats, under the distribution that was sampled, as the engine reported them."""
     text: str
     """The response decoded, special tokens left out."""
     finish_reason: FinishReason
     policy_version: int
+    """Version of the weights that drew the first token. Later tokens may come from newer weights, where
+    `rollout.in_flight` is interrupt."""
     kept: KeptTokens | None = None
     """None where sampling was not cut off, or its sets were not asked for."""
     routing: Routing | None = None
@@ -84,9 +93,13 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a response says that has ended while others are still written, and its place among all of them."""
+    """A response that has ended while others are still being generated.
+
+    Example: Written(place=3, prompt=Prompt("p", "1+1=", "math", "2"), text="2", finish_reason="stop")
+    """
 
     place: int
+    """Index of the response among all that were asked for."""
     prompt: Prompt
     text: str
     finish_reason: FinishReason
@@ -94,10 +107,14 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """What a verifier sees: a response, the reference to hold it against, and the prompt's text."""
+    """The input of a verifier.
+
+    Example: Attempt(response="17+25=42", reference="42", prompt="17+25=")
+    """
 
     response: str
     reference: Any
+    """The value that the response is compared to."""
     prompt: str = ""
     truncated: bool = False
     """The response was cut at its length limit."""
@@ -105,11 +122,13 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a verifier says. `score` is in [0, 1] and has meaning only where status is "graded".
+    """The output of a verifier. `score` is in [0, 1] and has meaning only where status is "graded".
 
     graded: compared, and the score says how right. no_answer: nothing to compare was found in the response.
     timeout: the answer ran past its own budget (its fault). verifier_error, sandbox_error: the grader failed,
-    which says nothing of the answer and is never a reward.
+    which tells nothing about the answer and is never a reward.
+
+    Example: Verdict("graded", 1.0, "equal", extracted="42")
     """
 
     status: Status
@@ -132,18 +151,24 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class ScoredRollout:
-    """A rollout with its verdict and the reward that the recipe's table gives for it (None: leaves the group)."""
+    """A rollout with its verdict and the reward that the recipe's table gives for it (None: leaves the group).
+
+    Example: ScoredRollout(rollout, Verdict("graded", 1.0), reward=1.0)
+    """
 
     rollout: Rollout
     verdict: Verdict
     reward: float | None
     components: tuple[float, ...] = ()
-    """What the reward is made of, unweighted, that of the row's own verifier first; empty where that is all."""
+    """The unweighted rewards that were summed, that of the row's own verifier first; empty if it is the only one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All scored responses to one prompt of one step."""
+    """All scored responses to one prompt of one step.
+
+    Example: Group(prompt, members=(right, wrong), greedy_reward=None)
+    """
 
     prompt: Prompt
     members: tuple[ScoredRollout, ...]
@@ -158,7 +183,10 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What was recorded while the rows of a batch were sampled, for training to replay; on the CPU."""
+    """Records of how the rows of a batch were sampled, for training to replay; on the CPU.
+
+    Example: Recorded(kept_sizes=torch.tensor([[0, 2]]), kept_ids=torch.tensor([4, 9]))
+    """
 
     kept_sizes: torch.Tensor | None = None  # [B, T] int64, 0 where nothing was cut off
     kept_ids: torch.Tensor | None = None  # [sum of kept_sizes] int64, row by row
@@ -170,7 +198,9 @@ class TrainBatch:
     """Rows of prompt + response, right-padded; B rows of T tokens.
 
     `response_mask[i, t]` is 1 where `input_ids[i, t]` is a response token to train on. Every [B, T] tensor of
-    per-token values is aligned with `input_ids`: entry t speaks of the token at t, predicted from those before.
+    per-token values is aligned with `input_ids`: entry t belongs to the token at t, predicted from those before.
+
+    Example: TrainBatch(ids, attention, mask, logprobs, rewards=torch.ones(2), group_ids=torch.zeros(2), ...)
     """
 
     input_ids: torch.Tensor  # [B, T] int64
@@ -185,4 +215,4 @@ class TrainBatch:
 
 
 StepMetrics = dict[str, float]
-"""One flat row of metrics.jsonl: "section/name" -> number."""
+"""Metrics of one step: "section/name" -> number."""

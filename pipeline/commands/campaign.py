@@ -279,11 +279,11 @@ def take_new(folder: Path, number: int, taken: set[str], say: Say) -> dict[str, 
 def _count(firing: dict[str, Any], seconds: float) -> None:
     """Write into the firing's record what its run did, from the run's files."""
     files = read_run(Path(firing["run"]))
-    last = files.evaluations[-1]["domains"] if files.evaluations else {}
+    last = files.evaluations[-1].domains if files.evaluations else {}
     rates = {d: row["pass@1"]["value"] for d, row in last.items() if "pass@1" in row}
     firing["state"] = "done"
     firing["seconds"] = round(firing["seconds"] + seconds, 3)
-    firing["rounds"] = len({row["round"] for row in files.rl_steps})
-    firing["tokens"] = int(files.rl_steps[-1]["metrics"].get("tokens/generated", 0)) if files.rl_steps else 0
+    firing["rounds"] = len({row.round for row in files.rl_steps})
+    firing["tokens"] = int(files.rl_steps[-1].metrics.get("tokens/generated", 0)) if files.rl_steps else 0
     firing["domains"] = rates
     firing["pass@1"] = fmean(rates.values()) if rates else None

@@ -17,7 +17,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -31,6 +31,7 @@ from pipeline.config.run import RunConfig
 from pipeline.errors import ConfigError, RunError
 from pipeline.files import disk_errors, iterate_jsonl, locked, replace_folder, write_atomic
 from pipeline.report.files import read_run
+from pipeline.report.rows import to_json
 from verifiers.base import load
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def compare_with_champion(run: Path, registry: Path, evaluate: Evaluate | None =
         raise RunError(
             f"{run} has no final model with an evaluation; finish the run, with data.evaluation in its recipe"
         )
-    ours = by_prompt(files.evaluations[-1]["domains"])
+    ours = by_prompt(files.evaluations[-1].domains)
     champion = champion_of(registry)
     if champion is None:
         return Comparison("first", run, None, None, len(ours))
@@ -150,13 +151,16 @@ def promote(comparison: Comparison, registry: Path, decided_by: str) -> Path:
             shutil.copyfile(run / "recipe.yaml", partial / "recipe.yaml")
             manifest = describe(comparison, number, decided_by)
             evaluations = read_run(run).evaluations
-            rows = {"prompts_sha256": _sha256(run / "data" / "evaluation.jsonl"), "evaluations": evaluations}
+            rows = {
+                "prompts_sha256": _sha256(run / "data" / "evaluation.jsonl"),
+                "evaluations": [to_json(e) for e in evaluations],
+            }
             (partial / "evaluation.json").write_text(json.dumps(rows))
             manifest["files"] = {
                 str(p.relative_to(partial)): _sha256(p) for p in sorted(partial.rglob("*")) if p.is_file()
             }
             (partial / "manifest.json").write_text(json.dumps(manifest, indent=1, ensure_ascii=False))
-            (partial / "README.md").write_text(model_card(manifest, evaluations[-1]["domains"]))
+            (partial / "README.md").write_text(model_card(manifest, evaluations[-1].domains))
         with disk_errors(f"naming version {final.name} the champion of {registry}"):
             link = registry / ".champion-partial"
             link.unlink(missing_ok=True)
@@ -250,9 +254,10 @@ def both_curves(comparison: Comparison) -> str:
     from pipeline.report.curves import Chart, Series
     from pipeline.report.round import data_uri
 
-    series = [_rates(read_run(comparison.run).evaluations)]
+    series = [_rates([e.domains for e in read_run(comparison.run).evaluations])]
     if comparison.champion is not None:
-        series.append(_rates(json.loads((comparison.champion / "evaluation.json").read_text())["evaluations"]))
+        own = json.loads((comparison.champion / "evaluation.json").read_text())["evaluations"]
+        series.append(_rates([e["domains"] for e in own]))
     length = max(map(len, series))
     padded = [(*values, *[None] * (length - len(values))) for values in series]
     chart = Chart(
@@ -267,9 +272,9 @@ def both_curves(comparison: Comparison) -> str:
     return f"![pass@1 of both]({data_uri(chart)})"
 
 
-def _rates(evaluations: list[dict[str, Any]]) -> list[float | None]:
+def _rates(evaluations: Sequence[Mapping[str, Mapping[str, Any]]]) -> list[float | None]:
     """Return pass@1, mean of domains, of each evaluation."""
-    by_evaluation = ([d["pass@1"]["value"] for d in e["domains"].values() if "pass@1" in d] for e in evaluations)
+    by_evaluation = ([d["pass@1"]["value"] for d in e.values() if "pass@1" in d] for e in evaluations)
     return [fmean(rates) if rates else None for rates in by_evaluation]
 
 

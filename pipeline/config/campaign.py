@@ -1,4 +1,4 @@
-"""What a campaign is asked to do: rounds of a recipe, firing by firing, until a limit is reached."""
+"""The settings of a campaign: rounds of a recipe, firing by firing, until a limit is reached."""
 
 from __future__ import annotations
 
@@ -11,14 +11,20 @@ from pipeline.errors import ConfigError
 class CampaignConfig(Section):
     """One firing's rounds, and when the campaign is over."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="its folder under `folder`")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="name of the campaign's folder, in `folder`")
     folder: str = "campaigns"
     rounds: int = Field(1, ge=1, description="RL rounds of one firing")
-    max_rounds: int | None = Field(None, ge=1, description="of all firings; null: no limit")
-    max_tokens: int | None = Field(None, ge=1, description="generated in RL by all firings; null: no limit")
-    max_hours: float | None = Field(None, gt=0, description="of training in all, looked at between firings")
-    target: float | None = Field(None, gt=0, le=1, description="held-out pass@1 (mean of domains) that is enough")
-    patience: int | None = Field(None, ge=1, description="firings without a better pass@1; null: no plateau ends it")
+    max_rounds: int | None = Field(None, ge=1, description="RL rounds of all firings; null: no limit")
+    max_tokens: int | None = Field(None, ge=1, description="tokens generated in RL by all firings; null: no limit")
+    max_hours: float | None = Field(
+        None, gt=0, description="hours of training in all, checked between firings; null: no limit"
+    )
+    target: float | None = Field(
+        None, gt=0, le=1, description="end at this held-out pass@1 (mean of domains); null: no target"
+    )
+    patience: int | None = Field(
+        None, ge=1, description="end after so many firings without a better pass@1; null: never"
+    )
 
 
 def campaign_config(**fields: object) -> CampaignConfig:

@@ -1,4 +1,4 @@
-"""The `data` section of a recipe: where prompts come from, which column is what, how a prompt is written, what is next.
+"""The `data` section of a recipe: sources of prompts, meaning of columns, prompt template, order of sampling.
 
 Sources of one shape:
 
@@ -39,17 +39,19 @@ FILE_TYPES = (".jsonl", ".ndjson", ".json", ".parquet")
 
 
 class Column(Section):
-    """One value of a row: a column, and what to do with what stands in it, in the order of the fields here."""
+    """One value of a row: a column, and the steps that are applied to its content, in the order of the fields."""
 
-    column: str = Field(min_length=1, description="its name; a.b.0 steps into objects and lists")
+    column: str = Field(min_length=1, description="name of the column; a.b.0 steps into objects and lists")
     parse: Literal["json", "tests"] | None = Field(
-        None, description="the text is JSON; tests: in the form of APPS, {inputs, outputs, fn_name?}"
+        None, description="json: the text is JSON; tests: JSON in the form of APPS, {inputs, outputs, fn_name?}"
     )
-    key: str | None = Field(None, description="a.b.0 within what was parsed")
-    after: str | None = Field(None, min_length=1, description="only what follows the last occurrence of this text")
-    before: str | None = Field(None, min_length=1, description="only what precedes the first occurrence of this text")
-    boxed: bool = Field(False, description=r"only what stands in the last \boxed{...}")
-    replace: tuple[tuple[str, str], ...] = Field((), description="[regular expression, replacement], one after another")
+    key: str | None = Field(None, description="path such as a.b.0 within the parsed value")
+    after: str | None = Field(None, min_length=1, description="keep only the text after the last occurrence of this")
+    before: str | None = Field(None, min_length=1, description="keep only the text before the first occurrence of this")
+    boxed: bool = Field(False, description=r"keep only the content of the last \boxed{...}")
+    replace: tuple[tuple[str, str], ...] = Field(
+        (), description="pairs [regular expression, replacement], applied in order"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -58,8 +60,8 @@ class Column(Section):
 
     @model_serializer(mode="wrap")
     def _brief(self, handler: SerializerFunctionWrapHandler) -> Any:
-        given = {name: value for name, value in handler(self).items() if value}
-        return given["column"] if len(given) == 1 else given
+        named = {name: value for name, value in handler(self).items() if value}
+        return named["column"] if len(named) == 1 else named
 
     @field_validator("replace")
     @classmethod
@@ -73,25 +75,29 @@ class Column(Section):
 
 
 class ColumnMapping(Section):
-    """Which column is what. The defaults are the format of the built-in generators.
+    """The column of each field of a prompt. The defaults are the format of the built-in generators.
 
     A question may be a text or a chat (a list of {role, content}: a system message, if any, then the user's). The
     columns of `optional` may be absent or empty in a row; question and answer may not.
     """
 
     question: Column = Column(column="question")
-    context: tuple[Column, ...] = Field((), description="further columns put after the question where not empty")
-    answer: Column = Field(Column(column="answer"), description="the reference that a verifier holds a response to")
-    id: Column | None = Field(Column(column="id"), description="where absent: the file's name and the row's number")
+    context: tuple[Column, ...] = Field(
+        (), description="columns whose text is added after the question, where not empty"
+    )
+    answer: Column = Field(Column(column="answer"), description="the reference that a verifier compares a response to")
+    id: Column | None = Field(Column(column="id"), description="if absent: the file's name and the row's number")
     demonstration: Column | None = Column(column="demonstration")
     system: Column | None = Column(column="system")
     domain: Column | None = Column(column="domain")
     verifier: Column | None = Column(column="verifier")
-    default_verifier: str | None = Field(None, description="of rows that name none, if the source names none either")
+    default_verifier: str | None = Field(
+        None, description="verifier of rows that name none, if the source names none either"
+    )
 
 
 STAGE = "stage:"
-"""Begins the name of a reward model that an earlier stage of the recipe has trained."""
+"""Prefix of a model name: the reward model that the named earlier stage of the recipe trains."""
 
 
 class VerifierChoice(Section):
@@ -118,19 +124,19 @@ class VerifierChoice(Section):
 
     @property
     def stage(self) -> str | None:
-        """The stage whose reward model this is; None where it is none of the recipe's."""
+        """The stage that trains the verifier's reward model; None for any other verifier."""
         model = self.params.get("model")
         return model.removeprefix(STAGE) if isinstance(model, str) and model.startswith(STAGE) else None
 
     @property
     def key(self) -> str:
-        """What `Prompt.verifier` holds: the name or path, followed by the parameters as JSON where there are any."""
+        """The value of `Prompt.verifier`: the name or path, followed by the parameters as JSON if there are any."""
         base = self.name or self.path or ""
         return base + (json.dumps(self.params, sort_keys=True, ensure_ascii=False) if self.params else "")
 
 
 class GeneratorSource(Section):
-    """Rows made by a generator, here and now."""
+    """Rows made by a generator while the data is loaded."""
 
     name: str
     params: dict[str, Any] = Field(default_factory=dict, validate_default=True)
@@ -149,18 +155,20 @@ class HubSource(Section):
     id: str = Field(min_length=1)
     config: str | None = None
     split: str = "train"
-    revision: str | None = Field(None, description="a commit or tag; pin it to get the same rows next year")
+    revision: str | None = Field(None, description="a commit or tag; set it to always get the same rows")
 
 
 class RatedConfig(Section):
-    """Rows that `verizero rate` has written: which come, and in what order."""
+    """Selection and order of rows with the pass rates that `verizero rate` writes."""
 
-    column: str = Field("pass_rate", min_length=1, description="of the row: right answers / answers")
+    column: str = Field("pass_rate", min_length=1, description="column with the pass rate: right answers / answers")
     low: float = Field(0.0, ge=0, le=1, description="rows with a lower pass rate are dropped, and counted")
-    high: float = Field(1.0, ge=0, le=1, description="rows with a higher one are dropped, and counted")
-    unrated: Literal["error", "keep", "drop"] = Field("error", description="a row without a pass rate; kept ones last")
+    high: float = Field(1.0, ge=0, le=1, description="rows with a higher pass rate are dropped, and counted")
+    unrated: Literal["error", "keep", "drop"] = Field(
+        "error", description="for a row without a pass rate; keep: it comes last"
+    )
     order: Literal["file", "easy_first", "hard_first"] = Field(
-        "file", description="before the limit; to keep it in training, data.sampling.order: sequential"
+        "file", description="applied before the limit; to keep it in training, set data.sampling.order: sequential"
     )
 
     @model_validator(mode="after")
@@ -176,14 +184,18 @@ class Source(Section):
     generator: GeneratorSource | None = None
     file: str | None = Field(None, description="path of .jsonl, .json or .parquet, from the recipe's folder")
     hub: HubSource | None = None
-    mapping: ColumnMapping = Field(ColumnMapping(), description="a shipped mapping's name, or columns")
-    domain: str | None = Field(None, min_length=1, description="of all rows; overrides a column")
-    verifier: VerifierChoice | None = Field(None, description="of all rows; overrides a column")
-    shuffle: bool = Field(False, description="before the limit, by the run's seed")
+    mapping: ColumnMapping = Field(ColumnMapping(), description="name of a shipped mapping, or columns")
+    domain: str | None = Field(None, min_length=1, description="for all rows, instead of a column")
+    verifier: VerifierChoice | None = Field(None, description="for all rows, instead of a column")
+    shuffle: bool = Field(False, description="shuffle rows by the run's seed, before the limit")
     limit: int | None = Field(None, ge=1)
     rated: RatedConfig | None = Field(None, description="drop or order rows by how often they were answered right")
-    on_bad_row: Literal["error", "skip"] = Field("error", description="skip: counted and reported")
-    on_duplicate_id: Literal["error", "skip"] = Field("error", description="skip: the first stays; counted")
+    on_bad_row: Literal["error", "skip"] = Field(
+        "error", description="skip: bad rows are left out, counted and reported"
+    )
+    on_duplicate_id: Literal["error", "skip"] = Field(
+        "error", description="skip: later rows with the id are left out and counted"
+    )
 
     @field_validator("mapping", mode="before")
     @classmethod
@@ -192,33 +204,34 @@ class Source(Section):
 
     @model_validator(mode="after")
     def _one(self) -> Source:
-        given = [n for n in ("generator", "file", "hub") if getattr(self, n) is not None]
-        if len(given) != 1:
+        places = [n for n in ("generator", "file", "hub") if getattr(self, n) is not None]
+        if len(places) != 1:
             raise ValueError(
-                f"a source needs exactly one of generator, file and hub, got {' and '.join(given) or 'none'}"
+                f"a source needs exactly one of generator, file and hub, got {' and '.join(places) or 'none'}"
             )
-        if self.file is not None and not self.file.lower().endswith(FILE_TYPES):
-            raise ValueError(f"file must end in {', '.join(FILE_TYPES)}, got {self.file!r}")
+        check_ending(self.file, FILE_TYPES)
         if self.shuffle and self.rated is not None and self.rated.order != "file":
             raise ValueError(f"shuffle: true undoes rated.order={self.rated.order}; drop one of them")
         return self
 
     @property
     def label(self) -> str:
-        """What messages and counts call this source."""
+        """The source's name in messages and counts."""
         if self.generator is not None:
             return f"{self.generator.name}:{self.generator.split}"
-        return self.file if self.file is not None else f"{self.hub.id}:{self.hub.split}" if self.hub else ""
+        return label_of(self.file, self.hub)
 
 
 class Template(Section):
-    """How a question becomes the prompt that the model reads."""
+    """The template that turns a question into the prompt that the model reads."""
 
     name: Literal["plain", "chat", "r1_zero", "custom"] = Field(
-        "plain", description="plain: the question; chat: the tokenizer's; r1_zero: think, then answer; custom: text"
+        "plain",
+        description="plain: the question alone; chat: the tokenizer's chat template; r1_zero: asks to think first; "
+        "custom: `text`",
     )
-    text: str | None = Field(None, description="for custom: text with {question}")
-    system: str | None = Field(None, description="for chat: the system message of rows that bring none")
+    text: str | None = Field(None, description="for custom: a text that contains {question}")
+    system: str | None = Field(None, description="for chat: the system message of rows that have none")
     chat_arguments: dict[str, Any] = Field(
         default_factory=dict, description="for chat: passed to the tokenizer's template, e.g. enable_thinking"
     )
@@ -240,15 +253,17 @@ class Template(Section):
 
 
 class PassRateConfig(Section):
-    """Prompts to train on by how often they were answered right so far; too easy and too hard ones rest."""
+    """Choice of training prompts by their pass rate so far: prompts that are too easy or too hard are skipped."""
 
-    low: float = Field(0.0, ge=0, le=1, description="prompts with a lower pass rate rest")
-    high: float = Field(1.0, ge=0, le=1, description="prompts with a higher pass rate rest")
-    min_attempts: int = Field(8, ge=1, description="with fewer attempts the rate is not yet known and the prompt comes")
-    revisit_epochs: int | None = Field(4, ge=2, description="every so many epochs all come again; null: never")
-    low_end: float | None = Field(None, ge=0, le=1, description="of a curriculum: where `low` has moved to")
-    high_end: float | None = Field(None, ge=0, le=1, description="and where `high` has, after `over_epochs`")
-    over_epochs: int | None = Field(None, ge=1, description="epochs in which the bounds move, evenly")
+    low: float = Field(0.0, ge=0, le=1, description="prompts with a lower pass rate are skipped")
+    high: float = Field(1.0, ge=0, le=1, description="prompts with a higher pass rate are skipped")
+    min_attempts: int = Field(8, ge=1, description="a prompt with fewer attempts is never skipped")
+    revisit_epochs: int | None = Field(
+        4, ge=2, description="in every so many-th epoch no prompt is skipped; null: never"
+    )
+    low_end: float | None = Field(None, ge=0, le=1, description="curriculum: value of `low` after `over_epochs`")
+    high_end: float | None = Field(None, ge=0, le=1, description="curriculum: value of `high` after `over_epochs`")
+    over_epochs: int | None = Field(None, ge=1, description="curriculum: epochs over which the bounds move, linearly")
 
     @model_validator(mode="after")
     def _ordered(self) -> PassRateConfig:
@@ -263,7 +278,7 @@ class PassRateConfig(Section):
         return self
 
     def bounds(self, epoch: int) -> tuple[float, float]:
-        """Lowest and highest pass rate of prompts that come in that epoch (from 0)."""
+        """Lowest and highest pass rate of the prompts that are used in the epoch (from 0)."""
         if self.over_epochs is None:
             return self.low, self.high
         done = min(1.0, epoch / self.over_epochs)
@@ -272,10 +287,14 @@ class PassRateConfig(Section):
 
 
 class SamplingConfig(Section):
-    """Which prompts come next."""
+    """Order in which prompts are sampled."""
 
-    order: Literal["shuffle", "sequential"] = Field("shuffle", description="within an epoch; each comes once in it")
-    weights: dict[str, float] | None = Field(None, description="share of each domain; null: as many as there are rows")
+    order: Literal["shuffle", "sequential"] = Field(
+        "shuffle", description="order within an epoch, in which each prompt comes once"
+    )
+    weights: dict[str, float] | None = Field(
+        None, description="share of each domain in the draws; null: in proportion to its rows"
+    )
     pass_rate: PassRateConfig | None = None
 
     @field_validator("weights")
@@ -287,13 +306,22 @@ class SamplingConfig(Section):
 
 
 class OverlapConfig(Section):
-    """Whether evaluation prompts may occur in training."""
+    """Detection of evaluation prompts that occur in training."""
 
     on_overlap: Literal["error", "drop", "report"] = Field(
-        "error", description="drop: the training prompts that overlap; report: count and go on"
+        "error", description="drop: remove the training prompts that overlap; report: only count them"
     )
-    ngram: int | None = Field(13, ge=2, description="words; null: exact and normalised equality only")
-    threshold: float = Field(0.8, gt=0, le=1, description="share of an evaluation prompt's n-grams found in training")
+    ngram: int | None = Field(
+        13,
+        ge=2,
+        description="length in words of the n-grams compared; null: compare whole texts only, exact and normalised",
+    )
+    threshold: float = Field(
+        0.8,
+        gt=0,
+        le=1,
+        description="share of an evaluation prompt's n-grams in training prompts that counts as overlap",
+    )
 
 
 class DataConfig(Section):
@@ -305,8 +333,12 @@ class DataConfig(Section):
         (), description="for SFT; empty: the demonstrations of the training sources"
     )
     template: Template = Template()
-    max_prompt_tokens: int | None = Field(None, ge=1, description="null: what the model's context leaves")
-    on_long_prompt: Literal["error", "drop"] = Field("error", description="drop: counted and reported")
+    max_prompt_tokens: int | None = Field(
+        None, ge=1, description="null: what the model's context leaves besides the response"
+    )
+    on_long_prompt: Literal["error", "drop"] = Field(
+        "error", description="drop: long prompts are left out, counted and reported"
+    )
     sampling: SamplingConfig = SamplingConfig()
     overlap: OverlapConfig = OverlapConfig()
 
@@ -315,6 +347,17 @@ class DataConfig(Section):
         """The verifiers that sources name, by `Prompt.verifier`. A key that is not here is a plain verifier name."""
         sources = (*self.train, *self.evaluation, *self.demonstrations)
         return {s.verifier.key: s.verifier for s in sources if s.verifier is not None}
+
+
+def check_ending(file: str | None, endings: tuple[str, ...]) -> None:
+    """Raise ValueError for a file of another type."""
+    if file is not None and not file.lower().endswith(endings):
+        raise ValueError(f"file must end in {', '.join(endings)}, got {file!r}")
+
+
+def label_of(file: str | None, hub: HubSource | None) -> str:
+    """Return the name of a source in messages and counts."""
+    return file if file is not None else f"{hub.id}:{hub.split}" if hub else ""
 
 
 def shipped_mapping(name: str) -> dict[str, Any]:
@@ -335,9 +378,9 @@ def validated_params(name: str, params: Mapping[str, Any]) -> BaseModel:
 
     Raises: UnknownName; ConfigError naming the parameter, its value and what is allowed.
     """
-    found = registry.find("generators", name)
-    model = getattr(found, "Params", None)
-    if not (isinstance(model, type) and issubclass(model, BaseModel) and callable(getattr(found, "rows", None))):
+    generator = registry.find("generators", name)
+    model = getattr(generator, "Params", None)
+    if not (isinstance(model, type) and issubclass(model, BaseModel) and callable(getattr(generator, "rows", None))):
         raise ConfigError(f"generator {name!r} lacks a Params class or a rows(params, seed) function")
     try:
         return model.model_validate(dict(params))

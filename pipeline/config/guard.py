@@ -1,4 +1,4 @@
-"""The `guard` section of a recipe: what counts as a collapse of RL, and what is done about it."""
+"""The `guard` section of a recipe: the signs of a collapse of RL, and the action taken."""
 
 from __future__ import annotations
 
@@ -11,34 +11,44 @@ from pipeline.config.stages import RlConfig
 
 OF_OPTIMIZER = ("learning_rate", "max_grad_norm")
 ADAPTIVE = {"kl_coef": "kl_target", "entropy_coef": "entropy_target"}
-"""Coefficients of algorithms, and what makes them move by themselves."""
+"""Coefficients of algorithms, each with the parameter that makes it adapt by itself."""
 
 
 class GuardConfig(Section):
-    """Signs of a collapse of RL: medians of the last `window` steps, held against those of the stage's first."""
+    """Signs of a collapse of RL: medians of the last `window` steps, compared to those of the stage's first steps."""
 
     action: Literal["none", "warn", "stop", "roll_back"] = Field(
-        "warn", description="at a sign; roll_back: to the last checkpoint before it, with `knob` changed"
+        "warn", description="action at a sign; roll_back: return to the last checkpoint before it, with `knob` changed"
     )
-    window: int = Field(5, ge=1, description="steps of a median")
-    min_entropy: float | None = Field(0.1, gt=0, lt=1, description="share of that of the first steps; null: unwatched")
-    max_entropy: float | None = Field(5.0, gt=1, description="times that of the first steps")
-    min_length: float | None = Field(0.25, gt=0, lt=1, description="mean tokens, as a share of those at first")
-    max_truncated: float | None = Field(0.4, gt=0, le=1, description="rise of the share of responses that are cut")
-    max_kl: float | None = Field(1.0, gt=0, description="k3 to the reference, nats a token")
-    max_clip_fraction: float | None = Field(0.3, gt=0, le=1, description="rise of the share of tokens clipped")
+    window: int = Field(5, ge=1, description="number of steps in a median")
+    min_entropy: float | None = Field(
+        0.1, gt=0, lt=1, description="least entropy, as a share of the first steps'; null here and below: not watched"
+    )
+    max_entropy: float | None = Field(5.0, gt=1, description="largest entropy, as a multiple of the first steps'")
+    min_length: float | None = Field(
+        0.25, gt=0, lt=1, description="least mean response length, as a share of the first steps'"
+    )
+    max_truncated: float | None = Field(0.4, gt=0, le=1, description="largest rise of the share of truncated responses")
+    max_kl: float | None = Field(1.0, gt=0, description="largest KL (k3) to the reference, nats a token")
+    max_clip_fraction: float | None = Field(0.3, gt=0, le=1, description="largest rise of the share of clipped tokens")
     max_flat: float | None = Field(
-        0.95, gt=0, lt=1, description="share of groups without variance of rewards, those all right left out"
+        0.95,
+        gt=0,
+        lt=1,
+        description="largest share of groups whose rewards are all equal, not counting groups that are all right",
     )
     max_unanswered: float | None = Field(
-        0.3, gt=0, le=1, description="rise of the share of responses without an answer, or whose check timed out"
+        0.3,
+        gt=0,
+        le=1,
+        description="largest rise of the share of responses without an answer, or whose check timed out",
     )
     knob: dict[str, float] = Field(
         {},
-        description="the one number that a roll-back multiplies, e.g. {rl.optimizer.learning_rate: 0.5}: of "
-        "rl.optimizer, rl.algorithm, or rollout.temperature",
+        description="number that each roll-back multiplies, and the factor, e.g. {rl.optimizer.learning_rate: 0.5}; "
+        "a number of rl.optimizer or rl.algorithm, or rollout.temperature",
     )
-    max_roll_backs: int = Field(2, ge=1, description="in one stage; a further collapse ends the run")
+    max_roll_backs: int = Field(2, ge=1, description="most roll-backs in one stage; the next collapse ends the run")
 
     @model_validator(mode="after")
     def _one_knob(self) -> GuardConfig:
@@ -58,7 +68,7 @@ class GuardConfig(Section):
 
 
 def turned(rl: RlConfig, rollout: RolloutConfig, guard: GuardConfig, times: int) -> tuple[RlConfig, RolloutConfig]:
-    """Both, with the number that the guard's knob names multiplied `times` times.
+    """Return both sections with the number that the guard's knob names multiplied `times` times.
 
     Raises: ValueError for a knob that is no such number; pydantic's own for a value that its section refuses.
     """
@@ -88,12 +98,12 @@ def turned(rl: RlConfig, rollout: RolloutConfig, guard: GuardConfig, times: int)
 def _params(rl: RlConfig) -> Any:
     from pipeline.algorithms.base import load_algorithm
 
-    given = dict(rl.algorithm)
-    return load_algorithm(given.pop("name"), given)[0]
+    params = dict(rl.algorithm)
+    return load_algorithm(params.pop("name"), params)[0]
 
 
 def _number(name: str, value: Any) -> float:
-    """Raises: ValueError for what cannot be multiplied, or stays as it is."""
+    """Return the value. Raises: ValueError if it cannot be multiplied, or if multiplying does not change it."""
     if not isinstance(value, float) or value == 0:
         raise ValueError(
             f"guard.knob: {name} is {value!r} here, which is no number to multiply; set it, or name another"

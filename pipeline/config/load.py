@@ -30,7 +30,7 @@ def _mapping(loader: _Loader, node: yaml.MappingNode, deep: bool = False) -> Tre
             raise yaml.constructor.ConstructorError(None, None, "a key must be a word or number", key_node.start_mark)
         key = str(loader.construct_object(key_node, deep=True))
         if key in seen:
-            raise ConfigError(f"key {key!r} stands twice{key_node.start_mark}; keep one")
+            raise ConfigError(f"key {key!r} is given twice{key_node.start_mark}; keep one")
         seen.add(key)
     return {str(k): v for k, v in yaml.SafeLoader.construct_mapping(loader, node, deep=True).items()}
 
@@ -79,7 +79,7 @@ def parse(tree: Tree, overrides: Sequence[str] = (), source: str = "recipe", bas
     try:
         tree = _unshared(tree)
     except RecursionError as exc:
-        raise ConfigError(f"{source}: an alias stands inside its own anchor; write the value out") from exc
+        raise ConfigError(f"{source}: an alias is inside its own anchor; write the value out") from exc
     for text in overrides:
         _override(tree, text)
     try:
@@ -91,7 +91,7 @@ def parse(tree: Tree, overrides: Sequence[str] = (), source: str = "recipe", bas
 
 
 def read_tree(path: Path, _chain: tuple[Path, ...] = ()) -> Tree:
-    """The YAML at `path`, merged over the recipe that it `extends` (a path beside it, or several)."""
+    """Return the YAML at `path`, merged over the recipes that it `extends` (paths from its folder)."""
     path = path.resolve()
     if path in _chain:
         raise ConfigError(f"{path} extends itself through {' -> '.join(p.name for p in _chain)}; break the circle")
@@ -135,7 +135,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _unshared(value: Any) -> Any:
-    """A copy in which an anchor and its aliases are apart, so that an override changes only the field it names."""
+    """Return a copy without shared parts (YAML aliases), so that an override changes only the field it names."""
     if isinstance(value, dict):
         return {key: _unshared(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -171,7 +171,7 @@ def _index(items: list[Any], key: str, text: str) -> int:
 
 
 def _explain(error: Any) -> str:
-    """One validation error as field, value and remedy."""
+    """Return one validation error in words: field, value and remedy."""
     where = ".".join(str(x) for x in error["loc"])
     if error["type"] == "extra_forbidden":
         *parents, key = error["loc"]
@@ -205,7 +205,7 @@ def _section(annotation: Any) -> type[BaseModel] | None:
         return annotation
     if get_origin(annotation) in (Union, UnionType, list, tuple):
         for inner in get_args(annotation):
-            found = _section(inner)
-            if found is not None:
-                return found
+            section = _section(inner)
+            if section is not None:
+                return section
     return None

@@ -1,4 +1,4 @@
-"""One tree of values laid over another: a recipe over the one that it extends, a stage over its kind's section."""
+"""Merging of trees of values: a recipe over the recipe that it extends, a stage over its kind's section."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Any
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`over` laid on `base`: mappings join, everything else is replaced. `algorithm` of another name replaces whole."""
+    """Return `base` with the values of `over`: mappings are merged, everything else is replaced.
+
+    A mapping with another `name`, e.g. `algorithm`, replaces the old one as a whole.
+    """
     out = dict(base)
     for key, value in over.items():
         old = out.get(key)

@@ -1,4 +1,15 @@
-"""Where pairs of better and worse responses come from: files, or responses sampled here and graded.
+"""Settings of pairs of better and worse responses: from files, or sampled and graded by the stage.
+
+The code about preferences, from the recipe to the update:
+
+    config/pairs.py, config/preference.py, config/reward_model.py   sources and pairing; the stages' sections
+    data/pairs.py                                                   pairs from files, and from groups of responses
+    stages/_pairs.py                                                a stage's pairs in tokens, kept in its folder
+    stages/{preference, online_preference, reward_model}.py         the stages
+    preferences/                                                    the losses, one a file
+    train/preference.py                                             the update
+
+Forms of a source:
 
 {file: pairs.jsonl}                                     rows {prompt, chosen, rejected}, or {prompt, completion, label}
 {hub: {id: my/pairs}, mapping: {prompt: instruction}, limit: 1000}
@@ -6,30 +17,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.config.data import FILE_TYPES, Column, HubSource, VerifierChoice
+from pipeline.config.data import FILE_TYPES, Column, HubSource, VerifierChoice, check_ending, label_of
 from pipeline.config.sections import Section
 from pipeline.config.stages import MODEL
 
 
 class PairColumns(Section):
-    """Which column is what. Prompt and sides may be texts or chats (lists of {role, content}).
+    """The column of each field of a pair. Prompt and sides may be texts or chats (lists of {role, content}).
 
     A side that is a chat ends with the assistant's answer; where it holds the whole conversation, no prompt column is
     needed. A row has both sides, or a completion with its label.
     """
 
-    prompt: Column = Field(Column(column="prompt"), description="or question, where there is no such column")
+    prompt: Column = Field(Column(column="prompt"), description="if the rows have no such column: question")
     chosen: Column = Column(column="chosen")
     rejected: Column = Column(column="rejected")
-    completion: Column = Field(Column(column="completion"), description="of a row with a label")
-    label: Column = Field(Column(column="label"), description="true: a good completion, false: a bad one; also 1 and 0")
-    answer: Column | None = Field(Column(column="answer"), description="the reference that a verifier holds sides to")
+    completion: Column = Field(Column(column="completion"), description="the response of a row with a label")
+    label: Column = Field(Column(column="label"), description="true or 1: a good completion; false or 0: a bad one")
+    answer: Column | None = Field(
+        Column(column="answer"), description="the reference that a verifier compares sides to"
+    )
     verifier: Column | None = Column(column="verifier")
-    id: Column | None = Field(Column(column="id"), description="where absent: the file's name and the row's number")
+    id: Column | None = Field(Column(column="id"), description="if absent: the file's name and the row's number")
     system: Column | None = Column(column="system")
     domain: Column | None = Column(column="domain")
 
@@ -40,48 +54,48 @@ class PairSource(Section):
     file: str | None = Field(None, description="path of .jsonl, .json or .parquet, from the recipe's folder")
     hub: HubSource | None = None
     mapping: PairColumns = PairColumns()
-    domain: str | None = Field(None, min_length=1, description="of all rows; overrides a column")
-    verifier: VerifierChoice | None = Field(None, description="of all rows; overrides a column")
-    shuffle: bool = Field(False, description="before the limit, by the run's seed")
+    domain: str | None = Field(None, min_length=1, description="for all rows, instead of a column")
+    verifier: VerifierChoice | None = Field(None, description="for all rows, instead of a column")
+    shuffle: bool = Field(False, description="shuffle rows by the run's seed, before the limit")
     limit: int | None = Field(None, ge=1)
-    on_bad_row: Literal["error", "skip"] = Field("error", description="skip: counted and reported")
+    on_bad_row: Literal["error", "skip"] = Field(
+        "error", description="skip: bad rows are left out, counted and reported"
+    )
 
     @model_validator(mode="after")
     def _one(self) -> PairSource:
         if (self.file is None) == (self.hub is None):
             raise ValueError("a source of pairs needs exactly one of file and hub")
-        if self.file is not None and not self.file.lower().endswith(FILE_TYPES):
-            raise ValueError(f"file must end in {', '.join(FILE_TYPES)}, got {self.file!r}")
+        check_ending(self.file, FILE_TYPES)
         return self
 
     @property
     def label(self) -> str:
-        """What messages and counts call this source."""
-        return self.file if self.file is not None else f"{self.hub.id}:{self.hub.split}" if self.hub else ""
+        """The source's name in messages and counts."""
+        return label_of(self.file, self.hub)
 
     @property
     def can_grade(self) -> bool:
-        """Its rows may name a verifier and a reference."""
+        """True if the rows may name a verifier and a reference."""
         return self.mapping.answer is not None and (self.verifier is not None or self.mapping.verifier is not None)
 
 
 class PairingConfig(Section):
-    """How graded responses to one prompt become pairs: a better one against a worse one."""
+    """Rules for making pairs, a better and a worse response, from the graded responses to one prompt."""
 
     choose: Literal["random", "hardest", "length_matched"] = Field(
         "random",
-        description="hardest: the better ones that the policy is least sure of against the worse ones that it is most "
-        "sure of (where an unlikely answer may be right by luck, that teaches luck); length_matched: those of most "
-        "equal lengths",
+        description="hardest: the least likely better responses with the most likely worse ones (beware: an unlikely "
+        "answer may be right by luck); length_matched: the responses of most similar lengths",
     )
-    per_prompt: int = Field(1, ge=1, description="pairs of one prompt at most")
+    per_prompt: int = Field(1, ge=1, description="most pairs of one prompt")
     reuse: bool = Field(
         False,
-        description="a response may be in several pairs, as where all answers of a prompt are compared (2203.02155)",
+        description="a response may be in several pairs (2203.02155 compares all answers of a prompt)",
     )
-    min_gap: float = Field(0.5, gt=0, description="between the rewards of a pair's sides, at least")
+    min_gap: float = Field(0.5, gt=0, description="least difference between the rewards of a pair's sides")
     max_length_ratio: float | None = Field(
-        None, ge=1, description="between the lengths of a pair's sides, at most; null: any"
+        None, ge=1, description="largest ratio between the lengths of a pair's sides; null: any"
     )
 
 
@@ -92,11 +106,11 @@ RUBRIC = (
 
 
 class JudgedConfig(Section):
-    """How the policy itself judges responses, where `judge` is policy (self-rewarding, 2401.10020)."""
+    """Settings of the policy as its own judge, for judge: policy (self-rewarding, 2401.10020)."""
 
-    rubric: str = Field(RUBRIC, description="what the policy is asked, with {question} and {response}")
-    scale: float = Field(5.0, gt=0, description="the full score, worth a reward of 1")
-    max_tokens: int = Field(64, ge=1, description="of the judgement, drawn greedily")
+    rubric: str = Field(RUBRIC, description="the question to the policy; contains {question} and {response}")
+    scale: float = Field(5.0, gt=0, description="the highest score, which gives a reward of 1")
+    max_tokens: int = Field(64, ge=1, description="most tokens of the judgement, which is sampled greedily")
 
     @model_validator(mode="after")
     def _holds_both(self) -> JudgedConfig:
@@ -107,27 +121,47 @@ class JudgedConfig(Section):
 
 
 Judge = Literal["policy"] | VerifierChoice | None
-"""Who ranks responses: the policy, a verifier (e.g. judge or reward_model), or None: the prompts' own verifiers."""
+"""The judge of responses: the policy, a verifier (e.g. a reward model), or None for the prompts' own verifiers."""
+
+
+JUDGE = (
+    "policy, or a verifier that ranks instead of the prompts' own; a reward model of an earlier stage: {name: "
+    "reward_model, params: {model: stage:NAME}}"
+)
+ON_WRONG_CHOSEN = "what to do with a pair of a file whose chosen side its verifier calls wrong; always counted"
+
+
+def check_wrong_chosen(kind: str, on_wrong_chosen: str, pairs: Sequence[PairSource]) -> None:
+    """Raise ValueError if wrong chosen sides are to be treated and there are no pairs of files that can be graded."""
+    field = f"{kind}.on_wrong_chosen={on_wrong_chosen}"
+    if on_wrong_chosen == "keep":
+        return
+    if not pairs:
+        raise ValueError(f"{field} is about pairs of files, and there are none; set it to keep")
+    for source in pairs:
+        if not source.can_grade:
+            raise ValueError(
+                f"{field} needs a verifier for {source.label}; set its verifier and mapping.answer, or "
+                "on_wrong_chosen: keep"
+            )
 
 
 def judges_stage(field: str, judge: Judge) -> dict[str, tuple[str, str]]:
-    """field -> (stage, file), where the judge is the reward model of an earlier stage; see `taken_from_stages`."""
+    """Return field -> (stage, file) if the judge is the reward model of an earlier stage; see `taken_from_stages`."""
     stage = judge.stage if isinstance(judge, VerifierChoice) else None
     return {} if stage is None else {field: (stage, MODEL)}
 
 
 class SampledPairsConfig(Section):
-    """Pairs made here: the present policy answers training prompts, graders rank what it said."""
+    """Settings of pairs made by the stage: the policy answers training prompts, and graders rank the answers."""
 
-    prompts: int | None = Field(None, ge=1, description="answered in each part; null: all training prompts, shared out")
-    samples: int = Field(8, ge=2, description="responses a prompt")
-    judge: Judge = Field(
-        None,
-        description="policy, or a verifier that ranks instead of the prompts' own; a reward model of an earlier stage: "
-        "{name: reward_model, params: {model: stage:NAME}}",
+    prompts: int | None = Field(
+        None, ge=1, description="prompts answered in each part; null: all training prompts, divided among the parts"
     )
+    samples: int = Field(8, ge=2, description="responses a prompt")
+    judge: Judge = Field(None, description=JUDGE)
     judged: JudgedConfig = JudgedConfig()
     pairing: PairingConfig = PairingConfig()
     every_part: bool = Field(
-        False, description="sample anew for each part, from the policy of that time (iterative, self-rewarding)"
+        False, description="sample again for each part, from the current policy (iterative, self-rewarding)"
     )

@@ -1,4 +1,4 @@
-"""Recipes by name, and what a form or a command asks of one: a few fields, and overrides of any other."""
+"""Recipes by name, and requests of forms and commands: a recipe with some fields changed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pipeline.config.run import RunConfig
 from pipeline.errors import ConfigError
 
 RECIPES = Path(__file__).resolve().parents[2] / "configs"
-"""Those that come with the project."""
+"""Folder of the recipes that come with the project."""
 NO_RECIPES = ("data",)
 """Folders of RECIPES that hold something else: column mappings."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A recipe as it was asked for, loaded and checked."""
+    """A requested recipe, loaded and checked."""
 
     path: Path
     overrides: tuple[str, ...]
@@ -31,7 +31,7 @@ class Request:
 
     @property
     def base_dir(self) -> Path:
-        """What paths in the recipe are relative to."""
+        """The folder that paths in the recipe are relative to."""
         return self.path.resolve().parent
 
     def words(self, resume: str) -> list[str]:
@@ -79,7 +79,7 @@ def asked_for(
     run_name: str | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Request:
-    """What the fields of a form ask for; a field left empty leaves the recipe as it is.
+    """Return the request of a form. Empty fields leave the recipe unchanged.
 
     `overrides` are values by dotted name, {"rl.group_size": 8}.
     Raises: ConfigError naming the field, its value and the remedy.

@@ -42,19 +42,19 @@ if TYPE_CHECKING:
     from pipeline.rl.parts import Parts
 
 RECORDING_ENGINES = ("torch", "vllm", "vllm_server")
-"""Engines that record what tokens were drawn among, and the experts used."""
+"""Engines that record the sets of tokens that were sampled from, and the experts used."""
 NO_NAMES = frozenset({"base", "evaluate", "generate", "verify", "select", "update", "publish", "other", "graders"})
-"""Not for stages: in a run's files these are the model before training and the phases of a step."""
+"""Names refused for stages: in a run's files they mean the model before training and the phases of a step."""
 
 
 class RunConfig(Section):
-    """Everything that decides what a run does. Two runs of equal recipes and seeds give the same bytes."""
+    """Everything that determines a run. Two runs of equal recipes and seeds give the same bytes."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="the run's folder under `output`")
     output: str = "runs"
     seed: int = Field(0, ge=0)
     stages: tuple[Stage, ...] = Field(
-        (Stage.model_validate("sft"), Stage.model_validate("rl")), description="in order; each done once"
+        (Stage.model_validate("sft"), Stage.model_validate("rl")), description="stages in order, each done once"
     )
     model: ModelConfig
     data: DataConfig
@@ -151,21 +151,21 @@ class RunConfig(Section):
     def teachers(self) -> list[str]:
         """Models besides the policy that stages of RL distil from."""
         sections = [self.section_of(s) for s in self.stages_of("rl")]
-        found = [s.reference.teacher for s in sections if isinstance(s, RlConfig) and s.reference is not None]
-        return sorted({path for path in found if path is not None})
+        teachers = [s.reference.teacher for s in sections if isinstance(s, RlConfig) and s.reference is not None]
+        return sorted({path for path in teachers if path is not None})
 
     def section_of(self, stage: Stage) -> StageSection:
-        """The section of the stage's kind with what differs in this stage. Raises: ValueError where it has none."""
+        """Return the section of the stage's kind with the stage's changes. Raises: ValueError without a section."""
         base: StageSection | None = getattr(self, stage.kind)
         if stage.changes:
-            given = {} if base is None else base.model_dump(mode="json", exclude_unset=True)
-            return kinds()[stage.kind].model_validate(merge(given, stage.changes))
+            tree = {} if base is None else base.model_dump(mode="json", exclude_unset=True)
+            return kinds()[stage.kind].model_validate(merge(tree, stage.changes))
         if base is None:
             raise ValueError(f"stages name {stage.kind!r} but the recipe has no such section; add it or drop the stage")
         return base
 
     def of_stage(self, name: str) -> RunConfig:
-        """The recipe as that stage sees it: of this stage alone, whose section stands in its kind's place."""
+        """Return the recipe of that stage alone, with the stage's section in place of its kind's."""
         (stage,) = (s for s in self.stages if s.name == name)
         return self.model_copy(update={stage.kind: self.section_of(stage), "stages": (stage,)})
 
@@ -179,7 +179,7 @@ class RunConfig(Section):
 
     @property
     def needs_demonstrations(self) -> bool:
-        """A stage trains on the data's demonstrations: SFT, or RL with a share of them in its updates."""
+        """True if a stage trains on the data's demonstrations: SFT, or RL with ptx_coef above 0."""
         sft = (self.of_stage(s.name).sft for s in self.stages_of("sft"))
         rl = (self.of_stage(s.name).rl for s in self.stages_of("rl"))
         return any(s is not None and s.demonstrations is None for s in sft) or any(
@@ -188,7 +188,7 @@ class RunConfig(Section):
 
 
 def kinds() -> dict[str, type[StageSection]]:
-    """The kinds of stages: sections of a recipe that stages are made of, by name."""
+    """Return the sections that define kinds of stages, by kind."""
     return {
         name: section
         for name, field in RunConfig.model_fields.items()
@@ -198,7 +198,7 @@ def kinds() -> dict[str, type[StageSection]]:
 
 
 def check_name(index: int, stage: Stage, names: list[str]) -> None:
-    """Raises: ValueError for a kind that there is not, or a name that cannot be told from others."""
+    """Raise ValueError for an unknown kind, or a name that is not unique."""
     where = f"stages.{index}"
     if stage.kind not in kinds():
         raise ValueError(
@@ -207,7 +207,7 @@ def check_name(index: int, stage: Stage, names: list[str]) -> None:
         )
     if names.count(stage.name) > 1:
         raise ValueError(
-            f"stages name a stage twice: {', '.join(names)}; name the second one otherwise, e.g. "
+            f"stages name a stage twice: {', '.join(names)}; give the second another name, e.g. "
             f"{{name: {stage.name}_again, kind: {stage.kind}}}"
         )
     if stage.name in NO_NAMES or (stage.name in kinds() and stage.name != stage.kind):
@@ -216,9 +216,9 @@ def check_name(index: int, stage: Stage, names: list[str]) -> None:
 
 
 def _of_stage(exc: ValidationError, index: int, stage: Stage) -> ValidationError:
-    """The errors of a stage's own fields, at their places in the recipe."""
+    """Return the errors of a stage's fields with their places in the recipe."""
     place: tuple[Any, ...] = ("stages", index, "with") if stage.changes else (stage.kind,)
-    found = [
+    errors = [
         InitErrorDetails(
             type=PydanticCustomError(e["type"], e["msg"], {"stage_kind": stage.kind}),
             loc=(*place, *e["loc"]),
@@ -226,7 +226,7 @@ def _of_stage(exc: ValidationError, index: int, stage: Stage) -> ValidationError
         )
         for e in exc.errors()
     ]
-    return ValidationError.from_exception_data("stages", found)
+    return ValidationError.from_exception_data("stages", errors)
 
 
 def _check_rl_stage(config: RunConfig) -> None:
@@ -258,8 +258,8 @@ def parts_of(rl: RlConfig) -> Parts:
     """The parts of the recipe's algorithm. Raises: UnknownName, ConfigError."""
     from pipeline.algorithms.base import load_algorithm
 
-    given = dict(rl.algorithm)
-    return load_algorithm(given.pop("name"), given)[1]
+    params = dict(rl.algorithm)
+    return load_algorithm(params.pop("name"), params)[1]
 
 
 def check_rl(rl: RlConfig, scoring: ScoringConfig) -> None:
@@ -269,11 +269,11 @@ def check_rl(rl: RlConfig, scoring: ScoringConfig) -> None:
     """
     from pipeline.algorithms.base import load_algorithm
 
-    given = dict(rl.algorithm)
-    name = given.pop("name", None)
+    params = dict(rl.algorithm)
+    name = params.pop("name", None)
     if not isinstance(name, str):
         raise ValueError(f"rl.algorithm needs a name, e.g. {{name: grpo}}, got {rl.algorithm!r}")
-    _, parts = load_algorithm(name, given)
+    _, parts = load_algorithm(name, params)
     weights, num = parts.advantage.options.get("weights"), 1 + len(scoring.components)
     if parts.needs_components and num < 2:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The section of stages that collect data: sample answers, keep verified ones, leave them as demonstrations."""
+"""The section of stages that collect data: they sample answers, and keep verified ones as demonstrations."""
 
 from __future__ import annotations
 
@@ -11,16 +11,18 @@ from pipeline.config.stages import DEMONSTRATIONS, StageSection
 
 
 class EndpointConfig(Section):
-    """A model behind an OpenAI-compatible endpoint, asked in place of the policy: the source of distillation data."""
+    """A model behind an OpenAI-compatible endpoint that answers in place of the policy, for distillation."""
 
     url: str = Field(description="base URL, e.g. http://localhost:8000/v1")
-    model: str = Field(min_length=1, description="name of the model there")
+    model: str = Field(min_length=1, description="name of the model at the endpoint")
     api_key_variable: str | None = Field(None, description="environment variable that holds the key")
     timeout_s: float = Field(300, gt=0)
     retries: int = Field(3, ge=0, le=20)
-    backoff_s: float = Field(1.0, ge=0, description="wait before the first retry; doubles")
-    parallel: int = Field(8, ge=1, le=256, description="requests at a time")
-    max_tokens: int | None = Field(None, ge=1, description="of an answer there; null: rollout.max_response_tokens")
+    backoff_s: float = Field(1.0, ge=0, description="seconds before the first retry; doubled for each further one")
+    parallel: int = Field(8, ge=1, le=256, description="most requests at a time")
+    max_tokens: int | None = Field(
+        None, ge=1, description="most tokens of an answer; null: rollout.max_response_tokens"
+    )
 
     @field_validator("url")
     @classmethod
@@ -31,21 +33,24 @@ class EndpointConfig(Section):
 
 
 class KeepConfig(Section):
-    """Which of a prompt's answers are kept. What is left out is counted by the first reason that applies."""
+    """Rules for keeping a prompt's answers. Answers left out are counted by the first rule that they break."""
 
-    min_score: float = Field(1.0, ge=0, le=1, description="of the verdict, at least")
-    min_tokens: int = Field(1, ge=1, description="of the answer, at least")
-    max_tokens: int | None = Field(None, ge=1, description="of the answer, at most; null: any")
-    truncated: bool = Field(False, description="answers cut at their length may be kept")
+    min_score: float = Field(1.0, ge=0, le=1, description="least score of the verdict")
+    min_tokens: int = Field(1, ge=1, description="least tokens of an answer")
+    max_tokens: int | None = Field(None, ge=1, description="most tokens of an answer; null: any")
+    truncated: bool = Field(False, description="keep answers that were cut at the length limit too")
     distinct: Literal["none", "exact", "normalised"] = Field(
-        "exact", description="normalised: answers that differ in case, spaces and punctuation only are one"
+        "exact", description="keep one of equal answers; normalised: equal but for case, spaces and punctuation"
     )
     max_similarity: float | None = Field(
-        None, gt=0, lt=1, description="of a kept answer's pairs of words to another's, as Jaccard index; null: any"
+        None,
+        gt=0,
+        lt=1,
+        description="largest similarity of two kept answers (Jaccard index of their word pairs); null: any",
     )
     max_per_prompt: int = Field(4, ge=1)
     prefer: Literal["first", "shortest", "likeliest", "highest"] = Field(
-        "first", description="which ones where more would do; likeliest: mean log-prob; highest: score"
+        "first", description="answers kept if there are too many; likeliest: by mean log-prob; highest: by score"
     )
 
     @model_validator(mode="after")
@@ -56,20 +61,22 @@ class KeepConfig(Section):
 
 
 class SampleConfig(StageSection):
-    """Rejection sampling: answers of the policy or an endpoint, kept where verified, left as demonstrations."""
+    """Rejection sampling: verified answers of the policy or an endpoint are kept as demonstrations."""
 
     trains_policy: ClassVar[bool] = False
     reads: ClassVar[frozenset[str]] = frozenset({"prompts", "rollout", "scoring", "sandbox"})
     leaves: ClassVar[frozenset[str]] = frozenset({DEMONSTRATIONS})
 
-    prompts: int | None = Field(None, ge=1, description="training prompts, drawn anew by each stage; null: all of them")
+    prompts: int | None = Field(
+        None, ge=1, description="number of training prompts, drawn by each stage for itself; null: all"
+    )
     samples: int = Field(8, ge=1, description="answers a prompt")
     keep: KeepConfig = KeepConfig()
     hint: str | None = Field(
         None,
-        description="text with {question} and {answer}: prompts without a kept answer are asked again with it, and "
-        "what is then kept stands under the plain question (rationalisation, 2203.14465); those whose reference is no "
-        "text or number, e.g. a program's tests, are not, and counted",
+        description="text with {question} and {answer}: prompts without a kept answer are asked again with it, and the "
+        "answers then kept are stored with the plain question (rationalisation, 2203.14465). Prompts whose reference "
+        "is not a text or number, e.g. a program's tests, are not asked again, and are counted",
     )
     endpoint: EndpointConfig | None = Field(None, description="null: the policy answers")
 

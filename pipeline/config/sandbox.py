@@ -1,4 +1,4 @@
-"""The `sandbox` section of a recipe: where programs run, behind which walls, and what each may use."""
+"""The `sandbox` section of a recipe: the place, isolation and limits of programs that are run."""
 
 from __future__ import annotations
 
@@ -8,21 +8,28 @@ from pipeline.config.sections import Section
 
 
 class SandboxConfig(Section):
-    """Where responses that are programs run. Limits are of one test, where its verifier names none."""
+    """The sandbox that runs responses that are programs. The limits apply to each test whose verifier sets none."""
 
-    min_level: int = Field(2, ge=0, le=3, description="refuse to start below it: 3 namespaces too, 2 Landlock, seccomp")
-    workers: int | None = Field(None, ge=1, description="programs at one time on this machine; null: two per core")
+    min_level: int = Field(
+        2,
+        ge=0,
+        le=3,
+        description="least isolation level, else the run does not start; 2: Landlock and seccomp; 3: namespaces too",
+    )
+    workers: int | None = Field(None, ge=1, description="most programs at a time on this machine; null: two per core")
     url: str | tuple[str, ...] | None = Field(
-        None, description="of one or several `verizero sandbox serve`; null: on this machine"
+        None, description="address of one or several `verizero sandbox serve`; null: run on this machine"
     )
     token_env: str | None = Field(None, description="environment variable that holds the services' token")
-    wall_s: float | None = Field(None, gt=0, description="seconds; limits that are null are the sandbox's own")
+    wall_s: float | None = Field(
+        None, gt=0, description="seconds of wall-clock time; null here and below: the sandbox's default"
+    )
     cpu_s: float | None = Field(None, gt=0, description="CPU seconds, over all threads")
     memory_mib: int | None = Field(None, ge=1)
     output_kib: int | None = Field(None, ge=1)
-    disk_mib: int | None = Field(None, ge=1, description="files in the scratch folder")
-    processes: int | None = Field(None, ge=1, description="threads and processes at one time")
-    max_tests: int | None = Field(None, ge=1, description="a reference with more is refused")
+    disk_mib: int | None = Field(None, ge=1, description="size of the files in the scratch folder")
+    processes: int | None = Field(None, ge=1, description="most threads and processes at a time")
+    max_tests: int | None = Field(None, ge=1, description="most tests of a reference; one with more is refused")
 
     @field_validator("url")
     @classmethod
@@ -37,11 +44,11 @@ class SandboxConfig(Section):
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """The services, none where programs run on this machine."""
+        """Addresses of the services; empty if programs run on this machine."""
         return (self.url,) if isinstance(self.url, str) else self.url or ()
 
     @property
     def limits(self) -> dict[str, float | int]:
-        """The limits that are stated."""
+        """The limits that are not null."""
         names = ("wall_s", "cpu_s", "memory_mib", "output_kib", "disk_mib", "processes", "max_tests")
         return {name: value for name in names if (value := getattr(self, name)) is not None}

@@ -1,4 +1,4 @@
-"""The sections of a recipe. All are frozen, refuse unknown keys, and hold the defaults: there are none elsewhere."""
+"""Sections of a recipe. All are frozen, refuse unknown keys, and are the only place of the defaults."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 
 class Section(BaseModel):
-    """Base: frozen, unknown keys and numbers that are not finite refused."""
+    """Base of all sections: frozen; refuses unknown keys and numbers that are not finite."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class CreateConfig(Section):
-    """A base model made here, with random weights and a character tokenizer."""
+    """A new base model with random weights and a character tokenizer."""
 
-    model_type: str = Field("qwen2", description="an architecture of transformers")
+    model_type: str = Field("qwen2", description="an architecture of the transformers library")
     config: dict[str, Any] = Field(description="arguments of that architecture's configuration class")
     characters: str = Field(description="the characters that the tokenizer knows, besides <pad> and <eos>")
 
@@ -25,7 +25,7 @@ class ModelConfig(Section):
     """The policy that the first stage starts from: exactly one of `path` and `create`."""
 
     path: str | None = Field(None, description="a Hugging Face folder, or a hub id (needs network)")
-    revision: str | None = Field(None, description="of the hub id")
+    revision: str | None = Field(None, description="commit or tag of the hub id")
     create: CreateConfig | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
 
@@ -44,8 +44,10 @@ class OptimizerConfig(Section):
         "constant", description="wsd: warm-up, stable, then a linear decay over the last `decay_share` of the steps"
     )
     warmup_steps: int = Field(0, ge=0)
-    decay_share: float = Field(0.2, gt=0, le=1, description="of all steps, for wsd")
-    final_share: float = Field(0.1, ge=0, le=1, description="of the learning rate, where linear, cosine and wsd end")
+    decay_share: float = Field(0.2, gt=0, le=1, description="wsd: share of the steps in which the rate decays")
+    final_share: float = Field(
+        0.1, ge=0, le=1, description="linear, cosine, wsd: last learning rate, as a share of `learning_rate`"
+    )
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
@@ -53,73 +55,83 @@ class OptimizerConfig(Section):
 
 
 class VllmConfig(Section):
-    """vLLM as the rollout engine, in this process (`vllm`) or as servers (`vllm_server`)."""
+    """vLLM as the rollout engine, in the training process (`vllm`) or as servers (`vllm_server`)."""
 
     max_model_tokens: int | None = Field(
-        None, ge=1, description="prompt and response at most; null: the model's context"
+        None, ge=1, description="most tokens of prompt and response together; null: the model's context"
     )
-    tensor_parallel: int = Field(1, ge=1, description="devices that hold one copy of the model")
-    gpu_memory_share: float = Field(0.4, gt=0, le=1, description="of a GPU's memory, for weights and cache")
-    kv_cache_gib: float = Field(1.0, gt=0, description="cache of keys and values where the engine runs on the CPU")
-    enforce_eager: bool = Field(True, description="no compiled graphs: a quick start, and slower on GPUs")
-    sleep: bool = Field(True, description="colocated on a GPU: give memory back while the update runs")
-    arguments: dict[str, Any] = Field({}, description="further arguments of vLLM's engine, by its own names")
-    servers: int = Field(1, ge=1, description="vllm_server: how many this run starts, where `urls` names none")
-    urls: tuple[str, ...] = Field((), description="vllm_server: servers that run already, http://host:port")
+    tensor_parallel: int = Field(1, ge=1, description="number of devices that share one copy of the model")
+    gpu_memory_share: float = Field(0.4, gt=0, le=1, description="share of a GPU's memory for weights and cache")
+    kv_cache_gib: float = Field(1.0, gt=0, description="size of the cache of keys and values on the CPU")
+    enforce_eager: bool = Field(True, description="compile no graphs: starts faster, generates slower on GPUs")
+    sleep: bool = Field(
+        True, description="engine and trainer on one GPU: the engine frees its memory during the update"
+    )
+    arguments: dict[str, Any] = Field({}, description="further arguments of vLLM's engine, by their names there")
+    servers: int = Field(1, ge=1, description="vllm_server: number of servers that the run starts, if `urls` is empty")
+    urls: tuple[str, ...] = Field((), description="vllm_server: addresses http://host:port of servers that already run")
     transfer: Literal["gloo", "folder"] = Field(
-        "gloo", description="vllm_server: how weights reach it; a folder must be one that the servers see too"
+        "gloo", description="vllm_server: transport of weights; a folder must be shared with the servers"
     )
-    bucket_mib: int = Field(256, ge=1, description="vllm_server: weights are sent in pieces of this size")
-    concurrency: int = Field(
-        64, ge=1, description="vllm_server: responses asked for at once, of each server; by all ranks"
+    bucket_mib: int = Field(256, ge=1, description="vllm_server: size of the pieces that weights are sent in")
+    concurrency: int = Field(64, ge=1, description="vllm_server: most open requests to each server, over all ranks")
+    start_timeout_s: float = Field(600, gt=0, description="vllm_server: seconds to wait for a started server to answer")
+    request_timeout_s: float = Field(
+        1200, gt=0, description="vllm_server: seconds to wait for one response or one piece of weights"
     )
-    start_timeout_s: float = Field(600, gt=0, description="vllm_server: until it answers")
-    request_timeout_s: float = Field(1200, gt=0, description="vllm_server: for one response or one piece of weights")
     health_timeout_s: float = Field(
         60,
         gt=0,
-        description="vllm_server: one that was silent so long is asked for its health, and has as long to tell",
+        description="vllm_server: seconds of silence before the server's health is checked; the check may take as long",
     )
 
 
 class ParityConfig(Section):
-    """At start the engine's log-probs of some responses are held against the trainer's of the same tokens."""
+    """At start, the engine's log-probs of some responses are compared to the trainer's of the same tokens."""
 
     action: Literal["auto", "off", "warn", "correct", "stop"] = Field(
         "auto",
-        description="where they differ; correct: truncated importance sampling; auto: correct for vLLM, off for torch",
+        description="if they differ; correct: truncated importance sampling; auto: correct for vLLM, off for torch",
     )
-    tolerance: float = Field(1e-3, gt=0, description="largest mean |difference|, in nats, that counts as equal")
-    num_prompts: int = Field(8, ge=1, description="prompts that are answered once each")
+    tolerance: float = Field(1e-3, gt=0, description="largest mean absolute difference in nats that counts as equal")
+    num_prompts: int = Field(8, ge=1, description="number of prompts, each answered once")
 
 
 class RolloutConfig(Section):
-    """How responses are sampled while training."""
+    """Sampling of responses in training."""
 
     engine: Literal["torch", "vllm", "vllm_server"] = Field(
-        "torch", description="torch: embedded; vllm: in this process; vllm_server: one or several servers"
+        "torch",
+        description="torch: the built-in engine; vllm: in the training process; vllm_server: one or several servers",
     )
     max_response_tokens: int = Field(ge=1)
     temperature: float = Field(1.0, gt=0)
-    top_p: float = Field(1.0, gt=0, le=1, description="sample among the fewest tokens of this probability; 1: all")
-    top_k: int = Field(0, ge=0, description="sample among this many most likely tokens; 0: all")
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="sample from the smallest set of tokens with this probability; 1: all tokens"
+    )
+    top_k: int = Field(0, ge=0, description="sample from so many most likely tokens; 0: all tokens")
     max_kept: int = Field(
-        1024, ge=1, description="with keep_sampling: most tokens of a recorded set, so most that top_p leaves"
+        1024, ge=1, description="with keep_sampling: most tokens in a recorded set, and so the most that top_p keeps"
     )
     publish_every: int = Field(
-        1, ge=1, description="updates between hand-overs of weights to the engine; k: responses are up to k - 1 old"
+        1,
+        ge=1,
+        description="updates between publications of weights to the engine; k: responses are up to k - 1 updates old",
     )
     max_staleness: int = Field(
-        0, ge=0, description="responses are generated up to so many updates ahead, beside them; 0: between them"
+        0, ge=0, description="generate responses up to so many updates ahead, during updates; 0: between updates"
     )
     in_flight: Literal["finish", "interrupt"] = Field(
-        "finish", description="responses under way when new weights come: end with the old ones, or go on with the new"
+        "finish",
+        description="unfinished responses when new weights arrive: finish with the old, or continue with the new",
     )
     interrupt_tokens: int | None = Field(
-        None, ge=1, description="interrupt: tokens of a response that each version draws; the last draws all the rest"
+        None,
+        ge=1,
+        description="interrupt: tokens of a response that each version of the weights draws; the last draws the rest",
     )
     max_rows: int = Field(
-        1024, ge=1, description="responses decoded at once; the embedded engine takes those to prompts of like length"
+        1024, ge=1, description="most responses decoded at a time; the built-in engine groups prompts of similar length"
     )
     vllm: VllmConfig = VllmConfig()
     parity: ParityConfig = ParityConfig()
@@ -142,7 +154,7 @@ class RolloutConfig(Section):
             )
         if self.max_staleness > 0 and self.vllm.tensor_parallel > 1:
             raise ValueError(
-                f"rollout.max_staleness={self.max_staleness} generates beside the update, and an engine over "
+                f"rollout.max_staleness={self.max_staleness} generates during the update, and an engine over "
                 f"rollout.vllm.tensor_parallel={self.vllm.tensor_parallel} ranks would meet its collectives; set "
                 "tensor_parallel: 1, or max_staleness: 0"
             )
@@ -155,32 +167,36 @@ class LoraConfig(Section):
     rank: int = Field(16, ge=1)
     alpha: float = Field(32, gt=0, description="adapters are scaled by alpha / rank")
     targets: tuple[str, ...] = Field(
-        (), description="names of linear layers, e.g. [q_proj, v_proj]; none: all but the output layer"
+        (), description="names of linear layers, e.g. [q_proj, v_proj]; empty: all but the output layer"
     )
 
 
 class TrainConfig(Section):
-    """Where and how the update is computed."""
+    """Computation of the update."""
 
     backend: Literal["torch", "deepspeed"] = Field(
-        "torch", description="torch: each rank has the whole policy; deepspeed: ranks share it out (zero)"
+        "torch", description="torch: each rank holds the whole policy; deepspeed: ranks divide it (see zero)"
     )
     zero: Literal[0, 1, 2, 3] = Field(
-        0, description="deepspeed: what is shared out; 1: optimiser, 2: gradients too, 3: weights too"
+        0, description="deepspeed: divided among ranks; 1: optimiser state, 2: gradients too, 3: weights too"
     )
     offload: Literal["none", "optimizer", "all"] = Field(
-        "none", description="deepspeed: what waits in the CPU's memory; all: with zero 3, the weights too"
+        "none", description="deepspeed: kept in CPU memory; optimizer: its state; all: the weights too (needs zero: 3)"
     )
-    sequence_parallel: int = Field(
-        1, ge=1, description="neighbouring ranks that hold each sequence together, in pieces"
+    sequence_parallel: int = Field(1, ge=1, description="number of neighbouring ranks that divide each sequence")
+    lora: LoraConfig | None = Field(None, description="train adapters on a frozen policy; null: train all weights")
+    gradient_checkpointing: bool = Field(
+        False, description="compute activations again in the backward pass, to save memory"
     )
-    lora: LoraConfig | None = Field(None, description="train adapters, and keep the policy frozen; null: train all")
-    gradient_checkpointing: bool = Field(False, description="compute activations again in the backward")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0 …")
-    threads: int | None = Field(None, ge=1, description="of the CPU; null: torch's choice")
-    micro_batch_tokens: int = Field(4096, ge=1, description="tokens (with padding) of one forward and backward")
+    threads: int | None = Field(None, ge=1, description="CPU threads; null: torch's choice")
+    micro_batch_tokens: int = Field(
+        4096, ge=1, description="most tokens, padding included, in one forward and backward pass"
+    )
     logits_chunk_tokens: int | None = Field(
-        None, ge=1, description="most tokens whose logits exist at once, made again in the backward; null: all"
+        None,
+        ge=1,
+        description="most tokens whose logits are in memory at a time, computed again in the backward pass; null: all",
     )
 
     @model_validator(mode="after")
@@ -198,20 +214,22 @@ class TrainConfig(Section):
 
 
 class LaunchConfig(Section):
-    """The processes that train together. Each has a log, and the end of one ends all."""
+    """The processes that train together. Each has a log; if one ends, all end."""
 
     kind: Literal["none", "local", "torchrun", "deepspeed", "slurm"] = Field(
-        "none", description="none: one process, or ranks that were started already; local: on this machine"
+        "none", description="none: one process, or ranks that something else has started; local: ranks on this machine"
     )
     nodes: int = Field(1, ge=1)
-    gpus_per_node: int = Field(1, ge=1, description="ranks on each node, on the CPU too")
-    hostfile: str | None = Field(None, description="lines `host slots=8`, the first host first; for deepspeed")
-    address: str | None = Field(None, description="of the first node, for torchrun on several nodes")
-    port: int = Field(29500, ge=1, le=65535, description="on the first node; `local` takes one that is free")
+    gpus_per_node: int = Field(1, ge=1, description="ranks on each node (also without GPUs)")
+    hostfile: str | None = Field(
+        None, description="deepspeed: file with lines `host slots=8`, the node of rank 0 first"
+    )
+    address: str | None = Field(None, description="torchrun on several nodes: address of the first node")
+    port: int = Field(29500, ge=1, le=65535, description="port on the first node; `local` takes a free one")
     phase_timeout_s: float = Field(
         1800,
         gt=0,
-        description="a rank whose phase takes longer ends, and with it all; above what the longest one takes",
+        description="a rank whose phase takes longer ends, and with it all ranks; set it above the longest phase",
     )
 
     @model_validator(mode="after")
@@ -228,7 +246,7 @@ class LaunchConfig(Section):
 
 
 def check_launch(launch: LaunchConfig, train: TrainConfig, rollout: RolloutConfig) -> None:
-    """Raises: ValueError where ranks cannot be put together as the recipe says, or end before what they wait for."""
+    """Raise ValueError if the ranks cannot be combined as the recipe asks, or would end before a server's timeout."""
     if launch.kind == "none":
         return
     num, together = launch.nodes * launch.gpus_per_node, train.sequence_parallel
@@ -258,11 +276,11 @@ def check_launch(launch: LaunchConfig, train: TrainConfig, rollout: RolloutConfi
 class EvaluationConfig(Section):
     """Held-out evaluation, before and after each stage."""
 
-    k: int = Field(8, ge=1, description="samples a prompt; pass@k and maj@k are of k")
+    k: int = Field(8, ge=1, description="samples for each prompt; also the k of pass@k and maj@k")
     temperature: float = Field(1.0, gt=0)
     top_p: float = Field(1.0, gt=0, le=1)
     every_rounds: int = Field(1, ge=1)
-    limit: int | None = Field(None, ge=1, description="prompts a domain; null: all")
+    limit: int | None = Field(None, ge=1, description="most prompts of a domain; null: all")
     before_training: bool = Field(True, description="evaluate the model that the first stage starts from")
 
 
@@ -270,21 +288,28 @@ class CheckpointConfig(Section):
     """Checkpoints of the whole training state."""
 
     every_steps: int = Field(10, ge=1)
-    keep: int = Field(2, ge=1, description="newest ones kept, besides the last of each stage")
+    keep: int = Field(2, ge=1, description="number of newest checkpoints kept, besides the last of each stage")
 
 
 class ReportConfig(Section):
-    """What is written for people."""
+    """Reports and trackers."""
 
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ("tensorboard",)
-    samples_per_step: int = Field(4, ge=0, description="groups a step whose responses go to rollouts.jsonl")
+    samples_per_step: int = Field(
+        4, ge=0, description="groups of each step whose responses are written to rollouts.jsonl"
+    )
     metrics_port: int | None = Field(
-        None, ge=1, le=65535, description="serve /metrics for Prometheus here, on loopback, while the run goes on"
+        None,
+        ge=1,
+        le=65535,
+        description="port on loopback that serves /metrics for Prometheus during the run; null: none",
     )
 
 
 class PrefectConfig(Section):
-    """How the run shows in Prefect."""
+    """The run in Prefect."""
 
-    phases: Literal["tasks", "folded"] = Field("tasks", description="one task a phase, or one a step")
-    start_timeout_s: float = Field(300, gt=0, description="for the embedded server")
+    phases: Literal["tasks", "folded"] = Field(
+        "tasks", description="tasks: one task for each phase; folded: one for each step"
+    )
+    start_timeout_s: float = Field(300, gt=0, description="seconds to wait for the embedded server")

@@ -1,4 +1,4 @@
-"""The stages of a recipe, and the section of each kind: what it is made of, in how many steps, and what it goes by."""
+"""The stages of a recipe, and the sections that define each kind of stage."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from pipeline.config.data import VerifierChoice
 from pipeline.config.sections import OptimizerConfig, Section, TrainConfig
 
 DEMONSTRATIONS = "demonstrations.jsonl"
-"""What a stage leaves for SFT stages: rows as in a user's own file, each with a demonstration."""
+"""File that a stage leaves for SFT stages: rows as in a user's own file, each with a demonstration."""
 MODEL = "model"
-"""What a stage leaves for graders: the folder of a reward model."""
+"""Folder of a reward model that a stage leaves for graders."""
 BASE = "base"
-"""In place of a stage: the model that the first one starts from."""
+"""Name, in place of a stage, of the model that the first stage starts from."""
 
 
 class Stage(Section):
-    """One stage. A word alone is its name and kind, with the section of that name as it stands."""
+    """One stage. A word alone is both name and kind, and the section of that name is used unchanged."""
 
     name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", description="in reports, folders and `--stages`; no two are alike"
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", description="unique name, used in reports, folders and `--stages`"
     )
-    kind: str = Field(description="the section that it is made of, e.g. sft; left out: as the name")
-    changes: dict[str, Any] = Field({}, alias="with", description="fields of that section that differ in this stage")
+    kind: str = Field(description="the section that defines the stage, e.g. sft; default: the name")
+    changes: dict[str, Any] = Field({}, alias="with", description="fields of the section that differ in this stage")
     start: str | None = Field(
         None,
         alias="from",
-        description="the policy it begins with: that at the end of an earlier stage, or base, the model that the first "
-        "stage starts from; null: of the stage before",
+        description="the policy that the stage starts from: that of an earlier stage, or base, the model that the "
+        "first stage starts from; null: that of the stage before",
     )
 
     @model_validator(mode="before")
@@ -48,28 +48,28 @@ class Stage(Section):
 
 
 class StageSection(Section):
-    """Base of the sections that stages are made of.
+    """Base of the sections that define stages.
 
     A kind of stage is such a section of the recipe under the kind's name, and a module of that name in
     `pipeline/stages` whose `run(session, item, steps, wrap)` does one item.
     """
 
     trains_policy: ClassVar[bool] = True
-    """The policy comes out changed, so an evaluation follows."""
+    """True if the stage changes the policy, so that an evaluation follows."""
     in_rounds: ClassVar[bool] = False
-    """Its items are rounds, each named by its number and evaluated as `evaluation.every_rounds` says."""
+    """True if the stage's items are rounds, named by number and evaluated every `evaluation.every_rounds`."""
     reads: ClassVar[frozenset[str]] = frozenset()
-    """What decides its outcome besides seed, model, template, trainer and its own section: sections of the recipe, and
-    "prompts", "demonstrations" and "text" of the data."""
+    """Inputs that its result depends on, besides seed, model, template, trainer and its own section: sections of the
+    recipe, and "prompts", "demonstrations" and "text" of the data."""
     leaves: ClassVar[frozenset[str]] = frozenset()
-    """Files that it leaves in its folder for later stages, e.g. "demonstrations.jsonl"."""
+    """Files that the stage leaves in its folder for later stages, e.g. "demonstrations.jsonl"."""
 
     def steps_of_items(self) -> list[int]:
-        """Steps of each item of such a stage, in order: one item, of as many steps as it has; 0: as its data make."""
+        """Return the steps of each item, in order: one item with all steps, or 0 if they follow from the data."""
         return [getattr(self, "steps", None) or 0]
 
     def taken_from_stages(self) -> dict[str, tuple[str, str]]:
-        """field -> (an earlier stage that it names, the file wanted from that stage's folder)."""
+        """Return field -> (earlier stage that the field names, file needed from that stage's folder)."""
         return {}
 
 
@@ -77,11 +77,11 @@ TEXT_TYPES = (".txt", ".jsonl", ".ndjson", ".json", ".parquet")
 
 
 class TextSource(Section):
-    """Unlabelled text of one file: a .txt is one text, every row of the others is one."""
+    """Unlabelled text of one file: a .txt file is one text, every row of other files is one."""
 
     file: str = Field(description="path of .txt, .jsonl, .json or .parquet, from the recipe's folder")
-    column: str = Field("text", min_length=1, description="of rows; a.b steps into objects")
-    limit: int | None = Field(None, ge=1, description="texts")
+    column: str = Field("text", min_length=1, description="column of the text; a.b steps into objects")
+    limit: int | None = Field(None, ge=1, description="most texts")
     on_bad_row: Literal["error", "skip"] = Field("error", description="skip: counted and reported")
 
     @model_validator(mode="before")
@@ -97,40 +97,40 @@ class TextSource(Section):
 
 
 def check_start(index: int, stage: Stage, before: Sequence[str], train: TrainConfig) -> None:
-    """Raises: ValueError for a stage that begins with the policy of none before it, or cannot take other weights."""
+    """Raise ValueError if the stage starts from an unknown stage's policy, or if the backend cannot load weights."""
     if stage.start is None:
         return
-    said = f"stages.{index} ({stage.name}): from: {stage.start}"
+    field = f"stages.{index} ({stage.name}): from: {stage.start}"
     if stage.start not in (BASE, *before):
-        raise ValueError(f"{said} is no stage before it; name {', '.join((BASE, *before))}, or leave it out")
+        raise ValueError(f"{field} is no stage before it; name {', '.join((BASE, *before))}, or leave it out")
     what = f"train.backend={train.backend!r}" if train.backend != "torch" else "train.lora"
     if train.backend != "torch" or train.lora is not None:
         raise ValueError(
-            f"{said} gives the policy other weights, which {what} cannot; set train.backend: torch without train.lora, "
-            "or leave it out"
+            f"{field} gives the policy other weights, which {what} cannot; set train.backend: torch without "
+            "train.lora, or leave it out"
         )
 
 
 def check_one_length(name: str, steps: int | None, epochs: float | None) -> None:
-    """Raises: ValueError unless exactly one says how long the stage is."""
+    """Raise ValueError unless exactly one of steps and epochs is given."""
     if (steps is None) == (epochs is None):
         raise ValueError(f"give exactly one of {name}.steps and {name}.epochs, got steps {steps} and epochs {epochs}")
 
 
 class PretrainConfig(StageSection):
-    """Next-token training on unlabelled text: of a base made here that skips SFT (R1-Zero), or on files of a domain."""
+    """Next-token training on unlabelled text, of a new base model (R1-Zero) or on files of a domain."""
 
     reads: ClassVar[frozenset[str]] = frozenset({"text"})
 
     steps: int | None = Field(None, ge=1)
-    epochs: float | None = Field(None, gt=0, description="through the texts, in place of steps")
-    batch_size: int = Field(64, ge=1, description="texts a step")
-    packing: bool = Field(False, description="compute no padding: the same loss and gradient, in less time")
+    epochs: float | None = Field(None, gt=0, description="passes over the texts, instead of steps")
+    batch_size: int = Field(64, ge=1, description="texts in a step")
+    packing: bool = Field(False, description="skip padding: the same loss and gradient in less time")
     text: tuple[TextSource, ...] = Field(
-        (), description="files; what is longer than the context is cut into pieces. Empty: lines of the generators"
+        (), description="files; texts longer than the context are cut into pieces; empty: lines of the generators"
     )
-    num_lines: int = Field(20_000, ge=1, description="lines of text drawn from the generators of data.train")
-    evaluate_every: int | None = Field(None, ge=1, description="steps between evaluations; null: after the stage only")
+    num_lines: int = Field(20_000, ge=1, description="lines of text from the generators of data.train")
+    evaluate_every: int | None = Field(None, ge=1, description="steps between evaluations; null: only after the stage")
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=30)
 
     @model_validator(mode="after")
@@ -140,17 +140,17 @@ class PretrainConfig(StageSection):
 
 
 class SftConfig(StageSection):
-    """Supervised fine-tuning on demonstrations: those of the data, or what an earlier stage left."""
+    """Supervised fine-tuning on demonstrations of the data, or of an earlier stage."""
 
     reads: ClassVar[frozenset[str]] = frozenset({"demonstrations"})
 
     steps: int | None = Field(None, ge=1)
-    epochs: float | None = Field(None, gt=0, description="through the demonstrations, in place of steps")
-    batch_size: int = Field(64, ge=1, description="demonstrations a step")
-    packing: bool = Field(False, description="compute no padding: the same loss and gradient, in less time")
-    evaluate_every: int | None = Field(None, ge=1, description="steps between evaluations; null: after the stage only")
+    epochs: float | None = Field(None, gt=0, description="passes over the demonstrations, instead of steps")
+    batch_size: int = Field(64, ge=1, description="demonstrations in a step")
+    packing: bool = Field(False, description="skip padding: the same loss and gradient in less time")
+    evaluate_every: int | None = Field(None, ge=1, description="steps between evaluations; null: only after the stage")
     demonstrations: str | None = Field(
-        None, description="an earlier stage whose demonstrations.jsonl is trained on; null: those of `data`"
+        None, description="earlier stage whose demonstrations are trained on; null: those of `data`"
     )
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-3, schedule="cosine", warmup_steps=30)
 
@@ -160,22 +160,22 @@ class SftConfig(StageSection):
         return self
 
     def taken_from_stages(self) -> dict[str, tuple[str, str]]:
-        """The stage whose demonstrations are trained on."""
+        """Return the stage whose demonstrations are trained on."""
         return {} if self.demonstrations is None else {"demonstrations": (self.demonstrations, DEMONSTRATIONS)}
 
 
 class ReferenceConfig(Section):
-    """When the reference becomes the present policy."""
+    """The schedule by which the reference policy is replaced by the current policy."""
 
     schedule: Literal["frozen", "every_round", "every_n_steps", "ema", "on_kl", "on_plateau", "none"] = Field(
-        "every_round", description="none: no reference is held and no KL to it measured"
+        "every_round", description="none: no reference and no KL to it"
     )
-    every: int | None = Field(None, ge=1, description="steps between refreshes, for every_n_steps")
-    alpha: float | None = Field(None, gt=0, le=1, description="weight of the policy, for ema (2404.09656)")
-    kl: float | None = Field(None, gt=0, description="mean k3 past which it moves, for on_kl")
-    patience: int | None = Field(None, ge=1, description="steps without a better mean reward, for on_plateau")
+    every: int | None = Field(None, ge=1, description="every_n_steps: steps between refreshes")
+    alpha: float | None = Field(None, gt=0, le=1, description="ema: weight of the policy (2404.09656)")
+    kl: float | None = Field(None, gt=0, description="on_kl: mean KL (k3) above which the reference is refreshed")
+    patience: int | None = Field(None, ge=1, description="on_plateau: steps without a better mean reward")
     teacher: str | None = Field(
-        None, description="a folder or hub id whose model is the reference, to distil from; null: the policy itself"
+        None, description="folder or hub id of a model to distil from, which is the reference; null: the policy itself"
     )
 
     @model_validator(mode="after")
@@ -186,67 +186,68 @@ class ReferenceConfig(Section):
             )
         needs = {"every_n_steps": "every", "ema": "alpha", "on_kl": "kl", "on_plateau": "patience"}
         for schedule, name in needs.items():
-            given = getattr(self, name) is not None
-            if given != (self.schedule == schedule):
+            is_set = getattr(self, name) is not None
+            if is_set != (self.schedule == schedule):
                 verb = "needs" if self.schedule == schedule else "has no use for"
                 raise ValueError(f"reference.schedule={self.schedule} {verb} reference.{name}")
         return self
 
 
 class SelectConfig(Section):
-    """Dynamic sampling (2503.14476): which groups train, and how the batch is filled."""
+    """Dynamic sampling (2503.14476): the choice of groups to train on, and the filling of the batch."""
 
     keep: Literal["auto", "informative", "all"] = Field(
-        "auto", description="informative: rewards are not all equal; auto: as the algorithm has it"
+        "auto", description="informative: groups whose rewards are not all equal; auto: as the algorithm sets it"
     )
-    max_refills: int = Field(3, ge=0, description="further generations a step, when too few groups were kept")
-    fallback: Literal["train_short", "skip"] = Field("train_short", description="when the batch is still not full")
-    carry_over: bool = Field(True, description="kept groups beyond the batch train in the next step")
-    min_groups: int = Field(1, ge=1, description="fewer kept groups than this skip the update")
+    max_refills: int = Field(3, ge=0, description="most further generations in a step, if too few groups were kept")
+    fallback: Literal["train_short", "skip"] = Field("train_short", description="action if the batch is still not full")
+    carry_over: bool = Field(True, description="train on kept groups beyond the batch in the next step")
+    min_groups: int = Field(1, ge=1, description="skip the update if fewer groups were kept")
 
 
 class RoundsConfig(StageSection):
-    """Base of what trains in rounds of generate, verify, select, update."""
+    """Base of stages that train in rounds of generate, verify, select, update."""
 
     in_rounds: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = frozenset({"prompts", "rollout", "scoring", "sandbox", "guard"})
 
     rounds: int = Field(ge=1)
     steps_per_round: int = Field(ge=1)
-    prompts_per_step: int = Field(ge=1, description="groups in one batch")
-    group_size: int = Field(ge=1, description="responses a prompt")
+    prompts_per_step: int = Field(ge=1, description="groups in a batch")
+    group_size: int = Field(ge=1, description="responses to each prompt")
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=3e-4)
-    reference: ReferenceConfig | None = Field(None, description="null: as the algorithm has it")
+    reference: ReferenceConfig | None = Field(None, description="null: as the algorithm sets it")
     select: SelectConfig = SelectConfig()
     max_tokens: int | None = Field(
-        None, ge=1, description="RL ends before a step that might generate more than so many in all; null: never"
+        None, ge=1, description="end RL before a step that might bring the generated tokens above this; null: no limit"
     )
-    max_bad_steps: int = Field(3, ge=1, description="refused (non-finite) updates in a row that end the run")
+    max_bad_steps: int = Field(3, ge=1, description="refused (non-finite) updates in a row after which the run ends")
 
     @property
     def has_reference(self) -> bool:
-        """There may be one; the algorithm or `reference` says when it moves."""
+        """True if the stage may have a reference policy; the algorithm or `reference` sets its schedule."""
         return True
 
     def steps_of_items(self) -> list[int]:
-        """One item a round."""
+        """Return the steps of each round."""
         return [self.steps_per_round] * self.rounds
 
 
 class RlConfig(RoundsConfig):
     """Rounds of generate, verify, select, update."""
 
-    algorithm: dict[str, Any] = Field(description="{name: grpo, …}: a preset and its parameters")
+    algorithm: dict[str, Any] = Field(description="{name: grpo, …}: an algorithm and its parameters")
     reward: VerifierChoice | None = Field(
         None,
-        description="grades the responses of this stage in place of the rows' own verifiers, which evaluate; a reward "
-        "model of an earlier stage: {name: reward_model, params: {model: stage:NAME}}",
+        description="verifier that grades the stage's responses instead of the rows' own, which still evaluate; a "
+        "reward model of an earlier stage: {name: reward_model, params: {model: stage:NAME}}",
     )
-    ptx_batch_size: int = Field(16, ge=1, description="demonstrations in each update, where ptx_coef is above 0")
+    ptx_batch_size: int = Field(16, ge=1, description="demonstrations in each update, if ptx_coef is above 0")
     critic: OptimizerConfig | None = Field(
-        None, description="the critic's; null: `optimizer`, at the algorithm's critic_learning_rate where it has one"
+        None,
+        description="optimiser of the critic; null: `optimizer`, at the algorithm's critic_learning_rate if it has one",
     )
 
     def taken_from_stages(self) -> dict[str, tuple[str, str]]:
-        """The stage whose reward model grades."""
+        """Return the stage whose reward model grades."""
         return {} if self.reward is None or self.reward.stage is None else {"reward": (self.reward.stage, MODEL)}

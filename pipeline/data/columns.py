@@ -1,4 +1,4 @@
-"""Values of a row by a column mapping: which column, and what of what stands in it."""
+"""Values of a row by a column mapping: a column, or a part of its content."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pipeline.errors import DataError
 
 
 class Missing(DataError):
-    """The row has nothing there."""
+    """The row has no value in the column."""
 
 
 def pick(row: Mapping[str, Any], column: Column) -> Any:
-    """What the mapping's column says of this row; a part that is cut out of a text is stripped, a whole text is not.
+    """Return the row's value for the column. A part that is cut out of a text is stripped, a whole text is not.
 
     Raises: Missing if the column, the key or the mark is not there or the value is empty (0 and false are values);
     DataError if it cannot be parsed. Both name the column.
@@ -53,11 +53,11 @@ def pick_optional(row: Mapping[str, Any], column: Column | None) -> Any:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What stands in the last `\boxed{...}` or `\fbox{...}` (or after `\boxed `), or None. Braces are balanced."""
-    found = list(re.finditer(r"\\(?:boxed|fbox)\b", text))
-    if not found:
+    r"""Return the content of the last `\boxed{...}` or `\fbox{...}` (or of `\boxed x`), braces balanced; or None."""
+    boxes = list(re.finditer(r"\\(?:boxed|fbox)\b", text))
+    if not boxes:
         return None
-    rest = text[found[-1].end() :].lstrip()
+    rest = text[boxes[-1].end() :].lstrip()
     if not rest.startswith("{"):
         bare = re.match(r"[^\s$]+", rest)
         return bare[0] if bare else None

@@ -13,7 +13,7 @@ from pipeline.errors import DataError, boundary
 
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 Placed = tuple[str, int, dict[str, Any] | DataError]
-"""Where a row stands ("train.jsonl line 3"), its number from 1, and the row, or why it cannot be read."""
+"""The place of a row ("train.jsonl line 3"), its number from 1, and the row, or the error in reading it."""
 
 
 def read_file(path: Path, label: str | None = None) -> Iterator[Placed]:

@@ -1,4 +1,4 @@
-"""How often each prompt was answered right so far: which prompts are known, too easy, or too hard."""
+"""Pass rates of prompts so far, which tell the prompts that are too easy or too hard."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Any
 
 from pipeline.config.data import PassRateConfig
 from pipeline.errors import CheckpointError
+from pipeline.types import Group
 
 
 class PassRateLedger:
-    """Attempts and right answers by prompt id. Counts add up, so ranks and resumed runs can be merged in any order."""
+    """Attempts and right answers by prompt id."""
 
     def __init__(self) -> None:
         self._counts: dict[str, tuple[int, int]] = {}
 
     def __len__(self) -> int:
-        """How many distinct prompts were attempted."""
+        """Number of distinct prompts that were attempted."""
         return len(self._counts)
 
     def record(self, prompt_id: str, attempts: int, correct: int) -> None:
@@ -30,6 +31,11 @@ class PassRateLedger:
             before = self._counts.get(prompt_id, (0, 0))
             self._counts[prompt_id] = (before[0] + attempts, before[1] + correct)
 
+    def record_group(self, group: Group) -> None:
+        """Add the group's graded responses."""
+        graded = [m.verdict.is_correct for m in group.members if not m.verdict.is_infrastructure]
+        self.record(group.prompt.id, len(graded), sum(graded))
+
     def counts(self, prompt_id: str) -> tuple[int, int]:
         """(attempts, right answers); (0, 0) of a prompt never attempted."""
         return self._counts.get(prompt_id, (0, 0))
@@ -40,7 +46,7 @@ class PassRateLedger:
         return correct / attempts if attempts else None
 
     def rests(self, prompt_id: str, config: PassRateConfig, epoch: int) -> bool:
-        """Whether the prompt should not come in this epoch: its rate is known well enough and outside the bounds."""
+        """True if the epoch skips the prompt: its rate is known well enough and outside the bounds."""
         attempts, correct = self.counts(prompt_id)
         if attempts < config.min_attempts:
             return False
@@ -48,11 +54,6 @@ class PassRateLedger:
             return False
         low, high = config.bounds(epoch)
         return not low <= correct / attempts <= high
-
-    def merge(self, other: PassRateLedger) -> None:
-        """Add the counts of another ledger, e.g. of another rank."""
-        for prompt_id, (attempts, correct) in other._counts.items():
-            self.record(prompt_id, attempts, correct)
 
     def state_dict(self) -> dict[str, Any]:
         """The counts as JSON holds them, ids in order, so that equal ledgers have equal bytes."""

@@ -32,7 +32,7 @@ class Match:
     kind: str
     """"exact", "normalised", or "ngram"."""
     share: float
-    """Of the evaluation prompt's n-grams that are in training; 1 for equal prompts."""
+    """Share of the evaluation prompt's n-grams that are in training; 1 for equal prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +47,15 @@ class Overlap:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many evaluation prompts match, by kind."""
-        found = Counter(m.kind for m in self.matches)
-        return {kind: found[kind] for kind in ("exact", "normalised", "ngram")}
+        """Number of evaluation prompts that match, by kind."""
+        number = Counter(m.kind for m in self.matches)
+        return {kind: number[kind] for kind in ("exact", "normalised", "ngram")}
 
     def __str__(self) -> str:
         kinds = ", ".join(f"{n} {kind}" for kind, n in self.counts.items())
-        said = f"{len(self.matches)} of {self.num_evaluation} evaluation prompts occur in training ({kinds})"
+        text = f"{len(self.matches)} of {self.num_evaluation} evaluation prompts occur in training ({kinds})"
         pairs = "; ".join(f"{m.evaluation_id!r} in {m.train_ids[0]!r}" for m in self.matches[:3])
-        return said + (f": {pairs}" if pairs else "")
+        return text + (f": {pairs}" if pairs else "")
 
 
 def normalise(text: str) -> str:
@@ -91,8 +91,8 @@ def find_overlap(
         elif normalise(prompt.question) in normal:
             matches.append(Match(prompt.id, tuple(normal[normalise(prompt.question)]), "normalised", 1.0))
         elif grams and len(shared) / len(grams) >= threshold:
-            found = Counter(i for g in shared for i in holders[g])
-            ids = tuple(i for i, _ in sorted(found.items(), key=lambda item: (-item[1], item[0])))
+            hits = Counter(i for g in shared for i in holders[g])
+            ids = tuple(i for i, _ in sorted(hits.items(), key=lambda item: (-item[1], item[0])))
             matches.append(Match(prompt.id, ids, "ngram", len(shared) / len(grams)))
     return Overlap(tuple(matches), len(evaluation), len(train), num_short)
 
@@ -100,44 +100,44 @@ def find_overlap(
 def check_overlap(
     train: Sequence[Prompt], evaluation: Sequence[Prompt], config: OverlapConfig
 ) -> tuple[list[Prompt], Overlap]:
-    """The training prompts to use, and what was found.
+    """Return the training prompts to use, and the overlap.
 
     Raises: DataError if an evaluation prompt occurs in training and `on_overlap` is "error", or if "drop" leaves none.
     """
-    found = find_overlap(train, evaluation, config.ngram, config.threshold)
-    if not found.matches:
-        return list(train), found
+    overlap = find_overlap(train, evaluation, config.ngram, config.threshold)
+    if not overlap.matches:
+        return list(train), overlap
     if config.on_overlap == "error":
-        raise DataError(f"{found}. Take them out of one of the two, or set data.overlap.on_overlap: drop (or report)")
+        raise DataError(f"{overlap}. Take them out of one of the two, or set data.overlap.on_overlap: drop (or report)")
     if config.on_overlap == "report":
-        log.warning("%s", found)
-        return list(train), found
-    kept, left = list(train), found
-    while left.matches:  # without the equal ones, those that are nearly so come to light
+        log.warning("%s", overlap)
+        return list(train), overlap
+    kept, left = list(train), overlap
+    while left.matches:  # a match hides weaker matches of the same prompt
         given_away = {i for m in left.matches for i in m.train_ids}
         kept = [p for p in kept if p.id not in given_away]
         left = find_overlap(kept, evaluation, config.ngram, config.threshold)
-    log.warning("%s; dropped %d training prompts", found, len(train) - len(kept))
+    log.warning("%s; dropped %d training prompts", overlap, len(train) - len(kept))
     if not kept:
-        raise DataError(f"{found}, and dropping those leaves no training prompt; use other data for one of the two")
-    return kept, found
+        raise DataError(f"{overlap}, and dropping those leaves no training prompt; use other data for one of the two")
+    return kept, overlap
 
 
 def _by_text(prompts: Sequence[Prompt], write: Callable[[str], str]) -> dict[str, list[str]]:
-    """Ids by question as `write` has it."""
-    found: dict[str, list[str]] = {}
+    """Return the ids of prompts by question, as `write` writes it."""
+    ids: dict[str, list[str]] = {}
     for prompt in prompts:
-        found.setdefault(write(prompt.question), []).append(prompt.id)
-    return found
+        ids.setdefault(write(prompt.question), []).append(prompt.id)
+    return ids
 
 
 def _holders(train: Sequence[Prompt], wanted: set[Gram], ngram: int | None) -> dict[Gram, list[str]]:
-    """Ids of the training prompts that hold each wanted n-gram."""
-    found: dict[Gram, list[str]] = {}
+    """Return the ids of the training prompts that contain each wanted n-gram."""
+    ids: dict[Gram, list[str]] = {}
     for prompt in train if wanted else ():
         for gram in set(_ngrams(prompt.question, ngram)) & wanted:
-            found.setdefault(gram, []).append(prompt.id)
-    return found
+            ids.setdefault(gram, []).append(prompt.id)
+    return ids
 
 
 def _ngrams(text: str, ngram: int | None) -> Iterator[Gram]:

@@ -136,13 +136,13 @@ def pairs_of(group: Group, how: PairingConfig, draw: Random) -> list[tuple[Score
     best = max(_reward(m) for m in members.values())
     better = [m for m in members.values() if _reward(m) == best]
     worse = [m for m in members.values() if _reward(m) <= best - how.min_gap]
-    found: list[tuple[ScoredRollout, ScoredRollout]] = []
+    chosen: list[tuple[ScoredRollout, ScoredRollout]] = []
     for w, r in _ordered(better, worse, how, draw):
-        if len(found) == how.per_prompt:
+        if len(chosen) == how.per_prompt:
             break
-        if how.reuse or not any(m is w or m is r for pair in found for m in pair):
-            found.append((w, r))
-    return found
+        if how.reuse or not any(m is w or m is r for pair in chosen for m in pair):
+            chosen.append((w, r))
+    return chosen
 
 
 def _ordered(
@@ -153,7 +153,7 @@ def _ordered(
         better, worse = draw.sample(better, len(better)), draw.sample(worse, len(worse))
     pairs = [(w, r) for w in better for r in worse]
     if how.choose == "random" and how.reuse:
-        pairs = draw.sample(pairs, len(pairs))  # else the first of the better would stand in all that are kept
+        pairs = draw.sample(pairs, len(pairs))  # else the first of the better would be in all that are kept
     if how.max_length_ratio is not None:
         pairs = [p for p in pairs if max(_lengths(p)) <= how.max_length_ratio * min(_lengths(p))]
     if how.choose == "hardest":
@@ -274,7 +274,7 @@ def _turns(value: Any, column: str) -> Turns:
 
 
 def _prompt(row: Mapping[str, Any], source: PairSource, before: Turns) -> tuple[str | None, str]:
-    """System message, if any, and question: of the prompt's column, else of what stands before the answers."""
+    """System message, if any, and question: of the prompt's column, else of the messages before the answers."""
     column = source.mapping.prompt
     system = pick_optional(row, source.mapping.system)
     if column.column == "prompt" and "prompt" not in row and "question" in row:

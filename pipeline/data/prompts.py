@@ -1,4 +1,4 @@
-"""Prompts from the sources of a recipe. What is skipped is counted and said; what is wrong is named by place."""
+"""Prompts from the sources of a recipe. Skipped rows are counted and reported; errors name the row's place."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ def read_prompts(
     counts: list[SourceCounts] = []
     places: dict[str, str] = {}
     for source in sources:
-        found = SourceCounts(source.label)
+        count = SourceCounts(source.label)
         rates: dict[str, float | None] = {}
-        chosen = list(_chosen(source, seed, Path(base_dir), found, places, rates))
+        chosen = list(_chosen(source, seed, Path(base_dir), count, places, rates))
         if source.shuffle:
             stream(seed, "data", "shuffle", source.label).shuffle(chosen)
         elif source.rated is not None and source.rated.order != "file":
             chosen.sort(key=partial(_difficulty, rates, source.rated))
         chosen = chosen[: source.limit]
         if not chosen:
-            raise DataError(_nothing(found))
-        found.num_loaded = len(chosen)
-        if found.skipped:
-            log.warning("%s", found)
+            raise DataError(_nothing(count))
+        count.num_loaded = len(chosen)
+        if count.skipped:
+            log.warning("%s", count)
         prompts.extend(chosen)
-        counts.append(found)
+        counts.append(count)
     return prompts, counts
 
 
@@ -75,7 +75,7 @@ def read_demonstrations(
 
     A generator among the training sources then gives its demonstrations split (each task several times, with noise of
     its own). Rows without a demonstration are left out, counted and named; of training sources that have none at all
-    nothing is said. Raises: DataError if no row has a demonstration, or as `read_prompts`.
+    nothing is reported. Raises: DataError if no row has a demonstration, or as `read_prompts`.
     """
     chosen = list(demonstrations) or [_demonstrating(s) for s in train]
     prompts, counts = read_prompts(chosen, seed, base_dir)

@@ -71,7 +71,7 @@ def _unfit(m: ScoredRollout, how: KeepConfig) -> str | None:
 
 
 def _preference(how: KeepConfig) -> Callable[[ScoredRollout], tuple[float, int]]:
-    """What sorts the preferred answers first; the sample's number decides between equals."""
+    """Return a sort key that puts preferred answers first; among equals the sample's number decides."""
 
     def rank(m: ScoredRollout) -> float:
         if how.prefer == "shortest":

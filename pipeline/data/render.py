@@ -87,7 +87,7 @@ class Renderer:
         else:
             ids = list(self.tokenizer(self.text(prompt))["input_ids"])
             if len(ids) > 1 and ids[-1] == self.tokenizer.eos_token_id:
-                ids.pop()  # some tokenizers close every text; a prompt goes on
+                ids.pop()  # some tokenizers end every text; a prompt is not the end
         if not ids:
             raise DataError(f"prompt {prompt.id!r} has no tokens; give it a question or another template")
         return tuple(map(int, ids))
@@ -112,7 +112,7 @@ class Renderer:
 
 
 def _remembered(memory: OrderedDict[K, Ids], key: K, make: Callable[[], Ids]) -> Ids:
-    """What `make` gives for the key, from memory where it is there; the oldest is forgotten when memory is full."""
+    """Return the result of `make` for the key, from memory if it is there. A full memory forgets its oldest entry."""
     ids = memory.get(key)
     if ids is None:
         ids = memory[key] = make()

@@ -1,4 +1,4 @@
-"""The rows of a source gone through one by one: what becomes of each is counted, and what is left out is named."""
+"""A pass over the rows of a source that counts loaded and skipped rows and names those left out."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def row_of(prompt: Prompt) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class SourceCounts:
-    """What became of one source's rows. `skipped` counts by reason, `examples` has the first of each in words."""
+    """Counts of one source's rows. `skipped` counts by reason; `examples` has the first row of each reason."""
 
     label: str
     num_read: int = 0
@@ -37,7 +37,7 @@ class SourceCounts:
     examples: dict[str, str] = field(default_factory=dict)
     what: str = "prompts"
     left_out: list[tuple[Any, str]] = field(default_factory=list)
-    """(row, why) of those that are kept for people to look at."""
+    """(row, reason) of rows that are written down for people to look at."""
 
     def skip(self, reason: str, example: str) -> None:
         """Count one."""
@@ -51,8 +51,8 @@ class SourceCounts:
 
     def __str__(self) -> str:
         skips = [f"{n} {reason} (first: {self.examples[reason]})" for reason, n in self.skipped.items()]
-        said = f"{self.label}: {self.num_loaded} {self.what} of {self.num_read} rows read"
-        return said + (f"; skipped {', '.join(skips)}" if skips else "")
+        text = f"{self.label}: {self.num_loaded} {self.what} of {self.num_read} rows read"
+        return text + (f"; skipped {', '.join(skips)}" if skips else "")
 
 
 def good_rows(
@@ -72,9 +72,9 @@ def good_rows(
                 raise row
             made = make(row, number)
         except DataError as exc:
-            said = str(exc) if str(exc).startswith(place) else f"{place}: {exc}"
+            problem = str(exc) if str(exc).startswith(place) else f"{place}: {exc}"
             if on_bad_row == "error":
-                raise DataError(f"{said}; correct the row or the mapping, or set on_bad_row: skip") from exc
-            counts.leave_out("bad rows", said, str(exc) if isinstance(row, DataError) else row, said)
+                raise DataError(f"{problem}; correct the row or the mapping, or set on_bad_row: skip") from exc
+            counts.leave_out("bad rows", problem, str(exc) if isinstance(row, DataError) else row, problem)
             continue
         yield place, row, made

@@ -1,4 +1,4 @@
-"""Which prompts come next: epoch by epoch, each once in an epoch, and after a resume the same ones as without it."""
+"""Order of prompts in training: each once in an epoch, and the same after a resume as without one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALL = ""
 
 
 class PromptSampler:
-    """Draws prompts without end. Its whole state is a few counts: orders are worked out anew from the seed."""
+    """Draws prompts without end. Its state is a few counts: orders are computed from the seed."""
 
     def __init__(
         self,
@@ -49,25 +49,18 @@ class PromptSampler:
         self._served = dict.fromkeys(self._pools, 0)
         self._orders: dict[str, tuple[int, list[int]]] = {}
         self.num_rested = 0
-        """Draws passed over because of their pass rate."""
+        """Draws skipped because of their pass rate."""
         self.num_unrested = 0
-        """Prompts served although they should rest, because no prompt of their pool was fit."""
+        """Prompts drawn although their pass rate is out of bounds, because that of their whole pool is."""
 
-    def next(self, n: int, rank: int = 0, world_size: int = 1) -> list[Prompt]:
-        """This rank's share of the next `n` prompts: those at rank, rank + world_size, ... of the draw.
+    def next(self, n: int) -> list[Prompt]:
+        """Return the next `n` prompts. A prompt is among them twice only if an epoch ends within them.
 
-        Every rank calls it with the same n, in step; together they get what one process would. A prompt comes twice
-        in a call only where an epoch ends within it. Raises: ValueError for a rank outside 0 .. world_size - 1.
+        Raises: ValueError for n < 1.
         """
-        if n < 1 or not 0 <= rank < world_size:
-            raise ValueError(f"n must be >= 1 and rank in 0 .. world_size - 1, got n={n}, rank={rank} of {world_size}")
-        drawn = [self._draw(self._next_pool()) for _ in range(n)]
-        return drawn[rank::world_size]
-
-    @property
-    def epochs(self) -> dict[str, float]:
-        """How many times each pool was gone through; the only pool is "" when domains have no weights."""
-        return {name: self._drawn[name] / len(pool) for name, pool in self._pools.items()}
+        if n < 1:
+            raise ValueError(f"n must be >= 1, got {n}")
+        return [self._draw(self._next_pool()) for _ in range(n)]
 
     def state_dict(self) -> dict[str, Any]:
         """The position, as JSON holds it. The ledger has a state of its own."""
@@ -82,7 +75,7 @@ class PromptSampler:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a position. Raises: CheckpointError if it is of other prompts, another seed, order or weights."""
+        """Continue from a position. Raises: CheckpointError if its prompts, seed, order or weights differ."""
         own = self.state_dict()
         for key, what in (("prompts", "other prompts"), ("seed", "another seed"), ("order", "another order")):
             if state.get(key) != own[key]:
@@ -145,12 +138,12 @@ def _pools(prompts: Sequence[Prompt], weights: Mapping[str, float] | None) -> di
     """Indices by pool: by domain where domains have weights (those of weight 0 left out), else all in one."""
     if weights is None:
         return {ALL: list(range(len(prompts)))}
-    found: dict[str, list[int]] = {}
+    pools: dict[str, list[int]] = {}
     for i, prompt in enumerate(prompts):
-        found.setdefault(prompt.domain, []).append(i)
-    if found.keys() != weights.keys():
+        pools.setdefault(prompt.domain, []).append(i)
+    if pools.keys() != weights.keys():
         raise DataError(
-            f"data.sampling.weights must name each domain of the prompts and no other: domains {sorted(found)}, "
+            f"data.sampling.weights must name each domain of the prompts and no other: domains {sorted(pools)}, "
             f"weights {sorted(weights)}; 0 leaves a domain out"
         )
-    return {name: found[name] for name in sorted(found) if weights[name] > 0}
+    return {name: pools[name] for name in sorted(pools) if weights[name] > 0}

@@ -1,4 +1,4 @@
-"""Unlabelled text from files, to go on training a base with. What is skipped is counted and named."""
+"""Unlabelled text from files, for further training of a base model. Skipped rows are counted and named."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ def read_texts(sources: Sequence[TextSource], base_dir: Path) -> tuple[list[str]
     texts: list[str] = []
     notes: list[str] = []
     for source in sources:
-        found: list[str] = []
+        own: list[str] = []
         bad: list[str] = []
         for text in _texts(source, base_dir):
-            if source.limit is not None and len(found) >= source.limit:
+            if source.limit is not None and len(own) >= source.limit:
                 break
             if isinstance(text, str):
-                found.append(text)
+                own.append(text)
             elif source.on_bad_row == "error":
                 raise DataError(f"{text}; correct the row or `column`, or set on_bad_row: skip") from text
             else:
                 bad.append(str(text))
-        if not found:
+        if not own:
             raise DataError(f"{source.file} has no text; give a file with at least one row")
         if bad:
-            notes.append(f"{source.file}: {len(found)} texts; skipped {len(bad)} bad rows (first: {bad[0]})")
-        texts += found
+            notes.append(f"{source.file}: {len(own)} texts; skipped {len(bad)} bad rows (first: {bad[0]})")
+        texts += own
     return texts, notes
 
 

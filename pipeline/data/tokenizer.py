@@ -1,21 +1,20 @@
 r"""A character tokenizer in the Hugging Face format, for models that are made here.
 
 It is a byte-level BPE of the Qwen2 kind whose only merges put the bytes of one character together. That class is
-chosen with care: beside a `config.json` of type qwen2, `AutoTokenizer` loads Qwen2Tokenizer whatever class the folder
+chosen with care: next to a `config.json` of type qwen2, `AutoTokenizer` loads Qwen2Tokenizer whatever class the folder
 names (transformers 5), so any other kind of tokenizer would come back as an empty one.
 """
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterable
 from typing import Any
 
 from pipeline.errors import DataError
 
 PAD, EOS = "<pad>", "<eos>"
 CHARACTERS = "0123456789+-*=()<>/, .\nabcdefghijklmnopqrstuvwxyz\\{}:?"
-"""What the built-in domains are written with, and a little more."""
+"""The characters of the built-in domains, and a few more."""
 
 
 def character_tokenizer(characters: str = CHARACTERS) -> Any:
@@ -56,11 +55,6 @@ def character_tokenizer(characters: str = CHARACTERS) -> Any:
         padding_side="left",
         characters="".join(known),
     )
-
-
-def character_set(texts: Iterable[str]) -> str:
-    """All characters of the texts, each once, in code-point order."""
-    return "".join(sorted(set().union(*map(set, texts))))
 
 
 def unknown_characters(tokenizer: Any, text: str) -> str:

@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.loop.batch import Batch
+from pipeline.report.rows import OpinionRow, RolloutRow, StepRow, VerifierAlarm
 from pipeline.run.collapse import num_roll_backs
 from pipeline.run.recorder import Recorder
 from pipeline.run.sampling import temperature
 from pipeline.run.schedule import Item
 from pipeline.run.session import StageSetup, Workers
 from pipeline.run.state import RunState
-from pipeline.scoring.score import STATUSES, GradingTally
+from pipeline.scoring.score import GradingTally
 from pipeline.scoring.second_opinion import Opinions, disagree
 from pipeline.scoring.select import classify_group
-from pipeline.types import Group, KeptTokens, StepMetrics, Verdict
+from pipeline.types import STATUSES, Group, KeptTokens, StepMetrics, Verdict
 
 
 def record_step(
@@ -34,8 +35,7 @@ def record_step(
     state.num_prompts_used += len(batch.sampled)
     state.num_responses += sum(len(g.members) for g in batch.sampled)
     for group in batch.sampled:
-        graded = [m.verdict.is_correct for m in group.members if m.reward is not None]
-        workers.ledger.record(group.prompt.id, len(graded), sum(graded))
+        workers.ledger.record_group(group)
     row = {**(update or {}), **rollout_metrics(batch), **batch.metrics}
     row["policy/version"] = float(state.policy_version)
     row["rollout/version"] = float(max((m.rollout.policy_version for g in batch.sampled for m in g.members), default=0))
@@ -48,31 +48,27 @@ def record_step(
     for tally in batch.tallies:
         report_failures(recorder, setup, state, tally, batch.sampled, "they left their groups, none was scored 0")
     recorder.store.metrics(
-        {
-            "kind": "step",
-            "stage": item.stage,
-            "stage_kind": item.kind,
-            "round": item.round,
-            "step": state.rl_step + 1,
-            "metrics": row,
-            "time": recorder.take_times(),
-        }
+        StepRow(
+            stage=item.stage,
+            stage_kind=item.kind,
+            round=item.round,
+            step=state.rl_step + 1,
+            metrics=row,
+            time=recorder.take_times(),
+        )
     )
     recorder.track(row, state.rl_step + 1)
     opinions = batch.opinions or [{} for _ in batch.sampled]
     recorder.store.rollouts(
-        {**line, **roll_back_mark(state)}
+        line
         for i in groups_shown(batch, setup.config.report.samples_per_step)
-        for line in sample_rows(batch.sampled[i], item.stage, item.round, state.rl_step + 1, opinions[i])
+        for line in sample_rows(
+            batch.sampled[i], item.stage, item.round, state.rl_step + 1, opinions[i], num_roll_backs(state)
+        )
     )
     shown = {"reward": row.get("reward/sampled", 0.0), "kept": float(len(batch.groups)), "kl": row.get("kl/k3", 0.0)}
     recorder.progress.advance(state.step + 1, shown)
     return row
-
-
-def roll_back_mark(state: RunState) -> dict[str, int]:
-    """Return the field that marks lines of rollouts.jsonl after a rollback: the number of rollbacks."""
-    return {"roll_backs": n} if (n := num_roll_backs(state)) else {}
 
 
 def rollout_metrics(batch: Batch) -> StepMetrics:
@@ -129,9 +125,13 @@ def report_failures(
         return
     failed = next((m.verdict for g in groups for m in g.members if m.verdict.is_infrastructure), None)
     example = "" if failed is None else f"First: {failed.status}: {failed.reason}"
-    alarm = {"failure_rate": tally.failure_rate, "responses": tally.total, "where": recorder.where, "first": example}
-    place = {"stage": state.stage.name, "step": state.rl_step}
-    recorder.store.metrics({"kind": "alarm", "alarm": "verifier", **place, **alarm, "time": {}})
+    alarm: dict[str, Any] = {
+        "failure_rate": tally.failure_rate,
+        "responses": tally.total,
+        "where": recorder.where,
+        "first": example,
+    }
+    recorder.store.metrics(VerifierAlarm(stage=state.stage.name, step=state.rl_step, **alarm))
     recorder.event("verizero.verifier.alarm", alarm)
     text = f"{recorder.where}: graders failed on {tally.failure_rate:.0%} of {tally.total} responses ({fate})."
     recorder.say(f"{text} {example}".rstrip())
@@ -151,38 +151,38 @@ def groups_shown(batch: Batch, most: int) -> list[int]:
     return [*range(min(most, len(batch.sampled))), *disputed[:most]]
 
 
-def opinion_row(first: Verdict, second: Verdict) -> dict[str, Any]:
-    """Return the field "second" of a line of rollouts.jsonl."""
-    opinion = {"status": second.status, "score": second.score, "reason": second.reason}
-    return {**opinion, "disagrees": disagree(first, second)}
+def opinion_row(first: Verdict, second: Verdict) -> OpinionRow:
+    """Return the second verdict, marked if it disagrees with the first."""
+    return OpinionRow(second.status, second.score, second.reason, disagree(first, second))
 
 
 def sample_rows(
-    group: Group, stage: str, round_: int, step: int, opinions: Opinions | None = None
-) -> list[dict[str, Any]]:
-    """Return one line of rollouts.jsonl for each response of the group, with second opinions under "second"."""
+    group: Group, stage: str, round_: int, step: int, opinions: Opinions | None = None, roll_backs: int = 0
+) -> list[RolloutRow]:
+    """Return one row for each response of the group, with the second opinions on some of them by member."""
     second = opinions or {}
     kept = classify_group(group) == "kept"
     return [
-        {
-            "stage": stage,
-            "round": round_,
-            "step": step,
-            "prompt_id": group.prompt.id,
-            "domain": group.prompt.domain,
-            "prompt": group.prompt.question,
-            "response": m.rollout.text,
-            "sample": m.rollout.sample,
-            "reward": m.reward,
-            "status": m.verdict.status,
-            "score": m.verdict.score,
-            "reason": m.verdict.reason,
-            "extracted": m.verdict.extracted,
-            "finish_reason": m.rollout.finish_reason,
-            "length": len(m.rollout.response_ids),
-            **({"kept_sizes": list(m.rollout.kept.sizes)} if m.rollout.kept is not None else {}),
-            "kept": kept,
-            **({"second": opinion_row(m.verdict, second[i])} if i in second else {}),
-        }
+        RolloutRow(
+            stage=stage,
+            round=round_,
+            step=step,
+            prompt_id=group.prompt.id,
+            domain=group.prompt.domain,
+            prompt=group.prompt.question,
+            response=m.rollout.text,
+            sample=m.rollout.sample,
+            reward=m.reward,
+            status=m.verdict.status,
+            score=m.verdict.score,
+            reason=m.verdict.reason,
+            extracted=m.verdict.extracted,
+            finish_reason=m.rollout.finish_reason,
+            length=len(m.rollout.response_ids),
+            kept_sizes=None if m.rollout.kept is None else m.rollout.kept.sizes,
+            kept=kept,
+            second=opinion_row(m.verdict, second[i]) if i in second else None,
+            roll_backs=roll_backs or None,
+        )
         for i, m in enumerate(group.members)
     ]

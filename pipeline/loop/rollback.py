@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pipeline.errors import RunError
+from pipeline.report.rows import CollapseAlarm, SignRow, to_json
 from pipeline.run.collapse import Sign, good_checkpoints, keeps_checkpoints, num_roll_backs, observe
 from pipeline.run.opening import load_weights, make_setup, restore_in_flight, sampler_at
 from pipeline.run.saving import save
@@ -107,21 +109,19 @@ def return_to(session: Session, start: Path) -> None:
     workers.rollouts.publish_first(workers.backend, state.policy_version, start)
 
 
-def alarm(session: Session, item: Item, signs: Sequence[Sign], more: dict[str, object]) -> None:
+def alarm(session: Session, item: Item, signs: Sequence[Sign], more: dict[str, Any]) -> None:
     """Write the alarm's line of metrics.jsonl and tell listeners."""
     config, recorder = session.setup.config.guard, session.recorder
-    line = {
-        "kind": "alarm",
-        "alarm": "collapse",
-        "stage": item.stage,
-        "stage_kind": item.kind,
-        "round": item.round,
-        "step": session.state.rl_step,
-        "action": config.action,
-        "signs": [{"measure": s.measure, "value": s.value, "limit": s.limit, "said": str(s)} for s in signs],
-        **more,
-    }
-    recorder.store.metrics({**line, "time": {}})
+    row = CollapseAlarm(
+        stage=item.stage,
+        stage_kind=item.kind,
+        round=item.round,
+        action=config.action,
+        signs=tuple(SignRow(s.measure, s.value, s.limit, str(s)) for s in signs),
+        **{"step": session.state.rl_step, **more},
+    )
+    recorder.store.metrics(row)
+    line = {name: value for name, value in to_json(row).items() if name != "time"}
     recorder.event("verizero.collapse.suspected", {**line, "where": recorder.where})
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from html import escape
 
-from pipeline.files import Row
 from pipeline.report.files import RunFiles
+from pipeline.report.rows import Alarm, VerifierAlarm
 
 MOST = 50
-"""Alarms listed; graders that fail for days say the same a thousand times."""
+"""Alarms listed. Graders that fail for days raise the same alarm a thousand times."""
 
 
 def alarms_section(run: RunFiles) -> str:
-    """The section of the page; nothing for a run without alarms."""
+    """Return the section of the page, empty for a run without alarms."""
     if not run.alarms:
         return ""
     shown = run.alarms[-MOST:]
@@ -22,15 +22,14 @@ def alarms_section(run: RunFiles) -> str:
     return f'<section id="alarms"><h2>Alarms</h2>{note}<ul class="alarms card">{items}</ul></section>\n'
 
 
-def alarm_line(row: Row) -> str:
-    """One alarm in one sentence."""
-    if row.get("alarm") != "collapse":
-        where, rate = row.get("where") or row.get("stage"), float(row.get("failure_rate", 0))
-        said = f"{where}: graders failed on {rate:.0%} of {int(row.get('responses', 0)):,} responses"
-        return f"{said}. {row.get('first', '')}".strip()
-    signs = ", ".join(str(sign["said"]) for sign in row["signs"])
-    said = f"{row['stage']} step {row['step']}: RL may be collapsing: {signs}"
-    if "to_step" not in row:
-        return said + (". The run went on" if row["action"] == "warn" else ". The run was stopped")
-    knob = ", ".join(f"{name} = {value:g}" for name, value in row["knob"].items())
-    return f"{said}. Rolled back to step {row['to_step']}, with {knob} from there on"
+def alarm_line(row: Alarm) -> str:
+    """Return the alarm in one sentence."""
+    if isinstance(row, VerifierAlarm):
+        share = f"{row.failure_rate:.0%} of {row.responses:,} responses"
+        return f"{row.where or row.stage}: graders failed on {share}. {row.first}".strip()
+    signs = ", ".join(sign.text for sign in row.signs)
+    suspicion = f"{row.stage} step {row.step}: RL may be collapsing: {signs}"
+    if row.to_step is None:
+        return suspicion + (". The run went on" if row.action == "warn" else ". The run was stopped")
+    knob = ", ".join(f"{name} = {value:g}" for name, value in (row.knob or {}).items())
+    return f"{suspicion}. Rolled back to step {row.to_step}, with {knob} from there on"

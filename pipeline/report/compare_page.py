@@ -50,7 +50,7 @@ class Reached:
 
 
 def build_compare_page(folder: Path) -> dict[str, Any]:
-    """What each recipe reached, by name; written to `folder`/compare.html with curves, from compare.json and the runs.
+    """Return the results of each recipe by name, and write them with curves to `folder`/compare.html.
 
     Per recipe: pass@1 "before" and "after" (means over domains' prompts and seeds), "gain" and "against_first" (paired
     over prompts and seeds, each {value, low, high}), "steps", "tokens", "seconds" and "peak_memory_mib" a run.
@@ -67,14 +67,13 @@ def build_compare_page(folder: Path) -> dict[str, Any]:
 
 
 def reached(folder: Path, peak_memory_mib: float) -> Reached:
-    """What the run in `folder` reached, from its files."""
+    """Return the results of the run in `folder`, read from its files."""
     run = read_run(folder)
-    tokens = [float(r["metrics"].get("tokens/generated", 0.0)) for r in run.rl_steps]
-    seconds = list(accumulate(float(r["time"].get("total", 0.0)) for r in run.rl_steps))
-    steps = [int(e["step"]) for e in run.evaluations]
+    tokens = [float(r.metrics.get("tokens/generated", 0.0)) for r in run.rl_steps]
+    seconds = list(accumulate(float(r.time.get("total", 0.0)) for r in run.rl_steps))
+    steps = [e.step for e in run.evaluations]
     by_prompt = [
-        {f"{domain}/{p}": v for domain, row in e["domains"].items() for p, v in row["by_prompt"]}
-        for e in run.evaluations
+        {f"{domain}/{p}": v for domain, row in e.domains.items() for p, v in row["by_prompt"]} for e in run.evaluations
     ]
 
     def until(totals: Sequence[float], step: int) -> float:
@@ -90,7 +89,7 @@ def reached(folder: Path, peak_memory_mib: float) -> Reached:
         before=by_prompt[0],
         after=by_prompt[-1],
         peak_memory_mib=peak_memory_mib,
-        end=at_the_end([r["metrics"] for r in run.rl_steps]),
+        end=at_the_end([r.metrics for r in run.rl_steps]),
     )
 
 

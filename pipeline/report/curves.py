@@ -9,8 +9,8 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Literal
 
-from pipeline.files import Row
-from pipeline.report.files import RunFiles, kind_of
+from pipeline.report.files import RunFiles
+from pipeline.report.rows import EvaluationRow, StepRow, kind_of
 from pipeline.report.summary import RL_PHASES, phases_of
 
 MAX_POINTS = 360
@@ -54,7 +54,7 @@ class Chart:
 def build_charts(run: RunFiles) -> list[Chart]:
     """The charts that this run has numbers for, in reading order; curves longer than MAX_POINTS are thinned."""
     rows = run.rl_steps
-    found = [
+    charts = [
         _rewards(rows),
         _pass_rates(run.evaluations),
         _of_steps(rows, "kl", "KL to the reference", {"kl/k3": "KL (k3)"}, unit="nats a token", marks=True),
@@ -71,7 +71,7 @@ def build_charts(run: RunFiles) -> list[Chart]:
         _phases(rows),
         *_losses(run.steps),
     ]
-    return [thin(chart) for chart in found if chart is not None]
+    return [thin(chart) for chart in charts if chart is not None]
 
 
 def thin(chart: Chart, most: int = MAX_POINTS) -> Chart:
@@ -103,10 +103,8 @@ def moving_average(values: Sequence[float | None], half_width: int) -> list[floa
     return out
 
 
-def _rewards(rows: list[Row]) -> Chart | None:
-    domains = sorted(
-        {k.removeprefix("reward/mean/") for r in rows for k in r["metrics"] if k.startswith("reward/mean/")}
-    )
+def _rewards(rows: list[StepRow]) -> Chart | None:
+    domains = sorted({k.removeprefix("reward/mean/") for r in rows for k in r.metrics if k.startswith("reward/mean/")})
     names = {f"reward/mean/{d}": d for d in domains}
     if len(domains) < 2:
         names = {_first(rows, "reward/sampled", "reward/mean", *names): "mean reward"}
@@ -114,18 +112,18 @@ def _rewards(rows: list[Row]) -> Chart | None:
     return _of_steps(rows, "reward", "Reward", names, style="noisy", caption=caption)
 
 
-def _pass_rates(rows: list[Row]) -> Chart | None:
-    domains = sorted({d for row in rows for d in row.get("domains", {})})
+def _pass_rates(rows: list[EvaluationRow]) -> Chart | None:
+    domains = sorted({d for row in rows for d in row.domains})
     if not domains:
         return None
-    k = rows[-1].get("k", 1)
+    k = rows[-1].k
     series = []
     for color, domain in enumerate(domains):
-        one = [row["domains"].get(domain, {}).get("pass@1", {}) for row in rows]
-        of_k = [row["domains"].get(domain, {}).get("pass@k", {}) for row in rows]
-        ends = [tuple(e.get(side) for e in one) for side in ("low", "high")]
+        of_1 = [row.domains.get(domain, {}).get("pass@1", {}) for row in rows]
+        of_k = [row.domains.get(domain, {}).get("pass@k", {}) for row in rows]
+        ends = [tuple(e.get(side) for e in of_1) for side in ("low", "high")]
         name = domain if len(domains) > 1 else "pass@1"
-        series.append(Series(name, tuple(e.get("value") for e in one), color, "line", *ends))
+        series.append(Series(name, tuple(e.get("value") for e in of_1), color, "line", *ends))
         if k > 1 and any(of_k):
             label = f"{domain} pass@{k}" if len(domains) > 1 else f"pass@{k}"
             series.append(Series(label, tuple(e.get("value") for e in of_k), color, "dashed"))
@@ -136,12 +134,12 @@ def _pass_rates(rows: list[Row]) -> Chart | None:
         x=tuple(float(i) for i in range(len(rows))),
         series=tuple(series),
         x_label="evaluation",
-        ticks=tuple(str(row.get("label", i)) for i, row in enumerate(rows)),
+        ticks=tuple(row.label for row in rows),
         y_limits=(0.0, 1.0),
     )
 
 
-def _groups(rows: list[Row]) -> Chart | None:
+def _groups(rows: list[StepRow]) -> Chart | None:
     names = {
         "groups/kept": "kept",
         "groups/all_right": "all right",
@@ -153,42 +151,42 @@ def _groups(rows: list[Row]) -> Chart | None:
     return chart and replace(chart, caption="Groups whose rewards differ train; the others teach nothing.")
 
 
-def _phases(rows: list[Row]) -> Chart | None:
-    timed = [row for row in rows if row.get("time")]
-    seen = [p for p in RL_PHASES if any(p in row["time"] for row in timed)]
+def _phases(rows: list[StepRow]) -> Chart | None:
+    timed = [row for row in rows if row.time]
+    seen = [p for p in RL_PHASES if any(p in row.time for row in timed)]
     if not seen:
         return None
     series = [
-        Series(phase, tuple(float(row["time"].get(phase, 0.0)) for row in timed), i, "area")
+        Series(phase, tuple(float(row.time.get(phase, 0.0)) for row in timed), i, "area")
         for i, phase in enumerate(seen)
     ]
-    if all("total" in row["time"] for row in timed):
-        rest = (row["time"]["total"] - sum(phases_of(row["time"]).values()) for row in timed)
+    if all("total" in row.time for row in timed):
+        rest = (row.time["total"] - sum(phases_of(row.time).values()) for row in timed)
         series.append(Series("other", tuple(max(0.0, v) for v in rest), len(seen), "area"))
     return Chart(
         name="phases",
         title="Time per phase",
         caption="Seconds of each RL step, stacked.",
-        x=tuple(float(row["step"]) for row in timed),
+        x=tuple(float(row.step) for row in timed),
         series=tuple(series),
         unit="s",
     )
 
 
-def _losses(steps: list[Row]) -> list[Chart | None]:
-    stages = {str(row["stage"]): kind_of(row) for row in steps if kind_of(row) != "rl"}
+def _losses(steps: list[StepRow]) -> list[Chart | None]:
+    stages = {row.stage: kind_of(row) for row in steps if kind_of(row) != "rl"}
     titles = {"sft": "SFT loss", "pretrain": "Pretraining loss"}
     charts = []
     for stage, kind in stages.items():
         title = titles.get(kind, f"{kind} loss")
-        rows = [row for row in steps if row.get("stage") == stage]
+        rows = [row for row in steps if row.stage == stage]
         chart = _of_steps(rows, f"loss_{stage}", title if stage == kind else f"{title}: {stage}", {"loss": "loss"})
         charts.append(chart and replace(chart, x_label=f"{stage} step", unit="nats a token"))
     return charts
 
 
 def _of_steps(
-    rows: list[Row],
+    rows: list[StepRow],
     name: str,
     title: str,
     metrics: dict[str, str],
@@ -198,28 +196,28 @@ def _of_steps(
     marks: bool = False,
 ) -> Chart | None:
     """One series for each metric that some step has; None where none has any."""
-    present = {m: label for m, label in metrics.items() if any(m in row["metrics"] for row in rows)}
+    present = {m: label for m, label in metrics.items() if any(m in row.metrics for row in rows)}
     if not present:
         return None
     series = tuple(
         # The colour is the metric's place among all, so that a name keeps its colour from run to run.
-        Series(present[m], tuple(_number(row["metrics"].get(m)) for row in rows), color, style)
+        Series(present[m], tuple(_number(row.metrics.get(m)) for row in rows), color, style)
         for color, m in enumerate(metrics)
         if m in present
     )
     moved = _changes(rows, "reference/version") if marks else ()
     note = f"{caption} Dotted: the reference moved.".strip() if moved else caption
-    return Chart(name, title, note, tuple(float(row["step"]) for row in rows), series, unit=unit, marks=moved)
+    return Chart(name, title, note, tuple(float(row.step) for row in rows), series, unit=unit, marks=moved)
 
 
-def _changes(rows: list[Row], metric: str) -> tuple[float, ...]:
-    moved = (b["step"] for a, b in pairwise(rows) if a["metrics"].get(metric) != b["metrics"].get(metric))
-    found = tuple(float(x) for x in moved)
-    return found if len(found) <= 40 else ()
+def _changes(rows: list[StepRow], metric: str) -> tuple[float, ...]:
+    moved = (b.step for a, b in pairwise(rows) if a.metrics.get(metric) != b.metrics.get(metric))
+    steps = tuple(float(x) for x in moved)
+    return steps if len(steps) <= 40 else ()  # more lines than that would hide the curve
 
 
-def _first(rows: list[Row], *metrics: str) -> str:
-    return next((m for m in metrics if any(m in row["metrics"] for row in rows)), metrics[0])
+def _first(rows: list[StepRow], *metrics: str) -> str:
+    return next((m for m in metrics if any(m in row.metrics for row in rows)), metrics[0])
 
 
 def _number(value: object) -> float | None:

@@ -1,4 +1,4 @@
-"""What held-out samples say: pass@1, pass@k, maj@k, greedy, with bootstrap intervals; and what a gain is made of.
+"""Estimates from held-out samples: pass@1, pass@k, maj@k and greedy with bootstrap intervals, and the parts of a gain.
 
 Every number of a domain is a mean over prompts of one value a prompt, and every interval resamples prompts: the
 samples of one prompt are not independent of each other, the prompts are.
@@ -161,9 +161,9 @@ def decompose_gain(before_1: float, before_k: float, after_1: float, after_k: fl
 
     Raises: DataError unless 0 <= pass@1 <= pass@k <= 1 on each side (but for rounding).
     """
-    for name, one, of_k in (("before", before_1, before_k), ("after", after_1, after_k)):
-        if not (0 <= one <= of_k + 1e-9 and of_k <= 1 + 1e-9):
-            raise DataError(f"{name}: expected 0 <= pass@1 <= pass@k <= 1, got pass@1={one} and pass@k={of_k}")
+    for name, of_1, of_k in (("before", before_1, before_k), ("after", after_1, after_k)):
+        if not (0 <= of_1 <= of_k + 1e-9 and of_k <= 1 + 1e-9):
+            raise DataError(f"{name}: expected 0 <= pass@1 <= pass@k <= 1, got pass@1={of_1} and pass@k={of_k}")
     sharp_before = before_1 / before_k if before_k > 0 else 0.0
     sharp_after = after_1 / after_k if after_k > 0 else 0.0
     return Gain(after_1 - before_1, before_k * (sharp_after - sharp_before), (after_k - before_k) * sharp_after)
@@ -178,17 +178,17 @@ def prompt_values(samples: Sequence[PromptSamples], k: int) -> dict[str, dict[st
     out: dict[str, dict[str, float]] = {
         name: {} for name in ("pass@1", "pass@k", "maj@k", "greedy", "length", "truncated")
     }
-    for one in samples:
-        n = len(one.correct)
+    for own in samples:
+        n = len(own.correct)
         if n:
-            out["pass@1"][one.prompt_id] = sum(one.correct) / n
-            out["length"][one.prompt_id] = sum(one.lengths) / n
-            out["truncated"][one.prompt_id] = sum(one.truncated) / n
+            out["pass@1"][own.prompt_id] = sum(own.correct) / n
+            out["length"][own.prompt_id] = sum(own.lengths) / n
+            out["truncated"][own.prompt_id] = sum(own.truncated) / n
         if n >= k:
-            out["pass@k"][one.prompt_id] = pass_at_k(n, sum(one.correct), k)
-            out["maj@k"][one.prompt_id] = maj_at_k(one.correct, one.answers, k)
-        if one.greedy_correct is not None:
-            out["greedy"][one.prompt_id] = float(one.greedy_correct)
+            out["pass@k"][own.prompt_id] = pass_at_k(n, sum(own.correct), k)
+            out["maj@k"][own.prompt_id] = maj_at_k(own.correct, own.answers, k)
+        if own.greedy_correct is not None:
+            out["greedy"][own.prompt_id] = float(own.greedy_correct)
     return out
 
 
@@ -196,7 +196,7 @@ def summarize_domain(samples: Sequence[PromptSamples], k: int, seed: int) -> dic
     """Each measure as {"value", "low", "high"}, with counts: one entry of an evaluation's "domains".
 
     Measures: pass@1 (mean over all samples of a prompt), pass@k, maj@k, greedy, length (tokens), truncated (share).
-    A measure that no prompt gives is absent. Beside them stand "num_prompts", "by_prompt" ([prompt id, pass@1] of
+    A measure that no prompt gives is absent. The counts are "num_prompts", "by_prompt" ([prompt id, pass@1] of
     each prompt, what a paired difference of two evaluations is made of), and, where some prompts have too few samples
     for pass@k, "num_short": how many were left out of it.
 

@@ -1,18 +1,19 @@
-"""`/metrics` for Prometheus: a run's metrics.jsonl as it stands, read when somebody asks, over loopback only."""
+"""`/metrics` for Prometheus: the content of a run's metrics.jsonl, read at each request, over loopback only."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, DataError
+from pipeline.report.rows import Alarm, EvaluationRow, MetricsRow, StepRow, metrics_row
 from pipeline.report.summary import phases_of
+from pipeline.types import STATUSES
 
 HOST = "127.0.0.1"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -32,7 +33,7 @@ Labels = tuple[tuple[str, str], ...]
 
 
 class Reading:
-    """What metrics.jsonl of a run says so far. Lines already read are not read again, unless the file was cut."""
+    """Gauges and counters of the lines of metrics.jsonl read so far. No line is read twice, unless the file was cut."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -44,10 +45,11 @@ class Reading:
         self.counters: dict[str, dict[Labels, float]] = {
             "alarms_total": {(("alarm", name),): 0.0 for name in ALARMS},
             "generated_tokens_total": {(): 0.0},
+            "unreadable_lines_total": {(): 0.0},
         }
 
     def refresh(self) -> None:
-        """Take in the whole lines that were added; all anew where the file became shorter (a run that went on)."""
+        """Take in the whole lines that were added; all lines again if the file became shorter (a resumed run)."""
         if not self.path.is_file():
             return
         if self.path.stat().st_size < self.at:
@@ -59,42 +61,43 @@ class Reading:
                     break
                 self.at += len(line)
                 try:
-                    self.add(json.loads(line))
-                except ValueError:
-                    continue
+                    self.add(metrics_row(json.loads(line), str(self.path)))
+                except (ValueError, TypeError, DataError):
+                    # A damaged line must not end a server that answers while the run trains.
+                    self._count("unreadable_lines_total", 1)
 
-    def add(self, row: Mapping[str, Any]) -> None:
-        """One row of metrics.jsonl."""
-        stage = str(row.get("stage", ""))
-        for phase, seconds in phases_of(row.get("time", {})).items():
-            self._count("phase_seconds_total", seconds, stage=stage, phase=phase)
-        if row.get("kind") == "alarm":
-            self._count("alarms_total", 1, alarm=str(row["alarm"]))
-        elif row.get("kind") == "evaluation":
+    def add(self, row: MetricsRow) -> None:
+        """Take in one row of metrics.jsonl."""
+        for phase, seconds in phases_of(row.time).items():
+            self._count("phase_seconds_total", seconds, stage=row.stage, phase=phase)
+        if isinstance(row, Alarm):
+            self._count("alarms_total", 1, alarm=row.TAG["alarm"])
+        elif isinstance(row, EvaluationRow):
             self._evaluation(row)
-        elif row.get("kind") == "step":
-            self._step(row["metrics"], stage, row)
+        elif isinstance(row, StepRow):
+            self._step(row)
 
-    def _evaluation(self, row: Mapping[str, Any]) -> None:
-        for domain, found in row["domains"].items():
+    def _evaluation(self, row: EvaluationRow) -> None:
+        for domain, measures in row.domains.items():
             for measure, name in (("pass@1", "pass_at_1"), ("pass@k", "pass_at_k")):
-                if measure in found:
-                    self._set(name, found[measure]["value"], domain=domain)
-        for status, number in row.get("verdicts", {}).items():
+                if measure in measures:
+                    self._set(name, measures[measure]["value"], domain=domain)
+        for status, number in row.verdicts.items():
             self._count("verdicts_total", number, status=status, of="evaluation")
 
-    def _step(self, metrics: Mapping[str, float], stage: str, row: Mapping[str, Any]) -> None:
-        self._set("step", row["step"], stage=stage)
-        self._set("round", row.get("round", 0), stage=stage)
+    def _step(self, row: StepRow) -> None:
+        metrics = row.metrics
+        self._set("step", row.step, stage=row.stage)
+        self._set("round", row.round, stage=row.stage)
         for name, (key, _) in GAUGES.items():
             if key in metrics:
                 self._set(name, metrics[key])
         for key, value in metrics.items():
             if key.startswith("reward/mean/"):
                 self._set("domain_reward", value, domain=key.removeprefix("reward/mean/"))
-            elif key.startswith("verdict/") and key.endswith(("graded", "no_answer", "timeout", "_error")):
+            elif (status := key.removeprefix("verdict/")) in STATUSES:
                 number = round(value * metrics.get("verdict/responses", 0.0))
-                self._count("verdicts_total", number, status=key.removeprefix("verdict/"), of="training")
+                self._count("verdicts_total", number, status=status, of="training")
         if "clip_fraction/low" in metrics:
             self._set("clip_fraction_ratio", metrics["clip_fraction/low"] + metrics.get("clip_fraction/high", 0.0))
         if "tokens/generated" in metrics:
@@ -109,7 +112,7 @@ class Reading:
 
 
 HELP = {
-    **{name: said for name, (_, said) in GAUGES.items()},
+    **{name: text for name, (_, text) in GAUGES.items()},
     "step": "Steps done, by stage.",
     "round": "Round of the last step, by stage.",
     "domain_reward": "Mean reward in the last RL step, by domain.",
@@ -120,6 +123,7 @@ HELP = {
     "verdicts_total": "Responses graded, by status, in training and evaluation.",
     "generated_tokens_total": "Tokens generated in RL.",
     "alarms_total": "Alarms raised: a suspected collapse, graders that fail.",
+    "unreadable_lines_total": "Lines of metrics.jsonl that are not rows of a run.",
     "changed_timestamp_seconds": "When metrics.jsonl last grew.",
 }
 
@@ -134,8 +138,8 @@ def exposition(reading: Reading, run: str) -> str:
         for name, values in families.items():
             lines += [f"# HELP verizero_{name} {HELP[name]}", f"# TYPE verizero_{name} {kind}"]
             for labels, value in values.items():
-                said = ",".join(f'{k}="{_escaped(v)}"' for k, v in (("run", run), *labels))
-                lines.append(f"verizero_{name}{{{said}}} {value!r}")
+                pairs = ",".join(f'{k}="{_escaped(v)}"' for k, v in (("run", run), *labels))
+                lines.append(f"verizero_{name}{{{pairs}}} {value!r}")
     return "\n".join(lines) + "\n"
 
 

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipeline.errors import RunError
-from pipeline.files import Row, read_jsonl
+from pipeline.files import Row, iterate_jsonl, read_jsonl
+from pipeline.report.rows import (
+    Alarm,
+    CollapseAlarm,
+    EvaluationRow,
+    MetricsRow,
+    RolloutRow,
+    StepRow,
+    kind_of,
+    metrics_row,
+    rollout_row,
+)
 
 ROUNDS = frozenset({"rl", "online_preference"})
 """Kinds of stages whose every step samples, verifies and trains."""
@@ -17,19 +29,18 @@ LEARNING = ROUNDS | {"preference"}
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """What a run wrote of itself. A file that is missing reads as empty; only metrics.jsonl must be there."""
+    """The files of a run. A file that is missing reads as empty; only metrics.jsonl must exist."""
 
     folder: Path
     recipe: str
-    """recipe.yaml as it stands."""
+    """The text of recipe.yaml."""
     info: Row
     """run.json."""
-    steps: list[Row]
-    """Rows of kind "step", in order, but for those that a roll-back undid."""
-    evaluations: list[Row]
-    """Rows of kind "evaluation", likewise."""
-    alarms: list[Row]
-    """Rows of kind "alarm", in order."""
+    steps: list[StepRow]
+    """Steps in order, without those that a roll-back undid."""
+    evaluations: list[EvaluationRow]
+    """Evaluations in order, without those that a roll-back undid."""
+    alarms: list[Alarm]
     base_evaluation: int | None
     """Index of the evaluation that learning from rewards or preferences started from; None without evaluations."""
 
@@ -39,7 +50,7 @@ class RunFiles:
         return str(self.info.get("name") or self.folder.name)
 
     @property
-    def rl_steps(self) -> list[Row]:
+    def rl_steps(self) -> list[StepRow]:
         """Rows of RL steps, and of steps on preferences that are made as they are trained on; of all such stages."""
         return [row for row in self.steps if kind_of(row) in ROUNDS]
 
@@ -49,23 +60,22 @@ def read_run(folder: Path) -> RunFiles:
 
     Raises: RunError if it holds no metrics.jsonl, or a run.json that is not JSON.
     """
-    if not (folder / "metrics.jsonl").is_file():
-        raise RunError(f"{folder} holds no metrics.jsonl; name the folder of a run, e.g. runs/demo")
-    steps: list[Row] = []
-    evaluations: list[Row] = []
-    alarms: list[Row] = []
+    steps: list[StepRow] = []
+    evaluations: list[EvaluationRow] = []
+    alarms: list[Alarm] = []
     base: int | None = None
-    for row in read_jsonl(folder / "metrics.jsonl"):
-        if row.get("kind") == "evaluation":
+    for row in read_metrics(folder):
+        if isinstance(row, EvaluationRow):
             evaluations.append(row)
-        elif row.get("kind") == "step":
+        elif isinstance(row, StepRow):
             if base is None and kind_of(row) in LEARNING and evaluations:
                 base = len(evaluations) - 1
             steps.append(row)
-        elif row.get("kind") == "alarm":
+        elif isinstance(row, Alarm):
             alarms.append(row)
-            if "to_step" in row:
-                steps, evaluations = not_undone(steps, row), not_undone(evaluations, row)
+            if isinstance(row, CollapseAlarm) and row.to_step is not None:
+                steps = [r for r in steps if not undone(r, row.stage, row.to_step)]
+                evaluations = [r for r in evaluations if not undone(r, row.stage, row.to_step)]
     if base is None and evaluations:
         base = 0
     return RunFiles(
@@ -73,14 +83,29 @@ def read_run(folder: Path) -> RunFiles:
     )
 
 
-def not_undone(rows: list[Row], alarm: Row) -> list[Row]:
-    """The rows that stand after a roll-back: those of its stage past the step that it went back to do not."""
-    return [r for r in rows if r.get("stage") != alarm["stage"] or int(r.get("step", 0)) <= int(alarm["to_step"])]
+def undone(row: StepRow | EvaluationRow, stage: str, to_step: int) -> bool:
+    """True if a roll-back of `stage` to `to_step` undid the row, which was written before it."""
+    return row.stage == stage and row.step > to_step
 
 
-def kind_of(row: Row) -> str:
-    """The kind of the stage of a row of metrics.jsonl; where none is written, its name."""
-    return str(row.get("stage_kind", row.get("stage")))
+def read_metrics(folder: Path) -> list[MetricsRow]:
+    """Return all rows of metrics.jsonl of the run in `folder`, in order.
+
+    Raises: RunError if there is no such file; DataError for a line that is no row, with its number and key.
+    """
+    path = folder / "metrics.jsonl"
+    if not path.is_file():
+        raise RunError(f"{folder} holds no metrics.jsonl; name the folder of a run, e.g. runs/demo")
+    return [metrics_row(line, f"row {number} of {path}") for number, line in enumerate(read_jsonl(path), 1)]
+
+
+def read_rollouts(folder: Path) -> Iterator[RolloutRow]:
+    """Yield the rows of rollouts.jsonl of the run in `folder` one at a time; torn lines are left out.
+
+    Raises: DataError for a JSON object that is no row, with its number and key.
+    """
+    path = folder / "rollouts.jsonl"
+    return (rollout_row(line, f"row {number} of {path}") for number, line in enumerate(iterate_jsonl(path), 1))
 
 
 def _text(path: Path) -> str:

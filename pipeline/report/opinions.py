@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
 from html import escape
-from typing import Any
 
-from pipeline.files import Row, iterate_jsonl
-from pipeline.report.files import RunFiles
+from pipeline.report.files import RunFiles, read_rollouts
+from pipeline.report.rows import OpinionRow, RolloutRow
 from pipeline.report.samples import shorten
 
 MAX_LISTED = 50
@@ -18,7 +16,7 @@ MAX_TEXT = 400
 
 def opinions_section(run: RunFiles) -> str:
     """Markup: how many verdicts had a second opinion, and the newest disagreements; empty where none was asked for."""
-    metrics = [row.get("metrics", {}) for row in run.rl_steps]
+    metrics = [row.metrics for row in run.rl_steps]
     if not any("verdict/second_opinions" in m for m in metrics):
         return ""
     asked, differ = (
@@ -26,25 +24,21 @@ def opinions_section(run: RunFiles) -> str:
     )
     rows = list(_newest(run))
     share = f" ({differ / asked:.1%})" if asked else ""
-    said = f"{differ:,} of {asked:,} verdicts{share} that were given again by a second verifier differ. "
+    note = f"{differ:,} of {asked:,} verdicts{share} that a second verifier gave again differ. "
     if differ:
         shown = "All are listed." if len(rows) == differ else f"The {len(rows):,} newest that were kept are listed."
-        said += f"{shown} Each is an error of one of the two: the first gave the reward."
+        note += f"{shown} Each is an error of one of the two: the first gave the reward."
     return (
-        f'<section id="second"><h2>Second opinions</h2>\n<p class="note">{escape(said)}</p>{_table(rows)}</section>\n'
+        f'<section id="second"><h2>Second opinions</h2>\n<p class="note">{escape(note)}</p>{_table(rows)}</section>\n'
     )
 
 
-def _newest(run: RunFiles) -> deque[Row]:
-    found: deque[Row] = deque(maxlen=MAX_LISTED)
-    for row in iterate_jsonl(run.folder / "rollouts.jsonl"):
-        second = row.get("second")
-        if isinstance(second, Mapping) and second.get("disagrees") is True:
-            found.append(row)
-    return found
+def _newest(run: RunFiles) -> deque[RolloutRow]:
+    rows = (row for row in read_rollouts(run.folder) if row.second is not None and row.second.disagrees)
+    return deque(rows, maxlen=MAX_LISTED)
 
 
-def _table(rows: list[Row]) -> str:
+def _table(rows: list[RolloutRow]) -> str:
     if not rows:
         return ""
     names = ("Step", "Domain", "Prompt", "Answer", "First", "Second")
@@ -53,12 +47,12 @@ def _table(rows: list[Row]) -> str:
     return f'<div class="card"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _cells(row: Row) -> list[str]:
-    texts = [str(row.get(name, "")) for name in ("step", "domain", "prompt", "response")]
-    return [escape(shorten(text, MAX_TEXT)) for text in (*texts, _said(row), _said(row["second"]))]
+def _cells(row: RolloutRow) -> list[str]:
+    verdicts = ["" if verdict is None else _in_words(verdict) for verdict in (row, row.second)]
+    texts = [str(row.step), row.domain, row.prompt, row.response, *verdicts]
+    return [escape(shorten(text, MAX_TEXT)) for text in texts]
 
 
-def _said(verdict: Mapping[str, Any]) -> str:
-    score = verdict.get("score")
-    number = f" {score:g}" if isinstance(score, int | float) and verdict.get("status") == "graded" else ""
-    return f"{verdict.get('status', '')}{number}: {verdict.get('reason', '')}"
+def _in_words(verdict: RolloutRow | OpinionRow) -> str:
+    number = f" {verdict.score:g}" if verdict.status == "graded" else ""
+    return f"{verdict.status}{number}: {verdict.reason}"

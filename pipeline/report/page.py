@@ -51,7 +51,7 @@ def build_page(run_dir: Path) -> Path:
     run = read_run(folder)
     summary = summarize(run)
     drawn = [(chart, draw(chart)) for chart in build_charts(run)]
-    chosen = choose_samples(folder / "rollouts.jsonl")
+    chosen = choose_samples(folder)
     script = (HERE / "report.js").read_text(encoding="utf-8")
     page = Template((HERE / "report.html").read_text(encoding="utf-8")).substitute(
         title=escape(run.name),
@@ -75,25 +75,25 @@ def build_page(run_dir: Path) -> Path:
 
 
 def embed(value: object) -> str:
-    """`value` as JSON that can stand in a script element: no character in it can end or open markup."""
+    """Return `value` as JSON for a script element: no character in it can end or open markup."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def result_line(summary: Mapping[str, Any]) -> str:
-    """What the run reached, in one line."""
+    """Return the result of the run in one line."""
     both = {d: row for d, row in summary["domains"].items() if "pass@1" in row["before"]}
     if not both:
         return "No held-out evaluation yet"
     if not summary["after"]:
-        said = ", ".join(f"{row['before']['pass@1']:.2f} on {d}" for d, row in both.items())
-        return f"Held-out pass@1 {said} ({summary['before_label']})"
-    said = ", ".join(
+        rates = ", ".join(f"{row['before']['pass@1']:.2f} on {d}" for d, row in both.items())
+        return f"Held-out pass@1 {rates} ({summary['before_label']})"
+    rates = ", ".join(
         f"{row['before']['pass@1']:.2f} → {row['after']['pass@1']:.2f} on {d}"
         for d, row in both.items()
         if "pass@1" in row.get("after", {})
     )
-    return f"Held-out pass@1 {said} ({summary['before_label']} → {summary['after_label']})"
+    return f"Held-out pass@1 {rates} ({summary['before_label']} → {summary['after_label']})"
 
 
 def _facts(run: RunFiles, summary: Mapping[str, Any]) -> str:
@@ -137,7 +137,7 @@ def _domain_card(domain: str, row: Mapping[str, Any], summary: Mapping[str, Any]
         for side, head in zip((before, after), heads, strict=False)
         if side.get("grader_failures")
     ]
-    note = _note(f"Graders failed on {escape(' and '.join(lost))}; those stand in no measure.") if lost else ""
+    note = _note(f"Graders failed on {escape(' and '.join(lost))}; those count in no measure.") if lost else ""
     return (
         f'<div class="card"><table><caption>{title}</caption><thead><tr><th></th>{columns}</tr></thead>'
         f"<tbody>{''.join(lines)}</tbody></table>{note}{_gain_bar(row, summary['k'])}</div>"
@@ -215,11 +215,11 @@ def _hover(chart: Chart, plot: Plot) -> dict[str, Any]:
 def _sample_note(chosen: Chosen) -> str:
     if not chosen.num_samples:
         return "No sampled answer is recorded in this run."
-    said = f"{chosen.num_shown:,} of the {chosen.num_samples:,} answers recorded in rollouts.jsonl are on this page"
     if chosen.num_shown == chosen.num_samples:
         return f"All {chosen.num_samples:,} answers recorded in rollouts.jsonl are on this page."
     return (
-        f"{said}: {len(chosen.groups):,} of {chosen.num_groups:,} groups, evenly spaced over each stage, "
+        f"{chosen.num_shown:,} of the {chosen.num_samples:,} answers recorded in rollouts.jsonl are on this page: "
+        f"{len(chosen.groups):,} of {chosen.num_groups:,} groups, evenly spaced over each stage, "
         f"at most {MAX_SAMPLES:,} answers."
     )
 
@@ -276,8 +276,8 @@ def _entries(values: Mapping[str, Any], prefix: str = "") -> str:
         if isinstance(value, Mapping):
             out.append(_entries(value, f"{prefix}{name} · "))
         elif value not in (None, "", []):
-            said = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-            out.append(f"<dt>{escape(prefix + str(name).replace('_', ' '))}</dt><dd>{escape(said)}</dd>")
+            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+            out.append(f"<dt>{escape(prefix + str(name).replace('_', ' '))}</dt><dd>{escape(text)}</dd>")
     return "".join(out)
 
 

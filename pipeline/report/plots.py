@@ -21,7 +21,7 @@ from matplotlib.ticker import MaxNLocator
 from pipeline.report.curves import SMOOTHING, Chart, Series, moving_average
 
 WIDTH, HEIGHT = 350.0, 215.0
-"""Of the view box in points; a chart is scaled to its place, and text stays readable from 330 px up."""
+"""Size of the view box in points. A chart is scaled to its place; its text is readable from 330 px up."""
 LEFT, RIGHT, BOTTOM, TOP = 42.0, 10.0, 38.0, 8.0
 """Margins around the axes, in points; each row of the legend adds LEGEND_ROW above."""
 LEGEND_ROW = 16.0
@@ -35,7 +35,7 @@ _SENTINELS = {
     "#010102": f"var(--plot-rule, {RULE})",
     **{f"#0102{i:02d}": f"var(--series-{i + 1}, {color})" for i, color in enumerate(FALLBACKS)},
 }
-"""Colours that matplotlib is given, and what stands in the SVG instead: it knows no CSS variables."""
+"""Colours passed to matplotlib, which knows no CSS variables, and the text that replaces them in the SVG."""
 _STYLE: dict[str, Any] = {
     "text.parse_math": False,
     "svg.fonttype": "none",
@@ -164,7 +164,7 @@ def _legend(axes: Any, columns: int) -> None:
 
 
 def _columns(labels: list[str]) -> int:
-    """How many columns of the legend fit, filled downwards: 20 points an entry and 4.6 a letter of its longest."""
+    """Return how many legend columns fit, filled downwards: 20 points an entry, 4.6 a letter of its longest."""
     for columns in range(len(labels), 1, -1):
         rows = -(-len(labels) // columns)
         heads = (labels[i : i + rows] for i in range(0, len(labels), rows))

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar per phase in a terminal, a line every few seconds elsewhere."""
+"""Progress of a run for a person: a bar per phase in a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 

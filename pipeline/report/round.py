@@ -1,4 +1,4 @@
-"""What a run has come to after a round, in short: its curves as pictures in markdown, and some answers as a table."""
+"""A short view of a run after a round: its curves as pictures in markdown, and some answers as a table."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config.run import RunConfig
-from pipeline.files import Row, iterate_jsonl
 from pipeline.report.alarms import alarm_line
 from pipeline.report.curves import Chart, build_charts
-from pipeline.report.files import RunFiles, read_run
+from pipeline.report.files import RunFiles, read_rollouts, read_run
 from pipeline.report.plots import draw
+from pipeline.report.rows import EvaluationRow, Numbers
 
 CURVES = ("reward", "pass", "kl", "length", "groups")
 MAX_ANSWERS = 40
@@ -36,22 +36,19 @@ def round_markdown(folder: Path) -> str:
 
 def round_samples(folder: Path, stage: str, round_: int) -> list[dict[str, Any]]:
     """Answers of the round in rows of plain values, from its last steps, at most MAX_ANSWERS."""
-    own: deque[dict[str, Any]] = deque(maxlen=MAX_ANSWERS)
-    for row in iterate_jsonl(folder / "rollouts.jsonl"):
-        if row.get("stage") == stage and row.get("round") == round_:
-            own.append(row)
+    own = (row for row in read_rollouts(folder) if row.stage == stage and row.round == round_)
     return [
         {
-            "step": row["step"],
-            "domain": row["domain"],
-            "prompt": str(row["prompt"])[:MAX_TEXT],
-            "response": str(row["response"])[:MAX_TEXT],
-            "verdict": row["status"],
-            "score": row["score"],
-            "reason": row["reason"],
-            "reward": row["reward"],
+            "step": row.step,
+            "domain": row.domain,
+            "prompt": row.prompt[:MAX_TEXT],
+            "response": row.response[:MAX_TEXT],
+            "verdict": row.status,
+            "score": row.score,
+            "reason": row.reason,
+            "reward": row.reward,
         }
-        for row in own
+        for row in deque(own, maxlen=MAX_ANSWERS)
     ]
 
 
@@ -67,10 +64,10 @@ def _table(run: RunFiles) -> str:
     """A line for each round: steps, mean reward and length, share of groups kept, last KL, held-out pass@1 after it."""
     names = ["round", "steps", "reward", "length", "groups kept", "KL", "pass@1"]
     lines = [f"| {' | '.join(names)} |", "| --- " * len(names) + "|"]
-    after = {(str(e["stage"]), e.get("round")): _pass_rate(e) for e in run.evaluations}
-    rounds: dict[tuple[str, int], list[dict[str, float]]] = {}
+    after = {(e.stage, e.round): _pass_rate(e) for e in run.evaluations}
+    rounds: dict[tuple[str, int], list[Numbers]] = {}
     for row in run.rl_steps:
-        rounds.setdefault((str(row["stage"]), int(row["round"])), []).append(row["metrics"])
+        rounds.setdefault((row.stage, row.round), []).append(row.metrics)
     for (stage, round_), own in rounds.items():
         cells = [_mean(own, "reward/sampled"), _mean(own, "length/mean"), _share(own), _mean(own[-1:], "kl/k3")]
         cells.append(after.get((stage, round_), "-"))
@@ -79,16 +76,16 @@ def _table(run: RunFiles) -> str:
     return "\n".join(lines)
 
 
-def _pass_rate(evaluation: Row) -> str:
-    rates = [row["pass@1"]["value"] for row in evaluation["domains"].values() if "pass@1" in row]
+def _pass_rate(evaluation: EvaluationRow) -> str:
+    rates = [row["pass@1"]["value"] for row in evaluation.domains.values() if "pass@1" in row]
     return f"{sum(rates) / len(rates):.3f}" if rates else "-"
 
 
-def _mean(rows: list[dict[str, float]], name: str) -> str:
+def _mean(rows: list[Numbers], name: str) -> str:
     values = [row[name] for row in rows if name in row]
     return f"{sum(values) / len(values):.3g}" if values else "-"
 
 
-def _share(rows: list[dict[str, float]]) -> str:
+def _share(rows: list[Numbers]) -> str:
     sampled = sum(row.get("groups/sampled", 0.0) for row in rows)
     return f"{sum(row.get('groups/kept', 0.0) for row in rows) / sampled:.0%}" if sampled else "-"

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.files import Row, iterate_jsonl
+from pipeline.report.files import read_rollouts
+from pipeline.report.rows import RolloutRow
 
 MAX_SAMPLES = 2000
 """Responses on one page."""
 MAX_CHARS = 6_000_000
 """Characters of all responses on one page; each gets an equal part, between MIN_TEXT and MAX_TEXT."""
 MIN_TEXT, MAX_TEXT = 600, 6000
-FIELDS = ("sample", "reward", "status", "score", "reason", "extracted", "finish_reason", "length")
 
 Key = tuple[str, int, str, int]
 """Stage, step, prompt id and roll-backs before it: one group."""
@@ -30,15 +30,15 @@ class Chosen:
     num_groups: int
 
 
-def choose_samples(path: Path, most: int = MAX_SAMPLES) -> Chosen:
-    """Groups of `path` (rollouts.jsonl) with about `most` responses together, and never more.
+def choose_samples(folder: Path, most: int = MAX_SAMPLES) -> Chosen:
+    """Groups of the rollouts.jsonl in `folder` with about `most` responses together, and never more.
 
     Each stage (RL, and every evaluation by its label) gets an equal part of the room, what one does not need goes to
     the others; within a stage groups are evenly spaced from its first to its last. Responses of one prompt and step
     stay together, so that they can be compared. The file is read twice and never held.
     """
     sizes: dict[Key, int] = {}
-    for row in iterate_jsonl(path):
+    for row in read_rollouts(folder):
         key = _key(row)
         sizes[key] = sizes.get(key, 0) + 1
     num_samples = sum(sizes.values())
@@ -51,21 +51,21 @@ def choose_samples(path: Path, most: int = MAX_SAMPLES) -> Chosen:
     room = divide({stage: len(keys) for stage, keys in stages.items()}, most // largest)
     wanted = {keys[i] for stage, keys in stages.items() for i in spaced(len(keys), room[stage])}
     text = max(MIN_TEXT, min(MAX_TEXT, MAX_CHARS // max(1, min(most, num_samples))))
-    groups = _collect(path, wanted, largest, text)
+    groups = _collect(folder, wanted, largest, text)
     return Chosen(groups, sum(len(g["samples"]) for g in groups), num_samples, len(sizes))
 
 
 def divide(needs: dict[str, int], total: int) -> dict[str, int]:
     """`total` shared equally among names, none getting more than it needs; the rest goes to those that need more."""
-    given = dict.fromkeys(needs, 0)
+    shares = dict.fromkeys(needs, 0)
     left = total
-    while left > 0 and (hungry := [n for n in needs if given[n] < needs[n]]):
+    while left > 0 and (hungry := [n for n in needs if shares[n] < needs[n]]):
         part = max(1, left // len(hungry))
         for name in hungry[:left]:
-            more = min(part, needs[name] - given[name])
-            given[name] += more
+            more = min(part, needs[name] - shares[name])
+            shares[name] += more
             left -= more
-    return given
+    return shares
 
 
 def spaced(count: int, most: int) -> list[int]:
@@ -85,9 +85,9 @@ def shorten(text: str, most: int) -> str:
     return f"{text[: most - tail]}\n[… {len(text) - most:,} characters left out …]\n{text[-tail:]}"
 
 
-def _collect(path: Path, wanted: set[Key], largest: int, text: int) -> list[dict[str, Any]]:
+def _collect(folder: Path, wanted: set[Key], largest: int, text: int) -> list[dict[str, Any]]:
     groups: dict[Key, dict[str, Any]] = {}
-    for row in iterate_jsonl(path):
+    for row in read_rollouts(folder):
         key = _key(row)
         if key not in wanted:
             continue
@@ -98,10 +98,10 @@ def _collect(path: Path, wanted: set[Key], largest: int, text: int) -> list[dict
                 "step": key[1],
                 "prompt_id": key[2],
                 "roll_backs": key[3],
-                "round": row.get("round", 0),
-                "domain": str(row.get("domain", "")),
-                "prompt": shorten(str(row.get("prompt", "")), text),
-                "kept": row.get("kept"),
+                "round": row.round,
+                "domain": row.domain,
+                "prompt": shorten(row.prompt, text),
+                "kept": row.kept,
                 "samples": [],
             },
         )
@@ -110,29 +110,27 @@ def _collect(path: Path, wanted: set[Key], largest: int, text: int) -> list[dict
     return list(groups.values())
 
 
-def _sample(row: Row, text: int) -> dict[str, Any]:
-    sample = {name: row.get(name) for name in FIELDS}
-    for name in ("reward", "score"):
-        value = sample[name]
-        sample[name] = value if isinstance(value, int | float) and math.isfinite(value) else None
-    for name in ("reason", "extracted"):
-        sample[name] = None if sample[name] is None else shorten(str(sample[name]), MIN_TEXT)
-    sample["response"] = shorten(str(row.get("response", "")), text)
-    sample["verdict"] = verdict_name(row)
-    return sample
+def _sample(row: RolloutRow, text: int) -> dict[str, Any]:
+    return {
+        "sample": row.sample,
+        "reward": row.reward if row.reward is not None and math.isfinite(row.reward) else None,
+        "status": row.status,
+        "score": row.score if math.isfinite(row.score) else None,
+        "reason": shorten(row.reason, MIN_TEXT),
+        "extracted": None if row.extracted is None else shorten(row.extracted, MIN_TEXT),
+        "finish_reason": row.finish_reason,
+        "length": row.length,
+        "response": shorten(row.response, text),
+        "verdict": verdict_name(row),
+    }
 
 
-def verdict_name(row: Row) -> str:
-    """ "right", "partial" or "wrong" for a graded response, else the verdict's status."""
-    status, score = str(row.get("status", "")), row.get("score")
-    if status != "graded":
-        return status
-    score = score if isinstance(score, int | float) else 0.0
-    return "right" if score >= 1 else "partial" if score > 0 else "wrong"
+def verdict_name(row: RolloutRow) -> str:
+    """Return "right", "partial" or "wrong" for a graded response, else the verdict's status."""
+    if row.status != "graded":
+        return row.status
+    return "right" if row.score >= 1 else "partial" if row.score > 0 else "wrong"
 
 
-def _key(row: Row) -> Key:
-    step = row.get("step", 0)
-    times = row.get("roll_backs", 0)
-    place = str(row.get("stage", "")), step if isinstance(step, int) else 0, str(row.get("prompt_id", ""))
-    return (*place, times if isinstance(times, int) else 0)
+def _key(row: RolloutRow) -> Key:
+    return row.stage, row.step, row.prompt_id, row.roll_backs or 0

@@ -1,7 +1,7 @@
 """The files that a run writes as it goes: metrics.jsonl and rollouts.jsonl, append-only, cut back on resume.
 
 A checkpoint records how long each file was. What a killed run wrote after its last checkpoint is cut off and written
-again by the run that goes on, so the files end the same as those of a run never killed.
+again by the resumed run, so the files end the same as those of a run never killed.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import json
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from pipeline.errors import RunError
+from pipeline.report.rows import MetricsRow, RolloutRow, to_json
 
 FILES = ("metrics.jsonl", "rollouts.jsonl")
 
@@ -25,11 +25,11 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         self._files = {name: (folder / name).open("ab") for name in FILES}
 
-    def metrics(self, row: Mapping[str, Any]) -> None:
-        """Append one row to metrics.jsonl. Everything that may differ between equal runs stands under "time"."""
+    def metrics(self, row: MetricsRow) -> None:
+        """Append one row to metrics.jsonl."""
         self._append("metrics.jsonl", [row])
 
-    def rollouts(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def rollouts(self, rows: Iterable[RolloutRow]) -> None:
         """Append rows to rollouts.jsonl."""
         self._append("rollouts.jsonl", rows)
 
@@ -60,8 +60,8 @@ class Store:
         for file in self._files.values():
             file.close()
 
-    def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        lines = [json.dumps(row, ensure_ascii=False, allow_nan=False, separators=(",", ":")) for row in rows]
+    def _append(self, name: str, rows: Iterable[MetricsRow] | Iterable[RolloutRow]) -> None:
+        lines = [json.dumps(to_json(row), ensure_ascii=False, allow_nan=False, separators=(",", ":")) for row in rows]
         if lines:
             self._files[name].write(("\n".join(lines) + "\n").encode("utf-8", "surrogatepass"))
             self._files[name].flush()

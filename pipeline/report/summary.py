@@ -9,19 +9,20 @@ from typing import Any
 
 from pipeline import seeds
 from pipeline.errors import DataError
-from pipeline.files import Row, write_atomic
+from pipeline.files import write_atomic
 from pipeline.report.estimates import Gain, decompose_gain, paired_difference
-from pipeline.report.files import RunFiles, kind_of, read_run
+from pipeline.report.files import RunFiles, read_run
+from pipeline.report.rows import EvaluationRow, Numbers, StepRow, kind_of
 
 MEASURES = ("pass@1", "pass@k", "maj@k", "greedy", "length", "truncated")
 RL_PHASES = ("generate", "verify", "select", "update", "publish", "prefect")
 """The last is what tasks take beyond the phases that they show; where there are none, no line has it."""
 GRADERS = ("graders", "evaluate/graders")
-"""Of a line's "time": seconds in which graders were at work, beside the phases; "verify" is the wait for them."""
+"""Keys of a row's "time" with the seconds in which graders worked, during the phases; "verify" is the wait for them."""
 
 
 def build_summary(run_dir: Path) -> dict[str, Any]:
-    """What the run in `run_dir` reached; also written to its summary.json.
+    """Return the results of the run in `run_dir`, and write them to its summary.json.
 
     before, after: domain -> {measure: value, "intervals": {measure: [low, high]}, "num_responses", and of how many the
         grader failed: "grader_failures"}; before is the evaluation that RL
@@ -30,7 +31,7 @@ def build_summary(run_dir: Path) -> dict[str, Any]:
     gain: the same parts, as means over domains. sharpening: one line of them for people. k: of pass@k.
     distinct_prompts_seen: prompts that RL sampled from. steps: RL steps.
     seconds: of each RL phase, "other" (the loop around them), "rl" (all of them), and of each other stage and
-        "evaluate"; beside them "graders", in which responses of RL were graded, be it while others were written.
+        "evaluate"; and "graders", in which responses of RL were graded, also while others were generated.
     shares: of the RL seconds, by phase; they sum to 1.
 
     Raises: RunError if `run_dir` is no run, or cannot be written.
@@ -43,9 +44,10 @@ def build_summary(run_dir: Path) -> dict[str, Any]:
 
 def summarize(run: RunFiles) -> dict[str, Any]:
     """`build_summary` of files already read, written nowhere."""
-    before_row = run.evaluations[run.base_evaluation] if run.base_evaluation is not None else {}
+    before_row = run.evaluations[run.base_evaluation] if run.base_evaluation is not None else None
     is_later = run.base_evaluation is not None and len(run.evaluations) > run.base_evaluation + 1
-    after_row = run.evaluations[-1] if is_later else {}
+    after_row = run.evaluations[-1] if is_later else None
+    last_row = after_row or before_row
     before, after = _flatten(before_row), _flatten(after_row)
     seconds = count_seconds(run.steps, run.evaluations)
     rl_rows = run.rl_steps
@@ -53,16 +55,16 @@ def summarize(run: RunFiles) -> dict[str, Any]:
         "name": run.name,
         "before": before,
         "after": after,
-        "before_label": before_row.get("label"),
-        "after_label": after_row.get("label"),
+        "before_label": before_row and before_row.label,
+        "after_label": after_row and after_row.label,
         "domains": {
             domain: {"before": before[domain]}
             | ({"after": after[domain]} if domain in after else {})
             | _gain_of(domain, before_row, after_row, int(run.info.get("seed") or 0))
             for domain in before
         },
-        "k": int((after_row or before_row).get("k", 1)),
-        "distinct_prompts_seen": int(max((r["metrics"].get("prompts/distinct", 0) for r in rl_rows), default=0)),
+        "k": 1 if last_row is None else last_row.k,
+        "distinct_prompts_seen": int(max((r.metrics.get("prompts/distinct", 0) for r in rl_rows), default=0)),
         "steps": len(rl_rows),
         "seconds": seconds,
         "shares": {
@@ -76,7 +78,7 @@ def summarize(run: RunFiles) -> dict[str, Any]:
     return summary
 
 
-def count_seconds(steps: list[Row], evaluations: list[Row]) -> dict[str, float]:
+def count_seconds(steps: list[StepRow], evaluations: list[EvaluationRow]) -> dict[str, float]:
     """Seconds by RL phase, "other", "rl" (their sum), by other stage, and "evaluate"; only what took place."""
     seconds: dict[str, float] = {}
 
@@ -84,39 +86,38 @@ def count_seconds(steps: list[Row], evaluations: list[Row]) -> dict[str, float]:
         seconds[name] = seconds.get(name, 0.0) + value
 
     for row in steps:
-        time = row.get("time", {})
-        parts = phases_of(time)
+        parts = phases_of(row.time)
         if kind_of(row) != "rl":
-            add(str(row.get("stage")), sum(parts.values()))
+            add(row.stage, sum(parts.values()))
             continue
         for phase, value in parts.items():
             add(phase, value)
         # Rounded parts can exceed a rounded total by their last digit.
-        total = max(float(time.get("total", 0.0)), sum(parts.values()))
+        total = max(row.time.get("total", 0.0), sum(parts.values()))
         add("other", total - sum(parts.values()))
         add("rl", total)
-        if "graders" in time:
-            add("graders", float(time["graders"]))
-    for row in evaluations:
-        add("evaluate", sum(phases_of(row.get("time", {})).values()))
+        if "graders" in row.time:
+            add("graders", row.time["graders"])
+    for evaluation in evaluations:
+        add("evaluate", sum(phases_of(evaluation.time).values()))
     return {name: round(value, 3) for name, value in seconds.items()}
 
 
-def phases_of(time: Row) -> dict[str, float]:
+def phases_of(time: Numbers) -> dict[str, float]:
     """Seconds of the phases that followed each other, of a line's "time"."""
     return {name: float(value) for name, value in time.items() if name != "total" and name not in GRADERS}
 
 
 def sharpening_line(summary: dict[str, Any]) -> str:
-    """How much of the rise of pass@1 is sharpening and how much is new, in one line; see `decompose_gain`."""
+    """Return one line about the parts of the rise of pass@1: sharpening and new; see `decompose_gain`."""
     gain: dict[str, float] | None = summary["gain"]
     if gain is None:
         return "no gain to divide: RL has no evaluation both before and after it"
     k, domains = summary["k"], summary["domains"]
     named = [d for d in domains.values() if "gain" in d]
     before_k, after_k = (fmean(d[side]["pass@k"] for d in named) for side in ("before", "after"))
-    said = f"pass@1 {gain['total']:+.3f}: {_parts(gain)} (pass@{k} {before_k:.3f} → {after_k:.3f})"
-    return said + (f", mean of {len(named)} domains" if len(named) > 1 else "")
+    line = f"pass@1 {gain['total']:+.3f}: {_parts(gain)} (pass@{k} {before_k:.3f} → {after_k:.3f})"
+    return line + (f", mean of {len(named)} domains" if len(named) > 1 else "")
 
 
 def _parts(gain: dict[str, float]) -> str:
@@ -130,20 +131,21 @@ def _parts(gain: dict[str, float]) -> str:
     return ", ".join(texts)
 
 
-def _flatten(row: Row) -> dict[str, dict[str, Any]]:
+def _flatten(row: EvaluationRow | None) -> dict[str, dict[str, Any]]:
     out: dict[str, dict[str, Any]] = {}
-    for domain, measures in row.get("domains", {}).items():
-        found = {name: measures[name] for name in MEASURES if isinstance(measures.get(name), dict)}
-        out[domain] = {name: estimate["value"] for name, estimate in found.items()}
+    for domain, measures in (row.domains if row else {}).items():
+        estimates = {name: measures[name] for name in MEASURES if isinstance(measures.get(name), dict)}
+        out[domain] = {name: estimate["value"] for name, estimate in estimates.items()}
         out[domain]["num_prompts"] = measures.get("num_prompts")
         out[domain] |= {name: measures[name] for name in ("num_responses", "grader_failures") if name in measures}
-        out[domain]["intervals"] = {name: [e["low"], e["high"]] for name, e in found.items()}
+        out[domain]["intervals"] = {name: [e["low"], e["high"]] for name, e in estimates.items()}
     return out
 
 
-def _gain_of(domain: str, before_row: Row, after_row: Row, seed: int) -> dict[str, Any]:
-    before = before_row.get("domains", {}).get(domain, {})
-    after = after_row.get("domains", {}).get(domain, {})
+def _gain_of(
+    domain: str, before_row: EvaluationRow | None, after_row: EvaluationRow | None, seed: int
+) -> dict[str, Any]:
+    before, after = (row.domains.get(domain, {}) if row else {} for row in (before_row, after_row))
     if not all(name in side for side in (before, after) for name in ("pass@1", "pass@k")):
         return {}
     rates = [side[name]["value"] for side in (before, after) for name in ("pass@1", "pass@k")]

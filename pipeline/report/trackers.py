@@ -1,4 +1,4 @@
-"""The same metrics sent to trackers while a run goes on: TensorBoard event files always, other services by extras.
+"""The same metrics sent to trackers during a run: TensorBoard event files always, other services by extras.
 
 Each tracker is imported when it is opened, never before. A tracker must not slow a step or end a run: TensorBoard's
 writer only queues (a thread of its own writes), and a service that fails later is reported once and left.
@@ -27,7 +27,7 @@ INSTALL = {
 QUEUE_EVENTS = 1000
 """Steps that may wait to be written before one has to wait for the disk."""
 FLUSH_S = 10
-"""Seconds after which queued steps reach the file, for whoever watches."""
+"""Seconds after which queued steps reach the file, where a viewer sees them."""
 
 
 class Tracker(Protocol):
@@ -45,7 +45,7 @@ class Tracker(Protocol):
 class Trackers:
     """The named trackers as one, opened for the run in `run_dir`.
 
-    One that fails while the run goes on is dropped, and `failures` says which and why: metrics.jsonl has every step.
+    A tracker that fails during the run is dropped, and `failures` says which and why: metrics.jsonl has every step.
 
     Raises: ConfigError for an unknown name, or one that is not installed, with the command that installs it.
     """
@@ -116,7 +116,7 @@ class TensorBoard:
 
 
 class Wandb:
-    """One Weights & Biases run, named as ours; a resumed run goes on in it."""
+    """One Weights & Biases run, named as ours; a resumed run continues it."""
 
     def __init__(self, run_dir: Path, run_name: str, recipe: Mapping[str, Any]) -> None:
         wandb = _load("wandb", "wandb")
@@ -136,7 +136,7 @@ class Wandb:
 
 
 class Mlflow:
-    """One MLflow run, in which a resumed one goes on; MLFLOW_TRACKING_URI says where, else `run_dir/mlflow` has it."""
+    """One MLflow run, which a resumed run continues, at MLFLOW_TRACKING_URI or else in `run_dir/mlflow`."""
 
     def __init__(self, run_dir: Path, run_name: str, recipe: Mapping[str, Any]) -> None:
         # A run asks nothing of any network that its recipe does not name.

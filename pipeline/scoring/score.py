@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, get_args
+from typing import Any, Protocol
 
 from pipeline.config.data import VerifierChoice
 from pipeline.config.scoring import ScoringConfig
@@ -21,14 +21,13 @@ from pipeline.scoring.early_grading import EarlyGrading, attempt_of
 from pipeline.scoring.grader_process import GraderProcess
 from pipeline.scoring.purity import is_pure, may_leave
 from pipeline.scoring.verdict_cache import VerdictCache
-from pipeline.types import Attempt, Prompt, Rollout, ScoredRollout, Status, Verdict
+from pipeline.types import STATUSES, Attempt, Prompt, Rollout, ScoredRollout, Verdict
 from verifiers.base import load
 
 COMPONENT = "component "
 """Prefix of the keys of components; no verifier's name has a space."""
 CHUNK = 64
 """Attempts that a grading thread takes at once."""
-STATUSES: tuple[str, ...] = get_args(Status)
 
 
 class Grader(Protocol):

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pipeline.config.stages import PretrainConfig, SftConfig
 from pipeline.errors import NonFiniteError
 from pipeline.loop.steps import Wrap
+from pipeline.report.rows import StepRow
 from pipeline.run.saving import save
 from pipeline.run.schedule import Item
 from pipeline.run.session import Session
@@ -69,15 +70,14 @@ def _record(session: Session, item: Item, metrics: StepMetrics) -> None:
     """Write the step that was just done to metrics.jsonl, the trackers and the progress bar."""
     recorder, step = session.recorder, session.state.step
     recorder.store.metrics(
-        {
-            "kind": "step",
-            "stage": item.stage,
-            "stage_kind": item.kind,
-            "round": item.round,
-            "step": step,
-            "metrics": metrics,
-            "time": recorder.take_times(),
-        }
+        StepRow(
+            stage=item.stage,
+            stage_kind=item.kind,
+            round=item.round,
+            step=step,
+            metrics=metrics,
+            time=recorder.take_times(),
+        )
     )
     recorder.track({f"{item.stage}/{k}": v for k, v in metrics.items()}, step)
     recorder.progress.advance(step, {"loss": metrics.get("loss", float("nan"))})

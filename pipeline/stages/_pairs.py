@@ -16,6 +16,7 @@ from pipeline.loop.metrics import report_failures, sample_rows
 from pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, rewarded_by_judge, sample_groups
 from pipeline.loop.steps import Wrap, publish
 from pipeline.preferences.base import Loss, PreferenceParams, load_preference
+from pipeline.report.rows import PairsRow
 from pipeline.run.folder import write_left_out, write_lines
 from pipeline.run.schedule import Item
 from pipeline.run.session import Run, Session, StageSetup
@@ -140,14 +141,13 @@ def _sampled_lines(session: Session, item: Item, section: PairsSection, wrap: Wr
         recorder.progress.advance(min(number, start + SAMPLED_AT_ONCE), {"pairs": float(len(lines))})
     metrics["pairs"] = float(len(lines))
     recorder.store.metrics(
-        {
-            "kind": "pairs",
-            "stage": item.stage,
-            "stage_kind": item.kind,
-            "round": item.round,
-            "metrics": metrics,
-            "time": recorder.take_times(),
-        }
+        PairsRow(
+            stage=item.stage,
+            stage_kind=item.kind,
+            round=item.round,
+            metrics=metrics,
+            time=recorder.take_times(),
+        )
     )
     recorder.say(f"{item.label}: {len(lines)} pairs of {number} prompts answered {how.samples} times each")
     return lines
@@ -168,8 +168,7 @@ def _count(session: Session, item: Item, metrics: StepMetrics, groups: Sequence[
     for name, value in counts.items():
         metrics[name] = metrics.get(name, 0.0) + value
     for group in groups:
-        graded = [m.verdict.is_correct for m in group.members if not m.verdict.is_infrastructure]
-        session.workers.ledger.record(group.prompt.id, len(graded), sum(graded))
+        session.workers.ledger.record_group(group)
 
 
 def lines_of_group(seed: int, group: Group, how: SampledPairsConfig, item: Item) -> list[PairLine]:

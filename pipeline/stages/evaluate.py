@@ -7,11 +7,13 @@ from typing import Any
 
 from pipeline.config.run import RunConfig
 from pipeline.config.stages import BASE
-from pipeline.loop.metrics import report_failures, roll_back_mark, sample_rows
+from pipeline.loop.metrics import report_failures, sample_rows
 from pipeline.loop.steps import Wrap
 from pipeline.report.estimates import PromptSamples, summarize_domain
+from pipeline.report.rows import EvaluationRow
 from pipeline.rollout.continuation import Asked
 from pipeline.rollout.engine import Sampling
+from pipeline.run.collapse import num_roll_backs
 from pipeline.run.dealing import gather_groups, share_of
 from pipeline.run.graders import overlaps_grading
 from pipeline.run.recorder import Recorder
@@ -47,22 +49,23 @@ def evaluate(session: Session, item: Item, wrap: Wrap) -> dict[str, Any]:
             **count_failures([group for pair in own for group in pair]),
         }
         shown, stage = [group for group, _ in own[:SHOWN_PROMPTS]], f"evaluation/{item.label}"
-        rows = (r for g in shown for r in sample_rows(g, stage, item.round, state.rl_step))
-        recorder.store.rollouts({**row, **roll_back_mark(state)} for row in rows)
+        times = num_roll_backs(state)
+        recorder.store.rollouts(
+            row for g in shown for row in sample_rows(g, stage, item.round, state.rl_step, roll_backs=times)
+        )
     recorder.store.metrics(
-        {
-            "kind": "evaluation",
-            "stage": item.stage,
-            **({"stage_kind": setup.kind} if item.stage != BASE else {}),
-            "round": item.round,
-            "step": state.rl_step,
-            "label": item.label,
-            "k": config.evaluation.k,
-            "domains": domains,
-            "verdicts": dict(sorted(tally.statuses.items())),
-            "retried": tally.retried,
-            "time": recorder.take_times(),
-        }
+        EvaluationRow(
+            stage=item.stage,
+            stage_kind=None if item.stage == BASE else setup.kind,
+            round=item.round,
+            step=state.rl_step,
+            label=item.label,
+            k=config.evaluation.k,
+            domains=domains,
+            verdicts=dict(sorted(tally.statuses.items())),
+            retried=tally.retried,
+            time=recorder.take_times(),
+        )
     )
     measures = [(d, m, v) for d, row in domains.items() for m, v in row.items() if isinstance(v, dict)]
     recorder.track({f"evaluation/{domain}/{measure}": v["value"] for domain, measure, v in measures}, state.rl_step)

@@ -19,6 +19,7 @@ from pipeline.files import write_atomic
 from pipeline.loop.metrics import report_failures
 from pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, sample_groups
 from pipeline.loop.steps import Wrap, publish
+from pipeline.report.rows import SampleRow
 from pipeline.rollout.endpoint import ask_endpoint
 from pipeline.rollout.engine import Sampling
 from pipeline.run.data import prompt_room
@@ -115,11 +116,10 @@ def answer(session: Session, item: Item, prompts: Sequence[Prompt], metrics: Ste
     fate = "none was kept, none was counted as wrong"
     report_failures(recorder, session.setup, session.state, tally, groups, fate)
     for group in groups:
-        graded = [m.verdict.is_correct for m in group.members if not m.verdict.is_infrastructure]
         metrics["responses"] += len(group.members)
-        metrics["correct"] += sum(graded)
+        metrics["correct"] += sum(m.verdict.is_correct for m in group.members)
         if not group.prompt.id.endswith(HINTED) and section.endpoint is None:
-            workers.ledger.record(group.prompt.id, len(graded), sum(graded))
+            workers.ledger.record_group(group)
     return groups
 
 
@@ -217,15 +217,14 @@ def line_of(session: Session, item: Item, prompt: Prompt, m: ScoredRollout, hint
 def record(recorder: Recorder, item: Item, step: int, metrics: StepMetrics) -> None:
     """Write one line of metrics.jsonl for a piece."""
     recorder.store.metrics(
-        {
-            "kind": "sample",
-            "stage": item.stage,
-            "stage_kind": item.kind,
-            "round": 0,
-            "step": step,
-            "metrics": metrics,
-            "time": recorder.take_times(),
-        }
+        SampleRow(
+            stage=item.stage,
+            stage_kind=item.kind,
+            round=0,
+            step=step,
+            metrics=metrics,
+            time=recorder.take_times(),
+        )
     )
     recorder.track({f"{item.stage}/{k}": v for k, v in metrics.items()}, step)
 

@@ -36,16 +36,16 @@ def test_two_recipes_from_one_start_under_one_budget(tmp_path: Path) -> None:
     for name in ("a", "b"):
         for seed in (0, 1):
             run = read_run(folder / f"{name}-{seed}")
-            made = [r["metrics"]["tokens/generated"] for r in run.rl_steps]
+            made = [r.metrics["tokens/generated"] for r in run.rl_steps]
             # no step passes the budget, and the last is the last that is sure not to
             longest = 3 * (6 + (name == "b")) * 30
             assert made[-1] <= 1500 < made[-1] + longest
             assert all(m + longest <= 1500 for m in made[:-1])
             assert len(made) < 6
-            assert run.evaluations[-1]["step"] == len(made)
-            domain = run.evaluations[0]["domains"]["arithmetic"]
+            assert run.evaluations[-1].step == len(made)
+            domain = run.evaluations[0].domains["arithmetic"]
             firsts.add((seed, json.dumps(domain["by_prompt"])))
-            assert run.steps[0]["stage"] == "rl"
+            assert run.steps[0].stage == "rl"
     assert len(firsts) == 2, "runs of one seed begin alike, whatever their recipe"
     assert rows["a"]["against_first"] == {"value": 0.0, "low": 0.0, "high": 0.0}
     assert rows["a"]["before"] == rows["b"]["before"]

@@ -42,7 +42,8 @@ def evaluation(rates: Sequence[float]) -> dict[str, Any]:
         for i, r in enumerate(rates)
     ]
     domains = {"arithmetic": summarize_domain(samples, 8, 0)}
-    return {"kind": "evaluation", "stage": "rl", "label": "end", "k": 8, "step": 0, "domains": domains}
+    place = {"stage": "rl", "round": 1, "step": 0, "label": "end", "k": 8}
+    return {"kind": "evaluation", **place, "domains": domains, "time": {}}
 
 
 HALF = [0.25, 0.5, 0.75, 0.5] * 5

@@ -74,7 +74,7 @@ def test_every_kind_is_a_section_and_a_module() -> None:
     ("stages", "said"),
     [
         ([], "stages: a run has at least one, e.g. [sft, rl], got []"),
-        (["sft", "sft"], "stages name a stage twice: sft, sft; name the second one otherwise"),
+        (["sft", "sft"], "sft, sft"),
         (["sft", "dpi"], "stages.1: a stage's kind is one of pretrain, sft, rl"),
         ([{"name": "rl", "kind": "sft"}], "stages.0: 'rl' means a kind of its own"),
         ([{"name": "update", "kind": "sft"}], "stages.0: 'update' means something else in a run's files"),
@@ -109,9 +109,9 @@ def test_chosen_stages_come_as_they_are_named() -> None:
     assert chosen.stage_names == ("sft", "rl_again")
     assert chosen.of_stage("rl_again").rl == config.of_stage("rl_again").rl
     assert only_stages(tiny({"stages": ["rl"]}), ["sft", "rl"]).stage_names == ("sft", "rl")
-    with pytest.raises(ConfigError, match="stages name a stage twice: sft, sft"):
+    with pytest.raises(ConfigError, match=r"stages.*: sft, sft"):
         only_stages(config, ["sft", "sft"])
-    with pytest.raises(ConfigError, match="the recipe has no stage 'ppo'; it has rl, sft, sft_again, rl_again"):
+    with pytest.raises(ConfigError, match=r"'ppo'.* rl, sft, sft_again, rl_again"):
         only_stages(config, ["ppo"])
 
 

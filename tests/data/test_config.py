@@ -76,11 +76,11 @@ def test_what_it_refuses(tree: dict[str, Any], said: str) -> None:
 
 
 def test_unknown_names_are_refused_at_load() -> None:
-    with pytest.raises(UnknownName, match="no generator is called 'aritmetic'; did you mean arithmetic"):
+    with pytest.raises(UnknownName, match=r"'aritmetic'.*arithmetic"):
         GeneratorSource(name="aritmetic")
-    with pytest.raises(UnknownName, match="no verifier is called 'exakt'; did you mean exact"):
+    with pytest.raises(UnknownName, match=r"'exakt'.*exact"):
         VerifierChoice(name="exakt")
-    with pytest.raises(ConfigError, match="unknown parameter 'nope'"):
+    with pytest.raises(ConfigError, match="'nope'"):
         VerifierChoice(name="exact", params={"nope": 1})
 
 
@@ -126,5 +126,5 @@ def test_a_generator_of_an_installed_package_needs_no_list(tmp_path: Path, monke
     (prompt,) = load_prompts([Source.model_validate({"generator": {"name": "parrot", "params": {"word": "hi"}}})], 0)
     assert (prompt.question, prompt.reference) == ("hi", "hi")
     assert generate("parrot").train[0]["answer"] == "hello"
-    with pytest.raises(ConfigError, match="unknown parameter 'words'; known: word"):
+    with pytest.raises(ConfigError, match=r"'words'.*word"):
         generate("parrot", {"words": 1})

@@ -42,7 +42,7 @@ def test_math(tmp_path: Path) -> None:
     loaded = load(tmp_path, file=parquet(tmp_path, rows), mapping="math")
     assert [p.reference for p in loaded] == [r"\frac{1}{2}", r"\{1, 2\}", "2", "3"]
     assert loaded[0].demonstration == rows[0]["solution"]
-    with pytest.raises(DataError, match=r"line 1: the row has no answer: column 'solution' has no closed \\boxed"):
+    with pytest.raises(DataError, match=r"line 1: .*'solution'.*\\boxed"):
         load(tmp_path, file=jsonl(tmp_path, [{"problem": "p", "solution": r"\boxed{1"}]), mapping="math")
 
 
@@ -63,9 +63,7 @@ def test_dapo_math(tmp_path: Path) -> None:
             ("x", "34", "Solve x. Answer: $Answer"),
             ("y", "-1", "Solve y. Answer: $Answer"),
         ]
-        with pytest.raises(
-            DataError, match=r"(line|row) 3: id 'x' is that of .* (line|row) 1 too.*on_duplicate_id: skip"
-        ):
+        with pytest.raises(DataError, match=r"(line|row) 3: .*'x'.* (line|row) 1 .*on_duplicate_id"):
             load(tmp_path, file=file, mapping="dapo_math")
 
 

@@ -89,7 +89,7 @@ def test_drop_takes_out_every_training_prompt_that_matches_and_report_none(caplo
     assert "dropped 3 training prompts" in caplog.text
     kept, _ = check_overlap(train, evaluation, OverlapConfig(on_overlap="report"))
     assert kept == train
-    with pytest.raises(DataError, match="leaves no training prompt"):
+    with pytest.raises(DataError, match="training prompt"):
         check_overlap(train[:1], evaluation, OverlapConfig(on_overlap="drop"))
 
 

@@ -73,7 +73,7 @@ def test_a_whole_text_keeps_its_white_space_and_a_part_of_it_does_not(tmp_path: 
     cut = {"question": {"column": "q", "after": "def"}}
     assert load(tmp_path, file="rows.jsonl", mapping=cut, verifier="exact")[0].question == "f(x):"
     cut = {"question": "q", "answer": {"column": "n", "boxed": True}}
-    with pytest.raises(DataError, match="column 'n' must be text to take a part of it, got int"):
+    with pytest.raises(DataError, match=r"'n'.* int"):
         load(tmp_path, file=jsonl(tmp_path, [{"q": "q", "n": 5}]), mapping=cut, verifier="exact")
 
 
@@ -141,13 +141,13 @@ def test_files_that_cannot_be_read_at_all(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no file at"):
         load(tmp_path, file="absent.jsonl")
     (tmp_path / "rows.json").write_text('{"question": "q"}')
-    with pytest.raises(DataError, match="must hold a list of objects, got dict"):
+    with pytest.raises(DataError, match="dict"):
         load(tmp_path, file="rows.json")
     (tmp_path / "rows.json").write_text('{"question": "q"}\n{"question": "q"}')
-    with pytest.raises(DataError, match=r"end its name in \.jsonl"):
+    with pytest.raises(DataError, match=r"\.jsonl"):
         load(tmp_path, file="rows.json")
     (tmp_path / "rows.parquet").write_bytes(b"PAR1 torn")
-    with pytest.raises(DataError, match=r"rows\.parquet: not a Parquet file"):
+    with pytest.raises(DataError, match=r"rows\.parquet"):
         load(tmp_path, file="rows.parquet")
 
 
@@ -175,13 +175,13 @@ def test_skipping_counts_and_says_the_first_of_each(tmp_path: Path, caplog: pyte
 
 
 def test_a_file_of_bad_rows_only_is_an_error_even_when_they_are_skipped(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no row of rows.jsonl is left: .*2 bad rows .*no column 'question'"):
+    with pytest.raises(DataError, match=r"rows.jsonl.* 2 bad rows .*'question'"):
         load(tmp_path, file=jsonl(tmp_path, [{"x": 1}, {"x": 2}]), on_bad_row="skip", verifier="exact")
 
 
 def test_ids_are_distinct_over_all_sources(tmp_path: Path) -> None:
     one, two = jsonl(tmp_path, PLAIN, "one.jsonl"), jsonl(tmp_path, PLAIN[:1], "two.jsonl")
-    with pytest.raises(DataError, match=r"two.jsonl line 1: id 'a' is that of one.jsonl line 1 too"):
+    with pytest.raises(DataError, match=r"two.jsonl line 1: .*'a'.* one.jsonl line 1"):
         load_prompts([Source(file=one), Source(file=two)], 0, tmp_path)
     numbered = {"mapping": {"id": None}}
     loaded = load_prompts([Source.model_validate({"file": f, **numbered}) for f in (one, two)], 0, tmp_path)
@@ -222,7 +222,7 @@ def test_demonstrations_come_from_generators_and_rows_that_have_one(tmp_path: Pa
     assert len({p.question for p in shown[:-1]}) == 40
     assert {p.question for p in shown[:-1]} == {p.question for p in load_prompts([made], 0)}
     assert [p.id for p in load_demonstrations([file], [made], 0, tmp_path)] == ["b"]
-    with pytest.raises(DataError, match=r"no row of none.jsonl has a demonstration"):
+    with pytest.raises(DataError, match=r"none.jsonl.*mapping.demonstration"):
         load_demonstrations([], [Source(file=jsonl(tmp_path, PLAIN[:1], "none.jsonl"))], 0, tmp_path)
 
 
@@ -233,7 +233,7 @@ def test_text_comes_in_equal_shares(tmp_path: Path) -> None:
     assert lines == load_text(sources, 0, 1001) != load_text(sources, 1, 1001)
     programs = sum("f(" in line for line in lines)
     assert programs == 500
-    with pytest.raises(DataError, match="unlabelled text comes from generators"):
+    with pytest.raises(DataError, match=r"data.train"):
         load_text([Source(file="x.jsonl")], 0, 10)
 
 
@@ -244,12 +244,12 @@ def test_lengths_are_checked_in_tokens_and_drops_are_counted(caplog: pytest.LogC
         return [0] * (2 * len(prompt.question))
 
     assert check_lengths(prompts, render, 10).prompts == prompts
-    with pytest.raises(DataError, match=r"prompt '4' has 8 tokens and the limit is 6.*on_long_prompt: drop"):
+    with pytest.raises(DataError, match=r"'4'.* 8 .* 6.*on_long_prompt"):
         check_lengths(prompts, render, 6)
     found = check_lengths(prompts, render, 6, "drop")
     assert ([p.id for p in found.prompts], found.dropped, found.longest) == (["1", "2", "3"], ("4", "5"), 10)
     assert "dropped 2 prompts longer than 6 tokens" in caplog.text
-    with pytest.raises(DataError, match="all 5 prompts are longer than 1 tokens"):
+    with pytest.raises(DataError, match=r" 5 .* 1 .*max_prompt_tokens"):
         check_lengths(prompts, render, 1, "drop")
 
 
@@ -269,7 +269,7 @@ def test_hub_source_works_offline_with_a_local_folder(
         parquet(folder, rows, "train.parquet")
     loaded = load(tmp_path, hub={"id": "gsm", "split": "train"}, mapping="gsm8k")
     assert [(p.id, p.reference) for p in loaded] == [(f"gsm:train/{i}", str(i)) for i in range(1, 4)]
-    with pytest.raises(DataError, match="hub source gsm:test cannot be loaded"):
+    with pytest.raises(DataError, match="gsm:test"):
         load(tmp_path, hub={"id": "gsm", "split": "test"}, mapping="gsm8k")
 
 
@@ -280,7 +280,7 @@ def test_without_datasets_the_hub_error_says_what_to_install(monkeypatch: pytest
 
 
 def test_no_mapping_of_that_name() -> None:
-    with pytest.raises(ConfigError, match="did you mean gsm8k"):
+    with pytest.raises(ConfigError, match="gsm8k"):
         Source(file="x.jsonl", mapping="gsm8")
 
 

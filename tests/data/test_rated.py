@@ -45,9 +45,9 @@ def test_rows_are_ordered_before_the_limit(tmp_path: Path) -> None:
 
 
 def test_a_row_without_a_rate_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"line 4: the row has no 'pass_rate'; write it with `verizero rate`"):
+    with pytest.raises(DataError, match=r"line 4: .*'pass_rate'.*`verizero rate`"):
         ids(tmp_path)
-    with pytest.raises(DataError, match=r"line 1: 'pass_rate' must be a number from 0 to 1, got 7"):
+    with pytest.raises(DataError, match=r"line 1: 'pass_rate'.* 7"):
         ids(tmp_path, [{**ROWS[0], "pass_rate": 7}])
     found, skipped = ids(tmp_path, [*ROWS[:2], {**ROWS[2], "pass_rate": "half"}], on_bad_row="skip")
     assert found == ["a", "b"]

@@ -39,7 +39,7 @@ def test_a_demonstration_ends_with_the_end_token_which_decoding_leaves_out() -> 
     assert render.tokenizer.eos_token_id not in ids[:-1]
     assert render.decode(ids) == SUM.demonstration
     assert render.decode((*render.prompt_ids(SUM), *ids)) == SUM.question + str(SUM.demonstration)
-    with pytest.raises(DataError, match="prompt 'x' has no demonstration"):
+    with pytest.raises(DataError, match=r"'x'.*mapping.demonstration"):
         render.demonstration_ids(Prompt("x", "1", "math", "1"))
 
 
@@ -55,10 +55,10 @@ def test_chat_is_what_the_tokenizers_template_writes() -> None:
 
 
 def test_chat_needs_a_chat_template_that_takes_the_messages() -> None:
-    with pytest.raises(DataError, match="the tokenizer has no chat template; use plain"):
+    with pytest.raises(DataError, match="chat template"):
         _renderer(name="chat")
     render = _renderer(chat="{{ raise_exception('no system role') }}", name="chat")
-    with pytest.raises(DataError, match=r"prompt 's/1': the chat template refuses it.*no system role"):
+    with pytest.raises(DataError, match=r"'s/1'.*no system role"):
         render.prompt_ids(SUM)
 
 
@@ -81,16 +81,16 @@ def test_a_system_message_is_not_lost_without_a_chat_template() -> None:
 
 def test_unknown_characters_are_named_with_their_row() -> None:
     render = _renderer(CHARACTERS)
-    with pytest.raises(DataError, match=r"^prompt 'p/7' has characters .* know: '#', 'É'; add them"):
+    with pytest.raises(DataError, match=r"^prompt 'p/7' .*'#', 'É'"):
         render.prompt_ids(Prompt("p/7", "1#2É#", "math", "1"))
-    with pytest.raises(DataError, match=r"the demonstration of prompt 'p/8' has characters .*: 'Z'"):
+    with pytest.raises(DataError, match=r"demonstration of prompt 'p/8' .*: 'Z'"):
         render.demonstration_ids(Prompt("p/8", "1", "math", "1", demonstration="Z"))
-    with pytest.raises(DataError, match="line 3 has characters"):
+    with pytest.raises(DataError, match=r"^line 3 "):
         render.text_ids("Z", "line 3")
 
 
 def test_a_prompt_without_tokens_is_an_error() -> None:
-    with pytest.raises(DataError, match="prompt 'e' has no tokens"):
+    with pytest.raises(DataError, match="'e'"):
         _renderer().prompt_ids(Prompt("e", "", "math", "1"))
 
 
@@ -138,5 +138,5 @@ def test_memory_is_bounded_and_the_oldest_is_forgotten(monkeypatch: pytest.Monke
 def test_a_tokenizer_without_an_end_token_is_refused() -> None:
     tokenizer = character_tokenizer()
     tokenizer.eos_token = None
-    with pytest.raises(DataError, match="no end-of-sequence token"):
+    with pytest.raises(DataError, match="eos_token"):
         Renderer(tokenizer, Template())

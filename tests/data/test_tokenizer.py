@@ -1,4 +1,4 @@
-"""The character tokenizer gives every text back, also after a folder was saved beside a model and loaded again."""
+"""The character tokenizer gives every text back, also after a folder was saved next to a model and loaded again."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen3Config
 
 from pipeline.data.generators.base import generate, text_lines
-from pipeline.data.tokenizer import CHARACTERS, EOS, PAD, character_set, character_tokenizer, unknown_characters
+from pipeline.data.tokenizer import CHARACTERS, EOS, PAD, character_tokenizer, unknown_characters
 from pipeline.errors import DataError
 
 WIDE = CHARACTERS + "'ABCé€𝄞 日本\t"
@@ -63,18 +63,13 @@ def test_the_default_set_knows_the_built_in_domains_in_every_form() -> None:
         params = {**few, "forms": forms[name]}
         texts += [r["question"] + r["demonstration"] for r in generate(name, params).demonstrations]
         texts += text_lines(name, params)
-    assert not set(character_set(texts)) - set(CHARACTERS)
+    assert not set("".join(texts)) - set(CHARACTERS)
 
 
 def test_ids_count_up_from_the_special_ones_in_the_given_order() -> None:
     tokenizer = character_tokenizer("bca b")
     assert len(tokenizer) == 6
     assert tokenizer("bca ")["input_ids"] == [2, 3, 4, 5]
-
-
-def test_character_set_is_sorted_and_distinct() -> None:
-    assert character_set(["ba", "", "cab"]) == "abc"
-    assert character_set([]) == ""
 
 
 @pytest.mark.parametrize(

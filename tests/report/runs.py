@@ -20,6 +20,25 @@ rl:
   algorithm: {name: grpo}
   rounds: 3  # the reference moves before each
 """
+ROLLOUT: dict[str, Any] = {
+    "stage": "rl",
+    "round": 1,
+    "step": 1,
+    "prompt_id": "p",
+    "domain": "arithmetic",
+    "prompt": "1+1=",
+    "response": "2",
+    "sample": 0,
+    "reward": 1.0,
+    "status": "graded",
+    "score": 1.0,
+    "reason": "equal",
+    "extracted": "2",
+    "finish_reason": "stop",
+    "length": 1,
+    "kept": True,
+}
+"""One line of rollouts.jsonl."""
 
 
 def make_run(folder: Path, rounds: int = 3, steps_per_round: int = 20, sft_steps: int = 60, seed: int = 7) -> Path:

@@ -1,4 +1,4 @@
-"""Alarms stand on the page as text, and what a roll-back undid stands nowhere but in the files."""
+"""Alarms are on the page as text, and rows that a roll-back undid are in the files only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ SIGN = {"measure": "entropy", "value": 0.003, "limit": 0.02, "said": "entropy fe
 
 
 def collapse(**more: Any) -> dict[str, Any]:
-    return {"kind": "alarm", "alarm": "collapse", "stage": "rl", "step": 60, "signs": [SIGN], "time": {}, **more}
+    place = {"stage": "rl", "stage_kind": "rl", "round": 3, "step": 60}
+    return {"kind": "alarm", "alarm": "collapse", **place, "signs": [SIGN], "time": {}, **more}
 
 
 def rolled_back(to_step: int) -> dict[str, Any]:
@@ -43,9 +44,9 @@ def test_a_run_without_alarms_has_no_such_section(run_dir: Path) -> None:
 
 def test_alarms_are_said_in_words_and_escaped(run_dir: Path, tmp_path: Path) -> None:
     rows = read_rows(run_dir / "metrics.jsonl")
-    graders = {"kind": "alarm", "alarm": "verifier", "stage": "rl", "where": "round 1 step 4", "failure_rate": 0.125}
-    rows += [graders | {"responses": 512, "first": f"First: verifier_error: {HOSTILE}", "time": {}}]
-    rows += [collapse(action="warn"), collapse(action="stop"), rolled_back(40)]
+    graders = {"kind": "alarm", "alarm": "verifier", "stage": "rl", "step": 4, "where": "round 1 step 4"}
+    graders |= {"failure_rate": 0.125, "responses": 512, "first": f"First: verifier_error: {HOSTILE}", "time": {}}
+    rows += [graders, collapse(action="warn"), collapse(action="stop"), rolled_back(40)]
     write(tmp_path, "metrics.jsonl", rows)
     page = build_page(tmp_path).read_text(encoding="utf-8")
     assert "round 1 step 4: graders failed on 12% of 512 responses. First: verifier_error: &lt;/script&gt;" in page
@@ -78,14 +79,14 @@ def test_undone_steps_and_evaluations_count_no_more(run_dir: Path, tmp_path: Pat
     write(tmp_path / "demo", "metrics.jsonl", [*rows[:at], *bad, rolled_back(40), *rows[at:]])
     (tmp_path / "demo" / "run.json").write_text((run_dir / "run.json").read_text())
     assert build_summary(tmp_path / "demo") == build_summary(run_dir)
-    assert [r["step"] for r in read_run(tmp_path / "demo").rl_steps] == list(range(1, 61))
+    assert [r.step for r in read_run(tmp_path / "demo").rl_steps] == list(range(1, 61))
 
 
 def test_answers_of_a_step_done_twice_are_two_groups(run_dir: Path, tmp_path: Path) -> None:
     rows = read_rows(run_dir / "rollouts.jsonl")
     write(tmp_path, "rollouts.jsonl", rows + [r | {"roll_backs": 1} for r in rows if r["step"] == 60])
-    twice = [g for g in choose_samples(tmp_path / "rollouts.jsonl").groups if g["step"] == 60]
-    once = [g for g in choose_samples(run_dir / "rollouts.jsonl").groups if g["step"] == 60]
+    twice = [g for g in choose_samples(tmp_path).groups if g["step"] == 60]
+    once = [g for g in choose_samples(run_dir).groups if g["step"] == 60]
     assert len(twice) == 2 * len(once)
     assert {len(g["samples"]) for g in twice} == {len(g["samples"]) for g in once}
     assert sorted(g["roll_backs"] for g in twice) == [0] * len(once) + [1] * len(once)

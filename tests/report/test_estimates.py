@@ -106,9 +106,9 @@ def test_ties_share_and_blanks_do_not_vote() -> None:
 
 @pytest.mark.parametrize("k", [0, -1, 4])
 def test_a_k_that_the_samples_cannot_give_is_refused(k: int) -> None:
-    with pytest.raises(DataError, match=rf"k must be in \[1, 3\].*got {k}"):
+    with pytest.raises(DataError, match=rf"\[1, 3\].* {k}\b"):
         pass_at_k(3, 1, k)
-    with pytest.raises(DataError, match=rf"got {k}"):
+    with pytest.raises(DataError, match=rf" {k}\b"):
         maj_at_k([True] * 3, ["1"] * 3, k)
 
 
@@ -157,9 +157,9 @@ def test_pairing_takes_out_how_hard_each_prompt_is() -> None:
 
 
 def test_a_pair_of_different_prompts_is_refused() -> None:
-    with pytest.raises(DataError, match=r"same prompts.*'b'"):
+    with pytest.raises(DataError, match="'b'"):
         paired_difference({"a": 1.0}, {"a": 1.0, "b": 0.0}, 0)
-    with pytest.raises(DataError, match="at least one"):
+    with pytest.raises(DataError, match="none"):
         paired_difference({}, {}, 0)
 
 
@@ -185,7 +185,7 @@ def test_a_gain_at_equal_reach_is_all_sharpening_and_at_equal_sharpness_all_new(
 
 @pytest.mark.parametrize("wrong", [(0.9, 0.5, 0.1, 0.2), (0.1, 0.2, -0.1, 0.2), (0.1, 0.2, 0.5, 1.5)])
 def test_a_gain_of_impossible_rates_is_refused(wrong: tuple[float, float, float, float]) -> None:
-    with pytest.raises(DataError, match="expected 0 <= pass@1"):
+    with pytest.raises(DataError, match=r"pass@1=.* pass@k="):
         decompose_gain(*wrong)
 
 
@@ -217,13 +217,13 @@ def test_prompts_that_lost_samples_are_counted_not_guessed() -> None:
 
 
 def test_bad_samples_are_refused_by_name() -> None:
-    with pytest.raises(DataError, match=r"'p'.*one length"):
+    with pytest.raises(DataError, match="'p'"):
         PromptSamples("p", (True,), (), (1,), (False,))
-    with pytest.raises(DataError, match="at least one prompt"):
+    with pytest.raises(DataError, match=r"data\.evaluation"):
         summarize_domain([], 2, 0)
-    with pytest.raises(DataError, match=r"k must be >= 1, got 0; set evaluation\.k"):
+    with pytest.raises(DataError, match=r"0.*evaluation\.k"):
         summarize_domain([make("a", "1")], 0, 0)
-    with pytest.raises(DataError, match="'a' occurs more than once"):
+    with pytest.raises(DataError, match="'a'"):
         summarize_domain([make("a", "1"), make("a", "0")], 1, 0)
 
 

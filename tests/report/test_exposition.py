@@ -1,4 +1,4 @@
-"""/metrics says what metrics.jsonl says, in a format that Prometheus' own parser reads, while the run goes on."""
+"""/metrics says what metrics.jsonl says, in a format that Prometheus' own parser reads, during the run."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline.errors import ConfigError
 from pipeline.report.exposition import CONTENT_TYPE, Reading, exposed, exposition
+from pipeline.report.files import read_run
 from pipeline.report.summary import count_seconds
 from tests.report.runs import make_run, read_rows
 
@@ -66,7 +67,8 @@ def test_it_says_what_the_file_says(tmp_path: Path) -> None:
     assert of(samples, "clip_fraction_ratio") == clipped
     last = evaluations[-1]["domains"]["induction"]["pass@1"]["value"]
     assert of(samples, "pass_at_1", domain="induction") == last
-    seconds = count_seconds([r for r in rows if r["kind"] == "step"], evaluations)
+    files = read_run(run)
+    seconds = count_seconds(files.steps, files.evaluations)
     assert of(samples, "phase_seconds_total", stage="rl", phase="update") == pytest.approx(seconds["update"], abs=1e-3)
     assert of(samples, "alarms_total", alarm="collapse") == 0
 
@@ -74,8 +76,9 @@ def test_it_says_what_the_file_says(tmp_path: Path) -> None:
 def test_counts_add_up_and_alarms_are_counted(tmp_path: Path) -> None:
     shares = {"verdict/graded": 0.75, "verdict/timeout": 0.25, "verdict/responses": 8.0, "tokens/generated": 100.0}
     step = {"kind": "step", "stage": "rl", "round": 1, "step": 1, "metrics": shares, "time": {}}
-    alarm = {"kind": "alarm", "stage": "rl", "round": 1, "step": 1, "alarm": "collapse", "time": {}}
-    evaluation = {"kind": "evaluation", "stage": "rl", "domains": {}, "verdicts": {"graded": 5}, "time": {}}
+    alarm = {"kind": "alarm", "alarm": "collapse", "stage": "rl", "round": 1, "step": 1, "action": "warn", "signs": []}
+    evaluation = {"kind": "evaluation", "stage": "rl", "round": 1, "step": 1, "label": "after round 1", "k": 1}
+    evaluation |= {"domains": {}, "verdicts": {"graded": 5}, "time": {}}
     file = tmp_path / "metrics.jsonl"
     file.write_text("".join(json.dumps(r) + "\n" for r in (step, alarm, evaluation, step)) + '{"kind":"al')
     reading = Reading(file)
@@ -87,17 +90,31 @@ def test_counts_add_up_and_alarms_are_counted(tmp_path: Path) -> None:
     assert of(samples, "generated_tokens_total") == 100
     assert of(samples, "alarms_total", alarm="collapse") == 1
     with file.open("a") as more:  # the torn line is written to its end, and counted once
-        more.write('arm","alarm":"verifier"}\n')
+        more.write(
+            'arm","alarm":"verifier","stage":"rl","step":1,"failure_rate":1,"responses":4,"where":"","first":""}\n'
+        )
     reading.refresh()
     reading.refresh()
     samples = parsed(exposition(reading, "a"))
     assert of(samples, "alarms_total", alarm="verifier") == 1
     assert of(samples, "verdicts_total", status="graded", of="training") == 12
-    file.write_text(json.dumps(step) + "\n")  # cut back by a run that goes on
+    assert of(samples, "unreadable_lines_total") == 0
+    file.write_text(json.dumps(step) + "\n")  # cut back by a resumed run
     reading.refresh()
     samples = parsed(exposition(reading, "a"))
     assert of(samples, "verdicts_total", status="graded", of="training") == 6
     assert of(samples, "alarms_total", alarm="collapse") == 0
+
+
+@pytest.mark.parametrize("damage", ["{", "[1]", "3", "{}", '{"kind":"step","stage":"rl"}'])
+def test_a_damaged_line_is_counted_and_the_rest_is_served(damage: str, tmp_path: Path) -> None:
+    step = {"kind": "step", "stage": "rl", "round": 1, "step": 1, "metrics": {"entropy": 0.5}, "time": {}}
+    (tmp_path / "metrics.jsonl").write_text(damage + "\n" + json.dumps(step) + "\n")
+    reading = Reading(tmp_path / "metrics.jsonl")
+    reading.refresh()
+    samples = parsed(exposition(reading, "a"))
+    assert of(samples, "unreadable_lines_total") == 1
+    assert of(samples, "entropy") == 0.5
 
 
 def test_labels_that_need_it_are_escaped(tmp_path: Path) -> None:
@@ -123,7 +140,7 @@ def test_it_is_served_on_loopback_as_long_as_the_block_lasts(tmp_path: Path, por
 
 def test_a_port_in_use_is_an_error_that_says_so(tmp_path: Path, port: int) -> None:
     with exposed(tmp_path, "first", port):
-        with pytest.raises(ConfigError, match=rf"report\.metrics_port={port} .*in use.*; set another"):
+        with pytest.raises(ConfigError, match=rf"report\.metrics_port={port} .*in use"):
             with exposed(tmp_path, "second", port):
                 pass
 

@@ -58,8 +58,8 @@ def test_curves_hold_the_rows_values(run_dir: Path, charts: dict[str, Chart]) ->
 
 def test_one_domain_gives_one_reward_curve_and_what_is_missing_is_a_gap(tmp_path: Path) -> None:
     rows = [
-        '{"kind":"step","stage":"rl","round":1,"step":1,"metrics":{"reward/sampled":0.5,"reward/mean/a":0.5,"kl/k3":1}}',
-        '{"kind":"step","stage":"rl","round":1,"step":2,"metrics":{"reward/sampled":0.7,"reward/mean/a":0.7}}',
+        '{"kind":"step","stage":"rl","round":1,"step":1,"metrics":{"reward/sampled":0.5,"reward/mean/a":0.5,"kl/k3":1},"time":{}}',
+        '{"kind":"step","stage":"rl","round":1,"step":2,"metrics":{"reward/sampled":0.7,"reward/mean/a":0.7},"time":{}}',
     ]
     (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + "\n")
     found = {c.name: c for c in build_charts(read_run(tmp_path))}

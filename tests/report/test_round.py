@@ -49,7 +49,8 @@ def test_rounds_of_two_stages_are_apart_and_alarms_come_first(run_dir: Path, tmp
     rows = read_rows(run_dir / "metrics.jsonl")
     more = [{**r, "stage": "rl_again", "stage_kind": "rl"} for r in rows if r["stage"] == "rl" and r.get("round") == 1]
     sign = {"measure": "KL", "value": 2.0, "limit": 1.0, "said": "KL rose to 2 (guard.max_kl: 1)"}
-    alarm = {"kind": "alarm", "alarm": "collapse", "stage": "rl", "step": 60, "action": "warn", "signs": [sign]}
+    alarm = {"kind": "alarm", "alarm": "collapse", "stage": "rl", "round": 3, "step": 60, "action": "warn"}
+    alarm["signs"] = [sign]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in [*rows, alarm, *more]))
     text = round_markdown(tmp_path)
     assert text.startswith(

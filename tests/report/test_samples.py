@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -11,27 +12,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.report.rows import rollout_row
 from pipeline.report.samples import choose_samples, divide, shorten, spaced, verdict_name
+from tests.report.runs import ROLLOUT
 
 
-def write(path: Path, stages: dict[str, int], group_size: int = 4, response: str = "r") -> Path:
-    with path.open("w") as file:
-        for stage, groups in stages.items():
-            for step in range(groups):
-                for sample in range(group_size):
-                    row = {"stage": stage, "step": step, "prompt_id": f"p{step}", "sample": sample, "status": "graded"}
-                    file.write(json.dumps(row | {"score": 1.0, "reward": 1.0, "response": response}) + "\n")
-    return path
+def write(folder: Path, stages: dict[str, int], group_size: int = 4, response: str = "r") -> Path:
+    rows = [
+        ROLLOUT | {"stage": stage, "step": step, "prompt_id": f"p{step}", "sample": sample, "response": response}
+        for stage, groups in stages.items()
+        for step in range(groups)
+        for sample in range(group_size)
+    ]
+    (folder / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
 
 
 def test_a_small_run_is_shown_whole(tmp_path: Path) -> None:
-    chosen = choose_samples(write(tmp_path / "r.jsonl", {"rl": 10, "evaluation/a": 3}))
+    chosen = choose_samples(write(tmp_path, {"rl": 10, "evaluation/a": 3}))
     assert (chosen.num_shown, chosen.num_samples, chosen.num_groups) == (52, 52, 13)
     assert [g["step"] for g in chosen.groups] == [*range(10), *range(3)]
 
 
 def test_a_large_run_is_shown_evenly_in_whole_groups(tmp_path: Path) -> None:
-    chosen = choose_samples(write(tmp_path / "r.jsonl", {"rl": 900, "evaluation/a": 100, "evaluation/b": 5}), most=200)
+    chosen = choose_samples(write(tmp_path, {"rl": 900, "evaluation/a": 100, "evaluation/b": 5}), most=200)
     assert chosen.num_samples == 4 * 1005
     assert chosen.num_shown == sum(len(g["samples"]) for g in chosen.groups) <= 200
     assert {len(g["samples"]) for g in chosen.groups} == {4}
@@ -46,29 +50,29 @@ def test_a_large_run_is_shown_evenly_in_whole_groups(tmp_path: Path) -> None:
 
 
 def test_one_group_larger_than_the_page_is_cut_to_it(tmp_path: Path) -> None:
-    chosen = choose_samples(write(tmp_path / "r.jsonl", {"rl": 2}, group_size=30), most=10)
+    chosen = choose_samples(write(tmp_path, {"rl": 2}, group_size=30), most=10)
     assert (chosen.num_shown, chosen.num_samples) == (10, 60)
 
 
 def test_long_answers_keep_their_ends_and_the_page_its_size(tmp_path: Path) -> None:
     response = "begin" + "x" * 50_000 + "end"
-    chosen = choose_samples(write(tmp_path / "r.jsonl", {"rl": 50}, response=response))
+    chosen = choose_samples(write(tmp_path, {"rl": 50}, response=response))
     shown = [s["response"] for g in chosen.groups for s in g["samples"]]
     assert all(s.startswith("begin") and s.endswith("end") and "left out" in s for s in shown)
     assert max(map(len, shown)) < 6100
 
 
 def test_no_file_and_torn_lines(tmp_path: Path) -> None:
-    assert choose_samples(tmp_path / "none.jsonl").num_samples == 0
-    path = write(tmp_path / "r.jsonl", {"rl": 1})
+    assert choose_samples(tmp_path).num_samples == 0
+    path = write(tmp_path, {"rl": 1}) / "rollouts.jsonl"
     path.write_bytes(path.read_bytes() + b'{"stage": "rl", "st\n[1]\nNaN\n')
-    assert choose_samples(path).num_samples == 4
+    assert choose_samples(tmp_path).num_samples == 4
 
 
 def test_numbers_that_json_cannot_hold_are_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "r.jsonl"
-    path.write_text('{"stage":"rl","step":1,"prompt_id":"p","reward":NaN,"score":Infinity,"status":"graded"}\n')
-    sample = choose_samples(path).groups[0]["samples"][0]
+    row = ROLLOUT | {"reward": math.nan, "score": math.inf}
+    (tmp_path / "rollouts.jsonl").write_text(json.dumps(row) + "\n")
+    sample = choose_samples(tmp_path).groups[0]["samples"][0]
     assert sample["reward"] is None
     assert sample["score"] is None
 
@@ -112,4 +116,4 @@ def test_shortened_text_keeps_that_many_characters(text: str, most: int) -> None
     [("graded", 1.0, "right"), ("graded", 0.4, "partial"), ("graded", 0.0, "wrong"), ("timeout", 0.0, "timeout")],
 )
 def test_verdicts_are_named_for_people(status: str, score: float, name: str) -> None:
-    assert verdict_name({"status": status, "score": score}) == name
+    assert verdict_name(rollout_row(ROLLOUT | {"status": status, "score": score}, "here")) == name

@@ -218,10 +218,10 @@ def test_a_collapse_is_rolled_back_with_the_knob_turned_and_everybody_is_told(tm
     mine, theirs = read_run(tmp_path / "a"), read_run(tmp_path / "b")
     spent = {"tokens/generated", "policy/version"}
     for row, other in zip(mine.rl_steps, theirs.rl_steps, strict=True):
-        same = {k: v for k, v in row["metrics"].items() if k not in spent}
-        assert same == {k: v for k, v in other["metrics"].items() if k not in spent}
-    assert mine.rl_steps[-1]["metrics"]["tokens/generated"] > theirs.rl_steps[-1]["metrics"]["tokens/generated"]
-    assert [e["label"] for e in mine.evaluations] == [e["label"] for e in theirs.evaluations]
+        same = {k: v for k, v in row.metrics.items() if k not in spent}
+        assert same == {k: v for k, v in other.metrics.items() if k not in spent}
+    assert mine.rl_steps[-1].metrics["tokens/generated"] > theirs.rl_steps[-1].metrics["tokens/generated"]
+    assert [e.label for e in mine.evaluations] == [e.label for e in theirs.evaluations]
     model = "model/model.safetensors"
     assert (tmp_path / "a" / model).read_bytes() == (tmp_path / "b" / model).read_bytes()
 
@@ -247,7 +247,7 @@ def test_a_collapse_that_old_responses_hid_is_rolled_back_to_before_it(tmp_path:
     assert len([n for n, _ in heard if n == "verizero.collapse.suspected"]) == 1
     model = "model/model.safetensors"
     assert (tmp_path / "a" / model).read_bytes() == (tmp_path / "b" / model).read_bytes()
-    assert {r["metrics"]["staleness/max"] for r in read_run(tmp_path / "a").rl_steps[1:]} == {1.0}
+    assert {r.metrics["staleness/max"] for r in read_run(tmp_path / "a").rl_steps[1:]} == {1.0}
 
 
 KINDS: list[list[str]] = [

@@ -215,8 +215,8 @@ NO_ANSWER = {"answer": None}
         ({"loss": {"name": "dpo", "beta": 0}}, "beta = 0"),
         ({"loss": {"name": "dpo", "beta": -1}}, "beta = -1"),
         ({"loss": {"name": "simpo"}, "parts": 2}, "preference.parts=2 refreshes the reference"),
-        ({"steps": None}, "exactly one of steps and epochs"),
-        ({"epochs": 1}, "exactly one of steps and epochs"),
+        ({"steps": None}, "preference.steps and preference.epochs"),
+        ({"epochs": 1}, "preference.steps and preference.epochs"),
         ({"on_wrong_chosen": "swap"}, "pairs of files, and there are none"),
         (
             {"on_wrong_chosen": "swap", "pairs": [{"file": "x.jsonl", "mapping": {"verifier": None}}]},

@@ -75,20 +75,20 @@ def columns(
     """For each of `digits` columns, units first, the sum with the carry (the difference with the borrow), and how it is
     written: "7+8=15", then "2+5+1=8"; "17-9=8" where ten was borrowed.
 
-    With `noise`, a column is off by one with that chance, and what follows goes on from the wrong number.
+    With `noise`, a column is off by one with that chance, and later columns use the wrong number.
     """
     operator, a, b = task
-    found, written, carry = [], [], 0
+    results, written, carry = [], [], 0
     for _ in range(digits):
         a, x = divmod(a, 10)
         b, y = divmod(b, 10)
         low = operator == "-" and x < y + carry
         right = x + y + carry if operator == "+" else x + 10 * low - y - carry
-        said = right if rng is None else slip(right, noise, rng)
-        found.append(said)
-        written.append(f"{x + 10 * low}{operator}{y}{f'{operator}1' if carry else ''}={said}")
-        carry = int(said > 9) if operator == "+" else int(low)
-    return found, written
+        result = right if rng is None else slip(right, noise, rng)
+        results.append(result)
+        written.append(f"{x + 10 * low}{operator}{y}{f'{operator}1' if carry else ''}={result}")
+        carry = int(result > 9) if operator == "+" else int(low)
+    return results, written
 
 
 def compose(scratchpad: list[int]) -> int:
@@ -100,18 +100,18 @@ def compose(scratchpad: list[int]) -> int:
 
 def demonstration(task: Task, digits: int, noise: float, rng: random.Random) -> str:
     """A response to imitate: a wrong column leads to the wrong answer that follows from it."""
-    found, written = columns(task, digits, noise, rng)
-    return f"<think>{' '.join(written)}</think>\\boxed{{{compose(found)}}}"
+    results, written = columns(task, digits, noise, rng)
+    return f"<think>{' '.join(written)}</think>\\boxed{{{compose(results)}}}"
 
 
 def _num_pairs(digits: int) -> int:
-    """How many unordered pairs of operands there are."""
+    """Return the number of unordered pairs of operands."""
     size: int = 10**digits
     return size * (size + 1) // 2
 
 
 def _num_tasks(operator: Operator, digits: int) -> int:
-    """How many tasks there are: ordered pairs for sums, pairs with a >= b for differences."""
+    """Return the number of tasks: ordered pairs for sums, pairs with a >= b for differences."""
     size: int = 10**digits
     return size * size if operator == "+" else _num_pairs(digits)
 

@@ -1,4 +1,4 @@
-"""What a generator of tasks is: a params class and `rows(params, seed)`, in a file of its own beside this one.
+"""Generators of tasks: each is a params class and `rows(params, seed)`, in a file of its own in this folder.
 
 A generator writes rows in the format of a user's own file:
 `{"id", "question", "answer", "domain", "verifier", "demonstration"?}`. It may also have

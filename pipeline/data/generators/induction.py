@@ -34,7 +34,7 @@ class Params(GeneratorParams):
     num_evaluation: int = Field(120, ge=0)
     num_demonstrations: int = Field(27_000, ge=0, description="spread evenly over the training tasks")
     noise: Probability = Field(
-        0.3, description="chance that a number in the scratchpad is off by one; what follows goes on from it"
+        0.3, description="chance that a number in the scratchpad is off by one; later numbers use it"
     )
     num_text: int = Field(20_000, ge=0, description="lines of unlabelled text")
     text_noise: Probability = Field(0.6, description="as noise, in the unlabelled text")
@@ -101,13 +101,13 @@ def demonstration(task: Task, params: Params, noise: float, rng: random.Random) 
 
 def _functions(params: Params) -> list[Task]:
     """Every function once, in the first form that writes it."""
-    found: dict[tuple[int, int], Task] = {}
+    functions: dict[tuple[int, int], Task] = {}
     for form in params.forms:
         for a in range(params.a_min, params.a_max + 1):
             for b in range(params.b_min, params.b_max + 1):
                 task = (form, a, b)
-                found.setdefault((value(task, 1) - value(task, 0), value(task, 0)), task)
-    return list(found.values())
+                functions.setdefault((value(task, 1) - value(task, 0), value(task, 0)), task)
+    return list(functions.values())
 
 
 def _partition(params: Params, seed: int) -> tuple[list[Task], list[Task]]:
