@@ -108,12 +108,15 @@ def compare_overlap(asked: argparse.Namespace) -> None:
 
     The same responses each time, the two ways in turn, in one process: medians over all steps.
     """
+    from dataclasses import replace
+
     from pipeline.config.load import load_recipe
-    from pipeline.loop.steps import generate, next_prompts, verify
+    from pipeline.loop.steps import rl_steps
     from pipeline.models.load import quiet
     from pipeline.report.progress import Silent
+    from pipeline.run.opening import opened
     from pipeline.scoring.verdict_cache import VerdictCache
-    from pipeline.whole_run import opened, run_folder
+    from pipeline.whole_run import run_folder
 
     quiet()
     overrides = ["stages=[rl]", "data.evaluation=[]", "report.trackers=[]", "name=bench"]
@@ -127,13 +130,15 @@ def compare_overlap(asked: argparse.Namespace) -> None:
         times: dict[bool, list[dict[str, float]]] = {True: [], False: []}
         with opened(config, asked.recipe.resolve().parent, run_folder(config), "never", Silent()) as session:
             for step in range(asked.steps + 1):
-                prompts = next_prompts(session, config.rl.prompts_per_step)
+                prompts = rl_steps(session).next_prompts(config.rl.prompts_per_step)
                 rewards = []
                 for on in (True, False) if step % 2 else (False, True):
-                    session.config, session.grader.cache = ways[on], known[on]
-                    groups, _ = verify(session, prompts, generate(session, prompts, step))
+                    session.setup = replace(session.setup, config=ways[on])
+                    session.workers.graders.of_stage.cache = known[on]
+                    steps = rl_steps(session)  # of the setup with this way
+                    groups, _ = steps.verify(prompts, steps.generate(prompts, step))
                     rewards.append([g.rewards for g in groups])
-                    times[on].append(session.take_times())
+                    times[on].append(session.recorder.take_times())
                 if rewards[0] != rewards[1]:
                     raise SystemExit("the two ways gave different rewards")
     for on, measured in times.items():
