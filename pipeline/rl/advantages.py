@@ -31,11 +31,15 @@ class Rewarded:
     groups: Tensor
     """[B] int64 in 0..num_groups-1."""
     values: Tensor | None = None
+    """[B, T]: the critic's value of the state before each token."""
     final_values: Tensor | None = None
     """[B]: the critic's value past the last token, for truncated responses."""
     truncated: Tensor | None = None
+    """[B] bool: the response ended at the length limit."""
     greedy_rewards: Tensor | None = None
+    """[B]: the reward of the greedy response to the row's prompt."""
     components: Tensor | None = None
+    """[B, K]."""
     all_reduce: AllReduce = identity
 
     @property
@@ -75,11 +79,13 @@ def gae(
         if x.final_values is None or x.truncated is None:
             raise DataError("gae with bootstrap_truncated needs final_values and truncated, got None")
         final = masked(x.final_values.to(final.dtype), x.truncated.bool())
+    # Two lambdas: the policy's trades bias for variance, the critic's (usually 1) keeps its targets unbiased.
     policy_lam: float | Tensor = lam if length_alpha is None else length_adaptive_lambda(x.lengths, length_alpha)
     advantages = lambda_return(x.token_rewards, values, x.mask, final, gamma=gamma, lam=policy_lam)
     returns = advantages + values
     if lam_critic is not None:
         returns = values + lambda_return(x.token_rewards, values, x.mask, final, gamma=gamma, lam=lam_critic)
+    # Only now: the returns stay in the reward's unit, in which the critic learns.
     if whiten:
         advantages = _whiten(x, advantages, x.mask, **spread)
     return advantages, masked(returns, x.mask)
@@ -97,10 +103,12 @@ def group_norm(x: Rewarded, *, baseline: str, std: str, ddof: int, eps: float) -
     if std == "none":
         return centred
     if std == "batch":
+        # The spread of the batch is not 0 for a flat group: `_zero_if_flat` keeps that group's rounding out.
         _, _, spread = moments(x.rewards, x.rows, ddof, x.all_reduce)
         return _zero_if_flat(x.rewards, x.groups, centred / (spread + eps))
     if std == "leave_one_out":
         spread = _others_std(x.rewards, x.groups, ddof)
+        # One right answer among wrong ones: its others have no spread, and dividing by eps would make a spike.
         return torch.where(spread > 0, centred / (spread + eps), centred)
     return _zero_if_flat(x.rewards, x.groups, centred / (_group_std(x.rewards, x.groups, ddof) + eps))
 
@@ -114,11 +122,12 @@ def leave_one_out(x: Rewarded) -> Tensor:
     """Return R_i - mean of the others of the group, [B]. Source: arXiv:2402.14740."""
     size = _sum(torch.ones_like(x.rewards), x.groups)
     # R_i - mean of the others = (R_i - mean of all) n / (n - 1)
-    return group_mean(x) * divide(size, size - 1)
+    return group_mean(x) * divide(size, size - 1)  # 0 for a group of one, which has no others
 
 
 def max_rl(x: Rewarded) -> Tensor:
     """Return (R_i - mean) / mean of the group, 0 where the mean is not positive, [B]. Source: arXiv:2602.02710."""
+    # A negative mean would turn the sign of every advantage; clamped to 0, `divide` answers 0.
     return divide(group_mean(x), _mean(x.rewards, x.groups).clamp(min=0))
 
 
@@ -174,6 +183,7 @@ def normalize_then_sum(x: Rewarded, *, weights: tuple[float, ...] | None, ddof: 
         raise DataError(f"advantage.weights has {len(weights)} numbers for {num} reward components; give one for each")
     total = torch.zeros_like(x.rewards)
     for weight, column in zip(weights, x.components.unbind(dim=1), strict=True):
+        # Each component is brought to its own unit first, so that one of large numbers does not hide the rest.
         centred = column - _mean(column, x.groups)
         total = total + weight * _zero_if_flat(column, x.groups, centred / (_group_std(column, x.groups, ddof) + eps))
     return _whiten(x, total, x.rows, ddof, eps)
@@ -182,6 +192,7 @@ def normalize_then_sum(x: Rewarded, *, weights: tuple[float, ...] | None, ddof: 
 def flat_groups(rewards: Tensor, groups: Tensor) -> Tensor:
     """Return [B] bool: True where all rewards of the row's group are equal."""
     size = int(groups.max()) + 1 if len(groups) else 0
+    # Largest equals smallest: exact, while a standard deviation of equal floats need not be 0.
     high = torch.full((size,), float("-inf"), dtype=rewards.dtype, device=rewards.device)
     low = torch.full_like(high, float("inf"))
     high = high.scatter_reduce(0, groups, rewards, "amax")
@@ -200,6 +211,7 @@ def _zero_if_flat(rewards: Tensor, groups: Tensor, x: Tensor) -> Tensor:
 
 def _sum(x: Tensor, groups: Tensor) -> Tensor:
     size = int(groups.max()) + 1 if len(groups) else 0
+    # Sums by group [G], spread back over the rows by the last index: [B].
     return torch.zeros(size, dtype=x.dtype, device=x.device).index_add(0, groups, x)[groups]
 
 
@@ -213,13 +225,13 @@ def _group_std(x: Tensor, groups: Tensor, ddof: int) -> Tensor:
 
 
 def _others_std(x: Tensor, groups: Tensor, ddof: int) -> Tensor:
-    """Return the standard deviation of each row's others.
+    """Return the standard deviation of the other rewards in each row's group, [B].
 
     Their sum of squares is S - n/(n-1) c_i^2, with c centred on the group's mean and S the group's sum of c^2.
     """
     centred = x - _mean(x, groups)
     size, total = _sum(torch.ones_like(x), groups), _sum(centred**2, groups)
-    others = (total - divide(size, size - 1) * centred**2).clamp(min=0)
+    others = (total - divide(size, size - 1) * centred**2).clamp(min=0)  # rounding may go below 0
     # Equal to a millionth of the group's spread is equal: less is rounding, and dividing by it makes spikes.
     others = torch.where(others <= 1e-12 * total, torch.zeros_like(others), others)
     return divide(others, size - 1 - ddof).sqrt()

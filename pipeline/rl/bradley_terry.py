@@ -13,6 +13,7 @@ def bradley_terry_loss(chosen: Tensor, rejected: Tensor, total: float) -> Tensor
     chosen, rejected: rewards [B]. Computed in float32 or wider.
     Source: arXiv:2203.02155 eq. 1, for one pair a prompt.
     """
+    # Rewards of half precision are subtracted in float32 (`rejected` is promoted): only the small difference counts.
     margin = chosen.to(torch.promote_types(chosen.dtype, torch.float32)) - rejected
     return -F.logsigmoid(margin).sum() / total
 
@@ -34,6 +35,7 @@ def calibration_error(margins: Tensor, bins: int = 10) -> float:
         return float("nan")
     confidence = torch.sigmoid(margins.double().abs())
     right = (margins > 0).double() + 0.5 * (margins == 0).double()
-    which = ((confidence - 0.5) * 2 * bins).long().clamp(max=bins - 1)
+    which = ((confidence - 0.5) * 2 * bins).long().clamp(max=bins - 1)  # confidence 1 falls into the last bin
+    # In a bin of n pairs, n |share right - mean confidence| = |sum of (right - confidence)|.
     off = torch.zeros(bins, dtype=torch.float64).index_add_(0, which, right - confidence)
     return float(off.abs().sum() / len(margins))

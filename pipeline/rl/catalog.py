@@ -49,7 +49,7 @@ class Option:
             return isinstance(value, bool)
         if self.many:
             return isinstance(value, tuple) and len(value) > 0 and all(isinstance(v, (int, float)) for v in value)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)):  # to Python a bool is an int
             return False
         return (self.above is None or value > self.above) and self.low <= value <= self.high
 

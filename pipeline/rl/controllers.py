@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pipeline.errors import CheckpointError, ConfigError
 from pipeline.rl.parts import Parts
 
+# One outlier of a batch moves the coefficient no further than this error would.
 _KL_ERROR_LIMIT = 0.2
 
 
@@ -55,7 +56,7 @@ class EntropyController:
     """
 
     def __init__(self, coef: float, target: float | None, step: float, highest: float) -> None:
-        self.raw = coef
+        self.raw = coef  # continues to move while the bonus is off
         self.target = target
         self.step = step
         self.highest = highest

@@ -37,6 +37,7 @@ def mismatch_weights(choice: Mismatch, old_logprobs: Tensor, rollout_logprobs: T
     Source: truncated, F. Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training";
     masked, arXiv:2510.18855 (IcePop).
     """
+    # Level of a mismatch -> level of `log_ratio`, whose "sequence" is the mean, not the sum, over the response.
     levels = {"token": "token", "sequence": "sequence_product", "geometric": "sequence"}
     if choice.level not in levels:
         raise ConfigError(f"mismatch.level has no {choice.level!r}; known: {', '.join(levels)}")
@@ -61,4 +62,5 @@ def off_policy_keep(
     Source: arXiv:2512.02556 section 3.1.
     """
     drift = sequence_mean(rollout_logprobs - logprobs.detach(), mask)
+    # drift [B, 1] is of the response, the sign of A [B, T] of the token: some estimators give both within one response.
     return (advantages >= 0) | (drift <= delta)

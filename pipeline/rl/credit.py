@@ -56,13 +56,15 @@ def compute_advantages(
     mask = inputs.response_mask > 0
     rewards = inputs.rewards.double()
     groups = _groups(parts, inputs)
+    # Before the KL enters: the clip bounds what verifiers gave, not the penalty.
     if parts.shaping.reward_clip is not None:
         rewards = rewards.clamp(-parts.shaping.reward_clip, parts.shaping.reward_clip)
     reward_kl = _reward_kl(parts, inputs, mask)
     penalty = reward_kl * (parts.kl.coef if kl_coef is None else kl_coef)
+    # [B, T]: the KL is charged at its own token, the verifier's reward at the last one.
     token_rewards = -penalty + _last_token(mask) * rewards.unsqueeze(1)
     rewarded = Rewarded(
-        rewards=rewards - penalty.sum(dim=1),
+        rewards=rewards - penalty.sum(dim=1),  # the sum of a row of `token_rewards`
         token_rewards=token_rewards,
         mask=mask,
         groups=groups,
@@ -75,6 +77,7 @@ def compute_advantages(
     )
     estimate = parts.advantage.function(rewarded, **parts.advantage.options)
     advantages, returns = estimate if isinstance(estimate, tuple) else (estimate, None)
+    # A response's advantage [B] is that of each of its tokens.
     advantages = advantages if advantages.dim() == 2 else advantages.unsqueeze(1)
     advantages = masked(advantages.expand(mask.shape), mask)
     stats = _advantage_stats(inputs.rewards.double(), rewarded, advantages, reward_kl)
@@ -88,7 +91,7 @@ def _double(x: Tensor | None) -> Tensor | None:
 
 def _last_token(mask: Tensor) -> Tensor:
     """Return [B, T] float64: 1 at each row's last trained token, if it has any."""
-    later = mask.flip(1).cumsum(1).flip(1)
+    later = mask.flip(1).cumsum(1).flip(1)  # number of trained tokens from here to the end
     return (mask & (later == 1)).double()
 
 
@@ -98,6 +101,7 @@ def _reward_kl(parts: Parts, inputs: AdvantageInputs, mask: Tensor) -> Tensor:
     if inputs.old_logprobs is None or inputs.ref_logprobs is None:
         raise DataError("kl in the reward needs old_logprobs and ref_logprobs; run policy and reference over the batch")
     old, ref = masked(inputs.old_logprobs.double(), mask), masked(inputs.ref_logprobs.double(), mask)
+    # pi_old stands for pi: a reward is of the sampled batch, and has no gradient.
     return kl.estimate(parts.kl.form, old, ref).detach()
 
 
@@ -108,6 +112,7 @@ def _groups(parts: Parts, inputs: AdvantageInputs) -> Tensor:
             f"reward of row {row} is {float(inputs.rewards[row])}; an infrastructure error leaves the group"
         )
     groups: Tensor
+    # Renumbered without gaps: the estimators size their sums by the largest number.
     _, groups, sizes = torch.unique(inputs.group_ids, return_inverse=True, return_counts=True)
     if parts.needs_group and bool((sizes < 2).any()):
         row = int((sizes[groups] < 2).nonzero()[0, 0])
@@ -122,6 +127,7 @@ def _advantage_stats(raw: Tensor, x: Rewarded, advantages: Tensor, reward_kl: Te
     rows = torch.ones_like(raw, dtype=torch.bool)
     num, reward_mean, reward_std = moments(raw, rows, 0, x.all_reduce)
     tokens, mean, std = moments(advantages, x.mask, 0, x.all_reduce)
+    # Each row weighs 1 / (size of its group), so that sums over rows count groups.
     one_of_each = x.all_reduce(
         torch.stack([masked_sum(1 / _group_sizes(x), flat_groups(raw, x.groups)), (1 / _group_sizes(x)).sum()])
     )

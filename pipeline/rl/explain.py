@@ -153,9 +153,11 @@ def _formula(part: Part) -> list[str]:
     if part.entry is None:
         return [f"{part.label}({', '.join(f'{key}={value}' for key, value in shown.items())})"]
     if part.options.get("length_alpha") is not None:
+        # The length-adaptive lambda replaces the number, as in `advantages.gae`.
         shown["lam"] = f"(1 - 1 / ({shown.pop('length_alpha')} |y_i|))"
     template = part.entry.formula
     silent = ", ".join(f"{key} {value}" for key, value in shown.items() if "{" + key + "}" not in template)
+    # The first semicolon divides the formula from its explanation; see `catalog.Entry`.
     return [*template.format_map(shown).split("; ", 1), *([silent] if silent else [])]
 
 

@@ -19,12 +19,14 @@ def lambda_return(
 
     Source: arXiv:1506.02438 eq. 16.
     """
+    # `carried` and `following`, both [B], are A and V of the next token that trains; past the last one A is 0.
     carried = torch.zeros_like(final_values)
     following = final_values
     advantages = torch.zeros_like(token_rewards)
     for t in range(token_rewards.shape[1] - 1, -1, -1):
         here = mask[:, t]
         delta = token_rewards[:, t] + gamma * following - values[:, t]
+        # Rows whose token t does not train keep both, and so step from one trained token to the next.
         carried = torch.where(here, delta + gamma * lam * carried, carried)
         following = torch.where(here, values[:, t], following)
         advantages[:, t] = masked(carried, here)
@@ -36,7 +38,7 @@ def length_adaptive_lambda(lengths: Tensor, alpha: float) -> Tensor:
 
     Source: arXiv:2504.05118.
     """
-    return (1 - 1 / (alpha * lengths.clamp(min=1))).clamp(min=0.0)
+    return (1 - 1 / (alpha * lengths.clamp(min=1))).clamp(min=0.0)  # a row of no tokens has no lambda
 
 
 def reward_to_go(token_rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
@@ -68,11 +70,13 @@ def value_loss(
     plain = (values - returns) ** 2
     worse, clipped = plain, torch.zeros_like(mask)
     if clip is not None:
+        # The worse of both squares counts: a clip may hold the critic back, but never makes its error look smaller.
         bounded = torch.maximum(torch.minimum(values, old_values + clip), old_values - clip)
         limited = (bounded - returns) ** 2
         clipped = limited > plain
         worse = torch.maximum(plain, limited)
     loss = divide(0.5 * masked_sum(worse, mask), total_tokens)
+    # float64, because `summarize_values` subtracts squares of means from means of squares.
     error = (returns - values).detach().double()
     ret = returns.double()
     sums = (ret, ret**2, error, error**2, clipped.double())

@@ -29,6 +29,7 @@ def estimate(form: KlForm, logprobs: Tensor, ref_logprobs: Tensor, old_logprobs:
     if form == "k3_unbiased":
         if old_logprobs is None:
             raise ConfigError("kl.form 'k3_unbiased' needs old_logprobs, got None")
+        # The weight is not detached: its gradient is the part that k3 alone lacks.
         return exp_clamped(logprobs - old_logprobs) * k3(d)
     raise ConfigError(f"kl.form has no {form!r}")
 

@@ -47,6 +47,7 @@ def check_scoring(targets: Tensor, temperature: float, kept: Tensor | None) -> N
     if kept is None:
         return
     real = kept >= 0
+    # [N]: the target is in its set, or no set was recorded (only padding).
     inside = ((kept == targets.unsqueeze(1)) & real).any(dim=1) | ~real.any(dim=1)
     if not bool(inside.all()):
         row = int((~inside).nonzero()[0, 0])
@@ -72,10 +73,12 @@ def score_rows(
     logits: Tensor, targets: Tensor, temperature: float, kept: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (log-probs of the targets, log-normalisers, entropies), each [N], and overwrite the logits [N, V]."""
+    # All in the memory of the logits: the caller gives a copy.
     log_p = _tempered(logits, targets, temperature, kept)
     normaliser = torch.logsumexp(log_p, dim=-1)
     log_p -= normaliser.unsqueeze(1)
     picked = log_p.gather(1, targets.unsqueeze(1)).squeeze(1)
+    # After `picked`, which stays exact. The entropy has p log p, where 0 * -inf would be NaN.
     log_p.clamp_(min=_NEVER)
     return picked, normaliser, -torch.linalg.vecdot(log_p.exp(), log_p)
 
@@ -94,14 +97,17 @@ def pull_rows(
     `scored` is the log-normalisers and entropies that `score_rows` returned.
     """
     normaliser, entropy = scored
+    # The chain rule through logits / temperature, applied to [N] instead of [N, V].
     pull, spread = pull / temperature, None if spread is None else spread / temperature
     log_p = _tempered(logits, targets, temperature, kept)
     log_p -= normaliser.unsqueeze(1)
     p = log_p.exp()
     # d logp_y / d z_j = [j = y] - p_j;   d H / d z_j = -p_j (log p_j + H)
     if spread is None:
+        # -pull p_j here; the scatter below adds pull at the target.
         p *= -pull.unsqueeze(1)
     else:
+        # p_j (-spread (log p_j + H) - pull): both gradients in one pass over the rows.
         log_p.clamp_(min=_NEVER).mul_(-spread.unsqueeze(1))
         log_p -= (pull + spread * entropy).unsqueeze(1)
         p *= log_p
@@ -126,12 +132,13 @@ class _Chunked(torch.autograd.Function):
         normaliser, entropy = torch.empty_like(picked), torch.empty_like(picked)
         for rows in _chunks(logits):
             cut = None if kept is None else kept[rows]
+            # A copy, because `score_rows` overwrites what it gets.
             picked[rows], normaliser[rows], entropy[rows] = score_rows(
                 logits[rows].to(dtype, copy=True), targets[rows], temperature, cut
             )
         ctx.save_for_backward(logits, targets, normaliser, entropy, kept)
         ctx.temperature = temperature
-        ctx.set_materialize_grads(False)
+        ctx.set_materialize_grads(False)  # an output without a gradient gives None, not zeros
         return picked, entropy
 
     @staticmethod
@@ -140,6 +147,7 @@ class _Chunked(torch.autograd.Function):
             return None, None, None, None
         logits, targets, normaliser, entropy, kept = ctx.saved_tensors
         pull = torch.zeros_like(normaliser) if pull is None else pull
+        # The softmax is made again from the logits, chunk by chunk: only [N] numbers were saved.
         grad = torch.empty_like(logits)
         for rows in _chunks(logits):
             grad[rows] = pull_rows(

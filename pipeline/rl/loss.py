@@ -92,6 +92,7 @@ def policy_loss(
     """
     everything = inputs.response_mask > 0
     mask = training_mask(parts, inputs.response_mask, inputs.truncated)
+    # From here on every [B, T] is 0 outside the mask, so that no ratio or product there is infinite or NaN.
     logprobs = masked(working(inputs.logprobs), mask)
     old = _old_logprobs(parts, inputs, logprobs, mask)
     ref, gen = _optional(inputs.ref_logprobs, mask), _optional(inputs.rollout_logprobs, mask)
@@ -107,6 +108,7 @@ def policy_loss(
         if ref is None:
             raise DataError("kl in the loss needs ref_logprobs, got None; run the reference over the batch")
         beta = parts.kl.coef if kl_coef is None else kl_coef
+        # Neither weights nor drops apply: the KL holds back every token of the mask.
         estimate = kl.estimate(parts.kl.form, logprobs, ref, old)
         losses["kl_loss"] = beta * _aggregate(parts, estimate, mask, totals)
     bonus = parts.terms.entropy_coef if entropy_coef is None else entropy_coef
@@ -116,7 +118,7 @@ def policy_loss(
     seen = Observed(
         losses={"loss": loss, **losses},
         mask=mask,
-        filtered=everything & ~mask,
+        filtered=everything & ~mask,  # by the overlong filter
         logprobs=logprobs,
         old_logprobs=old,
         log_ratio=ratio,
@@ -156,6 +158,7 @@ def clip_range(parts: Parts) -> tuple[float, float]:
     """Return the (lowest, highest) log-ratio that the surrogate does not clip; infinite on a side without a clip."""
     options = parts.surrogate.options
     low, high, both = options.get("clip_low"), options.get("clip_high"), options.get("clip")
+    # `clip` (geometric_mean) is a log-ratio already; the other two bound the ratio itself.
     if isinstance(both, (int, float)):
         return -float(both), float(both)
     lowest = math.log1p(-low) if isinstance(low, (int, float)) and low < 1 else -math.inf
@@ -169,8 +172,9 @@ def _weights(
     drops: dict[str, Tensor] = {}
     if parts.needs_rollout_logprobs and gen is None:
         raise DataError("this algorithm needs rollout_logprobs, got None; pass what the engine reported")
+    # `drops` has each reason by itself: a token that falls under two of them counts under both.
     if parts.mismatch.level != "none" and gen is not None:
-        weight = mismatch_weights(parts.mismatch, old, gen, x.mask).expand(weight.shape)
+        weight = mismatch_weights(parts.mismatch, old, gen, x.mask).expand(weight.shape)  # [B, 1] -> [B, T]
         drops["mismatch"] = weight == 0
     if parts.masks.off_policy_delta is not None and gen is not None:
         keep = off_policy_keep(x.logprobs, gen, x.advantages, x.mask, parts.masks.off_policy_delta)
@@ -204,6 +208,7 @@ def _old_logprobs(parts: Parts, inputs: LossInputs, logprobs: Tensor, mask: Tens
         return masked(working(inputs.old_logprobs), mask).detach()
     if parts.ratio != "none" and parts.updates.num_epochs * parts.updates.num_minibatches > 1:
         raise DataError("several updates on one batch need old_logprobs, got None; compute them at batch start")
+    # The first update on a batch: the ratio is 1, and its gradient that of log pi.
     return logprobs.detach()
 
 

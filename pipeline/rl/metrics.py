@@ -12,6 +12,7 @@ from pipeline.rl.kl import k3
 from pipeline.rl.ratios import LOG_RATIO_LIMIT, exp_clamped
 from pipeline.rl.reduce import masked, masked_sum
 
+# The order is the layout of the vector: `observe` writes it, `summarize_stats` reads it, on all ranks alike.
 SUMS = (
     "loss",
     "policy_loss",
@@ -46,10 +47,11 @@ SUMS = (
 )
 _PER_DECADE = 24
 _SMALLEST = 1e-7
+# Up to 40, twice LOG_RATIO_LIMIT.
 _EDGES = [_SMALLEST * 10 ** (k / _PER_DECADE) for k in range(int(_PER_DECADE * math.log10(40 / _SMALLEST)) + 1)]
 NUM_BINS = 2 * len(_EDGES) + 1
 """Bins of log ratio: symmetric about 0, 24 a decade from 1e-7, so that a quantile is right to 10% of its logarithm."""
-NUM_STATS = len(SUMS) + 2 * NUM_BINS
+NUM_STATS = len(SUMS) + 2 * NUM_BINS  # sums, histogram of log-ratios, histogram of |log pi_old - log pi_gen|
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class Observed:
 def observe(x: Observed) -> Tensor:
     """Return the statistics of one micro-batch, a float64 vector that adds over micro-batches and ranks."""
     mask, log_ratio = x.mask, x.log_ratio.expand(x.mask.shape)
-    drift = x.logprobs - x.old_logprobs
+    drift = x.logprobs - x.old_logprobs  # per token, whatever the level of the ratio
     # Weights of the effective sample size compare to the distribution that was sampled from.
     weight = exp_clamped(x.logprobs - (x.old_logprobs if x.rollout_logprobs is None else x.rollout_logprobs))
     values: dict[str, Tensor | float] = {
@@ -85,6 +87,7 @@ def observe(x: Observed) -> Tensor:
         "filtered_tokens": x.filtered.sum(),
         "ratio": masked_sum(exp_clamped(log_ratio), mask),
         "clamped": (mask & (log_ratio.abs() > LOG_RATIO_LIMIT)).sum(),
+        # A side clips only the sign of A whose objective it bounds; see `surrogates.clip`.
         "clip_low": (mask & (log_ratio < x.clip[0]) & (x.advantages < 0)).sum(),
         "clip_high": (mask & (log_ratio > x.clip[1]) & (x.advantages > 0)).sum(),
         "old_k1": -masked_sum(drift, mask),
@@ -96,6 +99,7 @@ def observe(x: Observed) -> Tensor:
     }
     if x.ref_logprobs is not None:
         d = x.ref_logprobs - x.logprobs
+        # Tokens are counted again: a mean is over those for which its input was observed.
         values |= {"ref_tokens": mask.sum(), "ref_k1": -masked_sum(d, mask), "ref_k3": masked_sum(k3(d), mask)}
     if x.rollout_logprobs is not None:
         d = x.old_logprobs - x.rollout_logprobs
@@ -136,6 +140,7 @@ def summarize_stats(stats: Tensor) -> dict[str, float]:
         "policy_kl/k3": row["old_k3"] / tokens,
         "advantage/mean": mean,
         "advantage/std": max(row["advantage_sq"] / tokens - mean**2, 0.0) ** 0.5,
+        # Effective sample size as a share of the tokens: (sum w)^2 / (n sum w^2).
         "ess": row["weight"] ** 2 / (row["weight_sq"] * tokens) if row["weight_sq"] > 0 else 0.0,
         "masked/overlong": row["filtered_tokens"] / max(row["tokens"] + row["filtered_tokens"], 1.0),
     }
@@ -147,6 +152,7 @@ def summarize_stats(stats: Tensor) -> dict[str, float]:
     if row["gen_tokens"]:
         apart = stats[len(SUMS) + NUM_BINS :]
         out |= {f"mismatch/{name}": row[f"gen_{name}"] / row["gen_tokens"] for name in ("k1", "k3", "abs")}
+        # `_quantile` answers exp of the logarithm; here the logarithm is wanted.
         out |= {f"mismatch/p{q:02d}": abs(math.log(_quantile(apart, q / 100))) for q in (50, 90, 99)}
     if row["entropy_tokens"]:
         out["entropy"] = row["entropy"] / row["entropy_tokens"]
@@ -156,6 +162,7 @@ def summarize_stats(stats: Tensor) -> dict[str, float]:
 
 def _histogram(log_ratio: Tensor, mask: Tensor) -> Tensor:
     edges = torch.tensor([-e for e in reversed(_EDGES)] + _EDGES, dtype=torch.float64, device=mask.device)
+    # Tokens outside the mask fall into the middle bin, with weight 0.
     bins = torch.bucketize(masked(log_ratio, mask).double().flatten(), edges)
     return torch.zeros(NUM_BINS, dtype=torch.float64, device=mask.device).index_add(
         0, bins, mask.flatten().to(torch.float64)
@@ -166,10 +173,11 @@ def _quantile(histogram: Tensor, q: float) -> float:
     total = float(histogram.sum())
     if total == 0:
         return 0.0
-    index = int(torch.searchsorted(histogram.cumsum(0), q * total))
+    index = int(torch.searchsorted(histogram.cumsum(0), q * total))  # first bin that reaches the share
     middle = len(_EDGES)  # the bin of |log ratio| < _SMALLEST, which counts as 0
     if index == middle:
         return 1.0
+    # Index of the bin's edge that is nearer to 0; the two sides mirror each other.
     inner = index - middle - 1 if index > middle else middle - 1 - index
     # The middle of the bin on a logarithmic scale; the last bin, beyond all edges, has no middle.
     size = min(_EDGES[min(inner, len(_EDGES) - 1)] * 10 ** (0.5 / _PER_DECADE), 2 * LOG_RATIO_LIMIT)

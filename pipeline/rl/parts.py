@@ -48,7 +48,7 @@ class Part:
     @classmethod
     def of(cls, name: str, numbers: object, **instead: OptionValue) -> Part:
         """Return the catalog's part `name`, its options taken from `instead`, or else from attributes of `numbers`."""
-        options = (ADVANTAGES | SURROGATES)[name].options
+        options = (ADVANTAGES | SURROGATES)[name].options  # no name is in both
         return cls(name, {key: instead[key] if key in instead else getattr(numbers, key) for key in options})
 
     @property
@@ -253,8 +253,8 @@ class Parts:
             self.ratio != "none"
             or self.kl.form == "k3_unbiased"
             or self.kl.where == "reward"
-            or self.mismatch.level != "none"
-            or self.needs_selection
+            or self.mismatch.level != "none"  # weights pi_old / pi_gen
+            or self.needs_selection  # made before the first update
         )
 
     def resolve(self, max_response_tokens: int) -> Parts:

@@ -26,14 +26,14 @@ def log_ratio(level: RatioLevel, logprobs: Tensor, old_logprobs: Tensor, mask: T
     if level == "token":
         return difference
     if level == "sequence":
-        return sequence_mean(difference, mask)
+        return sequence_mean(difference, mask)  # [B, 1]
     if level == "sequence_token":
         # The last two terms cancel in value and leave each token its own gradient.
         return sequence_mean(difference, mask).detach() + logprobs - logprobs.detach()
     if level == "sequence_product":
         return masked_sum(difference, mask, dim=1).unsqueeze(1)
     if level == "none":
-        return torch.zeros_like(difference)
+        return torch.zeros_like(difference)  # ratio 1, no gradient through it
     raise ConfigError(f"ratio has no {level!r}")
 
 

@@ -62,9 +62,11 @@ def aggregate(
 
     Raises: ConfigError if `sequence_mean_token_sum_norm` has no length, or the name is unknown.
     """
+    # A value per response [B, 1] is repeated at each of its tokens: its mean over them is the value itself.
     x = x.expand(mask.shape)
     if name == "token_mean":
         return divide(masked_sum(x, mask), tokens)
+    # Empty rows add 0 here, and are not among `sequences`.
     if name in ("sequence_mean_token_mean", "sequence_mean"):
         return divide(masked_mean(x, mask, dim=1).sum(), sequences)
     if name == "sequence_mean_token_sum":

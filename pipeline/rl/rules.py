@@ -36,6 +36,7 @@ def check(parts: Parts) -> None:
     _check_part("surrogate", parts.surrogate, catalog.SURROGATES)
     _check_name("ratio", parts.ratio, catalog.RATIOS)
     _check_name("aggregate", parts.aggregate, catalog.AGGREGATES)
+    # One message at a time: the first wrong choice is often the cause of the next message.
     for wrong in (_wrong_surrogate, _wrong_kl, _wrong_advantage, _wrong_numbers):
         for message in wrong(parts):
             raise ConfigError(message)
@@ -81,6 +82,7 @@ def _wrong_surrogate(parts: Parts) -> Iterator[str]:
     if entry is not None and not entry.whole_response and parts.aggregate == "sequence_mean":
         yield f"aggregate 'sequence_mean' takes one value per response, but surrogate {name!r} gives one per token"
     options = parts.surrogate.options
+    # Within the clip range such a bound would apply before the clip does.
     for key in ("dual", "delta"):
         limit, high = options.get(key), options.get("clip_high")
         if isinstance(limit, (int, float)) and isinstance(high, (int, float)) and limit <= 1 + high:

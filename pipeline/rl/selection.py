@@ -82,6 +82,7 @@ def top_share(x: Tensor, mask: Tensor, share: float, gather: Gather = identity) 
     num = math.ceil(share * everything.numel())
     if num == 0:
         return torch.zeros_like(mask)
+    # The num-th largest is the (N - num + 1)-th smallest. `>=` keeps ties, and all ranks cut alike.
     threshold = everything.kthvalue(everything.numel() - num + 1).values
     return mask & (masked(x, mask) >= threshold)
 
@@ -95,14 +96,16 @@ def random_share(
 
     Source: arXiv:2505.22617.
     """
-    num = math.floor(share * gather(mask[mask]).numel())
+    num = math.floor(share * gather(mask[mask]).numel())  # as many True as tokens train
     # Drawn for every token of [B, T] on the CPU, so that the device and the number eligible do not change the draw.
     keys = torch.rand(mask.shape, dtype=torch.float64, generator=generator).to(mask.device)
     everything = gather(keys[eligible])
+    # Only now, after both gathers: all ranks must take part in each.
     if num == 0 or everything.numel() == 0:
         return torch.zeros_like(mask)
     if num >= everything.numel():
         return eligible
+    # The num smallest of independent uniform keys are a draw without replacement.
     return eligible & (keys <= everything.kthvalue(num).values)
 
 

@@ -43,6 +43,7 @@ def clip(x: SurrogateInputs, *, clip_low: float, clip_high: float) -> Tensor:
     Source: arXiv:1707.06347 eq. 7; unequal sides arXiv:2503.14476 eq. 10.
     """
     ratio = exp_clamped(x.log_ratio)
+    # The worse of the two: the clip limits a gain, never a loss.
     return torch.minimum(ratio * x.advantages, ratio.clamp(1 - clip_low, 1 + clip_high) * x.advantages)
 
 
@@ -61,6 +62,7 @@ def two_sided(x: SurrogateInputs, *, clip_low: float, clip_high: float, delta: f
     Source: arXiv:2505.07291.
     """
     ratio = exp_clamped(x.log_ratio)
+    # For A > 0 the clip is tighter: the rules require delta > 1 + clip_high.
     bounded = ratio.clamp(max=delta) * x.advantages
     return torch.minimum(bounded, ratio.clamp(1 - clip_low, 1 + clip_high) * x.advantages)
 
@@ -72,6 +74,7 @@ def cispo(x: SurrogateInputs, *, clip_low: float | None, clip_high: float) -> Te
 
     Source: arXiv:2506.13585 eq. 4 and 5.
     """
+    # The gradient is that of log pi, so a token whose weight is clipped still learns.
     ratio = exp_clamped(x.log_ratio.detach())
     weight = ratio.clamp(min=0.0 if clip_low is None else 1 - clip_low, max=1 + clip_high)
     return weight * x.advantages * x.logprobs
@@ -82,6 +85,7 @@ def geometric_mean(x: SurrogateInputs, *, clip: float) -> Tensor:
 
     Source: arXiv:2507.20673: the geometric mean of token ratios, each clipped in log space.
     """
+    # Turned by the sign of A, the minimum is the worse side for both signs; the second factor turns it back.
     sign = _either(x.advantages < 0, -1.0, 1.0, x.log_ratio)
     signed = sign * x.log_ratio
     bounded = sign * torch.minimum(signed, signed.clamp(-clip, clip))
@@ -96,6 +100,7 @@ def soft_gate(x: SurrogateInputs, *, tau_positive: float, tau_negative: float) -
     Source: arXiv:2511.20347.
     """
     tau = _either(x.advantages > 0, tau_positive, tau_negative, x.log_ratio)
+    # The sigmoid's slope at r = 1 is tau / 4, which the factor takes to 1.
     return 4 / tau * torch.sigmoid(tau * (exp_clamped(x.log_ratio) - 1)) * x.advantages
 
 
@@ -116,7 +121,7 @@ def gamma_weight(
 
     Source: arXiv:2602.10693 (VESPO).
     """
-    log_w = x.log_ratio.detach().clamp(math.log(1e-8), LOG_RATIO_LIMIT)
+    log_w = x.log_ratio.detach().clamp(math.log(1e-8), LOG_RATIO_LIMIT)  # [B, 1]: one weight for the response
     k = _either(x.advantages >= 0, k_positive, k_negative, log_w)
     slope = _either(x.advantages >= 0, lambda_positive, lambda_negative, log_w)
     return (slope + k * log_w - slope * log_w.exp()).exp() * x.advantages * x.logprobs
