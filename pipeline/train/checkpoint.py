@@ -49,7 +49,9 @@ def save(root: Path, serial: int, write: Callable[[Path], None], keep: int, kept
             _sync(folder)
         _sync(partial)
     with disk_errors(doing):
+        # The rename itself is on disk only once the parent folder is.
         _sync(root)
+    # Newest first: what follows the first `keep` is old.
     for old in [p for p in _numbered(root) if int(p.name) not in kept][keep:]:
         shutil.rmtree(old, ignore_errors=True)
     return final
@@ -90,6 +92,7 @@ def fault(path: Path) -> str | None:
     if extra := sorted(present - set(files)):
         return f"{extra[0]} is not in its manifest"
     for name, (size, digest) in files.items():
+        # Size before digest: a torn file is refused without reading it.
         if (path / name).stat().st_size != size:
             return f"{name} has {(path / name).stat().st_size} bytes, its manifest says {size}"
         if _digest(path / name) != digest:
@@ -122,7 +125,7 @@ def _digest(path: Path) -> str:
 
 
 def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+    handle = os.open(path, os.O_RDONLY)  # folders open in no other mode
     try:
         os.fsync(handle)
     finally:

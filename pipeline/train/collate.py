@@ -33,6 +33,7 @@ def collate(groups: Sequence[Group], pad_id: int, device: torch.device | str = "
         response_mask=_padded(
             [[0.0] * len(r.prompt_ids) + [1.0] * len(r.response_ids) for r in rollouts], width, 0, torch.float32, device
         ),
+        # Column t has the log-prob of token t itself, as all [B, T] do; prompts have 0.
         rollout_logprobs=_padded(
             [[0.0] * len(r.prompt_ids) + list(r.logprobs) for r in rollouts], width, 0.0, torch.float32, device
         ),
@@ -50,6 +51,7 @@ def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     Longest first, so that memory is at its peak at the start. A row longer than `max_tokens` is alone in its
     micro-batch. A micro-batch that is well filled ends early if the next row would be padded much.
     """
+    # Ties by index, because every rank must cut alike.
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     batches: list[list[int]] = []
     longest = 0
@@ -59,7 +61,7 @@ def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
         is_padded = tokens >= FILLED * max_tokens and lengths[i] < ALIKE * longest
         if not batches or is_full or is_padded:
             batches.append([])
-            longest = max(1, lengths[i])
+            longest = max(1, lengths[i])  # of the whole micro-batch: rows come longest first
         batches[-1].append(i)
     return batches
 
@@ -89,9 +91,10 @@ def deal(
     for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         to = load.index(min(load))
         owned[to].append(i)
-        load[to] += max(1, lengths[i])
+        load[to] += max(1, lengths[i])  # empty rows are spread too
     cut = packed_batches if packs else micro_batches
     pieces = [cut([lengths[i] for i in rows], max_tokens) for rows in owned]
+    # A piece has indices among the rank's own rows; back to those of `lengths`.
     own = [[owned[rank][i] for i in piece] for piece in pieces[rank]]
     return own, max(map(len, pieces)) - len(own)
 
@@ -100,6 +103,7 @@ def untrained(batch: TrainBatch) -> TrainBatch:
     """Return an idle micro-batch, whose forward keeps in step with other ranks: one short row, nothing to train."""
     row = int(batch.attention_mask.sum(1).argmin())
     shortest = rows_of(batch, [row])
+    # Nothing trains, so no token has a record of its sampling to repeat.
     return replace(shortest, response_mask=torch.zeros_like(shortest.response_mask), recorded=None)
 
 
@@ -115,7 +119,7 @@ def rows_of(batch: TrainBatch, rows: Sequence[int]) -> TrainBatch:
         rewards=batch.rewards[at],
         group_ids=batch.group_ids[at],
         truncated=batch.truncated[at],
-        extras={k: v[at, :width] if v.dim() == 2 else v[at] for k, v in batch.extras.items()},
+        extras={k: v[at, :width] if v.dim() == 2 else v[at] for k, v in batch.extras.items()},  # [B, T] or [B]
         recorded=rows_recorded(batch.recorded, rows, width),
     )
 

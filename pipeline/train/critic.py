@@ -65,6 +65,7 @@ class TorchCritic:
         self.within = within
         if within is not None and within.scale > 1:
             for p in self.head.parameters():
+                # Our own sum over ranks follows, not DeepSpeed's mean: the factor must go.
                 p.register_hook(lambda g: g / within.scale)
         self.config = optimizer
         self.total_steps = total_steps
@@ -88,12 +89,13 @@ class TorchCritic:
 
     def require_finite(self) -> None:
         """Sum the gradient over ranks, and raise NonFiniteError if it is not finite."""
+        # Here and not in `step`, so that a bad gradient is refused before the policy steps.
         self.ranks.sum_gradients(self._parameters())
         self._norm()
 
     def step(self) -> dict[str, float]:
         """Take one clipped AdamW update; the gradient is gone."""
-        norm = self._norm()
+        norm = self._norm()  # `require_finite` has summed the gradient over ranks
         rate = schedule(self.config, self.num_updates, self.total_steps)
         clipped_step(self.optimizer, self.config, self._parameters(), norm, rate)
         self.discard()
@@ -183,7 +185,7 @@ class ShardedCritic:
     def write(self, folder: Path) -> None:
         """Write the weights as a Hugging Face folder `critic/`, master weights and moments next to the policy's."""
         first = self.ranks.is_first
-        weights = {name: w.cpu().clone() for name, w in self.sharded.gathered() if first}
+        weights = {name: w.cpu().clone() for name, w in self.sharded.gathered() if first}  # all ranks iterate
         files = self.sharded.write(folder, "critic-optimizer")
         if first:
             self.model.save_pretrained(folder / "critic", state_dict=weights)
@@ -241,10 +243,11 @@ def values_of(model: Any, head: Any, input_ids: Tensor, where: Tensor, pieces: P
     With `pieces` each rank computes a piece of every row, and all ranks get the whole.
     """
     if pieces is not None:
+        # V before token t is read from the hidden state of token t - 1: the mask is cut after the shift by one.
         at = pieces.part(where[:, 1:])
         own = spread(working(head(pieces.states(model, input_ids[:, :-1])[at])[:, 0]), at)
         return torch.nn.functional.pad(pieces.whole(own, where.shape[1] - 1), (1, 0))
-    hidden = model.base_model(input_ids=input_ids[:, :-1], use_cache=False).last_hidden_state
+    hidden = model.base_model(input_ids=input_ids[:, :-1], use_cache=False).last_hidden_state  # [B, T - 1, H]
     return spread(working(head(hidden[where[:, 1:]])[:, 0]), where)
 
 
@@ -278,6 +281,7 @@ def predict(
         if with_final:  # the state after the last token is the one before a token that would follow it
             longer = torch.cat([micro.input_ids, micro.input_ids[:, :1]], 1)
             last = torch.zeros(longer.shape, dtype=torch.bool, device=longer.device)
+            # The column after a row's last token; its id is not read, because its state is not.
             last[torch.arange(len(at), device=at.device), micro.attention_mask.sum(1)] = True
             after = critic.values(longer, last).double().sum(1)
         if not bool(where.any()):  # an idle micro-batch: its forward only keeps in step with the other ranks
@@ -309,11 +313,12 @@ def learn(
         width = micro.input_ids.shape[1]
         mask = micro.response_mask
         values = critic.values(micro.input_ids, mask > 0)
+        # `predicted` is padded to the whole batch's width, the micro-batch to its own.
         old, wanted = predicted.values[at, :width].to(values.dtype), returns[at, :width].to(values.dtype)
         share, seen = value_loss(values, old, wanted, mask, total, how.clip)
         critic.backward(how.loss_coef * share)
         stats = seen if stats is None else stats + seen
-        loss += float(share.detach())
+        loss += float(share.detach())  # shares add up to the mean
     assert stats is not None
     summed = all_reduce(torch.cat([stats, torch.tensor([loss], dtype=stats.dtype, device=stats.device)]))
     if not bool(torch.isfinite(summed[-1])):  # a sum over ranks, so that all of them raise and none waits for another

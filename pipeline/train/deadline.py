@@ -1,4 +1,4 @@
-"""The phase that this rank is in, on disk for those who find it dead; and the deadline that ends a rank that hangs."""
+"""A watchdog for each rank: it writes the present phase to disk, and ends a process that passes a phase's deadline."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ class Watch:
         new.replace(self.file)
 
     def _look(self, file: Path) -> None:
-        while self.file is file:
+        while self.file is file:  # until `stop`
             left = self.deadline - time.monotonic()
             if left <= 0:
                 self._end(file)
-            time.sleep(min(max(left, 0.0), 1.0))
+            time.sleep(min(max(left, 0.0), 1.0))  # the deadline moves at each phase
 
     def _end(self, file: Path) -> None:
         """End this process; its last line says why, and what to do."""

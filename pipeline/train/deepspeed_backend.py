@@ -42,6 +42,8 @@ class DeepSpeedBackend(Backend):
         self.total_steps = 0
         self.num_updates = 0
         self.sharded: Sharded | None = None
+        # A module of plain weights, to generate with and to save: the model itself while its weights are whole, or a
+        # copy made before they are divided.
         self._whole = model
         if adapted is not None:
             self._whole = adapted.twin
@@ -89,6 +91,7 @@ class DeepSpeedBackend(Backend):
 
         self._place_reference(who)
         if who == "reference" and not isinstance(self.reference, Adapted):
+            # A plain module, whole on every rank: outside the engine and its hooks.
             return compute(self.reference)
         with nullcontext() if who == "policy" else as_base(self.reference):
             result: tuple[Tensor, Tensor | None] = self._run(compute)
@@ -104,6 +107,7 @@ class DeepSpeedBackend(Backend):
         assert self.config is not None
         assert self.sharded is not None
         rate = schedule(self.config, self.num_updates, self.total_steps)
+        # Before the step: one that is refused then costs a gathering, and no error leaves old weights behind.
         self._whole_is_fresh = False
         norm = self.sharded.step(self.config, rate, self.num_updates)
         self.num_updates += 1
@@ -119,6 +123,7 @@ class DeepSpeedBackend(Backend):
     def refresh_reference(self, alpha: float = 1.0) -> None:
         """Set reference <- alpha * policy + (1 - alpha) * reference; every rank holds the whole of it."""
         if self.reference is None and self._spare is not None:
+            # The spare has the initial weights; alpha 1 replaces all of them by the policy's.
             self.reference, self._spare, alpha = self._spare, None, 1.0
         self.reference = refreshed(self.reference, self.whole_model(), alpha, self.adapted, self._gathering)
 
@@ -137,7 +142,7 @@ class DeepSpeedBackend(Backend):
 
     def save(self, folder: Path, save_model: Callable[[Any, Path], None]) -> None:
         """Write the model as a Hugging Face folder, and master weights, moments, reference and critic in own files."""
-        whole = self.whole_model()
+        whole = self.whole_model()  # gathers: all ranks call it, as all below until rank 0 alone writes
         state: dict[str, Any] = {"num_updates": self.num_updates, "total_steps": self.total_steps}
         if self.sharded is not None and self.config is not None:
             state["config"] = self.config.model_dump()
@@ -169,6 +174,7 @@ class DeepSpeedBackend(Backend):
         if state["reference_is_base"]:
             self.reference = self.adapted
         if (folder / "reference.pt").exists():
+            # Before `start`, which puts DeepSpeed's hooks on the model.
             self.reference = frozen_copy(self.whole_model())
             self.reference.load_state_dict(torch.load(folder / "reference.pt", weights_only=True))
         if "config" in state:

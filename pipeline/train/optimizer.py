@@ -15,13 +15,15 @@ from pipeline.errors import NonFiniteError
 def schedule(config: OptimizerConfig, step: int, total_steps: int) -> float:
     """Return the learning rate of update `step` (from 0) of `total_steps`: linear warm-up, then the schedule."""
     if step < config.warmup_steps:
-        return config.learning_rate * (step + 1) / config.warmup_steps
+        return config.learning_rate * (step + 1) / config.warmup_steps  # the first update moves, too
     if config.schedule == "constant":
         return config.learning_rate
     begin = config.warmup_steps
+    # Warm-up, stable, decay: the rate falls over the last `decay_share` of the updates only.
     if config.schedule == "wsd":
         begin = max(begin, total_steps - math.ceil(total_steps * config.decay_share))
     span = max(1, total_steps - begin)
+    # Clamped: before `begin` the rate is whole, and a stage that goes past its plan keeps the final rate.
     done = min(1.0, max(0.0, (step - begin) / span))
     left = 0.5 * (1 + math.cos(math.pi * done)) if config.schedule == "cosine" else 1 - done
     return config.learning_rate * (config.final_share + (1 - config.final_share) * left)

@@ -99,6 +99,7 @@ def side_logprobs(backend: Backend, rows: Sequence[PreferenceRow], who: Who, set
         if piece:
             for (row, side), value in zip(_places(rows, piece), sums.tolist(), strict=True):
                 out[row, side] = value
+    # Each rank has 0 in the places of the others. Absent sides are marked after the sum, which NaN would survive.
     out = backend.ranks.data.all_reduce(out)
     there = torch.tensor([[s is not None for s in r.sides] for r in rows])
     return torch.where(there, out, torch.full_like(out, ABSENT))
@@ -116,6 +117,7 @@ def preference_update(
     """
     z = _divergence(backend, batch, settings) if params.needs_divergence else 0.0
     rows = batch.rows
+    # Every rank has all rows, so the denominator needs no sum over ranks.
     total = sum(r.num_sides for r in rows) if params.from_labels else len(rows)
     seen = _Seen()
     for piece in _pieces(backend, rows, settings):
@@ -149,6 +151,7 @@ class _Seen:
         """Count a micro-batch."""
         good, bad = losses.chosen_rewards.detach().double(), losses.rejected_rewards.detach().double()
         wins = 0.0 if from_labels else float((good > bad).sum() + 0.5 * (good == bad).sum())
+        # The order is that of `_summary`.
         each: list[Tensor | float] = [
             *(losses.values.detach().double().sum(), good.sum(), len(good), bad.sum(), len(bad)),
             *(wins, 0 if from_labels else len(good)),
@@ -181,6 +184,7 @@ def _divergence(backend: Backend, batch: PreferenceBatch, settings: PreferenceSe
 
 def _pieces(backend: Backend, rows: Sequence[PreferenceRow], settings: PreferenceSettings) -> Iterator[list[int]]:
     """Yield this rank's micro-batches, both sides of a pair in one. All ranks have as many; the last may be idle."""
+    # Both sides are padded to the longer one.
     sizes = [r.num_sides * r.longest for r in rows]
     pieces, num_idle = deal(sizes, settings.micro_batch_tokens, backend.ranks.data.rank, backend.ranks.data.size)
     yield from (*pieces, *([[]] * num_idle))
@@ -201,6 +205,7 @@ def _summed(
     spare = min(rows, key=lambda r: r.longest)
     texts = [(rows[i].prompt_ids, rows[i].sides[side] or ()) for i, side in _places(rows, piece)]
     device = backend.model.device
+    # The shortest row, with `where` False throughout: its sum is 0, its gradient too.
     idle = [(*spare.prompt_ids, *(spare.chosen_ids or spare.rejected_ids or ()))]
     ids = padded_ids([(*p, *y) for p, y in texts] or idle, settings.pad_id, device)
     where = torch.zeros(ids.shape, dtype=torch.bool, device=device)
@@ -213,7 +218,7 @@ def _summed(
 
 def _sides(batch: PreferenceBatch, piece: Sequence[int], sums: Tensor, lengths: Tensor, z: float) -> Sides:
     places = _places(batch.rows, piece)
-    cut = sum(side == 0 for _, side in places)
+    cut = sum(side == 0 for _, side in places)  # `_places` lists all chosen ones first
     ref: Tensor | None = None
     if batch.ref is not None:
         ref = torch.stack([batch.ref[i, side] for i, side in places]).to(sums)
@@ -239,6 +244,7 @@ class ReferenceTable:
     ) -> ReferenceTable:
         """Return the table of the present policy; for a loss without a reference it is empty."""
         others = mismatched(rows) if params.needs_divergence else []
+        # Of the policy: it has not moved yet, so it is the reference.
         ref = side_logprobs(backend, rows, "policy", settings) if params.needs_reference else None
         return cls(rows, ref, others, side_logprobs(backend, others, "policy", settings) if others else None)
 
@@ -267,7 +273,7 @@ class ReferenceTable:
 
 
 def key_of(rows: Sequence[PreferenceRow], temperature: float) -> str:
-    """Return a hash of all but the weights that the reference's log-probs depend on."""
+    """Return a hash of the rows and the temperature; with the weights, they determine the reference's log-probs."""
     digest = hashlib.sha256(repr(temperature).encode())
     for row in rows:
         digest.update(repr((row.prompt_ids, row.chosen_ids, row.rejected_ids)).encode())

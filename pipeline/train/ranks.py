@@ -52,7 +52,7 @@ class Ranks:
     def all_reduce(self, values: Tensor) -> Tensor:
         """Return the sum over all ranks; with one rank the values themselves."""
         if self.size > 1:
-            values = values.clone()
+            values = values.clone()  # the collective works in place
             with answered():
                 dist.all_reduce(values, group=self.group)
         return values
@@ -100,6 +100,7 @@ class Ranks:
         bucket: list[Tensor] = []
         for p in [p for p in parameters if p.grad is not None]:
             assert p.grad is not None
+            # The cut depends on sizes and types alone: all ranks make the same buckets in the same order.
             if bucket and (sum(g.numel() for g in bucket) > BUCKET_ELEMENTS or bucket[0].dtype != p.grad.dtype):
                 _sum_in_place(bucket)
                 bucket = []
@@ -139,6 +140,7 @@ def sharing_sequences(ranks: Ranks, size: int) -> Ranks:
     # Every rank makes every group, its own or not: torch requires it.
     rows = [dist.new_group(list(numbers[i : i + size])) for i in range(0, ranks.size, size)]
     columns = [dist.new_group(list(numbers[i::size])) for i in range(size)]
+    # A row holds sequences together; a column has the ranks at the same place of each row, whose data differ.
     row, column = divmod(ranks.rank, size)
     return replace(
         ranks,
@@ -156,7 +158,7 @@ def _sum_in_place(tensors: Sequence[Tensor]) -> None:
 
 
 def told_ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
-    """Return this process's rank as its launcher sets it (RANK and WORLD_SIZE); a single rank if it does not.
+    """Return this process's rank out of RANK and WORLD_SIZE, which launchers set; a single rank without them.
 
     Raises: RunError for a place outside the group.
     """
@@ -177,6 +179,7 @@ def join(timeout_s: float, device: str = "cpu") -> Ranks:
     missing = [n for n in ("MASTER_ADDR", "MASTER_PORT") if n not in os.environ]
     if missing:
         raise RunError(f"WORLD_SIZE={ranks.size} but {' and '.join(missing)} is not set; start the ranks by `launch`")
+    # Counts and messages between ranks are on the CPU, even where gradients are not.
     kind = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
     if device != "cpu":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))

@@ -26,6 +26,7 @@ def refreshed(
         reference = reference.base_copy(whole)
     for ours, theirs in zip(reference.parameters(), policy.parameters(), strict=True):
         theirs = theirs.to(ours.device, ours.dtype)
+        # lerp at 1 may round; a refresh must be exact.
         ours.lerp_(theirs, alpha) if alpha < 1 else ours.copy_(theirs)
     return reference
 

@@ -37,6 +37,7 @@ def rows_recorded(records: Recorded | None, rows: Sequence[int], width: int) -> 
     at = torch.tensor(list(rows), dtype=torch.int64)
     sizes = ids = None
     if records.kept_sizes is not None and records.kept_ids is not None:
+        # Ids of all rows are in one list, by row, then token; row i has those from starts[i] to ends[i].
         ends = records.kept_sizes.sum(1).cumsum(0).tolist()
         starts = [0, *ends[:-1]]
         sizes = records.kept_sizes[at, :width]
@@ -45,18 +46,19 @@ def rows_recorded(records: Recorded | None, rows: Sequence[int], width: int) -> 
 
 
 def replay_of(batch: TrainBatch) -> Replay:
-    """Return what a forward over this (micro-)batch repeats, on its device."""
+    """Return the recorded choices that a forward over this (micro-)batch repeats, on its device."""
     return replay_at(batch.recorded, batch.response_mask > 0)
 
 
 def replay_at(records: Recorded | None, where: Tensor) -> Replay:
-    """Return what a forward for the recorded tokens at `where` (bool [B, T]) repeats, on its device."""
+    """Return the choices that a forward for the recorded tokens at `where` (bool [B, T]) repeats, on its device."""
     if records is None:
         return Replay()
     device, kept = where.device, None
     if records.kept_sizes is not None and records.kept_ids is not None:
-        sizes = records.kept_sizes[where.cpu()]
+        sizes = records.kept_sizes[where.cpu()]  # [N], row by row, as the ids are
         filled = torch.arange(max(1, int(sizes.max())))[None] < sizes[:, None]
+        # masked_scatter fills in order: each token's ids at the start of its row of [N, K].
         kept = torch.full(filled.shape, -1, dtype=torch.int64).masked_scatter(filled, records.kept_ids).to(device)
     return Replay(kept, None if records.routing is None else records.routing.to(device))
 
@@ -69,7 +71,7 @@ def _routing(rollouts: Sequence[Rollout], width: int) -> Tensor:
     out = torch.full((len(rollouts), width, *shape), -1, dtype=torch.int16)
     for row, r in enumerate(rollouts):
         assert r.routing is not None
-        num = len(r.prompt_ids) + len(r.response_ids) - 1
+        num = len(r.prompt_ids) + len(r.response_ids) - 1  # the last token is never an input
         out[row, :num] = _read(r.routing.experts, torch.int16).view(num, *shape).to(torch.int16)
     return out
 
@@ -94,4 +96,4 @@ def _read(data: bytes, dtype: torch.dtype) -> Tensor:
     """Return int64 [n], read from little-endian integers."""
     if not data:
         return torch.zeros(0, dtype=torch.int64)
-    return torch.frombuffer(bytearray(data), dtype=dtype).to(torch.int64)
+    return torch.frombuffer(bytearray(data), dtype=dtype).to(torch.int64)  # bytearray: torch wants it writable

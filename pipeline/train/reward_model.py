@@ -62,6 +62,7 @@ class RewardModel:
         """Return the rewards [B] at the last tokens of the rows, with gradient."""
         ids = padded_ids(rows, self.model.config.pad_token_id, self.model.device)
         hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        # Rows are padded on the right, which causal attention does not show to their last token.
         last = torch.tensor([len(r) - 1 for r in rows], device=ids.device)
         scores: Tensor = score_of(self.model)(hidden[torch.arange(len(rows), device=ids.device), last])
         return scores[:, 0]
@@ -72,7 +73,7 @@ class RewardModel:
         Raises: NonFiniteError if loss or gradient is not finite; weights and optimiser are as before.
         """
         loss, margins = 0.0, []
-        for rows in _pieces(batch, micro_batch_tokens):
+        for rows in _pieces(batch, micro_batch_tokens):  # shares of the mean: the gradients add up
             share, own = self._loss(rows, len(batch))
             share.backward()  # type: ignore[no-untyped-call]
             loss += float(share.detach())
@@ -133,6 +134,7 @@ class RewardModel:
         return bradley_terry_loss(chosen, rejected, total), margins
 
     def _both(self, rows: Sequence[Sides]) -> tuple[Tensor, Tensor]:
+        # One forward for both sides: all better ones, then all worse ones.
         rewards = self.rewards([*(w for w, _ in rows), *(r for _, r in rows)])
         return rewards[: len(rows)], rewards[len(rows) :]
 

@@ -37,7 +37,7 @@ class Sharded:
         self.ranks = ranks
         self.has_sharded_weights = config.zero == 3
         self.engine = _engine(_Run(model), optimizer, config)
-        self._is_bad: Tensor | None = None
+        self._is_bad: Tensor | None = None  # stays on the device: no gradient waits for the CPU
 
     @property
     def scale(self) -> int:
@@ -53,19 +53,20 @@ class Sharded:
         self.engine.backward(loss * self.scale)
 
     def restart(self, optimizer: OptimizerConfig) -> None:
-        """Make the optimiser as if it were fresh, with these settings."""
+        """Reset the optimiser to these settings, with moments and step count 0."""
         for group in self._adamw.param_groups:
             group.update(lr=optimizer.learning_rate, betas=optimizer.betas, eps=optimizer.eps)
             group["weight_decay"] = optimizer.weight_decay
         if not self._is_plain:  # else `_plain_step` clips
             self.engine.optimizer.clip_grad = optimizer.max_grad_norm or 0.0
+        # In place, because DeepSpeed holds references to these tensors.
         for state in self._adamw.state.values():
             for value in state.values():
                 value.zero_()
         self.discard()
 
     def watch_gradient(self) -> None:
-        """Look at each gradient as it is made, for `require_finite`."""
+        """Test each gradient for NaN and infinity as autograd makes it; `require_finite` reads the result."""
         # Later it is divided among ranks, and each ZeRO stage keeps its part in another place.
 
         def look(gradient: Tensor) -> None:
@@ -149,7 +150,7 @@ class Sharded:
             for key in ("fp32", *MOMENTS):
                 self._put(p, key, where[f"{name}/{key}"].get_tensor(f"{name}/{key}").to(self.model.device))
         for state in self._adamw.state.values():
-            state["step"].fill_(float(num_updates))
+            state["step"].fill_(float(num_updates))  # AdamW corrects its bias by it
 
     @property
     def _adamw(self) -> torch.optim.Optimizer:
@@ -192,6 +193,7 @@ class Sharded:
         if self._is_plain:
             state = self._adamw.state.get(p, {})
             return p.detach().float() if key == "fp32" else state.get(key, torch.zeros_like(p))
+        # `ds_shape`: under ZeRO 3 a parameter's own shape is empty while its weights are divided.
         if key != "fp32" and not self._adamw.state:
             return torch.zeros(getattr(p, "ds_shape", p.shape))  # before the first update
         full: Tensor | None
@@ -254,9 +256,9 @@ def _engine(module: torch.nn.Module, optimizer: OptimizerConfig, config: TrainCo
     first = next(module.parameters())
     settings = {
         "train_micro_batch_size_per_gpu": 1,
-        "gradient_accumulation_steps": 1,
+        "gradient_accumulation_steps": 1,  # `step` is called once per update
         "managed_gradient_accumulation": False,  # the number of micro-batches changes from step to step
-        "gradient_clipping": optimizer.max_grad_norm or 0.0,
+        "gradient_clipping": optimizer.max_grad_norm or 0.0,  # 0: none
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,

@@ -36,6 +36,7 @@ class Controllers:
 
     def observe(self, metrics: StepMetrics) -> None:
         """Adapt the coefficients to the metrics of an update."""
+        # k1 is the unbiased estimate; the target is meant per token, as this mean is.
         if "kl/k1" in metrics:
             self.kl.update(metrics["kl/k1"], round(metrics["rows"]))
         if "entropy" in metrics:
@@ -83,6 +84,7 @@ def update(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Se
     batch = _shaped(parts, collate(groups, settings.pad_id, backend.model.device), settings)
     before = _Before.of(backend, parts, batch, settings)
     predicted = _predicted(backend, parts, batch, settings)
+    # Without a sum over ranks: every rank has all groups here.
     advantages = compute_advantages(
         parts,
         AdvantageInputs(
@@ -105,6 +107,7 @@ def update(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Se
     for number, rows in enumerate(_minibatches(parts, batch, settings)):
         metrics = _one_update(backend, parts, prepared, rows, settings, number)
         seen.append(metrics)
+        # Measured in the minibatch's own forward, so its step is taken already; the next ones are not.
         if parts.updates.max_kl is not None and metrics.get("policy_kl/k3", 0.0) > parts.updates.max_kl:
             break
     mean = {name: sum(m[name] for m in seen) / len(seen) for name in seen[0]}
@@ -148,6 +151,7 @@ class _Before:
             return self.old[rows, :width]
         if self.stale is None:
             return None
+        # Fresh rows: the current log-probs, whose ratio is 1. Stale rows: what their engine reported.
         return torch.where(self.stale[rows, None], batch.rollout_logprobs[rows, :width], logprobs.detach())
 
 
@@ -290,6 +294,7 @@ def _logprobs_of(
     backend: Backend, batch: TrainBatch, who: Who, settings: Settings, entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """Return [B, T] log-probs of every response token, and entropies if asked for, in the backend's number type."""
+    # Made at the first micro-batch, whose number type and device they take.
     out: Tensor | None = None
     entropies: Tensor | None = None
     for at, micro in _micros(batch, list(range(len(batch.rewards))), settings, backend.ranks.data):
@@ -327,7 +332,7 @@ def _micros(batch: TrainBatch, rows: Sequence[int], settings: Settings, ranks: R
     pieces, num_idle = deal([lengths[i] for i in rows], settings.micro_batch_tokens, ranks.rank, ranks.size)
     device = batch.rewards.device
     own = [[rows[i] for i in piece] for piece in pieces]
-    idle = (torch.tensor([0], device=device), untrained(batch)) if num_idle else None
+    idle = (torch.tensor([0], device=device), untrained(batch)) if num_idle else None  # any row: none of it trains
     return [
         *((torch.tensor(piece, device=device), rows_of(batch, piece)) for piece in own),
         *([idle] * num_idle if idle is not None else []),
@@ -346,6 +351,7 @@ def _minibatches(parts: Parts, batch: TrainBatch, settings: Settings) -> Iterato
         if num > 1:
             stream(settings.seed, "minibatches", settings.step, epoch).shuffle(order)
         for i in range(num):
+            # By strides: the minibatches differ by one group at most.
             yield [row for group in order[i::num] for row in groups[group]]
 
 
@@ -353,10 +359,12 @@ def _greedy(groups: Sequence[Group], batch: TrainBatch) -> Tensor | None:
     known = [g.greedy_reward for g in groups]
     if any(r is None for r in known):
         return None
+    # `collate` numbers groups by their place here: [groups] -> [B].
     return torch.tensor(known, dtype=batch.rewards.dtype, device=batch.rewards.device)[batch.group_ids]
 
 
 def _components(groups: Sequence[Group], batch: TrainBatch) -> Tensor:
     """Return [B, K] components of the rewards; a reward without components is its only one."""
+    # By group, then member, without those that have no reward: the rows of `collate`.
     rows = [m.components or (m.reward,) for g in groups for m in g.members if m.reward is not None]
     return torch.tensor(rows, dtype=torch.float64, device=batch.rewards.device)

@@ -39,7 +39,7 @@ def text_gradient(
         lengths = [len(batch[i][0]) for i in piece or [shortest]] if packs else None
         logprobs, _ = backend.logprobs(ids, where, 1.0, lengths=lengths)
         share = ptx_loss(logprobs, where, total, 1.0)
-        backend.backward(coef * share)
+        backend.backward(coef * share)  # the loss that is reported has no `coef`
         loss += float(share.detach())
     mean = float(ranks.all_reduce(loss)[0])
     if not math.isfinite(mean):  # a sum over ranks, so that all of them raise and none waits for another

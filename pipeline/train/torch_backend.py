@@ -80,6 +80,7 @@ class TorchBackend(Backend):
                 temperature,
                 entropy,
                 replay=replay if who == "policy" else Replay(replay.kept),
+                # Count training forwards alone, each token once per update.
                 rerouted=self.rerouted if torch.is_grad_enabled() else None,
                 layout=Layout(lengths, self.train_config.logits_chunk_tokens, self.ranks.pieces),
             )
@@ -93,6 +94,7 @@ class TorchBackend(Backend):
         assert self.config is not None
         assert self.optimizer is not None
         parameters = [p for p in self.model.parameters() if p.grad is not None]
+        # Before the norm: clipping is of the gradient of all ranks' rows.
         self.ranks.sum_gradients(parameters)
         try:
             norm = finite_norm(parameters, "gradient norm", self.num_updates)
@@ -170,7 +172,7 @@ class TorchBackend(Backend):
         """
         require_written_by("torch", folder, "trainer.pt")
         state = torch.load(folder / "trainer.pt", map_location=self.model.device, weights_only=True)
-        teacher = self.teacher
+        teacher = self.teacher  # `start` forgets it, and no checkpoint holds it
         self._empty()
         if self.adapted is not None:
             self.adapted.load(folder)
