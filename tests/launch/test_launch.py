@@ -63,7 +63,7 @@ def test_a_run_whose_ranks_hang_die_or_stop_is_continued_by_other_numbers_of_ran
         else:
             assert_deadline_named(str(caught.value), act, f"'{phase}'")
         until(lambda: not processes_of(owner), f"the end of all processes after the {act}")
-        assert logged in log.read_text()[begin:]
+        assert logged in log.read_bytes()[begin:].decode()
         assert json.loads((folder / "run.json").read_text())["num_ranks"] == num_ranks
     assert_same_run(by_one(recipe, folder.name), alone)
     assert json.loads((folder / "run.json").read_text())["num_ranks"] == 1
