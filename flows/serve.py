@@ -25,6 +25,8 @@ FLOWS_GRACE_S = 14.0
 """Seconds for the flows to end in order; then the runner is killed, and the flows with it."""
 MAX_RESTARTS, RESTARTS_WITHIN_S = 5, 300.0
 SETTINGS = {
+    # a request waits 2, 4, 8, … s between tries, 254 s in all, for a server that is started again on a slow machine
+    "PREFECT_CLIENT_MAX_RETRIES": "7",
     "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
     "PREFECT_RUNNER_POLL_FREQUENCY": "2",
     "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "10",

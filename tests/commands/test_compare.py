@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,13 @@ def recipe(folder: Path, name: str, **changes: Any) -> Path:
 
 
 @pytest.mark.integration
-def test_two_recipes_from_one_start_under_one_budget(tmp_path: Path) -> None:
+def test_two_recipes_from_one_start_under_one_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipes = [recipe(tmp_path, "a", algorithm={"name": "dr_grpo"}), recipe(tmp_path, "b", algorithm={"name": "remax"})]
     folder = tmp_path / "out"
-    said: list[str] = []
-    rows = compare(recipes, folder, overrides=["sft.steps=60"], seeds=2, max_tokens=1500, say=said.append)
-    assert len(said) == 2 + 4
+    words = ["--folder", str(folder), "--set", "sft.steps=60", "--seeds", "2", "--tokens", "1500"]
+    assert main(["compare", *map(str, recipes), *words]) == 0
+    printed = capsys.readouterr().out
+    assert len(re.findall("^(?:sft|[ab]), seed [34]$", printed, re.MULTILINE)) == 2 + 4
     firsts = set()
     for name in ("a", "b"):
         for seed in (0, 1):
@@ -47,25 +49,19 @@ def test_two_recipes_from_one_start_under_one_budget(tmp_path: Path) -> None:
             firsts.add((seed, json.dumps(domain["by_prompt"])))
             assert run.steps[0].stage == "rl"
     assert len(firsts) == 2, "runs of one seed begin alike, whatever their recipe"
-    assert rows["a"]["against_first"] == {"value": 0.0, "low": 0.0, "high": 0.0}
-    assert rows["a"]["before"] == rows["b"]["before"]
-    assert all(20 < row["peak_memory_mib"] < 8000 and row["num_runs"] == 2 for row in rows.values())
     page = (folder / "compare.html").read_text()
     assert page.count("<svg") == 3
     assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")
     again: list[str] = []
-    assert compare(recipes, folder, overrides=["sft.steps=60"], seeds=2, max_tokens=1500, say=again.append) == rows
-    assert again == []
+    rows = compare(recipes, folder, overrides=["sft.steps=60"], seeds=2, max_tokens=1500, say=again.append)
+    assert again == [], "no run is repeated"
+    assert (folder / "compare.html").read_text() == page
+    assert text_table(rows) in printed
+    assert rows["a"]["against_first"] == {"value": 0.0, "low": 0.0, "high": 0.0}
+    assert rows["a"]["before"] == rows["b"]["before"]
+    assert all(20 < row["peak_memory_mib"] < 8000 and row["num_runs"] == 2 for row in rows.values())
     with pytest.raises(RunError, match=r"max_tokens 1500.* 9 "):
         compare(recipes, folder, overrides=["sft.steps=60"], seeds=2, max_tokens=9, say=again.append)
-
-
-@pytest.mark.integration
-def test_the_command_prints_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = recipe(tmp_path, "a", algorithm={"name": "rloo"}, rounds=1, steps_per_round=1)
-    assert main(["compare", str(path), "--seeds", "1", "--folder", str(tmp_path / "o"), "--set", "sft.steps=2"]) == 0
-    assert "| a | " in capsys.readouterr().out
-    assert (tmp_path / "o" / "compare.html").is_file()
 
 
 def test_recipes_of_different_jobs_are_refused() -> None:

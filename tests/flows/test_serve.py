@@ -44,11 +44,17 @@ def test_a_wrong_value_fails_the_run_before_it_begins(served: Served) -> None:
         served.start("train", recipe="small", run_name="bad", resume="maybe")
 
 
-def test_a_run_started_by_api_completes_and_shows_itself(served: Served) -> None:
+@pytest.fixture(scope="module")
+def by_api(served: Served) -> Path:
+    """The folder of a run that was started by the API and is complete."""
     run = served.ended(served.start("train", recipe="small", run_name="by-api", overrides={"seed": 5}))
     assert run["state"]["name"] == "Completed"
     assert run["name"] == "by-api"
-    assert json.loads((served.folder / "runs" / "by-api" / "summary.json").read_text())["steps"] == 2
+    return served.folder / "runs" / "by-api"
+
+
+def test_a_run_started_by_api_shows_itself(served: Served, by_api: Path) -> None:
+    assert json.loads((by_api / "summary.json").read_text())["steps"] == 2
     stages = {r["name"] for r in served.post("/flow_runs/filter")}
     assert {"by-api sft", "by-api rl"} <= stages
     artifacts = {a["key"]: a for a in served.post("/artifacts/filter") if a["key"]}
@@ -84,14 +90,14 @@ def test_a_schedule_fires_by_itself_until_the_campaign_is_over(served: Served) -
     assert (folder / "runs" / "firing-001" / "model").is_dir()
 
 
-def test_each_of_the_other_flows_runs_and_leaves_its_artifact(served: Served) -> None:
-    """All at once: what each of them does is tested elsewhere."""
+def test_each_of_the_other_flows_runs_and_leaves_its_artifact(served: Served, by_api: Path) -> None:
+    """All at once: what each of them does is tested elsewhere. The comparison starts from a model that is there."""
     graded = [{"id": i, "verifier": "math", "reference": "2", "response": f"so {n}"} for i, n in enumerate((2, 3, 2))]
     labelled = [{**row, "label": row["response"] == "so 2"} for row in graded]
     for name, rows in (("graded", graded), ("labelled", labelled)):
         (served.folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     runs = {
-        "compare": served.start("compare", recipes=["small", "other"], seeds=1),
+        "compare": served.start("compare", recipes=["small", "other"], seeds=1, start=str(by_api / "model")),
         "sft": served.start("sft", recipe="small"),
         "evaluate": served.start("evaluate", recipe="small"),
         "verify-dataset": served.start("verify-dataset", rows="graded.jsonl"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -30,48 +29,16 @@ KILLS = [
 ]
 """Rank, phase, at which of its beginnings, and how many checkpoints the run has then.
 
-At the last kill the next checkpoint is complete but for its name.
+In the order of the run, because each start continues what the kill before it left. At the last kill the next checkpoint
+is complete but for its name.
 """
 
 
-@pytest.fixture(scope="module")
-def whole(recipe: Path) -> Path:
-    """The folder of a run that nobody killed, with all its checkpoints."""
-    return by_ranks(recipe, "whole", *SHORT)
-
-
-def cut_back(whole: Path, name: str, count: int) -> Path:
-    """A copy of the run's folder as it was when it had so many checkpoints; without any there is no folder."""
-    folder = whole.with_name(name)
-    if count:
-        shutil.copytree(whole, folder)
-        for checkpoint in (folder / "checkpoints").iterdir():
-            if int(checkpoint.name) >= count:
-                shutil.rmtree(checkpoint)
-        shutil.rmtree(folder / "model")
-        for file in ("summary.json", "report.html"):
-            (folder / file).unlink()
-    return folder
-
-
-def killed(kill: tuple[int, str, int, int], whole: Path, recipe: Path, tmp_path: Path) -> Path:
-    """The folder of a run that was killed so, after looking at all that the kill told and left."""
-    rank, phase, number, count = kill
-    folder = cut_back(whole, tmp_path.name, count)
-    (tmp_path / "tmp").mkdir()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TMPDIR", str(tmp_path / "tmp"))
-        patch.setenv("FUSE", f"{rank}|{phase}|{number}|kill")
-        with pytest.raises(RunError) as caught:
-            by_ranks(recipe, folder.name, *SHORT)
-    told, place = str(caught.value), re.escape(phase.removesuffix(", unnamed"))
-    assert re.match(rf"rank {rank} \(process \d+\) was ended by SIGKILL in '{place}'; ", told)
-    assert f"logs/rank{rank}.log:\n  " in told, "the last lines of its log"
-    assert re.search(rf"\nrank {1 - rank} was in '.+'", told)
-    until(lambda: not processes_of(str(tmp_path)), "the end of all ranks")
-    assert [p.name for p in (tmp_path / "tmp").iterdir()] == []
-    assert_left(folder, whole, count)
-    return folder
+def assert_told(message: str, rank: int, phase: str) -> None:
+    """The message names the rank, the signal and the phase, quotes the log, and says where the other rank was."""
+    assert re.match(rf"rank {rank} \(process \d+\) was ended by SIGKILL in '{re.escape(phase)}'; ", message)
+    assert f"logs/rank{rank}.log:\n  " in message, "the last lines of its log"
+    assert re.search(rf"\nrank {1 - rank} was in '.+'", message)
 
 
 def assert_left(folder: Path, whole: Path, count: int) -> None:
@@ -87,20 +54,25 @@ def assert_left(folder: Path, whole: Path, count: int) -> None:
     assert set(folders(folder / "logs")) <= {"rank1"}
 
 
-@pytest.mark.parametrize("kill", KILLS[:-1], ids=lambda kill: f"rank {kill[0]} in {kill[1]}")
-def test_a_killed_rank_ends_the_group_and_is_named(
-    kill: tuple[int, str, int, int], whole: Path, recipe: Path, tmp_path: Path
+def test_killed_in_every_phase_and_continued_it_ends_with_the_bytes_of_a_whole_run(
+    recipe: Path, owner: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killed(kill, whole, recipe, tmp_path)
-
-
-def test_after_a_kill_at_the_naming_of_a_checkpoint_it_ends_with_the_bytes_of_a_whole_run(
-    whole: Path, recipe: Path, tmp_path: Path
-) -> None:
-    """The folder has all that a kill can leave: an unnamed checkpoint, lines behind the last one, a rank's folder."""
-    folder = killed(KILLS[-1], whole, recipe, tmp_path)
+    whole = by_ranks(recipe, "whole", *SHORT)
+    folder = whole.with_name("killed")
+    (temporary := tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    for rank, phase, number, count in KILLS:
+        monkeypatch.setenv("FUSE", f"{rank}|{phase}|{number}|kill")
+        with pytest.raises(RunError) as caught:
+            by_ranks(recipe, folder.name, *SHORT)
+        assert_told(str(caught.value), rank, phase.removesuffix(", unnamed"))
+        until(lambda: not processes_of(owner), f"the end of all ranks after the kill in {phase}")
+        assert list(temporary.iterdir()) == [], phase
+        assert_left(folder, whole, count)
+    # now the folder has all that a kill can leave: an unnamed checkpoint, lines behind the last one, a rank's folder
     assert list((folder / "checkpoints").glob(".partial-*"))
     assert folders(folder / "logs") == ["rank1"]
+    monkeypatch.delenv("FUSE")
     assert_same_bytes(by_ranks(recipe, folder.name, *SHORT), whole)
     assert folders(folder / "logs") == []
     assert not list((folder / "checkpoints").glob(".partial-*"))

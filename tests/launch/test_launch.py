@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,39 +30,43 @@ def test_two_ranks_equal_one(recipe: Path, alone: Path) -> None:
     assert "round 1 5/5" in (found / "logs" / "rank1.log").read_text()
 
 
+def assert_deadline_named(message: str, act: str, where: str) -> None:
+    """The message names the phase and the limit that it had; and rank 1, where a signal stopped it."""
+    assert re.match(rf"rank [01] \(process \d+\) ended with status 75 in {where}", message)
+    assert f"{where} within 30 s (launch.phase_timeout_s=30)" in message
+    assert (f"rank 1 was in {where}, stopped by a signal: " in message) == (act == "stop")
+
+
 @pytest.mark.integration
 @pytest.mark.slow
-@pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 2)])
-def test_a_killed_run_is_continued_by_another_number_of_ranks(
-    first: int, then: int, recipe: Path, alone: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_whose_ranks_hang_die_or_stop_is_continued_by_other_numbers_of_ranks(
+    recipe: Path, alone: Path, owner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    name = f"from-{first}-to-{then}"
-    monkeypatch.setenv("FUSE", "0|round 1 step 3: update|1|kill")
-    with pytest.raises(RunError, match=r"rank 0 .* was ended by SIGKILL in 'round 1 step 3: update'"):
-        by_ranks(recipe, name, f"launch.gpus_per_node={first}")
-    monkeypatch.delenv("FUSE")
-    found = by_one(recipe, name) if then == 1 else by_ranks(recipe, name)
-    assert_same_run(found, alone)
-    assert json.loads((found / "run.json").read_text())["num_ranks"] == then
+    """Two ranks train until one hangs, then one until it is killed, then two until one is stopped, then one to the end.
 
-
-@pytest.mark.integration
-@pytest.mark.parametrize(
-    ("act", "phase", "waits"), [("hang", "update", "in all_reduce"), ("stop", "generate", "in all_gather_object")]
-)
-def test_a_rank_that_hangs_ends_the_run_at_the_deadline(
-    act: str, phase: str, waits: str, recipe: Path, owner: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rank 1 waits, or was stopped; rank 0 waits for it where they add up gradients, or responses."""
-    where = f"'round 1 step 1: {phase}'"
-    monkeypatch.setenv("FUSE", f"1|{where[1:-1]}|1|{act}")
-    with pytest.raises(RunError, match=rf"rank [01] \(process \d+\) ended with status 75 in {where}") as caught:
-        by_ranks(recipe, act, "launch.phase_timeout_s=30")
-    text = str(caught.value)
-    assert f"{where} within 30 s (launch.phase_timeout_s=30)" in text
-    assert (f"rank 1 was in {where}, stopped by a signal: " in text) == (act == "stop")
-    assert waits in (recipe.parent / "runs" / act / "logs" / "rank0.log").read_text()
-    until(lambda: not processes_of(owner), "the end of all processes")
+    Where rank 1 hangs or was stopped, rank 0 waits for it: to add up gradients, or for its responses.
+    """
+    folder = recipe.parent / "runs" / "changing"
+    log = folder / "logs" / "rank0.log"
+    ends = [
+        (2, "hang", "round 1 step 2: update", "in all_reduce"),
+        (1, "kill", "round 1 step 3: update", "from checkpoint"),
+        (2, "stop", "round 1 step 4: generate", "in all_gather_object"),
+    ]
+    for num_ranks, act, phase, logged in ends:
+        monkeypatch.setenv("FUSE", f"{num_ranks - 1}|{phase}|1|{act}")
+        begin = log.stat().st_size if log.exists() else 0
+        with pytest.raises(RunError) as caught:
+            by_ranks(recipe, folder.name, f"launch.gpus_per_node={num_ranks}", "launch.phase_timeout_s=30")
+        if act == "kill":
+            assert re.match(rf"rank 0 .* was ended by SIGKILL in '{phase}'", str(caught.value))
+        else:
+            assert_deadline_named(str(caught.value), act, f"'{phase}'")
+        until(lambda: not processes_of(owner), f"the end of all processes after the {act}")
+        assert logged in log.read_bytes()[begin:].decode()
+        assert json.loads((folder / "run.json").read_text())["num_ranks"] == num_ranks
+    assert_same_run(by_one(recipe, folder.name), alone)
+    assert json.loads((folder / "run.json").read_text())["num_ranks"] == 1
 
 
 @pytest.mark.integration
