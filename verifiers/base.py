@@ -2,7 +2,7 @@
 
 A verifier turns an attempt (response, reference, prompt) into a verdict. Its parameters are a frozen pydantic model,
 so they are validated with the recipe. An exception inside a verifier is never a wrong answer: it becomes a verdict of
-status "verifier_error" that leaves the group.
+status "verifier_error", and its response has no reward and leaves the group.
 """
 
 from __future__ import annotations
@@ -98,7 +98,10 @@ class BoundVerifier(Generic[P]):
         return self.verifier.name
 
     def score(self, attempts: Sequence[Attempt]) -> list[Verdict]:
-        """Return one verdict per attempt, in order; a failing grader gives "verifier_error", never a zero."""
+        """Return one verdict per attempt, in order; a failing grader gives "verifier_error", never a zero.
+
+        If a verifier of batches fails, all attempts of the call fail together.
+        """
         if self.verifier.batch is None:
             return [self._score_one(a) for a in attempts]
         start = time.perf_counter()

@@ -51,7 +51,7 @@ class StageSection(Section):
     """Base of the sections that define stages.
 
     A kind of stage is such a section of the recipe under the kind's name, and a module of that name in
-    `pipeline/stages` whose `run(session, item, steps, wrap)` does one item.
+    `pipeline/stages` whose `run(session, item, wrap)` does one item.
     """
 
     trains_policy: ClassVar[bool] = True
@@ -60,7 +60,7 @@ class StageSection(Section):
     """True if the stage's items are rounds, named by number and evaluated every `evaluation.every_rounds`."""
     reads: ClassVar[frozenset[str]] = frozenset()
     """Inputs that its result depends on, besides seed, model, template, trainer and its own section: sections of the
-    recipe, and "prompts", "demonstrations" and "text" of the data."""
+    recipe, and "prompts", "demonstrations", "text" and "pairs" of the data."""
     leaves: ClassVar[frozenset[str]] = frozenset()
     """Files that the stage leaves in its folder for later stages, e.g. "demonstrations.jsonl"."""
 
