@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import ConfigError
 from pipeline.loop.scheduling import affordable_groups, is_out_of_tokens
 from pipeline.rollout.scripted_engine import ScriptedEngine
 from tests.stages.sessions import rows, session_of, train_round
-from tests.stages.tiny import tiny
 
 LONGEST = 30
 GROUP = 6 * LONGEST
@@ -58,11 +56,3 @@ def test_a_greedy_baseline_counts(tmp_path: Path) -> None:
     changes = {"max_tokens": 3 * 7 * LONGEST, "algorithm": {"name": "remax"}}
     with session_of(tmp_path, rl={**changes, "select": {"keep": "all"}}) as session:
         assert affordable_groups(session.workers.rollouts, session.setup, session.state) == 3
-    with pytest.raises(ConfigError, match=r"max_tokens=629 is less than one step may generate, 630 "):
-        tiny({"rl": {**changes, "algorithm": {"name": "remax"}, "max_tokens": 629}})
-
-
-def test_a_budget_that_no_step_fits_is_refused_at_load() -> None:
-    with pytest.raises(ConfigError, match=r"rl.max_tokens=539 is less than one step may generate, 540 .*raise it"):
-        tiny(overrides=["rl.max_tokens=539"])
-    assert tiny(overrides=["rl.max_tokens=540"]).rl is not None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.run import RunConfig
-from pipeline.errors import ConfigError, DataError, RunError
+from pipeline.errors import DataError, RunError
 from pipeline.report.progress import Silent
 from pipeline.run.opening import opened
 from pipeline.whole_run import remaining, run_items, train
@@ -202,42 +202,3 @@ def test_a_policy_that_never_differs_makes_no_pairs_and_says_what_to_do(tmp_path
     config = recipe(sampled={"prompts": 2, "samples": 2})
     with pytest.raises(DataError, match="0 pairs for 1 parts"):
         train(config, tmp_path, tmp_path / "run", "auto", Silent())
-
-
-NO_ANSWER = {"answer": None}
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"loss": {"name": "dop"}}, "did you mean dpo"),
-        ({"loss": {"beta": 0.1}}, "preference.loss needs a name"),
-        ({"loss": {"name": "dpo", "beta": 0}}, "beta = 0"),
-        ({"loss": {"name": "dpo", "beta": -1}}, "beta = -1"),
-        ({"loss": {"name": "simpo"}, "parts": 2}, "preference.parts=2 refreshes the reference"),
-        ({"steps": None}, "exactly one of steps and epochs"),
-        ({"epochs": 1}, "exactly one of steps and epochs"),
-        ({"on_wrong_chosen": "swap"}, "pairs of files, and there are none"),
-        (
-            {"on_wrong_chosen": "swap", "pairs": [{"file": "x.jsonl", "mapping": {"verifier": None}}]},
-            "needs a verifier for x.jsonl",
-        ),
-        (
-            {
-                "on_wrong_chosen": "drop",
-                "pairs": [{"file": "x.jsonl", "verifier": "math", "mapping": {"answer": None}}],
-            },
-            "needs a verifier for x.jsonl",
-        ),
-        ({"pairs": [{"file": "x.csv"}]}, "file must end in"),
-        ({"pairs": [{}]}, "exactly one of file and hub"),
-        ({"pairs": [{"file": "x.jsonl"}], "sampled": {"every_part": True}}, "drop one of them"),
-        ({"sampled": {"samples": 1}}, "sampled.samples"),
-        ({"sampled": {"judge": "jugde"}}, "jugde"),
-        ({"sampled": {"judged": {"rubric": "good? {response}"}}}, "must hold {question}"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_while_the_recipe_loads(given: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigError) as found:
-        recipe(**given)
-    assert words in str(found.value)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.errors import CheckpointError, ConfigError
+from pipeline.errors import CheckpointError
 from pipeline.loop.steps import rl_steps
 from pipeline.report.progress import Silent
 from pipeline.run.opening import opened
@@ -77,18 +77,3 @@ def test_an_engine_as_new_as_the_policy_leaves_no_file(tmp_path: Path) -> None:
         run_all(session)
     assert not list((tmp_path / "checkpoints").rglob(WEIGHTS_FILE))
     assert json.loads((max((tmp_path / "checkpoints").iterdir()) / "state.json").read_text())["rl_step"] == 1
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["rl.algorithm={name: rloo}"], r"publish_every=2 trains on old .*allow: \[stale_without_ratio\]"),
-        ([GRPO, "train.backend=deepspeed"], r"publish_every=2 keeps a copy .*train.backend: torch"),
-        ([GRPO, "train.lora={}"], r"publish_every=2 keeps a copy .*train.lora: null"),
-    ],
-)
-def test_what_old_responses_would_spoil_is_refused(overrides: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        tiny(overrides=[*overrides, "rollout.publish_every=2"])
-    asked = tiny(overrides=["rl.algorithm={name: rloo, allow: [stale_without_ratio]}", "rollout.publish_every=2"])
-    assert asked.rollout.publish_every == 2

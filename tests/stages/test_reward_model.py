@@ -19,7 +19,7 @@ from pipeline.config.merge import merge
 from pipeline.config.pairs import JudgedConfig
 from pipeline.config.run import RunConfig
 from pipeline.config.scoring import ScoringConfig
-from pipeline.errors import ConfigError, DataError
+from pipeline.errors import DataError
 from pipeline.loop.sampled_groups import rewarded_by_judge
 from pipeline.run.graders import Graders
 from pipeline.scoring.score import Scorer
@@ -131,38 +131,6 @@ def test_one_prompt_cannot_be_divided(tmp_path: Path) -> None:
     rows = [{"prompt": "1+1=", "chosen": "2", "rejected": str(n)} for n in range(3, 9)]
     with pytest.raises(DataError, match=r"6 pairs to train on and 0 held out"):
         run(recipe(["reward_model"], pair_file(tmp_path, rows), **NO_RL), tmp_path / "run")
-
-
-@pytest.mark.parametrize(
-    ("stages", "changes", "said"),
-    [
-        (
-            ["rl", "reward_model"],
-            {"rl": {"reward": REWARD}},
-            "names 'reward_model', which is no stage before",
-        ),
-        (["sft", "rl"], {"rl": {"reward": REWARD}}, "names 'reward_model', which is no stage before"),
-        (
-            ["sft", "online_preference"],
-            {"online_preference": {**ONLINE, "judge": REWARD}},
-            "online_preference.judge names 'reward_model', which is no stage before",
-        ),
-        (
-            ["sft", "preference"],
-            {"preference": {"loss": {"name": "dpo"}, "steps": 1, "sampled": {"judge": REWARD}}},
-            "preference.sampled.judge names 'reward_model', which is no stage before",
-        ),
-        (["reward_model"], {"reward_model": {"sampled": {"judge": REWARD}}}, "which is no stage before"),
-        (["reward_model"], {"scoring": {"components": [{"verifier": REWARD}]}}, "before that stage has run"),
-        (["reward_model"], {"reward_model": {"epochs": 1}}, "exactly one of reward_model.steps"),
-        (["reward_model"], {"reward_model": {"on_wrong_chosen": "drop"}}, "is about pairs of files"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_while_the_recipe_loads(
-    stages: list[str], changes: dict[str, Any], said: str
-) -> None:
-    with pytest.raises(ConfigError, match=said):
-        recipe(stages, changes.pop("reward_model", None), **changes)
 
 
 def test_the_verifier_asks_as_the_model_was_trained(tmp_path: Path) -> None:

@@ -16,8 +16,6 @@ from pipeline.report.summary import summarize
 from pipeline.run.demonstrations import demonstration_rows
 from pipeline.run.opening import enter_stage, opened
 from pipeline.run.sampling import temperature
-from pipeline.run.schedule import Item, position, schedule
-from pipeline.run.state import RunState
 from pipeline.whole_run import remaining, run_items, train
 from tests.stages.tiny import tiny
 
@@ -31,53 +29,6 @@ SHORT: dict[str, Any] = {
     "sft": {"steps": 40},
     "rl": {"rounds": 2, "steps_per_round": 2, "select": {"keep": "all"}},
 }
-
-
-def test_the_items_of_a_list_of_stages() -> None:
-    labels = [(i.kind, i.stage, i.label) for i in schedule(tiny(SHORT))]
-    assert labels == [
-        ("evaluate", "base", "before training"),
-        ("sft", "sft", "sft"),
-        ("evaluate", "sft", "after sft"),
-        ("rl", "rl", "round 1"),
-        ("evaluate", "rl", "after round 1"),
-        ("rl", "rl", "round 2"),
-        ("evaluate", "rl", "after round 2"),
-        ("sft", "sft_again", "sft_again"),
-        ("evaluate", "sft_again", "after sft_again"),
-        ("rl", "rl_again", "rl_again round 1"),
-        ("evaluate", "rl_again", "after rl_again round 1"),
-    ]
-
-
-def test_positions_count_what_was_trained_and_not_evaluations() -> None:
-    with_evaluations, without = schedule(tiny(SHORT)), schedule(tiny({**SHORT, "data": {"evaluation": []}}))
-    done, is_evaluated = 0, False
-    for items in (with_evaluations, without):
-        done, is_evaluated = 0, False
-        for index, item in enumerate(items):
-            assert position(items, done, is_evaluated) == index
-            done, is_evaluated = (done, True) if item.kind == "evaluate" else (done + 1, False)
-        assert position(items, done, is_evaluated) == len(items)
-    for num_done in range(5):  # wherever a run is, the next item to train is the same
-        ways = [(with_evaluations, True), (without, False), (without, True)]
-        assert len({_next_trained(items, num_done, evaluated) for items, evaluated in ways}) == 1
-
-
-def _next_trained(items: list[Item], num_done: int, is_evaluated: bool) -> str:
-    left = items[position(items, num_done, is_evaluated) :]
-    return next((i.label for i in left if i.kind != "evaluate"), "")
-
-
-def test_counters_of_one_stage_begin_anew_and_those_of_the_run_go_on() -> None:
-    state = RunState(stage="rl", rl_step=6, acceptance=0.2, bad_steps=2, num_tokens=99, num_responses=7)
-    state.best_reward, state.steps_since_best, state.controllers = 0.5, 3, {"kl": 1.0}
-    before = state.to_json()
-    state.enter("rl")
-    assert state.to_json() == before
-    state.enter("rl_again")
-    fresh = RunState(stage="rl_again", rl_step=6, stage_start=6, num_responses=7)
-    assert state.to_json() == fresh.to_json()
 
 
 @pytest.fixture(scope="module")

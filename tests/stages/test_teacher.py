@@ -80,15 +80,3 @@ def test_a_teacher_of_other_tokens_is_refused_before_anything_is_trained(tmp_pat
     ):
         with opened(config, tmp_path, tmp_path / "run", "auto", Silent()):
             pass
-
-
-@pytest.mark.parametrize(
-    ("rl", "said"),
-    [
-        ({"reference": {"schedule": "every_round", "teacher": "x"}}, "would move reference.teacher='x'"),
-        ({"algorithm": {"name": "dapo"}}, "is looked at by no term of algorithm 'dapo'"),
-    ],
-)
-def test_a_teacher_that_moves_or_is_not_looked_at_is_refused(rl: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=said):
-        recipe(tmp_path, **rl)
