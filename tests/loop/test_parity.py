@@ -11,7 +11,6 @@ import pytest
 from pipeline.errors import RunError
 from pipeline.loop.parity import check_parity
 from pipeline.report.progress import Silent
-from pipeline.run.algorithm import TRUNCATED_IS, parity_action, with_correction
 from pipeline.run.opening import opened
 from pipeline.run.sampling import sampling, temperature
 from pipeline.run.session import Session
@@ -57,22 +56,6 @@ class TestTheGate:
             gap = parity_of(session)
         assert gap is not None
         assert gap.mean < 1e-5
-
-    def test_correction_is_on_for_vllm_unless_the_algorithm_has_its_own(self, tmp_path: Path) -> None:
-        with session_of(tmp_path) as session:
-            parts = session.setup.parts
-        assert parts is not None
-        assert parts.mismatch.level == "none"
-        vllm = tiny(overrides=["rollout.engine=vllm"]).rollout
-        assert (parity_action(tiny().rollout), parity_action(vllm)) == ("off", "correct")
-        assert with_correction(parts, tiny().rollout) is parts
-        assert with_correction(parts, vllm).mismatch == TRUNCATED_IS
-        own = with_correction(parts, vllm)
-        assert with_correction(own, vllm) is own
-        assert (
-            with_correction(parts, tiny(overrides=["rollout.engine=vllm", "rollout.parity.action=warn"]).rollout)
-            is parts
-        )
 
 
 EXPERTS = (

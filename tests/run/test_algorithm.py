@@ -9,7 +9,8 @@ import torch
 
 from pipeline.algorithms.base import load_algorithm
 from pipeline.errors import ConfigError
-from pipeline.run.algorithm import check_routing
+from pipeline.run.algorithm import TRUNCATED_IS, check_routing, parity_action, resolve_parts, with_correction
+from tests.stages.tiny import tiny
 from tests.train.sampled import model_of
 
 
@@ -30,3 +31,26 @@ def test_routing_that_cannot_be_kept_is_refused_on_experts_and_harmless_on_dense
         check_routing(parts, model_of("qwen2_moe"), "other")
     with pytest.raises(ConfigError, match=r"train.gradient_checkpointing computes activations again without it"):
         check_routing(parts, model_of("qwen2_moe"), "torch", recomputes=True)
+
+
+def test_correction_is_on_for_vllm_unless_the_algorithm_has_its_own() -> None:
+    parts = resolve_parts(tiny().of_stage("rl"))
+    assert parts is not None
+    assert parts.mismatch.level == "none"
+    vllm = tiny(overrides=["rollout.engine=vllm"]).rollout
+    warning = tiny(overrides=["rollout.engine=vllm", "rollout.parity.action=warn"]).rollout
+    assert (parity_action(tiny().rollout), parity_action(vllm)) == ("off", "correct")
+    assert with_correction(parts, tiny().rollout) is with_correction(parts, warning) is parts
+    own = with_correction(parts, vllm)
+    assert own.mismatch == TRUNCATED_IS
+    assert with_correction(own, vllm) is own
+
+
+def test_a_stage_has_its_own_algorithm() -> None:
+    again = {"name": "again", "kind": "rl", "with": {"algorithm": {"name": "rloo"}}}
+    config = tiny({"stages": ["sft", "rl", again]})
+    of_stage = {name: resolve_parts(config.of_stage(name)) for name in config.stage_names}
+    assert of_stage["sft"] is None
+    assert of_stage["rl"] is not None
+    assert of_stage["rl"].kl.where == "loss"
+    assert of_stage["again"] not in (None, of_stage["rl"])
