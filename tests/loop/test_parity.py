@@ -14,6 +14,7 @@ from pipeline.report.progress import Silent
 from pipeline.run.opening import opened
 from pipeline.run.sampling import sampling, temperature
 from pipeline.run.session import Session
+from tests.stages.recorded import CUT, EXPERTS, V32
 from tests.stages.sessions import Heard, session_of
 from tests.stages.tiny import tiny
 
@@ -56,20 +57,6 @@ class TestTheGate:
             gap = parity_of(session)
         assert gap is not None
         assert gap.mean < 1e-5
-
-
-EXPERTS = (
-    "model.create.model_type=qwen3_moe",
-    "model.create.config={hidden_size: 16, intermediate_size: 32, moe_intermediate_size: 16, num_hidden_layers: 2, "
-    "num_attention_heads: 2, num_key_value_heads: 1, head_dim: 8, max_position_embeddings: 64, num_experts: 4, "
-    "num_experts_per_tok: 2, norm_topk_prob: true, tie_word_embeddings: true}",
-)
-
-
-V32 = "rl.algorithm={name: deepseek_v32}"
-
-
-CUT = ("rollout.top_p=0.9", "rollout.top_k=12")
 
 
 def test_the_parity_gate_compares_over_what_was_recorded(tmp_path: Path) -> None:

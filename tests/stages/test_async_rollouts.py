@@ -22,14 +22,12 @@ from pipeline.run.rollouts import Asynchronous
 from pipeline.run.session import Session
 from pipeline.scoring.select import form_groups
 from pipeline.types import Group, Rollout, ScoredRollout, StepMetrics, Verdict
+from tests.stages.recorded import GRPO, run
 from tests.stages.sessions import replacing, round_of, rows, run_all, session_of, train_round
-from tests.stages.test_algorithms import run
 from tests.stages.tiny import tiny
 
 pytestmark = pytest.mark.integration  # whole runs
 
-GRPO = "rl.algorithm={name: grpo, kl_coef: 0, entropy_coef: 0.05}"
-"""The bonus moves the policy where no answer is right."""
 SIX = (GRPO, "rl.steps_per_round=6")
 
 

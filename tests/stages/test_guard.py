@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,11 +17,11 @@ from pipeline.report.progress import Silent
 from pipeline.run.collapse import LIMITS
 from pipeline.run.opening import make_setup, opened, restore_in_flight
 from pipeline.whole_run import finish, remaining, run_items, upcoming
+from tests.stages.broken import all_survived, killed
 from tests.stages.kill_driver import AROUND_ROLL_BACKS
 from tests.stages.sessions import run_all, train_round
 from tests.stages.tiny import tiny
 
-ROOT = Path(__file__).resolve().parents[2]
 ROLL_BACK = "guard={action: roll_back, window: 2, knob: {rl.optimizer.learning_rate: 0.05}}"
 TOO_FAST = ["rl.optimizer.learning_rate=0.02", "rl.reference.schedule=frozen"]
 """The tiny recipe's first update at this rate leaves a model that answers nothing."""
@@ -159,19 +156,4 @@ def test_warn_says_it_once_and_changes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.integration
 def test_killed_around_a_roll_back_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.stages.kill_driver", str(tmp_path), *TOO_FAST, ROLL_BACK],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["whole_status"] == 0
-    assert len(found["killed"]) == len(AROUND_ROLL_BACKS)
-    for kills, scenario in found["killed"].items():
-        assert set(scenario["deaths"]) == {-signal.SIGKILL}, kills
-        assert scenario["last"] == 0, kills
-        assert scenario["end"] == found["whole"], kills
+    all_survived(killed(tmp_path, *TOO_FAST, ROLL_BACK), len(AROUND_ROLL_BACKS))

@@ -14,18 +14,9 @@ from pipeline.report.progress import Silent
 from pipeline.run.opening import enter_stage, opened
 from pipeline.run.state import RunState
 from pipeline.whole_run import remaining, run_items
+from tests.stages.recorded import CUT, EXPERTS, V32, run
 from tests.stages.sessions import run_all
-from tests.stages.test_algorithms import run
 from tests.stages.tiny import tiny
-
-EXPERTS = (
-    "model.create.model_type=qwen3_moe",
-    "model.create.config={hidden_size: 16, intermediate_size: 32, moe_intermediate_size: 16, num_hidden_layers: 2, "
-    "num_attention_heads: 2, num_key_value_heads: 1, head_dim: 8, max_position_embeddings: 64, num_experts: 4, "
-    "num_experts_per_tok: 2, norm_topk_prob: true, tie_word_embeddings: true}",
-)
-V32 = "rl.algorithm={name: deepseek_v32}"
-CUT = ("rollout.top_p=0.9", "rollout.top_k=12")
 
 
 @pytest.mark.integration
@@ -45,6 +36,7 @@ def test_a_cut_that_is_kept_leaves_no_mismatch_and_one_that_is_not_does() -> Non
             assert max(r.kept.sizes) <= 12
 
 
+@pytest.mark.integration
 def test_a_recorded_set_is_bounded_and_how_often_is_said() -> None:
     steps, calls = run(V32, "rollout.top_p=0.99", "rollout.max_kept=2")
     assert all(max(r.kept.sizes) <= 2 for _, rollouts in calls["generate"] for r in rollouts)
@@ -52,6 +44,7 @@ def test_a_recorded_set_is_bounded_and_how_often_is_said() -> None:
     assert all(abs(m["mismatch/k3"]) < 1e-9 for m in steps)
 
 
+@pytest.mark.integration
 def test_without_a_cut_nothing_is_recorded() -> None:
     steps, calls = run(V32)
     assert all(r.kept is None and r.routing is None for _, rollouts in calls["generate"] for r in rollouts)

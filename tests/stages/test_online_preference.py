@@ -9,10 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.run import RunConfig
-from pipeline.report.progress import Silent
-from pipeline.whole_run import train
-from tests.stages.kill_driver import fingerprint
-from tests.stages.test_preference import killed_at
+from tests.stages.broken import goes_on_as_if_never_broken
 from tests.stages.tiny import tiny
 
 SECTION = {
@@ -40,7 +37,7 @@ def test_best_trains_against_worst_and_a_stopped_run_ends_with_the_same_bytes(
     tmp_path: Path, loss: str, schedule: str | None
 ) -> None:
     config = recipe(loss={"name": loss}, reference=None if schedule is None else {"schedule": schedule})
-    train(config, tmp_path, tmp_path / "whole", "auto", Silent())
+    goes_on_as_if_never_broken(config, tmp_path, [("update", 3)])
     found = steps_of(tmp_path / "whole")
     assert len(found) == 4
     assert all(m["pairs"] >= 1 for m in found)
@@ -52,6 +49,3 @@ def test_best_trains_against_worst_and_a_stopped_run_ends_with_the_same_bytes(
         assert found[0]["preference/margin"] == pytest.approx(0.0, abs=1e-6), "the reference is the policy"
         assert abs(found[1]["preference/margin"]) > 1e-5
         assert found[2]["preference/margin"] == pytest.approx(0.0, abs=1e-6)
-    killed_at(config, tmp_path / "stopped", "update", 3)
-    train(config, tmp_path, tmp_path / "stopped", "must", Silent())
-    assert fingerprint(tmp_path / "stopped") == fingerprint(tmp_path / "whole")

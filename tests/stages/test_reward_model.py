@@ -91,6 +91,7 @@ def pair_file(folder: Path, rows: list[dict[str, str]]) -> dict[str, Any]:
     return {"pairs": [{"file": "pairs.jsonl"}], "steps": 30, "batch_size": 16, "held_out": 0.3}
 
 
+@pytest.mark.integration
 def test_pairs_of_a_file(tmp_path: Path) -> None:
     rows = [{"prompt": f"{a}+{b}=", "chosen": f"{a + b}", "rejected": "x"} for a in range(1, 7) for b in range(1, 7)]
     rows += [{"prompt": "1+1=", "chosen": "2", "rejected": "2"}, {"prompt": "2+2=", "chosen": "", "rejected": "x"}]
@@ -102,6 +103,7 @@ def test_pairs_of_a_file(tmp_path: Path) -> None:
     assert last["held_out/accuracy"] > 0.9
 
 
+@pytest.mark.integration
 def test_it_judges_groups_of_a_later_stage(tmp_path: Path) -> None:
     rows = [{"prompt": f"{a}+{b}=", "chosen": f"{a + b}", "rejected": "x"} for a in range(1, 7) for b in range(1, 7)]
     run(recipe(["reward_model"], pair_file(tmp_path, rows), **NO_RL), tmp_path / "run")
@@ -133,6 +135,7 @@ def test_one_prompt_cannot_be_divided(tmp_path: Path) -> None:
         run(recipe(["reward_model"], pair_file(tmp_path, rows), **NO_RL), tmp_path / "run")
 
 
+@pytest.mark.integration
 def test_the_verifier_asks_as_the_model_was_trained(tmp_path: Path) -> None:
     from pipeline.types import Attempt
     from verifiers.base import load

@@ -16,6 +16,7 @@ from pipeline.run.opening import opened
 from pipeline.stages.pretrain import text_rows
 from pipeline.whole_run import train
 from tests.stages.broken import goes_on_as_if_never_broken, run
+from tests.stages.sessions import Heard
 from tests.stages.tiny import tiny
 
 
@@ -32,6 +33,7 @@ def rows(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["kind"] == kind]
 
 
+@pytest.mark.integration
 def test_packing_trains_the_same(tmp_path: Path) -> None:
     found = []
     for packing in (True, False):
@@ -44,6 +46,7 @@ def test_packing_trains_the_same(tmp_path: Path) -> None:
         assert ours["tokens"] == plain["tokens"]
 
 
+@pytest.mark.integration
 def test_epochs_go_through_all_demonstrations(tmp_path: Path) -> None:
     run(sft({"steps": None, "epochs": 1.5, "batch_size": 64}), tmp_path)
     assert len(rows(tmp_path, "step")) == 8, "300 demonstrations x 1.5 / 64, rounded up"
@@ -58,20 +61,13 @@ BAD = [
 ]
 
 
-class Heard(Silent):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.lines.append(text)
-
-
 def shown(folder: Path, demonstrations: list[dict[str, Any]]) -> RunConfig:
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in demonstrations) + "{torn\n")
     source = {"file": "rows.jsonl", "verifier": "math", "on_bad_row": "skip"}
     return sft({"steps": 2}, data={"demonstrations": [source], "evaluation": []})
 
 
+@pytest.mark.integration
 def test_rows_that_teach_nothing_are_counted_named_and_kept(tmp_path: Path) -> None:
     heard = Heard()
     train(shown(tmp_path, [*BAD, *GOOD]), tmp_path, tmp_path / "run", "auto", heard)
@@ -111,6 +107,7 @@ def test_evaluations_on_the_way_and_a_break_after_each(tmp_path: Path) -> None:
     assert labels == ["before training", "sft step 3", "sft step 6", "after sft"]
 
 
+@pytest.mark.integration
 def test_texts_of_files_are_trained_on_whole(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("1+2=3, " * 40)
     (tmp_path / "b.jsonl").write_text('{"text": "4+4=8"}\n{"text": ""}\n{"body": "7"}\n')

@@ -14,8 +14,7 @@ from pipeline.report.files import read_run
 from pipeline.report.progress import Silent
 from pipeline.report.summary import summarize
 from pipeline.run.demonstrations import demonstration_rows
-from pipeline.run.opening import enter_stage, opened
-from pipeline.run.sampling import temperature
+from pipeline.run.opening import opened
 from pipeline.whole_run import remaining, run_items, train
 from tests.stages.tiny import tiny
 
@@ -81,24 +80,6 @@ def test_a_done_run_has_nothing_left_and_is_in_its_last_stage(run: Path) -> None
     assert (run / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_stage_has_its_algorithm_and_its_own_schedule(tmp_path: Path) -> None:
-    config = tiny(SHORT)
-    with opened(config, tmp_path, tmp_path, "auto", Silent()) as session:
-        parts_of_session = (session.run, session.workers, session.state, session.recorder)
-        assert session.setup.parts is None
-        assert session.run.recipe == config
-        first = enter_stage(*parts_of_session, "rl")
-        assert first.parts is not None
-        assert first.parts.kl.where == "loss"
-        session.state.rl_step = 4
-        setup = enter_stage(*parts_of_session, "rl_again")
-        assert setup.parts is not None
-        assert setup.parts != first.parts
-        assert setup.controllers is not None
-        assert session.state.step_in_stage == 0
-        assert temperature(setup, session.state) == config.rollout.temperature
-
-
 def test_sft_trains_on_what_a_stage_left(tmp_path: Path) -> None:
     with opened(tiny(SHORT), tmp_path, tmp_path, "auto", Silent()) as session:
         own = demonstration_rows(session.run, session.setup, session.recorder, "sft", None)
@@ -116,6 +97,7 @@ def test_sft_trains_on_what_a_stage_left(tmp_path: Path) -> None:
     assert found[1] == len("1+1=")
 
 
+@pytest.mark.integration
 def test_a_round_is_over_when_its_evaluation_is(tmp_path: Path) -> None:
     """Said once for each round that took a step, by the process in which it ended, when its evaluation is written."""
     rounds = {"rounds": 4, "steps_per_round": 1, "select": {"keep": "all"}, "max_tokens": 3 * 18 * 30}

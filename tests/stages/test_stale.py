@@ -20,6 +20,7 @@ from pipeline.run.state import RunState
 from pipeline.whole_run import train
 from tests.stages.broken import Broken, run
 from tests.stages.kill_driver import fingerprint
+from tests.stages.sessions import Heard
 from tests.stages.tiny import tiny
 
 SHORT: dict[str, Any] = {
@@ -28,14 +29,6 @@ SHORT: dict[str, Any] = {
     "rl": {"rounds": 1, "steps_per_round": 2, "select": {"keep": "all"}},
     "data": {"train": [{"file": "rows.jsonl", "verifier": "math"}], "evaluation": []},
 }
-
-
-class Heard(Silent):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.lines.append(text)
 
 
 def rows(folder: Path, num: int = 12) -> None:
