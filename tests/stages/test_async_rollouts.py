@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from pipeline.errors import EngineError
-from pipeline.loop.scheduling import age_of
 from pipeline.loop.steps import rl_steps
 from pipeline.report.progress import Silent
 from pipeline.rollout.engine import Completion, Listener, Request, Sampling
@@ -20,8 +19,7 @@ from pipeline.rollout.scripted_engine import ScriptedEngine
 from pipeline.run.opening import opened
 from pipeline.run.rollouts import Asynchronous
 from pipeline.run.session import Session
-from pipeline.scoring.select import form_groups
-from pipeline.types import Group, Rollout, ScoredRollout, StepMetrics, Verdict
+from pipeline.types import Group, Rollout, StepMetrics
 from tests.stages.recorded import GRPO, run
 from tests.stages.sessions import replacing, round_of, rows, run_all, session_of, train_round
 from tests.stages.tiny import tiny
@@ -183,25 +181,6 @@ def test_generation_goes_on_while_the_update_runs(tmp_path: Path) -> None:
 
         train_round(session, update=update)
         assert [r["metrics"]["staleness/max"] for r in rows(session)] == [0, 1, 1]
-
-
-def test_stale_groups_are_dropped_and_counted(tmp_path: Path) -> None:
-    with session_of(tmp_path, rollout={"max_staleness": 1}) as session:
-        train_round(session)
-        group = form_groups([session.run.data.train[0]], [scored(session, i) for i in range(6)], 6)[0]
-        session.state.stage.carried, session.state.step = [group], 0
-        assert age_of(session.state, group) == 3
-        train_round(session, round_of(session, 2))
-        metrics = [r["metrics"] for r in rows(session)]
-    assert [m["groups/stale"] for m in metrics][:4] == [0, 0, 0, 1]
-    assert max(m["staleness/max"] for m in metrics) <= 1
-
-
-def scored(session: Session, sample: int) -> ScoredRollout:
-    """A response of the first policy."""
-    prompt = session.run.data.train[0]
-    rollout = Rollout(prompt.id, sample, (5,), (6,), (-0.5,), "", "stop", 0)
-    return ScoredRollout(rollout, Verdict("graded", float(sample == 0)), float(sample == 0))
 
 
 def test_what_fails_in_the_thread_ends_the_run(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.load import load_recipe
+from pipeline.files import read_jsonl
 from pipeline.report.progress import Silent
 from pipeline.run.opening import enter_stage, opened
 from pipeline.run.state import RunState
@@ -88,7 +89,7 @@ def test_carried_groups_keep_their_records_in_the_checkpoint_and_sizes_go_to_rol
     assert [g.members for g in saved.stage.carried] == [
         tuple(without_seconds(m) for m in g.members) for g in state.stage.carried
     ]
-    rows = [json.loads(line) for line in (tmp_path / "rollouts.jsonl").read_text().splitlines()]
+    rows = read_jsonl(tmp_path / "rollouts.jsonl")
     sampled = [r for r in rows if r["stage"] == "rl"]
     assert all(len(r["kept_sizes"]) == r["length"] for r in sampled)
     assert all("kept_sizes" not in r for r in rows if r["stage"] != "rl")
@@ -108,7 +109,7 @@ def test_the_demo_of_experts_trains(tmp_path: Path) -> None:
     small += ["rl.select.keep=all", "train.threads=1"]
     with opened(load_recipe(recipe, small), recipe.parent, tmp_path, "auto", Silent()) as session:
         run_all(session)
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
     steps = [r["metrics"] for r in rows if r["stage"] == "rl" and r["kind"] == "step"]
     assert len(steps) == 2
     for m in steps:

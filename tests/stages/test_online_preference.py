@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.config.run import RunConfig
+from pipeline.files import read_jsonl
 from tests.stages.broken import goes_on_as_if_never_broken
 from tests.stages.tiny import tiny
 
@@ -27,8 +27,8 @@ def recipe(**given: Any) -> RunConfig:
 
 
 def steps_of(folder: Path) -> list[dict[str, Any]]:
-    lines = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
-    return [r["metrics"] for r in lines if r["kind"] == "step" and r["stage"] == "online_preference"]
+    rows = read_jsonl(folder / "metrics.jsonl")
+    return [r["metrics"] for r in rows if r["kind"] == "step" and r["stage"] == "online_preference"]
 
 
 @pytest.mark.integration
@@ -38,14 +38,14 @@ def test_best_trains_against_worst_and_a_stopped_run_ends_with_the_same_bytes(
 ) -> None:
     config = recipe(loss={"name": loss}, reference=None if schedule is None else {"schedule": schedule})
     goes_on_as_if_never_broken(config, tmp_path, [("update", 3)])
-    found = steps_of(tmp_path / "whole")
-    assert len(found) == 4
-    assert all(m["pairs"] >= 1 for m in found)
+    steps = steps_of(tmp_path / "whole")
+    assert len(steps) == 4
+    assert all(m["pairs"] >= 1 for m in steps)
     assert all(
-        m["groups/kept"] == m["groups/trained"] + m["groups/carried_out"] - m["groups/carried_in"] for m in found
+        m["groups/kept"] == m["groups/trained"] + m["groups/carried_out"] - m["groups/carried_in"] for m in steps
     )
     if loss == "dpo":
-        assert [m["reference/version"] for m in found] == [1, 1, 2, 2]
-        assert found[0]["preference/margin"] == pytest.approx(0.0, abs=1e-6), "the reference is the policy"
-        assert abs(found[1]["preference/margin"]) > 1e-5
-        assert found[2]["preference/margin"] == pytest.approx(0.0, abs=1e-6)
+        assert [m["reference/version"] for m in steps] == [1, 1, 2, 2]
+        assert steps[0]["preference/margin"] == pytest.approx(0.0, abs=1e-6), "the reference is the policy"
+        assert abs(steps[1]["preference/margin"]) > 1e-5
+        assert steps[2]["preference/margin"] == pytest.approx(0.0, abs=1e-6)

@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.config.run import RunConfig
 from pipeline.errors import DataError, RunError
+from pipeline.files import read_jsonl
 from pipeline.report.progress import Silent
 from pipeline.whole_run import train
 from tests.stages.broken import Broken, goes_on_as_if_never_broken, run
@@ -39,18 +40,17 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rows(folder: Path, kind: str) -> list[dict[str, Any]]:
-    lines = (json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines())
-    return [r for r in lines if r["kind"] == kind and r.get("stage_kind", "preference") == "preference"]
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return [
+        r
+        for r in read_jsonl(folder / "metrics.jsonl")
+        if r["kind"] == kind and r.get("stage_kind", "preference") == "preference"
+    ]
 
 
 @pytest.mark.integration
 def test_a_verifier_is_enough_right_answers_against_wrong_ones_of_the_policy(tmp_path: Path, start: Path) -> None:
     train(recipe(start), tmp_path, tmp_path / "run", "auto", Silent())
-    pairs = lines_of(tmp_path / "run/stages/preference/pairs-1.jsonl")
+    pairs = read_jsonl(tmp_path / "run/stages/preference/pairs-1.jsonl")
     assert pairs
     for pair in pairs:
         assert pair["rewards"] == [1.0, 0.0]
@@ -73,7 +73,7 @@ def test_parts_have_their_own_pairs_and_each_its_own_reference(tmp_path: Path, s
     config = recipe(start, parts=2, sampled={**SAMPLED, "every_part": every_part})
     train(config, tmp_path, tmp_path / "run", "auto", Silent())
     folder = tmp_path / "run/stages/preference"
-    first, second = (lines_of(folder / f"pairs-{k}.jsonl") for k in (1, 2))
+    first, second = (read_jsonl(folder / f"pairs-{k}.jsonl") for k in (1, 2))
     assert len({p.name.split("-")[1] for p in folder.glob("reference-*")}) == 2
     assert not {p["id"] for p in first} & {p["id"] for p in second}
     versions = {p["policy_version"] for p in first}, {p["policy_version"] for p in second}
@@ -133,10 +133,10 @@ def test_pairs_of_a_file_are_graded_swapped_and_counted_and_nothing_is_lost(tmp_
     )
     train(config, tmp_path, tmp_path / "run", "auto", said)
     folder = tmp_path / "run/stages/preference"
-    kept = {p["prompt"]: p["chosen"] for p in lines_of(folder / "pairs-1.jsonl")}
+    kept = {p["prompt"]: p["chosen"] for p in read_jsonl(folder / "pairs-1.jsonl")}
     assert kept == {p["prompt"]: p["chosen"] for p in PAIRS} | {"8+8=": "16"}
     assert len(rows(tmp_path / "run", "step")) == 4, "1.5 passes over 9 pairs, 4 a step"
-    left = {line["row"]["prompt"]: line["why"] for line in lines_of(folder / "left_out.jsonl")}
+    left = {line["row"]["prompt"]: line["why"] for line in read_jsonl(folder / "left_out.jsonl")}
     assert left.keys() == {"1+1=", "1+2=", "1+3=", "1+4="}
     assert left["1+3="].startswith("past the context: ")
     words = "\n".join(said.lines)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.files import read_jsonl
 from pipeline.report.curves import build_charts
 from pipeline.report.files import read_run
 from pipeline.report.progress import Silent
@@ -39,7 +40,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.integration
 def test_rows_name_stage_and_kind(run: Path) -> None:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = read_jsonl(run / "metrics.jsonl")
     steps = [(r["stage"], r["stage_kind"], r["step"]) for r in rows if r["kind"] == "step"]
     assert steps[:40] == [("sft", "sft", n) for n in range(1, 41)]
     assert steps[40:44] == [("rl", "rl", n) for n in range(1, 5)]
@@ -91,10 +92,10 @@ def test_sft_trains_on_what_a_stage_left(tmp_path: Path) -> None:
         assert config.sft is not None
         sft = config.sft.model_copy(update={"demonstrations": "collect"})
         setup = replace(session.setup, config=config.model_copy(update={"sft": sft}), demonstrations=None)
-        (found,) = demonstration_rows(session.run, setup, session.recorder, "sft", None)
-    assert found not in own
-    assert session.run.tokenizer.decode(found[0]).startswith("1+1=")
-    assert found[1] == len("1+1=")
+        (row_left,) = demonstration_rows(session.run, setup, session.recorder, "sft", None)
+    assert row_left not in own
+    assert session.run.tokenizer.decode(row_left[0]).startswith("1+1=")
+    assert row_left[1] == len("1+1=")
 
 
 @pytest.mark.integration
