@@ -1,7 +1,11 @@
-"""Runs that are interrupted at a chosen moment and resumed."""
+"""Runs that are broken off or killed at a chosen moment and resumed."""
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +15,8 @@ from pipeline.report.progress import Silent
 from pipeline.run.opening import opened
 from pipeline.whole_run import finish, remaining, run_items
 from tests.stages.kill_driver import fingerprint
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Broken(BaseException):
@@ -37,6 +43,25 @@ def run(config: RunConfig, folder: Path, breaks: tuple[str, int] | None = None) 
         for _, items in remaining(session.run, session.state):
             run_items(session, items, wrap)
         finish(session)
+
+
+def killed(folder: Path, *overrides: str) -> dict[str, Any]:
+    """How the runs ended that the driver of kills makes of the tiny recipe with these overrides."""
+    command = [sys.executable, "-m", "tests.stages.kill_driver", str(folder), *overrides]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    ends: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert ends["whole_status"] == 0
+    return ends
+
+
+def all_survived(ends: dict[str, Any], num: int) -> None:
+    """Assert that each of `num` scenarios died where it was meant to and ended as the run never killed."""
+    assert len(ends["killed"]) == num
+    for kills, scenario in ends["killed"].items():
+        assert set(scenario["deaths"]) == {-signal.SIGKILL}, kills
+        assert scenario["last"] == 0, kills
+        assert scenario["end"] == ends["whole"], kills
 
 
 def goes_on_as_if_never_broken(config: RunConfig, folder: Path, breaks: list[tuple[str, int]]) -> None:

@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 import functools
-import json
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
 
-from pipeline.errors import ConfigError, EngineError
-from pipeline.loop.scheduling import age_of
+from pipeline.errors import EngineError
 from pipeline.loop.steps import rl_steps
 from pipeline.report.progress import Silent
 from pipeline.rollout.engine import Completion, Listener, Request, Sampling
 from pipeline.rollout.scripted_engine import ScriptedEngine
-from pipeline.run.dealing import share_of
 from pipeline.run.opening import opened
 from pipeline.run.rollouts import Asynchronous
 from pipeline.run.session import Session
-from pipeline.run.state import InFlightBatch, RunState
-from pipeline.scoring.select import form_groups
-from pipeline.train.ranks import Ranks
-from pipeline.types import Group, Rollout, ScoredRollout, StepMetrics, Verdict
+from pipeline.types import Group, Rollout, StepMetrics
+from tests.stages.recorded import GRPO, run
 from tests.stages.sessions import replacing, round_of, rows, run_all, session_of, train_round
-from tests.stages.test_algorithms import run
 from tests.stages.tiny import tiny
 
 pytestmark = pytest.mark.integration  # whole runs
 
-GRPO = "rl.algorithm={name: grpo, kl_coef: 0, entropy_coef: 0.05}"
-"""The bonus moves the policy where no answer is right."""
 SIX = (GRPO, "rl.steps_per_round=6")
 
 
@@ -191,25 +183,6 @@ def test_generation_goes_on_while_the_update_runs(tmp_path: Path) -> None:
         assert [r["metrics"]["staleness/max"] for r in rows(session)] == [0, 1, 1]
 
 
-def test_stale_groups_are_dropped_and_counted(tmp_path: Path) -> None:
-    with session_of(tmp_path, rollout={"max_staleness": 1}) as session:
-        train_round(session)
-        group = form_groups([session.run.data.train[0]], [scored(session, i) for i in range(6)], 6)[0]
-        session.state.stage.carried, session.state.step = [group], 0
-        assert age_of(session.state, group) == 3
-        train_round(session, round_of(session, 2))
-        metrics = [r["metrics"] for r in rows(session)]
-    assert [m["groups/stale"] for m in metrics][:4] == [0, 0, 0, 1]
-    assert max(m["staleness/max"] for m in metrics) <= 1
-
-
-def scored(session: Session, sample: int) -> ScoredRollout:
-    """A response of the first policy."""
-    prompt = session.run.data.train[0]
-    rollout = Rollout(prompt.id, sample, (5,), (6,), (-0.5,), "", "stop", 0)
-    return ScoredRollout(rollout, Verdict("graded", float(sample == 0)), float(sample == 0))
-
-
 def test_what_fails_in_the_thread_ends_the_run(tmp_path: Path) -> None:
     class Breaks(ScriptedEngine):
         def generate(
@@ -238,73 +211,3 @@ def test_nothing_is_in_flight_after_the_last_round_nor_past_the_budget(tmp_path:
             session.state.step = 0
         assert session.workers.rollouts.in_flight == []
         assert session.state.stage.num_tokens <= 4 * 3 * each
-
-
-class Side(Ranks):
-    """One of two ranks that were asked one after the other."""
-
-    said: ClassVar[list[Any]] = []
-
-    def gather(self, value: Any) -> list[Any]:
-        self.said.append(value)
-        return list(self.said)
-
-
-def test_the_batches_in_flight_of_two_ranks_are_resumed_by_any_number(tmp_path: Path) -> None:
-    with session_of(tmp_path, rollout={"max_staleness": 1}) as session:
-        prompts = [*session.run.data.train[:5], session.run.data.train[0]]
-        engine, renderer = session.workers.rollouts.engine, session.run.data.renderer
-        engine.publish(0)
-        asked = [("rl", 3, Sampling(30)), ("rl greedy", 1, Sampling(30, temperature=0))]
-
-        def source_of(ranks: Ranks) -> Asynchronous:
-            return Asynchronous(engine, renderer, 3, ranks, None)
-
-        def complete(source: Asynchronous) -> list[Rollout]:
-            rollouts = source.generate((), asked, (0, 0), None)
-            source._thread.shutdown()
-            return rollouts
-
-        Side.said.clear()
-        for rank in (0, 1):
-            own = Side(rank, 2)
-            source = source_of(own)
-            source.start(InFlightBatch(prompts, 4, 0, 1.0), asked)
-            source.wait()
-            if rank == 0:  # what the other rank would send
-                Side.said.append((share_of(own, prompts).places, source._queue[0].partial.rollouts))
-            else:
-                saved = source.snapshot()
-            source._thread.shutdown()
-        (whole,) = RunState.from_json(json.loads(json.dumps(RunState(in_flight=saved).to_json()))).in_flight
-        assert [r.prompt_id for r in whole.rollouts[0]] == [p.id for p in prompts for _ in range(3)]
-        alone = source_of(Ranks())
-        alone.start(InFlightBatch(prompts, 4, 0, 1.0), asked)
-        assert complete(alone) == [*whole.rollouts[0], *whole.rollouts[1]]
-        for rank in range(3):
-            ranks = Ranks(rank, 3)
-            source, places = source_of(ranks), share_of(ranks, prompts).places
-            source.restore(whole, asked)
-            rollouts = complete(source)
-            sampled, greedy = rollouts[: 3 * len(places)], rollouts[3 * len(places) :]
-            assert [r.prompt_id for r in greedy] == [prompts[i].id for i in places]
-            assert sampled == [r for i in places for r in whole.rollouts[0][3 * i : 3 * i + 3]]
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["rl.algorithm={name: rloo}", *ahead(1)], r"max_staleness=1 trains on old .*allow: \[stale_without_ratio\]"),
-        (
-            [GRPO, *ahead(1), "rollout.publish_every=2"],
-            "publish_every=2 would make responses older .*set publish_every: 1",
-        ),
-        ([GRPO, "rollout.in_flight=interrupt"], "in_flight=interrupt needs rollout.interrupt_tokens"),
-        ([GRPO, *ahead(0, 5)], "nothing is under way"),
-        ([GRPO, *ahead(1), "rollout.interrupt_tokens=5"], "in_flight=finish has no use for"),
-        ([GRPO, *ahead(1), "rollout.vllm.tensor_parallel=2"], "would meet its collectives"),
-    ],
-)
-def test_what_makes_no_sense_is_refused(overrides: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        tiny(overrides=overrides)

@@ -6,12 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from pipeline.config.load import dump, load_recipe, only_stages, parse
+from pipeline.config.load import load_recipe, only_stages
 from pipeline.config.run import RunConfig
 from pipeline.errors import CheckpointError, ConfigError
-from pipeline.run.fingerprints import differences, recipe_fields
 from tests.stages.broken import Broken, goes_on_as_if_never_broken, run
 from tests.stages.tiny import tiny
 
@@ -59,28 +57,6 @@ def test_an_end_that_cannot_be_trusted_is_refused(tmp_path: Path) -> None:
     (tmp_path / "run" / "checkpoints" / "00000000" / "trainer.pt").write_bytes(b"torn")
     with pytest.raises(CheckpointError, match=r"checkpoint .*00000000: trainer.pt has 4 bytes"):
         run(config, tmp_path / "run")
-
-
-@pytest.mark.parametrize(
-    ("stages", "changes", "said"),
-    [
-        (["sft", last("rl"), "rl"], {}, r"stages.1 \(last\): from: rl is no stage before it; name base, sft, or"),
-        (["sft", last("last")], {}, "from: last is no stage before it"),
-        (["sft", last("sft")], {"train": {"lora": {"rank": 2}}}, "gives the policy other weights, which train.lora"),
-        (["sft", last("base")], {"train": {"backend": "deepspeed"}}, "which train.backend='deepspeed' cannot"),
-    ],
-)
-def test_what_cannot_be_is_refused_while_the_recipe_loads(stages: list[Any], changes: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        recipe(*stages, **changes)
-
-
-def test_it_decides_the_stage_and_is_written_down() -> None:
-    config, other = recipe("sft", BETWEEN, last("sft")), recipe("sft", BETWEEN, last("base"))
-    fields = [recipe_fields(c.of_stage("last")) for c in (config, other, recipe("sft", BETWEEN, last(None)))]
-    assert differences(fields[0], fields[1]) == ["from was 'sft', is 'base'"]
-    assert differences(fields[2], fields[0]) == ["from was None, is 'sft'"]
-    assert parse(yaml.safe_load(dump(config))) == config
 
 
 def test_a_stage_left_out_is_not_begun_with() -> None:

@@ -5,35 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
-from pipeline.algorithms.base import load_algorithm
 from pipeline.config.load import load_recipe
-from pipeline.errors import ConfigError
-from pipeline.loop.parity import check_parity
+from pipeline.files import read_jsonl
 from pipeline.report.progress import Silent
-from pipeline.run.algorithm import check_routing
 from pipeline.run.opening import enter_stage, opened
-from pipeline.run.sampling import sampling
-from pipeline.run.state import RunState, StageState
+from pipeline.run.state import RunState
 from pipeline.whole_run import remaining, run_items
+from tests.stages.recorded import CUT, EXPERTS, V32, run
 from tests.stages.sessions import run_all
-from tests.stages.test_algorithms import run
 from tests.stages.tiny import tiny
-from tests.train.sampled import MAX, Sampling, groups_of, model_of
-
-EXPERTS = (
-    "model.create.model_type=qwen3_moe",
-    "model.create.config={hidden_size: 16, intermediate_size: 32, moe_intermediate_size: 16, num_hidden_layers: 2, "
-    "num_attention_heads: 2, num_key_value_heads: 1, head_dim: 8, max_position_embeddings: 64, num_experts: 4, "
-    "num_experts_per_tok: 2, norm_topk_prob: true, tie_word_embeddings: true}",
-)
-V32 = "rl.algorithm={name: deepseek_v32}"
-CUT = ("rollout.top_p=0.9", "rollout.top_k=12")
 
 
 @pytest.mark.integration
@@ -53,6 +37,7 @@ def test_a_cut_that_is_kept_leaves_no_mismatch_and_one_that_is_not_does() -> Non
             assert max(r.kept.sizes) <= 12
 
 
+@pytest.mark.integration
 def test_a_recorded_set_is_bounded_and_how_often_is_said() -> None:
     steps, calls = run(V32, "rollout.top_p=0.99", "rollout.max_kept=2")
     assert all(max(r.kept.sizes) <= 2 for _, rollouts in calls["generate"] for r in rollouts)
@@ -60,6 +45,7 @@ def test_a_recorded_set_is_bounded_and_how_often_is_said() -> None:
     assert all(abs(m["mismatch/k3"]) < 1e-9 for m in steps)
 
 
+@pytest.mark.integration
 def test_without_a_cut_nothing_is_recorded() -> None:
     steps, calls = run(V32)
     assert all(r.kept is None and r.routing is None for _, rollouts in calls["generate"] for r in rollouts)
@@ -103,7 +89,7 @@ def test_carried_groups_keep_their_records_in_the_checkpoint_and_sizes_go_to_rol
     assert [g.members for g in saved.stage.carried] == [
         tuple(without_seconds(m) for m in g.members) for g in state.stage.carried
     ]
-    rows = [json.loads(line) for line in (tmp_path / "rollouts.jsonl").read_text().splitlines()]
+    rows = read_jsonl(tmp_path / "rollouts.jsonl")
     sampled = [r for r in rows if r["stage"] == "rl"]
     assert all(len(r["kept_sizes"]) == r["length"] for r in sampled)
     assert all("kept_sizes" not in r for r in rows if r["stage"] != "rl")
@@ -112,71 +98,6 @@ def test_carried_groups_keep_their_records_in_the_checkpoint_and_sizes_go_to_rol
 def without_seconds(member: Any) -> Any:
     """How long a grader took is not part of a state."""
     return replace(member, verdict=replace(member.verdict, seconds=0.0))
-
-
-def test_the_parity_gate_compares_over_what_was_recorded(tmp_path: Path) -> None:
-    config = tiny(overrides=[V32, *EXPERTS, *CUT, "rollout.parity.action=warn", "stages=[rl]"])
-    with opened(config, tmp_path, tmp_path, "auto", Silent()) as session:
-        gap = check_parity(
-            session.run, session.workers, session.setup.config.rollout, session.recorder, sampling(session.setup, 1.0)
-        )
-    assert gap is not None
-    assert gap.num_tokens > 20
-    assert gap.largest < 1e-5
-
-
-def test_records_survive_json_to_the_bit() -> None:
-    groups = groups_of(model_of("qwen3_moe"), Sampling(MAX, 0.9, 0.8, max_kept=9, keep_routing=True))
-    bare = groups_of(model_of("qwen2"), Sampling(MAX))
-    state = RunState(StageState(carried=[*groups, *bare]))
-    again = RunState.from_json(json.loads(json.dumps(state.to_json())))
-    assert again.stage.carried == state.stage.carried
-    old = state.to_json()
-    for group in old["stage"]["carried"]:
-        for member in group["members"]:
-            del member["rollout"]["kept"], member["rollout"]["routing"]
-    assert all(m.rollout.kept is None for g in RunState.from_json(old).stage.carried for m in g.members)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["rollout.top_p=0.9"], r"top_p=0\.9 and rollout.top_k=0 cut off .*allow: \[cut_sampling\]"),
-        (["rollout.top_k=5", "rl.algorithm={name: dapo}"], r"keep_sampling: true, or top_p: 1"),
-        ([V32, "rollout.top_k=50", "rollout.max_kept=20"], r"top_k=50 leaves more .* rollout.max_kept=20"),
-        (["rollout.top_p=0"], "top_p"),
-        (["rollout.max_kept=0"], "max_kept"),
-        (["rl.algorithm={name: grpo, allow: [cut_samplings]}"], "allow has no 'cut_samplings'"),
-    ],
-)
-def test_cuts_that_training_would_not_know_of_are_refused_at_load(overrides: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        tiny(overrides=overrides)
-
-
-def test_a_cut_that_is_asked_for_or_kept_is_taken() -> None:
-    asked = tiny(overrides=[*CUT, "rl.algorithm={name: dapo, allow: [cut_sampling]}"])
-    kept = tiny(overrides=[*CUT, "rl.algorithm={name: dapo, keep_sampling: true}"])
-    assert asked.rollout == kept.rollout
-
-
-def test_routing_that_cannot_be_kept_is_refused_on_experts_and_harmless_on_dense_models() -> None:
-    _, parts = load_algorithm("deepseek_v32", {})
-    _, free = load_algorithm("deepseek_v32", {"keep_routing": False})
-    strange = SimpleNamespace(
-        config=SimpleNamespace(n_routed_experts=8, model_type="strange"), modules=lambda: [torch.nn.Linear(1, 1)]
-    )
-    check_routing(parts, SimpleNamespace(config=SimpleNamespace(num_experts=None)), "torch")
-    check_routing(free, strange, "torch")
-    check_routing(parts, model_of("qwen2_moe"), "torch")
-    with pytest.raises(
-        ConfigError, match=r"8 experts .*'strange' has no router .*set rl.algorithm.keep_routing: false"
-    ):
-        check_routing(parts, strange, "torch")
-    with pytest.raises(ConfigError, match=r"rollout.engine='other' does not record it"):
-        check_routing(parts, model_of("qwen2_moe"), "other")
-    with pytest.raises(ConfigError, match=r"train.gradient_checkpointing computes activations again without it"):
-        check_routing(parts, model_of("qwen2_moe"), "torch", recomputes=True)
 
 
 @pytest.mark.integration
@@ -188,7 +109,7 @@ def test_the_demo_of_experts_trains(tmp_path: Path) -> None:
     small += ["rl.select.keep=all", "train.threads=1"]
     with opened(load_recipe(recipe, small), recipe.parent, tmp_path, "auto", Silent()) as session:
         run_all(session)
-    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    rows = read_jsonl(tmp_path / "metrics.jsonl")
     steps = [r["metrics"] for r in rows if r["stage"] == "rl" and r["kind"] == "step"]
     assert len(steps) == 2
     for m in steps:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from pipeline.config.run import RunConfig
 from pipeline.loop.steps import plain
@@ -17,7 +15,6 @@ from pipeline.report.page import build_page
 from pipeline.report.progress import Silent
 from pipeline.report.result import result_lines, result_markdown
 from pipeline.report.summary import build_summary
-from pipeline.run.graders import overlaps_grading, usable_cores
 from pipeline.run.opening import opened
 from pipeline.run.schedule import Item
 from pipeline.run.session import Session
@@ -99,34 +96,6 @@ def test_responses_are_graded_while_others_are_written(tmp_path: Path, monkeypat
     assert added == []
     ends = [fingerprint(tmp_path / name) for name in ("run", "off")]
     assert ends[0] == ends[1]
-
-
-@pytest.mark.parametrize(
-    ("asked", "cores", "device", "wanted"),
-    [
-        (None, 2, "cpu", True),
-        (None, 1, "cpu", False),
-        (None, 1, "meta", True),
-        (True, 1, "cpu", True),
-        (False, 8, "meta", False),
-    ],
-)
-def test_without_a_word_it_takes_no_core_from_decoding(
-    monkeypatch: pytest.MonkeyPatch, asked: bool | None, cores: int, device: str, wanted: bool
-) -> None:
-    """Decoding has one thread here; "meta" stands for a device of its own."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    config = tiny({"scoring": {"overlap": asked}}).scoring
-    assert overlaps_grading(config, torch.device(device)) is wanted
-
-
-def test_cores_are_counted_where_the_system_does_not_say_which_are_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
-    monkeypatch.setattr(os, "cpu_count", lambda: 6)
-    assert usable_cores() == 6
-    monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert usable_cores() == 1
 
 
 def test_an_evaluation_counts_failed_graders_and_raises_the_alarm(tmp_path: Path) -> None:

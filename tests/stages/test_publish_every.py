@@ -8,20 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.errors import CheckpointError, ConfigError
+from pipeline.errors import CheckpointError
 from pipeline.loop.steps import rl_steps
 from pipeline.report.progress import Silent
 from pipeline.run.opening import opened
 from pipeline.run.rollouts import WEIGHTS_FILE
 from pipeline.whole_run import remaining, run_items
+from tests.stages.recorded import GRPO, run
 from tests.stages.sessions import run_all
-from tests.stages.test_algorithms import run
 from tests.stages.tiny import tiny
 
 pytestmark = pytest.mark.integration  # whole runs
-
-GRPO = "rl.algorithm={name: grpo, kl_coef: 0, entropy_coef: 0.05}"
-"""The bonus moves the policy where no answer is right."""
 
 
 @pytest.mark.parametrize("every", [1, 2, 3])
@@ -79,16 +76,16 @@ def test_an_engine_as_new_as_the_policy_leaves_no_file(tmp_path: Path) -> None:
     assert json.loads((max((tmp_path / "checkpoints").iterdir()) / "state.json").read_text())["rl_step"] == 1
 
 
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (["rl.algorithm={name: rloo}"], r"publish_every=2 trains on old .*allow: \[stale_without_ratio\]"),
-        ([GRPO, "train.backend=deepspeed"], r"publish_every=2 keeps a copy .*train.backend: torch"),
-        ([GRPO, "train.lora={}"], r"publish_every=2 keeps a copy .*train.lora: null"),
-    ],
-)
-def test_what_old_responses_would_spoil_is_refused(overrides: list[str], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        tiny(overrides=[*overrides, "rollout.publish_every=2"])
-    asked = tiny(overrides=["rl.algorithm={name: rloo, allow: [stale_without_ratio]}", "rollout.publish_every=2"])
-    assert asked.rollout.publish_every == 2
+CARRIES = ("rl.select.keep=informative", "rl.prompts_per_step=2", "rl.select.max_refills=6", "sft.steps=120")
+
+
+def test_groups_carried_over_are_off_policy_in_the_next_step() -> None:
+    steps, _ = run("rl.algorithm={name: grpo, kl_coef: 0}", "rl.steps_per_round=8", *CARRIES)
+    carried = [m for m in steps if m["groups/carried_in"] > 0 and not m["update/skipped"]]
+    assert carried, "no group was carried over: the recipe no longer shows it"
+    for m in carried:
+        assert m["rows/off_policy"] == 6 * min(2, m["groups/carried_in"])
+        # their ratio is against what the engine said when it sampled them, so it is not 1 at the first update
+        assert m["policy_kl/k3"] > 0
+    fresh = [m for m in steps if m["groups/carried_in"] == 0 and not m["update/skipped"]]
+    assert all("rows/off_policy" not in m and abs(m["policy_kl/k3"]) < 1e-9 for m in fresh)

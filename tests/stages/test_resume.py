@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.stages.broken import killed
 from tests.stages.kill_driver import SCENARIOS
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
 def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("killed")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.stages.kill_driver", str(folder)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert found["whole_status"] == 0
-    return found
+    return killed(tmp_path_factory.mktemp("killed"))
 
 
 @pytest.mark.integration

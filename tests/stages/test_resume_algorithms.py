@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.stages.broken import all_survived, killed
 from tests.stages.kill_driver import AROUND_UPDATES
-from tests.stages.test_masks import CUT, EXPERTS
+from tests.stages.recorded import CUT, EXPERTS
 
-ROOT = Path(__file__).resolve().parents[2]
 FEW = ["rl.rounds=1", "sft.steps=60", "rl.prompts_per_step=4", "rl.select.keep=all"]
 CASES = {
     "critic of its own, warmed up": [
@@ -23,7 +19,10 @@ CASES = {
         "rl.algorithm={name: ppo, critic_shared: true}",
         "rl.critic={learning_rate: 1e-3, schedule: linear}",
     ],
-    "greedy baseline and demonstrations": ["rl.algorithm={name: remax, ptx_coef: 0.1}"],
+    "greedy baseline and demonstrations, graded while others are sampled": [
+        "rl.algorithm={name: remax, ptx_coef: 0.1}",
+        "scoring.overlap=true",
+    ],
     "components, carried groups, budget": [
         "rl.algorithm={name: gdpo}",
         "scoring.components=[{verifier: length}]",
@@ -49,13 +48,4 @@ CASES = {
 @pytest.mark.integration
 @pytest.mark.parametrize("case", CASES)
 def test_killed_and_resumed_equals_never_killed(case: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.stages.kill_driver", str(tmp_path), *FEW, *CASES[case]]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["whole_status"] == 0
-    assert len(found["killed"]) == len(AROUND_UPDATES)
-    for kills, scenario in found["killed"].items():
-        assert scenario["deaths"] == [-signal.SIGKILL], f"the kill {kills} did not happen where it was meant to"
-        assert scenario["last"] == 0
-        assert scenario["end"] == found["whole"], kills
+    all_survived(killed(tmp_path, *FEW, *CASES[case]), len(AROUND_UPDATES))

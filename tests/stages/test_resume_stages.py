@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.config.run import kinds
+from tests.stages.broken import killed
 from tests.stages.kill_driver import IN_EACH_STAGE
 from tests.stages.tiny import tiny
 
-ROOT = Path(__file__).resolve().parents[2]
 STAGES = [
     "stages=[pretrain, sft, rl, preference, online_preference, reward_model, sample, "
     "{name: sft_again, kind: sft, with: {steps: 12, demonstrations: sample}}, "
@@ -39,12 +35,7 @@ def test_every_kind_is_tried() -> None:
 @pytest.fixture(scope="module")
 def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """How the run never killed ended, and the one that was killed many times."""
-    command = [sys.executable, "-m", "tests.stages.kill_driver", str(tmp_path_factory.mktemp("killed")), *STAGES]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert found["whole_status"] == 0
-    return found
+    return killed(tmp_path_factory.mktemp("killed"), *STAGES)
 
 
 @pytest.mark.integration

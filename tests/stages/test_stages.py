@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 
+from pipeline.files import read_jsonl
 from pipeline.report.curves import build_charts
 from pipeline.report.files import read_run
 from pipeline.report.progress import Silent
 from pipeline.report.summary import summarize
 from pipeline.run.demonstrations import demonstration_rows
-from pipeline.run.opening import enter_stage, opened
-from pipeline.run.sampling import temperature
-from pipeline.run.schedule import Item, position, schedule
-from pipeline.run.state import RunState, StageState
+from pipeline.run.opening import opened
 from pipeline.whole_run import remaining, run_items, train
 from tests.stages.tiny import tiny
 
@@ -33,53 +31,6 @@ SHORT: dict[str, Any] = {
 }
 
 
-def test_the_items_of_a_list_of_stages() -> None:
-    labels = [(i.kind, i.stage, i.label) for i in schedule(tiny(SHORT))]
-    assert labels == [
-        ("evaluate", "base", "before training"),
-        ("sft", "sft", "sft"),
-        ("evaluate", "sft", "after sft"),
-        ("rl", "rl", "round 1"),
-        ("evaluate", "rl", "after round 1"),
-        ("rl", "rl", "round 2"),
-        ("evaluate", "rl", "after round 2"),
-        ("sft", "sft_again", "sft_again"),
-        ("evaluate", "sft_again", "after sft_again"),
-        ("rl", "rl_again", "rl_again round 1"),
-        ("evaluate", "rl_again", "after rl_again round 1"),
-    ]
-
-
-def test_positions_count_what_was_trained_and_not_evaluations() -> None:
-    with_evaluations, without = schedule(tiny(SHORT)), schedule(tiny({**SHORT, "data": {"evaluation": []}}))
-    done, is_evaluated = 0, False
-    for items in (with_evaluations, without):
-        done, is_evaluated = 0, False
-        for index, item in enumerate(items):
-            assert position(items, done, is_evaluated) == index
-            done, is_evaluated = (done, True) if item.kind == "evaluate" else (done + 1, False)
-        assert position(items, done, is_evaluated) == len(items)
-    for num_done in range(5):  # wherever a run is, the next item to train is the same
-        ways = [(with_evaluations, True), (without, False), (without, True)]
-        assert len({_next_trained(items, num_done, evaluated) for items, evaluated in ways}) == 1
-
-
-def _next_trained(items: list[Item], num_done: int, is_evaluated: bool) -> str:
-    left = items[position(items, num_done, is_evaluated) :]
-    return next((i.label for i in left if i.kind != "evaluate"), "")
-
-
-def test_counters_of_one_stage_begin_anew_and_those_of_the_run_go_on() -> None:
-    stage = StageState("rl", acceptance=0.2, num_bad_updates=2, num_tokens=99, best_reward=0.5, steps_since_best=3)
-    state = RunState(replace(stage, controllers={"kl": 1.0}), rl_step=6, num_responses=7)
-    before = state.to_json()
-    state.enter("rl")
-    assert state.to_json() == before
-    state.enter("rl_again")
-    fresh = RunState(StageState("rl_again", first_rl_step=6), rl_step=6, num_responses=7)
-    assert state.to_json() == fresh.to_json()
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
@@ -89,7 +40,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.integration
 def test_rows_name_stage_and_kind(run: Path) -> None:
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = read_jsonl(run / "metrics.jsonl")
     steps = [(r["stage"], r["stage_kind"], r["step"]) for r in rows if r["kind"] == "step"]
     assert steps[:40] == [("sft", "sft", n) for n in range(1, 41)]
     assert steps[40:44] == [("rl", "rl", n) for n in range(1, 5)]
@@ -130,24 +81,6 @@ def test_a_done_run_has_nothing_left_and_is_in_its_last_stage(run: Path) -> None
     assert (run / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_stage_has_its_algorithm_and_its_own_schedule(tmp_path: Path) -> None:
-    config = tiny(SHORT)
-    with opened(config, tmp_path, tmp_path, "auto", Silent()) as session:
-        parts_of_session = (session.run, session.workers, session.state, session.recorder)
-        assert session.setup.parts is None
-        assert session.run.recipe == config
-        first = enter_stage(*parts_of_session, "rl")
-        assert first.parts is not None
-        assert first.parts.kl.where == "loss"
-        session.state.rl_step = 4
-        setup = enter_stage(*parts_of_session, "rl_again")
-        assert setup.parts is not None
-        assert setup.parts != first.parts
-        assert setup.controllers is not None
-        assert session.state.step_in_stage == 0
-        assert temperature(setup, session.state) == config.rollout.temperature
-
-
 def test_sft_trains_on_what_a_stage_left(tmp_path: Path) -> None:
     with opened(tiny(SHORT), tmp_path, tmp_path, "auto", Silent()) as session:
         own = demonstration_rows(session.run, session.setup, session.recorder, "sft", None)
@@ -159,12 +92,13 @@ def test_sft_trains_on_what_a_stage_left(tmp_path: Path) -> None:
         assert config.sft is not None
         sft = config.sft.model_copy(update={"demonstrations": "collect"})
         setup = replace(session.setup, config=config.model_copy(update={"sft": sft}), demonstrations=None)
-        (found,) = demonstration_rows(session.run, setup, session.recorder, "sft", None)
-    assert found not in own
-    assert session.run.tokenizer.decode(found[0]).startswith("1+1=")
-    assert found[1] == len("1+1=")
+        (row_left,) = demonstration_rows(session.run, setup, session.recorder, "sft", None)
+    assert row_left not in own
+    assert session.run.tokenizer.decode(row_left[0]).startswith("1+1=")
+    assert row_left[1] == len("1+1=")
 
 
+@pytest.mark.integration
 def test_a_round_is_over_when_its_evaluation_is(tmp_path: Path) -> None:
     """Said once for each round that took a step, by the process in which it ended, when its evaluation is written."""
     rounds = {"rounds": 4, "steps_per_round": 1, "select": {"keep": "all"}, "max_tokens": 3 * 18 * 30}

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 
 from pipeline.config.run import RunConfig
-from pipeline.errors import CheckpointError, RunError
+from pipeline.errors import RunError
 from pipeline.report.progress import Silent
 from pipeline.run import fingerprints as stale
-from pipeline.run.fingerprints import ASIDE, RECORD, differences, put_aside_stale, read_record, recipe_fields
+from pipeline.run.fingerprints import ASIDE, RECORD, put_aside_stale, read_record
 from pipeline.run.opening import prepare_run
 from pipeline.run.state import RunState
 from pipeline.whole_run import train
 from tests.stages.broken import Broken, run
 from tests.stages.kill_driver import fingerprint
+from tests.stages.sessions import Heard
 from tests.stages.tiny import tiny
 
 SHORT: dict[str, Any] = {
@@ -28,14 +29,6 @@ SHORT: dict[str, Any] = {
     "rl": {"rounds": 1, "steps_per_round": 2, "select": {"keep": "all"}},
     "data": {"train": [{"file": "rows.jsonl", "verifier": "math"}], "evaluation": []},
 }
-
-
-class Heard(Silent):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def say(self, text: str) -> None:
-        self.lines.append(text)
 
 
 def rows(folder: Path, num: int = 12) -> None:
@@ -214,53 +207,3 @@ def test_a_checkpoint_that_cannot_be_trusted_sends_it_further_back(base: Path, t
     (said,) = go(short("stages.2.with.steps=5"), base)
     assert said.startswith("rl and sft_again are stale: sft.steps was 3, is 5; they run again from the end of sft")
     assert fingerprint(base / "run") == fresh(short("stages.2.with.steps=5"), tmp_path)
-
-
-def test_fields_are_those_that_decide_the_stage() -> None:
-    base = {s: recipe_fields(short().of_stage(s)) for s in ("sft", "rl")}
-    for override, of_sft, of_rl in (
-        ("sft.steps=21", True, False),
-        ("rl.group_size=4", False, True),
-        ("rollout.temperature=0.5", False, True),
-        ("scoring.no_answer=-1", False, True),
-        ("guard.action=stop", False, True),
-        ("data.sampling.order=sequential", False, True),
-        ("data.template={name: r1_zero}", True, True),
-        ("seed=9", True, True),
-        ("train.micro_batch_tokens=64", True, True),
-        ("evaluation.every_rounds=3", False, False),
-        ("sft.evaluate_every=5", False, False),
-        ("output=elsewhere", False, False),
-        ("sandbox.workers=9", False, False),
-    ):
-        config = short(override)
-        found = [bool(differences(base[s], recipe_fields(config.of_stage(s)))) for s in ("sft", "rl")]
-        assert found == [of_sft, of_rl], override
-
-
-def test_evaluations_decide_where_the_engine_takes_weights_at_them() -> None:
-    lagging = {**SHORT, "rollout": {"publish_every": 2}}
-    before, now = (tiny(lagging, o).of_stage("rl") for o in ([], ["evaluation.every_rounds=3"]))
-    assert differences(recipe_fields(before), recipe_fields(now)) == ["evaluation.every_rounds was 1, is 3"]
-
-
-def test_an_endpoint_may_move_and_its_model_may_not_change() -> None:
-    def fields(**endpoint: Any) -> dict[str, Any]:
-        asked = {"url": "http://a/v1", "model": "teacher", **endpoint}
-        return recipe_fields(tiny({"stages": ["sample"], "sample": {"endpoint": asked}}).of_stage("sample"))
-
-    assert differences(fields(), fields(url="https://b/v1", parallel=3, timeout_s=9)) == []
-    assert differences(fields(), fields(model="other")) == ["sample.endpoint.model was 'teacher', is 'other'"]
-
-
-def test_a_state_of_another_version_is_refused() -> None:
-    with pytest.raises(CheckpointError, match=r"another version of verizero \(its state has item\)"):
-        RunState.from_json({**RunState().to_json(), "item": 3})
-    assert RunState.from_json({"num_done": 2}).num_done == 2
-
-
-def test_a_record_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    assert read_record(tmp_path) == []
-    (tmp_path / RECORD).write_text('{"stages": [{"name": 3}]}')
-    with pytest.raises(RunError, match=r"stages\.json cannot be read"):
-        read_record(tmp_path)

@@ -12,6 +12,7 @@ import torch
 from pipeline.config.run import RunConfig
 from pipeline.data.tokenizer import character_tokenizer
 from pipeline.errors import ConfigError
+from pipeline.files import read_jsonl
 from pipeline.models.load import create_model, save_folder
 from pipeline.report.progress import Silent
 from pipeline.rl.kl import estimate
@@ -67,7 +68,7 @@ def test_the_gradient_of_k2_over_own_samples_is_that_of_the_reverse_kl() -> None
 def test_the_student_comes_to_the_teacher_and_goes_on_after_a_break(tmp_path: Path) -> None:
     config = recipe(make_teacher(tmp_path / "teacher"))
     goes_on_as_if_never_broken(config, tmp_path / "runs", [("update", 2), ("publish", 14)])
-    rows = [json.loads(line) for line in (tmp_path / "runs" / "whole" / "metrics.jsonl").read_text().splitlines()]
+    rows = read_jsonl(tmp_path / "runs" / "whole" / "metrics.jsonl")
     kl = [r["metrics"]["kl/k3"] for r in rows if r["kind"] == "step"]
     assert len(kl) == 24
     assert sum(kl[-4:]) < 0.8 * sum(kl[:4])
@@ -75,20 +76,6 @@ def test_the_student_comes_to_the_teacher_and_goes_on_after_a_break(tmp_path: Pa
 
 def test_a_teacher_of_other_tokens_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
     config = recipe(make_teacher(tmp_path / "teacher", CREATE["characters"] + "ABC"))
-    with pytest.raises(
-        ConfigError, match=r"teacher=.*vocabulary of .* differ, first in 'A'.*distil through its answers"
-    ):
+    with pytest.raises(ConfigError, match=r"teacher=.*'A'"):
         with opened(config, tmp_path, tmp_path / "run", "auto", Silent()):
             pass
-
-
-@pytest.mark.parametrize(
-    ("rl", "said"),
-    [
-        ({"reference": {"schedule": "every_round", "teacher": "x"}}, "would move reference.teacher='x'"),
-        ({"algorithm": {"name": "dapo"}}, "is looked at by no term of algorithm 'dapo'"),
-    ],
-)
-def test_a_teacher_that_moves_or_is_not_looked_at_is_refused(rl: dict[str, Any], said: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=said):
-        recipe(tmp_path, **rl)

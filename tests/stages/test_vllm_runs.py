@@ -13,19 +13,12 @@ import torch
 from safetensors.torch import load_file
 
 from pipeline.config.sections import LaunchConfig
-from pipeline.errors import ConfigError, RunError
 from pipeline.launch import launch
-from pipeline.loop.parity import check_parity
 from pipeline.report.progress import Silent
-from pipeline.run.algorithm import TRUNCATED_IS, parity_action, with_correction
-from pipeline.run.fingerprints import differences, recipe_fields
 from pipeline.run.opening import opened
-from pipeline.run.sampling import sampling, temperature
-from pipeline.run.session import Session
 from pipeline.whole_run import remaining, run_items, train
-from tests.stages.sessions import Heard, replacing, session_of
+from tests.stages.sessions import replacing
 from tests.stages.sevens import STEPS, learned, recipe, rows, write_verifier
-from tests.stages.tiny import tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -160,103 +153,3 @@ def test_two_ranks_learn_as_one_does_with_an_engine_each_or_one_together(
         train(recipe("vllm", steps, **changes), base, two, "must", Silent())
         assert_same_run(two, base / "one")
         assert json.loads((two / "run.json").read_text())["num_ranks"] == 1
-
-
-def test_a_deadline_for_servers_past_that_of_ranks_is_refused() -> None:
-    def asking(engine: str, seconds: float, kind: str) -> Any:
-        return tiny({"rollout": {"engine": engine, "vllm": {"request_timeout_s": seconds}}, "launch": {"kind": kind}})
-
-    asking("vllm_server", 1799, "local")
-    asking("vllm_server", 1800, "none")
-    asking("vllm", 1800, "local")
-    with pytest.raises(ConfigError, match=r"request_timeout_s=1800 and launch.phase_timeout_s=1800.*below the second"):
-        asking("vllm_server", 1800, "local")
-
-
-def test_servers_that_other_nodes_do_not_reach_are_refused() -> None:
-    def asking(**vllm: Any) -> Any:
-        launch = {"kind": "slurm", "nodes": 2, "gpus_per_node": 1}
-        return tiny({"rollout": {"engine": "vllm_server", "vllm": vllm}, "launch": launch})
-
-    asking(urls=["http://a:1"])
-    with pytest.raises(ConfigError, match=r"launch.nodes=2 .* the node of rank 0 alone; .*rollout\.vllm\.urls"):
-        asking()
-
-
-def test_an_engine_of_more_ranks_than_there_are_is_refused() -> None:
-    launch = {"kind": "local", "gpus_per_node": 3}
-    tiny({"rollout": {"engine": "vllm", "vllm": {"tensor_parallel": 3}}, "launch": launch})
-    with pytest.raises(ConfigError, match=r"tensor_parallel=2 does not divide the 3 ranks"):
-        tiny({"rollout": {"engine": "vllm", "vllm": {"tensor_parallel": 2}}, "launch": launch})
-
-
-def test_a_run_may_go_on_with_other_servers_but_not_with_another_engine() -> None:
-    def asking(**rollout: Any) -> Any:
-        return tiny({"rollout": rollout})
-
-    begun = asking(engine="vllm_server", vllm={"urls": ["http://a:1"]})
-
-    def changed(**rollout: Any) -> list[str]:
-        before, now = (recipe_fields(c.of_stage("rl")) for c in (begun, asking(**rollout)))
-        return differences(before, now)
-
-    assert changed(engine="vllm_server", vllm={"servers": 3, "health_timeout_s": 9, "sleep": False}) == []
-    assert changed(engine="vllm") == ["rollout.engine was 'vllm_server', is 'vllm'"]
-    found = changed(engine="vllm_server", vllm={"max_model_tokens": 48})
-    assert found == ["rollout.vllm.max_model_tokens was None, is 48"]
-
-
-def parity_of(session: Session) -> Any:
-    how = sampling(session.setup, temperature(session.setup, session.state))
-    return check_parity(session.run, session.workers, session.setup.config.rollout, session.recorder, how)
-
-
-class TestTheGate:
-    """The scripted engine reports a log-prob of -0.5 for whatever it says, which no trainer agrees with."""
-
-    def gap(self, folder: Path, action: str) -> tuple[Heard, Any]:
-        with session_of(folder, rollout={"parity": {"action": action}}) as session:
-            gap = parity_of(session)
-            assert isinstance(session.recorder.progress, Heard)
-            return session.recorder.progress, gap
-
-    def test_off_is_the_default_of_the_embedded_engine(self, tmp_path: Path) -> None:
-        assert self.gap(tmp_path, "auto")[1] is None
-        assert not (tmp_path / "run" / "parity.json").exists()
-
-    def test_a_difference_is_said_and_written_down(self, tmp_path: Path) -> None:
-        heard, gap = self.gap(tmp_path, "warn")
-        assert gap.p50 <= gap.p99 <= gap.largest
-        assert gap.mean > 1
-        (said,) = [line for line in heard.lines if "differ" in line]
-        assert "rollout.parity.action: correct" in said
-        written = json.loads((tmp_path / "run" / "parity.json").read_text())
-        assert written["differs"] is True
-        assert written["mean"] == gap.mean
-
-    def test_a_difference_ends_the_run_where_the_recipe_says_so(self, tmp_path: Path) -> None:
-        with pytest.raises(RunError, match=r"differ in log-probs.*tolerance=0\.001"):
-            self.gap(tmp_path, "stop")
-
-    def test_the_embedded_engine_passes(self, tmp_path: Path) -> None:
-        config = tiny({"stages": ["rl"], "sft": None, "rollout": {"parity": {"action": "stop"}}})
-        with opened(config, tmp_path, tmp_path / "run", "auto", Silent()) as session:
-            gap = parity_of(session)
-        assert gap is not None
-        assert gap.mean < 1e-5
-
-    def test_correction_is_on_for_vllm_unless_the_algorithm_has_its_own(self, tmp_path: Path) -> None:
-        with session_of(tmp_path) as session:
-            parts = session.setup.parts
-        assert parts is not None
-        assert parts.mismatch.level == "none"
-        vllm = tiny(overrides=["rollout.engine=vllm"]).rollout
-        assert (parity_action(tiny().rollout), parity_action(vllm)) == ("off", "correct")
-        assert with_correction(parts, tiny().rollout) is parts
-        assert with_correction(parts, vllm).mismatch == TRUNCATED_IS
-        own = with_correction(parts, vllm)
-        assert with_correction(own, vllm) is own
-        assert (
-            with_correction(parts, tiny(overrides=["rollout.engine=vllm", "rollout.parity.action=warn"]).rollout)
-            is parts
-        )

@@ -11,6 +11,7 @@ from pipeline.config.merge import merge
 from pipeline.config.run import RunConfig
 
 SUMS = {"digits": 1, "num_train": 30, "num_evaluation": 6, "num_demonstrations": 300}
+# responses are graded after all are sampled: a process for graders costs more than the rest of a short session
 TREE: dict[str, Any] = {
     "name": "tiny",
     "seed": 3,
@@ -61,6 +62,7 @@ TREE: dict[str, Any] = {
     },
     "rollout": {"max_response_tokens": 30},
     "train": {"device": "cpu", "threads": 1, "micro_batch_tokens": 256},
+    "scoring": {"overlap": False},
     "evaluation": {"k": 2},
     "checkpoint": {"every_steps": 1, "keep": 2},
     "report": {"trackers": []},

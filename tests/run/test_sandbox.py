@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.errors import ConfigError, IsolationError
+from pipeline.errors import IsolationError
 from pipeline.report.progress import Silent
-from pipeline.run.fingerprints import differences, recipe_fields
 from pipeline.run.opening import opened
 from pipeline.run.session import Session
 from pipeline.scoring.sandbox_setup import close_sandbox
@@ -57,19 +56,3 @@ def test_below_its_level_a_run_is_refused_before_a_policy_is_built(
     with pytest.raises(IsolationError), session_of(tmp_path, workers=1):
         pass
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
-
-
-@pytest.mark.parametrize(
-    "settings", [{"url": "localhost:80"}, {"url": []}, {"min_level": 4}, {"cpu_s": 0}, {"cpus": 1}], ids=str
-)
-def test_a_wrong_section_is_refused_at_load(settings: dict[str, Any]) -> None:
-    (field,) = settings
-    with pytest.raises(ConfigError, match=rf"sandbox\.{field}"):
-        tiny({"sandbox": settings})
-
-
-def test_a_run_may_resume_elsewhere_but_not_with_other_limits() -> None:
-    moved = {"min_level": 1, "workers": 3, "url": "http://a", "token_env": "T"}
-    base, elsewhere, other = (recipe_fields(tiny({"sandbox": s}).of_stage("rl")) for s in ({}, moved, {"cpu_s": 1}))
-    assert differences(base, elsewhere) == []
-    assert differences(base, other) == ["sandbox.cpu_s was None, is 1.0"]

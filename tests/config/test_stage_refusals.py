@@ -1,0 +1,226 @@
+"""Recipes of stages that make no sense are refused while they load, with the field or the value that is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.config.merge import merge
+from pipeline.config.run import RunConfig
+from pipeline.errors import ConfigError
+from tests.stages.tiny import tiny
+
+DPO = {"name": "dpo"}
+ONLINE = {"loss": DPO, "rounds": 1, "steps_per_round": 1, "prompts_per_step": 2, "group_size": 4}
+SECTIONS: dict[str, dict[str, Any]] = {
+    "preference": {"loss": DPO, "steps": 4, "batch_size": 4},
+    "online_preference": ONLINE,
+    "reward_model": {"steps": 4, "batch_size": 8},
+    "sample": {"samples": 6},
+    "pretrain": {"steps": 1},
+}
+"""A section that loads, for each kind of stage that the tiny recipe lacks."""
+LAST = {"name": "last", "kind": "sft", "with": {"steps": 4}}
+REWARD = {"name": "reward_model", "params": {"model": "stage:reward_model"}}
+GRPO = "rl.algorithm={name: grpo, kl_coef: 0}"
+V32 = "rl.algorithm={name: deepseek_v32}"
+AHEAD = "rollout.max_staleness=1"
+EVERY_TWO = "rollout.publish_every=2"
+
+
+def recipe(stages: list[Any] | None = None, changes: dict[str, Any] | None = None, *overrides: str) -> RunConfig:
+    """The tiny recipe with these stages, sections for them, changes and overrides."""
+    chosen = ["sft", "rl"] if stages is None else stages
+    sections = {kind: section for kind, section in SECTIONS.items() if kind in chosen}
+    return tiny(merge({"stages": chosen, **sections}, changes or {}), overrides)
+
+
+def guard(**settings: Any) -> dict[str, Any]:
+    return {"guard": settings}
+
+
+def turn(**knob: float) -> dict[str, Any]:
+    """A guard that turns the knob; "__" in a name is a dot."""
+    return guard(action="roll_back", knob={name.replace("__", "."): factor for name, factor in knob.items()})
+
+
+OF_SECTIONS: list[tuple[list[Any], dict[str, Any], list[str]]] = [
+    # guard
+    (["rl"], guard(action="roll_back"), ["guard.knob", "rl.optimizer.learning_rate"]),
+    (["rl"], turn(a=0.5, b=0.5), ["guard.knob"]),
+    (["rl"], guard(action="warn", knob={"rollout.temperature": 0.5}), ["guard.knob", "guard.action=roll_back"]),
+    (["rl"], turn(rollout__temperature=1.0), ["above 0", "not 1"]),
+    (["rl"], turn(rl__rounds=0.5), ["guard.knob", "rl.rounds"]),
+    (["rl"], turn(rl__algorithm__kl_coef=2), ["kl_target"]),
+    (["rl"], turn(rl__algorithm__entropy_coef=2), ["entropy_coef", "0.0"]),
+    (["rl"], turn(rl__algorithm__no_such=2), ["rl.algorithm.no_such", "None"]),
+    (["rl"], guard(max_kl=-1), ["guard.max_kl"]),
+    (["rl"], guard(max_lk=1), ["max_kl"]),
+    (
+        ["rl"],
+        {**turn(rl__optimizer__learning_rate=0.5), "train": {"backend": "deepspeed"}},
+        ["backend='deepspeed'", "guard.action: stop"],
+    ),
+    # online preferences
+    (["online_preference"], {"online_preference": {"loss": {"beta": 0}}}, ["beta = 0"]),
+    (["online_preference"], {"online_preference": {"group_size": 1}}, ["group_size", ">= 2"]),
+    (
+        ["online_preference"],
+        {"online_preference": {"loss": {"name": "simpo"}, "reference": {"schedule": "every_round"}}},
+        ["'simpo'", "reference"],
+    ),
+    (["online_preference"], {"online_preference": {"reference": {"schedule": "none"}}}, ["'dpo'", "reference"]),
+    (["online_preference"], {"online_preference": {"judge": "polcy"}}, ["polcy"]),
+    (["online_preference"], {"online_preference": {"algorithm": {"name": "grpo"}}}, ["online_preference.algorithm"]),
+    (["sft", "online_preference"], {"online_preference": {"judge": REWARD}}, ["online_preference.judge"]),
+    # preferences
+    (["preference"], {"preference": {"loss": {"name": "dop"}}}, ["did you mean dpo"]),
+    (["preference"], {"preference": {"loss": {"name": None, "beta": 0.1}}}, ["preference.loss"]),
+    (["preference"], {"preference": {"loss": {"beta": 0}}}, ["beta = 0"]),
+    (["preference"], {"preference": {"loss": {"beta": -1}}}, ["beta = -1"]),
+    (["preference"], {"preference": {"loss": {"name": "simpo"}, "parts": 2}}, ["preference.parts=2"]),
+    (["preference"], {"preference": {"steps": None}}, ["steps", "epochs"]),
+    (["preference"], {"preference": {"epochs": 1}}, ["steps", "epochs"]),
+    (["preference"], {"preference": {"on_wrong_chosen": "swap"}}, ["pairs"]),
+    (
+        ["preference"],
+        {"preference": {"on_wrong_chosen": "swap", "pairs": [{"file": "x.jsonl", "mapping": {"verifier": None}}]}},
+        ["verifier", "x.jsonl"],
+    ),
+    (
+        ["preference"],
+        {
+            "preference": {
+                "on_wrong_chosen": "drop",
+                "pairs": [{"file": "x.jsonl", "verifier": "math", "mapping": {"answer": None}}],
+            }
+        },
+        ["verifier", "x.jsonl"],
+    ),
+    (["preference"], {"preference": {"pairs": [{"file": "x.csv"}]}}, ["file", "x.csv"]),
+    (["preference"], {"preference": {"pairs": [{}]}}, ["file", "hub"]),
+    (["preference"], {"preference": {"pairs": [{"file": "x.jsonl"}], "sampled": {"every_part": True}}}, ["sampled"]),
+    (["preference"], {"preference": {"sampled": {"samples": 1}}}, ["sampled.samples"]),
+    (["preference"], {"preference": {"sampled": {"judge": "jugde"}}}, ["jugde"]),
+    (["preference"], {"preference": {"sampled": {"judged": {"rubric": "good? {response}"}}}}, ["{question}"]),
+    (["sft", "preference"], {"preference": {"sampled": {"judge": REWARD}}}, ["preference.sampled.judge"]),
+    # reward models
+    (["rl", "reward_model"], {"rl": {"reward": REWARD}}, ["'reward_model'"]),
+    (["sft", "rl"], {"rl": {"reward": REWARD}}, ["'reward_model'"]),
+    (["reward_model"], {"reward_model": {"sampled": {"judge": REWARD}}}, ["reward_model", "stage"]),
+    (["reward_model"], {"scoring": {"components": [{"verifier": REWARD}]}}, ["'reward_model'", "rl.reward"]),
+    (["reward_model"], {"reward_model": {"epochs": 1}}, ["reward_model.steps"]),
+    (["reward_model"], {"reward_model": {"on_wrong_chosen": "drop"}}, ["pairs"]),
+    # rejection sampling
+    (["sample"], {"sample": {"hint": "it is {answer}"}}, ["sample.hint", "{question}"]),
+    (["sample"], {"sample": {"keep": {"min_tokens": 5, "max_tokens": 4}}}, ["keep.max_tokens", "keep.min_tokens"]),
+    (["sample"], {"sample": {"endpoint": {"url": "localhost", "model": "m"}}}, ["http"]),
+    (
+        ["sample"],
+        {"sample": {"endpoint": {"url": "http://x", "model": "m"}, "keep": {"prefer": "likeliest"}}},
+        ["log-probs"],
+    ),
+    # texts
+    (["sft"], {"sft": {"epochs": 2}}, ["sft.steps", "sft.epochs"]),
+    (["sft"], {"sft": {"steps": None}}, ["sft.steps", "sft.epochs"]),
+    (["pretrain"], {"pretrain": {"text": ["notes.pdf"]}}, ["'notes.pdf'", ".txt"]),
+    # the policy that a stage starts with
+    (["sft", {**LAST, "from": "rl"}, "rl"], {}, ["stages.1 (last)", "from: rl", "base, sft"]),
+    (["sft", {**LAST, "from": "last"}], {}, ["from: last"]),
+    (["sft", {**LAST, "from": "sft"}], {"train": {"lora": {"rank": 2}}}, ["train.lora"]),
+    (["sft", {**LAST, "from": "base"}], {"train": {"backend": "deepspeed"}}, ["train.backend='deepspeed'"]),
+    # teachers
+    (["rl"], {"rl": {"reference": {"schedule": "every_round", "teacher": "x"}}}, ["reference.teacher='x'"]),
+    # programs
+    (["rl"], {"sandbox": {"url": "localhost:80"}}, ["sandbox.url"]),
+    (["rl"], {"sandbox": {"url": []}}, ["sandbox.url"]),
+    (["rl"], {"sandbox": {"min_level": 4}}, ["sandbox.min_level"]),
+    (["rl"], {"sandbox": {"cpu_s": 0}}, ["sandbox.cpu_s"]),
+    (["rl"], {"sandbox": {"cpus": 1}}, ["sandbox.cpus"]),
+    # engines and ranks
+    (
+        ["rl"],
+        {"rollout": {"engine": "vllm_server", "vllm": {"request_timeout_s": 1800}}, "launch": {"kind": "local"}},
+        ["request_timeout_s=1800", "launch.phase_timeout_s=1800"],
+    ),
+    (
+        ["rl"],
+        {"rollout": {"engine": "vllm_server"}, "launch": {"kind": "slurm", "nodes": 2, "gpus_per_node": 1}},
+        ["launch.nodes=2", "rollout.vllm.urls"],
+    ),
+    (
+        ["rl"],
+        {
+            "rollout": {"engine": "vllm", "vllm": {"tensor_parallel": 2}},
+            "launch": {"kind": "local", "gpus_per_node": 3},
+        },
+        ["tensor_parallel=2", "3 ranks"],
+    ),
+]
+TWO_REWARDS = "scoring.components=[{verifier: {name: length}, weight: 0.25}]"
+OF_OVERRIDES: list[tuple[list[str], list[str]]] = [
+    (["rl.algorithm={name: rloo}", AHEAD], ["max_staleness=1", "allow: [stale_without_ratio]"]),
+    ([GRPO, AHEAD, EVERY_TWO], ["publish_every=2", "publish_every: 1"]),
+    ([GRPO, "rollout.in_flight=interrupt"], ["in_flight=interrupt", "rollout.interrupt_tokens"]),
+    ([GRPO, "rollout.in_flight=interrupt", "rollout.interrupt_tokens=5"], ["rollout.max_staleness"]),
+    ([GRPO, AHEAD, "rollout.interrupt_tokens=5"], ["in_flight=finish"]),
+    ([GRPO, AHEAD, "rollout.vllm.tensor_parallel=2"], ["tensor_parallel"]),
+    (["rl.algorithm={name: rloo}", EVERY_TWO], ["publish_every=2", "allow: [stale_without_ratio]"]),
+    ([GRPO, "train.backend=deepspeed", EVERY_TWO], ["publish_every=2", "train.backend: torch"]),
+    ([GRPO, "train.lora={}", EVERY_TWO], ["publish_every=2", "train.lora: null"]),
+    (["rollout.top_p=0.9"], ["top_p=0.9", "rollout.top_k=0", "allow: [cut_sampling]"]),
+    (["rollout.top_k=5", "rl.algorithm={name: dapo}"], ["keep_sampling: true", "top_p: 1"]),
+    ([V32, "rollout.top_k=50", "rollout.max_kept=20"], ["top_k=50", "rollout.max_kept=20"]),
+    (["rollout.top_p=0"], ["top_p"]),
+    (["rollout.max_kept=0"], ["max_kept"]),
+    (["rl.algorithm={name: grpo, allow: [cut_samplings]}"], ["'cut_samplings'"]),
+    (["rl.max_tokens=539"], ["rl.max_tokens=539", "540"]),
+    (["rl.algorithm={name: remax}", "rl.max_tokens=629"], ["max_tokens=629", "630"]),
+    (
+        ["rl.algorithm={name: gdpo, weights: [1, 2, 3]}", TWO_REWARDS, "scoring.truncated=null"],
+        ["weights", "3 numbers for 2 rewards"],
+    ),
+    (["rl.algorithm={name: gdpo, overlong_buffer: 0.2}", TWO_REWARDS, "scoring.truncated=null"], ["shaping"]),
+    (["scoring.components=[{verifier: lenght}]"], ["'lenght'", "did you mean length"]),
+    (
+        ["rl.algorithm={name: dapo}", "rl.reference={schedule: frozen, teacher: x}", "rl.select.keep=all"],
+        ["'dapo'"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("stages", "changes", "words"), OF_SECTIONS, ids=str)
+def test_a_section_that_cannot_work_is_refused(stages: list[Any], changes: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        recipe(stages, changes)
+    assert all(word in str(refusal.value) for word in words), refusal.value
+
+
+@pytest.mark.parametrize(("overrides", "words"), OF_OVERRIDES, ids=str)
+def test_settings_that_contradict_each_other_are_refused(overrides: list[str], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        recipe(None, None, *overrides)
+    assert all(word in str(refusal.value) for word in words), refusal.value
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["rl.max_tokens=540"],
+        ["rl.algorithm={name: rloo, allow: [stale_without_ratio]}", EVERY_TWO],
+        ["rollout.top_p=0.9", "rl.algorithm={name: dapo, allow: [cut_sampling]}"],
+        ["rollout.top_p=0.9", "rl.algorithm={name: dapo, keep_sampling: true}"],
+        ["rollout.engine=vllm_server", "rollout.vllm.request_timeout_s=1799", "launch.kind=local"],
+        ["rollout.engine=vllm_server", "rollout.vllm.request_timeout_s=1800"],
+        ["rollout.engine=vllm", "rollout.vllm.request_timeout_s=1800", "launch.kind=local"],
+        [
+            *("rollout.engine=vllm_server", "rollout.vllm.urls=['http://a:1']"),
+            "launch={kind: slurm, nodes: 2, gpus_per_node: 1}",
+        ],
+        ["rollout.engine=vllm", "rollout.vllm.tensor_parallel=3", "launch={kind: local, gpus_per_node: 3}"],
+    ],
+    ids=str,
+)
+def test_settings_just_inside_a_limit_or_allowed_by_name_load(overrides: list[str]) -> None:
+    recipe(None, None, *overrides)

@@ -1,0 +1,134 @@
+"""Rounds of RL with scripted answers: full, short and empty batches, refused updates, graders that fail."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.errors import NonFiniteError, RunError
+from pipeline.loop.rounds import train
+from pipeline.run.saving import save
+from pipeline.train import checkpoint
+from pipeline.types import Attempt, Group, StepMetrics, Verdict
+from tests.loop.scripted import group_of, loop_of, mixed
+from tests.stages.sessions import lines, rows, session_of, train_round, weights
+
+
+def test_a_batch_is_filled_and_the_surplus_is_trained_on_next(tmp_path: Path) -> None:
+    with session_of(tmp_path) as session:
+        session.state.stage.acceptance = 0.4  # oversamples
+        train_round(session)
+        metrics = [r["metrics"] for r in rows(session)]
+    assert [m["groups/trained"] for m in metrics] == [3.0, 3.0, 3.0]
+    assert metrics[0]["groups/carried_out"] > 0
+    for before, after in itertools.pairwise(metrics):
+        assert after["groups/carried_in"] == before["groups/carried_out"]
+    for m in metrics:
+        assert m["groups/trained"] + m["groups/carried_out"] == m["groups/kept"] + m["groups/carried_in"]
+    assert metrics[1]["rows/off_policy"] == 6 * min(3, metrics[1]["groups/carried_in"])
+    assert metrics[-1]["policy/version"] == 3.0
+
+
+def test_a_batch_that_no_group_survives_is_skipped_and_reported(tmp_path: Path) -> None:
+    with session_of(tmp_path, "none") as session:
+        before = weights(session)
+        train_round(session)
+        metrics = [r["metrics"] for r in rows(session)]
+        shown = lines(session)
+        assert all(torch.equal(a, b) for a, b in zip(before, weights(session), strict=True))
+    assert [m["update/skipped"] for m in metrics] == [1.0, 1.0, 1.0]
+    assert all(m["groups/all_wrong"] == m["groups/sampled"] > 0 for m in metrics)
+    assert any("0 of 3 groups" in line for line in shown)
+
+
+def test_failed_graders_leave_their_groups_and_raise_an_alarm(tmp_path: Path) -> None:
+    class Flaky:
+        def __init__(self, inner: Any) -> None:
+            self.inner = inner
+
+        def score(self, attempts: list[Attempt]) -> list[Verdict]:
+            verdicts = self.inner.score(attempts)
+            return [Verdict("verifier_error", reason="lost") if i % 5 == 0 else v for i, v in enumerate(verdicts)]
+
+    heard: list[tuple[str, dict[str, Any]]] = []
+    with session_of(tmp_path, scoring={"retries": 0}) as session:
+        session.workers.graders.scorer.bound = {k: Flaky(v) for k, v in session.workers.graders.scorer.bound.items()}
+        session.recorder.listener = lambda name, fields: heard.append((name, fields))
+        train_round(session)
+        metrics = [r["metrics"] for r in rows(session) if r["kind"] == "step"]
+        written = [r for r in rows(session) if r["kind"] == "alarm"]
+        sampled = [json.loads(x) for x in (session.run.folder / "rollouts.jsonl").read_text().splitlines()]
+        said = lines(session)
+    assert all(0.15 < m["verdict/verifier_error"] < 0.3 for m in metrics)
+    lost = [r for r in sampled if r["status"] == "verifier_error"]
+    assert lost
+    assert all(r["reward"] is None for r in lost)
+    assert any("graders failed on" in line and "none was scored 0" in line for line in said)
+    alarms = [fields for name, fields in heard if name == "verizero.verifier.alarm"]
+    assert len(alarms) == sum("graders failed on" in line for line in said)
+    assert all(0.1 < a["failure_rate"] < 0.4 and a["first"].endswith("verifier_error: lost") for a in alarms)
+    assert [(r["alarm"], r["failure_rate"]) for r in written] == [("verifier", a["failure_rate"]) for a in alarms]
+    assert all(m["rows"] < 6 * m["groups/trained"] for m in metrics if m["groups/trained"])
+
+
+SHORT = [
+    ({}, 0, False),
+    ({}, 1, True),
+    ({}, 3, True),
+    ({"fallback": "skip"}, 2, False),
+    ({"fallback": "skip"}, 3, True),
+    ({"min_groups": 2}, 1, False),
+    ({"min_groups": 2}, 2, True),
+]
+
+
+@pytest.mark.parametrize(("select", "num", "trains"), SHORT, ids=str)
+def test_a_short_batch_trains_unless_the_recipe_wants_more(select: dict[str, Any], num: int, trains: bool) -> None:
+    loop = loop_of(rl={"select": select})
+    updates: list[int] = []
+    groups = [group_of(n, mixed(n)) for n in range(num)]
+    steps = loop.steps(lambda batch: updates.append(len(batch)) or {"loss": 1.0})
+    metrics = train(loop.setup, loop.state, loop.recorder, steps, groups)
+    assert (metrics is not None, updates) == (trains, [num] if trains else [])
+    assert bool(loop.lines) is not trains
+
+
+def test_refused_updates_end_the_run_only_in_a_row() -> None:
+    loop = loop_of(rl={"max_bad_steps": 3})
+    refused = iter([True, True, False, True, True, True])
+
+    def update(groups: Sequence[Group]) -> StepMetrics:
+        if next(refused):
+            raise NonFiniteError("the loss is nan")
+        return {"loss": 1.0}
+
+    def step() -> StepMetrics | None:
+        groups = [group_of(n, mixed(n)) for n in range(3)]
+        return train(loop.setup, loop.state, loop.recorder, loop.steps(update), groups)
+
+    assert [step() for _ in range(5)] == [None, None, {"loss": 1.0}, None, None]
+    with pytest.raises(RunError, match=r"rl\.optimizer\.learning_rate"):
+        step()
+
+
+def test_a_refused_update_leaves_policy_and_checkpoint_as_they_were(tmp_path: Path) -> None:
+    def refuse(groups: Any) -> Any:
+        raise NonFiniteError("the loss is nan")
+
+    with session_of(tmp_path, rl={"steps_per_round": 5, "max_bad_steps": 3}) as session:
+        save(session)
+        before = weights(session)
+        with pytest.raises(RunError):
+            train_round(session, update=refuse)
+        path, refused = checkpoint.newest(session.run.folder / "checkpoints")
+        assert session.state.policy_version == 0
+        assert all(torch.equal(a, b) for a, b in zip(before, weights(session), strict=True))
+        assert [r["metrics"]["update/skipped"] for r in rows(session)] == [1.0, 1.0]
+    assert path is not None
+    assert not refused

@@ -1,0 +1,98 @@
+"""Rewards by another judge: the policy itself with a rubric, a verifier, or none."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipeline.config.data import VerifierChoice
+from pipeline.config.pairs import RUBRIC, JudgedConfig
+from pipeline.config.scoring import ScoringConfig
+from pipeline.loop.sampled_groups import read_judgement, rewarded_by_judge
+from pipeline.rollout.engine import Completion
+from pipeline.run.graders import Graders
+from pipeline.scoring.score import Scorer
+from pipeline.train.ranks import ALONE
+from pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
+
+
+class Judging:
+    """An engine that judges by a table: what the rubric's text holds -> what it says."""
+
+    version = 0
+
+    def __init__(self, said: dict[str, str]) -> None:
+        self.said, self.asked = said, []
+
+    def generate(self, requests: Any, sampling: Any) -> list[list[Completion]]:
+        assert sampling.temperature == 0
+        self.asked += ["".join(map(chr, r.prompt_ids)) for r in requests]
+        out = []
+        for text in self.asked[-len(requests) :]:
+            reply = next(v for k, v in self.said.items() if f"answer: {k}\n" in text)
+            out.append([Completion(tuple(map(ord, reply)), (0.0,) * len(reply), "stop")])
+        return out
+
+
+class Letters:
+    """A character is a token."""
+
+    def prompt_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        return tuple(map(ord, prompt.question))
+
+    def decode(self, ids: Any) -> str:
+        return "".join(map(chr, ids))
+
+
+def judged(engine: Any, groups: list[Group], judge: Any) -> list[Group]:
+    run: Any = SimpleNamespace(
+        ranks=ALONE, data=SimpleNamespace(renderer=Letters()), seed=0, base_dir=None, shared=Path()
+    )
+    graders = Graders(Scorer(ScoringConfig(), {}))
+    workers: Any = SimpleNamespace(rollouts=SimpleNamespace(engine=engine), graders=graders)
+    recorder: Any = SimpleNamespace(timed=lambda phase: nullcontext())
+    return rewarded_by_judge(run, workers, recorder, groups, judge, JudgedConfig())
+
+
+def group(*texts: str) -> Group:
+    members = tuple(
+        ScoredRollout(Rollout("p", i, (1,), (2,), (-0.1,), text, "stop", 0), Verdict("graded", 0.0), 0.0)
+        for i, text in enumerate(texts)
+    )
+    return Group(Prompt("p", "what is 1+1?", "exact", "2"), members)
+
+
+def test_the_policy_judges_itself_by_the_rubric_and_one_without_a_score_has_no_reward() -> None:
+    engine = Judging({"2": "well. Score: 5", "3": "score: 1\nno, score = 0.5", "4": "who knows", "5": "score: 9"})
+    (found,) = judged(engine, [group("2", "3", "4", "5")], "policy")
+    assert [m.reward for m in found.members] == [1.0, 0.1, None, None]
+    assert [m.verdict.status for m in found.members] == ["graded"] * 4, "the verifier's verdict stays"
+    assert "question: what is 1+1?" in engine.asked[0]
+    assert engine.asked[0] == RUBRIC.replace("{question}", "what is 1+1?").replace("{response}", "2")
+
+
+def test_another_verifier_ranks_instead_of_the_prompts_own() -> None:
+    choice = VerifierChoice(name="length", params={"max_length": 4, "buffer": 2, "unit": "characters"})
+    (found,) = judged(None, [group("12", "12345")], choice)
+    assert found.members[0].reward == 1.0
+    assert found.members[1].reward is not None
+    assert found.members[1].reward < 1.0
+
+
+def test_without_a_judge_groups_stay_as_they_are() -> None:
+    groups = [group("1", "2")]
+    assert judged(None, groups, None) == groups
+
+
+@pytest.mark.parametrize(("text", "score"), [("Score: 2.5", 0.5), ("score=0", 0.0), ("score : 3, so score: 4", 0.8)])
+def test_the_last_score_of_a_judgement_counts(text: str, score: float) -> None:
+    assert read_judgement(text, 5).score == pytest.approx(score)
+
+
+@pytest.mark.parametrize("text", ["", "five", "score: many", "score: 6", "score: -1"])
+def test_a_judgement_without_a_score_is_a_graders_failure(text: str) -> None:
+    assert read_judgement(text, 5).is_infrastructure

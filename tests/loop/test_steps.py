@@ -1,0 +1,190 @@
+"""The phases of a step: greedy baselines, several rewards, demonstrations, entropy and temperature."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.loop.steps import rl_steps, select_groups, with_baseline
+from pipeline.rl.credit import compute_advantages
+from pipeline.rl.parts import Shaping
+from pipeline.rl.shaping import length_penalty
+from pipeline.rollout.scripted_engine import ScriptedEngine
+from pipeline.run.opening import opened
+from pipeline.run.session import Session
+from tests.loop.scripted import group_of, loop_of
+from tests.oracles import rl as oracle
+from tests.stages.sessions import Heard, rows, session_of, train_round
+from tests.stages.tiny import tiny
+
+SIZE = 6
+"""Responses of a group of the tiny recipe."""
+ALL = {"keep": "all"}
+TWO: dict[str, Any] = {
+    "components": [{"verifier": {"name": "length", "params": {"max_length": 30, "buffer": 25}}, "weight": 0.25}],
+    "truncated": None,
+}
+"""Rewards of the row's verifier and of the response's length."""
+
+
+def algorithm(name: str, **params: Any) -> dict[str, Any]:
+    """A section of RL with this algorithm, without the numbers of the tiny recipe's own."""
+    fields = {"name": name, "kl_coef": None, "kl_target": None, "kl_horizon": None, "allow": [], **params}
+    return {"algorithm": {k: v for k, v in fields.items() if v is not None}, "select": ALL}
+
+
+def only(session: Session) -> Session:
+    """The session, whose answers are of several lengths: right ones behind spaces, by their seed."""
+    engine = session.workers.rollouts.engine
+    assert isinstance(engine, ScriptedEngine)
+    script, (space,) = engine.script, session.run.data.renderer.text_ids(" ")[:1]
+    session.workers.rollouts.engine = ScriptedEngine(
+        lambda prompt_ids, seed: (*([space] * (seed % 7)), *script(prompt_ids, seed)), engine.eos_id
+    )
+    return session
+
+
+class TestGreedyBaseline:
+    @pytest.fixture(scope="class")
+    def session(self, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+        with session_of(tmp_path_factory.mktemp("remax"), rl=algorithm("remax")) as session:
+            yield session
+
+    def test_each_prompt_has_one_greedy_response_more_whose_tokens_are_counted(self, session: Session) -> None:
+        prompts = session.run.data.train[:3]
+        before = session.state.stage.num_tokens
+        rollouts = rl_steps(session).generate(prompts, 0).rollouts
+        assert [r.prompt_id for r in rollouts[-3:]] == [p.id for p in prompts]
+        assert len(rollouts) == 3 * (SIZE + 1)
+        assert session.state.stage.num_tokens - before == sum(len(r.response_ids) for r in rollouts)
+
+    def test_the_baseline_is_the_greedy_responses_own_reward(self, session: Session) -> None:
+        prompts, steps = session.run.data.train[:12], rl_steps(session)
+        generated = steps.generate(prompts, 0)
+        groups, tally = steps.verify(prompts, generated)
+        assert tally.total == len(generated.rollouts)
+        for prompt, greedy, group in zip(prompts, generated.rollouts[-12:], groups, strict=True):
+            right = greedy.finish_reason == "stop" and greedy.text.endswith(f"\\boxed{{{prompt.reference}}}")
+            assert group.greedy_reward == float(right)
+            assert len(group.members) == SIZE
+        assert {g.greedy_reward for g in groups} == {0.0, 1.0}
+
+    def test_greedy_responses_do_not_disturb_the_sampled_ones(self, session: Session, tmp_path: Path) -> None:
+        prompts = session.run.data.train[:3]
+        with session_of(tmp_path, rl=algorithm("reinforce")) as plain:
+            without = rl_steps(plain).generate(prompts, 0).rollouts
+        assert rl_steps(session).generate(prompts, 0).rollouts[: -len(prompts)] == without
+
+    def test_length_counts_against_the_baseline_as_against_the_others(self) -> None:
+        shaping = Shaping(overlong_buffer=0.5, token_budget=8, token_budget_penalty=0.25)
+        (group,) = with_baseline([group_of(0, [1.0, 1.0])], [group_of(0, [1.0], length=9)], shaping, 10)
+        assert group.greedy_reward == 1.0 + length_penalty(shaping, 9, 10) < 1.0 - 0.25
+
+    def test_a_prompt_whose_baseline_was_not_graded_does_not_train(self) -> None:
+        loop = loop_of(rl=algorithm("remax"))
+        lost, good = (replace(group_of(0, [0.0, 1.0]), greedy_reward=g) for g in (None, 0.0))
+        kept, counts = select_groups(loop.setup, loop.recorder, [lost, good])
+        assert kept == [good]
+        assert (counts["kept"], counts["infrastructure"]) == (1, 1)
+
+
+class TestComponents:
+    def test_the_reward_is_the_weighted_sum_and_components_are_the_verifiers_own(self, tmp_path: Path) -> None:
+        with session_of(tmp_path, rl=algorithm("gdpo"), scoring=TWO) as session:
+            prompts, steps = session.run.data.train[:3], rl_steps(only(session))
+            groups, _ = steps.verify(prompts, steps.generate(prompts, 0))
+        shorts = set()
+        for m in (m for g in groups for m in g.members):
+            right, short = m.components
+            assert short == pytest.approx(min(1.0, max(0.0, 1 - (len(m.rollout.text) - 5) / 25)))
+            assert right == m.verdict.score
+            assert m.reward == pytest.approx(right + 0.25 * short)
+            shorts.add(short)
+        assert len(shorts) > 3
+
+    def test_gdpo_normalises_each_and_weighs_them_as_the_recipe_does(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls = []
+
+        def watched(parts: Any, inputs: Any, **rest: Any) -> Any:
+            out = compute_advantages(parts, inputs, **rest)
+            calls.append((parts, inputs, out))
+            return out
+
+        monkeypatch.setattr("pipeline.train.step.compute_advantages", watched)
+        with session_of(tmp_path, rl=algorithm("gdpo"), scoring=TWO) as session:
+            train_round(only(session))
+        assert len(calls) == 3
+        for parts, inputs, out in calls:
+            weights = parts.advantage.options["weights"]
+            assert weights == (1.0, 0.25)
+            wanted = oracle.normalize_then_sum(
+                inputs.reward_components.tolist(), inputs.group_ids.tolist(), weights, 1, 1e-6
+            )
+            first = [out.advantages[i][inputs.response_mask[i] > 0][0] for i in range(len(wanted))]
+            assert [float(a) for a in first] == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+            assert max(wanted) > 0.5
+
+    def test_another_algorithm_takes_the_sum(self, tmp_path: Path) -> None:
+        batches: list[list[float]] = []
+        with session_of(tmp_path, rl=algorithm("grpo", kl_coef=0), scoring=TWO) as session:
+            update = rl_steps(only(session)).update
+
+            def watched(groups: Any) -> Any:
+                batches.append([m.reward for g in groups for m in g.members])
+                return update(groups)
+
+            train_round(session, update=watched)
+            metrics = [r["metrics"] for r in rows(session)]
+        for rewards, m in zip(batches, metrics, strict=True):
+            assert m["reward/mean"] == pytest.approx(sum(rewards) / len(rewards), rel=1e-5)
+            assert m["reward/component/1"] > 0
+
+    def test_evaluation_asks_the_rows_own_verifier_alone(self, tmp_path: Path) -> None:
+        with session_of(tmp_path, rl=algorithm("gdpo"), scoring=TWO) as session:
+            prompts = {p.id: p for p in session.run.data.train[:1]}
+            rollouts = rl_steps(session).generate(list(prompts.values()), 0).rollouts[:1]
+            scorer = session.workers.graders.scorer
+            (plain,), _ = scorer.score(prompts, rollouts)
+            (summed,), _ = scorer.score(prompts, rollouts, with_components=True)
+        assert plain.components == ()
+        assert summed.components[0] == plain.reward
+        assert len(summed.components) == 2
+
+
+def test_demonstrations_join_each_update_of_a_run_without_sft_too(tmp_path: Path) -> None:
+    with session_of(tmp_path, rl={**algorithm("reinforce", ptx_coef=0.5), "ptx_batch_size": 5}) as session:
+        train_round(session)
+        metrics = [r["metrics"] for r in rows(session)]
+    # five demonstrations of sums of one digit; an untrained model finds each of its 56 tokens alike
+    assert all(5 * 8 < m["ptx/tokens"] < 5 * 50 for m in metrics)
+    assert metrics[0]["loss/ptx"] == pytest.approx(0.5 * math.log(56), rel=0.05)
+    assert len({m["loss/ptx"] for m in metrics}) == len(metrics)
+
+
+def test_the_entropy_bonus_follows_its_target(tmp_path: Path) -> None:
+    adaptive = algorithm("reinforce", entropy_target=9.0, entropy_step=0.25, entropy_max=0.5)
+    with session_of(tmp_path, rl={**adaptive, "steps_per_round": 5}) as session:
+        train_round(session)
+        metrics = [r["metrics"] for r in rows(session)]
+    # entropy is below any 9 nats: the coefficient rises by a quarter to its bound; a step sees the one before it
+    coefs = [0.0, 0.25, 0.5, 0.5, 0.5]
+    wanted = [-c * m["entropy"] for c, m in zip(coefs, metrics, strict=True)]
+    assert [m["loss/entropy"] for m in metrics] == pytest.approx(wanted, rel=1e-4)
+
+
+def test_sampling_and_training_share_a_temperature_that_falls(tmp_path: Path) -> None:
+    """The embedded engine's log-probs are the trainer's only at the same temperature."""
+    falling = algorithm("grpo", kl_coef=0, temperature_end=0.5)
+    config = tiny({"stages": ["rl"], "sft": None, "rl": {**falling, "rounds": 1, "steps_per_round": 6}})
+    with opened(config, tmp_path, tmp_path, "auto", Heard()) as session:
+        train_round(session)
+        metrics = [r["metrics"] for r in rows(session)]
+    assert [m["temperature"] for m in metrics] == pytest.approx([1.0, 0.9, 0.8, 0.7, 0.6, 0.5])
+    assert all(abs(m["mismatch/k3"]) < 1e-6 for m in metrics)

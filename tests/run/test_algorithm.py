@@ -1,0 +1,56 @@
+"""The algorithm of a stage: its own parameters, corrections that are added, and routing that cannot be kept."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pipeline.algorithms.base import load_algorithm
+from pipeline.errors import ConfigError
+from pipeline.run.algorithm import TRUNCATED_IS, check_routing, parity_action, resolve_parts, with_correction
+from tests.stages.tiny import tiny
+from tests.train.sampled import model_of
+
+
+def test_routing_that_cannot_be_kept_is_refused_on_experts_and_harmless_on_dense_models() -> None:
+    _, parts = load_algorithm("deepseek_v32", {})
+    _, free = load_algorithm("deepseek_v32", {"keep_routing": False})
+    strange = SimpleNamespace(
+        config=SimpleNamespace(n_routed_experts=8, model_type="strange"), modules=lambda: [torch.nn.Linear(1, 1)]
+    )
+    check_routing(parts, SimpleNamespace(config=SimpleNamespace(num_experts=None)), "torch")
+    check_routing(free, strange, "torch")
+    check_routing(parts, model_of("qwen2_moe"), "torch")
+    with pytest.raises(
+        ConfigError, match=r"8 experts .*'strange' has no router .*set rl.algorithm.keep_routing: false"
+    ):
+        check_routing(parts, strange, "torch")
+    with pytest.raises(ConfigError, match=r"rollout.engine='other' does not record it"):
+        check_routing(parts, model_of("qwen2_moe"), "other")
+    with pytest.raises(ConfigError, match=r"train.gradient_checkpointing computes activations again without it"):
+        check_routing(parts, model_of("qwen2_moe"), "torch", recomputes=True)
+
+
+def test_correction_is_on_for_vllm_unless_the_algorithm_has_its_own() -> None:
+    parts = resolve_parts(tiny().of_stage("rl"))
+    assert parts is not None
+    assert parts.mismatch.level == "none"
+    vllm = tiny(overrides=["rollout.engine=vllm"]).rollout
+    warning = tiny(overrides=["rollout.engine=vllm", "rollout.parity.action=warn"]).rollout
+    assert (parity_action(tiny().rollout), parity_action(vllm)) == ("off", "correct")
+    assert with_correction(parts, tiny().rollout) is with_correction(parts, warning) is parts
+    own = with_correction(parts, vllm)
+    assert own.mismatch == TRUNCATED_IS
+    assert with_correction(own, vllm) is own
+
+
+def test_a_stage_has_its_own_algorithm() -> None:
+    again = {"name": "again", "kind": "rl", "with": {"algorithm": {"name": "rloo"}}}
+    config = tiny({"stages": ["sft", "rl", again]})
+    of_stage = {name: resolve_parts(config.of_stage(name)) for name in config.stage_names}
+    assert of_stage["sft"] is None
+    assert of_stage["rl"] is not None
+    assert of_stage["rl"].kl.where == "loss"
+    assert of_stage["again"] not in (None, of_stage["rl"])

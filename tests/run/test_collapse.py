@@ -1,0 +1,151 @@
+"""The guard's signs: collapses are seen and noise is not; checkpoints and knobs for a rollback."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from pipeline.config.guard import GuardConfig
+from pipeline.config.run import RunConfig
+from pipeline.run.collapse import good_checkpoints, measures, note_checkpoint, observe, with_turned_knobs
+from pipeline.run.state import RunState, StageState
+from tests.stages.tiny import tiny
+
+HEALTHY = {
+    "entropy": 0.4,
+    "kl/k3": 0.01,
+    "groups/sampled": 20.0,
+    "groups/all_wrong": 4.0,
+    "groups/equal": 0.0,
+    "length/mean": 50.0,
+    "truncated": 0.02,
+    "verdict/no_answer": 0.05,
+    "verdict/timeout": 0.0,
+    "clip_fraction/low": 0.01,
+    "clip_fraction/high": 0.01,
+}
+
+
+COLLAPSES: list[tuple[dict[str, float], str]] = [
+    ({"entropy": 0.03}, "min_entropy"),
+    ({"entropy": 2.5}, "max_entropy"),
+    ({"length/mean": 9.0}, "min_length"),
+    ({"truncated": 0.6}, "max_truncated"),
+    ({"kl/k3": 1.5}, "max_kl"),
+    ({"clip_fraction/low": 0.4}, "max_clip_fraction"),
+    ({"groups/all_wrong": 12.0, "groups/equal": 8.0}, "max_flat"),
+    ({"verdict/no_answer": 0.3, "verdict/timeout": 0.1}, "max_unanswered"),
+]
+
+
+ONLINE = {"loss": {"name": "dpo"}, "rounds": 1, "steps_per_round": 2, "prompts_per_step": 3, "group_size": 4}
+
+
+def noisy(rng: random.Random, row: dict[str, float]) -> dict[str, float]:
+    return {k: v * rng.uniform(0.7, 1.3) for k, v in row.items()} | {"groups/sampled": row["groups/sampled"]}
+
+
+def seen(rows: list[dict[str, float]], config: GuardConfig) -> list[set[str]]:
+    """The settings whose limits were passed, after each row; the memory goes through JSON each time, as checkpoints."""
+    memory: dict[str, Any] = {}
+    out = []
+    for row in rows:
+        memory = json.loads(json.dumps(memory))
+        out.append({s.setting for s in observe(memory, row, config)})
+    return out
+
+
+def test_noise_and_single_wild_steps_are_no_collapse() -> None:
+    rng = random.Random(0)
+    rows = [noisy(rng, HEALTHY) for _ in range(200)]
+    for i in range(20, 200, 20):
+        rows[i] |= {"kl/k3": 400.0, "entropy": 9.0, "truncated": 0.9, "verdict/no_answer": 0.9}
+    assert seen(rows, GuardConfig()) == [set()] * 200
+
+
+@pytest.mark.parametrize(("change", "setting"), COLLAPSES, ids=[name for _, name in COLLAPSES])
+def test_each_sign_is_seen_once_most_of_the_window_shows_it(change: dict[str, float], setting: str) -> None:
+    rng = random.Random(1)
+    rows = [noisy(rng, HEALTHY) for _ in range(12)] + [HEALTHY | change for _ in range(5)]
+    found = seen(rows, GuardConfig(window=5))
+    assert found == [set()] * 14 + [{setting}] * 3
+    assert seen(rows, GuardConfig(window=5, **{setting: None})) == [set()] * 17
+
+
+def test_groups_that_are_all_right_are_no_collapse() -> None:
+    solved = HEALTHY | {"groups/all_wrong": 0.0, "groups/all_right": 20.0}
+    assert seen([HEALTHY] * 10 + [solved] * 10, GuardConfig()) == [set()] * 20
+
+
+def test_steps_without_an_update_or_a_group_are_judged_by_what_they_have() -> None:
+    bare = {k: v for k, v in HEALTHY.items() if k.startswith(("groups", "verdict", "length", "truncated"))}
+    assert "entropy" not in measures(bare)
+    assert measures({"groups/sampled": 0.0}) == {}
+    flat = bare | {"groups/all_wrong": 20.0}
+    assert seen([HEALTHY] * 5 + [flat] * 5, GuardConfig())[-1] == {"max_flat"}
+    empty: dict[str, float] = {"groups/sampled": 0.0}
+    assert seen([HEALTHY] * 5 + [empty] * 9, GuardConfig()) == [set()] * 14
+
+
+@pytest.mark.parametrize(("late", "rollout"), [(0, []), (2, ["max_staleness=2"]), (3, ["publish_every=4"])], ids=str)
+def test_checkpoints_are_kept_until_no_collapse_would_go_back_to_them(late: int, rollout: list[str]) -> None:
+    """Every checkpoint that a later collapse asks for was among those kept at each save in between."""
+    config = tiny(overrides=[ROLL_BACK, "guard.window=5", *(f"rollout.{r}" for r in rollout)]).of_stage("rl")
+    state = RunState(StageState("rl"))
+    on_disk: set[int] = set()
+    for step in range(60):
+        state.rl_step = step
+        good = good_checkpoints(state, config)
+        if step >= 5:
+            assert set(good[:1]) <= on_disk
+            assert good, step
+            assert good[0] * 4 <= max(0, step - 6 - late)  # the policy of step k wrote the responses of k + 1 + late
+            assert good[0] * 4 > step - 6 - late - 4
+        if step % 4 == 0:
+            kept = note_checkpoint(state, config)
+            on_disk = (on_disk | {state.next_checkpoint}) & set(kept)
+            state.next_checkpoint += 1
+            assert len(kept) <= 3 + 1 + late // 2
+    assert note_checkpoint(RunState(StageState("rl")), tiny().of_stage("rl")) == []
+
+
+def test_checkpoints_are_kept_in_stages_in_rounds_alone() -> None:
+    """A preference stage is to name the policy before a collapse too."""
+    online = {"stages": ["sft", "online_preference"], "online_preference": ONLINE, "guard": {"action": "stop"}}
+    assert note_checkpoint(RunState(StageState("online_preference")), tiny(online).of_stage("online_preference")) == [0]
+    assert note_checkpoint(RunState(StageState("sft")), tiny(online).of_stage("sft")) == []
+
+
+@pytest.mark.parametrize(
+    ("knob", "value"),
+    [
+        ({"rl.optimizer.learning_rate": 0.5}, lambda c: c.rl.optimizer.learning_rate / 1e-3),
+        ({"rl.optimizer.max_grad_norm": 0.5}, lambda c: c.rl.optimizer.max_grad_norm),
+        ({"rollout.temperature": 0.5}, lambda c: c.rollout.temperature),
+        ({"rl.algorithm.clip_high": 0.5}, lambda c: c.rl.algorithm["clip_high"] / 0.2),
+    ],
+    ids=["learning_rate", "max_grad_norm", "temperature", "clip_high"],
+)
+def test_the_knob_turns_one_number_and_nothing_else(knob: dict[str, float], value: Any) -> None:
+    config = tiny({"guard": {"action": "roll_back", "knob": knob}, "rl": {"algorithm": {"clip_high": 0.2}}})
+    stage = config.of_stage("rl")
+    for times in (0, 1, 2):
+        turned = with_turned_knobs(stage, RunState(StageState(guard={"roll_backs": times})))
+        assert value(turned) == pytest.approx(0.5**times)
+        flat, plain = dict(leaves(turned)), dict(leaves(stage))
+        assert len([k for k in flat if flat[k] != plain[k]]) == (times > 0)
+
+
+def leaves(config: RunConfig) -> list[tuple[str, Any]]:
+    def walk(value: Any, name: str) -> list[tuple[str, Any]]:
+        if isinstance(value, dict):
+            return [pair for k, v in value.items() for pair in walk(v, f"{name}.{k}")]
+        return [(name, value)]
+
+    return walk(config.model_dump(), "")
+
+
+ROLL_BACK = "guard={action: roll_back, window: 2, knob: {rl.optimizer.learning_rate: 0.05}}"

@@ -1,0 +1,101 @@
+"""Fingerprints: the fields that decide a stage, changes between two of them, and the record of started stages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipeline.config.load import dump, parse
+from pipeline.config.merge import merge
+from pipeline.config.run import RunConfig
+from pipeline.errors import RunError
+from pipeline.run.fingerprints import RECORD, differences, read_record, recipe_fields
+from tests.stages.tiny import tiny
+
+SHORT: dict[str, Any] = {
+    "stages": ["sft", "rl", {"name": "sft_again", "kind": "sft", "with": {"steps": 3}}],
+    "sft": {"steps": 20},
+    "rl": {"rounds": 1, "steps_per_round": 2, "select": {"keep": "all"}},
+    "data": {"train": [{"file": "rows.jsonl", "verifier": "math"}], "evaluation": []},
+}
+
+
+def short(*overrides: str) -> RunConfig:
+    return tiny(SHORT, overrides)
+
+
+def test_fields_are_those_that_decide_the_stage() -> None:
+    base = {s: recipe_fields(short().of_stage(s)) for s in ("sft", "rl")}
+    for override, of_sft, of_rl in (
+        ("sft.steps=21", True, False),
+        ("rl.group_size=4", False, True),
+        ("rollout.temperature=0.5", False, True),
+        ("scoring.no_answer=-1", False, True),
+        ("guard.action=stop", False, True),
+        ("data.sampling.order=sequential", False, True),
+        ("data.template={name: r1_zero}", True, True),
+        ("seed=9", True, True),
+        ("train.micro_batch_tokens=64", True, True),
+        ("evaluation.every_rounds=3", False, False),
+        ("sft.evaluate_every=5", False, False),
+        ("output=elsewhere", False, False),
+        ("sandbox.workers=9", False, False),
+    ):
+        config = short(override)
+        differ = [bool(differences(base[s], recipe_fields(config.of_stage(s)))) for s in ("sft", "rl")]
+        assert differ == [of_sft, of_rl], override
+
+
+def test_a_record_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    assert read_record(tmp_path) == []
+    (tmp_path / RECORD).write_text('{"stages": [{"name": 3}]}')
+    with pytest.raises(RunError, match="stages.json"):
+        read_record(tmp_path)
+
+
+SERVERS = {"rollout": {"engine": "vllm_server", "vllm": {"urls": ["http://a:1"]}}}
+TEACHER = {"stages": ["sample"], "sample": {"endpoint": {"url": "http://a/v1", "model": "teacher"}}}
+LAST = {"name": "last", "kind": "sft", "with": {"steps": 4}}
+FROM = {"stages": ["sft", {**LAST, "from": "sft"}]}
+CHANGES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
+    # an evaluation gives an engine new weights that lags behind
+    (
+        {"rollout": {"publish_every": 2}},
+        {"evaluation": {"every_rounds": 3}},
+        ["evaluation.every_rounds was 1, is 3"],
+    ),
+    ({}, {"sandbox": {"min_level": 1, "workers": 3, "url": "http://a", "token_env": "T"}}, []),
+    ({}, {"sandbox": {"cpu_s": 1}}, ["sandbox.cpu_s was None, is 1.0"]),
+    (SERVERS, {"rollout": {"vllm": {"urls": [], "servers": 3, "health_timeout_s": 9, "sleep": False}}}, []),
+    (SERVERS, {"rollout": {"engine": "vllm"}}, ["rollout.engine was 'vllm_server', is 'vllm'"]),
+    (
+        SERVERS,
+        {"rollout": {"vllm": {"max_model_tokens": 48}}},
+        ["rollout.vllm.max_model_tokens was None, is 48"],
+    ),
+    (TEACHER, {"sample": {"endpoint": {"url": "https://b/v1", "parallel": 3, "timeout_s": 9}}}, []),
+    (
+        TEACHER,
+        {"sample": {"endpoint": {"model": "other"}}},
+        ["sample.endpoint.model was 'teacher', is 'other'"],
+    ),
+    (FROM, {"stages": ["sft", {**LAST, "from": "base"}]}, ["from was 'sft', is 'base'"]),
+    (FROM, {"stages": ["sft", LAST]}, ["from was 'sft', is None"]),
+]
+
+
+@pytest.mark.parametrize(("before", "change", "differing"), CHANGES, ids=str)
+def test_a_change_counts_if_the_last_stage_depends_on_it(
+    before: dict[str, Any], change: dict[str, Any], differing: list[str]
+) -> None:
+    configs = tiny(before), tiny(merge(before, change))
+    first, second = (recipe_fields(c.of_stage(c.stage_names[-1])) for c in configs)
+    assert differences(first, second) == differing
+
+
+def test_the_policy_that_a_stage_starts_with_is_written_into_the_recipe() -> None:
+    config = tiny(FROM)
+    assert parse(yaml.safe_load(dump(config))) == config

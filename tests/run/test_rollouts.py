@@ -1,0 +1,66 @@
+"""The asynchronous source: batches in flight of several ranks are saved and continued by any number."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pipeline.rollout.engine import Sampling
+from pipeline.run.dealing import share_of
+from pipeline.run.rollouts import Asynchronous
+from pipeline.run.state import InFlightBatch, RunState
+from pipeline.train.ranks import Ranks
+from pipeline.types import Rollout
+from tests.stages.sessions import session_of
+
+
+class Side(Ranks):
+    """One of two ranks that were asked one after the other."""
+
+    said: ClassVar[list[Any]] = []
+
+    def gather(self, value: Any) -> list[Any]:
+        self.said.append(value)
+        return list(self.said)
+
+
+def test_the_batches_in_flight_of_two_ranks_are_resumed_by_any_number(tmp_path: Path) -> None:
+    with session_of(tmp_path, rollout={"max_staleness": 1}) as session:
+        prompts = [*session.run.data.train[:5], session.run.data.train[0]]
+        engine, renderer = session.workers.rollouts.engine, session.run.data.renderer
+        engine.publish(0)
+        asked = [("rl", 3, Sampling(30)), ("rl greedy", 1, Sampling(30, temperature=0))]
+
+        def source_of(ranks: Ranks) -> Asynchronous:
+            return Asynchronous(engine, renderer, 3, ranks, None)
+
+        def complete(source: Asynchronous) -> list[Rollout]:
+            rollouts = source.generate((), asked, (0, 0), None)
+            source._thread.shutdown()
+            return rollouts
+
+        Side.said.clear()
+        for rank in (0, 1):
+            own = Side(rank, 2)
+            source = source_of(own)
+            source.start(InFlightBatch(prompts, 4, 0, 1.0), asked)
+            source.wait()
+            if rank == 0:  # what the other rank would send
+                Side.said.append((share_of(own, prompts).places, source._queue[0].partial.rollouts))
+            else:
+                saved = source.snapshot()
+            source._thread.shutdown()
+        (whole,) = RunState.from_json(json.loads(json.dumps(RunState(in_flight=saved).to_json()))).in_flight
+        assert [r.prompt_id for r in whole.rollouts[0]] == [p.id for p in prompts for _ in range(3)]
+        alone = source_of(Ranks())
+        alone.start(InFlightBatch(prompts, 4, 0, 1.0), asked)
+        assert complete(alone) == [*whole.rollouts[0], *whole.rollouts[1]]
+        for rank in range(3):
+            ranks = Ranks(rank, 3)
+            source, places = source_of(ranks), share_of(ranks, prompts).places
+            source.restore(whole, asked)
+            rollouts = complete(source)
+            sampled, greedy = rollouts[: 3 * len(places)], rollouts[3 * len(places) :]
+            assert [r.prompt_id for r in greedy] == [prompts[i].id for i in places]
+            assert sampled == [r for i in places for r in whole.rollouts[0][3 * i : 3 * i + 3]]

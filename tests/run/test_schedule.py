@@ -1,0 +1,55 @@
+"""The schedule of a run: its items in order, and the position after some of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pipeline.run.schedule import Item, position, schedule
+from tests.stages.tiny import tiny
+
+SHORT: dict[str, Any] = {
+    "stages": [
+        "sft",
+        "rl",
+        {"name": "sft_again", "kind": "sft", "with": {"steps": 5}},
+        {"name": "rl_again", "kind": "rl", "with": {"rounds": 1, "algorithm": {"name": "rloo"}}},
+    ],
+    "sft": {"steps": 40},
+    "rl": {"rounds": 2, "steps_per_round": 2, "select": {"keep": "all"}},
+}
+
+
+def test_the_items_of_a_list_of_stages() -> None:
+    labels = [(i.kind, i.stage, i.label) for i in schedule(tiny(SHORT))]
+    assert labels == [
+        ("evaluate", "base", "before training"),
+        ("sft", "sft", "sft"),
+        ("evaluate", "sft", "after sft"),
+        ("rl", "rl", "round 1"),
+        ("evaluate", "rl", "after round 1"),
+        ("rl", "rl", "round 2"),
+        ("evaluate", "rl", "after round 2"),
+        ("sft", "sft_again", "sft_again"),
+        ("evaluate", "sft_again", "after sft_again"),
+        ("rl", "rl_again", "rl_again round 1"),
+        ("evaluate", "rl_again", "after rl_again round 1"),
+    ]
+
+
+def test_positions_count_what_was_trained_and_not_evaluations() -> None:
+    with_evaluations, without = schedule(tiny(SHORT)), schedule(tiny({**SHORT, "data": {"evaluation": []}}))
+    done, is_evaluated = 0, False
+    for items in (with_evaluations, without):
+        done, is_evaluated = 0, False
+        for index, item in enumerate(items):
+            assert position(items, done, is_evaluated) == index
+            done, is_evaluated = (done, True) if item.kind == "evaluate" else (done + 1, False)
+        assert position(items, done, is_evaluated) == len(items)
+    for num_done in range(5):  # wherever a run is, the next item to train is the same
+        ways = [(with_evaluations, True), (without, False), (without, True)]
+        assert len({_next_trained(items, num_done, evaluated) for items, evaluated in ways}) == 1
+
+
+def _next_trained(items: list[Item], num_done: int, is_evaluated: bool) -> str:
+    left = items[position(items, num_done, is_evaluated) :]
+    return next((i.label for i in left if i.kind != "evaluate"), "")

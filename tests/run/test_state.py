@@ -1,0 +1,42 @@
+"""The state of a run: what starts again with a stage, and what survives JSON to the bit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pipeline.errors import CheckpointError
+from pipeline.run.state import RunState, StageState
+from tests.train.sampled import MAX, Sampling, groups_of, model_of
+
+
+def test_counters_of_one_stage_begin_anew_and_those_of_the_run_go_on() -> None:
+    stage = StageState("rl", acceptance=0.2, num_bad_updates=2, num_tokens=99, best_reward=0.5, steps_since_best=3)
+    stage.controllers, stage.guard = {"kl": 1.0}, {"roll_backs": 1}
+    state = RunState(stage, rl_step=6, num_responses=7)
+    before = state.to_json()
+    state.enter("rl")
+    assert state.to_json() == before
+    state.enter("rl_again")
+    fresh = RunState(StageState("rl_again", first_rl_step=6), rl_step=6, num_responses=7)
+    assert state.to_json() == fresh.to_json()
+
+
+def test_records_survive_json_to_the_bit() -> None:
+    groups = groups_of(model_of("qwen3_moe"), Sampling(MAX, 0.9, 0.8, max_kept=9, keep_routing=True))
+    bare = groups_of(model_of("qwen2"), Sampling(MAX))
+    state = RunState(StageState(carried=[*groups, *bare]))
+    again = RunState.from_json(json.loads(json.dumps(state.to_json())))
+    assert again.stage.carried == state.stage.carried
+    old = state.to_json()
+    for group in old["stage"]["carried"]:
+        for member in group["members"]:
+            del member["rollout"]["kept"], member["rollout"]["routing"]
+    assert all(m.rollout.kept is None for g in RunState.from_json(old).stage.carried for m in g.members)
+
+
+def test_a_state_of_another_version_is_refused() -> None:
+    with pytest.raises(CheckpointError, match="item"):
+        RunState.from_json({**RunState().to_json(), "item": 3})
+    assert RunState.from_json({"num_done": 2}).num_done == 2
