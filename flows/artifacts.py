@@ -43,6 +43,7 @@ class Listener:
         self.name, self.folder = name, folder
 
     def __call__(self, event: str, fields: dict[str, Any]) -> None:
+        # Automations match events by this id.
         resource = {"prefect.resource.id": f"verizero.run.{self.name}", "prefect.resource.name": self.name}
         emit_event(event, resource, payload={**fields, "folder": str(self.folder)})
         if event == "verizero.round.completed":

@@ -24,6 +24,7 @@ def ready_automations() -> list[AutomationCore]:
             description=f"Marks a run as Crashed when its process sends no heartbeat for {SILENT_S} s. Retry it: it "
             "continues from its last checkpoint.",
             trigger=EventTrigger(
+                # Proactive: fires when, after a heartbeat, none of these events follows in time.
                 after={HEARTBEAT},
                 expect={HEARTBEAT, *(f"prefect.flow-run.{end}" for end in ENDS)},
                 match={"prefect.resource.id": ["prefect.flow-run.*"]},

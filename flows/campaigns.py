@@ -70,6 +70,7 @@ def rl_rounds(
     show_markdown(f"{campaign}-campaign", f"{outcome.message}\n", f"Campaign {campaign}: {outcome.did}")
     if outcome.run is not None and registry is not None and request.config.data.evaluation:
         own = {"run": str(outcome.run), "registry": str(Path(registry).resolve())}
+        # Not waited for, and no subflow: its question may stay open for days, beyond the end of this run.
         run_deployment("promote/verizero", parameters=own, timeout=0, as_subflow=False, tags=[campaign])
 
 
@@ -102,12 +103,14 @@ def promote(run: str, registry: str = "registry", answer_within_hours: float = 7
     if is_better is None:
         form = Answer.with_initial_data(description=f"{text}\nPromote it all the same?", promote=False, why="")
         try:
+            # The process stays and waits. Prefect takes whole seconds only.
             answer = pause_flow_run(wait_for_input=form, timeout=math.ceil(answer_within_hours * 3600))
             is_better, decided_by = answer.promote, f"a person{': ' + answer.why if answer.why else ''}"
         except FlowPauseTimeout:
             decided_by = f"default: nobody answered within {answer_within_hours:g} h"
             resume_unanswered()
     if is_better:
+        # A state with a message shows the decision in the UI's list of runs.
         return Completed(message=f"promoted as {promotion.promote(comparison, folder, decided_by)} by {decided_by}")
     promotion.keep_back(comparison, folder, decided_by)
     return Completed(message=f"kept back by {decided_by}; the champion stays")

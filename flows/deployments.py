@@ -45,6 +45,7 @@ def all_deployments(pool: str | None = None, job_variables: Mapping[str, Any] | 
             name=NAME,
             tags=[NAME],
             concurrency_limit=ALONE if flow is campaigns.rl_rounds else None,
+            # By module, as the package is installed where it runs; a path would bind it to this checkout.
             entrypoint_type=EntrypointType.MODULE_PATH,
             work_pool_name=pool,
             job_variables=dict(job_variables) if job_variables else None,
@@ -94,6 +95,7 @@ def variables_for(kind: str, recipes: Path, image: str | None, srun: str | None)
         raise ConfigError(
             "--image is for a kubernetes pool; a process pool runs what is installed on its worker's machine"
         )
+    # Workers start flows in a process of their own, which needs the same recipes and code as this one.
     environment |= {forms.OWN_RECIPES: str(recipes.resolve()), "PYTHONPATH": os.pathsep.join(p for p in _paths() if p)}
     own: dict[str, Any] = {"env": environment, "working_dir": str(Path.cwd())}
     if srun is not None:

@@ -18,6 +18,7 @@ OWN_RECIPES = "VERIZERO_RECIPES"
 """Variable with the user's folder of recipes."""
 
 if TYPE_CHECKING:
+    # A type checker cannot evaluate the list below; at run time it makes the form's menu.
     Recipe = str
 else:
     Recipe = Literal[tuple(recipe_names(Path(os.environ[OWN_RECIPES]) if OWN_RECIPES in os.environ else None))]
@@ -93,6 +94,7 @@ def evaluate(
         overrides: Any other field of the recipe by its dotted name, e.g. {"evaluation.k": 16}.
     """
     bind_lifetime()
+    # A recipe has one of the two; naming a folder must switch off a model created from scratch.
     chosen = {"model.path": model, "model.create": None} if model else {}
     request = asked(recipe, overrides={**overrides, **chosen})
     from pipeline.models.load import quiet

@@ -32,6 +32,7 @@ def run_here(config: RunConfig, base_dir: Path, resume: Resume) -> tuple[Path, d
         os.environ.update(server.settings(home))
     try:
         with ThreadPoolExecutor(1, "prepare") as executor:
+            # The server takes seconds to start, in which the data is loaded.
             data = executor.submit(_prepare, config, base_dir, folder)
             if server is not None:
                 server.wait(config.prefect.start_timeout_s)
@@ -72,5 +73,6 @@ def _run_flow(
             return run_job(FlowJob(config, base_dir, folder, resume, progress, data))
     finally:
         progress.close()
+        # Prefect sends logs and events from threads; what they still hold would be lost with the server.
         APILogWorker.drain_all(timeout=20)
         EventsWorker.drain_all(timeout=20)

@@ -33,11 +33,13 @@ def end_soon_after(number: int, seconds: float) -> None:
     wake-up socket, which a thread of its own reads here.
     """
     reader, writer = socket.socketpair()
+    # Python demands it: a full socket must not block inside a signal handler.
     writer.setblocking(False)
     signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
 
     def watch() -> None:
         with writer, reader:
+            # One byte for each signal: its number.
             while signals := reader.recv(64):
                 if number in signals:
                     time.sleep(seconds)

@@ -27,7 +27,7 @@ MAX_RESTARTS, RESTARTS_WITHIN_S = 5, 300.0
 SETTINGS = {
     # a request waits 2, 4, 8, … s between tries, 254 s in all, for a server that is started again on a slow machine
     "PREFECT_CLIENT_MAX_RETRIES": "7",
-    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",
+    "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": "30",  # flows.automations waits for three of these
     "PREFECT_RUNNER_POLL_FREQUENCY": "2",
     "PREFECT_SERVER_SERVICES_SCHEDULER_LOOP_SECONDS": "10",
     "PREFECT_SERVER_SERVICES_SCHEDULER_MAX_RUNS": "20",
@@ -44,8 +44,10 @@ def serve_here(home: Path, port: int, recipes: Path, start_timeout_s: float, say
 
     Raises: ConfigError for a port in use; RunError if a child does not start, or ends MAX_RESTARTS times.
     """
+    # Asked first: our own server would fail to bind, while the old one answers in its place.
     if answers(f"http://127.0.0.1:{port}/api"):
         raise ConfigError(f"port {port} already has a Prefect server; stop it, or choose another --port")
+    # Before the children start, so that none is left behind by an early Ctrl-C.
     before = {number: signal.signal(number, _stop) for number in (signal.SIGINT, signal.SIGTERM)}
     pair = ServerAndRunner(home, port, recipes, start_timeout_s)
     try:
@@ -98,6 +100,7 @@ class ServerAndRunner:
     def end(self) -> None:
         """End the runner, which ends the flows, and then the server."""
         if self.runner.poll() is None:
+            # SIGINT has Prefect's runner cancel its flows; the server stays up to take their last states.
             self.runner.send_signal(signal.SIGINT)
             try:
                 self.runner.wait(FLOWS_GRACE_S)
@@ -128,6 +131,7 @@ class ServerAndRunner:
             waiting.register(self.runner.stdout, selectors.EVENT_READ)
             while time.monotonic() < deadline:
                 if waiting.select(LOOK_EVERY_S):
+                    # A closed pipe is readable too and gives nothing: then the runner has ended.
                     if os.read(self.runner.stdout.fileno(), len(READY)) == READY:
                         return
                     raise RunError(f"the runner ended before it was ready; see {self.home / 'runner.log'}")
@@ -135,6 +139,7 @@ class ServerAndRunner:
 
     def _count(self, log: Path) -> None:
         now = time.monotonic()
+        # Only recent ones count: a run of weeks may lose its server now and then.
         self.restarts = [t for t in self.restarts if now - t < RESTARTS_WITHIN_S] + [now]
         if len(self.restarts) > MAX_RESTARTS:
             raise RunError(f"server or runner ended {len(self.restarts)} times in {RESTARTS_WITHIN_S:g} s; see {log}")
@@ -146,6 +151,7 @@ def run_deployments(parent: int) -> None:
     from pipeline.launch import die_with
 
     die_with(parent)
+    # Flows are grandchildren, which a signal for dead parents of this process would not reach.
     os.environ[RUNNER] = str(os.getpid())
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import asyncio
@@ -155,10 +161,12 @@ def run_deployments(parent: int) -> None:
     from flows.automations import register_automations
     from flows.deployments import all_deployments
 
+    # Made while the server starts: importing the flows takes seconds.
     deployments = all_deployments()
     api = os.environ["PREFECT_API_URL"]
     while not answers(api):  # no deadline: the parent has one, and ends us
         time.sleep(LOOK_EVERY_S)
+    # By default Prefect pauses every schedule when a runner ends, and nothing resumes them.
     runner = Runner(name="verizero", pause_on_shutdown=False)
     for deployment in deployments:
         runner.add_deployment(deployment)

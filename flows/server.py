@@ -103,6 +103,7 @@ def answers(api: str) -> bool:
 def serve(port: int, services: bool) -> None:
     """Serve API and UI on loopback until the parent ends or SIGTERM comes."""
     parent = os.getppid()
+    # SIGTERM, not SIGKILL: the server then closes its database in order.
     ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it ended before the line above
         return
@@ -114,6 +115,7 @@ def serve(port: int, services: bool) -> None:
     if not services:
         app.router.routes = [route for route in app.router.routes if getattr(route, "name", "") != "ui"]
         app.mount("/", create_ui_app(ephemeral=False), name="ui")  # an ephemeral app has an empty page there
+    # Open browser tabs hold websockets, so a graceful end needs a limit.
     app.add_middleware(SameHostOnly)
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", lifespan="on", timeout_graceful_shutdown=3)
 

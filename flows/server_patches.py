@@ -36,6 +36,7 @@ def lock_early() -> None:
     begin = AioSqliteConfiguration.begin_transaction
 
     def with_lock(self: Any, session: Any, with_for_update: bool = False) -> Any:
+        # Prefect turns this into BEGIN IMMEDIATE, which waits for the lock where an upgrade would fail.
         return begin(self, session, with_for_update=True)
 
     AioSqliteConfiguration.begin_transaction = with_lock  # type: ignore[method-assign]

@@ -77,6 +77,7 @@ def as_task(recorder: Recorder, phase: str, function: Callable[..., Any]) -> Cal
         opaque = OpaqueCall(function, arguments)
         begin = time.perf_counter()
         try:
+            # The call reads the result from the object, so that Prefect neither hashes nor stores it.
             run(recorder.where, opaque)
         finally:
             beyond = time.perf_counter() - begin - opaque.seconds
@@ -105,6 +106,7 @@ def run_job(job: FlowJob) -> dict[str, Any]:
 def run_stages(job: FlowJob) -> dict[str, Any]:
     """Run each stage as a subflow, and show the report as an artifact; return the summary. Called within a flow."""
     config = job.config
+    # Raises here, inside the flow, so that bad data makes the flow Failed in the UI.
     data = job.data.result()
     with opened(config, job.base_dir, job.folder, job.resume, job.progress, data) as session:
         session.recorder.listener = Listener(config.name, job.folder)

@@ -49,8 +49,10 @@ def launch(config: LaunchConfig, arguments: Sequence[str], folder: Path, program
     logs, node = folder / "logs", _node() if config.kind == "torchrun" else 0
     logs.mkdir(parents=True, exist_ok=True)
     if node == 0:
+        # A notice of death quotes these files: those of an earlier launch would name ranks that do not exist.
         for stale in logs.glob("rank*.phase"):
             stale.unlink(missing_ok=True)
+    # A rank of another host that hangs is ended by its own deadline, so it is in vain to wait longer than that.
     group = Group(logs, config.phase_timeout_s + SPARE_S if config.kind == "torchrun" else math.inf)
     try:
         if config.kind == "local":
@@ -90,6 +92,7 @@ class Group:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
+        # Each rank would otherwise start a thread per core, and all of them would compete.
         threads = str(max(1, (os.cpu_count() or 1) // size))
         for rank in range(size):
             place = {
@@ -107,6 +110,7 @@ class Group:
         """Start a child that ends with this process and writes to `log`. The log of rank 0 is shown here."""
         first = self.logs / "rank0.log"
         if self.shown is None:
+            # Logs are appended to over launches; begin behind the earlier ones.
             self.shown = Tail(first, first.stat().st_size if first.exists() else 0)
         with log.open("ab") as out:
             try:
@@ -117,6 +121,7 @@ class Group:
                     stdout=out,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # Ctrl-C then reaches this process alone, which ends its children
+                    # Between fork and exec: the kernel keeps this setting over exec, so the child cannot miss it.
                     preexec_fn=partial(die_with, os.getpid()),
                 )
             except FileNotFoundError as exc:
@@ -128,6 +133,7 @@ class Group:
         assert self.shown is not None
         while True:
             self.shown.show()
+            # Polled once for all, so that the decisions below see one moment.
             codes = [(m, m.process.poll()) for m in self.members]
             bad = [(m, code) for m, code in codes if code not in (None, 0)]
             if bad:
@@ -146,12 +152,14 @@ class Group:
         """
         if self.patience_s == math.inf:
             return False
+        # torchrun is one child, the launcher; its ranks are children of that.
         (member,), now = self.members, time.monotonic()
         if has_children(member.process.pid):
             self.ranks_seen = now
         if now - self.ranks_seen <= self.patience_s:
             return False
         waited = f"{member.name} still waited for the other hosts {self.patience_s:g} s after its ranks had ended"
+        # A rank writes the phase "end" only after all its work.
         others = [file for file in sorted(self.logs.glob("rank*.phase"), key=_rank) if file.read_text() != "end"]
         if others:
             raise RunError(
@@ -166,6 +174,7 @@ class Group:
         alive = [m.process for m in self.members if m.process.poll() is None]
         for process in alive:
             _signal_group(process, signal.SIGTERM)
+        # One deadline for all: they were all told before the first is waited for.
         deadline = time.monotonic() + GRACE_S
         for process in alive:
             try:
@@ -208,6 +217,7 @@ class Tail:
             file.seek(self.position)
             new = file.read()
         self.position += len(new)
+        # A character cut at the end of the piece is shown as a replacement; the log itself is whole.
         sys.stderr.write(new.decode(errors="replace"))
         sys.stderr.flush()
 
@@ -242,6 +252,7 @@ def as_rank(config: LaunchConfig, folder: Path) -> int:
     ):  # the child of another launcher, whose output is not in the log yet
         die_with(os.getppid())
         with (logs / f"rank{rank}.log").open("ab") as log:
+            # The descriptors, not sys.stdout: libraries in C write to them too.
             os.dup2(log.fileno(), sys.stdout.fileno())
             os.dup2(log.fileno(), sys.stderr.fileno())
     WATCH.start(logs / f"rank{rank}.phase", config.phase_timeout_s)
@@ -266,6 +277,7 @@ def has_children(pid: int) -> bool:
 def is_stopped(pid: int) -> bool:
     """True if a signal has stopped the process (SIGSTOP, until SIGCONT)."""
     try:
+        # The name comes in parentheses and may itself have some, so the fields are counted from the last one.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except OSError:
         return False

@@ -126,10 +126,12 @@ def _begin(
     """Write the next firing into the record unless a killed one is to be continued; return why there is none."""
     firings: list[dict[str, Any]] = record["firings"]
     if firings and firings[-1]["state"] == "running":
+        # Only a run with a checkpoint has something to continue.
         if any((Path(firings[-1]["run"]) / "checkpoints").glob("*")):
             say(f"continuing firing {firings[-1]['number']}, which was stopped before its end")
             return None
         firings.pop()  # it had trained nothing, so a new one with the newest data takes its place
+    # Schedules that came due while no runner was up all fire at once; one firing serves them all.
     if firings and due is not None and due.timestamp() <= firings[-1]["began"]:
         last = firings[-1]["number"]
         return Outcome("skipped", f"skipped: firing {last} started after this one was due, and replaces it", record)
@@ -138,6 +140,7 @@ def _begin(
         record["over"] = reason
         write_record(folder, record)
         return Outcome("over", f"the campaign is over: {reason}; raise the limit to continue", record)
+    # Written down before training: if this is killed, the next call knows the run and continues it.
     firings.append(_planned(config, request, folder, record, say))
     write_record(folder, record)
     return None
@@ -148,8 +151,10 @@ def _finish(
 ) -> Outcome:
     """Train the last firing of the record to its end and write down its result."""
     firing, began = record["firings"][-1], time.time()
+    # The plan of the record, not a new one: data and seed must be those that the run began with.
     train(request.changed(*firing["overrides"]))
     _count(firing, time.time() - began)
+    # Asked again at each firing, so a raised limit lets the campaign continue.
     record["over"] = why_over(config, record, request)
     write_record(folder, record)
     rate = "" if firing["pass@1"] is None else f", pass@1 {firing['pass@1']:.3f}"
@@ -167,6 +172,7 @@ def why_over(config: CampaignConfig, record: dict[str, Any], request: Request) -
     rates = [f["pass@1"] for f in done if f["pass@1"] is not None]
     if config.max_rounds is not None and rounds >= config.max_rounds:
         return f"{rounds} rounds of max_rounds={config.max_rounds}"
+    # A run stops before a step that may exceed its limit, so fewer tokens than that train nothing.
     if config.max_tokens is not None and config.max_tokens - tokens < tokens_of_a_step(request):
         return f"{tokens} tokens of max_tokens={config.max_tokens}, so too few are left for a step"
     if config.max_hours is not None and hours >= config.max_hours:
@@ -227,16 +233,20 @@ def _planned(
     if config.max_rounds is not None:
         rounds = min(rounds, config.max_rounds - sum(f["rounds"] for f in done))
     overrides = [f"name={name}", f"output={json.dumps(str((folder / 'runs').resolve()))}", f"rl.rounds={rounds}"]
+    # Another seed: the same one would draw the prompts of the last firing in the same order.
     overrides.append(f"seed={request.config.seed + number - 1}")
     if config.max_tokens is not None:
         left = config.max_tokens - sum(f["tokens"] for f in done)
         overrides.append(f"rl.max_tokens={left if rl.max_tokens is None else min(left, rl.max_tokens)}")
+    # By name, whatever became of the file since: one that was changed does not join twice.
     new = take_new(folder, number, {n for f in done for n in f["new_data"]}, say)
     sources = [{"file": str(folder.resolve() / "taken" / f"{number:03d}-{n}")} for n in new]
     if done:
         last = Path(done[-1]["run"])
+        # Only the first firing makes the base; later ones start from its model with RL alone.
         overrides.append(f"stages={json.dumps([request.config.stages[-1].model_dump()])}")
         overrides += [f"model.path={json.dumps(str(last / 'model'))}", "model.create=null"]
+        # The rows as the last run used them, which contain those of all earlier firings.
         train: list[Any] = [{"file": str(last / "data" / "train.jsonl")}]
         if request.config.data.evaluation:
             overrides.append(f"data.evaluation={json.dumps([{'file': str(last / 'data' / 'evaluation.jsonl')}])}")
@@ -282,6 +292,7 @@ def _count(firing: dict[str, Any], seconds: float) -> None:
     last = files.evaluations[-1].domains if files.evaluations else {}
     rates = {d: row["pass@1"]["value"] for d, row in last.items() if "pass@1" in row}
     firing["state"] = "done"
+    # This process's part; an interrupted one's is lost with it.
     firing["seconds"] = round(firing["seconds"] + seconds, 3)
     firing["rounds"] = len({row.round for row in files.rl_steps})
     firing["tokens"] = int(files.rl_steps[-1].metrics.get("tokens/generated", 0)) if files.rl_steps else 0

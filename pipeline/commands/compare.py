@@ -87,17 +87,21 @@ def compare(
     check_comparable(list(configs.values()))
     folder.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {"max_tokens": max_tokens, "order": [c.name for c in configs.values()], "runs": []}
+    # Runs of an earlier, interrupted call.
     before = {tuple(r["run"]): r for r in _recorded(folder, max_tokens)}
     for seed in range(seeds):
+        # Made from the first recipe: `check_comparable` has made sure that all would make the same.
         begin = start if start is not None else _made_start(next(iter(configs.items())), folder, seed, overrides, say)
         for path, config in configs.items():
             own = [*overrides, *_run_overrides(config, folder, seed, begin, max_tokens)]
             run = (config.name, seed)
             if run not in before:
                 say(f"{config.name}, seed {config.seed + seed}")
+                # A run that was continued had earlier processes, whose peak is in its folder.
                 mib = max(_trained(path, own), noted_peak(folder / _name(config, seed)))
                 before[run] = {"run": list(run), "folder": _name(config, seed), "peak_memory_mib": mib}
             record["runs"].append(before[run])
+            # After each run, so that an interruption loses one run at most.
             write_atomic(folder / RECORD, json.dumps(record, indent=1).encode())
     return build_compare_page(folder)
 
@@ -172,6 +176,7 @@ def _made_start(
             raise ConfigError("a recipe of RL alone needs a model to start from; set model.path, or give --from")
         return Path(config.model.path)
     made = folder / f"start-{seed}" / "model"
+    # The final model is written whole or not at all, so a folder means a finished run.
     if not made.is_dir():
         say(f"{', '.join(s.name for s in stages)}, seed {config.seed + seed}")
         own = [f"name=start-{seed}", f"output={folder.resolve()}", f"seed={config.seed + seed}"]
@@ -197,4 +202,5 @@ def _trained(path: Path, overrides: Sequence[str]) -> float:
     child.returncode = os.waitstatus_to_exitcode(status)  # or Popen would wait for it again
     if child.returncode != 0:
         raise RunError(f"the run of {path} failed with status {child.returncode}; its own message is above")
+    # Linux counts in KiB. RUSAGE_CHILDREN would give the highest of all runs so far.
     return usage.ru_maxrss / 1024

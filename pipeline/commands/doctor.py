@@ -109,6 +109,7 @@ def needs(config: RunConfig, base: Path) -> frozenset[str]:
     bound = [*bind_verifiers(here, config.data.verifiers, base).values(), *bind_components(config.scoring, base)]
     for choice in (s.verifier for s in sources if s.hub is not None and s.verifier is not None):
         bound.append(load(choice.name, choice.path, base).bind(choice.params, base))
+    # Verifiers may hold others, so they are bound as the run would do it and then asked.
     runs = any(isinstance(b, BoundVerifier) and programs_of(b.params) for b in bound)
     wanted = {
         "sandbox": runs and not config.sandbox.urls,
@@ -136,6 +137,7 @@ def _prefect_server() -> Finding:
         import prefect.server.api.server  # noqa: F401
 
         return Finding("prefect server", "ok", "its server imports; `verizero train` starts it by itself", True)
+    # Any error counts as broken: the import runs much code of others.
     except Exception as exc:
         remedy = "pip install 'prefect>=3.7,<3.8' 'fastapi>=0.133,<0.137', or train with --no-prefect"
         return Finding("prefect server", "broken", f"{type(exc).__name__}: {exc}; {remedy}")

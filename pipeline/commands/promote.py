@@ -128,9 +128,11 @@ def compare_with_champion(run: Path, registry: Path, evaluate: Evaluate | None =
     theirs = by_prompt(_evaluation_of(champion, run, ours, evaluate or evaluate_on))
     # a prompt is missing from an evaluation where graders failed for all its responses
     both = ours.keys() & theirs.keys()
+    # A fixed seed: repeating the command must give the same decision.
     difference = paired_difference(
         {p: theirs[p] for p in both}, {p: ours[p] for p in both}, seeds.derive(0, "promotion")
     )
+    # Decided only if zero is outside the interval; else a person is asked.
     verdict: Verdict = "better" if difference.low > 0 else "worse" if difference.high < 0 else "between"
     return Comparison(verdict, run, champion, difference, len(both))
 
@@ -143,6 +145,7 @@ def promote(comparison: Comparison, registry: Path, decided_by: str) -> Path:
     with locked(registry):
         versions = registry / "versions"
         numbers = [int(p.name) for p in versions.glob("*") if p.name.isdigit()]
+        # Under the lock, so that no other promotion takes the number; half-written versions have no digits as name.
         number = 1 + max(numbers, default=0)
         final = versions / f"{number:04d}"
         with replace_folder(final, f"writing a version into {registry}") as partial:
@@ -156,6 +159,7 @@ def promote(comparison: Comparison, registry: Path, decided_by: str) -> Path:
                 "evaluations": [to_json(e) for e in evaluations],
             }
             (partial / "evaluation.json").write_text(json.dumps(rows))
+            # Before the manifest and the card exist: they are not in their own list.
             manifest["files"] = {
                 str(p.relative_to(partial)): _sha256(p) for p in sorted(partial.rglob("*")) if p.is_file()
             }
@@ -164,7 +168,9 @@ def promote(comparison: Comparison, registry: Path, decided_by: str) -> Path:
         with disk_errors(f"naming version {final.name} the champion of {registry}"):
             link = registry / ".champion-partial"
             link.unlink(missing_ok=True)
+            # Relative, so that the registry can be moved or mounted elsewhere.
             link.symlink_to(Path("versions") / final.name)
+            # A link cannot be changed in place; renaming over the old one is atomic.
             os.replace(link, registry / "champion")
         _decide(comparison, registry, f"promoted as version {number}", decided_by)
     return final
@@ -192,6 +198,7 @@ def evaluate_on(model: Path, run: Path) -> dict[str, Any]:
     from pipeline.whole_run import evaluate_model
 
     rows = {name: json.dumps([{"file": str(run / "data" / f"{name}.jsonl")}]) for name in ("train", "evaluation")}
+    # The rows that the run itself used, as its sources may have changed since.
     sources = [f"data.{name}={text}" for name, text in rows.items()]
     request = read_request(run / "recipe.yaml", [*sources, f"model.path={json.dumps(str(model))}", "model.create=null"])
     return evaluate_model(request.config, request.base_dir)
@@ -282,6 +289,7 @@ def _evaluation_of(champion: Path, run: Path, ours: Mapping[str, float], evaluat
     """Return the champion's last evaluation if it was on the same rows and prompts, else a new one."""
     own = json.loads((champion / "evaluation.json").read_text())
     last: Mapping[str, Any] = own["evaluations"][-1]["domains"]
+    # The same rows, and graders that judged the same prompts: then the pairs are complete.
     if own["prompts_sha256"] == _sha256(run / "data" / "evaluation.jsonl") and by_prompt(last).keys() == ours.keys():
         return last
     return evaluate(champion / "model", run)
@@ -299,6 +307,7 @@ def _decide(comparison: Comparison, registry: Path, decision: str, decided_by: s
     }
     path = registry / "decisions.jsonl"
     before = path.read_bytes() if path.is_file() else b""
+    # Rewritten whole: an append that is cut would leave half a line for ever.
     write_atomic(path, before + json.dumps(line).encode() + b"\n")
 
 

@@ -58,6 +58,7 @@ class Rated:
         lines = [f"{len(self.rates)} prompts rated in {self.path}, mean pass rate {sum(self.rates) / total:.3f}"]
         lines.append(f"  {never:6d} never right")
         for low, high in pairwise(EDGES):
+            # 0 and 1 have lines of their own; the bins between are open below.
             inside = sum(low < r <= high and r < 1 for r in self.rates)
             lines.append(f"  {inside:6d} above {low:g}" + (f", up to {high:g}" if high < 1 else ""))
         lines.append(f"  {always:6d} always right")
@@ -78,6 +79,7 @@ def rate(config: RunConfig, base_dir: Path, out: Path, samples: int, progress: P
 
     if samples < 1:
         raise ConfigError(f"samples must be >= 1, got {samples}; give -n 8, for example")
+    # Before the model is loaded, as an unfit file should be refused at once.
     known = _known(out, samples)
     with tempfile.TemporaryDirectory() as folder:
         with opened(config, base_dir, Path(folder), "auto", progress) as session:
@@ -95,6 +97,7 @@ def rate(config: RunConfig, base_dir: Path, out: Path, samples: int, progress: P
                 out.parent.mkdir(parents=True, exist_ok=True)
             for start in range(0, len(todo), SAMPLED_AT_ONCE):
                 recorder.where = f"rate prompts {start + 1} to {start + SAMPLED_AT_ONCE}"
+                # Written after each piece, so that an interruption loses one piece at most.
                 some = todo[start : start + SAMPLED_AT_ONCE]
                 groups, tally = sample_groups(run, workers, session.setup, recorder, some, samples, "rate")
                 fate = "they count for no pass rate"
@@ -125,6 +128,7 @@ def _known(out: Path, samples: int) -> dict[str, dict[str, Any]]:
         return {}
     content = out.read_bytes()
     complete = content[: content.rfind(b"\n") + 1]
+    # A killed command leaves half a line, to which the next row would be glued.
     if complete != content:
         out.write_bytes(complete)
     known: dict[str, dict[str, Any]] = {}

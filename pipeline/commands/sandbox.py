@@ -65,6 +65,7 @@ def check(arguments: argparse.Namespace) -> int:
     import sandbox
     from pipeline.commands.doctor import sandbox_findings
 
+    # The trial of the walls may succeed where starting workers fails, so both are done.
     print(*sandbox_findings(), sep="\n")
     try:
         with sandbox.Pool(workers=1, min_level=arguments.min_level) as pool:

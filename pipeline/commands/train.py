@@ -36,12 +36,14 @@ def run(arguments: argparse.Namespace) -> None:
         from pipeline.launch import as_rank, is_rank, launch
 
         folder = Path.cwd() / config.output / config.name  # `run_folder` would load torch, which a launcher needs not
+        # This process only launches; the ranks run this command again, as ranks.
         if not is_rank():
             launch(config.launch, words_of(arguments), folder)
             print_result(folder, json.loads((folder / "summary.json").read_text()))
             return
         is_first = as_rank(config.launch, folder) == 0
     base_dir = path.resolve().parent
+    # Only the first rank is a flow; one run must not appear once for each rank.
     if arguments.no_prefect or not is_first:
         from pipeline.models.load import quiet
         from pipeline.report.progress import for_terminal

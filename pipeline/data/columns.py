@@ -43,7 +43,7 @@ def pick(row: Mapping[str, Any], column: Column) -> Any:
 
 
 def pick_optional(row: Mapping[str, Any], column: Column | None) -> Any:
-    """As `pick`, and None where nothing is there. Raises: DataError if it cannot be parsed."""
+    """Return the result of `pick`; None where nothing is there. Raises: DataError if it cannot be parsed."""
     if column is None:
         return None
     try:
@@ -59,10 +59,12 @@ def last_boxed(text: str) -> str | None:
         return None
     rest = text[boxes[-1].end() :].lstrip()
     if not rest.startswith("{"):
+        # TeX allows `\boxed 5`; the dollar ends the formula.
         bare = re.match(r"[^\s$]+", rest)
         return bare[0] if bare else None
     depth, i = 0, 0
     while i < len(rest):
+        # An escaped brace opens and closes nothing.
         if rest[i] == "\\":
             i += 1
         elif rest[i] == "{":
@@ -78,6 +80,7 @@ def last_boxed(text: str) -> str | None:
 def _cut(text: str, column: Column, where: str) -> str:
     if column.after is not None:
         _require(column.after in text, f"{where} has no {column.after!r}, got {text!r:.80}")
+        # The last mark, as answers come last: "#### 5" ends the rows of GSM8K.
         text = text.rpartition(column.after)[2]
     if column.before is not None:
         _require(column.before in text, f"{where} has no {column.before!r}, got {text!r:.80}")

@@ -59,6 +59,7 @@ def read_hub(source: HubSource, base_dir: Path) -> Iterator[Placed]:
 def _json_lines(path: Path, label: str) -> Iterator[Placed]:
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
+            # A mark of byte order is legal in the first line only.
             text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
             if text.strip():
                 place = f"{label} line {number}"
@@ -79,6 +80,7 @@ def _checked(row: Any, place: str, escaped: bool) -> dict[str, Any] | DataError:
         return DataError(f"{place}: must be a JSON object, got {type(row).__name__}")
     if escaped:
         try:
+            # json.loads accepts a lone surrogate, and only encoding to UTF-8 reveals it.
             json.dumps(row, ensure_ascii=False).encode()
         except UnicodeEncodeError as exc:
             return DataError(f"{place}: holds half of a surrogate pair ({exc.reason}), which is no text")
@@ -104,6 +106,7 @@ def _json(path: Path, label: str) -> Iterator[Placed]:
 def _parquet(path: Path, label: str) -> Iterator[Placed]:
     import pyarrow.parquet
 
+    # Counted over batches, so that places name rows of the whole file.
     number = 0
     with boundary(DataError, f"{label}: not a Parquet file that can be read"):
         with pyarrow.parquet.ParquetFile(path) as file:

@@ -50,6 +50,7 @@ class PassRateLedger:
         attempts, correct = self.counts(prompt_id)
         if attempts < config.min_attempts:
             return False
+        # Some epochs ask all prompts again, as the policy has changed since their rates were measured.
         if config.revisit_epochs is not None and epoch > 0 and epoch % config.revisit_epochs == 0:
             return False
         low, high = config.bounds(epoch)

@@ -78,11 +78,13 @@ def find_overlap(
     exact = _by_text(train, lambda text: text)
     normal = _by_text(train, normalise)
     own = {p.id: set(_ngrams(p.question, ngram)) for p in evaluation}
+    # N-grams that no evaluation prompt has are not stored: training data may be large.
     holders = _holders(train, set().union(*own.values()), ngram)
     common = {g for g, ids in holders.items() if len(ids) > max(5, BOILERPLATE * len(train))}
     matches = []
     num_short = 0
     for prompt in evaluation:
+        # Without this, two tasks under the same long instruction would count as equal.
         grams = own[prompt.id] - common
         num_short += not grams
         shared = [g for g in grams if g in holders]
@@ -114,6 +116,7 @@ def check_overlap(
         return list(train), overlap
     kept, left = list(train), overlap
     while left.matches:  # a match hides weaker matches of the same prompt
+        # With these gone, weaker matches show at the next turn; each turn drops a prompt, so it ends.
         given_away = {i for m in left.matches for i in m.train_ids}
         kept = [p for p in kept if p.id not in given_away]
         left = find_overlap(kept, evaluation, config.ngram, config.threshold)
@@ -135,6 +138,7 @@ def _holders(train: Sequence[Prompt], wanted: set[Gram], ngram: int | None) -> d
     """Return the ids of the training prompts that contain each wanted n-gram."""
     ids: dict[Gram, list[str]] = {}
     for prompt in train if wanted else ():
+        # A set: a prompt that repeats an n-gram holds it once.
         for gram in set(_ngrams(prompt.question, ngram)) & wanted:
             ids.setdefault(gram, []).append(prompt.id)
     return ids

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 OnWrong = Literal["keep", "drop", "swap"]
 Grade = Callable[[Sequence[tuple[Prompt, str]]], list[Verdict]]
-"""A verdict for each (prompt, response)."""
+"""Returns a verdict for each (prompt, response)."""
 TRUE, FALSE = (True, 1, "true", "True", "1"), (False, 0, "false", "False", "0")
 
 
@@ -42,7 +42,7 @@ class Pair:
         return self.chosen, self.rejected
 
     def to_row(self) -> dict[str, Any]:
-        """As a row of a file, for people."""
+        """Return the pair as a row of a file, for people."""
         return {"id": self.id, "prompt": self.prompt.question, "chosen": self.chosen, "rejected": self.rejected}
 
 
@@ -70,6 +70,7 @@ def read_pairs(sources: Sequence[PairSource], seed: int, base_dir: Path | str = 
         out.left_out += counts.left_out
         if source.shuffle:
             stream(seed, "data", "shuffle", source.label).shuffle(chosen)
+            # Cut after the shuffle: the limit is then a random sample, not the head of the file.
             chosen = chosen[: source.limit]
         if not chosen:
             raise DataError(f"no row of {source.label} is left: {counts}; give pairs whose sides differ")
@@ -89,12 +90,15 @@ def check_verdicts(read: PairsRead, grade: Grade, on_wrong: OnWrong) -> None:
     """
     asked = [i for i, p in enumerate(read.pairs) if p.prompt.verifier and p.chosen is not None]
     verdicts = grade([(read.pairs[i].prompt, read.pairs[i].chosen or "") for i in asked])
+    # A failed grader has no opinion, so it never makes a pair wrong.
     wrong = {i for i, v in zip(asked, verdicts, strict=True) if not v.is_correct and not v.is_infrastructure}
     failed = sum(v.is_infrastructure for v in verdicts)
     counts = SourceCounts("chosen sides graded", num_read=len(asked), num_loaded=len(asked), what="kept")
     both = [i for i in sorted(wrong) if read.pairs[i].rejected is not None] if on_wrong == "swap" else []
+    # Only a rejected side that is right can take the place of the chosen one.
     others = grade([(read.pairs[i].prompt, read.pairs[i].rejected or "") for i in both])
     right = {i for i, v in zip(both, others, strict=True) if v.is_correct}
+    # A row with a label has one side: turning it round makes it a bad example of the same text.
     if on_wrong == "swap":  # a label is turned round without asking
         right |= {i for i in wrong if read.pairs[i].rejected is None}
     kept: list[Pair] = []
@@ -104,6 +108,7 @@ def check_verdicts(read: PairsRead, grade: Grade, on_wrong: OnWrong) -> None:
         if i in reasons:
             fate = "kept" if on_wrong == "keep" else "swapped" if i in right else "dropped"
             counts.skip(f"{reasons[i]}, {fate}", pair.id)
+        # Under "keep" nothing is gone, and under "drop" nothing is right, so one loop serves all three.
         if i in gone:
             read.left_out.append((pair.to_row(), "the verifier calls the chosen side wrong"))
             continue
@@ -130,10 +135,12 @@ def pairs_of(group: Group, how: PairingConfig, draw: Random) -> list[tuple[Score
     members: dict[tuple[int, ...], ScoredRollout] = {}
     for m in group.members:
         if m.reward is not None and m.rollout.response_ids:
+            # Equal tokens on both sides would cancel in the loss.
             members.setdefault(m.rollout.response_ids, m)
     if not members:
         return []
     best = max(_reward(m) for m in members.values())
+    # Exact: equal verdicts give bit-equal rewards, and near ones are ruled out by min_gap.
     better = [m for m in members.values() if _reward(m) == best]
     worse = [m for m in members.values() if _reward(m) <= best - how.min_gap]
     chosen: list[tuple[ScoredRollout, ScoredRollout]] = []
@@ -148,7 +155,7 @@ def pairs_of(group: Group, how: PairingConfig, draw: Random) -> list[tuple[Score
 def _ordered(
     better: list[ScoredRollout], worse: list[ScoredRollout], how: PairingConfig, draw: Random
 ) -> list[tuple[ScoredRollout, ScoredRollout]]:
-    """All allowed pairs, the most wanted first."""
+    """Return all allowed pairs, the most wanted first."""
     if how.choose == "random":
         better, worse = draw.sample(better, len(better)), draw.sample(worse, len(worse))
     pairs = [(w, r) for w in better for r in worse]
@@ -157,6 +164,8 @@ def _ordered(
     if how.max_length_ratio is not None:
         pairs = [p for p in pairs if max(_lengths(p)) <= how.max_length_ratio * min(_lengths(p))]
     if how.choose == "hardest":
+        # The policy finds the worse response about as likely as the better one, or likelier. Sorts are stable, so equal
+        # runs keep equal pairs.
         pairs.sort(key=lambda p: _confidence(p[0]) - _confidence(p[1]))
     elif how.choose == "length_matched":
         pairs.sort(key=lambda p: abs(_lengths(p)[0] - _lengths(p)[1]))
@@ -201,7 +210,7 @@ def _chosen(source: PairSource, base_dir: Path, counts: SourceCounts) -> Iterato
 
 
 def _problem(pair: Pair) -> str | None:
-    """Why the pair teaches nothing, in words that are counted."""
+    """Return the reason for which the pair teaches nothing, in words that are counted; None if it teaches."""
     if any(side is not None and not side.strip() for side in pair.sides):
         return "with an empty side"
     return "with equal sides" if pair.chosen == pair.rejected else None
@@ -214,6 +223,7 @@ def _pair(row: Mapping[str, Any], number: int, source: PairSource) -> Pair:
     if _has(row, columns.chosen.column) or _has(row, columns.rejected.column):
         before, chosen = _side(row, columns.chosen.column)
         other, rejected = _side(row, columns.rejected.column)
+        # Two conversations would make the loss compare answers to different questions.
         if before != other:
             raise DataError("the conversations before the two answers differ; a pair has one prompt")
     elif _has(row, columns.completion.column):

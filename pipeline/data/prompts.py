@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def load_prompts(sources: Sequence[Source], seed: int, base_dir: Path | str = ".") -> list[Prompt]:
-    """The prompts of all sources, in their order; what was skipped is logged. As `read_prompts`, without its counts."""
+    """Return the prompts of `read_prompts` alone; skipped rows are logged."""
     return read_prompts(sources, seed, base_dir)[0]
 
 
@@ -38,6 +38,7 @@ def read_prompts(
     """
     prompts: list[Prompt] = []
     counts: list[SourceCounts] = []
+    # Over all sources: samplers, ledgers and seeds know a prompt by its id alone.
     places: dict[str, str] = {}
     for source in sources:
         count = SourceCounts(source.label)
@@ -47,6 +48,7 @@ def read_prompts(
             stream(seed, "data", "shuffle", source.label).shuffle(chosen)
         elif source.rated is not None and source.rated.order != "file":
             chosen.sort(key=partial(_difficulty, rates, source.rated))
+        # After the reordering: the limit then takes a random share, or the easiest or hardest.
         chosen = chosen[: source.limit]
         if not chosen:
             raise DataError(_nothing(count))
@@ -79,6 +81,7 @@ def read_demonstrations(
     """
     chosen = list(demonstrations) or [_demonstrating(s) for s in train]
     prompts, counts = read_prompts(chosen, seed, base_dir)
+    # The prompts of all sources come in one list; num_loaded tells how many of them are each source's.
     rest = iter(prompts)
     shown: list[Prompt] = []
     left_out: list[tuple[Any, str]] = []
@@ -100,7 +103,7 @@ def read_demonstrations(
 def load_demonstrations(
     demonstrations: Sequence[Source], train: Sequence[Source], seed: int, base_dir: Path | str = "."
 ) -> list[Prompt]:
-    """As `read_demonstrations`, without its counts."""
+    """Return the prompts of `read_demonstrations` alone."""
     return read_demonstrations(demonstrations, train, seed, base_dir).prompts
 
 
@@ -114,6 +117,7 @@ def load_text(sources: Sequence[Source], seed: int, num_lines: int) -> list[str]
         raise DataError("unlabelled text comes from generators, and no training source is one; add one to data.train")
     lines: list[str] = []
     for i, generator in enumerate(made):
+        # The remainder goes to the first generators, one line each.
         share = num_lines // len(made) + (i < num_lines % len(made))
         lines.extend(generators.text_lines(generator.name, {**generator.params, "num_text": share}, seed))
     stream(seed, "data", "text").shuffle(lines)
@@ -179,7 +183,7 @@ def _rows(source: Source, seed: int, base_dir: Path) -> Iterator[Placed]:
 
 
 def _difficulty(rates: Mapping[str, float | None], how: RatedConfig, prompt: Prompt) -> tuple[bool, float]:
-    """Sorts prompts as asked; those without a rate come last."""
+    """Return a sort key for the order asked for; prompts without a rate come last."""
     rate = rates[prompt.id]
     return rate is None, (rate or 0.0) * (-1 if how.order == "easy_first" else 1)
 
@@ -199,7 +203,7 @@ def _rate(row: Mapping[str, Any], how: RatedConfig) -> float | None:
 
 
 def _outside(rate: float | None, how: RatedConfig) -> str | None:
-    """Why a row of that rate is dropped, in words that are counted."""
+    """Return the reason for which a row of that rate is dropped, in words that are counted; None if it stays."""
     if rate is None:
         return "rows without a pass rate" if how.unrated == "drop" else None
     if rate < how.low:
@@ -221,6 +225,7 @@ def _chosen(
     """
     sorts = source.shuffle or (source.rated is not None and source.rated.order != "file")
     limit = None if sorts else source.limit
+    # Looked up once: the registry searches folders and entry points.
     known = frozenset(registry.names("verifiers"))
     taken = 0
 

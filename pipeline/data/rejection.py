@@ -26,6 +26,7 @@ def kept_of(members: Sequence[ScoredRollout], how: KeepConfig) -> tuple[list[Sco
             able.append(m)
         else:
             counts[reason] += 1
+    # Limits of one answer are applied first; those between answers depend on the order of preference.
     kept: list[ScoredRollout] = []
     seen: set[str] = set()
     for m in sorted(able, key=_preference(how)):
@@ -57,13 +58,14 @@ def _pairs(text: str) -> set[tuple[str, str]]:
 
 
 def _unfit(m: ScoredRollout, how: KeepConfig) -> str | None:
-    """Why this answer alone cannot be kept."""
+    """Return the reason for which this answer alone cannot be kept; None if it can."""
     if m.verdict.is_infrastructure:
         return "ungraded"
     if m.verdict.status != "graded" or m.verdict.score < how.min_score:
         return "wrong"
     if m.rollout.finish_reason == "length" and not how.truncated:
         return "truncated"
+    # The end token is no part of the answer.
     tokens = len(m.rollout.response_ids) - (m.rollout.finish_reason == "stop")
     if tokens < how.min_tokens or not m.rollout.text.strip():
         return "short"
@@ -79,6 +81,7 @@ def _preference(how: KeepConfig) -> Callable[[ScoredRollout], tuple[float, int]]
         if how.prefer == "highest":
             return -m.verdict.score
         if how.prefer == "likeliest":
+            # The mean, as a sum would prefer short answers.
             return -sum(m.rollout.logprobs) / max(1, len(m.rollout.logprobs))
         return 0.0
 

@@ -47,6 +47,7 @@ class Renderer:
             with boundary(DataError, f"prompt {prompt.id!r}: the chat template refuses it"):
                 return str(self._apply(prompt, tokenize=False))
         shape = {"plain": "{question}", "r1_zero": R1_ZERO, "custom": self.template.text or ""}[self.template.name]
+        # Not str.format: a question may have braces of its own.
         text = shape.replace("{question}", prompt.question)
         return f"{prompt.system}\n\n{text}" if prompt.system else text
 
@@ -97,7 +98,8 @@ class Renderer:
         messages = [] if system is None else [{"role": "system", "content": system}]
         messages.append({"role": "user", "content": prompt.question})
         arguments = self.template.chat_arguments
-        extra = {"return_dict": False} if tokenize else {}
+        extra = {"return_dict": False} if tokenize else {}  # transformers 5 returns a dict by default
+        # The prompt must end where the answer begins, as it does in training.
         return self.tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, tokenize=tokenize, **extra, **arguments
         )

@@ -72,6 +72,7 @@ def good_rows(
                 raise row
             made = make(row, number)
         except DataError as exc:
+            # Errors of reading name the place already.
             problem = str(exc) if str(exc).startswith(place) else f"{place}: {exc}"
             if on_bad_row == "error":
                 raise DataError(f"{problem}; correct the row or the mapping, or set on_bad_row: skip") from exc

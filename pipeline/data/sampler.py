@@ -78,6 +78,7 @@ class PromptSampler:
         """Continue from a position. Raises: CheckpointError if its prompts, seed, order or weights differ."""
         own = self.state_dict()
         for key, what in (("prompts", "other prompts"), ("seed", "another seed"), ("order", "another order")):
+            # With any of these changed, equal counts would point to other prompts.
             if state.get(key) != own[key]:
                 raise CheckpointError(
                     f"the sampler's state is of {what} ({key} {state.get(key)!r}, here {own[key]!r}); "
@@ -108,17 +109,21 @@ class PromptSampler:
                 return prompt
             if not self.ledger.rests(prompt.id, self.pass_rate, epoch):
                 return prompt
+            # A prompt that rests was not served, so its pool keeps its share of the draws.
             self._served[pool] -= 1
             self.num_rested += 1
+        # A whole epoch rests: without a way out this would never return.
         self.num_unrested += 1
         return self._take(pool)[0]
 
     def _take(self, pool: str) -> tuple[Prompt, int]:
         """The prompt at the pool's position and its epoch; moves on by one."""
         members = self._pools[pool]
+        # The count alone gives epoch and position, so a resume needs no saved order.
         epoch, position = divmod(self._drawn[pool], len(members))
         self._drawn[pool] += 1
         self._served[pool] += 1
+        # Only the present epoch's order is kept; it can be computed again at any time.
         if self._orders.get(pool, (-1, []))[0] != epoch:
             order = list(members)
             if self.order == "shuffle":
@@ -130,6 +135,7 @@ class PromptSampler:
         """A hash of the ids and questions, in order."""
         digest = hashlib.sha256()
         for prompt in self.prompts:
+            # Lengths keep two neighbours from running into each other: "a","bc" is not "ab","c".
             digest.update(f"{len(prompt.id)}:{prompt.id}{len(prompt.question)}:{prompt.question}".encode())
         return digest.hexdigest()[:32]
 
@@ -146,4 +152,5 @@ def _pools(prompts: Sequence[Prompt], weights: Mapping[str, float] | None) -> di
             f"data.sampling.weights must name each domain of the prompts and no other: domains {sorted(pools)}, "
             f"weights {sorted(weights)}; 0 leaves a domain out"
         )
+    # Sorted: `max` takes the first of equals, which must not depend on the order of rows.
     return {name: pools[name] for name in sorted(pools) if weights[name] > 0}

@@ -23,6 +23,7 @@ def read_texts(sources: Sequence[TextSource], base_dir: Path) -> tuple[list[str]
         own: list[str] = []
         bad: list[str] = []
         for text in _texts(source, base_dir):
+            # Checked before the row counts, so that rows after the limit are never judged.
             if source.limit is not None and len(own) >= source.limit:
                 break
             if isinstance(text, str):
@@ -46,6 +47,7 @@ def pieces(ids: Sequence[int], longest: int | None) -> list[tuple[int, ...]]:
     """
     if longest is None or len(ids) <= longest:
         return [tuple(ids)]
+    # The last piece must have a token to predict, hence the range ends before the last token.
     step = longest - 1
     return [tuple(ids[i : i + longest]) for i in range(0, len(ids) - 1, step)]
 

@@ -39,6 +39,7 @@ def character_tokenizer(characters: str = CHARACTERS) -> Any:
         for letter in written:
             vocab.setdefault(letter, len(vocab))
         left = written[0]
+        # Joins the bytes from the left, one merge after another; characters with a common beginning share merges.
         for letter in written[1:]:
             if left + letter not in vocab:
                 merges.append((left, letter))
@@ -50,9 +51,11 @@ def character_tokenizer(characters: str = CHARACTERS) -> Any:
         pad_token=PAD,
         eos_token=EOS,
         unk_token=None,
+        # A text that spells "<eos>" must not end a response.
         split_special_tokens=True,
         clean_up_tokenization_spaces=False,
         padding_side="left",
+        # An extra argument is saved with the tokenizer, and so tells `unknown_characters` after loading.
         characters="".join(known),
     )
 

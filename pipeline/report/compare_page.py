@@ -60,6 +60,7 @@ def build_compare_page(folder: Path) -> dict[str, Any]:
     for run in record["runs"]:
         runs.setdefault(run["run"][0], []).append(reached(folder / run["folder"], run["peak_memory_mib"]))
     order = [name for name in record["order"] if name in runs]
+    # A comparison that still runs has fewer seeds of later recipes: seeds are compared in pairs.
     rows = {name: summarize_runs(runs[name], runs[order[0]][: len(runs[name])]) for name in order}
     charts = [chart(axis, label, {name: runs[name] for name in order}) for axis, label in AXES.items()]
     write_atomic(folder / "compare.html", _page(rows, charts, len(runs[order[0]])).encode())
@@ -69,6 +70,7 @@ def build_compare_page(folder: Path) -> dict[str, Any]:
 def reached(folder: Path, peak_memory_mib: float) -> Reached:
     """Return the results of the run in `folder`, read from its files."""
     run = read_run(folder)
+    # Tokens are totals so far in each row, seconds are of one step.
     tokens = [float(r.metrics.get("tokens/generated", 0.0)) for r in run.rl_steps]
     seconds = list(accumulate(float(r.time.get("total", 0.0)) for r in run.rl_steps))
     steps = [e.step for e in run.evaluations]
@@ -103,6 +105,7 @@ def at_the_end(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def summarize_runs(runs: Sequence[Reached], first: Sequence[Reached]) -> dict[str, Any]:
     """One recipe's line of the table; `first` are the first recipe's runs of the same seeds."""
     before, after = _joined([r.before for r in runs]), _joined([r.after for r in runs])
+    # A fixed seed: the same files must give the same page.
     gain = paired_difference(before, after, 0)
     against = paired_difference(_joined([r.after for r in first]), after, 0)
     return {

@@ -98,6 +98,7 @@ def moving_average(values: Sequence[float | None], half_width: int) -> list[floa
     """The centred mean of up to 2 * half_width + 1 values around each; None where all of them are missing."""
     out: list[float | None] = []
     for i in range(len(values)):
+        # At the ends the window shrinks, so the curve reaches the first and the last step.
         near = [v for v in values[max(0, i - half_width) : i + half_width + 1] if v is not None]
         out.append(fmean(near) if near else None)
     return out
@@ -107,6 +108,7 @@ def _rewards(rows: list[StepRow]) -> Chart | None:
     domains = sorted({k.removeprefix("reward/mean/") for r in rows for k in r.metrics if k.startswith("reward/mean/")})
     names = {f"reward/mean/{d}": d for d in domains}
     if len(domains) < 2:
+        # Older runs and stages of pairs lack some of these; the first that exists is drawn.
         names = {_first(rows, "reward/sampled", "reward/mean", *names): "mean reward"}
     caption = "Mean over everything sampled, before groups are dropped. Faint: each step; strong: moving average."
     return _of_steps(rows, "reward", "Reward", names, style="noisy", caption=caption)
@@ -161,6 +163,7 @@ def _phases(rows: list[StepRow]) -> Chart | None:
         for i, phase in enumerate(seen)
     ]
     if all("total" in row.time for row in timed):
+        # Rounded parts may exceed the rounded total, hence the max below.
         rest = (row.time["total"] - sum(phases_of(row.time).values()) for row in timed)
         series.append(Series("other", tuple(max(0.0, v) for v in rest), len(seen), "area"))
     return Chart(

@@ -29,7 +29,7 @@ CHUNK_INDICES = 2_000_000
 
 @dataclass(frozen=True, slots=True)
 class PromptSamples:
-    """All that was sampled for one held-out prompt: one entry a sample, in the order sampled.
+    """The samples of one held-out prompt: one entry a sample, in the order sampled.
 
     `answers` are what the verifier extracted, None where it found nothing. `lengths` are in tokens. Samples that the
     grader could not judge are left out by the caller, so prompts may differ in how many they have.
@@ -85,6 +85,7 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     if not 0 <= num_correct <= num_samples:
         raise DataError(f"num_correct must be in [0, {num_samples}], the number of samples, got {num_correct}")
     total = comb(num_samples, k)
+    # One division at the end: the integers may be too large for a float.
     return float(Fraction(total - comb(num_samples - num_correct, k), total))
 
 
@@ -107,6 +108,7 @@ def maj_at_k(correct: Sequence[bool], answers: Sequence[str | None], k: int) -> 
         if answer is not None:
             votes[answer.strip()] += 1
             right[answer.strip()] += is_right
+    # Only the counts matter; sorted, so that prompts of one pattern share an entry of the cache.
     ballots = tuple(sorted((votes[a], right[a]) for a in votes))
     return _majority(ballots, len(correct) - sum(votes.values()), k)
 
@@ -124,6 +126,7 @@ def bootstrap(values: Sequence[float], seed: int, confidence: float = CONFIDENCE
     if data.size == 0:
         raise DataError("a bootstrap needs at least one value, got none; evaluate at least one prompt")
     means = _resampled_means(data, seed)
+    # Percentiles of the means themselves: bounded by 0 and 1 like the values.
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Estimate(float(data.mean()), float(low), float(high))
 
@@ -143,6 +146,7 @@ def paired_difference(
             f"a paired difference needs the same prompts on both sides, {len(odd)} are on one only, e.g. {odd[0]!r}; "
             "evaluate both on the same file"
         )
+    # Sorted: the resampled indices must meet the prompts in an order that does not depend on the files.
     return bootstrap([after[p] - before[p] for p in sorted(before)], seed, confidence)
 
 
@@ -164,13 +168,14 @@ def decompose_gain(before_1: float, before_k: float, after_1: float, after_k: fl
     for name, of_1, of_k in (("before", before_1, before_k), ("after", after_1, after_k)):
         if not (0 <= of_1 <= of_k + 1e-9 and of_k <= 1 + 1e-9):
             raise DataError(f"{name}: expected 0 <= pass@1 <= pass@k <= 1, got pass@1={of_1} and pass@k={of_k}")
+    # pass@1 is at most pass@k, so a reach of zero has no success that could be lost here.
     sharp_before = before_1 / before_k if before_k > 0 else 0.0
     sharp_after = after_1 / after_k if after_k > 0 else 0.0
     return Gain(after_1 - before_1, before_k * (sharp_after - sharp_before), (after_k - before_k) * sharp_after)
 
 
 def prompt_values(samples: Sequence[PromptSamples], k: int) -> dict[str, dict[str, float]]:
-    """For each measure, its value at each prompt id: what `summarize_domain` averages and what pairs are made of.
+    """Return each measure's value by prompt id, which `summarize_domain` averages and paired differences compare.
 
     A measure that a prompt cannot give is left out for it: pass@k and maj@k where it has fewer than k samples, greedy
     where there was none, everything sampled where no sample is left.
@@ -184,6 +189,7 @@ def prompt_values(samples: Sequence[PromptSamples], k: int) -> dict[str, dict[st
             out["pass@1"][own.prompt_id] = sum(own.correct) / n
             out["length"][own.prompt_id] = sum(own.lengths) / n
             out["truncated"][own.prompt_id] = sum(own.truncated) / n
+        # The estimate is undefined for fewer samples than k.
         if n >= k:
             out["pass@k"][own.prompt_id] = pass_at_k(n, sum(own.correct), k)
             out["maj@k"][own.prompt_id] = maj_at_k(own.correct, own.answers, k)
@@ -230,6 +236,7 @@ def _check_k(num_samples: int, k: int) -> None:
 
 def _resampled_means(data: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
     generator = np.random.Generator(np.random.PCG64(seed))
+    # Chunks change no number: the generator yields one stream, whatever the shape asked for.
     rows = max(1, CHUNK_INDICES // data.size)
     means = np.empty(REPLICATES)
     for start in range(0, REPLICATES, rows):
@@ -252,14 +259,17 @@ def _majority(ballots: tuple[tuple[int, int], ...], num_blank: int, k: int) -> f
             worth = Fraction(right, count)
             following: dict[tuple[int, int], tuple[int, Fraction]] = {}
             for (used, tied), (ways, credit) in states.items():
+                # At most v votes: more would make another count the winning one.
                 for take in range(min(v, count, k - used) + 1):
                     more = comb(count, take)
                     key = (used + take, tied + (take == v))
                     old_ways, old_credit = following.get(key, (0, Fraction(0)))
+                    # An answer that reaches v is tied at the top, and adds its worth once for each subset so far.
                     gained = credit + ways * worth if take == v else credit
                     following[key] = (old_ways + ways * more, old_credit + gained * more)
             states = following
         for (used, tied), (_, credit) in states.items():
             if tied:
+                # The rest of the k samples are blanks; without a tied answer v is not the winning count.
                 total += credit * comb(num_blank, k - used) / tied
     return float(total / comb(sum(c for c, _ in ballots) + num_blank, k))

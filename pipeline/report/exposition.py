@@ -27,7 +27,7 @@ GAUGES = {
     "grad_norm": ("grad_norm", "Gradient norm of the last update, before clipping."),
     "learning_rate": ("learning_rate", "Learning rate of the last update."),
 }
-"""Metric -> what of a step's metrics it is, and what it says."""
+"""Metric of Prometheus -> its name in a step's metrics, and its help text."""
 ALARMS = ("collapse", "verifier")
 Labels = tuple[tuple[str, str], ...]
 
@@ -57,6 +57,7 @@ class Reading:
         with self.path.open("rb") as file:
             file.seek(self.at)
             for line in file:
+                # The run is writing this line; it is read whole at a later request.
                 if not line.endswith(b"\n"):
                     break
                 self.at += len(line)
@@ -97,10 +98,12 @@ class Reading:
                 self._set("domain_reward", value, domain=key.removeprefix("reward/mean/"))
             elif (status := key.removeprefix("verdict/")) in STATUSES:
                 number = round(value * metrics.get("verdict/responses", 0.0))
+                # A row has shares; a counter needs responses.
                 self._count("verdicts_total", number, status=status, of="training")
         if "clip_fraction/low" in metrics:
             self._set("clip_fraction_ratio", metrics["clip_fraction/low"] + metrics.get("clip_fraction/high", 0.0))
         if "tokens/generated" in metrics:
+            # Already a total in the row, so it is set and not added.
             self.counters["generated_tokens_total"][()] = metrics["tokens/generated"]
 
     def _set(self, name: str, value: float, **labels: str) -> None:
@@ -129,7 +132,7 @@ HELP = {
 
 
 def exposition(reading: Reading, run: str) -> str:
-    """All metrics in Prometheus' text format, each with the label `run`."""
+    """Return all metrics in Prometheus' text format, each with the label `run`."""
     lines = []
     gauges = dict(reading.gauges)
     if reading.path.is_file():
@@ -149,7 +152,7 @@ def _escaped(label: str) -> str:
 
 @contextmanager
 def exposed(folder: Path, run: str, port: int | None) -> Iterator[str | None]:
-    """The address of `/metrics` of the run in `folder`, served until the block ends; None where `port` is.
+    """Serve `/metrics` of the run in `folder` until the block ends; yield its address, or None if `port` is None.
 
     Raises: ConfigError if the port cannot be had.
     """
@@ -165,6 +168,7 @@ def exposed(folder: Path, run: str, port: int | None) -> Iterator[str | None]:
             if self.path.partition("?")[0] != "/metrics":
                 self.send_error(HTTPStatus.NOT_FOUND, "only /metrics is here")
                 return
+            # Scrapes come in threads of their own, and one reading serves all.
             with lock:
                 reading.refresh()
                 body = exposition(reading, run).encode()
@@ -175,7 +179,7 @@ def exposed(folder: Path, run: str, port: int | None) -> Iterator[str | None]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *arguments: object) -> None:
-            """Nothing: a scrape every few seconds is no news."""
+            """Do nothing: a scrape every few seconds is no news."""
 
     try:
         server = ThreadingHTTPServer((HOST, port), Handler)

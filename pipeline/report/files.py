@@ -68,11 +68,13 @@ def read_run(folder: Path) -> RunFiles:
         if isinstance(row, EvaluationRow):
             evaluations.append(row)
         elif isinstance(row, StepRow):
+            # The last evaluation before the first such step is what a gain is measured from.
             if base is None and kind_of(row) in LEARNING and evaluations:
                 base = len(evaluations) - 1
             steps.append(row)
         elif isinstance(row, Alarm):
             alarms.append(row)
+            # Only rows before the alarm: those that follow it repeat the same step numbers and count.
             if isinstance(row, CollapseAlarm) and row.to_step is not None:
                 steps = [r for r in steps if not undone(r, row.stage, row.to_step)]
                 evaluations = [r for r in evaluations if not undone(r, row.stage, row.to_step)]

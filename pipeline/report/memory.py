@@ -25,7 +25,7 @@ def peak_mib() -> float:
 
 
 def note_peak(folder: Path) -> None:
-    """Keep this process's peak in the run's folder, where no earlier process of the run had a higher one."""
+    """Write this process's peak into the run's folder, unless an earlier process of the run had a higher one."""
     mib = peak_mib()
     if mib > noted_peak(folder):
         (folder / FILE).write_text(json.dumps({"peak_memory_mib": mib}))

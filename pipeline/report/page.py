@@ -58,6 +58,7 @@ def build_page(run_dir: Path) -> Path:
         style=(HERE / "report.css").read_text(encoding="utf-8"),
         script=script,
         script_hash=_script_hash(script),
+        # Template fills each place once, so that a "$" in a model's text is never read as another place.
         result=escape(result_line(summary)),
         sharpening=escape(_first_upper(summary["sharpening"]) + "."),
         facts=_facts(run, summary),
@@ -77,6 +78,7 @@ def build_page(run_dir: Path) -> Path:
 def embed(value: object) -> str:
     """Return `value` as JSON for a script element: no character in it can end or open markup."""
     text = json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    # JSON reads these escapes as the same characters, and HTML sees no tag or entity.
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 

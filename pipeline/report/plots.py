@@ -76,6 +76,7 @@ def draw(chart: Chart) -> Plot:
     """`chart` as an SVG element. Equal charts give equal bytes; every id in it begins with the chart's name."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # a person's own matplotlibrc must not change a report
+        # The salt makes matplotlib's ids the same each time; by default they are random.
         matplotlib.rcParams.update(_STYLE | {"svg.hashsalt": chart.name})
         named = [_named(s.label) for s in chart.series if s.style != "dashed"]
         columns = _columns(named)
@@ -92,6 +93,7 @@ def draw(chart: Chart) -> Plot:
         if len(named) > 1:
             _legend(axes, columns)
         out = io.StringIO()
+        # Without metadata: a date would change the bytes of equal charts.
         FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
         x_limits, y_limits = axes.get_xlim(), axes.get_ylim()
     box = (LEFT / WIDTH, top / height, 1 - RIGHT / WIDTH, 1 - BOTTOM / height)
@@ -181,6 +183,7 @@ def _clean(text: str, chart: Chart, height: float) -> str:
     text = re.sub(r"font: ([\d.]+px) [^;\"]+", r"font: \1 system-ui, sans-serif", text)
     text = re.sub(r"\s*<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r' xmlns:xlink="[^"]*"', "", text).replace("xlink:href", "href")
+    # Several charts share one page, so ids that remain get the chart's name in front.
     used = set(re.findall(r"(?:url\(#|href=\"#)([^)\"]+)", text))
     text = re.sub(r' id="([^"]*)"', lambda m: m.group(0) if m.group(1) in used else "", text)
     prefix = re.sub(r"\W", "_", chart.name)

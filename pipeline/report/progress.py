@@ -14,22 +14,22 @@ LINE_EVERY_S = 10.0
 
 
 class Progress(Protocol):
-    """Told of items, steps and numbers; shows them or not."""
+    """Receives items, steps and numbers, and may show them."""
 
     def begin(self, what: str, done: int, total: int) -> None:
-        """An item of `total` steps begins, `done` of them already made."""
+        """Begin an item of `total` steps, `done` of which are already made."""
         ...
 
     def advance(self, done: int, numbers: dict[str, float]) -> None:
-        """`done` steps are made; numbers are what moved."""
+        """Take the number of steps done, and the numbers that changed."""
         ...
 
     def say(self, text: str) -> None:
-        """One line that stays."""
+        """Show one line that stays."""
         ...
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """End the display."""
         ...
 
 
@@ -37,16 +37,16 @@ class Silent:
     """Shows nothing."""
 
     def begin(self, what: str, done: int, total: int) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def advance(self, done: int, numbers: dict[str, float]) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def say(self, text: str) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 class Lines:
@@ -69,11 +69,11 @@ class Lines:
             self.say(f"{self.what} {done}/{self.total}  {_brief(numbers)}".rstrip())
 
     def say(self, text: str) -> None:
-        """One line, with the seconds since the start."""
+        """Print one line, with the seconds since the start."""
         print(f"[{time.monotonic() - self.start:6.1f} s] {text}", file=self.out, flush=True)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
 
 class Bars:
@@ -97,7 +97,7 @@ class Bars:
         self.task: TaskID | None = None
 
     def begin(self, what: str, done: int, total: int) -> None:
-        """A new bar; those before stay."""
+        """Add a bar; those before stay."""
         self.task = self.rich.add_task(what, total=max(1, total), completed=done, numbers="")
 
     def advance(self, done: int, numbers: dict[str, float]) -> None:
@@ -106,7 +106,7 @@ class Bars:
             self.rich.update(self.task, completed=done, numbers=_brief(numbers))
 
     def say(self, text: str) -> None:
-        """A line above the bars."""
+        """Print a line above the bars."""
         self.rich.console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ MEASURES = ("pass@1", "pass@k", "maj@k", "greedy")
 
 
 def result_lines(summary: Mapping[str, Any]) -> list[str]:
-    """Before and after of every domain, and what the gain is made of."""
+    """Return the measures of every domain before and after, and the parts of the gain."""
     lines = []
     for domain, before, after in _rows(summary):
         shown = "  ".join(f"{_name(m, summary)} {_number(before, m)} -> {_number(after, m)}" for m in MEASURES)
@@ -23,7 +23,7 @@ def result_lines(summary: Mapping[str, Any]) -> list[str]:
 
 
 def result_markdown(summary: Mapping[str, Any], page: Path) -> str:
-    """The same as a markdown table, with where the page is."""
+    """Return `result_lines` as a markdown table, with the path of the page."""
     head = ["domain", *(_name(m, summary) for m in MEASURES)]
     rows = [
         [domain, *(f"{_number(before, m)} → {_number(after, m)}" for m in MEASURES)]

@@ -48,12 +48,13 @@ def round_samples(folder: Path, stage: str, round_: int) -> list[dict[str, Any]]
             "reason": row.reason,
             "reward": row.reward,
         }
+        # The file is read through once; the deque keeps its end.
         for row in deque(own, maxlen=MAX_ANSWERS)
     ]
 
 
 def run_tags(config: RunConfig) -> list[str]:
-    """By what runs are found: the run's name, the model that it starts from, and its algorithms."""
+    """Return the tags that runs are searched by: the name, the model that it starts from, and its algorithms."""
     model = config.model.create.model_type if config.model.create else Path(config.model.path or "").name
     sections = [config.of_stage(stage.name).rl for stage in config.stages_of("rl")]
     algorithms = [str(rl.algorithm["name"]) for rl in sections if rl is not None]

@@ -187,6 +187,7 @@ def kind_of(row: StepRow) -> str:
 def to_json(row: Any) -> dict[str, Any]:
     """Return `row` as the JSON object that is written, keys in order."""
     values = ((f, getattr(row, f.name)) for f in fields(row))
+    # A field without a default is written even if None, so that every row of a kind has it.
     own = {_key_of(f): _plain(value) for f, value in values if value is not None or f.default is not None}
     return {**getattr(row, "TAG", {}), **own}
 
@@ -251,6 +252,7 @@ def _json_types(hint: Any) -> tuple[type, ...]:
     if plain in (str, int, bool, NoneType):
         return (plain,)
     if plain is float:
+        # A whole number may be written without a point.
         return (float, int)
     if plain is tuple:
         return (list,)
@@ -282,5 +284,6 @@ def _row(kind: Any, line: object, place: str) -> Any:
 
 def _value(key: _Key, value: Any, place: str) -> Any:
     if isinstance(value, list):
+        # Rows are frozen, so lists become tuples.
         return tuple(value if key.row is None else (_row(key.row, part, place) for part in value))
     return value if key.row is None or value is None else _row(key.row, value, place)

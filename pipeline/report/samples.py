@@ -37,6 +37,7 @@ def choose_samples(folder: Path, most: int = MAX_SAMPLES) -> Chosen:
     the others; within a stage groups are evenly spaced from its first to its last. Responses of one prompt and step
     stay together, so that they can be compared. The file is read twice and never held.
     """
+    # First pass: sizes only, so that groups can be chosen before any text is held.
     sizes: dict[Key, int] = {}
     for row in read_rollouts(folder):
         key = _key(row)
@@ -47,6 +48,7 @@ def choose_samples(folder: Path, most: int = MAX_SAMPLES) -> Chosen:
     stages: dict[str, list[Key]] = {}
     for key in sizes:
         stages.setdefault(key[0], []).append(key)
+    # Room is counted in groups of the largest size, hence the number of responses never exceeds `most`.
     largest = min(max(sizes.values()), most)
     room = divide({stage: len(keys) for stage, keys in stages.items()}, most // largest)
     wanted = {keys[i] for stage, keys in stages.items() for i in spaced(len(keys), room[stage])}
@@ -60,6 +62,7 @@ def divide(needs: dict[str, int], total: int) -> dict[str, int]:
     shares = dict.fromkeys(needs, 0)
     left = total
     while left > 0 and (hungry := [n for n in needs if shares[n] < needs[n]]):
+        # With less left than names, one each goes to the first of them, which ends the loop.
         part = max(1, left // len(hungry))
         for name in hungry[:left]:
             more = min(part, needs[name] - shares[name])

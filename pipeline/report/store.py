@@ -34,8 +34,9 @@ class Store:
         self._append("rollouts.jsonl", rows)
 
     def sync(self) -> dict[str, int]:
-        """Bytes in each file, once they are on disk."""
+        """Return the bytes in each file, once they are on disk."""
         for file in self._files.values():
+            # Every append flushes Python's buffer, so the system has all bytes already.
             os.fsync(file.fileno())
         return {name: file.tell() for name, file in self._files.items()}
 
@@ -45,6 +46,7 @@ class Store:
         Raises: RunError if a file is shorter than that: lines that the checkpoint counts on are gone. None is cut then.
         """
         for name, file in self._files.items():
+            # All lengths are checked before the first cut: a refusal must leave the files as they are.
             want, have = lengths.get(name, 0), file.seek(0, os.SEEK_END)
             if have < want:
                 raise RunError(
@@ -61,7 +63,9 @@ class Store:
             file.close()
 
     def _append(self, name: str, rows: Iterable[MetricsRow] | Iterable[RolloutRow]) -> None:
+        # Written with one call after all rows are encoded: a value that is not finite raises before any byte is
+        # written.
         lines = [json.dumps(to_json(row), ensure_ascii=False, allow_nan=False, separators=(",", ":")) for row in rows]
         if lines:
             self._files[name].write(("\n".join(lines) + "\n").encode("utf-8", "surrogatepass"))
-            self._files[name].flush()
+            self._files[name].flush()  # a killed process then loses no whole row

@@ -43,8 +43,9 @@ def build_summary(run_dir: Path) -> dict[str, Any]:
 
 
 def summarize(run: RunFiles) -> dict[str, Any]:
-    """`build_summary` of files already read, written nowhere."""
+    """Return the summary of files already read, as `build_summary` does, without writing it."""
     before_row = run.evaluations[run.base_evaluation] if run.base_evaluation is not None else None
+    # Without an evaluation after learning began there is nothing to compare.
     is_later = run.base_evaluation is not None and len(run.evaluations) > run.base_evaluation + 1
     after_row = run.evaluations[-1] if is_later else None
     last_row = after_row or before_row
@@ -87,6 +88,7 @@ def count_seconds(steps: list[StepRow], evaluations: list[EvaluationRow]) -> dic
 
     for row in steps:
         parts = phases_of(row.time)
+        # Phases are shown for RL alone; other stages are one number.
         if kind_of(row) != "rl":
             add(row.stage, sum(parts.values()))
             continue
@@ -156,6 +158,7 @@ def _gain_of(
         return {}
     out: dict[str, Any] = {"gain": gain["total"], "sharpening": gain["sharpening"], "new": gain["new"]}
     pair = [{str(p): float(v) for p, v in side.get("by_prompt", [])} for side in (before, after)]
+    # Graders may have failed for all samples of a prompt on one side; then there is no pair.
     if pair[0] and pair[0].keys() == pair[1].keys():
         paired = paired_difference(pair[0], pair[1], seeds.derive(seed, "paired", domain))
         out["interval"] = [round(paired.low, 6), round(paired.high, 6)]

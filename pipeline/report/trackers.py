@@ -38,7 +38,7 @@ class Tracker(Protocol):
         ...
 
     def close(self) -> None:
-        """Everything logged is written."""
+        """Write all that was logged, and close."""
         ...
 
 
@@ -67,6 +67,7 @@ class Trackers:
 
     def log(self, row: Mapping[str, float], step: int) -> None:
         """Record `row` at `step` in each; what is not a finite number is left out."""
+        # Not every service takes NaN.
         finite = {k: float(v) for k, v in row.items() if isinstance(v, int | float) and math.isfinite(v)}
         for name, tracker in list(self._open.items()):
             try:
@@ -120,6 +121,7 @@ class Wandb:
 
     def __init__(self, run_dir: Path, run_name: str, recipe: Mapping[str, Any]) -> None:
         wandb = _load("wandb", "wandb")
+        # The id is what "allow" finds an earlier start of this run by.
         self._run = wandb.init(
             project="verizero", name=run_name, id=run_name, resume="allow", dir=str(run_dir), config=dict(recipe)
         )
@@ -151,6 +153,7 @@ class Mlflow:
         known = json.loads(begun.read_text()) if begun.is_file() else {}
         run_id = known.get("run_id") if known.get("where") == where else None
         run = self._mlflow.start_run(run_id=run_id) if run_id else self._mlflow.start_run(run_name=run_name)
+        # At once: a run that is killed must be found again by the next start.
         begun.write_text(json.dumps({"where": where, "run_id": str(run.info.run_id)}))
 
     def log(self, row: Mapping[str, float], step: int) -> None:

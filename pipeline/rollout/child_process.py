@@ -25,8 +25,10 @@ def main(arguments: list[str]) -> int:
     def remember(number: int, frame: FrameType | None) -> None:
         signals.append(number)
 
+    # Before the program starts, so that a signal that comes in between is remembered too.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, remember)
+    # Signals to the own group must never reach the caller's.
     if os.getpgrp() != os.getpid():
         os.setsid()
     program = subprocess.Popen(command, stdin=subprocess.DEVNULL)
@@ -40,6 +42,7 @@ def main(arguments: list[str]) -> int:
 
 def end_group(program: subprocess.Popen[bytes]) -> None:
     """Send SIGTERM to the group, wait for the program, then kill the whole group, this process included."""
+    # This process survives it, as its handler only remembers the signal.
     os.killpg(0, signal.SIGTERM)
     until = time.monotonic() + GRACE_S
     while program.poll() is None and time.monotonic() < until:

@@ -71,6 +71,7 @@ def continue_rollouts(
         times[key] += 1  # a prompt that occurs twice in the batch gets other numbers the second time
         if is_unfinished(r, sampling):
             length = len(r.response_ids)
+            # The length names the piece: each further piece begins at another one, so its numbers are new.
             request_seed = derive(seed, "rollout", *stream, *key, times[key], length)
             left = sampling.max_tokens - length
             request = Request(r.prompt_ids + r.response_ids, (request_seed,))

@@ -50,6 +50,7 @@ def ask_endpoint(
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
             "max_tokens": config.max_tokens or sampling.max_tokens,
+            # Many endpoints take seeds of 31 bits only.
             "seed": derive(seed, "rollout", *names, prompt.id, number) % LARGEST_SEED,
         }
         choice = chat(
@@ -68,6 +69,7 @@ def ask_endpoint(
         try:
             answers = list(pool.map(ask, [p for p, _ in asked], [i for _, i in asked]))
         except GradingError as exc:
+            # Otherwise leaving the block would first send all requests that still wait.
             pool.shutdown(cancel_futures=True)
             raise EngineError(f"{exc}; check that the endpoint runs, then start the same command again") from exc
     rollouts: list[list[Rollout]] = [[] for _ in prompts]
@@ -80,5 +82,6 @@ def ask_endpoint(
             continue
         ids = ids[:-1] if is_cut else ids  # `tokens` adds the end token, which a response cut at its length lacks
         reason: FinishReason = "length" if is_cut else "stop"
+        # No weights of ours drew it: version -1, no prompt tokens, and log-probs that nobody may use.
         rollouts[at // samples].append(Rollout(prompt.id, number, (), ids, (0.0,) * len(ids), text, reason, -1))
     return Answers(rollouts, unwritable)

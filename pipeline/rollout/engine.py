@@ -89,7 +89,7 @@ class Engine(Protocol):
 
     @property
     def fallback_reason(self) -> str | None:
-        """Why the fallback is in use; None where it is not."""
+        """The reason for the fallback; None where none is in use."""
         ...
 
     def publish(self, version: int) -> None:

@@ -53,6 +53,7 @@ class HfDecoder:
 
         # Each prompt is computed once; its row of the cache is then copied for every response to it.
         cache = HfCache(DynamicCache(config=self.model.config), pad, ids.shape[1])
+        # Padding has no position of its own; any valid one does, since it is masked.
         positions = (torch.arange(ids.shape[1], device=ids.device)[None] - pad[:, None]).clamp_(min=0)
         logits = self._forward(ids, positions, cache)
         rows = torch.repeat_interleave(torch.arange(ids.shape[0], device=ids.device), repeat)
@@ -65,6 +66,7 @@ class HfDecoder:
     def step(self, tokens: Tensor, cache: HfCache) -> Tensor:
         """Return logits [B, V] after one more token (int64 [B]) in each row."""
         positions = (cache.length - cache.pad)[:, None]
+        # Before the forward: its mask must cover the new column.
         cache.length += 1
         return self._forward(tokens[:, None], positions, cache)
 

@@ -38,6 +38,7 @@ class Kept:
 def pick_kept(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Kept]:
     """Return tokens and log-probs as `pick`, and the set drawn from: at most the `max_kept` most likely tokens."""
     cut = cut_off(_scaled(logits, sampling), sampling.top_k, sampling.top_p)
+    # Bounded before the draw: log-probs are then of the set that is recorded.
     bounded = (cut > -math.inf).sum(1) > sampling.max_kept
     if bool(bounded.any()):
         cut = most_likely(cut, sampling.max_kept)
@@ -53,6 +54,7 @@ def _draw(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     logprobs = logits.log_softmax(-1)
     # float64: over a large vocabulary a float32 sum would lose the tail.
     cumulative = logprobs.double().exp_().cumsum_(-1)
+    # Numbers are scaled by the sum, which is 1 only up to rounding. `right` passes over tokens of probability zero.
     tokens = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)[:, 0]
     # The number times the sum may round up to the sum itself, which lies behind the last token.
     tokens.clamp_(max=logits.shape[1] - 1)
@@ -65,12 +67,14 @@ def cut_off(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     Tokens as likely as the last of the top_k stay too: their place in the vocabulary does not decide.
     """
     if 0 < top_k < logits.shape[1]:
+        # Compared by value, so that ties stay.
         least = logits.topk(top_k, -1).values[:, -1:]
         logits = logits.masked_fill(logits < least, -math.inf)
     if top_p < 1:
         ordered, order = logits.sort(stable=True, dim=-1, descending=True)
         # A token stays if the more likely ones do not reach top_p without it: the first always does.
         before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
+        # Scattering undoes the sort: from order of probability to order of vocabulary.
         dropped = torch.zeros_like(before, dtype=torch.bool).scatter(1, order, before >= top_p)
         logits = logits.masked_fill(dropped, -math.inf)
     return logits
@@ -86,5 +90,6 @@ def most_likely(logits: Tensor, most: int) -> Tensor:
 
 def uniforms(seeds: list[int], count: int, device: torch.device) -> Tensor:
     """Return float64 [count, B]: column b is the stream of seeds[b]."""
+    # Drawn on the CPU: a GPU's generator gives other numbers for the same seed.
     columns = [torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(s)) for s in seeds]
     return torch.stack(columns, 1).to(device)

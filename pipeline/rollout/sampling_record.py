@@ -27,6 +27,7 @@ class Recorder:
         sizes = possible.sum(1)
         cut = sizes < possible.shape[1]  # a whole vocabulary is recorded as a set of size 0
         self.sizes[owners[cut], step] = sizes[cut]
+        # Owners are distinct, so no addition is lost.
         self.bounded[owners] += kept.bounded[running].cpu()
         self._owners.append(owners[cut].repeat_interleave(sizes[cut]))
         self._ids.append(possible[cut].nonzero()[:, 1].to(torch.int32))
@@ -48,6 +49,7 @@ class Recorder:
 
     def routes(self, prompt_lengths: list[int], lengths: list[int]) -> list[Routing]:
         """Return the experts of each row's prompt and response; the last token, never computed, has none."""
+        # The prefill comes first, with all rows in order; each later entry is one token of the rows still running.
         first, _ = self._routing[0]
         width, layers, top_k = first.shape[1:]
         table = torch.full((self.rows, width + len(self._routing) - 1, layers, top_k), -1, dtype=torch.int16)

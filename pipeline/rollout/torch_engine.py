@@ -87,6 +87,7 @@ class TorchEngine:
             self.fallback_reason = f"no fast path for {unsupported(self.model.config)}"
             return HfDecoder(self.model)
         try:
+            # Two right paths differ by rounding: by little in float32, by much more in 16 bits.
             check_parity(fast, 2e-3 if self.model.dtype == torch.float32 else 0.5)
         except ValueError as exc:
             self.fallback_reason = str(exc)
@@ -106,6 +107,7 @@ class TorchEngine:
         ids = torch.tensor([[self.pad_id] * (width - len(r.prompt_ids)) + list(r.prompt_ids) for r in requests])
         pad = torch.tensor([width - len(r.prompt_ids) for r in requests], device=device)
         repeat = torch.tensor([len(r.seeds) for r in requests], device=device)
+        # All numbers are drawn ahead: a row's number at a step does not depend on which rows have ended.
         draws = uniforms([s for r in requests for s in r.seeds], sampling.max_tokens, device)
         logits, cache = self._decoder.prefill(ids.to(device), pad, repeat, sampling.max_tokens)
         recorder = Recorder(len(logits), sampling.max_tokens)
@@ -115,6 +117,7 @@ class TorchEngine:
         routing = recorder.routes(prompts, lengths) if sampling.keep_routing and _routed(cache) is not None else None
         made = {}
         for row, (place, n) in enumerate(zip(places, lengths, strict=True)):
+            # A response may end with its last permitted token.
             ended = n < sampling.max_tokens or self._is_eos(tokens[row][n - 1])
             made[place] = Completion(
                 tuple(tokens[row][:n]),
@@ -151,6 +154,7 @@ class TorchEngine:
             numbers = draws[t].index_select(0, active)  # by output row: a row's draws do not depend on its company
             if _keeps(sampling):
                 drawn, logprob, kept = pick_kept(logits, numbers, sampling)
+                # `done` is of the earlier tokens: the end token's own set is recorded too.
                 recorder.keep(t, kept, active, ~done)
             else:
                 drawn, logprob = pick(logits, numbers, sampling)
@@ -202,6 +206,7 @@ def _routed(cache: Any) -> Tensor | None:
 def _waves(requests: Sequence[Request], max_rows: int) -> list[list[RequestPart]]:
     """Return the parts that are decoded together, at most `max_rows` responses each, from the shortest prompts on."""
     waves: list[list[RequestPart]] = []
+    # "Full", so that the first part opens the first wave.
     rows = max_rows
     for i in sorted(range(len(requests)), key=lambda i: len(requests[i].prompt_ids)):
         for part in _parts(i, requests[i], max_rows):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 INSTALL = "pip install 'verizero[gpu]' on a GPU, `make install-engines` for the CPU (docs/engines.md)"
 ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine shares this process, and so the trainer's tensors
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer's threads live in this process too
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
@@ -113,7 +113,9 @@ class VllmEngine:
         self.sleep_note = self._why_no_sleep()
         arguments = {**engine_arguments(policy, config, max_rows), **self._placed(max_rows), **config.arguments}
         self._folder = tempfile.TemporaryDirectory(prefix="verizero-engine-")
+        # Asked before vLLM starts, because vLLM forms the default group if there is none.
         self._own_group = not torch.distributed.is_initialized()
+        # vLLM needs the shape of the model only: the weights come with the first publish.
         with boundary(EngineError, "starting vLLM in this process"):
             policy.model.config.save_pretrained(self._folder.name)
             self._llm: Any = self._vllm.make_llm({**arguments, "model": self._folder.name})
@@ -153,6 +155,7 @@ class VllmEngine:
         engine, places = self._llm.llm_engine, {}
         made: dict[tuple[int, int], Completion] = {}
         with boundary(EngineError, "generating with vLLM"):
+            # Ranks that share the engine must add equal requests in equal order, as they run its steps in lockstep.
             for i, request in self._requests_of_all_ranks(requests):
                 # One request of vLLM's for each response: with its option `n`, vLLM would number the seeds itself.
                 for j, seed in enumerate(request.seeds):
@@ -190,6 +193,7 @@ class VllmEngine:
                 llm.llm_engine.engine_core.shutdown()
             del llm
             VllmEngine._live -= 1
+            # vLLM's objects refer to each other in cycles, which would keep the GPU's memory.
             gc.collect()
             self._folder.cleanup()
 
@@ -210,6 +214,7 @@ class VllmEngine:
         (answer,) = out.outputs
         drawn = tuple(answer.token_ids)
         rows = answer.logprobs or []
+        # With `logprobs: 0` each row has the drawn token alone.
         logprobs = tuple(float(row[token].logprob) for row, token in zip(rows, drawn, strict=True))
         check_spans([(s.version, s.start, s.end) for s in answer.weight_versions or ()], str(self.version))
         sets = None if answer.sampling_mask is None else answer.sampling_mask.token_ids
@@ -262,9 +267,9 @@ def engine_arguments(policy: EngineModel, config: VllmConfig, max_rows: int) -> 
     return {
         **({} if longest is None else {"max_model_len": longest}),
         "dtype": str(policy.model.dtype).removeprefix("torch."),
-        "load_format": "dummy",
+        "load_format": "dummy",  # random weights until the first publish
         "skip_tokenizer_init": True,
-        "generation_config": "vllm",
+        "generation_config": "vllm",  # ignore the defaults for sampling in the model's own file
         "logprobs_mode": "processed_logprobs",
         "max_num_seqs": max_rows,
         "enforce_eager": config.enforce_eager,
@@ -272,7 +277,7 @@ def engine_arguments(policy: EngineModel, config: VllmConfig, max_rows: int) -> 
         "disable_log_stats": True,
         **policy.records.arguments,
         "worker_extension_cls": "pipeline.rollout.vllm_worker.WorkerExtension",
-        "seed": 0,
+        "seed": 0,  # never used: each response has its own
     }
 
 

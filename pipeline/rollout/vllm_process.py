@@ -20,7 +20,7 @@ from pipeline.rollout.child_process import GRACE_S
 
 ENVIRONMENT = {
     "VLLM_SERVER_DEV_MODE": "1",  # opens the routes that take weights; the server listens on this machine only
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # several servers would bind their threads to the same cores
     "VLLM_NO_USAGE_STATS": "1",
 }
 HOST = "127.0.0.1"
@@ -35,6 +35,7 @@ class ServerProcess:
 
     def __init__(self, arguments: Mapping[str, Any], log: Path) -> None:
         self.log = log
+        # Another process may take the port first; the server then ends, and `wait` reports its log.
         port = _free_port()
         self.url = f"http://{HOST}:{port}"
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", HOST, "--port", str(port)]
@@ -68,6 +69,7 @@ class ServerProcess:
         self.process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(END_S)
+        # start_new_session made its process id the id of its group.
         with suppress(ProcessLookupError):  # the group is left if child_process itself hangs or was killed
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

@@ -80,6 +80,7 @@ def kept_tokens(sets: Sequence[Sequence[int]] | None, drawn: Sequence[int], samp
                 f"vLLM drew token {token} from a set of {len(allowed)} tokens that "
                 + ("lacks it" if token not in allowed else f"exceeds rollout.max_kept={sampling.max_kept}")
             )
+    # Training looks tokens up in sorted ids of little-endian int32, as the embedded engine writes them.
     ids = [numpy.sort(numpy.asarray(allowed, dtype="<i4")) for allowed in sets]
     return KeptTokens(tuple(map(len, sets)), b"".join(i.tobytes() for i in ids))
 
@@ -91,7 +92,7 @@ def routing(experts: Any, num_prompt: int, num_drawn: int, sampling: Sampling) -
     """
     if not sampling.keep_routing:
         return None
-    wanted = num_prompt + num_drawn - 1
+    wanted = num_prompt + num_drawn - 1  # the last token drawn was never an input, so no expert computed it
     if experts is None or experts.ndim != 3 or len(experts) != wanted:
         shape = "none" if experts is None else str(list(experts.shape))
         raise EngineError(

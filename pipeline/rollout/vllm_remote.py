@@ -63,6 +63,7 @@ class RemoteServer:
             status, reply = self._exchange(method, path, data)
         except (OSError, http.client.HTTPException) as exc:
             raise ServerLost(f"{self.url}{path}: {type(exc).__name__}: {exc}") from exc
+        # Another server may succeed where this one fails, but not with a request that is wrong itself.
         if status >= 400 and status not in REFUSALS:
             raise ServerLost(f"{self.url}{path}: status {status}: {reply[:300].decode(errors='replace')}")
         if status >= 400:
@@ -90,6 +91,7 @@ class RemoteServer:
         drawn = tuple(choice["token_ids"])
         if len(logprobs) != len(drawn):
             raise EngineError(f"{self.url} gave {len(logprobs)} log-probs for {len(drawn)} tokens; is it vLLM 0.32?")
+        # Weights may change amid a response; each stretch must be of the version asked for.
         spans = [(s["version"], s["start"], s["end"]) for s in choice.get("weight_versions") or ()]
         try:
             check_spans(spans, version)
@@ -108,6 +110,7 @@ class RemoteServer:
 
     def was_restarted(self) -> bool:
         """True if the server answers and reports another version than last time."""
+        # A short timeout of its own, as most servers asked here are gone.
         connection, before = http.client.HTTPConnection(*self._address, timeout=BACK_S), self._last_version
         try:
             connection.request("GET", "/weight_info")
@@ -175,8 +178,10 @@ class RemoteServer:
 
     def _form_group(self) -> None:
         """Form a process group with the server's workers. Raises: ServerLost, EngineError."""
+        # An update that broke off would make the server refuse to start another one.
         self.ask("POST", "/collective_rpc", {"method": "forget_update"})
         world = 1 + int(self.ask_for("world_size", "GET", "/get_world_size"))
+        # The store must listen before the server is told its port; both sides then join at the same time.
         store = rendezvous(here := _address_towards(self._address), 0, world, self.timeout_s, True)
         info = {"host": here, "port": store.port, "world_size": world, "timeout_s": self.timeout_s}
         joined = in_thread(lambda: self.ask("POST", "/init_weight_transfer_engine", {"init_info": info}))
@@ -193,6 +198,7 @@ class RemoteServer:
 
     def _exchange(self, method: str, path: str, data: bytes | None) -> tuple[int, bytes]:
         """Return status and body. If the server has closed this thread's old connection, try once more on a new one."""
+        # Taken out until the answer is read whole: after an exception no request may find half an answer on it.
         kept, self._thread.connection = self._thread.connection, None
         for connection in ([] if kept is None else [kept]) + [self._connect()]:
             try:
@@ -201,6 +207,7 @@ class RemoteServer:
                 reply = connection.getresponse()
             except (ConnectionError, http.client.RemoteDisconnected, http.client.CannotSendRequest):
                 connection.close()
+                # A server closes idle connections without notice. A new connection that breaks means that it fails.
                 if connection is not kept:
                     raise
                 continue
@@ -225,6 +232,7 @@ class RemoteServer:
         connection = self._connect()
         try:
             connection.request("GET", "/health")
+            # A busy server is slow to answer, but /health answers at once; so silence alone is no failure.
             if (status := connection.getresponse().status) != 200:
                 raise http.client.HTTPException(f"no answer, and /health returns status {status}")
         except TimeoutError:
@@ -255,6 +263,7 @@ def in_thread(work: Callable[[], T]) -> Future[T]:
 def _address_towards(address: tuple[str, int]) -> str:
     """Return the address of this machine on the route to `address`."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # Connecting a datagram socket sends nothing; it only chooses the route.
         probe.connect(address)
         host: str = probe.getsockname()[0]
         return host

@@ -96,6 +96,7 @@ class VllmServerEngine:
         self._leaving: list[Future[None]] = []
         self._resampled = self._resampled_by_others = 0
         try:
+            # The first rank names them, so that all ranks use equal addresses and one tag of the run.
             urls, self._logs, self._run = self._by_first_rank(
                 lambda: (config.urls or self._start(max_rows), str(folder / "logs"), secrets.token_hex(4))
             )
@@ -116,6 +117,7 @@ class VllmServerEngine:
         Raises: EngineError if no server is left.
         """
         start = time.perf_counter()
+        # From here on all ranks agree on the servers, and no request is under way: weights may change.
         self._share_losses()
         weights = Counted(iter(self.policy.weights()))
 
@@ -128,6 +130,7 @@ class VllmServerEngine:
         # for those that it did not send because no server was left.
         urls, self._lost_before = self._by_first_rank(send, lambda: deque(weights, 0))
         self._lost_since = {}
+        # Keep the clients of the servers that stay: they hold open connections and the group for weights.
         have = {s.url: s for s in self.servers}
         self.servers = [have.get(url) or self._server(url) for url in urls]
         self.version = version
@@ -174,6 +177,7 @@ class VllmServerEngine:
         arguments |= device_arguments(self.policy, self.config, max_rows, worker.on_cpu())
         check_arguments(self.config.arguments, worker.argument_names())
         check_heads(self.policy.model.config, worker.head_sizes())
+        # All start before any is waited for: they load side by side, and share one deadline.
         arguments |= self.config.arguments
         for number in range(self.config.servers):
             log = self._folder / "logs" / f"vllm-{number}.log"
@@ -203,6 +207,7 @@ class VllmServerEngine:
             try:
                 outcome = [do()]
             except VerizeroError as exc:
+                # Raised after the gather: an exception before it would leave the other ranks waiting there.
                 outcome = exc
         then()
         outcome = self._gather(outcome)[0]
@@ -213,6 +218,7 @@ class VllmServerEngine:
     def _share_losses(self) -> None:
         """Drop on this rank the servers that any rank lost. All ranks call this; then none waits for a response."""
         ranks = self._gather((self._lost_since, self._resampled))
+        # Reversed: of several reasons for one server, that of the lowest rank is kept on all ranks.
         lost = {url: why for theirs, _ in reversed(ranks) for url, why in theirs.items()}
         self._drop({s: lost[s.url] for s in self.servers if s.url in lost})
         self._lost_before, self._lost_since = [*self._lost_before, *lost.values()], {}
@@ -221,6 +227,7 @@ class VllmServerEngine:
     def _take_back(self) -> None:
         """Use lost servers again that somebody restarted; the publish that calls this sends them the weights."""
         with ThreadPoolExecutor(max(1, len(self._may_return))) as pool:
+            # All at once: each that is still gone costs its whole timeout.
             restarted = list(pool.map(RemoteServer.was_restarted, self._may_return))
         self.servers += [s for s, is_back in zip(self._may_return, restarted, strict=True) if is_back]
         self._may_return = [s for s, is_back in zip(self._may_return, restarted, strict=True) if not is_back]
@@ -233,11 +240,13 @@ class VllmServerEngine:
             self._each(lambda server: server.start_update())
             for bucket in buckets(weights, most):
                 ready = [(name, t.to("cpu").contiguous()) for name, t in bucket]
+                # The default argument binds this bucket: threads would read the loop's variable later.
                 self._each(lambda server, ready=ready: server.send(ready))  # type: ignore[misc]
             self._each(lambda server: server.finish_update(label))
             return
         from safetensors.torch import save_file
 
+        # In the run's folder, which all servers see; removed once all have loaded or are dropped.
         with tempfile.TemporaryDirectory(dir=self._folder, prefix="weights-") as folder:
             for number, bucket in enumerate(buckets(weights, most)):
                 tensors: dict[str, Tensor] = {name: t.to("cpu").contiguous() for name, t in bucket}
@@ -264,14 +273,17 @@ class VllmServerEngine:
                 try:
                     made[i, j] = server.generate(requests[i].prompt_ids, options, label, sampling)
                 except ServerLost as exc:
+                    # Another server draws it again from the same seed, so the loss leaves no trace in the data.
                     todo.append((i, j))
                     self._resampled += 1
                     failures.setdefault(server, str(exc))
                 except EngineError as exc:
+                    # Any server would refuse this request, so no thread takes another one.
                     refused.append(exc)
 
         ranks = 1 if self._peers is None else self._peers.size
         most = min(-(-self.config.concurrency // ranks), len(todo))  # threads per server; all ranks use each server
+        # Daemons: a request that hangs must not keep the process from ending.
         threads = [threading.Thread(target=work, args=(s,), daemon=True) for s in self.servers for _ in range(most)]
         for thread in threads:
             thread.start()
@@ -292,6 +304,7 @@ class VllmServerEngine:
                 failures[server] = str(exc)
 
         with ThreadPoolExecutor(max(1, len(self.servers))) as pool, torch.no_grad():
+            # `list` waits for all; `attempt` keeps failures, so that one does not hide those of others.
             list(pool.map(attempt, self.servers))
         self._drop(failures)
         self._check_left()
@@ -314,6 +327,7 @@ class VllmServerEngine:
             self.servers.remove(server)
             self._lost_since[server.url] = why
             self._leaving.append(server.close())
+            # Only the first rank sends weights, so it alone decides which servers are used again.
             if self.config.urls and self._is_first:
                 self._may_return.append(server)
             for process in [p for p in self._processes if p.url == server.url]:

@@ -66,6 +66,7 @@ def make_llm(arguments: dict[str, Any]) -> Any:
 
     import numpy
 
+    # vLLM seeds the global generators, and its CPU worker replaces torch.set_num_threads.
     before = torch.get_rng_state(), random.getstate(), numpy.random.get_state(), torch.set_num_threads
     try:
         return LLM(**arguments)
@@ -142,6 +143,7 @@ class WorkerExtension:
 
     def forget_update(self) -> None:
         """Allow a new update of weights after the sender of the last one died before its end."""
+        # vLLM's own flag; there is no route that resets it.
         self._weight_update_active = False
 
     def load_named(self, weights: Named) -> None:
@@ -192,6 +194,7 @@ class GlooTransfer(WeightTransferEngine[GlooInit, GlooUpdate]):  # type: ignore[
     def init_transfer_engine(self, init_info: GlooInit) -> None:
         """Join the trainer's group; a new group replaces an old one."""
         parallel = self.parallel_config
+        # Rank 0 is the trainer; the workers follow, replica by replica.
         rank = 1 + parallel.data_parallel_index * parallel.world_size + torch.distributed.get_rank()
         store = rendezvous(init_info.host, init_info.port, init_info.world_size, init_info.timeout_s, False)
         self.group = join_group(store, rank, init_info.world_size, init_info.timeout_s)
@@ -208,6 +211,7 @@ class GlooTransfer(WeightTransferEngine[GlooInit, GlooUpdate]):  # type: ignore[
             broadcast(self.group, tensor)
             received.append((name, tensor))
         loaded = self.model.load_weights(received)
+        # The set shrinks over all pieces; what is left at the end did not come.
         self.missing -= self.missing if loaded is None else set(loaded)
 
     def finish_weight_update(self) -> None:
@@ -219,5 +223,6 @@ class GlooTransfer(WeightTransferEngine[GlooInit, GlooUpdate]):  # type: ignore[
         self.group = None
 
 
+# vLLM refuses a second registration of a name, and the module may be imported under two paths.
 if TRANSFER not in WeightTransferEngineFactory._registry:
     WeightTransferEngineFactory.register_engine(TRANSFER, GlooTransfer)

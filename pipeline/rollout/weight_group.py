@@ -14,12 +14,14 @@ dist: Any = torch.distributed
 def rendezvous(host: str, port: int, world_size: int, timeout_s: float, is_host: bool) -> Any:
     """Return the store at which `world_size` processes meet; the host opens it, at a free port if port is 0."""
     timeout = datetime.timedelta(seconds=timeout_s)
+    # Without waiting: the host tells the others of its port only after this returns.
     return dist.TCPStore(host, port, world_size, is_host, timeout, wait_for_workers=False)
 
 
 def join_group(store: Any, rank: int, world_size: int, timeout_s: float) -> Any:
     """Return the group of `world_size` processes that meet at `store`, once all of them are there."""
     timeout = datetime.timedelta(seconds=timeout_s)
+    # Made directly: init_process_group would touch the default group, which the trainer and vLLM use.
     return dist.ProcessGroupGloo(dist.PrefixStore("weights", store), rank, world_size, timeout)
 
 

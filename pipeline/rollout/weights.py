@@ -63,6 +63,7 @@ def buckets(weights: Named, most_bytes: int) -> Iterator[list[tuple[str, Tensor]
         size = tensor.numel() * tensor.element_size()
         if bucket and held + size > most_bytes:
             yield bucket
+            # A new list, not a cleared one: the receiver may still hold the old one.
             bucket, held = [], 0
         bucket.append((name, tensor))
         held += size

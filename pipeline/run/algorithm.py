@@ -42,6 +42,7 @@ def check_routing(parts: Parts, model: Any, engine: str, recomputes: bool = Fals
     experts = num_experts(model.config)
     if not parts.masks.keep_routing or experts is None:
         return
+    # Replay needs both sides: an engine that records, and layers that take the record.
     why = unreplayable(model) if engine in RECORDING_ENGINES else f"rollout.engine={engine!r} does not record it"
     if recomputes:
         why = "train.gradient_checkpointing computes activations again without it (set that to false, or this)"

@@ -82,6 +82,7 @@ def check_teacher(path: str, tokenizer: Any) -> None:
     """Raise ConfigError if the teacher at `path` has another vocabulary than `tokenizer`."""
     theirs, ours = load_tokenizer(path).get_vocab(), tokenizer.get_vocab()
     if theirs != ours:
+        # Equal sizes do not suffice: a token of another number would be scored as another word.
         odd = sorted(theirs.items() ^ ours.items())[0][0]
         raise ConfigError(
             f"rl.reference.teacher={path!r} has a vocabulary of {len(theirs)} tokens and the policy one of "
@@ -96,12 +97,14 @@ def build_backend(config: RunConfig, model: Any, ranks: Ranks = ALONE) -> Backen
     Raise ConfigError if the algorithm of any stage needs what the policy cannot provide.
     """
     for stage in config.stages_of("rl"):
+        # For all stages now: an error should not wait for hours of earlier stages.
         resolve_parts(config.of_stage(stage.name), model)
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
     ranks = sharing_sequences(ranks, config.train.sequence_parallel)
     if ranks.pieces is not None:
         ranks.pieces.enable(model)
+        # Compares with the whole sequence: a model whose attention cannot be cut would train on wrong numbers.
         ranks.pieces.prove(model)
     adapted, how = None, config.train.lora
     if how is not None:
@@ -140,6 +143,7 @@ def build_engine(
         from pipeline.rollout.vllm_server import VllmServerEngine
 
         ranks = ALONE if backend is None else backend.ranks
+        # A group of its own: threads of the engine must not mix their messages with the trainer's.
         peers = ranks.in_own_group(max(START_S, config.launch.phase_timeout_s) + SPARE_S)
         return VllmServerEngine(policy, how.vllm, how.max_rows, folder or Path.cwd(), peers)
     return VllmEngine(policy, how.vllm, how.max_rows)
@@ -162,6 +166,7 @@ def build_source(config: RunConfig, backend: Backend, data: RunData, folder: Pat
     how, model, tokenizer = config.rollout, backend.whole_model(), data.renderer.tokenizer
     if how.max_staleness == 0:
         engine = build_engine(config, model, tokenizer, backend, folder)
+        # With publish_every above 1 the engine's weights can be older than the policy's at a checkpoint.
         return Synchronous(engine, data.renderer, config.seed, backend.ranks, how.publish_every > 1)
     # Whole responses that were started two updates ago must not see newer weights: the engine then reads from a copy.
     needs_copy = how.in_flight == "finish" and how.max_staleness > 1

@@ -68,6 +68,7 @@ def signs(first: Sequence[Measures], last: Sequence[Measures], config: GuardConf
         if number is None or at_first is None or now is None:
             continue
         limit = {"itself": number, "times": number * at_first, "rise": number + at_first}[meaning]
+        # False for NaN on either side: a median of NaN gives no sign, and bad updates are refused elsewhere.
         if now < limit if setting.startswith("min_") else now > limit:
             past_limit.append(Sign(measure, now, limit, setting))
     return past_limit
@@ -75,6 +76,7 @@ def signs(first: Sequence[Measures], last: Sequence[Measures], config: GuardConf
 
 def _median(rows: Sequence[Measures], measure: str) -> float | None:
     values = [row[measure] for row in rows if measure in row]
+    # A few values would make a median of outliers.
     return median(values) if 2 * len(values) > len(rows) else None
 
 
@@ -114,6 +116,7 @@ def note_checkpoint(state: RunState, config: RunConfig) -> list[int]:
     if not keeps_checkpoints(config):
         return []
     known = [*state.stage.guard.get("checkpoints", []), [state.next_checkpoint, state.rl_step]]
+    # The newest checkpoint up to this step is the one that a collapse seen next would return to.
     oldest = state.rl_step - config.guard.window - max_delay(config)
     before = [i for i, (_, step) in enumerate(known) if step <= oldest]
     state.stage.guard["checkpoints"] = known[before[-1] if before else 0 :]

@@ -75,6 +75,7 @@ def prepare_data(config: RunConfig, tokenizer: Any, context: int | None, base_di
             if not prompts:
                 continue
             fitting = check_lengths(prompts, renderer.prompt_ids, room, data.on_long_prompt)
+            # In place: `train` and `evaluation` below are these lists.
             prompts[:] = fitting.prompts
             if fitting.dropped:
                 notes.append(f"dropped {len(fitting.dropped)} {name} prompts longer than {room} tokens")
@@ -139,6 +140,7 @@ def stage_pairs(
             continue
         read = read_pairs(section.pairs, config.seed, base_dir)
         kept, _ = check_overlap([p.prompt for p in read.pairs], evaluation, config.data.overlap)
+        # By object, as pairs of different sources may share an id.
         allowed = {id(prompt) for prompt in kept}
         read.pairs[:] = [p for p in read.pairs if id(p.prompt) in allowed]
         drop_long(read, renderer, context)

@@ -26,6 +26,7 @@ def share_of(ranks: Ranks, prompts: Sequence[Prompt]) -> Share:
     """
     owner: dict[str, int] = {}
     for p in prompts:
+        # Dealt in turn by first occurrence, so every rank computes the same owners without a message.
         owner.setdefault(p.id, len(owner) % ranks.size)
     places = [i for i, p in enumerate(prompts) if owner[p.id] == ranks.rank]
     return Share([prompts[i] for i in places], places)
@@ -43,6 +44,7 @@ def gather_groups(
     gathered = ranks.gather((share.places, [list(c) for c in columns], tally))
     whole: list[list[Group]] = []
     for i in range(len(columns)):
+        # Places are indices into the whole step: with them the order is that of one process.
         placed = {place: group for places, own, _ in gathered for place, group in zip(places, own[i], strict=True)}
         whole.append([placed[place] for place in range(len(placed))])
     return whole, sum_of_tallies([tally for _, _, tally in gathered])

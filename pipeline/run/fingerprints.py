@@ -62,8 +62,10 @@ def fingerprints(config: RunConfig, data: RunData, base_dir: Path) -> list[Finge
     for stage in config.stages:
         view = config.of_stage(stage.name)
         fields = {**recipe_fields(view), **model, **_data_fields(view, data), **_code_fields(view, base_dir)}
+        # Chained: a change of one stage makes all later ones stale.
         before = prints[-1].fingerprint if prints else ""
         text = json.dumps([stage.name, stage.kind, fields, before], sort_keys=True, default=str)
+        # Through JSON, so that tuples compare equal to the lists that the record gives back.
         prints.append(Fingerprint(stage.name, stage.kind, _hash(text.encode()), json.loads(json.dumps(fields))))
     return prints
 
@@ -75,6 +77,7 @@ def recipe_fields(view: RunConfig) -> dict[str, Any]:
     recipe = view.model_dump(mode="json")
     tree: dict[str, Any] = {name: recipe[name] for name in ("seed", "model", "train")}
     tree["data"] = {"template": recipe["data"]["template"]}
+    # Each section names what it reads, so a change elsewhere leaves the stage valid.
     tree |= {name: recipe[name] for name in sorted(section.reads & recipe.keys())}
     if stage.start is not None:
         tree["from"] = stage.start
@@ -130,6 +133,7 @@ def put_aside_stale(folder: Path, now: Sequence[Fingerprint], newest: Path, prog
         return newest
     changes = _changes(begun[index], now[index] if index < len(now) else None)
     ends = RunState.from_json(json.loads((newest / "state.json").read_text())).stage_ends
+    # Stages before the first change whose end has a checkpoint.
     good = [f.name for f in begun[:index] if f.name in ends]
     while good and checkpoint.fault(newest.parent / f"{ends[good[-1]]:08d}") is not None:
         progress.say(f"the checkpoint at the end of {good[-1]} is damaged; using an earlier one")
@@ -143,6 +147,7 @@ def put_aside_stale(folder: Path, now: Sequence[Fingerprint], newest: Path, prog
     end = newest.parent / f"{ends[good[-1]]:08d}"
     stale = [f.name for f in begun[len(good) :]]
     where = _move(folder, end, stale)
+    # After the move: if killed before, the next start finds the same difference and moves the rest.
     write_record(folder, begun[: len(good)])
     if where is not None:
         is_single = len(stale) == 1
@@ -180,6 +185,7 @@ def _move(folder: Path, end: Path, stages: Sequence[str]) -> Path | None:
     If this is killed at any point and called again, it moves the rest.
     """
     offsets = json.loads((end / "state.json").read_text())["offsets"]
+    # Log lines behind the checkpoint's offset; the store cuts them off when the session opens.
     tails = {name: _tail(folder / name, offsets.get(name, 0)) for name in FILES}
     later = [p for p in (folder / "checkpoints").iterdir() if p.name.isdigit() and int(p.name) > int(end.name)]
     made = [folder / "stages" / name for name in stages]
@@ -192,10 +198,12 @@ def _move(folder: Path, end: Path, stages: Sequence[str]) -> Path | None:
         for name, tail in tails.items():
             (where / name).write_bytes(tail)
         shutil.copy2(folder / RECORD, where / RECORD)
+        # Renamed, not copied: within one file system it is instant and each is whole or not moved.
         for path in (*made, *(folder / n for n in ("recipe.yaml", "summary.json", "report.html", "model"))):
             if path.exists():
                 (where / path.relative_to(folder)).parent.mkdir(exist_ok=True)
                 os.rename(path, where / path.relative_to(folder))
+        # Checkpoints move last: while one is left, a repeated call still sees something to move.
         for path in sorted(later):
             os.rename(path, where / "checkpoints" / path.name)
     return where

@@ -41,6 +41,7 @@ class Graders:
     def enter_stage(self, verifier: Grader | None) -> None:
         """Grade the present stage with `verifier` in place of the rows' own; None: with those."""
         if self._of_stage is not None:
+            # A scorer of a stage has threads of its own.
             self._of_stage.close()
         self._of_stage = None if verifier is None else self.scorer.with_grader(verifier)
 
@@ -70,6 +71,7 @@ def build_graders(
     choices = {key: config.data.verifiers.get(key) or VerifierChoice(name=key) for key in bound}
     choices |= {f"{COMPONENT}{i}": c.verifier for i, c in enumerate(config.scoring.components)}
     graders = bound | {f"{COMPONENT}{i}": b for i, b in enumerate(components)}
+    # Verifiers that hold a model, or come from the user's file, stay in this process.
     moving = {key: c for key, c in choices.items() if c.path is None and may_leave(graders[key])}
     process = (
         GraderProcess(config.sandbox, base_dir, moving) if moving and config.scoring.overlap is not False else None

@@ -67,8 +67,10 @@ def opened(
 
     In a group of processes each has a session of its own over the same state. Rank 0 holds the folder and writes there.
     """
+    # A collective with a limit: ranks that never come end the run instead of blocking it.
     ranks = join(config.launch.phase_timeout_s + SPARE_S, device_of(config))
     with ExitStack() as stack:
+        # Undone in reverse: first the session and its threads, the group of ranks last.
         stack.callback(leave)
         stack.push(WATCH.leave)
         own = stack.enter_context(own_folder(folder, ranks))
@@ -91,6 +93,7 @@ def own_folder(folder: Path, ranks: Ranks) -> Iterator[Path]:
     if ranks.is_first:
         with locked(folder):
             for left in (p for p in (folder / "logs").glob("rank*") if p.is_dir()):
+                # Left by ranks of a launch that was killed; rank 0 holds the lock, so nobody uses them.
                 shutil.rmtree(left, ignore_errors=True)
             ranks.barrier()  # a second group that wants to train here stops at the lock, before this
             yield folder
@@ -98,7 +101,7 @@ def own_folder(folder: Path, ranks: Ranks) -> Iterator[Path]:
     ranks.barrier()
     own = folder / "logs" / f"rank{ranks.rank}"
     own.mkdir(parents=True, exist_ok=True)
-    yield own
+    yield own  # without `finally`: after an error the folder stays, for its logs
     shutil.rmtree(own, ignore_errors=True)
 
 
@@ -119,6 +122,7 @@ def open_session(
     """
     shared = shared or folder
     prints = fingerprints(config, data, base_dir) if ranks.is_first else []
+    # Rank 0 decides alone: the others could see another newest checkpoint, or one that is being moved.
     start = ranks.agree(lambda: find_checkpoint(shared, resume, progress, prints))
     graders, isolation = build_graders(config, data, base_dir, progress)
     state = RunState() if start is None else RunState.from_json(json.loads((start / "state.json").read_text()))
@@ -129,11 +133,13 @@ def open_session(
     # the backend's ranks know which of them share sequences
     run = Run(config, folder, shared, base_dir, data, tokenizer, backend.ranks, tuple(prints), start, isolation)
     store = Store(folder)
+    # Lines after the checkpoint belong to steps that are done again.
     store.cut(state.offsets if ranks.is_first else {})
     trackers = config.report.trackers if ranks.is_first else ()
     recorder = Recorder(store, Trackers(trackers, folder, config.name, config.model_dump(mode="json")), progress)
     workers = Workers(backend, build_source(config, backend, data, folder), graders, *sampler_at(run, state))
     setup = enter_stage(run, workers, state, recorder, next_stage(config, state))
+    # After the stage is entered, which may replace the weights; before batches in flight use the engine.
     workers.rollouts.publish_first(backend, state.policy_version, start)
     restore_in_flight(workers, setup, state)
     write_run_info(run, workers, setup)
@@ -200,8 +206,10 @@ def take_policy_of(run: Run, backend: Backend, state: RunState, start: str) -> N
     """
     end = None if start == BASE else run.shared / "checkpoints" / f"{state.stage_ends[start]:08d}"
     if end is not None:
+        # Checked here, as it may be much older than the one that the run resumed from.
         checkpoint.require(end)
     load_weights(run, backend, end)
+    # Other weights need another version, or the engine would be trusted to have them already.
     state.policy_version += 1
 
 
@@ -212,6 +220,7 @@ def load_weights(run: Run, backend: Backend, start: Path | None) -> None:
 
 def make_setup(run: Run, workers: Workers, state: RunState) -> StageSetup:
     """Return the setup of the stage that the state names, and let its own verifier grade, if it has one."""
+    # The guard's changes are computed from the count of rollbacks, so a resume repeats them.
     config = collapse.with_turned_knobs(run.recipe.of_stage(state.stage.name), state)
     model = workers.backend.model
     parts = resolve_parts(config, model)
@@ -226,6 +235,7 @@ def make_setup(run: Run, workers: Workers, state: RunState) -> StageSetup:
 
 def restore_in_flight(workers: Workers, setup: StageSetup, state: RunState) -> None:
     """Continue the batches that were being generated when the checkpoint was written."""
+    # From now on the source has them; the next checkpoint asks it again.
     batches, state.in_flight = state.in_flight, []
     for batch in batches:
         workers.rollouts.restore(batch, asked_of(setup, batch.temperature))

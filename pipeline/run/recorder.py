@@ -42,6 +42,7 @@ class Recorder:
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
         """Count the block's seconds to `phase`, and start the deadline of that phase."""
+        # The launcher quotes this phase if the rank dies in it.
         WATCH.begins(f"{self.where}: {phase}")
         start = time.perf_counter()
         try:

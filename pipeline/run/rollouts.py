@@ -141,6 +141,7 @@ class Synchronous:
         """Sample the responses now, whatever is in flight."""
         rollouts: list[Rollout] = []
         for name, samples, sampling in asked:
+            # The reader numbers the responses of all kinds in one list.
             on_end = None if reader is None else partial(reader, offset=len(rollouts))
             rollouts += collect(
                 self.engine, self.renderer, prompts, samples, sampling, self.seed, name, *stream, reader=on_end
@@ -152,7 +153,7 @@ class Synchronous:
         raise EngineError("a synchronous source cannot generate for a later step; set rollout.max_staleness above 0")
 
     def advance(self) -> None:
-        """Nothing is in flight."""
+        """Do nothing: no batch is in flight."""
 
     def publish(self, backend: Backend, version: int) -> None:
         """Let the engine read the policy's weights, and copy them if a checkpoint may need them later."""
@@ -161,7 +162,7 @@ class Synchronous:
         self._copy_weights(backend)
 
     def wait(self) -> None:
-        """Everything is already done."""
+        """Return at once: everything is already done."""
 
     def free_memory(self) -> None:
         """Let the engine give its memory back."""
@@ -175,10 +176,11 @@ class Synchronous:
         """Drop the batch: this recipe no longer generates for later steps."""
 
     def drop(self) -> None:
-        """Nothing is in flight."""
+        """Do nothing: no batch is in flight."""
 
     def save_weights(self, folder: Path, policy_version: int) -> None:
         """Write the copy of the engine's weights if the policy has trained since."""
+        # Equal versions mean that the policy's own file is enough.
         if self._published and self.engine.version != policy_version:
             with (folder / WEIGHTS_FILE).open("wb") as file:  # given a path, torch hides the error of a full disk
                 torch.save({"version": self.engine.version, "weights": self._published}, file)
@@ -191,12 +193,14 @@ class Synchronous:
             self.wait()
             return
         model = backend.model
+        # The engine can read only from the policy's module, so that takes the old weights for a moment.
         present = {name: w.detach().clone() for name, w in model.state_dict().items()}
         with boundary(CheckpointError, f"{path} does not fit the policy"):
             saved = torch.load(path, map_location="cpu", weights_only=True)
             model.load_state_dict(saved["weights"])  # the engine reads from the policy's module
             self.engine.publish(saved["version"])
             self._copy_weights(backend)
+            # If the load failed the run ends, so nothing needs to be put back before.
             model.load_state_dict(present)
 
     def close(self) -> None:
@@ -253,6 +257,7 @@ class Asynchronous(Synchronous):
         if not self._queue:
             self.wait()
             return self.sample(prompts, asked, stream, reader)
+        # The oldest first: the thread completes batches in the order of their start.
         entry = self._queue.popleft()
         entry.done.result()
         if self._tokens_per_version is not None:  # the present version samples all that is left
@@ -270,6 +275,7 @@ class Asynchronous(Synchronous):
         if self._tokens_per_version is None:
             return
         for entry in self._queue:
+            # `done` is replaced by the newest piece's: the thread works in order, so it covers the earlier ones.
             entry.done = self._submit(partial(self._continue, entry.partial, self._tokens_per_version))
 
     def publish(self, backend: Backend, version: int) -> None:
@@ -282,6 +288,7 @@ class Asynchronous(Synchronous):
         weights = {name: w.detach().clone() for name, w in model.state_dict().items()}
 
         def take_weights() -> None:
+            # Runs in the generating thread, hence between two pieces and never inside one.
             self._engine_copy.load_state_dict(weights)
             confirm_published(self.engine, version)
 
@@ -289,6 +296,7 @@ class Asynchronous(Synchronous):
 
     def wait(self) -> None:
         """Return when the thread has done everything. Raise whatever error a batch or a publish raised."""
+        # A publish has no entry in the queue, and the last task fails if any before it did.
         if self._last is not None:
             self._last.result()
         for entry in self._queue:
@@ -307,8 +315,10 @@ class Asynchronous(Synchronous):
         partial_batch, places = self._partial(batch, asked), share_of(self.ranks, batch.prompts).places
         for (_, samples, _), rollouts in zip(asked, batch.rollouts, strict=True):
             own = [r for place in places for r in rollouts[place * samples : (place + 1) * samples]]
+            # Responses are stored in the order of all prompts, so any number of ranks can take shares.
             partial_batch.rollouts.append(own)
         done: Future[None] = Future()
+        # Its pieces so far came from the checkpoint; the next `advance` or `generate` continues it.
         done.set_result(None)
         self._queue.append(_InFlight(replace(batch, rollouts=[]), partial_batch, done))
 
@@ -319,6 +329,7 @@ class Asynchronous(Synchronous):
 
     def close(self) -> None:
         """End the thread after its present task, then the engine."""
+        # The engine must not be closed under a task that uses it.
         self._thread.shutdown(wait=True, cancel_futures=True)
         super().close()
 
@@ -338,6 +349,7 @@ class Asynchronous(Synchronous):
     def _gathered(self, entry: _InFlight) -> list[list[Rollout]]:
         """Return the responses of all ranks by kind asked, in the order of the batch's prompts."""
         places = share_of(self.ranks, entry.batch.prompts).places
+        # A collective: all ranks hold the same batches in the same order, so they meet here for each.
         gathered = self.ranks.gather((places, entry.partial.rollouts))
         whole: list[list[Rollout]] = []
         for kind, (_, samples, _) in enumerate(entry.partial.asked):
@@ -366,6 +378,7 @@ def _unless_failed(before: Future[None] | None, work: Callable[[], None]) -> Cal
     def run() -> None:
         if before is not None and before.done() and before.exception() is not None:
             raise EngineError("an earlier generation or publish of the same thread failed") from before.exception()
+        # Gradient mode belongs to a thread, and this one does not inherit the trainer's.
         with torch.no_grad():
             work()
 

@@ -14,6 +14,7 @@ def temperature(setup: StageSetup, state: RunState, steps_ahead: int = 0) -> flo
     start = setup.config.rollout.temperature
     if setup.parts is None:
         return start
+    # The last step has the end temperature exactly; a stage of one step divides by 1.
     last_step = max(1, setup.rounds.rounds * setup.rounds.steps_per_round - 1)
     share_done = min(1.0, (state.step_in_stage + steps_ahead) / last_step)
     return decayed_temperature(start, setup.parts.temperature_end, share_done)

@@ -25,12 +25,15 @@ def save(session: Session) -> None:
     run, workers, state, recorder = session.run, session.workers, session.state, session.recorder
     if is_at_end_of_stage(run, state):
         state.stage_ends[state.stage.name] = state.next_checkpoint
+    # On the disk before the checkpoint that counts them: a resume must find at least these bytes.
     state.offsets = recorder.store.sync()
     state.sampler, state.ledger = workers.sampler.state_dict(), workers.ledger.state_dict()
     controllers = session.setup.controllers
     state.stage.controllers = {} if controllers is None else controllers.state_dict()
+    # A collective, so outside the part that only rank 0 runs.
     in_flight = workers.rollouts.snapshot()
     number, pinned = state.next_checkpoint, collapse.note_checkpoint(state, session.setup.config)
+    # Before the state is written, so that a resumed run does not use this number again.
     state.next_checkpoint += 1
     root = run.shared / "checkpoints"
     WATCH.begins(f"{recorder.where}: checkpoint")
@@ -49,9 +52,11 @@ def save(session: Session) -> None:
             keep = session.setup.config.checkpoint.keep
             checkpoint.save(root, number, write, keep, {*state.stage_ends.values(), *pinned})
         else:
+            # Other ranks write their shards into the folder that rank 0 made, under its temporary name.
             write(partial_path(checkpoint.path_of(root, number)))
         run.ranks.barrier()  # no rank continues before the checkpoint has its name
     except RunError:
+        # The number is free again: a full disk, for example, may have room at the next try.
         state.next_checkpoint = number
         raise
     with disk_errors(f"writing into {run.folder}"):
@@ -67,6 +72,7 @@ def is_at_end_of_stage(run: Run, state: RunState) -> bool:
 
 def save_final(run: Run, backend: Backend) -> Path:
     """Write the policy as a Hugging Face folder `model/` in the run's folder, replaced as a whole; return its path."""
+    # All ranks: gathering shards is a collective.
     model = backend.whole_model()
     if not run.ranks.is_first:
         return run.shared / "model"

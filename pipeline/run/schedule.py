@@ -55,5 +55,6 @@ def position(items: list[Item], num_done: int, is_evaluated: bool) -> int:
     for index, item in enumerate(items):
         if num_done == 0 and not (item.kind == "evaluate" and is_evaluated):
             return index
+        # At 0 all stages' items are passed, and an evaluation that follows is due unless it is done.
         num_done -= item.kind != "evaluate"
     return len(items)

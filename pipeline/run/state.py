@@ -100,6 +100,7 @@ class RunState:
         tree = asdict(self)
         for group in tree["stage"]["carried"]:
             for member in group["members"]:
+                # `asdict` copies deeply, so this does not touch the live state.
                 member["verdict"]["seconds"] = 0.0
                 _bytes_to_text(member["rollout"])
         for batch in tree["in_flight"]:
@@ -114,6 +115,7 @@ class RunState:
         if not isinstance(stage, dict):  # checkpoints of 0.1 kept the stage's name here
             raise _other_version("no section for the stage")
         for part, own in ((cls, tree), (StageState, stage)):
+            # Missing fields get their defaults, so older states load; unknown ones would be lost silently.
             if unknown := sorted(set(own) - {f.name for f in fields(part)}):
                 raise _other_version(", ".join(unknown))
         values = dict(tree)
@@ -152,6 +154,7 @@ def _bytes_to_text(rollout: dict[str, Any]) -> None:
 def _rollout(tree: dict[str, Any]) -> Rollout:
     rollout = dict(tree)
     for name in ("prompt_ids", "response_ids", "logprobs"):
+        # JSON has lists only, and tokens serve as keys.
         rollout[name] = tuple(rollout[name])
     if (kept := rollout.get("kept")) is not None:
         rollout["kept"] = KeptTokens(tuple(kept["sizes"]), b64decode(kept["ids"]), kept["num_bounded"])

@@ -52,6 +52,7 @@ class EarlyGrading:
         """
         for future in self._rounds:
             future.result()
+        # No lock is needed: the thread that writes these has ended its rounds.
         same = {i for i, pair in self._graded.items() if i < len(attempts) and pair == (keys[i], attempts[i])}
         return [{i: verdict for i, verdict in column.items() if i in same} for column in self._verdicts]
 

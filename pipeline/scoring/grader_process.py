@@ -49,6 +49,7 @@ class GraderProcess:
                 process = self._process = self._process or self._launch()
                 assert process.stdin is not None
                 assert process.stdout is not None
+                # One request and one answer under the lock: the pipe has no numbers to match them by.
                 pickle.dump((key, list(attempts)), process.stdin)
                 process.stdin.flush()
                 verdicts: list[Verdict] = pickle.load(process.stdout)
@@ -59,6 +60,7 @@ class GraderProcess:
 
     def start(self) -> None:
         """Start the process before it is needed."""
+        # A failure shows at the first `score`, which then leaves the grading to the caller.
         with self._lock, contextlib.suppress(*BROKEN):
             if not self._closed:
                 self._process = self._process or self._launch()
@@ -67,6 +69,7 @@ class GraderProcess:
         root = str(Path(pipeline.__path__[0]).parent)
         path = {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
         process = subprocess.Popen(
+            # A session of its own: Ctrl-C must reach the trainer alone, which still needs verdicts while it ends.
             [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             env=os.environ | path, start_new_session=True,
         )  # fmt: skip
@@ -87,6 +90,7 @@ class GraderProcess:
             return
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
+            # Closing flushes, which fails if the process is gone.
             with contextlib.suppress(OSError):
                 pipe.close()
         process.terminate()  # a process that still starts would see the closed pipe only after that
@@ -107,6 +111,7 @@ def serve() -> None:
     with contextlib.suppress(EOFError, BrokenPipeError):
         sandbox, base, choices = pickle.load(requests)
         bound = {key: load(name).bind(params, base) for key, (name, params) in choices.items()}
+        # Before the sandbox starts workers: from now on a signal must end them too.
         signal.signal(signal.SIGTERM, _exit)
         open_sandbox(SandboxConfig(**sandbox), bound.values(), lambda text: None)
         while True:

@@ -74,6 +74,7 @@ def _services(place: SandboxSettings, languages: set[str], say: Callable[[str], 
                 )
             _ask(f"{url}/run_many", place.token, b'{"jobs": []}')  # /health asks for no token, this does
         except urllib.error.HTTPError as exc:
+            # A wrong token is an error of the recipe, not a service that happens to be down.
             if exc.code == 401:
                 raise ConfigError(
                     f"sandbox.url {url} refuses the token; set sandbox.token_env to its variable"

@@ -119,6 +119,7 @@ class Scorer:
             dict(Counter(m.verdict.status for m in scored)),
             sum(retried for _, retried in graded),
             sum(v.seconds for verdicts, _ in graded for v in verdicts),
+            # Early grading has ended by now, so the two spans do not overlap.
             early_s + time.perf_counter() - start,
         )
 
@@ -143,6 +144,7 @@ class Scorer:
 
     def close(self) -> None:
         """End the grading threads and the process; early grading that has not begun is dropped."""
+        # First the thread that asks the process, then the process itself.
         self._early_thread.shutdown(cancel_futures=True)
         if self._process is not None:
             self._process.close()
@@ -160,6 +162,7 @@ class Scorer:
         total, components = reward, [reward]
         for config, other in zip(self.config.components, others, strict=True):
             part = self.reward(rollout, other)
+            # Without this part the sum would be on another scale than those of the group.
             if part is None:
                 failure = replace(other, reason=f"component {config.verifier.key}: {other.reason}")
                 return ScoredRollout(rollout, failure, None)
@@ -183,6 +186,7 @@ class Scorer:
             failed = [i for i in range(len(attempts)) if verdicts[i].is_infrastructure]
             if not failed:
                 break
+            # Only failures of graders are asked again; a timeout is the response's own and has a reward.
             retried += len(failed)
             grade(failed)
         return [verdicts[i] for i in range(len(attempts))], retried
@@ -212,6 +216,7 @@ class Scorer:
 
         run: Callable[..., Any] = map if self._threads is None else self._threads.map
         verdicts: dict[int, Verdict] = {}
+        # `map` yields in the order of the chunks, whichever thread ends first.
         for (_, places), graded in zip(chunks, run(grade, chunks), strict=True):
             verdicts.update(zip(places, graded, strict=True))
         return [verdicts[i] for i in range(len(keys))]
@@ -221,6 +226,7 @@ def _checked(verdict: Verdict) -> Verdict:
     """Return the verdict, or a grader's failure if it is invalid: NaN as a reward would end the run at the update."""
     if verdict.status not in STATUSES:
         reason = f"status {verdict.status!r} is not one of {', '.join(STATUSES)}"
+    # Written so that NaN, for which every comparison is false, is caught.
     elif verdict.status == "graded" and not 0.0 <= verdict.score <= 1.0:
         reason = f"score {verdict.score!r} is outside [0, 1]"
     else:

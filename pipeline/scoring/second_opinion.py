@@ -38,6 +38,7 @@ class SecondOpinions:
     def take(self) -> list[Opinions]:
         """Wait for and return the opinions on each group asked about since the last call, in order."""
         asked, self._asked = self._asked, []
+        # The thread works in the order of `ask`; a grader's exception is raised here.
         return [opinions for future in asked for opinions in future.result()]
 
     def chosen(self, step: int, group: Group) -> list[int]:
@@ -48,6 +49,7 @@ class SecondOpinions:
         domains, prompt = self.config.domains, group.prompt
         if domains is not None and prompt.domain not in domains:
             return []
+        # The seed names the response, so the choice does not depend on order, engine or earlier steps.
         below = self.config.share * NUM_SEEDS
         return [
             i

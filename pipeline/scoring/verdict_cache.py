@@ -32,6 +32,7 @@ class VerdictCache:
         """Return one verdict per attempt, in order: a known one, with no seconds spent, else the answer of `ask`."""
         verdicts = [self._recall(key, attempt) for attempt in attempts]
         missing = [i for i, verdict in enumerate(verdicts) if verdict is None]
+        # Asked outside the lock: two threads may ask for the same answer, which costs time and changes nothing.
         for i, verdict in zip(missing, ask(key, [attempts[i] for i in missing]) if missing else (), strict=True):
             verdicts[i] = verdict
             self._keep(key, attempts[i], verdict)

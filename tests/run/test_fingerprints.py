@@ -52,7 +52,7 @@ def test_fields_are_those_that_decide_the_stage() -> None:
 def test_a_record_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert read_record(tmp_path) == []
     (tmp_path / RECORD).write_text('{"stages": [{"name": 3}]}')
-    with pytest.raises(RunError, match="stages.json"):
+    with pytest.raises(RunError, match=r"stages\.json"):
         read_record(tmp_path)
 
 

@@ -63,6 +63,7 @@ def seconds(config: RunConfig, shape: Shape, gpus: int, device: Device, mean_sha
     responses = rl.prompts_per_step * rl.group_size
     tokens = responses * (mean_share * most + prompt_tokens(config))
     rate = gpus * device.rate(width)
+    # A multiplication and an addition for each weight and token; attention's own products are left out.
     forward = 2 * shape.active * tokens
     passes = parts.updates.num_epochs
     one_forward = forward / (rate * ASSUMED["prefill"])
@@ -72,6 +73,7 @@ def seconds(config: RunConfig, shape: Shape, gpus: int, device: Device, mean_sha
     phases["reference"] = one_forward
     # a backward has two products for each of the forward's: for the inputs and, unless frozen, for the weights
     backward = 1 if config.train.lora is not None else 2
+    # Checkpointing computes the forward a second time.
     cost = 1 + backward + config.train.gradient_checkpointing
     phases["update"] = passes * cost * forward / (rate * ASSUMED["training"])
     if gpus > 1:
@@ -87,9 +89,11 @@ def _decoding(config: RunConfig, shape: Shape, gpus: int, device: Device, width:
     together = min(rows, config.rollout.max_rows)
     # each pass reads the weights once for all rows, and the cache of each row; 2: keys and values
     cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * width * mean_share * most
+    # With enough rows together every expert is used by one of them, so all are read.
     touched = shape.parameters if shape.experts and together * shape.experts_per_token > shape.experts else shape.active
     reading = (touched * width + together * cache) / (device.memory_gb_s * 1e9 * ASSUMED["decoding"])
     computing = 2 * shape.active * together / (device.rate(width) * ASSUMED["prefill"])
+    # A roofline: the slower of the two decides. Rows beyond max_rows wait for another wave.
     return most * max(reading, computing) * max(1.0, rows / together)
 
 
@@ -108,12 +112,14 @@ def _communication(config: RunConfig, shape: Shape, gpus: int, device: Device, w
     moved = 2 * gradients * steps  # an all-reduce is a reduce-scatter and an all-gather
     if config.train.backend == "deepspeed" and config.train.zero == 3:
         micros = max(1.0, tokens * updates.num_epochs * train.sequence_parallel / gpus / train.micro_batch_tokens)
+        # Gathered for forward and backward, gradients scattered, and once more for the engine.
         moved = micros * (2 * one_pass + gradients) + one_pass
     if train.sequence_parallel > 1:
         heads = 2 * (shape.heads + shape.kv_heads) * shape.head_dim
         passes = (2 + train.gradient_checkpointing) * updates.num_epochs
         sent = (train.sequence_parallel - 1) / train.sequence_parallel  # the rest stays on its rank
         moved += passes * sent * heads * width * shape.layers * tokens / gpus
+    # Beyond one node the slowest link decides.
     link = device.node_gb_s if gpus <= device.per_node else device.network_gb_s
     return moved / (link * 1e9 * ASSUMED["links"])
 

@@ -186,6 +186,7 @@ def trained(config: RunConfig, num: int, gpus: int, adapters: bool) -> dict[str,
     zero = train.zero if sharded else 0
     if adapters and not sharded:
         width = 4  # torch's backend keeps adapters in float32, whatever the policy's type
+    # DeepSpeed updates float32 copies of 16-bit weights.
     masters = 4 if sharded and width == 2 else 0
     moments = 8 if sharded else 2 * width  # torch's AdamW keeps them in the weights' type
     return {
@@ -261,6 +262,7 @@ def engine_memory(config: RunConfig, shape: Shape, width: int, gpus: int) -> dic
     cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * width * length
     rows = how.max_rows
     if config.rl is not None:
+        # Whole prompts are dealt to ranks, and the fullest rank decides.
         rows = min(rows, -(-config.rl.prompts_per_step // gpus) * config.rl.group_size)
     if how.engine == "vllm" and how.vllm.sleep:
         return {}

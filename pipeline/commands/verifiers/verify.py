@@ -63,6 +63,7 @@ def verify_file(
         with rows.open(encoding="utf-8", errors="replace") as lines:
             with begun.open("w", encoding="utf-8", errors="backslashreplace") as file:
                 counts = verify(lines, file, batch=batch, defaults=Defaults(verifier=verifier) if verifier else None)
+        # Renamed only when complete: a failure leaves the earlier verdicts as they were.
         begun.replace(out)
         with out.open(encoding="utf-8") as written:
             return counts, [json.loads(line) for line in islice(written, most)]

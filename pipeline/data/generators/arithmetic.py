@@ -82,11 +82,13 @@ def columns(
     for _ in range(digits):
         a, x = divmod(a, 10)
         b, y = divmod(b, 10)
+        # `low`: this column must borrow ten from the next one.
         low = operator == "-" and x < y + carry
         right = x + y + carry if operator == "+" else x + 10 * low - y - carry
         result = right if rng is None else slip(right, noise, rng)
         results.append(result)
         written.append(f"{x + 10 * low}{operator}{y}{f'{operator}1' if carry else ''}={result}")
+        # The carry follows the written result, so a slip spreads as it would for a pupil.
         carry = int(result > 9) if operator == "+" else int(low)
     return results, written
 
@@ -118,6 +120,7 @@ def _num_tasks(operator: Operator, digits: int) -> int:
 
 def _pair(index: int) -> tuple[int, int]:
     """The unordered pair (low, high) of that number, counted by high and then by low."""
+    # Inverts the triangular numbers, in whole numbers: a float would be off for 9 digits.
     high = (math.isqrt(8 * index + 1) - 1) // 2
     return index - high * (high + 1) // 2, high
 
@@ -130,6 +133,7 @@ def _partition(params: Params, seed: int) -> tuple[list[Task], list[Task]]:
     rng = stream(seed, "data", "arithmetic", "split")
     pairs = _num_pairs(params.digits)
     universe = range(pairs * len(params.forms))
+    # The range is never expanded: 9 digits have some 10**17 pairs.
     keys = rng.sample(universe, min(len(universe), params.num_evaluation + params.num_train))
     orders: list[list[Task]] = []
     for key in keys:
@@ -142,6 +146,7 @@ def _partition(params: Params, seed: int) -> tuple[list[Task], list[Task]]:
     evaluation = [rng.choice(both) for both in orders[: params.num_evaluation]]
     train = [task for both in orders[params.num_evaluation :] for task in both]
     rng.shuffle(train)
+    # Up to twice as many as wanted, because sums count in both orders.
     return train[: params.num_train], evaluation
 
 
@@ -151,6 +156,7 @@ def _line(task: Task, params: Params, rng: random.Random) -> str:
     if kind == 0:
         start = rng.randrange(10**params.digits)
         return " ".join(str(start + i) for i in range(rng.randint(3, 8)))
+    # Each column is replaced alone, so the number looks like a sum without being one.
     wrong = compose(
         [rng.randrange(10) if rng.random() < params.text_noise else c for c in columns(task, params.digits)[0]]
     )

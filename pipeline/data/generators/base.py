@@ -57,7 +57,7 @@ class Generator(Protocol):
     Params: type[GeneratorParams]
 
     def rows(self, params: Any, seed: int) -> Split:
-        """All rows for that seed: the same seed gives the same rows."""
+        """Return all rows; the same seed gives the same rows."""
 
 
 def load_generator(name: str, params: Mapping[str, Any] | None = None) -> tuple[Generator, GeneratorParams]:

@@ -89,6 +89,7 @@ def demonstration(task: Task, params: Params, noise: float, rng: random.Random) 
     """
     form, _, b = task
     first, second = value(task, 0), value(task, 1)
+    # The slip is in the size of the number that is read off, never in its sign.
     sign = -1 if first < 0 else 1
     first = sign * slip(abs(first), noise, rng)
     a = slip(abs(second - first), noise, rng)
@@ -106,6 +107,7 @@ def _functions(params: Params) -> list[Task]:
         for a in range(params.a_min, params.a_max + 1):
             for b in range(params.b_min, params.b_max + 1):
                 task = (form, a, b)
+                # Slope and intercept identify the function, whichever form writes it.
                 functions.setdefault((value(task, 1) - value(task, 0), value(task, 0)), task)
     return list(functions.values())
 
