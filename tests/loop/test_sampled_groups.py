@@ -21,19 +21,19 @@ from pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 
 
 class Judging:
-    """An engine that judges by a table: what the rubric's text holds -> what it says."""
+    """An engine that judges by a table: the answer in the rubric's text -> its reply."""
 
     version = 0
 
-    def __init__(self, said: dict[str, str]) -> None:
-        self.said, self.asked = said, []
+    def __init__(self, replies: dict[str, str]) -> None:
+        self.replies, self.asked = replies, []
 
-    def generate(self, requests: Any, sampling: Any) -> list[list[Completion]]:
+    def generate(self, requests: Any, sampling: Any, listener: Any = None) -> list[list[Completion]]:
         assert sampling.temperature == 0
         self.asked += ["".join(map(chr, r.prompt_ids)) for r in requests]
         out = []
         for text in self.asked[-len(requests) :]:
-            reply = next(v for k, v in self.said.items() if f"answer: {k}\n" in text)
+            reply = next(v for k, v in self.replies.items() if f"answer: {k}\n" in text)
             out.append([Completion(tuple(map(ord, reply)), (0.0,) * len(reply), "stop")])
         return out
 
@@ -68,19 +68,19 @@ def group(*texts: str) -> Group:
 
 def test_the_policy_judges_itself_by_the_rubric_and_one_without_a_score_has_no_reward() -> None:
     engine = Judging({"2": "well. Score: 5", "3": "score: 1\nno, score = 0.5", "4": "who knows", "5": "score: 9"})
-    (found,) = judged(engine, [group("2", "3", "4", "5")], "policy")
-    assert [m.reward for m in found.members] == [1.0, 0.1, None, None]
-    assert [m.verdict.status for m in found.members] == ["graded"] * 4, "the verifier's verdict stays"
+    (ranked,) = judged(engine, [group("2", "3", "4", "5")], "policy")
+    assert [m.reward for m in ranked.members] == [1.0, 0.1, None, None]
+    assert [m.verdict.status for m in ranked.members] == ["graded"] * 4, "the verifier's verdict stays"
     assert "question: what is 1+1?" in engine.asked[0]
     assert engine.asked[0] == RUBRIC.replace("{question}", "what is 1+1?").replace("{response}", "2")
 
 
 def test_another_verifier_ranks_instead_of_the_prompts_own() -> None:
     choice = VerifierChoice(name="length", params={"max_length": 4, "buffer": 2, "unit": "characters"})
-    (found,) = judged(None, [group("12", "12345")], choice)
-    assert found.members[0].reward == 1.0
-    assert found.members[1].reward is not None
-    assert found.members[1].reward < 1.0
+    (ranked,) = judged(None, [group("12", "12345")], choice)
+    assert ranked.members[0].reward == 1.0
+    assert ranked.members[1].reward is not None
+    assert ranked.members[1].reward < 1.0
 
 
 def test_without_a_judge_groups_stay_as_they_are() -> None:

@@ -24,7 +24,8 @@ from tests.stages.tiny import tiny
 
 SIZE = 6
 """Responses of a group of the tiny recipe."""
-ALL = {"keep": "all"}
+NO_KL = {"kl_coef": 0, "kl_target": None, "kl_horizon": None, "allow": []}
+"""The tiny recipe's own algorithm without its KL."""
 TWO: dict[str, Any] = {
     "components": [{"verifier": {"name": "length", "params": {"max_length": 30, "buffer": 25}}, "weight": 0.25}],
     "truncated": None,
@@ -33,12 +34,11 @@ TWO: dict[str, Any] = {
 
 
 def algorithm(name: str, **params: Any) -> dict[str, Any]:
-    """A section of RL with this algorithm, without the numbers of the tiny recipe's own."""
-    fields = {"name": name, "kl_coef": None, "kl_target": None, "kl_horizon": None, "allow": [], **params}
-    return {"algorithm": {k: v for k, v in fields.items() if v is not None}, "select": ALL}
+    """A section of RL with this algorithm, which trains on every group."""
+    return {"algorithm": {"name": name, **params}, "select": {"keep": "all"}}
 
 
-def only(session: Session) -> Session:
+def varied(session: Session) -> Session:
     """The session, whose answers are of several lengths: right ones behind spaces, by their seed."""
     engine = session.workers.rollouts.engine
     assert isinstance(engine, ScriptedEngine)
@@ -96,7 +96,7 @@ class TestGreedyBaseline:
 class TestComponents:
     def test_the_reward_is_the_weighted_sum_and_components_are_the_verifiers_own(self, tmp_path: Path) -> None:
         with session_of(tmp_path, rl=algorithm("gdpo"), scoring=TWO) as session:
-            prompts, steps = session.run.data.train[:3], rl_steps(only(session))
+            prompts, steps = session.run.data.train[:3], rl_steps(varied(session))
             groups, _ = steps.verify(prompts, steps.generate(prompts, 0))
         shorts = set()
         for m in (m for g in groups for m in g.members):
@@ -119,7 +119,7 @@ class TestComponents:
 
         monkeypatch.setattr("pipeline.train.step.compute_advantages", watched)
         with session_of(tmp_path, rl=algorithm("gdpo"), scoring=TWO) as session:
-            train_round(only(session))
+            train_round(varied(session))
         assert len(calls) == 3
         for parts, inputs, out in calls:
             weights = parts.advantage.options["weights"]
@@ -133,8 +133,8 @@ class TestComponents:
 
     def test_another_algorithm_takes_the_sum(self, tmp_path: Path) -> None:
         batches: list[list[float]] = []
-        with session_of(tmp_path, rl=algorithm("grpo", kl_coef=0), scoring=TWO) as session:
-            update = rl_steps(only(session)).update
+        with session_of(tmp_path, rl=algorithm("grpo", **NO_KL), scoring=TWO) as session:
+            update = rl_steps(varied(session)).update
 
             def watched(groups: Any) -> Any:
                 batches.append([m.reward for g in groups for m in g.members])
@@ -181,7 +181,7 @@ def test_the_entropy_bonus_follows_its_target(tmp_path: Path) -> None:
 
 def test_sampling_and_training_share_a_temperature_that_falls(tmp_path: Path) -> None:
     """The embedded engine's log-probs are the trainer's only at the same temperature."""
-    falling = algorithm("grpo", kl_coef=0, temperature_end=0.5)
+    falling = algorithm("grpo", **NO_KL, temperature_end=0.5)
     config = tiny({"stages": ["rl"], "sft": None, "rl": {**falling, "rounds": 1, "steps_per_round": 6}})
     with opened(config, tmp_path, tmp_path, "auto", Heard()) as session:
         train_round(session)
