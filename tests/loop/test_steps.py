@@ -185,6 +185,6 @@ def test_sampling_and_training_share_a_temperature_that_falls(tmp_path: Path) ->
     config = tiny({"stages": ["rl"], "sft": None, "rl": {**falling, "rounds": 1, "steps_per_round": 6}})
     with opened(config, tmp_path, tmp_path, "auto", Heard()) as session:
         train_round(session)
-        metrics = [r["metrics"] for r in rows(session)]
+        metrics = [r["metrics"] for r in rows(session) if r["kind"] == "step"]
     assert [m["temperature"] for m in metrics] == pytest.approx([1.0, 0.9, 0.8, 0.7, 0.6, 0.5])
     assert all(abs(m["mismatch/k3"]) < 1e-6 for m in metrics)
