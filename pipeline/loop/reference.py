@@ -10,7 +10,7 @@ from pipeline.types import StepMetrics
 
 
 def reference_config(setup: StageSetup) -> ReferenceConfig:
-    """Return when the reference moves: as the recipe says, else as the algorithm has it."""
+    """Return the schedule of the reference: the recipe's, else the algorithm's."""
     rounds = setup.rounds
     if rounds.reference is not None:
         return rounds.reference
@@ -18,7 +18,10 @@ def reference_config(setup: StageSetup) -> ReferenceConfig:
 
 
 def move_reference(backend: Backend, setup: StageSetup, state: RunState, metrics: StepMetrics) -> None:
-    """Move the reference after a step, if its schedule asks for it. Schedules by round move it as a round begins."""
+    """Move the reference after a step, if its schedule asks for it.
+
+    `rounds.begin_round` makes the first copy, and moves the reference for the schedule `every_round`.
+    """
     config, stage = reference_config(setup), state.stage
     match config.schedule:
         case "every_n_steps":

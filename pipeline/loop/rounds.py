@@ -33,7 +33,7 @@ def run_round(session: Session, item: Item, steps: Steps, wrap: Wrap) -> None:
     mark_start(session)
     begin_round(session, item)
     if state.step == 0 and item.round == 1 and source.engine.version != state.policy_version:
-        steps.publish()  # no evaluation between the stage before and this one has done it
+        steps.publish()  # an evaluation publishes too; none came since the policy changed
     if not source.parity_checked:
         check_parity(run, workers, setup.config.rollout, recorder, sampling(setup, temperature(setup, state)))
         source.parity_checked = True

@@ -90,7 +90,9 @@ def generate(
     prompts: Sequence[Prompt],
     attempt: int,
 ) -> Generated:
-    """Return the responses to this rank's share of the prompts: a group each; then a greedy one each, as a baseline.
+    """Return the responses to this rank's share of the prompts: a group to each prompt.
+
+    If the algorithm's baseline is a greedy response, one to each prompt follows after all groups.
 
     Responses that are sampled now can be graded as they end. A batch in flight is complete, and is graded in `verify`.
     """

@@ -31,7 +31,7 @@ class StageRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRow(StageRow):
-    """One optimiser step of a stage.
+    """One step of a stage. A step of RL samples, grades and updates with one or several optimiser steps.
 
     Example: StepRow(stage="rl", stage_kind="rl", round=1, step=3, metrics={"loss": 0.1}, time={"update": 1.5})
     """
@@ -166,7 +166,7 @@ class RolloutRow(ResponseRow):
     kept_sizes: tuple[int, ...] | None = None
     """Tokens that could be drawn at each place, 0 for all; None unless sampled with top-p or top-k."""
     kept: bool
-    """True if the response's group was trained on."""
+    """True if the rewards of the response's group differ, so that the group can teach something."""
     second: OpinionRow | None = field(default=None, metadata={"row": OpinionRow})
     roll_backs: int | None = None
     """Roll-backs before this step, which was done before; None before the first."""

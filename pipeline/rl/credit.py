@@ -118,7 +118,7 @@ def _groups(parts: Parts, inputs: AdvantageInputs) -> Tensor:
         row = int((sizes[groups] < 2).nonzero()[0, 0])
         raise DataError(
             f"group {int(inputs.group_ids[row])} has 1 response, and advantage {parts.advantage.label!r} compares "
-            "responses; drop the group, or raise rollout.group_size"
+            "responses; drop the group, or raise rl.group_size"
         )
     return groups
 

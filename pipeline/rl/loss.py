@@ -1,7 +1,7 @@
 """The loss of each micro-batch from the parts of the objective, its denominators and its statistics.
 
-The loss of a micro-batch is its share of the batch's: given the totals counted over the optimiser step, the shares add
-up to the loss of the whole batch, on any number of micro-batches and ranks.
+The loss of a micro-batch is its share of the optimiser step's: given the totals counted over the step, the shares add
+up to the loss of the whole step, on any number of micro-batches and ranks.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def sequence_mean(x: Tensor, mask: Tensor) -> Tensor:
 def aggregate(
     name: Aggregate, x: Tensor, mask: Tensor, *, tokens: float, sequences: float, norm_length: int | None
 ) -> Tensor:
-    """Return this micro-batch's share of the aggregate of x [B, T] (or [B, 1]) over the whole batch.
+    """Return this micro-batch's share of the aggregate of x [B, T] (or [B, 1]) over the whole optimiser step.
 
     `tokens` and `sequences` are counted over the whole optimiser step (all micro-batches and ranks), so that the shares
     add up to the aggregate whatever the split. Rows with an empty mask count in neither.

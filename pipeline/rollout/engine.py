@@ -93,7 +93,7 @@ class Engine(Protocol):
         ...
 
     def publish(self, version: int) -> None:
-        """Take the policy's present weights and call them `version`.
+        """Take the present weights of the module that the engine was made with, and call them `version`.
 
         Raises: EngineError if the engine cannot confirm them.
         """
@@ -105,7 +105,8 @@ class Engine(Protocol):
         """Return, per request, one completion per seed, in order.
 
         `listener` receives, in the calling thread, each response at most once as it ends, so that it is graded while
-        others are still written. An engine that learns of the end too late may leave out any of them.
+        others are still written. An engine that learns of the end too late may leave out any of
+        them, or all: those are graded after `generate`.
         """
         ...
 

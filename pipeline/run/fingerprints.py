@@ -27,18 +27,18 @@ from pipeline.run.state import RunState
 from pipeline.train import checkpoint
 
 RECORD, ASIDE = "stages.json", "stale"
-FREE_OF_SANDBOX = frozenset({"min_level", "workers", "url", "token_env"})
+SANDBOX_MAY_CHANGE = frozenset({"min_level", "workers", "url", "token_env"})
 """Fields of `sandbox` that may change on resume: where programs run, not their limits."""
-FREE_OF_VLLM = frozenset(
+VLLM_MAY_CHANGE = frozenset(
     {
         *("servers", "urls", "transfer", "bucket_mib", "concurrency", "start_timeout_s", "request_timeout_s"),
         *("health_timeout_s", "gpu_memory_share", "kv_cache_gib", "sleep"),
     }
 )
 """Fields of `rollout.vllm` that may change on resume: addresses, timeouts and memory, which change no response."""
-FREE_OF_STAGES = frozenset({"evaluate_every"})
+STAGES_MAY_CHANGE = frozenset({"evaluate_every"})
 """Fields of stages' sections that may change on resume: nothing that is trained depends on them."""
-FREE_OF_ENDPOINTS = frozenset({"url", "api_key_variable", "timeout_s", "retries", "backoff_s", "parallel"})
+ENDPOINTS_MAY_CHANGE = frozenset({"url", "api_key_variable", "timeout_s", "retries", "backoff_s", "parallel"})
 """Fields of `endpoint` that may change on resume: where and how often a model is asked, not which one."""
 SHOWN = 3
 """Changes that a message lists."""
@@ -81,13 +81,13 @@ def recipe_fields(view: RunConfig) -> dict[str, Any]:
     tree |= {name: recipe[name] for name in sorted(section.reads & recipe.keys())}
     if stage.start is not None:
         tree["from"] = stage.start
-    tree[stage.kind] = {k: v for k, v in recipe[stage.kind].items() if k not in FREE_OF_STAGES}
+    tree[stage.kind] = {k: v for k, v in recipe[stage.kind].items() if k not in STAGES_MAY_CHANGE}
     if isinstance(asked := tree[stage.kind].get("endpoint"), dict):
-        tree[stage.kind]["endpoint"] = {k: v for k, v in asked.items() if k not in FREE_OF_ENDPOINTS}
+        tree[stage.kind]["endpoint"] = {k: v for k, v in asked.items() if k not in ENDPOINTS_MAY_CHANGE}
     if "sandbox" in tree:
-        tree["sandbox"] = {k: v for k, v in tree["sandbox"].items() if k not in FREE_OF_SANDBOX}
+        tree["sandbox"] = {k: v for k, v in tree["sandbox"].items() if k not in SANDBOX_MAY_CHANGE}
     if "rollout" in tree:
-        vllm = {k: v for k, v in tree["rollout"]["vllm"].items() if k not in FREE_OF_VLLM}
+        vllm = {k: v for k, v in tree["rollout"]["vllm"].items() if k not in VLLM_MAY_CHANGE}
         tree["rollout"] = {**tree["rollout"], "vllm": vllm}
         if view.rollout.publish_every > 1:  # an evaluation gives the engine new weights
             tree["evaluation"] = {"every_rounds": view.evaluation.every_rounds, "is_on": bool(view.data.evaluation)}

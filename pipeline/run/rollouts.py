@@ -2,7 +2,9 @@
 
 In the asynchronous source a thread of its own generates. The step's number decides which weights sample which response,
 never the clock: batches are started and weights published at fixed places of the loop, and the thread does both in that
-order. So equal recipes give equal bytes here too, and a checkpoint holds the batches in flight.
+order. So equal recipes give equal bytes here too, and a checkpoint holds the batches in flight. With
+`rollout.max_staleness` k, the batch of step s is sampled by the weights after s - k updates, the first batches by the
+first weights, and refills by the present ones.
 """
 
 from __future__ import annotations

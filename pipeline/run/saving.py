@@ -21,7 +21,11 @@ from pipeline.train.deadline import WATCH
 
 
 def save(session: Session) -> None:
-    """Write a checkpoint. Every rank must call it."""
+    """Write a checkpoint of everything that the next step depends on. Every rank must call it.
+
+    It holds state.json, the backend's files (model, optimiser, reference, critic), the engine's weights if they are
+    older than the policy's, models that the stage trains next to the policy, and a manifest.
+    """
     run, workers, state, recorder = session.run, session.workers, session.state, session.recorder
     if is_at_end_of_stage(run, state):
         state.stage_ends[state.stage.name] = state.next_checkpoint
@@ -67,7 +71,7 @@ def is_at_end_of_stage(run: Run, state: RunState) -> bool:
     """True if all items of the present stage are done."""
     items = schedule(run.recipe)
     left = items[position(items, state.num_done, state.is_evaluated) :]
-    return state.step == 0 and not any(i.stage in (BASE, state.stage.name) for i in left[:1])
+    return state.step == 0 and (not left or left[0].stage not in (BASE, state.stage.name))
 
 
 def save_final(run: Run, backend: Backend) -> Path:

@@ -48,9 +48,10 @@ def _items(config: RunConfig, stage: Stage, section: StageSection) -> Iterator[I
 
 
 def position(items: list[Item], num_done: int, is_evaluated: bool) -> int:
-    """Return the index of the next item after `num_done` items of stages, and the evaluation after them if it is done.
+    """Return the index of the first item to do, when `num_done` items of stages are done.
 
-    Evaluations are not counted, so that a run resumes at the same place if its recipe now evaluates more or less often.
+    With `is_evaluated` the evaluation that follows them (at 0: the one before training) is done too. Evaluations are
+    not counted in `num_done`, so that a run resumes at the same place if its recipe now evaluates more or less often.
     """
     for index, item in enumerate(items):
         if num_done == 0 and not (item.kind == "evaluate" and is_evaluated):

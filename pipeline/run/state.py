@@ -60,7 +60,7 @@ class RunState:
     num_done: int = 0
     """Finished items of stages. Evaluations are not counted."""
     is_evaluated: bool = False
-    """True if the evaluation after them (or before all) is done."""
+    """True if the evaluation that follows those items (at 0: the one before training) is done."""
     step: int = 0
     """Finished steps of the next item."""
     rl_step: int = 0

@@ -128,7 +128,10 @@ class Scorer:
         return self._grade_and_retry(keys, attempts, {})[0]
 
     def reward(self, rollout: Rollout, verdict: Verdict) -> float | None:
-        """Return the reward of the recipe's table; None if the grader failed."""
+        """Return the reward of the recipe's table; None if the grader failed.
+
+        A response that was cut at its length limit gets `truncated` whatever its verdict, unless that is None.
+        """
         if verdict.is_infrastructure:
             return None
         if rollout.finish_reason == "length" and self.config.truncated is not None:

@@ -1,4 +1,7 @@
-"""Selection of the groups to train on: those whose rewards differ. The others are counted, by reason."""
+"""Selection of the groups to train on: those whose rewards differ, or all, as recipe and algorithm choose.
+
+Groups that are dropped are counted, by reason.
+"""
 
 from __future__ import annotations
 

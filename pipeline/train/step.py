@@ -79,7 +79,8 @@ def update(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Se
     step, whose denominators are counted over all of its micro-batches and ranks before any backward. Every rank gets
     all groups: what needs the model is divided by rows, and each rank computes the rest for itself.
 
-    Raises: NonFiniteError if a loss or gradient is not finite; that update was refused, the weights are as before.
+    Raises: NonFiniteError if a loss or gradient is not finite; that optimiser step was refused;
+        the steps on earlier minibatches of the batch stay.
     """
     batch = _shaped(parts, collate(groups, settings.pad_id, backend.model.device), settings)
     before = _Before.of(backend, parts, batch, settings)
