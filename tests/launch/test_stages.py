@@ -70,7 +70,7 @@ def test_each_stage_does_on_two_ranks_what_it_does_on_one(runs: tuple[Path, Path
     assert len(rows[0]) == len(rows[1]) > 0
     for one, two in zip(*rows, strict=True):
         assert two["metrics"] == pytest.approx(one["metrics"], abs=1e-5)
-    ends = [json.loads((newest(f) / "state.json").read_text())["ends"][stage] for f in runs]
+    ends = [json.loads((newest(f) / "state.json").read_text())["stage_ends"][stage] for f in runs]
     assert_close(*(f / f"checkpoints/{end:08d}/model/model.safetensors" for f, end in zip(runs, ends, strict=True)))
 
 
