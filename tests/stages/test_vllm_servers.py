@@ -176,7 +176,7 @@ def test_servers_of_the_run_that_hang_and_die_are_ended_and_given_ones_go_on(
     with pytest.raises(EngineError, match="no server of vLLM is left of 2") as said:
         run_with(recipe("vllm", STEPS, rollout=over(servers=2)), base, folder, generate)
     first, *lost = str(said.value).splitlines()
-    assert f"{folder}/logs/vllm-*.log, then start the same command again: it goes on from the last checkpoint" in first
+    assert f"{folder}/logs/vllm-*.log" in first
     assert len(lost) == 2
     assert "no answer, and none to /health within rollout.vllm.health_timeout_s=10" in lost[0]
     assert len(started) == 2
