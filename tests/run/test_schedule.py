@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from pipeline.run.schedule import Item, position, schedule
-from tests.stages.tiny import tiny
-
-SHORT: dict[str, Any] = {
-    "stages": [
-        "sft",
-        "rl",
-        {"name": "sft_again", "kind": "sft", "with": {"steps": 5}},
-        {"name": "rl_again", "kind": "rl", "with": {"rounds": 1, "algorithm": {"name": "rloo"}}},
-    ],
-    "sft": {"steps": 40},
-    "rl": {"rounds": 2, "steps_per_round": 2, "select": {"keep": "all"}},
-}
+from tests.stages.tiny import FOUR_STAGES, tiny
 
 
 def test_the_items_of_a_list_of_stages() -> None:
-    labels = [(i.kind, i.stage, i.label) for i in schedule(tiny(SHORT))]
+    labels = [(i.kind, i.stage, i.label) for i in schedule(tiny(FOUR_STAGES))]
     assert labels == [
         ("evaluate", "base", "before training"),
         ("sft", "sft", "sft"),
@@ -37,7 +24,7 @@ def test_the_items_of_a_list_of_stages() -> None:
 
 
 def test_positions_count_what_was_trained_and_not_evaluations() -> None:
-    with_evaluations, without = schedule(tiny(SHORT)), schedule(tiny({**SHORT, "data": {"evaluation": []}}))
+    with_evaluations, without = schedule(tiny(FOUR_STAGES)), schedule(tiny({**FOUR_STAGES, "data": {"evaluation": []}}))
     done, is_evaluated = 0, False
     for items in (with_evaluations, without):
         done, is_evaluated = 0, False

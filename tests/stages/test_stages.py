@@ -17,24 +17,13 @@ from pipeline.report.summary import summarize
 from pipeline.run.demonstrations import demonstration_rows
 from pipeline.run.opening import opened
 from pipeline.whole_run import remaining, run_items, train
-from tests.stages.tiny import tiny
-
-SHORT: dict[str, Any] = {
-    "stages": [
-        "sft",
-        "rl",
-        {"name": "sft_again", "kind": "sft", "with": {"steps": 5}},
-        {"name": "rl_again", "kind": "rl", "with": {"rounds": 1, "algorithm": {"name": "rloo"}}},
-    ],
-    "sft": {"steps": 40},
-    "rl": {"rounds": 2, "steps_per_round": 2, "select": {"keep": "all"}},
-}
+from tests.stages.tiny import FOUR_STAGES, tiny
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
-    train(tiny(SHORT), folder, folder, "auto", Silent())
+    train(tiny(FOUR_STAGES), folder, folder, "auto", Silent())
     return folder
 
 
@@ -74,15 +63,15 @@ def test_the_report_knows_stages_by_kind(run: Path) -> None:
 @pytest.mark.integration
 def test_a_done_run_has_nothing_left_and_is_in_its_last_stage(run: Path) -> None:
     before = (run / "metrics.jsonl").read_bytes()
-    with opened(tiny(SHORT), run, run, "auto", Silent()) as session:
+    with opened(tiny(FOUR_STAGES), run, run, "auto", Silent()) as session:
         assert session.setup.config.stage_names == ("rl_again",)
         assert (session.state.num_done, session.state.rl_step, session.state.step_in_stage) == (5, 6, 2)
-    train(tiny(SHORT), run, run, "auto", Silent())
+    train(tiny(FOUR_STAGES), run, run, "auto", Silent())
     assert (run / "metrics.jsonl").read_bytes() == before
 
 
 def test_sft_trains_on_what_a_stage_left(tmp_path: Path) -> None:
-    with opened(tiny(SHORT), tmp_path, tmp_path, "auto", Silent()) as session:
+    with opened(tiny(FOUR_STAGES), tmp_path, tmp_path, "auto", Silent()) as session:
         own = demonstration_rows(session.run, session.setup, session.recorder, "sft", None)
         left = session.run.stage_folder("collect")
         left.mkdir(parents=True)

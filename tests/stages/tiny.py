@@ -67,6 +67,17 @@ TREE: dict[str, Any] = {
     "checkpoint": {"every_steps": 1, "keep": 2},
     "report": {"trackers": []},
 }
+FOUR_STAGES: dict[str, Any] = {
+    "stages": [
+        "sft",
+        "rl",
+        {"name": "sft_again", "kind": "sft", "with": {"steps": 5}},
+        {"name": "rl_again", "kind": "rl", "with": {"rounds": 1, "algorithm": {"name": "rloo"}}},
+    ],
+    "sft": {"steps": 40},
+    "rl": {"rounds": 2, "steps_per_round": 2, "select": {"keep": "all"}},
+}
+"""Changes that make a recipe of four stages, two kinds twice."""
 
 
 def tiny(changes: dict[str, Any] | None = None, overrides: Sequence[str] = ()) -> RunConfig:
