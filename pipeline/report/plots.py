@@ -13,11 +13,6 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-
 from pipeline.report.curves import SMOOTHING, Chart, Series, moving_average
 
 WIDTH, HEIGHT = 350.0, 215.0
@@ -74,6 +69,11 @@ class Plot:
 
 def draw(chart: Chart) -> Plot:
     """`chart` as an SVG element. Equal charts give equal bytes; every id in it begins with the chart's name."""
+    # Imported here because it takes half a second, which a process that draws nothing need not pay.
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
     with matplotlib.rc_context():
         matplotlib.rcdefaults()  # a person's own matplotlibrc must not change a report
         # The salt makes matplotlib's ids the same each time; by default they are random.
@@ -130,6 +130,8 @@ def _line(axes: Any, chart: Chart, series: Series) -> None:
 
 
 def _dress(axes: Any, chart: Chart) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     axes.grid(axis="y")
     axes.set_axisbelow(True)
     axes.margins(x=0.015 if chart.ticks is None else 0.04)
