@@ -59,10 +59,10 @@ def test_where_nothing_is_near_all_are_named() -> None:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *entries: tuple[str, str]) -> None:
-    def entry_points(group: str) -> list[EntryPoint]:
-        return [EntryPoint(name, value, group) for name, value in entries if group == "verizero.verifiers"]
+    def installed(kind: str, path: tuple[str, ...]) -> list[EntryPoint]:
+        return [EntryPoint(name, value, f"verizero.{kind}") for name, value in entries if kind == "verifiers"]
 
-    monkeypatch.setattr(registry, "entry_points", entry_points)
+    monkeypatch.setattr(registry, "_installed", installed)
 
 
 def test_an_installed_package_brings_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
