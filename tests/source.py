@@ -6,7 +6,7 @@ import ast
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,6 +38,12 @@ def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
+@cache
+def parsed(source: str) -> ast.Module:
+    """The syntax tree of a file; several rules read each file."""
+    return ast.parse(source)
+
+
 @dataclass(frozen=True)
 class Import:
     """One imported module, in full, and where."""
@@ -54,7 +60,7 @@ def imports_of(source: str, module: str, typing_too: bool = False) -> Iterator[I
     `from package import name` counts as package.name where that could be a module, and relative ones are resolved
     against `module`, the file's own dotted name.
     """
-    todo: list[ast.AST] = [ast.parse(source)]
+    todo: list[ast.AST] = [parsed(source)]
     while todo:
         node = todo.pop()
         is_typing = isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
@@ -69,13 +75,13 @@ def imports_of(source: str, module: str, typing_too: bool = False) -> Iterator[I
                 base = ".".join([*module.split(".")[: -node.level], *filter(None, [node.module])])
             yield from (Import(f"{base}.{alias.name}", node.lineno) for alias in node.names)
         elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
-            called = ast.unparse(node.func).split(".")[-1]
+            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
             named = (str(node.args[0].value),) if called in ("import_module", "__import__") else ()
             yield from (Import(module_name, node.lineno) for module_name in named)
         todo.extend(ast.iter_child_nodes(node))
 
 
-@lru_cache
+@cache
 def imported_by(path: Path) -> tuple[Import, ...]:
     """What a file imports, each as `imports_of` has it."""
     return tuple(imports_of(path.read_text(), dotted(path)))
@@ -89,7 +95,7 @@ def dotted(path: Path) -> str:
 def long_functions(source: str, limit: int) -> list[tuple[str, int]]:
     """Functions of more lines than `limit`, with their lines, decorators and docstring counted."""
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parsed(source)):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
             lines = (node.end_lineno or first) - first + 1
@@ -104,7 +110,7 @@ def stubs(source: str) -> list[str]:
     A docstring alone is a reason: a fake engine has nothing to close.
     """
     found: list[str] = []
-    todo: list[ast.AST] = [ast.parse(source)]
+    todo: list[ast.AST] = [parsed(source)]
     while todo:
         node = todo.pop()
         if isinstance(node, ast.ClassDef) and any(ast.unparse(b).startswith("Protocol") for b in node.bases):
