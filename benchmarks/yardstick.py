@@ -110,7 +110,8 @@ def our_steps(folder: str, lengths: str, steps: int, turn: int) -> tuple[dict[st
     from pipeline.models.load import load_model, load_tokenizer
     from pipeline.rollout.engine import Request, Sampling
     from pipeline.rollout.torch_engine import TorchEngine
-    from pipeline.train.step import Controllers, Settings, update
+    from pipeline.train.prepare import Controllers, Settings
+    from pipeline.train.step import update
     from pipeline.train.torch_backend import TorchBackend
     from pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 

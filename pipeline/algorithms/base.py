@@ -27,8 +27,10 @@ from pipeline.rl.parts import (
     MismatchLevel,
     Part,
     Parts,
+    Proximal,
     Reference,
     Shaping,
+    StaleObjective,
     Terms,
     Updates,
 )
@@ -103,6 +105,23 @@ class PolicyParams(AlgorithmParams):
     )
     mismatch_cap: float = Field(2.0, gt=0, description="largest weight")
     mismatch_floor: float = Field(0.0, ge=0, description="smallest weight")
+    mismatch_normalize: bool = Field(False, description="divide the weights by their mean over the batch")
+    mismatch_reject: dict[str, float | tuple[float, float]] = Field(
+        {}, description="drop tokens or responses outside bounds, e.g. {mean_k3: 0.01, max_k2: 0.1, sum_k1: [-1, 1]}"
+    )
+    mismatch_m2: float | None = Field(
+        None,
+        gt=0,
+        description="M2PO: drop the worst tokens until the mean square of log(pi_old / pi_gen) is below this",
+    )
+    mismatch_stale: StaleObjective | None = Field(
+        None,
+        description="rows of an older policy: ratio to pi_gen (bypass), or to pi at batch start, with weights against "
+        "pi_gen (decoupled); null: decoupled with max_staleness or publish_every, else bypass",
+    )
+    mismatch_prox: Proximal = Field(
+        "recompute", description="pi at batch start, over several updates: a forward, or interpolated without one"
+    )
     entropy_coef: float = Field(0.0, description="coefficient of the entropy bonus; an adaptive one starts here")
     entropy_target: float | None = Field(None, gt=0, description="the bonus adapts to hold this entropy, in nats")
     entropy_step: float = Field(0.0, ge=0, description="change of the adaptive bonus at each step")
@@ -129,7 +148,7 @@ class PolicyParams(AlgorithmParams):
         return {
             "kl": self._filled(Kl, "kl_", where=self.kl_in if self.kl_coef > 0 else "none"),
             "masks": self._filled(Masks),
-            "mismatch": self._filled(Mismatch, "mismatch_"),
+            "mismatch": self._filled(Mismatch, "mismatch_", reject=self._criteria()),
             "shaping": self._filled(Shaping),
             "terms": self._filled(Terms),
             "updates": self._filled(Updates),
@@ -138,6 +157,11 @@ class PolicyParams(AlgorithmParams):
             "temperature_end": self.temperature_end,
             "allow": frozenset(self.allow),
         }
+
+    def _criteria(self) -> tuple[tuple[str, float, float], ...]:
+        """Return the criteria of `mismatch_reject` with both bounds; one number b is [-b, b]."""
+        bounds = self.mismatch_reject.items()
+        return tuple((name, *(b if isinstance(b, tuple) else (-b, b))) for name, b in bounds)
 
     def _filled(self, kind: type[Value], prefix: str = "", **instead: Any) -> Value:
         """Return a `kind` whose fields are `instead`, or else the parameters of the same names behind `prefix`."""

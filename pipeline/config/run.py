@@ -363,10 +363,11 @@ def check_lag(rl: RlConfig, rollout: RolloutConfig, train: TrainConfig) -> None:
     parts = parts_of(rl)
     asked = "publish_every" if rollout.publish_every > 1 else "max_staleness"
     asked = f"rollout.{asked}={getattr(rollout, asked)}"
-    if parts.ratio == "none" and "stale_without_ratio" not in parts.allow:
+    bypassed = parts.mismatch.stale == "bypass"
+    if bypassed and parts.ratio == "none" and "stale_without_ratio" not in parts.allow:
         raise ValueError(
-            f"{asked} trains on old responses and the algorithm has no ratio: {UNUSUAL['stale_without_ratio']}. Use "
-            "one with a ratio, e.g. grpo, leave it out, or ask for it with rl.algorithm.allow: [stale_without_ratio]"
+            f"{asked} trains on old responses and the algorithm has no ratio: {UNUSUAL['stale_without_ratio']}. Set "
+            "rl.algorithm.mismatch_stale: decoupled, or ask for it with rl.algorithm.allow: [stale_without_ratio]"
         )
     if rollout.publish_every > 1 and train.backend != "torch":
         raise ValueError(

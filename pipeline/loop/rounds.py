@@ -94,6 +94,11 @@ def train(
             ) from exc
         return None
     stage.num_bad_updates = 0
+    if metrics.get("updates/refused"):
+        recorder.say(
+            f"{recorder.where}: after {metrics['updates']:.0f} updates on this batch the next was not finite, and the "
+            "rest of the batch was left out; lower the learning rate"
+        )
     return metrics
 
 

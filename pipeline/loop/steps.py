@@ -23,7 +23,8 @@ from pipeline.run.state import RunState
 from pipeline.scoring.early_grading import EarlyGrading
 from pipeline.scoring.score import GradingTally
 from pipeline.scoring.select import Reason, form_groups, select
-from pipeline.train.step import Settings, update
+from pipeline.train.prepare import Settings
+from pipeline.train.step import update
 from pipeline.types import Group, Prompt, Rollout, StepMetrics
 
 Wrap = Callable[[str, Callable[..., Any]], Callable[..., Any]]

@@ -329,3 +329,11 @@ KL_FORMS: dict[str, str] = {  # d = log pi_ref - log pi
     "k3": "exp(d) - d - 1",
     "k3_unbiased": "(pi / pi_old) (exp(d) - d - 1)",
 }
+
+REJECTIONS: dict[str, str] = {  # x = log(pi_old / pi_gen); k1 = -x, k2 = x^2 / 2, k3 = exp(x) - x - 1
+    **{f"token_{k}": f"{k} of the token" for k in ("k1", "k2", "k3")},
+    **{f"sum_{k}": f"sum of {k} over the response" for k in ("k1", "k2", "k3")},
+    **{f"mean_{k}": f"mean of {k} over the response" for k in ("k1", "k2", "k3")},
+    **{f"max_{k}": f"largest {k} of the response" for k in ("k2", "k3")},
+}
+"""Criteria by which tokens or whole responses are dropped."""

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import ConfigError
+from pipeline.rl.kl import k3
 from pipeline.rl.parts import Mismatch, Parts
-from pipeline.rl.ratios import exp_clamped, log_ratio
-from pipeline.rl.reduce import sequence_mean
+from pipeline.rl.ratios import LOG_RATIO_LIMIT, exp_clamped, log_ratio
+from pipeline.rl.reduce import divide, masked, masked_mean, masked_sum, sequence_mean
 
 
 def training_mask(parts: Parts, response_mask: Tensor, truncated: Tensor | None) -> Tensor:
@@ -64,3 +65,51 @@ def off_policy_keep(
     drift = sequence_mean(rollout_logprobs - logprobs.detach(), mask)
     # drift [B, 1] is of the response, the sign of A [B, T] of the token: some estimators give both within one response.
     return (advantages >= 0) | (drift <= delta)
+
+
+def mean_weight(weights: Tensor, mask: Tensor) -> float:
+    """Return the mean of mismatch weights over a batch: over tokens for [B, T], over responses for [B, 1].
+
+    A batch without a trained token has mean 1.
+    """
+    rows = mask.any(dim=1, keepdim=True)
+    where = mask if weights.shape == mask.shape else rows
+    mean = float(masked_mean(weights, where))
+    return mean if bool(rows.any()) and mean > 0 else 1.0
+
+
+def rejection_keep(
+    criteria: tuple[tuple[str, float, float], ...], old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor
+) -> Tensor:
+    """Return [B, T] bool: False where a criterion of pi_old against pi_gen is outside its bounds.
+
+    A criterion is `<reduction>_<estimator>`, a name of `catalog.REJECTIONS`. With x = log(pi_old / pi_gen), the
+    estimators of the divergence are k1 = -x, k2 = x^2 / 2 and k3 = exp(x) - x - 1; `token` judges each token, `sum`,
+    `mean` and `max` the response. All criteria must pass. A value at its bound is kept.
+
+    Source: the rejection modes of verl's rollout correction, with the same names; its bounds of k1 are ratios, ours
+    are values of k1.
+    """
+    keep = mask
+    x = (old_logprobs - rollout_logprobs).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    for name, low, high in criteria:
+        reduction, _, estimator = name.partition("_")
+        value = masked({"k1": -x, "k2": x**2 / 2, "k3": k3(x)}[estimator], mask)
+        if reduction == "sum":
+            value = masked_sum(value, mask, dim=1).unsqueeze(1)
+        elif reduction == "mean":
+            value = sequence_mean(value, mask)
+        elif reduction == "max":  # no estimator with a maximum is negative, so 0 outside the mask is harmless
+            value = value.amax(dim=1, keepdim=True)
+        keep = keep & (value >= low) & (value <= high)
+    return keep
+
+
+def response_weight(weights: Tensor, kept: Tensor) -> Tensor:
+    """Return one weight per response [B, 1]: the geometric mean over its kept tokens; 0 if none is kept.
+
+    An objective with one value per response needs one weight per response. All weights of kept tokens are positive.
+    """
+    logs = masked(torch.where(kept, weights, torch.ones_like(weights)).log(), kept)
+    mean = divide(logs.sum(dim=1), kept.sum(dim=1).to(logs.dtype)).exp().unsqueeze(1)
+    return masked(mean, kept.any(dim=1, keepdim=True))

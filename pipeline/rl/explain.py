@@ -99,7 +99,17 @@ def _details(parts: Parts, setting: Setting) -> Iterator[tuple[str, str]]:
         yield "kl", f"the coefficient adapts to KL {kl.target:g} over {kl.horizon:g} responses"
     if mismatch.level != "none":
         what = "clamped to" if mismatch.action == "truncate" else "0 outside"
-        yield "w", f"pi_old / pi_gen per {mismatch.level}, {what} [{mismatch.floor:g}, {mismatch.cap:g}]"
+        mean = ", divided by its mean over the batch" if mismatch.normalize else ""
+        yield "w", f"pi_old / pi_gen per {mismatch.level}, {what} [{mismatch.floor:g}, {mismatch.cap:g}]{mean}"
+    for name, low, high in mismatch.reject:
+        yield "mask", f"0 where {catalog.REJECTIONS[name]}, of pi_old against pi_gen, is outside [{low:g}, {high:g}]"
+    if mismatch.m2 is not None:
+        yield "mask", f"worst tokens are 0 until the mean of log(pi_old / pi_gen)^2 is below {mismatch.m2:g}"
+    if mismatch.stale == "decoupled":
+        how = "" if mismatch.prox == "recompute" else f", {mismatch.prox} between pi_gen and pi"
+        yield "stale", f"on rows of an older policy pi_old is the policy at batch start{how}"
+    elif mismatch.level != "none":
+        yield "stale", "on rows of an older policy pi_old is pi_gen, and w is 1"
     if masks.off_policy_delta is not None:
         yield "M", f"0 where A < 0 and mean_t log(pi_gen / pi) > {masks.off_policy_delta:g}, else 1"
     if masks.high_entropy_share is not None:

@@ -14,7 +14,13 @@ from torch import Tensor
 
 from pipeline.errors import DataError
 from pipeline.rl import kl, reduce
-from pipeline.rl.corrections import mismatch_weights, off_policy_keep, training_mask
+from pipeline.rl.corrections import (
+    mismatch_weights,
+    off_policy_keep,
+    rejection_keep,
+    response_weight,
+    training_mask,
+)
 from pipeline.rl.logprobs import working
 from pipeline.rl.metrics import Observed, observe, summarize_stats
 from pipeline.rl.parts import Parts
@@ -49,7 +55,8 @@ class LossInputs:
     advantages: Tensor
     response_mask: Tensor
     old_logprobs: Tensor | None = None
-    """None only if the batch is used for one update: then they are `logprobs`, detached."""
+    """The trainer's, from before the batch's first update. None only if there is one update: then they are `logprobs`,
+    detached."""
     ref_logprobs: Tensor | None = None
     rollout_logprobs: Tensor | None = None
     entropy: Tensor | None = None
@@ -59,6 +66,12 @@ class LossInputs:
     """[B, T] bool from `selection.select_tokens`: tokens to train on."""
     selected: Tensor | None = None
     """[B, T] bool from `selection.select_tokens`: tokens of high covariance."""
+    low_moment: Tensor | None = None
+    """[B, T] bool from `selection.select_tokens`: tokens that M2PO keeps."""
+    stale: Tensor | None = None
+    """[B] bool: responses of an older policy. None: there are none."""
+    mean_weight: float = 1.0
+    """Mean of the mismatch weights over the whole batch, which normalised weights are divided by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,23 +107,25 @@ def policy_loss(
     mask = training_mask(parts, inputs.response_mask, inputs.truncated)
     # From here on every [B, T] is 0 outside the mask, so that no ratio or product there is infinite or NaN.
     logprobs = masked(working(inputs.logprobs), mask)
-    old = _old_logprobs(parts, inputs, logprobs, mask)
+    own_old = _old_logprobs(parts, inputs, logprobs, mask)
     ref, gen = _optional(inputs.ref_logprobs, mask), _optional(inputs.rollout_logprobs, mask)
+    old = ratio_logprobs(parts, inputs.stale, own_old, gen)
     advantages = masked(working(inputs.advantages), mask).detach()
-    ratio = log_ratio(parts.ratio, logprobs, old, mask)
-    surrogate = SurrogateInputs(logprobs, ratio, advantages, mask, _flag(inputs.selected))
+    weight, drops = _weights(parts, inputs, mask, (logprobs.detach(), old, gen, advantages))
+    # A ratio or a mean over the response must not read a dropped token either, or its gradient would come back.
+    kept = mask & (weight != 0)
+    ratio = log_ratio(parts.ratio, logprobs, old, kept)
+    surrogate = SurrogateInputs(logprobs, ratio, advantages, kept, _flag(inputs.selected))
     objective = parts.surrogate.function(surrogate, **parts.surrogate.options)
-    weight, drops = _weights(parts, inputs, surrogate, old, gen)
+    if objective.shape != weight.shape:
+        weight = response_weight(weight, kept)
     # A dropped token's objective may be infinite, and 0 * inf is NaN.
     elements = torch.where(weight != 0, objective * weight, torch.zeros_like(objective * weight))
     losses = {"policy_loss": -_aggregate(parts, elements, mask, totals)}
     if parts.kl.where == "loss":
-        if ref is None:
-            raise DataError("kl in the loss needs ref_logprobs, got None; run the reference over the batch")
         beta = parts.kl.coef if kl_coef is None else kl_coef
         # Neither weights nor drops apply: the KL holds back every token of the mask.
-        estimate = kl.estimate(parts.kl.form, logprobs, ref, old)
-        losses["kl_loss"] = beta * _aggregate(parts, estimate, mask, totals)
+        losses["kl_loss"] = beta * _aggregate(parts, _estimate(parts, logprobs, ref, old), mask, totals)
     bonus = parts.terms.entropy_coef if entropy_coef is None else entropy_coef
     if bonus != 0:
         losses["entropy_loss"] = -bonus * _mean_entropy(inputs.entropy, mask, totals)
@@ -121,12 +136,14 @@ def policy_loss(
         filtered=everything & ~mask,  # by the overlong filter
         logprobs=logprobs,
         old_logprobs=old,
+        own_old_logprobs=own_old,
         log_ratio=ratio,
         advantages=advantages,
         clip=clip_range(parts),
         ref_logprobs=ref,
         rollout_logprobs=gen,
         entropy=_optional(inputs.entropy, mask),
+        stale=inputs.stale,
         drops=drops,
     )
     return LossOutput(loss, observe(seen))
@@ -165,30 +182,62 @@ def clip_range(parts: Parts) -> tuple[float, float]:
     return lowest, math.log1p(high) if isinstance(high, (int, float)) else math.inf
 
 
+def ratio_logprobs(parts: Parts, stale: Tensor | None, own_old: Tensor, gen: Tensor | None) -> Tensor:
+    """Return [B, T] log-probs of the policy that the ratio compares to.
+
+    Decoupled, it is the trainer's policy at batch start on every row, and the weights compare that policy to the one
+    that sampled (arXiv:2110.00641; arXiv:2505.24298). Bypassed, a stale row's ratio is to the policy that sampled it.
+    """
+    if stale is None or parts.mismatch.stale == "decoupled":
+        return own_old
+    if gen is None:
+        raise DataError("responses of an older policy need rollout_logprobs, got None; pass what the engine reported")
+    return torch.where(stale.unsqueeze(1), gen, own_old)
+
+
 def _weights(
-    parts: Parts, inputs: LossInputs, x: SurrogateInputs, old: Tensor, gen: Tensor | None
+    parts: Parts, inputs: LossInputs, mask: Tensor, logs: tuple[Tensor, Tensor, Tensor | None, Tensor]
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    weight = torch.ones_like(x.logprobs.detach())
+    """Return the weight of each token [B, T], 0 if it is dropped, and the dropped tokens [B, T] bool by reason.
+
+    `logs`: current, old and engine log-probs, and the advantages.
+    """
+    current, old, gen, advantages = logs
+    weight = torch.ones_like(current)
     drops: dict[str, Tensor] = {}
     if parts.needs_rollout_logprobs and gen is None:
         raise DataError("this algorithm needs rollout_logprobs, got None; pass what the engine reported")
     # `drops` has each reason by itself: a token that falls under two of them counts under both.
     if parts.mismatch.level != "none" and gen is not None:
-        weight = mismatch_weights(parts.mismatch, old, gen, x.mask).expand(weight.shape)  # [B, 1] -> [B, T]
+        weight = mismatch_weights(parts.mismatch, old, gen, mask).expand(weight.shape)  # [B, 1] -> [B, T]
         drops["mismatch"] = weight == 0
+        weight = weight / inputs.mean_weight
+    keeps: dict[str, Tensor] = {}
+    if parts.mismatch.reject and gen is not None:
+        keeps["rejected"] = rejection_keep(parts.mismatch.reject, old, gen, mask)
     if parts.masks.off_policy_delta is not None and gen is not None:
-        keep = off_policy_keep(x.logprobs, gen, x.advantages, x.mask, parts.masks.off_policy_delta)
-        weight, drops["off_policy"] = masked(weight, keep), ~keep
+        keeps["off_policy"] = off_policy_keep(current, gen, advantages, mask, parts.masks.off_policy_delta)
     if parts.masks.high_entropy_share is not None:
-        if inputs.high_entropy is None:
-            raise DataError("masks.high_entropy_share needs high_entropy, got None; call selection.select_tokens")
-        keep = inputs.high_entropy > 0
-        weight, drops["low_entropy"] = masked(weight, keep), ~keep
-    if x.selected is not None:
-        drops["selected"] = x.selected
-    elif parts.surrogate_selects:
-        raise DataError(f"surrogate {parts.surrogate.label!r} needs selected, got None; call selection.select_tokens")
+        keeps["low_entropy"] = _chosen(inputs.high_entropy, "masks.high_entropy_share", "high_entropy")
+    if parts.mismatch.m2 is not None:
+        keeps["second_moment"] = _chosen(inputs.low_moment, "mismatch.m2", "low_moment")
+    for reason, keep in keeps.items():
+        weight, drops[reason] = masked(weight, keep), ~keep
+    if parts.surrogate_selects:
+        drops["selected"] = _chosen(inputs.selected, f"surrogate {parts.surrogate.label!r}", "selected")
     return weight, drops
+
+
+def _chosen(tokens: Tensor | None, what: str, name: str) -> Tensor:
+    if tokens is None:
+        raise DataError(f"{what} needs {name}, got None; call selection.select_tokens")
+    return tokens > 0
+
+
+def _estimate(parts: Parts, logprobs: Tensor, ref: Tensor | None, old: Tensor) -> Tensor:
+    if ref is None:
+        raise DataError("kl in the loss needs ref_logprobs, got None; run the reference over the batch")
+    return kl.estimate(parts.kl.form, logprobs, ref, old)
 
 
 def _aggregate(parts: Parts, x: Tensor, mask: Tensor, totals: Counts) -> Tensor:

@@ -32,18 +32,20 @@ SUMS = (
     "ref_k3",
     "entropy",
     "entropy_tokens",
-    "advantage",
-    "advantage_sq",
     "weight",
     "weight_sq",
     "gen_tokens",
     "gen_k1",
     "gen_k3",
     "gen_abs",
+    "fresh_tokens",
+    "fresh_abs",
     "drop_off_policy",
     "drop_mismatch",
     "drop_low_entropy",
     "drop_selected",
+    "drop_rejected",
+    "drop_second_moment",
 )
 _PER_DECADE = 24
 _SMALLEST = 1e-7
@@ -63,6 +65,9 @@ class Observed:
     filtered: Tensor
     logprobs: Tensor
     old_logprobs: Tensor
+    """The ratio's denominator."""
+    own_old_logprobs: Tensor
+    """The trainer's, from before the batch's first update."""
     log_ratio: Tensor
     advantages: Tensor
     clip: tuple[float, float]
@@ -70,6 +75,8 @@ class Observed:
     ref_logprobs: Tensor | None
     rollout_logprobs: Tensor | None
     entropy: Tensor | None
+    stale: Tensor | None
+    """[B] bool: responses of an older policy; None: there are none."""
     drops: dict[str, Tensor]
 
 
@@ -92,8 +99,6 @@ def observe(x: Observed) -> Tensor:
         "clip_high": (mask & (log_ratio > x.clip[1]) & (x.advantages > 0)).sum(),
         "old_k1": -masked_sum(drift, mask),
         "old_k3": masked_sum(k3(drift), mask),
-        "advantage": masked_sum(x.advantages, mask),
-        "advantage_sq": masked_sum(x.advantages**2, mask),
         "weight": masked_sum(weight, mask),
         "weight_sq": masked_sum(weight.double() ** 2, mask),
     }
@@ -102,9 +107,12 @@ def observe(x: Observed) -> Tensor:
         # Tokens are counted again: a mean is over those for which its input was observed.
         values |= {"ref_tokens": mask.sum(), "ref_k1": -masked_sum(d, mask), "ref_k3": masked_sum(k3(d), mask)}
     if x.rollout_logprobs is not None:
-        d = x.old_logprobs - x.rollout_logprobs
+        # The trainer's own: the ratio's may be the engine's, on stale rows, and would differ by nothing.
+        d = x.own_old_logprobs - x.rollout_logprobs
         values |= {"gen_tokens": mask.sum(), "gen_k1": -masked_sum(d, mask), "gen_k3": masked_sum(k3(d), mask)}
         values["gen_abs"] = masked_sum(d.abs(), mask)
+        fresh = mask if x.stale is None else mask & ~x.stale.unsqueeze(1)
+        values |= {"fresh_tokens": fresh.sum(), "fresh_abs": masked_sum(d.abs(), fresh)}
         apart = _histogram(d.abs(), mask)
     else:
         apart = torch.zeros(NUM_BINS, dtype=torch.float64, device=mask.device)
@@ -118,13 +126,14 @@ def observe(x: Observed) -> Tensor:
 def summarize_stats(stats: Tensor) -> dict[str, float]:
     """Return the metrics of one update, from the sum of its micro-batches' statistics over all ranks.
 
-    A metric whose input was not observed (a reference, an entropy, engine log-probs) is absent, not 0. Quantiles of the
+    A metric whose input was not observed (a reference, an entropy, engine log-probs) is absent, not 0. `mismatch/*`
+    compares the trainer at batch start to the engine: on the share `mismatch/stale` of the tokens, of an older policy,
+    the difference includes the updates since, and `mismatch/engine_abs` leaves them out. Quantiles of the
     ratio and of |log-prob by the engine - by the trainer| come from histograms: they are right to 10% of their
     logarithm, and differences below 1e-7 count as 0. All numbers are 0 for an update without tokens.
     """
     row = dict(zip(SUMS, stats[: len(SUMS)].tolist(), strict=True))
     tokens = max(row["tokens"], 1.0)
-    mean = row["advantage"] / tokens
     out = {
         "loss/total": row["loss"],
         "loss/policy": row["policy_loss"],
@@ -138,20 +147,19 @@ def summarize_stats(stats: Tensor) -> dict[str, float]:
         "clip_fraction/high": row["clip_high"] / tokens,
         "policy_kl/k1": row["old_k1"] / tokens,
         "policy_kl/k3": row["old_k3"] / tokens,
-        "advantage/mean": mean,
-        "advantage/std": max(row["advantage_sq"] / tokens - mean**2, 0.0) ** 0.5,
         # Effective sample size as a share of the tokens: (sum w)^2 / (n sum w^2).
         "ess": row["weight"] ** 2 / (row["weight_sq"] * tokens) if row["weight_sq"] > 0 else 0.0,
         "masked/overlong": row["filtered_tokens"] / max(row["tokens"] + row["filtered_tokens"], 1.0),
     }
-    out |= {
-        f"masked/{why}": row[f"drop_{why}"] / tokens for why in ("off_policy", "mismatch", "low_entropy", "selected")
-    }
+    out |= {f"masked/{name.removeprefix('drop_')}": row[name] / tokens for name in SUMS if name.startswith("drop_")}
     if row["ref_tokens"]:
         out |= {"kl/k1": row["ref_k1"] / row["ref_tokens"], "kl/k3": row["ref_k3"] / row["ref_tokens"]}
     if row["gen_tokens"]:
         apart = stats[len(SUMS) + NUM_BINS :]
         out |= {f"mismatch/{name}": row[f"gen_{name}"] / row["gen_tokens"] for name in ("k1", "k3", "abs")}
+        out["mismatch/stale"] = 1 - row["fresh_tokens"] / row["gen_tokens"]
+        if row["fresh_tokens"]:
+            out["mismatch/engine_abs"] = row["fresh_abs"] / row["fresh_tokens"]
         # `_quantile` answers exp of the logarithm; here the logarithm is wanted.
         out |= {f"mismatch/p{q:02d}": abs(math.log(_quantile(apart, q / 100))) for q in (50, 90, 99)}
     if row["entropy_tokens"]:

@@ -29,6 +29,8 @@ Reference = Literal["frozen", "every_round"]
 """The schedules that need no number of their own; a recipe can ask for others."""
 MismatchLevel = Literal["none", "token", "sequence", "geometric"]
 MismatchAction = Literal["truncate", "mask"]
+StaleObjective = Literal["bypass", "decoupled"]
+Proximal = Literal["recompute", "loglinear", "linear"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +98,36 @@ class Masks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mismatch:
-    """Correction for an engine whose distribution differs from the trainer's: weights pi_old / pi_gen.
+    """Correction for rows that another distribution sampled: another engine's, or an older policy's.
 
-    `truncate` clamps a weight to [floor, cap]; `mask` drops a weight outside. `sequence` is the product over the
-    response, `geometric` its length-normalised form.
+    The weights are pi_old / pi_gen: `truncate` clamps one to [floor, cap], `mask` drops it outside. At level `sequence`
+    it is the product over the response, at `geometric` that product's length-th root.
     """
 
     level: MismatchLevel = "none"
     action: MismatchAction = "truncate"
     cap: float = 2.0
     floor: float = 0.0
+    normalize: bool = False
+    """Weights are divided by their mean over the batch."""
+    reject: tuple[tuple[str, float, float], ...] = ()
+    """(name of `catalog.REJECTIONS`, lowest, highest): tokens or responses outside are dropped."""
+    m2: float | None = None
+    """The tokens with the largest (log pi_old - log pi_gen)^2 are dropped until the mean of the rest is below this."""
+    stale: StaleObjective | None = None
+    """Objective on rows of an older policy; None until the recipe chooses, and then `bypass`."""
+    prox: Proximal = "recompute"
+    """Source of the decoupled objective's pi_old where a batch is used for several updates."""
+
+    @property
+    def needs_rollout_logprobs(self) -> bool:
+        """Log-probs as the engine reported them enter a weight or a choice of tokens."""
+        return self.level != "none" or bool(self.reject) or self.m2 is not None
+
+    @property
+    def needs_whole_batch(self) -> bool:
+        """Something is computed over the whole batch before its first update."""
+        return self.normalize or self.m2 is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,7 +256,7 @@ class Parts:
     @property
     def needs_selection(self) -> bool:
         """Tokens are selected once per batch, over the whole of it (`selection.select_tokens`)."""
-        return self.masks.high_entropy_share is not None or self.surrogate_selects
+        return self.masks.high_entropy_share is not None or self.surrogate_selects or self.mismatch.needs_whole_batch
 
     @property
     def needs_reference(self) -> bool:
@@ -244,7 +266,7 @@ class Parts:
     @property
     def needs_rollout_logprobs(self) -> bool:
         """Log-probs as the engine reported them enter the objective."""
-        return self.mismatch.level != "none" or self.masks.off_policy_delta is not None
+        return self.mismatch.needs_rollout_logprobs or self.masks.off_policy_delta is not None
 
     @property
     def needs_old_logprobs(self) -> bool:
@@ -253,7 +275,7 @@ class Parts:
             self.ratio != "none"
             or self.kl.form == "k3_unbiased"
             or self.kl.where == "reward"
-            or self.mismatch.level != "none"  # weights pi_old / pi_gen
+            or self.mismatch.needs_rollout_logprobs  # all compare pi_old and pi_gen
             or self.needs_selection  # made before the first update
         )
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import ConfigError
-from pipeline.rl.parts import RatioLevel
+from pipeline.rl.parts import Proximal, RatioLevel
 from pipeline.rl.reduce import masked_sum, sequence_mean
 
 LOG_RATIO_LIMIT = 20.0
@@ -40,3 +40,20 @@ def log_ratio(level: RatioLevel, logprobs: Tensor, old_logprobs: Tensor, mask: T
 def exp_clamped(x: Tensor) -> Tensor:
     """Return exp(x) with x clamped to +-LOG_RATIO_LIMIT; there is no gradient beyond."""
     return x.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
+def proximal(method: Proximal, sampled: Tensor, current: Tensor, share: Tensor) -> Tensor:
+    """Return log-probs [B, T] that approximate the policy at batch start, without a forward of its own.
+
+    It lies on the way from the policy that sampled a row to the current one: `share` [B] of the updates in between were
+    taken at batch start. `loglinear` interpolates log-probs, `linear` probabilities; share 1 is the current policy.
+
+    Raises: ConfigError for a method without an approximation.
+    Source: AReaL's `compute_prox_logp_approximations`; its share counts whole versions, ours minibatches too.
+    """
+    share = share.unsqueeze(1).to(current.dtype)
+    if method == "loglinear":
+        return torch.lerp(sampled.to(current.dtype), current, share)
+    if method == "linear":
+        return torch.logaddexp((1 - share).log() + sampled, share.log() + current)
+    raise ConfigError(f"mismatch.prox has no approximation {method!r}; known: loglinear, linear")

@@ -37,7 +37,7 @@ def check(parts: Parts) -> None:
     _check_name("ratio", parts.ratio, catalog.RATIOS)
     _check_name("aggregate", parts.aggregate, catalog.AGGREGATES)
     # One message at a time: the first wrong choice is often the cause of the next message.
-    for wrong in (_wrong_surrogate, _wrong_kl, _wrong_advantage, _wrong_numbers):
+    for wrong in (_wrong_surrogate, _wrong_kl, _wrong_advantage, _wrong_mismatch, _wrong_numbers):
         for message in wrong(parts):
             raise ConfigError(message)
     for name in _unusual(parts):
@@ -135,6 +135,27 @@ def _wrong_advantage(parts: Parts) -> Iterator[str]:
         )
 
 
+def _wrong_mismatch(parts: Parts) -> Iterator[str]:
+    mismatch = parts.mismatch
+    if mismatch.level != "none" and not 0 <= mismatch.floor < mismatch.cap:
+        yield f"mismatch needs 0 <= floor < cap, got floor {mismatch.floor:g} and cap {mismatch.cap:g}"
+    if mismatch.normalize and mismatch.level == "none":
+        yield "mismatch_normalize divides weights and mismatch_level is none; set mismatch_level, or leave it out"
+    for name, low, high in mismatch.reject:
+        _check_name("mismatch_reject", name, catalog.REJECTIONS)
+        if not low < high:
+            yield f"mismatch_reject.{name} needs lowest < highest, got {low:g} and {high:g}"
+    if mismatch.prox == "recompute":
+        return
+    if mismatch.stale != "decoupled":
+        yield f"mismatch_prox {mismatch.prox!r} is for the decoupled objective alone; set mismatch_stale: decoupled"
+    if parts.updates.num_epochs * parts.updates.num_minibatches == 1:
+        yield (
+            f"mismatch_prox is {mismatch.prox!r}, and with one update of a batch no forward is made for it; set "
+            "num_minibatches or num_epochs above 1, or leave it out"
+        )
+
+
 _NUMBERS = {
     "masks.high_entropy_share": catalog.Option(None, "", above=0, high=1),
     "shaping.overlong_buffer": catalog.Option(None, "", above=0, high=1),
@@ -151,8 +172,6 @@ _NUMBERS = {
 def _wrong_numbers(parts: Parts) -> Iterator[str]:
     for path, allowed in _NUMBERS.items():
         allowed.check(path.rpartition(".")[2], attrgetter(path)(parts))
-    if parts.mismatch.level != "none" and not 0 <= parts.mismatch.floor < parts.mismatch.cap:
-        yield f"mismatch needs 0 <= floor < cap, got floor {parts.mismatch.floor:g} and cap {parts.mismatch.cap:g}"
     terms = parts.terms
     if terms.entropy_target is None:
         return

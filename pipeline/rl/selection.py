@@ -21,10 +21,11 @@ Gather = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Selected tokens, [B, T] bool, None if the parts need none; both go into `LossInputs` by the same names."""
+    """Selected tokens, [B, T] bool, None if the parts need none; they go into `LossInputs` by the same names."""
 
     high_entropy: Tensor | None = None
     selected: Tensor | None = None
+    low_moment: Tensor | None = None
 
 
 def select_tokens(
@@ -53,6 +54,27 @@ def select_tokens(
         cov = covariance(old_logprobs, advantages, mask, all_reduce)
         selected = load(entry.selects)(cov, mask, generator, gather, **parts.surrogate.options)
     return Selection(high_entropy, selected)
+
+
+def low_moment(
+    old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor, limit: float, gather: Gather = identity
+) -> Tensor:
+    """Return the most tokens, [B, T] bool, whose mean (log pi_old - log pi_gen)^2 is below `limit`, smallest first.
+
+    Tokens with equal squares are kept or dropped together, so that neither order nor ranks decide. None is kept if the
+    smallest is not below the limit.
+
+    Source: arXiv:2510.01161 (M2PO).
+    """
+    squares = masked(old_logprobs - rollout_logprobs, mask).double() ** 2
+    ordered = gather(squares[mask]).sort().values
+    # Running means of ascending numbers never fall, so all that are low enough come first.
+    num = int((ordered.cumsum(0) / torch.arange(1, len(ordered) + 1, device=ordered.device) < limit).sum())
+    if num == 0:
+        return torch.zeros_like(mask)
+    highest = ordered[num - 1]
+    cuts_equals = num < len(ordered) and bool(ordered[num] == highest)
+    return mask & (squares < highest if cuts_equals else squares <= highest)
 
 
 def top_by_covariance(

@@ -10,10 +10,7 @@ from pipeline.config.run import RECORDING_ENGINES, RunConfig, parts_of
 from pipeline.config.sections import RolloutConfig
 from pipeline.errors import ConfigError
 from pipeline.models.routing import num_experts, unreplayable
-from pipeline.rl.parts import Mismatch, Parts
-
-TRUNCATED_IS = Mismatch(level="token", action="truncate", cap=2.0)
-"""Truncated importance sampling (F. Yao et al. 2025), which `correct` adds to an algorithm without a correction."""
+from pipeline.rl.parts import Parts
 
 
 def resolve_parts(config: RunConfig, model: Any = None) -> Parts | None:
@@ -61,11 +58,15 @@ def parity_action(config: RolloutConfig) -> str:
 
 
 def with_correction(parts: Parts, config: RolloutConfig) -> Parts:
-    """Return the algorithm with truncated importance sampling, if the recipe asks for it and it has no correction.
+    """Return the algorithm with its objective on stale rows, and with truncated importance sampling if it is needed.
 
-    The correction is on from the first step whatever the parity check finds, so that a resumed run does what it did
-    before. Its weights are 1 where engine and trainer agree.
+    The recipe may ask for that correction (`rollout.parity.action: correct`), and the decoupled objective needs it; an
+    algorithm that has a correction of its own keeps it. It is on from the first step whatever the parity check finds,
+    so that a resumed run does what it did before. Its weights are 1 where engine and trainer agree.
     """
-    if parity_action(config) != "correct" or parts.mismatch.level != "none":
-        return parts
-    return replace(parts, mismatch=TRUNCATED_IS)
+    late = config.max_staleness > 0 or config.publish_every > 1
+    mismatch = replace(parts.mismatch, stale=parts.mismatch.stale or ("decoupled" if late else "bypass"))
+    needs_weights = mismatch.stale == "decoupled" or parity_action(config) == "correct"
+    if needs_weights and not mismatch.needs_rollout_logprobs:
+        mismatch = replace(mismatch, level="token", action="truncate", cap=2.0)
+    return replace(parts, mismatch=mismatch)

@@ -46,8 +46,8 @@ from pipeline.run.state import RunState
 from pipeline.train import checkpoint
 from pipeline.train.backend import Backend
 from pipeline.train.deadline import SPARE_S, WATCH
+from pipeline.train.prepare import Controllers
 from pipeline.train.ranks import ALONE, Ranks, join, leave
-from pipeline.train.step import Controllers
 
 Resume = Literal["auto", "never", "must"]
 PACKAGES = ("torch", "transformers", "prefect", "sympy", "math-verify", "numpy")

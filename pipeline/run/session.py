@@ -24,8 +24,8 @@ from pipeline.run.recorder import Recorder
 from pipeline.run.rollouts import RolloutSource
 from pipeline.run.state import RunState
 from pipeline.train.backend import Backend
+from pipeline.train.prepare import Controllers
 from pipeline.train.ranks import Ranks
-from pipeline.train.step import Controllers
 from pipeline.train.texts import Row
 
 

@@ -160,13 +160,16 @@ OF_SECTIONS: list[tuple[list[Any], dict[str, Any], list[str]]] = [
 ]
 TWO_REWARDS = "scoring.components=[{verifier: {name: length}, weight: 0.25}]"
 OF_OVERRIDES: list[tuple[list[str], list[str]]] = [
-    (["rl.algorithm={name: rloo}", AHEAD], ["max_staleness=1", "allow: [stale_without_ratio]"]),
+    (["rl.algorithm={name: rloo, mismatch_stale: bypass}", AHEAD], ["max_staleness=1", "allow: [stale_without_ratio]"]),
     ([GRPO, AHEAD, EVERY_TWO], ["publish_every=2", "publish_every: 1"]),
     ([GRPO, "rollout.in_flight=interrupt"], ["in_flight=interrupt", "rollout.interrupt_tokens"]),
     ([GRPO, "rollout.in_flight=interrupt", "rollout.interrupt_tokens=5"], ["rollout.max_staleness"]),
     ([GRPO, AHEAD, "rollout.interrupt_tokens=5"], ["in_flight=finish"]),
     ([GRPO, AHEAD, "rollout.vllm.tensor_parallel=2"], ["tensor_parallel"]),
-    (["rl.algorithm={name: rloo}", EVERY_TWO], ["publish_every=2", "allow: [stale_without_ratio]"]),
+    (
+        ["rl.algorithm={name: rloo, mismatch_stale: bypass}", EVERY_TWO],
+        ["publish_every=2", "allow: [stale_without_ratio]"],
+    ),
     ([GRPO, "train.backend=deepspeed", EVERY_TWO], ["publish_every=2", "train.backend: torch"]),
     ([GRPO, "train.lora={}", EVERY_TWO], ["publish_every=2", "train.lora: null"]),
     (["rollout.top_p=0.9"], ["top_p=0.9", "rollout.top_k=0", "allow: [cut_sampling]"]),
@@ -208,7 +211,7 @@ def test_settings_that_contradict_each_other_are_refused(overrides: list[str], w
     "overrides",
     [
         ["rl.max_tokens=540"],
-        ["rl.algorithm={name: rloo, allow: [stale_without_ratio]}", EVERY_TWO],
+        ["rl.algorithm={name: rloo, mismatch_stale: bypass, allow: [stale_without_ratio]}", EVERY_TWO],
         ["rollout.top_p=0.9", "rl.algorithm={name: dapo, allow: [cut_sampling]}"],
         ["rollout.top_p=0.9", "rl.algorithm={name: dapo, keep_sampling: true}"],
         ["rollout.engine=vllm_server", "rollout.vllm.request_timeout_s=1799", "launch.kind=local"],

@@ -15,7 +15,7 @@ from pipeline.run.algorithm import resolve_parts
 from pipeline.run.session import StageSetup
 from pipeline.run.state import RunState
 from pipeline.scoring.score import GradingTally
-from pipeline.train.step import Controllers
+from pipeline.train.prepare import Controllers
 from pipeline.types import Group, Prompt, Rollout, ScoredRollout, StepMetrics, Verdict
 from tests.stages.tiny import tiny
 

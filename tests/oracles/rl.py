@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 
 @dataclass
@@ -24,10 +25,13 @@ class Row:
     truncated: bool = False
     high_entropy: list[bool] = field(default_factory=list)
     selected: list[bool] = field(default_factory=list)
+    low_moment: list[bool] = field(default_factory=list)
+    stale: bool = False
     still: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.still = self.still or list(self.lp)
+        self.low_moment = self.low_moment or [True] * len(self.lp)
         self.high_entropy = self.high_entropy or [True] * len(self.lp)
         self.selected = self.selected or [False] * len(self.lp)
 
@@ -246,28 +250,69 @@ def off_policy_keep(delta: float, row: Row) -> list[float]:
     return [1.0 if a >= 0 or drift <= delta else 0.0 for a in row.adv]
 
 
-def loss(parts: object, rows: Sequence[Row]) -> float:
+def rejected(criteria: Sequence[tuple[str, float, float]], row: Row) -> list[bool]:
+    out = [False] * len(row.lp)
+    for name, low, high in criteria:
+        reduction, estimator = name.split("_")
+        xs = [clamp(old - gen, -20, 20) for old, gen in zip(row.old, row.gen, strict=True)]
+        values = [{"k1": -x, "k2": x * x / 2, "k3": math.exp(x) - x - 1}[estimator] for x in xs]
+        if reduction != "token":
+            values = [{"sum": sum, "mean": mean, "max": max}[reduction](values)] * len(values)
+        out = [o or not low <= v <= high for o, v in zip(out, values, strict=True)]
+    return out
+
+
+def token_weights(p: Any, row: Row) -> list[float]:
+    """The weight of each token, 0 if it is dropped."""
+    m, weights = p.mismatch, [1.0] * len(row.lp)
+    if m.level != "none":
+        weights = mismatch_weights(m.level, m.action, m.floor, m.cap, row)
+    keeps = [[not r for r in rejected(m.reject, row)]]
+    if p.masks.off_policy_delta is not None:
+        keeps.append([w > 0 for w in off_policy_keep(p.masks.off_policy_delta, row)])
+    if p.masks.high_entropy_share is not None:
+        keeps.append(row.high_entropy)
+    if m.m2 is not None:
+        keeps.append(row.low_moment)
+    return [w if all(keep) else 0.0 for w, *keep in zip(weights, *keeps, strict=True)]
+
+
+def cut_to(row: Row, kept: Sequence[int]) -> Row:
+    """The row as if it had only those tokens."""
+    names = ("lp", "old", "ref", "gen", "adv", "entropy", "selected", "still")
+    return Row(**{name: [getattr(row, name)[t] for t in kept] for name in names})
+
+
+def weighted(p: Any, row: Row) -> list[float]:
+    """The weighted objective at every token: the kept tokens are a response of their own, the others are 0."""
+    weights = token_weights(p, row)
+    kept = [t for t, w in enumerate(weights) if w]
+    if not kept:
+        return [0.0] * len(weights)
+    values = surrogate(p.surrogate.name, dict(p.surrogate.options), p.ratio, cut_to(row, kept))
+    if p.surrogate.name in ("geometric_mean", "squared"):  # one value per response, and so one weight
+        return [values[0] * math.exp(mean([math.log(weights[t]) for t in kept]))] * len(weights)
+    out = [0.0] * len(weights)
+    for t, value in zip(kept, values, strict=True):
+        out[t] = value * weights[t]
+    return out
+
+
+def loss(parts: Any, rows: Sequence[Row]) -> float:
     """The loss of a whole batch for `Parts` (only its plain fields are read)."""
     p = parts
-    rows = [r for r in rows if r.lp and not (p.masks.overlong_filter and r.truncated)]  # type: ignore[attr-defined]
     elements, kls, entropies = [], [], []
     for row in rows:
-        xs = surrogate(p.surrogate.name, dict(p.surrogate.options), p.ratio, row)  # type: ignore[attr-defined]
-        m = p.mismatch  # type: ignore[attr-defined]
-        if m.level != "none":
-            ws = mismatch_weights(m.level, m.action, m.floor, m.cap, row)
-            xs = [x * w for x, w in zip(xs, ws, strict=True)]
-        if p.masks.off_policy_delta is not None:  # type: ignore[attr-defined]
-            ws = off_policy_keep(p.masks.off_policy_delta, row)  # type: ignore[attr-defined]
-            xs = [x * w for x, w in zip(xs, ws, strict=True)]
-        if p.masks.high_entropy_share is not None:  # type: ignore[attr-defined]
-            xs = [x if keep else 0.0 for x, keep in zip(xs, row.high_entropy, strict=True)]
-        elements.append(xs)
-        kls.append([kl(p.kl.form, *v) for v in zip(row.lp, row.ref, row.old, strict=True)])  # type: ignore[attr-defined]
+        if not row.lp or (p.masks.overlong_filter and row.truncated):
+            continue
+        if row.stale and p.mismatch.stale != "decoupled":
+            row = replace(row, old=row.gen)
+        elements.append(weighted(p, row))
+        kls.append([kl(p.kl.form, *v) for v in zip(row.lp, row.ref, row.old, strict=True)])
         entropies.append(row.entropy)
-    total = -aggregate(p.aggregate, elements, p.norm_length)  # type: ignore[attr-defined]
-    if p.kl.where == "loss":  # type: ignore[attr-defined]
-        total += p.kl.coef * aggregate(p.aggregate, kls, p.norm_length)  # type: ignore[attr-defined]
-    if p.terms.entropy_coef:  # type: ignore[attr-defined]
-        total -= p.terms.entropy_coef * aggregate("token_mean", entropies, None)  # type: ignore[attr-defined]
+    total = -aggregate(p.aggregate, elements, p.norm_length)
+    if p.kl.where == "loss":
+        total += p.kl.coef * aggregate(p.aggregate, kls, p.norm_length)
+    if p.terms.entropy_coef:
+        total -= p.terms.entropy_coef * aggregate("token_mean", entropies, None)
     return total

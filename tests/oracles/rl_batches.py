@@ -19,10 +19,16 @@ GARBAGE = (math.nan, math.inf, -math.inf, 1e30, -7.0)
 
 
 def random_rows(
-    seed: int, num: int = 6, longest: int = 7, drift: float = 0.3, per_token: bool = False, on_policy: bool = False
+    seed: int,
+    num: int = 6,
+    longest: int = 7,
+    drift: float = 0.3,
+    per_token: bool = False,
+    on_policy: bool = False,
+    stale: bool = False,
 ) -> list[Row]:
-    """Rows of 1 to `longest` tokens, with generic values (no ties, no value at a kink)."""
-    r = random.Random(seed)
+    """Rows of 1 to `longest` tokens, with generic values (no ties, no value at a kink); with `stale` some are old."""
+    r, chosen = random.Random(seed), random.Random(f"chosen {seed}")
     rows = []
     for _ in range(num):
         size = r.randint(1, longest)
@@ -39,6 +45,8 @@ def random_rows(
                 truncated=r.random() < 0.3,
                 high_entropy=[r.random() < 0.5 for _ in lp],
                 selected=[r.random() < 0.4 for _ in lp],
+                low_moment=[chosen.random() < 0.7 for _ in lp],
+                stale=stale and chosen.random() < 0.5,
             )
         )
     return rows
@@ -114,5 +122,7 @@ def pad(rows: Sequence[Row], seed: int = 0, extra: int = 4, dtype: torch.dtype =
         truncated=torch.tensor([row.truncated for row in rows]),
         high_entropy=flags("high_entropy"),
         selected=flags("selected"),
+        low_moment=flags("low_moment"),
+        stale=torch.tensor([row.stale for row in rows]) if any(row.stale for row in rows) else None,
     )
     return Padded(inputs, where)

@@ -18,7 +18,7 @@ from pipeline.rl.loss import Counts, count, summarize
 from pipeline.rl.parts import Parts
 from tests.oracles.rl import Row
 from tests.oracles.rl_batches import pad, random_rows, solve
-from tests.rl.variants import variants
+from tests.rl.variants import rows_like, variants
 
 VARIANTS = variants()
 NEAR = {"rel": 1e-9, "abs": 1e-12}
@@ -49,7 +49,7 @@ def same(a: Found, b: Found, order: list[int] | None = None) -> None:
 @given(st.integers(0, 10**6), st.lists(st.integers(1, 5), max_size=3))
 def test_micro_batches(name: str, seed: int, cuts: list[int]) -> None:
     parts = VARIANTS[name]
-    rows = random_rows(seed, per_token=parts.token_advantage)
+    rows = random_rows(seed, **rows_like(parts))
     edges = sorted({0, *cuts, len(rows)})
     pieces = [rows[a:b] for a, b in itertools.pairwise(edges)]
     same(cut(parts, [rows]), cut(parts, pieces, seed))
@@ -58,7 +58,7 @@ def test_micro_batches(name: str, seed: int, cuts: list[int]) -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_padding_and_order(name: str) -> None:
     parts = VARIANTS[name]
-    rows = random_rows(21, per_token=parts.token_advantage)
+    rows = random_rows(21, **rows_like(parts))
     straight = cut(parts, [rows])
     for seed in range(3):
         order = list(range(len(rows)))
@@ -73,7 +73,7 @@ def _rank(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     found: dict[str, Any] = {}
     for name, parts in VARIANTS.items():
-        rows = random_rows(31, per_token=parts.token_advantage)
+        rows = random_rows(31, **rows_like(parts))
         mine = rows[:2] if rank == 0 else rows[2:]
         padded = pad(mine, seed=rank)
         own = count(parts, padded.inputs.response_mask, padded.inputs.truncated)
@@ -94,7 +94,7 @@ def test_two_ranks(tmp_path: Path) -> None:
     mp.spawn(_rank, args=(str(tmp_path),), nprocs=2)
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
     for name, parts in VARIANTS.items():
-        rows = random_rows(31, per_token=parts.token_advantage)
+        rows = random_rows(31, **rows_like(parts))
         loss, grads, metrics = ranks[0][name]
         assert ranks[1][name][0] == loss
         same(cut(parts, [rows]), (loss, grads + ranks[1][name][1], metrics))

@@ -13,7 +13,7 @@ from pipeline.rl.loss import Counts, count, policy_loss, ptx_loss, summarize
 from pipeline.rl.parts import Parts
 from tests.oracles import rl as oracle
 from tests.oracles.rl_batches import pad, random_rows, solve
-from tests.rl.variants import variants
+from tests.rl.variants import rows_like, variants
 
 VARIANTS = variants()
 STEP = 1e-6
@@ -34,7 +34,7 @@ def run(parts: Parts, rows: list[oracle.Row], seed: int = 0) -> tuple[float, lis
 @pytest.mark.parametrize("seed", range(6))
 def test_loss_equals_the_double(name: str, seed: int) -> None:
     parts = VARIANTS[name]
-    rows = random_rows(seed, drift=drift_of(name, 3e-4), per_token=parts.token_advantage)
+    rows = random_rows(seed, drift=drift_of(name, 3e-4), **rows_like(parts))
     value, _ = run(parts, rows, seed)
     assert value == pytest.approx(oracle.loss(parts, rows), rel=1e-12, abs=1e-12)
 
@@ -42,7 +42,7 @@ def test_loss_equals_the_double(name: str, seed: int) -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_gradient_equals_finite_differences_of_the_double(name: str) -> None:
     parts = VARIANTS[name]
-    rows = random_rows(11, num=4, longest=5, drift=drift_of(name, 3e-3), per_token=parts.token_advantage)
+    rows = random_rows(11, num=4, longest=5, drift=drift_of(name, 3e-3), **rows_like(parts))
     _, gradient = run(parts, rows)
     for i, row in enumerate(rows):
         for t in range(len(row.lp)):
@@ -77,7 +77,7 @@ def test_the_doubles_rows_reach_every_branch() -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_rows_without_a_trained_token_change_nothing(name: str) -> None:
     parts = VARIANTS[name]
-    rows = random_rows(3, per_token=parts.token_advantage)
+    rows = random_rows(3, **rows_like(parts))
     empty = oracle.Row([], [], [], [], [], [])
     alone, gradient = run(parts, rows)
     among, padded_gradient = run(parts, [rows[0], empty, *rows[1:], empty])
@@ -157,7 +157,7 @@ def test_ptx_is_the_mean_negative_log_likelihood_over_all_texts_tokens() -> None
 @pytest.mark.parametrize("name", VARIANTS)
 def test_float32_is_float64_to_its_own_precision(name: str) -> None:
     parts = VARIANTS[name]
-    rows = random_rows(13, drift=0.05, per_token=parts.token_advantage)
+    rows = random_rows(13, drift=0.05, **rows_like(parts))
     exact, _ = run(parts, rows)
     single = pad(rows, dtype=torch.float32).inputs
     out = policy_loss(parts, single, count(parts, single.response_mask, single.truncated))

@@ -11,6 +11,7 @@ from pipeline.rl.parts import Parts
 LONGEST = 9
 
 _CUSTOM: dict[str, Any] = {"advantage": "group_norm", "ratio": "token", "surrogate": "clip", "aggregate": "token_mean"}
+_ICEPOP = {"mismatch_level": "token", "mismatch_action": "mask", "mismatch_floor": 0.8, "mismatch_cap": 1.25}
 COMBINATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "dual_clip": ("custom", {**_CUSTOM, "surrogate": {"name": "dual_clip", "dual": 1.4}}),
     "two_sided": ("custom", {**_CUSTOM, "surrogate": {"name": "two_sided", "delta": 1.4}}),
@@ -30,6 +31,23 @@ COMBINATIONS: dict[str, tuple[str, dict[str, Any]]] = {
         {"mismatch_level": "geometric", "mismatch_action": "mask", "mismatch_cap": 1.1, "mismatch_floor": 0.9},
     ),
     "mis_token": ("dapo", {"mismatch_level": "token", "mismatch_action": "mask", "mismatch_cap": 1.2}),
+    "gspo_high_entropy": ("gspo", {"high_entropy_share": 0.2}),
+    "luspo_high_entropy": ("luspo", {"high_entropy_share": 0.2}),
+    "gmpo_high_entropy": ("gmpo", {"high_entropy_share": 0.2}),
+    "kimi_k2_high_entropy": ("kimi_k2", {"high_entropy_share": 0.2}),
+    "gspo_mask": ("gspo", _ICEPOP),
+    "gspo_token_mask": ("gspo_token", _ICEPOP),
+    "luspo_mask": ("luspo", _ICEPOP),
+    "gmpo_mask": ("gmpo", _ICEPOP),
+    "kimi_k2_mask": ("kimi_k2", _ICEPOP),
+    "vespo_mask": ("vespo", _ICEPOP),
+    "gmpo_tis": ("gmpo", {"mismatch_level": "token", "mismatch_cap": 1.2}),
+    "rejected": ("grpo", {"mismatch_reject": {"max_k2": 0.15, "sum_k1": (-0.9, 0.9)}}),
+    "rejected_tokens": ("gspo", {"mismatch_level": "token", "mismatch_reject": {"token_k3": 0.05, "mean_k3": 0.1}}),
+    "m2": ("dapo", {"mismatch_m2": 0.04}),
+    "stale_bypass": ("grpo", {"mismatch_stale": "bypass", "mismatch_level": "token"}),
+    "stale_decoupled": ("grpo", {"mismatch_stale": "decoupled", "mismatch_level": "token"}),
+    "stale_decoupled_gspo": ("gspo", {"mismatch_stale": "decoupled", **_ICEPOP}),
     "entropy": ("dr_grpo", {"entropy_coef": 0.3}),
     "wide_sequence": ("gspo", {"clip_low": 0.2, "clip_high": 0.2, "allow": ["wide_sequence_clip"]}),
     "product_clip": (
@@ -53,3 +71,8 @@ def variants() -> dict[str, Parts]:
         key: load_algorithm(name, params)[1].resolve(LONGEST)
         for key, (name, params) in {**presets, **COMBINATIONS}.items()
     }
+
+
+def rows_like(parts: Parts) -> dict[str, bool]:
+    """The kind of random rows that reach every branch of the parts, as arguments of `random_rows`."""
+    return {"per_token": parts.token_advantage, "stale": parts.mismatch.stale is not None}

@@ -9,7 +9,8 @@ import torch
 
 from pipeline.algorithms.base import load_algorithm
 from pipeline.errors import ConfigError
-from pipeline.run.algorithm import TRUNCATED_IS, check_routing, parity_action, resolve_parts, with_correction
+from pipeline.rl.parts import Mismatch
+from pipeline.run.algorithm import check_routing, parity_action, resolve_parts, with_correction
 from tests.stages.tiny import tiny
 from tests.train.sampled import model_of
 
@@ -40,10 +41,21 @@ def test_correction_is_on_for_vllm_unless_the_algorithm_has_its_own() -> None:
     vllm = tiny(overrides=["rollout.engine=vllm"]).rollout
     warning = tiny(overrides=["rollout.engine=vllm", "rollout.parity.action=warn"]).rollout
     assert (parity_action(tiny().rollout), parity_action(vllm)) == ("off", "correct")
-    assert with_correction(parts, tiny().rollout) is with_correction(parts, warning) is parts
+    assert with_correction(parts, tiny().rollout) == with_correction(parts, warning) == parts
     own = with_correction(parts, vllm)
-    assert own.mismatch == TRUNCATED_IS
-    assert with_correction(own, vllm) is own
+    assert own.mismatch == Mismatch(level="token", stale="bypass")
+    assert with_correction(own, vllm) == own
+    _, rejects = load_algorithm("grpo", {"mismatch_reject": {"mean_k3": 0.1}})
+    assert with_correction(rejects, vllm).mismatch.level == "none"
+
+
+@pytest.mark.parametrize("late", ["max_staleness", "publish_every"])
+def test_the_objective_on_stale_rows_is_decoupled_with_weights_unless_the_recipe_chooses(late: str) -> None:
+    _, parts = load_algorithm("grpo", {})
+    _, bypass = load_algorithm("grpo", {"mismatch_stale": "bypass"})
+    config = tiny(overrides=[f"rollout.{late}=2"]).rollout
+    assert with_correction(parts, config).mismatch == Mismatch(level="token", stale="decoupled")
+    assert with_correction(bypass, config).mismatch == Mismatch(stale="bypass")
 
 
 def test_a_stage_has_its_own_algorithm() -> None:

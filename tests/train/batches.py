@@ -13,7 +13,7 @@ from pipeline.algorithms.base import load_algorithm
 from pipeline.config.sections import OptimizerConfig
 from pipeline.models.cpu.onednn import use_onednn
 from pipeline.rl.parts import Parts
-from pipeline.train.step import Controllers, Settings
+from pipeline.train.prepare import Controllers, Settings
 from pipeline.train.torch_backend import TorchBackend
 from pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 from tests.models.families import VOCAB, build

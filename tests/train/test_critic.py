@@ -14,7 +14,8 @@ from pipeline.config.sections import OptimizerConfig
 from pipeline.errors import ConfigError, NonFiniteError, RunError
 from pipeline.train.collate import collate
 from pipeline.train.critic import TorchCritic, own_backbone, predict
-from pipeline.train.step import _micros, update
+from pipeline.train.prepare import micros_of
+from pipeline.train.step import update
 from pipeline.train.torch_backend import TorchBackend
 from pipeline.types import Group
 from tests.oracles import rl as oracle
@@ -66,7 +67,7 @@ def slow_values(backend: TorchBackend, groups: list[Group]) -> list[list[Tensor]
 def test_values_are_of_the_state_before_each_token(shared: bool, tokens: int) -> None:
     backend, groups, parts = with_critic(shared), groups_of(), parts_of("ppo")
     batch = collate(groups, 0)
-    micros = _micros(batch, list(range(len(batch.rewards))), settings_of(parts, tokens))
+    micros = micros_of(batch, list(range(len(batch.rewards))), settings_of(parts, tokens))
     found = predict(critic_of(backend), batch, micros, with_final=True)
     assert found.final is not None
     for i, wanted in enumerate(slow_values(backend, groups)):

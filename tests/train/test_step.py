@@ -14,7 +14,8 @@ from pipeline.errors import ConfigError, NonFiniteError
 from pipeline.registry import names
 from pipeline.rl.shaping import length_penalty
 from pipeline.train import step as step_module
-from pipeline.train.step import Controllers, update
+from pipeline.train.prepare import Controllers
+from pipeline.train.step import update
 from pipeline.train.torch_backend import TorchBackend
 from pipeline.types import Group
 from tests.train.batches import (

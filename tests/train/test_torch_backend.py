@@ -16,7 +16,8 @@ from pipeline.models.load import load_model
 from pipeline.models.lora import Adapted
 from pipeline.train import checkpoint
 from pipeline.train.optimizer import schedule
-from pipeline.train.step import Controllers, update
+from pipeline.train.prepare import Controllers
+from pipeline.train.step import update
 from pipeline.train.torch_backend import TorchBackend
 from tests.train.batches import backend_of, distance, groups_of, parts_of, policy, settings_of, weights
 

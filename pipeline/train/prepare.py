@@ -1,0 +1,267 @@
+"""Everything that is computed once for a batch, before its first optimiser step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.errors import RunError
+from pipeline.rl.controllers import entropy_controller, kl_controller
+from pipeline.rl.corrections import mean_weight, mismatch_weights, training_mask
+from pipeline.rl.credit import AdvantageInputs, Advantages, compute_advantages
+from pipeline.rl.loss import ratio_logprobs
+from pipeline.rl.parts import Parts
+from pipeline.rl.ratios import proximal
+from pipeline.rl.reduce import masked
+from pipeline.rl.selection import Selection, low_moment, select_tokens
+from pipeline.rl.shaping import length_penalty
+from pipeline.seeds import derive
+from pipeline.train.backend import Backend, Who
+from pipeline.train.collate import collate, deal, rows_of, untrained
+from pipeline.train.critic import Predicted, predict
+from pipeline.train.ranks import ALONE, Ranks
+from pipeline.train.replay import replay_of
+from pipeline.train.texts import Row
+from pipeline.types import Group, StepMetrics, TrainBatch
+
+
+class Controllers:
+    """The adaptive coefficients of an algorithm; fixed ones where it adapts none."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.kl = kl_controller(parts)
+        self.entropy = entropy_controller(parts)
+
+    def observe(self, metrics: StepMetrics) -> None:
+        """Adapt the coefficients to the metrics of an update."""
+        # k1 is the unbiased estimate; the target is meant per token, as this mean is.
+        if "kl/k1" in metrics:
+            self.kl.update(metrics["kl/k1"], round(metrics["rows"]))
+        if "entropy" in metrics:
+            self.entropy.update(metrics["entropy"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the coefficients, for the checkpoint."""
+        return {"kl": self.kl.state_dict(), "entropy": self.entropy.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the coefficients from a checkpoint."""
+        self.kl.load_state_dict(state["kl"])
+        self.entropy.load_state_dict(state["entropy"])
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The numbers of an update, and what it uses besides the groups."""
+
+    pad_id: int
+    temperature: float
+    micro_batch_tokens: int
+    policy_version: int
+    """The version of the policy that is updated; rollouts of an older one are off-policy."""
+    max_response_tokens: int
+    controllers: Controllers
+    with_reference: bool = False
+    """Measure the KL to the reference even if the objective does not use it."""
+    seed: int = 0
+    step: int = 0
+    texts: Sequence[Row] = ()
+    """Demonstrations, of which `texts_per_update` join each optimiser step where `ptx_coef` is above 0."""
+    texts_per_update: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """[B, T] log-probs and entropies from before the batch's first update; None where the algorithm needs none."""
+
+    old: Tensor | None
+    """The trainer's. None also if they are the current ones, because the batch has a single update."""
+    ratio_old: Tensor | None
+    """`old`, or on stale rows what the ratio compares to in its place."""
+    ref: Tensor | None
+    entropy: Tensor | None
+    stale: Tensor | None
+    """bool [B]: sampled by an older policy; None if no row was."""
+
+    @classmethod
+    def of(cls, backend: Backend, parts: Parts, batch: TrainBatch, settings: Settings) -> Before:
+        ref = None
+        if parts.needs_reference or settings.with_reference:
+            ref, _ = _logprobs_of(backend, batch, "reference", settings)
+        rows = batch.extras["policy_version"] < settings.policy_version
+        stale = rows if bool(rows.any()) else None
+        # With one update of a batch the old log-probs are the current ones: no forward of their own is needed.
+        several = parts.updates.num_epochs * parts.updates.num_minibatches > 1
+        exact = parts.mismatch.prox == "recompute"
+        old = ratio_old = entropy = None
+        if (parts.needs_old_logprobs and several and exact) or parts.kl.where == "reward" or parts.needs_selection:
+            old, entropy = _logprobs_of(backend, batch, "policy", settings, parts.masks.high_entropy_share is not None)
+            ratio_old = ratio_logprobs(parts, stale, old, batch.rollout_logprobs)
+        return cls(old, ratio_old, ref, entropy, stale)
+
+    def old_for(
+        self, parts: Parts, settings: Settings, at: Tensor, micro: TrainBatch, logprobs: Tensor, done: float
+    ) -> Tensor | None:
+        """Return the trainer's old log-probs of a micro-batch; None if they are the current ones.
+
+        `done`: share of the batch's updates that were taken.
+        """
+        if self.old is not None or parts.mismatch.prox == "recompute":
+            return cut_to(self.old, at, logprobs.shape[1])
+        if done == 0:
+            return logprobs.detach()
+        behind = settings.policy_version - micro.extras["policy_version"]
+        return proximal(parts.mismatch.prox, micro.rollout_logprobs, logprobs.detach(), behind / (behind + done))
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A batch with all that is computed once for it, before its first optimiser step."""
+
+    batch: TrainBatch
+    before: Before
+    predicted: Predicted | None
+    advantages: Advantages
+    selection: Selection
+    mean_weight: float
+
+
+Micros = list[tuple[Tensor, TrainBatch]]
+"""Micro-batches, each with its rows in the whole batch."""
+
+
+def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Settings) -> Prepared:
+    """Return the batch of these groups with everything that is computed once for it.
+
+    Every rank gets all groups: what needs the model is divided by rows, and each rank computes the rest for itself.
+    """
+    batch = _shaped(parts, collate(groups, settings.pad_id, backend.model.device), settings)
+    before = Before.of(backend, parts, batch, settings)
+    predicted = _predicted(backend, parts, batch, settings)
+    # Without a sum over ranks: every rank has all groups here.
+    advantages = compute_advantages(
+        parts,
+        AdvantageInputs(
+            rewards=batch.rewards,
+            group_ids=batch.group_ids,
+            response_mask=batch.response_mask,
+            old_logprobs=before.ratio_old,
+            ref_logprobs=before.ref,
+            values=None if predicted is None else predicted.values,
+            final_values=None if predicted is None else predicted.final,
+            greedy_rewards=_greedy(groups, batch),
+            reward_components=_components(groups, batch) if parts.needs_components else None,
+            truncated=batch.truncated,
+        ),
+        kl_coef=settings.controllers.kl.coef,
+    )
+    selection = _selected(parts, batch, before, advantages, settings)
+    return Prepared(batch, before, predicted, advantages, selection, _mean_weight(parts, batch, before))
+
+
+def _shaped(parts: Parts, batch: TrainBatch, settings: Settings) -> TrainBatch:
+    """Return the batch with the algorithm's rewards for the length of responses added."""
+    lengths = batch.response_mask.sum(1).tolist()
+    added = [length_penalty(parts.shaping, int(n), settings.max_response_tokens) for n in lengths]
+    if not any(added):
+        return batch
+    return replace(batch, rewards=batch.rewards + torch.tensor(added, device=batch.rewards.device))
+
+
+def _predicted(backend: Backend, parts: Parts, batch: TrainBatch, settings: Settings) -> Predicted | None:
+    """Return the critic's values of the batch before it learns from it; None for an algorithm without a critic."""
+    if parts.critic is None:
+        return None
+    if backend.critic is None:
+        raise RunError("the algorithm has a critic and the backend holds none; call start_critic first")
+    everything = micros_of(batch, list(range(len(batch.rewards))), settings, backend.ranks.data)
+    with_final = bool(parts.advantage.options.get("bootstrap_truncated"))
+    return predict(backend.critic, batch, everything, with_final, backend.ranks.data.all_reduce)
+
+
+def _selected(parts: Parts, batch: TrainBatch, before: Before, advantages: Advantages, settings: Settings) -> Selection:
+    """Return the tokens that the algorithm selects over the whole batch; an empty selection if it trains on all."""
+    if not parts.needs_selection or before.ratio_old is None:
+        return Selection()
+    selection = select_tokens(
+        parts,
+        advantages=advantages.advantages,
+        old_logprobs=before.ratio_old,
+        response_mask=batch.response_mask,
+        old_entropy=before.entropy,
+        generator=torch.Generator().manual_seed(derive(settings.seed, "selection", settings.step)),
+    )
+    if parts.mismatch.m2 is None:
+        return selection
+    mask = training_mask(parts, batch.response_mask, batch.truncated)
+    keep = low_moment(before.ratio_old, batch.rollout_logprobs, mask, parts.mismatch.m2)
+    return replace(selection, low_moment=keep)
+
+
+def _mean_weight(parts: Parts, batch: TrainBatch, before: Before) -> float:
+    """Return the mean mismatch weight over the whole batch if the weights are normalised by it, else 1."""
+    if not parts.mismatch.normalize or before.ratio_old is None:
+        return 1.0
+    mask = training_mask(parts, batch.response_mask, batch.truncated)
+    old, engine = masked(before.ratio_old, mask), masked(batch.rollout_logprobs, mask)
+    return mean_weight(mismatch_weights(parts.mismatch, old, engine, mask), mask)
+
+
+@torch.no_grad()
+def _logprobs_of(
+    backend: Backend, batch: TrainBatch, who: Who, settings: Settings, entropy: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Return [B, T] log-probs of every response token, and entropies if asked for, in the backend's number type."""
+    # Made at the first micro-batch, whose number type and device they take.
+    out: Tensor | None = None
+    entropies: Tensor | None = None
+    for at, micro in micros_of(batch, list(range(len(batch.rewards))), settings, backend.ranks.data):
+        where, replay = micro.response_mask > 0, replay_of(micro)
+        own, own_entropies = backend.logprobs(micro.input_ids, where, settings.temperature, who, entropy, replay)
+        if out is None:
+            out = own.new_zeros(batch.response_mask.shape)
+            entropies = torch.zeros_like(out) if entropy else None
+        if not bool(where.any()):  # an idle micro-batch: its forward only keeps in step with the other ranks
+            continue
+        out[at, : own.shape[1]] = own
+        if entropies is not None and own_entropies is not None:
+            entropies[at, : own.shape[1]] = own_entropies
+    assert out is not None
+    every = backend.ranks.data.all_reduce  # each rank has 0 in the rows of the others
+    return every(out), None if entropies is None else every(entropies)
+
+
+def micros_of(batch: TrainBatch, rows: Sequence[int], settings: Settings, ranks: Ranks = ALONE) -> Micros:
+    """Return this rank's micro-batches of those rows. All ranks have as many: the last ones of some are idle."""
+    lengths = batch.attention_mask.sum(1).tolist()
+    pieces, num_idle = deal([lengths[i] for i in rows], settings.micro_batch_tokens, ranks.rank, ranks.size)
+    device = batch.rewards.device
+    own = [[rows[i] for i in piece] for piece in pieces]
+    idle = (torch.tensor([0], device=device), untrained(batch)) if num_idle else None  # any row: none of it trains
+    return [
+        *((torch.tensor(piece, device=device), rows_of(batch, piece)) for piece in own),
+        *([idle] * num_idle if idle is not None else []),
+    ]
+
+
+def cut_to(values: Tensor | None, rows: Tensor, width: int) -> Tensor | None:
+    return None if values is None else values[rows, :width]
+
+
+def _greedy(groups: Sequence[Group], batch: TrainBatch) -> Tensor | None:
+    known = [g.greedy_reward for g in groups]
+    if any(r is None for r in known):
+        return None
+    # `collate` numbers groups by their place here: [groups] -> [B].
+    return torch.tensor(known, dtype=batch.rewards.dtype, device=batch.rewards.device)[batch.group_ids]
+
+
+def _components(groups: Sequence[Group], batch: TrainBatch) -> Tensor:
+    """Return [B, K] components of the rewards; a reward without components is its only one."""
+    # By group, then member, without those that have no reward: the rows of `collate`.
+    rows = [m.components or (m.reward,) for g in groups for m in g.members if m.reward is not None]
+    return torch.tensor(rows, dtype=torch.float64, device=batch.rewards.device)
