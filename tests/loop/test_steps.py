@@ -117,7 +117,7 @@ class TestComponents:
             calls.append((parts, inputs, out))
             return out
 
-        monkeypatch.setattr("pipeline.train.step.compute_advantages", watched)
+        monkeypatch.setattr("pipeline.train.prepare.compute_advantages", watched)
         with session_of(tmp_path, rl=algorithm("gdpo"), scoring=TWO) as session:
             train_round(varied(session))
         assert len(calls) == 3
