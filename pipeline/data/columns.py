@@ -9,6 +9,7 @@ from typing import Any
 
 from pipeline.config.data import Column
 from pipeline.errors import DataError
+from verifiers.answer.parts import last_box
 
 
 class Missing(DataError):
@@ -52,31 +53,6 @@ def pick_optional(row: Mapping[str, Any], column: Column | None) -> Any:
         return None
 
 
-def last_boxed(text: str) -> str | None:
-    r"""Return the content of the last `\boxed{...}` or `\fbox{...}` (or of `\boxed x`), braces balanced; or None."""
-    boxes = list(re.finditer(r"\\(?:boxed|fbox)\b", text))
-    if not boxes:
-        return None
-    rest = text[boxes[-1].end() :].lstrip()
-    if not rest.startswith("{"):
-        # TeX allows `\boxed 5`; the dollar ends the formula.
-        bare = re.match(r"[^\s$]+", rest)
-        return bare[0] if bare else None
-    depth, i = 0, 0
-    while i < len(rest):
-        # An escaped brace opens and closes nothing.
-        if rest[i] == "\\":
-            i += 1
-        elif rest[i] == "{":
-            depth += 1
-        elif rest[i] == "}":
-            depth -= 1
-            if depth == 0:
-                return rest[1:i]
-        i += 1
-    return None
-
-
 def _cut(text: str, column: Column, where: str) -> str:
     if column.after is not None:
         _require(column.after in text, f"{where} has no {column.after!r}, got {text!r:.80}")
@@ -86,10 +62,10 @@ def _cut(text: str, column: Column, where: str) -> str:
         _require(column.before in text, f"{where} has no {column.before!r}, got {text!r:.80}")
         text = text.partition(column.before)[0]
     if column.boxed:
-        inside = last_boxed(text)
-        if inside is None:
+        box = last_box(text)  # as a verifier reads a response, so that equal texts have equal answers
+        if box.text is None:
             raise Missing(f"{where} has no closed \\boxed{{...}}, got {text[-80:]!r}")
-        text = inside
+        text = box.text
     for pattern, replacement in column.replace:
         text = re.sub(pattern, replacement, text)
     return text.strip()

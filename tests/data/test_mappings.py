@@ -38,9 +38,10 @@ def test_math(tmp_path: Path) -> None:
         {"problem": "Set?", "solution": r"It is \boxed{\{1, 2\}}", "level": "Level 2", "type": "Algebra"},
         {"problem": "Two?", "solution": r"Thus $\boxed 2$ apples.", "level": "Level 2", "type": "Algebra"},
         {"problem": "Three?", "solution": r"Thus \fbox{3}.", "level": "Level 2", "type": "Algebra"},
+        {"problem": "Both?", "solution": r"Thus $\boxed{4}$ and $\boxed{5}$.", "level": "Level 2", "type": "Algebra"},
     ]
     loaded = load(tmp_path, file=parquet(tmp_path, rows), mapping="math")
-    assert [p.reference for p in loaded] == [r"\frac{1}{2}", r"\{1, 2\}", "2", "3"]
+    assert [p.reference for p in loaded] == [r"\frac{1}{2}", r"\{1, 2\}", "2", "3", "4, 5"]
     assert loaded[0].demonstration == rows[0]["solution"]
     with pytest.raises(DataError, match=r"line 1: .*'solution'.*\\boxed"):
         load(tmp_path, file=jsonl(tmp_path, [{"problem": "p", "solution": r"\boxed{1"}]), mapping="math")
