@@ -296,6 +296,19 @@ def test_an_adaptive_entropy_bonus_moves_and_is_saved() -> None:
     assert again.entropy.coef == settings.controllers.entropy.coef
 
 
+def test_an_entropy_bonus_raises_the_entropy() -> None:
+    entropies = {}
+    for coef in (-0.5, 0.0, 0.5):
+        parts, backend = parts_of("grpo", kl_coef=0.0, entropy_coef=coef), backend_of()
+        entropies[coef] = [update(backend, parts, groups_of(), settings_of(parts))["entropy"] for _ in range(8)]
+    first = {round(seen[0], 9) for seen in entropies.values()}
+    last = [seen[-1] for seen in entropies.values()]
+    assert len(first) == 1
+    assert last == sorted(last)
+    assert last[2] > entropies[0.5][0]
+    assert last[0] < entropies[-0.5][0]
+
+
 def test_the_reference_is_measured_where_asked_for_and_changes_nothing() -> None:
     parts = parts_of("dr_grpo")
     plain, measured = backend_of(), backend_of()
