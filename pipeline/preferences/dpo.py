@@ -4,24 +4,36 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from pipeline.preferences.base import Beta, LabelSmoothing, Losses, PreferenceParams, Sides, logistic
+from pipeline.preferences.base import (
+    LabelSmoothing,
+    LikelihoodCoef,
+    Losses,
+    MarginParams,
+    Sides,
+    logistic,
+    scores,
+    with_likelihood,
+)
 
-SOURCE = "arXiv:2305.18290 eq. 7; label smoothing as in the authors' note on conservative DPO; nll_coef: 2404.19733"
-DEPARTURES: tuple[str, ...] = ()
+SOURCE = (
+    "arXiv:2305.18290 eq. 7; label smoothing as in the authors' note on conservative DPO; nll_coef: 2404.19733; "
+    "length_average: 2411.15124 section 4.3"
+)
+DEPARTURES: tuple[str, ...] = ("f_alpha is 1 less the alpha of 2309.16240, as in TRL 1.16: reverse KL is f_alpha 1",)
 
 
-class Params(PreferenceParams):
+class Params(MarginParams):
     """DPO's numbers."""
 
-    beta: Beta = 0.1
     label_smoothing: LabelSmoothing = 0.0
-    nll_coef: float = Field(0.0, ge=0, description="weight of the chosen response's length-averaged likelihood")
+    nll_coef: LikelihoodCoef = 0.0
+    length_average: bool = Field(False, description="implicit rewards per token (TRL's sigmoid_norm); false: summed")
 
 
 def loss(params: Params, sides: Sides) -> Losses:
-    """Return -log sigmoid(beta (h_w - h_l)), smoothed, less nll_coef log pi(w) / |w|; h is the log-ratio."""
-    chosen, rejected = params.beta * sides.chosen.log_ratio, params.beta * sides.rejected.log_ratio
-    values = logistic(chosen - rejected, params.label_smoothing)
-    if params.nll_coef > 0:
-        values = values - params.nll_coef * sides.chosen.mean_logprobs
-    return Losses(values, chosen, rejected)
+    """Return -log sigmoid(r_w - r_l), smoothed, less nll_coef log pi(w) / |w|; r = beta h, h is the log-ratio.
+
+    With another f_divergence r is beta f'(pi / pi_ref); with length_average it is divided by |y|.
+    """
+    rewards = scores(params, sides, params.length_average).times(params.beta)
+    return rewards.losses(with_likelihood(logistic(rewards.margin, params.label_smoothing), params.nll_coef, sides))

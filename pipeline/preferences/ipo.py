@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from pipeline.preferences.base import Losses, PreferenceParams, Sides
+from pipeline.preferences.base import Losses, MarginParams, Sides, scores
 
 SOURCE = "arXiv:2310.12036 eq. 17"
 DEPARTURES: tuple[str, ...] = (
@@ -13,7 +13,7 @@ DEPARTURES: tuple[str, ...] = (
 )
 
 
-class Params(PreferenceParams):
+class Params(MarginParams):
     """IPO's numbers."""
 
     beta: float = Field(0.1, gt=0, description="the paper's tau: the margin asked for is 1 / (2 beta)")
@@ -21,9 +21,6 @@ class Params(PreferenceParams):
 
 
 def loss(params: Params, sides: Sides) -> Losses:
-    """Return (h_w - h_l - 1 / (2 beta))^2; h is the log-ratio."""
-    chosen, rejected = sides.chosen.log_ratio, sides.rejected.log_ratio
-    if params.length_average:
-        chosen, rejected = chosen / sides.chosen.lengths, rejected / sides.rejected.lengths
-    values = (chosen - rejected - 1 / (2 * params.beta)) ** 2
-    return Losses(values, params.beta * chosen, params.beta * rejected)
+    """Return (h_w - h_l - 1 / (2 beta))^2; h is the log-ratio, or f'(pi / pi_ref) with another f_divergence."""
+    apart = scores(params, sides, params.length_average)
+    return apart.times(params.beta).losses((apart.margin - 1 / (2 * params.beta)) ** 2)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from pipeline.preferences.base import Losses, PreferenceParams, Sides, minus_log_sigmoid
+from pipeline.preferences.base import Losses, PairParams, Sides, minus_log_sigmoid
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +19,7 @@ DEPARTURES: tuple[str, ...] = (
 CERTAIN = -1e-6
 
 
-class Params(PreferenceParams):
+class Params(PairParams):
     """ORPO's numbers."""
 
     needs_reference: ClassVar[bool] = False

@@ -6,13 +6,13 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from pipeline.preferences.base import LabelSmoothing, Losses, PreferenceParams, Sides, logistic
+from pipeline.preferences.base import LabelSmoothing, Losses, PairParams, Sides, logistic
 
 SOURCE = "arXiv:2405.14734 eq. 6"
 DEPARTURES: tuple[str, ...] = ()
 
 
-class Params(PreferenceParams):
+class Params(PairParams):
     """SimPO's numbers."""
 
     needs_reference: ClassVar[bool] = False

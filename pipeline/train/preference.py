@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from safetensors.torch import load as load_tensors
@@ -13,7 +13,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from pipeline.errors import DataError, NonFiniteError
-from pipeline.preferences.base import Loss, Losses, PreferenceParams, Responses, Sides
+from pipeline.preferences.base import Loss, Losses, PreferenceParams, Responses, Sides, weighed
 from pipeline.train.backend import Backend, Who
 from pipeline.train.collate import deal, padded_ids
 from pipeline.types import StepMetrics
@@ -121,12 +121,14 @@ def preference_update(
     total = sum(r.num_sides for r in rows) if params.from_labels else len(rows)
     seen = _Seen()
     for piece in _pieces(backend, rows, settings):
+        sharpened = _sharpened(backend, rows, piece, settings) if params.needs_weights else None
         sums, lengths = _summed(backend, rows, piece, "policy", settings)
         if not piece:  # an idle micro-batch: the backward keeps in step with the other ranks
             backend.backward(sums.sum() * 0.0)
             continue
-        sides = _sides(batch, piece, sums, lengths, z)
-        losses = loss(params, sides)
+        weights = None if sharpened is None else _pair_weights(sums, sharpened, lengths)
+        sides = replace(_sides(batch, piece, sums, lengths, z), weights=weights)
+        losses = weighed(loss(params, sides), sides)
         share = losses.values.sum() / total
         backend.backward(share)
         seen.add(losses, sides, params.from_labels)
@@ -145,7 +147,7 @@ def preference_update(
 class _Seen:
     """Sums over a rank's micro-batches, in the order in which `_summary` reads them."""
 
-    numbers: list[float] = field(default_factory=lambda: [0.0] * 10)
+    numbers: list[float] = field(default_factory=lambda: [0.0] * 12)
 
     def add(self, losses: Losses, sides: Sides, from_labels: bool) -> None:
         """Count a micro-batch."""
@@ -157,12 +159,14 @@ class _Seen:
             *(wins, 0 if from_labels else len(good)),
             *(sides.chosen.logprobs.detach().double().sum(), sides.rejected.logprobs.detach().double().sum()),
             sides.chosen.lengths.sum() + sides.rejected.lengths.sum(),
+            0.0 if sides.weights is None else sides.weights.double().sum(),
+            0.0 if losses.clamped is None else losses.clamped,
         ]
         self.numbers = [a + float(b) for a, b in zip(self.numbers, each, strict=True)]
 
 
 def _summary(stats: Sequence[float]) -> StepMetrics:
-    _, good, num_good, bad, num_bad, wins, num_pairs, lp_good, lp_bad, tokens = stats
+    _, good, num_good, bad, num_bad, wins, num_pairs, lp_good, lp_bad, tokens, weights, clamped = stats
     out = {"tokens": tokens}
     if num_good:
         out |= {"preference/chosen_reward": good / num_good, "preference/chosen_logprob": lp_good / num_good}
@@ -172,6 +176,10 @@ def _summary(stats: Sequence[float]) -> StepMetrics:
         out["preference/margin"] = good / num_good - bad / num_bad
     if num_pairs:
         out["preference/accuracy"] = wins / num_pairs
+    if weights:
+        out["preference/weight"] = weights / num_pairs
+    if clamped:
+        out["preference/clamped"] = clamped
     return out
 
 
@@ -214,6 +222,27 @@ def _summed(
     logprobs, _ = backend.logprobs(ids, where, settings.temperature, who, False)
     sums = logprobs.sum(1)
     return sums, where.sum(1).to(sums.dtype)
+
+
+def _sharpened(
+    backend: Backend, rows: Sequence[PreferenceRow], piece: Sequence[int], settings: PreferenceSettings
+) -> Tensor:
+    """Return [N] summed log-probs of the policy at half the temperature, without gradient; see `_pair_weights`."""
+    halved = replace(settings, temperature=settings.temperature / 2)
+    with torch.no_grad():
+        return _summed(backend, rows, piece, "policy", halved)[0]
+
+
+def _pair_weights(sums: Tensor, sharpened: Tensor, lengths: Tensor) -> Tensor:
+    """Return WPO's weights w(y_w) w(y_l) of a micro-batch, [pairs], without gradient (2406.11827 eq. 2).
+
+    w(y) = exp(1/|y| sum_t log(p(y_t) / sum_v p(v)^2)). The ratio has mean 1 over the tokens that the policy would
+    sample at t, however flat its distribution is there. Half the temperature makes the distribution
+    p(v)^2 / sum_u p(u)^2, so the logarithm is the log-prob at half the temperature less the one at the temperature.
+    """
+    each = ((sharpened - sums.detach()) / lengths).exp()
+    chosen, rejected = each.chunk(2)  # `_places` lists all chosen ones first, and each row has both
+    return chosen * rejected
 
 
 def _sides(batch: PreferenceBatch, piece: Sequence[int], sums: Tensor, lengths: Tensor, z: float) -> Sides:

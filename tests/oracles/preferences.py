@@ -14,6 +14,8 @@ class Side:
 
     lp: list[float]
     ref: list[float]
+    weight: float = 1.0
+    """Of WPO: it has no gradient, so that it stays where a test moves `lp`."""
 
     @property
     def h(self) -> float:
@@ -28,14 +30,85 @@ def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-def dpo(w: Side, r: Side, beta: float = 0.1, label_smoothing: float = 0.0, nll_coef: float = 0.0) -> float:
-    p = sigmoid(beta * (w.h - r.h))
+def wpo_weight(lp: Sequence[float], distributions: Sequence[Sequence[float]]) -> float:
+    """WPO's weight of a response, from its log-probs and the probabilities of the whole vocabulary at each token."""
+    product = 1.0
+    for x, p in zip(lp, distributions, strict=True):
+        product *= math.exp(x) / sum(q * q for q in p)
+    return float(product ** (1 / len(lp)))
+
+
+def slope(h: float, f_divergence: str = "reverse_kl", f_alpha: float | None = None) -> float:
+    """f'(u) of the ratio u = exp(h), shifted to be 0 at u = 1."""
+    u = math.exp(h)
+    if f_divergence == "forward_kl":
+        return 1 - 1 / u
+    if f_divergence == "js_divergence":
+        return math.log(2 * u / (1 + u))
+    if f_divergence == "alpha_divergence" and f_alpha != 1:
+        assert f_alpha is not None
+        return float(u ** (f_alpha - 1) - 1) / (f_alpha - 1)
+    return math.log(u)
+
+
+def apart(w: Side, r: Side, length_average: bool = False, **divergence: Any) -> float:
+    """The chosen side's slope less the rejected one's."""
+    n_w, n_l = (len(w.lp), len(r.lp)) if length_average else (1, 1)
+    return slope(w.h, **divergence) / n_w - slope(r.h, **divergence) / n_l
+
+
+def dpo(
+    w: Side, r: Side, beta: float = 0.1, label_smoothing: float = 0.0, nll_coef: float = 0.0, **given: Any
+) -> float:
+    p = sigmoid(beta * apart(w, r, **given))
     return -(1 - label_smoothing) * math.log(p) - label_smoothing * math.log(1 - p) - nll_coef * w.mean
 
 
-def ipo(w: Side, r: Side, beta: float = 0.1, length_average: bool = True) -> float:
-    n_w, n_l = (len(w.lp), len(r.lp)) if length_average else (1, 1)
-    return (w.h / n_w - r.h / n_l - 1 / (2 * beta)) ** 2
+def robust(w: Side, r: Side, beta: float = 0.1, label_smoothing: float = 0.1, **given: Any) -> float:
+    right, wrong = dpo(w, r, beta, **given), dpo(r, w, beta, **given)
+    return ((1 - label_smoothing) * right - label_smoothing * wrong) / (1 - 2 * label_smoothing)
+
+
+def hinge(w: Side, r: Side, beta: float = 0.1, **given: Any) -> float:
+    return max(0.0, 1 - beta * apart(w, r, **given))
+
+
+def exo(w: Side, r: Side, beta: float = 0.1, label_smoothing: float = 1e-3, **given: Any) -> float:
+    """KL(q || p) of the choice between the two responses."""
+    q = sigmoid(beta * apart(w, r, **given))
+    target = [1 - label_smoothing, label_smoothing]
+    return sum(a * math.log(a / b) for a, b in zip([q, 1 - q], target, strict=True))
+
+
+def ipo(w: Side, r: Side, beta: float = 0.1, length_average: bool = True, **given: Any) -> float:
+    return (apart(w, r, length_average, **given) - 1 / (2 * beta)) ** 2
+
+
+def apo_zero(w: Side, r: Side, beta: float = 0.1) -> float:
+    return 1 - sigmoid(beta * w.h) + sigmoid(beta * r.h)
+
+
+def apo_down(w: Side, r: Side, beta: float = 0.1) -> float:
+    return sigmoid(beta * w.h) + 1 - sigmoid(beta * (w.h - r.h))
+
+
+def sppo(w: Side, r: Side, beta: float = 1e-3) -> float:
+    """The paper's (log ratio - eta (P - 1/2))^2 with eta = 1 / beta, P = 1 and P = 0."""
+    return sum((side.h - (wins - 0.5) / beta) ** 2 for side, wins in ((w, 1), (r, 0)))
+
+
+def nca(w: Side, r: Side, beta: float = 0.1) -> float:
+    def classified(side: Side, share: float) -> float:
+        """The share of the response among the answers asked for, and 1/2 of it among the reference's."""
+        p = sigmoid(beta * side.h)
+        return -share * math.log(p) - 0.5 * math.log(1 - p)
+
+    return classified(w, 1) + classified(r, 0)
+
+
+def cpo(w: Side, r: Side, beta: float = 0.1, label_smoothing: float = 0.0, nll_coef: float = 1.0) -> float:
+    p = sigmoid(beta * (sum(w.lp) - sum(r.lp)))
+    return -(1 - label_smoothing) * math.log(p) - label_smoothing * math.log(1 - p) - nll_coef * w.mean
 
 
 def orpo(w: Side, r: Side, beta: float = 0.1) -> float:
@@ -70,12 +143,30 @@ def divergence(mismatched: Sequence[Side]) -> float:
     return max(0.0, sum(s.h for s in mismatched) / len(mismatched))
 
 
-PAIRWISE: dict[str, Callable[..., float]] = {"dpo": dpo, "ipo": ipo, "orpo": orpo, "simpo": simpo}
+PAIRWISE: dict[str, Callable[..., float]] = {
+    "apo_down": apo_down,
+    "apo_zero": apo_zero,
+    "cpo": cpo,
+    "dpo": dpo,
+    "exo": exo,
+    "hinge": hinge,
+    "ipo": ipo,
+    "nca": nca,
+    "orpo": orpo,
+    "robust": robust,
+    "simpo": simpo,
+    "sppo": sppo,
+}
 
 
 def mean_loss(name: str, chosen: Sequence[Side], rejected: Sequence[Side], z: float, params: dict[str, Any]) -> float:
     """The loss of an optimiser step."""
     if name == "kto":
         return kto(chosen, rejected, z, **params)
-    each = [PAIRWISE[name](w, r, **params) for w, r in zip(chosen, rejected, strict=True)]
+    if name == "apo_zero_unpaired":
+        return kto(chosen, rejected, 0.0, **params)
+    rest = {k: v for k, v in params.items() if k != "wpo"}
+    each = [PAIRWISE[name](w, r, **rest) for w, r in zip(chosen, rejected, strict=True)]
+    if params.get("wpo"):
+        each = [value * w.weight * r.weight for value, w, r in zip(each, chosen, rejected, strict=True)]
     return sum(each) / len(each)

@@ -7,22 +7,55 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pipeline.preferences.base import Responses, Sides
+from pipeline.preferences.base import Losses, Responses, Sides, load_preference, weighed
 from tests.oracles.preferences import Side
 
 LONGEST = 7
+Z = 0.3
+"""The reference point of kto."""
+DIVERGENCES: list[dict[str, Any]] = [
+    {"f_divergence": "forward_kl"},
+    {"f_divergence": "js_divergence"},
+    {"f_divergence": "alpha_divergence", "f_alpha": 0.3},
+]
+MARGINS = ("dpo", "exo", "hinge", "ipo", "robust")
+"""The losses that take an f-divergence."""
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("dpo", {}),
     ("dpo", {"beta": 0.4, "label_smoothing": 0.1}),
     ("dpo", {"nll_coef": 0.7}),
+    ("dpo", {"beta": 3.0, "length_average": True}),
+    ("dpo", {"length_average": True, "label_smoothing": 0.2, "f_divergence": "js_divergence"}),
+    ("dpo", {"wpo": True, "nll_coef": 0.3}),
     ("ipo", {}),
     ("ipo", {"beta": 0.5, "length_average": False}),
     ("kto", {}),
     ("kto", {"beta": 0.6, "desirable_weight": 1.3, "undesirable_weight": 0.5}),
     ("orpo", {}),
     ("orpo", {"beta": 0.8}),
+    ("orpo", {"wpo": True}),
     ("simpo", {}),
     ("simpo", {"beta": 1.5, "gamma": 0.4, "label_smoothing": 0.2}),
+    ("simpo", {"wpo": True}),
+    ("robust", {}),
+    ("robust", {"beta": 0.7, "label_smoothing": 0.3}),
+    ("hinge", {}),
+    ("hinge", {"beta": 0.6, "wpo": True}),
+    ("exo", {}),
+    ("exo", {"beta": 0.8, "label_smoothing": 0.2}),
+    ("apo_zero", {}),
+    ("apo_zero", {"beta": 0.7, "wpo": True}),
+    ("apo_down", {}),
+    ("apo_down", {"beta": 0.7}),
+    ("apo_zero_unpaired", {}),
+    ("apo_zero_unpaired", {"beta": 0.6, "desirable_weight": 1.3, "undesirable_weight": 0.5}),
+    ("sppo", {}),
+    ("sppo", {"beta": 0.3}),
+    ("nca", {}),
+    ("nca", {"beta": 0.7}),
+    ("cpo", {}),
+    ("cpo", {"beta": 0.5, "label_smoothing": 0.2, "nll_coef": 0.0}),
+    *((name, {"beta": 0.3, **divergence}) for name in MARGINS for divergence in DIVERGENCES),
 ]
 
 
@@ -37,14 +70,36 @@ class Random:
         self.ref = self.lp + 0.5 * torch.randn(rows, LONGEST, generator=g, dtype=torch.float64)
         lengths = torch.randint(1, LONGEST + 1, (rows,), generator=g)
         self.mask = torch.arange(LONGEST) < lengths[:, None]
+        # log sum_v p(v)^2 of each token's distribution, at most 0 and at least twice the token's log-prob
+        self.collision = 2 * self.lp * torch.rand(rows, LONGEST, generator=g, dtype=torch.float64)
 
-    def sides(self, lp: Tensor | None = None, z: float = 0.0) -> Sides:
+    @property
+    def weights(self) -> Tensor:
+        """[B] WPO's weights of the responses."""
+        return (((self.lp - self.collision) * self.mask).sum(1) / self.mask.sum(1)).exp()
+
+    def sides(self, lp: Tensor | None = None, z: float = 0.0, wpo: bool = False) -> Sides:
         lp = self.lp if lp is None else lp
         sums, refs, lengths = (lp * self.mask).sum(1), (self.ref * self.mask).sum(1), self.mask.sum(1).to(lp.dtype)
         n = self.num_chosen
-        return Sides(Responses(sums[:n], lengths[:n], refs[:n]), Responses(sums[n:], lengths[n:], refs[n:]), z)
+        weights = self.weights[:n] * self.weights[n:] if wpo else None
+        return Sides(Responses(sums[:n], lengths[:n], refs[:n]), Responses(sums[n:], lengths[n:], refs[n:]), z, weights)
 
     def lists(self, lp: Tensor | None = None) -> tuple[list[Side], list[Side]]:
         lp = self.lp if lp is None else lp
-        rows = [Side(a[m].tolist(), b[m].tolist()) for a, b, m in zip(lp, self.ref, self.mask, strict=True)]
+        each = zip(lp, self.ref, self.mask, self.weights.tolist(), strict=True)
+        rows = [Side(a[m].tolist(), b[m].tolist(), weight) for a, b, m, weight in each]
         return rows[: self.num_chosen], rows[self.num_chosen :]
+
+
+def losses_of(name: str, params: dict[str, Any], batch: Random, lp: Tensor | None = None) -> Losses:
+    checked, loss = load_preference(name, params)
+    sides = batch.sides(lp, Z if checked.needs_divergence else 0.0, checked.needs_weights)
+    return weighed(loss(checked, sides), sides)
+
+
+def gradient(name: str, params: dict[str, Any], batch: Random) -> Tensor:
+    lp = batch.lp.clone().requires_grad_()
+    losses_of(name, params, batch, lp).values.mean().backward()
+    assert lp.grad is not None
+    return lp.grad

@@ -10,27 +10,21 @@ import torch
 
 from pipeline.preferences.base import Responses, Sides, load_preference, minus_log_sigmoid
 from tests.oracles.preferences import Side, kto, mean_loss
-from tests.preferences.sides import VARIANTS, Random
-
-Z = 0.3
+from tests.preferences.sides import MARGINS, VARIANTS, Random, Z, gradient, losses_of
 
 
 @pytest.mark.parametrize(("name", "params"), VARIANTS)
 @pytest.mark.parametrize("seed", range(3))
 def test_loss_is_the_doubles(name: str, params: dict[str, Any], seed: int) -> None:
-    checked, loss = load_preference(name, params)
     batch = Random(seed)
     wanted = mean_loss(name, *batch.lists(), Z, params)
-    assert float(loss(checked, batch.sides(z=Z)).values.mean()) == pytest.approx(wanted, rel=1e-12)
+    assert float(losses_of(name, params, batch).values.mean()) == pytest.approx(wanted, rel=1e-12, abs=1e-14)
 
 
 @pytest.mark.parametrize(("name", "params"), VARIANTS)
 def test_gradient_is_the_doubles_finite_differences(name: str, params: dict[str, Any]) -> None:
-    checked, loss = load_preference(name, params)
     batch = Random(5)
-    lp = batch.lp.clone().requires_grad_()
-    loss(checked, batch.sides(lp, Z)).values.mean().backward()
-    assert lp.grad is not None
+    found = gradient(name, params, batch)
     step = 1e-6
     for i, t in [(0, 0), (1, 0), (3, 0), (4, 0), (5, 0), (7, 0), (0, 3), (6, 2)]:
         shifted = []
@@ -38,16 +32,16 @@ def test_gradient_is_the_doubles_finite_differences(name: str, params: dict[str,
             moved = batch.lp.clone()
             moved[i, t] += sign * step
             shifted.append(mean_loss(name, *batch.lists(moved), Z, params))
-        assert float(lp.grad[i, t]) == pytest.approx((shifted[0] - shifted[1]) / (2 * step), rel=1e-5, abs=1e-9)
+        assert float(found[i, t]) == pytest.approx((shifted[0] - shifted[1]) / (2 * step), rel=1e-5, abs=1e-9)
 
 
-def test_kto_takes_any_number_of_each_side() -> None:
-    checked, loss = load_preference("kto")
+@pytest.mark.parametrize(("name", "z"), [("kto", Z), ("apo_zero_unpaired", 0.0)])
+def test_losses_of_labels_take_any_number_of_each_side(name: str, z: float) -> None:
     for good, bad in ((5, 0), (0, 3), (1, 4)):
         batch = Random(1, good, bad)
-        found = loss(checked, batch.sides(z=Z)).values
-        assert len(found) == good + bad
-        assert float(found.mean()) == pytest.approx(kto(*batch.lists(), Z), rel=1e-12)
+        values = losses_of(name, {}, batch).values
+        assert len(values) == good + bad
+        assert float(values.mean()) == pytest.approx(kto(*batch.lists(), z), rel=1e-12)
 
 
 def test_a_response_better_than_its_reference_by_far_loses_nothing_more() -> None:
@@ -56,9 +50,19 @@ def test_a_response_better_than_its_reference_by_far_loses_nothing_more() -> Non
     assert float(loss(checked, sides).values.abs().max()) < 1e-12
 
 
-@pytest.mark.parametrize(("name", "far"), [("dpo", 1e5), ("simpo", 1e4), ("orpo", 1e4)])
-def test_a_far_margin_stays_finite_with_its_gradient(name: str, far: float) -> None:
-    checked, loss = load_preference(name)
+@pytest.mark.parametrize(
+    ("name", "params", "far"),
+    [
+        ("dpo", {}, 1e5),
+        ("simpo", {}, 1e4),
+        ("orpo", {}, 1e4),
+        *((name, {}, 1e5) for name in ("robust", "hinge", "exo", "apo_zero", "apo_down", "nca", "cpo", "sppo")),
+        *((name, {"f_divergence": kind}, 1e5) for name in MARGINS for kind in ("forward_kl", "js_divergence")),
+        *((name, {"f_divergence": "alpha_divergence", "f_alpha": 0.5}, 1e5) for name in MARGINS),
+    ],
+)
+def test_a_far_margin_stays_finite_with_its_gradient(name: str, params: dict[str, Any], far: float) -> None:
+    checked, loss = load_preference(name, params)
     for lp in ((-far, -1.0), (-1.0, -far), (-1e-12, -1e-12), (0.0, -far)):
         chosen, rejected = (torch.tensor([x], requires_grad=True) for x in lp)
         one = torch.ones(1)

@@ -23,10 +23,19 @@ from pipeline.train.preference import (
 from pipeline.train.ranks import Ranks
 from pipeline.train.torch_backend import TorchBackend
 from tests.models.families import VOCAB
-from tests.oracles.preferences import Side, divergence, mean_loss
+from tests.oracles.preferences import Side, divergence, mean_loss, wpo_weight
 from tests.train.batches import OPTIMIZER, policy
 
-LOSSES = ["dpo", "ipo", "kto", "orpo", "simpo"]
+LOSSES: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in ("dpo", "ipo", "kto", "orpo", "simpo", "robust", "hinge", "exo", "apo_zero", "apo_down")),
+    *((name, {}) for name in ("apo_zero_unpaired", "sppo", "nca", "cpo")),
+    ("dpo", {"wpo": True}),
+    ("orpo", {"wpo": True}),
+    ("dpo", {"length_average": True}),
+    ("dpo", {"f_divergence": "forward_kl"}),
+    ("hinge", {"f_divergence": "js_divergence"}),
+    ("robust", {"f_divergence": "alpha_divergence", "f_alpha": 0.3}),
+]
 
 
 def rows_of(num: int = 6, seed: int = 0, labels: bool = False) -> list[PreferenceRow]:
@@ -41,8 +50,8 @@ def rows_of(num: int = 6, seed: int = 0, labels: bool = False) -> list[Preferenc
     return [PreferenceRow(r.prompt_ids, r.chosen_ids if i % 3 else None, r.rejected_ids) for i, r in enumerate(rows)]
 
 
-def settings(tokens: int = 4096) -> PreferenceSettings:
-    return PreferenceSettings(pad_id=0, temperature=1.0, micro_batch_tokens=tokens)
+def settings(tokens: int = 4096, temperature: float = 1.0) -> PreferenceSettings:
+    return PreferenceSettings(pad_id=0, temperature=temperature, micro_batch_tokens=tokens)
 
 
 def backend_of(ranks: Ranks | None = None, drift: int = 0) -> TorchBackend:
@@ -51,11 +60,12 @@ def backend_of(ranks: Ranks | None = None, drift: int = 0) -> TorchBackend:
     return backend
 
 
-def batch_of(rows: list[PreferenceRow]) -> PreferenceBatch:
+def batch_of(rows: list[PreferenceRow], temperature: float = 1.0) -> PreferenceBatch:
     """With the log-probs of another policy as the reference's."""
     other = backend_of(drift=9)
     shifted = mismatched(rows)
-    ref, shifted_ref = (side_logprobs(other, x, "policy", settings()) for x in (rows, shifted))
+    at = settings(temperature=temperature)
+    ref, shifted_ref = (side_logprobs(other, x, "policy", at) for x in (rows, shifted))
     return PreferenceBatch(rows, ref, shifted, shifted_ref)
 
 
@@ -78,26 +88,37 @@ class Alone(Ranks):
 self_gradients: list[list[Tensor]] = []
 
 
-def updated(name: str, rows: list[PreferenceRow], tokens: int) -> tuple[dict[str, float], list[Tensor]]:
+def updated(
+    name: str, params: dict[str, Any], rows: list[PreferenceRow], tokens: int
+) -> tuple[dict[str, float], list[Tensor]]:
     backend = backend_of()
-    metrics = preference_update(backend, *load_preference(name), batch_of(rows), settings(tokens))
+    metrics = preference_update(backend, *load_preference(name, params), batch_of(rows), settings(tokens))
     return metrics, [p.detach().clone() for p in backend.model.parameters()]
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_micro_batches_and_padding_change_nothing(name: str) -> None:
-    rows = rows_of(labels=name == "kto")
-    whole, weights = updated(name, rows, 10_000)
+def is_of_labels(name: str) -> bool:
+    return load_preference(name)[0].from_labels
+
+
+@pytest.mark.parametrize(("name", "params"), LOSSES)
+def test_micro_batches_padding_and_order_change_nothing(name: str, params: dict[str, Any]) -> None:
+    rows = rows_of(labels=is_of_labels(name))
+    whole, weights = updated(name, params, rows, 10_000)
     for tokens in (1, 30, 60):
-        cut, others = updated(name, rows, tokens)
-        assert cut == pytest.approx(whole, rel=1e-9)
-        for a, b in zip(weights, others, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+        same(updated(name, params, rows, tokens), (whole, weights))
+    if name != "kto":  # whose mismatched responses are those of the next row
+        same(updated(name, params, rows[::-1], 30), (whole, weights))
 
 
-@pytest.mark.parametrize("name", ["dpo", "orpo", "kto"])
-def test_the_gradients_of_two_ranks_add_up_to_that_of_one(name: str) -> None:
-    rows = rows_of(5, labels=name == "kto")
+def same(one: tuple[dict[str, float], list[Tensor]], other: tuple[dict[str, float], list[Tensor]]) -> None:
+    assert one[0] == pytest.approx(other[0], rel=1e-9)
+    for a, b in zip(one[1], other[1], strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("name", "params"), LOSSES)
+def test_the_gradients_of_two_ranks_add_up_to_that_of_one(name: str, params: dict[str, Any]) -> None:
+    rows = rows_of(5, labels=is_of_labels(name))
     batch = batch_of(rows)
     z_of_all = side_logprobs(backend_of(), batch.mismatched, "policy", settings()).nan_to_num()
     grads = []
@@ -108,7 +129,7 @@ def test_the_gradients_of_two_ranks_add_up_to_that_of_one(name: str) -> None:
             if size == 2:  # what the other rank finds of the mismatched responses
                 own = z_of_all - _own(rank, batch)
             backend = backend_of(Alone(rank, size, (own,)))
-            preference_update(backend, *load_preference(name), batch, settings(30))
+            preference_update(backend, *load_preference(name, params), batch, settings(30))
         grads.append([sum(g) for g in zip(*self_gradients, strict=True)])
     for one, two in zip(*grads, strict=True):
         torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-12)
@@ -118,28 +139,38 @@ def _own(rank: int, batch: PreferenceBatch) -> Tensor:
     return side_logprobs(backend_of(Alone(rank, 2)), batch.mismatched, "policy", settings(30)).nan_to_num()
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_loss_and_z_are_those_of_the_double_on_the_models_token_logprobs(name: str) -> None:
-    rows = rows_of(labels=name == "kto")
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(("name", "params"), LOSSES)
+def test_loss_z_and_weight_are_those_of_the_double_on_the_models_token_logprobs(
+    name: str, params: dict[str, Any], temperature: float
+) -> None:
+    rows = rows_of(labels=is_of_labels(name))
     backend, other = backend_of(), backend_of(drift=9)
 
     def side(prompt: tuple[int, ...], response: tuple[int, ...]) -> Side:
-        found = []
+        each = []
         for model in (backend.model, other.model):
             with torch.no_grad():
-                logits = model(input_ids=torch.tensor([[*prompt, *response]])).logits[0].log_softmax(-1)
-            found.append([float(logits[len(prompt) - 1 + t, y]) for t, y in enumerate(response)])
-        return Side(*found)
+                logits = model(input_ids=torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1]
+            each.append((logits / temperature).log_softmax(-1))
+        lp, ref = ([float(x[t, y]) for t, y in enumerate(response)] for x in each)
+        return Side(lp, ref, wpo_weight(lp, each[0].exp().tolist()))
 
     z = divergence([side(r.prompt_ids, y) for r in mismatched(rows) for y in r.sides if y is not None])
     chosen = [side(r.prompt_ids, r.chosen_ids) for r in rows if r.chosen_ids is not None]
     rejected = [side(r.prompt_ids, r.rejected_ids) for r in rows if r.rejected_ids is not None]
-    metrics = preference_update(backend, *load_preference(name), batch_of(rows), settings(40))
-    assert metrics["loss"] == pytest.approx(mean_loss(name, chosen, rejected, z, {}), rel=1e-6)
+    at = settings(40, temperature)
+    metrics = preference_update(backend, *load_preference(name, params), batch_of(rows, temperature), at)
+    assert metrics["loss"] == pytest.approx(mean_loss(name, chosen, rejected, z, params), rel=1e-6)
+    assert "preference/clamped" not in metrics
+    assert ("preference/weight" in metrics) == ("wpo" in params)
+    if "wpo" in params:
+        weights = [w.weight * r.weight for w, r in zip(chosen, rejected, strict=True)]
+        assert metrics["preference/weight"] == pytest.approx(sum(weights) / len(rows), rel=1e-9)
     if name == "kto":
         assert metrics["preference/z"] == pytest.approx(z, rel=1e-6, abs=1e-9)
         assert "preference/accuracy" not in metrics
-    if name == "dpo":
+    if (name, params) == ("dpo", {}):
         wins = [w.h > r.h for w, r in zip(chosen, rejected, strict=True)]
         assert metrics["preference/accuracy"] == sum(wins) / len(wins)
         gap = sum(w.h - r.h for w, r in zip(chosen, rejected, strict=True)) / len(rows)
@@ -153,6 +184,27 @@ def test_an_update_moves_the_margin_up() -> None:
     ]
     assert margins == sorted(margins)
     assert margins[-1] > margins[0] + 1e-3
+
+
+def test_responses_whose_reward_is_clamped_are_counted_over_all_micro_batches() -> None:
+    batch = batch_of(rows_of())
+    assert batch.ref is not None
+    ref = batch.ref.clone()
+    ref[1], ref[4, 1] = ref[1] + 300, ref[4, 1] + 300
+    backend, loss = backend_of(), load_preference("dpo", {"f_divergence": "forward_kl"})
+    metrics = preference_update(backend, *loss, PreferenceBatch(batch.rows, ref), settings(30))
+    assert metrics["preference/clamped"] == 3
+
+
+def test_the_weights_of_pairs_have_no_gradient() -> None:
+    """With log-ratios where the loss is flat, only the weights could move the policy."""
+    backend, batch = backend_of(), batch_of(rows_of())
+    here = side_logprobs(backend, batch.rows, "policy", settings())
+    ref = here - torch.tensor([1e6, 2e6], dtype=torch.float64)
+    loss = load_preference("apo_down", {"wpo": True})
+    metrics = preference_update(backend, *loss, PreferenceBatch(batch.rows, ref), settings())
+    assert metrics["loss"] == pytest.approx(2 * metrics["preference/weight"], rel=1e-12)
+    assert metrics["grad_norm"] == 0
 
 
 def test_a_loss_that_is_not_finite_is_refused_and_the_weights_stay() -> None:

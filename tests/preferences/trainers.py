@@ -1,0 +1,125 @@
+"""TRL's trainers without a model: their own loss functions on given log-probs; and ours on the same."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+from trl import DPOTrainer, KTOTrainer
+
+from pipeline.preferences.base import load_preference, weighed
+from tests.preferences.sides import LONGEST, Random
+
+
+def gradient_of(batch: Random, function: Any) -> tuple[float, Tensor]:
+    lp = batch.lp.clone().requires_grad_()
+    value = function(lp)
+    value.backward()
+    return float(value.detach()), lp.grad
+
+
+def our_loss(name: str, batch: Random, z: float = 0.0, **params: Any) -> tuple[float, Tensor]:
+    checked, loss = load_preference(name, params)
+
+    def mean(lp: Tensor) -> Tensor:
+        sides = batch.sides(lp, z, checked.needs_weights)
+        return weighed(loss(checked, sides), sides).values.mean()
+
+    return gradient_of(batch, mean)
+
+
+def trainer_of(kind: Any, **attributes: Any) -> Any:
+    """A trainer that was never set up: only what its loss reads is there."""
+    trainer = object.__new__(kind)
+    trainer.accelerator = SimpleNamespace(
+        device="cpu", gather=lambda x: x, gather_for_metrics=lambda x: x, unwrap_model=lambda x: x
+    )
+    trainer.args = SimpleNamespace(gradient_checkpointing_kwargs=None)
+    trainer._metrics = {"train": defaultdict(list)}
+    trainer._total_train_tokens, trainer._tp_size = 0, 1
+    trainer.aux_loss_enabled = False
+    for name, value in attributes.items():
+        setattr(trainer, name, value)
+    return trainer
+
+
+class Scripted:
+    """A model whose log-probs are given: `rows` [B, T], masked; `collision` [B, T] is log sum_v p(v)^2."""
+
+    training = True
+
+    def __init__(self, rows: Tensor, collision: Tensor | None = None) -> None:
+        self.rows, self.collision = rows, collision
+
+    def __call__(self, **_: Any) -> Any:
+        still = torch.zeros_like(self.rows.detach())
+        told = {"entropy": still, "mean_logits": still, "is_top1": still.bool(), "log_sum_sq_probs": self.collision}
+        return SimpleNamespace(log_probs=self.rows, **told)
+
+
+def with_prompt(mask: Tensor) -> Tensor:
+    """The mask of responses behind one prompt token."""
+    return torch.cat([torch.zeros(len(mask), 1, dtype=torch.long), mask.long()], 1)
+
+
+def their_dpo(batch: Random, lp: Tensor, **given: Any) -> Tensor:
+    settings = {"ld_alpha": None, "f_divergence_type": "reverse_kl", "precompute_ref_logps": True}
+    settings |= {"loss_weights": [1.0], "label_smoothing": 0.0, "use_weighting": False, **given}
+    mask = with_prompt(batch.mask)
+    refs = (batch.ref * batch.mask).sum(1).to(lp.dtype)
+    n = batch.num_chosen
+    trainer = trainer_of(DPOTrainer, **settings)
+    trainer.model = Scripted(lp * batch.mask, batch.collision)
+    inputs = {
+        "input_ids": mask,
+        "attention_mask": torch.ones_like(mask),
+        "completion_mask": mask,
+        "ref_chosen_logps": refs[:n],
+        "ref_rejected_logps": refs[n:],
+    }
+    return trainer._compute_loss(trainer.model, inputs, False)
+
+
+def their_kto(batch: Random, lp: Tensor, mismatched: tuple[Tensor, Tensor], **given: Any) -> Tensor:
+    """`mismatched`: summed log-probs of prompts with the responses of others, of the policy and of the reference."""
+    settings = {"loss_type": "kto", "calculate_KL": True, "precompute_ref_logps": True, **given}
+    trainer = trainer_of(KTOTrainer, **settings)
+    trainer.model = Scripted(lp * batch.mask)
+    trainer._compute_kl_logps = lambda model, inputs: mismatched[0]
+    mask = with_prompt(batch.mask)
+    labels = torch.arange(len(mask)) < batch.num_chosen
+    inputs = {
+        "input_ids": mask,
+        "attention_mask": torch.ones_like(mask),
+        "completion_mask": mask,
+        "label": labels,
+        "ref_logps": (batch.ref * batch.mask).sum(1),
+        "ref_KL_logps": mismatched[1],
+    }
+    return trainer._compute_loss(trainer.model, inputs, False)
+
+
+def their_pairwise(trainer: Any, batch: Random, lp: Tensor, prompt: int = 1) -> Tensor:
+    """The whole loss of TRL's CPO or ORPO trainer over logits whose log-probs of tokens 0 are `lp`.
+
+    Prompts are `prompt` tokens of probability 1/2 each.
+    """
+    rows, vocab = len(lp), 2
+    front = torch.full((rows, prompt), 0.5, dtype=lp.dtype).log()
+    p = torch.cat([front, lp], 1)
+    logits = torch.stack([p, torch.log1p(-p.exp())], -1)
+    logits = torch.cat([logits[:, 1:], logits[:, :1]], 1)  # position t predicts token t + 1
+    assert logits.shape[-1] == vocab
+    ids = torch.zeros(rows, prompt + LONGEST, dtype=torch.long)
+    there = torch.cat([torch.ones(rows, prompt, dtype=torch.bool), batch.mask], 1)
+    labels = torch.where(torch.cat([torch.zeros(rows, prompt, dtype=torch.bool), batch.mask], 1), ids, -100)
+    fed = {"concatenated_input_ids": ids, "concatenated_attention_mask": there.long(), "concatenated_labels": labels}
+    trainer.is_encoder_decoder, trainer.pad_token_id, trainer.padding_value = False, 0, 0
+    trainer.concatenated_inputs = lambda *a, **k: fed
+    model = lambda *a, **k: SimpleNamespace(logits=logits)  # noqa: E731
+    given = {"chosen_labels": labels[: batch.num_chosen]}
+    loss, _ = trainer.get_batch_loss_metrics(model, given)
+    return loss
