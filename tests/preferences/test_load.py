@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline import registry
+from pipeline.config.load import load_recipe
 from pipeline.errors import ConfigError, UnknownName
 from pipeline.preferences.base import load_preference
+
+RECIPES = Path(__file__).resolve().parents[2] / "configs" / "preferences"
+LOSSES = (
+    *("apo_down", "apo_zero", "apo_zero_unpaired", "cpo", "dpo", "exo", "hinge", "ipo", "kto", "nca", "orpo"),
+    *("robust", "simpo", "sppo"),
+)
 
 
 def test_each_loss_has_a_source_and_says_what_departs() -> None:
     names = registry.names("preferences")
-    assert {"dpo", "ipo", "kto", "orpo", "simpo"} <= set(names)
+    assert set(LOSSES) <= set(names)
     for name in names:
         module = registry.find("preferences", name)
         assert module.SOURCE.startswith("arXiv:")
@@ -36,6 +44,16 @@ def test_an_unknown_name_answers_with_the_near_ones() -> None:
         ("kto", {"desirable_weight": 0}, "desirable_weight = 0"),
         ("simpo", {"gamma": -1}, "gamma = -1"),
         ("ipo", {"bta": 0.1}, "no parameter 'bta'; did you mean beta"),
+        ("robust", {"label_smoothing": 0.5}, "label_smoothing = 0.5"),
+        ("exo", {"label_smoothing": 0}, "label_smoothing = 0"),
+        ("cpo", {"nll_coef": -1}, "nll_coef = -1"),
+        ("sppo", {"beta": 0}, "beta = 0"),
+        ("dpo", {"f_divergence": "kl"}, "f_divergence = 'kl'.*'reverse_kl'"),
+        ("dpo", {"f_divergence": "alpha_divergence"}, "f_divergence=alpha_divergence needs f_alpha; set f_alpha: 0.5"),
+        ("hinge", {"f_alpha": 0.5}, "f_alpha=0.5 is read with f_divergence=alpha_divergence alone.*or drop f_alpha"),
+        ("ipo", {"f_divergence": "alpha_divergence", "f_alpha": 1.5}, "f_alpha = 1.5"),
+        ("sppo", {"f_divergence": "forward_kl"}, "no parameter 'f_divergence'"),
+        ("kto", {"wpo": True}, "no parameter 'wpo'"),
     ],
 )
 def test_a_wrong_parameter_is_named(name: str, params: dict[str, Any], said: str) -> None:
@@ -44,7 +62,17 @@ def test_a_wrong_parameter_is_named(name: str, params: dict[str, Any], said: str
 
 
 def test_what_each_loss_needs() -> None:
-    needs = {n: load_preference(n)[0] for n in ("dpo", "ipo", "kto", "orpo", "simpo")}
-    assert {n for n, p in needs.items() if p.needs_reference} == {"dpo", "ipo", "kto"}
-    assert {n for n, p in needs.items() if p.from_labels} == {"kto"}
+    needs = {n: load_preference(n)[0] for n in LOSSES}
+    assert {n for n, p in needs.items() if not p.needs_reference} == {"cpo", "orpo", "simpo"}
+    assert {n for n, p in needs.items() if p.from_labels} == {"kto", "apo_zero_unpaired"}
     assert {n for n, p in needs.items() if p.needs_divergence} == {"kto"}
+    assert not any(p.needs_weights for p in needs.values())
+    pairs = [n for n, p in needs.items() if not p.from_labels]
+    assert all(load_preference(n, {"wpo": True})[0].needs_weights for n in pairs)
+
+
+def test_each_loss_has_a_recipe_and_each_recipe_of_a_loss_is_named_after_it() -> None:
+    recipes = {path.stem: load_recipe(path) for path in sorted(RECIPES.glob("*.yaml"))}
+    losses = {n: (c.preference or c.online_preference).loss["name"] for n, c in recipes.items()}  # type: ignore[union-attr]
+    assert {losses[n] for n in losses} == set(LOSSES)
+    assert all(losses[n] == n for n in LOSSES)
