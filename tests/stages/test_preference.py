@@ -147,15 +147,25 @@ def test_pairs_of_a_file_are_graded_swapped_and_counted_and_nothing_is_lost(tmp_
 
 
 @pytest.mark.integration
-def test_labelled_rows_train_kto_and_no_other_loss(tmp_path: Path) -> None:
+def test_weights_and_another_divergence_begin_at_the_loss_of_equal_responses(tmp_path: Path, start: Path) -> None:
+    loss = {"name": "robust", "wpo": True, "f_divergence": "forward_kl"}
+    train(recipe(start, loss=loss), tmp_path, tmp_path / "run", "auto", Silent())
+    steps = [s["metrics"] for s in rows(tmp_path / "run", "step")]
+    assert steps[0]["loss"] == pytest.approx(0.693147 * steps[0]["preference/weight"], rel=1e-5)
+    assert steps[-1]["preference/margin"] > 0.01
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("loss", ["kto", "apo_zero_unpaired"])
+def test_labelled_rows_train_losses_of_labels_and_no_other(tmp_path: Path, loss: str) -> None:
     labelled = [
         {"prompt": f"{a}+9=", "completion": f"{a + (9 if a % 2 else 8)}", "label": bool(a % 2)} for a in range(8)
     ]
     source = file_of(tmp_path, labelled)
-    config = recipe(pairs=[source], loss={"name": "kto"})
+    config = recipe(pairs=[source], loss={"name": loss})
     train(config, tmp_path, tmp_path / "run", "auto", Silent())
     steps = rows(tmp_path / "run", "step")
-    assert all(s["metrics"]["preference/z"] >= 0 for s in steps)
+    assert [s["metrics"].get("preference/z", -1) >= 0 for s in steps] == [loss == "kto"] * len(steps)
     with pytest.raises(DataError, match="kto"):
         train(recipe(pairs=[source]), tmp_path, tmp_path / "dpo", "auto", Silent())
 
