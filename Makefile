@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # the tests of a file stay in one process, to share what is slow to start; tests/conftest.py chooses which come first
-PYTEST := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=40 --durations-min=5
 
 .PHONY: browser demo demo-short docs test test-unit check format install install-test install-engines clean help
 
