@@ -54,11 +54,9 @@ def compute_advantages(
     Raises: DataError for a group of one where a comparison is needed, a reward that is not finite, or a missing input.
     """
     mask = inputs.response_mask > 0
-    rewards = inputs.rewards.double()
     groups = _groups(parts, inputs)
     # Before the KL enters: the clip bounds what verifiers gave, not the penalty.
-    if parts.shaping.reward_clip is not None:
-        rewards = rewards.clamp(-parts.shaping.reward_clip, parts.shaping.reward_clip)
+    rewards, greedy = _clipped(parts, inputs.rewards.double()), _double(inputs.greedy_rewards)
     reward_kl = _reward_kl(parts, inputs, mask)
     penalty = reward_kl * (parts.kl.coef if kl_coef is None else kl_coef)
     # [B, T]: the KL is charged at its own token, the verifier's reward at the last one.
@@ -71,7 +69,7 @@ def compute_advantages(
         values=_double(inputs.values),
         final_values=_double(inputs.final_values),
         truncated=inputs.truncated,
-        greedy_rewards=_double(inputs.greedy_rewards),
+        greedy_rewards=None if greedy is None else _clipped(parts, greedy),
         components=_double(inputs.reward_components),
         all_reduce=all_reduce,
     )
@@ -83,6 +81,11 @@ def compute_advantages(
     stats = _advantage_stats(inputs.rewards.double(), rewarded, advantages, reward_kl)
     dtype = inputs.rewards.dtype if inputs.rewards.dtype.is_floating_point else torch.float32
     return Advantages(advantages.to(dtype), None if returns is None else returns.to(dtype), stats)
+
+
+def _clipped(parts: Parts, rewards: Tensor) -> Tensor:
+    bound = parts.shaping.reward_clip
+    return rewards if bound is None else rewards.clamp(-bound, bound)
 
 
 def _double(x: Tensor | None) -> Tensor | None:

@@ -254,6 +254,13 @@ def test_rewards_are_clamped_where_the_parts_say_so() -> None:
     assert per_response(compute_advantages(parts, inputs), inputs) == [2.0, -2.0, 1.0]
 
 
+def test_the_greedy_baseline_is_clamped_as_the_rewards_are() -> None:
+    """A greedy reward beyond the clip would otherwise push the best answers down."""
+    _, parts = load_algorithm("remax", {"kl_coef": 0, "reward_clip": 1.0})
+    inputs = inputs_of([2.0, 0.5, -3.0], [0, 0, 1], greedy_rewards=torch.tensor([2.0, 2.0, -5.0]))
+    assert per_response(compute_advantages(parts, inputs), inputs) == [0.0, -0.5, 0.0]
+
+
 def test_a_callable_can_stand_for_an_estimator() -> None:
     parts = dataclasses.replace(parts_of("none"), advantage=Part(lambda x, scale: scale * x.rewards, {"scale": 3.0}))
     inputs = inputs_of([1.0, -2.0], [0, 1])
