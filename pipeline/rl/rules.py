@@ -19,6 +19,7 @@ UNUSUAL: dict[str, str] = {
     "squared_with_std": "the squared surrogate regresses reward differences; a divided advantage changes their unit",
     "product_ratio_clip": "the product over a whole response leaves any clip range after a few tokens",
     "adaptive_kl_in_loss": "the adaptive coefficient was made for KL in the reward",
+    "k1_in_loss": "k1 in the loss has the same gradient for every reference, 0 on average, so it holds nothing; use k2 or k3",
     "stale_without_ratio": "responses of an older policy, without an importance ratio, bias the gradient",
     "cut_sampling": "the ratio is then to a distribution that was not sampled, and never 1 on-policy",
 }
@@ -206,3 +207,5 @@ def _unusual(parts: Parts) -> Iterator[str]:
         yield "squared_with_std"
     if parts.kl.target is not None and parts.kl.where == "loss":
         yield "adaptive_kl_in_loss"
+    if parts.kl.form == "k1" and parts.kl.where == "loss":
+        yield "k1_in_loss"

@@ -69,6 +69,24 @@ def test_the_unbiased_form_has_the_gradient_of_the_kl_though_sampled_from_old() 
     assert not torch.allclose(grads["k3"], exact, rtol=0.1)
 
 
+def test_k1_in_the_loss_has_no_gradient_on_average_whatever_the_reference_is() -> None:
+    r = random.Random(3)
+    theta = torch.tensor([r.gauss(0, 1) for _ in range(6)], dtype=torch.float64, requires_grad=True)
+    refs = [torch.tensor([r.gauss(0, 1) for _ in range(6)], dtype=torch.float64).log_softmax(0) for _ in range(2)]
+    lp = theta.log_softmax(0)
+    chances = lp.exp().detach()  # of the tokens as they were sampled: not part of the loss
+
+    def expected(form: KlForm, ref: torch.Tensor) -> torch.Tensor:
+        (gradient,) = torch.autograd.grad((chances * estimate(form, lp, ref)).sum(), theta, retain_graph=True)
+        return gradient
+
+    for ref in refs:
+        assert float(expected("k1", ref).abs().max()) < 1e-15
+        exact = torch.autograd.grad((lp.exp() * (lp - ref)).sum(), theta, retain_graph=True)[0]
+        assert torch.allclose(expected("k2", ref), exact, rtol=1e-10)
+        assert float(exact.abs().max()) > 0.01
+
+
 def test_k3_is_never_negative_and_stays_finite() -> None:
     d = torch.tensor([-1e30, -1e3, -1e-9, 0.0, 1e-9, 1e3, 1e30], dtype=torch.float64)
     x = torch.zeros(7, dtype=torch.float64, requires_grad=True)

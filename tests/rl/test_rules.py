@@ -93,6 +93,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "squared_with_std": WHOLE,
     "product_ratio_clip": {"ratio": "sequence_product"},
     "adaptive_kl_in_loss": {"kl": {"in": "loss", "coef": 0.1, "target": 1.0, "horizon": 10}},
+    "k1_in_loss": {"kl": {"in": "loss", "form": "k1", "coef": 0.1}},
 }
 
 

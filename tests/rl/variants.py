@@ -16,7 +16,7 @@ COMBINATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "dual_clip": ("custom", {**_CUSTOM, "surrogate": {"name": "dual_clip", "dual": 1.4}}),
     "two_sided": ("custom", {**_CUSTOM, "surrogate": {"name": "two_sided", "delta": 1.4}}),
     "cispo_low": ("cispo", {"clip_low": 0.2, "clip_high": 0.3}),
-    "k1_loss": ("grpo", {"kl_form": "k1"}),
+    "k1_loss": ("grpo", {"kl_form": "k1", "allow": ["k1_in_loss"]}),
     "k2_loss": ("grpo", {"kl_form": "k2"}),
     "k3_unbiased_loss": ("grpo", {"kl_form": "k3_unbiased", "kl_coef": 0.5}),
     "kl_sequence": ("gmpo", {"kl_in": "loss", "kl_form": "k3", "kl_coef": 0.3}),
