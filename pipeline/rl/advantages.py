@@ -148,12 +148,18 @@ def reward_to_go_norm(x: Rewarded, *, gamma: float, ddof: int, eps: float) -> Te
     return _whiten(x, reward_to_go(x.token_rewards, x.mask, gamma), x.mask, ddof, eps)
 
 
-def group_mean_batch_norm(x: Rewarded, *, ddof: int, eps: float) -> Tensor:
-    """Return R_i - mean of the group, whitened over the responses of the global batch, [B].
+def group_mean_batch_norm(x: Rewarded, *, over: str, ddof: int, eps: float) -> Tensor:
+    """Return R_i - mean of the group, whitened over the tokens or the responses of the global batch, [B, T] or [B].
 
-    Source: arXiv:2501.03262. Every response counts once, however long.
+    Over `tokens` a response counts as often as it has tokens, so that the mean over all tokens is 0; over `responses`
+    each counts once, and a batch whose wrong answers are longer is pushed down on the whole.
+
+    Source: arXiv:2501.03262; over tokens as in the authors' code.
     """
-    return _whiten(x, group_mean(x), x.rows, ddof, eps)
+    centred = group_mean(x)
+    if over == "responses":
+        return _whiten(x, centred, x.rows, ddof, eps)
+    return _whiten(x, centred.unsqueeze(1).expand(x.mask.shape), x.mask, ddof, eps)
 
 
 def optimal_baseline(x: Rewarded) -> Tensor:

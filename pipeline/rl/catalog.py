@@ -186,10 +186,15 @@ ADVANTAGES: dict[str, AdvantageEntry] = {
         per_token=True,
     ),
     "group_mean_batch_norm": AdvantageEntry(
-        "A_i = R_i - mean of the group; whitened over the batch (ddof {ddof}, eps {eps})",
+        "A_i = R_i - mean of the group; whitened over all {over} of the batch (ddof {ddof}, eps {eps})",
         "arXiv:2501.03262",
         "advantages.group_mean_batch_norm",
-        SPREAD,
+        {
+            "over": Option(
+                "tokens", "what counts once: each token, or each response however long", choices=("tokens", "responses")
+            ),
+            **SPREAD,
+        },
         needs=GROUP,
         divides=True,
     ),
