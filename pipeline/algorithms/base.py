@@ -84,7 +84,12 @@ class PolicyParams(AlgorithmParams):
     kl_in: KlIn = "none"
     kl_form: KlFormName = "k3"
     kl_coef: KlCoef = 0.0
-    kl_target: float | None = Field(None, gt=0, description="the coefficient adapts so that the KL approaches this")
+    kl_cap: float | None = Field(
+        None, gt=0, description="no token's k3 counts for more than this, and beyond it has no gradient; 10 is usual"
+    )
+    kl_target: float | None = Field(
+        None, gt=0, description="the coefficient adapts so that the KL per token, in nats, approaches this"
+    )
     kl_horizon: float | None = Field(None, gt=0, description="responses over which it adapts")
     reference: ReferenceName = "frozen"
     overlong_filter: bool = Field(False, description="truncated responses train nothing")

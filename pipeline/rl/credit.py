@@ -79,6 +79,9 @@ def compute_advantages(
     advantages = advantages if advantages.dim() == 2 else advantages.unsqueeze(1)
     advantages = masked(advantages.expand(mask.shape), mask)
     stats = _advantage_stats(inputs.rewards.double(), rewarded, advantages, reward_kl)
+    if parts.kl.where == "reward" and parts.kl.cap is not None:
+        capped = all_reduce(masked_sum((reward_kl >= parts.kl.cap).double(), mask).reshape(1))[0]
+        stats["reward/kl_capped"] = float(divide(capped, all_reduce(mask.sum().double().reshape(1))[0]))
     dtype = inputs.rewards.dtype if inputs.rewards.dtype.is_floating_point else torch.float32
     return Advantages(advantages.to(dtype), None if returns is None else returns.to(dtype), stats)
 
@@ -105,7 +108,7 @@ def _reward_kl(parts: Parts, inputs: AdvantageInputs, mask: Tensor) -> Tensor:
         raise DataError("kl in the reward needs old_logprobs and ref_logprobs; run policy and reference over the batch")
     old, ref = masked(inputs.old_logprobs.double(), mask), masked(inputs.ref_logprobs.double(), mask)
     # pi_old stands for pi: a reward is of the sampled batch, and has no gradient.
-    return kl.estimate(parts.kl.form, old, ref).detach()
+    return kl.estimate(parts.kl.form, old, ref, cap=parts.kl.cap).detach()
 
 
 def _groups(parts: Parts, inputs: AdvantageInputs) -> Tensor:

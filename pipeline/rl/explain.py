@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pipeline.rl import catalog
 from pipeline.rl.catalog import OptionValue
-from pipeline.rl.parts import Part, Parts
+from pipeline.rl.parts import Kl, Part, Parts
 from pipeline.rl.rules import UNUSUAL
 
 
@@ -70,7 +70,7 @@ def _objective(parts: Parts) -> str:
     weights = "".join(f" {symbol}" for symbol in _weights(parts))
     terms = [f"({inner}){weights}" if weights else inner]
     if parts.kl.where == "loss":
-        terms.append(f"- {parts.kl.coef:g} ({catalog.KL_FORMS[parts.kl.form]})")
+        terms.append(f"- {parts.kl.coef:g} ({_estimate(parts.kl)})")
     length = "longest response" if parts.norm_length is None else str(parts.norm_length)
     text = f"{catalog.AGGREGATES[parts.aggregate].format(norm_length=length)} [ {' '.join(terms)} ]"
     if parts.terms.entropy_coef or parts.terms.entropy_target is not None:
@@ -78,6 +78,11 @@ def _objective(parts: Parts) -> str:
     if parts.terms.ptx_coef:
         text += f" + {parts.terms.ptx_coef:g} mean log pi(SFT text)"
     return text
+
+
+def _estimate(kl: Kl) -> str:
+    form = catalog.KL_FORMS[kl.form]
+    return form if kl.cap is None else f"min({form}, {kl.cap:g})"
 
 
 def _weights(parts: Parts) -> Iterator[str]:
@@ -92,7 +97,7 @@ def _weights(parts: Parts) -> Iterator[str]:
 def _details(parts: Parts, setting: Setting) -> Iterator[tuple[str, str]]:
     kl, mismatch, masks, shaping, terms = parts.kl, parts.mismatch, parts.masks, parts.shaping, parts.terms
     if kl.where == "reward":
-        yield "reward", f"r_t = [t = last] R - {kl.coef:g} ({catalog.KL_FORMS[kl.form]}), d = log pi_ref - log pi_old"
+        yield "reward", f"r_t = [t = last] R - {kl.coef:g} ({_estimate(kl)}), d = log pi_ref - log pi_old"
     if kl.where == "loss":
         yield "kl", "d = log pi_ref - log pi"
     if kl.target is not None:

@@ -9,16 +9,35 @@ from pipeline.rl.parts import KlForm
 from pipeline.rl.ratios import LOG_RATIO_LIMIT, exp_clamped
 
 
-def estimate(form: KlForm, logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor | None = None) -> Tensor:
+def estimate(
+    form: KlForm,
+    logprobs: Tensor,
+    ref_logprobs: Tensor,
+    old_logprobs: Tensor | None = None,
+    cap: float | None = None,
+) -> Tensor:
     """Return a per-token estimate of KL(pi || pi_ref), [B, T], with d = log pi_ref - log pi.
 
     k1 = -d (unbiased, may be negative); k2 = d^2 / 2; k3 = exp(d) - d - 1 >= 0, d clamped to +-20 so that exp stays
     finite; k3_unbiased = (pi / pi_old) k3, the gradient through both, which makes the gradient that of the KL when
-    tokens were sampled from pi_old.
+    tokens were sampled from pi_old. An estimate above `cap` is the cap, without gradient.
 
     Raises: ConfigError for an unknown form, or k3_unbiased without `old_logprobs`.
-    Source: http://joschu.net/blog/kl-approx.html; arXiv:2402.03300 eq. 4; arXiv:2512.02556 section 3.1.
+    Source: http://joschu.net/blog/kl-approx.html; arXiv:2402.03300 eq. 4; arXiv:2512.02556 section 3.1. The cap is none
+    of theirs: implementations have 10.
     """
+    value = _estimate(form, logprobs, ref_logprobs, old_logprobs)
+    return value if cap is None else value.clamp(max=cap)
+
+
+def k3(d: Tensor) -> Tensor:
+    """Return exp(d) - d - 1 >= 0, with d clamped so that exp stays finite."""
+    clamped = d.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    # expm1 keeps the digits that exp(d) - 1 loses near d = 0, where nearly all tokens are.
+    return clamped.expm1() - clamped
+
+
+def _estimate(form: KlForm, logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor | None) -> Tensor:
     d = ref_logprobs - logprobs
     if form == "k1":
         return -d
@@ -32,10 +51,3 @@ def estimate(form: KlForm, logprobs: Tensor, ref_logprobs: Tensor, old_logprobs:
         # The weight is not detached: its gradient is the part that k3 alone lacks.
         return exp_clamped(logprobs - old_logprobs) * k3(d)
     raise ConfigError(f"kl.form has no {form!r}")
-
-
-def k3(d: Tensor) -> Tensor:
-    """Return exp(d) - d - 1 >= 0, with d clamped so that exp stays finite."""
-    clamped = d.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
-    # expm1 keeps the digits that exp(d) - 1 loses near d = 0, where nearly all tokens are.
-    return clamped.expm1() - clamped

@@ -121,11 +121,13 @@ def policy_loss(
         weight = response_weight(weight, kept)
     # A dropped token's objective may be infinite, and 0 * inf is NaN.
     elements = torch.where(weight != 0, objective * weight, torch.zeros_like(objective * weight))
-    losses = {"policy_loss": -_aggregate(parts, elements, mask, totals)}
+    losses, capped = {"policy_loss": -_aggregate(parts, elements, mask, totals)}, None
     if parts.kl.where == "loss":
         beta = parts.kl.coef if kl_coef is None else kl_coef
         # Neither weights nor drops apply: the KL holds back every token of the mask.
-        losses["kl_loss"] = beta * _aggregate(parts, _estimate(parts, logprobs, ref, old), mask, totals)
+        estimate = _estimate(parts, logprobs, ref, old)
+        capped = None if parts.kl.cap is None else estimate >= parts.kl.cap
+        losses["kl_loss"] = beta * _aggregate(parts, estimate, mask, totals)
     bonus = parts.terms.entropy_coef if entropy_coef is None else entropy_coef
     if bonus != 0:
         losses["entropy_loss"] = -bonus * _mean_entropy(inputs.entropy, mask, totals)
@@ -145,6 +147,7 @@ def policy_loss(
         entropy=_optional(inputs.entropy, mask),
         stale=inputs.stale,
         drops=drops,
+        kl_capped=capped,
     )
     return LossOutput(loss, observe(seen))
 
@@ -237,7 +240,7 @@ def _chosen(tokens: Tensor | None, what: str, name: str) -> Tensor:
 def _estimate(parts: Parts, logprobs: Tensor, ref: Tensor | None, old: Tensor) -> Tensor:
     if ref is None:
         raise DataError("kl in the loss needs ref_logprobs, got None; run the reference over the batch")
-    return kl.estimate(parts.kl.form, logprobs, ref, old)
+    return kl.estimate(parts.kl.form, logprobs, ref, old, parts.kl.cap)
 
 
 def _aggregate(parts: Parts, x: Tensor, mask: Tensor, totals: Counts) -> Tensor:

@@ -30,6 +30,7 @@ SUMS = (
     "ref_tokens",
     "ref_k1",
     "ref_k3",
+    "ref_capped",
     "entropy",
     "entropy_tokens",
     "weight",
@@ -78,6 +79,8 @@ class Observed:
     stale: Tensor | None
     """[B] bool: responses of an older policy; None: there are none."""
     drops: dict[str, Tensor]
+    kl_capped: Tensor | None
+    """Tokens whose KL in the loss is at its cap; None without a cap."""
 
 
 @torch.no_grad()
@@ -106,6 +109,8 @@ def observe(x: Observed) -> Tensor:
         d = x.ref_logprobs - x.logprobs
         # Tokens are counted again: a mean is over those for which its input was observed.
         values |= {"ref_tokens": mask.sum(), "ref_k1": -masked_sum(d, mask), "ref_k3": masked_sum(k3(d), mask)}
+        if x.kl_capped is not None:
+            values["ref_capped"] = (mask & x.kl_capped).sum()
     if x.rollout_logprobs is not None:
         # The trainer's own: the ratio's may be the engine's, on stale rows, and would differ by nothing.
         d = x.own_old_logprobs - x.rollout_logprobs
@@ -153,7 +158,7 @@ def summarize_stats(stats: Tensor) -> dict[str, float]:
     }
     out |= {f"masked/{name.removeprefix('drop_')}": row[name] / tokens for name in SUMS if name.startswith("drop_")}
     if row["ref_tokens"]:
-        out |= {"kl/k1": row["ref_k1"] / row["ref_tokens"], "kl/k3": row["ref_k3"] / row["ref_tokens"]}
+        out |= {f"kl/{name}": row[f"ref_{name}"] / row["ref_tokens"] for name in ("k1", "k3", "capped")}
     if row["gen_tokens"]:
         apart = stats[len(SUMS) + NUM_BINS :]
         out |= {f"mismatch/{name}": row[f"gen_{name}"] / row["gen_tokens"] for name in ("k1", "k3", "abs")}

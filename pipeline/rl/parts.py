@@ -78,6 +78,8 @@ class Kl:
     coef: float = 0.0
     target: float | None = None
     horizon: float | None = None
+    cap: float | None = None
+    """No token's estimate counts for more than this, and beyond it has no gradient; for the forms of k3."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

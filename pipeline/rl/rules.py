@@ -24,6 +24,9 @@ UNUSUAL: dict[str, str] = {
     "cut_sampling": "the ratio is then to a distribution that was not sampled, and never 1 on-policy",
 }
 
+CAPPED_FORMS = ("k3", "k3_unbiased")
+"""Forms of the KL that a cap is for: the value and the gradient of the others grow no faster than d^2."""
+
 BY_RECIPE = frozenset({"stale_without_ratio", "cut_sampling"})
 """Unusual combinations of an algorithm with other sections of a recipe; the rules of recipes ask for their names."""
 
@@ -113,6 +116,12 @@ def _wrong_kl(parts: Parts) -> Iterator[str]:
         yield f"kl_target and kl_horizon must be > 0, got {kl.target} and {kl.horizon}"
     if kl.target is not None and kl.where == "none":
         yield f"kl_target is {kl.target:g} but kl enters nowhere; set kl_in"
+    if kl.cap is not None and kl.cap <= 0:
+        yield f"kl_cap must be > 0, got {kl.cap:g}"
+    if kl.cap is not None and kl.where == "none":
+        yield f"kl_cap is {kl.cap:g} but kl enters nowhere; set kl_in, or kl_cap to null"
+    if kl.cap is not None and kl.form not in CAPPED_FORMS:
+        yield f"kl_cap bounds {' and '.join(CAPPED_FORMS)}, which grow as exp(d), and kl_form is {kl.form!r}; drop kl_cap"
     if parts.reference != "frozen" and kl.where == "none":
         yield f"reference is {parts.reference!r} but no kl uses a reference; set kl_in, or reference to frozen"
 

@@ -140,7 +140,12 @@ def value_loss(
 # kl
 
 
-def kl(form: str, lp: float, ref: float, old: float) -> float:
+def kl(form: str, lp: float, ref: float, old: float, cap: float | None = None) -> float:
+    value = _kl(form, lp, ref, old)
+    return value if cap is None else min(value, cap)
+
+
+def _kl(form: str, lp: float, ref: float, old: float) -> float:
     d = ref - lp
     if form == "k1":
         return lp - ref
@@ -308,7 +313,7 @@ def loss(parts: Any, rows: Sequence[Row]) -> float:
         if row.stale and p.mismatch.stale != "decoupled":
             row = replace(row, old=row.gen)
         elements.append(weighted(p, row))
-        kls.append([kl(p.kl.form, *v) for v in zip(row.lp, row.ref, row.old, strict=True)])
+        kls.append([kl(p.kl.form, *v, p.kl.cap) for v in zip(row.lp, row.ref, row.old, strict=True)])
         entropies.append(row.entropy)
     total = -aggregate(p.aggregate, elements, p.norm_length)
     if p.kl.where == "loss":

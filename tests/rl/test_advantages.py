@@ -243,6 +243,17 @@ def test_kl_in_the_reward_is_taken_off_each_response(form: str) -> None:
     assert per_response(adaptive, inputs) == rewards
 
 
+def test_a_cap_holds_for_kl_in_the_reward_and_is_counted() -> None:
+    inputs = inputs_of([1.0, 0.0], [0, 1], [2, 1])
+    old = torch.full_like(inputs.response_mask, -1.0, dtype=torch.float64)
+    inputs = dataclasses.replace(inputs, old_logprobs=old, ref_logprobs=old + 4.0)
+    capped = parts_of("none", kl={"in": "reward", "form": "k3", "coef": 0.1, "cap": 10.0})
+    found = compute_advantages(capped, inputs)
+    assert float(found.advantages[0, 2]) == pytest.approx(1.0 - 0.1 * 20.0)
+    assert found.stats["reward/kl_capped"] == 1.0
+    assert "reward/kl_capped" not in compute_advantages(with_kl("none", "k3", 0.1), inputs).stats
+
+
 def test_reward_to_go_carries_the_kl_and_is_whitened_over_tokens() -> None:
     r = random.Random(9)
     lengths, rewards = [3, 1, 4], [1.0, 0.0, 0.5]

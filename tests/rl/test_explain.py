@@ -31,6 +31,11 @@ def test_grpo_is_its_equation() -> None:
     assert "clip_high is 0.25, the preset has 0.2" in page["departs"]
 
 
+def test_a_cap_of_the_kl_is_on_the_page() -> None:
+    assert "- 0.04 (min(exp(d) - d - 1, 10)) ]" in lines("grpo", kl_cap=10.0)["maximise"][0]
+    assert "0.05 (min(exp(d) - d - 1, 8))" in lines("ppo", kl_form="k3", kl_cap=8.0)["reward"][0]
+
+
 def test_a_lambda_that_follows_the_length_is_the_one_shown() -> None:
     assert lines("vapo")["advantage"] == ["A_t = delta_t + 1 * (1 - 1 / (0.05 |y_i|)) * A_(t+1)"]
     assert lines("ppo")["advantage"] == ["A_t = delta_t + 1 * 0.95 * A_(t+1)"]

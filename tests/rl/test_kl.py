@@ -87,6 +87,17 @@ def test_k1_in_the_loss_has_no_gradient_on_average_whatever_the_reference_is() -
         assert float(exact.abs().max()) > 0.01
 
 
+@pytest.mark.parametrize("form", ["k3", "k3_unbiased"])
+def test_a_cap_bounds_the_value_and_stops_the_gradient(form: KlForm) -> None:
+    for d in (-5.0, -0.1, 0.1, 2.0, 5.0, 15.0):
+        x = scalar(-1.0)
+        value = estimate(form, x, scalar(d - 1.0).detach(), scalar(-1.3).detach(), 10.0)
+        value.backward()
+        free = oracle.kl(form, -1.0, d - 1.0, -1.3)
+        assert float(value.detach()) == pytest.approx(min(free, 10.0), rel=1e-9)
+        assert (float(x.grad) == 0.0) == (free > 10.0)
+
+
 def test_k3_is_never_negative_and_stays_finite() -> None:
     d = torch.tensor([-1e30, -1e3, -1e-9, 0.0, 1e-9, 1e3, 1e30], dtype=torch.float64)
     x = torch.zeros(7, dtype=torch.float64, requires_grad=True)

@@ -90,6 +90,15 @@ def test_what_is_masked_is_counted_with_its_reason() -> None:
     assert metrics_of(mismatched, rows)["masked/mismatch"] == pytest.approx(mean([float(o) for o in outside]))
 
 
+def test_tokens_at_the_cap_of_the_kl_are_counted() -> None:
+    rows = random_rows(6, num=20)
+    _, parts = load_algorithm("grpo", {"kl_cap": 0.03})
+    beyond = [kl("k3", lp, ref, 0) > 0.03 for lp, ref in flat(rows, "lp", "ref")]
+    assert 0 < sum(beyond) < len(beyond)
+    assert metrics_of(parts, rows)["kl/capped"] == pytest.approx(mean([float(b) for b in beyond]))
+    assert metrics_of(load_algorithm("grpo")[1], rows)["kl/capped"] == 0.0
+
+
 @pytest.mark.parametrize("scale", [3e-5, 3e-3, 0.3])
 def test_quantiles_are_right_to_a_tenth_of_their_logarithm(scale: float) -> None:
     _, parts = load_algorithm("grpo", {"kl_coef": 0})
