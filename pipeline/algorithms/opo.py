@@ -6,8 +6,6 @@ A_i = R_i - sum_j |y_j| R_j / sum_j |y_j| over the group
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from pipeline.algorithms import reinforce
 from pipeline.algorithms.base import PolicyParams
 from pipeline.rl.parts import Part, Parts
@@ -20,4 +18,4 @@ Params = PolicyParams
 
 def parts(params: PolicyParams) -> Parts:
     """Return REINFORCE's parts with the optimal baseline."""
-    return replace(reinforce.parts(params), advantage=Part("optimal_baseline"))
+    return reinforce.with_advantage(params, Part("optimal_baseline"))

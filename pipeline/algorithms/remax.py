@@ -1,22 +1,23 @@
 """ReMax: REINFORCE with the reward of the greedy response as baseline.
 
-J   = mean_i sum_t A_i log pi(y_t)
-A_i = R_i - R of the greedy response,  R_i with the KL taken off as in REINFORCE
+J   = mean_i sum_t A_t log pi(y_t)
+A_t = R_i - R of the greedy response,  R_i with the KL taken off as in REINFORCE
 """
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 from pipeline.algorithms import reinforce
 from pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2310.10505 algorithm 1"
-DEPARTURES: tuple[str, ...] = ("the KL of the greedy response is not part of the baseline",)
+DEPARTURES: tuple[str, ...] = (
+    "the KL of the greedy response is not part of the baseline",
+    "a token answers for the KL from itself to the end, as in verl; kl_credit: response has that of the whole response",
+)
 
 Params = reinforce.Params
 
 
 def parts(params: reinforce.Params) -> Parts:
     """Return REINFORCE's parts with the greedy baseline."""
-    return replace(reinforce.parts(params), advantage=Part("greedy_baseline"))
+    return reinforce.with_advantage(params, Part.of("greedy_baseline", params))

@@ -6,8 +6,6 @@ A_i = R_i - mean of the group's other R,  each R with the KL taken off as in REI
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from pipeline.algorithms import reinforce
 from pipeline.algorithms.base import KlCoef
 from pipeline.rl.parts import Part, Parts
@@ -16,7 +14,7 @@ SOURCE = "arXiv:2402.14740"
 DEPARTURES: tuple[str, ...] = ()
 
 
-class Params(reinforce.Params):
+class Params(reinforce.KlParams):
     """REINFORCE's numbers, as RLOO has them."""
 
     kl_coef: KlCoef = 0.03
@@ -24,4 +22,4 @@ class Params(reinforce.Params):
 
 def parts(params: Params) -> Parts:
     """Return REINFORCE's parts with a leave-one-out baseline."""
-    return replace(reinforce.parts(params), advantage=Part("leave_one_out"))
+    return reinforce.with_advantage(params, Part("leave_one_out"))

@@ -131,13 +131,17 @@ def max_rl(x: Rewarded) -> Tensor:
     return divide(group_mean(x), _mean(x.rewards, x.groups).clamp(min=0))
 
 
-def greedy_baseline(x: Rewarded) -> Tensor:
-    """Return R_i - R of the greedy response to the same prompt, [B]. Source: arXiv:2310.10505 algorithm 1."""
+def greedy_baseline(x: Rewarded, *, kl_credit: str) -> Tensor:
+    """Return R_i - R of the greedy response to the same prompt, with `kl_credit` as in `none`.
+
+    Source: arXiv:2310.10505 algorithm 1.
+    """
     if x.greedy_rewards is None:
         raise DataError(
             "advantage 'greedy_baseline' needs greedy_rewards, got None; sample one greedy response a prompt"
         )
-    return x.rewards - x.greedy_rewards
+    rewards = none(x, kl_credit=kl_credit)
+    return rewards - (x.greedy_rewards if rewards.dim() == 1 else x.greedy_rewards.unsqueeze(1))
 
 
 def reward_to_go_norm(x: Rewarded, *, gamma: float, ddof: int, eps: float) -> Tensor:
@@ -168,9 +172,13 @@ def optimal_baseline(x: Rewarded) -> Tensor:
     return _zero_if_flat(x.rewards, x.groups, x.rewards - divide(weighted, _sum(x.lengths, x.groups)))
 
 
-def none(x: Rewarded) -> Tensor:
-    """Return R_i, [B]."""
-    return x.rewards
+def none(x: Rewarded, *, kl_credit: str) -> Tensor:
+    """Return R_i less the KL that enters the reward: of the tokens from t on, [B, T], or of the whole response, [B].
+
+    The KL of the tokens before t cannot depend on the choice of token t, so with `to_go` it is left out there: the
+    expected gradient is the same, with less noise. Without KL in the reward both are R_i.
+    """
+    return x.rewards if kl_credit == "response" else reward_to_go(x.token_rewards, x.mask, 1.0)
 
 
 def normalize_then_sum(x: Rewarded, *, weights: tuple[float, ...] | None, ddof: int, eps: float) -> Tensor:

@@ -122,6 +122,13 @@ CLIPS = {
     "clip_low": Option(0.2, "a ratio below 1 - clip_low stops pushing down", above=0, high=1),
     "clip_high": Option(0.2, "a ratio above 1 + clip_high stops pushing up", above=0),
 }
+KL_CREDIT = {
+    "kl_credit": Option(
+        "to_go",
+        "a token answers for the kl in the reward from itself to the end, or for that of the whole response",
+        choices=("to_go", "response"),
+    )
+}
 GROUP = frozenset({"group"})
 
 ADVANTAGES: dict[str, AdvantageEntry] = {
@@ -173,9 +180,10 @@ ADVANTAGES: dict[str, AdvantageEntry] = {
         divides=True,
     ),
     "greedy_baseline": AdvantageEntry(
-        "A_i = R_i - R of the greedy response",
+        "A_i = R_i - R of the greedy response; kl in the reward counts by {kl_credit}",
         "arXiv:2310.10505 algorithm 1",
         "advantages.greedy_baseline",
+        KL_CREDIT,
         needs=frozenset({"greedy"}),
     ),
     "reward_to_go_norm": AdvantageEntry(
@@ -201,7 +209,9 @@ ADVANTAGES: dict[str, AdvantageEntry] = {
     "optimal_baseline": AdvantageEntry(
         "A_i = R_i - sum_j |y_j| R_j / sum_j |y_j|", "arXiv:2505.23585", "advantages.optimal_baseline", needs=GROUP
     ),
-    "none": AdvantageEntry("A_i = R_i", "Williams 1992", "advantages.none"),
+    "none": AdvantageEntry(
+        "A_i = R_i; kl in the reward counts by {kl_credit}", "Williams 1992", "advantages.none", KL_CREDIT
+    ),
     "normalize_then_sum": AdvantageEntry(
         "A_i = whiten_batch( sum_k w_k (R_ik - mean_g) / (std_g + {eps}) ); w = {weights}",
         "arXiv:2601.05242",

@@ -247,7 +247,8 @@ class Parts:
     def token_advantage(self) -> bool:
         """The advantage may differ between tokens of a response."""
         entry = self.advantage_entry
-        return self.advantage.per_token or (entry is not None and entry.per_token)
+        to_go = self.kl.where == "reward" and self.advantage.options.get("kl_credit") == "to_go"
+        return self.advantage.per_token or to_go or (entry is not None and entry.per_token)
 
     @property
     def surrogate_selects(self) -> bool:

@@ -79,7 +79,8 @@ def _wrong_surrogate(parts: Parts) -> Iterator[str]:
     if entry is not None and entry.whole_response and parts.token_advantage:
         yield (
             f"surrogate {name!r} takes one advantage per response, but advantage {parts.advantage.label!r} gives one "
-            "per token; use group_norm or another response-level advantage"
+            f"per token; use {'kl_credit: response' if 'kl_credit' in parts.advantage.options else 'group_norm'} or another "
+            "response-level advantage"
         )
     if entry is not None and entry.whole_response and parts.aggregate != "sequence_mean":
         yield f"surrogate {name!r} has one value per response, got aggregate {parts.aggregate!r}; use sequence_mean"

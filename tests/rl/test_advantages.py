@@ -234,7 +234,7 @@ def test_kl_in_the_reward_is_taken_off_each_response(form: str) -> None:
             total += oracle.kl(form, a, b, a)
         expected.append(reward - 0.3 * total)
     inputs = dataclasses.replace(inputs, old_logprobs=old, ref_logprobs=ref)
-    found = compute_advantages(with_kl("none", form, 0.3), inputs)
+    found = compute_advantages(with_kl({"name": "none", "kl_credit": "response"}, form, 0.3), inputs)
     assert per_response(found, inputs) == pytest.approx(expected, rel=1e-12)
     total_kl = sum(a - b for a, b in zip(rewards, expected, strict=True)) / 0.3
     assert found.stats["reward/kl_per_response"] == pytest.approx(total_kl / 4)
@@ -252,6 +252,26 @@ def test_a_cap_holds_for_kl_in_the_reward_and_is_counted() -> None:
     assert float(found.advantages[0, 2]) == pytest.approx(1.0 - 0.1 * 20.0)
     assert found.stats["reward/kl_capped"] == 1.0
     assert "reward/kl_capped" not in compute_advantages(with_kl("none", "k3", 0.1), inputs).stats
+
+
+@pytest.mark.parametrize("name", ["none", "greedy_baseline"])
+def test_a_token_answers_for_the_kl_from_itself_to_the_end(name: str) -> None:
+    lengths, rewards = [3, 1], [1.0, 0.5]
+    inputs = inputs_of(rewards, [0, 1], lengths, greedy_rewards=torch.tensor([0.25, 0.25]))
+    old = torch.full_like(inputs.response_mask, float("nan"), dtype=torch.float64)
+    ref = old.clone()
+    kls = [[2.0, 0.5, -1.0], [0.25]]
+    for i, row in enumerate(kls):
+        for t, value in enumerate(row):
+            old[i, 2 + t], ref[i, 2 + t] = -1.0, -1.0 - value
+    inputs = dataclasses.replace(inputs, old_logprobs=old, ref_logprobs=ref)
+    parts = with_kl(name, "k1", 0.5)
+    assert parts.token_advantage
+    found = compute_advantages(parts, inputs).advantages[inputs.response_mask > 0]
+    base = 0.25 if name == "greedy_baseline" else 0.0
+    expected = [reward - base - 0.5 * sum(row[t:]) for reward, row in zip(rewards, kls, strict=True) for t in range(len(row))]
+    assert found.tolist() == pytest.approx(expected, rel=1e-12)
+    assert not parts_of(name).token_advantage
 
 
 def test_reward_to_go_carries_the_kl_and_is_whitened_over_tokens() -> None:

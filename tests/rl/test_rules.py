@@ -51,6 +51,15 @@ CRITIC = {"shared": True, "loss_coef": 1.0, "clip": None, "warmup_steps": 0}
         ({"kl": {"in": "loss", "coef": 0.1, "cap": 0.0}}, ["kl_cap", "0"]),
         ({"kl": {"in": "reward", "form": "k1", "coef": 0.1}, "advantage": "normalize_then_sum"}, ["kl_in"]),
         ({"advantage": "normalize_then_sum", "reward_clip": 1.0}, ["reward_clip"]),
+        (
+            {
+                "surrogate": "geometric_mean",
+                "aggregate": "sequence_mean",
+                "advantage": "none",
+                "kl": {"in": "reward", "form": "k1", "coef": 0.1},
+            },
+            ["'geometric_mean'", "kl_credit: response"],
+        ),
         ({"reference": "every_round"}, ["'every_round'", "kl_in"]),
         ({"surrogate": {"name": "dual_clip", "dual": 1.1}}, ["surrogate.dual", "clip_high = 1.2", "1.1"]),
         ({"surrogate": {"name": "two_sided", "delta": 1.2}}, ["surrogate.delta", "clip_high = 1.2", "1.2"]),
