@@ -10,7 +10,9 @@ from pipeline.algorithms.base import GroupNormParams, option
 from pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2602.10693"
-DEPARTURES: tuple[str, ...] = ()
+DEPARTURES: tuple[str, ...] = (
+    "weights against engine mismatch (mismatch_level) multiply outside of w; TRL puts them inside: w = pi / pi_gen",
+)
 
 
 class Params(GroupNormParams):
