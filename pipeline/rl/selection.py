@@ -114,11 +114,14 @@ def random_share(
 ) -> Tensor:
     """Return floor(share * N) tokens drawn from the eligible ones, [B, T] bool, N counted under the mask of all ranks.
 
-    If fewer are eligible, all of them are returned. Each rank needs a generator of its own stream.
+    A share above 0 draws 1 token at least. If fewer are eligible, all of them are returned. Each rank needs a generator
+    of its own stream.
 
-    Source: arXiv:2505.22617.
+    Source: arXiv:2505.22617; the least of 1 as in the authors' code.
     """
     num = math.floor(share * gather(mask[mask]).numel())  # as many True as tokens train
+    if share > 0:
+        num = max(1, num)  # else a batch of few tokens would never draw any
     # Drawn for every token of [B, T] on the CPU, so that the device and the number eligible do not change the draw.
     keys = torch.rand(mask.shape, dtype=torch.float64, generator=generator).to(mask.device)
     everything = gather(keys[eligible])

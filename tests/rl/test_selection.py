@@ -14,6 +14,7 @@ from pipeline.errors import DataError
 from pipeline.rl.selection import covariance, random_share, select_tokens, top_share
 from tests.oracles.rl import mean
 
+HALVES = (slice(0, 2), slice(2, 6))
 
 def grid(seed: int, rows: int = 6, width: int = 9) -> tuple[Tensor, Tensor]:
     """(values with NaN outside, mask)."""
@@ -75,6 +76,22 @@ def test_the_random_share_draws_that_many_of_the_eligible(share: float) -> None:
     assert float((counts - rate).abs().max()) < 5 * math.sqrt(rate * (1 - rate) / 200)
 
 
+def test_a_small_share_of_a_small_batch_is_one_token() -> None:
+    _, mask = grid(3)
+    assert math.floor(2e-4 * int(mask.sum())) == 0
+    assert int(random_share(mask, mask, 2e-4, torch.Generator().manual_seed(0)).sum()) == 1
+    assert int(random_share(mask, mask, 0.0, torch.Generator().manual_seed(0)).sum()) == 0
+    # two ranks draw one together
+    streams = [lambda seed=seed: torch.Generator().manual_seed(seed) for seed in (9, 10)]
+    keys = [torch.rand(mask[s].shape, dtype=torch.float64, generator=g()) for s, g in zip(HALVES, streams, strict=True)]
+    drawn = torch.cat([k[mask[s]] for k, s in zip(keys, HALVES, strict=True)])
+    halves = [
+        random_share(mask[s], mask[s], 2e-4, g(), lambda x: mask[mask] if x.dtype == torch.bool else drawn)
+        for s, g in zip(HALVES, streams, strict=True)
+    ]
+    assert sum(int(half.sum()) for half in halves) == 1
+
+
 def test_fewer_eligible_than_the_share_are_all_taken() -> None:
     _, mask = grid(4)
     eligible = torch.zeros_like(mask)
@@ -86,7 +103,7 @@ def test_ranks_choose_together_what_one_would() -> None:
     x, mask = grid(5)
     whole = top_share(x, mask, 0.3)
     everything = x[mask]
-    halves = [top_share(x[s], mask[s], 0.3, lambda _: everything) for s in (slice(0, 2), slice(2, 6))]
+    halves = [top_share(x[s], mask[s], 0.3, lambda _: everything) for s in HALVES]
     assert torch.equal(torch.cat(halves), whole)
     assert int(halves[0].sum()) != math.ceil(0.3 * int(mask[:2].sum()))
 
