@@ -88,7 +88,7 @@ class PolicyParams(AlgorithmParams):
         None, gt=0, description="no token's k3 counts for more than this, and beyond it has no gradient; 10 is usual"
     )
     kl_target: float | None = Field(
-        None, gt=0, description="the coefficient adapts so that the KL per token, in nats, approaches this"
+        None, gt=0, description="KL per token, in nats, that the coefficient adapts to (arXiv:1909.08593's 6 is per response)"
     )
     kl_horizon: float | None = Field(None, gt=0, description="responses over which it adapts")
     reference: ReferenceName = "frozen"

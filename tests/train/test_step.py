@@ -286,6 +286,18 @@ def test_an_adaptive_kl_moves_and_is_saved() -> None:
     assert again.kl.coef != settings.controllers.kl.coef
 
 
+def test_an_adaptive_kl_of_the_reward_follows_the_batch_as_it_was_sampled() -> None:
+    """Several updates move the policy and with it kl/k1; the coefficient adapts to the KL that was in the rewards."""
+    parts = parts_of("reinforce_pp", kl_coef=0.1, kl_target=0.5, kl_horizon=100, num_minibatches=4)
+    settings = settings_of(parts)
+    metrics = update(backend_of(), parts, groups_of(), settings)
+    error = metrics["reward/kl_per_token"] / 0.5 - 1
+    assert metrics["kl/k1"] != pytest.approx(metrics["reward/kl_per_token"], rel=1e-6)
+    expected = 0.1 * (1 + max(-0.2, min(0.2, error)) * metrics["rows"] / 100)
+    assert settings.controllers.kl.coef == pytest.approx(expected, rel=1e-12)
+    assert abs(error) < 0.2, "a clipped error would be the same for both"
+
+
 def test_an_adaptive_entropy_bonus_moves_and_is_saved() -> None:
     parts = parts_of("grpo", entropy_coef=0.01, entropy_target=50.0, entropy_step=0.02, entropy_max=0.02)
     settings = settings_of(parts)
