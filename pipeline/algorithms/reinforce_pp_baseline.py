@@ -1,4 +1,4 @@
-"""REINFORCE++-baseline: the group's mean taken off, then whitened over the batch, k2 in the loss.
+"""REINFORCE++-baseline: the group's mean taken off, then whitened over all tokens, k2 in the loss.
 
 J   = (1 / sum_i |y_i|) sum_i sum_t [ min(r_t A_i, clip(r_t, 1 - clip_low, 1 + clip_high) A_i) - kl_coef d^2 / 2 ]
 A_i = whiten over all tokens( R_i - mean of the group ),  d = log pi_ref(y_t) - log pi(y_t),  r_t as in PPO
