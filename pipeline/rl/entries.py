@@ -1,0 +1,109 @@
+"""Entries of the catalog of parts: what is said of a named advantage or surrogate, and the options that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from pipeline.errors import ConfigError
+
+OptionValue = float | int | bool | str | None | tuple[float, ...]
+Function = str | Callable[..., Any]
+"""A callable, or the text `module.name` of one in this package."""
+INFINITY = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option of a part: its default, its description, and the values that it may have.
+
+    Values are numbers in [low, high] and above `above`; or one of `choices`; or true and false, where the default is
+    one of these; or a list of numbers, where `many` is true. A default of None allows None too.
+    """
+
+    default: OptionValue
+    description: str
+    low: float = -INFINITY
+    above: float | None = None
+    high: float = INFINITY
+    choices: tuple[str, ...] = ()
+    many: bool = False
+
+    def check(self, where: str, value: OptionValue) -> None:
+        """Raise ConfigError naming the option, the value and what is allowed, unless the value is allowed."""
+        if value is None and self.default is None:
+            return
+        if not self._allows(value):
+            raise ConfigError(f"{where} must be {self}, got {value!r}")
+
+    def _allows(self, value: OptionValue) -> bool:
+        if self.choices:
+            return value in self.choices
+        if isinstance(self.default, bool):
+            return isinstance(value, bool)
+        if self.many:
+            return isinstance(value, tuple) and len(value) > 0 and all(isinstance(v, (int, float)) for v in value)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):  # to Python a bool is an int
+            return False
+        return (self.above is None or value > self.above) and self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        if self.choices:
+            text = "one of " + ", ".join(self.choices)
+        elif isinstance(self.default, bool):
+            text = "true or false"
+        elif self.many:
+            text = "a list of numbers"
+        else:
+            bounds = [f"> {self.above:g}"] if self.above is not None else []
+            bounds += [f">= {self.low:g}"] if self.low != -INFINITY else []
+            bounds += [f"<= {self.high:g}"] if self.high != INFINITY else []
+            text = " ".join(["a number", " and ".join(bounds)]).rstrip()
+        return text + (", or null" if self.default is None else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A named part. `formula` has the option names in braces, and explanations after the first semicolon."""
+
+    formula: str
+    source: str
+    function: Function
+    options: Mapping[str, Option] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class AdvantageEntry(Entry):
+    """A named advantage."""
+
+    needs: frozenset[str] = frozenset()
+    """Inputs besides rewards: "group", "critic", "greedy", "components"."""
+    per_token: bool = False
+    """The advantage may differ between the tokens of a response."""
+    divides: bool = False
+    """The advantage is divided, unless option `std` is "none", so that it is no longer in the reward's unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class SurrogateEntry(Entry):
+    """A named surrogate."""
+
+    ratios: tuple[str, ...] = ("token", "sequence", "sequence_token", "sequence_product")
+    """Levels of the importance ratio that the surrogate has a meaning with."""
+    whole_response: bool = False
+    """The surrogate has one value for the whole response."""
+    checks_width: bool = False
+    """The rules compare the width of the clip to the level of the ratio."""
+    selects: Function | None = None
+    """Function that selects tokens once for the whole batch, by covariance; None: the surrogate needs no selection."""
+
+
+def load(function: Function) -> Callable[..., Any]:
+    """Return the callable that an entry names. Importing its module loads tensors."""
+    if not isinstance(function, str):
+        return function
+    module, _, name = function.rpartition(".")
+    loaded: Callable[..., Any] = getattr(import_module(f"pipeline.rl.{module}"), name)
+    return loaded
