@@ -98,6 +98,8 @@ class SurrogateEntry(Entry):
     """The rules compare the width of the clip to the level of the ratio."""
     selects: Function | None = None
     """Function that selects tokens once for the whole batch, by covariance; None: the surrogate needs no selection."""
+    stops: Function | None = None
+    """Function that returns the tokens [B, T] which the surrogate stops, to be counted; None: a clip, or nothing."""
 
 
 def load(function: Function) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from pipeline.errors import DataError
 from pipeline.rl import kl, reduce
+from pipeline.rl.catalog import load
 from pipeline.rl.corrections import (
     mismatch_weights,
     off_policy_keep,
@@ -117,6 +118,7 @@ def policy_loss(
     ratio = log_ratio(parts.ratio, logprobs, old, kept)
     surrogate = SurrogateInputs(logprobs, ratio, advantages, kept, _flag(inputs.selected))
     objective = parts.surrogate.function(surrogate, **parts.surrogate.options)
+    drops |= _stopped(parts, surrogate)
     if objective.shape != weight.shape:
         weight = response_weight(weight, kept)
     # A dropped token's objective may be infinite, and 0 * inf is NaN.
@@ -182,7 +184,9 @@ def clip_range(parts: Parts) -> tuple[float, float]:
     if isinstance(both, (int, float)):
         return -float(both), float(both)
     lowest = math.log1p(-low) if isinstance(low, (int, float)) and low < 1 else -math.inf
-    return lowest, math.log1p(high) if isinstance(high, (int, float)) else math.inf
+    cap = options.get("ratio_cap")  # bounds the ratio from above alone
+    highest = math.log(cap) if isinstance(cap, (int, float)) else math.inf
+    return lowest, math.log1p(high) if isinstance(high, (int, float)) else highest
 
 
 def ratio_logprobs(parts: Parts, stale: Tensor | None, own_old: Tensor, gen: Tensor | None) -> Tensor:
@@ -196,6 +200,13 @@ def ratio_logprobs(parts: Parts, stale: Tensor | None, own_old: Tensor, gen: Ten
     if gen is None:
         raise DataError("responses of an older policy need rollout_logprobs, got None; pass what the engine reported")
     return torch.where(stale.unsqueeze(1), gen, own_old)
+
+
+def _stopped(parts: Parts, x: SurrogateInputs) -> dict[str, Tensor]:
+    entry = parts.surrogate_entry
+    if entry is None or entry.stops is None:
+        return {}
+    return {"stopped": load(entry.stops)(x, **parts.surrogate.options)}
 
 
 def _weights(

@@ -47,6 +47,7 @@ SUMS = (
     "drop_selected",
     "drop_rejected",
     "drop_second_moment",
+    "drop_stopped",
 )
 _PER_DECADE = 24
 _SMALLEST = 1e-7

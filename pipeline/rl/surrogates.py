@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pipeline.rl.ratios import LOG_RATIO_LIMIT, exp_clamped
-from pipeline.rl.reduce import masked_mean
+from pipeline.rl.reduce import masked, masked_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +146,54 @@ def kl_cov(x: SurrogateInputs, *, share: float, coef: float) -> Tensor:
     """
     plain = exp_clamped(x.log_ratio) * x.advantages
     return plain if x.selected is None else torch.where(x.selected, plain - coef * x.log_ratio.abs(), plain)
+
+
+def dppo(
+    x: SurrogateInputs,
+    *,
+    divergence: str,
+    threshold_low: float,
+    threshold_high: float,
+    ratio_cap: float | None,
+    drift_coef: float,
+) -> Tensor:
+    """Return sg[M min(r, ratio_cap)] A log pi - drift_coef (log r)^2, M = 0 on the tokens of `beyond_divergence`.
+
+    The weight is held, so that the gradient is that of M min(r, ratio_cap) A. `ratio_cap` None: no bound. The second
+    term pulls every token back to pi_old, those with M = 0 too.
+
+    Source: arXiv:2602.04879 (binary divergences; the ratio's bound, section 5.4); arXiv:2602.02276 (the squared
+    log-ratio).
+    """
+    weight = masked(exp_clamped(x.log_ratio.detach()), ~beyond_divergence(x, divergence, threshold_low, threshold_high))
+    if ratio_cap is not None:
+        weight = weight.clamp(max=ratio_cap)
+    return weight * x.advantages * x.logprobs - drift_coef * x.log_ratio**2
+
+
+def beyond_divergence(
+    x: SurrogateInputs, divergence: str, threshold_low: float, threshold_high: float, **_: Any
+) -> Tensor:
+    """Return [B, T] bool: True where pi has left pi_old by more than a threshold, in the direction that A pushes.
+
+    The threshold is `threshold_high` where A > 0 and pi > pi_old, `threshold_low` where A < 0 and pi < pi_old. The
+    distance is of two-word distributions, the token against all others: |pi - pi_old| (tv), or
+    pi_old log(pi_old / pi) + (1 - pi_old) log((1 - pi_old) / (1 - pi)) (kl).
+
+    Source: arXiv:2602.04879.
+    """
+    logprobs = x.logprobs.detach()
+    old_logprobs = logprobs - x.log_ratio.detach()
+    change = logprobs.exp() - old_logprobs.exp()
+    distance = change.abs() if divergence == "tv" else _binary_kl(old_logprobs, logprobs)
+    rising = (x.advantages > 0) & (change > 0) & (distance > threshold_high)
+    return rising | ((x.advantages < 0) & (change < 0) & (distance > threshold_low))
+
+
+def _binary_kl(old_logprobs: Tensor, logprobs: Tensor) -> Tensor:
+    # 1 - p, where rounding may leave nothing: 1e-8 as in the authors' code.
+    old_rest, rest = (-torch.expm1(lp).clamp(max=-1e-8) for lp in (old_logprobs, logprobs))
+    return old_logprobs.exp() * (old_logprobs - logprobs) + old_rest * (old_rest / rest).log()
 
 
 def reinforce(x: SurrogateInputs) -> Tensor:

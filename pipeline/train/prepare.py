@@ -35,12 +35,14 @@ class Controllers:
     def __init__(self, parts: Parts) -> None:
         self.kl = kl_controller(parts)
         self.entropy = entropy_controller(parts)
+        # A mean per token in nats, as the target is. With KL in the reward: the KL of the sampled batch, of the policy
+        # at batch start. In the loss: that of the minibatches as they trained, by k1, the unbiased estimate.
+        self.measure = "reward/kl_per_token" if parts.kl.where == "reward" else "kl/k1"
 
     def observe(self, metrics: StepMetrics) -> None:
         """Adapt the coefficients to the metrics of an update."""
-        # k1 is the unbiased estimate; the target is meant per token, as this mean is.
-        if "kl/k1" in metrics:
-            self.kl.update(metrics["kl/k1"], round(metrics["rows"]))
+        if self.measure in metrics:
+            self.kl.update(metrics[self.measure], round(metrics["rows"]))
         if "entropy" in metrics:
             self.entropy.update(metrics["entropy"])
 

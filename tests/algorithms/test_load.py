@@ -22,6 +22,7 @@ from tests.source import code_files, relative
 
 CLIP = ("clip", {"clip_low": 0.2, "clip_high": 0.2})
 SEQUENCE = ("clip", {"clip_low": 3e-4, "clip_high": 4e-4})
+DPPO = {"divergence": "tv", "threshold_low": 0.15, "threshold_high": 0.15, "ratio_cap": 20.0, "drift_coef": 0.0}
 TABLE: dict[str, tuple[str, str, Any, str, Any]] = {
     "ppo": ("gae", "token", CLIP, "token_mean", ("reward", "k1")),
     "vapo": ("gae", "token", ("clip", {"clip_low": 0.2, "clip_high": 0.28}), "token_mean", None),
@@ -68,6 +69,14 @@ TABLE: dict[str, tuple[str, str, Any, str, Any]] = {
         None,
     ),
     "kl_cov": ("group_norm", "token", ("kl_cov", {"share": 2e-3, "coef": 1.0}), "token_mean", None),
+    "dppo": ("group_mean", "token", ("dppo", DPPO), "sequence_mean_token_sum_norm", None),
+    "prime_rl": (
+        "group_mean",
+        "token",
+        ("dppo", {**DPPO, "threshold_low": 0.2, "threshold_high": 0.2, "ratio_cap": None, "drift_coef": 1e-3}),
+        "token_mean",
+        None,
+    ),
 }
 
 

@@ -182,7 +182,7 @@ def _clip(r: float, a: float, low: float, high: float) -> float:
     return min(r * a, clamp(r, 1 - low, 1 + high) * a)
 
 
-def surrogate(name: str, options: dict[str, float], level: str, row: Row) -> list[float]:
+def surrogate(name: str, options: dict[str, Any], level: str, row: Row) -> list[float]:
     """The objective at every token; the same one at each where the response has only one."""
     o, rs, out = options, ratios(level, row), []
     if name == "geometric_mean":
@@ -217,11 +217,27 @@ def surrogate(name: str, options: dict[str, float], level: str, row: Row) -> lis
             x = 0.0 if row.selected[t] else _clip(r, a, o["clip_low"], o["clip_high"])
         elif name == "kl_cov":
             x = r * a - (o["coef"] * abs(row.lp[t] - row.old[t]) if row.selected[t] else 0.0)
+        elif name == "dppo":
+            held_back = beyond(o, row.still[t], row.old[t], a)
+            w = 0.0 if held_back else held[t] if o["ratio_cap"] is None else min(held[t], o["ratio_cap"])
+            x = w * a * row.lp[t] - o["drift_coef"] * (row.lp[t] - row.old[t]) ** 2
         else:
             assert name == "reinforce"
             x = a * row.lp[t]
         out.append(x)
     return out
+
+
+def beyond(o: dict[str, Any], lp: float, old: float, a: float) -> bool:
+    """The token has moved too far, where its advantage pushes it."""
+    p, q = math.exp(lp), math.exp(old)
+    distance = abs(p - q)
+    if o["divergence"] == "kl":
+        rest, old_rest = max(1 - p, 1e-8), max(1 - q, 1e-8)
+        distance = q * math.log(q / p) + old_rest * math.log(old_rest / rest)
+    if a > 0:
+        return p > q and distance > o["threshold_high"]
+    return a < 0 and p < q and distance > o["threshold_low"]
 
 
 def aggregate(name: str, rows: Sequence[Sequence[float]], norm_length: int | None) -> float:

@@ -17,7 +17,7 @@ from tests.oracles.rl_batches import pad, random_rows, solve
 from tests.rl.variants import LONGEST, variants
 
 VARIANTS = variants()
-CLIPPED = ("clip", "dual_clip", "two_sided", "cispo", "soft_gate", "geometric_mean", "gamma_weight")
+CLIPPED = ("clip", "dual_clip", "two_sided", "cispo", "soft_gate", "geometric_mean", "gamma_weight", "dppo")
 
 
 def gradient(parts: Parts, inputs: LossInputs) -> Tensor:

@@ -50,6 +50,8 @@ COMBINATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "stale_bypass": ("grpo", {"mismatch_stale": "bypass", "mismatch_level": "token"}),
     "stale_decoupled": ("grpo", {"mismatch_stale": "decoupled", "mismatch_level": "token"}),
     "stale_decoupled_gspo": ("gspo", {"mismatch_stale": "decoupled", **_ICEPOP}),
+    "dppo_tight": ("dppo", {"threshold_low": 0.03, "threshold_high": 0.02, "ratio_cap": 1.2, "drift_coef": 0.1}),
+    "dppo_kl": ("dppo", {"divergence": "kl", "threshold_low": 0.01, "threshold_high": 0.02}),
     "entropy": ("dr_grpo", {"entropy_coef": 0.3}),
     "wide_sequence": ("gspo", {"clip_low": 0.2, "clip_high": 0.2, "allow": ["wide_sequence_clip"]}),
     "product_clip": (
