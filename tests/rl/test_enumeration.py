@@ -42,3 +42,14 @@ def test_kl_credited_to_go_has_the_same_expected_gradient_and_less_noise(name: s
     assert torch.allclose(response.mean, exact, **NEAR)
     assert to_go.variance != pytest.approx(response.variance, rel=1e-3)
     assert load_algorithm(name)[0].kl_credit == "to_go"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_max_rl_follows_the_likelihood_of_a_right_answer_to_the_order_of_the_group(size: int) -> None:
+    """Its gradient is that of -sum_(k < size) (1 - p)^k / k, which is log p for groups without end."""
+    policy = Tiny.of(1)
+    right = (policy.chances() * RIGHT).sum()
+    orders = range(1, size)
+    exact = policy.gradient(-sum(((1 - right) ** k / k for k in orders), start=torch.zeros(())))
+    found = expected(load_algorithm("max_rl")[1], policy, RIGHT, size).mean
+    assert torch.allclose(found, exact, **NEAR)
