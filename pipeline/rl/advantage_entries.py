@@ -73,6 +73,19 @@ ADVANTAGES: dict[str, AdvantageEntry] = {
         KL_CREDIT,
         needs=frozenset({"greedy"}),
     ),
+    "best_of_k": AdvantageEntry(
+        "A_i = mean_S ([i in S] (best of S - best of S without i)) / (std over {std} + {eps}), ddof {ddof}; "
+        "S = the subsets of {k} responses of the group (none: the whole group); std none: undivided",
+        "arXiv:2503.19595; subsets 2505.15201",
+        "advantages.best_of_k",
+        {
+            "k": Option(None, "size of the subsets whose best counts; null: the whole group", low=2, whole=True),
+            "std": Option("none", "standard deviation that advantages are divided by", choices=("none", "group")),
+            **SPREAD,
+        },
+        needs=GROUP,
+        divides=True,
+    ),
     "reward_to_go_norm": AdvantageEntry(
         "A_t = sum_(s>=t) {gamma}^(s-t) r_s; whitened over all tokens of the batch (ddof {ddof}, eps {eps})",
         "arXiv:2501.03262",

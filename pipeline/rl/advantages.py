@@ -7,6 +7,7 @@ advantage exactly 0 in every group estimator: its spread is rounding, and nothin
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,6 +143,31 @@ def greedy_baseline(x: Rewarded, *, kl_credit: str) -> Tensor:
         )
     rewards = none(x, kl_credit=kl_credit)
     return rewards - (x.greedy_rewards if rewards.dim() == 1 else x.greedy_rewards.unsqueeze(1))
+
+
+def best_of_k(x: Rewarded, *, k: int | None, std: str, ddof: int, eps: float) -> Tensor:
+    """Return what response i adds to the best of k, averaged over the subsets of k responses of its group, [B].
+
+    In a subset that is best - best of the others for the best response, and 0 for the rest. `k` None, or above the
+    size of the group: the whole group, where only its one best response has an advantage. `std` "group" divides by the
+    group's deviation. Undivided, sum_i A_i grad log pi(y_i) is an unbiased gradient of the expected best of k.
+
+    Source: arXiv:2503.19595 for the whole group; for subsets arXiv:2505.15201, with the others' best as baseline.
+    """
+    advantages = torch.zeros_like(x.rewards)
+    for group in range(int(x.groups.max()) + 1 if len(x.groups) else 0):
+        rows = (x.groups == group).nonzero().squeeze(1)
+        rewards, order = x.rewards[rows].sort()
+        size = len(rows)
+        picked = size if k is None else min(k, size)
+        # Of the subsets in which i is the best, those whose second is the j-th smallest: k - 2 more of the j below it.
+        chances = [math.comb(j, picked - 2) / math.comb(size, picked) for j in range(size)]
+        # Differences of equal rewards are exactly 0, and so is what a tie adds.
+        ahead = (rewards.unsqueeze(1) - rewards).clamp(min=0)
+        advantages[rows[order]] = ahead @ torch.tensor(chances, dtype=rewards.dtype, device=rewards.device)
+    if std == "none":
+        return advantages
+    return _zero_if_flat(x.rewards, x.groups, advantages / (_group_std(x.rewards, x.groups, ddof) + eps))
 
 
 def reward_to_go_norm(x: Rewarded, *, gamma: float, ddof: int, eps: float) -> Tensor:

@@ -19,8 +19,9 @@ INFINITY = float("inf")
 class Option:
     """An option of a part: its default, its description, and the values that it may have.
 
-    Values are numbers in [low, high] and above `above`; or one of `choices`; or true and false, where the default is
-    one of these; or a list of numbers, where `many` is true. A default of None allows None too.
+    Values are numbers in [low, high] and above `above`, integers where `whole` is true; or one of `choices`; or true and
+    false, where the default is one of these; or a list of numbers, where `many` is true. A default of None allows None
+    too.
     """
 
     default: OptionValue
@@ -30,6 +31,7 @@ class Option:
     high: float = INFINITY
     choices: tuple[str, ...] = ()
     many: bool = False
+    whole: bool = False
 
     def check(self, where: str, value: OptionValue) -> None:
         """Raise ConfigError naming the option, the value and what is allowed, unless the value is allowed."""
@@ -47,6 +49,8 @@ class Option:
             return isinstance(value, tuple) and len(value) > 0 and all(isinstance(v, (int, float)) for v in value)
         if isinstance(value, bool) or not isinstance(value, (int, float)):  # to Python a bool is an int
             return False
+        if self.whole and not isinstance(value, int):
+            return False
         return (self.above is None or value > self.above) and self.low <= value <= self.high
 
     def __str__(self) -> str:
@@ -60,7 +64,7 @@ class Option:
             bounds = [f"> {self.above:g}"] if self.above is not None else []
             bounds += [f">= {self.low:g}"] if self.low != -INFINITY else []
             bounds += [f"<= {self.high:g}"] if self.high != INFINITY else []
-            text = " ".join(["a number", " and ".join(bounds)]).rstrip()
+            text = " ".join(["a whole number" if self.whole else "a number", " and ".join(bounds)]).rstrip()
         return text + (", or null" if self.default is None else "")
 
 

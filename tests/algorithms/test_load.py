@@ -70,6 +70,7 @@ TABLE: dict[str, tuple[str, str, Any, str, Any]] = {
     ),
     "kl_cov": ("group_norm", "token", ("kl_cov", {"share": 2e-3, "coef": 1.0}), "token_mean", None),
     "max_rl": ("max_rl", "token", CLIP, "sequence_mean_token_sum_norm", None),
+    "pass_at_k": ("best_of_k", "token", CLIP, "sequence_mean_token_sum_norm", None),
     "dppo": ("group_mean", "token", ("dppo", DPPO), "sequence_mean_token_sum_norm", None),
     "prime_rl": (
         "group_mean",

@@ -6,6 +6,7 @@ over `lp` is the gradient that training must see.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -92,7 +93,21 @@ def max_rl(rewards: Sequence[float], groups: Sequence[int]) -> list[float]:
     return out
 
 
-def optimal_baseline(rewards: Sequence[float], groups: Sequence[int], lengths: Sequence[int]) -> list[float]:
+def best_of_k(rewards: Sequence[float], groups: Sequence[int], k: int | None) -> list[float]:
+    """By writing down every subset."""
+    out = []
+    for i in range(len(rewards)):
+        own = members(groups, i)
+        subsets = list(itertools.combinations(own, len(own) if k is None else min(k, len(own))))
+        gains = [
+            max(rewards[j] for j in s) - max(rewards[j] for j in s if j != i) if i in s else 0.0 for s in subsets
+        ]
+        out.append(mean(gains))
+    return out
+
+
+def optimal_baseline(
+rewards: Sequence[float], groups: Sequence[int], lengths: Sequence[int]) -> list[float]:
     out = []
     for i, reward in enumerate(rewards):
         own = members(groups, i)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -53,3 +54,13 @@ def test_max_rl_follows_the_likelihood_of_a_right_answer_to_the_order_of_the_gro
     exact = policy.gradient(-sum(((1 - right) ** k / k for k in orders), start=torch.zeros(())))
     found = expected(load_algorithm("max_rl")[1], policy, RIGHT, size).mean
     assert torch.allclose(found, exact, **NEAR)
+
+
+@pytest.mark.parametrize(("size", "k"), [(2, None), (3, None), (4, None), (4, 2), (4, 3)])
+def test_pass_at_k_follows_the_expected_best_of_k(size: int, k: int | None) -> None:
+    policy = Tiny.of(2)
+    chances = policy.chances()
+    tuples = torch.tensor(list(itertools.product(range(len(RESPONSES)), repeat=size if k is None else k)))
+    best = (chances[tuples].prod(dim=1) * GRADED[tuples].max(dim=1).values).sum()
+    found = expected(load_algorithm("pass_at_k", {"k": k})[1], policy, GRADED, size).mean
+    assert torch.allclose(found * size, policy.gradient(best), **NEAR)

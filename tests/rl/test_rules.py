@@ -69,6 +69,8 @@ CRITIC = {"shared": True, "loss_coef": 1.0, "clip": None, "warmup_steps": 0}
         ({"surrogate": {"name": "clip_cov", "cov_low": float("nan")}}, ["surrogate.cov_low", "nan"]),
         ({"advantage": {"name": "group_norm", "std": "gruop"}}, ["advantage.std", "group, batch", "'gruop'"]),
         ({"advantage": {"name": "group_norm", "ddof": 2}}, ["advantage.ddof", "2"]),
+        ({"advantage": {"name": "best_of_k", "k": 2.5}}, ["advantage.k", "whole", "2.5", "null"]),
+        ({"advantage": {"name": "best_of_k", "k": 1}}, ["advantage.k", ">= 2", "1"]),
         ({"advantage": {"name": "gae", "whiten": 1}, "critic": CRITIC}, ["advantage.whiten", "true or false"]),
         ({"advantage": {"name": "normalize_then_sum", "weights": []}}, ["advantage.weights", "list", "null"]),
         ({"advantage": {"name": "leave_one_out", "std": "group"}}, ["'leave_one_out'", "'std'"]),
