@@ -1,7 +1,8 @@
 """DPPO: tokens stop where their probability has moved too far, not where its ratio has.
 
-J = mean_i (1/C) sum_t sg[M_t min(r_t, ratio_cap)] A_i log pi(y_t),  A_i = R_i - mean of the group,  C = longest response
-M_t = 0 where pi has left pi_old by more than a threshold in the direction of A_i, else 1;  r_t = pi(y_t) / pi_old(y_t)
+J   = mean_i (1/L) sum_t sg[M_t min(r_t, ratio_cap)] A_i log pi(y_t),  L = the recipe's longest response
+M_t = 0 where pi has left pi_old by more than a threshold in the direction of A_i, else 1
+A_i = R_i - mean of the group,  r_t = pi(y_t) / pi_old(y_t)
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """MaxRL: rewards centred and divided by their mean, which weighs a hard prompt as maximum likelihood would.
 
-J   = mean_i (1/C) sum_t min(r_t A_i, clip(r_t, 1 - clip_low, 1 + clip_high) A_i),  C = longest response,  r_t as in GRPO
+J   = mean_i (1/L) sum_t min(r_t A_i, clip(r_t, 1 - clip_low, 1 + clip_high) A_i),  L and r_t as in Dr. GRPO
 A_i = (R_i - mean of the group) / mean of the group, 0 where the mean is not positive
 """
 

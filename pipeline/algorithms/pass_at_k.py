@@ -1,6 +1,6 @@
 """Pass@k: a response is worth what it adds to the best of k, so that a group is rewarded for its best try.
 
-J   = mean_i (1/C) sum_t min(r_t A_i, clip(r_t, 1 - clip_low, 1 + clip_high) A_i),  C = longest response,  r_t as in GRPO
+J   = mean_i (1/L) sum_t min(r_t A_i, clip(r_t, 1 - clip_low, 1 + clip_high) A_i),  L and r_t as in Dr. GRPO
 A_i = the mean, over the subsets S of k responses of the group, of best of S - best of S without i
 """
 

@@ -28,8 +28,8 @@ class KlController:
     def update(self, kl: float, num_responses: int) -> None:
         """Move the coefficient by the KL of one batch of `num_responses`; without a target it stays.
 
-        `kl` must be measured as the target is meant. `Controllers` (pipeline/train/prepare.py) gives the mean per token; the
-        source means a response's sum, so that its target of 6 nats is 0.06 for responses of 100 tokens.
+        `kl` must be measured as the target is meant: `Controllers` (pipeline/train/prepare.py) gives the mean per token.
+        The source means the sum over a response: its target of 6 nats is 0.06 for responses of 100 tokens.
         """
         if self.target is None or self.horizon is None:
             return

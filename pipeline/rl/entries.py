@@ -1,4 +1,4 @@
-"""Entries of the catalog of parts: what is said of a named advantage or surrogate, and the options that it takes."""
+"""Entries of the catalog of parts: a named advantage or surrogate, what it needs and the options that it takes."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ INFINITY = float("inf")
 class Option:
     """An option of a part: its default, its description, and the values that it may have.
 
-    Values are numbers in [low, high] and above `above`, integers where `whole` is true; or one of `choices`; or true and
-    false, where the default is one of these; or a list of numbers, where `many` is true. A default of None allows None
-    too.
+    Values are numbers in [low, high] and above `above`, integers where `whole` is true; or one of `choices`; or true
+    and false, where the default is one of these; or a list of numbers, where `many` is true. A default of None allows
+    None too.
     """
 
     default: OptionValue

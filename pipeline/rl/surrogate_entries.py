@@ -113,7 +113,9 @@ SURROGATES: dict[str, SurrogateEntry] = {
         "surrogates.dppo",
         {
             "divergence": Option(
-                "tv", "distance of pi to pi_old, by the token's own probability: total variation or kl", choices=("tv", "kl")
+                "tv",
+                "distance of pi to pi_old, by the token's own probability: total variation or kl",
+                choices=("tv", "kl"),
             ),
             "threshold_low": Option(0.15, "a token with A < 0 that fell by more than this stops", above=0),
             "threshold_high": Option(0.15, "a token with A > 0 that rose by more than this stops", above=0),

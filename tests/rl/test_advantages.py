@@ -16,44 +16,12 @@ from torch import Tensor
 
 from pipeline.algorithms.base import load_algorithm
 from pipeline.errors import DataError
-from pipeline.rl.credit import AdvantageInputs, Advantages, compute_advantages
+from pipeline.rl.credit import AdvantageInputs, compute_advantages
 from pipeline.rl.parts import Part, Parts
 from tests.oracles import rl as oracle
+from tests.rl.rewarded import batches, inputs_of, parts_of, per_response, solve
 
-CUSTOM: dict[str, Any] = {"ratio": "token", "surrogate": "clip", "aggregate": "token_mean"}
 NORM = {"name": "group_norm"}
-
-
-def parts_of(advantage: str | dict[str, Any], **rest: Any) -> Parts:
-    return load_algorithm("custom", {**CUSTOM, "advantage": advantage, **rest})[1]
-
-
-def inputs_of(
-    rewards: list[float], groups: list[int], lengths: list[int] | None = None, **rest: Any
-) -> AdvantageInputs:
-    """Each response of its length behind a prompt of two tokens."""
-    lengths = lengths or [2] * len(rewards)
-    mask = torch.zeros(len(rewards), 2 + max(lengths) + 1)
-    for i, size in enumerate(lengths):
-        mask[i, 2 : 2 + size] = 1
-    return AdvantageInputs(torch.tensor(rewards, dtype=torch.float64), torch.tensor(groups), mask, **rest)
-
-
-def per_response(found: Advantages, inputs: AdvantageInputs) -> list[float]:
-    """The one advantage of each response; fails unless it is the same at each token, and 0 elsewhere."""
-    mask = inputs.response_mask > 0
-    assert bool((found.advantages[~mask] == 0).all())
-    out = []
-    for row, own in zip(found.advantages, mask, strict=True):
-        values = row[own]
-        assert bool((values == values[0]).all())
-        out.append(float(values[0]))
-    return out
-
-
-def solve(advantage: str | dict[str, Any], rewards: list[float], groups: list[int], **rest: Any) -> list[float]:
-    inputs = inputs_of(rewards, groups, **rest)
-    return per_response(compute_advantages(parts_of(advantage), inputs), inputs)
 
 
 @pytest.mark.parametrize(
@@ -72,21 +40,6 @@ def solve(advantage: str | dict[str, Any], rewards: list[float], groups: list[in
 )
 def test_the_published_conventions_for_one_success_in_four(advantage: Any, first: float, others: float) -> None:
     assert solve(advantage, [1.0, 0.0, 0.0, 0.0], [7, 7, 7, 7]) == pytest.approx([first, *[others] * 3], abs=5e-7)
-
-
-def batches() -> st.SearchStrategy[tuple[list[float], list[int], list[int]]]:
-    """(rewards, groups, lengths): groups of 2 to 5 in random order; rewards that often tie, as verifiers' do."""
-    rewards = st.one_of(st.sampled_from([0.0, 1.0, 0.1, -1.0]), st.floats(-5, 5, allow_nan=False, width=32))
-
-    @st.composite
-    def build(draw: st.DrawFn) -> tuple[list[float], list[int], list[int]]:
-        sizes = draw(st.lists(st.integers(2, 5), min_size=1, max_size=3))
-        groups = draw(st.permutations([g * 10 + 3 for g, size in enumerate(sizes) for _ in range(size)]))
-        num = len(groups)
-        values = draw(st.lists(rewards, min_size=num, max_size=num))
-        return values, list(groups), draw(st.lists(st.integers(1, 6), min_size=num, max_size=num))
-
-    return build()
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -149,27 +102,7 @@ def test_whitening_over_tokens_leaves_no_pull_where_wrong_answers_are_longer() -
     assert of(over="responses") == pytest.approx([1.0, -1.0], abs=1e-7)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(batches(), st.sampled_from([None, 2, 3, 4, 9]))
-def test_best_of_k(batch: tuple[list[float], list[int], list[int]], k: int | None) -> None:
-    rewards, groups, lengths = batch
-    options: dict[str, Any] = {"name": "best_of_k", "k": k}
-    expected = oracle.best_of_k(rewards, groups, k)
-    assert solve(options, rewards, groups, lengths=lengths) == pytest.approx(expected, rel=1e-9, abs=1e-9)
-    spreads = [oracle.std([rewards[j] for j in oracle.members(groups, i)], 1) for i in range(len(rewards))]
-    divided = solve({**options, "std": "group", "eps": 1e-4}, rewards, groups, lengths=lengths)
-    assert divided == pytest.approx([a / (s + 1e-4) for a, s in zip(expected, spreads, strict=True)], rel=1e-6, abs=1e-7)
-
-
-def test_only_the_best_of_a_whole_group_has_an_advantage_and_two_best_have_none() -> None:
-    assert solve("best_of_k", [0.2, 1.0, 0.7, 0.0], [0] * 4) == pytest.approx([0, 0.3, 0, 0], abs=1e-12)
-    assert solve("best_of_k", [1.0, 1.0, 0.7, 0.0], [0] * 4) == [0.0] * 4
-    # with pairs, a right answer counts for each wrong one that it stands beside: 3 of 6
-    assert solve({"name": "best_of_k", "k": 2}, [1.0, 0.0, 0.0, 0.0], [0] * 4) == pytest.approx([0.5, 0, 0, 0])
-
-
 @settings(max_examples=30, deadline=None, derandomize=True)
-
 @given(batches(), st.integers(0, 10**6))
 def test_components_are_normalised_one_by_one(batch: tuple[list[float], list[int], list[int]], seed: int) -> None:
     rewards, groups, _ = batch
@@ -234,99 +167,6 @@ def test_a_shift_of_all_rewards_changes_nothing(batch: Any, name: str, shift: fl
     straight = solve(name, rewards, groups, lengths=lengths)
     shifted = solve(name, [r + shift for r in rewards], groups, lengths=lengths)
     assert shifted == pytest.approx(straight, rel=1e-6, abs=1e-7)
-
-
-def with_kl(advantage: str | dict[str, Any], form: str, coef: float) -> Parts:
-    return parts_of(advantage, kl={"in": "reward", "form": form, "coef": coef})
-
-
-@pytest.mark.parametrize("form", ["k1", "k2", "k3"])
-def test_kl_in_the_reward_is_taken_off_each_response(form: str) -> None:
-    r = random.Random(4)
-    lengths, rewards, groups = [3, 1, 4, 2], [1.0, 0.0, 0.5, 1.0], [0, 0, 1, 1]
-    inputs = inputs_of(rewards, groups, lengths)
-    old = torch.full_like(inputs.response_mask, float("nan"), dtype=torch.float64)
-    ref = old.clone()
-    expected = []
-    for i, (size, reward) in enumerate(zip(lengths, rewards, strict=True)):
-        total = 0.0
-        for t in range(size):
-            a, b = -r.random(), -r.random()
-            old[i, 2 + t], ref[i, 2 + t] = a, b
-            total += oracle.kl(form, a, b, a)
-        expected.append(reward - 0.3 * total)
-    inputs = dataclasses.replace(inputs, old_logprobs=old, ref_logprobs=ref)
-    found = compute_advantages(with_kl({"name": "none", "kl_credit": "response"}, form, 0.3), inputs)
-    assert per_response(found, inputs) == pytest.approx(expected, rel=1e-12)
-    total_kl = sum(a - b for a, b in zip(rewards, expected, strict=True)) / 0.3
-    assert found.stats["reward/kl_per_response"] == pytest.approx(total_kl / 4)
-    assert found.stats["reward/kl_per_token"] == pytest.approx(total_kl / 10)
-    adaptive = compute_advantages(with_kl("none", form, 0.3), inputs, kl_coef=0.0)
-    assert per_response(adaptive, inputs) == rewards
-
-
-def test_a_cap_holds_for_kl_in_the_reward_and_is_counted() -> None:
-    inputs = inputs_of([1.0, 0.0], [0, 1], [2, 1])
-    old = torch.full_like(inputs.response_mask, -1.0, dtype=torch.float64)
-    inputs = dataclasses.replace(inputs, old_logprobs=old, ref_logprobs=old + 4.0)
-    capped = parts_of("none", kl={"in": "reward", "form": "k3", "coef": 0.1, "cap": 10.0})
-    found = compute_advantages(capped, inputs)
-    assert float(found.advantages[0, 2]) == pytest.approx(1.0 - 0.1 * 20.0)
-    assert found.stats["reward/kl_capped"] == 1.0
-    assert "reward/kl_capped" not in compute_advantages(with_kl("none", "k3", 0.1), inputs).stats
-
-
-@pytest.mark.parametrize("name", ["none", "greedy_baseline"])
-def test_a_token_answers_for_the_kl_from_itself_to_the_end(name: str) -> None:
-    lengths, rewards = [3, 1], [1.0, 0.5]
-    inputs = inputs_of(rewards, [0, 1], lengths, greedy_rewards=torch.tensor([0.25, 0.25]))
-    old = torch.full_like(inputs.response_mask, float("nan"), dtype=torch.float64)
-    ref = old.clone()
-    kls = [[2.0, 0.5, -1.0], [0.25]]
-    for i, row in enumerate(kls):
-        for t, value in enumerate(row):
-            old[i, 2 + t], ref[i, 2 + t] = -1.0, -1.0 - value
-    inputs = dataclasses.replace(inputs, old_logprobs=old, ref_logprobs=ref)
-    parts = with_kl(name, "k1", 0.5)
-    assert parts.token_advantage
-    found = compute_advantages(parts, inputs).advantages[inputs.response_mask > 0]
-    base = 0.25 if name == "greedy_baseline" else 0.0
-    expected = [reward - base - 0.5 * sum(row[t:]) for reward, row in zip(rewards, kls, strict=True) for t in range(len(row))]
-    assert found.tolist() == pytest.approx(expected, rel=1e-12)
-    assert not parts_of(name).token_advantage
-
-
-def test_reward_to_go_carries_the_kl_and_is_whitened_over_tokens() -> None:
-    r = random.Random(9)
-    lengths, rewards = [3, 1, 4], [1.0, 0.0, 0.5]
-    inputs = inputs_of(rewards, [0, 1, 2], lengths)
-    old = torch.full_like(inputs.response_mask, float("inf"), dtype=torch.float64)
-    ref = old.clone()
-    flat: list[float] = []
-    for i, (size, reward) in enumerate(zip(lengths, rewards, strict=True)):
-        tokens = []
-        for t in range(size):
-            a, b = -r.random(), -r.random()
-            old[i, 2 + t], ref[i, 2 + t] = a, b
-            tokens.append(-0.3 * (a - b) + (reward if t == size - 1 else 0.0))
-        flat += oracle.reward_to_go(tokens, 0.9)
-    inputs = dataclasses.replace(inputs, old_logprobs=old, ref_logprobs=ref)
-    parts = with_kl({"name": "reward_to_go_norm", "gamma": 0.9, "ddof": 0, "eps": 1e-8}, "k1", 0.3)
-    found = compute_advantages(parts, inputs).advantages
-    assert found[inputs.response_mask > 0].tolist() == pytest.approx(oracle.whiten(flat, 0, 1e-8), rel=1e-9)
-
-
-def test_rewards_are_clamped_where_the_parts_say_so() -> None:
-    _, parts = load_algorithm("reinforce", {"kl_coef": 0, "reward_clip": 2.0})
-    inputs = inputs_of([50.0, -50.0, 1.0], [0, 1, 2])
-    assert per_response(compute_advantages(parts, inputs), inputs) == [2.0, -2.0, 1.0]
-
-
-def test_the_greedy_baseline_is_clamped_as_the_rewards_are() -> None:
-    """A greedy reward beyond the clip would otherwise push the best answers down."""
-    _, parts = load_algorithm("remax", {"kl_coef": 0, "reward_clip": 1.0})
-    inputs = inputs_of([2.0, 0.5, -3.0], [0, 0, 1], greedy_rewards=torch.tensor([2.0, 2.0, -5.0]))
-    assert per_response(compute_advantages(parts, inputs), inputs) == [0.0, -0.5, 0.0]
 
 
 def test_a_callable_can_stand_for_an_estimator() -> None:

@@ -1,4 +1,4 @@
-"""DPPO: which tokens stop, and its gradient beside those of the codes that it comes from."""
+"""DPPO: which tokens stop, and its gradient against those of the codes that it comes from."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def parts_of(name: str, **params: object) -> Parts:
 
 def one_row(pairs: list[tuple[float, float]], advantages: list[float]) -> LossInputs:
     """Tokens of these (probability now, probability at batch start)."""
-    now, old = (torch.tensor([[math.log(p) for p in column]], dtype=torch.float64) for column in zip(*pairs, strict=True))
+    now, old = (
+        torch.tensor([[math.log(p) for p in column]], dtype=torch.float64) for column in zip(*pairs, strict=True)
+    )
     return LossInputs(now, torch.tensor([advantages], dtype=torch.float64), torch.ones_like(now), old)
 
 
@@ -44,7 +46,7 @@ def test_a_token_stops_just_outside_the_threshold_and_where_its_advantage_pushes
 
 
 def test_a_rare_token_may_multiply_and_a_sure_one_may_not_fall_far() -> None:
-    """The reason for DPPO: PPO's clip of 0.2 stops the first and lets the second go on."""
+    """The reason for DPPO: PPO's clip of 0.2 stops the first and not the second."""
     solved = solve(parts_of("dppo"), one_row([(0.01, 0.001), (0.81, 0.99)], [1.0, -1.0]))
     assert solved.gradient[0, 0] != 0
     assert solved.gradient[0, 1] == 0
@@ -55,7 +57,9 @@ def test_a_rare_token_may_multiply_and_a_sure_one_may_not_fall_far() -> None:
 
 def test_a_certain_token_is_no_division_by_0() -> None:
     for divergence in ("tv", "kl"):
-        solved = solve(parts_of("dppo", divergence=divergence), one_row([(1.0, 1.0), (1.0, 0.5), (0.5, 1.0)], [1.0] * 3))
+        solved = solve(
+            parts_of("dppo", divergence=divergence), one_row([(1.0, 1.0), (1.0, 0.5), (0.5, 1.0)], [1.0] * 3)
+        )
         assert math.isfinite(solved.loss)
         assert bool(torch.isfinite(solved.gradient).all())
         assert solved.gradient[0, 1] == 0
@@ -85,14 +89,12 @@ def test_prime_rls_gradient_is_that_of_its_own_form(seed: int) -> None:
     inputs = pad(random_rows(seed)).inputs
     mask = inputs.response_mask > 0
     parts = parts_of("prime_rl", drift_coef=0.3, threshold_low=0.03, threshold_high=0.02)
-    lp, old, advantages = (
-        torch.where(mask, x, 0.0) for x in (inputs.logprobs, inputs.old_logprobs, inputs.advantages)
-    )
+    lp, old, advantages = (torch.where(mask, x, 0.0) for x in (inputs.logprobs, inputs.old_logprobs, inputs.advantages))
     lp.requires_grad_()
     moved = lp.exp() - old.exp()
     kept = ~torch.where(advantages > 0, moved > 0.02, moved < -0.03)
     assert 0 < int((mask & ~kept).sum()) < int(mask.sum())
-    loss = (-kept * advantages * (lp - old).exp() + 0.3 * (lp - old) ** 2)[mask].sum() / mask.sum()
+    loss = (torch.where(kept, -advantages, 0.0) * (lp - old).exp() + 0.3 * (lp - old) ** 2)[mask].sum() / mask.sum()
     loss.backward()
     assert torch.allclose(solve(parts, inputs).gradient, lp.grad, rtol=1e-10, atol=1e-15)
 

@@ -218,7 +218,8 @@ def test_resolve_fills_the_length_once() -> None:
     [({"clip_low": 0.2, "clip_high": 0.2}, Kl(where="loss"), "kl_coef"), ({"clip_low": 0.2}, Kl(), "'clip_high'")],
 )
 def test_parts_made_by_hand_are_checked_as_those_of_a_recipe(options: Any, kl: Kl, name: str) -> None:
-    parts = Parts(advantage=Part("none"), ratio="token", surrogate=Part("clip", options), aggregate="token_mean", kl=kl)
+    advantage = Part("none", {"kl_credit": "to_go"})
+    parts = Parts(advantage=advantage, ratio="token", surrogate=Part("clip", options), aggregate="token_mean", kl=kl)
     with pytest.raises(ConfigError, match=name):
         check(parts)
 

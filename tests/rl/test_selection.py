@@ -16,6 +16,7 @@ from tests.oracles.rl import mean
 
 HALVES = (slice(0, 2), slice(2, 6))
 
+
 def grid(seed: int, rows: int = 6, width: int = 9) -> tuple[Tensor, Tensor]:
     """(values with NaN outside, mask)."""
     r = random.Random(seed)
