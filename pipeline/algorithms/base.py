@@ -88,7 +88,9 @@ class PolicyParams(AlgorithmParams):
         None, gt=0, description="no token's k3 counts for more than this, and beyond it has no gradient; 10 is usual"
     )
     kl_target: float | None = Field(
-        None, gt=0, description="KL per token, in nats, that the coefficient adapts to (arXiv:1909.08593's 6 is per response)"
+        None,
+        gt=0,
+        description="KL per token, in nats, that the coefficient adapts to (arXiv:1909.08593's 6 is per response)",
     )
     kl_horizon: float | None = Field(None, gt=0, description="responses over which it adapts")
     reference: ReferenceName = "frozen"
@@ -132,6 +134,11 @@ class PolicyParams(AlgorithmParams):
     entropy_step: float = Field(0.0, ge=0, description="change of the adaptive bonus at each step")
     entropy_max: float = Field(0.0, ge=0, description="largest adaptive bonus")
     ptx_coef: float = Field(0.0, ge=0, description="weight of the log-likelihood of text from the SFT data")
+    nll_coef: float = Field(
+        0.0,
+        ge=0,
+        description="weight of the negative log-likelihood of right responses: reward above 0 before penalties",
+    )
     num_epochs: int = Field(1, ge=1, description="passes over each batch")
     num_minibatches: NumMinibatches = 1
     max_kl: float | None = Field(

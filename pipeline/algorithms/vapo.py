@@ -13,7 +13,7 @@ from pipeline.algorithms.base import ClipHigh, KlCoef, KlIn, option
 SOURCE = "arXiv:2504.05118 section 4"
 DEPARTURES: tuple[str, ...] = (
     *ppo.DEPARTURES,
-    "no log-likelihood of correct responses is added to the loss (eq. 12)",
+    "the log-likelihood of right responses (eq. 12) is off until nll_coef gives it a weight; the paper has 0.1",
     "the critic warms up on the policy's own responses, without a stage before training",
 )
 

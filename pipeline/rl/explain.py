@@ -77,6 +77,8 @@ def _objective(parts: Parts) -> str:
         text += f" + {parts.terms.entropy_coef:g} mean token entropy"
     if parts.terms.ptx_coef:
         text += f" + {parts.terms.ptx_coef:g} mean log pi(SFT text)"
+    if parts.terms.nll_coef:
+        text += f" + {parts.terms.nll_coef:g} mean log pi(right responses)"
     return text
 
 

@@ -38,9 +38,11 @@ class Counts:
     """Response tokens that train."""
     sequences: float = 0.0
     """Responses with at least one such token."""
+    right_tokens: float = 0.0
+    """Such tokens of right responses; 0 where they are not told apart."""
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(self.tokens + other.tokens, self.sequences + other.sequences)
+        return Counts(*(a + b for a, b in zip(self.to_list(), other.to_list(), strict=True)))
 
     def to_list(self) -> list[float]:
         """Return the numbers in order, to be summed over ranks; `Counts(*numbers)` is the inverse."""
@@ -73,6 +75,8 @@ class LossInputs:
     """[B] bool: responses of an older policy. None: there are none."""
     mean_weight: float = 1.0
     """Mean of the mismatch weights over the whole batch, which normalised weights are divided by."""
+    right: Tensor | None = None
+    """[B] bool: the response is right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +87,11 @@ class LossOutput:
     stats: Tensor
 
 
-def count(parts: Parts, response_mask: Tensor, truncated: Tensor | None = None) -> Counts:
+def count(parts: Parts, response_mask: Tensor, truncated: Tensor | None = None, right: Tensor | None = None) -> Counts:
     """Return the counts of one micro-batch. Rows without a trained token count nowhere."""
     mask = training_mask(parts, response_mask, truncated)
-    return Counts(float(mask.sum()), float(mask.any(dim=1).sum()))
+    right_tokens = 0.0 if right is None else float((mask & right.unsqueeze(1)).sum())
+    return Counts(float(mask.sum()), float(mask.any(dim=1).sum()), right_tokens)
 
 
 def policy_loss(
@@ -97,10 +102,11 @@ def policy_loss(
     kl_coef: float | None = None,
     entropy_coef: float | None = None,
 ) -> LossOutput:
-    """Return this micro-batch's share of the loss to minimise: -objective + kl - entropy bonus.
+    """Return this micro-batch's share of the loss to minimise: -objective + kl + nll - entropy bonus.
 
     `totals` are the counts of the whole optimiser step. `kl_coef` and `entropy_coef` replace the parts' own. The
-    entropy bonus is a mean over tokens under every aggregation, so that its coefficient means the same everywhere.
+    entropy bonus is a mean over tokens under every aggregation, and nll one over the tokens of right responses, so that
+    their coefficients mean the same everywhere.
 
     Raises: DataError for a missing input.
     """
@@ -123,13 +129,14 @@ def policy_loss(
         weight = response_weight(weight, kept)
     # A dropped token's objective may be infinite, and 0 * inf is NaN.
     elements = torch.where(weight != 0, objective * weight, torch.zeros_like(objective * weight))
-    losses, capped = {"policy_loss": -_aggregate(parts, elements, mask, totals)}, None
+    losses = {"policy_loss": -_aggregate(parts, elements, mask, totals)}
+    estimate = None
     if parts.kl.where == "loss":
-        beta = parts.kl.coef if kl_coef is None else kl_coef
         # Neither weights nor drops apply: the KL holds back every token of the mask.
-        estimate = _estimate(parts, logprobs, ref, old)
-        capped = None if parts.kl.cap is None else estimate >= parts.kl.cap
-        losses["kl_loss"] = beta * _aggregate(parts, estimate, mask, totals)
+        estimate = _kl_estimate(parts, logprobs, ref, old)
+        losses["kl_loss"] = (parts.kl.coef if kl_coef is None else kl_coef) * _aggregate(parts, estimate, mask, totals)
+    if parts.terms.nll_coef != 0:
+        losses["nll_loss"] = -parts.terms.nll_coef * _mean_of_right(inputs.right, logprobs, mask, totals)
     bonus = parts.terms.entropy_coef if entropy_coef is None else entropy_coef
     if bonus != 0:
         losses["entropy_loss"] = -bonus * _mean_entropy(inputs.entropy, mask, totals)
@@ -149,7 +156,7 @@ def policy_loss(
         entropy=_optional(inputs.entropy, mask),
         stale=inputs.stale,
         drops=drops,
-        kl_capped=capped,
+        kl_capped=None if estimate is None or parts.kl.cap is None else estimate >= parts.kl.cap,
     )
     return LossOutput(loss, observe(seen))
 
@@ -248,16 +255,24 @@ def _chosen(tokens: Tensor | None, what: str, name: str) -> Tensor:
     return tokens > 0
 
 
-def _estimate(parts: Parts, logprobs: Tensor, ref: Tensor | None, old: Tensor) -> Tensor:
+def _aggregate(parts: Parts, x: Tensor, mask: Tensor, totals: Counts) -> Tensor:
+    return reduce.aggregate(
+        parts.aggregate, x, mask, tokens=totals.tokens, sequences=totals.sequences, norm_length=parts.norm_length
+    )
+
+
+def _kl_estimate(parts: Parts, logprobs: Tensor, ref: Tensor | None, old: Tensor) -> Tensor:
     if ref is None:
         raise DataError("kl in the loss needs ref_logprobs, got None; run the reference over the batch")
     return kl.estimate(parts.kl.form, logprobs, ref, old, parts.kl.cap)
 
 
-def _aggregate(parts: Parts, x: Tensor, mask: Tensor, totals: Counts) -> Tensor:
-    return reduce.aggregate(
-        parts.aggregate, x, mask, tokens=totals.tokens, sequences=totals.sequences, norm_length=parts.norm_length
-    )
+def _mean_of_right(right: Tensor | None, logprobs: Tensor, mask: Tensor, totals: Counts) -> Tensor:
+    if right is None:
+        raise DataError(
+            "nll_coef trains on right responses and needs right [B], got None; say which responses are right"
+        )
+    return reduce.divide(masked_sum(logprobs, mask & right.unsqueeze(1)), totals.right_tokens)
 
 
 def _mean_entropy(entropy: Tensor | None, mask: Tensor, totals: Counts) -> Tensor:

@@ -156,6 +156,8 @@ class Terms:
     entropy_step: float = 0.0
     entropy_max: float = 0.0
     ptx_coef: float = 0.0
+    nll_coef: float = 0.0
+    """Weight of the negative log-likelihood of right responses, a mean over their tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

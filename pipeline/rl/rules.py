@@ -19,7 +19,7 @@ UNUSUAL: dict[str, str] = {
     "squared_with_std": "the squared surrogate regresses reward differences; a divided advantage changes their unit",
     "product_ratio_clip": "the product over a whole response leaves any clip range after a few tokens",
     "adaptive_kl_in_loss": "the adaptive coefficient was made for KL in the reward",
-    "k1_in_loss": "k1 in the loss has the same gradient for every reference, 0 on average, so it holds nothing; use k2 or k3",
+    "k1_in_loss": "the gradient of k1 is the same for every reference, 0 on average, and holds nothing; use k2 or k3",
     "stale_without_ratio": "responses of an older policy, without an importance ratio, bias the gradient",
     "cut_sampling": "the ratio is then to a distribution that was not sampled, and never 1 on-policy",
 }
@@ -79,8 +79,8 @@ def _wrong_surrogate(parts: Parts) -> Iterator[str]:
     if entry is not None and entry.whole_response and parts.token_advantage:
         yield (
             f"surrogate {name!r} takes one advantage per response, but advantage {parts.advantage.label!r} gives one "
-            f"per token; use {'kl_credit: response' if 'kl_credit' in parts.advantage.options else 'group_norm'} or another "
-            "response-level advantage"
+            f"per token; use {'kl_credit: response' if 'kl_credit' in parts.advantage.options else 'group_norm'}, or "
+            "another response-level advantage"
         )
     if entry is not None and entry.whole_response and parts.aggregate != "sequence_mean":
         yield f"surrogate {name!r} has one value per response, got aggregate {parts.aggregate!r}; use sequence_mean"
@@ -122,7 +122,8 @@ def _wrong_kl(parts: Parts) -> Iterator[str]:
     if kl.cap is not None and kl.where == "none":
         yield f"kl_cap is {kl.cap:g} but kl enters nowhere; set kl_in, or kl_cap to null"
     if kl.cap is not None and kl.form not in CAPPED_FORMS:
-        yield f"kl_cap bounds {' and '.join(CAPPED_FORMS)}, which grow as exp(d), and kl_form is {kl.form!r}; drop kl_cap"
+        forms = " and ".join(CAPPED_FORMS)
+        yield f"kl_cap bounds {forms}, which grow as exp(d), and kl_form is {kl.form!r}; set kl_cap to null"
     if parts.reference != "frozen" and kl.where == "none":
         yield f"reference is {parts.reference!r} but no kl uses a reference; set kl_in, or reference to frozen"
 
@@ -173,6 +174,7 @@ _NUMBERS = {
     "shaping.token_budget": catalog.Option(None, "", low=1),
     "shaping.reward_clip": catalog.Option(None, "", above=0),
     "terms.ptx_coef": catalog.Option(0.0, "", low=0),
+    "terms.nll_coef": catalog.Option(0.0, "", low=0),
     "updates.num_epochs": catalog.Option(1, "", low=1),
     "updates.num_minibatches": catalog.Option(1, "", low=1),
     "updates.max_kl": catalog.Option(None, "", above=0),

@@ -130,6 +130,8 @@ class Prepared:
     advantages: Advantages
     selection: Selection
     mean_weight: float
+    right: Tensor
+    """[B] bool: the verifiers gave a reward above 0."""
 
 
 Micros = list[tuple[Tensor, TrainBatch]]
@@ -141,7 +143,8 @@ def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: S
 
     Every rank gets all groups: what needs the model is divided by rows, and each rank computes the rest for itself.
     """
-    batch = _shaped(parts, collate(groups, settings.pad_id, backend.model.device), settings)
+    collated = collate(groups, settings.pad_id, backend.model.device)
+    batch = _shaped(parts, collated, settings)
     before = Before.of(backend, parts, batch, settings)
     predicted = _predicted(backend, parts, batch, settings)
     # Without a sum over ranks: every rank has all groups here.
@@ -162,7 +165,15 @@ def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: S
         kl_coef=settings.controllers.kl.coef,
     )
     selection = _selected(parts, batch, before, advantages, settings)
-    return Prepared(batch, before, predicted, advantages, selection, _mean_weight(parts, batch, before))
+    return Prepared(
+        batch,
+        before,
+        predicted,
+        advantages,
+        selection,
+        mean_weight=_mean_weight(parts, batch, before),
+        right=collated.rewards > 0,
+    )
 
 
 def _shaped(parts: Parts, batch: TrainBatch, settings: Settings) -> TrainBatch:

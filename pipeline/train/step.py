@@ -93,7 +93,7 @@ def _policy_gradient(
     done = number / (parts.updates.num_epochs * parts.updates.num_minibatches)
     before, selection = prepared.before, prepared.selection
     # The denominators of the whole step, of all ranks, before any backward: so micro-batches change nothing.
-    local = sum((count(parts, m.response_mask, m.truncated) for _, m in micros), Counts())
+    local = sum((count(parts, m.response_mask, m.truncated, prepared.right[at]) for at, m in micros), Counts())
     totals = Counts(*backend.ranks.data.all_reduce(torch.tensor(local.to_list(), dtype=torch.float64)).tolist())
     stats: Tensor | None = None
     for at, micro in micros:
@@ -112,6 +112,7 @@ def _policy_gradient(
             truncated=micro.truncated,
             high_entropy=cut_to(selection.high_entropy, at, width),
             selected=cut_to(selection.selected, at, width),
+            right=prepared.right[at],
             low_moment=cut_to(selection.low_moment, at, width),
             stale=None if before.stale is None else before.stale[at],
             mean_weight=prepared.mean_weight,

@@ -29,6 +29,7 @@ class Row:
     low_moment: list[bool] = field(default_factory=list)
     stale: bool = False
     still: list[float] = field(default_factory=list)
+    right: bool = False
 
     def __post_init__(self) -> None:
         self.still = self.still or list(self.lp)
@@ -99,15 +100,12 @@ def best_of_k(rewards: Sequence[float], groups: Sequence[int], k: int | None) ->
     for i in range(len(rewards)):
         own = members(groups, i)
         subsets = list(itertools.combinations(own, len(own) if k is None else min(k, len(own))))
-        gains = [
-            max(rewards[j] for j in s) - max(rewards[j] for j in s if j != i) if i in s else 0.0 for s in subsets
-        ]
+        gains = [max(rewards[j] for j in s) - max(rewards[j] for j in s if j != i) if i in s else 0.0 for s in subsets]
         out.append(mean(gains))
     return out
 
 
-def optimal_baseline(
-rewards: Sequence[float], groups: Sequence[int], lengths: Sequence[int]) -> list[float]:
+def optimal_baseline(rewards: Sequence[float], groups: Sequence[int], lengths: Sequence[int]) -> list[float]:
     out = []
     for i, reward in enumerate(rewards):
         own = members(groups, i)
@@ -349,6 +347,9 @@ def loss(parts: Any, rows: Sequence[Row]) -> float:
     total = -aggregate(p.aggregate, elements, p.norm_length)
     if p.kl.where == "loss":
         total += p.kl.coef * aggregate(p.aggregate, kls, p.norm_length)
+    if p.terms.nll_coef:
+        trained = [row for row in rows if row.lp and not (p.masks.overlong_filter and row.truncated)]
+        total -= p.terms.nll_coef * aggregate("token_mean", [row.lp for row in trained if row.right], None)
     if p.terms.entropy_coef:
         total -= p.terms.entropy_coef * aggregate("token_mean", entropies, None)
     return total

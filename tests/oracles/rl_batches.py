@@ -47,6 +47,7 @@ def random_rows(
                 selected=[r.random() < 0.4 for _ in lp],
                 low_moment=[chosen.random() < 0.7 for _ in lp],
                 stale=stale and chosen.random() < 0.5,
+                right=len(rows) % 2 == 0,
             )
         )
     return rows
@@ -65,6 +66,11 @@ class Padded:
         return [[float(gradient[i, t]) for t in places] for i, places in enumerate(self.where)]
 
 
+def count_of(parts: Parts, inputs: LossInputs) -> Counts:
+    """Return the counts of these inputs alone."""
+    return count(parts, inputs.response_mask, inputs.truncated, inputs.right)
+
+
 class Solved(NamedTuple):
     """Loss of a batch, its gradient to the log-probs [B, T], and its statistics."""
 
@@ -81,7 +87,7 @@ class Solved(NamedTuple):
 def solve(parts: Parts, inputs: LossInputs, totals: Counts | None = None, **coefs: float) -> Solved:
     """Run `policy_loss` and its backward on the inputs, whose log-probs stay as they are."""
     lp = inputs.logprobs.detach().clone().requires_grad_()
-    totals = totals or count(parts, inputs.response_mask, inputs.truncated)
+    totals = totals or count_of(parts, inputs)
     out = policy_loss(parts, replace(inputs, logprobs=lp), totals, **coefs)
     out.loss.backward()
     assert lp.grad is not None
@@ -124,5 +130,6 @@ def pad(rows: Sequence[Row], seed: int = 0, extra: int = 4, dtype: torch.dtype =
         selected=flags("selected"),
         low_moment=flags("low_moment"),
         stale=torch.tensor([row.stale for row in rows]) if any(row.stale for row in rows) else None,
+        right=torch.tensor([row.right for row in rows]),
     )
     return Padded(inputs, where)

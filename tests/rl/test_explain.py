@@ -70,6 +70,7 @@ EVERYTHING = {
     "entropy_step": 0.0033,
     "entropy_max": 0.44,
     "ptx_coef": 0.055,
+    "nll_coef": 0.0666,
     "token_budget": 66,
     "token_budget_penalty": 0.77,
     "reward_clip": 8.8,

@@ -14,10 +14,10 @@ import torch.multiprocessing as mp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.rl.loss import Counts, count, summarize
+from pipeline.rl.loss import Counts, summarize
 from pipeline.rl.parts import Parts
 from tests.oracles.rl import Row
-from tests.oracles.rl_batches import pad, random_rows, solve
+from tests.oracles.rl_batches import count_of, pad, random_rows, solve
 from tests.rl.variants import rows_like, variants
 
 VARIANTS = variants()
@@ -30,7 +30,7 @@ Found = tuple[float, list[list[float]], dict[str, float]]
 def cut(parts: Parts, pieces: list[list[Row]], seed: int = 0) -> Found:
     """Return (loss, gradient row by row, metrics) of a batch in these micro-batches, each padded on its own."""
     micro = [pad(piece, seed + i, extra=2 + i) for i, piece in enumerate(pieces)]
-    totals = sum((count(parts, m.inputs.response_mask, m.inputs.truncated) for m in micro), Counts())
+    totals = sum((count_of(parts, m.inputs) for m in micro), Counts())
     solved = [solve(parts, m.inputs, totals) for m in micro]
     grads = [row for m, s in zip(micro, solved, strict=True) for row in m.by_row(s.gradient)]
     return sum(s.loss for s in solved), grads, summarize(torch.stack([s.stats for s in solved]).sum(0), totals)
@@ -76,7 +76,7 @@ def _rank(rank: int, folder: str) -> None:
         rows = random_rows(31, **rows_like(parts))
         mine = rows[:2] if rank == 0 else rows[2:]
         padded = pad(mine, seed=rank)
-        own = count(parts, padded.inputs.response_mask, padded.inputs.truncated)
+        own = count_of(parts, padded.inputs)
         numbers = torch.tensor(own.to_list(), dtype=torch.float64)
         dist.all_reduce(numbers)
         totals = Counts(*numbers.tolist())

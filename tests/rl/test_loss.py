@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from pipeline.errors import DataError
-from pipeline.rl.loss import Counts, count, policy_loss, ptx_loss, summarize
+from pipeline.rl.loss import Counts, policy_loss, ptx_loss, summarize
 from pipeline.rl.parts import Parts
 from tests.oracles import rl as oracle
-from tests.oracles.rl_batches import pad, random_rows, solve
+from tests.oracles.rl_batches import count_of, pad, random_rows, solve
 from tests.rl.variants import rows_like, variants
 
 VARIANTS = variants()
@@ -110,6 +110,7 @@ def test_a_runaway_ratio_stays_finite_and_is_counted() -> None:
         ("entropy", "entropy"),
         ("high_entropy", "high_entropy"),
         ("clip_cov", "selected"),
+        ("right_answers", "right"),
         ("ppo", "old_logprobs"),
     ],
 )
@@ -140,6 +141,22 @@ def test_given_coefficients_stand_in_for_the_parts_own() -> None:
     assert value == pytest.approx(oracle.loss(other, rows), rel=1e-12)
 
 
+def test_the_likelihood_of_right_answers_is_a_mean_over_their_tokens() -> None:
+    rows = random_rows(12)
+    plain, more = VARIANTS["vapo"], VARIANTS["right_answers"]
+    tokens = [x for row in rows if row.right for x in row.lp]
+    assert 0 < len(tokens) < sum(len(row.lp) for row in rows)
+    found, without = solve(more, pad(rows).inputs), solve(plain, pad(rows).inputs)
+    assert found.metrics["loss/nll"] == pytest.approx(-0.1 * oracle.mean(tokens), rel=1e-12)
+    assert found.loss - found.metrics["loss/nll"] == pytest.approx(without.loss, rel=1e-12)
+    assert without.metrics["loss/nll"] == 0.0
+    # without a right answer nothing is added, and nothing is divided by 0
+    wrong = [dataclasses.replace(row, right=False) for row in rows]
+    none_right = solve(more, pad(wrong).inputs)
+    assert none_right.loss == without.loss
+    assert torch.equal(none_right.gradient, without.gradient)
+
+
 def test_ptx_is_the_mean_negative_log_likelihood_over_all_texts_tokens() -> None:
     rows = random_rows(9)
     inputs = pad(rows).inputs
@@ -160,6 +177,6 @@ def test_float32_is_float64_to_its_own_precision(name: str) -> None:
     rows = random_rows(13, drift=0.05, **rows_like(parts))
     exact, _ = run(parts, rows)
     single = pad(rows, dtype=torch.float32).inputs
-    out = policy_loss(parts, single, count(parts, single.response_mask, single.truncated))
+    out = policy_loss(parts, single, count_of(parts, single))
     assert out.loss.dtype == torch.float32
     assert float(out.loss) == pytest.approx(exact, rel=2e-5, abs=2e-6)

@@ -61,7 +61,9 @@ def test_the_parts_of_the_loss_add_up() -> None:
     _, parts = load_algorithm("grpo", {"kl_coef": 0.5, "entropy_coef": 0.1})
     rows = random_rows(1)
     got = metrics_of(parts, rows)
-    assert got["loss/total"] == pytest.approx(got["loss/policy"] + got["loss/kl"] + got["loss/entropy"], rel=1e-12)
+    assert got["loss/total"] == pytest.approx(
+        got["loss/policy"] + got["loss/kl"] + got["loss/entropy"] + got["loss/nll"], rel=1e-12
+    )
     entropies = [h for (h,) in flat(rows, "entropy")]
     assert got["loss/entropy"] == pytest.approx(-0.1 * mean(entropies), rel=1e-12)
     assert got["loss/kl"] > 0

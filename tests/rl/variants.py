@@ -52,6 +52,8 @@ COMBINATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "stale_decoupled_gspo": ("gspo", {"mismatch_stale": "decoupled", **_ICEPOP}),
     "dppo_tight": ("dppo", {"threshold_low": 0.03, "threshold_high": 0.02, "ratio_cap": 1.2, "drift_coef": 0.1}),
     "dppo_kl": ("dppo", {"divergence": "kl", "threshold_low": 0.01, "threshold_high": 0.02}),
+    "right_answers": ("vapo", {"nll_coef": 0.1}),
+    "right_answers_filtered": ("grpo", {"nll_coef": 0.3, "overlong_filter": True}),
     "entropy": ("dr_grpo", {"entropy_coef": 0.3}),
     "wide_sequence": ("gspo", {"clip_low": 0.2, "clip_high": 0.2, "allow": ["wide_sequence_clip"]}),
     "product_clip": (
