@@ -100,6 +100,9 @@ class PolicyParams(AlgorithmParams):
     token_budget: int | None = Field(None, ge=1, description="responses longer than this are penalised")
     token_budget_penalty: float = Field(0.0, ge=0, description="reward that a response beyond token_budget loses")
     reward_clip: RewardClip = None
+    group_length_penalty: float = Field(
+        0.0, ge=0, description="penalty on length: this x mean reward of the group x length / longest of the group"
+    )
     off_policy_delta: Delta = None
     high_entropy_share: float | None = Field(
         None, gt=0, le=1, description="train only on this share of tokens, of highest entropy"

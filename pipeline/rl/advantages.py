@@ -229,15 +229,21 @@ def normalize_then_sum(x: Rewarded, *, weights: tuple[float, ...] | None, ddof: 
     return _whiten(x, total, x.rows, ddof, eps)
 
 
+def relative_length_penalty(rewards: Tensor, lengths: Tensor, groups: Tensor, weight: float) -> Tensor:
+    """Return weight * mean reward of the group * length / longest of the group, [B], to be taken off the rewards.
+
+    A group without success pays nothing, so that no answer is taught before its length; nor does one whose mean is
+    negative. Where all lengths of a group are equal, all its responses pay the same.
+
+    Source: the linear length penalty of prime-rl, on response tokens; it has no paper.
+    """
+    return weight * _mean(rewards, groups).clamp(min=0) * divide(lengths, _extreme(lengths, groups, "amax"))
+
+
 def flat_groups(rewards: Tensor, groups: Tensor) -> Tensor:
     """Return [B] bool: True where all rewards of the row's group are equal."""
-    size = int(groups.max()) + 1 if len(groups) else 0
     # Largest equals smallest: exact, while a standard deviation of equal floats need not be 0.
-    high = torch.full((size,), float("-inf"), dtype=rewards.dtype, device=rewards.device)
-    low = torch.full_like(high, float("inf"))
-    high = high.scatter_reduce(0, groups, rewards, "amax")
-    low = low.scatter_reduce(0, groups, rewards, "amin")
-    return (high == low)[groups]
+    return _extreme(rewards, groups, "amax") == _extreme(rewards, groups, "amin")
 
 
 def _whiten(x: Rewarded, advantages: Tensor, mask: Tensor, ddof: int, eps: float) -> Tensor:
@@ -247,6 +253,13 @@ def _whiten(x: Rewarded, advantages: Tensor, mask: Tensor, ddof: int, eps: float
 def _zero_if_flat(rewards: Tensor, groups: Tensor, x: Tensor) -> Tensor:
     # The mean of equal floats may differ from them by rounding, which a spread of rounding would blow up to 1.
     return torch.where(flat_groups(rewards, groups), torch.zeros_like(x), x)
+
+
+def _extreme(x: Tensor, groups: Tensor, which: str) -> Tensor:
+    """Return the largest ("amax") or smallest ("amin") x of each row's group, [B]."""
+    size = int(groups.max()) + 1 if len(groups) else 0
+    start = torch.full((size,), float("-inf" if which == "amax" else "inf"), dtype=x.dtype, device=x.device)
+    return start.scatter_reduce(0, groups, x, which)[groups]
 
 
 def _sum(x: Tensor, groups: Tensor) -> Tensor:

@@ -45,6 +45,8 @@ KL_FORMS: dict[str, str] = {  # d = log pi_ref - log pi
     "k2": "d^2 / 2",
     "k3": "exp(d) - d - 1",
     "k3_unbiased": "(pi / pi_old) (exp(d) - d - 1)",
+    "k1_plus": "sg[-d] with the gradient of d^2 / 2",
+    "k3_plus": "sg[exp(d) - d - 1] with the gradient of d^2 / 2",
 }
 
 REJECTIONS: dict[str, str] = {  # x = log(pi_old / pi_gen); k1 = -x, k2 = x^2 / 2, k3 = exp(x) - x - 1

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pipeline.errors import DataError
 from pipeline.rl import kl
-from pipeline.rl.advantages import Rewarded, flat_groups
+from pipeline.rl.advantages import Rewarded, flat_groups, relative_length_penalty
 from pipeline.rl.parts import Parts
 from pipeline.rl.reduce import AllReduce, divide, identity, masked, masked_sum, moments
 
@@ -57,6 +57,9 @@ def compute_advantages(
     groups = _groups(parts, inputs)
     # Before the KL enters: the clip bounds what verifiers gave, not the penalty.
     rewards, greedy = _clipped(parts, inputs.rewards.double()), _double(inputs.greedy_rewards)
+    lengths = mask.sum(dim=1).double()
+    too_long = relative_length_penalty(rewards, lengths, groups, parts.shaping.group_length_penalty)
+    rewards = rewards - too_long
     reward_kl = _reward_kl(parts, inputs, mask)
     penalty = reward_kl * (parts.kl.coef if kl_coef is None else kl_coef)
     # [B, T]: the KL is charged at its own token, the verifier's reward at the last one.
@@ -82,6 +85,8 @@ def compute_advantages(
     if parts.kl.where == "reward" and parts.kl.cap is not None:
         capped = all_reduce(masked_sum((reward_kl >= parts.kl.cap).double(), mask).reshape(1))[0]
         stats["reward/kl_capped"] = float(divide(capped, all_reduce(mask.sum().double().reshape(1))[0]))
+    if parts.shaping.group_length_penalty > 0:
+        stats["reward/length_penalty"] = float(moments(too_long, rewarded.rows, 0, all_reduce)[1])
     dtype = inputs.rewards.dtype if inputs.rewards.dtype.is_floating_point else torch.float32
     return Advantages(advantages.to(dtype), None if returns is None else returns.to(dtype), stats)
 

@@ -134,6 +134,8 @@ def _details(parts: Parts, setting: Setting) -> Iterator[tuple[str, str]]:
         yield "length", f"reward falls by up to {shaping.overlong_factor:g} over the last {share:g} of the length limit"
     if shaping.token_budget is not None:
         yield "length", f"reward - {shaping.token_budget_penalty:g} past {shaping.token_budget} tokens"
+    if shaping.group_length_penalty:
+        yield "length", f"reward - {shaping.group_length_penalty:g} (mean of the group) |y_i| / (longest of the group)"
     if terms.entropy_target is not None:
         change = f"{terms.entropy_step:g} a step, up to {terms.entropy_max:g}"
         yield "entropy", f"the coefficient adapts to {terms.entropy_target:g} nats by {change}"

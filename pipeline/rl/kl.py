@@ -20,7 +20,8 @@ def estimate(
 
     k1 = -d (unbiased, may be negative); k2 = d^2 / 2; k3 = exp(d) - d - 1 >= 0, d clamped to +-20 so that exp stays
     finite; k3_unbiased = (pi / pi_old) k3, the gradient through both, which makes the gradient that of the KL when
-    tokens were sampled from pi_old. An estimate above `cap` is the cap, without gradient.
+    tokens were sampled from pi_old. k1_plus and k3_plus have the value of k1 and k3 and the gradient of k2, which is
+    that of the KL when tokens were sampled from pi. An estimate above `cap` is the cap, without gradient.
 
     Raises: ConfigError for an unknown form, or k3_unbiased without `old_logprobs`.
     Source: http://joschu.net/blog/kl-approx.html; arXiv:2402.03300 eq. 4; arXiv:2512.02556 section 3.1. The cap is none
@@ -50,4 +51,9 @@ def _estimate(form: KlForm, logprobs: Tensor, ref_logprobs: Tensor, old_logprobs
             raise ConfigError("kl.form 'k3_unbiased' needs old_logprobs, got None")
         # The weight is not detached: its gradient is the part that k3 alone lacks.
         return exp_clamped(logprobs - old_logprobs) * k3(d)
+    if form in ("k1_plus", "k3_plus"):
+        value = -d if form == "k1_plus" else k3(d)
+        k2 = d**2 / 2
+        # The difference is exactly 0 in value and leaves the gradient of k2.
+        return value.detach() + (k2 - k2.detach())
     raise ConfigError(f"kl.form has no {form!r}")

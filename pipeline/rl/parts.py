@@ -23,7 +23,7 @@ Aggregate = Literal[
     "sequence_mean_token_sum",
     "sequence_mean",
 ]
-KlForm = Literal["k1", "k2", "k3", "k3_unbiased"]
+KlForm = Literal["k1", "k2", "k3", "k3_unbiased", "k1_plus", "k3_plus"]
 KlPlace = Literal["none", "loss", "reward"]
 Reference = Literal["frozen", "every_round"]
 """The schedules that need no number of their own; a recipe can ask for others."""
@@ -144,6 +144,8 @@ class Shaping:
     token_budget_penalty: float = 0.0
     reward_clip: float | None = None
     """Rewards are clamped to [-reward_clip, reward_clip]."""
+    group_length_penalty: float = 0.0
+    """Rewards fall by this, times the group's mean reward, times the length as a share of the group's longest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

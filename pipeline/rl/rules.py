@@ -109,8 +109,8 @@ def _wrong_kl(parts: Parts) -> Iterator[str]:
         yield f"kl_coef is {kl.coef:g} but kl enters nowhere, so no reference is held; set kl_in to loss or reward"
     if kl.where != "none" and kl.coef == 0:
         yield f"kl enters the {kl.where} with coefficient 0; set kl_coef above 0, or kl_in to none"
-    if kl.where == "reward" and kl.form == "k3_unbiased":
-        yield "kl_form 'k3_unbiased' corrects a gradient, and kl in the reward has none; use k1 or k3"
+    if kl.where == "reward" and kl.form in ("k3_unbiased", "k1_plus", "k3_plus"):
+        yield f"kl_form {kl.form!r} corrects a gradient, and kl in the reward has none; use k1 or k3"
     if (kl.target is None) != (kl.horizon is None):
         yield "kl_target and kl_horizon make the coefficient adaptive together; set both or neither"
     if kl.target is not None and (kl.target <= 0 or (kl.horizon or 0) <= 0):
@@ -133,6 +133,11 @@ def _wrong_advantage(parts: Parts) -> Iterator[str]:
         yield f"advantage {parts.advantage.label!r} needs a critic; give the critic's settings"
     if parts.critic is not None and not parts.needs_critic:
         yield f"a critic is held but advantage {parts.advantage.label!r} does not use it; use gae, or drop the critic"
+    if parts.shaping.group_length_penalty > 0 and not parts.needs_group:
+        yield (
+            "group_length_penalty compares the lengths of a group, and advantage "
+            f"{parts.advantage.label!r} does not compare responses; use group_mean, or set it to 0"
+        )
     entry = parts.advantage_entry
     if entry is None or "components" not in entry.needs:
         return
@@ -140,10 +145,11 @@ def _wrong_advantage(parts: Parts) -> Iterator[str]:
     if parts.kl.where == "reward":
         yield f"{sees}, which hold no kl; set kl_in to loss or none"
     shaping = parts.shaping
-    if shaping.overlong_buffer is not None or shaping.token_budget is not None or shaping.reward_clip is not None:
+    reached = (shaping.overlong_buffer, shaping.token_budget, shaping.reward_clip, shaping.group_length_penalty or None)
+    if any(number is not None for number in reached):
         yield (
-            f"{sees}, which no shaping reaches; drop overlong_buffer, token_budget and reward_clip, or make length a "
-            "component"
+            f"{sees}, which no shaping reaches; drop overlong_buffer, token_budget, reward_clip and "
+            "group_length_penalty, or make length a component"
         )
 
 
@@ -173,6 +179,7 @@ _NUMBERS = {
     "shaping.overlong_buffer": catalog.Option(None, "", above=0, high=1),
     "shaping.token_budget": catalog.Option(None, "", low=1),
     "shaping.reward_clip": catalog.Option(None, "", above=0),
+    "shaping.group_length_penalty": catalog.Option(0.0, "", low=0),
     "terms.ptx_coef": catalog.Option(0.0, "", low=0),
     "terms.nll_coef": catalog.Option(0.0, "", low=0),
     "updates.num_epochs": catalog.Option(1, "", low=1),

@@ -153,7 +153,11 @@ def value_loss(
 # kl
 
 
-def kl(form: str, lp: float, ref: float, old: float, cap: float | None = None) -> float:
+def kl(form: str, lp: float, ref: float, old: float, cap: float | None = None, still: float | None = None) -> float:
+    """With `still`, a form whose gradient is not that of its value moves from its value there as its gradient says."""
+    if form.endswith("_plus"):
+        still = lp if still is None else still
+        return _kl(form.removesuffix("_plus"), still, ref, old) + _kl("k2", lp, ref, old) - _kl("k2", still, ref, old)
     value = _kl(form, lp, ref, old)
     return value if cap is None else min(value, cap)
 
@@ -342,7 +346,8 @@ def loss(parts: Any, rows: Sequence[Row]) -> float:
         if row.stale and p.mismatch.stale != "decoupled":
             row = replace(row, old=row.gen)
         elements.append(weighted(p, row))
-        kls.append([kl(p.kl.form, *v, p.kl.cap) for v in zip(row.lp, row.ref, row.old, strict=True)])
+        spots = zip(row.lp, row.ref, row.old, row.still, strict=True)
+        kls.append([kl(p.kl.form, lp, ref, old, p.kl.cap, still) for lp, ref, old, still in spots])
         entropies.append(row.entropy)
     total = -aggregate(p.aggregate, elements, p.norm_length)
     if p.kl.where == "loss":

@@ -71,6 +71,7 @@ EVERYTHING = {
     "entropy_max": 0.44,
     "ptx_coef": 0.055,
     "nll_coef": 0.0666,
+    "group_length_penalty": 0.1234,
     "token_budget": 66,
     "token_budget_penalty": 0.77,
     "reward_clip": 8.8,

@@ -21,7 +21,7 @@ from pipeline.rl.kl import estimate
 from pipeline.rl.parts import KlForm
 from tests.oracles import rl as oracle
 
-FORMS: tuple[KlForm, ...] = ("k1", "k2", "k3", "k3_unbiased")
+FORMS: tuple[KlForm, ...] = ("k1", "k2", "k3", "k3_unbiased", "k1_plus", "k3_plus")
 
 
 def scalar(x: float) -> torch.Tensor:
@@ -37,7 +37,7 @@ def test_values_and_gradients(form: KlForm) -> None:
         value = estimate(form, x, scalar(ref).detach(), scalar(old).detach())
         value.backward()
         assert float(value.detach()) == pytest.approx(oracle.kl(form, lp, ref, old), rel=1e-9, abs=1e-14)
-        slope = (oracle.kl(form, lp + 1e-6, ref, old) - oracle.kl(form, lp - 1e-6, ref, old)) / 2e-6
+        slope = (oracle.kl(form, lp + 1e-6, ref, old, still=lp) - oracle.kl(form, lp - 1e-6, ref, old, still=lp)) / 2e-6
         assert float(x.grad) == pytest.approx(slope, rel=1e-6, abs=1e-8)
 
 
@@ -69,6 +69,16 @@ def test_the_unbiased_form_has_the_gradient_of_the_kl_though_sampled_from_old() 
     assert not torch.allclose(grads["k3"], exact, rtol=0.1)
 
 
+@pytest.mark.parametrize("form", ["k1", "k3"])
+def test_a_plus_form_has_the_value_of_its_name_and_the_gradient_of_k2(form: KlForm) -> None:
+    d = torch.linspace(-3, 3, 13, dtype=torch.float64)
+    x = torch.zeros_like(d).requires_grad_()
+    found = estimate(f"{form}_plus", x, d)  # type: ignore[arg-type]
+    found.sum().backward()
+    assert torch.equal(found, estimate(form, torch.zeros_like(d), d))
+    assert torch.equal(x.grad, -d)
+
+
 def test_k1_in_the_loss_has_no_gradient_on_average_whatever_the_reference_is() -> None:
     r = random.Random(3)
     theta = torch.tensor([r.gauss(0, 1) for _ in range(6)], dtype=torch.float64, requires_grad=True)
@@ -83,7 +93,8 @@ def test_k1_in_the_loss_has_no_gradient_on_average_whatever_the_reference_is() -
     for ref in refs:
         assert float(expected("k1", ref).abs().max()) < 1e-15
         exact = torch.autograd.grad((lp.exp() * (lp - ref)).sum(), theta, retain_graph=True)[0]
-        assert torch.allclose(expected("k2", ref), exact, rtol=1e-10)
+        for form in ("k2", "k1_plus", "k3_plus"):
+            assert torch.allclose(expected(form, ref), exact, rtol=1e-10)
         assert float(exact.abs().max()) > 0.01
 
 

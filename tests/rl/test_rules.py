@@ -44,6 +44,7 @@ CRITIC = {"shared": True, "loss_coef": 1.0, "clip": None, "warmup_steps": 0}
         ({"kl": {"coef": 0.1}}, ["kl_coef is 0.1", "kl_in"]),
         ({"kl": {"in": "loss"}}, ["kl_coef is 0", "'loss'"]),
         ({"kl": {"in": "reward", "form": "k3_unbiased", "coef": 0.1}}, ["kl_form 'k3_unbiased'", "k1"]),
+        ({"kl": {"in": "reward", "form": "k1_plus", "coef": 0.1}}, ["kl_form 'k1_plus'", "use k1 or k3"]),
         ({"kl": {"in": "reward", "form": "k1", "coef": 0.1, "target": 1.0}}, ["kl_target", "kl_horizon"]),
         ({"kl": {"target": 1.0, "horizon": 10}}, ["kl_target is 1", "kl_in"]),
         ({"kl": {"cap": 10.0}}, ["kl_cap is 10", "kl_in"]),
@@ -51,6 +52,8 @@ CRITIC = {"shared": True, "loss_coef": 1.0, "clip": None, "warmup_steps": 0}
         ({"kl": {"in": "loss", "coef": 0.1, "cap": 0.0}}, ["kl_cap", "0"]),
         ({"kl": {"in": "reward", "form": "k1", "coef": 0.1}, "advantage": "normalize_then_sum"}, ["kl_in"]),
         ({"advantage": "normalize_then_sum", "reward_clip": 1.0}, ["reward_clip"]),
+        ({"advantage": "normalize_then_sum", "group_length_penalty": 0.1}, ["group_length_penalty", "component"]),
+        ({"advantage": "none", "group_length_penalty": 0.1}, ["group_length_penalty", "'none'", "group_mean"]),
         (
             {
                 "surrogate": "geometric_mean",

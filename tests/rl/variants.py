@@ -19,6 +19,8 @@ COMBINATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "k1_loss": ("grpo", {"kl_form": "k1", "allow": ["k1_in_loss"]}),
     "k2_loss": ("grpo", {"kl_form": "k2"}),
     "k3_unbiased_loss": ("grpo", {"kl_form": "k3_unbiased", "kl_coef": 0.5}),
+    "k1_plus_loss": ("grpo", {"kl_form": "k1_plus", "kl_coef": 0.5}),
+    "k3_plus_loss": ("grpo", {"kl_form": "k3_plus", "kl_coef": 0.5}),
     "k3_capped_loss": ("grpo", {"kl_form": "k3", "kl_coef": 0.5, "kl_cap": 0.02}),
     "k3_unbiased_capped_loss": ("grpo", {"kl_form": "k3_unbiased", "kl_coef": 0.5, "kl_cap": 0.02}),
     "kl_sequence": ("gmpo", {"kl_in": "loss", "kl_form": "k3", "kl_coef": 0.3}),
