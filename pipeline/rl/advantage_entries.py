@@ -109,6 +109,21 @@ ADVANTAGES: dict[str, AdvantageEntry] = {
     "optimal_baseline": AdvantageEntry(
         "A_i = R_i - sum_j |y_j| R_j / sum_j |y_j|", "arXiv:2505.23585", "advantages.optimal_baseline", needs=GROUP
     ),
+    "optimal_token_baseline": AdvantageEntry(
+        "A_t = G_t - sum_j W_jt G_jt / sum_j W_jt, {baseline} of the group; G_t = sum_(s>=t) r_s, "
+        "W_t = sum_(s<=t) (1 - 2 pi(y_s) + sum_v pi(v)^2)",
+        "arXiv:2602.07078",
+        "advantages.optimal_token_baseline",
+        {
+            "baseline": Option(
+                "leave_one_out",
+                "over the group's other responses, or over all of them",
+                choices=("leave_one_out", "mean"),
+            )
+        },
+        needs=frozenset({"group", "score_norms"}),
+        per_token=True,
+    ),
     "none": AdvantageEntry(
         "A_i = R_i; kl in the reward counts by {kl_credit}", "Williams 1992", "advantages.none", KL_CREDIT
     ),

@@ -41,6 +41,8 @@ class Rewarded:
     """[B]: the reward of the greedy response to the row's prompt."""
     components: Tensor | None = None
     """[B, K]."""
+    score_norms: Tensor | None = None
+    """[B, T]: the squared length of the gradient of each token's log-prob to the logits; see `logprobs.score_norms`."""
     all_reduce: AllReduce = identity
 
     @property
@@ -196,6 +198,40 @@ def optimal_baseline(x: Rewarded) -> Tensor:
     """Return R_i - sum_j |y_j| R_j / sum_j |y_j| over the group, [B]. Source: arXiv:2505.23585."""
     weighted = _sum(x.lengths * x.rewards, x.groups)
     return _zero_if_flat(x.rewards, x.groups, x.rewards - divide(weighted, _sum(x.lengths, x.groups)))
+
+
+def optimal_token_baseline(x: Rewarded, *, baseline: str) -> Tensor:
+    """Return G_t - B_t, [B, T]: B_t = sum_j W_jt G_jt / sum_j W_jt over the responses of the group that have a token t.
+
+    G_t is the reward from token t on, W_t the sum of the score norms up to t: responses that have moved the gradient
+    much so far count more. `baseline` "leave_one_out" sums over the others, which leaves the expected gradient as it
+    is; "mean" over all, as verl does, which does not. A token t that no other response reaches has the mean of the others'
+    rewards as baseline (verl: 0). t counts trained tokens, so that those between them do not shift it.
+
+    Raises: DataError without score norms.
+    Source: verl's optimal token baseline, arXiv:2602.07078.
+    """
+    if x.score_norms is None:
+        raise DataError(
+            "advantage 'optimal_token_baseline' needs score_norms [B, T], got None; see logprobs.score_norms"
+        )
+    # A shift of all rewards of a group changes no advantage; by the least of them, equal ones give exactly 0.
+    least = _extreme(x.rewards, x.groups, "amin")
+    to_go = reward_to_go(x.token_rewards, x.mask, 1.0) - least.unsqueeze(1)
+    weights = masked(x.score_norms.to(to_go.dtype), x.mask).cumsum(dim=1)
+    # [tokens]: the number of the group and that of the trained token, as one number to sum by.
+    place = (x.groups.unsqueeze(1) * x.mask.shape[1] + x.mask.cumsum(dim=1) - 1)[x.mask]
+    own, own_weights = (weights * to_go)[x.mask], weights[x.mask]
+    total, total_weights = _sum(own, place), _sum(own_weights, place)
+    alone = _sum(torch.ones_like(own), place) == 1
+    if baseline == "leave_one_out":
+        total, total_weights = total - own, total_weights - own_weights
+        # Less than this is the rounding of the difference.
+        alone = alone | (total_weights <= 1e-12 * own_weights)
+    others = (x.rewards - leave_one_out(x) - least).unsqueeze(1).expand(x.mask.shape)[x.mask]
+    out = torch.zeros_like(to_go)
+    out[x.mask] = to_go[x.mask] - torch.where(alone, others, divide(total, total_weights))
+    return out
 
 
 def none(x: Rewarded, *, kl_credit: str) -> Tensor:

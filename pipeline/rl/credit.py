@@ -31,6 +31,8 @@ class AdvantageInputs:
     reward_components: Tensor | None = None
     """[B, K]."""
     truncated: Tensor | None = None
+    score_norms: Tensor | None = None
+    """[B, T]: see `logprobs.score_norms`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ def compute_advantages(
         truncated=inputs.truncated,
         greedy_rewards=None if greedy is None else _clipped(parts, greedy),
         components=_double(inputs.reward_components),
+        score_norms=_double(inputs.score_norms),
         all_reduce=all_reduce,
     )
     estimate = parts.advantage.function(rewarded, **parts.advantage.options)

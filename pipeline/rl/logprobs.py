@@ -64,6 +64,18 @@ def _cut_off(shape: torch.Size, kept: Tensor, targets: Tensor) -> Tensor:
     return outside.scatter_(1, torch.where(real, kept, targets.unsqueeze(1)), False)
 
 
+def score_norms(logprobs: Tensor, at_half: Tensor) -> Tensor:
+    """Return the squared length of the gradient of each token's log-prob to its logits, 1 - 2 pi + sum_v pi(v)^2.
+
+    `at_half` are the log-probs of the same tokens at half the temperature, which square every probability: from both,
+    sum_v pi(v)^2 = pi^2 / pi_half, so that no forward has to sum over the vocabulary for it. Logits over the
+    temperature are meant by logits.
+
+    Source: arXiv:2602.07078, the logit-gradient proxy.
+    """
+    return (1 - 2 * logprobs.exp() + (2 * logprobs - at_half).exp()).clamp(min=0)  # rounding may go below 0
+
+
 def working(x: Tensor) -> Tensor:
     """Return x in the type of all log-ratios: float32, or float64 where x has it."""
     return x if x.dtype == torch.float64 else x.float()

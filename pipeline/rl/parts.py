@@ -43,7 +43,7 @@ class Part:
     name: str | Callable[..., Any]
     options: Mapping[str, OptionValue] = field(default_factory=dict)
     needs: frozenset[str] = frozenset()
-    """Inputs of a callable advantage besides rewards: "critic", "greedy", "components", "group"."""
+    """Inputs of a callable advantage besides rewards: "critic", "greedy", "components", "group", "score_norms"."""
     per_token: bool = False
     """A callable advantage gives [B, T] rather than [B]."""
 
@@ -241,6 +241,11 @@ class Parts:
     def needs_components(self) -> bool:
         """The reward's components enter the advantages one by one."""
         return "components" in self.needs
+
+    @property
+    def needs_score_norms(self) -> bool:
+        """The size of each token's gradient enters the advantages."""
+        return "score_norms" in self.needs
 
     @property
     def needs_group(self) -> bool:

@@ -13,6 +13,7 @@ from pipeline.errors import RunError
 from pipeline.rl.controllers import entropy_controller, kl_controller
 from pipeline.rl.corrections import mean_weight, mismatch_weights, training_mask
 from pipeline.rl.credit import AdvantageInputs, Advantages, compute_advantages
+from pipeline.rl.logprobs import score_norms
 from pipeline.rl.loss import ratio_logprobs
 from pipeline.rl.parts import Parts
 from pipeline.rl.ratios import proximal
@@ -161,6 +162,7 @@ def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: S
             greedy_rewards=_greedy(groups, batch),
             reward_components=_components(groups, batch) if parts.needs_components else None,
             truncated=batch.truncated,
+            score_norms=_norms(backend, batch, settings) if parts.needs_score_norms else None,
         ),
         kl_coef=settings.controllers.kl.coef,
     )
@@ -246,6 +248,13 @@ def _logprobs_of(
     assert out is not None
     every = backend.ranks.data.all_reduce  # each rank has 0 in the rows of the others
     return every(out), None if entropies is None else every(entropies)
+
+
+def _norms(backend: Backend, batch: TrainBatch, settings: Settings) -> Tensor:
+    """Return [B, T] score norms of the policy before the batch's first update, by a forward at half the temperature."""
+    logprobs, _ = _logprobs_of(backend, batch, "policy", settings)
+    half = replace(settings, temperature=settings.temperature / 2)
+    return score_norms(logprobs, _logprobs_of(backend, batch, "policy", half)[0])
 
 
 def micros_of(batch: TrainBatch, rows: Sequence[int], settings: Settings, ranks: Ranks = ALONE) -> Micros:

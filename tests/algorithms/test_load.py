@@ -48,6 +48,7 @@ TABLE: dict[str, tuple[str, str, Any, str, Any]] = {
         None,
     ),
     "deepseek_v32": ("group_mean", "token", CLIP, "sequence_mean_token_mean", ("loss", "k3_unbiased")),
+    "otb": ("optimal_token_baseline", "none", ("reinforce", {}), "sequence_mean_token_sum", None),
     "opo": ("optimal_baseline", "none", ("reinforce", {}), "sequence_mean_token_sum", None),
     "gdpo": ("normalize_then_sum", "token", CLIP, "sequence_mean_token_mean", None),
     "luspo": ("group_norm", "sequence", SEQUENCE, "sequence_mean_token_sum", None),

@@ -47,7 +47,7 @@ class Tiny:
 
     def square_sums(self) -> Tensor:
         """[7, 2]: the sum of the squared probabilities of all words, at each token."""
-        sums = [[float((2 * d).exp().sum()) for d in self.distributions(r)] for r in RESPONSES]
+        sums = [[float((2 * d).exp().sum().detach()) for d in self.distributions(r)] for r in RESPONSES]
         return torch.tensor([[*row, *[0.0] * (2 - len(row))] for row in sums], dtype=torch.float64)
 
     def chances(self) -> Tensor:

@@ -113,6 +113,24 @@ def optimal_baseline(rewards: Sequence[float], groups: Sequence[int], lengths: S
     return out
 
 
+def optimal_token_baseline(
+    to_go: Sequence[Sequence[float]], norms: Sequence[Sequence[float]], groups: Sequence[int], leaves_out: bool
+) -> list[list[float]]:
+    """By token of each response; `to_go` starts with the whole reward, which a tail has as baseline from the others."""
+    out = []
+    for i, own in enumerate(to_go):
+        row = []
+        for t, value in enumerate(own):
+            reach = [j for j in members(groups, i) if len(to_go[j]) > t]
+            if reach == [i]:
+                row.append(value - mean([to_go[j][0] for j in members(groups, i) if j != i]))
+                continue
+            weights = {j: sum(norms[j][: t + 1]) for j in reach if j != i or not leaves_out}
+            row.append(value - sum(w * to_go[j][t] for j, w in weights.items()) / sum(weights.values()))
+        out.append(row)
+    return out
+
+
 def normalize_then_sum(
     components: Sequence[Sequence[float]], groups: Sequence[int], weights: Sequence[float], ddof: int, eps: float
 ) -> list[float]:

@@ -191,7 +191,16 @@ def test_one_function_and_one_entry_are_a_part(monkeypatch: pytest.MonkeyPatch) 
 def test_what_parts_need() -> None:
     def needs(name: str, **params: Any) -> set[str]:
         parts = load_algorithm(name, params)[1]
-        kinds = ("reference", "critic", "greedy", "components", "rollout_logprobs", "old_logprobs", "group")
+        kinds = (
+            "reference",
+            "critic",
+            "greedy",
+            "components",
+            "rollout_logprobs",
+            "old_logprobs",
+            "group",
+            "score_norms",
+        )
         return {kind for kind in kinds if getattr(parts, f"needs_{kind}")}
 
     assert needs("ppo") == {"reference", "critic", "old_logprobs"}
@@ -199,6 +208,7 @@ def test_what_parts_need() -> None:
     assert needs("grpo") == {"reference", "old_logprobs", "group"}
     assert needs("dapo") == {"old_logprobs", "group"}
     assert needs("opo") == {"group"}
+    assert needs("otb") == {"group", "score_norms"}
     assert needs("remax") == {"reference", "greedy", "old_logprobs"}
     assert needs("gdpo") == {"components", "old_logprobs", "group"}
     assert needs("deepseek_v32") == {"reference", "rollout_logprobs", "old_logprobs", "group"}
