@@ -205,8 +205,8 @@ def optimal_token_baseline(x: Rewarded, *, baseline: str) -> Tensor:
 
     G_t is the reward from token t on, W_t the sum of the score norms up to t: responses that have moved the gradient
     much so far count more. `baseline` "leave_one_out" sums over the others, which leaves the expected gradient as it
-    is; "mean" over all, as verl does, which does not. A token t that no other response reaches has the mean of the others'
-    rewards as baseline (verl: 0). t counts trained tokens, so that those between them do not shift it.
+    is; "mean" over all, as verl does, which does not. A token t that no other response reaches has the mean of the
+    others' rewards as baseline (verl: 0). t counts trained tokens, so that those between them do not shift it.
 
     Raises: DataError without score norms.
     Source: verl's optimal token baseline, arXiv:2602.07078.
