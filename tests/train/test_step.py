@@ -270,6 +270,16 @@ def test_length_penalties_enter_the_rewards() -> None:
     assert one["loss/total"] != two["loss/total"]
 
 
+def test_the_likelihood_of_right_answers_hangs_on_no_micro_batch_and_on_no_penalty() -> None:
+    """A penalty of 5 takes every reward below 0, and right answers are still those that the verifiers gave one."""
+    plain, penalty = {"nll_coef": 0.5}, {"token_budget": 1, "token_budget_penalty": 5.0}
+    found = [run("dr_grpo", tokens, groups_of(), **plain) for tokens in (15, 1000)]
+    assert found[0][0]["loss/nll"] == pytest.approx(found[1][0]["loss/nll"], rel=1e-10)
+    assert distance(found[0][1], found[1][1]) < 1e-12
+    punished, _ = run("dr_grpo", 1000, groups_of(), **plain, **penalty)
+    assert punished["loss/nll"] == found[1][0]["loss/nll"] > 0
+
+
 def test_an_adaptive_kl_moves_and_is_saved() -> None:
     parts = parts_of("grpo", kl_coef=0.1, kl_target=1e-6, kl_horizon=100, allow=["adaptive_kl_in_loss"])
     settings = settings_of(parts)
