@@ -28,7 +28,7 @@ class KlController:
     def update(self, kl: float, num_responses: int) -> None:
         """Move the coefficient by the KL of one batch of `num_responses`; without a target it stays.
 
-        `kl` must be measured as the target is meant: `Controllers` (pipeline/train/prepare.py) gives the mean per token.
+        `kl` must be measured as the target is meant: `Controllers` in pipeline/train/prepare.py gives a mean per token.
         The source means the sum over a response: its target of 6 nats is 0.06 for responses of 100 tokens.
         """
         if self.target is None or self.horizon is None:

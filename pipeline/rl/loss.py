@@ -129,17 +129,9 @@ def policy_loss(
         weight = response_weight(weight, kept)
     # A dropped token's objective may be infinite, and 0 * inf is NaN.
     elements = torch.where(weight != 0, objective * weight, torch.zeros_like(objective * weight))
+    estimate = _kl_estimate(parts, logprobs, ref, old) if parts.kl.where == "loss" else None
     losses = {"policy_loss": -_aggregate(parts, elements, mask, totals)}
-    estimate = None
-    if parts.kl.where == "loss":
-        # Neither weights nor drops apply: the KL holds back every token of the mask.
-        estimate = _kl_estimate(parts, logprobs, ref, old)
-        losses["kl_loss"] = (parts.kl.coef if kl_coef is None else kl_coef) * _aggregate(parts, estimate, mask, totals)
-    if parts.terms.nll_coef != 0:
-        losses["nll_loss"] = -parts.terms.nll_coef * _mean_of_right(inputs.right, logprobs, mask, totals)
-    bonus = parts.terms.entropy_coef if entropy_coef is None else entropy_coef
-    if bonus != 0:
-        losses["entropy_loss"] = -bonus * _mean_entropy(inputs.entropy, mask, totals)
+    losses |= _terms(parts, inputs, mask, totals, logprobs, estimate, (kl_coef, entropy_coef))
     loss = torch.stack(list(losses.values())).sum()
     seen = Observed(
         losses={"loss": loss, **losses},
@@ -259,6 +251,29 @@ def _aggregate(parts: Parts, x: Tensor, mask: Tensor, totals: Counts) -> Tensor:
     return reduce.aggregate(
         parts.aggregate, x, mask, tokens=totals.tokens, sequences=totals.sequences, norm_length=parts.norm_length
     )
+
+
+def _terms(
+    parts: Parts,
+    inputs: LossInputs,
+    mask: Tensor,
+    totals: Counts,
+    logprobs: Tensor,
+    estimate: Tensor | None,
+    coefs: tuple[float | None, float | None],
+) -> dict[str, Tensor]:
+    """Return the terms besides the objective, by name. `estimate`: the KL by token; `coefs`: its own and entropy's."""
+    losses = {}
+    if estimate is not None:
+        # Neither weights nor drops apply: the KL holds back every token of the mask.
+        beta = parts.kl.coef if coefs[0] is None else coefs[0]
+        losses["kl_loss"] = beta * _aggregate(parts, estimate, mask, totals)
+    if parts.terms.nll_coef != 0:
+        losses["nll_loss"] = -parts.terms.nll_coef * _mean_of_right(inputs.right, logprobs, mask, totals)
+    bonus = parts.terms.entropy_coef if coefs[1] is None else coefs[1]
+    if bonus != 0:
+        losses["entropy_loss"] = -bonus * _mean_entropy(inputs.entropy, mask, totals)
+    return losses
 
 
 def _kl_estimate(parts: Parts, logprobs: Tensor, ref: Tensor | None, old: Tensor) -> Tensor:
