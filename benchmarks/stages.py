@@ -25,8 +25,6 @@ FOLDERS = ("preferences", "stages")
 """Folders of configs/ whose recipes are compared."""
 ALONE = ("r1", "instruct")
 """Recipes of configs/ itself that are, where they are there."""
-OTHERWISE = ("distill",)
-"""Recipes that cannot begin with the common start: the student is another model, and the demo's the teacher."""
 HEAD = ("recipe", "stages", "pass@1 before", "after", "gain [95 %]", "responses", "steps", "seconds")
 
 
@@ -58,7 +56,6 @@ def all_recipes() -> list[Path]:
     """The recipes that are compared, in order."""
     configs = ROOT / "configs"
     paths = [p for name in FOLDERS for p in sorted((configs / name).glob("*.yaml"))]
-    paths = [p for p in paths if p.stem not in OTHERWISE]
     return [*paths, *(configs / f"{name}.yaml" for name in ALONE if (configs / f"{name}.yaml").is_file())]
 
 

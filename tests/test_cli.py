@@ -291,7 +291,7 @@ class TestExplain:
 
     def test_a_recipe_without_rl(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["explain", recipe(tmp_path), "--set", "stages=[sft]"]) == 0
-        assert "no RL stage" in capsys.readouterr().out
+        assert "no stage of RL" in capsys.readouterr().out
 
 
 class TestReport:

@@ -1,4 +1,4 @@
-"""One request to an OpenAI-compatible endpoint, tried again where the failure may pass."""
+"""Requests to OpenAI-compatible endpoints, tried again where the failure may pass."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from pipeline.errors import GradingError
 
+T = TypeVar("T")
+SHOWN = 300
+"""Most bytes of a refusal that an error shows."""
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
 
 
@@ -29,24 +32,63 @@ def chat(
 
     `what` names the endpoint in errors. Raises: GradingError when all tries failed, or the key is not set.
     """
+
+    def read(choice: dict[str, Any]) -> dict[str, Any]:
+        choice["message"]["content"] = str(choice["message"]["content"])
+        return choice
+
+    return first_choice(
+        f"{url.rstrip('/')}/chat/completions",
+        body,
+        read,
+        api_key_variable=api_key_variable,
+        timeout_s=timeout_s,
+        retries=retries,
+        backoff_s=backoff_s,
+        what=f"{what} at {url}",
+    )
+
+
+def first_choice(
+    address: str,
+    body: Mapping[str, Any],
+    read: Callable[[dict[str, Any]], T],
+    *,
+    api_key_variable: str | None,
+    timeout_s: float,
+    retries: int,
+    backoff_s: float,
+    what: str,
+) -> T:
+    """Return what `read` finds in the first choice of the reply; a reply that it cannot read is a failed try.
+
+    Raises: GradingError when all tries failed, or the key is not set.
+    """
     key = os.environ.get(api_key_variable, "") if api_key_variable else ""
     if api_key_variable and not key:
-        raise GradingError(f"environment variable {api_key_variable} is empty; it must hold the {what}'s key")
+        raise GradingError(f"environment variable {api_key_variable} is empty; it must hold the key of the {what}")
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
-    address, wait = url.rstrip("/") + "/chat/completions", backoff_s
+    wait = backoff_s
     for left in range(retries, -1, -1):  # tries that are left after this one
         try:
             request = urllib.request.Request(address, json.dumps(body).encode(), headers)
             with urllib.request.urlopen(request, timeout=timeout_s) as response:
-                choice: dict[str, Any] = json.load(response)["choices"][0]
-                choice["message"]["content"] = str(choice["message"]["content"])
-                return choice
+                return read(json.load(response)["choices"][0])
         except urllib.error.HTTPError as exc:
-            problem, again = f"HTTP {exc.code}", exc.code in RETRIED
+            problem, again = f"HTTP {exc.code}{_said(exc)}", exc.code in RETRIED
         except (OSError, ValueError, KeyError, IndexError, TypeError) as exc:
             problem, again = f"{type(exc).__name__}: {exc}", True
         if not again or left == 0:
             break
         time.sleep(wait)
         wait *= 2
-    raise GradingError(f"{what} at {url} failed after {retries - left + 1} tries: {problem}")
+    raise GradingError(f"{what} failed after {retries - left + 1} tries: {problem}")
+
+
+def _said(refusal: urllib.error.HTTPError) -> str:
+    """Return the beginning of the refusal's text in brackets; nothing if it has none."""
+    try:
+        text = refusal.read(SHOWN).decode(errors="replace").strip()
+    except OSError:
+        return ""
+    return f" ({text})" if text else ""

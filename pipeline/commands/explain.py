@@ -9,6 +9,7 @@ from typing import Any
 from pipeline.algorithms.base import explain_algorithm
 from pipeline.commands.arguments import add_recipe, recipe_of
 from pipeline.config.run import RunConfig
+from pipeline.rl.divergences import explain as explain_distillation
 from pipeline.rl.explain import Setting
 
 DENSE = frozenset({"gpt2", "llama", "mistral", "qwen2", "qwen3"})
@@ -30,10 +31,10 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def explain_recipe(config: RunConfig) -> str:
-    """Return a page for each RL stage, or a line that says that the recipe has none."""
-    stages = config.stages_of("rl")
+    """Return a page for each stage of RL and of distillation, or a line that says that the recipe has none."""
+    stages = [s for s in config.stages if s.kind in ("rl", "distill")]
     if not stages:
-        return "this recipe has no RL stage"
+        return "this recipe has no stage of RL or distillation"
     pages = [_explain_stage(config.of_stage(s.name)) for s in stages]
     if len(pages) == 1:
         return pages[0]
@@ -41,6 +42,8 @@ def explain_recipe(config: RunConfig) -> str:
 
 
 def _explain_stage(config: RunConfig) -> str:
+    if config.stages[0].kind == "distill" and config.distill is not None:
+        return explain_distillation(config.distill.objective(config.rollout.temperature))
     assert config.rl is not None
     params = dict(config.rl.algorithm)
     return explain_algorithm(

@@ -106,12 +106,12 @@ def check_loss(section: str, loss: dict[str, Any]) -> PreferenceParams:
     return load_preference(name, params)[0]
 
 
-def loop_parts() -> Parts:
-    """Return the parts that the loop of rounds needs in place of an algorithm: groups that differ, and no critic."""
+def loop_parts(groups_differ: bool = True) -> Parts:
+    """Return the parts that the loop of rounds needs in place of an algorithm: no critic, and which groups train."""
     return Parts(
         advantage=Part("group_mean"),
         ratio="none",
         surrogate=Part("reinforce"),
         aggregate="token_mean",
-        dynamic_sampling=True,
+        dynamic_sampling=groups_differ,
     )

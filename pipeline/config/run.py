@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from pipeline.config.data import DataConfig, VerifierChoice
+from pipeline.config.distill import DistillConfig, check_distill, check_teacher_stages, teacher_paths
 from pipeline.config.guard import GuardConfig, turned
 from pipeline.config.merge import merge
 from pipeline.config.preference import OnlinePreferenceConfig, PreferenceConfig
@@ -26,6 +27,7 @@ from pipeline.config.sections import (
     Section,
     TrainConfig,
     check_launch,
+    check_older_weights,
 )
 from pipeline.config.stages import (
     PretrainConfig,
@@ -64,6 +66,7 @@ class RunConfig(Section):
     preference: PreferenceConfig | None = None
     sample: SampleConfig | None = None
     online_preference: OnlinePreferenceConfig | None = None
+    distill: DistillConfig | None = None
     reward_model: RewardModelConfig | None = None
     rollout: RolloutConfig
     scoring: ScoringConfig = ScoringConfig()
@@ -88,6 +91,7 @@ class RunConfig(Section):
                 section = self.section_of(stage)
             except ValidationError as exc:
                 raise _of_stage(exc, i, stage) from exc
+            check_teacher_stages(i, stage.name, section, names[:i])
             for field, (name, file) in section.taken_from_stages().items():
                 before = {s.name: kinds()[s.kind] for s in self.stages[:i]}
                 able = ", ".join(n for n, kind in before.items() if file in kind.leaves)
@@ -112,12 +116,13 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _stages_of_rl_fit(self) -> RunConfig:
-        for stage in self.stages_of("rl"):
+    def _stages_in_rounds_fit(self) -> RunConfig:
+        checks = {"rl": _check_rl_stage, "distill": check_distill}
+        for stage in (s for s in self.stages if s.kind in checks):
             try:
-                _check_rl_stage(self.of_stage(stage.name))
+                checks[stage.kind](self.of_stage(stage.name))
             except ValueError as exc:
-                raise exc if stage.name == "rl" else ValueError(f"stage {stage.name!r}: {exc}") from exc
+                raise exc if stage.name == stage.kind else ValueError(f"stage {stage.name!r}: {exc}") from exc
         return self
 
     @model_validator(mode="after")
@@ -149,10 +154,8 @@ class RunConfig(Section):
 
     @property
     def teachers(self) -> list[str]:
-        """Models besides the policy that stages of RL distil from."""
-        sections = [self.section_of(s) for s in self.stages_of("rl")]
-        teachers = [s.reference.teacher for s in sections if isinstance(s, RlConfig) and s.reference is not None]
-        return sorted({path for path in teachers if path is not None})
+        """Folders and hub ids of models besides the policy that stages distil from."""
+        return sorted(set(teacher_paths(self)))
 
     def section_of(self, stage: Stage) -> StageSection:
         """Return the section of the stage's kind with the stage's changes. Raises: ValueError without a section."""
@@ -234,7 +237,6 @@ def _check_rl_stage(config: RunConfig) -> None:
     rl = config.rl
     assert rl is not None
     check_rl(rl, config.scoring)
-    check_teacher(rl, config.train)
     check_sampling(rl, config.rollout)
     check_budget(rl, config.rollout)
     check_lag(rl, config.rollout, config.train)
@@ -339,23 +341,6 @@ def check_sampling(rl: RlConfig, rollout: RolloutConfig) -> None:
         )
 
 
-def check_teacher(rl: RlConfig, train: TrainConfig) -> None:
-    """Refuse a teacher that no term of the objective looks at, or that this backend cannot hold. Raises: ValueError."""
-    teacher = None if rl.reference is None else rl.reference.teacher
-    if teacher is None:
-        return
-    if not parts_of(rl).needs_reference:
-        raise ValueError(
-            f"rl.reference.teacher={teacher!r} is looked at by no term of algorithm {rl.algorithm['name']!r}; give it "
-            "one, e.g. rl.algorithm: {kl_in: loss, kl_form: k2, kl_coef: 1}"
-        )
-    if train.backend != "torch":
-        raise ValueError(
-            f"rl.reference.teacher={teacher!r} with train.backend={train.backend!r}, which holds copies of the policy "
-            "alone; set train.backend: torch"
-        )
-
-
 def check_lag(rl: RlConfig, rollout: RolloutConfig, train: TrainConfig) -> None:
     """Refuse old responses where nothing corrects for them, or their policy cannot be kept. Raises: ValueError."""
     if rollout.publish_every == 1 and rollout.max_staleness == 0:
@@ -369,16 +354,7 @@ def check_lag(rl: RlConfig, rollout: RolloutConfig, train: TrainConfig) -> None:
             f"{asked} trains on old responses and the algorithm has no ratio: {UNUSUAL['stale_without_ratio']}. Set "
             "rl.algorithm.mismatch_stale: decoupled, or ask for it with rl.algorithm.allow: [stale_without_ratio]"
         )
-    if rollout.publish_every > 1 and train.backend != "torch":
-        raise ValueError(
-            f"rollout.publish_every={rollout.publish_every} keeps a copy of the policy, which train.backend="
-            f"{train.backend!r} does not; set it to 1, or train.backend: torch"
-        )
-    if train.lora is not None:
-        raise ValueError(
-            f"{asked} keeps a copy of the policy, which train.lora does not; leave it out, or train all weights "
-            "(train.lora: null)"
-        )
+    check_older_weights(rollout, train)
 
 
 def most_tokens(rl: RoundsConfig, max_response_tokens: int, greedy: bool) -> int:

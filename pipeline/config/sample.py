@@ -10,26 +10,31 @@ from pipeline.config.sections import Section
 from pipeline.config.stages import DEMONSTRATIONS, StageSection
 
 
-class EndpointConfig(Section):
-    """A model behind an OpenAI-compatible endpoint that answers in place of the policy, for distillation."""
+class RequestConfig(Section):
+    """The way in which an endpoint is asked."""
 
-    url: str = Field(description="base URL, e.g. http://localhost:8000/v1")
-    model: str = Field(min_length=1, description="name of the model at the endpoint")
     api_key_variable: str | None = Field(None, description="environment variable that holds the key")
     timeout_s: float = Field(300, gt=0)
     retries: int = Field(3, ge=0, le=20)
     backoff_s: float = Field(1.0, ge=0, description="seconds before the first retry; doubled for each further one")
     parallel: int = Field(8, ge=1, le=256, description="most requests at a time")
+
+    @field_validator("url", check_fields=False)
+    @classmethod
+    def _http(cls, url: str | None) -> str | None:
+        if url is not None and not url.startswith(("http://", "https://")):
+            raise ValueError(f"must begin with http:// or https://, got {url!r}")
+        return url
+
+
+class EndpointConfig(RequestConfig):
+    """A model behind an OpenAI-compatible endpoint that answers in place of the policy, for distillation."""
+
+    url: str = Field(description="base URL, e.g. http://localhost:8000/v1")
+    model: str = Field(min_length=1, description="name of the model at the endpoint")
     max_tokens: int | None = Field(
         None, ge=1, description="most tokens of an answer; null: rollout.max_response_tokens"
     )
-
-    @field_validator("url")
-    @classmethod
-    def _http(cls, url: str) -> str:
-        if not url.startswith(("http://", "https://")):
-            raise ValueError(f"must begin with http:// or https://, got {url!r}")
-        return url
 
 
 class KeepConfig(Section):

@@ -213,6 +213,24 @@ class TrainConfig(Section):
         return self
 
 
+def check_older_weights(rollout: RolloutConfig, train: TrainConfig) -> None:
+    """Refuse responses of older weights where the engine cannot keep a copy of these. Raises: ValueError."""
+    if rollout.publish_every == 1 and rollout.max_staleness == 0:
+        return
+    asked = "publish_every" if rollout.publish_every > 1 else "max_staleness"
+    asked = f"rollout.{asked}={getattr(rollout, asked)}"
+    if rollout.publish_every > 1 and train.backend != "torch":
+        raise ValueError(
+            f"{asked} keeps a copy of the policy, which train.backend={train.backend!r} does not; set it to 1, or "
+            "train.backend: torch"
+        )
+    if train.lora is not None:
+        raise ValueError(
+            f"{asked} keeps a copy of the policy, which train.lora does not; leave it out, or train all weights "
+            "(train.lora: null)"
+        )
+
+
 class LaunchConfig(Section):
     """The processes that train together. Each has a log; if one ends, all end."""
 

@@ -174,16 +174,9 @@ class ReferenceConfig(Section):
     alpha: float | None = Field(None, gt=0, le=1, description="ema: weight of the policy (2404.09656)")
     kl: float | None = Field(None, gt=0, description="on_kl: mean KL (k3) above which the reference is refreshed")
     patience: int | None = Field(None, ge=1, description="on_plateau: steps without a better mean reward")
-    teacher: str | None = Field(
-        None, description="folder or hub id of a model to distil from, which is the reference; null: the policy itself"
-    )
 
     @model_validator(mode="after")
     def _fits(self) -> ReferenceConfig:
-        if self.teacher is not None and self.schedule != "frozen":
-            raise ValueError(
-                f"reference.schedule={self.schedule} would move reference.teacher={self.teacher!r}; set it to frozen"
-            )
         needs = {"every_n_steps": "every", "ema": "alpha", "on_kl": "kl", "on_plateau": "patience"}
         for schedule, name in needs.items():
             is_set = getattr(self, name) is not None

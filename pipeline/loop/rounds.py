@@ -13,7 +13,6 @@ from pipeline.loop.reference import move_reference, reference_config, refresh_re
 from pipeline.loop.rollback import guard_against_collapse, mark_start
 from pipeline.loop.scheduling import is_out_of_tokens, start_later_batches
 from pipeline.loop.steps import Steps, Wrap
-from pipeline.run.opening import hold_teacher
 from pipeline.run.recorder import Recorder
 from pipeline.run.sampling import sampling, temperature
 from pipeline.run.saving import save
@@ -110,10 +109,8 @@ def begin_round(session: Session, item: Item) -> None:
         if item.round == 1:
             start_optimizers(backend, setup)
         moves_now = item.round == 1 or reference.schedule == "every_round"
-        if reference.schedule != "none" and reference.teacher is None and moves_now:
+        if reference.schedule != "none" and moves_now:
             refresh_reference(backend, state)
-    if reference.teacher is not None:
-        hold_teacher(session.run, backend, setup, reference.teacher)
 
 
 def start_optimizers(backend: Backend, setup: StageSetup) -> None:

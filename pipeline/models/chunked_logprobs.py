@@ -39,11 +39,11 @@ def head_logprobs(
         )
         return both if entropy else both[:1]
 
-    values, *entropies = _within(head, compute, hidden)
+    values, *entropies = within(head, compute, hidden)
     return values, entropies[0] if entropies else None
 
 
-def _within(module: Any, compute: Callable[..., Any], *inputs: Tensor) -> Any:
+def within(module: Any, compute: Callable[..., Any], *inputs: Tensor) -> Any:
     """Call compute(*inputs) in place of the module's own forward, so that its hooks gather sharded weights."""
     before = module.__dict__.get("forward")
     module.forward = compute

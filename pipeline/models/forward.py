@@ -150,6 +150,14 @@ def logits_at(
         return whole
 
 
+def states_at(model: Any, input_ids: Tensor, where: Tensor) -> Tensor | None:
+    """Return hidden states [N, H] whose product with the output embeddings are the logits that predict `where`.
+
+    None for a model whose head is more than a product; `logits_at` has its logits.
+    """
+    return _hidden_before(model, input_ids, where, None) if _has_plain_head(model) else None
+
+
 def _hidden_before(model: Any, input_ids: Tensor, where: Tensor, lengths: Sequence[int] | None) -> Tensor:
     """Return [N, H] hidden states from which the tokens at `where` are predicted, row by row."""
     _check_first(where)

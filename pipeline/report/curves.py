@@ -58,6 +58,7 @@ def build_charts(run: RunFiles) -> list[Chart]:
         _rewards(rows),
         _pass_rates(run.evaluations),
         _of_steps(rows, "kl", "KL to the reference", {"kl/k3": "KL (k3)"}, unit="nats a token", marks=True),
+        _of_steps(rows, "distill", "KL to the teacher", {"distill/kl": "KL(policy || teacher)"}, unit="nats a token"),
         _of_steps(rows, "entropy", "Entropy", {"entropy": "entropy"}, unit="nats a token"),
         _of_steps(
             rows,

@@ -21,7 +21,7 @@ from pipeline.report.rows import (
     rollout_row,
 )
 
-ROUNDS = frozenset({"rl", "online_preference"})
+ROUNDS = frozenset({"rl", "online_preference", "distill"})
 """Kinds of stages whose every step samples, verifies and trains."""
 LEARNING = ROUNDS | {"preference"}
 """Kinds of stages that learn from rewards or preferences, not from texts."""

@@ -15,7 +15,7 @@ from pipeline.errors import ConfigError, DataError
 
 CHUNK_ELEMENTS = 1 << 25
 """At most this many float32 logits at once: 128 MiB."""
-_NEVER = -1e4
+NEVER = -1e4
 """Finite log-prob in place of -inf: its exp is exactly 0 in float64 too, and 0 times it is 0, where 0 * inf is NaN."""
 
 
@@ -91,7 +91,7 @@ def score_rows(
     log_p -= normaliser.unsqueeze(1)
     picked = log_p.gather(1, targets.unsqueeze(1)).squeeze(1)
     # After `picked`, which stays exact. The entropy has p log p, where 0 * -inf would be NaN.
-    log_p.clamp_(min=_NEVER)
+    log_p.clamp_(min=NEVER)
     return picked, normaliser, -torch.linalg.vecdot(log_p.exp(), log_p)
 
 
@@ -120,7 +120,7 @@ def pull_rows(
         p *= -pull.unsqueeze(1)
     else:
         # p_j (-spread (log p_j + H) - pull): both gradients in one pass over the rows.
-        log_p.clamp_(min=_NEVER).mul_(-spread.unsqueeze(1))
+        log_p.clamp_(min=NEVER).mul_(-spread.unsqueeze(1))
         log_p -= (pull + spread * entropy).unsqueeze(1)
         p *= log_p
     return p.scatter_add_(1, targets.unsqueeze(1), pull.unsqueeze(1))

@@ -14,12 +14,14 @@ from pipeline.rl.parts import Parts
 
 
 def resolve_parts(config: RunConfig, model: Any = None) -> Parts | None:
-    """Return the algorithm's parts with the recipe's numbers filled in; None for a recipe or stage without RL.
+    """Return the algorithm's parts with the recipe's numbers filled in; None for a recipe or stage not in rounds.
 
     Raise ConfigError for an algorithm that needs what this recipe, or `model` if it is given, cannot provide.
     """
     if config.stages_of("online_preference"):
         return loop_parts()
+    if config.stages_of("distill"):
+        return loop_parts(groups_differ=False)
     if config.rl is None or not config.stages_of("rl"):
         return None
     from pipeline.algorithms.base import weighted

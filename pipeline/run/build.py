@@ -85,7 +85,7 @@ def check_teacher(path: str, tokenizer: Any) -> None:
         # Equal sizes do not suffice: a token of another number would be scored as another word.
         odd = sorted(theirs.items() ^ ours.items())[0][0]
         raise ConfigError(
-            f"rl.reference.teacher={path!r} has a vocabulary of {len(theirs)} tokens and the policy one of "
+            f"distill: the teacher {path!r} has a vocabulary of {len(theirs)} tokens and the policy one of "
             f"{len(ours)}; they differ, first in {odd!r}. A teacher scores the policy's own tokens: use one of "
             "the same family, or distil through its answers (stage sample, endpoint)"
         )

@@ -39,7 +39,7 @@ VLLM_MAY_CHANGE = frozenset(
 STAGES_MAY_CHANGE = frozenset({"evaluate_every"})
 """Fields of stages' sections that may change on resume: nothing that is trained depends on them."""
 ENDPOINTS_MAY_CHANGE = frozenset({"url", "api_key_variable", "timeout_s", "retries", "backoff_s", "parallel"})
-"""Fields of `endpoint` that may change on resume: where and how often a model is asked, not which one."""
+"""Fields of `endpoint` and of teachers that may change on resume: where and how often one is asked, not which one."""
 SHOWN = 3
 """Changes that a message lists."""
 
@@ -82,8 +82,11 @@ def recipe_fields(view: RunConfig) -> dict[str, Any]:
     if stage.start is not None:
         tree["from"] = stage.start
     tree[stage.kind] = {k: v for k, v in recipe[stage.kind].items() if k not in STAGES_MAY_CHANGE}
-    if isinstance(asked := tree[stage.kind].get("endpoint"), dict):
-        tree[stage.kind]["endpoint"] = {k: v for k, v in asked.items() if k not in ENDPOINTS_MAY_CHANGE}
+    for name in ("endpoint", "teacher"):
+        if isinstance(asked := tree[stage.kind].get(name), dict):
+            tree[stage.kind][name] = _without_address(asked)
+    if teachers := tree[stage.kind].get("teachers"):
+        tree[stage.kind]["teachers"] = {domain: _without_address(t) for domain, t in teachers.items()}
     if "sandbox" in tree:
         tree["sandbox"] = {k: v for k, v in tree["sandbox"].items() if k not in SANDBOX_MAY_CHANGE}
     if "rollout" in tree:
@@ -95,6 +98,10 @@ def recipe_fields(view: RunConfig) -> dict[str, Any]:
         tree["data"]["sampling"] = recipe["data"]["sampling"]
         tree["data"]["verifiers"] = {c.key: c.model_dump(mode="json") for c in _choices_of_rows(view)}
     return dict(_leaves(tree))
+
+
+def _without_address(asked: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in asked.items() if k not in ENDPOINTS_MAY_CHANGE}
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

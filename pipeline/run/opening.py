@@ -18,7 +18,6 @@ from pipeline.data.ledger import PassRateLedger
 from pipeline.data.sampler import PromptSampler
 from pipeline.errors import RunError
 from pipeline.files import disk_errors, locked
-from pipeline.models.load import load_model
 from pipeline.models.routing import num_experts
 from pipeline.report.exposition import exposed
 from pipeline.report.progress import Progress
@@ -31,7 +30,6 @@ from pipeline.run.build import (
     build_policy,
     build_source,
     build_tokenizer,
-    check_teacher,
     context_of,
     device_of,
 )
@@ -43,6 +41,7 @@ from pipeline.run.sampling import asked_of
 from pipeline.run.schedule import position, schedule
 from pipeline.run.session import Run, Session, StageSetup, Workers
 from pipeline.run.state import RunState
+from pipeline.run.teachers import check_domains
 from pipeline.train import checkpoint
 from pipeline.train.backend import Backend
 from pipeline.train.deadline import SPARE_S, WATCH
@@ -56,7 +55,9 @@ PACKAGES = ("torch", "transformers", "prefect", "sympy", "math-verify", "numpy")
 
 def prepare_run(config: RunConfig, base_dir: Path, folder: Path) -> RunData:
     """Load and check the data. This needs no server and no policy, so it can run while those start."""
-    return prepare_data(config, build_tokenizer(config), context_of(config), base_dir, folder)
+    data = prepare_data(config, build_tokenizer(config), context_of(config), base_dir, folder)
+    check_domains(config, data.train)
+    return data
 
 
 @contextmanager
@@ -239,13 +240,6 @@ def restore_in_flight(workers: Workers, setup: StageSetup, state: RunState) -> N
     batches, state.in_flight = state.in_flight, []
     for batch in batches:
         workers.rollouts.restore(batch, asked_of(setup, batch.temperature))
-
-
-def hold_teacher(run: Run, backend: Backend, setup: StageSetup, path: str) -> None:
-    """Make the model at `path` the backend's reference. Raise ConfigError if it has other tokens."""
-    if not backend.has_teacher:
-        check_teacher(path, run.tokenizer)
-        backend.hold_teacher(load_model(path, setup.config.model.dtype, str(backend.model.device)))
 
 
 def write_run_info(run: Run, workers: Workers, setup: StageSetup) -> None:

@@ -7,7 +7,7 @@ the five together, for the functions that open, continue and save a run and for 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from pipeline.run.state import RunState
 from pipeline.train.backend import Backend
 from pipeline.train.prepare import Controllers
 from pipeline.train.ranks import Ranks
+from pipeline.train.teachers import Teacher
 from pipeline.train.texts import Row
 
 
@@ -105,6 +106,8 @@ class StageSetup:
     """True if the experts that were used while sampling are recorded."""
     demonstrations: list[Row] | None = None
     """The stage's demonstrations in tokens, made at first use."""
+    teachers: Mapping[str, Teacher] | None = None
+    """The stage's teachers by the name of their field, made at first use."""
 
     @property
     def kind(self) -> str:

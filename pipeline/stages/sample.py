@@ -12,6 +12,7 @@ from pipeline.config.load import dump
 from pipeline.config.run import RunConfig
 from pipeline.config.sample import EndpointConfig, SampleConfig
 from pipeline.config.stages import DEMONSTRATIONS
+from pipeline.data.hints import answer_of, hinted_question
 from pipeline.data.rejection import REASONS, kept_of
 from pipeline.data.rows import row_of
 from pipeline.errors import DataError, RunError
@@ -123,25 +124,10 @@ def answer(session: Session, item: Item, prompts: Sequence[Prompt], metrics: Ste
     return groups
 
 
-def answer_of(prompt: Prompt) -> str | None:
-    """Return the reference as a hint can say it; None if it is neither text nor number, e.g. tests of a program."""
-    reference = prompt.reference
-    if isinstance(reference, Mapping):
-        reference = reference.get("answer")
-    return str(reference) if isinstance(reference, str | int | float) else None
-
-
 def with_hint(session: Session, prompts: Sequence[Prompt], hint: str) -> tuple[list[Prompt], float]:
     """Return the prompts with their answers in the question; and how many are too long for the model with it."""
     room, renderer = prompt_room(session.setup.config, session.workers.context), session.run.data.renderer
-    hinted = [
-        replace(
-            p,
-            id=p.id + HINTED,
-            question=hint.replace("{answer}", answer_of(p) or "").replace("{question}", p.question),
-        )
-        for p in prompts
-    ]
+    hinted = [replace(p, id=p.id + HINTED, question=hinted_question(p, hint)) for p in prompts]
     fitting = [p for p in hinted if room is None or len(renderer.prompt_ids(p)) <= room]
     return fitting, float(len(hinted) - len(fitting))
 

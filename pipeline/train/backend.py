@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from pipeline.errors import CheckpointError, Unsupported
 from pipeline.models.forward import Replay
 from pipeline.train.ranks import Ranks
 
+T = TypeVar("T")
 Who = Literal["policy", "reference"]
 NO_REPLAY = Replay()
 
@@ -71,6 +72,13 @@ class Backend(Protocol):
         """Make a critic that has learned nothing: a head on the policy's backbone if `shared`, else on a copy of it."""
         ...
 
+    def compute(self, function: Callable[[Any], T], who: Who = "policy") -> T:
+        """Return function(module) for the module of the policy or of the reference.
+
+        Where the policy's weights are shards, they are whole only while the module's own layers compute.
+        """
+        ...
+
     def logprobs(
         self,
         input_ids: Tensor,
@@ -119,18 +127,6 @@ class Backend(Protocol):
     def load(self, folder: Path) -> None:
         """Restore all that `save` wrote, bit for bit."""
         ...
-
-    @property
-    def has_teacher(self) -> bool:
-        """True if `hold_teacher` was called in this stage."""
-        return False
-
-    def hold_teacher(self, model: Any) -> None:
-        """Make `model` the reference until the next stage; checkpoints do not hold it.
-
-        Raises: Unsupported by a backend whose reference is always a copy of the policy.
-        """
-        raise Unsupported(f"{type(self).__name__} holds copies of the policy alone; set train.backend: torch")
 
     def set_optimizer(self, optimizer: OptimizerConfig) -> None:
         """Continue the stage with other numbers (learning rate, clipping); schedule and moments stay.

@@ -19,7 +19,7 @@ from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.models.forward import Layout, Replay, logprobs_at
 from pipeline.models.load import frozen_copy, recompute_activations
 from pipeline.models.lora import Adapted
-from pipeline.train.backend import NO_REPLAY, Backend, CriticBackend, Who, require_written_by
+from pipeline.train.backend import NO_REPLAY, Backend, CriticBackend, T, Who, require_written_by
 from pipeline.train.critic import ShardedCritic, TorchCritic, Within, own_backbone
 from pipeline.train.optimizer import schedule
 from pipeline.train.ranks import ALONE, Ranks
@@ -72,6 +72,16 @@ class DeepSpeedBackend(Backend):
             model = own_backbone(self.whole_model())
             self.critic = ShardedCritic(model, optimizer, total_steps, self.train_config, self.ranks)
 
+    def compute(self, function: Callable[[Any], T], who: Who = "policy") -> T:
+        """Return function(module) for the module of the policy or the reference; see `Backend.compute`."""
+        self._place_reference(who)
+        if who == "reference" and not isinstance(self.reference, Adapted):
+            # A plain module, whole on every rank: outside the engine and its hooks.
+            return function(self.reference)
+        with nullcontext() if who == "policy" else as_base(self.reference):
+            result: T = self._run(function)
+        return result
+
     def logprobs(
         self,
         input_ids: Tensor,
@@ -89,13 +99,7 @@ class DeepSpeedBackend(Backend):
         def compute(model: Any) -> tuple[Tensor, Tensor | None]:
             return logprobs_at(model, input_ids, where, temperature, entropy, replay=own, layout=layout)
 
-        self._place_reference(who)
-        if who == "reference" and not isinstance(self.reference, Adapted):
-            # A plain module, whole on every rank: outside the engine and its hooks.
-            return compute(self.reference)
-        with nullcontext() if who == "policy" else as_base(self.reference):
-            result: tuple[Tensor, Tensor | None] = self._run(compute)
-        return result
+        return self.compute(compute, who)
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient."""

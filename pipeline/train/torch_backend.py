@@ -16,7 +16,7 @@ from pipeline.models.forward import Layout, Replay, logprobs_at
 from pipeline.models.load import frozen_copy, recompute_activations
 from pipeline.models.lora import Adapted
 from pipeline.models.routing import Rerouted
-from pipeline.train.backend import NO_REPLAY, Backend, Who, require_written_by
+from pipeline.train.backend import NO_REPLAY, Backend, T, Who, require_written_by
 from pipeline.train.critic import TorchCritic, own_backbone
 from pipeline.train.optimizer import adamw, clipped_step, finite_norm, schedule
 from pipeline.train.ranks import ALONE, Ranks
@@ -40,7 +40,6 @@ class TorchBackend(Backend):
         if config.gradient_checkpointing:
             recompute_activations(model)
         self.reference: Any = None
-        self.teacher: Any = None
         self.critic: TorchCritic | None = None
         self.config: OptimizerConfig | None = None
         self.optimizer: torch.optim.Optimizer | None = None
@@ -50,7 +49,7 @@ class TorchBackend(Backend):
 
     def start(self, optimizer: OptimizerConfig, total_steps: int) -> None:
         """Make a fresh optimiser for `total_steps` updates; reference and critic of a stage before are gone."""
-        self.reference = self.teacher = self.critic = None
+        self.reference = self.critic = None
         self.config, self.total_steps, self.num_updates = optimizer, total_steps, 0
         self.optimizer = adamw(self.model.parameters(), optimizer)
         self.discard()
@@ -59,6 +58,12 @@ class TorchBackend(Backend):
         """Make a critic that has learned nothing."""
         model = None if shared else own_backbone(self.whole_model())
         self.critic = TorchCritic(self.model, model, optimizer, total_steps, self.ranks)
+
+    def compute(self, function: Callable[[Any], T], who: Who = "policy") -> T:
+        """Return function(module) for the module of the policy or the reference; see `Backend.compute`."""
+        model = self.model if who == "policy" or isinstance(self.reference, Adapted) else self.reference
+        with nullcontext() if who == "policy" else as_base(self.reference):
+            return function(model)
 
     def logprobs(
         self,
@@ -71,8 +76,8 @@ class TorchBackend(Backend):
         lengths: Sequence[int] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return log-probs [B, T] at `where`, and entropies if asked for; see `Backend.logprobs`."""
-        model = self.model if who == "policy" or isinstance(self.reference, Adapted) else self.reference
-        with nullcontext() if who == "policy" else as_base(self.reference):
+
+        def compute(model: Any) -> tuple[Tensor, Tensor | None]:
             return logprobs_at(
                 model,
                 input_ids,
@@ -84,6 +89,8 @@ class TorchBackend(Backend):
                 rerouted=self.rerouted if torch.is_grad_enabled() else None,
                 layout=Layout(lengths, self.train_config.logits_chunk_tokens, self.ranks.pieces),
             )
+
+        return self.compute(compute, who)
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient."""
@@ -121,15 +128,6 @@ class TorchBackend(Backend):
         """Set reference <- alpha * policy + (1 - alpha) * reference."""
         self.reference = refreshed(self.reference, self.whole_model(), alpha, self.adapted)
 
-    @property
-    def has_teacher(self) -> bool:
-        """True if `hold_teacher` was called in this stage."""
-        return self.teacher is not None
-
-    def hold_teacher(self, model: Any) -> None:
-        """Make `model` the reference until the next stage; checkpoints do not hold it."""
-        self.reference = self.teacher = model.eval().requires_grad_(False)
-
     def set_optimizer(self, optimizer: OptimizerConfig) -> None:
         """Continue the stage with other numbers, from the next update on."""
         self.config = optimizer
@@ -156,7 +154,7 @@ class TorchBackend(Backend):
             state["optimizer"] = self.optimizer.state_dict()
         if isinstance(self.reference, Adapted):
             state["reference_is_base"] = True
-        elif self.reference is not None and self.teacher is None:
+        elif self.reference is not None:
             state["reference"] = self.reference.state_dict()
         if self.critic is not None:
             state["critic"] = self.critic.state_dict()
@@ -172,7 +170,6 @@ class TorchBackend(Backend):
         """
         require_written_by("torch", folder, "trainer.pt")
         state = torch.load(folder / "trainer.pt", map_location=self.model.device, weights_only=True)
-        teacher = self.teacher  # `start` forgets it, and no checkpoint holds it
         self._empty()
         if self.adapted is not None:
             self.adapted.load(folder)
@@ -190,8 +187,6 @@ class TorchBackend(Backend):
             raise CheckpointError(f"{folder / 'trainer.pt'} does not fit the model: {exc}") from exc
         if state.get("reference_is_base"):
             self.reference = self.adapted
-        elif teacher is not None:
-            self.hold_teacher(teacher)
         if "critic" in state:
             self.critic = TorchCritic.restored(self.model, state["critic"], folder / "critic", self.ranks)
         self.num_updates = state["num_updates"]

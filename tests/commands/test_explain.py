@@ -38,7 +38,7 @@ def test_the_recipe_decides_weights_models_reference_and_cut() -> None:
     cut = tiny(overrides=["rl.algorithm={name: deepseek_v32}", "rollout.top_p=0.9"])
     assert "among the fewest of probability 0.9" in explain_recipe(cut)
     assert "the policy has no experts" in explain_recipe(cut)
-    assert explain_recipe(tiny({"stages": ["sft"]})) == "this recipe has no RL stage"
+    assert explain_recipe(tiny({"stages": ["sft"]})) == "this recipe has no stage of RL or distillation"
 
 
 def test_no_reference_is_refused_where_a_term_needs_one() -> None:
@@ -52,4 +52,4 @@ def test_several_stages_of_rl_have_a_page_each() -> None:
     first, second = both.split("\n\nstage rl_again\n")
     assert first == "stage rl\n" + explain_recipe(tiny({"stages": ["rl"]}))
     assert second == explain_recipe(tiny({"stages": [again]}))
-    assert explain_recipe(tiny({"stages": ["sft"]})) == "this recipe has no RL stage"
+    assert explain_recipe(tiny({"stages": ["sft"]})) == "this recipe has no stage of RL or distillation"

@@ -13,9 +13,11 @@ from tests.stages.tiny import tiny
 
 DPO = {"name": "dpo"}
 ONLINE = {"loss": DPO, "rounds": 1, "steps_per_round": 1, "prompts_per_step": 2, "group_size": 4}
+DISTILL = {"teacher": {"path": "x"}, "rounds": 1, "steps_per_round": 1, "prompts_per_step": 2, "group_size": 4}
 SECTIONS: dict[str, dict[str, Any]] = {
     "preference": {"loss": DPO, "steps": 4, "batch_size": 4},
     "online_preference": ONLINE,
+    "distill": DISTILL,
     "reward_model": {"steps": 4, "batch_size": 8},
     "sample": {"samples": 6},
     "pretrain": {"steps": 1},
@@ -43,6 +45,20 @@ def guard(**settings: Any) -> dict[str, Any]:
 def turn(**knob: float) -> dict[str, Any]:
     """A guard that turns the knob; "__" in a name is a dot."""
     return guard(action="roll_back", knob={name.replace("__", "."): factor for name, factor in knob.items()})
+
+
+def taught(**teacher: Any) -> dict[str, Any]:
+    """A section with that teacher laid over the one of DISTILL."""
+    return {"distill": {"teacher": teacher}}
+
+
+def served(**settings: Any) -> dict[str, Any]:
+    return {"distill": {"teacher": {"path": None, "url": "http://x/v1", "model": "m"}, **settings}}
+
+
+def own() -> dict[str, Any]:
+    """A teacher that is the policy itself."""
+    return {"teacher": {"path": None, "hint": "{question}"}}
 
 
 OF_SECTIONS: list[tuple[list[Any], dict[str, Any], list[str]]] = [
@@ -131,7 +147,42 @@ OF_SECTIONS: list[tuple[list[Any], dict[str, Any], list[str]]] = [
     (["sft", {**LAST, "from": "sft"}], {"train": {"lora": {"rank": 2}}}, ["train.lora"]),
     (["sft", {**LAST, "from": "base"}], {"train": {"backend": "deepspeed"}}, ["train.backend='deepspeed'"]),
     # teachers
-    (["rl"], {"rl": {"reference": {"schedule": "every_round", "teacher": "x"}}}, ["reference.teacher='x'"]),
+    (["distill"], {"distill": {"teacher": None}}, ["distill.teacher", "got none"]),
+    (["distill"], taught(path="x", url="http://x", model="m"), ["exactly one", "path and url"]),
+    (["distill"], taught(path=None), ["exactly one", "got none"]),
+    (["distill"], taught(path="x", model="m"), ["without url", "model='m'"]),
+    (["distill"], taught(path=None, url="http://x"), ["needs model"]),
+    (["distill"], taught(path=None, url="x:80", model="m"), ["http://", "'x:80'"]),
+    (["distill"], taught(path=None, hint="The answer is {answer}."), ["hint must hold {question}"]),
+    (["distill"], taught(path=None, stage="rl"), ["stages.0 (distill)", "distill.teacher.stage: rl"]),
+    (["sft", "distill"], taught(path=None, stage="sfd"), ["distill.teacher.stage: sfd", "name sft"]),
+    (["distill"], served(), ["distill.teacher.url", "over=vocabulary", "top_k: 20"]),
+    (["distill"], served(over="top_k", top_k=5, temperature=0.7), ["temperature of 0.7", "distill.temperature: 1"]),
+    (
+        ["distill"],
+        {**served(over="sampled"), "rollout": {"temperature": 0.7}},
+        ["temperature of 0.7", "rollout.temperature: 1"],
+    ),
+    (["distill"], {"distill": {"beta": 0.5}}, ["divergence=reverse_kl has no use for distill.beta"]),
+    (["distill"], {"distill": {"divergence": "jsd"}}, ["divergence=jsd needs distill.beta"]),
+    (["distill"], {"distill": {"divergence": "jsd", "beta": 1}}, ["distill.beta"]),
+    (["distill"], {"distill": {"over": "top_k"}}, ["over=top_k needs distill.top_k"]),
+    (["distill"], {"distill": {"top_k": 5}}, ["over=vocabulary has no use for distill.top_k"]),
+    (["distill"], {"distill": {"over": "sampled", "divergence": "forward_kl"}}, ["over=sampled", "forward_kl"]),
+    (["distill"], {"distill": {"over": "sampled", "temperature": 0.5}}, ["temperature=0.5", "rollout.temperature=1"]),
+    (["distill"], {"distill": {"discount": 0.5}, "rollout": {"top_k": 5}}, ["discount=0.5", "rollout.top_k=5"]),
+    (["distill"], {"distill": {"over": "sampled"}, "rollout": {"max_staleness": 1}}, ["max_staleness=1"]),
+    (["distill"], {"rollout": {"publish_every": 2}, "train": {"lora": {}}}, ["publish_every=2", "train.lora: null"]),
+    (["distill"], {"train": {"sequence_parallel": 2}}, ["sequence_parallel=2"]),
+    (["distill"], {"distill": {"reference": {"schedule": "frozen"}}}, ["reference.schedule=frozen", "hint or system"]),
+    (["distill"], {"distill": {**own(), "reference": {"schedule": "none"}}}, ["reference.schedule=none"]),
+    (["distill"], {"distill": {**own(), "reference": {"schedule": "on_kl", "kl": 1}}}, ["reference.schedule=on_kl"]),
+    (["distill"], {"distill": {"select": {"keep": "informative"}, "group_size": 1}}, ["distill.group_size >= 2"]),
+    (
+        ["sft", {"name": "last", "kind": "distill", "with": {"beta": 0.5}}],
+        {"distill": DISTILL},
+        ["stages.1.with", "distill.beta"],
+    ),
     # programs
     (["rl"], {"sandbox": {"url": "localhost:80"}}, ["sandbox.url"]),
     (["rl"], {"sandbox": {"url": []}}, ["sandbox.url"]),
@@ -186,10 +237,6 @@ OF_OVERRIDES: list[tuple[list[str], list[str]]] = [
     ),
     (["rl.algorithm={name: gdpo, overlong_buffer: 0.2}", TWO_REWARDS, "scoring.truncated=null"], ["shaping"]),
     (["scoring.components=[{verifier: lenght}]"], ["'lenght'", "did you mean length"]),
-    (
-        ["rl.algorithm={name: dapo}", "rl.reference={schedule: frozen, teacher: x}", "rl.select.keep=all"],
-        ["'dapo'"],
-    ),
 ]
 
 

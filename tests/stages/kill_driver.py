@@ -202,6 +202,7 @@ IN_EACH_STAGE: dict[str, list[tuple[str, int, str]]] = {
     "rl": [("next_prompts", 1, "before"), ("update", 2, "after")],
     "preference": [("sample", 1, "before"), ("sample", 2, "after"), ("train", 2, "after")],
     "online_preference": [("next_prompts", 1, "before"), ("update", 2, "after")],
+    "distill": [("next_prompts", 1, "before"), ("update", 2, "after")],
     "reward_model": [("sample", 1, "before"), ("sample", 3, "after"), ("train", 2, "after"), ("train", 1, "after")],
     "sample": [("sample", 1, "before"), ("sample", 2, "after"), ("sample", 2, "after")],
     "sft_again": [("train", 1, "before"), ("train", 2, "after")],

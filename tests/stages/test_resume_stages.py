@@ -13,7 +13,7 @@ from tests.stages.kill_driver import IN_EACH_STAGE
 from tests.stages.tiny import tiny
 
 STAGES = [
-    "stages=[pretrain, sft, rl, preference, online_preference, reward_model, sample, "
+    "stages=[pretrain, sft, rl, preference, online_preference, distill, reward_model, sample, "
     "{name: sft_again, kind: sft, with: {steps: 12, demonstrations: sample}}, "
     "{name: rl_again, kind: rl, with: {steps_per_round: 3, algorithm: {name: rloo}}}]",
     "pretrain={steps: 12, num_lines: 50}",
@@ -21,6 +21,7 @@ STAGES = [
     "rl.select.keep=all",
     "preference={loss: {name: dpo}, steps: 12, batch_size: 4}",
     "online_preference={loss: {name: dpo}, rounds: 1, steps_per_round: 3, prompts_per_step: 2, group_size: 6}",
+    "distill={teacher: {stage: sft}, rounds: 1, steps_per_round: 3, prompts_per_step: 2, group_size: 2}",
     "reward_model={steps: 12, batch_size: 4}",
     "sample={samples: 6}",
 ]

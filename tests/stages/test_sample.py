@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.run import RunConfig
+from pipeline.data.hints import answer_of
 from pipeline.errors import DataError, EngineError
 from pipeline.files import read_jsonl
 from pipeline.stages import sample
@@ -75,7 +76,7 @@ def test_hints_find_answers_that_stand_under_the_plain_question(tmp_path: Path) 
     ids=["text", "number", "choice", "tests", "list"],
 )
 def test_a_hint_says_texts_and_numbers_and_no_tests(reference: Any, said: str | None) -> None:
-    assert sample.answer_of(Prompt(id="p", question="?", verifier="math", reference=reference, domain="d")) == said
+    assert answer_of(Prompt(id="p", question="?", verifier="math", reference=reference, domain="d")) == said
 
 
 @pytest.mark.integration

@@ -2,7 +2,7 @@
 
 - `blocks_of` is the switch of the training forward: it says whether our own blocks take the place of transformers'.
 - `decoder_of` is the same for generation, on any device.
-- `product` and `use_onednn` multiply float32 matrices on the CPU with oneDNN, and leave everything else to torch.
+- `product`, `linear` and `use_onednn` multiply float32 matrices on the CPU with oneDNN, and leave all else to torch.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch import nn
 from pipeline.models.cpu.blocks import Blocks
 from pipeline.models.cpu.decoder import Decoder, check_parity
 from pipeline.models.cpu.llama import unsupported
-from pipeline.models.cpu.onednn import HAS_ONEDNN, FastLinear, product, use_onednn
+from pipeline.models.cpu.onednn import HAS_ONEDNN, FastLinear, linear, product, use_onednn
 from pipeline.models.proof import agree, evaluating, probe_ids
 
-__all__ = ["Blocks", "Decoder", "blocks_of", "check_parity", "product", "unsupported", "use_onednn"]
+__all__ = ["Blocks", "Decoder", "blocks_of", "check_parity", "linear", "product", "unsupported", "use_onednn"]
 
 _BLOCKS: weakref.WeakKeyDictionary[Any, Blocks | None] = weakref.WeakKeyDictionary()
 

@@ -1,0 +1,236 @@
+"""The section of stages that distil: the policy learns from teachers at each token of its own responses.
+
+Forms of a teacher:
+
+{path: models/teacher}                                   a folder, or a hub id (needs network)
+{stage: rl}                                              the policy that an earlier stage of this run left
+{url: "http://localhost:8000/v1", model: big}            a server with vLLM's prompt_logprobs
+{hint: "{question} (The answer is {answer}.)"}           the policy itself, which is shown more than the policy
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pydantic import Field, model_validator
+
+from pipeline.config.sample import RequestConfig
+from pipeline.config.sections import OptimizerConfig, RolloutConfig, TrainConfig, check_older_weights
+from pipeline.config.stages import RoundsConfig
+from pipeline.rl.divergences import Divergence, Objective, Over
+
+if TYPE_CHECKING:
+    from pipeline.config.run import RunConfig
+
+
+class TeacherConfig(RequestConfig):
+    """One teacher: exactly one of `path`, `stage`, `url`, and `hint` or `system`; the first five are for `url`."""
+
+    path: str | None = Field(None, description="folder or hub id of a model with the policy's vocabulary")
+    stage: str | None = Field(None, description="earlier stage whose policy, as that stage left it, is the teacher")
+    url: str | None = Field(
+        None, description="base URL of a server with prompt_logprobs, e.g. http://localhost:8000/v1"
+    )
+    model: str | None = Field(None, min_length=1, description="name of the model at `url`")
+    hint: str | None = Field(
+        None,
+        description="self-distillation: the policy, as `reference` schedules it, reads this text with {question} and, "
+        "if wanted, {answer} in place of the question. Responses to prompts whose reference is neither text nor number "
+        "do not train, and are counted",
+    )
+    system: str | None = Field(None, description="self-distillation: the policy reads this system message")
+
+    @model_validator(mode="after")
+    def _one(self) -> TeacherConfig:
+        given = [n for n in ("path", "stage", "url") if getattr(self, n) is not None]
+        given += ["hint or system"] if self.is_policy else []
+        if len(given) != 1:
+            raise ValueError(
+                "a teacher needs exactly one of path, stage, url, and hint or system, got "
+                f"{' and '.join(given) if given else 'none'}"
+            )
+        if (self.url is None) != (self.model is None):
+            verb = "needs" if self.model is None else "has no use without url for"
+            raise ValueError(f"a teacher at a url {verb} model, the name of the model there, got model={self.model!r}")
+        if self.hint is not None and "{question}" not in self.hint:
+            raise ValueError(f"hint must hold {{question}}, got {self.hint!r:.80}")
+        return self
+
+    @property
+    def is_policy(self) -> bool:
+        """True for self-distillation."""
+        return self.hint is not None or self.system is not None
+
+
+class DistillConfig(RoundsConfig):
+    """Rounds of sampling responses and learning at each of their tokens from the distribution of a teacher."""
+
+    teacher: TeacherConfig | None = Field(None, description="teacher of all domains that are not in `teachers`")
+    teachers: dict[str, TeacherConfig] = Field({}, description="domain: its teacher")
+    divergence: Divergence = Field(
+        "reverse_kl",
+        description="KL(policy || teacher), KL(teacher || policy), or the generalised Jensen-Shannon divergence "
+        "between them (2306.13649)",
+    )
+    beta: float | None = Field(None, gt=0, lt=1, description="jsd: weight of the teacher in the mixture")
+    over: Over = Field(
+        "vocabulary",
+        description="vocabulary: all tokens; top_k: the teacher's k most likely tokens, and all others as one; "
+        "sampled: the sampled token alone (policy gradient with the advantage log q - log pi)",
+    )
+    top_k: int | None = Field(None, ge=1, description="top_k: number of tokens; servers give 20 by default")
+    temperature: float | None = Field(
+        None, gt=0, description="of both distributions; null: rollout.temperature, that of the sampling"
+    )
+    discount: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="weight of the divergence one token later in the credit of a token; 0: each token for its own; 1: "
+        "the gradient of the divergence of whole responses (2306.08543)",
+    )
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=3e-4)
+
+    @model_validator(mode="after")
+    def _fits(self) -> DistillConfig:
+        if not self.all_teachers:
+            raise ValueError(
+                "give distill.teacher, e.g. {path: models/teacher}, or distill.teachers by domain, got none"
+            )
+        for what, needed in (("beta", self.divergence == "jsd"), ("top_k", self.over == "top_k")):
+            if (getattr(self, what) is not None) != needed:
+                where = f"divergence={self.divergence}" if what == "beta" else f"over={self.over}"
+                verb = "needs" if needed else "has no use for"
+                raise ValueError(f"distill.{where} {verb} distill.{what}")
+        if self.over == "sampled" and self.divergence != "reverse_kl":
+            raise ValueError(
+                f"distill.over=sampled with distill.divergence={self.divergence}: samples of the policy measure the "
+                "reverse KL alone; set divergence: reverse_kl, or over: vocabulary or top_k"
+            )
+        if self.select.keep == "informative" and self.group_size < 2:
+            raise ValueError(
+                f"a group of {self.group_size} is never informative; set distill.select.keep: all, or "
+                "distill.group_size >= 2"
+            )
+        self._reference_fits()
+        return self
+
+    def _reference_fits(self) -> None:
+        """Refuse a reference that no teacher is, or that cannot be moved as asked. Raises: ValueError."""
+        if self.reference is None:
+            return
+        schedule = self.reference.schedule
+        if not self.has_reference:
+            raise ValueError(
+                f"distill.reference.schedule={schedule}, and no teacher is the policy itself; leave reference out, or "
+                "give a teacher with hint or system"
+            )
+        if schedule in ("none", "on_kl"):
+            why = "the teacher is the reference" if schedule == "none" else "no KL to a reference is measured"
+            raise ValueError(
+                f"distill.reference.schedule={schedule} cannot be, because {why}; set it to frozen, every_round, "
+                "every_n_steps or ema"
+            )
+
+    @property
+    def has_reference(self) -> bool:
+        """True if a teacher is the policy itself, as it was earlier."""
+        return any(t.is_policy for t in self.all_teachers.values())
+
+    @property
+    def all_teachers(self) -> dict[str, TeacherConfig]:
+        """The teachers by the name of their field."""
+        by_domain = {f"teachers.{domain}": teacher for domain, teacher in self.teachers.items()}
+        return by_domain if self.teacher is None else {"teacher": self.teacher, **by_domain}
+
+    def objective(self, sampled_at: float) -> Objective:
+        """Return the divergence that is minimised, for responses sampled at that temperature."""
+        return Objective(
+            self.divergence,
+            self.over,
+            0.5 if self.beta is None else self.beta,
+            self.top_k or 0,
+            sampled_at if self.temperature is None else self.temperature,
+            self.discount,
+        )
+
+
+def check_distill(config: RunConfig) -> None:
+    """Refuse what does not fit in a recipe of one stage of distillation. Raises: ValueError."""
+    distill, rollout = config.distill, config.rollout
+    assert distill is not None
+    _check_servers(distill, rollout)
+    _check_sampling(distill, rollout)
+    _check_backend(config.train, rollout)
+
+
+def _check_servers(distill: DistillConfig, rollout: RolloutConfig) -> None:
+    """Refuse what a server of log-probs cannot give. Raises: ValueError."""
+    for name in (name for name, teacher in distill.all_teachers.items() if teacher.url is not None):
+        if distill.over == "vocabulary":
+            raise ValueError(
+                f"distill.{name}.url with distill.over=vocabulary: a server gives some tokens of each place; set over: "
+                "top_k and top_k: 20 (or what its --max-logprobs allows), or over: sampled"
+            )
+        temperature = distill.objective(rollout.temperature).temperature
+        if temperature != 1:
+            raise ValueError(
+                f"distill.{name}.url with a temperature of {temperature:g}: a server gives log-probs at temperature 1; "
+                "set distill.temperature: 1"
+                + (", and rollout.temperature: 1" if distill.over == "sampled" or distill.discount else "")
+            )
+
+
+def _check_sampling(distill: DistillConfig, rollout: RolloutConfig) -> None:
+    """Refuse samples of another distribution where the gradient is estimated from them. Raises: ValueError."""
+    if distill.over != "sampled" and distill.discount == 0:
+        return
+    asked = "over=sampled" if distill.over == "sampled" else f"discount={distill.discount:g}"
+    remedy = "or distill.over: vocabulary or top_k with distill.discount: 0"
+    if distill.temperature not in (None, rollout.temperature):
+        raise ValueError(
+            f"distill.{asked} needs samples of the distribution that trains: distill.temperature="
+            f"{distill.temperature:g} is not rollout.temperature={rollout.temperature:g}; leave it out, {remedy}"
+        )
+    if rollout.top_p < 1 or rollout.top_k > 0:
+        raise ValueError(
+            f"distill.{asked} needs samples of the whole distribution: rollout.top_p={rollout.top_p:g} and "
+            f"rollout.top_k={rollout.top_k} cut it; set top_p: 1 and top_k: 0, {remedy}"
+        )
+    if rollout.publish_every > 1 or rollout.max_staleness > 0:
+        what = "publish_every" if rollout.publish_every > 1 else "max_staleness"
+        raise ValueError(
+            f"distill.{asked} needs samples of the present policy, and rollout.{what}={getattr(rollout, what)} trains "
+            f"on older ones; leave it out, {remedy}"
+        )
+
+
+def _check_backend(train: TrainConfig, rollout: RolloutConfig) -> None:
+    """Refuse what this way of training cannot do. Raises: ValueError."""
+    if train.sequence_parallel > 1:
+        raise ValueError(
+            f"train.sequence_parallel={train.sequence_parallel} divides each sequence, and distillation compares whole "
+            "ones; set it to 1"
+        )
+    check_older_weights(rollout, train)
+
+
+def check_teacher_stages(index: int, name: str, section: object, before: Sequence[str]) -> None:
+    """Raise ValueError if a teacher is the policy of a stage that is not before the stage `name`."""
+    if not isinstance(section, DistillConfig):
+        return
+    for field, teacher in section.all_teachers.items():
+        if teacher.stage is not None and teacher.stage not in before:
+            raise ValueError(
+                f"stages.{index} ({name}): distill.{field}.stage: {teacher.stage} is no stage before it; "
+                + (f"name {', '.join(before)}" if before else "put that stage before it, or give the teacher's path")
+            )
+
+
+def teacher_paths(config: RunConfig) -> Iterator[str]:
+    """Yield the folders and hub ids of the teachers of all stages."""
+    for stage in config.stages_of("distill"):
+        section = config.section_of(stage)
+        if isinstance(section, DistillConfig):
+            yield from (t.path for t in section.all_teachers.values() if t.path is not None)

@@ -1,0 +1,177 @@
+"""Distillation on the policy's own responses: the divergence of its next-token distribution from a teacher's.
+
+At each token of a response, p = pi(. | what came before) and q is the teacher's distribution there:
+
+    reverse_kl  D = sum_v p_v (log p_v - log q_v)             gradient to logit j: p_j (log p_j - log q_j - D)
+    forward_kl  D = sum_v q_v (log q_v - log p_v)             gradient to logit j: p_j - q_j
+    jsd         D = beta KL(q || m) + (1 - beta) KL(p || m),  m = beta q + (1 - beta) p
+
+Over `top_k`, p and q are those of the teacher's k most likely tokens and of one outcome for all others together, so D
+is 0 only where the two agree on these, never above the D over the vocabulary, and equal to it at k = V. Over
+`sampled`, D is log p(y) - log q(y) with the gradient D grad log p(y): in the mean over y ~ p, value and gradient are
+those of the reverse KL.
+
+Source: arXiv:2306.13649 eq. 1 (the divergences; jsd with p and q in the places of the student and the teacher).
+DEPARTURES: GKD mixes given responses into the policy's own; here all are the policy's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pipeline.rl.divergences import Divergence, Objective
+from pipeline.rl.gae import reward_to_go
+from pipeline.rl.logprobs import NEVER, working
+from pipeline.rl.reduce import aggregate, masked
+
+LEAST_REST = 1e-6
+"""Least probability of all tokens that a server did not name: its numbers are rounded, and may add up to above 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A teacher's answer without its logits: log-probs [N, K], at its temperature, of the tokens `ids` [N, K]."""
+
+    ids: Tensor
+    logprobs: Tensor
+
+
+class Compared(NamedTuple):
+    """Policy and teacher at N tokens, each [N]; the first two have a gradient."""
+
+    divergence: Tensor
+    logprobs: Tensor
+    """Of the sampled tokens, under the policy."""
+    reverse_kl: Tensor
+    """Over the same outcomes as the divergence."""
+    entropy: Tensor
+    """Of the policy, over the vocabulary."""
+    outside: Tensor
+    """The policy's probability of all tokens that are not compared one by one; 0 over the vocabulary."""
+
+
+def compare(logits: Tensor, targets: Tensor, teacher: Tensor | Told, objective: Objective) -> Compared:
+    """Return the divergences of the policy's logits [N, V] from the teacher at the sampled tokens `targets` [N].
+
+    `teacher`: its logits [N, V'], or what it told. Where V and V' differ, because the same vocabulary was padded to two
+    sizes, both are cut to the smaller: no text has the tokens behind it. Log-probs of -inf count as -10,000.
+    """
+    if isinstance(teacher, Told):
+        log_p, log_q = distribution(logits, objective.temperature), None
+    else:
+        width = min(logits.shape[-1], teacher.shape[-1])
+        log_p = distribution(logits[:, :width], objective.temperature)
+        with torch.no_grad():
+            log_q = distribution(teacher[:, :width], objective.temperature).to(log_p.dtype)
+    picked = log_p.gather(1, targets.unsqueeze(1)).squeeze(1)
+    outside = torch.zeros_like(picked, requires_grad=False)
+    if objective.over == "sampled":
+        theirs = teacher.logprobs[:, 0] if isinstance(teacher, Told) else at(log_q, targets)
+        values = sampled_reverse_kl(picked, theirs.to(picked.dtype))
+        kl = values.detach()
+    else:
+        mine, theirs = _outcomes(log_p, log_q, teacher, objective)
+        values = divergence(objective.divergence, mine, theirs, objective.beta)
+        kl = divergence("reverse_kl", mine, theirs).detach()
+        if objective.over == "top_k" and mine.shape[1] < log_p.shape[1]:
+            outside = mine[:, -1].detach().exp()
+    own = log_p.detach()
+    return Compared(values, picked, kl, -(own.exp() * own).sum(1), outside)
+
+
+def distribution(logits: Tensor, temperature: float) -> Tensor:
+    """Return log softmax(logits / temperature) over the last dimension in float32 or wider; -inf becomes -10,000."""
+    return torch.log_softmax(working(logits) / temperature, dim=-1).clamp(min=NEVER)
+
+
+def divergence(name: Divergence, log_p: Tensor, log_q: Tensor, beta: float = 0.5) -> Tensor:
+    """Return D of each distribution [..., V] of the policy (log_p) from the teacher's (log_q), [...].
+
+    Source: arXiv:2306.13649 eq. 1; forward_kl is its limit beta -> 0 over beta, reverse_kl beta -> 1 over 1 - beta.
+    """
+    if name == "reverse_kl":
+        return _kl(log_p, log_q)
+    if name == "forward_kl":
+        return _kl(log_q, log_p)
+    weight = torch.tensor(beta, dtype=log_p.dtype, device=log_p.device)
+    mixture = torch.logaddexp(log_q + weight.log(), log_p + torch.log1p(-weight))
+    return weight * _kl(log_q, mixture) + (1 - weight) * _kl(log_p, mixture)
+
+
+def sampled_reverse_kl(logprobs: Tensor, teacher_logprobs: Tensor) -> Tensor:
+    """Return log p(y) - log q(y) of sampled tokens, whose gradient is that number times grad log p(y).
+
+    That is policy gradient with the advantage log q(y) - log p(y) per token.
+    """
+    gap = (logprobs - teacher_logprobs).detach()
+    return gap + gap * (logprobs - logprobs.detach())
+
+
+def with_rest(log_probs: Tensor, ids: Tensor) -> Tensor:
+    """Return [N, K + 1]: the log-probs [N, V] of the tokens `ids` [N, K], and of all others together unless K = V."""
+    named = log_probs.gather(1, ids)
+    if ids.shape[1] == log_probs.shape[1]:
+        return named
+    # From the others' own log-probs: 1 minus the sum of the named ones would lose all digits of a small rest.
+    rest = log_probs.scatter(1, ids, NEVER).logsumexp(1, keepdim=True)
+    return torch.cat([named, rest.clamp(min=NEVER)], 1)
+
+
+def with_credit(divergences: Tensor, logprobs: Tensor, mask: Tensor, discount: float) -> Tensor:
+    """Return the divergences [B, T], 0 outside the mask, with the gradient of the states that each token leads to.
+
+    A token also decides which states come: the term log pi(y_t) sum_(s > t) discount^(s - t) D_s has value 0 here, and
+    only its gradient to log pi(y_t) counts. With discount 1 the mean gradient over sampled responses is that of the
+    divergence between whole responses; with 0 it is that of each token alone, of less variance.
+
+    Source: arXiv:2306.08543 section 2.2 (the single-step part and the long one).
+    """
+    values = masked(divergences, mask)
+    if discount == 0:
+        return values
+    still, own = values.detach(), masked(logprobs, mask)
+    later = reward_to_go(still, mask, discount) - still
+    return values + later * (own - own.detach())
+
+
+def distillation_loss(
+    divergences: Tensor, logprobs: Tensor, mask: Tensor, discount: float, total_tokens: float
+) -> Tensor:
+    """Return this micro-batch's share of the mean divergence of a token, all [B, T].
+
+    `total_tokens` is counted over all micro-batches and ranks of the optimiser step.
+    """
+    values = with_credit(divergences, logprobs, mask, discount)
+    return aggregate("token_mean", values, mask, tokens=total_tokens, sequences=0.0, norm_length=None)
+
+
+def at(log_probs: Tensor | None, ids: Tensor) -> Tensor:
+    """Return [N]: the log-probs [N, V] of one token each."""
+    assert log_probs is not None
+    return log_probs.gather(1, ids.unsqueeze(1)).squeeze(1)
+
+
+def _outcomes(
+    log_p: Tensor, log_q: Tensor | None, teacher: Tensor | Told, objective: Objective
+) -> tuple[Tensor, Tensor]:
+    """Return log-probs of policy and teacher over the outcomes that are compared."""
+    if isinstance(teacher, Told):
+        named = teacher.logprobs.to(log_p.dtype)
+        if teacher.ids.shape[1] == log_p.shape[1]:
+            return with_rest(log_p, teacher.ids), named
+        rest = (1 - named.exp().sum(1, keepdim=True)).clamp(min=LEAST_REST).log()
+        return with_rest(log_p, teacher.ids), torch.cat([named, rest], 1)
+    assert log_q is not None
+    if objective.over == "vocabulary":
+        return log_p, log_q
+    ids = log_q.topk(min(objective.top_k, log_q.shape[1]), dim=1).indices
+    return with_rest(log_p, ids), with_rest(log_q, ids)
+
+
+def _kl(log_a: Tensor, log_b: Tensor) -> Tensor:
+    """Return sum_v a (log a - log b) over the last dimension."""
+    return (log_a.exp() * (log_a - log_b)).sum(-1)

@@ -1,0 +1,53 @@
+"""The objective of distillation as choices and formulas. Loads no tensors; `pipeline.rl.distillation` computes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Divergence = Literal["reverse_kl", "forward_kl", "jsd"]
+Over = Literal["vocabulary", "top_k", "sampled"]
+
+FORMULAS: dict[Divergence, str] = {
+    "reverse_kl": "sum_v pi(v) (log pi(v) - log q(v))",
+    "forward_kl": "sum_v q(v) (log q(v) - log pi(v))",
+    "jsd": "{beta:g} KL(q || m) + (1 - {beta:g}) KL(pi || m), m = {beta:g} q + (1 - {beta:g}) pi",
+}
+"""D at one token; pi is the policy's distribution of the next token and q the teacher's."""
+OVER: dict[Over, str] = {
+    "vocabulary": "all tokens",
+    "top_k": "the teacher's {top_k} most likely tokens, and one for all others together",
+    "sampled": "the sampled token alone: log pi(y_t) - log q(y_t), whose mean over samples is the reverse KL",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """The divergence to the teacher that distillation minimises."""
+
+    divergence: Divergence = "reverse_kl"
+    over: Over = "vocabulary"
+    beta: float = 0.5
+    """jsd: weight of the teacher in the mixture."""
+    top_k: int = 0
+    temperature: float = 1.0
+    """Both distributions are softmax(logits / temperature)."""
+    discount: float = 0.0
+    """Weight of the divergence one token later in the credit of a token; 0: each token for its own."""
+
+
+def explain(objective: Objective) -> str:
+    """Return a page of text: the objective with its numbers."""
+    over = OVER[objective.over].format(top_k=objective.top_k)
+    lines = [
+        f"distillation  {objective.divergence} over {objective.over}  (arXiv:2306.13649)",
+        "minimise      J = 1/sum_i |y_i| sum_i sum_t D_t, y ~ pi (no gradient through the sampling)",
+        f"D_t           {FORMULAS[objective.divergence].format(beta=objective.beta)}",
+        f"over          {over}",
+        f"temperature   {objective.temperature:g}, of both distributions",
+    ]
+    if objective.discount:
+        lines.append(
+            f"credit        + log pi(y_t) sum_(s > t) {objective.discount:g}^(s - t) D_s, for the tokens that follow"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,95 @@
+"""The teachers of a stage of distillation, made where its first step needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pipeline.config.distill import DistillConfig, TeacherConfig
+from pipeline.config.run import RunConfig
+from pipeline.data.hints import answer_of
+from pipeline.errors import ConfigError
+from pipeline.models.load import load_model
+from pipeline.run.session import Run, StageSetup, Workers
+from pipeline.run.state import RunState
+from pipeline.train import checkpoint
+from pipeline.train.teachers import HeldTeacher, OwnTeacher, ServedTeacher, Server, Teacher
+from pipeline.types import Prompt
+
+
+def teacher_of(section: DistillConfig, domain: str) -> str:
+    """Return the name of the field that has the domain's teacher."""
+    return f"teachers.{domain}" if domain in section.teachers else "teacher"
+
+
+def needs_answer(teacher: TeacherConfig) -> bool:
+    """True if the teacher reads a prompt's answer."""
+    return teacher.hint is not None and "{answer}" in teacher.hint
+
+
+def check_domains(config: RunConfig, prompts: Sequence[Prompt]) -> None:
+    """Raise ConfigError if a domain of the training prompts has no teacher, or none that can read any of its prompts.
+
+    Raise it too for a teacher of a domain that no prompt has.
+    """
+    domains = sorted({p.domain for p in prompts})
+    for stage in config.stages_of("distill"):
+        section = config.section_of(stage)
+        assert isinstance(section, DistillConfig)
+        where = "distill" if stage.name == "distill" else f"stage {stage.name!r}: distill"
+        if (more := [d for d in section.teachers if d not in domains]) and domains:
+            raise ConfigError(
+                f"{where}.teachers names the domain {more[0]!r}, and the training prompts are of {', '.join(domains)}; "
+                "correct the name or drop it"
+            )
+        if section.teacher is None and (without := [d for d in domains if d not in section.teachers]):
+            raise ConfigError(
+                f"{where}.teachers has no teacher for the domain {without[0]!r}; add one, or set {where}.teacher for "
+                "all others"
+            )
+        for domain in domains:
+            name = teacher_of(section, domain)
+            if needs_answer(section.all_teachers[name]) and not any(
+                answer_of(p) is not None for p in prompts if p.domain == domain
+            ):
+                raise ConfigError(
+                    f"{where}.{name}.hint has {{answer}}, and no prompt of the domain {domain!r} has a text or number "
+                    "as its answer; leave {answer} out, or give the domain another teacher"
+                )
+
+
+def stage_teachers(run: Run, workers: Workers, setup: StageSetup, state: RunState) -> Mapping[str, Teacher]:
+    """Return the teachers of the present stage by the name of their field; models are loaded once a stage.
+
+    Raise ConfigError for a model that does not load; CheckpointError if that of a stage is damaged.
+    """
+    if setup.teachers is None:
+        section = setup.section
+        assert isinstance(section, DistillConfig)
+        made: dict[TeacherConfig, Teacher] = {}
+        for teacher in section.all_teachers.values():
+            if teacher not in made:  # one that teaches several domains is held once
+                made[teacher] = _made(run, workers, setup, state, teacher)
+        setup.teachers = {name: made[teacher] for name, teacher in section.all_teachers.items()}
+    return setup.teachers
+
+
+def _made(run: Run, workers: Workers, setup: StageSetup, state: RunState, teacher: TeacherConfig) -> Teacher:
+    backend, config = workers.backend, setup.config
+    if teacher.is_policy:
+        return OwnTeacher(backend, whole=config.train.lora is not None or config.train.offload != "none")
+    if teacher.url is not None and teacher.model is not None:
+        asked = teacher.model_dump(include={"api_key_variable", "timeout_s", "retries", "backoff_s", "parallel"})
+        section = setup.section
+        return ServedTeacher(
+            Server(teacher.url, teacher.model, **asked), section.top_k or 0, backend.model.config.vocab_size
+        )
+    path = teacher.path or str(_policy_of(run, state, teacher.stage or ""))
+    return HeldTeacher(load_model(path, config.model.dtype, str(backend.model.device)))
+
+
+def _policy_of(run: Run, state: RunState, stage: str) -> Path:
+    """Return the folder of the policy that a stage left. Raise CheckpointError if its checkpoint is damaged."""
+    end = run.shared / "checkpoints" / f"{state.stage_ends[stage]:08d}"
+    checkpoint.require(end)
+    return end / "model"

@@ -1,0 +1,105 @@
+"""On-policy distillation: in each step the policy answers, and learns at each token from a teacher's distribution.
+
+The round is that of RL: the same sampling, grading, budget and schedules of the reference. Two of its steps differ:
+`select` keeps every group, for a teacher has something to say about all, and `update` brings the policy closer to its
+teachers. Rewards are measured and train nothing (with `select.keep: informative` they choose the groups).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from pipeline.config.distill import DistillConfig, TeacherConfig
+from pipeline.data.hints import answer_of, hinted_question
+from pipeline.loop.rounds import run_round
+from pipeline.loop.steps import Steps, Wrap, rl_steps, update_policy
+from pipeline.run.sampling import temperature
+from pipeline.run.schedule import Item
+from pipeline.run.session import Run, Session, StageSetup, Workers
+from pipeline.run.state import RunState
+from pipeline.run.teachers import needs_answer, stage_teachers, teacher_of
+from pipeline.scoring.select import Reason
+from pipeline.train.distillation import DistillRow, DistillSettings, distill_update
+from pipeline.types import Group, Prompt, StepMetrics
+
+
+def run(session: Session, item: Item, wrap: Wrap) -> None:
+    """Do the steps of one round, from the step that the state names."""
+    run_round(session, item, distill_steps(session).wrapped(wrap), wrap)
+
+
+def distill_steps(session: Session) -> Steps:
+    """Return the steps of RL, with an update on what the teachers say."""
+    run, workers, state = session.run, session.workers, session.state
+    setup, steps = session.setup, rl_steps(session)
+
+    def select_all(groups: Sequence[Group]) -> tuple[list[Group], dict[Reason, int]]:
+        kept, counts = steps.select(groups)
+        # A group whose graders failed teaches as much as any other.
+        return (kept if setup.rounds.select.keep == "informative" else list(groups)), counts
+
+    learn = partial(train_on_teachers, run, workers, setup, state)
+    update = partial(update_policy, workers, state, session.recorder, learn)
+    return replace(steps, select=select_all, update=update)
+
+
+def train_on_teachers(
+    run: Run, workers: Workers, setup: StageSetup, state: RunState, groups: Sequence[Group]
+) -> StepMetrics:
+    """Do one optimiser step on all responses of the groups; none if no teacher can read any. Return the metrics.
+
+    Raise NonFiniteError if the update was refused.
+    """
+    section, config = setup.section, setup.config
+    assert isinstance(section, DistillConfig)
+    teachers = stage_teachers(run, workers, setup, state)
+    rows, left_out = distill_rows(run, section, groups, workers.context)
+    metrics = left_out if section.has_reference else {}
+    rewards = [m.reward for group in groups for m in group.members if m.reward is not None]
+    if rewards:
+        metrics["reward/mean"] = sum(rewards) / len(rewards)
+    if not rows:
+        return {**metrics, "rows": 0.0}
+    settings = DistillSettings(run.pad_id, config.train.micro_batch_tokens, config.train.logits_chunk_tokens)
+    objective = section.objective(temperature(setup, state))
+    return {**metrics, **distill_update(workers.backend, teachers, rows, objective, settings)}
+
+
+def distill_rows(
+    run: Run, section: DistillConfig, groups: Sequence[Group], context: int | None
+) -> tuple[list[DistillRow], StepMetrics]:
+    """Return a row for each response, and counts of those that their teacher cannot read.
+
+    `unhinted`: the prompt has no answer to hint at; `too_long`: hint and response do not fit into the policy's context.
+    """
+    rows: list[DistillRow] = []
+    left_out = {"distill/unhinted": 0.0, "distill/too_long": 0.0}
+    for group in groups:
+        name = teacher_of(section, group.prompt.domain)
+        read = teachers_prompt(group.prompt, section.all_teachers[name])
+        if read is None:
+            left_out["distill/unhinted"] += len(group.members)
+            continue
+        is_same = read is group.prompt
+        theirs = None if is_same else run.data.renderer.prompt_ids(read)
+        for rollout in (m.rollout for m in group.members):
+            row = DistillRow(name, rollout.prompt_ids, theirs or rollout.prompt_ids, rollout.response_ids)
+            if not is_same and context is not None and row.longest > context:
+                left_out["distill/too_long"] += 1
+            else:
+                rows.append(row)
+    return rows, left_out
+
+
+def teachers_prompt(prompt: Prompt, teacher: TeacherConfig) -> Prompt | None:
+    """Return the prompt as the teacher reads it; None if its hint needs an answer that the prompt does not have."""
+    if not teacher.is_policy:
+        return prompt
+    question = prompt.question
+    if teacher.hint is not None:
+        if needs_answer(teacher) and answer_of(prompt) is None:
+            return None
+        question = hinted_question(prompt, teacher.hint)
+    return replace(prompt, question=question, system=prompt.system if teacher.system is None else teacher.system)

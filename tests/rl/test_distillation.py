@@ -1,0 +1,258 @@
+"""The divergences of distillation: against slow doubles and TRL, by enumeration, and at the edges."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pipeline.rl.distillation import (
+    Compared,
+    Told,
+    compare,
+    distillation_loss,
+    distribution,
+    divergence,
+    with_credit,
+)
+from pipeline.rl.divergences import Divergence, Objective, explain
+from tests.oracles import distillation as slow
+
+WORDS = 7
+NAMES: tuple[Divergence, ...] = ("reverse_kl", "forward_kl", "jsd")
+OBJECTIVES = [
+    *(Objective(name, "vocabulary", 0.3, temperature=t) for name in NAMES for t in (1.0, 0.7)),
+    *(Objective(name, "top_k", 0.3, k, 0.7) for name in NAMES for k in (1, 3)),
+    Objective(over="sampled", temperature=0.7),
+]
+NEAR: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-12}
+
+
+def logits_of(num: int, seed: int, words: int = WORDS) -> Tensor:
+    return 2 * torch.randn(num, words, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def asked(
+    logits: Tensor, teacher: Tensor | Told, objective: Objective, seed: int = 0
+) -> tuple[Compared, Tensor, Tensor]:
+    """What was compared at sampled tokens, the tokens, and the gradient of the sum of divergences."""
+    own = logits.detach().clone().requires_grad_(True)
+    targets = torch.randint(WORDS, (len(logits),), generator=torch.Generator().manual_seed(seed))
+    found = compare(own, targets, teacher, objective)
+    (gradient,) = torch.autograd.grad(found.divergence.sum(), own)
+    return found, targets, gradient
+
+
+@pytest.mark.parametrize("objective", [o for o in OBJECTIVES if o.over != "sampled"], ids=str)
+def test_values_and_gradients_are_those_of_the_formulas(objective: Objective) -> None:
+    logits, teacher = logits_of(5, 1), logits_of(5, 2)
+    found, _, gradient = asked(logits, teacher, objective)
+    top_k = objective.top_k if objective.over == "top_k" else None
+    how: dict[str, Any] = {"beta": objective.beta, "temperature": objective.temperature, "top_k": top_k}
+    for row in range(5):
+        own, theirs = logits[row].tolist(), teacher[row].tolist()
+        wanted = slow.token_loss(own, theirs, objective.divergence, **how)
+        assert float(found.divergence[row].detach()) == pytest.approx(wanted, rel=1e-12)
+        assert float(found.reverse_kl[row]) == pytest.approx(slow.token_loss(own, theirs, "reverse_kl", **how))
+        steep = slow.slopes(lambda x, t=theirs: slow.token_loss(x, t, objective.divergence, **how), own)
+        assert gradient[row].tolist() == pytest.approx(steep, abs=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("name", "beta"), [("forward_kl", 0.0), ("reverse_kl", 1.0), ("jsd", 0.2), ("jsd", 0.5), ("jsd", 0.9)]
+)
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_they_are_those_of_trl(name: Divergence, beta: float, temperature: float) -> None:
+    from trl.experimental.gkd import GKDTrainer
+
+    logits, teacher = logits_of(6, 3), logits_of(6, 4)
+    theirs = logits.clone().requires_grad_(True)
+    loss = GKDTrainer.generalized_jsd_loss(theirs[None], teacher[None], None, beta, temperature, reduction="sum")
+    (wanted,) = torch.autograd.grad(loss, theirs)
+    found, _, gradient = asked(logits, teacher, Objective(name, beta=beta, temperature=temperature))
+    torch.testing.assert_close(found.divergence.sum().detach(), loss.detach(), **NEAR)
+    torch.testing.assert_close(gradient, wanted, **NEAR)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+def test_a_teacher_that_is_the_policy_teaches_nothing(objective: Objective) -> None:
+    logits = logits_of(9, 5)
+    found, _, gradient = asked(logits, logits, objective)
+    assert float(found.divergence.detach().abs().max()) < 1e-14
+    assert float(gradient.abs().max()) < 1e-14
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_top_k_of_all_tokens_is_the_vocabulary_and_fewer_are_never_more(name: Divergence) -> None:
+    logits, teacher = logits_of(9, 6), logits_of(9, 7)
+    whole, _, gradient = asked(logits, teacher, Objective(name, beta=0.3))
+    before = torch.zeros(9, dtype=torch.float64)
+    for k in range(1, WORDS + 1):
+        some, _, slope = asked(logits, teacher, Objective(name, "top_k", 0.3, k))
+        assert bool((some.divergence >= before - 1e-14).all()), "a finer partition tells more"
+        before = some.divergence.detach()
+    torch.testing.assert_close(before, whole.divergence.detach(), **NEAR)
+    torch.testing.assert_close(slope, gradient, **NEAR)
+    assert float(some.outside.max()) == 0.0
+
+
+def test_a_small_rest_keeps_its_digits() -> None:
+    logits = torch.tensor([[30.0, 0.0, -1.0], [30.0, 0.0, -1.0]])
+    teacher = torch.tensor([[30.0, 3.0, -1.0], [30.0, 0.0, -1.0]])
+    found = compare(logits, torch.tensor([0, 0]), teacher, Objective("forward_kl", "top_k", top_k=1))
+    exact = compare(logits.double(), torch.tensor([0, 0]), teacher.double(), Objective("forward_kl", "top_k", top_k=1))
+    torch.testing.assert_close(found.outside.double(), exact.outside, rtol=1e-5, atol=0.0)
+    assert float(exact.divergence[0]) > 0.0
+    assert float(found.divergence[1]) == 0.0
+
+
+@pytest.mark.parametrize(
+    "objective", [Objective(n, "top_k", 0.3, 3) for n in NAMES] + [Objective(over="sampled")], ids=str
+)
+def test_what_a_server_tells_is_what_its_logits_say(objective: Objective) -> None:
+    logits, teacher = logits_of(6, 8), logits_of(6, 9)
+    held, targets, wanted = asked(logits, teacher, objective)
+    log_q = distribution(teacher, 1.0)
+    ids = targets[:, None] if objective.over == "sampled" else log_q.topk(3, dim=1).indices
+    told, _, gradient = asked(logits, Told(ids, log_q.gather(1, ids)), objective)
+    for mine, theirs in zip(told, held, strict=True):
+        torch.testing.assert_close(mine, theirs, **NEAR)
+    torch.testing.assert_close(gradient, wanted, **NEAR)
+
+
+def test_a_server_whose_numbers_add_up_to_more_than_one_has_a_small_rest() -> None:
+    told = Told(torch.tensor([[0, 1]]), torch.tensor([[0.7, 0.300001]]).log())
+    found, _, gradient = asked(logits_of(1, 1), told, Objective(over="top_k", top_k=2))
+    assert bool(found.divergence.isfinite().all())
+    assert bool(gradient.isfinite().all())
+    assert float(found.divergence.detach()) > 0
+
+
+def test_a_vocabulary_padded_to_two_sizes_is_cut_to_the_smaller() -> None:
+    logits, teacher = logits_of(4, 1), logits_of(4, 2, WORDS + 3)
+    found, _, gradient = asked(logits, teacher, Objective())
+    same, _, wanted = asked(logits, teacher[:, :WORDS], Objective())
+    torch.testing.assert_close(found.divergence, same.divergence, **NEAR)
+    torch.testing.assert_close(gradient, wanted, **NEAR)
+    wide, _, slope = asked(logits_of(4, 2, WORDS + 3), logits, Objective())
+    assert bool((slope[:, WORDS:] == 0).all())
+    assert bool(wide.divergence.isfinite().all())
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+def test_tokens_that_a_model_never_says_give_numbers(objective: Objective) -> None:
+    logits, teacher = logits_of(3, 1), logits_of(3, 2)
+    logits[:, 0], teacher[:, 1] = float("-inf"), float("-inf")
+    found, _, gradient = asked(logits, teacher, objective, seed=2)
+    assert all(bool(x.isfinite().all()) for x in found)
+    assert bool(gradient.isfinite().all())
+
+
+Prefix = tuple[int, ...]
+SHORT, NUM = 2, 3
+
+
+def trees() -> Iterator[dict[Prefix, Tensor]]:
+    """Two models of responses of two tokens in three words: logits by what came before."""
+    for seed in (11, 12):
+        generator = torch.Generator().manual_seed(seed)
+        prefixes = [p for t in range(SHORT) for p in itertools.product(range(NUM), repeat=t)]
+        yield {p: torch.randn(NUM, dtype=torch.float64, generator=generator) for p in prefixes}
+
+
+def mean_gradient(
+    objective: Objective, policy: dict[Prefix, Tensor], teacher: dict[Prefix, Tensor]
+) -> dict[Prefix, Tensor]:
+    """The mean over all responses, weighted by the policy's probability, of the gradient of their loss."""
+    own = {p: x.clone().requires_grad_(True) for p, x in policy.items()}
+    total = {p: torch.zeros(NUM, dtype=torch.float64) for p in policy}
+    for y in itertools.product(range(NUM), repeat=SHORT):
+        states = [y[:t] for t in range(SHORT)]
+        logits = torch.stack([own[s] for s in states])
+        found = compare(logits, torch.tensor(y), torch.stack([teacher[s] for s in states]), objective)
+        mask = torch.ones(1, SHORT, dtype=torch.bool)
+        loss = distillation_loss(found.divergence[None], found.logprobs[None], mask, objective.discount, 1.0)
+        weight = float(found.logprobs.detach().sum().exp())
+        for p, slope in zip(own, torch.autograd.grad(loss, own.values(), allow_unused=True), strict=True):
+            total[p] += 0 if slope is None else weight * slope
+    return total
+
+
+@pytest.mark.parametrize("over", ["vocabulary", "sampled"])
+def test_with_full_credit_the_mean_gradient_is_that_of_the_divergence_of_whole_responses(over: Any) -> None:
+    policy, teacher = trees()
+    found = mean_gradient(Objective(over=over, discount=1.0), policy, teacher)
+    theirs = {p: x.tolist() for p, x in teacher.items()}
+    for prefix in policy:
+
+        def whole(at: list[float], prefix: Prefix = prefix) -> float:
+            return slow.whole_divergence(
+                {p: at if p == prefix else x.tolist() for p, x in policy.items()}, theirs, SHORT
+            )
+
+        assert found[prefix].tolist() == pytest.approx(slow.slopes(whole, policy[prefix].tolist()), abs=1e-8)
+
+
+@pytest.mark.parametrize("over", ["vocabulary", "sampled"])
+def test_without_it_each_token_answers_for_itself(over: Any) -> None:
+    policy, teacher = trees()
+    found = mean_gradient(Objective(over=over), policy, teacher)
+    for prefix, logits in policy.items():
+        reach = 1.0
+        for t, word in enumerate(prefix):
+            reach *= slow.softmax(policy[prefix[:t]].tolist())[word]
+        other = teacher[prefix].tolist()
+        steep = slow.slopes(lambda x, q=other: slow.kl(slow.softmax(x), slow.softmax(q)), logits.tolist())
+        assert found[prefix].tolist() == pytest.approx([reach * s for s in steep], abs=1e-8)
+
+
+def test_credit_skips_what_does_not_train_and_never_reads_it() -> None:
+    mask = torch.tensor([[False, True, False, True, True]])
+    values = torch.tensor([[9.0, 1.0, float("nan"), 2.0, 4.0]], dtype=torch.float64)
+    logprobs = torch.tensor([[-1.0, -2.0, float("inf"), -3.0, -1.0]], dtype=torch.float64, requires_grad=True)
+    out = with_credit(values, logprobs, mask, 0.5)
+    assert out.tolist() == [[0.0, 1.0, 0.0, 2.0, 4.0]]
+    (slope,) = torch.autograd.grad(out.sum(), logprobs)
+    assert slope.tolist() == [[0.0, 0.5 * 2 + 0.25 * 4, 0.0, 0.5 * 4, 0.0]]
+
+
+@pytest.mark.parametrize("discount", [0.0, 0.9])
+def test_the_loss_is_one_mean_over_all_micro_batches_whatever_their_padding_and_order(discount: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = [torch.randn(2, n, dtype=torch.float64, generator=generator) for n in (3, 1, 6, 2)]
+
+    def solved(pieces: list[list[int]], extra: int) -> tuple[float, list[Tensor]]:
+        loss, slopes = 0.0, {}
+        for piece in pieces:
+            width = max(rows[i].shape[1] for i in piece) + extra
+            both = torch.full((2, len(piece), width), float("nan"), dtype=torch.float64)
+            mask = torch.zeros(len(piece), width, dtype=torch.bool)
+            for k, i in enumerate(piece):
+                both[:, k, : rows[i].shape[1]] = rows[i]
+                mask[k, : rows[i].shape[1]] = True
+            both.requires_grad_(True)
+            share = distillation_loss(both[0], both[1], mask, discount, 12.0)
+            (slope,) = torch.autograd.grad(share, both)
+            assert bool((slope[:, ~mask] == 0).all()), "a gradient under the mask"
+            loss += float(share.detach())
+            slopes |= {i: slope[:, k, : rows[i].shape[1]] for k, i in enumerate(piece)}
+        return loss, [slopes[i] for i in range(len(rows))]
+
+    whole, wanted = solved([[0, 1, 2, 3]], 0)
+    assert whole == pytest.approx(sum(float(r[0].sum()) for r in rows) / 12, rel=1e-12)
+    for pieces, extra in ([[[0], [1, 2], [3]], 2], [[[3, 2, 1, 0]], 1]):
+        loss, slopes = solved(pieces, extra)
+        assert loss == pytest.approx(whole, rel=1e-12)
+        for one, other in zip(slopes, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+def test_the_page_says_what_is_minimised() -> None:
+    page = explain(Objective("jsd", "top_k", 0.1, 20, discount=0.5))
+    for words in ("jsd over top_k", "0.1 KL(q || m)", "20 most likely", "0.5^(s - t)"):
+        assert words in page
+    assert divergence("reverse_kl", torch.zeros(1, 1), torch.zeros(1, 1)).item() == 0

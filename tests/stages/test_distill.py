@@ -1,0 +1,199 @@
+"""Distillation on the policy's own responses as a stage: with every kind of teacher, resumed, and refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.config.distill import DistillConfig, TeacherConfig
+from pipeline.config.run import RunConfig
+from pipeline.data.tokenizer import character_tokenizer
+from pipeline.errors import ConfigError
+from pipeline.files import read_jsonl
+from pipeline.models.load import create_model, load_model, save_folder
+from pipeline.report.progress import Silent
+from pipeline.run.fingerprints import recipe_fields
+from pipeline.run.opening import opened
+from pipeline.stages.distill import distill_steps, teachers_prompt
+from pipeline.types import Prompt
+from tests.stages.broken import goes_on_as_if_never_broken, run
+from tests.stages.sessions import session_of
+from tests.stages.tiny import SUMS, TREE, tiny
+from tests.train.served_logprobs import Served, serving
+
+CREATE = TREE["model"]["create"]
+SECTION = {
+    "rounds": 2,
+    "steps_per_round": 12,
+    "prompts_per_step": 3,
+    "group_size": 4,
+    "optimizer": {"learning_rate": 2e-2},
+}
+
+
+def make_teacher(folder: Path, characters: str = CREATE["characters"]) -> str:
+    """Another model of the policy's tokens, of another shape and with likes of its own."""
+    tokenizer = character_tokenizer(characters)
+    shape = CREATE["config"] | {"hidden_size": 24, "num_hidden_layers": 1}
+    model = create_model("qwen2", shape, tokenizer, 7)
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(20)
+    save_folder(model, tokenizer, folder)
+    return str(folder)
+
+
+def recipe(teacher: dict[str, Any] | None, stages: list[Any] | None = None, **distill: Any) -> RunConfig:
+    section = {**SECTION, "teacher": teacher, **distill}
+    changes: dict[str, Any] = {"stages": stages or ["distill"], "rl": None, "distill": section}
+    return tiny(changes | ({} if stages else {"sft": None}), ["evaluation.before_training=false"])
+
+
+def steps_of(folder: Path, stage: str = "distill") -> list[dict[str, Any]]:
+    rows = read_jsonl(folder / "metrics.jsonl")
+    return [r["metrics"] for r in rows if r["kind"] == "step" and r["stage"] == stage]
+
+
+def falls(values: list[float], share: float = 0.8) -> bool:
+    return sum(values[-4:]) < share * sum(values[:4])
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "objective",
+    [{}, {"over": "sampled"}, {"over": "top_k", "top_k": 8, "divergence": "jsd", "beta": 0.5, "discount": 0.5}],
+    ids=str,
+)
+def test_the_student_comes_to_the_teacher_and_goes_on_after_a_break(tmp_path: Path, objective: dict[str, Any]) -> None:
+    config = recipe({"path": make_teacher(tmp_path / "teacher")}, **objective)
+    goes_on_as_if_never_broken(config, tmp_path / "runs", [("update", 2), ("publish", 14)])
+    steps = steps_of(tmp_path / "runs" / "whole")
+    assert len(steps) == 24
+    assert falls([m["distill/kl"] for m in steps])
+    for m in steps:
+        assert m["groups/trained"] == m["groups/sampled"] == 3, "every group trains, whatever its rewards"
+        assert m["rows"] == 12
+        assert "reward/sampled" in m
+        assert ("distill/outside" in m) == (objective.get("over") == "top_k")
+
+
+@pytest.mark.integration
+def test_the_policy_that_an_earlier_stage_left_teaches_the_first_one_its_answers(tmp_path: Path) -> None:
+    more = {"name": "more", "kind": "sft", "with": {"steps": 150}}
+    stages = ["sft", more, {"name": "distill", "kind": "distill", "from": "sft"}]
+    config = recipe({"stage": "more"}, stages, optimizer={"learning_rate": 4e-3})
+    goes_on_as_if_never_broken(config, tmp_path, [("update", 15)])
+    kl = [m["distill/kl"] for m in steps_of(tmp_path / "whole")]
+    assert kl[0] > 1e-3
+    assert falls(kl)
+
+
+@pytest.mark.integration
+def test_a_policy_that_reads_the_answer_teaches_itself(tmp_path: Path) -> None:
+    """A copy of the policy by its own likes: the hint is no signal yet, and the divergence is that of the prompts."""
+    hint = {"hint": "{question} {answer} {question}"}
+    config = recipe(hint, ["sft", "distill"], reference={"schedule": "ema", "alpha": 0.1}, steps_per_round=4)
+    goes_on_as_if_never_broken(config, tmp_path, [("update", 3), ("publish", 6)])
+    steps = steps_of(tmp_path / "whole")
+    assert [m["reference/version"] for m in steps] == [float(1 + i) for i in range(8)]
+    assert all(m["distill/unhinted"] == m["distill/too_long"] == 0 for m in steps)
+    assert falls([m["distill/kl"] for m in steps], 1.0)
+    same = recipe({"hint": "{question}"}, ["sft", "distill"], steps_per_round=1, rounds=1)
+    run(same, tmp_path / "same")
+    assert steps_of(tmp_path / "same")[0]["distill/kl"] == pytest.approx(0.0, abs=1e-6), "no hint, no lesson"
+
+
+@pytest.mark.integration
+def test_a_server_teaches_and_its_address_may_change(tmp_path: Path) -> None:
+    model = load_model(make_teacher(tmp_path / "teacher"))
+    with serving(Served(model)) as served:
+        teacher = {"url": served.url, "model": "big", "backoff_s": 0.0}
+        config = recipe(teacher, over="top_k", top_k=20, steps_per_round=8, divergence="forward_kl")
+        run(config, tmp_path / "run")
+        fields = recipe_fields(config.of_stage("distill"))
+    loss = [m["loss"] for m in steps_of(tmp_path / "run")]
+    assert falls(loss)
+    assert {len(b["prompt"]) > 0 and b["prompt_logprobs"] for b in served.asked} == {20}
+    assert fields["distill.teacher.model"] == "big"
+    assert not {"distill.teacher.url", "distill.teacher.parallel"} & fields.keys()
+
+
+@pytest.mark.integration
+def test_each_domain_has_its_teacher(tmp_path: Path) -> None:
+    induction = {
+        "name": "induction",
+        "params": {"num_train": 30, "num_evaluation": 6, "a_max": 9, "b_min": 1, "b_max": 20},
+    }
+    train = [{"generator": {"name": "arithmetic", "params": SUMS}}, {"generator": induction}]
+    both = {
+        "arithmetic": {"path": make_teacher(tmp_path / "one")},
+        "induction": {"path": make_teacher(tmp_path / "two")},
+    }
+    base = recipe(None, teachers=both, prompts_per_step=8, steps_per_round=2).model_dump(mode="json")
+    base["data"]["train"] = train
+    config = RunConfig.model_validate(base)
+    run(config, tmp_path / "run")
+    seen = {name for m in steps_of(tmp_path / "run") for name in m if name.startswith("distill/kl/")}
+    assert seen == {"distill/kl/teachers.arithmetic", "distill/kl/teachers.induction"}
+
+
+def refused(config: RunConfig, folder: Path, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        with opened(config, folder, folder / "run", "auto", Silent()):
+            pass
+
+
+def test_a_teacher_of_other_tokens_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
+    refused(
+        recipe({"path": make_teacher(tmp_path / "teacher", CREATE["characters"] + "ABC")}),
+        tmp_path,
+        r"teacher.*vocabulary of \d+ tokens and the policy one of \d+.*'A'",
+    )
+
+
+def test_a_domain_without_a_teacher_and_a_teacher_without_a_domain_are_refused(tmp_path: Path) -> None:
+    path = make_teacher(tmp_path / "teacher")
+    refused(recipe(None, teachers={"arithmetics": {"path": path}}), tmp_path, "'arithmetics'.*are of arithmetic")
+    both = recipe(None, teachers={"arithmetic": {"path": path}}).model_dump(mode="json")
+    both["data"]["train"].append({"generator": {"name": "induction", "params": {"num_train": 5, "num_evaluation": 0}}})
+    refused(RunConfig.model_validate(both), tmp_path, "no teacher for the domain 'induction'.*distill.teacher")
+    programs = both | {"data": both["data"] | {"train": both["data"]["train"][1:]}}
+    programs["distill"] = both["distill"] | {"teachers": {}, "teacher": {"hint": "{question} {answer}"}}
+    refused(RunConfig.model_validate(programs), tmp_path, r"no prompt of the domain 'induction' has a text or number")
+
+
+def test_groups_whose_graders_failed_train_too(tmp_path: Path) -> None:
+    section = {**SECTION, "teacher": {"path": make_teacher(tmp_path / "teacher")}}
+    with session_of(tmp_path, stages=["distill"], rl=None, distill=section) as session:
+        steps = distill_steps(session)
+        prompts = session.run.data.train[:2]
+        groups, _ = steps.verify(prompts, steps.generate(prompts, 0))
+        lost = [type(g)(g.prompt, tuple(type(m)(m.rollout, m.verdict, None) for m in g.members)) for g in groups]
+        kept, counts = steps.select(lost)
+    assert (len(kept), counts["infrastructure"]) == (2, 2)
+
+
+HINT = TeacherConfig(hint="{question} It is {answer}.", system="You know {answer}.")
+
+
+def test_the_teacher_reads_what_the_recipe_says() -> None:
+    prompt = Prompt("p", "1+{answer}=", "math", "2")
+    read = teachers_prompt(prompt, HINT)
+    assert read is not None
+    assert (read.question, read.system) == ("1+{answer}= It is 2.", "You know {answer}.")
+    assert teachers_prompt(Prompt("p", "?", "code", ["assert f()"]), HINT) is None
+    assert teachers_prompt(prompt, TeacherConfig(path="x")) is prompt
+    plain = teachers_prompt(Prompt("p", "?", "code", ["assert f()"]), TeacherConfig(system="Think."))
+    assert plain is not None
+    assert (plain.question, plain.system) == ("?", "Think.")
+
+
+def test_the_default_is_the_reverse_kl_of_the_sampled_distribution() -> None:
+    section = DistillConfig(
+        teacher=TeacherConfig(path="x"), rounds=1, steps_per_round=1, prompts_per_step=1, group_size=1
+    )
+    objective = section.objective(0.7)
+    assert (objective.divergence, objective.over, objective.temperature) == ("reverse_kl", "vocabulary", 0.7)
+    assert not section.has_reference

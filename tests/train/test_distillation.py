@@ -1,0 +1,200 @@
+"""The update of distillation: one mean a step whatever micro-batches, order and ranks; each kind of teacher."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pipeline.errors import DataError, EngineError, NonFiniteError
+from pipeline.models.forward import logits_at
+from pipeline.rl.distillation import compare
+from pipeline.rl.divergences import Objective
+from pipeline.train.distillation import DistillRow, DistillSettings, distill_update
+from pipeline.train.ranks import Ranks
+from pipeline.train.teachers import HeldTeacher, OwnTeacher, ServedTeacher, Server, Teacher
+from pipeline.train.torch_backend import TorchBackend
+from tests.models.families import VOCAB
+from tests.train.batches import OPTIMIZER, distance, policy, weights
+from tests.train.rank_group import installed, run
+from tests.train.served_logprobs import Served, serving
+
+OBJECTIVES = [
+    Objective(temperature=0.8),
+    Objective("jsd", beta=0.3, discount=0.9),
+    Objective("forward_kl", "top_k", top_k=3),
+    Objective(over="sampled", discount=0.5),
+]
+SERVABLE = [
+    Objective("forward_kl", "top_k", top_k=4),
+    Objective("reverse_kl", "top_k", top_k=4),
+    Objective(over="sampled"),
+]
+
+
+def rows_of(num: int = 7, seed: int = 0, teachers: str = "ab") -> list[DistillRow]:
+    """Responses to prompts that the teachers read differently."""
+    rng = random.Random(seed)
+
+    def text(most: int) -> tuple[int, ...]:
+        return tuple(rng.choices(range(2, VOCAB), k=rng.randint(1, most)))
+
+    return [DistillRow(teachers[i % len(teachers)], text(4), text(9), text(8)) for i in range(num)]
+
+
+def settings(tokens: int = 4096) -> DistillSettings:
+    return DistillSettings(pad_id=0, micro_batch_tokens=tokens)
+
+
+def backend_of(ranks: Ranks | None = None, dtype: torch.dtype = torch.float64) -> TorchBackend:
+    backend = TorchBackend(policy(dtype=dtype), ranks or Ranks())
+    backend.start(OPTIMIZER, 10)
+    return backend
+
+
+def held(dtype: torch.dtype = torch.float64) -> dict[str, Teacher]:
+    return {"a": HeldTeacher(policy(50, dtype)), "b": HeldTeacher(policy(60, dtype))}
+
+
+def updated(
+    rows: list[DistillRow], objective: Objective, tokens: int = 4096, teachers: Mapping[str, Teacher] | None = None
+) -> tuple[dict[str, float], dict[str, Tensor]]:
+    backend = backend_of()
+    metrics = distill_update(backend, teachers or held(), rows, objective, settings(tokens))
+    return metrics, weights(backend)
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
+def test_micro_batches_padding_and_order_change_nothing(objective: Objective) -> None:
+    rows = rows_of()
+    whole, after = updated(rows, objective)
+    assert distance(after, weights(backend_of())) > 1e-4
+    for tokens in (1, 30, 60):
+        cut, others = updated(rows[::-1], objective, tokens)
+        assert cut == pytest.approx(whole, rel=1e-9)
+        assert distance(after, others) < 1e-12
+
+
+def test_the_loss_is_the_mean_over_the_tokens_of_both_teachers() -> None:
+    rows, objective = rows_of(), OBJECTIVES[0]
+    metrics, _ = updated(rows, objective)
+    total, tokens, by_teacher = 0.0, 0, {}
+    for row in rows:
+        teacher = held()[row.teacher].model  # type: ignore[attr-defined]
+        each = [torch.tensor([[*p, *row.response_ids]]) for p in (row.prompt_ids, row.teacher_prompt_ids)]
+        where = [torch.arange(x.shape[1])[None] >= x.shape[1] - len(row.response_ids) for x in each]
+        mine, theirs = (logits_at(m, x, w) for m, x, w in zip((policy(), teacher), each, where, strict=True))
+        found = compare(mine, torch.tensor(row.response_ids), theirs, objective).divergence
+        total, tokens = total + float(found.detach().sum()), tokens + len(found)
+        by_teacher.setdefault(row.teacher, []).extend(found.tolist())
+    assert metrics["loss"] == pytest.approx(total / tokens, rel=1e-12)
+    assert metrics["distill/kl"] == pytest.approx(metrics["loss"], rel=1e-12)
+    for name, values in by_teacher.items():
+        assert metrics[f"distill/kl/{name}"] == pytest.approx(sum(values) / len(values), rel=1e-12)
+    assert (metrics["tokens/trained"], metrics["rows"]) == (tokens, len(rows))
+
+
+def test_a_teacher_that_is_the_policy_leaves_it_as_it_is() -> None:
+    rows = [replace(r, teacher_prompt_ids=r.prompt_ids) for r in rows_of(teachers="a")]
+    for objective in OBJECTIVES:
+        backend = backend_of()
+        metrics = distill_update(backend, {"a": HeldTeacher(policy())}, rows, objective, settings(30))
+        assert metrics["loss"] == pytest.approx(0.0, abs=1e-14)
+        assert metrics["grad_norm"] == pytest.approx(0.0, abs=1e-13)
+
+
+@dataclass(frozen=True)
+class Alone(Ranks):
+    """A rank of several in one process; what it would add to the others' gradients is kept."""
+
+    def all_reduce(self, values: Tensor) -> Tensor:
+        return values
+
+    def sum_gradients(self, parameters: Any) -> None:
+        kept.append([p.grad.clone() for p in parameters])
+
+
+kept: list[list[Tensor]] = []
+
+
+@pytest.mark.parametrize("num", [1, 7])
+def test_the_gradients_of_two_ranks_add_up_to_that_of_one(num: int) -> None:
+    grads = []
+    for size in (1, 2):
+        kept.clear()
+        seen = [
+            distill_update(backend_of(Alone(rank, size)), held(), rows_of(num), OBJECTIVES[1], settings(30))
+            for rank in range(size)
+        ]
+        losses = [m["loss"] * m["tokens/trained"] for m in seen]
+        grads.append([sum(g) for g in zip(*kept, strict=True)])
+        if size == 1:
+            whole = losses[0]
+    assert sum(losses) == pytest.approx(whole, rel=1e-12)
+    for one, two in zip(*grads, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_its_own_teacher_is_the_reference_with_another_prompt(whole: bool) -> None:
+    backend, rows = backend_of(), rows_of(teachers="a")
+    backend.reference = policy(50).requires_grad_(False)
+    own = {"a": OwnTeacher(backend, whole)}
+    metrics = distill_update(backend, own, rows, OBJECTIVES[0], settings(30))
+    wanted, after = updated(rows, OBJECTIVES[0])
+    assert metrics == pytest.approx(wanted, rel=1e-9)
+    assert distance(weights(backend), after) < 1e-12
+
+
+@pytest.mark.parametrize("objective", SERVABLE, ids=str)
+def test_a_server_teaches_what_its_model_would(objective: Objective) -> None:
+    rows = rows_of(teachers="a")
+    wanted, after = updated(rows, objective)
+    with serving(Served(policy(50), refusals=2)) as served:
+        teacher = ServedTeacher(Server(served.url, "big", backoff_s=0.0), objective.top_k, VOCAB)
+        found, others = updated(rows, objective, 30, {"a": teacher})
+    assert found == pytest.approx(wanted, rel=1e-9)
+    assert distance(after, others) < 1e-11
+    assert len(served.asked) == len(rows) + 2
+    assert {(b["path"], b["model"], b["prompt_logprobs"]) for b in served.asked} == {
+        ("/v1/completions", "big", objective.top_k)
+    }
+    assert sorted(b["prompt"] for b in served.asked[2:])[0] in [[*r.teacher_prompt_ids, *r.response_ids] for r in rows]
+
+
+def test_what_a_server_cannot_give_is_said() -> None:
+    rows, objective = rows_of(teachers="a"), Objective(over="top_k", top_k=5)
+    with serving(Served(policy(50), max_logprobs=4)) as served:
+        server = Server(served.url, "big", retries=1, backoff_s=0.0)
+        with pytest.raises(EngineError, match=r"greater than max allowed.*prompt_logprobs=5.*--max-logprobs"):
+            updated(rows, objective, teachers={"a": ServedTeacher(server, 5, VOCAB)})
+        served.max_logprobs = 20
+        with pytest.raises(DataError, match=f"has a token .* policy {VOCAB - 3} tokens"):
+            updated(rows, objective, teachers={"a": ServedTeacher(server, 5, VOCAB - 3)})
+    with pytest.raises(EngineError, match="check that it runs"):
+        updated(rows, objective, teachers={"a": ServedTeacher(server, 5, VOCAB)})
+
+
+def test_a_loss_that_is_no_number_is_refused_and_the_policy_stays() -> None:
+    teacher = policy(50)
+    with torch.no_grad():
+        next(teacher.parameters()).fill_(float("nan"))
+    backend = backend_of()
+    before = weights(backend)
+    with pytest.raises(NonFiniteError, match="divergence to the teacher is nan"):
+        distill_update(backend, {"a": HeldTeacher(teacher)}, rows_of(teachers="a"), OBJECTIVES[0], settings())
+    assert distance(weights(backend), before) == 0.0
+    assert all(p.grad is None for p in backend.model.parameters())
+
+
+@pytest.mark.integration
+@installed
+def test_ranks_with_deepspeed_learn_what_one_process_learns() -> None:
+    for found in run("tests.train.distill_rank", 2):
+        for case, differs in found.items():
+            assert differs < 2e-5, (case, found)
