@@ -48,7 +48,7 @@ def make_teacher(folder: Path, characters: str = CREATE["characters"]) -> str:
 def recipe(teacher: dict[str, Any] | None, stages: list[Any] | None = None, **distill: Any) -> RunConfig:
     section = {**SECTION, "teacher": teacher, **distill}
     changes: dict[str, Any] = {"stages": stages or ["distill"], "rl": None, "distill": section}
-    return tiny(changes | ({} if stages else {"sft": None}), ["evaluation.before_training=false"])
+    return tiny(changes | {"sft": {"steps": 40} if stages else None}, ["evaluation.before_training=false"])
 
 
 def steps_of(folder: Path, stage: str = "distill") -> list[dict[str, Any]]:
@@ -71,7 +71,7 @@ def test_the_student_comes_to_the_teacher_and_goes_on_after_a_break(tmp_path: Pa
     goes_on_as_if_never_broken(config, tmp_path / "runs", [("update", 2), ("publish", 14)])
     steps = steps_of(tmp_path / "runs" / "whole")
     assert len(steps) == 24
-    assert falls([m["distill/kl"] for m in steps])
+    assert falls([m["distill/kl"] for m in steps], 0.9 if objective.get("over") == "sampled" else 0.5)
     for m in steps:
         assert m["groups/trained"] == m["groups/sampled"] == 3, "every group trains, whatever its rewards"
         assert m["rows"] == 12
@@ -81,7 +81,7 @@ def test_the_student_comes_to_the_teacher_and_goes_on_after_a_break(tmp_path: Pa
 
 @pytest.mark.integration
 def test_the_policy_that_an_earlier_stage_left_teaches_the_first_one_its_answers(tmp_path: Path) -> None:
-    more = {"name": "more", "kind": "sft", "with": {"steps": 150}}
+    more = {"name": "more", "kind": "sft", "with": {"steps": 40}}
     stages = ["sft", more, {"name": "distill", "kind": "distill", "from": "sft"}]
     config = recipe({"stage": "more"}, stages, optimizer={"learning_rate": 4e-3})
     goes_on_as_if_never_broken(config, tmp_path, [("update", 15)])
