@@ -10,8 +10,7 @@ Forms of a teacher:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from pydantic import Field, model_validator
 
@@ -19,9 +18,6 @@ from pipeline.config.sample import RequestConfig
 from pipeline.config.sections import OptimizerConfig, RolloutConfig, TrainConfig, check_older_weights
 from pipeline.config.stages import RoundsConfig
 from pipeline.rl.divergences import Divergence, Objective, Over
-
-if TYPE_CHECKING:
-    from pipeline.config.run import RunConfig
 
 
 class TeacherConfig(RequestConfig):
@@ -43,12 +39,12 @@ class TeacherConfig(RequestConfig):
 
     @model_validator(mode="after")
     def _one(self) -> TeacherConfig:
-        given = [n for n in ("path", "stage", "url") if getattr(self, n) is not None]
-        given += ["hint or system"] if self.is_policy else []
-        if len(given) != 1:
+        kinds = [n for n in ("path", "stage", "url") if getattr(self, n) is not None]
+        kinds += ["hint or system"] if self.is_policy else []
+        if len(kinds) != 1:
             raise ValueError(
                 "a teacher needs exactly one of path, stage, url, and hint or system, got "
-                f"{' and '.join(given) if given else 'none'}"
+                f"{' and '.join(kinds) if kinds else 'none'}"
             )
         if (self.url is None) != (self.model is None):
             verb = "needs" if self.model is None else "has no use without url for"
@@ -156,13 +152,11 @@ class DistillConfig(RoundsConfig):
         )
 
 
-def check_distill(config: RunConfig) -> None:
+def check_distill(distill: DistillConfig, rollout: RolloutConfig, train: TrainConfig) -> None:
     """Refuse what does not fit in a recipe of one stage of distillation. Raises: ValueError."""
-    distill, rollout = config.distill, config.rollout
-    assert distill is not None
     _check_servers(distill, rollout)
     _check_sampling(distill, rollout)
-    _check_backend(config.train, rollout)
+    _check_backend(train, rollout)
 
 
 def _check_servers(distill: DistillConfig, rollout: RolloutConfig) -> None:
@@ -226,11 +220,3 @@ def check_teacher_stages(index: int, name: str, section: object, before: Sequenc
                 f"stages.{index} ({name}): distill.{field}.stage: {teacher.stage} is no stage before it; "
                 + (f"name {', '.join(before)}" if before else "put that stage before it, or give the teacher's path")
             )
-
-
-def teacher_paths(config: RunConfig) -> Iterator[str]:
-    """Yield the folders and hub ids of the teachers of all stages."""
-    for stage in config.stages_of("distill"):
-        section = config.section_of(stage)
-        if isinstance(section, DistillConfig):
-            yield from (t.path for t in section.all_teachers.values() if t.path is not None)

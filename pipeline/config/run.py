@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from pipeline.config.data import DataConfig, VerifierChoice
-from pipeline.config.distill import DistillConfig, check_distill, check_teacher_stages, teacher_paths
+from pipeline.config.distill import DistillConfig, check_distill, check_teacher_stages
 from pipeline.config.guard import GuardConfig, turned
 from pipeline.config.merge import merge
 from pipeline.config.preference import OnlinePreferenceConfig, PreferenceConfig
@@ -117,7 +117,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _stages_in_rounds_fit(self) -> RunConfig:
-        checks = {"rl": _check_rl_stage, "distill": check_distill}
+        checks = {"rl": _check_rl_stage, "distill": _check_distill_stage}
         for stage in (s for s in self.stages if s.kind in checks):
             try:
                 checks[stage.kind](self.of_stage(stage.name))
@@ -155,7 +155,9 @@ class RunConfig(Section):
     @property
     def teachers(self) -> list[str]:
         """Folders and hub ids of models besides the policy that stages distil from."""
-        return sorted(set(teacher_paths(self)))
+        sections = [self.section_of(s) for s in self.stages_of("distill")]
+        teachers = [t for s in sections if isinstance(s, DistillConfig) for t in s.all_teachers.values()]
+        return sorted({t.path for t in teachers if t.path is not None})
 
     def section_of(self, stage: Stage) -> StageSection:
         """Return the section of the stage's kind with the stage's changes. Raises: ValueError without a section."""
@@ -241,6 +243,12 @@ def _check_rl_stage(config: RunConfig) -> None:
     check_budget(rl, config.rollout)
     check_lag(rl, config.rollout, config.train)
     check_guard(config)
+
+
+def _check_distill_stage(config: RunConfig) -> None:
+    """Refuse what does not fit in a recipe of one stage of distillation. Raises: ValueError."""
+    assert config.distill is not None
+    check_distill(config.distill, config.rollout, config.train)
 
 
 def check_guard(config: RunConfig) -> None:

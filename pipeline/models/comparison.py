@@ -23,7 +23,7 @@ from pipeline.rl.logprobs import CHUNK_ELEMENTS
 
 @dataclass(frozen=True, slots=True)
 class Readout:
-    """What a model says at N tokens: hidden states and the output layer that makes logits of them, or the logits."""
+    """The answer of a model at N tokens: hidden states and the output layer that makes logits of them, or logits."""
 
     states: Tensor
     """[N, H]; without `weight` the logits [N, V]."""

@@ -45,11 +45,11 @@ class Compared(NamedTuple):
 
     divergence: Tensor
     logprobs: Tensor
-    """Of the sampled tokens, under the policy."""
+    """Log-probs of the sampled tokens under the policy."""
     reverse_kl: Tensor
     """Over the same outcomes as the divergence."""
     entropy: Tensor
-    """Of the policy, over the vocabulary."""
+    """The policy's, over the vocabulary."""
     outside: Tensor
     """The policy's probability of all tokens that are not compared one by one; 0 over the vocabulary."""
 

@@ -70,11 +70,11 @@ def distill_update(
     stats = torch.zeros(len(names), len(SUMS), dtype=torch.float64)
     for number, name in enumerate(names):
         own = [r for r in rows if r.teacher == name]
-        for reading, said in _with_teacher(backend, teachers[name], own, settings):
-            found = _compared(backend, reading, said, objective, settings.chunk_tokens)
-            each, logprobs = (spread(x, reading.where) for x in (found.divergence, found.logprobs))
+        for reading, answer in _with_teacher(backend, teachers[name], own, settings):
+            compared = _compared(backend, reading, answer, objective, settings.chunk_tokens)
+            each, logprobs = (spread(x, reading.where) for x in (compared.divergence, compared.logprobs))
             backend.backward(distillation_loss(each, logprobs, reading.where, objective.discount, total))
-            stats[number] += _sums(found)
+            stats[number] += _sums(compared)
     stats = backend.ranks.data.all_reduce(stats)
     loss = float(stats[:, 0].sum()) / total
     if not math.isfinite(loss):  # a sum over ranks, so that all of them raise and none waits for another
@@ -86,13 +86,13 @@ def distill_update(
 
 
 def _compared(
-    backend: Backend, reading: Reading, said: Readout | Told, objective: Objective, chunk_tokens: int | None
+    backend: Backend, reading: Reading, answer: Readout | Told, objective: Objective, chunk_tokens: int | None
 ) -> Compared:
     """Return the policy's divergences from what a teacher said of a micro-batch."""
 
     def compute(model: Any) -> tuple[Tensor, ...]:
         # A plain tuple, which the hooks of sharded modules can take apart and put together again.
-        return tuple(compare_at(model, reading.input_ids, reading.where, said, objective, chunk_tokens))
+        return tuple(compare_at(model, reading.input_ids, reading.where, answer, objective, chunk_tokens))
 
     return Compared(*backend.compute(compute))
 
@@ -127,9 +127,15 @@ def _reading(backend: Backend, rows: Sequence[DistillRow], spare: DistillRow, of
     return Reading(ids, where)
 
 
-def _sums(found: Compared) -> Tensor:
+def _sums(compared: Compared) -> Tensor:
     """Return the sums over the tokens of one micro-batch, in the order of SUMS."""
-    columns = (found.divergence, found.reverse_kl, found.entropy, found.outside, torch.ones_like(found.entropy))
+    columns = (
+        compared.divergence,
+        compared.reverse_kl,
+        compared.entropy,
+        compared.outside,
+        torch.ones_like(compared.entropy),
+    )
     return torch.stack([c.detach().double().sum().cpu() for c in columns])
 
 

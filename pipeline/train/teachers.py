@@ -48,8 +48,8 @@ class HeldTeacher(Teacher):
         """Yield hidden states and the output layer."""
         for batch in batches:
             with torch.no_grad():
-                said = readout(self.model, batch.input_ids, batch.where)
-            yield said
+                answer = readout(self.model, batch.input_ids, batch.where)
+            yield answer
 
 
 class OwnTeacher(Teacher):
@@ -67,8 +67,8 @@ class OwnTeacher(Teacher):
                 return readout(model, batch.input_ids, batch.where, whole=self._whole)
 
             with torch.no_grad():
-                said = self._backend.compute(compute, "reference")
-            yield said
+                answer = self._backend.compute(compute, "reference")
+            yield answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +109,9 @@ class ServedTeacher(Teacher):
                 ) from exc
         width = self._top_k or 1
         for batch in batches:
-            said = [pair for _ in _rows_of(batch) for pair in next(answers)]
-            ids = torch.tensor([i for i, _ in said], dtype=torch.int64, device=batch.input_ids.device)
-            logprobs = torch.tensor([v for _, v in said], dtype=torch.float64, device=batch.input_ids.device)
+            pairs = [pair for _ in _rows_of(batch) for pair in next(answers)]
+            ids = torch.tensor([i for i, _ in pairs], dtype=torch.int64, device=batch.input_ids.device)
+            logprobs = torch.tensor([v for _, v in pairs], dtype=torch.float64, device=batch.input_ids.device)
             yield Told(ids.reshape(-1, width), logprobs.reshape(-1, width))
 
     def _ask(self, row: tuple[list[int], int]) -> list[tuple[list[int], list[float]]]:
