@@ -66,7 +66,11 @@ def record_step(
             batch.sampled[i], item.stage, item.round, state.rl_step + 1, opinions[i], num_roll_backs(state)
         )
     )
-    shown = {"reward": row.get("reward/sampled", 0.0), "kept": float(len(batch.groups)), "kl": row.get("kl/k3", row.get("distill/kl", 0.0))}
+    shown = {
+        "reward": row.get("reward/sampled", 0.0),
+        "kept": float(len(batch.groups)),
+        "kl": row.get("kl/k3", row.get("distill/kl", 0.0)),
+    }
     recorder.progress.advance(state.step + 1, shown)
     return row
 
