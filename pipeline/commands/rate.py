@@ -101,7 +101,9 @@ def rate(config: RunConfig, base_dir: Path, out: Path, samples: int, progress: P
                 some = todo[start : start + SAMPLED_AT_ONCE]
                 groups, tally = sample_groups(run, workers, session.setup, recorder, some, samples, "rate")
                 fate = "they count for no pass rate"
-                report_failures(recorder, session.setup, session.state, tally, groups, fate)
+                report_failures(
+                    recorder, session.setup, (session.state.stage.name, session.state.rl_step), tally, groups, fate
+                )
                 if run.ranks.is_first:
                     _append(out, [rated_row(g, samples) for g in groups])
                 progress.advance(len(train) - len(todo) + min(len(todo), start + SAMPLED_AT_ONCE), {})

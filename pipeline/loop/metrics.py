@@ -46,7 +46,8 @@ def record_step(
     row |= workers.rollouts.engine.counts()
     row["tokens/generated"] = float(state.stage.num_tokens)
     for tally in batch.tallies:
-        report_failures(recorder, setup, state, tally, batch.sampled, "they left their groups, none was scored 0")
+        fate = "they left their groups, none was scored 0"
+        report_failures(recorder, setup, (state.stage.name, state.rl_step + 1), tally, batch.sampled, fate)
     recorder.store.metrics(
         StepRow(
             stage=item.stage,
@@ -122,9 +123,12 @@ def kept_metrics(kept: list[KeptTokens]) -> StepMetrics:
 
 
 def report_failures(
-    recorder: Recorder, setup: StageSetup, state: RunState, tally: GradingTally, groups: Sequence[Group], fate: str
+    recorder: Recorder, setup: StageSetup, at: tuple[str, int], tally: GradingTally, groups: Sequence[Group], fate: str
 ) -> None:
-    """Raise the alarm if graders failed more often than the recipe allows. `fate`: what happened to those responses."""
+    """Raise the alarm if graders failed more often than the recipe allows.
+
+    `at`: the stage and the step, as its row of metrics has them. `fate`: what happened to those responses.
+    """
     if tally.failure_rate <= setup.config.scoring.alarm_rate:
         return
     failed = next((m.verdict for g in groups for m in g.members if m.verdict.is_infrastructure), None)
@@ -135,7 +139,7 @@ def report_failures(
         "where": recorder.where,
         "first": example,
     }
-    recorder.store.metrics(VerifierAlarm(stage=state.stage.name, step=state.rl_step, **alarm))
+    recorder.store.metrics(VerifierAlarm(stage=at[0], step=at[1], **alarm))
     recorder.event("verizero.verifier.alarm", alarm)
     text = f"{recorder.where}: graders failed on {tally.failure_rate:.0%} of {tally.total} responses ({fate})."
     recorder.say(f"{text} {example}".rstrip())

@@ -156,7 +156,9 @@ def _sampled_lines(session: Session, item: Item, section: PairsSection, wrap: Wr
 def _count(session: Session, item: Item, metrics: StepMetrics, groups: Sequence[Group], tally: GradingTally) -> None:
     """Add the groups to the stage's metrics, the state and the ledger, and report failures of graders."""
     state, members = session.state, [m for g in groups for m in g.members]
-    report_failures(session.recorder, session.setup, state, tally, groups, "they are in no pair")
+    report_failures(
+        session.recorder, session.setup, (state.stage.name, state.rl_step), tally, groups, "they are in no pair"
+    )
     state.num_responses += len(members)
     state.num_prompts_used += len(groups)
     counts = {

@@ -39,7 +39,7 @@ def evaluate(session: Session, item: Item, wrap: Wrap) -> dict[str, Any]:
     workers.rollouts.wait()
     sampled, greedy, tally = wrap("evaluate", answer_and_grade)(run, workers, recorder, config)
     fate = "they are left out of what is measured, none was counted as wrong"
-    report_failures(recorder, setup, state, tally, [*sampled, *greedy], fate)
+    report_failures(recorder, setup, (state.stage.name, state.rl_step), tally, [*sampled, *greedy], fate)
     domains: dict[str, Any] = {}
     for domain in sorted({g.prompt.domain for g in sampled}):
         own = [pair for pair in zip(sampled, greedy, strict=True) if pair[0].prompt.domain == domain]

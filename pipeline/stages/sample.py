@@ -115,7 +115,7 @@ def answer(session: Session, item: Item, prompts: Sequence[Prompt], metrics: Ste
         )
         metrics["unwritable"] += unwritable
     fate = "none was kept, none was counted as wrong"
-    report_failures(recorder, session.setup, session.state, tally, groups, fate)
+    report_failures(recorder, session.setup, (session.state.stage.name, session.state.rl_step), tally, groups, fate)
     for group in groups:
         metrics["responses"] += len(group.members)
         metrics["correct"] += sum(m.verdict.is_correct for m in group.members)

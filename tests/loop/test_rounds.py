@@ -61,7 +61,8 @@ def test_failed_graders_leave_their_groups_and_raise_an_alarm(tmp_path: Path) ->
         session.workers.graders.scorer.bound = {k: Flaky(v) for k, v in session.workers.graders.scorer.bound.items()}
         session.recorder.listener = lambda name, fields: heard.append((name, fields))
         train_round(session)
-        metrics = [r["metrics"] for r in rows(session) if r["kind"] == "step"]
+        steps = [r for r in rows(session) if r["kind"] == "step"]
+        metrics = [r["metrics"] for r in steps]
         written = [r for r in rows(session) if r["kind"] == "alarm"]
         sampled = [json.loads(x) for x in (session.run.folder / "rollouts.jsonl").read_text().splitlines()]
         said = lines(session)
@@ -74,6 +75,8 @@ def test_failed_graders_leave_their_groups_and_raise_an_alarm(tmp_path: Path) ->
     assert len(alarms) == sum("graders failed on" in line for line in said)
     assert all(0.1 < a["failure_rate"] < 0.4 and a["first"].endswith("verifier_error: lost") for a in alarms)
     assert [(r["alarm"], r["failure_rate"]) for r in written] == [("verifier", a["failure_rate"]) for a in alarms]
+    assert {r["step"] for r in written} <= {r["step"] for r in steps}
+    assert written[-1]["step"] == steps[-1]["step"]
     assert all(m["rows"] < 6 * m["groups/trained"] for m in metrics if m["groups/trained"])
 
 
