@@ -255,6 +255,25 @@ def test_a_step_that_is_not_finite_is_refused_and_changes_nothing(where: str) ->
     assert all(torch.equal(v, weights(twin)[k]) for k, v in weights(backend).items())
 
 
+def test_a_later_update_that_is_not_finite_ends_the_batch_and_keeps_the_earlier_ones() -> None:
+    """One minibatch was taken: the policy has moved, so its version must count, and the refusal is reported."""
+    parts, backend = parts_of("grpo", num_minibatches=3), backend_of()
+    step = backend.step
+
+    def stepped() -> dict[str, float]:
+        metrics = step()
+        poison(backend, "gradient nan")
+        return metrics
+
+    backend.step = stepped  # type: ignore[method-assign]
+    metrics = update(backend, parts, groups_of(num=6), settings_of(parts))
+    assert (metrics["updates"], metrics["updates/refused"]) == (1.0, 1.0)
+    assert backend.num_updates == 1
+    assert gradient_of(backend) == {}
+    assert finite(metrics)
+    assert distance(weights(backend), weights(backend_of())) > 1e-6
+
+
 def test_length_penalties_enter_the_rewards() -> None:
     groups = groups_of()
     plain = parts_of("dapo", overlong_buffer=None)
