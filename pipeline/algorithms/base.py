@@ -124,10 +124,10 @@ class PolicyParams(AlgorithmParams):
         gt=0,
         description="M2PO: drop the worst tokens until the mean square of log(pi_old / pi_gen) is below this",
     )
-    mismatch_stale: StaleObjective | None = Field(
-        None,
+    mismatch_stale: StaleObjective = Field(
+        "bypass",
         description="rows of an older policy: ratio to pi_gen (bypass), or to pi at batch start, with weights against "
-        "pi_gen (decoupled); null: decoupled with max_staleness or publish_every, else bypass",
+        "pi_gen (decoupled)",
     )
     mismatch_prox: Proximal = Field(
         "recompute", description="pi at batch start, over several updates: a forward, or interpolated without one"

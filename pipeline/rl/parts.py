@@ -116,8 +116,8 @@ class Mismatch:
     """(name of `catalog.REJECTIONS`, lowest, highest): tokens or responses outside are dropped."""
     m2: float | None = None
     """The tokens with the largest (log pi_old - log pi_gen)^2 are dropped until the mean of the rest is below this."""
-    stale: StaleObjective | None = None
-    """Objective on rows of an older policy; None until the recipe chooses, and then `bypass`."""
+    stale: StaleObjective = "bypass"
+    """Objective on rows of an older policy."""
     prox: Proximal = "recompute"
     """Source of the decoupled objective's pi_old where a batch is used for several updates."""
 

@@ -60,15 +60,13 @@ def parity_action(config: RolloutConfig) -> str:
 
 
 def with_correction(parts: Parts, config: RolloutConfig) -> Parts:
-    """Return the algorithm with its objective on stale rows, and with truncated importance sampling if it is needed.
+    """Return the algorithm with truncated importance sampling, if the recipe or its objective on stale rows needs it.
 
     The recipe may ask for that correction (`rollout.parity.action: correct`), and the decoupled objective needs it; an
     algorithm that has a correction of its own keeps it. It is on from the first step whatever the parity check finds,
     so that a resumed run does what it did before. Its weights are 1 where engine and trainer agree.
     """
-    late = config.max_staleness > 0 or config.publish_every > 1
-    mismatch = replace(parts.mismatch, stale=parts.mismatch.stale or ("decoupled" if late else "bypass"))
-    needs_weights = mismatch.stale == "decoupled" or parity_action(config) == "correct"
-    if needs_weights and not mismatch.needs_rollout_logprobs:
-        mismatch = replace(mismatch, level="token", action="truncate", cap=2.0)
-    return replace(parts, mismatch=mismatch)
+    needs_weights = parts.mismatch.stale == "decoupled" or parity_action(config) == "correct"
+    if not needs_weights or parts.mismatch.needs_rollout_logprobs:
+        return parts
+    return replace(parts, mismatch=replace(parts.mismatch, level="token", action="truncate", cap=2.0))

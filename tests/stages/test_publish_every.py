@@ -31,9 +31,10 @@ def test_the_engine_takes_weights_every_k_updates(every: int) -> None:
     for i, m in enumerate(steps):
         age = i % every
         assert m.get("rows/off_policy", 0.0) == (18.0 if age else 0.0)
-        # the trainer has moved away from the policy that sampled a stale response
+        # the trainer has moved away from the policy that sampled a stale response, to which its ratio is
         assert m["mismatch/stale"] == (1.0 if age else 0.0)
         assert (m["mismatch/abs"] > 1e-4) == (age > 0)
+        assert (m["policy_kl/k3"] > 1e-9) == (age > 0)
 
 
 def test_the_first_responses_are_of_the_policy_that_the_stage_before_made() -> None:
