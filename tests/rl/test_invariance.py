@@ -21,7 +21,7 @@ from tests.oracles.rl_batches import count_of, pad, random_rows, solve
 from tests.rl.variants import rows_like, variants
 
 VARIANTS = variants()
-NEAR = {"rel": 1e-9, "abs": 1e-12}
+NEAR = {"rel": 1e-12, "abs": 1e-12}
 
 
 Found = tuple[float, list[list[float]], dict[str, float]]
