@@ -40,8 +40,8 @@ SUMS = (
     "gen_k1",
     "gen_k3",
     "gen_abs",
-    "fresh_tokens",
-    "fresh_abs",
+    "stale_tokens",
+    "stale_abs",
     "drop_off_policy",
     "drop_mismatch",
     "drop_low_entropy",
@@ -116,11 +116,13 @@ def observe(x: Observed) -> Tensor:
     if x.rollout_logprobs is not None:
         # The trainer's own: the ratio's may be the engine's, on stale rows, and would differ by nothing.
         d = x.own_old_logprobs - x.rollout_logprobs
-        values |= {"gen_tokens": mask.sum(), "gen_k1": -masked_sum(d, mask), "gen_k3": masked_sum(k3(d), mask)}
-        values["gen_abs"] = masked_sum(d.abs(), mask)
-        fresh = mask if x.stale is None else mask & ~x.stale.unsqueeze(1)
-        values |= {"fresh_tokens": fresh.sum(), "fresh_abs": masked_sum(d.abs(), fresh)}
-        apart = _histogram(d.abs(), mask)
+        # On stale rows the difference is that of two policies too: the engine's error shows on fresh rows only.
+        old_rows = torch.zeros_like(mask) if x.stale is None else mask & x.stale.unsqueeze(1)
+        fresh = mask & ~old_rows
+        values |= {"gen_tokens": fresh.sum(), "gen_k1": -masked_sum(d, fresh), "gen_k3": masked_sum(k3(d), fresh)}
+        values["gen_abs"] = masked_sum(d.abs(), fresh)
+        values |= {"stale_tokens": old_rows.sum(), "stale_abs": masked_sum(d.abs(), old_rows)}
+        apart = _histogram(d.abs(), fresh)
     else:
         apart = torch.zeros(NUM_BINS, dtype=torch.float64, device=mask.device)
     if x.entropy is not None:
@@ -134,8 +136,8 @@ def summarize_stats(stats: Tensor) -> dict[str, float]:
     """Return the metrics of one update, from the sum of its micro-batches' statistics over all ranks.
 
     A metric whose input was not observed (a reference, an entropy, engine log-probs) is absent, not 0. `mismatch/*`
-    compares the trainer at batch start to the engine: on the share `mismatch/stale` of the tokens, of an older policy,
-    the difference includes the updates since, and `mismatch/engine_abs` leaves them out. Quantiles of the
+    compares the trainer at batch start to the engine on fresh rows, and is absent if all are stale: `mismatch/stale` is
+    the share of tokens of an older policy, `mismatch/stale_abs` their difference, updates included. Quantiles of the
     ratio and of |log-prob by the engine - by the trainer| come from histograms: they are right to 10% of their
     logarithm, and differences below 1e-7 count as 0. All numbers are 0 for an update without tokens.
     """
@@ -162,12 +164,13 @@ def summarize_stats(stats: Tensor) -> dict[str, float]:
     out |= {f"masked/{name.removeprefix('drop_')}": row[name] / tokens for name in SUMS if name.startswith("drop_")}
     if row["ref_tokens"]:
         out |= {f"kl/{name}": row[f"ref_{name}"] / row["ref_tokens"] for name in ("k1", "k3", "capped")}
+    if row["gen_tokens"] or row["stale_tokens"]:
+        out["mismatch/stale"] = row["stale_tokens"] / (row["gen_tokens"] + row["stale_tokens"])
+    if row["stale_tokens"]:
+        out["mismatch/stale_abs"] = row["stale_abs"] / row["stale_tokens"]
     if row["gen_tokens"]:
         apart = stats[len(SUMS) + NUM_BINS :]
         out |= {f"mismatch/{name}": row[f"gen_{name}"] / row["gen_tokens"] for name in ("k1", "k3", "abs")}
-        out["mismatch/stale"] = 1 - row["fresh_tokens"] / row["gen_tokens"]
-        if row["fresh_tokens"]:
-            out["mismatch/engine_abs"] = row["fresh_abs"] / row["fresh_tokens"]
         # `_quantile` answers exp of the logarithm; here the logarithm is wanted.
         out |= {f"mismatch/p{q:02d}": abs(math.log(_quantile(apart, q / 100))) for q in (50, 90, 99)}
     if row["entropy_tokens"]:

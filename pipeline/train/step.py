@@ -48,8 +48,12 @@ def update(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Se
         # Measured in the minibatch's own forward, so its step is taken already; the next ones are not.
         if parts.updates.max_kl is not None and metrics.get("policy_kl/k3", 0.0) > parts.updates.max_kl:
             break
-    mean = {name: sum(m[name] for m in seen) / len(seen) for name in seen[0]}
-    metrics = {**prepared.advantages.stats, **mean, "updates": float(len(seen)), "rows": float(len(batch.rewards))}
+    metrics = {
+        **prepared.advantages.stats,
+        **_averaged(seen),
+        "updates": float(len(seen)),
+        "rows": float(len(batch.rewards)),
+    }
     metrics["updates/refused"] = refused
     if before.stale is not None:
         metrics["rows/off_policy"] = float(before.stale.sum())
@@ -57,6 +61,12 @@ def update(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Se
         metrics["kl/coef"] = settings.controllers.kl.coef
     settings.controllers.observe(metrics)
     return metrics
+
+
+def _averaged(updates: Sequence[StepMetrics]) -> StepMetrics:
+    """Return the mean of each metric over the updates that observed it; a minibatch may have no stale row."""
+    values = {name: [m[name] for m in updates if name in m] for name in dict.fromkeys(n for m in updates for n in m)}
+    return {name: sum(observed) / len(observed) for name, observed in values.items()}
 
 
 def _one_update(
