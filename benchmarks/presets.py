@@ -24,7 +24,7 @@ def main() -> None:
     from pipeline.report.compare_page import text_table
 
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("names", nargs="*", help="recipes in configs/algorithms; default: all, grpo first")
+    options.add_argument("names", nargs="*", help="recipes in configs/algorithms, or paths; default: all, grpo first")
     options.add_argument("--seeds", type=int, default=3)
     options.add_argument("--tokens", type=int, default=1_000_000, help="tokens that each run generates")
     options.add_argument("--set", action="append", default=[], metavar="a.b=c")
@@ -32,7 +32,8 @@ def main() -> None:
     asked = options.parse_args()
     folder = ROOT / "configs" / "algorithms"
     everything = sorted((p.stem for p in folder.glob("*.yaml")), key=lambda name: (name != "grpo", name))
-    recipes = [folder / f"{name}.yaml" for name in asked.names or everything]
+    names = asked.names or everything
+    recipes = [Path(name) if name.endswith(".yaml") else folder / f"{name}.yaml" for name in names]
     rows = compare(recipes, asked.folder, overrides=asked.set, seeds=asked.seeds, max_tokens=asked.tokens)
     table = text_table(rows)
     (asked.folder / "presets.md").write_text(table + "\n")

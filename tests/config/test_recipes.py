@@ -25,6 +25,7 @@ from tests.stages.tiny import tiny
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 RECIPES = sorted(p for p in CONFIGS.rglob("*.yaml") if p.parent != CONFIGS / "data")
 ALGORITHMS = sorted((CONFIGS / "algorithms").glob("*.yaml"))
+OPTIONS = sorted((CONFIGS / "options").glob("*.yaml"))
 
 # one row of each published data set's shape, written here
 SHAPES: dict[str, list[dict[str, Any]]] = {
@@ -143,7 +144,7 @@ class TestAlgorithms:
             assert parts == load_algorithm(name, shorter.get(name))[1]
 
     @pytest.mark.integration
-    @pytest.mark.parametrize("path", ALGORITHMS, ids=lambda p: p.stem)
+    @pytest.mark.parametrize("path", [*ALGORITHMS, *OPTIONS], ids=lambda p: p.stem)
     def test_it_trains(self, path: Path, tmp_path: Path) -> None:
         rl = load_recipe(path).rl
         assert rl is not None
@@ -151,6 +152,7 @@ class TestAlgorithms:
         config = tiny(
             {
                 "rl": {"algorithm": algorithm, "select": {"keep": rl.select.keep}},
+                "rollout": read_tree(path).get("rollout", {}) if path in OPTIONS else {},
                 "scoring": read_tree(path).get("scoring", {}),
             },
             [
