@@ -202,19 +202,27 @@ class RemoteServer:
         kept, self._thread.connection = self._thread.connection, None
         for connection in ([] if kept is None else [kept]) + [self._connect()]:
             try:
-                connection.request(method, path, data, {"Content-Type": "application/json"})
+                self._in_time(connection.request, method, path, data, {"Content-Type": "application/json"})
                 self._await(connection)
-                reply = connection.getresponse()
+                reply = self._in_time(connection.getresponse)
             except (ConnectionError, http.client.RemoteDisconnected, http.client.CannotSendRequest):
                 connection.close()
                 # A server closes idle connections without notice. A new connection that breaks means that it fails.
                 if connection is not kept:
                     raise
                 continue
-            body = reply.read()
+            body = self._in_time(reply.read)
             self._thread.connection = connection
             return reply.status, body
         raise AssertionError("the last connection is never the kept one")
+
+    def _in_time(self, act: Callable[..., T], *arguments: Any) -> T:
+        """Return act(*arguments). Raises: TimeoutError if the server stops in the middle of a request or an answer."""
+        try:
+            return act(*arguments)
+        except TimeoutError:
+            waited = f"rollout.vllm.health_timeout_s={self.health_timeout_s:g}"
+            raise TimeoutError(f"an exchange broke off: nothing more within {waited}") from None
 
     def _await(self, connection: http.client.HTTPConnection) -> None:
         """Return when the answer begins. Raises: TimeoutError if the server is not healthy, or takes too long."""

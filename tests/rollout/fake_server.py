@@ -12,8 +12,8 @@ from typing import Any
 class FakeServer:
     """Answers `[seed % 50, last token]`, or behaves as one of these, after so many answers.
 
-    "dies", "fails", "refuses", "lies" (of its version), "hangs", "takes long", is "stale", is "bare" (of routes that
-    take weights), is "another" (program, which says OK to all).
+    "dies", "fails", "refuses", "lies" (of its version), "hangs", "stalls" (in its answer), "takes long", is "stale", is
+    "bare" (of routes that take weights), is "another" (program, which says OK to all).
     """
 
     def __init__(self, behaviour: str = "well", after: int = 0) -> None:
@@ -48,6 +48,9 @@ class FakeServer:
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
+                if fake.behaviour == "stalls" and fake.hung.is_set():
+                    self.wfile.write(data[:1])
+                    fake.is_open.wait()
                 self.wfile.write(data)
 
             def log_message(self, format: str, *args: Any) -> None:
@@ -78,6 +81,8 @@ class FakeServer:
         if misbehaves and self.behaviour == "hangs":
             self.hung.set()
             self.is_open.wait()
+        if misbehaves and self.behaviour == "stalls":
+            self.hung.set()
         if misbehaves and self.behaviour == "takes long":
             self.is_open.wait(1.5)
         if misbehaves and self.behaviour in ("dies", "fails", "refuses"):

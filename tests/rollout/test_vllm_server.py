@@ -193,8 +193,9 @@ def test_where_no_server_takes_the_weights_all_ranks_say_so(stack: ExitStack) ->
         assert fake.url in str(said)
 
 
-def test_a_server_that_hangs_is_dropped_by_its_health(stack: ExitStack) -> None:
-    bad, good = stack.enter_context(FakeServer("hangs", after=5)), stack.enter_context(FakeServer())
+@pytest.mark.parametrize("behaviour", ["hangs", "stalls"])
+def test_a_server_that_hangs_is_dropped_by_its_health(stack: ExitStack, behaviour: str) -> None:
+    bad, good = stack.enter_context(FakeServer(behaviour, after=5)), stack.enter_context(FakeServer())
     engine = engine_of(bad, good, request_timeout_s=600, health_timeout_s=0.5)
     began = time.monotonic()
     check_answers(engine)

@@ -178,7 +178,8 @@ def test_servers_of_the_run_that_hang_and_die_are_ended_and_given_ones_go_on(
     first, *lost = str(said.value).splitlines()
     assert f"{folder}/logs/vllm-*.log" in first
     assert len(lost) == 2
-    assert "no answer, and none to /health within rollout.vllm.health_timeout_s=10" in lost[0]
+    # stopped before its answer, or in the middle of it
+    assert "within rollout.vllm.health_timeout_s=10" in lost[0]
     assert len(started) == 2
     assert_gone(started)
     assert counted(folder) == [(2, 0), (2, 0), (1, 1), (1, 1)]
