@@ -71,7 +71,9 @@ def opening(path: Path) -> str:
 @pytest.mark.parametrize("path", RECIPES, ids=lambda p: str(p.relative_to(CONFIGS)))
 def test_every_recipe_loads_and_is_named_after_its_file(path: Path) -> None:
     config = load_recipe(path)
-    assert config.name == (f"demo_{path.stem}" if path.parent.name in ("algorithms", "preferences") else path.stem)
+    assert config.name == (
+        f"demo_{path.stem}" if path.parent.name in ("algorithms", "options", "preferences") else path.stem
+    )
     said = opening(path)
     assert "# Shows: " in said
     assert "# Hardware: " in said
