@@ -238,7 +238,7 @@ def none(x: Rewarded, *, kl_credit: str) -> Tensor:
     """Return R_i less the KL that enters the reward: of the tokens from t on, [B, T], or of the whole response, [B].
 
     The KL of the tokens before t cannot depend on the choice of token t, so with `to_go` it is left out there: the
-    expected gradient is the same, with less noise. Without KL in the reward both are R_i.
+    expected gradient is the same, as a rule with less noise. Without KL in the reward both are R_i.
     """
     return x.rewards if kl_credit == "response" else reward_to_go(x.token_rewards, x.mask, 1.0)
 

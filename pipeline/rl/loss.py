@@ -70,7 +70,7 @@ class LossInputs:
     selected: Tensor | None = None
     """[B, T] bool from `selection.select_tokens`: tokens of high covariance."""
     low_moment: Tensor | None = None
-    """[B, T] bool from `selection.select_tokens`: tokens that M2PO keeps."""
+    """[B, T] bool from `selection.low_moment`: tokens that M2PO keeps."""
     stale: Tensor | None = None
     """[B] bool: responses of an older policy. None: there are none."""
     mean_weight: float = 1.0

@@ -117,11 +117,11 @@ def observe(x: Observed) -> Tensor:
         # The trainer's own: the ratio's may be the engine's, on stale rows, and would differ by nothing.
         d = x.own_old_logprobs - x.rollout_logprobs
         # On stale rows the difference is that of two policies too: the engine's error shows on fresh rows only.
-        old_rows = torch.zeros_like(mask) if x.stale is None else mask & x.stale.unsqueeze(1)
-        fresh = mask & ~old_rows
+        stale = torch.zeros_like(mask) if x.stale is None else mask & x.stale.unsqueeze(1)
+        fresh = mask & ~stale
         values |= {"gen_tokens": fresh.sum(), "gen_k1": -masked_sum(d, fresh), "gen_k3": masked_sum(k3(d), fresh)}
         values["gen_abs"] = masked_sum(d.abs(), fresh)
-        values |= {"stale_tokens": old_rows.sum(), "stale_abs": masked_sum(d.abs(), old_rows)}
+        values |= {"stale_tokens": stale.sum(), "stale_abs": masked_sum(d.abs(), stale)}
         apart = _histogram(d.abs(), fresh)
     else:
         apart = torch.zeros(NUM_BINS, dtype=torch.float64, device=mask.device)

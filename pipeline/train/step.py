@@ -52,9 +52,9 @@ def update(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Se
         **prepared.advantages.stats,
         **_averaged(seen),
         "updates": float(len(seen)),
+        "updates/refused": refused,
         "rows": float(len(batch.rewards)),
     }
-    metrics["updates/refused"] = refused
     if before.stale is not None:
         metrics["rows/off_policy"] = float(before.stale.sum())
     if parts.kl.where != "none":
