@@ -39,6 +39,18 @@ def marked(variable: str) -> dict[int, str]:
     return {process: words for process, words, environment in others() if f"\0{variable}\0" in environment}
 
 
+def holding(folder: str) -> dict[int, str]:
+    """Return command lines of the live processes that hold the folder open, as forks of `tests.warm` do."""
+    found = {}
+    for process, words, _ in others():
+        try:
+            if any(link.readlink() == Path(folder) for link in Path(f"/proc/{process}/fd").iterdir()):
+                found[process] = words
+        except OSError:
+            continue  # it has ended
+    return found
+
+
 def family(process: int) -> set[int]:
     """Return the process and all that descend from it."""
     parents = {p: int(fields[1]) for p, *_ in others() if (fields := _fields(p))}

@@ -9,8 +9,9 @@ import yaml
 
 from pipeline.report.progress import Silent
 from pipeline.whole_run import train
-from tests.launch.runs import OWNER, ROOT, by_one
+from tests.launch.runs import ROOT, by_one
 from tests.stages.tiny import TREE, tiny
+from tests.warm import MARK
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +36,6 @@ def alone(recipe: Path) -> Path:
 def owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """What marks every process that this test starts."""
     monkeypatch.delenv("FUSE", raising=False)
-    monkeypatch.setenv(OWNER, str(tmp_path))
+    monkeypatch.setenv(MARK, str(tmp_path))
     monkeypatch.chdir(ROOT)
     return str(tmp_path)

@@ -15,11 +15,10 @@ from pipeline.launch import launch
 from pipeline.report.progress import Silent
 from pipeline.whole_run import train
 from tests.launch.words import folder_of, overrides, words_of
-from tests.processes import marked
+from tests.processes import holding, marked
+from tests.warm import MARK, warm
 
 ROOT = Path(__file__).resolve().parents[2]
-OWNER = "VERIZERO_TEST_RUN"
-"""Variable of the processes of one run."""
 
 
 def by_one(recipe: Path, name: str, *more: str) -> Path:
@@ -33,7 +32,7 @@ def by_ranks(recipe: Path, name: str, *more: str) -> Path:
     """The run's folder after two local ranks, or as many as asked for. Raises: RunError as `launch` does."""
     changes = overrides(recipe, name, "launch.kind=local", *more)
     config = load_recipe(recipe, changes)
-    launch(config.launch, words_of(recipe, changes), folder_of(config), "tests.launch.rank")
+    warm().call(launch, config.launch, words_of(recipe, changes), folder_of(config), "tests.launch.rank")
     return folder_of(config)
 
 
@@ -69,5 +68,5 @@ def lines_without_times(folder: Path) -> list[dict[str, Any]]:
 
 
 def processes_of(owner: str) -> dict[int, str]:
-    """Command lines of live processes that have the variable OWNER so, or were started by one that has."""
-    return marked(f"{OWNER}={owner}")
+    """Command lines of live processes whose variable MARK names that folder, or that were started by one of them."""
+    return marked(f"{MARK}={owner}") | holding(owner)

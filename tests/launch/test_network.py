@@ -5,19 +5,22 @@ The hosts are network namespaces of this machine, joined by one cable; they shar
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.launch.runs import OWNER, ROOT, assert_same_bytes, by_ranks, processes_of
+from tests.launch.runs import ROOT, assert_same_bytes, by_ranks, processes_of
 from tests.launch.words import overrides
 from tests.processes import until
+from tests.warm import MARK, warm
 
 Ends = list[str]
 HOSTS = ("10.77.61.1", "10.77.61.2")
@@ -95,13 +98,20 @@ def by_hosts(hosts: list[tuple[str, str]], recipe: Path, name: str, fuse: str) -
     )  # fmt: skip
     for space, cable in hosts:
         ip("-n", space, "link", "set", cable, "up")
+    said: list[str] = warm().call(ends_of, hosts, [str(recipe), *changes], fuse)
+    return said
+
+
+def ends_of(hosts: list[tuple[str, str]], words: list[str], fuse: str) -> list[str]:
+    """Start `tests.launch.host` on both hosts, and return what they print."""
     started = [
         subprocess.Popen(
-            ["ip", "netns", "exec", space, sys.executable, "-m", "tests.launch.host", str(recipe), *changes],
+            [sys.executable, "-m", "tests.launch.host", *words],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "NODE_RANK": str(i), "GLOO_SOCKET_IFNAME": cable, "CABLE": cable, "FUSE": fuse},
+            preexec_fn=partial(enter, space),
         )
         for i, (space, cable) in enumerate(hosts)
     ]
@@ -115,6 +125,13 @@ def by_hosts(hosts: list[tuple[str, str]], recipe: Path, name: str, fuse: str) -
             host.wait()
 
 
+def enter(space: str) -> None:
+    """Move this process into that network namespace."""
+    with open(f"/run/netns/{space}") as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), 0):
+            raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {space}")
+
+
 @pytest.fixture(scope="module")
 def cut(
     hosts: list[tuple[str, str]], recipe: Path, tmp_path_factory: pytest.TempPathFactory
@@ -126,13 +143,13 @@ def cut(
     found: dict[str, Ends] = {}
     with pytest.MonkeyPatch.context() as patch:
         for rank, phase, act in [*((rank, phase, "cut") for rank, phase, _ in CUTS), (1, KILLED_IN, "kill")]:
-            patch.setenv(OWNER, owner := str(tmp_path_factory.mktemp("cut")))
+            patch.setenv(MARK, owner := str(tmp_path_factory.mktemp("cut")))
             said = by_hosts(hosts, recipe, "cut", f"{rank}|{phase}|1|{act}")
             until(lambda mark=owner: not processes_of(mark), "the end of all ranks")
             found[phase] = said
         fuses = [*(f"{place}|1|outage" for place in OUTAGES), "0|end|1|cut"]
         found["end"] = by_hosts(hosts, recipe, "cut", ";".join(fuses))
-        assert processes_of(owner) == {}
+        until(lambda: not processes_of(owner), "the end of all ranks")
         yield found, recipe.parent / "runs" / "cut"
 
 

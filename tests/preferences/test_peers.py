@@ -6,8 +6,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from trl.experimental.cpo import CPOTrainer
-from trl.experimental.orpo import ORPOTrainer
 
 from pipeline.preferences.orpo import log_odds
 from tests.oracles.preferences import mean_loss
@@ -80,7 +78,14 @@ def test_simpo_is_trls_without_its_likelihood_term(seed: int) -> None:
     given = {"beta": 2.5, "label_smoothing": 0.1}
 
     def theirs(lp: Tensor) -> Tensor:
-        trainer = trainer_of(CPOTrainer, loss_type="simpo", simpo_gamma=0.7, cpo_alpha=0.0, alpha=0.0, **given)
+        trainer = trainer_of(
+            "experimental.cpo.CPOTrainer",
+            loss_type="simpo",
+            simpo_gamma=0.7,
+            cpo_alpha=0.0,
+            alpha=0.0,
+            **given,
+        )
         return their_pairwise(trainer, batch, lp)
 
     same(our_loss("simpo", batch, gamma=0.7, **given), gradient_of(batch, theirs))
@@ -89,7 +94,13 @@ def test_simpo_is_trls_without_its_likelihood_term(seed: int) -> None:
 def test_trls_simpo_adds_the_chosen_likelihood_by_default_the_paper_and_ours_do_not() -> None:
     batch = Random(2)
     trainer = trainer_of(
-        CPOTrainer, loss_type="simpo", simpo_gamma=0.7, cpo_alpha=1.0, alpha=0.0, beta=2.5, label_smoothing=0.0
+        "experimental.cpo.CPOTrainer",
+        loss_type="simpo",
+        simpo_gamma=0.7,
+        cpo_alpha=1.0,
+        alpha=0.0,
+        beta=2.5,
+        label_smoothing=0.0,
     )
     chosen = batch.mask[: batch.num_chosen]
     tokens = -batch.lp[: batch.num_chosen][chosen].mean()
@@ -98,7 +109,7 @@ def test_trls_simpo_adds_the_chosen_likelihood_by_default_the_paper_and_ours_do_
 
 
 def orpo(batch: Random, lp: Tensor, prompt: int = 1) -> Tensor:
-    return their_pairwise(trainer_of(ORPOTrainer, beta=0.6), batch, lp, prompt)
+    return their_pairwise(trainer_of("experimental.orpo.ORPOTrainer", beta=0.6), batch, lp, prompt)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -121,7 +132,7 @@ def test_trls_orpo_trains_the_prompt_too_and_means_over_tokens_ours_the_response
 
 
 def test_trls_odds_are_ours_for_certain_and_for_unlikely_responses() -> None:
-    trainer = trainer_of(ORPOTrainer, beta=1.0)
+    trainer = trainer_of("experimental.orpo.ORPOTrainer", beta=1.0)
     log_p = torch.tensor([-1e-3, -0.2, -0.8, -30.0], dtype=torch.float64)
     losses, *_ = trainer.odds_ratio_loss(log_p, log_p.flip(0))
     ours = F.logsigmoid(log_odds(log_p) - log_odds(log_p.flip(0)))

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from trl.experimental.cpo import CPOTrainer
 
 from tests.preferences.sides import Random
 from tests.preferences.trainers import gradient_of, our_loss, their_dpo, their_kto, their_pairwise, trainer_of
@@ -104,7 +103,8 @@ def test_apo_zero_of_single_responses_is_trls(seed: int, sides: tuple[int, int])
 def their_cpo(batch: Random, coefficient: float, label_smoothing: float) -> Solved:
     given = {"beta": 0.4, "label_smoothing": label_smoothing, "alpha": 0.0, "cpo_alpha": coefficient}
     return gradient_of(
-        batch, lambda lp: their_pairwise(trainer_of(CPOTrainer, loss_type="sigmoid", **given), batch, lp)
+        batch,
+        lambda lp: their_pairwise(trainer_of("experimental.cpo.CPOTrainer", loss_type="sigmoid", **given), batch, lp),
     )
 
 

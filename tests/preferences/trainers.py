@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from trl import DPOTrainer, KTOTrainer
 
 from pipeline.preferences.base import load_preference, weighed
 from tests.preferences.sides import LONGEST, Random
+from tests.trl_classes import trl_class
 
 
 def gradient_of(batch: Random, function: Any) -> tuple[float, Tensor]:
@@ -31,9 +31,9 @@ def our_loss(name: str, batch: Random, z: float = 0.0, **params: Any) -> tuple[f
     return gradient_of(batch, mean)
 
 
-def trainer_of(kind: Any, **attributes: Any) -> Any:
+def trainer_of(kind: str, **attributes: Any) -> Any:
     """A trainer that was never set up: only what its loss reads is there."""
-    trainer = object.__new__(kind)
+    trainer = object.__new__(trl_class(kind))
     trainer.accelerator = SimpleNamespace(
         device="cpu", gather=lambda x: x, gather_for_metrics=lambda x: x, unwrap_model=lambda x: x
     )
@@ -71,7 +71,7 @@ def their_dpo(batch: Random, lp: Tensor, **given: Any) -> Tensor:
     mask = with_prompt(batch.mask)
     refs = (batch.ref * batch.mask).sum(1).to(lp.dtype)
     n = batch.num_chosen
-    trainer = trainer_of(DPOTrainer, **settings)
+    trainer = trainer_of("DPOTrainer", **settings)
     trainer.model = Scripted(lp * batch.mask, batch.collision)
     inputs = {
         "input_ids": mask,
@@ -86,7 +86,7 @@ def their_dpo(batch: Random, lp: Tensor, **given: Any) -> Tensor:
 def their_kto(batch: Random, lp: Tensor, mismatched: tuple[Tensor, Tensor], **given: Any) -> Tensor:
     """`mismatched`: summed log-probs of prompts with the responses of others, of the policy and of the reference."""
     settings = {"loss_type": "kto", "calculate_KL": True, "precompute_ref_logps": True, **given}
-    trainer = trainer_of(KTOTrainer, **settings)
+    trainer = trainer_of("KTOTrainer", **settings)
     trainer.model = Scripted(lp * batch.mask)
     trainer._compute_kl_logps = lambda model, inputs: mismatched[0]
     mask = with_prompt(batch.mask)

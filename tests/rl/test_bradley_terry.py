@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from trl import RewardTrainer
 
 from pipeline.rl.bradley_terry import bradley_terry_loss, calibration_error, pair_accuracy
+from tests.trl_classes import trl_class
 
 
 def rewards(seed: int, count: int = 7) -> tuple[Tensor, Tensor]:
@@ -33,7 +33,7 @@ def test_the_formula_and_its_gradient(seed: int) -> None:
 def test_trl_computes_the_same(seed: int) -> None:
     chosen, rejected = rewards(seed)
     logits = torch.cat([chosen, rejected])[:, None].requires_grad_()
-    trainer: Any = object.__new__(RewardTrainer)
+    trainer: Any = object.__new__(trl_class("RewardTrainer"))
     trainer.accelerator = SimpleNamespace(gather=lambda x: x, gather_for_metrics=lambda x: x)
     trainer.args = SimpleNamespace(center_rewards_coefficient=None)
     trainer._metrics, trainer._total_train_tokens, trainer._tp_size = {"train": defaultdict(list)}, 0, 1
@@ -45,7 +45,7 @@ def test_trl_computes_the_same(seed: int) -> None:
             return SimpleNamespace(logits=logits)
 
     trainer.model = Model()
-    theirs = RewardTrainer.compute_loss(trainer, trainer.model, {"attention_mask": torch.ones(14, 2)})
+    theirs = trl_class("RewardTrainer").compute_loss(trainer, trainer.model, {"attention_mask": torch.ones(14, 2)})
     theirs.backward()
     ours = [x.clone().requires_grad_() for x in (chosen, rejected)]
     loss = bradley_terry_loss(*ours, 7)

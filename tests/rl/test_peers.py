@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from trl import GRPOTrainer
-from trl.experimental.gmpo import GMPOTrainer
 
 from pipeline.algorithms.base import load_algorithm
 from pipeline.rl.corrections import off_policy_keep
@@ -19,6 +17,7 @@ from pipeline.rl.loss import LossInputs
 from pipeline.rl.parts import Parts
 from pipeline.rl.selection import top_share
 from tests.oracles.rl_batches import solve
+from tests.trl_classes import trl_class
 
 LONGEST = 8
 ROWS = 6
@@ -62,10 +61,10 @@ IN_ARGS = (
 )
 
 
-def theirs(inputs: LossInputs, kind: type[GRPOTrainer] = GRPOTrainer, **given: Any) -> tuple[float, Tensor]:
+def theirs(inputs: LossInputs, kind: str = "GRPOTrainer", **given: Any) -> tuple[float, Tensor]:
     """(loss, gradient) of TRL's own code on a trainer that was never set up: only its attributes are there."""
     options = {**SETTINGS, **given}
-    trainer = object.__new__(kind)
+    trainer = object.__new__(trl_class(kind))
     lp = inputs.logprobs.clone().requires_grad_()
     trainer.args = SimpleNamespace(
         **{k: options.get(k) for k in IN_ARGS}, loss_type=options["loss_type"], steps_per_generation=1
@@ -161,7 +160,7 @@ AGREE: dict[str, tuple[Parts, dict[str, Any]]] = {
 }
 
 
-def agree(parts: Parts, inputs: LossInputs, kind: type[GRPOTrainer] = GRPOTrainer, **options: Any) -> None:
+def agree(parts: Parts, inputs: LossInputs, kind: str = "GRPOTrainer", **options: Any) -> None:
     value, grad = ours(parts, inputs)
     expected, slope = theirs(inputs, kind, **options)
     assert value == pytest.approx(expected, rel=1e-5, abs=1e-9)
@@ -177,7 +176,7 @@ def test_loss_and_gradient_are_trls(name: str, seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_gmpo_is_trls(seed: int) -> None:
-    agree(chosen("gmpo"), batch(seed), GMPOTrainer, epsilon_low=0.4, epsilon_high=0.4)
+    agree(chosen("gmpo"), batch(seed), "experimental.gmpo.GMPOTrainer", epsilon_low=0.4, epsilon_high=0.4)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -191,7 +190,7 @@ def test_truncated_importance_sampling_is_trls_given_its_weights(seed: int) -> N
 @pytest.mark.parametrize("seed", range(5))
 def test_the_off_policy_mask_is_trls(seed: int) -> None:
     x = batch(seed)
-    expected = GRPOTrainer.get_off_policy_mask(
+    expected = trl_class("GRPOTrainer").get_off_policy_mask(
         x.advantages[:, :1], x.logprobs, x.rollout_logprobs, x.response_mask.double(), 0.05
     )
     mask = x.response_mask > 0
@@ -203,7 +202,7 @@ def test_the_off_policy_mask_is_trls(seed: int) -> None:
 def test_a_sequence_at_the_threshold_is_kept_by_both() -> None:
     mask = torch.ones(1, 2, dtype=torch.float64)
     lp, gen, adv = -mask, -0.5 * mask, -mask
-    assert bool(GRPOTrainer.get_off_policy_mask(adv[:, :1], lp, gen, mask, 0.5).all())
+    assert bool(trl_class("GRPOTrainer").get_off_policy_mask(adv[:, :1], lp, gen, mask, 0.5).all())
     assert bool(off_policy_keep(lp, gen, adv, mask > 0, 0.5).all())
     assert not bool(off_policy_keep(lp, gen, adv, mask > 0, 0.49).any())
 
@@ -253,7 +252,7 @@ def test_cispos_cap_is_absolute_in_trl() -> None:
 
 def test_high_entropy_tokens_are_trls_but_for_the_interpolated_threshold() -> None:
     """TRL interpolates between two entropies and may keep one token fewer; the others are the same."""
-    trainer = object.__new__(GRPOTrainer)
+    trainer = object.__new__(trl_class("GRPOTrainer"))
     trainer.accelerator = SimpleNamespace(gather=lambda x: x, pad_across_processes=lambda x, dim, pad_index: x)
     more = 0
     for seed in range(20):

@@ -15,6 +15,7 @@ from pipeline.report.progress import Silent
 from pipeline.run.opening import opened
 from pipeline.whole_run import finish, remaining, run_items
 from tests.stages.kill_driver import fingerprint
+from tests.warm import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,7 +49,7 @@ def run(config: RunConfig, folder: Path, breaks: tuple[str, int] | None = None) 
 def killed(folder: Path, *overrides: str) -> dict[str, Any]:
     """How the runs ended that the driver of kills makes of the tiny recipe with these overrides."""
     command = [sys.executable, "-m", "tests.stages.kill_driver", str(folder), *overrides]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
+    done = warm().call(subprocess.run, command, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     ends: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     assert ends["whole_status"] == 0

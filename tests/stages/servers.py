@@ -9,15 +9,19 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pipeline.launch import die_with
 from pipeline.models.load import save_folder
-from pipeline.rollout.vllm_process import HOST, flags, start_child
+from pipeline.rollout.vllm_process import ENVIRONMENT, HOST, flags
 from pipeline.run.build import build_policy, build_tokenizer
+from tests.processes import until
+from tests.warm import VLLM, warm
 
 ARGUMENTS = {
     "enable_scale_out": True,
@@ -36,12 +40,11 @@ ARGUMENTS = {
 class GivenServer:
     """One server at `url`, of the model that a recipe begins with."""
 
-    process: subprocess.Popen[bytes] | None
-
     def __init__(self, config: Any, folder: Path) -> None:
         tokenizer = build_tokenizer(config)
         save_folder(build_policy(config, tokenizer, None), tokenizer, folder / "model")
-        self.folder, self.process = folder, None
+        self.folder, self.log, self.number = folder, folder / "server.log", folder / "number"
+        self.life: threading.Thread | None = None
         with socket.socket() as probe:
             probe.bind((HOST, 0))
             self.port: int = probe.getsockname()[1]
@@ -50,8 +53,12 @@ class GivenServer:
     @property
     def group(self) -> int:
         """Its group of processes."""
-        assert self.process is not None
-        return self.process.pid
+        return int(self.number.read_text())
+
+    @property
+    def is_alive(self) -> bool:
+        """True while its first process runs."""
+        return self.life is not None and self.life.is_alive()
 
     @property
     def version(self) -> str:
@@ -61,32 +68,52 @@ class GivenServer:
 
     def start(self) -> None:
         """Begin to start it, where it does not run; `wait` returns when it answers."""
-        if self.process is not None and self.process.poll() is None:
+        if self.is_alive:
             return
+        self.number.unlink(missing_ok=True)
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", HOST, "--port", str(self.port)]
-        with (self.folder / "server.log").open("ab") as out:
-            self.process = start_child([*command, *flags({"model": str(self.folder / "model"), **ARGUMENTS})], out)
+        command += flags({"model": str(self.folder / "model"), **ARGUMENTS})
+        self.life = threading.Thread(target=warm(VLLM).call, args=(live, command, self.log, self.number), daemon=True)
+        self.life.start()
+        until(lambda: self.number.exists() and self.number.read_text(), "the server's process")
 
     def wait(self) -> None:
         """Return when it answers."""
-        assert self.process is not None
-        until = time.monotonic() + 400
-        while time.monotonic() < until:
-            assert self.process.poll() is None, (self.folder / "server.log").read_text()[-2000:]
-            try:
-                with urllib.request.urlopen(f"{self.url}/health", timeout=5):
-                    return
-            except OSError:
-                time.sleep(0.25)
-        raise AssertionError("the server does not answer")
+        until(self._answers, "an answer of the server", 400)
+
+    def _answers(self) -> bool:
+        assert self.is_alive, self.log.read_text()[-2000:]
+        try:
+            with urllib.request.urlopen(f"{self.url}/health", timeout=5):
+                return True
+        except OSError:
+            return False
 
     def kill(self) -> None:
         """End it with all its processes, as kill -9 does."""
-        if self.process is not None:
+        if self.life is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self.group, signal.SIGKILL)
-            self.process.wait()
+            self.life.join()
             assert_gone({self.group})
+
+
+def live(command: Sequence[str], log: Path, number: Path) -> None:
+    """Run a server until it ends; its process id is written to the file `number`."""
+    environment = {**os.environ, **ENVIRONMENT}
+    environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=partial(die_with, os.getpid()),
+        )
+    number.write_text(str(process.pid))
+    process.wait()
 
 
 def strike(engine: Any, url: str, group: int, number: signal.Signals) -> None:
@@ -118,7 +145,4 @@ def living(group: int) -> list[str]:
 
 def assert_gone(groups: set[int]) -> None:
     """No process of them is left, or will be soon."""
-    until = time.monotonic() + 60
-    while any(map(living, groups)) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert not any(map(living, groups))
+    until(lambda: not any(map(living, groups)), "the end of the servers' processes", 60)

@@ -19,6 +19,7 @@ from pipeline.run.opening import opened
 from pipeline.whole_run import remaining, run_items, train
 from tests.stages.sessions import replacing
 from tests.stages.sevens import STEPS, learned, recipe, rows, write_verifier
+from tests.warm import VLLM, warm
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -99,7 +100,7 @@ def by_two(folder: Path, **changes: Any) -> Path:
         port = probe.getsockname()[1]
     how = {"kind": "torchrun", "gpus_per_node": 2, "port": port, "phase_timeout_s": 300}
     words = [str(folder), json.dumps({**changes, "launch": how})]
-    launch(LaunchConfig.model_validate(how), words, folder, "tests.stages.vllm_rank")
+    warm(VLLM).call(launch, LaunchConfig.model_validate(how), words, folder, "tests.stages.vllm_rank")
     return folder
 
 

@@ -1,0 +1,19 @@
+"""vLLM imported once for many servers and ranks; its servers fork their processes, as they do on GPUs.
+
+The CPU build starts them anew, because of the threads of OpenMP; a process of `tests.warm` has none.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+
+import vllm.entrypoints.openai.api_server
+import vllm.v1.engine.core
+import vllm.v1.engine.utils
+import vllm.v1.executor.multiproc_executor
+import vllm.v1.worker.cpu_worker
+
+import pipeline.rollout.vllm_worker  # noqa: F401
+
+for module in (vllm.v1.engine.utils, vllm.v1.executor.multiproc_executor):
+    module.get_mp_context = lambda: multiprocessing.get_context("fork")

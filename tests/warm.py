@@ -1,0 +1,196 @@
+"""Programs of tests that begin with the slow imports done: they are forks of a process that has them.
+
+To import torch and transformers costs five seconds of a core, and tests start hundreds of programs that need them. Call
+`warm(MODULES).call(function, ...)`: the function runs in a fork of a process that has imported the modules, and there
+`subprocess.Popen` starts `python -m MODULE` as a fork too. Such a program has its own process id, descriptors,
+environment, session, signals and exit status. One thing differs: /proc shows the command line and the environment of
+the first process. Therefore a fork holds the folder open that MARK names (`tests.processes.holding`).
+
+Run as `python -m tests.warm DESCRIPTOR MODULE ...` by this module alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib
+import inspect
+import os
+import pickle
+import socket
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from runpy import run_module
+from typing import Any, NoReturn
+
+from pipeline.launch import die_with
+
+ROOT = Path(__file__).resolve().parents[1]
+MARK = "VERIZERO_TEST_RUN"
+"""Variable that names a folder: processes that have it, or hold the folder open, belong to one test."""
+TRAINING = ("torch", "transformers.modeling_utils", "transformers.models.qwen2.modeling_qwen2", "pipeline.whole_run")
+VLLM = (*TRAINING, "tests.stages.forked_vllm")
+LAUNCHERS = ("tests.launch.host", "torch.distributed.run")
+"""Modules whose own programs are forks too."""
+
+
+class Warm:
+    """A process that has imported `modules` and computes nothing itself; it ends with this process."""
+
+    def __init__(self, modules: tuple[str, ...]) -> None:
+        self._control, theirs = socket.socketpair()
+        plain = {name: value for name, value in os.environ.items() if name != MARK}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.warm", str(theirs.fileno()), *modules],
+            cwd=ROOT,
+            env={**plain, "OMP_NUM_THREADS": "1"},  # a thread of a pool would be missing in every fork
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,  # Ctrl-C ends the tests, and then this process's end of the socket ends it
+        )
+        theirs.close()
+
+    def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """Return what the function returns in a fork, with this process's environment and folder; or raise its error.
+
+        Function, arguments and result are pickled.
+        """
+        ours, theirs = Pipe()
+        socket.send_fds(self._control, [b"."], [theirs.fileno()])
+        theirs.close()
+        with ours:
+            ours.send((function, arguments, named, dict(os.environ), str(Path.cwd())))
+            result, error = ours.recv()
+        if error is not None:
+            raise error
+        return result
+
+
+@functools.cache
+def warm(modules: tuple[str, ...] = TRAINING) -> Warm:
+    """Return this process's Warm of those modules, started at the first call."""
+    return Warm(modules)
+
+
+class Forked(subprocess.Popen[Any]):
+    """A Popen that starts `python -m MODULE WORDS` as a fork of this process, and all else as usual.
+
+    Its children start programs as usual, but for LAUNCHERS: by then they may have threads, and a fork has the calling
+    thread alone.
+    """
+
+    def _execute_child(self, *given: Any) -> None:
+        plain = super()._execute_child  # type: ignore[misc]
+        how = inspect.signature(plain).bind(*given).arguments
+        words = list(how["args"]) if isinstance(how["args"], list | tuple) else []
+        module = [str(w) for w in words[1:] if w != "-u"]
+        if not words or words[0] != sys.executable or module[:1] != ["-m"]:
+            plain(*given)
+            return
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        self.pid = os.fork()
+        if self.pid == 0:
+            exit_after(lambda: become(how, module[1:], "-u" in words))
+        self._child_created = True
+        pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
+        self._close_pipe_fds(*(how[name] for name in pipes))  # type: ignore[attr-defined]
+
+
+PLAIN = subprocess.Popen
+
+
+def become(how: Mapping[str, Any], module: list[str], unbuffered: bool) -> None:
+    """Turn this fork into the started program `python -m MODULE WORDS`, and run it."""
+    if module[0] not in LAUNCHERS:
+        subprocess.Popen = PLAIN  # type: ignore[misc]
+    for number, end in enumerate((how["p2cread"], how["c2pwrite"], how["errwrite"])):
+        if end not in (-1, number):
+            os.dup2(end, number)
+    assert not how["pass_fds"]
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    if how["cwd"] is not None:
+        os.chdir(how["cwd"])
+    if how["start_new_session"]:
+        os.setsid()
+    if how["env"] is not None:
+        be_in(how["env"])
+    if how["preexec_fn"] is not None:
+        how["preexec_fn"]()
+    unbuffered = unbuffered or "PYTHONUNBUFFERED" in os.environ
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=unbuffered, write_through=unbuffered)  # type: ignore[union-attr]
+    sys.path[0], sys.argv = os.getcwd(), module
+    run_module(module[0], run_name="__main__", alter_sys=True)
+
+
+def be_in(environment: Mapping[str, str]) -> None:
+    """Take over the environment, and hold open the folder that MARK names."""
+    os.environ.clear()
+    os.environ.update(environment)
+    if MARK in os.environ:
+        os.open(os.environ[MARK], os.O_RDONLY)
+
+
+def exit_after(work: Callable[[], None]) -> NoReturn:
+    """Do the work and end this process as an interpreter ends: status, exit handlers, threads, flushed streams."""
+    status = 1
+    try:
+        try:
+            work()
+            status = 0
+        except SystemExit as exc:
+            status = exc.code if isinstance(exc.code, int) else 0 if exc.code is None else 1
+            if isinstance(exc.code, str):
+                print(exc.code, file=sys.stderr)
+        except BaseException:
+            traceback.print_exc()
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    finally:
+        os._exit(status)
+
+
+def answer(connection: Connection) -> None:
+    """Call the function that comes in, and send back (result, None) or (None, error)."""
+    function, arguments, named, environment, folder = connection.recv()
+    be_in(environment)
+    os.chdir(folder)
+    subprocess.Popen = Forked  # type: ignore[misc]
+    try:
+        outcome: tuple[Any, BaseException | None] = (function(*arguments, **named), None)
+        pickle.dumps(outcome)
+    except BaseException as exc:
+        exc.add_note(traceback.format_exc())
+        outcome = (None, exc)
+    connection.send(outcome)
+
+
+def main(descriptor: int, modules: list[str]) -> None:
+    """Import the modules, then fork for each call that comes in, until the other end of the socket closes."""
+    for module in modules:
+        importlib.import_module(module)
+    threads = os.listdir("/proc/self/task")
+    assert len(threads) == 1, f"a fork would lack {len(threads) - 1} threads that {modules} started"
+    with socket.socket(fileno=descriptor) as control:
+        while True:
+            message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+            if not message:
+                return
+            if os.fork() == 0:
+                die_with(os.getppid())
+                control.close()
+                exit_after(lambda: answer(Connection(descriptors[0])))  # noqa: B023
+            os.close(descriptors[0])
+            while os.waitpid(-1, os.WNOHANG)[0]:  # those that have ended
+                pass
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2:])
