@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from pipeline.errors import ConfigError, RunError
 from pipeline.report.compare_page import Reached, at_the_end, interpolated, summarize_runs, text_table
 from pipeline.report.files import read_run
 from tests.stages.tiny import TREE, tiny
+from tests.warm import warm
 
 
 def recipe(folder: Path, name: str, **changes: Any) -> Path:
@@ -26,13 +29,19 @@ def recipe(folder: Path, name: str, **changes: Any) -> Path:
     return path
 
 
+def printed_by(words: Sequence[str]) -> str:
+    """Return what the command prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        assert main(words) == 0
+    return out.getvalue()
+
+
 @pytest.mark.integration
-def test_two_recipes_from_one_start_under_one_budget(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_recipes_from_one_start_under_one_budget(tmp_path: Path) -> None:
     recipes = [recipe(tmp_path, "a", algorithm={"name": "dr_grpo"}), recipe(tmp_path, "b", algorithm={"name": "remax"})]
     folder = tmp_path / "out"
     words = ["--folder", str(folder), "--set", "sft.steps=60", "--seeds", "2", "--tokens", "1500"]
-    assert main(["compare", *map(str, recipes), *words]) == 0
-    printed = capsys.readouterr().out
+    printed = warm().call(printed_by, ["compare", *map(str, recipes), *words])
     assert len(re.findall("^(?:sft|[ab]), seed [34]$", printed, re.MULTILINE)) == 2 + 4
     firsts = set()
     for name in ("a", "b"):
