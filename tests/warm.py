@@ -121,6 +121,7 @@ def become(how: Mapping[str, Any], module: list[str], unbuffered: bool) -> None:
         be_in(how["env"])
     if how["preexec_fn"] is not None:
         how["preexec_fn"]()
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__  # type: ignore[assignment]
     unbuffered = unbuffered or "PYTHONUNBUFFERED" in os.environ
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=unbuffered, write_through=unbuffered)  # type: ignore[union-attr]
