@@ -16,9 +16,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # more processes than cores: threads of
 
 
 @pytest.hookimpl(optionalhook=True)  # without xdist there is none
-def pytest_xdist_auto_num_workers() -> int:
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """One process more than there are cores: tests of servers and killed runs wait a third of their time."""
-    return (os.cpu_count() or 1) + 1
+    waits = "not integration" not in config.option.markexpr
+    return (os.cpu_count() or 1) + waits
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -239,6 +239,7 @@ class TestVerify:
         assert "line 4" in found[3]["reason"]
         assert process.returncode == 1
 
+    @pytest.mark.integration
     def test_a_reader_that_leaves_ends_it_quietly(self) -> None:
         with verifying() as (process, stdin, stdout):
             stdin.write(row(0))
@@ -251,6 +252,7 @@ class TestVerify:
             assert process.stderr is not None
             assert process.stderr.read() == b""
 
+    @pytest.mark.integration
     def test_a_file_gives_what_a_stream_gives(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         rows = row(1) + row(2, "3") + b'{"id": 3}\n'
         (tmp_path / "rows.jsonl").write_bytes(rows)

@@ -46,6 +46,7 @@ def serving(*options: str, **variables: str) -> Iterator[tuple[subprocess.Popen[
 
 
 class TestServe:
+    @pytest.mark.integration
     def test_runs_programs_with_a_token_and_lowered_limits_and_ends_with_its_workers(self) -> None:
         with serving("--cpu-s", "0.5", "--token-env", "MINE", MINE="secret") as (process, url):
             client = Client(url, "secret")
@@ -102,6 +103,7 @@ class TestServe:
 
 
 class TestCheck:
+    @pytest.mark.integration
     def test_shows_the_walls_and_refuses_below_the_level(self, capsys: pytest.CaptureFixture[str]) -> None:
         isolation = sandbox.probe()
         for level in (0, 3):

@@ -112,6 +112,7 @@ def test_plots_take_their_colours_from_the_page_and_have_no_ground(charts: dict[
     assert not re.search(r"(?<!, )#[0-9a-f]{6}", svg), "a colour that is not a fallback"
 
 
+@pytest.mark.integration
 def test_a_plot_is_the_same_bytes_in_another_process_and_under_another_style(run_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "matplotlibrc").write_text("font.size: 30\naxes.facecolor: red\n")
     code = (

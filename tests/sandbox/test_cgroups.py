@@ -67,6 +67,7 @@ def places() -> dict[str, Path]:
         pytest.skip(f"no control groups here: {exc}")
 
 
+@pytest.mark.integration
 def test_processes_of_a_run_share_one_bound_and_the_group_goes_with_its_worker(places: dict[str, Path]) -> None:
     before = {p for place in places.values() for p in place.glob("verizero-sandbox-*")}
     with sandbox.Pool(workers=1, tools=languages.TOOLS) as pool:

@@ -23,6 +23,7 @@ from tests.sandbox.doubling import PYTHON, TESTS
 from tests.sandbox.processes import descendants, family, wait_gone, worker_pids
 
 
+@pytest.mark.integration
 @pytest.mark.slow
 def test_killing_workers_and_runs_at_any_moment_loses_no_result() -> None:
     stop, seen, statuses = threading.Event(), set(), list[str]()
@@ -178,6 +179,7 @@ def test_folders_deeper_than_a_path_can_name_are_too_many(tmp_path: Path) -> Non
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.integration
 def test_a_busy_machine_makes_no_timeout() -> None:
     """Four spinning processes per core: CPU time counts, and the queue for a CPU does not."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4 * (os.cpu_count() or 1))]

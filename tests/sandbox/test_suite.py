@@ -35,6 +35,7 @@ def test_it_is_as_broad_as_promised() -> None:
     assert len(programs.HONEST) >= 29
 
 
+@pytest.mark.integration
 def test_no_act_gets_done(pool: sandbox.Pool) -> None:
     scene = Scene()
     try:
@@ -52,6 +53,7 @@ def test_honest_programs_pass(pool: sandbox.Pool) -> None:
     assert suite.run_members(suite.honest_trials(), pool) == []
 
 
+@pytest.mark.integration
 def test_nothing_lingers(pool: sandbox.Pool) -> None:
     with sandbox.Pool(workers=1, walls=pool._walls) as single:
         assert list(suite.linger_complaints(single)) == []
@@ -62,6 +64,7 @@ def test_no_program_takes_more_than_its_limits(pool: sandbox.Pool) -> None:
     assert suite.run_members(suite.exhaust_trials(pool.isolation), pool) == []
 
 
+@pytest.mark.integration
 @pytest.mark.slow
 def test_the_acts_work_without_walls(tmp_path: Path) -> None:
     """Without this control a stopped act proves nothing: a typing error may have stopped it."""

@@ -73,6 +73,7 @@ def process_of(graders: GraderProcess) -> subprocess.Popen[bytes]:
     return graders._process
 
 
+@pytest.mark.integration
 def test_verdicts_are_those_of_this_process(
     graders: GraderProcess, choices: dict[str, VerifierChoice], tmp_path: Path
 ) -> None:

@@ -1,6 +1,6 @@
 """vLLM imported once for many servers and ranks; its servers fork their processes, as they do on GPUs.
 
-The CPU build starts them anew, because of the threads of OpenMP; a process of `tests.warm` has none.
+The CPU build starts new interpreters, because of the threads of OpenMP; a process of `tests.warm` has none.
 """
 
 from __future__ import annotations

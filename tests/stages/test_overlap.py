@@ -48,6 +48,7 @@ def without_times(session: Session) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k != "time"} for row in rows(session)]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("algorithm", ["grpo", "remax"])
 def test_weights_and_lines_are_those_of_grading_at_the_end(tmp_path: Path, algorithm: str) -> None:
     """Also with a further reward, and with greedy responses, whose places come after all others."""

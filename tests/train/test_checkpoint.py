@@ -84,6 +84,7 @@ def in_a_child(work: Callable[[], Any], kill_at: int) -> bool:
     return os.waitstatus_to_exitcode(status) == 9
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("again", [False, True])
 def test_a_kill_at_any_file_operation_leaves_the_old_newest_or_the_new_one(again: bool, tmp_path: Path) -> None:
     """`again`: the new checkpoint has the number of one that is there. Afterwards a save finds nothing in its way."""

@@ -101,6 +101,7 @@ def test_hostile_answers_are_not_plain(text: str) -> None:
     assert not is_plain(text)
 
 
+@pytest.mark.integration
 def test_a_scorer_that_hangs_is_ended_and_the_next_answer_is_graded() -> None:
     gold = str(entry("chain_sum")["answer"])
     assert one(reference("chain_sum"), gold).is_correct
@@ -133,6 +134,7 @@ def test_broken_references_are_no_wrong_answers(bad: Any) -> None:
     assert one(bad, "4").status == "verifier_error"
 
 
+@pytest.mark.integration
 def test_the_package_is_never_loaded_into_this_process_by_grading() -> None:
     import subprocess
 

@@ -112,6 +112,7 @@ def test_jobs_of_several_kinds_come_back_in_order() -> None:
     ]
 
 
+@pytest.mark.integration
 def test_limits_are_the_recipes_where_the_verifier_names_none() -> None:
     configure(SandboxSettings(limits=sandbox.Limits(cpu_s=0.3, memory_mib=200)))
     assert SandboxParams().limits() == sandbox.Limits(cpu_s=0.3, memory_mib=200)
@@ -130,6 +131,7 @@ def test_too_low_walls_are_an_error_of_the_sandbox_with_the_remedy() -> None:
         assert stands or "sandbox.min_level" in said.reason
 
 
+@pytest.mark.integration
 def test_services_judge_as_this_machine_does() -> None:
     programs = [RIGHT["python"], "print(3)", BROKEN["python"], "import sys; sys.exit(0)"]
     here = judged("python", *programs)

@@ -36,6 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.mark.integration
 def test_its_own_tests_pass(folder: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(folder / "test_my_domain.py")]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)

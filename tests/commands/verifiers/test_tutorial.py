@@ -37,6 +37,7 @@ def test_the_tutorial_has_all_its_steps() -> None:
     assert starts == ["verizero new", "verizero verify", "verizero audit", "python -m", "verizero train"]
 
 
+@pytest.mark.integration
 def test_everything_before_the_training_works(tmp_path: Path) -> None:
     said = {command: follow(command, tmp_path) for command in COMMANDS if not command.startswith("verizero train")}
     checked = next(text for command, text in said.items() if "--check" in command)

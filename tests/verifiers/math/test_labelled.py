@@ -50,6 +50,7 @@ def test_every_category_has_right_answers_and_near_misses() -> None:
     assert [c for c in right | wrong if not wrong[c] or (not right[c] and c != "truncated")] == []
 
 
+@pytest.mark.integration
 def test_labels_are_reproduced() -> None:
     verdicts = score(PAIRS)
     missed = [
@@ -61,6 +62,7 @@ def test_labels_are_reproduced() -> None:
     assert not any(verdict.is_infrastructure for verdict in verdicts)
 
 
+@pytest.mark.integration
 def test_hostile_answers_earn_nothing_within_a_limit_of_cpu_time() -> None:
     assert len({kind for kind, _, _ in HOSTILE}) == 12
     assert len(HOSTILE) >= 270
