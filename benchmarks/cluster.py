@@ -179,7 +179,7 @@ def sides(name: str, model: Any, prompts: Sequence[tuple[int, ...]], asked: argp
 
 def engine_of(name: str, model: Any, folder: Path) -> Any:
     """The engine, whose responses no token ends."""
-    from pipeline.config.sections import VllmConfig
+    from pipeline.config.rollout import VllmConfig
     from pipeline.rollout.torch_engine import TorchEngine
     from pipeline.rollout.vllm_engine import EngineModel, VllmEngine
     from pipeline.rollout.vllm_server import VllmServerEngine

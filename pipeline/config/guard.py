@@ -6,7 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.config.sections import OptimizerConfig, RolloutConfig, Section
+from pipeline.config.rollout import RolloutConfig
+from pipeline.config.sections import OptimizerConfig, Section
 from pipeline.config.stages import RlConfig
 
 OF_OPTIMIZER = ("learning_rate", "max_grad_norm")

@@ -13,6 +13,7 @@ from pipeline.config.guard import GuardConfig, turned
 from pipeline.config.merge import merge
 from pipeline.config.preference import OnlinePreferenceConfig, PreferenceConfig
 from pipeline.config.reward_model import RewardModelConfig
+from pipeline.config.rollout import RolloutConfig, check_launch, check_older_weights, check_quantized
 from pipeline.config.sample import SampleConfig
 from pipeline.config.sandbox import SandboxConfig
 from pipeline.config.scoring import ScoringConfig
@@ -23,11 +24,8 @@ from pipeline.config.sections import (
     ModelConfig,
     PrefectConfig,
     ReportConfig,
-    RolloutConfig,
     Section,
     TrainConfig,
-    check_launch,
-    check_older_weights,
 )
 from pipeline.config.stages import (
     PretrainConfig,
@@ -242,6 +240,7 @@ def _check_rl_stage(config: RunConfig) -> None:
     check_sampling(rl, config.rollout)
     check_budget(rl, config.rollout)
     check_lag(rl, config.rollout, config.train)
+    check_quantized(config.rollout, config.model.dtype, parts_of(rl).mismatch.needs_rollout_logprobs)
     check_guard(config)
 
 

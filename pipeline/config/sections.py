@@ -54,113 +54,6 @@ class OptimizerConfig(Section):
     max_grad_norm: float | None = Field(1.0, gt=0, description="null: no clipping")
 
 
-class VllmConfig(Section):
-    """vLLM as the rollout engine, in the training process (`vllm`) or as servers (`vllm_server`)."""
-
-    max_model_tokens: int | None = Field(
-        None, ge=1, description="most tokens of prompt and response together; null: the model's context"
-    )
-    tensor_parallel: int = Field(1, ge=1, description="number of devices that share one copy of the model")
-    gpu_memory_share: float = Field(0.4, gt=0, le=1, description="share of a GPU's memory for weights and cache")
-    kv_cache_gib: float = Field(1.0, gt=0, description="size of the cache of keys and values on the CPU")
-    enforce_eager: bool = Field(True, description="compile no graphs: starts faster, generates slower on GPUs")
-    sleep: bool = Field(
-        True, description="engine and trainer on one GPU: the engine frees its memory during the update"
-    )
-    arguments: dict[str, Any] = Field({}, description="further arguments of vLLM's engine, by their names there")
-    servers: int = Field(1, ge=1, description="vllm_server: number of servers that the run starts, if `urls` is empty")
-    urls: tuple[str, ...] = Field((), description="vllm_server: addresses http://host:port of servers that already run")
-    transfer: Literal["gloo", "folder"] = Field(
-        "gloo", description="vllm_server: transport of weights; a folder must be shared with the servers"
-    )
-    bucket_mib: int = Field(256, ge=1, description="vllm_server: size of the pieces that weights are sent in")
-    concurrency: int = Field(64, ge=1, description="vllm_server: most open requests to each server, over all ranks")
-    start_timeout_s: float = Field(600, gt=0, description="vllm_server: seconds to wait for a started server to answer")
-    request_timeout_s: float = Field(
-        1200, gt=0, description="vllm_server: seconds to wait for one response or one piece of weights"
-    )
-    health_timeout_s: float = Field(
-        60,
-        gt=0,
-        description="vllm_server: seconds of silence before the server's health is checked; the check may take as long",
-    )
-
-
-class ParityConfig(Section):
-    """At start, the engine's log-probs of some responses are compared to the trainer's of the same tokens."""
-
-    action: Literal["auto", "off", "warn", "correct", "stop"] = Field(
-        "auto",
-        description="if they differ; correct: truncated importance sampling; auto: correct for vLLM, off for torch",
-    )
-    tolerance: float = Field(1e-3, gt=0, description="largest mean absolute difference in nats that counts as equal")
-    num_prompts: int = Field(8, ge=1, description="number of prompts, each answered once")
-
-
-class RolloutConfig(Section):
-    """Sampling of responses in training."""
-
-    engine: Literal["torch", "vllm", "vllm_server"] = Field(
-        "torch",
-        description="torch: the built-in engine; vllm: in the training process; vllm_server: one or several servers",
-    )
-    max_response_tokens: int = Field(ge=1)
-    temperature: float = Field(1.0, gt=0)
-    top_p: float = Field(
-        1.0, gt=0, le=1, description="sample from the smallest set of tokens with this probability; 1: all tokens"
-    )
-    top_k: int = Field(0, ge=0, description="sample from so many most likely tokens; 0: all tokens")
-    max_kept: int = Field(
-        1024, ge=1, description="with keep_sampling: most tokens in a recorded set, and so the most that top_p keeps"
-    )
-    publish_every: int = Field(
-        1,
-        ge=1,
-        description="updates between publications of weights to the engine; k: responses are up to k - 1 updates old",
-    )
-    max_staleness: int = Field(
-        0, ge=0, description="generate responses up to so many updates ahead, during updates; 0: between updates"
-    )
-    in_flight: Literal["finish", "interrupt"] = Field(
-        "finish",
-        description="unfinished responses when new weights arrive: finish with the old, or continue with the new",
-    )
-    interrupt_tokens: int | None = Field(
-        None,
-        ge=1,
-        description="interrupt: tokens of a response that each version of the weights draws; the last draws the rest",
-    )
-    max_rows: int = Field(
-        1024, ge=1, description="most responses decoded at a time; the built-in engine groups prompts of similar length"
-    )
-    vllm: VllmConfig = VllmConfig()
-    parity: ParityConfig = ParityConfig()
-
-    @model_validator(mode="after")
-    def _ahead_fits(self) -> RolloutConfig:
-        interrupts = self.in_flight == "interrupt"
-        if interrupts != (self.interrupt_tokens is not None):
-            verb = "needs" if interrupts else "has no use for"
-            raise ValueError(f"rollout.in_flight={self.in_flight} {verb} rollout.interrupt_tokens")
-        if self.max_staleness == 0 and interrupts:
-            raise ValueError(
-                "rollout.in_flight=interrupt with rollout.max_staleness=0: nothing is under way when weights come; set "
-                "max_staleness: 1 or more"
-            )
-        if self.max_staleness > 0 and self.publish_every > 1:
-            raise ValueError(
-                f"rollout.publish_every={self.publish_every} would make responses older than rollout.max_staleness="
-                f"{self.max_staleness}; set publish_every: 1"
-            )
-        if self.max_staleness > 0 and self.vllm.tensor_parallel > 1:
-            raise ValueError(
-                f"rollout.max_staleness={self.max_staleness} generates during the update, and an engine over "
-                f"rollout.vllm.tensor_parallel={self.vllm.tensor_parallel} ranks would meet its collectives; set "
-                "tensor_parallel: 1, or max_staleness: 0"
-            )
-        return self
-
-
 class LoraConfig(Section):
     """Low-rank adapters on frozen weights (2106.09685)."""
 
@@ -213,24 +106,6 @@ class TrainConfig(Section):
         return self
 
 
-def check_older_weights(rollout: RolloutConfig, train: TrainConfig) -> None:
-    """Refuse responses of older weights where the engine cannot keep a copy of these. Raises: ValueError."""
-    if rollout.publish_every == 1 and rollout.max_staleness == 0:
-        return
-    asked = "publish_every" if rollout.publish_every > 1 else "max_staleness"
-    asked = f"rollout.{asked}={getattr(rollout, asked)}"
-    if rollout.publish_every > 1 and train.backend != "torch":
-        raise ValueError(
-            f"{asked} keeps a copy of the policy, which train.backend={train.backend!r} does not; set it to 1, or "
-            "train.backend: torch"
-        )
-    if train.lora is not None:
-        raise ValueError(
-            f"{asked} keeps a copy of the policy, which train.lora does not; leave it out, or train all weights "
-            "(train.lora: null)"
-        )
-
-
 class LaunchConfig(Section):
     """The processes that train together. Each has a log; if one ends, all end."""
 
@@ -261,34 +136,6 @@ class LaunchConfig(Section):
         if self.kind == "deepspeed" and self.nodes > 1 and self.hostfile is None:
             raise ValueError(f"launch.nodes={self.nodes} with deepspeed needs launch.hostfile")
         return self
-
-
-def check_launch(launch: LaunchConfig, train: TrainConfig, rollout: RolloutConfig) -> None:
-    """Raise ValueError if the ranks cannot be combined as the recipe asks, or would end before a server's timeout."""
-    if launch.kind == "none":
-        return
-    num, together = launch.nodes * launch.gpus_per_node, train.sequence_parallel
-    if num % together:
-        raise ValueError(
-            f"train.sequence_parallel={together} does not divide the {num} ranks of launch; set it to a divisor of them"
-        )
-    devices = rollout.vllm.tensor_parallel
-    if rollout.engine == "vllm" and num % devices:
-        raise ValueError(
-            f"rollout.vllm.tensor_parallel={devices} does not divide the {num} ranks of launch, which are the engines' "
-            "devices; set it to a divisor of them"
-        )
-    if rollout.engine == "vllm_server" and launch.nodes > 1 and not rollout.vllm.urls:
-        raise ValueError(
-            f"launch.nodes={launch.nodes} and rollout.engine=vllm_server: the servers that a run starts answer to the "
-            "node of rank 0 alone; start them yourself (docs/engines.md) and name them in rollout.vllm.urls"
-        )
-    waits, most = rollout.vllm.request_timeout_s, launch.phase_timeout_s
-    if rollout.engine == "vllm_server" and waits >= most:
-        raise ValueError(
-            f"rollout.vllm.request_timeout_s={waits:g} and launch.phase_timeout_s={most:g}: a rank that waits for a "
-            "server that hangs would be ended before it drops that server; set the first below the second"
-        )
 
 
 class EvaluationConfig(Section):

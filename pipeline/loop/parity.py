@@ -8,11 +8,10 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from pipeline.config.sections import RolloutConfig
+from pipeline.config.rollout import RolloutConfig
 from pipeline.errors import RunError
 from pipeline.rollout.collect import collect
 from pipeline.rollout.engine import Sampling
-from pipeline.run.algorithm import parity_action
 from pipeline.run.recorder import Recorder
 from pipeline.run.session import Run, Workers
 from pipeline.train.backend import Backend
@@ -44,7 +43,8 @@ def check_parity(
 
     Raise RunError if the gap is above the recipe's tolerance and the recipe says stop.
     """
-    action, tolerance = parity_action(config), config.parity.tolerance
+    dtype = run.recipe.model.dtype
+    action, tolerance = config.parity_action(dtype), config.parity_tolerance(dtype)
     if action == "off":
         return None
     prompts = run.data.train[: config.parity.num_prompts]
@@ -62,7 +62,7 @@ def check_parity(
         "rollout.parity.action: correct"
     )
     if action == "stop":
-        raise RunError(f"{finding}; rollout.parity.tolerance={tolerance:g}. {remedy}")
+        raise RunError(f"{finding}; rollout.parity.tolerance is {tolerance:g}. {remedy}")
     recorder.say(f"{finding}; " + ("truncated importance sampling is on" if action == "correct" else remedy))
     return gap
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pipeline.config.sections import VllmConfig
+from pipeline.config.rollout import VllmConfig
 from pipeline.errors import ConfigError, EngineError, boundary
 from pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling, check_requests
 from pipeline.rollout.vllm_records import NOTHING, Records, bounded, kept_tokens, prepare, routing

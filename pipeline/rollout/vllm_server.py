@@ -23,7 +23,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from pipeline.config.sections import VllmConfig
+from pipeline.config.rollout import VllmConfig
 from pipeline.errors import EngineError, VerizeroError
 from pipeline.rollout.engine import Completion, Listener, Request, Sampling, check_requests
 from pipeline.rollout.vllm_engine import (

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.config.preference import loop_parts
 from pipeline.config.run import RECORDING_ENGINES, RunConfig, parts_of
-from pipeline.config.sections import RolloutConfig
+from pipeline.config.rollout import RolloutConfig
 from pipeline.errors import ConfigError
 from pipeline.models.routing import num_experts, unreplayable
 from pipeline.rl.parts import Parts
@@ -29,7 +29,7 @@ def resolve_parts(config: RunConfig, model: Any = None) -> Parts | None:
     parts = weighted(parts_of(config.rl), config.scoring.weights)
     if model is not None:
         check_routing(parts, model, config.rollout.engine, config.train.gradient_checkpointing)
-    return with_correction(parts, config.rollout).resolve(config.rollout.max_response_tokens)
+    return with_correction(parts, config.rollout, config.model.dtype).resolve(config.rollout.max_response_tokens)
 
 
 def check_routing(parts: Parts, model: Any, engine: str, recomputes: bool = False) -> None:
@@ -52,21 +52,14 @@ def check_routing(parts: Parts, model: Any, engine: str, recomputes: bool = Fals
         )
 
 
-def parity_action(config: RolloutConfig) -> str:
-    """Return what the recipe wants done if engine and trainer differ: off, warn, correct or stop."""
-    if config.parity.action == "auto":
-        return "off" if config.engine == "torch" else "correct"
-    return config.parity.action
-
-
-def with_correction(parts: Parts, config: RolloutConfig) -> Parts:
+def with_correction(parts: Parts, config: RolloutConfig, dtype: str) -> Parts:
     """Return the algorithm with truncated importance sampling, if the recipe or its objective on stale rows needs it.
 
     The recipe may ask for that correction (`rollout.parity.action: correct`), and the decoupled objective needs it; an
     algorithm that has a correction of its own keeps it. It is on from the first step whatever the parity check finds,
-    so that a resumed run does what it did before. Its weights are 1 where engine and trainer agree.
+    so that a resumed run does what it did before. Its weights are 1 where engine and trainer agree. `dtype`: the policy's.
     """
-    needs_weights = parts.mismatch.stale == "decoupled" or parity_action(config) == "correct"
+    needs_weights = parts.mismatch.stale == "decoupled" or config.parity_action(dtype) == "correct"
     if not needs_weights or parts.mismatch.needs_rollout_logprobs:
         return parts
     return replace(parts, mismatch=replace(parts.mismatch, level="token", action="truncate", cap=2.0))

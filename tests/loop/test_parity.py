@@ -48,8 +48,13 @@ class TestTheGate:
         assert written["mean"] == gap.mean
 
     def test_a_difference_ends_the_run_where_the_recipe_says_so(self, tmp_path: Path) -> None:
-        with pytest.raises(RunError, match=r"differ in log-probs.*tolerance=0\.001"):
+        with pytest.raises(RunError, match=r"differ in log-probs.*tolerance is 0\.001"):
             self.gap(tmp_path, "stop")
+
+    def test_the_tolerance_is_the_types_unless_the_recipe_names_one(self) -> None:
+        how = tiny().rollout
+        assert (how.parity_tolerance("float32"), how.parity_tolerance("bfloat16")) == (1e-3, 5e-2)
+        assert tiny(overrides=["rollout.parity.tolerance=0.2"]).rollout.parity_tolerance("bfloat16") == 0.2
 
     def test_the_embedded_engine_passes(self, tmp_path: Path) -> None:
         config = tiny({"stages": ["rl"], "sft": None, "rollout": {"parity": {"action": "stop"}}})

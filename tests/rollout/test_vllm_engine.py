@@ -11,7 +11,7 @@ import numpy
 import pytest
 import torch
 
-from pipeline.config.sections import VllmConfig
+from pipeline.config.rollout import VllmConfig
 from pipeline.errors import EngineError
 from pipeline.rollout.engine import Completion, Ended, Engine, Request, Sampling
 from pipeline.rollout.sampling import cut_off

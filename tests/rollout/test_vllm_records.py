@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import pytest
 
-from pipeline.config.sections import VllmConfig
+from pipeline.config.rollout import VllmConfig
 from pipeline.errors import ConfigError, EngineError
 from pipeline.rollout.engine import Request, Sampling
 from pipeline.rollout.vllm_engine import EngineModel, engine_arguments

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.sections import VllmConfig
+from pipeline.config.rollout import VllmConfig
 from pipeline.errors import EngineError
 from pipeline.rollout.engine import Request, Sampling
 from pipeline.rollout.vllm_engine import EngineModel

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.config.sections import VllmConfig
+from pipeline.config.rollout import VllmConfig
 from pipeline.errors import ConfigError, EngineError
 from pipeline.rollout.engine import Sampling
 from pipeline.rollout.vllm_engine import (

@@ -10,7 +10,7 @@ import torch
 from pipeline.algorithms.base import load_algorithm
 from pipeline.errors import ConfigError
 from pipeline.rl.parts import Mismatch
-from pipeline.run.algorithm import check_routing, parity_action, resolve_parts, with_correction
+from pipeline.run.algorithm import check_routing, resolve_parts, with_correction
 from tests.stages.tiny import tiny
 from tests.train.sampled import model_of
 
@@ -40,21 +40,30 @@ def test_correction_is_on_for_vllm_unless_the_algorithm_has_its_own() -> None:
     assert parts.mismatch.level == "none"
     vllm = tiny(overrides=["rollout.engine=vllm"]).rollout
     warning = tiny(overrides=["rollout.engine=vllm", "rollout.parity.action=warn"]).rollout
-    assert (parity_action(tiny().rollout), parity_action(vllm)) == ("off", "correct")
-    assert with_correction(parts, tiny().rollout) is with_correction(parts, warning) is parts
-    own = with_correction(parts, vllm)
+    assert (tiny().rollout.parity_action("float32"), vllm.parity_action("float32")) == ("off", "correct")
+    assert with_correction(parts, tiny().rollout, "float32") is with_correction(parts, warning, "float32") is parts
+    own = with_correction(parts, vllm, "float32")
     assert own.mismatch == Mismatch(level="token")
-    assert with_correction(own, vllm) is own
+    assert with_correction(own, vllm, "float32") is own
     _, rejects = load_algorithm("grpo", {"mismatch_reject": {"mean_k3": 0.1}})
-    assert with_correction(rejects, vllm).mismatch.level == "none"
+    assert with_correction(rejects, vllm, "float32").mismatch.level == "none"
+
+
+def test_the_embedded_engine_is_corrected_in_sixteen_bits() -> None:
+    half = resolve_parts(tiny(overrides=["model.dtype=bfloat16"]).of_stage("rl"))
+    whole = resolve_parts(tiny().of_stage("rl"))
+    assert half is not None
+    assert whole is not None
+    assert (half.mismatch, whole.mismatch.level) == (Mismatch(level="token"), "none")
+    assert tiny().rollout.parity_action("bfloat16") == "correct"
 
 
 def test_the_decoupled_objective_has_weights() -> None:
     _, bypass = load_algorithm("grpo", {})
     _, decoupled = load_algorithm("grpo", {"mismatch_stale": "decoupled"})
     config = tiny(overrides=["rollout.max_staleness=2"]).rollout
-    assert with_correction(bypass, config) == bypass
-    assert with_correction(decoupled, config).mismatch == Mismatch(level="token", stale="decoupled")
+    assert with_correction(bypass, config, "float32") == bypass
+    assert with_correction(decoupled, config, "float32").mismatch == Mismatch(level="token", stale="decoupled")
 
 
 def test_a_stage_has_its_own_algorithm() -> None:

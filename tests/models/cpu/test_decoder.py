@@ -156,6 +156,13 @@ def test_parity_holds_for_models_as_they_are() -> None:
         assert check_parity(decoder) < TOLERANCE
 
 
+def test_in_sixteen_bits_the_rounding_of_many_layers_is_no_other_function() -> None:
+    model = build("llama", {"hidden_size": 256, "num_hidden_layers": 8, "intermediate_size": 512}).to(torch.bfloat16)
+    decoder = Decoder.of(model)
+    assert decoder is not None
+    assert 0.01 < check_parity(decoder) < 0.3
+
+
 def lie_about_scale(model: Any) -> None:
     for layer in model.model.layers:
         layer.self_attn.scaling *= 2.0
@@ -185,6 +192,16 @@ def test_parity_catches_a_model_that_computes_something_else(lie: Any, fresh: bo
                 p.fill_(1.0) if p.dim() == 1 else p.normal_(0, 0.02, generator=torch.Generator().manual_seed(p.numel()))
     lie(model)
     decoder = Decoder.of(model)
+    assert decoder is not None
+    with pytest.raises(ValueError, match="fast decode differs"):
+        check_parity(decoder)
+
+
+@pytest.mark.parametrize("lie", [lie_about_scale, lie_about_norm, lie_about_rotation])
+def test_parity_catches_it_in_sixteen_bits_too(lie: Any) -> None:
+    model = tiny("llama")
+    lie(model)
+    decoder = Decoder.of(model.to(torch.bfloat16))
     assert decoder is not None
     with pytest.raises(ValueError, match="fast decode differs"):
         check_parity(decoder)

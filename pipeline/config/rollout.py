@@ -1,0 +1,289 @@
+"""The recipe's section `rollout`: who samples responses, on which devices, and how new weights reach the engine."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from pipeline.config.sections import LaunchConfig, Section, TrainConfig
+
+Transfer = Literal["auto", "gloo", "nccl", "ipc", "folder"]
+DTYPE_TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
+"""Largest mean difference of log-probs, in nats, that rounding explains. float32: on the CPU engines and trainer differ by
+about 1e-6. bfloat16 has 8 bits, and the two sum in another order: 0.014 to 0.036 with random weights on the CPU."""
+
+
+class VllmConfig(Section):
+    """vLLM as the rollout engine, in the training process (`vllm`) or as servers (`vllm_server`)."""
+
+    max_model_tokens: int | None = Field(
+        None, ge=1, description="most tokens of prompt and response together; null: the model's context"
+    )
+    tensor_parallel: int = Field(1, ge=1, description="number of devices that share one copy of the model")
+    gpu_memory_share: float = Field(0.4, gt=0, le=1, description="share of a GPU's memory for weights and cache")
+    kv_cache_gib: float = Field(1.0, gt=0, description="size of the cache of keys and values on the CPU")
+    enforce_eager: bool | None = Field(
+        None, description="true: compile no graphs, which starts faster and generates slower; null: on the CPU alone"
+    )
+    sleep: bool = Field(
+        True, description="vllm: the engine frees its GPU memory whenever the trainer computes and nothing is generated"
+    )
+    quantization: Literal["fp8_per_tensor", "fp8_per_block", "fp8_per_channel"] | None = Field(
+        None, description="vLLM computes with weights in 8 bits, by this scheme of its own; null: in `model.dtype`"
+    )
+    arguments: dict[str, Any] = Field({}, description="further arguments of vLLM's engine, by their names there")
+    servers: int = Field(1, ge=1, description="vllm_server: number of servers that the run starts, if `urls` is empty")
+    urls: tuple[str, ...] = Field((), description="vllm_server: addresses http://host:port of servers that already run")
+    devices: tuple[tuple[int, ...], ...] = Field(
+        (), description="vllm_server: the GPUs of each server that the run starts, e.g. [[6], [7]]; none on the CPU"
+    )
+    share_gpus: bool = Field(
+        False, description="vllm_server: servers may be on GPUs of ranks, or of each other; lower `gpu_memory_share`"
+    )
+    transfer: Transfer = Field(
+        "auto",
+        description="vllm_server: transport of weights; gloo: through the CPU; nccl: between GPUs; ipc: within a GPU; "
+        "folder: through a folder that the servers see; auto: the fastest of the first three that works",
+    )
+    bucket_mib: int = Field(256, ge=1, description="vllm_server: size of the pieces that weights are sent in")
+    concurrency: int = Field(64, ge=1, description="vllm_server: most open requests to each server, over all ranks")
+    start_timeout_s: float = Field(600, gt=0, description="vllm_server: seconds to wait for a started server to answer")
+    request_timeout_s: float = Field(
+        1200, gt=0, description="vllm_server: seconds to wait for one response or one piece of weights"
+    )
+    health_timeout_s: float = Field(
+        60,
+        gt=0,
+        description="vllm_server: seconds of silence before the server's health is checked; the check may take as long",
+    )
+
+
+class ParityConfig(Section):
+    """At start, the engine's log-probs of some responses are compared to the trainer's of the same tokens."""
+
+    action: Literal["auto", "off", "warn", "correct", "stop"] = Field(
+        "auto",
+        description="if they differ; correct: truncated importance sampling; auto: off for torch in float32, else correct",
+    )
+    tolerance: float | None = Field(
+        None,
+        gt=0,
+        description="largest mean absolute difference in nats that counts as equal; null: 1e-3 in float32, 0.05 in bfloat16",
+    )
+    num_prompts: int = Field(8, ge=1, description="number of prompts, each answered once")
+
+
+class RolloutConfig(Section):
+    """Sampling of responses in training."""
+
+    engine: Literal["torch", "vllm", "vllm_server"] = Field(
+        "torch",
+        description="torch: the built-in engine; vllm: in the training process; vllm_server: one or several servers",
+    )
+    max_response_tokens: int = Field(ge=1)
+    temperature: float = Field(1.0, gt=0)
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="sample from the smallest set of tokens with this probability; 1: all tokens"
+    )
+    top_k: int = Field(0, ge=0, description="sample from so many most likely tokens; 0: all tokens")
+    max_kept: int = Field(
+        1024, ge=1, description="with keep_sampling: most tokens in a recorded set, and so the most that top_p keeps"
+    )
+    publish_every: int = Field(
+        1,
+        ge=1,
+        description="updates between publications of weights to the engine; k: responses are up to k - 1 updates old",
+    )
+    max_staleness: int = Field(
+        0, ge=0, description="generate responses up to so many updates ahead, during updates; 0: between updates"
+    )
+    in_flight: Literal["finish", "interrupt"] = Field(
+        "finish",
+        description="unfinished responses when new weights arrive: finish with the old, or continue with the new",
+    )
+    interrupt_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="interrupt: tokens of a response that each version of the weights draws; the last draws the rest",
+    )
+    max_rows: int = Field(
+        1024, ge=1, description="most responses decoded at a time; the built-in engine groups prompts of similar length"
+    )
+    vllm: VllmConfig = VllmConfig()
+    parity: ParityConfig = ParityConfig()
+
+    def parity_action(self, dtype: str) -> str:
+        """Return what is to be done if engine and trainer differ for a policy of this type: off, warn, correct, stop."""
+        if self.parity.action != "auto":
+            return self.parity.action
+        return "off" if self.engine == "torch" and dtype == "float32" else "correct"
+
+    def parity_tolerance(self, dtype: str) -> float:
+        """Return the largest mean difference in nats that counts as equal for a policy of this type."""
+        return self.parity.tolerance or DTYPE_TOLERANCE[dtype]
+
+    @model_validator(mode="after")
+    def _devices_fit(self) -> RolloutConfig:
+        how = self.vllm
+        if how.quantization is not None and self.engine == "torch":
+            raise ValueError(
+                f"rollout.vllm.quantization={how.quantization} with rollout.engine=torch, which computes in model.dtype; "
+                "set rollout.engine: vllm or vllm_server, or drop it"
+            )
+        if how.share_gpus and not how.devices:
+            raise ValueError("rollout.vllm.share_gpus=true without rollout.vllm.devices; name each server's GPUs there")
+        if not how.devices:
+            return self
+        if self.engine != "vllm_server" or how.urls:
+            raise ValueError(
+                f"rollout.vllm.devices={_listed(how.devices)} places servers that the run starts, and rollout.engine="
+                f"{self.engine} " + ("has rollout.vllm.urls instead" if how.urls else "starts none") + "; drop devices"
+            )
+        if len(how.devices) != how.servers or any(len(own) != how.tensor_parallel for own in how.devices):
+            raise ValueError(
+                f"rollout.vllm.devices={_listed(how.devices)} is not one list for each of rollout.vllm.servers="
+                f"{how.servers}, of rollout.vllm.tensor_parallel={how.tensor_parallel} GPUs each; make them agree"
+            )
+        own = [gpu for gpus in how.devices for gpu in gpus]
+        repeats = any(len(set(gpus)) < len(gpus) for gpus in how.devices)
+        if repeats or min(own) < 0 or (len(set(own)) < len(own) and not how.share_gpus):
+            raise ValueError(
+                f"rollout.vllm.devices={_listed(how.devices)} names a GPU twice, or one below 0; give each server GPUs "
+                "of its own, or set rollout.vllm.share_gpus: true"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _ahead_fits(self) -> RolloutConfig:
+        interrupts = self.in_flight == "interrupt"
+        if interrupts != (self.interrupt_tokens is not None):
+            verb = "needs" if interrupts else "has no use for"
+            raise ValueError(f"rollout.in_flight={self.in_flight} {verb} rollout.interrupt_tokens")
+        if self.max_staleness == 0 and interrupts:
+            raise ValueError(
+                "rollout.in_flight=interrupt with rollout.max_staleness=0: nothing is under way when weights come; set "
+                "max_staleness: 1 or more"
+            )
+        if self.max_staleness > 0 and self.publish_every > 1:
+            raise ValueError(
+                f"rollout.publish_every={self.publish_every} would make responses older than rollout.max_staleness="
+                f"{self.max_staleness}; set publish_every: 1"
+            )
+        if self.max_staleness > 0 and self.vllm.tensor_parallel > 1:
+            raise ValueError(
+                f"rollout.max_staleness={self.max_staleness} generates during the update, and an engine over "
+                f"rollout.vllm.tensor_parallel={self.vllm.tensor_parallel} ranks would meet its collectives; set "
+                "tensor_parallel: 1, or max_staleness: 0"
+            )
+        return self
+
+
+def check_older_weights(rollout: RolloutConfig, train: TrainConfig) -> None:
+    """Refuse responses of older weights where the engine cannot keep a copy of these. Raises: ValueError."""
+    if rollout.publish_every == 1 and rollout.max_staleness == 0:
+        return
+    asked = "publish_every" if rollout.publish_every > 1 else "max_staleness"
+    asked = f"rollout.{asked}={getattr(rollout, asked)}"
+    if rollout.publish_every > 1 and train.backend != "torch":
+        raise ValueError(
+            f"{asked} keeps a copy of the policy, which train.backend={train.backend!r} does not; set it to 1, or "
+            "train.backend: torch"
+        )
+    if train.lora is not None:
+        raise ValueError(
+            f"{asked} keeps a copy of the policy, which train.lora does not; leave it out, or train all weights "
+            "(train.lora: null)"
+        )
+
+
+def check_launch(launch: LaunchConfig, train: TrainConfig, rollout: RolloutConfig) -> None:
+    """Raise ValueError if the ranks cannot be combined as the recipe asks, or would end before a server's timeout."""
+    if rollout.engine == "vllm_server":
+        check_gpus(launch, train, rollout.vllm)
+    if launch.kind == "none":
+        return
+    num, together = launch.nodes * launch.gpus_per_node, train.sequence_parallel
+    if num % together:
+        raise ValueError(
+            f"train.sequence_parallel={together} does not divide the {num} ranks of launch; set it to a divisor of them"
+        )
+    devices = rollout.vllm.tensor_parallel
+    if rollout.engine == "vllm" and num % devices:
+        raise ValueError(
+            f"rollout.vllm.tensor_parallel={devices} does not divide the {num} ranks of launch, which are the engines' "
+            "devices; set it to a divisor of them"
+        )
+    if rollout.engine == "vllm_server" and launch.nodes > 1 and not rollout.vllm.urls:
+        raise ValueError(
+            f"launch.nodes={launch.nodes} and rollout.engine=vllm_server: the servers that a run starts answer to the "
+            "node of rank 0 alone; start them yourself (docs/engines.md) and name them in rollout.vllm.urls"
+        )
+    waits, most = rollout.vllm.request_timeout_s, launch.phase_timeout_s
+    if rollout.engine == "vllm_server" and waits >= most:
+        raise ValueError(
+            f"rollout.vllm.request_timeout_s={waits:g} and launch.phase_timeout_s={most:g}: a rank that waits for a "
+            "server that hangs would be ended before it drops that server; set the first below the second"
+        )
+
+
+def check_gpus(launch: LaunchConfig, train: TrainConfig, how: VllmConfig) -> None:
+    """Raise ValueError if servers would share GPUs with ranks unasked, or cannot get weights as the recipe asks."""
+    ranks = rank_gpus(launch, train)
+    servers = {gpu for own in how.devices for gpu in own}
+    if (both := sorted(servers & set(ranks))) and not how.share_gpus:
+        raise ValueError(
+            f"rollout.vllm.devices={_listed(how.devices)} and the ranks of launch.gpus_per_node={launch.gpus_per_node} "
+            f"both use GPU {both[0]}; give the servers others, or set rollout.vllm.share_gpus: true and a "
+            "gpu_memory_share that leaves the ranks room"
+        )
+    if how.transfer not in ("nccl", "ipc"):
+        return
+    asked = f"rollout.vllm.transfer={how.transfer}"
+    if train.device == "cpu":
+        raise ValueError(f"{asked} moves weights between GPUs, and train.device is cpu; set transfer: gloo or auto")
+    if how.transfer == "nccl" and ranks[0] in servers:
+        raise ValueError(
+            f"{asked} needs a GPU for each process, and rollout.vllm.devices={_listed(how.devices)} has the GPU "
+            f"{ranks[0]} of rank 0, which sends; give the servers others, or set transfer: ipc or gloo"
+        )
+    # vLLM's engine finds the sender's memory by the GPU's own id, and gathers ids from all ranks amid a transfer.
+    if how.transfer == "ipc" and (len(ranks) * launch.nodes > 1 or servers != set(ranks)):
+        raise ValueError(
+            f"{asked} hands memory over within one GPU, so it needs a single rank, and servers that the run starts on "
+            f"its GPU: rollout.vllm.devices: [[{ranks[0]}]] with share_gpus: true; set transfer: nccl or gloo otherwise"
+        )
+
+
+def rank_gpus(launch: LaunchConfig, train: TrainConfig) -> tuple[int, ...]:
+    """Return the GPUs of the ranks on the first node, rank 0's first; none for ranks on the CPU."""
+    if train.device == "cpu":
+        return ()
+    if launch.kind == "none" and ":" in train.device:
+        return (int(train.device.split(":")[1]),)
+    return tuple(range(1 if launch.kind == "none" else launch.gpus_per_node))
+
+
+def check_quantized(rollout: RolloutConfig, dtype: str, is_corrected: bool) -> None:
+    """Refuse rollouts in 8 bits where nothing corrects for them. Raises: ValueError.
+
+    `is_corrected`: the algorithm itself weighs or drops tokens by the engine's log-probs.
+    """
+    how = rollout.vllm.quantization
+    if how is None:
+        return
+    if dtype == "float32":
+        raise ValueError(
+            f"rollout.vllm.quantization={how} with model.dtype=float32: vLLM quantises 16-bit weights; set model.dtype: "
+            "bfloat16, or drop it"
+        )
+    if not is_corrected and rollout.parity_action(dtype) != "correct":
+        raise ValueError(
+            f"rollout.vllm.quantization={how} with rollout.parity.action={rollout.parity.action}: an engine in 8 bits "
+            "samples from another distribution than the one that trains, and nothing corrects for it; set "
+            "rollout.parity.action: correct or auto, or rl.algorithm.mismatch_level"
+        )
+
+
+def _listed(devices: tuple[tuple[int, ...], ...]) -> str:
+    return str([list(own) for own in devices])
