@@ -181,7 +181,8 @@ def engine_of(name: str, model: Any, folder: Path) -> Any:
     """The engine, whose responses no token ends."""
     from pipeline.config.rollout import VllmConfig
     from pipeline.rollout.torch_engine import TorchEngine
-    from pipeline.rollout.vllm_engine import EngineModel, VllmEngine
+    from pipeline.rollout.vllm_arguments import EngineModel
+    from pipeline.rollout.vllm_engine import VllmEngine
     from pipeline.rollout.vllm_server import VllmServerEngine
 
     if name == "torch":

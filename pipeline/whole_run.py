@@ -44,6 +44,8 @@ def run_items(session: Session, items: list[Item], wrap: Wrap = plain) -> None:
     run, state, recorder, left = session.run, session.state, session.recorder, list(items)
     while left:
         item = left.pop(0)
+        if item.kind != "evaluate":  # an evaluation has woken an engine that would sit on the trainer's GPU
+            session.workers.rollouts.free_memory()
         is_entered = session.setup.config.stage_names == (item.stage,) and state.stage.name == item.stage
         if item.stage != BASE and not is_entered:
             session.setup = enter_stage(run, session.workers, state, recorder, item.stage)

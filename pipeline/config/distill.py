@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from pydantic import Field, model_validator
 
-from pipeline.config.sample import RequestConfig
 from pipeline.config.rollout import RolloutConfig, check_older_weights
+from pipeline.config.sample import RequestConfig
 from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.config.stages import RoundsConfig
 from pipeline.rl.divergences import Divergence, Objective, Over

@@ -10,8 +10,8 @@ from pipeline.config.sections import LaunchConfig, Section, TrainConfig
 
 Transfer = Literal["auto", "gloo", "nccl", "ipc", "folder"]
 DTYPE_TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2}
-"""Largest mean difference of log-probs, in nats, that rounding explains. float32: on the CPU engines and trainer differ by
-about 1e-6. bfloat16 has 8 bits, and the two sum in another order: 0.014 to 0.036 with random weights on the CPU."""
+"""Largest mean difference of log-probs, in nats, that rounding explains. In float32 engines and trainer differ by about
+1e-6 on the CPU. bfloat16 has 8 bits, and the two sum in another order: 0.014 to 0.036 there with random weights."""
 
 
 class VllmConfig(Section):
@@ -24,10 +24,10 @@ class VllmConfig(Section):
     gpu_memory_share: float = Field(0.4, gt=0, le=1, description="share of a GPU's memory for weights and cache")
     kv_cache_gib: float = Field(1.0, gt=0, description="size of the cache of keys and values on the CPU")
     enforce_eager: bool | None = Field(
-        None, description="true: compile no graphs, which starts faster and generates slower; null: on the CPU alone"
+        None, description="true: compile no graphs: starts faster, generates slower; null: true on the CPU alone"
     )
     sleep: bool = Field(
-        True, description="vllm: the engine frees its GPU memory whenever the trainer computes and nothing is generated"
+        True, description="vllm: the engine frees its GPU memory while the trainer computes and nothing is generated"
     )
     quantization: Literal["fp8_per_tensor", "fp8_per_block", "fp8_per_channel"] | None = Field(
         None, description="vLLM computes with weights in 8 bits, by this scheme of its own; null: in `model.dtype`"
@@ -64,12 +64,12 @@ class ParityConfig(Section):
 
     action: Literal["auto", "off", "warn", "correct", "stop"] = Field(
         "auto",
-        description="if they differ; correct: truncated importance sampling; auto: off for torch in float32, else correct",
+        description="if they differ; correct: truncated importance sampling; auto: off for torch in float32",
     )
     tolerance: float | None = Field(
         None,
         gt=0,
-        description="largest mean absolute difference in nats that counts as equal; null: 1e-3 in float32, 0.05 in bfloat16",
+        description="largest mean absolute difference in nats that counts as equal; null: 1e-3, in bfloat16 0.05",
     )
     num_prompts: int = Field(8, ge=1, description="number of prompts, each answered once")
 
@@ -274,8 +274,8 @@ def check_quantized(rollout: RolloutConfig, dtype: str, is_corrected: bool) -> N
         return
     if dtype == "float32":
         raise ValueError(
-            f"rollout.vllm.quantization={how} with model.dtype=float32: vLLM quantises 16-bit weights; set model.dtype: "
-            "bfloat16, or drop it"
+            f"rollout.vllm.quantization={how} with model.dtype=float32: vLLM quantises 16-bit weights; set "
+            "model.dtype: bfloat16, or drop it"
         )
     if not is_corrected and rollout.parity_action(dtype) != "correct":
         raise ValueError(

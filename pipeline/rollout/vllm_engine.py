@@ -7,84 +7,35 @@ rounding of logits, which differs with the responses that are computed in the sa
 
 from __future__ import annotations
 
-import difflib
 import gc
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import torch
 
 from pipeline.config.rollout import VllmConfig
 from pipeline.errors import ConfigError, EngineError, boundary
 from pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling, check_requests
-from pipeline.rollout.vllm_records import NOTHING, Records, bounded, kept_tokens, prepare, routing
-from pipeline.rollout.weights import Counted, Published, Weights, weights_of
-from pipeline.types import FinishReason
+from pipeline.rollout.vllm_arguments import (
+    ROOM,
+    EngineModel,
+    check_arguments,
+    check_heads,
+    check_spans,
+    device_arguments,
+    engine_arguments,
+    finish_reason,
+    import_vllm,
+)
+from pipeline.rollout.vllm_records import kept_tokens, prepare, routing
+from pipeline.rollout.weights import Counted, Published
 
-if TYPE_CHECKING:
-    from types import ModuleType
-
-INSTALL = "pip install 'verizero[gpu]' on a GPU, `make install-engines` for the CPU (docs/engines.md)"
-ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine shares this process, and so the trainer's tensors
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer's threads live in this process too
-    "VLLM_LOGGING_LEVEL": "ERROR",
-    "VLLM_NO_USAGE_STATS": "1",
-}
-TOKENS_A_STEP = 4096
-ROOM = "the engine's room (rollout.vllm.max_model_tokens)"
-RECIPE_FIELDS = {
-    "model": "model.path",
-    "dtype": "model.dtype",
-    "load_format": "nothing: weights come from the trainer",
-    "skip_tokenizer_init": "nothing: tokens go in and out",
-    "logprobs_mode": "nothing: log-probs are those of the distribution sampled",
-    "max_model_len": "rollout.vllm.max_model_tokens",
-    "max_num_seqs": "rollout.max_rows",
-    "enforce_eager": "rollout.vllm.enforce_eager",
-    "tensor_parallel_size": "rollout.vllm.tensor_parallel",
-    "gpu_memory_utilization": "rollout.vllm.gpu_memory_share",
-    "kv_cache_memory_bytes": "rollout.vllm.kv_cache_gib",
-    "enable_sleep_mode": "rollout.vllm.sleep",
-    "worker_extension_cls": "nothing: it takes the weights",
-    "weight_transfer_config": "rollout.vllm.transfer",
-    "seed": "seed",
-    "return_sampling_mask": "rl.algorithm.keep_sampling",
-    "enable_return_routed_experts": "rl.algorithm.keep_routing",
-}
-"""Argument of vLLM's engine -> the recipe's field that decides it."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineModel:
-    """The policy as an engine needs it."""
-
-    model: Any
-    eos_ids: tuple[int, ...]
-    weights: Weights
-    records: Records = NOTHING
-    """The parts of its responses that the engine records."""
-
-    @classmethod
-    def of(
-        cls, model: Any, eos_ids: Sequence[int], weights: Weights | None = None, records: Records = NOTHING
-    ) -> EngineModel:
-        """Describe the policy `model`; `weights` yields its weights if this process holds only a shard of them."""
-        return cls(model, tuple(sorted(set(eos_ids))), weights or weights_of(model), records)
-
-    def options(self, sampling: Sampling, seed: int) -> dict[str, Any]:
-        """Return one response's options by vLLM's names."""
-        options = sampling_options(sampling, seed, self.eos_ids)
-        return options | (bounded(sampling, self.model.config.vocab_size) if self.records.sampling else {})
-
-    @property
-    def context(self) -> int | None:
-        """The longest sequence in tokens; None if the model's config names none."""
-        return getattr(self.model.config, "max_position_embeddings", None)
+SleepLevel = Literal[1, 2]
+"""1: vLLM keeps its weights in the CPU's memory while it sleeps; 2: it drops them, and gets them again."""
 
 
 class VllmEngine:
@@ -94,11 +45,16 @@ class VllmEngine:
     fallback_reason: str | None = None
     _live = 0
 
-    def __init__(self, policy: EngineModel, config: VllmConfig, max_rows: int) -> None:
-        """Start vLLM.
+    def __init__(
+        self, policy: EngineModel, config: VllmConfig, max_rows: int, sleep_level: SleepLevel = 2, vllm: Any = None
+    ) -> None:
+        """Start vLLM, and let it sleep until the first publish. All ranks must do this at the same time.
 
+        `sleep_level`: 1 where the policy may train on before the engine is asked again without new weights. `vllm`: the
+        module that imports vLLM; None: ours.
         Raises: ConfigError where vLLM is not installed or does not know an argument; EngineError if it does not start.
         """
+        self._sleep_level = sleep_level
         self.policy, self.config = policy, config
         self.published: Published | None = None
         self.version = -1
@@ -106,7 +62,7 @@ class VllmEngine:
         self._asleep = False
         if VllmEngine._live:
             raise EngineError("this process has one vLLM engine already; close it first")
-        self._vllm = import_vllm()
+        self._vllm = vllm or import_vllm()
         prepare(policy.records, self._vllm.why_no_records())
         check_arguments(config.arguments, self._vllm.argument_names())
         check_heads(policy.model.config, self._vllm.head_sizes())
@@ -118,10 +74,12 @@ class VllmEngine:
         # vLLM needs the shape of the model only: the weights come with the first publish.
         with boundary(EngineError, "starting vLLM in this process"):
             policy.model.config.save_pretrained(self._folder.name)
-            self._llm: Any = self._vllm.make_llm({**arguments, "model": self._folder.name})
+            with as_launched(policy.model.device, self._vllm.on_cpu()):
+                self._llm: Any = self._vllm.make_llm({**arguments, "model": self._folder.name})
         VllmEngine._live += 1
         self._mates = self._vllm.ranks_of_engine() if config.tensor_parallel > 1 else None
         self._limit = int(self._llm.llm_engine.model_config.max_model_len)
+        self.rest()  # its weights are random, and the trainer's first computations may need the room
 
     def publish(self, version: int) -> None:
         """Copy the trainer's present weights into vLLM.
@@ -151,7 +109,7 @@ class VllmEngine:
         Raises: EngineError for a prompt that leaves no room.
         """
         check_requests(requests, sampling.max_tokens, self._limit, ROOM)
-        self._wake(None)
+        self._wake_to_generate()
         engine, places = self._llm.llm_engine, {}
         made: dict[tuple[int, int], Completion] = {}
         with boundary(EngineError, "generating with vLLM"):
@@ -177,8 +135,7 @@ class VllmEngine:
         """Give the GPU's memory back until the next weights or prompts come; does nothing where vLLM has no sleep."""
         if self.sleep_note is None and not self._asleep:
             with boundary(EngineError, "putting vLLM to sleep"):
-                # Level 1 keeps the weights in the CPU's memory: not every update is followed by a publish.
-                self._llm.sleep(level=1)
+                self._llm.sleep(level=self._sleep_level)
             self._asleep = True
 
     def counts(self) -> Mapping[str, float]:
@@ -236,123 +193,63 @@ class VllmEngine:
         placed = device_arguments(self.policy, self.config, max_rows, self._vllm.on_cpu())
         if not self._vllm.on_cpu():
             placed["enable_sleep_mode"] = self.sleep_note is None
-        if self.config.tensor_parallel > 1:  # the ranks of the launched group are vLLM's workers
+        # The ranks of the launched group are vLLM's workers. Its own executor would take the first GPU on each of them.
+        if self.config.tensor_parallel > 1 or num_ranks() > 1:
             placed["distributed_executor_backend"] = "external_launcher"
         return placed
 
-    def _wake(self, tag: str | None) -> None:
-        """Give `tag` ("weights", "kv_cache") or, for None, all its memory again, if the engine sleeps.
+    def _wake(self, tag: str) -> None:
+        """Give `tag` ("weights", then "kv_cache") its memory again, if the engine sleeps.
 
         A publish wakes the weights first and the cache at its end, when the trainer's gathered pieces are freed.
         """
         if self._asleep:
-            self._llm.wake_up(None if tag is None else [tag])
+            self._llm.wake_up([tag])
             self._asleep = tag == "weights"  # the cache sleeps on
 
+    def _wake_to_generate(self) -> None:
+        """Wake with the weights of the last publish. Raises: EngineError if there was none.
 
-def import_vllm() -> ModuleType:
-    """Return the module that imports vLLM. Raises: ConfigError naming what to install."""
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    try:
-        import pipeline.rollout.vllm_worker as worker
-    except ImportError as exc:
-        raise ConfigError(f"rollout.engine is vllm and vLLM does not import ({exc}); {INSTALL}") from exc
-    return worker
-
-
-def engine_arguments(policy: EngineModel, config: VllmConfig, max_rows: int) -> dict[str, Any]:
-    """Return the arguments of vLLM's engine that a recipe decides, by vLLM's names."""
-    longest = config.max_model_tokens or policy.context
-    return {
-        **({} if longest is None else {"max_model_len": longest}),
-        "dtype": str(policy.model.dtype).removeprefix("torch."),
-        "load_format": "dummy",  # random weights until the first publish
-        "skip_tokenizer_init": True,
-        "generation_config": "vllm",  # ignore the defaults for sampling in the model's own file
-        "logprobs_mode": "processed_logprobs",
-        "max_num_seqs": max_rows,
-        "enforce_eager": config.enforce_eager,
-        "tensor_parallel_size": config.tensor_parallel,
-        "disable_log_stats": True,
-        **policy.records.arguments,
-        "worker_extension_cls": "pipeline.rollout.vllm_worker.WorkerExtension",
-        "seed": 0,  # never used: each response has its own
-    }
+        After a sleep of level 2 they are sent again, which all ranks do together. The policy still has them: each
+        update is followed by a publish, or was refused and changed nothing.
+        """
+        if not self._asleep:
+            return
+        if self.version < 0:
+            raise EngineError("vLLM was asked for responses before it had any weights; publish them first")
+        if self._sleep_level == 2:
+            self.publish(self.version)
+        else:
+            self._wake("weights")
+            self._wake("kv_cache")
 
 
-def device_arguments(policy: EngineModel, config: VllmConfig, max_rows: int, on_cpu: bool) -> dict[str, Any]:
-    """Return the arguments of vLLM's engine that depend on the device.
+def num_ranks() -> int:
+    """Return the number of ranks that were launched together with this one."""
+    return torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
 
-    On the CPU a prompt is computed in one go: where a prompt is split over two steps, vLLM rewinds the random numbers
-    of its seed, and its CPU build cannot.
+
+@contextmanager
+def as_launched(device: torch.device, on_cpu: bool) -> Iterator[None]:
+    """Let vLLM find this process's device in LOCAL_RANK within the block: the one that the trainer uses.
+
+    Launchers number ranks, and a rank that sees a single GPU calls it 0 whatever its number.
+    Raises: ConfigError for a single rank on another GPU than the first, which vLLM takes.
     """
-    if not on_cpu:
-        return {"gpu_memory_utilization": config.gpu_memory_share}
-    longest = config.max_model_tokens or policy.context or 0
-    return {
-        "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),
-        "enable_chunked_prefill": False,
-        "max_num_batched_tokens": max(TOKENS_A_STEP, longest, max_rows),
-    }
-
-
-def check_arguments(arguments: Mapping[str, Any], known: Iterable[str]) -> None:
-    """Raise ConfigError for an argument that vLLM does not know, or that another field of the recipe decides."""
-    known = set(known)
-    for name in arguments:
-        if name in RECIPE_FIELDS:
-            raise ConfigError(f"rollout.vllm.arguments.{name}: drop it; it is decided by {RECIPE_FIELDS[name]}")
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 3)
-            hint = f"; did you mean {', '.join(near)}?" if near else ""
-            raise ConfigError(f"rollout.vllm.arguments.{name} is not an argument of vLLM's engine{hint}")
-
-
-def check_heads(model_config: Any, sizes: Sequence[int] | None) -> None:
-    """Raise ConfigError for attention heads of a size that vLLM's build cannot compute; vLLM itself finds it late."""
-    heads = getattr(model_config, "num_attention_heads", None)
-    size = getattr(model_config, "head_dim", None) or (model_config.hidden_size // heads if heads else None)
-    if sizes is not None and size is not None and size not in sizes:
+    before = os.environ.get("LOCAL_RANK")
+    index: int | None = 0 if on_cpu or device.type == "cpu" else device.index
+    if index is None:
+        index = torch.cuda.current_device()
+    if num_ranks() == 1 and index > 0:
         raise ConfigError(
-            f"the policy's attention heads have {size} numbers, and vLLM's CPU build computes "
-            f"{', '.join(map(str, sizes))}; choose another number of heads, or rollout.engine: torch"
+            f"train.device={device}, and vLLM in the training process takes the first GPU that it sees; set "
+            f"CUDA_VISIBLE_DEVICES={index} and train.device: cuda"
         )
-
-
-def sampling_options(sampling: Sampling, seed: int, eos_ids: Sequence[int]) -> dict[str, Any]:
-    """Return one response's options by vLLM's names. vLLM's own end token is ignored: any of `eos_ids` ends it."""
-    return {
-        "n": 1,
-        "seed": seed,
-        "temperature": sampling.temperature,
-        "top_p": sampling.top_p,
-        "top_k": sampling.top_k,
-        "max_tokens": sampling.max_tokens,
-        "logprobs": 0,
-        "detokenize": False,
-        "ignore_eos": True,
-        "stop_token_ids": list(eos_ids),
-    }
-
-
-def finish_reason(reason: str | None) -> FinishReason:
-    """Return vLLM's reason as ours. Raises: EngineError for a response that neither stopped nor reached its limit."""
-    if reason == "stop":
-        return "stop"
-    if reason == "length":
-        return "length"
-    raise EngineError(f"vLLM ended a response with {reason!r}; it was not finished, and the run cannot use it")
-
-
-def check_spans(spans: Sequence[tuple[str, int, int]], version: str) -> None:
-    """Raise EngineError unless all of a response was drawn by weights of `version`.
-
-    spans: (version, first token, end) for each stretch of the response.
-    """
-    wrong = [s for s in spans if s[0] != version]
-    if wrong or not spans:
-        actual = "no version" if not spans else f"version {wrong[0][0]}"
-        raise EngineError(
-            f"a response was drawn by weights of {actual}, and version {version} was published; restart the run"
-        )
+    os.environ["LOCAL_RANK"] = str(index)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["LOCAL_RANK"]
+        else:
+            os.environ["LOCAL_RANK"] = before

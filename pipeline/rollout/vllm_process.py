@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pipeline.errors import EngineError
+from pipeline.errors import ConfigError, EngineError
 from pipeline.rollout.child_process import GRACE_S
 
 ENVIRONMENT = {
@@ -33,7 +33,8 @@ END_S = 2 * GRACE_S
 class ServerProcess:
     """One server on this machine; `url` answers once `wait` has returned."""
 
-    def __init__(self, arguments: Mapping[str, Any], log: Path) -> None:
+    def __init__(self, arguments: Mapping[str, Any], log: Path, environment: Mapping[str, str] = {}) -> None:
+        """`environment`: variables of the server beside this process's own."""
         self.log = log
         # Another process may take the port first; the server then ends, and `wait` reports its log.
         port = _free_port()
@@ -42,7 +43,7 @@ class ServerProcess:
         command += ["--enable-scale-out", *flags(arguments)]
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as out:
-            self.process = start_child(command, out)
+            self.process = start_child(command, out, environment)
 
     def wait(self, timeout_s: float) -> None:
         """Wait until the server answers.
@@ -75,14 +76,30 @@ class ServerProcess:
         self.process.wait()
 
 
-def start_child(command: Sequence[str], out: Any) -> subprocess.Popen[bytes]:
+def start_child(command: Sequence[str], out: Any, more: Mapping[str, str] = {}) -> subprocess.Popen[bytes]:
     """Start the command under child_process, which ends it, and all that it starts, when this process dies."""
     parent = [sys.executable, str(Path(__file__).with_name("child_process.py")), str(os.getpid()), *command]
-    environment = {**os.environ, **ENVIRONMENT}
+    environment = {**os.environ, **ENVIRONMENT, **more}
     environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)  # set for an engine in this process only
     return subprocess.Popen(
         parent, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
     )
+
+
+def visible(devices: Sequence[int], num_seen: int, environment: Mapping[str, str] = os.environ) -> str:
+    """Return CUDA_VISIBLE_DEVICES of a server on these GPUs, which are numbered as this process sees them.
+
+    `num_seen`: how many this process sees. Raises: ConfigError for one that it does not see.
+    """
+    names = environment.get("CUDA_VISIBLE_DEVICES", "")
+    seen = [name.strip() for name in names.split(",")] if names.strip() else [str(i) for i in range(num_seen)]
+    if missing := [gpu for gpu in devices if gpu >= len(seen)]:
+        raise ConfigError(
+            f"rollout.vllm.devices names GPU {missing[0]}, and rank 0 sees {len(seen)} "
+            + (f"(CUDA_VISIBLE_DEVICES={names})" if names else "on this machine")
+            + "; name GPUs below that number, or start rank 0 where it sees those of the servers too"
+        )
+    return ",".join(seen[gpu] for gpu in devices)
 
 
 def flags(arguments: Mapping[str, Any]) -> list[str]:

@@ -9,16 +9,15 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from torch import Tensor
 
 from pipeline.errors import EngineError
 from pipeline.rollout.engine import Completion, Sampling
-from pipeline.rollout.vllm_engine import check_spans, finish_reason
+from pipeline.rollout.vllm_arguments import check_spans, finish_reason
 from pipeline.rollout.vllm_records import kept_tokens, routing, unpacked
-from pipeline.rollout.weight_group import begin_broadcast, join_group, rendezvous
 
 POLL_S = 0.0005
 BACK_S = 5.0
@@ -32,6 +31,18 @@ class ServerLost(Exception):
     """The server does not answer, or gives an answer that no working server would; others take over its work."""
 
 
+class Channel(Protocol):
+    """The connection on which weights go to a server's workers."""
+
+    def send(self, bucket: Sequence[tuple[str, Tensor]]) -> None:
+        """Send one piece of the weights. Raises: ServerLost, EngineError."""
+        ...
+
+    def leave(self) -> None:
+        """End the connection; may take a while."""
+        ...
+
+
 class _ThreadState(threading.local):
     """The connection that a thread keeps between its requests."""
 
@@ -41,15 +52,19 @@ class _ThreadState(threading.local):
 class RemoteServer:
     """The server at `url`. Any number of threads may call it at once; each keeps a connection of its own."""
 
-    def __init__(self, url: str, timeout_s: float, health_timeout_s: float) -> None:
-        """Wait `timeout_s` at most for an answer; check the health after every `health_timeout_s` of silence."""
+    def __init__(self, url: str, timeout_s: float, health_timeout_s: float, connect: Connect) -> None:
+        """Wait `timeout_s` at most for an answer; check the health after every `health_timeout_s` of silence.
+
+        `connect` makes the channel for weights at the first update, and again after a restart of the server.
+        """
         parts = urlsplit(url)
         if parts.scheme != "http" or not parts.hostname:
             raise EngineError(f"rollout.vllm.urls: {url!r} is not the address of a server; write http://host:port")
         self.url, self.timeout_s, self.health_timeout_s = url.rstrip("/"), timeout_s, health_timeout_s
         self._address = (parts.hostname, parts.port or 80)
         self._thread = _ThreadState()
-        self._group: Any = None
+        self._connect_weights = connect
+        self._channel: Channel | None = None
         self._last_version: str | None = None
         """The version that the server reported last; another one means a restart, or another run."""
 
@@ -122,35 +137,21 @@ class RemoteServer:
         return self._last_version != before
 
     def start_update(self) -> None:
-        """Prepare the server for weights over gloo; form the group with its workers if there is none."""
+        """Prepare the server for weights; connect with its workers if that was not done."""
         before = self._last_version
         # A server that was restarted since has workers that are not in our group: they must meet again.
-        if self._group is not None and self.version != before:
+        if self._channel is not None and self.version != before:
             self.close()
-        if self._group is None:
-            self._form_group()
+        if self._channel is None:
+            # An update that broke off would make the server refuse to start another one.
+            self.ask("POST", "/collective_rpc", {"method": "forget_update"})
+            self._channel = self._connect_weights(self)
         self.ask("POST", "/start_weight_update")
 
     def send(self, bucket: Sequence[tuple[str, Tensor]]) -> None:
-        """Send one piece of the weights; the tensors must be on the CPU."""
-        info = {
-            "names": [name for name, _ in bucket],
-            "dtypes": [str(t.dtype).removeprefix("torch.") for _, t in bucket],
-            "shapes": [list(t.shape) for _, t in bucket],
-        }
-        # The server must be told of the piece and receive the broadcast at the same time: it answers after both.
-        taken = in_thread(lambda: self.ask("POST", "/update_weights", {"update_info": info}))
-        sends = [begin_broadcast(self._group, tensor) for _, tensor in bucket]
-        try:
-            while not all(work.is_completed() for work in sends):
-                if taken.done():
-                    taken.result()  # raises if the server failed; the broadcast would wait for the whole timeout
-                time.sleep(POLL_S)
-            for work in sends:
-                work.wait()
-        except RuntimeError as exc:
-            raise ServerLost(f"{self.url}: sending weights: {exc}") from exc
-        taken.result()
+        """Send one piece of the weights, by tensors on the device that the channel reads."""
+        assert self._channel is not None
+        self._channel.send(bucket)
 
     def finish_update(self, version: str) -> None:
         """End the update and call the weights `version`. Raises: ServerLost if the server does not confirm it."""
@@ -171,30 +172,18 @@ class RemoteServer:
             raise ServerLost(f"{self.url} has weights of version {actual} after version {version} was published")
 
     def close(self) -> Future[None]:
-        """Leave the group in a thread, and return its future; the server itself keeps running."""
+        """Leave the channel in a thread, and return its future; the server itself keeps running."""
         # Destroying a group waits for its sends, and a send to a server that hangs takes the whole timeout.
-        held, self._group = [self._group], None
-        return in_thread(held.clear)
+        channel, self._channel = self._channel, None
+        return in_thread(channel.leave if channel is not None else lambda: None)
 
-    def _form_group(self) -> None:
-        """Form a process group with the server's workers. Raises: ServerLost, EngineError."""
-        # An update that broke off would make the server refuse to start another one.
-        self.ask("POST", "/collective_rpc", {"method": "forget_update"})
-        world = 1 + int(self.ask_for("world_size", "GET", "/get_world_size"))
-        # The store must listen before the server is told its port; both sides then join at the same time.
-        store = rendezvous(here := _address_towards(self._address), 0, world, self.timeout_s, True)
-        info = {"host": here, "port": store.port, "world_size": world, "timeout_s": self.timeout_s}
-        joined = in_thread(lambda: self.ask("POST", "/init_weight_transfer_engine", {"init_info": info}))
-        met = in_thread(lambda: join_group(store, 0, world, self.timeout_s))
-        try:
-            while not met.done():
-                if joined.done():
-                    joined.result()  # raises if the server refuses: its workers would never come
-                time.sleep(POLL_S)
-            self._group = met.result()
-        except RuntimeError as exc:
-            raise ServerLost(f"{self.url}: meeting its workers for weights: {exc}") from exc
-        joined.result()
+    def address_here(self) -> str:
+        """Return the address of this machine on the route to the server."""
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            # Connecting a datagram socket sends nothing; it only chooses the route.
+            probe.connect(self._address)
+            host: str = probe.getsockname()[0]
+            return host
 
     def _exchange(self, method: str, path: str, data: bytes | None) -> tuple[int, bytes]:
         """Return status and body. If the server has closed this thread's old connection, try once more on a new one."""
@@ -254,6 +243,9 @@ class RemoteServer:
         return http.client.HTTPConnection(*self._address, timeout=min(self.health_timeout_s, self.timeout_s))
 
 
+Connect = Callable[[RemoteServer], Channel]
+
+
 def in_thread(work: Callable[[], T]) -> Future[T]:
     """Run `work` in a daemon thread and return its future: if it hangs, the process can still end."""
     result: Future[T] = Future()
@@ -266,12 +258,3 @@ def in_thread(work: Callable[[], T]) -> Future[T]:
 
     threading.Thread(target=run, daemon=True).start()
     return result
-
-
-def _address_towards(address: tuple[str, int]) -> str:
-    """Return the address of this machine on the route to `address`."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        # Connecting a datagram socket sends nothing; it only chooses the route.
-        probe.connect(address)
-        host: str = probe.getsockname()[0]
-        return host

@@ -1,8 +1,8 @@
 """vLLM servers as the rollout engine: started by the run, or given by URL.
 
 A request goes to whichever server has room. A server that fails is dropped, and other servers sample its unanswered
-requests again, with the same seeds. Weights are broadcast over gloo, to each server in a group of its own, so that a
-dead server does not delay the others; or they go through a folder that all servers see.
+requests again, with the same seeds. Weights go to each server by a channel of its own (`vllm_transfer`), so that a
+dead server does not delay the others; or through a folder that all servers see.
 
 All ranks of a run use all servers. The first rank starts them and sends them the weights, at a time when no rank waits
 for responses. From then on, a server that any rank lost is lost to all ranks.
@@ -26,7 +26,7 @@ from torch import Tensor
 from pipeline.config.rollout import VllmConfig
 from pipeline.errors import EngineError, VerizeroError
 from pipeline.rollout.engine import Completion, Listener, Request, Sampling, check_requests
-from pipeline.rollout.vllm_engine import (
+from pipeline.rollout.vllm_arguments import (
     ROOM,
     EngineModel,
     check_arguments,
@@ -37,7 +37,8 @@ from pipeline.rollout.vllm_engine import (
 )
 from pipeline.rollout.vllm_process import ServerProcess
 from pipeline.rollout.vllm_records import prepare
-from pipeline.rollout.vllm_remote import RemoteServer, ServerLost
+from pipeline.rollout.vllm_remote import Channel, RemoteServer, ServerLost
+from pipeline.rollout.vllm_transfer import GlooChannel, VllmChannel, Way, environments, settled, way_of
 from pipeline.rollout.weights import Counted, Published, buckets
 
 Place = tuple[int, int]
@@ -134,7 +135,7 @@ class VllmServerEngine:
         have = {s.url: s for s in self.servers}
         self.servers = [have.get(url) or self._server(url) for url in urls]
         self.version = version
-        self.published = Published(self.config.transfer, time.perf_counter() - start, weights.num_bytes)
+        self.published = Published(self._way, time.perf_counter() - start, weights.num_bytes)
 
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, listener: Listener | None = None
@@ -173,22 +174,38 @@ class VllmServerEngine:
         prepare(self.policy.records, worker.why_no_records())
         self.policy.model.config.save_pretrained(self._model.name)
         arguments = {"model": self._model.name, **engine_arguments(self.policy, self.config, max_rows)}
-        arguments["weight_transfer_config"] = {"backend": worker.TRANSFER}
+        arguments["weight_transfer_config"] = {"backend": worker.TRANSFERS[self._way]}
         arguments |= device_arguments(self.policy, self.config, max_rows, worker.on_cpu())
         check_arguments(self.config.arguments, worker.argument_names())
         check_heads(self.policy.model.config, worker.head_sizes())
         # All start before any is waited for: they load side by side, and share one deadline.
         arguments |= self.config.arguments
-        for number in range(self.config.servers):
+        for number, own in enumerate(environments(self.config, self._way, worker.on_cpu(), torch.cuda.device_count())):
             log = self._folder / "logs" / f"vllm-{number}.log"
-            self._processes.append(ServerProcess(arguments, log))
+            self._processes.append(ServerProcess(arguments, log, own))
         until = time.monotonic() + self.config.start_timeout_s
         for process in self._processes:
             process.wait(max(1.0, until - time.monotonic()))
         return tuple(p.url for p in self._processes)
 
     def _server(self, url: str) -> RemoteServer:
-        return RemoteServer(url, self.config.request_timeout_s, self.config.health_timeout_s)
+        return RemoteServer(url, self.config.request_timeout_s, self.config.health_timeout_s, self._channel)
+
+    def _channel(self, server: RemoteServer) -> Channel:
+        """Connect the policy's device with the server's workers. Raises: ServerLost, EngineError, ConfigError."""
+        if self._way in ("nccl", "ipc"):
+            return VllmChannel(server, self._way, self.policy.model.device, self._piece_bytes, import_vllm())
+        return GlooChannel(server)
+
+    @property
+    def _piece_bytes(self) -> int:
+        """The size of a piece of the weights; a larger tensor is a piece of its own."""
+        return self.config.bucket_mib * 2**20
+
+    @property
+    def _way(self) -> Way:
+        """The way of weights to the servers. Raises: ConfigError for one that cannot work here."""
+        return way_of(self.config, self.policy.model.device, 1 if self._peers is None else self._peers.size)
 
     def _label(self, version: int) -> str:
         """Return the name that servers know the weights by: unlike another run's, or a restarted server's own."""
@@ -235,11 +252,11 @@ class VllmServerEngine:
     def _send(self, weights: Counted, label: str) -> None:
         """Send the weights to all servers, piece by piece, and have them call the weights `label`."""
         self._check_left()
-        most = self.config.bucket_mib * 2**20
-        if self.config.transfer == "gloo":
+        way, most = self._way, self._piece_bytes
+        if way != "folder":
             self._each(lambda server: server.start_update())
             for bucket in buckets(weights, most):
-                ready = [(name, t.to("cpu").contiguous()) for name, t in bucket]
+                ready = settled(bucket, way)
                 # The default argument binds this bucket: threads would read the loop's variable later.
                 self._each(lambda server, ready=ready: server.send(ready))  # type: ignore[misc]
             self._each(lambda server: server.finish_update(label))

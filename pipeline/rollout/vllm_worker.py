@@ -13,11 +13,14 @@ import torch
 from torch import Tensor
 from vllm import LLM, SamplingParams
 from vllm.distributed.weight_transfer.base import (
+    ParamMeta,
     WeightTransferEngine,
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
-from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory, WeightTransferTrainerFactory
+from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo, IPCWeightTransferEngine
+from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo, NCCLWeightTransferEngine
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
@@ -28,8 +31,8 @@ from pipeline.rollout.weight_group import broadcast, join_group, rendezvous
 from pipeline.rollout.weights import Named
 
 T = TypeVar("T")
-TRANSFER = "verizero_gloo"
-"""The name under which vLLM knows our transfer of weights."""
+TRANSFERS = {"gloo": "verizero_gloo", "nccl": "verizero_nccl", "ipc": "verizero_ipc", "folder": "verizero_gloo"}
+"""Transport of weights -> the name under which vLLM knows our engine of it; a folder needs none."""
 
 
 def on_cpu() -> bool:
@@ -110,9 +113,11 @@ def start_reload(model: Any, model_config: Any) -> set[str]:
     # A sender that died amid an earlier update left the model half reloaded: tied weights are separate, and the weights
     # that it sent would count as new ones. Ending that update first undoes both; without one it does nothing.
     finalize_layerwise_reload(model, model_config)
-    needed = {name for name, _ in model.named_parameters()}  # before the next line, which separates tied weights
+    before = {name for name, _ in model.named_parameters()}
     initialize_layerwise_reload(model)
-    return needed
+    # The last line separates tied weights, which come once; and it takes away what vLLM computes from the weights, such
+    # as the scales of weights in 8 bits, which never come. Both have a name on one side only.
+    return before & {name for name, _ in model.named_parameters()}
 
 
 def finish_reload(model: Any, model_config: Any, missing: set[str]) -> None:
@@ -223,6 +228,78 @@ class GlooTransfer(WeightTransferEngine[GlooInit, GlooUpdate]):  # type: ignore[
         self.group = None
 
 
+class _Noting:
+    """Loads weights into a model, and removes the names of those loaded from `missing`."""
+
+    def __init__(self, model: Any, missing: set[str]) -> None:
+        self.model, self.missing = model, missing
+
+    def load_weights(self, weights: Named) -> Any:
+        """Return the names that the model took, as it does."""
+        loaded = self.model.load_weights(weights)
+        self.missing -= self.missing if loaded is None else set(loaded)
+        return loaded
+
+
+class Complete:
+    """Makes one of vLLM's own transfers refuse an update of which some weights did not come; vLLM only logs that."""
+
+    model: Any
+    model_config: Any
+    missing: set[str]
+
+    def start_weight_update(self) -> None:
+        """Prepare for new weights, which come in any number of pieces."""
+        self.missing = start_reload(self.model, self.model_config)
+
+    def receive_weights(self, update_info: Any) -> None:
+        """Receive one piece as vLLM does, and note what the model took."""
+        model = self.model
+        self.model = _Noting(model, self.missing)
+        try:
+            super().receive_weights(update_info)  # type: ignore[misc]
+        finally:
+            self.model = model
+
+    def finish_weight_update(self) -> None:
+        """Put the new weights to use. Raises: RuntimeError if some did not come."""
+        super().finish_weight_update()  # type: ignore[misc]
+        finish_reload(self.model, self.model_config, self.missing)
+
+
+class NcclTransfer(Complete, NCCLWeightTransferEngine):  # type: ignore[misc, unused-ignore]
+    """Receives weights by broadcast from the trainer's GPU."""
+
+
+class IpcTransfer(Complete, IPCWeightTransferEngine):  # type: ignore[misc, unused-ignore]
+    """Reads weights in the trainer's memory on the same GPU."""
+
+
+def open_nccl(client: Any, source: Any, address: str, port: int, world_size: int, buffer_bytes: int) -> Any:
+    """Return vLLM's sender over NCCL, rank 0 of `world_size`; the server's workers join through `client`."""
+    info = NCCLTrainerInitInfo(
+        master_address=address,
+        master_port=port,
+        world_size=world_size,
+        packed=True,
+        packed_buffer_size_bytes=buffer_bytes,
+        rank=0,
+    )
+    return WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
+
+
+def open_ipc(client: Any, source: Any, buffer_bytes: int) -> Any:
+    """Return vLLM's sender of memory on the same GPU."""
+    info = IPCTrainerInitInfo(packed=True, packed_buffer_size_bytes=buffer_bytes, rank=0)
+    return WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
+
+
+def metadata_of(bucket: list[tuple[str, Tensor]]) -> list[Any]:
+    """Return what vLLM's senders announce of some weights."""
+    return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in bucket]
+
+
 # vLLM refuses a second registration of a name, and the module may be imported under two paths.
-if TRANSFER not in WeightTransferEngineFactory._registry:
-    WeightTransferEngineFactory.register_engine(TRANSFER, GlooTransfer)
+for transport, transfer in (("gloo", GlooTransfer), ("nccl", NcclTransfer), ("ipc", IpcTransfer)):
+    if TRANSFERS[transport] not in WeightTransferEngineFactory._registry:
+        WeightTransferEngineFactory.register_engine(TRANSFERS[transport], transfer)

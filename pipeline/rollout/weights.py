@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from pipeline.models.saved_names import as_saved
 
 Named = Iterable[tuple[str, Tensor]]
 Weights = Callable[[], Named]
@@ -30,12 +31,7 @@ def weights_of(model: Any) -> Weights:
     """
 
     def named() -> Named:
-        from transformers.core_model_loading import revert_weight_conversion
-
-        own = {name: p.detach() for name, p in model.named_parameters()}
-        with torch.no_grad():
-            reverted: dict[str, Tensor] = revert_weight_conversion(model, own)
-        return reverted.items()
+        return as_saved(model, {name: p.detach() for name, p in model.named_parameters()}).items()
 
     return named
 

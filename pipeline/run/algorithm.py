@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from pipeline.config.preference import loop_parts
-from pipeline.config.run import RECORDING_ENGINES, RunConfig, parts_of
 from pipeline.config.rollout import RolloutConfig
+from pipeline.config.run import RECORDING_ENGINES, RunConfig, parts_of
 from pipeline.errors import ConfigError
 from pipeline.models.routing import num_experts, unreplayable
 from pipeline.rl.parts import Parts
@@ -57,7 +57,8 @@ def with_correction(parts: Parts, config: RolloutConfig, dtype: str) -> Parts:
 
     The recipe may ask for that correction (`rollout.parity.action: correct`), and the decoupled objective needs it; an
     algorithm that has a correction of its own keeps it. It is on from the first step whatever the parity check finds,
-    so that a resumed run does what it did before. Its weights are 1 where engine and trainer agree. `dtype`: the policy's.
+    so that a resumed run does what it did before. Its weights are 1 where engine and trainer agree. `dtype`: the
+    policy's.
     """
     needs_weights = parts.mismatch.stale == "decoupled" or config.parity_action(dtype) == "correct"
     if not needs_weights or parts.mismatch.needs_rollout_logprobs:

@@ -16,9 +16,11 @@ from pipeline.models.routing import num_experts
 from pipeline.rollout.engine import Engine
 from pipeline.rollout.torch_engine import TorchEngine
 from pipeline.rollout.vllm_records import Records
+from pipeline.run.ahead import Asynchronous
 from pipeline.run.algorithm import resolve_parts
 from pipeline.run.data import RunData
-from pipeline.run.rollouts import Asynchronous, RolloutSource, Synchronous
+from pipeline.run.own_stream import own_stream
+from pipeline.run.rollouts import RolloutSource, Synchronous
 from pipeline.seeds import derive
 from pipeline.train.backend import Backend
 from pipeline.train.deadline import SPARE_S, START_S
@@ -115,7 +117,8 @@ def build_backend(config: RunConfig, model: Any, ranks: Ranks = ALONE) -> Backen
     if config.train.backend == "deepspeed":
         from pipeline.train.deepspeed_backend import DeepSpeedBackend
 
-        return DeepSpeedBackend(model, config.train, ranks, adapted)
+        # The embedded engine reads a module's weights; vLLM has its own, and takes them piece by piece.
+        return DeepSpeedBackend(model, config.train, ranks, adapted, config.rollout.engine == "torch")
     return TorchBackend(model, ranks, config.train, adapted)
 
 
@@ -129,16 +132,18 @@ def build_engine(
 ) -> Engine:
     """Return the rollout engine that the recipe names. Servers write their logs into `folder`.
 
-    The engine reads weights from the module `engine_copy` if it is given, else from the policy.
+    The engine takes weights from the module `engine_copy` if it is given, else from `backend`, else from `model`.
     Raise ConfigError if the engine is not installed, or does not know an argument of the recipe.
     """
     how, ends = config.rollout, eos_ids(model, tokenizer)
     if how.engine == "torch":
         return TorchEngine(model if engine_copy is None else engine_copy, ends, tokenizer.pad_token_id, how.max_rows)
-    from pipeline.rollout.vllm_engine import EngineModel, VllmEngine
+    from pipeline.rollout.vllm_arguments import EngineModel
+    from pipeline.rollout.vllm_engine import VllmEngine
 
     records = records_of(config, model)
-    policy = EngineModel.of(model if engine_copy is None else engine_copy, ends, None, records)
+    weights = backend.named_weights if backend is not None and engine_copy is None else None
+    policy = EngineModel.of(model if engine_copy is None else engine_copy, ends, weights, records)
     if how.engine == "vllm_server":
         from pipeline.rollout.vllm_server import VllmServerEngine
 
@@ -146,7 +151,8 @@ def build_engine(
         # A group of its own: threads of the engine must not mix their messages with the trainer's.
         peers = ranks.in_own_group(max(START_S, config.launch.phase_timeout_s) + SPARE_S)
         return VllmServerEngine(policy, how.vllm, how.max_rows, folder or Path.cwd(), peers)
-    return VllmEngine(policy, how.vllm, how.max_rows)
+    # With publish_every above 1 the policy trains on while the engine keeps older weights, which nobody else has.
+    return VllmEngine(policy, how.vllm, how.max_rows, 1 if how.publish_every > 1 else 2)
 
 
 def records_of(config: RunConfig, model: Any) -> Records:
@@ -163,13 +169,17 @@ def build_source(config: RunConfig, backend: Backend, data: RunData, folder: Pat
 
     Raise ConfigError if the engine is not installed, or does not know an argument of the recipe.
     """
-    how, model, tokenizer = config.rollout, backend.whole_model(), data.renderer.tokenizer
+    how, tokenizer = config.rollout, data.renderer.tokenizer
+    if how.engine == "vllm":
+        backend.shard()  # first, because vLLM takes its share of what is free
+    model = backend.whole_model() if how.engine == "torch" else backend.model
     if how.max_staleness == 0:
         engine = build_engine(config, model, tokenizer, backend, folder)
         # With publish_every above 1 the engine's weights can be older than the policy's at a checkpoint.
         return Synchronous(engine, data.renderer, config.seed, backend.ranks, how.publish_every > 1)
     # Whole responses that were started two updates ago must not see newer weights: the engine then reads from a copy.
     needs_copy = how.in_flight == "finish" and how.max_staleness > 1
-    engine_copy = copy.deepcopy(model).requires_grad_(False) if needs_copy else None
+    engine_copy = copy.deepcopy(backend.whole_model()).requires_grad_(False) if needs_copy else None
     engine = build_engine(config, model, tokenizer, backend, folder, engine_copy)
-    return Asynchronous(engine, data.renderer, config.seed, backend.ranks, how.interrupt_tokens, engine_copy)
+    own = own_stream(backend.model.device)
+    return Asynchronous(engine, data.renderer, config.seed, backend.ranks, how.interrupt_tokens, engine_copy, own)

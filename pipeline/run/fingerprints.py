@@ -32,7 +32,7 @@ SANDBOX_MAY_CHANGE = frozenset({"min_level", "workers", "url", "token_env"})
 VLLM_MAY_CHANGE = frozenset(
     {
         *("servers", "urls", "transfer", "bucket_mib", "concurrency", "start_timeout_s", "request_timeout_s"),
-        *("health_timeout_s", "gpu_memory_share", "kv_cache_gib", "sleep"),
+        *("health_timeout_s", "gpu_memory_share", "kv_cache_gib", "sleep", "devices", "share_gpus"),
     }
 )
 """Fields of `rollout.vllm` that may change on resume: addresses, timeouts and memory, which change no response."""

@@ -1,18 +1,8 @@
-"""The sources of rollouts: one that generates when it is asked, and one that generates while earlier batches train.
-
-In the asynchronous source a thread of its own generates. The step's number decides which weights sample which response,
-never the clock: batches are started and weights published at fixed places of the loop, and the thread does both in that
-order. So equal recipes give equal bytes here too, and a checkpoint holds the batches in flight. With
-`rollout.max_staleness` k, the batch of step s is sampled by the weights after s - k updates, the first batches by the
-first weights, and refills by the present ones.
-"""
+"""The sources of rollouts: the protocol, and the source that generates when it is asked; `ahead` has the other."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,9 +11,8 @@ import torch
 
 from pipeline.errors import CheckpointError, EngineError, boundary
 from pipeline.rollout.collect import Renders, collect
-from pipeline.rollout.continuation import Asked, PartialBatch, continue_batch
+from pipeline.rollout.continuation import Asked
 from pipeline.rollout.engine import Engine
-from pipeline.run.dealing import share_of
 from pipeline.run.state import InFlightBatch
 from pipeline.train.backend import Backend
 from pipeline.train.ranks import Ranks
@@ -85,7 +74,10 @@ class RolloutSource(Protocol):
         ...
 
     def free_memory(self) -> None:
-        """Let an engine on the trainer's GPU give its memory back during an update, if nothing is being generated."""
+        """Let an engine on the trainer's GPU give its memory back until the next publish or sample.
+
+        Called before anything trains; it does nothing while batches are in flight.
+        """
         ...
 
     def snapshot(self) -> list[InFlightBatch]:
@@ -159,7 +151,7 @@ class Synchronous:
 
     def publish(self, backend: Backend, version: int) -> None:
         """Let the engine read the policy's weights, and copy them if a checkpoint may need them later."""
-        backend.whole_model()  # brings the module that the engine reads up to date
+        backend.refresh_module()
         confirm_published(self.engine, version)
         self._copy_weights(backend)
 
@@ -215,155 +207,6 @@ class Synchronous:
             self._published = {name: w.detach().to("cpu", copy=True) for name, w in weights.items()}
 
 
-@dataclass
-class _InFlight:
-    batch: InFlightBatch
-    partial: PartialBatch
-    done: Future[None]
-
-
-class Asynchronous(Synchronous):
-    """Generates batches for later steps in a thread of its own, and those of the present step as they are needed."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        renderer: Renders,
-        seed: int,
-        ranks: Ranks,
-        tokens_per_version: int | None,
-        engine_copy: Any = None,
-    ) -> None:
-        """Make the source and its thread.
-
-        `tokens_per_version`: tokens of a response that one version of the weights samples before the next version
-        continues it; None: a version samples whole responses.
-        `engine_copy`: the module that the engine reads weights from, if that is not the trainer's. Then new weights can
-        be published while a batch is being generated: a copy waits for its end. Otherwise publishing waits for it.
-        """
-        super().__init__(engine, renderer, seed, ranks)
-        self._tokens_per_version, self._engine_copy = tokens_per_version, engine_copy
-        self._queue: deque[_InFlight] = deque()
-        self._thread = ThreadPoolExecutor(1, "generation")
-        self._last: Future[None] | None = None
-
-    @property
-    def in_flight(self) -> Sequence[InFlightBatch]:
-        """The batches in flight, oldest first."""
-        return [entry.batch for entry in self._queue]
-
-    def generate(
-        self, prompts: Sequence[Prompt], asked: Sequence[Asked], stream: tuple[int, int], reader: EarlyReader | None
-    ) -> list[Rollout]:
-        """Complete the oldest batch in flight; if there is none, sample now with the engine's present weights."""
-        if not self._queue:
-            self.wait()
-            return self.sample(prompts, asked, stream, reader)
-        # The oldest first: the thread completes batches in the order of their start.
-        entry = self._queue.popleft()
-        entry.done.result()
-        if self._tokens_per_version is not None:  # the present version samples all that is left
-            self._submit(partial(self._continue, entry.partial, None)).result()
-        return [rollout for kind in entry.partial.rollouts for rollout in kind]
-
-    def start(self, batch: InFlightBatch, asked: Sequence[Asked]) -> None:
-        """Generate the batch, or its first piece, as soon as everything before it is done."""
-        partial_batch = self._partial(batch, asked)
-        done = self._submit(partial(self._continue, partial_batch, self._tokens_per_version))
-        self._queue.append(_InFlight(batch, partial_batch, done))
-
-    def advance(self) -> None:
-        """Generate the next piece of each batch in flight, where responses are generated in pieces."""
-        if self._tokens_per_version is None:
-            return
-        for entry in self._queue:
-            # `done` is replaced by the newest piece's: the thread works in order, so it covers the earlier ones.
-            entry.done = self._submit(partial(self._continue, entry.partial, self._tokens_per_version))
-
-    def publish(self, backend: Backend, version: int) -> None:
-        """Give the engine the policy's weights. Batches that were started before are sampled by older ones."""
-        model = backend.whole_model()
-        if self._engine_copy is None:
-            self.wait()
-            confirm_published(self.engine, version)
-            return
-        weights = {name: w.detach().clone() for name, w in model.state_dict().items()}
-
-        def take_weights() -> None:
-            # Runs in the generating thread, hence between two pieces and never inside one.
-            self._engine_copy.load_state_dict(weights)
-            confirm_published(self.engine, version)
-
-        self._submit(take_weights)
-
-    def wait(self) -> None:
-        """Return when the thread has done everything. Raise whatever error a batch or a publish raised."""
-        # A publish has no entry in the queue, and the last task fails if any before it did.
-        if self._last is not None:
-            self._last.result()
-        for entry in self._queue:
-            entry.done.result()
-
-    def free_memory(self) -> None:
-        """Keep the engine as it is: it generates during the update."""
-
-    def snapshot(self) -> list[InFlightBatch]:
-        """Return the batches in flight with the responses that all ranks have so far."""
-        self.wait()
-        return [replace(entry.batch, rollouts=self._gathered(entry)) for entry in self._queue]
-
-    def restore(self, batch: InFlightBatch, asked: Sequence[Asked]) -> None:
-        """Put the batch into the queue with this rank's share of its responses."""
-        partial_batch, places = self._partial(batch, asked), share_of(self.ranks, batch.prompts).places
-        for (_, samples, _), rollouts in zip(asked, batch.rollouts, strict=True):
-            own = [r for place in places for r in rollouts[place * samples : (place + 1) * samples]]
-            # Responses are stored in the order of all prompts, so any number of ranks can take shares.
-            partial_batch.rollouts.append(own)
-        done: Future[None] = Future()
-        # Its pieces so far came from the checkpoint; the next `advance` or `generate` continues it.
-        done.set_result(None)
-        self._queue.append(_InFlight(replace(batch, rollouts=[]), partial_batch, done))
-
-    def drop(self) -> None:
-        """Drop all batches in flight."""
-        self.wait()
-        self._queue.clear()
-
-    def close(self) -> None:
-        """End the thread after its present task, then the engine."""
-        # The engine must not be closed under a task that uses it.
-        self._thread.shutdown(wait=True, cancel_futures=True)
-        super().close()
-
-    def _partial(self, batch: InFlightBatch, asked: Sequence[Asked]) -> PartialBatch:
-        own = share_of(self.ranks, batch.prompts).prompts
-        return PartialBatch(tuple(own), tuple(asked), (batch.step, "ahead", batch.number))
-
-    def _continue(self, batch: PartialBatch, max_new_tokens: int | None) -> None:
-        continue_batch(batch, self.engine, self.renderer, self.seed, max_new_tokens)
-
-    def _submit(self, work: Callable[[], None]) -> Future[None]:
-        before, self._last = self._last, self._thread.submit(_unless_failed(self._last, work))
-        if before is not None and before.done():
-            before.result()  # report an earlier error now instead of at the next wait
-        return self._last
-
-    def _gathered(self, entry: _InFlight) -> list[list[Rollout]]:
-        """Return the responses of all ranks by kind asked, in the order of the batch's prompts."""
-        places = share_of(self.ranks, entry.batch.prompts).places
-        # A collective: all ranks hold the same batches in the same order, so they meet here for each.
-        gathered = self.ranks.gather((places, entry.partial.rollouts))
-        whole: list[list[Rollout]] = []
-        for kind, (_, samples, _) in enumerate(entry.partial.asked):
-            by_place = {
-                place: rollouts[kind][i * samples : (i + 1) * samples]
-                for places_of_rank, rollouts in gathered
-                for i, place in enumerate(places_of_rank)
-            }
-            whole.append([r for place in range(len(entry.batch.prompts)) for r in by_place[place]])
-        return whole
-
-
 def confirm_published(engine: Engine, version: int) -> None:
     """Let the engine take the weights. Raise EngineError if it then reports another version."""
     engine.publish(version)
@@ -372,16 +215,3 @@ def confirm_published(engine: Engine, version: int) -> None:
             f"the engine reports weights of version {engine.version} after version {version} was published; restart "
             "the engine"
         )
-
-
-def _unless_failed(before: Future[None] | None, work: Callable[[], None]) -> Callable[[], None]:
-    """Return the work, which raises instead if the task before it failed: its weights or tokens would be wrong."""
-
-    def run() -> None:
-        if before is not None and before.done() and before.exception() is not None:
-            raise EngineError("an earlier generation or publish of the same thread failed") from before.exception()
-        # Gradient mode belongs to a thread, and this one does not inherit the trainer's.
-        with torch.no_grad():
-            work()
-
-    return run

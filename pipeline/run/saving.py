@@ -77,7 +77,7 @@ def is_at_end_of_stage(run: Run, state: RunState) -> bool:
 def save_final(run: Run, backend: Backend) -> Path:
     """Write the policy as a Hugging Face folder `model/` in the run's folder, replaced as a whole; return its path."""
     # All ranks: gathering shards is a collective.
-    model = backend.whole_model()
+    model = backend.whole_model(only_first=True)
     if not run.ranks.is_first:
         return run.shared / "model"
     with replace_folder(run.folder / "model", "writing the final model") as partial:

@@ -40,6 +40,7 @@ def chunks(session: Session, item: Item, total: int, *every: int | None) -> Iter
     while state.step < total:
         until = min(total, *((state.step // n + 1) * n for n in (CHUNK_STEPS, *every) if n is not None))
         recorder.where = f"{item.label} steps {state.step + 1}-{until}"
+        session.workers.rollouts.free_memory()  # pairs were sampled before, or an evaluation came between
         yield until
         if until < total:
             save(session)

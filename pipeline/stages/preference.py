@@ -26,6 +26,7 @@ def run(session: Session, item: Item, wrap: Wrap) -> None:
     begins = session.state.step == 0
     rows = make_rows(session, item, section, wrap) if begins else kept_rows(session.run, item)
     total = num_steps(section.steps, section.epochs, len(rows), section.batch_size)
+    session.workers.rollouts.free_memory()  # before the optimiser and the reference need the room
     if begins:
         session.workers.backend.start(section.optimizer, total)
     table = reference_table(session, item, rows, begins)

@@ -46,6 +46,7 @@ def run(session: Session, item: Item, wrap: Wrap) -> None:
         run.ranks.barrier()
     pairs = divide(session, item, section, read_jsonl(path))
     total = num_steps(section.steps, section.epochs, len(pairs.trained), section.batch_size)
+    workers.rollouts.free_memory()  # before the model and its optimiser need the room
     model = open_model(session, section, total)
     workers.also_saved[FOLDER] = lambda folder: model.save(folder, run.tokenizer)
     for until in chunks(session, item, total):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -116,8 +116,28 @@ class Backend(Protocol):
         """Set reference <- alpha * policy + (1 - alpha) * reference; the first call makes a copy of the policy."""
         ...
 
-    def whole_model(self) -> Any:
-        """Return a plain module with the policy's present weights, to generate with and to save; always the same."""
+    def shard(self) -> None:
+        """Divide the weights among ranks now, if they are divided, so that what is made next finds the memory free."""
+        return None
+
+    def whole_model(self, only_first: bool = False) -> Any:
+        """Return a plain module with the policy's present weights; every rank must call this.
+
+        It is always the same one where an engine reads its weights from it. Else it may be made for the caller, who
+        drops it. `only_first`: rank 0 alone needs it, to save it; the CPU's memory will do, and others get nothing.
+        """
+        ...
+
+    def refresh_module(self) -> None:
+        """Bring the module that an engine reads its weights from up to date, if one is kept apart."""
+        ...
+
+    def named_weights(self) -> Iterable[tuple[str, Tensor]]:
+        """Return the policy's present weights, whole, under the names of a saved folder; all ranks must pass in step.
+
+        Weights that are divided are gathered piece by piece. Tensors may be the policy's own: copy what shall outlast
+        the next update.
+        """
         ...
 
     def save(self, folder: Path, save_model: Callable[[Any, Path], None]) -> None:

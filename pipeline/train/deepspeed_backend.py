@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.models.forward import Layout, Replay, logprobs_at
 from pipeline.models.load import frozen_copy, recompute_activations
 from pipeline.models.lora import Adapted
+from pipeline.models.saved_names import as_saved, filled, in_pieces, without_memory
 from pipeline.train.backend import NO_REPLAY, Backend, CriticBackend, T, Who, require_written_by
 from pipeline.train.critic import ShardedCritic, TorchCritic, Within, own_backbone
 from pipeline.train.optimizer import schedule
@@ -26,12 +28,26 @@ from pipeline.train.ranks import ALONE, Ranks
 from pipeline.train.reference import as_base, refreshed
 from pipeline.train.sharded import Sharded
 
+UNTIL_START = OptimizerConfig(learning_rate=1e-6)
+"""The optimiser of weights that are divided before the first stage; `start` replaces all its numbers."""
+
 
 class DeepSpeedBackend(Backend):
     """The policy, sharded from the first stage on, its reference and its critic."""
 
-    def __init__(self, model: Any, config: TrainConfig, ranks: Ranks = ALONE, adapted: Adapted | None = None) -> None:
-        """`adapted`: the adapters in `model`, if they alone are trained."""
+    def __init__(
+        self,
+        model: Any,
+        config: TrainConfig,
+        ranks: Ranks = ALONE,
+        adapted: Adapted | None = None,
+        keeps_whole: bool = True,
+    ) -> None:
+        """`adapted`: the adapters in `model`, if they alone are trained.
+
+        `keeps_whole`: an engine reads weights from `whole_model`, so under ZeRO 3 a whole copy is kept next to the
+        shards. Without it, one is made whenever it is asked for.
+        """
         self.adapted = adapted
         self.model = model.eval()  # no dropout: ratios compare the same function
         self.ranks = ranks
@@ -47,9 +63,13 @@ class DeepSpeedBackend(Backend):
         self._whole = model
         if adapted is not None:
             self._whole = adapted.twin
-        elif config.zero == 3:
+        elif config.zero == 3 and keeps_whole:
             self._whole = copy.deepcopy(model)
         self._whole_is_fresh = True
+        self._empty: Any = None
+        """A module without memory to fill with gathered weights, where no whole copy is kept."""
+        if config.zero == 3 and adapted is None and not keeps_whole:
+            self._empty = without_memory(model)
         self._spare: Any = None
         """Frozen copy of the initial policy, kept in case a reference is asked for."""
         if config.gradient_checkpointing:
@@ -58,11 +78,18 @@ class DeepSpeedBackend(Backend):
     def start(self, optimizer: OptimizerConfig, total_steps: int) -> None:
         """Make a fresh optimiser for `total_steps` updates; the first call divides the weights among ranks."""
         self.config, self.total_steps, self.num_updates = optimizer, total_steps, 0
+        self._shard(optimizer).restart(optimizer)
+
+    def shard(self) -> None:
+        """Divide the weights among ranks now; `start` finds them divided."""
+        self._shard(UNTIL_START)
+
+    def _shard(self, optimizer: OptimizerConfig) -> Sharded:
         if self.sharded is None:
-            if self._whole is self.model and self.reference is None:
+            if self._whole is self.model and self._empty is None and self.reference is None:
                 self._spare = frozen_copy(self.model)  # a copy later would take DeepSpeed's hooks along
             self.sharded = Sharded(self.model, "gradient norm", optimizer, self.train_config, self.ranks)
-        self.sharded.restart(optimizer)
+        return self.sharded
 
     def start_critic(self, shared: bool, optimizer: OptimizerConfig, total_steps: int) -> None:
         """Make a critic that has learned nothing, sharded like the policy unless it shares the policy's backbone."""
@@ -129,11 +156,31 @@ class DeepSpeedBackend(Backend):
         if self.reference is None and self._spare is not None:
             # The spare has the initial weights; alpha 1 replaces all of them by the policy's.
             self.reference, self._spare, alpha = self._spare, None, 1.0
+        if self.reference is None and self._empty is not None:
+            self.reference = self.whole_model().eval().requires_grad_(False)  # made for this call: no second copy
+            return
         self.reference = refreshed(self.reference, self.whole_model(), alpha, self.adapted, self._gathering)
 
+    def refresh_module(self) -> None:
+        """Gather the weights of the whole copy, if one is kept, or merge adapters."""
+        if self._empty is None:
+            self.whole_model()
+
+    def named_weights(self) -> Iterable[tuple[str, Tensor]]:
+        """Return the policy's weights under the names of a saved folder; see `Backend.named_weights`."""
+        if self.sharded is not None and self.sharded.has_sharded_weights and self.adapted is None:
+            return in_pieces(self.model, self.sharded.whole)
+        model = self.whole_model()
+        return as_saved(model, {name: p.detach() for name, p in model.named_parameters()}).items()
+
     @torch.no_grad()
-    def whole_model(self) -> Any:
-        """Return the policy's module; with ZeRO 3 a second one, whose weights are gathered after each update."""
+    def whole_model(self, only_first: bool = False) -> Any:
+        """Return the policy's module; with ZeRO 3 another one, whose weights are gathered after each update or now."""
+        if self._empty is not None and self.sharded is not None:
+            if only_first and not self.ranks.is_first:
+                deque(self.sharded.gathered(), 0)  # gathering needs every rank
+                return None
+            return filled(self._empty, self.sharded.gathered(), torch.device("cpu") if only_first else self._device)
         if self._whole is not self.model and not self._whole_is_fresh and self.sharded is not None:
             if self.adapted is not None:
                 self.adapted.merge(self._gathering)
@@ -146,7 +193,7 @@ class DeepSpeedBackend(Backend):
 
     def save(self, folder: Path, save_model: Callable[[Any, Path], None]) -> None:
         """Write the model as a Hugging Face folder, and master weights, moments, reference and critic in own files."""
-        whole = self.whole_model()  # gathers: all ranks call it, as all below until rank 0 alone writes
+        whole = self.whole_model(only_first=True)  # gathers: all ranks call it, as all below until rank 0 alone writes
         state: dict[str, Any] = {"num_updates": self.num_updates, "total_steps": self.total_steps}
         if self.sharded is not None and self.config is not None:
             state["config"] = self.config.model_dump()
@@ -192,6 +239,12 @@ class DeepSpeedBackend(Backend):
         elif (folder / "critic").is_dir():
             self.critic = ShardedCritic.restored(folder, self._whole, self.train_config, self.ranks)
 
+    @property
+    def _device(self) -> torch.device:
+        """The device that computes; weights of ZeRO 3 may be kept on another."""
+        device: torch.device = self._whole.device
+        return device
+
     def _gathering(self, *parameters: Tensor) -> AbstractContextManager[Any]:
         """Return a context in which the parameters are whole."""
         return nullcontext() if self.sharded is None else self.sharded.whole(*parameters)
@@ -208,6 +261,6 @@ class DeepSpeedBackend(Backend):
         """Move the reference to the CPU's memory while others compute, if the recipe offloads everything."""
         if self.reference is None or isinstance(self.reference, Adapted) or self.train_config.offload == "none":
             return
-        device = self._whole.device if who == "reference" else torch.device("cpu")
+        device = self._device if who == "reference" else torch.device("cpu")
         if self.reference.device != device:
             self.reference.to(device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from pipeline.models.forward import Layout, Replay, logprobs_at
 from pipeline.models.load import frozen_copy, recompute_activations
 from pipeline.models.lora import Adapted
 from pipeline.models.routing import Rerouted
+from pipeline.models.saved_names import as_saved
 from pipeline.train.backend import NO_REPLAY, Backend, T, Who, require_written_by
 from pipeline.train.critic import TorchCritic, own_backbone
 from pipeline.train.optimizer import adamw, clipped_step, finite_norm, schedule
@@ -132,7 +133,16 @@ class TorchBackend(Backend):
         """Continue the stage with other numbers, from the next update on."""
         self.config = optimizer
 
-    def whole_model(self) -> Any:
+    def refresh_module(self) -> None:
+        """Merge adapters that were trained since the last time."""
+        self.whole_model()
+
+    def named_weights(self) -> Iterable[tuple[str, Tensor]]:
+        """Return the policy's weights under the names of a saved folder; see `Backend.named_weights`."""
+        model = self.whole_model()
+        return as_saved(model, {name: p.detach() for name, p in model.named_parameters()}).items()
+
+    def whole_model(self, only_first: bool = False) -> Any:
         """Return the policy's module itself; with adapters, the plain one that has them merged."""
         if self.adapted is None:
             return self.model

@@ -15,7 +15,8 @@ from pipeline.config.rollout import VllmConfig
 from pipeline.errors import EngineError
 from pipeline.rollout.engine import Completion, Ended, Engine, Request, Sampling
 from pipeline.rollout.sampling import cut_off
-from pipeline.rollout.vllm_engine import EngineModel, VllmEngine
+from pipeline.rollout.vllm_arguments import EngineModel
+from pipeline.rollout.vllm_engine import VllmEngine
 from tests.models.families import build, next_logits, scatter
 
 pytest.importorskip("vllm", reason="make install-engines")

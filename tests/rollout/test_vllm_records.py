@@ -11,7 +11,7 @@ import pytest
 from pipeline.config.rollout import VllmConfig
 from pipeline.errors import ConfigError, EngineError
 from pipeline.rollout.engine import Request, Sampling
-from pipeline.rollout.vllm_engine import EngineModel, engine_arguments
+from pipeline.rollout.vllm_arguments import EngineModel, engine_arguments
 from pipeline.rollout.vllm_records import Records, bounded, kept_tokens, prepare, routing, unpacked
 from pipeline.rollout.vllm_server import VllmServerEngine
 from pipeline.run.build import records_of
@@ -141,7 +141,7 @@ class TestVllmsOwnClasses:
 
         from vllm.outputs import CompletionOutput
 
-        from pipeline.rollout.vllm_engine import import_vllm
+        from pipeline.rollout.vllm_arguments import import_vllm
 
         worker = import_vllm()
         assert set(Records(True, True).arguments) <= worker.argument_names()

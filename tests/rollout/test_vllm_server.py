@@ -19,7 +19,7 @@ import pytest
 from pipeline.config.rollout import VllmConfig
 from pipeline.errors import EngineError
 from pipeline.rollout.engine import Request, Sampling
-from pipeline.rollout.vllm_engine import EngineModel
+from pipeline.rollout.vllm_arguments import EngineModel
 from pipeline.rollout.vllm_process import flags
 from pipeline.rollout.vllm_server import VllmServerEngine
 from tests.models.families import build, scatter

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from pipeline.config.rollout import VllmConfig
 from pipeline.errors import ConfigError, EngineError
 from pipeline.rollout.engine import Sampling
-from pipeline.rollout.vllm_engine import (
+from pipeline.rollout.vllm_arguments import (
     EngineModel,
     check_arguments,
     check_heads,
@@ -51,9 +51,10 @@ def test_an_argument_that_a_recipe_says_elsewhere_is_refused_with_its_place() ->
 def test_the_recipe_becomes_vllms_arguments() -> None:
     policy = EngineModel.of(build("qwen2", {}), (5, 1, 5))
     assert policy.eos_ids == (1, 5)
-    found = engine_arguments(policy, VllmConfig(max_model_tokens=48, enforce_eager=False), 7)
+    found = engine_arguments(policy, VllmConfig(max_model_tokens=48, quantization="fp8_per_block"), 7)
     assert (found["max_model_len"], found["max_num_seqs"], found["dtype"]) == (48, 7, "float32")
-    assert found["enforce_eager"] is False
+    assert found["quantization"] == "fp8_per_block"
+    assert "quantization" not in engine_arguments(policy, VllmConfig(), 7)
     assert found["logprobs_mode"] == "processed_logprobs"
     assert engine_arguments(policy, VllmConfig(), 7)["max_model_len"] == 64
 
@@ -130,11 +131,19 @@ def test_on_the_cpu_a_prompt_is_computed_in_one_go() -> None:
     policy = EngineModel.of(build("qwen2", {}), (1,))
     found = device_arguments(policy, VllmConfig(kv_cache_gib=0.5, max_model_tokens=9000), 64, on_cpu=True)
     assert found == {
+        "enforce_eager": True,
         "kv_cache_memory_bytes": 2**29,
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": 9000,
     }
     assert device_arguments(policy, VllmConfig(), 5000, on_cpu=True)["max_num_batched_tokens"] == 5000
-    assert device_arguments(policy, VllmConfig(gpu_memory_share=0.3), 64, on_cpu=False) == {
-        "gpu_memory_utilization": 0.3
-    }
+    with pytest.raises(ConfigError, match="quantization=fp8_per_tensor: vLLM's CPU build"):
+        device_arguments(policy, VllmConfig(quantization="fp8_per_tensor"), 64, on_cpu=True)
+
+
+def test_gpus_have_graphs_unless_the_recipe_says_no() -> None:
+    policy = EngineModel.of(build("qwen2", {}), (1,))
+    found = device_arguments(policy, VllmConfig(gpu_memory_share=0.3), 64, on_cpu=False)
+    assert found == {"gpu_memory_utilization": 0.3, "enforce_eager": False}
+    assert device_arguments(policy, VllmConfig(enforce_eager=True), 64, on_cpu=False)["enforce_eager"] is True
+    assert device_arguments(policy, VllmConfig(enforce_eager=False), 64, on_cpu=True)["enforce_eager"] is False

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from pipeline.rollout.engine import Sampling
+from pipeline.run.ahead import Asynchronous
 from pipeline.run.dealing import share_of
-from pipeline.run.rollouts import Asynchronous
 from pipeline.run.state import InFlightBatch, RunState
 from pipeline.train.ranks import Ranks
 from pipeline.types import Rollout

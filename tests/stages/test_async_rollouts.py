@@ -16,8 +16,8 @@ from pipeline.loop.steps import rl_steps
 from pipeline.report.progress import Silent
 from pipeline.rollout.engine import Completion, Listener, Request, Sampling
 from pipeline.rollout.scripted_engine import ScriptedEngine
+from pipeline.run.ahead import Asynchronous
 from pipeline.run.opening import opened
-from pipeline.run.rollouts import Asynchronous
 from pipeline.run.session import Session
 from pipeline.types import Group, Rollout, StepMetrics
 from tests.stages.recorded import GRPO, run

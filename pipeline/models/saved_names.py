@@ -1,0 +1,82 @@
+"""Weights under the names of a saved folder: whole modules, modules without memory, and pieces of layers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def as_saved(model: Any, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return some of the model's weights, given by its own names, named and shaped as `save_pretrained` writes them.
+
+    Experts that the model holds in one tensor become a tensor each. Tensors may be the model's own.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    with torch.no_grad():
+        saved: dict[str, Tensor] = revert_weight_conversion(model, dict(own))
+    return saved
+
+
+def pieces(names: Iterable[str]) -> list[list[str]]:
+    """Return the names in lists, in order: one list for each layer, and one for each name that belongs to no layer.
+
+    A layer's weights stay together because its saved tensors may be made of several of its own.
+    """
+    out: list[list[str]] = []
+    last: str | None = None
+    for name in names:
+        layer = _layer(name)
+        if layer is None or layer != last:
+            out.append([])
+        out[-1].append(name)
+        last = layer
+    return out
+
+
+def _layer(name: str) -> str | None:
+    """Return the part of a name up to its first number, e.g. model.layers.3; None without a number."""
+    parts = name.split(".")
+    numbers: Sequence[int] = [i for i, part in enumerate(parts) if part.isdigit()]
+    return ".".join(parts[: numbers[0] + 1]) if numbers else None
+
+
+def without_memory(model: Any) -> Any:
+    """Return a copy of the module whose parameters are on the device `meta`; buffers are copied, ties stay."""
+    empty = {
+        id(p): torch.nn.Parameter(torch.empty_like(p, device="meta"), requires_grad=p.requires_grad)
+        for p in model.parameters()
+    }
+    return copy.deepcopy(model, empty)  # deepcopy takes these for copies that it has made already
+
+
+def filled(empty: Any, weights: Iterable[tuple[str, Tensor]], device: torch.device) -> Any:
+    """Return a module like `empty` with copies of these weights, by its own names, on `device`."""
+    model = copy.deepcopy(empty)
+    own = dict(model.named_parameters())
+    made: dict[int, torch.nn.Parameter] = {}
+    for name, weight in weights:
+        place = own[name]
+        tensor = weight.detach().to(device, copy=True)
+        made[id(place)] = torch.nn.Parameter(tensor, requires_grad=place.requires_grad)
+    for module in model.modules():
+        for key, p in module._parameters.items():
+            if p is not None:
+                module._parameters[key] = made[id(p)]
+    return model.to(device)
+
+
+def in_pieces(model: Any, gather: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of a sharded module as `as_saved` names them, gathered layer by layer.
+
+    `gather(*parameters)` is a context in which they are whole; every rank must iterate in step. A tensor stays valid as
+    long as it is held, and a layer takes memory until its tensors are dropped.
+    """
+    own = dict(model.named_parameters())
+    for names in pieces(own):
+        with gather(*(own[name] for name in names)):
+            yield from as_saved(model, {name: own[name].detach() for name in names}).items()

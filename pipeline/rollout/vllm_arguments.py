@@ -1,0 +1,194 @@
+"""vLLM's arguments and options as a recipe decides them, and checks of what vLLM answers."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pipeline.config.rollout import VllmConfig
+from pipeline.errors import ConfigError, EngineError
+from pipeline.rollout.engine import Sampling
+from pipeline.rollout.vllm_records import NOTHING, Records, bounded
+from pipeline.rollout.weights import Weights, weights_of
+from pipeline.types import FinishReason
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+INSTALL = "pip install 'verizero[gpu]' on a GPU, `make install-engines` for the CPU (docs/engines.md)"
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine shares this process, and so the trainer's tensors
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the trainer's threads live in this process too
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+TOKENS_A_STEP = 4096
+ROOM = "the engine's room (rollout.vllm.max_model_tokens)"
+RECIPE_FIELDS = {
+    "model": "model.path",
+    "dtype": "model.dtype",
+    "load_format": "nothing: weights come from the trainer",
+    "skip_tokenizer_init": "nothing: tokens go in and out",
+    "logprobs_mode": "nothing: log-probs are those of the distribution sampled",
+    "max_model_len": "rollout.vllm.max_model_tokens",
+    "max_num_seqs": "rollout.max_rows",
+    "enforce_eager": "rollout.vllm.enforce_eager",
+    "tensor_parallel_size": "rollout.vllm.tensor_parallel",
+    "gpu_memory_utilization": "rollout.vllm.gpu_memory_share",
+    "kv_cache_memory_bytes": "rollout.vllm.kv_cache_gib",
+    "enable_sleep_mode": "rollout.vllm.sleep",
+    "worker_extension_cls": "nothing: it takes the weights",
+    "quantization": "rollout.vllm.quantization",
+    "distributed_executor_backend": "nothing: it follows from the ranks",
+    "weight_transfer_config": "rollout.vllm.transfer",
+    "seed": "seed",
+    "return_sampling_mask": "rl.algorithm.keep_sampling",
+    "enable_return_routed_experts": "rl.algorithm.keep_routing",
+}
+"""Argument of vLLM's engine -> the recipe's field that decides it."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineModel:
+    """The policy as an engine needs it."""
+
+    model: Any
+    eos_ids: tuple[int, ...]
+    weights: Weights
+    records: Records = NOTHING
+    """The parts of its responses that the engine records."""
+
+    @classmethod
+    def of(
+        cls, model: Any, eos_ids: Sequence[int], weights: Weights | None = None, records: Records = NOTHING
+    ) -> EngineModel:
+        """Describe the policy `model`; `weights` yields its weights if this process holds only a shard of them."""
+        return cls(model, tuple(sorted(set(eos_ids))), weights or weights_of(model), records)
+
+    def options(self, sampling: Sampling, seed: int) -> dict[str, Any]:
+        """Return one response's options by vLLM's names."""
+        options = sampling_options(sampling, seed, self.eos_ids)
+        return options | (bounded(sampling, self.model.config.vocab_size) if self.records.sampling else {})
+
+    @property
+    def context(self) -> int | None:
+        """The longest sequence in tokens; None if the model's config names none."""
+        return getattr(self.model.config, "max_position_embeddings", None)
+
+
+def import_vllm() -> ModuleType:
+    """Return the module that imports vLLM. Raises: ConfigError naming what to install."""
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        import pipeline.rollout.vllm_worker as worker
+    except ImportError as exc:
+        raise ConfigError(f"rollout.engine is vllm and vLLM does not import ({exc}); {INSTALL}") from exc
+    return worker
+
+
+def engine_arguments(policy: EngineModel, config: VllmConfig, max_rows: int) -> dict[str, Any]:
+    """Return the arguments of vLLM's engine that a recipe decides, by vLLM's names."""
+    longest = config.max_model_tokens or policy.context
+    return {
+        **({} if longest is None else {"max_model_len": longest}),
+        "dtype": str(policy.model.dtype).removeprefix("torch."),
+        "load_format": "dummy",  # random weights until the first publish
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",  # ignore the defaults for sampling in the model's own file
+        "logprobs_mode": "processed_logprobs",
+        "max_num_seqs": max_rows,
+        "tensor_parallel_size": config.tensor_parallel,
+        **({} if config.quantization is None else {"quantization": config.quantization}),
+        "disable_log_stats": True,
+        **policy.records.arguments,
+        "worker_extension_cls": "pipeline.rollout.vllm_worker.WorkerExtension",
+        "seed": 0,  # never used: each response has its own
+    }
+
+
+def device_arguments(policy: EngineModel, config: VllmConfig, max_rows: int, on_cpu: bool) -> dict[str, Any]:
+    """Return the arguments of vLLM's engine that depend on the device.
+
+    On the CPU a prompt is computed in one go: where a prompt is split over two steps, vLLM rewinds the random numbers
+    of its seed, and its CPU build cannot. There compiling takes minutes and gains little; on GPUs a step without CUDA
+    graphs waits for the CPU. Raises: ConfigError for what vLLM's CPU build cannot compute.
+    """
+    eager = on_cpu if config.enforce_eager is None else config.enforce_eager
+    if not on_cpu:
+        return {"gpu_memory_utilization": config.gpu_memory_share, "enforce_eager": eager}
+    if config.quantization is not None:
+        raise ConfigError(
+            f"rollout.vllm.quantization={config.quantization}: vLLM's CPU build has no such kernels; drop it here"
+        )
+    longest = config.max_model_tokens or policy.context or 0
+    return {
+        "enforce_eager": eager,
+        "kv_cache_memory_bytes": int(config.kv_cache_gib * 2**30),
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(TOKENS_A_STEP, longest, max_rows),
+    }
+
+
+def check_arguments(arguments: Mapping[str, Any], known: Iterable[str]) -> None:
+    """Raise ConfigError for an argument that vLLM does not know, or that another field of the recipe decides."""
+    known = set(known)
+    for name in arguments:
+        if name in RECIPE_FIELDS:
+            raise ConfigError(f"rollout.vllm.arguments.{name}: drop it; it is decided by {RECIPE_FIELDS[name]}")
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 3)
+            hint = f"; did you mean {', '.join(near)}?" if near else ""
+            raise ConfigError(f"rollout.vllm.arguments.{name} is not an argument of vLLM's engine{hint}")
+
+
+def check_heads(model_config: Any, sizes: Sequence[int] | None) -> None:
+    """Raise ConfigError for attention heads of a size that vLLM's build cannot compute; vLLM itself finds it late."""
+    heads = getattr(model_config, "num_attention_heads", None)
+    size = getattr(model_config, "head_dim", None) or (model_config.hidden_size // heads if heads else None)
+    if sizes is not None and size is not None and size not in sizes:
+        raise ConfigError(
+            f"the policy's attention heads have {size} numbers, and vLLM's CPU build computes "
+            f"{', '.join(map(str, sizes))}; choose another number of heads, or rollout.engine: torch"
+        )
+
+
+def sampling_options(sampling: Sampling, seed: int, eos_ids: Sequence[int]) -> dict[str, Any]:
+    """Return one response's options by vLLM's names. vLLM's own end token is ignored: any of `eos_ids` ends it."""
+    return {
+        "n": 1,
+        "seed": seed,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "max_tokens": sampling.max_tokens,
+        "logprobs": 0,
+        "detokenize": False,
+        "ignore_eos": True,
+        "stop_token_ids": list(eos_ids),
+    }
+
+
+def finish_reason(reason: str | None) -> FinishReason:
+    """Return vLLM's reason as ours. Raises: EngineError for a response that neither stopped nor reached its limit."""
+    if reason == "stop":
+        return "stop"
+    if reason == "length":
+        return "length"
+    raise EngineError(f"vLLM ended a response with {reason!r}; it was not finished, and the run cannot use it")
+
+
+def check_spans(spans: Sequence[tuple[str, int, int]], version: str) -> None:
+    """Raise EngineError unless all of a response was drawn by weights of `version`.
+
+    spans: (version, first token, end) for each stretch of the response.
+    """
+    wrong = [s for s in spans if s[0] != version]
+    if wrong or not spans:
+        actual = "no version" if not spans else f"version {wrong[0][0]}"
+        raise EngineError(
+            f"a response was drawn by weights of {actual}, and version {version} was published; restart the run"
+        )

@@ -1,0 +1,102 @@
+"""A double of the module that imports vLLM, on a machine with GPUs: it notes arguments and calls."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+
+class StubVllm:
+    """vLLM on GPUs, as far as an engine calls it."""
+
+    def __init__(self) -> None:
+        self.arguments: dict[str, Any] = {}
+        self.environment: dict[str, str | None] = {}
+        self.calls: list[Any] = []
+        self.weights: dict[str, torch.Tensor] | None = None
+
+    def on_cpu(self) -> bool:
+        return False
+
+    def why_no_records(self) -> str | None:
+        return None
+
+    def argument_names(self) -> set[str]:
+        return set()
+
+    def head_sizes(self) -> list[int] | None:
+        return None
+
+    def make_llm(self, arguments: dict[str, Any]) -> Any:
+        import os
+
+        self.arguments, self.environment = arguments, {"LOCAL_RANK": os.environ.get("LOCAL_RANK")}
+        return StubLlm(self)
+
+    def ranks_of_engine(self) -> Any:
+        return SimpleNamespace(rank=0, gather=lambda value: [value])
+
+    def sampling_params(self, **options: Any) -> Any:
+        return options
+
+
+class StubLlm:
+    """An engine whose weights are gone after a sleep of level 2, and which refuses to generate without them."""
+
+    def __init__(self, stub: StubVllm) -> None:
+        self.stub, self.llm_engine = stub, self
+        self.model_config = SimpleNamespace(max_model_len=64)
+        self.version = "default"
+        self.asleep: set[str] = set()
+        self.asked: list[tuple[str, Any]] = []
+
+    def sleep(self, level: int) -> None:
+        self.stub.calls.append(("sleep", level))
+        self.asleep = {"weights", "kv_cache"}
+        if level == 2:
+            self.stub.weights = None
+
+    def wake_up(self, tags: list[str]) -> None:
+        self.stub.calls.append(("wake", *tags))
+        self.asleep -= set(tags)
+
+    def collective_rpc(self, method: str, args: tuple[Any, ...]) -> None:
+        assert "weights" not in self.asleep
+        self.stub.calls.append(method)
+        self.stub.weights = {name: tensor.clone() for name, tensor in args[0]}
+
+    def reset_prefix_cache(self) -> bool:
+        assert not self.asleep
+        return True
+
+    def set_weight_version(self, version: str) -> None:
+        self.version = version
+
+    def get_weight_version(self) -> str:
+        return self.version
+
+    def add_request(self, name: str, prompt: Any, params: Any) -> None:
+        self.asked.append((name, prompt["prompt_token_ids"]))
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self.asked)
+
+    def step(self) -> list[Any]:
+        assert not self.asleep
+        assert self.stub.weights is not None, "vLLM was asked for responses, and its weights are gone"
+        self.stub.calls.append("generate")
+        asked, self.asked = self.asked, []
+        return [self.answer(name, prompt) for name, prompt in asked]
+
+    def answer(self, name: str, prompt: list[int]) -> Any:
+        said = SimpleNamespace(
+            token_ids=[5],
+            logprobs=[{5: SimpleNamespace(logprob=-0.5)}],
+            weight_versions=[SimpleNamespace(version=self.version, start=0, end=1)],
+            finish_reason="stop",
+            sampling_mask=None,
+            routed_experts=None,
+        )
+        return SimpleNamespace(request_id=name, finished=True, outputs=[said], prompt_token_ids=prompt)

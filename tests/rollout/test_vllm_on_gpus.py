@@ -1,0 +1,116 @@
+"""The engine on GPUs, before a double of vLLM: its executor, its device, its sleep and the weights after it."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pipeline.config.rollout import VllmConfig
+from pipeline.errors import ConfigError, EngineError
+from pipeline.rollout.engine import Request, Sampling
+from pipeline.rollout.vllm_arguments import EngineModel
+from pipeline.rollout.vllm_engine import VllmEngine, as_launched
+from tests.models.families import build, scatter
+from tests.rollout.stub_vllm import StubVllm
+
+REQUESTS = [Request((3, 4), (1,))]
+PLAIN = VllmConfig()
+
+
+def engine_of(config: VllmConfig = PLAIN, sleep_level: Any = 2) -> tuple[VllmEngine, StubVllm, Any]:
+    model, stub = build("qwen2", {}), StubVllm()
+    engine = VllmEngine(EngineModel.of(model, (5,)), config, 4, sleep_level, stub)
+    # vLLM's shutdown of a real engine is not what is tested.
+    engine._own_group = False
+    return engine, stub, model
+
+
+@pytest.fixture
+def two_ranks() -> Any:
+    """The default group of a launched world of two, of which this process is the second."""
+    store = dist.HashStore()
+    dist.init_process_group("fake", rank=1, world_size=2, store=store)
+    yield
+    dist.destroy_process_group()
+
+
+def test_a_single_rank_has_vllms_own_executor() -> None:
+    engine, stub, _ = engine_of()
+    engine.close()
+    assert "distributed_executor_backend" not in stub.arguments
+
+
+@pytest.mark.usefixtures("two_ranks")
+@pytest.mark.parametrize("devices", [1, 2])
+def test_several_ranks_are_vllms_workers_whatever_an_engine_spans(devices: int) -> None:
+    engine, stub, _ = engine_of(VllmConfig(tensor_parallel=devices))
+    engine.close()
+    assert stub.arguments["distributed_executor_backend"] == "external_launcher"
+
+
+@pytest.mark.usefixtures("two_ranks")
+def test_vllm_takes_the_trainers_gpu_and_not_the_one_of_the_ranks_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "7")
+    with as_launched(torch.device("cuda", 3), on_cpu=False):
+        assert os.environ["LOCAL_RANK"] == "3"
+    assert os.environ["LOCAL_RANK"] == "7"
+    monkeypatch.delenv("LOCAL_RANK")
+    with as_launched(torch.device("cpu"), on_cpu=True):
+        assert os.environ["LOCAL_RANK"] == "0"
+    assert "LOCAL_RANK" not in os.environ
+
+
+def test_a_single_rank_on_another_gpu_than_the_first_is_refused() -> None:
+    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES=1"), as_launched(torch.device("cuda", 1), False):
+        pass
+
+
+def test_the_engine_sleeps_from_the_start_and_drops_its_weights() -> None:
+    engine, stub, _ = engine_of()
+    assert stub.calls == [("sleep", 2)]
+    with pytest.raises(EngineError, match="publish them first"):
+        engine.generate(REQUESTS, Sampling(1))
+    engine.publish(0)
+    engine.generate(REQUESTS, Sampling(1))
+    assert stub.calls[1:] == [("wake", "weights"), "load_named", ("wake", "kv_cache"), "generate"]
+    engine.close()
+
+
+def test_without_a_publish_the_same_version_is_sent_again() -> None:
+    engine, stub, _ = engine_of()
+    engine.publish(4)
+    sent = stub.weights
+    engine.rest()
+    engine.rest()
+    assert stub.calls.count(("sleep", 2)) == 2
+    engine.generate(REQUESTS, Sampling(1))
+    assert (engine.version, stub.calls.count("load_named")) == (4, 2)
+    assert sent is not None
+    assert stub.weights is not None
+    assert all(torch.equal(sent[name], stub.weights[name]) for name in sent)
+    engine.close()
+
+
+def test_a_policy_that_trains_on_leaves_the_engine_its_own_weights() -> None:
+    engine, stub, model = engine_of(sleep_level=1)
+    engine.publish(4)
+    before = stub.weights
+    engine.rest()
+    scatter(model, 9)
+    engine.generate(REQUESTS, Sampling(1))
+    assert stub.weights is before
+    assert stub.calls[-4:] == [("sleep", 1), ("wake", "weights"), ("wake", "kv_cache"), "generate"]
+    engine.close()
+
+
+def test_an_engine_that_may_not_sleep_stays_awake() -> None:
+    engine, stub, _ = engine_of(VllmConfig(sleep=False))
+    engine.publish(0)
+    engine.rest()
+    assert stub.calls == ["load_named"]
+    assert stub.arguments["enable_sleep_mode"] is False
+    engine.close()
