@@ -114,7 +114,7 @@ class RolloutConfig(Section):
     parity: ParityConfig = ParityConfig()
 
     def parity_action(self, dtype: str) -> str:
-        """Return what is to be done if engine and trainer differ for a policy of this type: off, warn, correct, stop."""
+        """Return what is done if engine and trainer differ for a policy of this type: off, warn, correct or stop."""
         if self.parity.action != "auto":
             return self.parity.action
         return "off" if self.engine == "torch" and dtype == "float32" else "correct"
@@ -128,8 +128,8 @@ class RolloutConfig(Section):
         how = self.vllm
         if how.quantization is not None and self.engine == "torch":
             raise ValueError(
-                f"rollout.vllm.quantization={how.quantization} with rollout.engine=torch, which computes in model.dtype; "
-                "set rollout.engine: vllm or vllm_server, or drop it"
+                f"rollout.vllm.quantization={how.quantization} with rollout.engine=torch, which has no such weights; set "
+                " rollout.engine: vllm or vllm_server, or drop it"
             )
         if how.share_gpus and not how.devices:
             raise ValueError("rollout.vllm.share_gpus=true without rollout.vllm.devices; name each server's GPUs there")

@@ -19,7 +19,7 @@ SHARED = {"devices": [[0]], "share_gpus": True}
 
 def with_vllm(vllm: dict[str, Any], launch: dict[str, Any] | None = None, **more: Any) -> Any:
     changes = {"rollout": {**SERVERS, **more.pop("rollout", {}), "vllm": vllm}, "launch": launch or {}}
-    return tiny({**changes, **more})
+    return tiny({**changes, "train": {"device": "auto", **more.pop("train", {})}, **more})
 
 
 def test_trainers_and_servers_have_gpus_of_their_own() -> None:
@@ -87,7 +87,7 @@ class TestEightBits:
         return tiny(
             overrides=[
                 *("rollout.engine=vllm", "rollout.vllm.quantization=fp8_per_block", f"model.dtype={dtype}"),
-                f"rollout.parity.action={action}",
+                f"rollout.parity.action='{action}'",
                 *(f"rl.algorithm.{name}={value}" for name, value in algorithm.items()),
             ]
         )
