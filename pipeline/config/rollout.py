@@ -128,7 +128,7 @@ class RolloutConfig(Section):
         how = self.vllm
         if how.quantization is not None and self.engine == "torch":
             raise ValueError(
-                f"rollout.vllm.quantization={how.quantization} with rollout.engine=torch, which has no such weights; set "
+                f"rollout.vllm.quantization={how.quantization} with rollout.engine=torch, which has none; set"
                 " rollout.engine: vllm or vllm_server, or drop it"
             )
         if how.share_gpus and not how.devices:
