@@ -21,6 +21,8 @@ class FakeServer:
         self.num_asked = 0
         self.version = "default"
         self.folders: list[str] = []
+        self.posted: list[tuple[str, Any]] = []
+        """Paths and bodies of all that was posted but prompts."""
         self.is_open = threading.Event()
         self.hung = threading.Event()
         self._lock = threading.Lock()
@@ -69,6 +71,10 @@ class FakeServer:
             return 404, {"detail": "Not Found"}
         if path == "/collective_rpc" and body["method"] == "load_folder":
             self.folders.append(body["args"][0])
+        if path != "/inference/v1/generate":
+            self.posted.append((path, body))
+        if path == "/finish_weight_update":
+            self.version = body["weight_version"]
         if path == "/update_weight_version":
             self.version = body["new_version"] if self.behaviour != "stale" else "old"
         if path == "/init_weight_transfer_engine" and self.behaviour == "fails":

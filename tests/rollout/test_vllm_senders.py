@@ -1,0 +1,113 @@
+"""vLLM's own senders and receivers (0.32), by the arguments that we give them; their GPU calls are doubled."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.rollout.test_vllm_transfer import WEIGHTS
+
+pytest.importorskip("vllm", reason="make install-engines")
+pytestmark = pytest.mark.integration
+
+
+class Client:
+    """Notes what vLLM's sender asks of a server."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+
+    def init_weight_transfer_engine(self, info: Any) -> None:
+        self.asked.append(("init", info))
+
+    def start_weight_update(self) -> None:
+        self.asked.append("start")
+
+    def update_weights(self, info: Any) -> None:
+        self.asked.append(("update", info))
+
+    def finish_weight_update(self, version: str | None = None) -> None:
+        self.asked.append("finish")
+
+
+def test_vllms_nccl_sender_takes_our_arguments_and_our_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.distributed.weight_transfer import nccl_engine
+
+    from pipeline.rollout.vllm_transfer import _Piece
+    from pipeline.rollout.vllm_worker import NcclTransfer, metadata_of, open_nccl
+
+    sent: list[Any] = []
+    monkeypatch.setattr(nccl_engine, "open_trainer_endpoint", lambda info: SimpleNamespace(world=info.world_size))
+    monkeypatch.setattr(nccl_engine, "packed_nccl_broadcast_producer", lambda iterator, **how: sent.extend(iterator))
+    client, piece = Client(), _Piece(SimpleNamespace(metadata_of=metadata_of))
+    sender = open_nccl(client, piece, "10.0.0.1", 1234, 3, 64)
+    (init,) = client.asked
+    worker = NcclTransfer.init_info_cls(**init[1])
+    assert (worker.master_address, worker.master_port, worker.world_size, worker.rank_offset) == (
+        "10.0.0.1",
+        1234,
+        3,
+        1,
+    )
+    assert (worker.packed, worker.packed_buffer_size_bytes) == (True, 64)
+    piece.bucket = WEIGHTS
+    sender.send_weights()
+    assert [name for name, _ in sent] == ["a", "b"]
+    start, (_, told), finish = client.asked[1:]
+    assert (start, finish) == ("start", "finish")
+    update = NcclTransfer.update_info_cls(**told)
+    assert (update.names, update.dtype_names) == (["a", "b"], ["float32", "bfloat16"])
+
+
+def test_vllms_ipc_sender_takes_our_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipeline.rollout.vllm_worker import open_ipc
+
+    monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid="GPU-1"))
+    client = Client()
+    sender = open_ipc(client, [], 64)
+    assert client.asked == [("init", {"packed": True})]
+    assert (sender.packed, sender.packed_buffer_size_bytes, sender.gpu_uuid) == (True, 64, "GPU-1")
+
+
+def test_an_update_by_vllms_receivers_must_be_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+    from pipeline.rollout import vllm_worker
+
+    class Base:
+        """One of vLLM's receivers: it loads a piece into `self.model`."""
+
+        def __init__(self, model: Any) -> None:
+            self.model, self.model_config = model, None
+
+        def receive_weights(self, names: list[str]) -> None:
+            self.model.load_weights(names)
+
+        def finish_weight_update(self) -> None:
+            """Do nothing."""
+
+    class Receiver(vllm_worker.Complete, Base):
+        """As ours of NCCL and IPC are made."""
+
+    model = SimpleNamespace(load_weights=set)
+    monkeypatch.setattr(vllm_worker, "start_reload", lambda model, config: {"a", "b"})
+    monkeypatch.setattr(vllm_worker, "finalize_layerwise_reload", lambda model, config: None)
+    monkeypatch.setattr(vllm_worker, "on_cpu", lambda: False)
+    receiver = Receiver(model)
+    receiver.start_weight_update()
+    receiver.receive_weights(["a"])
+    assert receiver.model is model
+    with pytest.raises(RuntimeError, match=r"1 weights .* did not come, among them b"):
+        receiver.finish_weight_update()
+    receiver.receive_weights(["b"])
+    receiver.finish_weight_update()
+
+
+def test_the_three_receivers_are_known_to_vllm() -> None:
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+    from pipeline.rollout.vllm_worker import TRANSFERS
+
+    assert set(TRANSFERS.values()) <= WeightTransferEngineFactory._registry.keys()
