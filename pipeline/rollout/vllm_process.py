@@ -34,7 +34,7 @@ class ServerProcess:
     """One server on this machine; `url` answers once `wait` has returned."""
 
     def __init__(self, arguments: Mapping[str, Any], log: Path, environment: Mapping[str, str] = {}) -> None:
-        """`environment`: variables of the server beside this process's own."""
+        """`environment`: variables of the server next to this process's own."""
         self.log = log
         # Another process may take the port first; the server then ends, and `wait` reports its log.
         port = _free_port()

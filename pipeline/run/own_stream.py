@@ -1,7 +1,7 @@
 """A CUDA stream for a thread that computes next to the trainer.
 
 A new thread begins with the first GPU and the default stream, whatever its rank uses: it would compute on another GPU
-than its weights are on, and take turns with the update instead of running beside it.
+than its weights are on, and take turns with the update instead of running at the same time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 
 class OwnStream(Protocol):
-    """Where a thread computes."""
+    """The place where a thread computes."""
 
     def bound(self, work: Callable[[], None]) -> Callable[[], None]:
         """Return the work for another thread: after all that this thread has started, and finished when it returns."""

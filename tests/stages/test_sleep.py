@@ -1,0 +1,150 @@
+"""An engine on the trainer's GPU: it is asleep whenever anything trains, and wakes with the weights that it had."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.errors import NonFiniteError
+from pipeline.report.progress import Silent
+from pipeline.rollout.engine import Completion, Listener, Request, Sampling
+from pipeline.run.opening import opened
+from pipeline.run.session import Session
+from pipeline.train.reward_model import RewardModel
+from tests.stages.sessions import replacing, run_all
+from tests.stages.tiny import tiny
+
+
+class Sleeper:
+    """An engine that drops its weights at `rest`, as vLLM does at level 2, and takes the policy's when it is asked."""
+
+    is_fast = fallback_reason = None
+
+    def __init__(self, engine: Any, model: Any) -> None:
+        self.engine, self.model = engine, model
+        self.is_asleep = True
+        self.published = self.present()
+        self.num_woken = 0
+
+    def present(self) -> list[torch.Tensor]:
+        return [p.detach().clone() for p in self.model.parameters()]
+
+    @property
+    def version(self) -> int:
+        return int(self.engine.version)
+
+    def publish(self, version: int) -> None:
+        self.is_asleep, self.published = False, self.present()
+        self.engine.publish(version)
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, listener: Listener | None = None
+    ) -> list[list[Completion]]:
+        if self.is_asleep:
+            self.num_woken += 1
+            equal = all(torch.equal(a, b) for a, b in zip(self.present(), self.published, strict=True))
+            assert equal, "the policy has trained on, and no publish followed"
+            self.publish(self.version)
+        return list(self.engine.generate(requests, sampling, listener))
+
+    def rest(self) -> None:
+        self.is_asleep = True
+
+    def counts(self) -> Mapping[str, float]:
+        return {}
+
+    def close(self) -> None:
+        self.engine.close()
+
+
+@contextmanager
+def watched(changes: dict[str, Any], folder: Path) -> Iterator[tuple[Session, Callable[[Any], Any], list[str]]]:
+    """A session whose engine sleeps, a wrapper of what must find it asleep, and the stages in which that was called."""
+    trained: list[str] = []
+    with opened(tiny(changes), folder, folder / "run", "auto", Silent()) as session:
+        backend, source = session.workers.backend, session.workers.rollouts
+        sleeper = source.engine = Sleeper(source.engine, backend.model)
+        step, start = backend.step, backend.start
+
+        def asleep(act: Any) -> Any:
+            def run(*arguments: Any) -> Any:
+                stage = session.state.stage.name
+                assert sleeper.is_asleep or source.in_flight, f"the engine is awake while {stage} trains"
+                trained.append(stage)
+                return act(*arguments)
+
+            return run
+
+        backend.step, backend.start = asleep(step), asleep(start)  # type: ignore[method-assign]
+        yield session, asleep, trained
+
+
+SFT: dict[str, Any] = {"sft": {"steps": 120}}
+RL: dict[str, Any] = {"sft": None, "rl": {"select": {"keep": "all"}}}
+SAMPLED = {"prompts": 16, "samples": 6}
+STAGES: dict[str, dict[str, Any]] = {
+    "sft": {"stages": ["sft"], "sft": {"steps": 4, "evaluate_every": 2}},
+    "rl": {**RL, "stages": ["rl"]},
+    "ahead": {**RL, "stages": ["rl"], "rollout": {"max_staleness": 1}},
+    "preference": {
+        **SFT,
+        "stages": ["sft", "preference"],
+        "preference": {
+            "loss": {"name": "dpo"},
+            "steps": 2,
+            "batch_size": 4,
+            "sampled": {**SAMPLED, "pairing": {"per_prompt": 2}},
+            "optimizer": {"learning_rate": 1e-3},
+        },
+    },
+    "reward_model": {
+        **SFT,
+        "stages": ["sft", "reward_model"],
+        "reward_model": {"steps": 2, "batch_size": 8, "sampled": SAMPLED},
+    },
+    "distill": {
+        "stages": ["distill"],
+        "sft": None,
+        "rl": None,
+        "distill": {
+            "teacher": {"hint": "{question} {answer} "},
+            "rounds": 1,
+            "steps_per_round": 2,
+            "prompts_per_step": 3,
+            "group_size": 4,
+            "optimizer": {"learning_rate": 1e-3},
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("stages", STAGES)
+def test_nothing_trains_while_the_engine_is_awake(stages: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with watched(STAGES[stages], tmp_path) as (session, asleep, trained):
+        monkeypatch.setattr(RewardModel, "update", asleep(RewardModel.update))
+        run_all(session)
+    assert set(trained) == set(session.run.recipe.stage_names)
+
+
+def test_an_update_that_is_refused_leaves_the_engine_its_weights(tmp_path: Path) -> None:
+    """No publish follows a refused update, so the next step wakes the engine with the version that it had."""
+    with watched({**RL, "stages": ["rl"]}, tmp_path) as (session, _, _):
+        backend, sleeper, refused = session.workers.backend, session.workers.rollouts.engine, []
+
+        def refuse(plain: Any, groups: Any) -> Any:
+            if not refused:
+                refused.append(True)
+                session.workers.rollouts.free_memory()
+                raise NonFiniteError("no")
+            return plain(groups)
+
+        run_all(session, replacing(update=refuse))
+    assert isinstance(sleeper, Sleeper)
+    assert refused
+    assert sleeper.num_woken >= 1
+    assert backend.model is sleeper.model
