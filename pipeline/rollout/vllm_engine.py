@@ -135,7 +135,8 @@ class VllmEngine:
         """Give the GPU's memory back until the next weights or prompts come; does nothing where vLLM has no sleep."""
         if self.sleep_note is None and not self._asleep:
             with boundary(EngineError, "putting vLLM to sleep"):
-                self._llm.sleep(level=self._sleep_level)
+                # Before the first publish its weights are random: nothing to keep.
+                self._llm.sleep(level=self._sleep_level if self.version >= 0 else 2)
             self._asleep = True
 
     def counts(self) -> Mapping[str, float]:

@@ -103,6 +103,7 @@ def test_a_policy_that_trains_on_leaves_the_engine_its_own_weights() -> None:
     scatter(model, 9)
     engine.generate(REQUESTS, Sampling(1))
     assert stub.weights is before
+    assert stub.calls[0] == ("sleep", 2), "random weights are not worth the memory"
     assert stub.calls[-4:] == [("sleep", 1), ("wake", "weights"), ("wake", "kv_cache"), "generate"]
     engine.close()
 
