@@ -7,13 +7,14 @@ of the Llama family take the fast path of `pipeline.models.cpu`; any other causa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pipeline.errors import EngineError, boundary
-from pipeline.models.cpu import Decoder, check_parity, unsupported
+from pipeline.models.cpu import Decoder, check_parity, habits_of, unsupported
 from pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling, check_requests
 from pipeline.rollout.hf_decoder import HfCache, HfDecoder
 from pipeline.rollout.sampling import pick, pick_kept, uniforms
@@ -38,11 +39,14 @@ class TorchEngine:
 
     def __init__(self, model: Any, eos_ids: Sequence[int], pad_id: int, max_rows: int = 1024) -> None:
         self.model = model
+        self._ends = frozenset(eos_ids)
         self.eos_ids = torch.tensor(sorted(set(eos_ids)), dtype=torch.int64, device=model.device)
         self.pad_id = pad_id
         self.max_rows = max_rows
         self.version = -1
         self.fallback_reason: str | None = None
+        self.read_every = habits_of(model.device).read_every
+        """Steps between two looks at the rows that have ended: each look waits for all work of the device."""
         self._decoder: Decoder | HfDecoder = self._choose()
 
     @property
@@ -109,15 +113,16 @@ class TorchEngine:
         # All numbers are drawn ahead: a row's number at a step does not depend on which rows have ended.
         draws = uniforms([s for r in requests for s in r.seeds], sampling.max_tokens, device)
         logits, cache = self._decoder.prefill(ids.to(device), pad, repeat, sampling.max_tokens)
-        recorder = Recorder(len(logits), sampling.max_tokens)
-        tokens, logprobs, lengths = self._decode(logits, cache, draws, sampling, recorder, _teller(listener, places))
+        recorder = Recorder(len(logits), sampling.max_tokens, device)
+        tell = None if listener is None else partial(self._tell, listener, places)
+        tokens, logprobs, lengths = self._decode(logits, cache, draws, sampling, recorder, tell)
         prompts = [len(request.prompt_ids) for request in requests for _ in request.seeds]
         kept = recorder.kept(lengths) if _keeps(sampling) else None
         routing = recorder.routes(prompts, lengths) if sampling.keep_routing and _routed(cache) is not None else None
         made = {}
         for row, (place, n) in enumerate(zip(places, lengths, strict=True)):
             # A response may end with its last permitted token.
-            ended = n < sampling.max_tokens or self._is_eos(tokens[row][n - 1])
+            ended = n < sampling.max_tokens or tokens[row][n - 1] in self._ends
             made[place] = Completion(
                 tuple(tokens[row][:n]),
                 tuple(logprobs[row][:n]),
@@ -138,15 +143,15 @@ class TorchEngine:
     ) -> tuple[list[list[int]], list[list[float]], list[int]]:
         """Return tokens and log-probs of each row, padded to the limit, and the rows' lengths.
 
-        logits: float32 [B, V] after the prompts; draws: float64 [steps, B]. `tell` receives the rows that ended at a
-        step and the tokens of all rows so far.
+        logits: float32 [B, V] after the prompts; draws: float64 [steps, B]. `tell` receives the rows that have ended
+        since the last look and the tokens of all rows so far.
         """
         rows, steps = logits.shape[0], sampling.max_tokens
         tokens = torch.full((rows, steps), self.pad_id, dtype=torch.int64, device=logits.device)
         logprobs = torch.zeros(rows, steps, device=logits.device)
-        lengths = torch.full((rows,), steps, dtype=torch.int64, device=logits.device)
         active = torch.arange(rows, device=logits.device)  # output row of each row that is still in the cache
         done = torch.zeros(rows, dtype=torch.bool, device=logits.device)
+        seen = Seen(rows)
         for t in range(steps):
             if sampling.keep_routing and (routing := _routed(cache)) is not None:
                 recorder.route(routing, active)
@@ -158,39 +163,59 @@ class TorchEngine:
             else:
                 drawn, logprob = pick(logits, numbers, sampling)
             tokens[active, t], logprobs[active, t] = drawn, logprob
-            ended = torch.isin(drawn, self.eos_ids) & ~done
-            lengths[active[ended]] = t + 1
-            done |= ended
-            if tell is not None:
-                tell(active[ended].tolist(), tokens[:, : t + 1])
-            finished = int(done.sum())
-            if finished == done.numel():
-                break
-            # Until they are dropped, finished rows are decoded too; their tokens lie beyond their lengths.
-            if finished >= COMPACT_SHARE * done.numel():
-                keep = (~done).nonzero()[:, 0]
-                cache.keep(keep)
-                drawn, active, done = drawn[keep], active[keep], done[keep]
+            done |= torch.isin(drawn, self.eos_ids)
+            if (t + 1) % self.read_every == 0 or t + 1 == steps:
+                # The only transfer of the loop: all that the host must know follows from these flags.
+                ended = seen.look(done.tolist())
+                if tell is not None and ended:
+                    tell(ended, tokens[:, : t + 1])
+                if seen.finished == len(seen.active):
+                    break
+                # Until they are dropped, finished rows are decoded too; their tokens lie beyond their lengths.
+                if seen.finished >= COMPACT_SHARE * len(seen.active):
+                    keep = torch.tensor(seen.drop(), device=logits.device)
+                    cache.keep(keep)
+                    drawn, active, done = drawn[keep], active[keep], done[keep]
             if t + 1 < steps:
                 logits = self._decoder.step(drawn, cache)
+        before_end = torch.isin(tokens, self.eos_ids).cumsum(1) == 0
+        lengths = (before_end.sum(1) + 1).clamp_(max=steps)
         return tokens.tolist(), logprobs.tolist(), lengths.tolist()
 
-    def _is_eos(self, token: int) -> bool:
-        return bool((self.eos_ids == token).any())
+    def _tell(self, listener: Listener, places: Sequence[tuple[int, int]], rows: list[int], tokens: Tensor) -> None:
+        """Tell `listener` of rows of a wave that have ended; tokens: int64 [all rows, tokens so far]."""
+        ended = []
+        for row, ids in zip(rows, tokens[rows].tolist(), strict=True):
+            # The row ended after the last look: only these tokens can be its end.
+            unseen = range(max(0, len(ids) - self.read_every), len(ids))
+            length = next(i for i in unseen if ids[i] in self._ends) + 1
+            ended.append(Ended(*places[row], tuple(ids[:length]), "stop"))
+        listener(ended)
 
 
-def _teller(listener: Listener | None, places: Sequence[tuple[int, int]]) -> Callable[[list[int], Tensor], None] | None:
-    """Return what tells `listener` of ended rows of a wave, given their numbers and the tokens of all rows."""
-    if listener is None:
-        return None
+class Seen:
+    """The host's knowledge of a decode on the device, as of its last look: the rows in the cache and those ended."""
 
-    def tell(rows: list[int], tokens: Tensor) -> None:
-        if rows:
-            listener(
-                [Ended(*places[row], tuple(ids), "stop") for row, ids in zip(rows, tokens[rows].tolist(), strict=True)]
-            )
+    def __init__(self, rows: int) -> None:
+        self.active = list(range(rows))
+        """The output row of each row in the cache."""
+        self.finished = 0
+        self._done = [False] * rows
 
-    return tell
+    def look(self, done: list[bool]) -> list[int]:
+        """Take the flags of the rows in the cache; return the output rows that have ended since the last look."""
+        finished = sum(done)
+        if finished == self.finished:
+            return []
+        ended = [row for row, now, before in zip(self.active, done, self._done, strict=True) if now and not before]
+        self.finished, self._done = finished, done
+        return ended
+
+    def drop(self) -> list[int]:
+        """Forget the rows that have ended; return the places in the cache of those that stay."""
+        keep = [i for i, done in enumerate(self._done) if not done]
+        self.active, self._done, self.finished = [self.active[i] for i in keep], [False] * len(keep), 0
+        return keep
 
 
 def _keeps(sampling: Sampling) -> bool:

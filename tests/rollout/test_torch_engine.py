@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.errors import EngineError
-from pipeline.rollout.engine import Completion, Request, Sampling
+from pipeline.models.cpu.decoder import ON_GPU, Decoder
+from pipeline.rollout.engine import Completion, Ended, Request, Sampling
 from pipeline.rollout.sampling import pick, uniforms
 from pipeline.rollout.torch_engine import TorchEngine
 from pipeline.train.torch_backend import TorchBackend
@@ -121,6 +123,76 @@ def test_a_response_depends_on_its_own_seed_only(name: str) -> None:
         for request, completions in zip(shuffled, engine.generate(shuffled, sampling), strict=True):
             for seed, found in zip(request.seeds, completions, strict=True):
                 same(found, alone[request.prompt_ids, seed])
+
+
+@pytest.mark.parametrize("read_every", [3, 8, 100])
+@pytest.mark.parametrize("sampling", [Sampling(MAX), Sampling(MAX, 1.0, 0.9, 6, 3)])
+def test_rows_looked_at_less_often_and_the_habits_of_a_gpu_give_the_same_responses(
+    read_every: int, sampling: Sampling
+) -> None:
+    engine, other = engine_of("qwen2 tied"), engine_of("qwen2 tied")
+    other.read_every = read_every
+    other._decoder = Decoder(other.model, ON_GPU)
+    heard: list[Ended] = []
+    wanted = engine.generate(REQUESTS, sampling)
+    made = other.generate(REQUESTS, sampling, heard.extend)
+    told = {(e.request, e.sample): e.token_ids for e in heard}
+    for i, (ours, theirs) in enumerate(zip(made, wanted, strict=True)):
+        for j, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+            same(a, b)
+            assert a.kept == b.kept
+            assert told.get((i, j)) == (a.token_ids if a.finish_reason == "stop" else None)
+    assert len(heard) == len(told) > 3
+
+
+class Waits(TorchDispatchMode):
+    """Counts what makes the host wait for a device: numbers and lists of tensors, `nonzero`, boolean indices, `cpu`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.count = self.moved = 0
+        tolist, cpu = torch.Tensor.tolist, torch.Tensor.cpu
+
+        def listed(x: torch.Tensor) -> Any:
+            self.count += 1
+            return tolist(x)
+
+        def moved(x: torch.Tensor) -> torch.Tensor:
+            self.count += 1
+            self.moved += x.nbytes
+            return cpu(x)
+
+        monkeypatch.setattr(torch.Tensor, "tolist", listed)
+        monkeypatch.setattr(torch.Tensor, "cpu", moved)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        aten = torch.ops.aten
+        masks = [i for i in args[1] if i is not None and i.dtype == torch.bool] if func is aten.index.Tensor else []
+        self.count += bool(masks) or func in (aten.nonzero.default, aten._local_scalar_dense.default)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "a_step"), [(Sampling(40), 0), (Sampling(40, 1.0, 0.9, 0, 8), 2), (Sampling(40, 1.0, 0.5), 0)]
+)
+def test_decoding_waits_for_a_device_every_few_steps(
+    sampling: Sampling, a_step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = TorchEngine(tiny("qwen2 tied"), (-1,), 0)
+    engine.read_every = 8
+    with Waits(monkeypatch) as waits:
+        engine.generate(REQUESTS, sampling, lambda ended: None)
+    looks, once = 40 // 8, 12
+    assert waits.count <= 40 * a_step + looks + once
+
+
+def test_of_kept_sets_only_the_tokens_leave_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of("qwen2 tied")
+    with Waits(monkeypatch) as waits:
+        answers = engine.generate(REQUESTS, Sampling(MAX, 1.0, 1.0, 2, 8))
+    kept = [c.kept for completions in answers for c in completions]
+    ids = sum(len(k.ids) for k in kept if k is not None)
+    assert 0 < waits.moved <= 3 * ids  # four bytes a token, and eight of the row that it belongs to
 
 
 def test_no_more_rows_are_decoded_at_once_than_allowed_and_long_prompts_first() -> None:

@@ -14,12 +14,22 @@ import torch
 from torch import nn
 
 from pipeline.models.cpu.blocks import Blocks
-from pipeline.models.cpu.decoder import Decoder, check_parity
+from pipeline.models.cpu.decoder import Decoder, check_parity, habits_of
 from pipeline.models.cpu.llama import unsupported
 from pipeline.models.cpu.onednn import HAS_ONEDNN, FastLinear, linear, product, use_onednn
 from pipeline.models.proof import agree, evaluating, probe_ids
 
-__all__ = ["Blocks", "Decoder", "blocks_of", "check_parity", "linear", "product", "unsupported", "use_onednn"]
+__all__ = [
+    "Blocks",
+    "Decoder",
+    "blocks_of",
+    "check_parity",
+    "habits_of",
+    "linear",
+    "product",
+    "unsupported",
+    "use_onednn",
+]
 
 _BLOCKS: weakref.WeakKeyDictionary[Any, Blocks | None] = weakref.WeakKeyDictionary()
 

@@ -7,6 +7,7 @@ the weights at hand, that both compute the same logits.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,12 +35,49 @@ class _Layer:
     q_norm: Tensor | None
     k_norm: Tensor | None
 
+    def copied(self) -> _Layer:
+        """Return the same weights in tensors of their own."""
+        return _Layer(*(None if t is None else t.clone() for t in self._weights()))  # type: ignore[arg-type]
+
+    def take(self, other: _Layer) -> None:
+        """Copy the other's weights into these tensors."""
+        for held, new in zip(self._weights(), other._weights(), strict=True):
+            if held is not None and new is not None:
+                held.copy_(new)
+
+    def _weights(self) -> list[Tensor | None]:
+        return [getattr(self, name) for name in self.__slots__]
+
+
+@dataclass(frozen=True, slots=True)
+class Habits:
+    """Choices of a decode path that depend on the device and change no result but by rounding."""
+
+    prefill_tokens: int = 16384
+    """Most tokens of prompts, padding included, that are computed at once; a longer prompt is computed alone."""
+    align: int = 1
+    """Attention reads, and a cache holds, a multiple of so many columns."""
+    pads_right: bool = False
+    """Prompts are computed with their padding behind them, so that attention needs no mask."""
+    read_every: int = 1
+    """Steps between two looks of the host at the rows that have ended."""
+
+
+ON_CPU = Habits()
+ON_GPU = Habits(align=64, pads_right=True, read_every=8)
+"""Never measured. Kernels want aligned rows, flash attention takes no mask, and each look at the device is a wait."""
+
+
+def habits_of(device: torch.device) -> Habits:
+    """Return the habits for a device: those of the CPU give the same bytes as one piece without alignment."""
+    return ON_CPU if device.type == "cpu" else ON_GPU
+
 
 class Cache:
     """Keys [L, B, kv, d, T] and values [L, B, kv, T, d] of up to T tokens; column c of row b is position c - pad[b]."""
 
-    def __init__(self, keys: Tensor, values: Tensor, pad: Tensor, length: int) -> None:
-        self.keys, self.values, self.pad, self.length = keys, values, pad, length
+    def __init__(self, keys: Tensor, values: Tensor, pad: Tensor, length: int, align: int = 1) -> None:
+        self.keys, self.values, self.pad, self.length, self.align = keys, values, pad, length, align
         self.rows = keys.shape[1]
         self.has_pad = bool(pad.any())
         self.bias: Tensor | None = None
@@ -49,28 +87,56 @@ class Cache:
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but `rows` (int64 [n], ascending)."""
         n, used = rows.numel(), self.length
-        self.keys[:, :n, :, :, :used] = self.keys[:, : self.rows, :, :, :used].index_select(1, rows)
-        self.values[:, :n, :, :used] = self.values[:, : self.rows, :, :used].index_select(1, rows)
+        # Layer by layer: a copy of all layers at once would need the room of half the cache.
+        for keys, values in zip(self.keys, self.values, strict=True):
+            keys[:n, :, :, :used] = keys[: self.rows, :, :, :used].index_select(0, rows)
+            values[:n, :, :used] = values[: self.rows, :, :used].index_select(0, rows)
         self.pad = self.pad.index_select(0, rows)
         self.rows = n
         self._refresh_bias()
 
+    def open_column(self) -> int:
+        """Return the number of columns that the next step attends to, with the column that it writes."""
+        at = self.length
+        if self.align == 1:
+            return at + 1
+        assert self.bias is not None
+        self.bias[:, at] = 0
+        return -(-(at + 1) // self.align) * self.align
+
     def _refresh_bias(self) -> None:
-        if self.has_pad:
+        if self.has_pad or self.align > 1:
             columns = torch.arange(self.keys.shape[4], device=self.pad.device)
             hidden = columns[None] < self.pad[:, None]
+            if self.align > 1:
+                hidden = hidden | (columns >= self.length)
             self.bias = torch.zeros(hidden.shape, dtype=self.keys.dtype, device=self.pad.device)
             self.bias.masked_fill_(hidden, torch.finfo(self.keys.dtype).min)
+
+
+def _mask(pad: Tensor, width: int) -> Tensor:
+    """Return bool [p, 1, T, T], True where a column attends to another, for rows left-padded by pad [p]."""
+    real = torch.arange(width, device=pad.device)[None] >= pad[:, None]
+    causal = torch.ones(width, width, dtype=torch.bool, device=pad.device).tril()
+    # A padding column attends to itself: a row without any allowed column would be NaN.
+    eye = torch.eye(width, dtype=torch.bool, device=pad.device)
+    return ((causal & real[:, None]) | eye)[:, None]
 
 
 class Decoder:
     """Prefill and one-token steps of a supported model; `refresh` after each change of the model's weights."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, habits: Habits | None = None) -> None:
         self.model = model
         self.sizes = Sizes.of(model.config)
+        self.habits = habits or habits_of(model.device)
         self._rotations: Tensor | None = None
-        self.refresh()
+        with torch.no_grad():
+            inner = model.model
+            self.embedding = inner.embed_tokens.weight.clone()
+            self.norm = inner.norm.weight.clone()
+            self.head = self.embedding if self._is_tied() else model.lm_head.weight.clone()
+            self.layers = [self._read(layer).copied() for layer in inner.layers]
 
     @classmethod
     def of(cls, model: Any) -> Decoder | None:
@@ -79,25 +145,33 @@ class Decoder:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Copy the model's weights: an update under way does not reach a running decode."""
+        """Copy the model's weights over the last ones: an update under way does not reach a running decode.
+
+        The copies keep their addresses. What is fused or reordered is made block by block.
+        """
         inner = self.model.model
-        self.embedding = inner.embed_tokens.weight.clone()
-        self.norm = inner.norm.weight.clone()
-        head = self.model.lm_head.weight
-        tied = head is inner.embed_tokens.weight or head.data_ptr() == inner.embed_tokens.weight.data_ptr()
-        self.head = self.embedding if tied else head.clone()
-        self.layers = [self._read(layer) for layer in inner.layers]
+        self.embedding.copy_(inner.embed_tokens.weight)
+        self.norm.copy_(inner.norm.weight)
+        if self.head is not self.embedding:
+            self.head.copy_(self.model.lm_head.weight)
+        for held, layer in zip(self.layers, inner.layers, strict=True):
+            held.take(self._read(layer))
+
+    def _is_tied(self) -> bool:
+        head, embedding = self.model.lm_head.weight, self.model.model.embed_tokens.weight
+        return head is embedding or head.data_ptr() == embedding.data_ptr()
 
     def _read(self, layer: Any) -> _Layer:
+        """Return the block's weights: those of the model itself where nothing is fused or reordered."""
         a, m = layer.self_attn, layer.mlp
         return _Layer(
-            layer.input_layernorm.weight.clone(),
+            layer.input_layernorm.weight,
             *self.sizes.fused_qkv(a),
-            a.o_proj.weight.clone(),
-            None if a.o_proj.bias is None else a.o_proj.bias.clone(),
-            layer.post_attention_layernorm.weight.clone(),
+            a.o_proj.weight,
+            a.o_proj.bias,
+            layer.post_attention_layernorm.weight,
             torch.cat([m.gate_proj.weight, m.up_proj.weight]),
-            m.down_proj.weight.clone(),
+            m.down_proj.weight,
             *self.sizes.head_norms(a),
         )
 
@@ -105,27 +179,55 @@ class Decoder:
     def prefill(self, ids: Tensor, pad: Tensor, repeat: Tensor, max_new_tokens: int) -> tuple[Tensor, Cache]:
         """Return logits [P, V] after the prompts, and a cache that holds prompt p `repeat[p]` times, in order.
 
-        ids: [P, T] left-padded; pad: [P] number of padding columns of each. Each prompt is computed once.
+        ids: [P, T] left-padded; pad: [P] number of padding columns of each. Each prompt is computed once, and at most
+        `habits.prefill_tokens` tokens at a time.
         """
         prompts, width = ids.shape
-        total = width + max_new_tokens
-        shape = (self.sizes.layers, prompts, self.sizes.kv_heads)
-        # Keys are stored transposed, so that a step's scores are a product without a copy.
-        keys = self.embedding.new_zeros(*shape, self.sizes.head_dim, width)
-        values = self.embedding.new_zeros(*shape, width, self.sizes.head_dim)
-        positions = (torch.arange(width, device=ids.device)[None] - pad[:, None]).clamp_(min=0)
-        rotation = self._rotation(width)[positions].unsqueeze(2)  # [P, T, 1, d/2]
-        mask = None
-        if bool(pad.any()):
-            real = torch.arange(width, device=ids.device)[None] >= pad[:, None]
-            causal = torch.ones(width, width, dtype=torch.bool, device=ids.device).tril()
-            # A padding column attends to itself: a row without any allowed column would be NaN.
-            eye = torch.eye(width, dtype=torch.bool, device=ids.device)
-            mask = ((causal & real[:, None]) | eye)[:, None]
+        align = self.habits.align
+        total = -(-(width + max_new_tokens) // align) * align
+        copies = repeat.tolist()
+        big = (self.sizes.layers, sum(copies), self.sizes.kv_heads)
+        # Keys are stored transposed, so that a step's scores are a product without a copy. Columns that attention reads
+        # before they are written must hold finite numbers.
+        make = self.embedding.new_empty if align == 1 else self.embedding.new_zeros
+        keys, values = make(*big, self.sizes.head_dim, total), make(*big, total, self.sizes.head_dim)
+        masked = not self.habits.pads_right and bool(pad.any())
+        # Pieces of equal size: oneDNN rounds the product of a single row in another way than that of several.
+        pieces = -(-prompts // max(1, self.habits.prefill_tokens // width))
+        cuts = [prompts * i // pieces for i in range(pieces + 1)]
+        last, first = [], 0
+        for begin, end in itertools.pairwise(cuts):
+            local = torch.arange(end - begin, device=ids.device)
+            own = torch.repeat_interleave(local, repeat[begin:end], output_size=sum(copies[begin:end]))
+            into = slice(first, first + len(own))
+            mask = _mask(pad[begin:end], width) if masked else None
+            part = (keys[:, into], values[:, into])
+            last.append(self._prefill_piece(ids[begin:end], pad[begin:end], mask, own, part))
+            first += len(own)
+        rows = torch.repeat_interleave(torch.arange(prompts, device=ids.device), repeat, output_size=first)
+        logits = self._logits(torch.cat(last)).index_select(0, rows)
+        return logits, Cache(keys, values, pad.index_select(0, rows), width, align)
+
+    def _prefill_piece(
+        self, ids: Tensor, pad: Tensor, mask: Tensor | None, rows: Tensor, into: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """Return the last hidden states [p, H] of some prompts, and write them into their part of the cache.
+
+        ids: [p, T] left-padded by pad [p]; mask: as from `_mask`; into: keys and values as in `Cache`, where row i is
+        that of prompt rows[i].
+        """
+        prompts, width = ids.shape
+        columns = torch.arange(width, device=ids.device)
+        # Column c of a row holds position c - pad; padding takes any position, since it is never attended to.
+        positions = (columns[None] - pad[:, None]).clamp_(min=0)
+        if self.habits.pads_right:
+            ids = ids.gather(1, (columns[None] + pad[:, None]).clamp_(max=width - 1))
+            rotation = self._rotation(width)[:width].view(1, width, 1, -1)
+        else:
+            rotation = self._rotation(width)[positions].unsqueeze(2)  # [p, T, 1, d/2]
         x = self.embedding.index_select(0, ids.reshape(-1))
         for i, layer in enumerate(self.layers):
             q, k, v = self._project(layer, x, prompts, width, rotation)
-            keys[i], values[i] = k.permute(0, 2, 3, 1), v.transpose(1, 2)
             attended = F.scaled_dot_product_attention(
                 q.transpose(1, 2),
                 k.transpose(1, 2),
@@ -135,19 +237,21 @@ class Decoder:
                 enable_gqa=self.sizes.heads != self.sizes.kv_heads,
             )
             x = self._finish(layer, x, attended.transpose(1, 2).reshape(prompts * width, -1))
-        logits = self._logits(x.view(prompts, width, -1)[:, -1])
-        rows = torch.repeat_interleave(torch.arange(prompts, device=ids.device), repeat)
-        big = (self.sizes.layers, rows.numel(), self.sizes.kv_heads)
-        all_keys = keys.new_empty(*big, self.sizes.head_dim, total)
-        all_values = values.new_empty(*big, total, self.sizes.head_dim)
-        all_keys[..., :width] = keys.index_select(1, rows)
-        all_values[:, :, :, :width] = values.index_select(1, rows)
-        return logits.index_select(0, rows), Cache(all_keys, all_values, pad.index_select(0, rows), width)
+            if self.habits.pads_right:
+                at = positions[:, :, None, None].expand_as(k)
+                k, v = k.gather(1, at), v.gather(1, at)
+            into[0][i, ..., :width] = k.permute(0, 2, 3, 1).index_select(0, rows)
+            into[1][i, :, :, :width] = v.transpose(1, 2).index_select(0, rows)
+        states: Tensor = x.view(prompts, width, -1)
+        if not self.habits.pads_right:
+            return states[:, -1]
+        return states[torch.arange(prompts, device=ids.device), positions[:, -1]]
 
     @torch.inference_mode()
     def step(self, tokens: Tensor, cache: Cache) -> Tensor:
         """Return logits [B, V] after one more token in each row of the cache; tokens: int64 [B]."""
         b, d, kv, at = tokens.numel(), self.sizes.head_dim, self.sizes.kv_heads, cache.length
+        upto = cache.open_column()
         rotations = self._rotation(at + 1)
         if cache.has_pad:
             rotation = rotations.index_select(0, at - cache.pad).view(b, 1, 1, d // 2)
@@ -155,15 +259,15 @@ class Decoder:
             rotation = rotations[at].view(1, 1, 1, d // 2)
         bias = None
         if cache.bias is not None:
-            bias = cache.bias[:, None, None, : at + 1].expand(b, kv, 1, at + 1).reshape(b * kv, 1, at + 1)
+            bias = cache.bias[:, None, None, :upto].expand(b, kv, 1, upto).reshape(b * kv, 1, upto)
         x = self.embedding.index_select(0, tokens)
         for i, layer in enumerate(self.layers):
             q, k, v = self._project(layer, x, b, 1, rotation)
             cache.keys[i, :b, :, :, at], cache.values[i, :b, :, at] = k[:, 0], v[:, 0]
             # Heads that share keys become query rows, so the cache is read once.
             q = q.reshape(b * kv, self.sizes.heads // kv, d) * (d**-0.5)
-            keys = cache.keys[i, :b].view(b * kv, d, -1)[:, :, : at + 1]
-            values = cache.values[i, :b].view(b * kv, -1, d)[:, : at + 1]
+            keys = cache.keys[i, :b].view(b * kv, d, -1)[:, :, :upto]
+            values = cache.values[i, :b].view(b * kv, -1, d)[:, :upto]
             scores = torch.bmm(q, keys) if bias is None else torch.baddbmm(bias, q, keys)
             x = self._finish(layer, x, torch.bmm(scores.softmax(-1), values).view(b, -1))
         cache.length += 1

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.models.cpu.decoder import Cache, Decoder, check_parity
+from pipeline.models.cpu.decoder import ON_CPU, ON_GPU, Cache, Decoder, Habits, check_parity, habits_of
 from pipeline.models.cpu.llama import unsupported
 from pipeline.rollout.hf_decoder import HfDecoder
 from tests.models.families import FAST, SLOW, VOCAB, build, next_logits, scatter, tiny
+from tests.peak import Memory
 
 PROMPTS = [[3, 4, 5, 6, 7], [8], [9, 10, 11], [12, 3, 12, 3, 12]]
 REPEAT = [2, 1, 3, 1]
@@ -31,10 +32,16 @@ def expect(model: Any, rows: list[list[int]], logits: torch.Tensor) -> None:
     assert torch.allclose(logits, wanted, atol=TOLERANCE, rtol=TOLERANCE), (logits - wanted).abs().max()
 
 
-@pytest.mark.parametrize("name", [*FAST, *SLOW])
-def test_logits_are_those_of_the_model_for_padded_rows_over_steps_and_drops(name: str) -> None:
+SMALL = Habits(prefill_tokens=9, align=4, pads_right=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "habits"),
+    [*((name, ON_CPU) for name in (*FAST, *SLOW)), *((name, habits) for name in FAST for habits in (ON_GPU, SMALL))],
+)
+def test_logits_are_those_of_the_model_for_padded_rows_over_steps_and_drops(name: str, habits: Habits) -> None:
     model = tiny(name)
-    decoder: Any = Decoder.of(model) if name in FAST else HfDecoder(model)
+    decoder: Any = Decoder(model, habits) if name in FAST else HfDecoder(model)
     assert decoder is not None
     rows = [list(p) for p, n in zip(PROMPTS, REPEAT, strict=True) for _ in range(n)]
     logits, cache = start(decoder, PROMPTS, REPEAT, 8)
@@ -67,6 +74,23 @@ def test_a_change_of_weights_is_seen_after_refresh_and_not_before(name: str) -> 
     expect(model, [[*row, 4] for row in rows], decoder.step(torch.full((len(rows),), 4), cache))
 
 
+def test_published_weights_stay_at_their_addresses_and_are_not_all_in_memory_twice() -> None:
+    model = build("qwen2", {"num_hidden_layers": 8, "tie_word_embeddings": False})
+    decoder = Decoder.of(model)
+    assert decoder is not None
+    tensors = [decoder.embedding, decoder.norm, decoder.head]
+    tensors += [t for layer in decoder.layers for t in layer._weights() if t is not None]
+    before = [t.data_ptr() for t in tensors]
+    with Memory() as alive:
+        for t in tensors:
+            alive.hold(t)
+        decoder.refresh()
+    again = [decoder.embedding, decoder.norm, decoder.head]
+    again += [t for layer in decoder.layers for t in layer._weights() if t is not None]
+    assert [t.data_ptr() for t in again] == before
+    assert alive.peak < 1.4 * sum(t.nbytes for t in tensors)
+
+
 def test_every_parameter_is_copied() -> None:
     """A weight that stayed a view would reach a running decode in the middle of an update."""
     for name in FAST:
@@ -84,6 +108,42 @@ def test_every_parameter_is_copied() -> None:
             assert torch.equal(decoder.step(torch.full((7,), 4), cache), stepped)
             with torch.no_grad():
                 p.copy_(old)
+
+
+class Watched(Decoder):
+    """Remembers the tokens of each piece of prompts."""
+
+    tokens: list[int]
+
+    def _prefill_piece(self, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+        self.tokens.append(ids.numel())
+        return super()._prefill_piece(ids, *rest)
+
+
+@pytest.mark.parametrize(("most", "pieces"), [(1, [5, 5, 5, 5]), (10, [10, 10]), (19, [5, 15]), (20, [20])])
+def test_prompts_computed_in_pieces_have_the_same_bytes(most: int, pieces: list[int]) -> None:
+    """On the CPU, where equal recipes must give equal bytes; padding is that of all prompts together."""
+    model = tiny("qwen3 wide heads")
+    whole, cache = start(Decoder(model), PROMPTS, REPEAT, 3)
+    decoder = Watched(model, Habits(prefill_tokens=most))
+    decoder.tokens = []
+    logits, own = start(decoder, PROMPTS, REPEAT, 3)
+    assert sorted(decoder.tokens) == sorted(pieces) or max(decoder.tokens) <= most
+    assert torch.equal(logits, whole)
+    tokens = torch.full((7,), 4)
+    for _ in range(3):
+        assert torch.equal(decoder.step(tokens, own), Decoder.step(decoder, tokens, cache))
+
+
+def test_a_device_reads_aligned_columns_and_the_cpu_no_more_than_it_needs() -> None:
+    model = tiny("llama")
+    assert habits_of(torch.device("cpu")) == ON_CPU
+    assert habits_of(torch.device("cuda", 0)) == ON_GPU
+    for habits, columns in ((ON_CPU, 5 + 8), (ON_GPU, 64), (Habits(align=4), 16)):
+        _, cache = start(Decoder(model, habits), PROMPTS, REPEAT, 8)
+        assert cache.keys.shape[4] == cache.values.shape[3] == columns
+        with torch.inference_mode():
+            assert cache.open_column() == (6 if habits is ON_CPU else -(-6 // habits.align) * habits.align)
 
 
 def test_a_prompt_alone_and_among_others_has_the_same_logits() -> None:
@@ -118,6 +178,16 @@ def test_keep_moves_the_padding_with_its_rows() -> None:
         [True] * 2 + [False] * 2,
         [True] + [False] * 3,
     ]
+
+
+def test_dropping_rows_takes_the_room_of_one_layer() -> None:
+    keys = torch.zeros(16, 8, 2, 4, 32)
+    cache = Cache(keys, keys.transpose(3, 4).contiguous(), torch.zeros(8, dtype=torch.int64), 30)
+    with Memory() as alive:
+        alive.hold(cache.keys)
+        alive.hold(cache.values)
+        cache.keep(torch.arange(1, 8))
+    assert alive.peak < (2 * 16 + 2) * keys[0].nbytes
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
