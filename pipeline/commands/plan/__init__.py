@@ -18,6 +18,9 @@ def add(commands: Any) -> None:
     command.add_argument(
         "--mean-share", type=float, default=0.5, help="mean length of a response over the longest; default: 0.5"
     )
+    command.add_argument(
+        "--mean-prompt", type=float, help="mean tokens of a prompt; default: every prompt is the longest"
+    )
     command.set_defaults(run=run)
 
 
@@ -25,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Print a plan for each RL stage; return 1 where one does not fit."""
     from pipeline.commands.plan.estimate import plan_lines, plans
 
-    by_stage = plans(recipe_of(arguments), arguments.gpus, arguments.gpu, arguments.mean_share)
+    by_stage = plans(recipe_of(arguments), arguments.gpus, arguments.gpu, arguments.mean_share, arguments.mean_prompt)
     for name, plan in by_stage.items():
         heading = [f"stage {name}"] if len(by_stage) > 1 else []
         print("\n".join([*heading, *plan_lines(plan, arguments.price)]))

@@ -1,110 +1,23 @@
-"""Count the bytes that training a decoder takes on each GPU, by part, from the model's sizes and the recipe.
+"""Count the bytes that a step takes on each GPU, by part, from the model's sizes and the recipe.
 
-The tests compare most parts to measured peaks; the shares of ZeRO and of sequence parallelism are arithmetic.
+A step has two peaks: while responses are generated, with the engine awake; and in the update, in a backward with
+gradients accumulated. The tests compare most parts to measured peaks; the shares of ZeRO and of sequence parallelism
+are arithmetic.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+import torch
+
+from pipeline.commands.plan.devices import Device
+from pipeline.commands.plan.shape import Shape
 from pipeline.config.run import RunConfig, parts_of
-from pipeline.errors import ConfigError
+from pipeline.models.cpu import habits_of
 from pipeline.rl.logprobs import CHUNK_ELEMENTS
 
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """The sizes of a decoder."""
-
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    tied: bool
-    experts: int = 0
-    experts_per_token: int = 0
-    qk_norm: bool = False
-    qkv_bias: bool = False
-
-    def _layer(self, experts: int) -> int:
-        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        attention = 2 * self.hidden * queries + 2 * self.hidden * keys + (queries + 2 * keys) * self.qkv_bias
-        router = self.hidden * self.experts
-        norms = 2 * self.hidden + 2 * self.head_dim * self.qk_norm
-        return attention + router + norms + 3 * self.hidden * self.intermediate * max(1, experts)
-
-    @property
-    def parameters(self) -> int:
-        """All parameters."""
-        return self.layers * self._layer(self.experts) + self.hidden + self.vocab * self.hidden * (2 - self.tied)
-
-    @property
-    def active(self) -> int:
-        """Parameters used for one token: its own experts, and of the embeddings only the output matrix."""
-        return self.layers * self._layer(self.experts_per_token) + self.hidden * (1 + self.vocab)
-
-    @property
-    def largest_layer(self) -> int:
-        """Parameters that ZeRO 3 gathers at once: those of a block or of the embeddings."""
-        return max(self._layer(self.experts), self.vocab * self.hidden)
-
-
-SHAPES = {
-    "Qwen/Qwen2.5-0.5B": Shape(896, 4864, 24, 14, 2, 64, 151936, True, qkv_bias=True),
-    "Qwen/Qwen2.5-1.5B": Shape(1536, 8960, 28, 12, 2, 128, 151936, True, qkv_bias=True),
-    "Qwen/Qwen2.5-7B": Shape(3584, 18944, 28, 28, 4, 128, 152064, False, qkv_bias=True),
-    "Qwen/Qwen3-0.6B": Shape(1024, 3072, 28, 16, 8, 128, 151936, True, qk_norm=True),
-    "Qwen/Qwen3-8B": Shape(4096, 12288, 36, 32, 8, 128, 151936, False, qk_norm=True),
-    "Qwen/Qwen3-30B-A3B": Shape(2048, 768, 48, 32, 4, 128, 151936, False, 128, 8, qk_norm=True),
-}
-"""Models that recipes name, so that a plan needs no download. Their -Base and -Instruct forms have the same sizes."""
-
-
-def shape_of(config: RunConfig) -> Shape:
-    """Return the sizes of the recipe's policy. Raises: ConfigError for a hub id that is not in SHAPES."""
-    import transformers
-
-    if config.model.create is not None:
-        create = config.model.create
-        settings: Any = transformers.AutoConfig.for_model(
-            create.model_type, **{"vocab_size": len(create.characters) + 2, **create.config}
-        )
-        return from_settings(settings)
-    name = str(config.model.path)
-    known = name.removesuffix("-Base").removesuffix("-Instruct")
-    if known in SHAPES:
-        return SHAPES[known]
-    try:
-        return from_settings(transformers.AutoConfig.from_pretrained(name, local_files_only=True))
-    except OSError as exc:
-        raise ConfigError(
-            f"model.path={name!r} is no folder here, and its sizes are not known; give a folder that holds its "
-            f"config.json, or one of {', '.join(SHAPES)}"
-        ) from exc
-
-
-def from_settings(settings: Any) -> Shape:
-    """Return the sizes in a configuration of transformers."""
-    heads = settings.num_attention_heads
-    experts = next((n for a in ("num_experts", "num_local_experts") if (n := getattr(settings, a, None))), 0)
-    return Shape(
-        settings.hidden_size,
-        (getattr(settings, "moe_intermediate_size", None) if experts else None) or settings.intermediate_size,
-        settings.num_hidden_layers,
-        heads,
-        getattr(settings, "num_key_value_heads", None) or heads,
-        getattr(settings, "head_dim", None) or settings.hidden_size // heads,
-        settings.vocab_size,
-        bool(getattr(settings, "tie_word_embeddings", False)),
-        experts,
-        getattr(settings, "num_experts_per_tok", 0) if experts else 0,
-        qk_norm="qwen3" in settings.model_type,
-        qkv_bias="qwen2" in settings.model_type,
-    )
+GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +68,34 @@ def width_of(config: RunConfig) -> int:
     return 2 if config.model.dtype == "bfloat16" else 4
 
 
+def peaks(config: RunConfig, shape: Shape, gpus: int, device: Device) -> dict[str, dict[str, float]]:
+    """Return bytes on each GPU by part at the two peaks of a step, "generate" and "update"; without RL the update's."""
+    update, awake = memory(config, shape, gpus), generating(config, shape, gpus, device)
+    if config.rl is None:
+        return {"update": update}
+    ahead = config.rollout.max_staleness > 0  # responses of later steps are generated during the update
+    return {
+        "generate": resident(config, shape, gpus) | awake,
+        "update": update | (awake if ahead else resting(config, shape, device)),
+    }
+
+
 def memory(config: RunConfig, shape: Shape, gpus: int) -> dict[str, float]:
-    """Return bytes on each GPU by part, at the peak of a step: in a backward, with gradients accumulated."""
+    """Return bytes on each GPU by part in a backward, with gradients accumulated, without those of the engine."""
+    zero = config.train.zero if config.train.backend == "deepspeed" else 0
+    adapters = adapters_of(config, shape)
+    parts = resident(config, shape, gpus)
+    learns = shape.parameters if adapters is None else adapters.parameters
+    parts["gradients"] = trained(config, learns, gpus, adapters is not None)["gradients"]
+    if zero == 3:
+        parts["gathered layers"] = 2 * shape.largest_layer * width_of(config)
+    if _has_critic(config):
+        parts["critic"] = sum(trained(config, _backbone(shape), gpus, False).values())
+    return parts | activations(config, shape, width_of(config))
+
+
+def resident(config: RunConfig, shape: Shape, gpus: int) -> dict[str, float]:
+    """Return bytes on each GPU by part of what stays through a whole step, without those of the engine."""
     width = width_of(config)
     zero = config.train.zero if config.train.backend == "deepspeed" else 0
     num, adapters = shape.parameters, adapters_of(config, shape)
@@ -164,19 +103,26 @@ def memory(config: RunConfig, shape: Shape, gpus: int) -> dict[str, float]:
     if adapters is not None:
         parts["weights"] += num * width * (1 / gpus if zero == 3 else 1.0) * (config.train.offload != "all")
         parts["merged copy"] = (num if zero == 3 else adapters.adapted) * width
-    if zero == 3:
-        parts["gathered layers"] = 2 * shape.largest_layer * width
-        if adapters is None:
-            parts["whole copy"] = num * width  # for generating
-    if config.rl is not None:
-        parts["reference"] = _reference(config, num * width, adapters is not None)
-        critic = parts_of(config.rl).critic
-        if critic is not None and not critic.shared:
-            backbone = num - (0 if shape.tied else shape.vocab * shape.hidden)
-            parts["critic"] = sum(trained(config, backbone, gpus, False).values())
-    parts |= activations(config, shape, width)
-    parts |= engine_memory(config, shape, width, gpus)
-    return {name: size for name, size in parts.items() if size or name != "reference"}
+    elif zero == 3 and config.rollout.engine == "torch":
+        parts["whole copy"] = num * width  # for generating; vLLM gets the weights piece by piece
+    if config.rl is not None and (size := _reference(config, num * width, adapters is not None)):
+        parts["reference"] = size
+    if _has_critic(config):
+        critic = trained(config, _backbone(shape), gpus, False)
+        parts["critic"] = critic["weights"] + critic["optimizer"]
+    del parts["gradients"]  # they end with the update
+    return parts
+
+
+def _has_critic(config: RunConfig) -> bool:
+    """True if a critic has weights of its own."""
+    critic = None if config.rl is None else parts_of(config.rl).critic
+    return critic is not None and not critic.shared
+
+
+def _backbone(shape: Shape) -> int:
+    """Return the parameters without the output matrix, in whose place a critic has one number."""
+    return shape.parameters - (0 if shape.tied else shape.vocab * shape.hidden)
 
 
 def trained(config: RunConfig, num: int, gpus: int, adapters: bool) -> dict[str, float]:
@@ -218,7 +164,7 @@ def activations(config: RunConfig, shape: Shape, width: int) -> dict[str, float]
     if shape.qk_norm:
         norms += (queries + keys) * (4 + scaled)
     attention = width * (3 * queries + 2 * keys) + 4 * shape.heads
-    mlp = 4 * shape.intermediate * width * max(1, shape.experts_per_token)
+    mlp = 4 * shape.mlp_width * width
     block = norms + attention + mlp
     if adapters is not None:
         own = 4 if config.train.backend == "torch" else width
@@ -253,17 +199,63 @@ def prompt_tokens(config: RunConfig) -> int:
     return config.data.max_prompt_tokens or config.rollout.max_response_tokens // 4
 
 
-def engine_memory(config: RunConfig, shape: Shape, width: int, gpus: int) -> dict[str, float]:
-    """Return bytes of the rollout engine in the training process; a server has a device of its own."""
+def resting(config: RunConfig, shape: Shape, device: Device) -> dict[str, float]:
+    """Return bytes of the engine on each GPU while the trainer computes: a server has devices of its own."""
     how = config.rollout
-    if how.engine == "vllm_server":
+    if config.rl is None or how.engine == "vllm_server" or (how.engine == "vllm" and how.vllm.sleep):
         return {}
-    length = how.max_response_tokens + prompt_tokens(config)
-    cache = 2 * shape.layers * shape.kv_heads * shape.head_dim * width * length
-    rows = how.max_rows
-    if config.rl is not None:
-        # Whole prompts are dealt to ranks, and the fullest rank decides.
-        rows = min(rows, -(-config.rl.prompts_per_step // gpus) * config.rl.group_size)
-    if how.engine == "vllm" and how.vllm.sleep:
+    if how.engine == "vllm":
+        return {"vLLM's share": how.vllm.gpu_memory_share * device.memory_gib * GIB}
+    return {"engine weights": shape.parameters * width_of(config)}
+
+
+def generating(config: RunConfig, shape: Shape, gpus: int, device: Device) -> dict[str, float]:
+    """Return bytes of the engine on each GPU while responses are generated: a server has devices of its own.
+
+    vLLM takes its whole share when it wakes: weights, cache and all else are within it.
+    """
+    how, width = config.rollout, width_of(config)
+    if how.engine == "vllm_server" or config.rl is None:
         return {}
-    return {"engine weights": shape.parameters * width, "KV cache": rows * cache}
+    if how.engine == "vllm":
+        return {"vLLM's share": how.vllm.gpu_memory_share * device.memory_gib * GIB}
+    # Whole prompts are dealt to ranks, and the fullest rank decides.
+    rows = min(how.max_rows, -(-config.rl.prompts_per_step // gpus) * config.rl.group_size)
+    habits = habits_of(torch.device("cuda"))
+    length = -(-(how.max_response_tokens + prompt_tokens(config)) // habits.align) * habits.align
+    # Each prompt is computed once, but responses that are continued one by one.
+    prompts = rows if how.in_flight == "interrupt" else -(-rows // config.rl.group_size)
+    return {
+        "engine weights": shape.parameters * width,
+        "KV cache": rows * length * shape.cache(width, expanded=True),
+        "sampler": sampling_memory(config, rows * shape.vocab, width),
+        "prefill": min(habits.prefill_tokens, prompts * prompt_tokens(config)) * _prefilled(shape, width),
+    }
+
+
+def engine_needs(config: RunConfig, shape: Shape) -> float:
+    """Return the least bytes of vLLM's share on each GPU: its part of the weights and the cache of one response."""
+    over, width = config.rollout.vllm.tensor_parallel, width_of(config)
+    length = config.rollout.max_response_tokens + prompt_tokens(config)
+    split = 1 if shape.latent is not None else min(over, shape.kv_heads)
+    return shape.parameters * width / over + length * shape.cache(width) / split
+
+
+def sampling_memory(config: RunConfig, numbers: int, width: int) -> float:
+    """Return the bytes of drawing a token for each row; numbers: rows times vocabulary."""
+    how = config.rollout
+    logits = 4 + 4 * (how.temperature != 1)  # in float32, and divided by the temperature
+    drawing = 4 + 8  # log-probs, and their sums in float64
+    if how.top_p < 1:
+        # Sorted logits with their places, and probabilities three times.
+        drawing = max(drawing + 4, 4 + 8 + 3 * 4)
+    elif how.top_k > 0:
+        drawing += 4
+    return float(numbers * max(logits + drawing, width + 4))
+
+
+def _prefilled(shape: Shape, width: int) -> float:
+    """Return the bytes of one token of a prompt while it is computed: the widest of a block's two halves."""
+    attending = (shape.heads + shape.kv_heads) * (3 * shape.head_dim + shape.value_dim) * width
+    feeding = shape.mlp_width * 4 * width
+    return 2 * shape.hidden * width + max(attending, feeding)

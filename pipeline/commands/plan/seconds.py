@@ -1,0 +1,178 @@
+"""Seconds of one RL step by phase: work divided by the device's rates and by the shares that programs reach.
+
+Nothing is run or measured here; `shares.yaml` says which shares were.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pipeline.commands.plan.devices import Device, decode_seconds
+from pipeline.commands.plan.memory import adapters_of, prompt_tokens, width_of
+from pipeline.commands.plan.shape import Shape
+from pipeline.commands.plan.shares import Phase, Share, share_of
+from pipeline.config.run import RunConfig, parts_of
+
+DATA_S = 0.5e-6
+"""Seconds for each token of a step in Python: collating 0.36 us and gathering over ranks 0.13 us, measured on a CPU.
+
+Every rank does it for all tokens, so more GPUs do not shorten it.
+"""
+NODE_REDUCE_S, NETWORK_REDUCE_S = 15e-6, 50e-6
+"""Estimated seconds of a small all-reduce within a node and over nodes: a layer on several GPUs has two of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Mean lengths in tokens, and the longest response."""
+
+    prompt: float
+    response: float
+    longest: float
+
+    @classmethod
+    def of(cls, config: RunConfig, mean_share: float, mean_prompt: float | None) -> Lengths:
+        """Return those of a recipe; without `mean_prompt` every prompt counts as the longest."""
+        most = config.rollout.max_response_tokens
+        return cls(prompt_tokens(config) if mean_prompt is None else mean_prompt, mean_share * most, most)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A recipe on some GPUs, whose programs reach the shares of the table."""
+
+    config: RunConfig
+    shape: Shape
+    gpus: int
+    device: Device
+    lengths: Lengths
+    peers: bool = False
+    """True: the update as by `peers` of the table, for comparison with published steps."""
+
+    def share(self, phase: Phase) -> Share:
+        """Return the share that this recipe's program reaches in a phase."""
+        train, rollout = self.config.train, self.config.rollout
+        runs: str = train.backend if phase in ("forward", "update", "link") else rollout.engine
+        if runs == "vllm_server" and phase == "decode":
+            runs = "vllm"  # the same engine in another process
+        if self.peers and phase != "decode":
+            runs = "peers"
+        return share_of(phase, runs, self.shape.kind, self.shape.parameters / 1e9, self.device.name)
+
+    @property
+    def responses(self) -> int:
+        """Responses of a step."""
+        assert self.config.rl is not None
+        return self.config.rl.prompts_per_step * self.config.rl.group_size
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a step, prompts with each of their responses."""
+        return self.responses * (self.lengths.prompt + self.lengths.response)
+
+
+def seconds(work: Work) -> dict[str, float]:
+    """Return the seconds of one RL step by phase."""
+    config, shape, gpus = work.config, work.shape, work.gpus
+    assert config.rl is not None
+    parts, updates = parts_of(config.rl), parts_of(config.rl).updates
+    rate = gpus * work.device.rate(width_of(config))
+    forward = shape.forward_flops(work.tokens, work.lengths.prompt + work.lengths.response)
+    one_forward = forward / (rate * work.share("forward").value)
+    phases = {"generate": decoding(work)}
+    if parts.needs_old_logprobs and updates.num_epochs * updates.num_minibatches > 1:
+        phases["old log-probs"] = one_forward
+    if has_reference(config):
+        phases["reference"] = one_forward
+    # A backward has two products for each of the forward's: for the inputs and, unless frozen, for the weights.
+    # Checkpointing computes the forward a second time.
+    cost = 1 + (1 if config.train.lora is not None else 2) + config.train.gradient_checkpointing
+    phases["update"] = updates.num_epochs * cost * forward / (rate * work.share("update").value)
+    phases["data"] = DATA_S * work.tokens
+    phases["publish"] = publishing(work)
+    if gpus > 1:
+        phases["communication"] = communication(work)
+    return phases
+
+
+def has_reference(config: RunConfig) -> bool:
+    """True if a step computes the log-probs of a reference."""
+    assert config.rl is not None
+    return config.rl.reference is None or config.rl.reference.schedule != "none"
+
+
+def engine_gpus(work: Work) -> tuple[float, int]:
+    """Return the number of engines, and of GPUs that each is divided over."""
+    how = work.config.rollout
+    over = 1 if how.engine == "torch" else how.vllm.tensor_parallel
+    if how.engine == "vllm_server":
+        return len(how.vllm.urls) or how.vllm.servers, over
+    return max(1.0, work.gpus / over), over
+
+
+def decoding(work: Work) -> float:
+    """Return the seconds of generation.
+
+    A wave takes as many steps as its longest response has tokens. Each step reads the weights that its rows use; the
+    cache is read for the rows that have not ended. Lengths count as spread evenly around their mean.
+    """
+    config, shape, device, lengths = work.config, work.shape, work.device, work.lengths
+    width = width_of(config)
+    engines, over = engine_gpus(work)
+    rows = max(1.0, work.responses / engines)
+    waves = max(1.0, rows / config.rollout.max_rows)
+    together = rows / waves
+    running = together * lengths.response / lengths.longest  # in the mean over the steps of a wave
+    weights = shape.touched(running) * width / over
+    expanded = config.rollout.engine == "torch"  # transformers caches what latent attention makes of its vector
+    # Fewer heads than devices are held by several of them; a latent vector by all.
+    split = 1 if shape.latent is not None and not expanded else min(over, shape.kv_heads)
+    cached = lengths.prompt + lengths.response / 2
+    bandwidth = device.memory_gb_s * 1e9 * work.share("copy").value
+    computing = shape.forward_flops(running, cached) / (over * device.rate(width))
+    bound = decode_seconds(weights, running, cached, shape.cache(width, expanded) / split, bandwidth, computing)
+    # Two all-reduces a layer where several devices share it.
+    reduce_s = NODE_REDUCE_S if over <= device.per_node else NETWORK_REDUCE_S
+    meeting = 2 * shape.layers * reduce_s if over > 1 else 0.0
+    step = bound / work.share("decode").value + meeting
+    # Each prompt is computed once, whatever the number of its responses.
+    assert config.rl is not None
+    prefill = shape.forward_flops(config.rl.prompts_per_step * lengths.prompt, lengths.prompt)
+    prefill /= engines * over * device.rate(width) * work.share("forward").value
+    return waves * lengths.longest * step + prefill
+
+
+def publishing(work: Work) -> float:
+    """Return the seconds in which new weights reach the engine: within a GPU nothing is counted."""
+    zero = work.config.train.zero if work.config.train.backend == "deepspeed" else 0
+    if work.config.rollout.engine != "vllm_server" and zero < 3 and not work.peers:
+        return 0.0
+    size, served = work.shape.parameters * width_of(work.config), work.config.rollout.engine == "vllm_server"
+    link = 1e9 * work.device.network_gb_s if served else work.device.link(work.gpus)
+    return size / (link * work.share("publish").value)
+
+
+def communication(work: Work) -> float:
+    """Return the seconds of all communication in a step, but for publishing.
+
+    Counted are the gradients, once an optimiser step; with ZeRO 3 the weights, twice for each micro-batch; with
+    sequence parallelism queries, keys, values and attention's outputs, there and back.
+    """
+    config, shape, gpus, tokens = work.config, work.shape, work.gpus, work.tokens
+    assert config.rl is not None
+    updates, width = parts_of(config.rl).updates, width_of(config)
+    steps = updates.num_epochs * updates.num_minibatches
+    adapters, train = adapters_of(config, shape), config.train
+    one_pass = shape.parameters * width * (gpus - 1) / gpus
+    gradients = one_pass if adapters is None else one_pass * adapters.parameters / shape.parameters
+    moved = 2 * gradients * steps  # an all-reduce is a reduce-scatter and an all-gather
+    if train.backend == "deepspeed" and train.zero == 3:
+        micros = max(1.0, tokens * updates.num_epochs * train.sequence_parallel / gpus / train.micro_batch_tokens)
+        # Gathered for forward and backward, gradients scattered.
+        moved = micros * (2 * one_pass + gradients)
+    if train.sequence_parallel > 1:
+        heads = (shape.heads + shape.kv_heads) * (shape.head_dim + shape.value_dim)
+        passes = (2 + train.gradient_checkpointing) * updates.num_epochs
+        sent = (train.sequence_parallel - 1) / train.sequence_parallel  # the rest stays on its rank
+        moved += passes * sent * heads * width * shape.layers * tokens / gpus
+    return moved / (work.device.link(gpus) * work.share("link").value)
