@@ -12,6 +12,7 @@ Run as `python -m tests.warm DESCRIPTOR MODULE ...` by this module alone.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import functools
 import importlib
 import inspect
@@ -26,7 +27,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from runpy import run_module
-from typing import Any, NoReturn
+from typing import Any
 
 from pipeline.launch import die_with
 
@@ -137,7 +138,7 @@ def be_in(environment: Mapping[str, str]) -> None:
         os.open(os.environ[MARK], os.O_RDONLY)
 
 
-def exit_after(work: Callable[[], None]) -> NoReturn:
+def exit_after(work: Callable[[], None]) -> None:
     """Do the work and end this process as an interpreter ends: status, exit handlers, threads, flushed streams."""
     status = 1
     try:
@@ -155,7 +156,8 @@ def exit_after(work: Callable[[], None]) -> NoReturn:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
     finally:
-        os._exit(status)
+        # Not os._exit: libraries in C++ remove at their exit what they have in shared memory.
+        ctypes.CDLL(None).exit(status)
 
 
 def answer(connection: Connection) -> None:
