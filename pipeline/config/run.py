@@ -128,7 +128,7 @@ class RunConfig(Section):
         if self.train.backend == "deepspeed" and self.model.dtype == "bfloat16" and self.train.zero == 0:
             raise ValueError(
                 "train.zero=0 keeps no float32 master weights of a bfloat16 policy; set train.zero: 1 or more, or "
-                "model.dtype: float32"
+                "model.dtype: float32, or train.backend: torch, which keeps them"
             )
         check_launch(self.launch, self.train, self.rollout)
         together = self.train.sequence_parallel

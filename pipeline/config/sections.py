@@ -27,7 +27,9 @@ class ModelConfig(Section):
     path: str | None = Field(None, description="a Hugging Face folder, or a hub id (needs network)")
     revision: str | None = Field(None, description="commit or tag of the hub id")
     create: CreateConfig | None = None
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="of the weights that compute; the optimiser moves float32 masters of them in any case"
+    )
 
     @model_validator(mode="after")
     def _one(self) -> ModelConfig:
@@ -82,6 +84,13 @@ class TrainConfig(Section):
         False, description="compute activations again in the backward pass, to save memory"
     )
     device: str = Field("auto", description="auto, cpu, cuda, cuda:0 …")
+    deterministic: bool = Field(
+        True,
+        description="on a GPU, kernels that give the same bytes each time, which may be slower; the CPU's always do",
+    )
+    peak_tflops: float | None = Field(
+        None, gt=0, description="TFLOP/s of one GPU in the policy's number type, for MFU; null: by the GPU's name"
+    )
     threads: int | None = Field(None, ge=1, description="CPU threads; null: torch's choice")
     micro_batch_tokens: int = Field(
         4096, ge=1, description="most tokens, padding included, in one forward and backward pass"

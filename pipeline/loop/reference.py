@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pipeline.config.stages import ReferenceConfig
+from pipeline.run.algorithm import reference_of
 from pipeline.run.session import StageSetup
 from pipeline.run.state import RunState
 from pipeline.train.backend import Backend
@@ -11,10 +12,7 @@ from pipeline.types import StepMetrics
 
 def reference_config(setup: StageSetup) -> ReferenceConfig:
     """Return the schedule of the reference: the recipe's, else the algorithm's."""
-    rounds = setup.rounds
-    if rounds.reference is not None:
-        return rounds.reference
-    return ReferenceConfig(schedule=setup.algorithm.reference if rounds.has_reference else "none")
+    return reference_of(setup.rounds, setup.algorithm)
 
 
 def move_reference(backend: Backend, setup: StageSetup, state: RunState, metrics: StepMetrics) -> None:

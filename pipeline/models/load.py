@@ -18,8 +18,10 @@ from pipeline.models import cpu
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def create_model(model_type: str, config: Mapping[str, Any], tokenizer: Any, seed: int) -> Any:
+def create_model(model_type: str, config: Mapping[str, Any], tokenizer: Any, seed: int, dtype: str = "float32") -> Any:
     """Return a causal LM with random weights drawn from `seed`; the vocabulary and special tokens are the tokenizer's.
+
+    They are drawn in float32 and then rounded to `dtype`, so that all types begin from the same numbers.
 
     Raises: ConfigError for an architecture or argument that transformers does not know.
     """
@@ -37,6 +39,12 @@ def create_model(model_type: str, config: Mapping[str, Any], tokenizer: Any, see
         before = torch.get_rng_state()
         torch.manual_seed(seed)
         model = transformers.AutoModelForCausalLM.from_config(settings)
+        if dtype != "float32":
+            # A second model that transformers makes in that type itself: it knows which numbers stay float32, such as
+            # the frequencies of rotary positions, and a model that is loaded from a checkpoint keeps the same.
+            drawn = model.state_dict()
+            model = transformers.AutoModelForCausalLM.from_config(settings, dtype=DTYPES[dtype])
+            model.load_state_dict(drawn)
         torch.set_rng_state(before)
     ready(model)
     model.generation_config.eos_token_id = tokenizer.eos_token_id

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from pipeline.errors import ConfigError
 from pipeline.models.proof import agree, evaluating, probe_ids
+from pipeline.models.widths import forward_width
 
 ALIKE = 0.8
 """Rows shorter than this share of the longest one next to them would be padded much."""
@@ -50,7 +51,7 @@ def packed_states(model: Any, ids: Tensor, lengths: Sequence[int]) -> Tensor:
 def _states(model: Any, ids: Tensor, lengths: Sequence[int]) -> Tensor:
     starts = [0, *torch.tensor(lengths).cumsum(0).tolist()]
     packed = bins(lengths)
-    width = max(lengths)
+    width = forward_width(max(lengths), ids.device)
     source = torch.zeros(len(packed), width, dtype=torch.int64)  # padding repeats the first token, each alone
     positions = torch.zeros_like(source)
     place = torch.empty(len(ids), dtype=torch.int64)

@@ -8,6 +8,7 @@ from typing import Any
 from pipeline.config.preference import loop_parts
 from pipeline.config.rollout import RolloutConfig
 from pipeline.config.run import RECORDING_ENGINES, RunConfig, parts_of
+from pipeline.config.stages import ReferenceConfig, RoundsConfig
 from pipeline.errors import ConfigError
 from pipeline.models.routing import num_experts, unreplayable
 from pipeline.rl.parts import Parts
@@ -30,6 +31,22 @@ def resolve_parts(config: RunConfig, model: Any = None) -> Parts | None:
     if model is not None:
         check_routing(parts, model, config.rollout.engine, config.train.gradient_checkpointing)
     return with_correction(parts, config.rollout, config.model.dtype).resolve(config.rollout.max_response_tokens)
+
+
+def reference_of(rounds: RoundsConfig, parts: Parts) -> ReferenceConfig:
+    """Return the schedule of a stage's reference: the recipe's, else the algorithm's."""
+    if rounds.reference is not None:
+        return rounds.reference
+    return ReferenceConfig(schedule=parts.reference if rounds.has_reference else "none")
+
+
+def holds_reference(config: RunConfig) -> bool:
+    """True if some stage of the recipe keeps a reference, for its objective or to measure the KL to it."""
+    for stage in config.stages:
+        section, parts = config.section_of(stage), resolve_parts(config.of_stage(stage.name))
+        if isinstance(section, RoundsConfig) and parts is not None and reference_of(section, parts).schedule != "none":
+            return True
+    return False
 
 
 def check_routing(parts: Parts, model: Any, engine: str, recomputes: bool = False) -> None:

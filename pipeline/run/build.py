@@ -17,7 +17,7 @@ from pipeline.rollout.engine import Engine
 from pipeline.rollout.torch_engine import TorchEngine
 from pipeline.rollout.vllm_records import Records
 from pipeline.run.ahead import Asynchronous
-from pipeline.run.algorithm import resolve_parts
+from pipeline.run.algorithm import holds_reference, resolve_parts
 from pipeline.run.data import RunData
 from pipeline.run.own_stream import own_stream
 from pipeline.run.rollouts import RolloutSource, Synchronous
@@ -74,8 +74,8 @@ def build_policy(config: RunConfig, tokenizer: Any, start: Path | None) -> Any:
         return load_model(str(start / "model"), config.model.dtype, device)
     if config.model.create is not None:
         create = config.model.create
-        model = create_model(create.model_type, create.config, tokenizer, derive(config.seed, "init"))
-        return model.to(device)
+        seed = derive(config.seed, "init")
+        return create_model(create.model_type, create.config, tokenizer, seed, config.model.dtype).to(device)
     assert config.model.path is not None
     return load_model(config.model.path, config.model.dtype, device, config.model.revision)
 
@@ -118,7 +118,8 @@ def build_backend(config: RunConfig, model: Any, ranks: Ranks = ALONE) -> Backen
         from pipeline.train.deepspeed_backend import DeepSpeedBackend
 
         # The embedded engine reads a module's weights; vLLM has its own, and takes them piece by piece.
-        return DeepSpeedBackend(model, config.train, ranks, adapted, config.rollout.engine == "torch")
+        keeps_whole = config.rollout.engine == "torch"
+        return DeepSpeedBackend(model, config.train, ranks, adapted, keeps_whole, holds_reference(config))
     return TorchBackend(model, ranks, config.train, adapted)
 
 

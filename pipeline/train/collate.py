@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 
 from pipeline.models.packed import ALIKE
+from pipeline.models.widths import padded_width
 from pipeline.train.replay import recorded, rows_recorded
 from pipeline.types import Group, Rollout, TrainBatch
 
@@ -26,7 +27,7 @@ def collate(groups: Sequence[Group], pad_id: int, device: torch.device | str = "
     if not members:
         raise ValueError("no response has a reward; there is nothing to train on")
     rollouts = [r for _, r, _ in members]
-    width = max(len(r.prompt_ids) + len(r.response_ids) for r in rollouts)
+    width = padded_width(max(len(r.prompt_ids) + len(r.response_ids) for r in rollouts), device)
     return TrainBatch(
         input_ids=_padded([[*r.prompt_ids, *r.response_ids] for r in rollouts], width, pad_id, torch.int64, device),
         attention_mask=_padded([[1] * _length(r) for r in rollouts], width, 0, torch.int64, device),
@@ -108,9 +109,10 @@ def untrained(batch: TrainBatch) -> TrainBatch:
 
 
 def rows_of(batch: TrainBatch, rows: Sequence[int]) -> TrainBatch:
-    """Return some rows of the batch, without the columns in which all of them are padding."""
-    at = torch.tensor(list(rows), dtype=torch.int64, device=batch.input_ids.device)
-    width = int(batch.attention_mask[at].sum(1).max())
+    """Return some rows of the batch, no wider than the longest of them is padded to on its device."""
+    device = batch.input_ids.device
+    at = torch.tensor(list(rows), dtype=torch.int64, device=device)
+    width = padded_width(int(batch.attention_mask[at].sum(1).max()), device)
     return TrainBatch(
         input_ids=batch.input_ids[at, :width],
         attention_mask=batch.attention_mask[at, :width],
@@ -125,8 +127,8 @@ def rows_of(batch: TrainBatch, rows: Sequence[int]) -> TrainBatch:
 
 
 def padded_ids(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Return int64 [B, T], the rows padded on the right."""
-    return _padded([list(r) for r in rows], max(map(len, rows)), pad_id, torch.int64, device)
+    """Return int64 [B, T], the rows padded on the right to the width of the longest on that device."""
+    return _padded([list(r) for r in rows], padded_width(max(map(len, rows)), device), pad_id, torch.int64, device)
 
 
 def _length(rollout: Rollout) -> int:

@@ -22,7 +22,7 @@ from pipeline.rl.logprobs import working
 from pipeline.rl.parts import Critic
 from pipeline.rl.reduce import AllReduce, identity
 from pipeline.train.backend import CriticBackend
-from pipeline.train.optimizer import adamw, clipped_step, finite_norm, schedule
+from pipeline.train.optimizer import clipped_step, finite_norm, schedule, trained_by, with_masters
 from pipeline.train.ranks import ALONE, Ranks
 from pipeline.train.sharded import Sharded
 from pipeline.types import TrainBatch
@@ -70,7 +70,7 @@ class TorchCritic:
         self.config = optimizer
         self.total_steps = total_steps
         self.num_updates = 0
-        self.optimizer = adamw((model or self.head).parameters(), optimizer)
+        self.optimizer = with_masters((model or self.head).parameters(), optimizer)
 
     def values(self, input_ids: Tensor, where: Tensor) -> Tensor:
         """Return V [B, T] of the states before the tokens at `where` (bool, False at column 0), 0 elsewhere."""
@@ -136,7 +136,7 @@ class TorchCritic:
         return critic
 
     def _parameters(self) -> list[Tensor]:
-        return list((self.model or self.head).parameters())
+        return trained_by(self.optimizer)
 
     def _norm(self) -> Tensor:
         return finite_norm(self._parameters(), "critic's gradient norm", self.num_updates)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from pipeline.config.sections import OptimizerConfig, TrainConfig
+from pipeline.errors import RunError
 from pipeline.models.forward import Layout, Replay, logprobs_at
 from pipeline.models.load import frozen_copy, recompute_activations
 from pipeline.models.lora import Adapted
@@ -42,11 +43,12 @@ class DeepSpeedBackend(Backend):
         ranks: Ranks = ALONE,
         adapted: Adapted | None = None,
         keeps_whole: bool = True,
+        with_reference: bool = True,
     ) -> None:
         """`adapted`: the adapters in `model`, if they alone are trained.
 
         `keeps_whole`: an engine reads weights from `whole_model`, so under ZeRO 3 a whole copy is kept next to the
-        shards. Without it, one is made whenever it is asked for.
+        shards. Without it, one is made whenever it is asked for. `with_reference`: a stage may ask for a reference.
         """
         self.adapted = adapted
         self.model = model.eval()  # no dropout: ratios compare the same function
@@ -70,6 +72,7 @@ class DeepSpeedBackend(Backend):
         """A module without memory to fill with gathered weights, where no whole copy is kept."""
         if config.zero == 3 and adapted is None and not keeps_whole:
             self._empty = without_memory(model)
+        self._with_reference = with_reference
         self._spare: Any = None
         """Frozen copy of the initial policy, kept in case a reference is asked for."""
         if config.gradient_checkpointing:
@@ -86,7 +89,8 @@ class DeepSpeedBackend(Backend):
 
     def _shard(self, optimizer: OptimizerConfig) -> Sharded:
         if self.sharded is None:
-            if self._whole is self.model and self._empty is None and self.reference is None:
+            is_whole = self._whole is self.model and self._empty is None
+            if self._with_reference and is_whole and self.reference is None:
                 self._spare = frozen_copy(self.model)  # a copy later would take DeepSpeed's hooks along
             self.sharded = Sharded(self.model, "gradient norm", optimizer, self.train_config, self.ranks)
         return self.sharded
@@ -153,6 +157,8 @@ class DeepSpeedBackend(Backend):
 
     def refresh_reference(self, alpha: float = 1.0) -> None:
         """Set reference <- alpha * policy + (1 - alpha) * reference; every rank holds the whole of it."""
+        if not self._with_reference:
+            raise RunError("the backend was made for stages without a reference, and one is asked for")
         if self.reference is None and self._spare is not None:
             # The spare has the initial weights; alpha 1 replaces all of them by the policy's.
             self.reference, self._spare, alpha = self._spare, None, 1.0
@@ -227,7 +233,9 @@ class DeepSpeedBackend(Backend):
         if (folder / "reference.pt").exists():
             # Before `start`, which puts DeepSpeed's hooks on the model.
             self.reference = frozen_copy(self.whole_model())
-            self.reference.load_state_dict(torch.load(folder / "reference.pt", weights_only=True))
+            # Through the CPU's memory, page by page: the file names rank 0's GPU, where every rank would read it.
+            saved = torch.load(folder / "reference.pt", map_location="cpu", mmap=True, weights_only=True)
+            self.reference.load_state_dict(saved)
         if "config" in state:
             self.start(OptimizerConfig.model_validate(state["config"]), state["total_steps"])
             assert self.sharded is not None

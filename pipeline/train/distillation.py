@@ -13,6 +13,7 @@ from torch import Tensor
 from pipeline.errors import NonFiniteError
 from pipeline.models.comparison import Readout, compare_at
 from pipeline.models.forward import spread
+from pipeline.models.widths import padded_width
 from pipeline.rl.distillation import Compared, Told, distillation_loss
 from pipeline.rl.divergences import Objective
 from pipeline.train.backend import Backend
@@ -105,7 +106,8 @@ def _with_teacher(
     All ranks have as many; the last may be idle, a row of which nothing trains.
     """
     ranks = backend.ranks.data
-    pieces, num_idle = deal([r.longest for r in rows], settings.micro_batch_tokens, ranks.rank, ranks.size)
+    widths = [padded_width(r.longest, backend.model.device) for r in rows]
+    pieces, num_idle = deal(widths, settings.micro_batch_tokens, ranks.rank, ranks.size)
     pieces += [[]] * num_idle
     spare = min(rows, key=lambda r: r.longest)
 

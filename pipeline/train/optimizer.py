@@ -1,15 +1,18 @@
-"""AdamW as a recipe's `optimizer` section describes it: schedule, clipped step, refusal of gradients not finite."""
+"""AdamW as a recipe's `optimizer` section describes it: schedule, masters, clipped step, gradients not finite."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pipeline.config.sections import OptimizerConfig
 from pipeline.errors import NonFiniteError
+from pipeline.models.proof import HALF
 
 
 def schedule(config: OptimizerConfig, step: int, total_steps: int) -> float:
@@ -29,16 +32,90 @@ def schedule(config: OptimizerConfig, step: int, total_steps: int) -> float:
     return config.learning_rate * (config.final_share + (1 - config.final_share) * left)
 
 
+class MasterAdamW(torch.optim.AdamW):
+    """AdamW over float32 masters of parameters in half precision, which are rounded from them after each step.
+
+    An update is often smaller than the distance between two numbers in bfloat16, and would be lost without masters.
+    Gradients add up in the masters, in float32: a parameter's own `grad` is moved there as soon as autograd made it.
+    Masters and moments are part of `state_dict`. Source: arXiv:1710.03740 section 3.1.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], **numbers: Any) -> None:
+        self.parameters = list(parameters)
+        self.masters = [p.detach().float() for p in self.parameters]
+        super().__init__(self.masters, **numbers)
+        self._hooks: list[Any] = []
+        for p, master in zip(self.parameters, self.masters, strict=True):
+            move = partial(_move_gradient, master)
+            self._hooks.append(p.register_post_accumulate_grad_hook(move))  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Take one update of the masters, and round the parameters from them."""
+        loss = super().step(closure)
+        self._round()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return torch's state, and the masters in the order of the parameters."""
+        return {**super().state_dict(), "masters": self.masters}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned. Raises: ValueError for a state without masters of these shapes."""
+        own = {k: v for k, v in state_dict.items() if k != "masters"}
+        masters = state_dict.get("masters", [])
+        if [m.shape for m in masters] != [m.shape for m in self.masters]:
+            raise ValueError("its optimiser has no float32 masters of these weights")
+        super().load_state_dict(own)
+        for ours, theirs in zip(self.masters, masters, strict=True):
+            ours.copy_(theirs)
+        self._round()
+
+    def release(self) -> None:
+        """Leave the parameters' gradients alone from now on: another optimiser takes them."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _round(self) -> None:
+        for p, master in zip(self.parameters, self.masters, strict=True):
+            p.detach().copy_(master)
+
+
+def _move_gradient(master: Tensor, parameter: Tensor) -> None:
+    gradient = parameter.grad
+    assert gradient is not None
+    if master.grad is None:
+        master.grad = gradient.float()
+    else:
+        master.grad.add_(gradient)
+    parameter.grad = None
+
+
+def with_masters(parameters: Iterable[Tensor], config: OptimizerConfig) -> torch.optim.AdamW:
+    """Return a fresh AdamW as `adamw` does, over float32 masters where a parameter is in half precision."""
+    trained = [p for p in parameters if p.requires_grad]
+    return MasterAdamW(trained, **_numbers(config)) if any(p.dtype in HALF for p in trained) else adamw(trained, config)
+
+
+def trained_by(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the tensors that the optimiser moves and in which gradients add up: the parameters or their masters."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
 def adamw(parameters: Iterable[Tensor], config: OptimizerConfig) -> torch.optim.AdamW:
     """Return a fresh AdamW over the parameters that take a gradient."""
-    return torch.optim.AdamW(
-        [p for p in parameters if p.requires_grad],
-        lr=config.learning_rate,
-        betas=config.betas,
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        fused=True,
-    )
+    return torch.optim.AdamW([p for p in parameters if p.requires_grad], **_numbers(config))
+
+
+def _numbers(config: OptimizerConfig) -> dict[str, Any]:
+    return {
+        "lr": config.learning_rate,
+        "betas": config.betas,
+        "eps": config.eps,
+        "weight_decay": config.weight_decay,
+        "fused": True,
+    }
 
 
 def finite_norm(parameters: Sequence[Tensor], whose: str, update: int) -> Tensor:

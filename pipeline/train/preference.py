@@ -13,6 +13,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from pipeline.errors import DataError, NonFiniteError
+from pipeline.models.widths import padded_width
 from pipeline.preferences.base import Loss, Losses, PreferenceParams, Responses, Sides, weighed
 from pipeline.train.backend import Backend, Who
 from pipeline.train.collate import deal, padded_ids
@@ -193,7 +194,7 @@ def _divergence(backend: Backend, batch: PreferenceBatch, settings: PreferenceSe
 def _pieces(backend: Backend, rows: Sequence[PreferenceRow], settings: PreferenceSettings) -> Iterator[list[int]]:
     """Yield this rank's micro-batches, both sides of a pair in one. All ranks have as many; the last may be idle."""
     # Both sides are padded to the longer one.
-    sizes = [r.num_sides * r.longest for r in rows]
+    sizes = [r.num_sides * padded_width(r.longest, backend.model.device) for r in rows]
     pieces, num_idle = deal(sizes, settings.micro_batch_tokens, backend.ranks.data.rank, backend.ranks.data.size)
     yield from (*pieces, *([[]] * num_idle))
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import RunError
+from pipeline.models.widths import padded_width
 from pipeline.rl.controllers import entropy_controller, kl_controller
 from pipeline.rl.corrections import mean_weight, mismatch_weights, training_mask
 from pipeline.rl.credit import AdvantageInputs, Advantages, compute_advantages
@@ -259,9 +260,9 @@ def _norms(backend: Backend, batch: TrainBatch, settings: Settings) -> Tensor:
 
 def micros_of(batch: TrainBatch, rows: Sequence[int], settings: Settings, ranks: Ranks = ALONE) -> Micros:
     """Return this rank's micro-batches of those rows. All ranks have as many: the last ones of some are idle."""
-    lengths = batch.attention_mask.sum(1).tolist()
-    pieces, num_idle = deal([lengths[i] for i in rows], settings.micro_batch_tokens, ranks.rank, ranks.size)
     device = batch.rewards.device
+    widths = [padded_width(n, device) for n in batch.attention_mask.sum(1).tolist()]
+    pieces, num_idle = deal([widths[i] for i in rows], settings.micro_batch_tokens, ranks.rank, ranks.size)
     own = [[rows[i] for i in piece] for piece in pieces]
     idle = (torch.tensor([0], device=device), untrained(batch)) if num_idle else None  # any row: none of it trains
     return [

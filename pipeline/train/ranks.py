@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pipeline.errors import ConfigError, RunError
 from pipeline.models.sequence_parallel import Pieces
+from pipeline.train.device import device_index
 
 T = TypeVar("T")
 BUCKET_ELEMENTS = 8_388_608
@@ -171,7 +172,8 @@ def told_ranks(environment: Mapping[str, str] = os.environ) -> Ranks:
 def join(timeout_s: float, device: str = "cpu") -> Ranks:
     """Join the ranks that meet at MASTER_ADDR and MASTER_PORT (gloo on the CPU, NCCL on GPUs), and return them.
 
-    A collective that takes longer than `timeout_s` fails. Raises: RunError if the ranks do not meet.
+    On GPUs LOCAL_RANK is set to the number of this rank's GPU, and that GPU is the current one. A collective that takes
+    longer than `timeout_s` fails. Raises: RunError if the ranks do not meet, or do not know their GPUs.
     """
     ranks = told_ranks()
     if ranks.size == 1 or dist.is_initialized():
@@ -179,13 +181,11 @@ def join(timeout_s: float, device: str = "cpu") -> Ranks:
     missing = [n for n in ("MASTER_ADDR", "MASTER_PORT") if n not in os.environ]
     if missing:
         raise RunError(f"WORLD_SIZE={ranks.size} but {' and '.join(missing)} is not set; start the ranks by `launch`")
-    # Counts and messages between ranks are on the CPU, even where gradients are not.
-    kind = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
-    if device != "cpu":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    if torch.device(device).type == "cuda":
+        use_own_gpu(ranks.size, device)
     try:
         dist.init_process_group(
-            kind, rank=ranks.rank, world_size=ranks.size, timeout=datetime.timedelta(seconds=timeout_s)
+            collectives(device), rank=ranks.rank, world_size=ranks.size, timeout=datetime.timedelta(seconds=timeout_s)
         )
     except (RuntimeError, ValueError) as exc:
         raise RunError(
@@ -193,6 +193,27 @@ def join(timeout_s: float, device: str = "cpu") -> Ranks:
             f"{os.environ['MASTER_PORT']} ({exc}); is that address reachable from here, and is every rank started?"
         ) from exc
     return ranks
+
+
+def use_own_gpu(size: int, device: str) -> None:
+    """Make this rank's GPU the current one, and set LOCAL_RANK to its number, which vLLM and DeepSpeed read.
+
+    Raises: RunError if the recipe names one GPU for several ranks.
+    """
+    if torch.device(device).index is not None:
+        raise RunError(
+            f"train.device={device} names one GPU and WORLD_SIZE={size}: all ranks would share it. Set train.device: "
+            "cuda, and each rank takes the GPU of its LOCAL_RANK"
+        )
+    index = device_index(size, torch.cuda.device_count())
+    os.environ["LOCAL_RANK"] = str(index)
+    torch.cuda.set_device(index)
+
+
+def collectives(device: str) -> str:
+    """Return torch's name of the libraries by which ranks talk whose weights are on `device`."""
+    # Counts and messages between ranks are on the CPU, even where gradients are not.
+    return "cpu:gloo,cuda:nccl" if torch.device(device).type == "cuda" else "gloo"
 
 
 def leave() -> None:

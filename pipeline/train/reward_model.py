@@ -14,9 +14,10 @@ from pipeline.config.sections import OptimizerConfig
 from pipeline.errors import CheckpointError, NonFiniteError, boundary
 from pipeline.models.load import ready, save_folder
 from pipeline.models.scalar_head import score_of, with_scalar_head
+from pipeline.models.widths import padded_width
 from pipeline.rl.bradley_terry import bradley_terry_loss, calibration_error, pair_accuracy
 from pipeline.train.collate import micro_batches, padded_ids
-from pipeline.train.optimizer import adamw, clipped_step, finite_norm, schedule
+from pipeline.train.optimizer import clipped_step, finite_norm, schedule, trained_by, with_masters
 
 Ids = tuple[int, ...]
 Sides = tuple[Ids, Ids]
@@ -31,7 +32,7 @@ class RewardModel:
         self.config = optimizer
         self.total_steps = total_steps
         self.num_updates = 0
-        self.optimizer = adamw(model.parameters(), optimizer)
+        self.optimizer = with_masters(model.parameters(), optimizer)
 
     @classmethod
     def of(cls, policy: Any, optimizer: OptimizerConfig, total_steps: int) -> RewardModel:
@@ -73,12 +74,12 @@ class RewardModel:
         Raises: NonFiniteError if loss or gradient is not finite; weights and optimiser are as before.
         """
         loss, margins = 0.0, []
-        for rows in _pieces(batch, micro_batch_tokens):  # shares of the mean: the gradients add up
-            share, own = self._loss(rows, len(batch))
+        for at in _places(batch, micro_batch_tokens, self.model.device):  # shares of the mean: the gradients add up
+            share, own = self._loss([batch[i] for i in at], len(batch))
             share.backward()  # type: ignore[no-untyped-call]
             loss += float(share.detach())
             margins.append(own)
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        parameters = [p for p in trained_by(self.optimizer) if p.grad is not None]
         try:
             if not math.isfinite(loss):
                 raise NonFiniteError(f"the reward model's loss is {loss}; the update was refused")
@@ -102,7 +103,7 @@ class RewardModel:
     def margins(self, pairs: Sequence[Sides], micro_batch_tokens: int) -> Tensor:
         """Return r_w - r_l of each pair, float64 [N], in order."""
         out = torch.zeros(len(pairs), dtype=torch.float64)
-        for at in _places(pairs, micro_batch_tokens):
+        for at in _places(pairs, micro_batch_tokens, self.model.device):
             chosen, rejected = self._both([pairs[i] for i in at])
             out[torch.tensor(at)] = (chosen - rejected).double().cpu()
         return out
@@ -123,7 +124,7 @@ class RewardModel:
         """Return mean and standard deviation of the rewards of rows."""
         rewards = [
             self.rewards([rows[i] for i in at]).double()
-            for at in micro_batches([len(r) for r in rows], micro_batch_tokens)
+            for at in micro_batches([padded_width(len(r), self.model.device) for r in rows], micro_batch_tokens)
         ]
         every = torch.cat(rewards)
         return float(every.mean()), float(every.std(correction=0))
@@ -148,10 +149,6 @@ def classifier_of(policy: Any) -> Any:
     return with_scalar_head(policy, "SequenceClassification", f"{what} (use a policy that has a sequence classifier)")
 
 
-def _places(pairs: Sequence[Sides], micro_batch_tokens: int) -> list[list[int]]:
+def _places(pairs: Sequence[Sides], micro_batch_tokens: int, device: torch.device) -> list[list[int]]:
     """Cut pairs into micro-batches, as indices; a pair counts as two rows of its longer side."""
-    return micro_batches([2 * max(map(len, sides)) for sides in pairs], micro_batch_tokens)
-
-
-def _pieces(pairs: Sequence[Sides], micro_batch_tokens: int) -> list[list[Sides]]:
-    return [[pairs[i] for i in at] for at in _places(pairs, micro_batch_tokens)]
+    return micro_batches([2 * padded_width(max(map(len, sides)), device) for sides in pairs], micro_batch_tokens)

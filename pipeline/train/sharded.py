@@ -20,7 +20,7 @@ from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import CheckpointError, ConfigError, NonFiniteError, RunError
 from pipeline.train.deepspeed_internals import forbid_shared_memory, link_moments, master_weights
 from pipeline.train.optimizer import adamw, clipped_step, finite_norm
-from pipeline.train.ranks import Ranks
+from pipeline.train.ranks import Ranks, collectives
 
 SHARD_BYTES = 1 << 30
 """Optimiser state is written in files of about so many bytes."""
@@ -247,13 +247,13 @@ class _Run(torch.nn.Module):
 
 def _engine(module: torch.nn.Module, optimizer: OptimizerConfig, config: TrainConfig) -> Any:
     """Return DeepSpeed's engine around `module`, with our AdamW. Raises: ConfigError if it is not installed."""
-    deepspeed = _library()
+    first = next(module.parameters())
+    deepspeed = _library(first.device)
     zero: dict[str, Any] = {"stage": config.zero}
     if config.offload != "none":
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     if config.offload == "all":
         zero["offload_param"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
-    first = next(module.parameters())
     settings = {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,  # `step` is called once per update
@@ -264,6 +264,7 @@ def _engine(module: torch.nn.Module, optimizer: OptimizerConfig, config: TrainCo
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": 10**9,
         "bf16": {"enabled": first.dtype == torch.bfloat16},
+        **({"data_types": {"grad_accum_dtype": "fp32"}} if first.dtype == torch.bfloat16 else {}),
     }
     engine, *_ = deepspeed.initialize(
         model=module, optimizer=adamw(module.parameters(), optimizer), config=settings, dist_init_required=False
@@ -272,9 +273,14 @@ def _engine(module: torch.nn.Module, optimizer: OptimizerConfig, config: TrainCo
     return engine
 
 
-def _library() -> Any:
-    """Import DeepSpeed and initialise it over the present process group. Raises: ConfigError if it is not installed."""
-    os.environ.setdefault("LOCAL_RANK", "0")
+def _library(device: torch.device) -> Any:
+    """Import DeepSpeed and initialise it over the present process group, or a group of one rank for `device`.
+
+    Raises: ConfigError if it is not installed.
+    """
+    os.environ.setdefault(
+        "LOCAL_RANK", str(device.index or 0)
+    )  # DeepSpeed makes the GPU of this number the current one
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     try:
@@ -292,6 +298,6 @@ def _library() -> Any:
     if not torch.distributed.is_initialized():  # one process: DeepSpeed wants a group all the same
         from torch._C._distributed_c10d import HashStore
 
-        torch.distributed.init_process_group("gloo", rank=0, world_size=1, store=HashStore())
+        torch.distributed.init_process_group(collectives(str(device)), rank=0, world_size=1, store=HashStore())
     deepspeed.init_distributed(verbose=False)
     return deepspeed

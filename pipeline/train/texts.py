@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from pipeline.errors import NonFiniteError
+from pipeline.models.widths import padded_width
 from pipeline.rl.loss import ptx_loss
 from pipeline.train.backend import Backend
 from pipeline.train.collate import deal, padded_ids
@@ -30,7 +31,8 @@ def text_gradient(
     total = float(sum(len(ids) - skip for ids, skip in batch))
     loss = torch.zeros(1, dtype=torch.float64)
     ranks, shortest = backend.ranks.data, min(range(len(batch)), key=lambda i: len(batch[i][0]))
-    pieces, num_idle = deal([len(ids) for ids, _ in batch], micro_batch_tokens, ranks.rank, ranks.size, packs)
+    sizes = [len(ids) if packs else padded_width(len(ids), device) for ids, _ in batch]
+    pieces, num_idle = deal(sizes, micro_batch_tokens, ranks.rank, ranks.size, packs)
     for piece in [*pieces, *([[]] * num_idle)]:  # idle ones keep in step with the other ranks
         ids = padded_ids([batch[i][0] for i in piece or [shortest]], pad_id, device)
         where = torch.zeros(ids.shape, dtype=torch.bool, device=device)

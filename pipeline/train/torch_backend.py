@@ -19,7 +19,7 @@ from pipeline.models.routing import Rerouted
 from pipeline.models.saved_names import as_saved
 from pipeline.train.backend import NO_REPLAY, Backend, T, Who, require_written_by
 from pipeline.train.critic import TorchCritic, own_backbone
-from pipeline.train.optimizer import adamw, clipped_step, finite_norm, schedule
+from pipeline.train.optimizer import MasterAdamW, clipped_step, finite_norm, schedule, trained_by, with_masters
 from pipeline.train.ranks import ALONE, Ranks
 from pipeline.train.reference import as_base, refreshed
 
@@ -52,7 +52,8 @@ class TorchBackend(Backend):
         """Make a fresh optimiser for `total_steps` updates; reference and critic of a stage before are gone."""
         self.reference = self.critic = None
         self.config, self.total_steps, self.num_updates = optimizer, total_steps, 0
-        self.optimizer = adamw(self.model.parameters(), optimizer)
+        self._release()
+        self.optimizer = with_masters(self.model.parameters(), optimizer)
         self.discard()
 
     def start_critic(self, shared: bool, optimizer: OptimizerConfig, total_steps: int) -> None:
@@ -101,7 +102,7 @@ class TorchBackend(Backend):
         """Take one AdamW update; see `Backend.step`."""
         assert self.config is not None
         assert self.optimizer is not None
-        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        parameters = [p for p in trained_by(self.optimizer) if p.grad is not None]
         # Before the norm: clipping is of the gradient of all ranks' rows.
         self.ranks.sum_gradients(parameters)
         try:
@@ -179,7 +180,8 @@ class TorchBackend(Backend):
         Raises: CheckpointError if the saved state does not fit the model, or another backend wrote it.
         """
         require_written_by("torch", folder, "trainer.pt")
-        state = torch.load(folder / "trainer.pt", map_location=self.model.device, weights_only=True)
+        # Through the CPU's memory: on the device, the reference would be there twice for a moment.
+        state = torch.load(folder / "trainer.pt", map_location="cpu", weights_only=True)
         self._empty()
         if self.adapted is not None:
             self.adapted.load(folder)
@@ -204,12 +206,20 @@ class TorchBackend(Backend):
     def _empty(self) -> None:
         """Drop all that belongs to the present stage."""
         self.discard()
+        self._release()
         self.config, self.optimizer, self.reference, self.critic = None, None, None, None
+
+    def _release(self) -> None:
+        """Take the present optimiser off the parameters, for the next one."""
+        if isinstance(self.optimizer, MasterAdamW):
+            self.optimizer.release()
 
     def _forget(self) -> None:
         self.rerouted = Rerouted()
         for p in self.model.parameters():
             p.grad = None
+        if self.optimizer is not None:
+            self.optimizer.zero_grad()
 
     @staticmethod
     def _check_moments(optimizer: torch.optim.Optimizer) -> None:

@@ -37,6 +37,27 @@ def test_a_made_model_is_drawn_from_its_seed_only(tokenizer: Any) -> None:
     assert one.config.eos_token_id == tokenizer.eos_token_id
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_made_model_in_bfloat16_is_the_float32_one_rounded_and_comes_back_as_it_was(
+    tied: bool, tokenizer: Any, tmp_path: Path
+) -> None:
+    """Buffers too, some of which stay float32: a run that is killed and resumed must compute the same."""
+    shape = {**CONFIG, "tie_word_embeddings": tied}
+    torch.manual_seed(11)
+    state = torch.get_rng_state()
+    made = create_model("qwen2", shape, tokenizer, 5, "bfloat16")
+    assert torch.equal(torch.get_rng_state(), state)
+    drawn = create_model("qwen2", shape, tokenizer, 5).state_dict()
+    assert {p.dtype for p in made.parameters()} == {torch.bfloat16}
+    assert all(torch.equal(v, drawn[k].bfloat16()) for k, v in made.state_dict().items())
+    save_folder(made, tokenizer, tmp_path / "model")
+    again = load_model(str(tmp_path / "model"), "bfloat16")
+    kept = {**dict(again.named_parameters()), **dict(again.named_buffers())}
+    for name, ours in {**dict(made.named_parameters()), **dict(made.named_buffers())}.items():
+        assert kept[name].dtype == ours.dtype
+        assert torch.equal(kept[name], ours)
+
+
 def test_a_saved_folder_loads_in_plain_transformers(tokenizer: Any, tmp_path: Path) -> None:
     model = create_model("qwen2", {**CONFIG, "tie_word_embeddings": True}, tokenizer, 5)
     save_folder(model, tokenizer, tmp_path / "model")

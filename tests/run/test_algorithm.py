@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ import torch
 from pipeline.algorithms.base import load_algorithm
 from pipeline.errors import ConfigError
 from pipeline.rl.parts import Mismatch
-from pipeline.run.algorithm import check_routing, resolve_parts, with_correction
+from pipeline.run.algorithm import check_routing, holds_reference, resolve_parts, with_correction
 from tests.stages.tiny import tiny
 from tests.train.sampled import model_of
 
@@ -74,3 +75,21 @@ def test_a_stage_has_its_own_algorithm() -> None:
     assert of_stage["rl"] is not None
     assert of_stage["rl"].kl.where == "loss"
     assert of_stage["again"] not in (None, of_stage["rl"])
+
+
+ONLINE = {"rounds": 1, "steps_per_round": 1, "prompts_per_step": 2, "group_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({"rl": {"algorithm": {"name": "grpo"}}}, True),
+        ({"rl": {"algorithm": {"name": "dapo"}}}, True),  # it measures the KL
+        ({"rl": {"algorithm": {"name": "dapo"}, "reference": {"schedule": "none"}}}, False),
+        ({"stages": ["sft"]}, False),
+        ({"stages": ["sft", "online_preference"], "online_preference": {**ONLINE, "loss": {"name": "dpo"}}}, True),
+        ({"stages": ["sft", "online_preference"], "online_preference": {**ONLINE, "loss": {"name": "simpo"}}}, False),
+    ],
+)
+def test_a_reference_is_kept_where_some_stage_has_one(changes: dict[str, Any], wanted: bool) -> None:
+    assert holds_reference(tiny(changes)) is wanted

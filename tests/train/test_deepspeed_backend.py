@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pipeline.config.load import parse
-from pipeline.config.sections import TrainConfig
-from pipeline.errors import ConfigError
+from pipeline.config.sections import OptimizerConfig, TrainConfig
+from pipeline.errors import ConfigError, RunError
+from pipeline.train.deepspeed_backend import DeepSpeedBackend
 from tests.stages.tiny import TREE
+from tests.train.batches import policy
 from tests.train.rank_group import installed, run
+from tests.train.zero_rank import HALVES
 
 RANK = "tests.train.zero_rank"
 
@@ -45,13 +49,65 @@ class TestTwoRanks:
     def test_refuse_a_gradient_that_is_not_finite(self, ends: list[dict[str, Any]], how: str) -> None:
         assert [rank[how]["refused"] for rank in ends] == [0.0, 0.0]
 
-    def test_train_bfloat16_with_float32_masters(self, ends: list[dict[str, Any]]) -> None:
+    @pytest.mark.parametrize("how", list(HALVES))
+    def test_train_bfloat16_with_float32_masters_and_sums(self, ends: list[dict[str, Any]], how: str) -> None:
         for rank in ends:
-            assert 0 < rank["bfloat16"]["weights"] < 0.02
+            assert 0 < rank["bfloat16"][how]["weights"] < 0.02
+            assert rank["bfloat16"][how]["resumed"] == 0
+            assert rank["bfloat16"][how]["sum"] == pytest.approx(1 + 32 / 512, abs=1e-6)
 
     def test_are_followed_by_one(self, ends: list[dict[str, Any]], folder: Path) -> None:
         (found,) = run(RANK, 1, str(folder), "alone")
         assert max(found.values()) < 1e-5
+
+
+class Undivided:
+    """Stands for the engine: the policy stays as it is."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def restart(self, optimizer: OptimizerConfig) -> None:
+        pass
+
+
+def settings() -> TrainConfig:
+    return TrainConfig(backend="deepspeed", device="cpu", zero=2)
+
+
+@pytest.mark.parametrize("with_reference", [True, False])
+def test_the_first_policy_is_copied_where_a_reference_may_be_asked_for(
+    with_reference: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.train.deepspeed_backend.Sharded", Undivided)
+    backend = DeepSpeedBackend(policy(), settings(), with_reference=with_reference)
+    backend.start(OptimizerConfig(learning_rate=1e-3), 1)
+    assert (backend._spare is not None) is with_reference
+    if with_reference:
+        backend.refresh_reference()
+        assert all(map(torch.equal, backend.reference.parameters(), backend.model.parameters()))
+    else:
+        with pytest.raises(RunError, match="made for stages without a reference"):
+            backend.refresh_reference()
+
+
+def test_a_reference_that_was_saved_on_another_gpu_is_read_onto_its_own_device(tmp_path: Path) -> None:
+    """The file says "cuda:0", as rank 0 writes it: without a GPU it could not be read as it stands."""
+    backend = DeepSpeedBackend(policy(), settings())
+    backend.refresh_reference()
+    from_gpu = (0, lambda storage: "cuda:0", lambda storage, place: None)
+    torch.serialization.register_package(*from_gpu)
+    try:
+        backend.save(tmp_path, lambda model, folder: model.save_pretrained(folder))
+    finally:
+        registered = torch.serialization._package_registry
+        registered[:] = [entry for entry in registered if entry[1] is not from_gpu[1]]
+    with pytest.raises(RuntimeError, match="on a CUDA device"):
+        torch.load(tmp_path / "reference.pt", weights_only=True)
+    again = DeepSpeedBackend(policy(1), settings())
+    again.load(tmp_path)
+    assert again.reference.device == again.model.device
+    assert all(map(torch.equal, again.reference.parameters(), backend.reference.parameters()))
 
 
 class TestRecipes:

@@ -26,6 +26,12 @@ from tests.train.batches import groups_of, parts_of, policy, settings_of
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, max_grad_norm=0.5, schedule="linear")
 NUM_STEPS = 5
+HALVES: dict[str, dict[str, Any]] = {
+    "half zero1": {"zero": 1},
+    "half zero2": {"zero": 2},
+    "half zero3": {"zero": 3},
+    "half offload": {"zero": 1, "offload": "optimizer"},
+}
 
 
 def steps(backend: Backend, first: int, last: int) -> list[dict[str, float]]:
@@ -121,11 +127,51 @@ def main(root: Path) -> dict[str, Any]:
         found[f"zero{zero}"] = compare({"zero": zero}, ranks, root / f"zero{zero}", wanted)
     found["offload"] = compare({"zero": 3, "offload": "all"}, ranks, root / "offload", wanted)
     found["checkpointing"] = compare({"zero": 2, "gradient_checkpointing": True}, ranks, root / "cheap", wanted)
-    half = begun(deepspeed({"zero": 3}, policy(dtype=torch.bfloat16), ranks))
-    steps(half, 0, NUM_STEPS)
-    found["bfloat16"] = {"weights": distance(weights(half), wanted[0])}
+    found["bfloat16"] = halves(ranks, root, wanted[0])
     leave()
     return found
+
+
+def halves(ranks: Ranks, root: Path, wanted: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """In bfloat16: how far from torch in float32, a resumed run from an unbroken one, and a sum of gradients."""
+    start = root / "half"
+    save(policy(dtype=torch.float32), start)  # transformers writes on rank 0 alone
+    ranks.barrier()
+    found = {}
+    for name, config in HALVES.items():
+        backend = begun(deepspeed(config, load_model(str(start), "bfloat16"), ranks))
+        folder = root / name
+        steps(backend, 0, 3)
+        folder.mkdir(exist_ok=True)
+        ranks.barrier()
+        backend.save(folder, save)
+        ranks.barrier()
+        steps(backend, 3, NUM_STEPS)
+        again = resumed(config, folder, ranks, "bfloat16")
+        steps(again, 3, NUM_STEPS)
+        ends = weights(backend)
+        found[name] = {
+            "weights": distance(ends, wanted),
+            "resumed": distance(weights(again), ends),
+            "sum": sum_of_small_gradients(begun(deepspeed(config, load_model(str(start), "bfloat16"), ranks))),
+        }
+    return found
+
+
+def sum_of_small_gradients(backend: Any) -> float:
+    """The norm of a gradient of 1 and 32 of 1/512 each, over all ranks; bfloat16 has no number between 1 and 1 + 1/128.
+
+    Exactly it is 1 + 32/512.
+    """
+    share = 1.0 / backend.ranks.size
+    width = backend.whole_model().config.hidden_size
+    # RMSNorm of a row with one number other than 0 is the root of its width, times that number's weight.
+    row = torch.nn.functional.one_hot(torch.tensor(0), width).to(torch.bfloat16)
+    for factor in (1.0, *([1 / 512] * 32)):
+        normed = backend.compute(lambda model: model.model.norm(4 * row))[0]
+        backend.backward(normed * (factor * share / width**0.5))
+    norm: float = backend.step()["grad_norm"]
+    return norm
 
 
 def alone_again(root: Path) -> dict[str, Any]:

@@ -1,0 +1,20 @@
+"""Widths of padded rows on a GPU, where the libraries choose or build a kernel for each new shape."""
+
+from __future__ import annotations
+
+import torch
+
+MULTIPLE = 64
+
+
+def forward_width(width: int, device: torch.device | str) -> int:
+    """Return `width` tokens rounded up to a multiple of 64, where kernels are fastest; on the CPU `width` itself."""
+    return width if torch.device(device).type == "cpu" else -(-width // MULTIPLE) * MULTIPLE
+
+
+def padded_width(width: int, device: torch.device | str) -> int:
+    """Return the width that rows of `width` tokens are padded to on this device; on the CPU `width` itself.
+
+    It is one more than a multiple of 64: the forward leaves the last token out, from which nothing is predicted.
+    """
+    return forward_width(width - 1, device) + 1

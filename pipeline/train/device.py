@@ -1,0 +1,78 @@
+"""The GPU of this process: its number, and torch's switches, which are set before it is used."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from pipeline.config.sections import TrainConfig
+from pipeline.errors import RunError
+
+CUDNN_LAST = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
+"""torch reads it once, at the first attention on a GPU: cuDNN is then tried after the other kernels, not before."""
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+
+
+def device_index(size: int, num_seen: int, environment: Mapping[str, str] = os.environ) -> int:
+    """Return the number of this rank's GPU among the `num_seen` that this process sees; `size`: ranks in all.
+
+    A task of Slurm or a pod may see its own GPU only, which is number 0 for each of them: so LOCAL_RANK counts modulo
+    the GPUs seen. Raises: RunError for several ranks that do not say which of several GPUs is theirs.
+    """
+    told = environment.get("LOCAL_RANK")
+    if told is None and size > 1 and num_seen > 1:
+        raise RunError(
+            f"WORLD_SIZE={size} and {num_seen} GPUs are seen, but LOCAL_RANK is not set: all ranks of this machine "
+            "would share one GPU. Set LOCAL_RANK to the rank's number on its machine, or start the ranks by `launch`"
+        )
+    return int(told or 0) % max(1, num_seen)
+
+
+@contextmanager
+def switched(config: TrainConfig, device: str) -> Iterator[None]:
+    """Set torch's switches for training on a GPU within the block, and restore them after it; the CPU needs none."""
+    if torch.device(device).type != "cuda":
+        yield
+        return
+    before = {name: os.environ.get(name) for name in (CUDNN_LAST, WORKSPACE)}
+    # cuDNN plans each new (rows, tokens) for a second or so, and nearly every micro-batch has another shape.
+    os.environ.setdefault(CUDNN_LAST, "1")
+    try:
+        if config.deterministic:
+            os.environ.setdefault(WORKSPACE, ":4096:8")  # cuBLAS reads it when its first handle is made
+            with _deterministic():
+                yield
+        else:
+            yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """Within the block, use kernels that give the same bytes each time; an operation that has none warns."""
+    was_on = torch.are_deterministic_algorithms_enabled()
+    was_lenient = torch.is_deterministic_algorithms_warn_only_enabled()
+    memory: Any = torch.utils.deterministic  # its attribute is a property, which its type does not show
+    filled = memory.fill_uninitialized_memory
+    attention: bool = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    convolution = torch.backends.cudnn.deterministic
+    try:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        memory.fill_uninitialized_memory = False  # nothing here reads memory before it is written
+        torch.backends.cuda.enable_cudnn_sdp(False)  # its backward adds up in the order in which blocks end
+        torch.backends.cudnn.deterministic = True
+        yield
+    finally:
+        torch.use_deterministic_algorithms(was_on, warn_only=was_lenient)
+        memory.fill_uninitialized_memory = filled
+        torch.backends.cuda.enable_cudnn_sdp(attention)
+        torch.backends.cudnn.deterministic = convolution

@@ -1,0 +1,129 @@
+"""The GPU of a rank, torch's switches for it, and the widths of rows on it. No GPU is needed."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.config.sections import TrainConfig
+from pipeline.errors import RunError
+from pipeline.models import widths
+from pipeline.models.widths import forward_width, padded_width
+from pipeline.train.collate import collate
+from pipeline.train.device import CUDNN_LAST, WORKSPACE, device_index, switched
+from pipeline.train.prepare import micros_of
+from pipeline.train.ranks import collectives, use_own_gpu
+from pipeline.train.step import update
+from tests.train.batches import backend_of, distance, groups_of, parts_of, settings_of, weights
+
+
+@pytest.mark.parametrize(
+    ("environment", "size", "seen", "wanted"),
+    [
+        ({"LOCAL_RANK": "3"}, 8, 8, 3),
+        ({"LOCAL_RANK": "3"}, 8, 1, 0),  # a task of Slurm or a pod that sees its own GPU alone
+        ({"LOCAL_RANK": "3"}, 4, 2, 1),
+        ({}, 1, 8, 0),
+        ({}, 4, 1, 0),
+    ],
+)
+def test_a_rank_takes_its_place_among_the_gpus_that_it_sees(
+    environment: dict[str, str], size: int, seen: int, wanted: int
+) -> None:
+    assert device_index(size, seen, environment) == wanted
+
+
+def test_ranks_that_would_share_a_gpu_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RunError, match="WORLD_SIZE=2 and 8 GPUs are seen, but LOCAL_RANK is not set"):
+        device_index(2, 8, {})
+    with pytest.raises(
+        RunError, match=r"train\.device=cuda:1 names one GPU and WORLD_SIZE=4.* Set train\.device: cuda"
+    ):
+        use_own_gpu(4, "cuda:1")
+
+
+def test_the_libraries_are_told_the_same_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    monkeypatch.setenv("LOCAL_RANK", "5")
+    use_own_gpu(8, "cuda")
+    assert taken == [0]
+    assert os.environ["LOCAL_RANK"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("device", "wanted"), [("cpu", "gloo"), ("cuda", "cpu:gloo,cuda:nccl"), ("cuda:1", "cpu:gloo,cuda:nccl")]
+)
+def test_gradients_of_gpus_go_over_nccl_and_messages_over_gloo(device: str, wanted: str) -> None:
+    assert collectives(device) == wanted
+
+
+def switches() -> tuple[Any, ...]:
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,
+        torch.backends.cuda.cudnn_sdp_enabled(),
+        torch.backends.cudnn.deterministic,
+        os.environ.get(CUDNN_LAST),
+        os.environ.get(WORKSPACE),
+    )
+
+
+@pytest.mark.parametrize(
+    ("deterministic", "within"), [(True, (True, True, False, False, True, "1", ":4096:8")), (False, None)]
+)
+def test_switches_are_set_for_a_gpu_alone_and_restored(
+    deterministic: bool, within: tuple[Any, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(CUDNN_LAST, raising=False)
+    monkeypatch.delenv(WORKSPACE, raising=False)
+    before, config = switches(), TrainConfig(deterministic=deterministic)
+    with switched(config, "cpu"):
+        assert switches() == before
+    with switched(config, "cuda"):
+        assert switches() == (within or (*before[:5], "1", None))
+    assert switches() == before
+    with pytest.raises(KeyError), switched(config, "cuda:0"):
+        raise KeyError
+    assert switches() == before
+
+
+def test_a_choice_of_the_user_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CUDNN_LAST, "0")
+    monkeypatch.setenv(WORKSPACE, ":16:8")
+    with switched(TrainConfig(), "cuda"):
+        assert switches()[-2:] == ("0", ":16:8")
+    assert switches()[-2:] == ("0", ":16:8")
+
+
+def test_few_widths_on_a_gpu_and_the_rows_own_on_the_cpu() -> None:
+    found = {n: padded_width(n, "cuda") for n in range(1, 1000)}
+    assert len(set(found.values())) == 17
+    assert all(n <= w < n + 64 and w % 64 == 1 for n, w in found.items())
+    assert [padded_width(n, "cpu") for n in range(5)] == list(range(5))
+    assert [forward_width(n, "cuda") for n in (1, 64, 65)] == [64, 64, 128]
+
+
+@pytest.mark.parametrize("name", ["grpo", "ppo"])
+def test_wider_rows_train_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: the same update, in micro-batches that hold no more tokens than they may."""
+    ends, shapes = [], []
+    for width in (None, 8):
+        if width is not None:
+            monkeypatch.setattr(widths, "forward_width", lambda n, device: -(-n // 8) * 8)
+        backend, parts = backend_of(), parts_of(name)
+        if parts.critic is not None:
+            backend.start_critic(True, backend.config, 10)  # type: ignore[arg-type]
+        seen = update(backend, parts, groups_of(), settings_of(parts, 60))
+        micros = micros_of(collate(groups_of(), 0), range(15), settings_of(parts, 60))
+        shapes.append([tuple(m.input_ids.shape) for _, m in micros])
+        ends.append((weights(backend), seen))
+    assert distance(ends[0][0], ends[1][0]) < 1e-12
+    assert ends[0][1] == pytest.approx(ends[1][1], rel=1e-9, abs=1e-12)
+    assert {w for _, w in shapes[1]} == {9, 17}
+    assert all(rows * w <= 60 or rows == 1 for rows, w in shapes[1])
