@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.loop.batch import Batch
+from pipeline.models.flops import update_flops
 from pipeline.report.rows import OpinionRow, RolloutRow, StepRow, VerifierAlarm
 from pipeline.run.collapse import num_roll_backs
 from pipeline.run.recorder import Recorder
@@ -48,6 +49,9 @@ def record_step(
     for tally in batch.tallies:
         fate = "they left their groups, none was scored 0"
         report_failures(recorder, setup, (state.stage.name, state.rl_step + 1), tally, batch.sampled, fate)
+    recorder.work.add("generate", sum(len(m.rollout.response_ids) for g in batch.sampled for m in g.members))
+    if update is not None:
+        recorder.work.add("update", *work_of(workers, setup, batch.groups, update))
     recorder.store.metrics(
         StepRow(
             stage=item.stage,
@@ -55,7 +59,7 @@ def record_step(
             round=item.round,
             step=state.rl_step + 1,
             metrics=row,
-            time=recorder.take_times(),
+            **recorder.take_measures(),
         )
     )
     recorder.track(row, state.rl_step + 1)
@@ -74,6 +78,16 @@ def record_step(
     }
     recorder.progress.advance(state.step + 1, shown)
     return row
+
+
+def work_of(workers: Workers, setup: StageSetup, groups: Sequence[Group], update: StepMetrics) -> tuple[int, float]:
+    """Return the tokens that an update trained on, each time that it did, and the operations of its model."""
+    rollouts = [m.rollout for g in groups for m in g.members if m.reward is not None]
+    rows = [(len(r.prompt_ids) + len(r.response_ids), len(r.response_ids)) for r in rollouts]
+    # Each optimiser step takes one minibatch; an update that ended early took fewer.
+    passes = update.get("updates", 1.0) / setup.algorithm.updates.num_minibatches
+    tokens = sum(n for n, _ in rows)
+    return round(passes * tokens), passes * update_flops(workers.backend.model, rows)
 
 
 def rollout_metrics(batch: Batch) -> StepMetrics:

@@ -70,6 +70,7 @@ def build_charts(run: RunFiles) -> list[Chart]:
         _of_steps(rows, "length", "Response length", {"length/mean": "mean length"}, unit="tokens", style="noisy"),
         _groups(rows),
         _phases(rows),
+        *_machine(rows),
         *_losses(run.steps),
     ]
     return [thin(chart) for chart in charts if chart is not None]
@@ -175,6 +176,20 @@ def _phases(rows: list[StepRow]) -> Chart | None:
         series=tuple(series),
         unit="s",
     )
+
+
+def _machine(rows: list[StepRow]) -> list[Chart | None]:
+    """Return the charts of speed and of GPU memory."""
+    speeds = [replace(row, metrics=row.speed or {}) for row in rows]
+    peaks = [replace(row, metrics=row.memory or {}) for row in rows]
+    rates = {f"{phase}/tokens_per_s": phase for phase in ("generate", "update")}
+    share = "The model's own forward and backward, as a share of what the GPUs' data sheets promise."
+    held = "The most that torch held on the GPU of the first rank in each phase."
+    return [
+        _of_steps(speeds, "speed", "Speed", rates, unit="tokens a second, all ranks", style="noisy"),
+        _of_steps(speeds, "mfu", "MFU of the update", {"update/mfu": "MFU"}, style="noisy", caption=share),
+        _of_steps(peaks, "memory", "GPU memory", {p: p for p in RL_PHASES}, unit="GiB at the peak", caption=held),
+    ]
 
 
 def _losses(steps: list[StepRow]) -> list[Chart | None]:

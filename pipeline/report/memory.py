@@ -1,10 +1,11 @@
-"""The peak memory of a run over all of its processes: one that was killed and resumed has several."""
+"""Peaks of memory: of a run over all of its processes, as one that was killed has several; of a GPU by phase."""
 
 from __future__ import annotations
 
 import json
 import resource
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 FILE = "peak_memory.json"
@@ -37,3 +38,45 @@ def noted_peak(folder: Path) -> float:
         return float(json.loads((folder / FILE).read_text())["peak_memory_mib"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0.0
+
+
+class DevicePeaks:
+    """The most that torch held on a GPU in each phase since the last `take`; phases may be within each other."""
+
+    def __init__(self, peak_bytes: Callable[[], float]) -> None:
+        """`peak_bytes` returns the peak since it was last called."""
+        self._peak_bytes = peak_bytes
+        self._open: list[str] = []
+        self._peaks: dict[str, float] = {}
+
+    def enter(self, phase: str) -> None:
+        """Begin a phase."""
+        self._fold()
+        self._open.append(phase)
+
+    def leave(self, phase: str) -> None:
+        """End a phase that was entered."""
+        self._fold()
+        self._open.remove(phase)
+
+    def take(self) -> dict[str, float]:
+        """Return the peaks by phase, in GiB."""
+        peaks, self._peaks = self._peaks, {}
+        return {phase: round(size / 2**30, 3) for phase, size in peaks.items()}
+
+    def _fold(self) -> None:
+        peak = self._peak_bytes()
+        for phase in self._open:
+            self._peaks[phase] = max(peak, self._peaks.get(phase, 0.0))
+
+
+def gpu_peaks() -> DevicePeaks:
+    """Return the peaks of torch's present GPU. Memory that other libraries take for themselves is not counted."""
+    import torch
+
+    def peak_bytes() -> float:
+        peak = torch.cuda.max_memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        return float(peak)
+
+    return DevicePeaks(peak_bytes)

@@ -16,6 +16,8 @@ from pipeline.errors import DataError
 from pipeline.types import FinishReason, Status
 
 Numbers = Mapping[str, float]
+VARYING = ("time", "speed", "memory")
+"""Keys of a row whose values may differ between two equal runs."""
 Tag = Mapping[str, str]
 
 
@@ -40,7 +42,11 @@ class StepRow(StageRow):
     step: int
     metrics: Numbers
     time: Numbers
-    """Seconds by phase. Everything that may differ between two equal runs is in here."""
+    """Seconds by phase. Everything that may differ between two equal runs is in here, and in the two below."""
+    speed: Numbers | None = None
+    """Tokens a second of the phases generate and update, over all ranks, and the update's MFU where it is known."""
+    memory: Numbers | None = None
+    """GiB that torch held on this rank's GPU at the peak of each phase; None on the CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,8 @@ VLLM_MAY_CHANGE = frozenset(
     }
 )
 """Fields of `rollout.vllm` that may change on resume: addresses, timeouts and memory, which change no response."""
+TRAIN_MAY_CHANGE = frozenset({"peak_tflops"})
+"""Fields of `train` that may change on resume: numbers of the report alone."""
 STAGES_MAY_CHANGE = frozenset({"evaluate_every"})
 """Fields of stages' sections that may change on resume: nothing that is trained depends on them."""
 ENDPOINTS_MAY_CHANGE = frozenset({"url", "api_key_variable", "timeout_s", "retries", "backoff_s", "parallel"})
@@ -75,7 +77,8 @@ def recipe_fields(view: RunConfig) -> dict[str, Any]:
     (stage,) = view.stages
     section = getattr(view, stage.kind)
     recipe = view.model_dump(mode="json")
-    tree: dict[str, Any] = {name: recipe[name] for name in ("seed", "model", "train")}
+    tree: dict[str, Any] = {name: recipe[name] for name in ("seed", "model")}
+    tree["train"] = {k: v for k, v in recipe["train"].items() if k not in TRAIN_MAY_CHANGE}
     tree["data"] = {"template": recipe["data"]["template"]}
     # Each section names what it reads, so a change elsewhere leaves the stage valid.
     tree |= {name: recipe[name] for name in sorted(section.reads & recipe.keys())}

@@ -11,6 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
+import torch
+
 from pipeline.config.load import dump
 from pipeline.config.run import RunConfig
 from pipeline.config.stages import BASE
@@ -18,8 +20,10 @@ from pipeline.data.ledger import PassRateLedger
 from pipeline.data.sampler import PromptSampler
 from pipeline.errors import RunError
 from pipeline.files import disk_errors, locked
+from pipeline.models.flops import peak_flops
 from pipeline.models.routing import num_experts
 from pipeline.report.exposition import exposed
+from pipeline.report.memory import DevicePeaks, gpu_peaks
 from pipeline.report.progress import Progress
 from pipeline.report.store import Store
 from pipeline.report.trackers import Trackers
@@ -45,6 +49,7 @@ from pipeline.run.teachers import check_domains
 from pipeline.train import checkpoint
 from pipeline.train.backend import Backend
 from pipeline.train.deadline import SPARE_S, WATCH
+from pipeline.train.device import switched
 from pipeline.train.prepare import Controllers
 from pipeline.train.ranks import ALONE, Ranks, join, leave
 
@@ -68,9 +73,11 @@ def opened(
 
     In a group of processes each has a session of its own over the same state. Rank 0 holds the folder and writes there.
     """
-    # A collective with a limit: ranks that never come end the run instead of blocking it.
-    ranks = join(config.launch.phase_timeout_s + SPARE_S, device_of(config))
     with ExitStack() as stack:
+        device = device_of(config)
+        stack.enter_context(switched(config.train, device))
+        # A collective with a limit: ranks that never come end the run instead of blocking it.
+        ranks = join(config.launch.phase_timeout_s + SPARE_S, device)
         # Undone in reverse: first the session and its threads, the group of ranks last.
         stack.callback(leave)
         stack.push(WATCH.leave)
@@ -137,7 +144,8 @@ def open_session(
     # Lines after the checkpoint belong to steps that are done again.
     store.cut(state.offsets if ranks.is_first else {})
     trackers = config.report.trackers if ranks.is_first else ()
-    recorder = Recorder(store, Trackers(trackers, folder, config.name, config.model_dump(mode="json")), progress)
+    tracked = Trackers(trackers, folder, config.name, config.model_dump(mode="json"))
+    recorder = Recorder(store, tracked, progress, *gpu_of(config, backend))
     workers = Workers(backend, build_source(config, backend, data, folder), graders, *sampler_at(run, state))
     setup = enter_stage(run, workers, state, recorder, next_stage(config, state))
     # After the stage is entered, which may replace the weights; before batches in flight use the engine.
@@ -147,6 +155,18 @@ def open_session(
     if start is not None:
         recorder.say(f"resuming from checkpoint {start.name}")
     return Session(run, workers, state, recorder, setup)
+
+
+def gpu_of(config: RunConfig, backend: Backend) -> tuple[DevicePeaks | None, float | None]:
+    """Return the meter of this rank's GPU, and the operations a second of all ranks' GPUs; None for the CPU.
+
+    The second is None also for a GPU whose data sheet is not known here, unless the recipe has its number.
+    """
+    model, told = backend.model, config.train.peak_tflops
+    if model.device.type != "cuda":
+        return None, None
+    peak = peak_flops(torch.cuda.get_device_name(model.device), model.dtype.itemsize) if told is None else 1e12 * told
+    return gpu_peaks(), None if peak is None else peak * backend.ranks.size
 
 
 def find_checkpoint(folder: Path, resume: Resume, progress: Progress, prints: Sequence[Fingerprint]) -> Path | None:

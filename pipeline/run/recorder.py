@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from pipeline.report.memory import DevicePeaks
 from pipeline.report.progress import Progress, Silent
+from pipeline.report.speed import Work
 from pipeline.report.store import Store
 from pipeline.report.trackers import Trackers
 from pipeline.train.deadline import WATCH
@@ -23,8 +25,18 @@ def ignore_event(name: str, fields: dict[str, Any]) -> None:
 class Recorder:
     """Writes metrics and samples, shows progress, measures phases and tells listeners of events."""
 
-    def __init__(self, store: Store, trackers: Trackers, progress: Progress | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        trackers: Trackers,
+        progress: Progress | None = None,
+        peaks: DevicePeaks | None = None,
+        peak_flops: float | None = None,
+    ) -> None:
+        """`peaks`: of this rank's GPU. `peak_flops`: operations a second of all ranks' GPUs. None on the CPU."""
         self.store, self.trackers = store, trackers
+        self.work = Work(peak_flops)
+        self._peaks = peaks
         self.progress: Progress = progress or Silent()
         self.listener: Listener = ignore_event
         self.where = ""
@@ -41,14 +53,18 @@ class Recorder:
 
     @contextmanager
     def timed(self, phase: str) -> Iterator[None]:
-        """Count the block's seconds to `phase`, and start the deadline of that phase."""
+        """Count the block's seconds to `phase`, and the GPU's peak in it, and start the deadline of that phase."""
         # The launcher quotes this phase if the rank dies in it.
         WATCH.begins(f"{self.where}: {phase}")
+        if self._peaks is not None:
+            self._peaks.enter(phase)
         start = time.perf_counter()
         try:
             yield
         finally:
             self.count(phase, time.perf_counter() - start)
+            if self._peaks is not None:
+                self._peaks.leave(phase)
 
     def count(self, phase: str, seconds: float) -> None:
         """Add seconds to `phase`. Phases whose names end in "graders" ran in parallel to others, not after them."""
@@ -58,6 +74,12 @@ class Recorder:
         """Return the seconds of each phase since the last call."""
         times, self._times = self._times, {}
         return {k: round(v, 4) for k, v in times.items()}
+
+    def take_measures(self) -> dict[str, Any]:
+        """Return the fields of a step's row that measure the machine, since the last call: time, speed and memory."""
+        seconds = self.take_times()
+        memory = None if self._peaks is None else self._peaks.take()
+        return {"time": seconds, "speed": self.work.take(seconds) or None, "memory": memory}
 
     def track(self, numbers: Mapping[str, float], step: int) -> None:
         """Send numbers to the recipe's trackers. A tracker that fails is reported and does not end the run."""

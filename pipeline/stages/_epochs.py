@@ -10,6 +10,7 @@ from functools import lru_cache
 from pipeline.config.stages import PretrainConfig, SftConfig
 from pipeline.errors import NonFiniteError
 from pipeline.loop.steps import Wrap
+from pipeline.models.flops import update_flops
 from pipeline.report.rows import StepRow
 from pipeline.run.saving import save
 from pipeline.run.schedule import Item
@@ -77,7 +78,7 @@ def _record(session: Session, item: Item, metrics: StepMetrics) -> None:
             round=item.round,
             step=step,
             metrics=metrics,
-            time=recorder.take_times(),
+            **recorder.take_measures(),
         )
     )
     recorder.track({f"{item.stage}/{k}": v for k, v in metrics.items()}, step)
@@ -131,6 +132,8 @@ def train_tokens_until(
 def next_token_update(session: Session, batch: Sequence[Row], packs: bool) -> StepMetrics:
     """Do one optimiser step on the mean negative log-likelihood of all trained tokens of the batch."""
     backend, most = session.workers.backend, session.setup.config.train.micro_batch_tokens
+    rows = [(len(ids), len(ids) - skip) for ids, skip in batch]
+    session.recorder.work.add("update", sum(n for n, _ in rows), update_flops(backend.model, rows))
     try:
         metrics = text_gradient(backend, batch, 1.0, session.run.pad_id, most, packs)
     except NonFiniteError:

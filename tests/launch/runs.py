@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from pipeline.config.load import load_recipe
 from pipeline.launch import launch
 from pipeline.report.progress import Silent
+from pipeline.report.rows import VARYING
 from pipeline.whole_run import train
 from tests.launch.words import folder_of, overrides, words_of
 from tests.processes import holding, marked
@@ -64,7 +65,7 @@ def assert_same_bytes(found: Path, wanted: Path) -> None:
 
 
 def lines_without_times(folder: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if k != "time"} for row in rows(folder)]
+    return [{k: v for k, v in row.items() if k not in VARYING} for row in rows(folder)]
 
 
 def processes_of(owner: str) -> dict[int, str]:

@@ -13,6 +13,7 @@ from pipeline.errors import ConfigError
 from pipeline.loop.rounds import one_step
 from pipeline.loop.steps import rl_steps
 from pipeline.report.page import build_page
+from pipeline.report.rows import VARYING
 from pipeline.run.saving import save
 from pipeline.scoring.second_opinion import disagree
 from pipeline.types import Verdict
@@ -41,7 +42,7 @@ def sampled(folder: Path) -> list[dict[str, Any]]:
 
 def without_times(folder: Path) -> list[dict[str, Any]]:
     lines = (folder / "run" / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "time"} for line in lines]
+    return [{k: v for k, v in json.loads(line).items() if k not in VARYING} for line in lines]
 
 
 def test_rewards_and_weights_are_those_without_it(tmp_path: Path) -> None:

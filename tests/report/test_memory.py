@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.report.memory import FILE, note_peak, noted_peak, peak_mib
+from pipeline.report.memory import FILE, DevicePeaks, note_peak, noted_peak, peak_mib
 
 ROOT = Path(__file__).resolve().parents[2]
 HOG = "import sys; from pathlib import Path; from pipeline.report.memory import note_peak; x = bytearray({mib} << 20)"
@@ -46,3 +46,17 @@ def test_a_torn_note_counts_as_none(torn: str, tmp_path: Path) -> None:
     note_peak(tmp_path)
     assert 0 < noted_peak(tmp_path) <= peak_mib()
     assert json.loads((tmp_path / FILE).read_text())["peak_memory_mib"] == noted_peak(tmp_path)
+
+
+def test_a_phase_has_the_highest_peak_within_it() -> None:
+    """Also of a phase that is within another; what was held before a phase began counts where it was held."""
+    gib = iter([5.0, 2.0, 3.0, 4.0, 1.0, 9.0, 2.0])
+    peaks = DevicePeaks(lambda: next(gib) * 2**30)
+    peaks.enter("total")  # 5 before it
+    peaks.enter("generate")  # 2 in total
+    peaks.leave("generate")  # 3
+    peaks.enter("update")  # 4 between the two
+    peaks.leave("update")  # 1
+    peaks.leave("total")  # 9
+    assert peaks.take() == {"total": 9.0, "generate": 3.0, "update": 1.0}
+    assert peaks.take() == {}

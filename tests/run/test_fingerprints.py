@@ -68,6 +68,8 @@ CHANGES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
         ["evaluation.every_rounds was 1, is 3"],
     ),
     ({}, {"sandbox": {"min_level": 1, "workers": 3, "url": "http://a", "token_env": "T"}}, []),
+    ({}, {"train": {"peak_tflops": 989}}, []),
+    ({}, {"train": {"deterministic": False}}, ["train.deterministic was True, is False"]),
     ({}, {"sandbox": {"cpu_s": 1}}, ["sandbox.cpu_s was None, is 1.0"]),
     (SERVERS, {"rollout": {"vllm": {"urls": [], "servers": 3, "health_timeout_s": 9, "sleep": False}}}, []),
     (SERVERS, {"rollout": {"engine": "vllm"}}, ["rollout.engine was 'vllm_server', is 'vllm'"]),

@@ -23,6 +23,7 @@ import torch
 from pipeline.loop import rollback
 from pipeline.models.load import create_model, quiet
 from pipeline.report.progress import Silent
+from pipeline.report.rows import VARYING
 from pipeline.report.store import Store
 from pipeline.run.build import build_tokenizer
 from pipeline.run.opening import opened
@@ -110,7 +111,7 @@ def digest(data: bytes) -> str:
 def lines_of(folder: Path) -> list[dict[str, Any]]:
     """The run's metrics without times."""
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k != "time"} for line in lines]
+    return [{k: v for k, v in line.items() if k not in VARYING} for line in lines]
 
 
 def by_stage(folder: Path) -> dict[str, dict[str, str]]:

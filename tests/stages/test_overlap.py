@@ -14,6 +14,7 @@ from pipeline.loop.steps import plain
 from pipeline.report.page import build_page
 from pipeline.report.progress import Silent
 from pipeline.report.result import result_lines, result_markdown
+from pipeline.report.rows import VARYING
 from pipeline.report.summary import build_summary
 from pipeline.run.opening import opened
 from pipeline.run.schedule import Item
@@ -45,7 +46,7 @@ class Losing:
 
 
 def without_times(session: Session) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if k != "time"} for row in rows(session)]
+    return [{k: v for k, v in row.items() if k not in VARYING} for row in rows(session)]
 
 
 @pytest.mark.integration
