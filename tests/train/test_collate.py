@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.errors import DataError
 from pipeline.models.packed import ALIKE
 from pipeline.train.collate import FILLED, collate, micro_batches, padded_ids, rows_of
 from pipeline.types import Group, Prompt
@@ -105,3 +106,29 @@ def test_rows_of_are_those_rows_without_common_padding(data: st.DataObject) -> N
 
 def test_padded_ids_are_padded_on_the_right() -> None:
     assert padded_ids([[1, 2, 3], [4]], 9).tolist() == [[1, 2, 3], [4, 9, 9]]
+
+
+def test_a_batch_is_its_rows_written_out_one_by_one() -> None:
+    """Bit for bit, in the types that training takes."""
+    groups = groups_of(5, 3)
+    members = [(g, m) for g, x in enumerate(groups) for m in x.members if m.reward is not None]
+    batch = collate(groups, 7)
+    width = max(len(m.rollout.prompt_ids) + len(m.rollout.response_ids) for _, m in members)
+    for row, (_, m) in enumerate(members):
+        prompt, response = m.rollout.prompt_ids, m.rollout.response_ids
+        rest = width - len(prompt) - len(response)
+        assert batch.input_ids[row].tolist() == [*prompt, *response, *([7] * rest)]
+        assert batch.attention_mask[row].tolist() == [1] * (width - rest) + [0] * rest
+        assert batch.response_mask[row].tolist() == [0.0] * len(prompt) + [1.0] * len(response) + [0.0] * rest
+        logprobs = torch.tensor([0.0] * len(prompt) + list(m.rollout.logprobs) + [0.0] * rest, dtype=torch.float32)
+        assert torch.equal(batch.rollout_logprobs[row], logprobs)
+    assert batch.input_ids.dtype == batch.attention_mask.dtype == torch.int64
+    assert batch.response_mask.dtype == batch.rollout_logprobs.dtype == torch.float32
+
+
+def test_a_response_without_all_of_its_logprobs_is_refused() -> None:
+    group = groups_of(1, 2)[0]
+    short = dataclasses.replace(group.members[0].rollout, logprobs=(-1.0,) * 30)
+    members = (dataclasses.replace(group.members[0], rollout=short), *group.members[1:])
+    with pytest.raises(DataError, match=r"response 0 to 'p0' has \d+ tokens and 30 log-probs"):
+        collate([dataclasses.replace(group, members=members)], 0)

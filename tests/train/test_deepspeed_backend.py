@@ -62,7 +62,7 @@ class TestTwoRanks:
 
 
 class Undivided:
-    """Stands for the engine: the policy stays as it is."""
+    """An engine that leaves the policy as it is."""
 
     def __init__(self, *_: Any) -> None:
         pass

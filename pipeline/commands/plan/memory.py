@@ -132,12 +132,11 @@ def trained(config: RunConfig, num: int, gpus: int, adapters: bool) -> dict[str,
     zero = train.zero if sharded else 0
     if adapters and not sharded:
         width = 4  # torch's backend keeps adapters in float32, whatever the policy's type
-    # DeepSpeed updates float32 copies of 16-bit weights.
-    masters = 4 if sharded and width == 2 else 0
-    moments = 8 if sharded else 2 * width  # torch's AdamW keeps them in the weights' type
+    # Of 16-bit weights both backends keep float32 masters, in whose type moments are and gradients add up.
+    masters, moments, sums = 4 if width == 2 else 0, 8, 4
     return {
         "weights": 0.0 if train.offload == "all" else num * width * (share if zero == 3 else 1.0),
-        "gradients": num * width * (share if zero >= 2 else 1.0),
+        "gradients": num * sums * (share if zero >= 2 else 1.0),
         "optimizer": 0.0 if train.offload != "none" else num * (moments + masters) * (share if zero >= 1 else 1.0),
     }
 
