@@ -92,7 +92,7 @@ def test_the_first_policy_is_copied_where_a_reference_may_be_asked_for(
 
 
 def test_a_reference_that_was_saved_on_another_gpu_is_read_onto_its_own_device(tmp_path: Path) -> None:
-    """The file says "cuda:0", as rank 0 writes it: without a GPU it could not be read as it stands."""
+    """The file says "cuda:0", as rank 0 writes it: without `map_location` it cannot be read where there is no GPU."""
     backend = DeepSpeedBackend(policy(), settings())
     backend.refresh_reference()
     from_gpu = (0, lambda storage: "cuda:0", lambda storage, place: None)
