@@ -1,0 +1,47 @@
+"""A whole run in bfloat16 with torch's backend: killed and resumed it is the run that was never killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.loop import rounds
+from pipeline.report.progress import Silent
+from pipeline.whole_run import train
+from tests.launch.runs import assert_same_bytes
+from tests.stages.tiny import TREE, tiny
+
+
+class Killed(BaseException):
+    """The end of the process."""
+
+
+@pytest.mark.integration
+def test_a_break_in_rl_changes_no_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny(
+        {
+            "model": {**TREE["model"], "dtype": "bfloat16"},
+            "sft": {"steps": 4},
+            "rl": {"rounds": 1, "steps_per_round": 3},
+            "checkpoint": {"every_steps": 1},
+        }
+    )
+    folders = [tmp_path / name for name in ("straight", "broken")]
+    train(config, tmp_path, folders[0], "auto", Silent())
+    one_step, done = rounds.one_step, 0
+
+    def killed_in_the_third(*given: Any) -> Any:
+        nonlocal done
+        done += 1
+        if done == 3:
+            raise Killed
+        return one_step(*given)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(rounds, "one_step", killed_in_the_third)
+        with pytest.raises(Killed):
+            train(config, tmp_path, folders[1], "auto", Silent())
+    train(config, tmp_path, folders[1], "must", Silent())
+    assert_same_bytes(folders[1], folders[0])
