@@ -1,0 +1,300 @@
+"""Every recipe in a tiny form on the make-believe accelerator, and the waits of a decode step and of a micro-batch.
+
+Run by `test_fake_device.py` as `python -m tests.fake_device_runs`: one process for all recipes, because the device is
+installed for the life of a process. Prints one JSON object.
+
+A recipe whose path through the program is its own is a whole run. Of recipes that differ from such a run in the loss
+alone, the loss is taken through one update.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tests import fake_device
+
+if __name__ == "__main__":  # before the project is imported: its decorators take what torch has then
+    fake_device.install()
+
+import torch
+
+import pipeline.train.prepare
+from pipeline.config.load import parse, read_tree
+from pipeline.config.run import RunConfig
+from pipeline.models.load import quiet
+from pipeline.preferences.base import load_preference
+from pipeline.report.progress import Silent
+from pipeline.rollout.engine import Request, Sampling
+from pipeline.rollout.torch_engine import TorchEngine
+from pipeline.run.algorithm import resolve_parts
+from pipeline.run.build import build_backend, build_policy, build_tokenizer
+from pipeline.train.backend import Backend
+from pipeline.train.preference import PreferenceRow, PreferenceSettings, ReferenceTable, preference_update
+from pipeline.train.prepare import Controllers
+from pipeline.train.step import update
+from pipeline.whole_run import train
+from tests.train.batches import MAX_RESPONSE, groups_of, settings_of
+
+ROOT = Path(__file__).resolve().parents[1]
+CONFIGS = ROOT / "configs"
+WHOLE = {
+    *("demo", "demo_moe", "demo_zero", "instruct", "r1", "algorithms/remax", "algorithms/gdpo", "options/m2po"),
+    *("cluster/gspo_qwen3_0_6b_lora", "cluster/grpo_qwen3_30b_a3b", "cluster/ppo_qwen2_5_1_5b"),
+    *("preferences/dpo", "preferences/online_dpo", "preferences/self_rewarding"),
+    *("stages/distill", "stages/star", "stages/raft"),
+}
+"""Recipes that are run whole; the others take one update of their loss."""
+SIZES: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+}
+EXPERTS = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
+AT_MOST = {
+    "steps": 2,
+    "epochs": 1,
+    "batch_size": 4,
+    "num_lines": 20,
+    "parts": 2,
+    "rounds": 1,
+    "steps_per_round": 2,
+    "prompts_per_step": 4,
+    "group_size": 4,
+    "prompts": 6,
+    "samples": 4,
+    "ptx_batch_size": 2,
+    "logits_chunk_tokens": 8,
+    "rank": 2,
+    "critic_warmup_steps": 1,
+}
+"""Field -> the most that it is in a tiny run, in whatever section."""
+VERIFIER = """
+from pipeline.types import Attempt, Verdict
+from verifiers.base import VerifierParams, verifier
+
+
+@verifier
+def parity(attempt: Attempt, params: VerifierParams) -> Verdict:
+    right = sum(map(ord, attempt.response)) % 2 == 0
+    return Verdict("graded", float(right), "even" if right else "odd", extracted=attempt.response)
+"""
+"""Grades by chance: half of what an untrained policy says is right, so that groups differ and pairs exist."""
+
+
+def names() -> list[str]:
+    """Every recipe by its path below configs/, without those that name another engine in this process."""
+    paths = [p for p in CONFIGS.rglob("*.yaml") if p.parent != CONFIGS / "data"]
+    return sorted(p.relative_to(CONFIGS).with_suffix("").as_posix() for p in paths if p.stem != "demo_vllm")
+
+
+def shrunk(value: Any) -> Any:
+    """The tree with each field of AT_MOST at most that."""
+    if isinstance(value, list):
+        return [shrunk(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        k: min(v, AT_MOST[k]) if k in AT_MOST and isinstance(v, (int, float)) else shrunk(v) for k, v in value.items()
+    }
+
+
+def tiny(name: str, folder: Path) -> RunConfig:
+    """The recipe for a made model of 5,000 weights, sums of one digit, this process and the make-believe device."""
+    tree = shrunk(read_tree(CONFIGS / f"{name}.yaml"))
+    model, experts = tree["model"], "moe" in str(tree["model"]) or "A3B" in str(tree["model"])
+    made = {"model_type": "qwen3_moe" if experts else "qwen3" if "Qwen3" in str(model) else "qwen2"}
+    made |= {"config": SIZES | (EXPERTS if experts else {}), "characters": "0123456789+-*=()<>/, .\nabcdefghijklmnopqrstuvwxyz\\{}:?"}  # fmt: skip  # noqa: E501
+    sums = {"digits": 1, "num_train": 30, "num_evaluation": 2, "num_demonstrations": 20, "num_text": 20}
+    source = {"generator": {"name": "arithmetic", "params": sums}, "verifier": {"path": "parity.py:parity"}}
+    held_out = {**source, "generator": {**source["generator"], "split": "evaluation"}}  # type: ignore[dict-item]
+    kept = {k: v for k, v in tree.get("rollout", {}).items() if k in ("top_p", "max_staleness")}
+    how = ("gradient_checkpointing", "logits_chunk_tokens", "lora")
+    changes = {
+        "name": name.replace("/", "-"),
+        "model": {"create": made, "dtype": model.get("dtype", "float32")},
+        "data": {"train": [source], "evaluation": [held_out]},
+        "rollout": {**kept, "max_response_tokens": 6},
+        "train": {k: v for k, v in tree.get("train", {}).items() if k in how}
+        | {"device": fake_device.NAME, "threads": 1, "micro_batch_tokens": 128},
+        "scoring": {**tree.get("scoring", {}), "truncated": None, "overlap": False, "workers": 1},
+        "evaluation": {"k": 2, "limit": 1, "before_training": False},
+        "report": {"trackers": []},
+        "output": str(folder),
+    }
+    tree.pop("launch", None)
+    if "sample" in tree:
+        tree["sample"]["keep"] = {**tree["sample"].get("keep", {}), "truncated": True}
+    elif any(isinstance(s, dict) and s.get("kind") == "sample" for s in tree["stages"]):
+        tree["sample"] = {"keep": {"truncated": True}}
+    return parse({**tree, **changes}, base=folder)
+
+
+def run_whole(name: str, folder: Path) -> None:
+    """Do a whole run: every stage, each evaluation and checkpoint."""
+    config = tiny(name, folder)
+    train(config, folder, folder / config.name, "never", Silent())
+
+
+def update_once(name: str, folder: Path) -> None:
+    """Take one update of the recipe's loss."""
+    config = tiny(name, folder)
+    if config.preference is not None:
+        update_pairs(config)
+    else:
+        backend, parts = learner(config)
+        groups = groups_of(seed=1)
+        if config.rollout.max_staleness > 0:
+            groups = [*groups_of(num=2, seed=1), *groups_of(num=2, seed=2, version=2)]
+        update(backend, parts, groups, settings_of(parts, 64))
+
+
+def learner(config: RunConfig) -> tuple[Backend, Any]:
+    """A backend on the device with all that the recipe's algorithm needs, and the algorithm's parts."""
+    policy = build_policy(config, build_tokenizer(config), None)
+    backend = build_backend(config, policy)
+    parts, rl = resolve_parts(config.of_stage("rl"), policy), config.rl
+    assert parts is not None
+    assert rl is not None
+    parts = replace(parts, masks=replace(parts.masks, keep_sampling=False, keep_routing=False))  # nothing was recorded
+    backend.start(rl.optimizer, 10)
+    backend.refresh_reference()
+    if parts.critic is not None:
+        backend.start_critic(parts.critic.shared, rl.optimizer, 10)
+    return backend, parts
+
+
+def update_pairs(config: RunConfig) -> None:
+    """Take one update of a loss of preferences, on pairs or on labelled responses."""
+    section = config.preference
+    assert section is not None
+    backend = build_backend(config, build_policy(config, build_tokenizer(config), None))
+    backend.start(section.optimizer, 10)
+    params, loss = load_preference(section.loss["name"], {k: v for k, v in section.loss.items() if k != "name"})
+    draw = random.Random(0)
+
+    def words(most: int) -> tuple[int, ...]:
+        return tuple(draw.choices(range(2, 40), k=draw.randint(1, most)))
+
+    rows = [PreferenceRow(words(3), words(MAX_RESPONSE), words(MAX_RESPONSE)) for _ in range(4)]
+    settings = PreferenceSettings(0, 1.0, 64)
+    if params.needs_reference:
+        table = ReferenceTable.computed(backend, params, rows, settings)
+    else:
+        table = ReferenceTable(rows)
+    preference_update(backend, params, loss, table.batch([0, 1, 2, 3]), settings)
+
+
+def attempt(work: Callable[[], None]) -> dict[str, Any]:
+    """The error of `work`, if there was one, and its CPU seconds."""
+    begin, error = time.process_time(), None
+    try:
+        work()
+    except Exception as exc:
+        error = f"{type(exc).__name__}: {exc}"
+        traceback.print_exc()
+    return {"error": error, "cpu_s": round(time.process_time() - begin, 2)}
+
+
+def by_file(waits: Counter[tuple[str, str]], times: int) -> dict[str, float]:
+    """Waits of one of `times` turns, by file and cause; lines move too often to be compared."""
+    out: Counter[str] = Counter()
+    for (where, cause), count in waits.items():
+        out[f"{where.split(':')[0]}: {cause}"] += count
+    return {name: count / times for name, count in sorted(out.items()) if count}
+
+
+def decode_waits(folder: Path, sampling: Sampling, listens: bool) -> dict[str, float]:
+    """The waits of one step of decoding in which no response ends: what a longer response waits more."""
+    config = tiny("demo", folder)
+    engine = TorchEngine(build_policy(config, build_tokenizer(config), None), (-1,), 0)
+    requests = [Request((3, 4, 5), (1, 2)), Request((6, 7), (3, 4))]
+    hear = (lambda _: None) if listens else None
+
+    def waits(tokens: int) -> Counter[tuple[str, str]]:
+        long = replace(sampling, max_tokens=tokens)
+        return fake_device.waits_of(lambda: [engine.generate(requests, long, hear)])
+
+    waits(4)
+    return by_file(waits(14) - waits(4), 10)
+
+
+def micro_batch_waits(name: str, folder: Path) -> dict[str, float]:
+    """The waits of one micro-batch more in an update of the same rows."""
+    backend, parts = learner(tiny(name, folder))
+    parts = replace(parts, updates=replace(parts.updates, num_epochs=1, num_minibatches=1))
+    groups = groups_of(num=4, size=4, seed=1, lost=False)
+
+    def waits(tokens: int) -> tuple[Counter[tuple[str, str]], int]:
+        micros: list[int] = []
+        plain = pipeline.train.prepare.deal
+
+        def counted(*arguments: Any, **named: Any) -> Any:
+            own = plain(*arguments, **named)
+            micros.append(len(own[0]))
+            return own
+
+        pipeline.train.prepare.deal = counted
+        try:
+            settings = replace(settings_of(parts, tokens), controllers=Controllers(parts))
+            seen = fake_device.waits_of(lambda: [update(backend, parts, groups, settings)])
+        finally:
+            pipeline.train.prepare.deal = plain
+        return seen, max(micros)
+
+    waits(64)
+    many, few = waits(24), waits(200)
+    return by_file(many[0] - few[0], many[1] - few[1])
+
+
+def planted(folder: Path) -> None:
+    """Train on a batch that was collated on the CPU."""
+    plain = pipeline.train.prepare.collate
+    pipeline.train.prepare.collate = lambda groups, pad_id, device: plain(groups, pad_id, "cpu")
+    try:
+        update_once("demo", folder)
+    finally:
+        pipeline.train.prepare.collate = plain
+
+
+def main() -> None:
+    """Print the outcome of every recipe, the waits, and the error of the planted mixture."""
+    quiet()
+    torch.set_num_threads(1)
+    asked = sys.argv[1:]
+    with tempfile.TemporaryDirectory() as name, fake_device.Mode():
+        folder = Path(name)
+        (folder / "parity.py").write_text(VERIFIER)
+        cases = {}
+        for recipe in [n for n in names() if not asked or n in asked]:
+            work = run_whole if recipe in WHOLE else update_once
+            cases[recipe] = attempt(lambda work=work, recipe=recipe: work(recipe, folder))
+        result = {"recipes": cases, "planted": attempt(lambda: planted(folder))["error"]}
+        if not asked or "waits" in asked:
+            greedy, cut = Sampling(1), Sampling(1, top_p=0.9, max_kept=64)
+            result["waits"] = {
+                "decode step": decode_waits(folder, greedy, False),
+                "decode step, graded while decoding": decode_waits(folder, greedy, True),
+                "decode step, sampled sets kept": decode_waits(folder, cut, False),
+                "micro-batch, GRPO": micro_batch_waits("demo", folder),
+                "micro-batch, PPO": micro_batch_waits("algorithms/ppo", folder),
+            }
+    print("result", json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Every recipe runs on a make-believe accelerator with no tensor left on the CPU, and waits for it no more than before.
+
+All recipes run in one child process: the device is torch's for the life of a process, and functions of torch are
+replaced for it. A tiny recipe takes less than a second, so whole runs are affordable where a recipe's path differs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fake_device_runs import WHOLE, names
+
+ROOT = Path(__file__).resolve().parents[1]
+BUDGET = {
+    "decode step": 2,
+    "decode step, graded while decoding": 4,
+    "decode step, sampled sets kept": 9,
+    "micro-batch, GRPO": 33,
+    "micro-batch, PPO": 52,
+}
+"""Waits of the host for its GPU. A GPU idles during each, so these numbers may only fall."""
+
+
+@pytest.fixture(scope="module")
+def outcome() -> dict[str, Any]:
+    """The recipes' outcomes, the waits, and the error of a planted mixture."""
+    command = [sys.executable, "-m", "tests.fake_device_runs"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    word, text = done.stdout.strip().splitlines()[-1].split(" ", 1)
+    assert word == "result"
+    result: dict[str, Any] = json.loads(text)
+    return result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", names())
+def test_a_recipe_leaves_no_tensor_on_the_cpu(name: str, outcome: dict[str, Any]) -> None:
+    assert outcome["recipes"][name]["error"] is None
+
+
+def test_recipes_that_are_run_whole_exist() -> None:
+    assert set(names()) >= WHOLE
+
+
+@pytest.mark.slow
+def test_a_planted_mixture_is_reported_with_its_line(outcome: dict[str, Any]) -> None:
+    place = re.fullmatch(r"Mixed: aten\.embedding\.default mixes gpux and cpu at ([\w/.]+):(\d+)", outcome["planted"])
+    assert place is not None, outcome["planted"]
+    line = (ROOT / place[1]).read_text().splitlines()[int(place[2]) - 1]
+    assert "model.base_model(input_ids=ids" in line, "the forward over a batch that was collated on the CPU"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("work", BUDGET)
+def test_the_host_waits_no_more_often_than_its_budget(work: str, outcome: dict[str, Any]) -> None:
+    waits = outcome["waits"][work]
+    total, details = sum(waits.values()), json.dumps(waits, indent=1)
+    assert total <= BUDGET[work], f"{total:g} waits where {BUDGET[work]} are allowed; a GPU idles in each:\n{details}"
+    assert total == BUDGET[work], f"{total:g} waits, fewer than {BUDGET[work]}: lower the budget to that:\n{details}"
