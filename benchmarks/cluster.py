@@ -25,7 +25,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from yardstick import CHARACTERS, SIZES  # noqa: E402
+from benchmarks.gpu_parts.bound import Ceilings, ceilings, decode_bound_s, wait, weight_bytes  # noqa: E402
+from benchmarks.yardstick import CHARACTERS, SIZES  # noqa: E402
 
 ENGINES = ("torch", "vllm", "vllm_server", "transformers")
 NO_END = -1
@@ -78,27 +79,20 @@ def together(name: str, size: int, asked: argparse.Namespace) -> dict[str, Any]:
     return {"tokens_per_s": sum(rates), "tokens_per_s_by_rank": rates}
 
 
-def roofline(model: Any, tokens_per_s: float, rows: int) -> dict[str, Any]:
-    """On a GPU that the planner knows: TFLOP/s of the matrix products, and the share of the most that it allows.
+def roofline(model: Any, tokens_per_s: float, rows: int, cached: float, most: Ceilings | None) -> dict[str, Any]:
+    """On a GPU: TFLOP/s of the matrix products, and the share of the most that its measured ceilings allow.
 
-    A step of decoding reads all weights once for its rows, so the bound is the lower of arithmetic and memory.
+    `cached`: mean tokens of a row in the KV cache, which a step of decoding reads as it reads the weights.
     """
-    import torch
-
-    from pipeline.commands.plan.estimate import DEVICES
-
-    if model.device.type != "cuda":
+    if most is None:
         return {}
     num = sum(p.numel() for p in model.parameters())
-    out: dict[str, Any] = {"tflops": round(2 * num * tokens_per_s / 1e12, 4)}
-    name = torch.cuda.get_device_name(model.device).lower().replace(" ", "")
-    device = next((d for d in DEVICES.values() if d.name in name), None)
-    if device is not None:
-        size = sum(p.numel() * p.element_size() for p in model.parameters())
-        rate = device.rate(model.dtype.itemsize)
-        most = min(rate / (2 * num), rows * device.memory_gb_s * 1e9 / size)
-        out |= {"gpu": device.name, "share_of_roofline": round(tokens_per_s / most, 4)}
-    return out
+    bound = rows / decode_bound_s(model, rows, cached, most)
+    return {
+        "tflops": round(2 * num * tokens_per_s / 1e12, 4),
+        "bound_tokens_per_s": round(bound),
+        "share_of_roofline": round(tokens_per_s / bound, 4),
+    }
 
 
 def here() -> list[str]:
@@ -127,26 +121,36 @@ def measure(name: str, model: Any, asked: argparse.Namespace) -> dict[str, Any]:
     """Median tokens/s of the rounds with their range; and, for each way of publishing, median seconds and bytes."""
     prompts = [tuple(2 + (7 * i + j) % 40 for j in range(6 + i % 5)) for i in range(asked.prompts)]
     total = asked.prompts * asked.samples * asked.tokens
+    # Each response grows from its prompt to its full length.
+    cached = sum(map(len, prompts)) / len(prompts) + asked.tokens / 2
+    most = ceilings(model.device) if model.device.type == "cuda" else None
     out: dict[str, Any] = {"device": str(model.device), "tokens_a_round": total}
     for way, publish, generate in sides(name, model, prompts, asked):
         publishes, speeds = [], []
         for turn in range(asked.rounds + 1):
-            start = time.perf_counter()
+            start = now(model)
             publish(turn)
-            between = time.perf_counter()
+            between = now(model)
             made = generate(turn)
+            end = now(model)
             if made != total:
                 raise SystemExit(f"{name} made {made} tokens, {total} were asked for")
             if turn > 0:
                 publishes.append(between - start)
-                speeds.append(total / (time.perf_counter() - between))
+                speeds.append(total / (end - between))
         out["tokens_per_s"] = round(statistics.median(speeds))
         out["tokens_per_s_range"] = [round(min(speeds)), round(max(speeds))]
-        out |= roofline(model, out["tokens_per_s"], asked.prompts * asked.samples)
+        out |= roofline(model, out["tokens_per_s"], asked.prompts * asked.samples, cached, most)
         if way is not None:
-            num_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
-            out[f"publish/{way}"] = {"seconds": round(statistics.median(publishes), 4), "bytes": num_bytes}
+            seconds = round(statistics.median(publishes), 4)
+            out[f"publish/{way}"] = {"seconds": seconds, "bytes": weight_bytes(model)}
     return out
+
+
+def now(model: Any) -> float:
+    """Return the time, once the model's device has done all that was asked of it."""
+    wait(model.device)
+    return time.perf_counter()
 
 
 Side = tuple[str | None, Callable[[int], None], Callable[[int], int]]

@@ -3,7 +3,8 @@
 Work: 32 prompts of 6 tokens, 8 answers each of at most 64 tokens, a Qwen2 of 0.8M parameters in float32, no KL term,
 one AdamW update on the whole batch. "full": the end token is never drawn, every answer has 64 tokens. "natural": the
 model was first taught to end with a chance of 1/16 at each token, so answers have the lengths that they have.
-TRL's own settings are chosen for speed here: no gradient checkpointing, no bf16, fused AdamW, transformers' generate.
+TRL's own settings are chosen for speed here: no gradient checkpointing, fused AdamW, transformers' generate. In
+bfloat16 each side has float32 masters: TRL by autocast, ours by its optimiser.
 """
 
 from __future__ import annotations
@@ -13,14 +14,12 @@ import random
 import statistics
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-PROMPTS, GROUP, NEW_TOKENS, MICRO_ROWS = 32, 8, 64, 64
-OUR_ROWS = 32
-"""Each side has the micro-batch that is fastest for it, or as fast as any: the update is the same."""
 CHARACTERS = "0123456789+-*/=() abcdefghijklmnopqrstuvwxyz<>?.,:\nABCDEFGHIJK"
 SIZES = {
     "hidden_size": 128,
@@ -48,6 +47,42 @@ FAST: dict[str, Any] = {
 """Settings of TRL's trainers that are fastest here, and leave the update what ours is."""
 
 
+@dataclass(frozen=True)
+class Work:
+    """The work of both sides."""
+
+    lengths: str
+    """full: all responses have `new_tokens`; natural: they end where the model ends them."""
+    steps: int
+    """Steps that are timed, after one that is not."""
+    prompts: int = 32
+    group: int = 8
+    new_tokens: int = 64
+    micro_rows: int = 64
+    our_rows: int = 32
+    """Each side has the micro-batch that is fastest for it, or as fast as any: the update is the same."""
+    device: str = "cpu"
+    dtype: str = "float32"
+
+
+def now(work: Work) -> float:
+    """Return the time, once the device has done all that was asked of it."""
+    if work.device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+Side = tuple[dict[str, float], float]
+"""Median seconds by phase, and the mean length of responses."""
+
+
+def both_sides(folder: str, work: Work, turn: int) -> tuple[dict[str, float], dict[str, float], list[float]]:
+    """Return the median seconds of a step by phase of ours and of TRL's, and both mean lengths of responses."""
+    ours, our_length = our_steps(folder, work, turn)
+    theirs, their_length = trl_steps(folder, work, turn)
+    return ours, theirs, [our_length, their_length]
+
+
 def compare(lengths: str, steps: int, rounds: int) -> None:
     """Print, for each side, the median seconds of a step, and the ratio theirs / ours of each round."""
     from pipeline.data.tokenizer import character_tokenizer
@@ -62,10 +97,9 @@ def compare(lengths: str, steps: int, rounds: int) -> None:
         save_folder(model, tokenizer, Path(folder))
         ratios = []
         for turn in range(rounds):
-            ours, our_length = our_steps(folder, lengths, steps, turn)
-            theirs, their_length = trl_steps(folder, lengths, steps, turn)
+            ours, theirs, mean_lengths = both_sides(folder, Work(lengths, steps), turn)
             ratios.append(theirs["total"] / ours["total"])
-            print(json.dumps({"turn": turn, "ours": ours, "trl": theirs, "mean_length": [our_length, their_length]}))
+            print(json.dumps({"turn": turn, "ours": ours, "trl": theirs, "mean_length": mean_lengths}))
     print(
         json.dumps(
             {
@@ -78,10 +112,10 @@ def compare(lengths: str, steps: int, rounds: int) -> None:
     )
 
 
-def questions(turn: int) -> list[str]:
+def questions(work: Work, turn: int, step: int) -> list[str]:
     """Two-digit sums."""
-    rng = random.Random(turn)
-    return [f"{rng.randint(10, 99)}+{rng.randint(10, 99)}=" for _ in range(PROMPTS)]
+    rng = random.Random(turn * 1000 + step)
+    return [f"{rng.randint(10, 99)}+{rng.randint(10, 99)}=" for _ in range(work.prompts)]
 
 
 def reward(text: str) -> float:
@@ -103,7 +137,7 @@ def teach_to_end(model: Any, eos: int) -> None:
         optimizer.step()
 
 
-def our_steps(folder: str, lengths: str, steps: int, turn: int) -> tuple[dict[str, float], float]:
+def our_steps(folder: str, work: Work, turn: int) -> Side:
     """Median seconds of our step by phase, the first one left out, and the mean answer length."""
     from pipeline.algorithms.base import load_algorithm
     from pipeline.config.sections import OptimizerConfig
@@ -115,23 +149,27 @@ def our_steps(folder: str, lengths: str, steps: int, turn: int) -> tuple[dict[st
     from pipeline.train.torch_backend import TorchBackend
     from pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 
-    tokenizer, model = load_tokenizer(folder), load_model(folder)
+    tokenizer, model = load_tokenizer(folder), load_model(folder, work.dtype, work.device)
     _, parts = load_algorithm("grpo", {"kl_coef": 0.0})
     backend = TorchBackend(model)
-    backend.start(OptimizerConfig(learning_rate=1e-4), steps + 1)
-    engine = TorchEngine(model, [tokenizer.eos_token_id] if lengths == "natural" else [-1], tokenizer.pad_token_id)
+    backend.start(OptimizerConfig(learning_rate=1e-4), work.steps + 1)
+    ends = [tokenizer.eos_token_id] if work.lengths == "natural" else [-1]
+    engine = TorchEngine(model, ends, tokenizer.pad_token_id)
     seconds: list[dict[str, float]] = []
     num_tokens = []
-    for step in range(steps + 1):
-        begin = time.perf_counter()
+    for step in range(work.steps + 1):
+        begin = now(work)
         engine.publish(step)
-        prompts = [Prompt(str(i), q, "math", "") for i, q in enumerate(questions(turn * 1000 + step))]
+        prompts = [Prompt(str(i), q, "math", "") for i, q in enumerate(questions(work, turn, step))]
         requests = [
-            Request(tuple(tokenizer(p.question)["input_ids"]), tuple(step * 9999 + i * GROUP + k for k in range(GROUP)))
+            Request(
+                tuple(tokenizer(p.question)["input_ids"]),
+                tuple(step * 9999 + i * work.group + k for k in range(work.group)),
+            )
             for i, p in enumerate(prompts)
         ]
-        answers = engine.generate(requests, Sampling(NEW_TOKENS))
-        generated = time.perf_counter()
+        answers = engine.generate(requests, Sampling(work.new_tokens))
+        generated = now(work)
         groups = []
         for prompt, request, some in zip(prompts, requests, answers, strict=True):
             members = []
@@ -143,35 +181,36 @@ def our_steps(folder: str, lengths: str, steps: int, turn: int) -> tuple[dict[st
                 members.append(ScoredRollout(rollout, Verdict("graded", reward(text)), reward(text)))
                 num_tokens.append(len(a.token_ids))
             groups.append(Group(prompt, tuple(members)))
-        settings = Settings(tokenizer.pad_token_id, 1.0, OUR_ROWS * 72, step, NEW_TOKENS, Controllers(parts))
+        most = work.our_rows * (8 + work.new_tokens)  # a prompt has 6 tokens
+        settings = Settings(tokenizer.pad_token_id, 1.0, most, step, work.new_tokens, Controllers(parts))
         update(backend, parts, groups, settings)
-        end = time.perf_counter()
+        end = now(work)
         seconds.append({"generate": generated - begin, "rest": end - generated, "total": end - begin})
     return medians(seconds[1:]), statistics.mean(num_tokens)
 
 
-def trl_config(folder: str, lengths: str, steps: int, tokenizer: Any) -> Any:
+def trl_config(folder: str, work: Work, tokenizer: Any) -> Any:
     """TRL's settings for the work above, the fast ones where it has a choice."""
     from trl import GRPOConfig
 
-    suppress = {} if lengths == "natural" else {"suppress_tokens": [tokenizer.pad_token_id, tokenizer.eos_token_id]}
+    ends = [tokenizer.pad_token_id, tokenizer.eos_token_id]
     return GRPOConfig(
         output_dir=str(Path(folder) / "out"),
-        max_steps=steps + 1,
+        max_steps=work.steps + 1,
         beta=0.0,
-        per_device_train_batch_size=MICRO_ROWS,
-        gradient_accumulation_steps=PROMPTS * GROUP // MICRO_ROWS,
-        num_generations=GROUP,
-        max_completion_length=NEW_TOKENS,
+        per_device_train_batch_size=work.micro_rows,
+        gradient_accumulation_steps=work.prompts * work.group // work.micro_rows,
+        num_generations=work.group,
+        max_completion_length=work.new_tokens,
         temperature=1.0,
         top_p=1.0,
         top_k=0,
-        generation_kwargs=suppress,
-        **FAST,
+        generation_kwargs={} if work.lengths == "natural" else {"suppress_tokens": ends},
+        **{**FAST, "use_cpu": work.device == "cpu", "bf16": work.dtype == "bfloat16"},
     )
 
 
-def trl_steps(folder: str, lengths: str, steps: int, turn: int) -> tuple[dict[str, float], float]:
+def trl_steps(folder: str, work: Work, turn: int) -> Side:
     """The same of TRL's trainer; generation is timed around its own generate call."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -179,8 +218,8 @@ def trl_steps(folder: str, lengths: str, steps: int, turn: int) -> tuple[dict[st
 
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    rows = [{"prompt": q} for step in range(steps + 1) for q in questions(turn * 1000 + step)]
-    config = trl_config(folder, lengths, steps, tokenizer)
+    rows = [{"prompt": q} for step in range(work.steps + 1) for q in questions(work, turn, step)]
+    config = trl_config(folder, work, tokenizer)
     seconds: list[dict[str, float]] = []
     generated: list[float] = []
     num_tokens: list[int] = []
@@ -189,10 +228,10 @@ def trl_steps(folder: str, lengths: str, steps: int, turn: int) -> tuple[dict[st
         begin = 0.0
 
         def on_step_begin(self, *_: Any, **__: Any) -> None:
-            Clock.begin = time.perf_counter()
+            Clock.begin = now(work)
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            total = time.perf_counter() - Clock.begin
+            total = now(work) - Clock.begin
             seconds.append({"generate": generated[-1], "rest": total - generated[-1], "total": total})
 
     trainer = GRPOTrainer(
@@ -206,9 +245,9 @@ def trl_steps(folder: str, lengths: str, steps: int, turn: int) -> tuple[dict[st
     plain = trainer._generate_single_turn
 
     def timed(*arguments: Any, **named: Any) -> Any:
-        begin = time.perf_counter()
+        begin = now(work)
         out = plain(*arguments, **named)
-        generated.append(time.perf_counter() - begin)
+        generated.append(now(work) - begin)
         num_tokens.extend(len(ids) for ids in out[0])
         return out
 

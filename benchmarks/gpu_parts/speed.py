@@ -1,0 +1,246 @@
+"""Parts that measure speed on a GPU: attention of new shapes, decoding, the update, and the cost of determinism."""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from benchmarks.gpu_parts.bound import decode_bound_s, seconds, update_flops, weight_bytes
+from benchmarks.gpu_parts.correct import NO_END, requests_of
+from benchmarks.gpu_parts.machine import CHARACTERS, Machine, groups_of, learner, lengths_of, made, train_once
+from benchmarks.gpu_parts.part import Part, Row, in_child
+
+NAMES = ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-1.5B")
+PROMPT, RESPONSE = 64, 512
+ATTENTION: dict[str, dict[str, str]] = {
+    "torch's choice": {},
+    "cuDNN last": {"TORCH_CUDNN_SDPA_DEPRIORITIZED": "1"},
+    "cuDNN without plans of new shapes": {"TORCH_CUDNN_SDPA_AVOID_RECOMPILE": "1"},
+}
+"""Environment variables that torch reads once, so each way has a process of its own."""
+
+
+def attention(machine: Machine) -> Iterator[Row]:
+    """Time attention, forward and backward, over shapes that are new, and again when they are known."""
+    for label, variables in ATTENTION.items():
+        os.environ.update(variables)
+        rows, end = in_child(partial(new_shapes, machine, label), 60, machine.out / "logs" / f"attention {label}.log")
+        for name in variables:
+            del os.environ[name]
+        yield from rows if end is None else [{"way": label, "ended with": end}]
+
+
+def new_shapes(machine: Machine, label: str) -> Iterator[Row]:
+    """Time the first and the second call for each of 20 shapes of a micro-batch of 0.5B."""
+    draw, first, second = random.Random(0), [], []
+    for _ in range(machine.pick(20, 3)):
+        rows, width = draw.randint(2, 16), draw.randint(*machine.pick((129, 1023), (5, 20)))
+        q, k, v = (
+            torch.randn(rows, heads, width, 64, device=machine.device, dtype=torch.bfloat16, requires_grad=True)
+            for heads in (14, 2, 2)
+        )
+
+        def both(q: Any = q, k: Any = k, v: Any = v) -> None:
+            F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).sum().backward()
+
+        first.append(1e3 * seconds(both, machine.device, 1, warm=0))
+        second.append(1e3 * seconds(both, machine.device, 1, warm=0))
+    # The first shapes of a process also pay for what is loaded once.
+    yield {"way": label, "new shape, ms": statistics.median(first[1:]), "known shape, ms": statistics.median(second)}
+
+
+def decode(machine: Machine) -> Iterator[Row]:
+    """Time decode steps of the embedded engine by rows, and transformers' generate at 128 rows."""
+    from pipeline.rollout.engine import Sampling
+    from pipeline.rollout.torch_engine import TorchEngine
+
+    most = machine.ceilings()
+    prompt, tokens = machine.pick((PROMPT, RESPONSE), (4, 6))
+    for name in machine.shapes(*NAMES):
+        model = made(name, torch.bfloat16, machine.device)
+        for rows in machine.pick((32, 64, 128, 256, 512), (4, 8)):
+            engine = TorchEngine(model, NO_END, 0, rows)
+            requests = requests_of(rows, prompt, model.config.vocab_size, min(8, rows))
+
+            def generate(length: int, engine: Any = engine, requests: Any = requests) -> None:
+                engine.generate(requests, Sampling(length))
+
+            publish_s = seconds(lambda engine=engine: engine.publish(1), machine.device)
+            generate(4)
+            first = seconds(partial(generate, 1), machine.device, warm=0)
+            step = (seconds(partial(generate, tokens), machine.device, warm=0) - first) / (tokens - 1)
+            # Prompts have 3/4 of the longest prompt's tokens on average, and responses half of theirs at any step.
+            bound = decode_bound_s(model, rows, 0.75 * prompt + tokens / 2, most)
+            yield {
+                "model": name,
+                "engine": "embedded",
+                "rows": rows,
+                "fast path": engine.is_fast,
+                "step, ms": 1e3 * step,
+                "tokens/s": rows / step,
+                "prefill, s": first,
+                "publish, s": publish_s,
+                "bound, ms": 1e3 * bound,
+                "share of the bound": bound / step,
+            }
+            del engine
+            machine.empty()
+        yield with_transformers(machine, name, model, machine.pick(128, 8), prompt, machine.pick(128, 6))
+        del model
+        machine.empty()
+
+
+def with_transformers(machine: Machine, name: str, model: Any, rows: int, prompt: int, tokens: int) -> Row:
+    """Time transformers' own generate."""
+    ids = torch.randint(2, model.config.vocab_size, (rows, prompt), device=machine.device)
+
+    def generate(length: int) -> None:
+        with torch.inference_mode():
+            model.generate(
+                input_ids=ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=True,
+                top_k=0,
+                max_new_tokens=length,
+                min_new_tokens=length,
+                pad_token_id=0,
+            )
+
+    generate(2)
+    first = seconds(partial(generate, 1), machine.device, warm=0)
+    step = (seconds(partial(generate, tokens), machine.device, warm=0) - first) / (tokens - 1)
+    return {"model": name, "engine": "transformers", "rows": rows, "step, ms": 1e3 * step, "tokens/s": rows / step}
+
+
+WAYS: tuple[tuple[str, str, int, dict[str, Any]], ...] = (
+    ("float32", "float32", 4096, {}),
+    ("bfloat16", "bfloat16", 4096, {}),
+    ("bfloat16", "bfloat16", 8192, {}),
+    ("bfloat16", "bfloat16", 16384, {}),
+    ("bfloat16, recomputed", "bfloat16", 16384, {"gradient_checkpointing": True}),
+    ("bfloat16, logits in chunks", "bfloat16", 16384, {"logits_chunk_tokens": 1024}),
+    ("bfloat16, ZeRO 1", "bfloat16", 8192, {"backend": "deepspeed", "zero": 1}),
+)
+
+
+def update(machine: Machine) -> Iterator[Row]:
+    """Time GRPO updates on rows of about 1,000 tokens, by micro-batch and option."""
+    import importlib.util
+
+    most = machine.ceilings()
+    for name in machine.shapes(*NAMES):
+        for label, dtype, micro, train in machine.pick(WAYS, WAYS[:5:4]):
+            if train.get("backend") == "deepspeed" and importlib.util.find_spec("deepspeed") is None:
+                continue
+            row: Row = {"model": name, "way": label, "micro-batch tokens": micro}
+            try:
+                yield row | update_speed(machine, name, getattr(torch, dtype), micro, train, most)
+            except torch.cuda.OutOfMemoryError:
+                yield {**row, "ended with": "out of memory"}
+            machine.empty()
+
+
+def update_speed(machine: Machine, name: str, dtype: Any, micro: int, train: dict[str, Any], most: Any) -> Row:
+    """Return tokens/s, the share of the measured matrix product, and the peak of memory."""
+    model = made(name, dtype, machine.device)
+    backend = learner(model, device=str(machine.device), **train)
+    num, prompt, response = machine.pick((4, 128, 896), (1, 4, 8))
+    groups = groups_of(num, 8, prompt, response, model.config.vocab_size)
+    lengths = lengths_of(groups)
+    took = seconds(
+        lambda: train_once(backend, groups, micro), machine.device, machine.pick(1 if dtype == torch.float32 else 2, 1)
+    )
+    rate = most.flops.get(dtype, most.flops[torch.float32])
+    return {
+        "tokens/s": sum(lengths) / took,
+        "MFU of the measured product": update_flops(model, lengths) / took / rate,
+        "peak, GiB": machine.peak_gib(),
+    }
+
+
+def deterministic(machine: Machine) -> Iterator[Row]:
+    """Time updates and attention with deterministic kernels and without."""
+    # Read by cuBLAS at its start, so it is set for both.
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    most, cudnn = machine.ceilings(), torch.backends.cuda.cudnn_sdp_enabled()
+    for on in (False, True):
+        torch.use_deterministic_algorithms(on, warn_only=True)
+        torch.backends.cuda.enable_cudnn_sdp(cudnn and not on)
+        for name in machine.shapes(NAMES[1]):
+            speed = update_speed(machine, name, torch.bfloat16, machine.pick(8192, 64), {}, most)
+            yield {"model": name, "deterministic": on, **speed}
+            machine.empty()
+    torch.use_deterministic_algorithms(False)
+
+
+def against_trl(machine: Machine) -> Iterator[Row]:
+    """Time GRPO steps of this project and of TRL, in turns, on equal work."""
+    import tempfile
+    from pathlib import Path
+
+    from benchmarks.yardstick import Work, both_sides
+    from pipeline.data.tokenizer import character_tokenizer
+    from pipeline.models.load import save_folder
+
+    for name in machine.shapes(NAMES[0], NAMES[1]):
+        work = machine.pick(
+            Work("full", 1, new_tokens=256, micro_rows=32, device="cuda", dtype="bfloat16"),
+            Work("full", 1, prompts=2, group=2, new_tokens=4, micro_rows=4),
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            model = made(name, torch.float32, machine.device)
+            save_folder(model, character_tokenizer(CHARACTERS), Path(folder))
+            size = weight_bytes(model)
+            del model
+            machine.empty()
+            ours, theirs, _ = both_sides(folder, work, 0)
+        yield {"model": name, "weights, bytes": size, "side": "ours", **ours}
+        yield {"model": name, "side": "TRL", **theirs, "TRL / ours": theirs["total"] / ours["total"]}
+
+
+PARTS = (
+    Part(
+        "attention",
+        "Attention of new shapes: cuDNN makes a plan for each, and micro-batches nearly always have a new one.",
+        "more than 50 ms for a new shape if cuDNN is taken; published: 0.44 s forward and 0.55 s backward on a B200",
+        90,
+        attention,
+    ),
+    Part(
+        "decode",
+        "A decode step of the embedded engine against the bound of weights and KV cache; transformers at 128 rows.",
+        "estimated on an H100: 0.6B at 64 rows 4.4 to 5.5 ms (25 % of the bound), 256 rows 11 to 14 ms (28 %); "
+        "transformers 20 to 35 ms",
+        200,
+        decode,
+    ),
+    Part(
+        "update",
+        "An update on rows of 1,000 tokens: tokens/s and the share of the measured matrix product.",
+        "estimated on an H100: 0.6B 35 to 48 thousand tokens/s, 1.5B 15 to 20 (18 to 24 %); float32 6 to 8",
+        150,
+        update,
+    ),
+    Part(
+        "deterministic",
+        "The cost of kernels that give the same bytes each time.",
+        "not known; the update is slower by the share that attention's backward takes",
+        60,
+        deterministic,
+    ),
+    Part(
+        "TRL",
+        "A GRPO step against TRL's GRPOTrainer: 32 prompts, 8 responses each of 256 tokens, bfloat16.",
+        "estimated: TRL takes 2 to 3 times as long (decoding 3 to 5 times, update 0.9 to 1.1)",
+        120,
+        against_trl,
+        ("trl", "datasets"),
+    ),
+)

@@ -1,0 +1,169 @@
+"""Parts that are whole runs: the same bytes twice, killed and resumed, and the demo in both number types."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu_parts.machine import ROOT, Machine, check
+from benchmarks.gpu_parts.part import Part, Row, in_child
+
+SUMS = "name: arithmetic, params: {digits: 1, num_train: 30, num_evaluation: 4, num_demonstrations: 30}"
+DRY = (
+    f"data.train=[{{generator: {{{SUMS}}}}}]",
+    f"data.evaluation=[{{generator: {{{SUMS}, split: evaluation}}}}]",
+    *("data.sampling.weights=null", "sft.steps=2", "sft.batch_size=4", "evaluation.limit=1", "evaluation.k=2"),
+    *("rl.rounds=1", "rl.steps_per_round=2", "rl.prompts_per_step=2", "rl.group_size=2", "rl.select.keep=all"),
+    *("evaluation.before_training=false", "rollout.max_response_tokens=8", "scoring.overlap=false"),
+)
+"""Overrides by which a dry run takes seconds: sums alone, so that no sandbox starts."""
+
+
+def recipe(machine: Machine, name: str, run: str, *overrides: str) -> Any:
+    """Return a shipped recipe for this machine, whose run lies in the folder `run` under the output's."""
+    from pipeline.config.load import load_recipe
+
+    here = (
+        *(f"train.device={machine.device}", "sandbox.min_level=0", "report.trackers=[]"),
+        *(f"output={machine.out / 'runs'}", f"name={run}", *machine.pick((), DRY)),
+    )
+    return load_recipe(ROOT / "configs" / f"{name}.yaml", [*here, *overrides])
+
+
+def switch() -> str | None:
+    """Return the override that asks for deterministic kernels; None if this version has no such field."""
+    from pipeline.config.sections import TrainConfig
+
+    return "train.deterministic=" if "deterministic" in TrainConfig.model_fields else None
+
+
+def run(config: Any, kill_at: int | None = None) -> Iterator[Row]:
+    """Do or resume a run in this process; `kill_at`: the update of RL before which the process is killed."""
+    from pipeline.report.progress import Silent
+    from pipeline.run.opening import opened
+    from pipeline.whole_run import finish, remaining, run_folder, run_items
+
+    seen = 0
+
+    def wrap(phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            nonlocal seen
+            seen += phase == "update"
+            if seen == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments)
+
+        return call
+
+    with opened(config, ROOT / "configs", run_folder(config), "auto", Silent()) as session:
+        for _, items in remaining(session.run, session.state):
+            run_items(session, items, wrap)
+        yield finish(session)
+
+
+def outcome(folder: Path) -> tuple[str, list[Any]]:
+    """Return a hash of the final weights, and the run's metrics without times."""
+    weights = hashlib.sha256((folder / "model" / "model.safetensors").read_bytes()).hexdigest()
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    kept = [{k: v for k, v in line.items() if k != "time"} for line in lines]
+    for line in kept:  # memory and rates differ from run to run
+        line["metrics"] = {k: v for k, v in line.get("metrics", {}).items() if not k.startswith(("memory", "speed"))}
+    return weights, kept
+
+
+def equal_steps(a: list[Any], b: list[Any]) -> int:
+    """Return the number of lines before the first that differs."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def again(machine: Machine) -> Iterator[Row]:
+    """Run demo_short twice, and once killed and resumed; with the switch for deterministic kernels and without."""
+    import pipeline.whole_run  # noqa: F401  # once for the processes that are forked here
+
+    field = switch()
+    ways = [("as the recipe is", ())] if field is None else [("on", (f"{field}true",)), ("off", (f"{field}false",))]
+    for label, overrides in ways:
+        folders = []
+        runs = (("first", ()), ("second", ()), ("killed", (2,)))
+        for name, kills in runs[:2] if label == "off" else runs:
+            config = recipe(machine, "demo_short", f"again-{label}-{name}".replace(" ", "-"), *overrides)
+            for kill in (*kills, None):
+                log = machine.out / "logs" / f"{config.name}.log"
+                _, end = in_child(partial(run, config, kill), 100, log)
+                if end != (None if kill is None else f"its process ended with {-signal.SIGKILL}"):
+                    raise RuntimeError(f"run {config.name} ended with: {end}; see {log}")
+            folders.append(machine.out / "runs" / config.name)
+        (weights, lines), *others = [outcome(folder) for folder in folders]
+        for name, (other_weights, other_lines) in zip(("again", "killed and resumed"), others, strict=False):
+            steps = equal_steps(lines, other_lines)
+            yield {
+                "switch": label,
+                "run": name,
+                "equal lines": steps,
+                "of": len(lines),
+                "same": weights == other_weights,
+            }
+            if label != "off":
+                yield check(f"{name}, switch {label}: same bytes", float(weights == other_weights), at_least=1)
+
+
+def demo(machine: Machine, run_name: str, *overrides: str) -> dict[str, float]:
+    """Do the whole demo; return pass@1 by domain."""
+    (summary,) = list(run(recipe(machine, "demo", run_name, *overrides)))
+    return {domain: values["pass@1"] for domain, values in summary["after"].items()}
+
+
+def demo_float32(machine: Machine) -> Iterator[Row]:
+    """Train the demo in float32."""
+    reached = demo(machine, "demo-float32")
+    yield {"what": "pass@1", **reached}
+    for domain, least in machine.pick({"arithmetic": 0.85, "induction": 0.90}, {"arithmetic": 0.0}).items():
+        yield check(f"{domain}: pass@1", reached[domain], at_least=least)
+
+
+def demo_bfloat16(machine: Machine) -> Iterator[Row]:
+    """Train the demo in bfloat16 with float32 masters."""
+    reached = demo(machine, "demo-bfloat16", "model.dtype=bfloat16", *masters())
+    yield {"what": "pass@1", **reached}
+    for domain, least in machine.pick({"arithmetic": 0.82, "induction": 0.87}, {"arithmetic": 0.0}).items():
+        yield check(f"{domain}: pass@1", reached[domain], at_least=least)
+
+
+def masters() -> tuple[str, ...]:
+    """Return the overrides by which bfloat16 weights get float32 masters, by torch where it has them."""
+    from pipeline.train import optimizer
+
+    if hasattr(optimizer, "MasterAdamW"):
+        return ()
+    return ("train.backend=deepspeed", "train.zero=1")
+
+
+PARTS = (
+    Part(
+        "demo fp32",
+        "`make demo` on the GPU learns what it learns on the CPU.",
+        "pass@1 at least .85 (arithmetic) and .90 (induction), in 1 to 2.5 minutes",
+        170,
+        demo_float32,
+    ),
+    Part(
+        "again",
+        "The same recipe gives the same bytes twice, and after it was killed and resumed.",
+        "equal bytes with deterministic kernels; without them, the lines of metrics.jsonl before the first difference",
+        150,
+        again,
+    ),
+    Part(
+        "demo bf16",
+        "The demo in bfloat16 with float32 masters learns as much.",
+        "pass@1 within .03 of the demo in float32",
+        170,
+        demo_bfloat16,
+    ),
+)

@@ -1,0 +1,181 @@
+"""The program for GPUs, in small form on the CPU: every part runs, limits and failures are seen, bounds are right."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from benchmarks import cluster, gpu
+from benchmarks.gpu_parts import page
+from benchmarks.gpu_parts.bound import Ceilings, cache_bytes_per_token, decode_bound_s, update_flops, weight_bytes
+from benchmarks.gpu_parts.correct import agreement
+from benchmarks.gpu_parts.machine import Machine, check, settings_of
+from benchmarks.gpu_parts.part import Part, in_child, run
+from benchmarks.gpu_parts.whole import equal_steps
+from pipeline.rollout.engine import Completion
+
+ROOT = Path(__file__).resolve().parents[1]
+H100 = Ceilings(3.0e12, {torch.bfloat16: 798e12, torch.float32: 55e12})
+
+
+def model_of(name: str, dtype: torch.dtype = torch.bfloat16) -> Any:
+    """The model of that name, without memory for its weights."""
+    model_type, sizes = settings_of(name)
+    with torch.device("meta"):
+        return transformers.AutoModelForCausalLM.from_config(
+            transformers.AutoConfig.for_model(model_type, **sizes), dtype=dtype
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["correctness", "speed"])
+def test_every_part_runs_dry(command: str, tmp_path: Path) -> None:
+    words = [sys.executable, "benchmarks/gpu.py", command, "--dry", "--out", str(tmp_path)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    lines = [json.loads(text) for text in (tmp_path / f"{command}.jsonl").read_text().splitlines()]
+    assert [(line["part"], line["status"], line.get("why")) for line in lines] == [
+        (part.name, "done", None) for part in gpu.parts_of(command)
+    ], done.stderr
+    assert all(line["rows"] and line["dry"] for line in lines)
+    assert done.returncode == 0
+    assert "A dry run on the CPU" in page.section(lines)
+
+
+class TestBounds:
+    @pytest.mark.parametrize(
+        ("name", "rows", "cache", "milliseconds"),
+        [
+            ("Qwen/Qwen2.5-0.5B", 64, 12_288, 0.41),
+            ("Qwen/Qwen2.5-0.5B", 256, 12_288, 0.66),
+            ("Qwen/Qwen3-0.6B", 64, 114_688, 1.18),
+            ("Qwen/Qwen3-0.6B", 256, 114_688, 3.53),
+            ("Qwen/Qwen2.5-7B", 128, 57_344, 5.9),
+        ],
+    )
+    def test_a_decode_step_reads_weights_and_cache(self, name: str, rows: int, cache: int, milliseconds: float) -> None:
+        model = model_of(name)
+        assert cache_bytes_per_token(model.config, 2) == cache
+        assert 1e3 * decode_bound_s(model, rows, 320, H100) == pytest.approx(milliseconds, rel=0.02)
+
+    def test_products_bound_a_step_of_many_rows_with_short_caches(self) -> None:
+        model = model_of("Qwen/Qwen2.5-0.5B")
+        num = sum(p.numel() for p in model.parameters())
+        assert weight_bytes(model) == 2 * num
+        assert decode_bound_s(model, 100_000, 1, H100) == pytest.approx(2 * num * 100_000 / 798e12)
+
+    def test_an_update_costs_six_operations_a_weight_and_attention(self) -> None:
+        tied, untied = model_of("Qwen/Qwen3-0.6B"), model_of("Qwen/Qwen2.5-7B")
+        weights = 596_049_920
+        # 28 layers of 16 heads of 128: the scores and their use, 2 x 2 operations, three times, for half of n x n.
+        attention = 3 * 2 * 2 * 28 * 16 * 128 * 1000**2 / 2
+        assert update_flops(tied, [1000]) == 6 * weights * 1000 + attention
+        looked_up = untied.config.vocab_size * untied.config.hidden_size
+        less = 6 * (sum(p.numel() for p in untied.parameters()) - looked_up)
+        assert update_flops(untied, [1]) == pytest.approx(less, rel=1e-3)
+
+    def test_the_engines_share_is_of_the_same_bound(self) -> None:
+        model = model_of("Qwen/Qwen3-0.6B")
+        shown = cluster.roofline(model, 20_000, 256, 320, H100)
+        assert shown["bound_tokens_per_s"] == pytest.approx(73_000, rel=0.02)
+        assert shown["share_of_roofline"] == pytest.approx(20_000 / 73_000, rel=0.02)
+        assert cluster.roofline(model, 20_000, 256, 320, None) == {}
+
+
+class TestParts:
+    def test_a_part_that_takes_too_long_is_ended_and_keeps_its_rows(self, tmp_path: Path) -> None:
+        def work() -> Iterator[dict[str, Any]]:
+            yield {"what": "first", "process": os.getpid()}
+            time.sleep(600)
+
+        rows, end = in_child(work, 0.5, tmp_path / "log")
+        assert [row["what"] for row in rows] == ["first"]
+        assert end == "out of time"
+        with pytest.raises(ProcessLookupError):
+            os.kill(rows[0]["process"], 0)
+
+    def test_an_error_and_a_crash_are_told(self, tmp_path: Path) -> None:
+        def work(crash: bool) -> Iterator[dict[str, Any]]:
+            yield {"what": "first"}
+            if crash:
+                os.abort()
+            raise ValueError("no kernel")
+
+        assert in_child(lambda: work(False), 20, tmp_path / "a") == ([{"what": "first"}], "ValueError: no kernel")
+        assert in_child(lambda: work(True), 20, tmp_path / "b") == ([{"what": "first"}], "its process ended with -6")
+        assert "no kernel" in (tmp_path / "a").read_text()
+
+    @pytest.mark.parametrize(
+        ("measured", "needs", "left_s", "status"),
+        [
+            (0.5, (), 9, "done"),
+            (2.5, (), 9, "failed"),
+            (0.5, ("a_package_that_is_not_there",), 9, "skipped"),
+            (0.5, (), 0, "skipped"),
+        ],
+    )
+    def test_a_part_becomes_one_line(
+        self, measured: float, needs: tuple[str, ...], left_s: float, status: str, tmp_path: Path
+    ) -> None:
+        def work(machine: Machine) -> Iterator[dict[str, Any]]:
+            yield check("gap", measured, at_most=1)
+
+        line = run(Part("gap", "A gap.", "at most 1", 9, work, needs), Machine(True, tmp_path), "speed", left_s)
+        assert line["status"] == status
+        assert ("why" in line) == (status != "done")
+        assert json.loads(json.dumps(line)) == line
+
+    def test_not_a_number_is_within_no_limit(self) -> None:
+        assert check("gap", float("nan"), at_most=1)["holds"] is False
+        assert check("share", 0.9, at_least=0.99)["holds"] is False
+
+    def test_responses_agree_up_to_the_first_difference(self) -> None:
+        ours = [Completion((5, 6, 7), (-1.0, -2.0, -3.0), "length")]
+        theirs = [Completion((5, 9, 7), (-1.25, -2.5, -9.0), "length")]
+        assert agreement(ours, theirs) == (1 / 3, 0.25, 0.5)
+        assert agreement(ours, ours) == (1, 0, 0)
+
+    def test_equal_lines_are_counted_to_the_first_difference(self) -> None:
+        assert equal_steps([1, 2, 3], [1, 2, 3]) == 3
+        assert equal_steps([1, 2, 3], [1, 4, 3]) == 1
+        assert equal_steps([1, 2], [1, 2, 3]) == 2
+
+
+class TestPage:
+    def test_the_page_has_every_part_and_says_never_run_until_there_are_results(self) -> None:
+        text = (ROOT / "docs" / "gpu.md").read_text()
+        results = text.split("<!-- results: begin -->")[1].split("<!-- results: end -->")[0].strip()
+        assert gpu.page(text, results) == text, "run benchmarks/gpu.py page, or write the tables of the parts again"
+        assert page.section([]) == page.NEVER
+
+    def test_results_are_shown_with_what_was_expected(self) -> None:
+        part = {
+            "command": "speed",
+            "part": "decode",
+            "dry": False,
+            "expected": "4 ms",
+            "status": "done",
+            "seconds": 9.5,
+        }
+        rows = [{"rows": 64, "step, ms": 4.4567, "tokens/s": 14361.2}, {"rows": 256, "step, ms": None, "tokens/s": 1.0}]
+        machine = {**part, "part": "machine", "expected": "", "rows": [{"GPU": "H100", "torch": "2.11.0"}]}
+        skipped = {**part, "part": "TRL", "status": "skipped", "why": "not installed: trl", "rows": []}
+        text = page.section([machine, {**part, "rows": rows}, skipped])
+        assert text.startswith("Measured on: GPU H100, torch 2.11.0.\n\n| part | outcome |")
+        assert "| decode | done | 9.5 | 4 ms |" in text
+        assert "| TRL | skipped: not installed: trl | 9.5 | 4 ms |" in text
+        assert "| 64 | 4.46 | 14,361 |" in text
+        assert "| 256 |  | 1 |" in text
+
+    def test_results_of_no_run_are_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(SystemExit, match="has no results"):
+            page.read(tmp_path)
