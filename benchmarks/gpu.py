@@ -25,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "gpu.md"
 sys.path.insert(0, str(ROOT))
-# Before torch is loaded: asking for a GPU must not start CUDA in this process, whose children are forked.
+# A library that asks for a GPU while it is loaded must not start CUDA in this process, whose children are forked.
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -50,7 +50,6 @@ def main() -> int:
 
 def run_all(command: str, out: Path, only: list[str] | None, dry: bool, limit_s: float) -> int:
     """Run the parts of a command in order, and write and print a line for each."""
-    import torch
     import transformers
     import transformers.models.qwen2.modeling_qwen2
     import transformers.models.qwen3.modeling_qwen3  # once for all parts, as torch
@@ -61,8 +60,6 @@ def run_all(command: str, out: Path, only: list[str] | None, dry: bool, limit_s:
     begin = time.monotonic()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    if not dry and not torch.cuda.is_available():
-        raise SystemExit("torch sees no GPU here; --dry runs small forms of all parts on the CPU")
     parts, machine = parts_of(command), Machine(dry, out)
     unknown = set(only or ()) - {p.name for p in parts}
     if unknown:
@@ -79,6 +76,8 @@ def run_all(command: str, out: Path, only: list[str] | None, dry: bool, limit_s:
             failed += line["status"] not in ("done", "skipped")
             why = f": {line['why']}" if "why" in line else ""
             print(f"{part.name:20} {line['status']}{why} ({line.get('seconds', 0):.0f} s)", flush=True)
+            if part.name == "machine" and line["status"] != "done":
+                break
     return int(failed > 0)
 
 
@@ -100,6 +99,8 @@ def describe(machine: Any) -> Iterator[dict[str, Any]]:
 
     row = {"GPU": "none, a dry run", "CUDA": None}
     if not machine.dry:
+        if not torch.cuda.is_available():
+            raise SystemExit("torch sees no GPU here; --dry runs small forms of all parts on the CPU")
         memory = torch.cuda.get_device_properties(0).total_memory / (1 << 30)
         row = {"GPU": torch.cuda.get_device_name(0), "GiB": memory, "CUDA": torch.version.cuda}
     for name in ("torch", "triton", "transformers", "deepspeed", "trl", "vllm"):

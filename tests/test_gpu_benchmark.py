@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -90,8 +92,33 @@ class TestBounds:
         assert shown["share_of_roofline"] == pytest.approx(20_000 / 73_000, rel=0.02)
         assert cluster.roofline(model, 20_000, 256, 320, None) == {}
 
+    def test_the_device_is_waited_for_before_and_after_all_that_is_timed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        events: list[str] = []
+        model = torch.nn.Linear(2, 2)
+        model.device = torch.device("cpu")  # type: ignore[assignment]
+        asked = argparse.Namespace(prompts=2, samples=1, tokens=3, rounds=1)
+
+        def generate(turn: int) -> int:
+            events.append("generate")
+            return 6
+
+        sides = [("copy", lambda turn: events.append("publish"), generate)]
+        monkeypatch.setattr(cluster, "sides", lambda *_: sides)
+        monkeypatch.setattr(cluster, "wait", lambda device: events.append("wait"))
+        shown = cluster.measure("torch", model, asked)
+        assert events == ["wait", "publish", "wait", "generate", "wait"] * 2
+        assert shown["tokens_a_round"] == 6
+
 
 class TestParts:
+    def test_without_a_gpu_nothing_is_measured(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        if torch.cuda.is_available():
+            pytest.skip("there is a GPU here")
+        assert gpu.run_all("speed", tmp_path, None, False, 60) == 1
+        (line,) = [json.loads(text) for text in (tmp_path / "speed.jsonl").read_text().splitlines()]
+        assert line["why"] == "SystemExit: torch sees no GPU here; --dry runs small forms of all parts on the CPU"
+        assert line["why"] in capsys.readouterr().out
+
     def test_a_part_that_takes_too_long_is_ended_and_keeps_its_rows(self, tmp_path: Path) -> None:
         def work() -> Iterator[dict[str, Any]]:
             yield {"what": "first", "process": os.getpid()}
@@ -107,11 +134,11 @@ class TestParts:
         def work(crash: bool) -> Iterator[dict[str, Any]]:
             yield {"what": "first"}
             if crash:
-                os.abort()
+                os.kill(os.getpid(), signal.SIGKILL)
             raise ValueError("no kernel")
 
         assert in_child(lambda: work(False), 20, tmp_path / "a") == ([{"what": "first"}], "ValueError: no kernel")
-        assert in_child(lambda: work(True), 20, tmp_path / "b") == ([{"what": "first"}], "its process ended with -6")
+        assert in_child(lambda: work(True), 20, tmp_path / "b") == ([{"what": "first"}], "its process ended with -9")
         assert "no kernel" in (tmp_path / "a").read_text()
 
     @pytest.mark.parametrize(

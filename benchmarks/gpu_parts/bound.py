@@ -13,7 +13,7 @@ class Ceilings:
     """The most that a device was measured to do."""
 
     bytes_per_s: float
-    """Of a copy, bytes read and bytes written together."""
+    """The rate of a copy, bytes read and bytes written together."""
     flops: dict[torch.dtype, float]
     """Operations per second of a large matrix product, by the type of its numbers."""
 
