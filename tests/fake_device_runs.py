@@ -66,16 +66,16 @@ SIZES: dict[str, Any] = {
 }
 EXPERTS = {"moe_intermediate_size": 16, "num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}
 AT_MOST = {
-    "steps": 2,
+    "steps": 1,
     "epochs": 1,
     "batch_size": 4,
     "num_lines": 20,
     "parts": 2,
     "rounds": 1,
-    "steps_per_round": 2,
+    "steps_per_round": 1,
     "prompts_per_step": 4,
     "group_size": 4,
-    "prompts": 6,
+    "prompts": 4,
     "samples": 4,
     "ptx_batch_size": 2,
     "logits_chunk_tokens": 8,
@@ -128,7 +128,7 @@ def tiny(name: str, folder: Path) -> RunConfig:
         "name": name.replace("/", "-"),
         "model": {"create": made, "dtype": model.get("dtype", "float32")},
         "data": {"train": [source], "evaluation": [held_out]},
-        "rollout": {**kept, "max_response_tokens": 6},
+        "rollout": {**kept, "max_response_tokens": 4},
         "train": {k: v for k, v in tree.get("train", {}).items() if k in how}
         | {"device": fake_device.NAME, "threads": 1, "micro_batch_tokens": 128},
         "scoring": {**tree.get("scoring", {}), "truncated": None, "overlap": False, "workers": 1},
@@ -137,6 +137,8 @@ def tiny(name: str, folder: Path) -> RunConfig:
         "output": str(folder),
     }
     tree.pop("launch", None)
+    if kept.get("max_staleness"):
+        tree["rl"]["steps_per_round"] = 3  # so that some are generated ahead
     if "sample" in tree:
         tree["sample"]["keep"] = {**tree["sample"].get("keep", {}), "truncated": True}
     elif any(isinstance(s, dict) and s.get("kind") == "sample" for s in tree["stages"]):
