@@ -1,4 +1,4 @@
-"""The most that a device allows, from its measured ceilings: the bound of a decode step, and the FLOPs of an update."""
+"""The most that a device allows, from its measured ceilings: a copy, matrix products, and a step of decoding."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from pipeline.commands.plan.devices import decode_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,27 +73,9 @@ def cache_bytes_per_token(config: Any, width: int) -> int:
 def decode_bound_s(model: Any, rows: int, cached: float, most: Ceilings) -> float:
     """Return the least seconds of one decode step of `rows` rows that have `cached` tokens each on average.
 
-    A step reads all weights once for its rows, and keys and values of every token of each row. With many rows its
-    products bound it instead. Writes and the sampler are left out, so no engine reaches the bound.
+    The plan's bound, with measured ceilings in place of a data sheet's.
     """
-    width = model.dtype.itemsize
-    read = weight_bytes(model) + rows * cached * cache_bytes_per_token(model.config, width)
     num = sum(p.numel() for p in model.parameters())
     flops = most.flops.get(model.dtype, most.flops[torch.float32])
-    return max(read / most.bytes_per_s, 2 * num * rows / flops)
-
-
-def update_flops(model: Any, lengths: list[int]) -> float:
-    """Return the operations of a forward and a backward over rows of these lengths, attention's products counted.
-
-    Six for each weight and token: two in the forward, four in the backward. Input embeddings that are not tied to the
-    output are looked up, not multiplied. Attention is causal: on average a token sees half of its row.
-    """
-    config = model.config
-    heads, layers = config.num_attention_heads, config.num_hidden_layers
-    head = getattr(config, "head_dim", None) or config.hidden_size // heads
-    num = sum(p.numel() for p in model.parameters())
-    if not config.tie_word_embeddings:
-        num -= config.vocab_size * config.hidden_size
-    attention = sum(6 * 2 * layers * heads * head * n * n / 2 for n in lengths)
-    return 6 * num * sum(lengths) + attention
+    cache = cache_bytes_per_token(model.config, model.dtype.itemsize)
+    return decode_seconds(weight_bytes(model), rows, cached, cache, most.bytes_per_s, 2 * num * rows / flops)

@@ -84,7 +84,7 @@ def settings_of(name: str) -> tuple[str, dict[str, Any]]:
     """Return the architecture and the sizes of a model by its name, e.g. Qwen/Qwen3-0.6B, without a download."""
     if name == "small":
         return "qwen2", SMALL
-    from pipeline.commands.plan.memory import SHAPES
+    from pipeline.commands.plan.shape import SHAPES
 
     shape = SHAPES[name]
     return "qwen3" if shape.qk_norm else "qwen2", {
@@ -155,9 +155,10 @@ def groups_of(num: int, size: int, prompt: int, response: int, vocab: int, seed:
     return groups
 
 
-def lengths_of(groups: list[Any]) -> list[int]:
-    """Return the tokens of each row, prompt and response together."""
-    return [len(m.rollout.prompt_ids) + len(m.rollout.response_ids) for g in groups for m in g.members]
+def rows_of(groups: list[Any]) -> list[tuple[int, int]]:
+    """Return the tokens of each row, prompt and response together, and those of its response."""
+    rollouts = [m.rollout for g in groups for m in g.members]
+    return [(len(r.prompt_ids) + len(r.response_ids), len(r.response_ids)) for r in rollouts]
 
 
 WITHOUT_REFERENCE = {"kl_coef": 0.0}

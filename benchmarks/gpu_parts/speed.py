@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from benchmarks.gpu_parts.bound import decode_bound_s, seconds, update_flops, weight_bytes
+from benchmarks.gpu_parts.bound import decode_bound_s, seconds, weight_bytes
 from benchmarks.gpu_parts.correct import NO_END, requests_of
-from benchmarks.gpu_parts.machine import CHARACTERS, Machine, groups_of, learner, lengths_of, made, train_once
+from benchmarks.gpu_parts.machine import CHARACTERS, Machine, groups_of, learner, made, rows_of, train_once
 from benchmarks.gpu_parts.part import Part, Row, in_child
 
 NAMES = ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-0.6B", "Qwen/Qwen2.5-1.5B")
@@ -149,35 +149,37 @@ def update(machine: Machine) -> Iterator[Row]:
 
 def update_speed(machine: Machine, name: str, dtype: Any, micro: int, train: dict[str, Any], most: Any) -> Row:
     """Return tokens/s, the share of the measured matrix product, and the peak of memory."""
+    from pipeline.models.flops import update_flops
+
     model = made(name, dtype, machine.device)
     backend = learner(model, device=str(machine.device), **train)
     num, prompt, response = machine.pick((4, 128, 896), (1, 4, 8))
     groups = groups_of(num, 8, prompt, response, model.config.vocab_size)
-    lengths = lengths_of(groups)
+    rows = rows_of(groups)
     took = seconds(
         lambda: train_once(backend, groups, micro), machine.device, machine.pick(1 if dtype == torch.float32 else 2, 1)
     )
     rate = most.flops.get(dtype, most.flops[torch.float32])
     return {
-        "tokens/s": sum(lengths) / took,
-        "MFU of the measured product": update_flops(model, lengths) / took / rate,
+        "tokens/s": sum(n for n, _ in rows) / took,
+        "MFU of the measured product": update_flops(model, rows) / took / rate,
         "peak, GiB": machine.peak_gib(),
     }
 
 
 def deterministic(machine: Machine) -> Iterator[Row]:
     """Time updates and attention with deterministic kernels and without."""
-    # Read by cuBLAS at its start, so it is set for both.
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
-    most, cudnn = machine.ceilings(), torch.backends.cuda.cudnn_sdp_enabled()
+    from pipeline.config.sections import TrainConfig
+    from pipeline.train.device import WORKSPACE, switched
+
+    os.environ[WORKSPACE] = ":4096:8"  # cuBLAS reads it at its start, so both ways have it
+    most = machine.ceilings()
     for on in (False, True):
-        torch.use_deterministic_algorithms(on, warn_only=True)
-        torch.backends.cuda.enable_cudnn_sdp(cudnn and not on)
-        for name in machine.shapes(NAMES[1]):
-            speed = update_speed(machine, name, torch.bfloat16, machine.pick(8192, 64), {}, most)
-            yield {"model": name, "deterministic": on, **speed}
-            machine.empty()
-    torch.use_deterministic_algorithms(False)
+        with switched(TrainConfig(deterministic=on), str(machine.device)):
+            for name in machine.shapes(NAMES[1]):
+                speed = update_speed(machine, name, torch.bfloat16, machine.pick(8192, 64), {}, most)
+                yield {"model": name, "deterministic": on, **speed}
+                machine.empty()
 
 
 def against_trl(machine: Machine) -> Iterator[Row]:

@@ -38,7 +38,7 @@ def memory(machine: Machine) -> Iterator[Row]:
             "weights": ("weights",),
             "update": ("weights", "gradients", "optimizer", "masters", "activations", "logits"),
             "engine weights": ("engine weights",),
-            "generation, above the weights": ("KV cache",),
+            "generation, above the weights": ("KV cache", "sampler"),
         }
         for what, parts in pairs.items():
             plan, real = sum(planned.get(p, 0.0) for p in parts), measured[what]
@@ -47,10 +47,14 @@ def memory(machine: Machine) -> Iterator[Row]:
 
 
 def planned_gib(config: Any) -> dict[str, float]:
-    """Return the plan's parts on one GPU."""
-    from pipeline.commands.plan.memory import memory, shape_of
+    """Return the plan's parts on one GPU, of its update and of its generation."""
+    from pipeline.commands.plan.devices import DEVICES
+    from pipeline.commands.plan.memory import generating, memory
+    from pipeline.commands.plan.shape import shape_of
 
-    return {name: size / GIB for name, size in memory(config, shape_of(config), 1).items()}
+    shape = shape_of(config)
+    parts = memory(config, shape, 1) | generating(config, shape, 1, DEVICES["h100"])
+    return {name: size / GIB for name, size in parts.items()}
 
 
 def measured_gib(

@@ -36,13 +36,6 @@ def recipe(machine: Machine, name: str, run: str, *overrides: str) -> Any:
     return load_recipe(ROOT / "configs" / f"{name}.yaml", [*here, *overrides])
 
 
-def switch() -> str | None:
-    """Return the override that asks for deterministic kernels; None if this version has no such field."""
-    from pipeline.config.sections import TrainConfig
-
-    return "train.deterministic=" if "deterministic" in TrainConfig.model_fields else None
-
-
 def run(config: Any, kill_at: int | None = None) -> Iterator[Row]:
     """Do or resume a run in this process; `kill_at`: the update of RL before which the process is killed."""
     from pipeline.report.progress import Silent
@@ -69,12 +62,11 @@ def run(config: Any, kill_at: int | None = None) -> Iterator[Row]:
 
 def outcome(folder: Path) -> tuple[str, list[Any]]:
     """Return a hash of the final weights, and the run's metrics without times."""
+    from pipeline.report.rows import VARYING
+
     weights = hashlib.sha256((folder / "model" / "model.safetensors").read_bytes()).hexdigest()
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    kept = [{k: v for k, v in line.items() if k != "time"} for line in lines]
-    for line in kept:  # memory and rates differ from run to run
-        line["metrics"] = {k: v for k, v in line.get("metrics", {}).items() if not k.startswith(("memory", "speed"))}
-    return weights, kept
+    return weights, [{k: v for k, v in line.items() if k not in VARYING} for line in lines]
 
 
 def equal_steps(a: list[Any], b: list[Any]) -> int:
@@ -86,13 +78,13 @@ def again(machine: Machine) -> Iterator[Row]:
     """Run demo_short twice, and once killed and resumed; with the switch for deterministic kernels and without."""
     import pipeline.whole_run  # noqa: F401  # once for the processes that are forked here
 
-    field = switch()
-    ways = [("as the recipe is", ())] if field is None else [("on", (f"{field}true",)), ("off", (f"{field}false",))]
-    for label, overrides in ways:
+    for label in machine.pick(("on", "off"), ("on",)):
         folders = []
         runs = (("first", ()), ("second", ()), ("killed", (2,)))
         for name, kills in runs[:2] if label == "off" else runs:
-            config = recipe(machine, "demo_short", f"again-{label}-{name}".replace(" ", "-"), *overrides)
+            config = recipe(
+                machine, "demo_short", f"again-{label}-{name}", f"train.deterministic={str(label == 'on').lower()}"
+            )
             for kill in (*kills, None):
                 log = machine.out / "logs" / f"{config.name}.log"
                 _, end = in_child(partial(run, config, kill), 100, log)
@@ -129,19 +121,10 @@ def demo_float32(machine: Machine) -> Iterator[Row]:
 
 def demo_bfloat16(machine: Machine) -> Iterator[Row]:
     """Train the demo in bfloat16 with float32 masters."""
-    reached = demo(machine, "demo-bfloat16", "model.dtype=bfloat16", *masters())
+    reached = demo(machine, "demo-bfloat16", "model.dtype=bfloat16")
     yield {"what": "pass@1", **reached}
     for domain, least in machine.pick({"arithmetic": 0.82, "induction": 0.87}, {"arithmetic": 0.0}).items():
         yield check(f"{domain}: pass@1", reached[domain], at_least=least)
-
-
-def masters() -> tuple[str, ...]:
-    """Return the overrides by which bfloat16 weights get float32 masters, by torch where it has them."""
-    from pipeline.train import optimizer
-
-    if hasattr(optimizer, "MasterAdamW"):
-        return ()
-    return ("train.backend=deepspeed", "train.zero=1")
 
 
 PARTS = (
