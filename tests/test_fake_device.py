@@ -19,9 +19,9 @@ from tests.fake_device_runs import WHOLE, names
 
 ROOT = Path(__file__).resolve().parents[1]
 BUDGET = {
-    "decode step": 2,
-    "decode step, graded while decoding": 4,
-    "decode step, sampled sets kept": 9,
+    "decode step": 0.125,
+    "decode step, graded while decoding": 0.125,
+    "decode step, sampled sets kept": 2.125,
     "micro-batch, GRPO": 33,
     "micro-batch, PPO": 52,
 }

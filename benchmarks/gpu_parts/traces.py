@@ -192,7 +192,7 @@ PARTS = (
     Part(
         "waits",
         "How often the host waits for the GPU, by line; a GPU idles in each wait.",
-        "2 waits a decode step; tests/test_fake_device.py holds the budgets",
+        "a wait in 8 decode steps; tests/test_fake_device.py holds the budgets",
         60,
         waits,
     ),
