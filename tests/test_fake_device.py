@@ -40,6 +40,7 @@ def outcome() -> dict[str, Any]:
     return result
 
 
+@pytest.mark.integration
 @pytest.mark.slow
 @pytest.mark.parametrize("name", names())
 def test_a_recipe_leaves_no_tensor_on_the_cpu(name: str, outcome: dict[str, Any]) -> None:
@@ -50,6 +51,7 @@ def test_recipes_that_are_run_whole_exist() -> None:
     assert set(names()) >= WHOLE
 
 
+@pytest.mark.integration
 @pytest.mark.slow
 def test_a_planted_mixture_is_reported_with_its_line(outcome: dict[str, Any]) -> None:
     place = re.fullmatch(r"Mixed: aten\.embedding\.default mixes gpux and cpu at ([\w/.]+):(\d+)", outcome["planted"])
@@ -58,6 +60,7 @@ def test_a_planted_mixture_is_reported_with_its_line(outcome: dict[str, Any]) ->
     assert "model.base_model(input_ids=ids" in line, "the forward over a batch that was collated on the CPU"
 
 
+@pytest.mark.integration
 @pytest.mark.slow
 @pytest.mark.parametrize("work", BUDGET)
 def test_the_host_waits_no_more_often_than_its_budget(work: str, outcome: dict[str, Any]) -> None:

@@ -39,6 +39,7 @@ def model_of(name: str, dtype: torch.dtype = torch.bfloat16) -> Any:
         )
 
 
+@pytest.mark.integration
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["correctness", "speed"])
 def test_every_part_runs_dry(command: str, tmp_path: Path) -> None:

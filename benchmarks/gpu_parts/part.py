@@ -23,6 +23,8 @@ Row = dict[str, Any]
 Work = Callable[[Machine], Iterator[Row]]
 LOOK_S = 0.2
 """Seconds between two looks at whether a child has ended."""
+OF_RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""Variables of a group of ranks, as a job of Slurm may set them. A part is one process; TRL would wait for more."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,8 @@ def _why(status: int) -> str:
 def _be_child(work: Callable[[], Iterator[Row]], write: int, log: Path) -> None:
     """Run the work, write its rows, and end this process."""
     os.setpgid(0, 0)
+    for name in OF_RANKS:
+        os.environ.pop(name, None)
     sys.stdout = sys.stderr = file = log.open("w", buffering=1)
     os.dup2(file.fileno(), 1)  # for what libraries print past Python
     os.dup2(file.fileno(), 2)

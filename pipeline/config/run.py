@@ -124,6 +124,18 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _references_move(self) -> RunConfig:
+        for stage in self.stages if self.model.dtype == "bfloat16" else ():
+            reference = getattr(self.section_of(stage), "reference", None)
+            if reference is not None and reference.schedule == "ema":
+                raise ValueError(
+                    f"{stage.kind}.reference.schedule=ema in stage {stage.name!r} with model.dtype=bfloat16: steps of "
+                    f"reference.alpha={reference.alpha:g} are mostly smaller than the rounding of bfloat16, so the "
+                    "reference would hardly move; set another reference.schedule, or model.dtype: float32"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _ranks_can(self) -> RunConfig:
         if self.train.backend == "deepspeed" and self.model.dtype == "bfloat16" and self.train.zero == 0:
             raise ValueError(

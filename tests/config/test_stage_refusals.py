@@ -223,6 +223,10 @@ OF_OVERRIDES: list[tuple[list[str], list[str]]] = [
     ),
     ([GRPO, "train.backend=deepspeed", EVERY_TWO], ["publish_every=2", "train.backend: torch"]),
     ([GRPO, "train.lora={}", EVERY_TWO], ["publish_every=2", "train.lora: null"]),
+    (
+        ["model.dtype=bfloat16", "rl.reference={schedule: ema, alpha: 0.05}"],
+        ["rl.reference.schedule=ema in stage 'rl'", "alpha=0.05", "model.dtype: float32"],
+    ),
     (["rollout.top_p=0.9"], ["top_p=0.9", "rollout.top_k=0", "allow: [cut_sampling]"]),
     (["rollout.top_k=5", "rl.algorithm={name: dapo}"], ["keep_sampling: true", "top_p: 1"]),
     ([V32, "rollout.top_k=50", "rollout.max_kept=20"], ["top_k=50", "rollout.max_kept=20"]),
@@ -258,6 +262,7 @@ def test_settings_that_contradict_each_other_are_refused(overrides: list[str], w
     "overrides",
     [
         ["rl.max_tokens=540"],
+        ["rl.reference={schedule: ema, alpha: 0.05}"],
         ["rl.algorithm={name: rloo, mismatch_stale: bypass, allow: [stale_without_ratio]}", EVERY_TWO],
         ["rollout.top_p=0.9", "rl.algorithm={name: dapo, allow: [cut_sampling]}"],
         ["rollout.top_p=0.9", "rl.algorithm={name: dapo, keep_sampling: true}"],
