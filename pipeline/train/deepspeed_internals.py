@@ -25,6 +25,22 @@ def link_moments(optimizer: Any) -> None:
         optimizer._lazy_init_hp_params_optimizer_state()
 
 
+def forget_gradients(optimizer: Any) -> None:
+    """Zero the gradients that DeepSpeed keeps between updates: under ZeRO 3, and on the host under ZeRO 1 and 2.
+
+    A parameter that an update, or its first micro-batch, does not use (an adapter that is off, a head) gets no new
+    gradient then, and its last one would be applied again.
+    """
+    kept = list(getattr(optimizer, "accumulated_grads_in_cpu", {}).values())
+    if (buffer := getattr(optimizer, "grad_partitions_flat_buffer", None)) is not None:
+        kept.append(buffer)
+    # With an optimiser on the host these are buffers of their own; else views that DeepSpeed sets anew.
+    for name in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat"):
+        kept += [group.grad for group in getattr(optimizer, name, ()) if group.grad is not None]
+    for gradient in kept:
+        gradient.zero_()
+
+
 def forbid_shared_memory(deepspeed: Any) -> None:
     """Keep DeepSpeed from compiling a shared-memory all-reduce for the CPU, which takes a minute; gloo does without.
 

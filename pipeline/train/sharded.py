@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import CheckpointError, ConfigError, NonFiniteError, RunError
-from pipeline.train.deepspeed_internals import forbid_shared_memory, link_moments, master_weights
+from pipeline.train.deepspeed_internals import forbid_shared_memory, forget_gradients, link_moments, master_weights
 from pipeline.train.optimizer import adamw, clipped_step, finite_norm
 from pipeline.train.ranks import Ranks, collectives
 
@@ -95,12 +95,15 @@ class Sharded:
         if self.engine.optimizer.overflow:  # DeepSpeed found it before AdamW did anything
             self.discard()
             raise self._refused(update)
-        return float(self.engine.get_global_grad_norm())
+        norm = float(self.engine.get_global_grad_norm())
+        forget_gradients(self.engine.optimizer)
+        return norm
 
     def discard(self) -> None:
         """Forget the gradient."""
         self._is_bad = None
         self.engine.optimizer.zero_grad()
+        forget_gradients(self.engine.optimizer)
         for p in self.model.parameters():
             p.grad = None
 

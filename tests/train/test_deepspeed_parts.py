@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.train.rank_group import installed, run
+from tests.warm import warm
 
 RANK = "tests.train.zero_parts"
 
@@ -42,6 +43,60 @@ class TestTwoRanks:
             for how, seen in rank.items():
                 assert max(seen["weights"], seen["metrics"]) < 1e-5, (how, seen)
                 assert seen["said"] == 0.0, (how, seen)
+
+
+def norms(zero: int, offload: str) -> list[float]:
+    """The gradient's norm in updates whose micro-batches use the whole policy, or its embeddings alone."""
+    import torch
+
+    from pipeline.config.sections import OptimizerConfig, TrainConfig
+    from pipeline.train.deepspeed_backend import DeepSpeedBackend
+    from pipeline.train.torch_backend import TorchBackend
+    from tests.train.batches import policy
+
+    ids = torch.tensor([[3, 4, 5, 6]])
+
+    def whole(model: Any) -> torch.Tensor:
+        return model(input_ids=ids).logits.square().mean() * 100  # type: ignore[no-any-return]
+
+    def embeddings(model: Any) -> torch.Tensor:
+        return (model.model.embed_tokens(ids) ** 2).mean() / 1000  # type: ignore[no-any-return]
+
+    model, config = policy(dtype=torch.float32), OptimizerConfig(learning_rate=1e-3, max_grad_norm=None)
+    backend: Any = TorchBackend(model)
+    if zero:
+        train = TrainConfig(backend="deepspeed", device="cpu", zero=zero, offload=offload)  # type: ignore[arg-type]
+        backend = DeepSpeedBackend(model, train)
+    backend.start(config, 5)
+    seen = []
+    for losses in ([whole], [embeddings], [embeddings, whole], [whole, embeddings], [embeddings]):
+        for loss in losses:
+            if zero:
+                backend.sharded.engine.backward(backend.sharded.engine(loss))
+            else:
+                loss(model).backward()
+        seen.append(backend.sharded.step(config, 1e-3, 0) if zero else plain_step(backend, config))
+    return seen
+
+
+def plain_step(backend: Any, config: Any) -> float:
+    """An update of torch's backend, in which a parameter that nothing used has a gradient of zero as in DeepSpeed's."""
+    from pipeline.train.optimizer import clipped_step, finite_norm
+
+    parameters = [p for p in backend.model.parameters() if p.grad is not None]
+    norm = finite_norm(parameters, "gradient norm", 0)
+    clipped_step(backend.optimizer, config, parameters, norm, 1e-3)
+    backend.optimizer.zero_grad(set_to_none=False)
+    return float(norm)
+
+
+@installed
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("zero", "offload"), [(1, "none"), (2, "none"), (3, "none"), (1, "optimizer"), (2, "optimizer"), (3, "all")]
+)
+def test_a_parameter_that_an_update_does_not_use_keeps_no_gradient_of_an_earlier_one(zero: int, offload: str) -> None:
+    assert warm().call(norms, zero, offload) == pytest.approx(warm().call(norms, 0, "none"), rel=1e-5)
 
 
 def test_the_reference_waits_on_the_cpu_where_that_is_asked_for() -> None:
