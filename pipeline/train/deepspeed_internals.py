@@ -34,7 +34,7 @@ def forget_gradients(optimizer: Any) -> None:
     kept = list(getattr(optimizer, "accumulated_grads_in_cpu", {}).values())
     if (buffer := getattr(optimizer, "grad_partitions_flat_buffer", None)) is not None:
         kept.append(buffer)
-    # With an optimiser on the host these are buffers of their own; else views that DeepSpeed sets anew.
+    # With an optimiser on the host these are buffers of their own; otherwise DeepSpeed sets them before each step.
     for name in ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat"):
         kept += [group.grad for group in getattr(optimizer, name, ()) if group.grad is not None]
     for gradient in kept:
