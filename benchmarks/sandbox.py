@@ -2,6 +2,7 @@
 
 python benchmarks/sandbox.py            side by side, a trivial program and one with 10 tests
 python benchmarks/sandbox.py --soak N   N runs, a tenth hostile; growth, and the first and the last thousand
+python benchmarks/sandbox.py --sessions N   calls and forks of sessions, and the memory of N that sleep
 """
 
 from __future__ import annotations
@@ -134,6 +135,120 @@ def compare(seconds: float, rounds: int) -> None:
             print(f"bar: {bar} times plain; reached {reached:.1f}: {'yes' if reached >= bar else 'NO'}")
 
 
+HISTORY = ("import json, re\nx = [i * i for i in range(1000)]", "def f(y): return sum(y)", "print(f(x))")
+"""The past of a session that is forked."""
+SPIN = "\nimport time\nt = time.process_time()\nwhile time.process_time() < t + 0.02: pass"
+
+
+def tree_cpu(pool: sandbox.Pool) -> float:
+    """Return the CPU seconds of this process and the keeper, with all processes below it and those that have ended."""
+    own, total = resource.getrusage(resource.RUSAGE_SELF), 0.0
+    keeper = pool.keeper().worker.process.pid
+    for pid in (keeper, *below(keeper)):
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        total += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    return total + own.ru_utime + own.ru_stime
+
+
+def timed(name: str, act: Callable[[int], None], count: int, pool: sandbox.Pool) -> None:
+    """Print the wall time of one act, its 50th and 99th percentile, and its CPU time with all processes."""
+    times, cpu = [], tree_cpu(pool)
+    for number in range(count):
+        begun = time.perf_counter()
+        act(number)
+        times.append(time.perf_counter() - begun)
+    used = tree_cpu(pool) - cpu
+    times.sort()
+    p50, p99 = times[count // 2] * 1e3, times[int(count * 0.99)] * 1e3
+    print(f"{name:34} p50 {p50:7.2f} ms   p99 {p99:7.2f} ms   CPU {used / count * 1e3:6.2f} ms", flush=True)
+
+
+def used_mib() -> float:
+    """Return the memory of the machine that is neither free nor can be freed: page tables and the kernel's included."""
+    lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return (int(lines["MemTotal"].split()[0]) - int(lines["MemAvailable"].split()[0])) / 1024
+
+
+def sessions(count: int) -> None:
+    """Print what calls and forks cost, and the memory of sessions that sleep."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 8 * count + 200)), hard))
+    with sandbox.Pool(workers=1, tools=sandbox.TOOLS) as pool:
+        print(f"sessions at level {pool.keeper().level}")
+        base = sandbox.Session(pool, quota=sandbox.Quota(calls=10_000))
+        base.python("x = 0")
+        timed("a call of Python", lambda _: expect(base.python("x += 1; print(x)")), 500, pool)
+        timed("a call of the shell", lambda n: expect(base.shell(f"echo {n} > f")), 50, pool)
+        opened: list[sandbox.Session] = []
+        timed("open, first call", lambda _: first_call(opened, pool), 100, pool)
+        close_all(opened)
+        with sandbox.Session(pool, keeps_interpreter=False) as files:
+            files.python("for i in range(10): open(f'f{i}', 'w').write('x' * 1000)")
+            timed("fork of 10 files, no interpreter", lambda _: opened.extend(files.fork(1)), 100, pool)
+        close_all(opened)
+        for slow in (False, True):
+            compare_forks(pool, slow)
+        time.sleep(1)
+        before = used_mib()
+        for _ in range(count):
+            first_call(opened, pool)
+            for code in HISTORY:
+                expect(opened[-1].python(code))
+        time.sleep(1)
+        each = (used_mib() - before) / count
+        print(f"{count} sleeping: {each:.2f} MiB each, so 2,000 take {each * 2000 / 1024:.1f} GiB of 8")
+        timed(f"a call, {count} others asleep", lambda _: expect(base.python("x += 1; print(x)")), 500, pool)
+        close_all([*opened, base])
+
+
+def compare_forks(pool: sandbox.Pool, slow: bool) -> None:
+    """Print what a fork costs by a live copy and by repeating the calls: rounds of ten in turns, then one ratio."""
+    name = "3 calls of 20 ms" if slow else "3 short calls"
+    ways: dict[bool, list[float]] = {True: [], False: []}
+    cpu = dict.fromkeys(ways, 0.0)
+    with sandbox.Session(pool) as past:
+        for code in HISTORY:
+            expect(past.python(code + (SPIN if slow else "")))
+        for live in [True, False] * 10:
+            made, before = [], tree_cpu(pool)
+            for _ in range(10):
+                begun = time.perf_counter()
+                made += past.fork(1, live=live)
+                ways[live].append(time.perf_counter() - begun)
+            cpu[live] += tree_cpu(pool) - before
+            close_all(made)
+        copied = past.forked["live"]
+    p50 = {live: statistics.median(times) * 1e3 for live, times in ways.items()}
+    for live, times in ways.items():
+        label, each = f"fork after {name}, {'live' if live else 'replay'}", cpu[live] / len(times) * 1e3
+        print(f"{label:34} p50 {p50[live]:7.2f} ms   p99 {sorted(times)[-2] * 1e3:7.2f} ms   CPU {each:6.2f} ms")
+    print(
+        f"live / replay: {p50[True] / p50[False]:.2f} of the time; {copied} of {len(ways[True])} were live", flush=True
+    )
+
+
+def first_call(opened: list[sandbox.Session], pool: sandbox.Pool) -> None:
+    """Open a session and make its interpreter."""
+    opened.append(sandbox.Session(pool))
+    expect(opened[-1].python("x = 1"))
+
+
+def expect(result: sandbox.CallResult) -> None:
+    """End the benchmark if a call did not pass."""
+    if not result.passed:
+        raise SystemExit(f"a benchmark call did not pass: {result}")
+
+
+def close_all(opened: list[sandbox.Session]) -> None:
+    """Close these sessions."""
+    while opened:
+        opened.pop().close()
+    time.sleep(0.2)
+
+
 def below(pid: int) -> list[int]:
     """Return all processes below `pid`."""
     try:
@@ -218,8 +333,11 @@ def main() -> None:
     parser.add_argument("--soak", type=int, metavar="N", help="run N programs and look for growth")
     parser.add_argument("--seconds", type=float, default=2.0, help="for each measurement")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--sessions", type=int, metavar="N", help="measure sessions, N of them asleep")
     settings = parser.parse_args()
-    if settings.soak:
+    if settings.sessions:
+        sessions(settings.sessions)
+    elif settings.soak:
         soak(settings.soak)
     else:
         compare(settings.seconds, settings.rounds)

@@ -128,16 +128,16 @@ def our_steps(folder: str, texts: Texts, packs: bool, micro_batch_tokens: int) -
     """Take the steps; yield after each the number of tokens that it trained on."""
     from pipeline.config.sections import OptimizerConfig
     from pipeline.models.load import load_model
-    from pipeline.train.texts import text_gradient
+    from pipeline.train.texts import row_after, text_gradient
     from pipeline.train.torch_backend import TorchBackend
 
     backend = TorchBackend(load_model(folder))
     backend.start(OptimizerConfig(learning_rate=1e-4), len(texts) // BATCH)
     for first in range(0, len(texts), BATCH):
-        batch = [(ids, 1) for ids in texts[first : first + BATCH]]
+        batch = [row_after(ids, 1) for ids in texts[first : first + BATCH]]
         text_gradient(backend, batch, 1.0, 0, micro_batch_tokens, packs)
         backend.step()
-        yield sum(len(ids) for ids, _ in batch)
+        yield sum(len(ids) for ids, *_ in batch)
 
 
 def our_speed(folder: str, texts: Texts, packs: bool, micro_batch_tokens: int) -> float:

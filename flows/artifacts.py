@@ -48,7 +48,8 @@ class Listener:
         emit_event(event, resource, payload={**fields, "folder": str(self.folder)})
         if event == "verizero.round.completed":
             done = int(fields["round"])
-            show_markdown(f"{self.name}-rounds", round_markdown(self.folder), f"{self.name} after round {done}")
+            text = round_markdown(self.folder, fields.get("causes", ()))
+            show_markdown(f"{self.name}-rounds", text, f"{self.name} after round {done}")
             answers = round_samples(self.folder, str(fields["stage"]), done)
             show_table(f"{self.name}-samples", answers, f"Answers sampled in round {done}")
 

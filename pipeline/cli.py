@@ -10,15 +10,20 @@ from collections.abc import Sequence
 from pipeline.commands import (
     audit,
     campaign,
+    chat,
     compare,
     deploy,
+    diagnose,
     doctor,
+    endpoint,
+    environment,
     evaluate,
     explain,
     new,
     plan,
     promote,
     rate,
+    replay,
     report,
     sandbox,
     serve,
@@ -27,8 +32,8 @@ from pipeline.commands import (
 )
 from pipeline.errors import VerizeroError
 
-COMMANDS = [train, evaluate, rate, verify, audit, explain, plan, compare, report, doctor, sandbox, serve, deploy]
-COMMANDS += [campaign, promote, new]
+COMMANDS = [train, evaluate, rate, verify, audit, environment, explain, plan, compare, report, diagnose, doctor]
+COMMANDS += [sandbox, serve, deploy, campaign, promote, chat, endpoint, replay, new]
 """In the order of the help. Each module has `add(commands)`, which names its `run(arguments)`."""
 
 

@@ -11,7 +11,9 @@
     │   └── NonFiniteError  a loss or gradient is not a number; the step was refused
     ├── EngineError         the rollout engine failed or confirmed another weight version
     ├── GradingError        a verifier failed: infrastructure, never a wrong answer
-    └── IsolationError      the sandbox cannot start at the level asked for
+    ├── EnvironmentFailed   an environment, its process or its machine failed: infrastructure, never a wrong move
+    ├── IsolationError      the sandbox cannot start at the level asked for
+    └── SessionError        a stateful session was lost: infrastructure, never a wrong answer
 
 A message names what was wrong, the value got, and the remedy.
 """
@@ -66,8 +68,16 @@ class GradingError(VerizeroError):
     """A verifier failed; the answer it looked at is neither right nor wrong."""
 
 
+class EnvironmentFailed(VerizeroError):
+    """An environment failed; the episode has no reward."""
+
+
 class IsolationError(VerizeroError):
     """The sandbox cannot give the isolation asked for."""
+
+
+class SessionError(VerizeroError):
+    """A stateful session was lost, or its replay came out differently; nothing is known of what it would answer."""
 
 
 @contextmanager

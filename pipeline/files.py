@@ -127,17 +127,33 @@ def iterate_jsonl(path: Path) -> Iterator[Row]:
                 yield row
 
 
+def numbered_jsonl(path: Path, most: int | None = None) -> Iterator[tuple[int, Row]]:
+    """Yield the number of each line of a JSONL file, from 1, and its row, and skip lines that are not JSON objects.
+
+    `most`: of a file with more bytes only the lines that begin in the first or in the last half of so many; None: all.
+    """
+    if not path.is_file():
+        return
+    size, begin = path.stat().st_size, 0
+    first, last = (size, size) if most is None or size <= most else (most // 2, size - most // 2)
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if (begin < first or begin >= last) and (row := _row(line)) is not None:
+                yield number, row
+            begin += len(line)
+
+
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, wait: bool = False) -> Iterator[None]:
     """Hold the lock of a folder, which is made if it is missing. The lock ends with its process.
 
-    Raises: InUse naming the process that holds it.
+    Raises: InUse naming the process that holds it, unless `wait` says to wait for that one.
     """
     with disk_errors(f"creating {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("a+") as handle:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError as exc:
             handle.seek(0)
             holder = handle.read().strip() or "another process"

@@ -13,21 +13,26 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 from pipeline.errors import ConfigError, UnknownName
 
-Kind = Literal["algorithms", "verifiers", "preferences", "generators"]
+Kind = Literal["algorithms", "verifiers", "preferences", "generators", "environments", "tools", "call_forms"]
 
 PACKAGES: dict[Kind, str] = {
     "algorithms": "pipeline.algorithms",
     "verifiers": "verifiers",
     "preferences": "pipeline.preferences",
     "generators": "pipeline.data.generators",
+    "environments": "pipeline.environments",
+    "tools": "pipeline.environments.tools",
+    "call_forms": "pipeline.data.calls",
 }
 FORMER_NAMES: dict[Kind, dict[str, str]] = {"verifiers": {"reference_model": "reward_model"}}
 """Names that recipes may still use, each with the name that it stands for now."""
-SUPPORT = frozenset({"base"})
+SUPPORT = frozenset({"base", "conversing", "elsewhere", "far", "wire"})
 """Files of a plug-in package that are no plug-ins; sub-packages and names with a leading underscore are none either."""
 
 
@@ -59,7 +64,7 @@ def find(kind: Kind, name: str) -> Any:
     known = names(kind)
     near = difflib.get_close_matches(name, known, n=3)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
-    raise UnknownName(f"no {kind[:-1]} is called {name!r}; {hint}")
+    raise UnknownName(f"no {kind[:-1].replace('_', ' ')} is called {name!r}; {hint}")
 
 
 @lru_cache(maxsize=32)
@@ -67,6 +72,36 @@ def _installed(kind: Kind, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     """Return the entry points of installed packages; `path` is where Python looks for packages."""
     # A search reads the metadata of every installed package, which takes 40 ms, and a recipe asks ten times and more.
     return tuple(entry_points(group=f"verizero.{kind}"))
+
+
+def at_path(path: str, base: Path | None, what: str) -> tuple[Any, Path]:
+    """Return the attribute that a path names ("checks.py:my_check"), None if the file has none, and the file.
+
+    A relative path starts from `base`, by default from the working folder. A file is imported once in a process.
+    Raises: ConfigError, which calls the plug-in `what`.
+    """
+    file, _, attribute = path.partition(":")
+    where = (base or Path.cwd()) / file
+    if not where.is_file() or not attribute:
+        raise ConfigError(f"{what} path {path!r}: expected 'file.py:function', looked for {where}")
+    return getattr(_import_file(where, what), attribute, None), where
+
+
+def _import_file(where: Path, what: str) -> ModuleType:
+    name = f"verizero_plugin_{where.stem}_{abs(hash(str(where.resolve())))}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, where)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as exc:
+        del sys.modules[name]
+        raise ConfigError(f"{what} file {where} does not import: {type(exc).__name__}: {exc}") from exc
+    return module
 
 
 def refused_parameters(errors: Sequence[Mapping[str, Any]], known: Sequence[str]) -> str:

@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 if TYPE_CHECKING:
     import torch
 
-Status = Literal["graded", "no_answer", "timeout", "verifier_error", "sandbox_error"]
+Status = Literal["graded", "no_answer", "timeout", "verifier_error", "sandbox_error", "environment_error"]
 STATUSES: tuple[Status, ...] = get_args(Status)
 FinishReason = Literal["stop", "length"]
+Role = Literal["system", "user", "assistant", "tool"]
+Ending = Literal["done", "turns", "tokens", "context", "time", "unread", "failed"]
+"""Why an episode ended: its environment said so, or a limit was reached; failed: its environment broke."""
+ENDINGS: tuple[Ending, ...] = get_args(Ending)
 
-INFRASTRUCTURE: frozenset[str] = frozenset({"verifier_error", "sandbox_error"})
+INFRASTRUCTURE: frozenset[str] = frozenset({"verifier_error", "sandbox_error", "environment_error"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +35,12 @@ class Prompt:
     verifier: str
     reference: Any
     domain: str = "default"
-    demonstration: str | None = None
-    """A response to imitate in supervised fine-tuning; never shown in RL."""
+    demonstration: str | tuple[Message, ...] | None = None
+    """A response to imitate in supervised fine-tuning, or an episode's messages after the question; not in RL."""
     system: str | None = None
     """A system message for chat templates."""
+    environment: str | None = None
+    """Key of the environment that answers the policy's turns; None: one response is the whole episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +72,95 @@ class Routing:
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """A call of a tool, as the policy wrote it.
+
+    Example: Call(id="0-0", name="add", arguments={"a": 27, "b": 58})
+    """
+
+    id: str
+    """Made of the turn's number and the call's place in it, so that equal episodes have equal ids."""
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message of a conversation.
+
+    Example: Message("tool", "85", answers="0-0", name="add")
+    """
+
+    role: Role
+    content: str
+    calls: tuple[Call, ...] = ()
+    """The tools that an assistant's message calls."""
+    answers: str | None = None
+    """The id of the call whose result a tool's message holds."""
+    name: str | None = None
+    """The tool whose result this is."""
+    thinking: str | None = None
+    """The text that an assistant wrote before its answer, where the template keeps the two apart."""
+    unread: str | None = None
+    """The reason for which a call in an assistant's message could not be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of an episode: what the policy was shown since its last token, and what it sampled then.
+
+    Example: Turn(observed=(7, 9), sampled=(4, 1), logprobs=(-0.1, -0.7), finish_reason="stop", policy_version=12)
+    """
+
+    observed: tuple[int, ...]
+    """Never empty; in the first turn of a row the whole prompt."""
+    sampled: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Log-probs of `sampled` alone: an observed token has none."""
+    finish_reason: FinishReason
+    policy_version: int
+    """Version of the weights that drew the first of `sampled`."""
+    kept: KeptTokens | None = None
+    routing: Routing | None = None
+    """Experts of the positions that no earlier turn of the row has; the row's last token has none."""
+    reward: float | None = None
+    """The environment's reward for this turn: any finite number."""
+    trains: bool = True
+    """False if the tokens were sampled in an earlier row and are context in this one."""
+    state: str | None = None
+    """The environment's name of the state that the policy saw in this turn, for credit by state."""
+    number: int | None = None
+    """Number of the turn in its episode, from 0; None where the rows have their turns in the order of their draw."""
+    num_new: int | None = None
+    """The last tokens of `observed` that no earlier turn was shown, where the template wrote the history again. None:
+    all of them, but in the first turn of a row none: its prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """A rollout of several turns.
+
+    Example: Episode(rows=((first, second),), messages=(question, call, result, answer), ending="done")
+    """
+
+    rows: tuple[tuple[Turn, ...], ...]
+    """Each row is one sequence that the engine computed; a second row begins where the history was rewritten."""
+    messages: tuple[Message, ...]
+    """The whole conversation, for verifiers and people."""
+    ending: Ending = "done"
+    outcome: Verdict | None = None
+    """The environment's own verdict; None if a verifier grades the last message."""
+    answer: str | None = None
+    """The text that a verifier grades; None: the last message of the policy."""
+    seed: int | None = None
+    """The seed that the environment was made with, by which the episode can be played again."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Numbers for the metrics by name: calls of each tool, forks by cause, calls that could not be read."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rollout:
-    """One sampled response, in tokens.
+    """One sampled response, in tokens; or an episode of several turns, whose first turn these fields describe.
 
     Example: Rollout("arithmetic/17+25", 3, (7, 9), (4, 1), (-0.1, -0.7), "42", "stop", 12)
     """
@@ -89,6 +182,42 @@ class Rollout:
     """None where sampling was not cut off, or its sets were not asked for."""
     routing: Routing | None = None
     """None for a dense model, or where it was not asked for."""
+    episode: Episode | None = None
+    """None for a single response, which costs nothing more than its own fields."""
+
+    @property
+    def turns(self) -> list[Turn]:
+        """The turns that were sampled, in order, each once."""
+        if self.episode is not None:
+            turns = [turn for row in self.episode.rows for turn in row if turn.trains]
+            return sorted(turns, key=lambda turn: turn.number or 0)
+        first = (self.prompt_ids, self.response_ids, self.logprobs, self.finish_reason, self.policy_version)
+        return [Turn(*first, self.kept, self.routing)]
+
+    @property
+    def num_sampled(self) -> int:
+        """The number of sampled tokens, over all turns."""
+        return len(self.response_ids) if self.episode is None else sum(len(t.sampled) for t in self.turns)
+
+    @property
+    def answer(self) -> str:
+        """The text that a verifier grades: the last message of the policy, or what its episode tells."""
+        if self.episode is None:
+            return self.text
+        if self.episode.answer is not None:
+            return self.episode.answer
+        return next((m.content for m in reversed(self.episode.messages) if m.role == "assistant"), "")
+
+    @property
+    def was_cut(self) -> bool:
+        """True if the last turn was cut at a limit of length."""
+        turns = self.turns
+        return bool(turns) and turns[-1].finish_reason == "length"
+
+    @property
+    def oldest_version(self) -> int:
+        """The version of the weights that drew the oldest sampled token."""
+        return min((t.policy_version for t in self.turns), default=self.policy_version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +232,8 @@ class Written:
     prompt: Prompt
     text: str
     finish_reason: FinishReason
+    messages: tuple[Message, ...] = ()
+    """The conversation of an episode; empty for a single response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +249,8 @@ class Attempt:
     prompt: str = ""
     truncated: bool = False
     """The response was cut at its length limit."""
+    messages: tuple[Message, ...] = ()
+    """The conversation of an episode, whose last message is `response`; empty for a single response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +258,8 @@ class Verdict:
     """The output of a verifier. `score` is in [0, 1] and has meaning only where status is "graded".
 
     graded: compared, and the score says how right. no_answer: nothing to compare was found in the response.
-    timeout: the answer ran past its own budget (its fault). verifier_error, sandbox_error: the grader failed,
-    which tells nothing about the answer and is never a reward.
+    timeout: the answer ran past its own budget (its fault). verifier_error, sandbox_error, environment_error: the
+    grader, the sandbox or the environment failed, which tells nothing about the answer and is never a reward.
 
     Example: Verdict("graded", 1.0, "equal", extracted="42")
     """
@@ -199,6 +332,8 @@ class TrainBatch:
 
     `response_mask[i, t]` is 1 where `input_ids[i, t]` is a response token to train on. Every [B, T] tensor of
     per-token values is aligned with `input_ids`: entry t belongs to the token at t, predicted from those before.
+    An episode may have several rows, in the order in which they began, with equal [B] values; between its turns the
+    mask has holes, where tokens were observed.
 
     Example: TrainBatch(ids, attention, mask, logprobs, rewards=torch.ones(2), group_ids=torch.zeros(2), ...)
     """
@@ -212,6 +347,8 @@ class TrainBatch:
     truncated: torch.Tensor  # [B] bool
     extras: Mapping[str, torch.Tensor] = field(default_factory=dict)
     recorded: Recorded | None = None
+    episode_ids: torch.Tensor | None = None  # [B] int64; None where every row is an episode of one turn
+    turn_ids: torch.Tensor | None = None  # [B, T] int64, number of the turn of a token that trains, else -1
 
 
 StepMetrics = dict[str, float]

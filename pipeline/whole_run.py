@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from pipeline.config.run import RunConfig
 from pipeline.config.stages import BASE, RoundsConfig
+from pipeline.diagnosis.cards import cards_of
+from pipeline.loop.diagnosing import report_causes
 from pipeline.loop.rollback import RolledBack
 from pipeline.loop.steps import Wrap, plain
 from pipeline.report.page import build_page
@@ -63,18 +65,30 @@ def run_items(session: Session, items: list[Item], wrap: Wrap = plain) -> None:
                 continue
             state.num_done, state.step, state.is_evaluated = state.num_done + 1, 0, False
         if not left or left[0].kind != "evaluate":
-            announce_round(session.setup, state, recorder, item)
+            causes: list[str] = []
+            if run.ranks.is_first:
+                is_over = not upcoming(run, state, schedule(run.recipe)[-1])
+                causes = report_causes(recorder, run.folder, item, is_over)
+            announce_round(session.setup, state, recorder, item, causes)
         save(session)
 
 
-def announce_round(setup: StageSetup, state: RunState, recorder: Recorder, item: Item) -> None:
-    """Send the event that a round is over, its evaluation too; none for a round that took no step."""
+def announce_round(
+    setup: StageSetup, state: RunState, recorder: Recorder, item: Item, causes: Sequence[str] = ()
+) -> None:
+    """Send the event that a round is over, its evaluation too; none for a round that took no step.
+
+    `causes`: those for which the run does not learn, a line each.
+    """
     if item.round == 0:
         return
     section = setup.section
     if isinstance(section, RoundsConfig) and state.step_in_stage > (item.round - 1) * section.steps_per_round:
         round_ = {"stage": item.stage, "round": item.round, "rounds": section.rounds}
-        recorder.event("verizero.round.completed", {**round_, "step": state.rl_step, "tokens": state.stage.num_tokens})
+        recorder.event(
+            "verizero.round.completed",
+            {**round_, "step": state.rl_step, "tokens": state.stage.num_tokens, "causes": list(causes)},
+        )
 
 
 def upcoming(run: Run, state: RunState, last: Item) -> list[Item]:
@@ -97,7 +111,7 @@ def finish(session: Session) -> dict[str, Any]:
     if not run.ranks.is_first:
         return {}
     summary = build_summary(run.folder)
-    build_page(run.folder)
+    build_page(run.folder, cards_of(run.folder, session.recorder.say))
     return summary
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 import time
@@ -11,12 +12,17 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from pipeline.errors import SessionError
 from sandbox import http_format
 from sandbox.api import Tests, Trial
+from sandbox.calls import CallResult
+from sandbox.http_sessions import result_from_json
 from sandbox.results import Limits, Mode, RunResult
 
 _PAUSE_S = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0)
 _AVOID_S = 5.0
+_AT_FAULT = (401, 404, 413, 422)
+"""Answers to a request that every service would refuse."""
 
 
 class Client:
@@ -57,6 +63,41 @@ class Client:
         with ThreadPoolExecutor(min(self.parallel, len(trials)), "sandbox-client") as threads:
             return list(threads.map(self._run_trial, trials))
 
+    def session(self, **settings: Any) -> RemoteSession:
+        """Open a session on one service, where it stays: seed, keeps_interpreter, limits, quota as for `Session`.
+
+        Raises: ValueError when the service refuses it; SessionError when none answers.
+        """
+        trouble = ""
+        for _ in self.urls:
+            url = self._take()
+            try:
+                reply = self.ask(url, "open", settings)
+                return RemoteSession(self, url, reply["session"], reply["level"])
+            except SessionError as exc:
+                trouble = str(exc)
+                with self._lock:
+                    self._avoid[url] = time.monotonic() + _AVOID_S
+            finally:
+                with self._lock:
+                    self._load[url] -= 1
+        raise SessionError(f"no service opens a session; the last error: {trouble}")
+
+    def ask(self, url: str, act: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Return a service's reply to an order for a session. It is never sent twice: a call changes its session.
+
+        Raises: ValueError when the service calls the request malformed; SessionError on any other failure.
+        """
+        try:
+            return self._post(f"{url}/sessions/{act}", json.dumps(body).encode())
+        except urllib.error.HTTPError as exc:
+            trouble = f"{url}: {exc.code} {exc.read(500).decode(errors='replace')}"
+            if exc.code in _AT_FAULT:
+                raise ValueError(trouble) from exc
+            raise SessionError(trouble) from exc
+        except (OSError, TypeError, ValueError) as exc:
+            raise SessionError(f"{url}: {type(exc).__name__}: {exc}") from exc
+
     def _run_trial(self, trial: Trial) -> RunResult:
         body = json.dumps(http_format.trial_to_json(trial)).encode()
         trouble = ""
@@ -66,7 +107,7 @@ class Client:
                 return http_format.result_from_json(self._post(f"{url}/run", body))
             except urllib.error.HTTPError as exc:
                 trouble = f"{url}: {exc.code} {exc.read(500).decode(errors='replace')}"
-                if exc.code in (401, 404, 413, 422):  # the request is at fault: every service would refuse it
+                if exc.code in _AT_FAULT:  # the request is at fault: every service would refuse it
                     raise ValueError(trouble) from exc
             except (OSError, ValueError, KeyError, TypeError) as exc:
                 trouble = f"{url}: {type(exc).__name__}: {exc}"
@@ -96,3 +137,45 @@ class Client:
         if not isinstance(data, dict):
             raise TypeError("the reply is no JSON object")
         return data
+
+
+class RemoteSession:
+    """A session on another machine, with the calls of `sandbox.Session`."""
+
+    def __init__(self, client: Client, url: str, name: str, level: int) -> None:
+        self._client, self._url, self._name, self.level = client, url, name, level
+
+    def python(self, code: str, *, wall_s: float | None = None, cpu_s: float | None = None) -> CallResult:
+        """Run a cell. Raises: ValueError; SessionError."""
+        return result_from_json(self._call("python", code=code, wall_s=wall_s, cpu_s=cpu_s))
+
+    def shell(self, line: str, *, wall_s: float | None = None, cpu_s: float | None = None) -> CallResult:
+        """Run a line of Bash. Raises: ValueError; SessionError."""
+        return result_from_json(self._call("shell", line=line, wall_s=wall_s, cpu_s=cpu_s))
+
+    def write(self, path: str, data: bytes | str) -> None:
+        """Write a file. Raises: ValueError; SessionError."""
+        content = data.encode() if isinstance(data, str) else data
+        self._call("write", path=path, data=base64.b64encode(content).decode())
+
+    def read(self, path: str) -> bytes:
+        """Return a file's bytes. Raises: ValueError; SessionError."""
+        return base64.b64decode(self._call("read", path=path)["data"])
+
+    def fork(self, count: int) -> list[RemoteSession]:
+        """Return `count` sessions that continue from here, on the same service. Raises: ValueError; SessionError."""
+        names = self._client.ask(self._url, "fork", {"session": self._name, "count": count})["sessions"]
+        return [RemoteSession(self._client, self._url, name, self.level) for name in names]
+
+    def close(self) -> None:
+        """Close the session. Raises: SessionError when the service does not answer."""
+        self._client.ask(self._url, "close", {"session": self._name})
+
+    def __enter__(self) -> RemoteSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _call(self, kind: str, **fields: Any) -> dict[str, Any]:
+        return self._client.ask(self._url, "call", {"session": self._name, "kind": kind, **fields})

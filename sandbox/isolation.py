@@ -46,13 +46,17 @@ def examine(worker: Worker, refused: Mapping[str, str]) -> Isolation:
     tried: dict[str, bool] = json.loads(ended.records[0].value)
     stands = {wall: tried.get(wall, False) for wall in (NAMESPACES, LANDLOCK, SECCOMP, "rlimits", CGROUP)}
     notes = dict(refused) | worker.notes
-    level = 0
-    if stands["rlimits"]:
-        level = 1
-        if stands[SECCOMP] and (stands[LANDLOCK] or stands[NAMESPACES]):
-            level = 3 if stands[LANDLOCK] and stands[NAMESPACES] else 2
-    worker.level, worker.stands = level, stands
-    return Isolation(level, stands, notes)
+    worker.level, worker.stands = level_of(stands), stands
+    return Isolation(worker.level, stands, notes)
+
+
+def level_of(stands: Mapping[str, bool]) -> int:
+    """Return the isolation level that these walls give."""
+    if not stands["rlimits"]:
+        return 0
+    if not stands[SECCOMP] or not (stands[LANDLOCK] or stands[NAMESPACES]):
+        return 1
+    return 3 if stands[LANDLOCK] and stands[NAMESPACES] else 2
 
 
 def explain(isolation: Isolation, min_level: int) -> str:

@@ -101,9 +101,11 @@ def run_language(
     if chosen is None or _tool(chosen) is None:
         there = ", ".join(name for name, is_there in available().items() if is_there)
         raise ValueError(f"language {language!r} is not available here; there are {there}")
-    built = _BuiltProgram(chosen, program.encode(), [c.data for c in cases(tests, "stdin")], limits)
+    built = _BuiltProgram(
+        chosen, program.encode("utf-8", "surrogatepass"), [c.data for c in cases(tests, "stdin")], limits
+    )
     used = pool or _tool_pool()
-    _require_walls(used)
+    require_walls(used)
     try:
         used.use(built.run)
     except WorkerDied as exc:
@@ -120,7 +122,7 @@ def _tool_pool() -> Pool:
         return _pool
 
 
-def _require_walls(pool: Pool) -> None:
+def require_walls(pool: Pool) -> None:
     """Raise IsolationError if nothing but seccomp would keep signals inside: programs with processes may send them."""
     isolation = pool.isolation
     abi = int(isolation.notes.get("landlock", "abi 0").split()[-1]) if isolation.stands["landlock"] else 0

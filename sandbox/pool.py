@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from pipeline.errors import IsolationError
-from sandbox import process
+from sandbox import keepers, process
 from sandbox.isolation import WALLS, Isolation, examine, explain
 from sandbox.process import Worker, WorkerDied
 
@@ -29,7 +29,7 @@ class Pool:
     `workers` is the number of programs that run at one time, by default two per usable core. The pool refuses to start
     below the isolation level `min_level`. `walls` names the walls to put up, by default all; tests leave some out, and
     so may a machine that one of them harms. `tools` are folders whose programs may be executed, for languages other
-    than Python; by default none.
+    than Python; by default none. `bounds` are of all sessions together.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class Pool:
         min_level: int = 2,
         walls: Iterable[str] = WALLS,
         tools: Iterable[str] = (),
+        bounds: keepers.SessionBounds | None = None,
     ) -> None:
         self.size = _PER_CORE * len(os.sched_getaffinity(0)) if workers is None else workers
         if self.size < 1:
@@ -48,7 +49,7 @@ class Pool:
         if unknown:
             raise ValueError(f"Pool.walls: unknown {sorted(unknown)}; known: {', '.join(WALLS)}")
         self.min_level = min_level
-        self.tools = tuple(tools)
+        self.tools, self.bounds = tuple(tools), bounds or keepers.SessionBounds()
         self._walls = frozenset(walls)
         self._refused: dict[str, str] = {w: "switched off" for w in WALLS if w not in self._walls}
         self._interpreter: str | None = None
@@ -63,6 +64,8 @@ class Pool:
         self._lock = threading.Lock()
         self._starting = threading.Lock()
         self._closed = False
+        self._keeper: keepers.Keeper | None = None
+        self._keeping = threading.Lock()
 
     @property
     def isolation(self) -> Isolation:
@@ -89,6 +92,25 @@ class Pool:
                     if attempt == _ATTEMPTS or self._closed:
                         raise
         raise AssertionError("unreachable")
+
+    def keeper(self) -> keepers.Keeper:
+        """Return the process that holds this pool's sessions, started when first needed and again when it has died.
+
+        Raises: IsolationError; WorkerDied.
+        """
+        assert self.isolation is not None
+        with self._keeping:
+            if self._closed:
+                raise IsolationError(_IS_CLOSED)
+            if self._keeper is not None and not self._keeper.is_alive:
+                self._keeper.close()
+                self._keeper = None
+            if self._keeper is None:
+                assert self._interpreter is not None
+                self._keeper = keepers.start(
+                    self._interpreter, self._walls, next(_NUMBERS), self.tools, self.bounds, self.min_level
+                )
+            return self._keeper
 
     @contextlib.contextmanager
     def _holding(self) -> Iterator[Worker]:
@@ -167,11 +189,17 @@ class Pool:
         for worker in workers:
             worker.process.kill()
             worker.close()
+        with self._keeping:
+            keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            keeper.close()
 
     def forget(self) -> None:
         """Let go of all workers without ending them, in a forked child whose parent still uses them."""
         for worker in self._all:
             worker.let_go()
+        if self._keeper is not None:
+            self._keeper.worker.let_go()
         self._reset()
 
     def __enter__(self) -> Pool:

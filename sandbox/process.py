@@ -11,6 +11,7 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,8 @@ class Worker:
     patience_s: float = 0.0
     level: int = 0
     stands: dict[str, bool] = field(default_factory=dict)
+    tried: dict[str, bool] = field(default_factory=dict)
+    """The walls that held around a program of this keeper, in a trial of each; empty for other workers."""
 
     def execute(self, order: frames.Order, payload: bytes) -> ProcessResult:
         """Return the result of one order. Raises: WorkerDied."""
@@ -210,8 +213,16 @@ def interpreters() -> list[str]:
     return [p for p in dict.fromkeys(candidates) if p and os.access(p, os.X_OK)]
 
 
-def start(interpreter: str, walls: frozenset[str], number: int, tools: tuple[str, ...] = ()) -> Worker:
-    """Start a worker behind these walls, which are not tested yet.
+def start(
+    interpreter: str,
+    walls: frozenset[str],
+    number: int,
+    tools: tuple[str, ...] = (),
+    sessions: Mapping[str, int] | None = None,
+) -> Worker:
+    """Start a worker behind these walls, which are not tested yet; with `sessions`, the bounds of all, a keeper.
+
+    A keeper's programs have fixed hashes, so that a session can be repeated with the same outputs.
 
     Raises: WallRefused naming the wall that this machine refuses; WorkerDied.
     """
@@ -228,29 +239,26 @@ def start(interpreter: str, walls: frozenset[str], number: int, tools: tuple[str
     worker = None
     try:
         config = {
-            "walls": sorted(walls),
-            "home": home,
-            "uid": _FIRST_UID + os.getpid() % 30_000 * 64 + number % 64,
-            "tools": tools,
-            "cgroups": made,
-            "host_file": work_folders.canary(home),
-            "host_pid": os.getpid(),
-        }
-        payload, out, err, log = files
-        inherited = (theirs.fileno(), out, err, log, payload)
+            "walls": sorted(walls), "home": home, "uid": _FIRST_UID + os.getpid() % 30_000 * 64 + number % 64,
+            "tools": tools, "cgroups": made, "host_file": work_folders.canary(home), "host_pid": os.getpid(),
+            "sessions": sessions,
+        }  # fmt: skip
+        inherited = (theirs.fileno(), *files[1:], files[0])
         numbers = ",".join(map(str, inherited))
         code = _START.format(here=_HERE)
-        command = [interpreter, "-I", "-S", "-X", "utf8", "-c", code, numbers, json.dumps(config)]
+        # -I ignores the variable that fixes hashes; the environment is ours alone in either case.
+        flags, fixed = (["-I"], {}) if sessions is None else (["-P", "-s"], {"PYTHONHASHSEED": "0"})
+        command = [interpreter, *flags, "-S", "-X", "utf8", "-c", code, numbers, json.dumps(config)]
         process = subprocess.Popen(
-            command, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=err,
-            env=_ENVIRONMENT, cwd="/", start_new_session=True,
+            command, pass_fds=inherited, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=files[2],
+            env=_ENVIRONMENT | fixed, cwd="/", start_new_session=True,
         )  # fmt: skip
         worker = Worker(process, ours, home, held, {}, files, made, bool(tools) and NAMESPACES not in walls)
         theirs.close()
         hello: dict[str, Any] = json.loads(worker._answer(_START_S))
         if "failed" in hello:
             raise WallRefused(hello["failed"], hello["why"])
-        worker.notes = hello["notes"] | {"python": hello["python"]}
+        worker.notes, worker.tried = hello["notes"] | {"python": hello["python"]}, hello.get("tried", {})
         return worker
     except BaseException as exc:
         theirs.close()

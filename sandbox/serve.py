@@ -13,12 +13,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from pipeline.errors import IsolationError
+from pipeline.errors import IsolationError, SessionError
 from sandbox import http_format
 from sandbox.api import Trial, run_many
+from sandbox.calls import Quota
+from sandbox.http_sessions import Sessions, UnknownSession
 from sandbox.languages import TOOLS, available
 from sandbox.pool import Pool
 from sandbox.results import Limits, RunResult
@@ -35,10 +38,23 @@ class RequestRefused(Exception):
         self.code = code
 
 
+@dataclass(frozen=True, slots=True)
+class SessionTerms:
+    """The terms of a service's sessions: at most this quota each, so many at a time, closed when nobody calls them."""
+
+    quota: Quota = field(default_factory=Quota)
+    most: int = 256
+    expires_s: float = 3600.0
+
+
 class Service:
     """The state that all request handlers share: pool, limits, token, queue and counts."""
 
-    def __init__(self, pool: Pool, limits: Limits, token: str | None, max_queue: int) -> None:
+    def __init__(
+        self, pool: Pool, limits: Limits, token: str | None, max_queue: int, sessions: SessionTerms | None = None
+    ) -> None:
+        terms = sessions or SessionTerms()
+        self.sessions = Sessions(self.tools, limits, terms.quota, terms.most, terms.expires_s)
         self.pool, self.limits, self.token, self.max_queue = pool, limits, token, max_queue
         self.lock = threading.Lock()
         self._tools: Pool | None = None
@@ -55,7 +71,8 @@ class Service:
             return self._tools
 
     def close(self) -> None:
-        """End the workers that the service has started."""
+        """End the sessions and the workers that the service has started."""
+        self.sessions.close_all()
         with self.lock:
             tools, self._tools = self._tools, None
         if tools is not None:
@@ -78,7 +95,10 @@ class Service:
 
     def acts(self) -> dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]]:
         """Paths and what they do."""
-        return {"/run_code": self.run_code, "/submit": self.submit, "/run": self.run, "/run_many": self.run_many}
+        of = self.sessions
+        return {"/run_code": self.run_code, "/submit": self.submit, "/run": self.run, "/run_many": self.run_many,
+                "/sessions/open": of.open, "/sessions/call": of.call, "/sessions/fork": of.fork,
+                "/sessions/close": of.close}  # fmt: skip
 
     def _enter(self, count: int) -> None:
         with self.lock:
@@ -154,6 +174,7 @@ class Service:
             lines += [
                 f"sandbox_rejected_total {self.rejected}",
                 f"sandbox_waiting {self.waiting}",
+                f"sandbox_sessions {len(self.sessions)}",
                 f"sandbox_seconds_total {self.seconds:.6f}",
                 f"sandbox_workers {self.pool.size}",
                 f"sandbox_isolation_level {self.pool.isolation.level}",
@@ -179,6 +200,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, json.dumps(self.service.answer(self.path, self._body())))
         except RequestRefused as exc:
             self._send(exc.code, json.dumps({"error": str(exc)}))
+        except UnknownSession as exc:
+            self._send(410, json.dumps({"error": str(exc)}))
+        except SessionError as exc:  # infrastructure: the client must not take it for an answer
+            self._send(502, json.dumps({"error": str(exc)}))
         except (ValueError, KeyError, TypeError, AttributeError) as exc:
             self._send(422, json.dumps({"error": f"{type(exc).__name__}: {exc}"}))
         except IsolationError as exc:
@@ -233,6 +258,7 @@ def make_server(
     token: str | None = None,
     max_queue: int = 1024,
     limits: Limits | None = None,
+    sessions: SessionTerms | None = None,
 ) -> ThreadingHTTPServer:
     """Return a server that is bound but not yet serving. No request gets more than `limits`.
 
@@ -240,7 +266,7 @@ def make_server(
     """
     if host not in _LOOPBACK and not token:
         raise ValueError(f"host {host!r} is open to others: set a token, or serve on 127.0.0.1")
-    service = Service(pool, limits or Limits(), token, max_queue)
+    service = Service(pool, limits or Limits(), token, max_queue, sessions)
     service.health()
     server = _Server((host, port), type("Handler", (_Handler,), {"service": service}))
     server.service = service

@@ -84,6 +84,8 @@ AT_MOST = {
 }
 """Field -> the most that it is in a tiny run, in whatever section."""
 MANY_STEPS = 32
+MICRO_BATCH_TOKENS = 200
+"""Three or four micro-batches of the groups of an update: enough to see what happens between two."""
 VERIFIER = """
 from pipeline.types import Attempt, Verdict
 from verifiers.base import VerifierParams, verifier
@@ -163,7 +165,7 @@ def update_once(name: str, folder: Path) -> None:
         groups = groups_of(seed=1)
         if config.rollout.max_staleness > 0:
             groups = [*groups_of(num=2, seed=1), *groups_of(num=2, seed=2, version=2)]
-        update(backend, parts, groups, settings_of(parts, 64))
+        update(backend, parts, groups, settings_of(parts, MICRO_BATCH_TOKENS))
 
 
 def learner(config: RunConfig) -> tuple[Backend, Any]:
@@ -268,7 +270,7 @@ def micro_batch_waits(name: str, folder: Path) -> dict[str, float]:
 def planted(folder: Path) -> None:
     """Train on a batch that was collated on the CPU."""
     plain = pipeline.train.prepare.collate
-    pipeline.train.prepare.collate = lambda groups, pad_id, device: plain(groups, pad_id, "cpu")
+    pipeline.train.prepare.collate = lambda groups, pad_id, device, *rest: plain(groups, pad_id, "cpu", *rest)
     try:
         update_once("demo", folder)
     finally:

@@ -30,7 +30,7 @@ def all_files() -> list[Path]:
     if listed.returncode != 0:  # an unpacked archive without its history
         return [p for p in ROOT.rglob("*") if p.is_file() and not set(p.parts) & {".venv", "runs", "__pycache__"}]
     found = [ROOT / line for line in listed.stdout.splitlines()]
-    return [p for p in found if p.is_file() and p.suffix not in {".png", ".gz", ".parquet"}]
+    return [p for p in found if p.is_file() and p.suffix not in {".png", ".gz", ".xz", ".parquet"}]
 
 
 def relative(path: Path) -> str:

@@ -13,13 +13,18 @@ import pytest
 import yaml
 
 from pipeline.config.data import MAPPINGS, DataConfig, Source
+from pipeline.config.episodes import EpisodesConfig
+from pipeline.config.scoring import ScoringConfig
 from pipeline.data.prompts import load_prompts
-from pipeline.types import Attempt
+from pipeline.registry import names
+from pipeline.types import ENDINGS, Attempt
 from tests.source import ROOT
 from verifiers.base import load
 
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 DATA = (ROOT / "docs" / "data.md").read_text(encoding="utf-8")
+EPISODES = (ROOT / "docs" / "episodes.md").read_text(encoding="utf-8")
+AGENTS = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
 
 
 def block(text: str, language: str, name: str) -> str:
@@ -88,6 +93,22 @@ def test_the_verifier_example_grades(tmp_path: Path) -> None:
     assert (right.score, wrong.score, nothing.status) == (1.0, 0.0, "no_answer")
 
 
+def test_the_environment_example_is_played(tmp_path: Path) -> None:
+    from pipeline.commands.environments.check import check
+    from pipeline.environments.base import load as load_environment
+    from pipeline.types import Message, Prompt
+
+    (tmp_path / "my_games.py").write_text(block(CONTRIBUTING, "python", "environment"), encoding="utf-8")
+    bound = load_environment(path="my_games.py:parity", base=tmp_path).bind({"turns": 2})
+    game = bound.make(Prompt("p", "numbers?", "environment", None), 0, 0)
+    replies = [game.step(Message("assistant", word)) for word in ("x", "13", "5")]
+    assert [m.content for r in replies for m in r.messages] == ["a number, please", "another"]
+    assert replies[-1].outcome is not None
+    assert replies[-1].outcome.score == 1.0
+    report = check("my_games.py:parity", episodes=5, base=tmp_path)
+    assert report.passed, str(report)
+
+
 def test_the_generator_example_makes_disjoint_rows(tmp_path: Path) -> None:
     module = imported(block(CONTRIBUTING, "python", "generator"), "backwards", tmp_path)
     split = module.rows(module.Params(), 3)
@@ -112,3 +133,63 @@ def test_the_mapping_does_what_is_said_of_it(tmp_path: Path) -> None:
 
 def test_every_shipped_mapping_is_named() -> None:
     assert [p.stem for p in MAPPINGS.glob("*.yaml") if f"`{p.stem}`" not in DATA] == []
+
+
+def test_the_environments_of_the_page_are_accepted() -> None:
+    config = DataConfig.model_validate(yaml.safe_load(block(EPISODES, "yaml", "data")))
+    assert [s.environment and (s.environment.name or s.environment.path) for s in config.train] == [
+        "guess",
+        "number_game.py:number_game",
+        "tool_use",
+        None,
+    ]
+    endings = ScoringConfig.model_validate(yaml.safe_load(block(EPISODES, "yaml", "scoring"))).endings
+    assert endings == {"turns": 0, "unread": -0.5}
+    agent = Source.model_validate(yaml.safe_load(block(AGENTS, "yaml", "source"))).environment
+    assert agent is not None
+    assert agent.params["command"] == ["python", "my_agent.py"]
+
+
+@pytest.mark.parametrize("kind", ["environments", "tools"])
+def test_every_shipped_environment_and_tool_is_in_its_table_with_all_its_parameters(kind: str) -> None:
+    from pipeline.environments.base import load as load_environment
+    from pipeline.environments.tools.base import load as load_tools
+
+    table = [line for line in EPISODES.splitlines() if line.startswith("|")]
+    listed = {name: line for line in table for name in re.findall(r"`(\w+)`", line.split("|")[1])}
+    for name in names(kind):
+        params = load_environment(name).params_type if kind == "environments" else load_tools(name).params_type
+        where = {"agent": AGENTS, "files": EPISODES, "sql": EPISODES, "session": EPISODES}.get(name, listed[name])
+        missing = [f for f in params.model_fields if f"`{f}`" not in where]
+        assert missing == [], f"{kind} {name}"
+
+
+def test_the_variables_of_an_agent_are_all_listed() -> None:
+    source = (ROOT / "pipeline" / "environments" / "agent.py").read_text(encoding="utf-8")
+    told = set(re.findall(r'^            "([A-Z_]+)": ', source, re.MULTILINE))
+    assert len(told) > 10
+    assert [v for v in sorted(told) if f"`{v}`" not in AGENTS] == []
+
+
+def test_every_limit_of_episodes_is_explained() -> None:
+    assert [name for name in EpisodesConfig.model_fields if f"`{name}`" not in EPISODES.replace("episodes.", "")] == []
+    assert [e for e in ENDINGS if f"`{e}`" not in EPISODES] == []
+
+
+def test_the_wires_take_and_refuse_what_is_listed() -> None:
+    """Each field that a wire knows is in its column."""
+    from pipeline.environments.gateway import chat, messages, responses
+
+    heads = next(line for line in AGENTS.splitlines() if line.startswith("| | chat"))
+    columns = [c.strip() for c in heads.split("|")]
+    rows = {
+        line.split("|")[1].split(";")[0].split(",")[0].strip(): line.split("|")
+        for line in AGENTS.splitlines()
+        if line.startswith("|")
+    }
+    for wire, title in ((chat, "chat completions"), (responses, "responses"), (messages, "messages")):
+        at = columns.index(title)
+        for head, fields in (("the recipe decides", wire.DECIDED), ("accepted", wire.HARMLESS)):
+            assert re.findall(r"`(\w+)`", rows[head][at]) == list(fields)
+        told = rows["read"][at] + rows["refused by name"][at]
+        assert [f for f in wire.READ if f != "model" and f"`{f}" not in told] == []

@@ -12,7 +12,7 @@ from pydantic import Field
 import sandbox
 from pipeline.errors import IsolationError
 from pipeline.types import Verdict
-from verifiers import _sandbox_settings
+from sandbox import settings as sandbox_settings
 from verifiers.base import VerifierParams
 
 OVER_BUDGET = frozenset({"timeout", "cpu_limit"})
@@ -30,7 +30,7 @@ class SandboxParams(VerifierParams):
     def limits(self) -> sandbox.Limits:
         """Return the sandbox's limits, with those that are set here in their place."""
         stated = {name: getattr(self, name) for name in SandboxParams.model_fields}
-        return replace(_sandbox_settings.current().limits, **{k: v for k, v in stated.items() if v is not None})
+        return replace(sandbox_settings.current().limits, **{k: v for k, v in stated.items() if v is not None})
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def runner(params: SandboxParams) -> Run:
     def run(jobs: Sequence[Job]) -> list[Outcome]:
         limits = params.limits()
         asked = [sandbox.Trial(j.program, j.tests, j.mode, limits, j.stop, j.language, j.needs_values) for j in jobs]
-        return [_outcome(result) for result in _sandbox_settings.run(asked)] if asked else []
+        return [_outcome(result) for result in sandbox_settings.run(asked)] if asked else []
 
     return run
 

@@ -7,8 +7,6 @@ status "verifier_error", and its response has no reward and leaves the group.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -172,31 +170,11 @@ def load(name: str | None = None, path: str | None = None, base: Path | None = N
             raise UnknownName(f"{name!r} is not a verifier; known: {', '.join(registry.names('verifiers'))}")
         return plugin
     assert path is not None
-    file, _, attribute = path.partition(":")
-    where = (base or Path.cwd()) / file
-    if not where.is_file() or not attribute:
-        raise ConfigError(f"verifier path {path!r}: expected 'file.py:function', looked for {where}")
-    plugin = getattr(_import_file(where), attribute, None)
+    plugin, where = registry.at_path(path, base, "verifier")
     if not isinstance(plugin, Verifier):
+        attribute = path.partition(":")[2]
         raise ConfigError(f"verifier path {path!r}: {attribute!r} in {where} is not decorated with @verifier")
     return plugin
-
-
-def _import_file(where: Path) -> ModuleType:
-    name = f"verizero_plugin_{where.stem}_{abs(hash(str(where.resolve())))}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, where)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as exc:
-        del sys.modules[name]
-        raise ConfigError(f"verifier file {where} does not import: {type(exc).__name__}: {exc}") from exc
-    return module
 
 
 def _failure(exc: Exception, seconds: float) -> Verdict:

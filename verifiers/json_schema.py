@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import jsonschema
 import referencing
@@ -23,6 +23,11 @@ class JsonSchemaParams(VerifierParams):
 
     max_chars: int = Field(20_000, ge=1, description="of the JSON text")
     max_depth: int = Field(100, ge=1, le=200, description="of nesting; deeper JSON is refused before it is parsed")
+    grading: Literal["all", "fraction"] = Field(
+        "all",
+        description="all: 1 or 0; fraction: where the reference has `equals`, JSON with other values is worth its "
+        "share of places with the wanted value, among the places of both",
+    )
     allow_text: bool = Field(True, description="allow text around one fenced block; false: nothing but the JSON")
 
 
@@ -51,13 +56,33 @@ def json_schema(attempt: Attempt, params: JsonSchemaParams) -> Verdict:
         except NotSearched as exc:
             return Verdict("sandbox_error", 0.0, str(exc)[:300], extracted)
         if error is not None:
-            return Verdict("graded", 0.0, f"schema: {error.json_path}: {error.message}"[:200], extracted)
+            score = _share(value, wanted, params)
+            return Verdict("graded", score, f"schema: {error.json_path}: {error.message}"[:200], extracted)
     if "equals" in wanted and not same(value, wanted["equals"]):
-        return Verdict("graded", 0.0, "different_value", extracted)
+        return Verdict("graded", _share(value, wanted, params), "different_value", extracted)
     for key, item in wanted.get("values", {}).items():
         if not isinstance(value, dict) or key not in value or not same(value[key], item):
             return Verdict("graded", 0.0, f"different_value: {key}", extracted)
     return Verdict("graded", 1.0, "valid", extracted)
+
+
+def _share(value: Any, wanted: Mapping[str, Any], params: JsonSchemaParams) -> float:
+    """Return the score, below 1, of JSON that is not the wanted one."""
+    if params.grading == "all" or "equals" not in wanted:
+        return 0.0
+    got, right = dict(_places(value)), dict(_places(wanted["equals"]))
+    num_same = sum(place in got and same(got[place], item) for place, item in right.items())
+    # below 1 also where all places agree: then it is the schema that is not met
+    return min(num_same / len(got.keys() | right.keys()), 0.99)
+
+
+def _places(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """Yield the values that hold no others, each with the keys and indices that lead to it."""
+    if isinstance(value, dict | list) and value:
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _places(item, (*place, key))
+    else:
+        yield place, value
 
 
 def parse(text: str, max_chars: int, max_depth: int) -> Any:

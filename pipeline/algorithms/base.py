@@ -37,6 +37,8 @@ from pipeline.rl.parts import (
 
 Value = TypeVar("Value")
 CATALOG_DEFAULT: Any = object()
+BY_ROW = "an episode whose history was rewritten has a ratio for each of its rows, not one for all"
+"""The departure of an algorithm with one ratio per response, where an episode has several rows."""
 
 
 class AlgorithmParams(BaseModel):
@@ -47,7 +49,7 @@ class AlgorithmParams(BaseModel):
 
 def option(part: str, name: str, default: Any = CATALOG_DEFAULT, description: str = "") -> Any:
     """Return a field for an option of a catalog's part: its bounds, and its default and description unless given."""
-    known = (catalog.ADVANTAGES | catalog.SURROGATES)[part].options[name]
+    known = (catalog.ADVANTAGES | catalog.SURROGATES | catalog.CREDITS)[part].options[name]
     return Field(
         known.default if default is CATALOG_DEFAULT else default,
         description=description or known.description,
@@ -75,6 +77,7 @@ KeepSampling = Annotated[
     bool, Field(description="training cuts off the tokens that top-p or top-k cut off while sampling")
 ]
 NumMinibatches = Annotated[int, Field(ge=1, description="optimiser steps in each pass over a batch")]
+Credit = Literal["outcome", "turns", "states", "turn_gae"]
 Dynamic = Annotated[bool, Field(description="replace groups whose rewards are all equal")]
 
 
@@ -149,6 +152,14 @@ class PolicyParams(AlgorithmParams):
     )
     dynamic_sampling: Dynamic = False
     temperature_end: float | None = Field(None, gt=0, description="sampling temperature at the end of training")
+    credit: Credit = Field(
+        "outcome",
+        description="a token of an episode answers for the outcome alone; for its turn's rewards too (turns), compared "
+        "in equal states (states); or GAE over turns (turn_gae)",
+    )
+    credit_coef: float = option("turns", "coef", description="credit: weight of the turns' part, or of their rewards")
+    credit_outcome: float = option("turns", "outcome")
+    credit_gamma: float = option("turns", "gamma", description="credit by turns or states: discount per turn")
     allow: tuple[str, ...] = Field((), description="names of unusual combinations to accept")
 
     def rest(self) -> dict[str, Any]:
@@ -164,7 +175,7 @@ class PolicyParams(AlgorithmParams):
             "kl": self._filled(Kl, "kl_", where=self.kl_in if self.kl_coef > 0 else "none"),
             "masks": self._filled(Masks),
             "mismatch": self._filled(Mismatch, "mismatch_", reject=self._criteria()),
-            "shaping": self._filled(Shaping),
+            "shaping": self._filled(Shaping, credit=self._credit()),
             "terms": self._filled(Terms),
             "updates": self._filled(Updates),
             "dynamic_sampling": self.dynamic_sampling,
@@ -172,6 +183,15 @@ class PolicyParams(AlgorithmParams):
             "temperature_end": self.temperature_end,
             "allow": frozenset(self.allow),
         }
+
+    def _credit(self) -> Part:
+        """Return the credit with its numbers. Raises: ConfigError for a number that it does not take."""
+        takes = catalog.CREDITS[self.credit].options
+        for key in catalog.CREDITS["turns"].options:
+            if key not in takes and f"credit_{key}" in self.model_fields_set:
+                value = getattr(self, f"credit_{key}")
+                raise ConfigError(f"credit_{key} is {value:g} but credit {self.credit!r} does not use it; leave it out")
+        return Part.of(self.credit, self, **{key: getattr(self, f"credit_{key}") for key in takes})
 
     def _criteria(self) -> tuple[tuple[str, float, float], ...]:
         """Return the criteria of `mismatch_reject` with both bounds; one number b is [-b, b]."""

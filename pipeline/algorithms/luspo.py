@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pipeline.algorithms import gspo
+from pipeline.algorithms.base import BY_ROW
 from pipeline.rl.parts import Parts
 
 SOURCE = "arXiv:2602.05261"
-DEPARTURES: tuple[str, ...] = ()
+DEPARTURES: tuple[str, ...] = (BY_ROW,)
 
 Params = gspo.Params
 

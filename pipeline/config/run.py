@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from pipeline.config.data import DataConfig, VerifierChoice
+from pipeline.config.choices import VerifierChoice
+from pipeline.config.data import DataConfig
 from pipeline.config.distill import DistillConfig, check_distill, check_teacher_stages
+from pipeline.config.episodes import EpisodesConfig, check_episodes, most_sampled, names_episodes
 from pipeline.config.guard import GuardConfig, turned
 from pipeline.config.merge import merge
 from pipeline.config.preference import OnlinePreferenceConfig, PreferenceConfig
@@ -67,6 +69,7 @@ class RunConfig(Section):
     distill: DistillConfig | None = None
     reward_model: RewardModelConfig | None = None
     rollout: RolloutConfig
+    episodes: EpisodesConfig = EpisodesConfig()
     scoring: ScoringConfig = ScoringConfig()
     sandbox: SandboxConfig = SandboxConfig()
     train: TrainConfig = TrainConfig()
@@ -143,6 +146,7 @@ class RunConfig(Section):
                 "model.dtype: float32, or train.backend: torch, which keeps them"
             )
         check_launch(self.launch, self.train, self.rollout)
+        check_episodes(self.launch, self.episodes, [s.kind for s in self.stages])
         together = self.train.sequence_parallel
         for stage in self.stages if together > 1 else ():
             if getattr(self.section_of(stage), "packing", False):
@@ -250,7 +254,7 @@ def _check_rl_stage(config: RunConfig) -> None:
     assert rl is not None
     check_rl(rl, config.scoring)
     check_sampling(rl, config.rollout)
-    check_budget(rl, config.rollout)
+    check_budget(config, rl)
     check_lag(rl, config.rollout, config.train)
     check_quantized(config.rollout, config.model.dtype, parts_of(rl).mismatch.needs_rollout_logprobs)
     check_guard(config)
@@ -376,18 +380,21 @@ def check_lag(rl: RlConfig, rollout: RolloutConfig, train: TrainConfig) -> None:
     check_older_weights(rollout, train)
 
 
-def most_tokens(rl: RoundsConfig, max_response_tokens: int, greedy: bool) -> int:
-    """The tokens of one group whose responses are all as long as they may be, its greedy baseline included."""
-    return (rl.group_size + greedy) * max_response_tokens
+def most_tokens(config: RunConfig, rl: RoundsConfig, greedy: bool, are_played: bool | None = None) -> int:
+    """The tokens of one group whose responses are all as long as they may be, its greedy baseline included.
+
+    are_played: True if prompts have environments; None: if the recipe says so.
+    """
+    if are_played is None:
+        are_played = names_episodes(config.data, config.episodes)
+    return (rl.group_size + greedy) * most_sampled(config.rollout, config.episodes, are_played)
 
 
-def check_budget(rl: RlConfig, rollout: RolloutConfig) -> None:
+def check_budget(config: RunConfig, rl: RlConfig) -> None:
     """Refuse a budget of tokens that one step might pass. Raises: ValueError with the least that will do."""
-    if rl.max_tokens is None:
-        return
-    least = rl.prompts_per_step * most_tokens(rl, rollout.max_response_tokens, parts_of(rl).needs_greedy)
-    if rl.max_tokens < least:
+    least = rl.prompts_per_step * most_tokens(config, rl, parts_of(rl).needs_greedy)
+    if rl.max_tokens is not None and rl.max_tokens < least:
         raise ValueError(
             f"rl.max_tokens={rl.max_tokens} is less than one step may generate, {least} (prompts_per_step x "
-            "group_size x max_response_tokens); raise it, or set it to null"
+            "group_size x max_response_tokens, or the most of an episode); raise it, or set it to null"
         )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from pipeline.config.data import VerifierChoice
+from pipeline.config.choices import VerifierChoice
 from pipeline.config.sections import Section
+from pipeline.types import Ending
 
 
 class ComponentConfig(Section):
@@ -33,6 +34,11 @@ class ScoringConfig(Section):
     truncated: float | None = Field(
         0.0, description="reward of a response cut at the length limit; null: the reward of its verdict"
     )
+    endings: dict[Ending, float | None] = Field(
+        {},
+        description="reward of an episode by how it ended, e.g. {turns: 0, unread: -0.5}; an ending that is not here: "
+        "the reward of its verdict, and that of `truncated` for tokens and context",
+    )
     overlap: bool | None = Field(
         None,
         description="grade each response as soon as it ends, while others are still generated, if the engine can; "
@@ -49,6 +55,15 @@ class ScoringConfig(Section):
         (), description="further rewards, in training only; the reward is the sum (gdpo uses each by itself)"
     )
     second_opinion: SecondOpinionConfig | None = None
+
+    @model_validator(mode="after")
+    def _endings_have_rewards(self) -> ScoringConfig:
+        if self.endings.get("failed") is not None:
+            raise ValueError(
+                f"scoring.endings.failed={self.endings['failed']:g}: an episode whose environment broke has no reward, "
+                "and leaves its group; drop it"
+            )
+        return self
 
     @property
     def weights(self) -> tuple[float, ...]:

@@ -24,7 +24,9 @@ class CreateConfig(Section):
 class ModelConfig(Section):
     """The policy that the first stage starts from: exactly one of `path` and `create`."""
 
-    path: str | None = Field(None, description="a Hugging Face folder, or a hub id (needs network)")
+    path: str | None = Field(
+        None, description="a Hugging Face folder, a hub id (needs network), a file x.gguf, or package:NAME/x.gguf"
+    )
     revision: str | None = Field(None, description="commit or tag of the hub id")
     create: CreateConfig | None = None
     dtype: Literal["float32", "bfloat16"] = Field(

@@ -71,12 +71,14 @@ def find_overlap(
 
     Equal questions; else equal after `normalise`; else, with `ngram`, those of whose distinct word n-grams a share of
     at least `threshold` is found in training prompts (any of them). N-grams that very many training prompts share are
-    instructions and do not count. Time and memory are linear in the text.
+    instructions and do not count. Nor does the question of an episode that several answers belong to: what tells its
+    tasks apart is in the environment. Time and memory are linear in the text.
 
     Source: word 13-grams as in 2005.14165, appendix C; there one shared n-gram is a hit, here a share of them.
     """
     exact = _by_text(train, lambda text: text)
     normal = _by_text(train, normalise)
+    hidden = _hidden(train)
     own = {p.id: set(_ngrams(p.question, ngram)) for p in evaluation}
     # N-grams that no evaluation prompt has are not stored: training data may be large.
     holders = _holders(train, set().union(*own.values()), ngram)
@@ -84,6 +86,8 @@ def find_overlap(
     matches = []
     num_short = 0
     for prompt in evaluation:
+        if prompt.environment is not None and normalise(prompt.question) in hidden:
+            continue
         # Without this, two tasks under the same long instruction would count as equal.
         grams = own[prompt.id] - common
         num_short += not grams
@@ -124,6 +128,14 @@ def check_overlap(
     if not kept:
         raise DataError(f"{overlap}, and dropping those leaves no training prompt; use other data for one of the two")
     return kept, overlap
+
+
+def _hidden(train: Sequence[Prompt]) -> frozenset[str]:
+    """Return the normalised questions that have several answers: such a text alone does not tell the answer."""
+    answers: dict[str, set[str]] = {}
+    for prompt in train:
+        answers.setdefault(normalise(prompt.question), set()).add(repr(prompt.reference))
+    return frozenset(text for text, known in answers.items() if len(known) > 1)
 
 
 def _by_text(prompts: Sequence[Prompt], write: Callable[[str], str]) -> dict[str, list[str]]:

@@ -16,6 +16,7 @@ from pipeline.data.columns import Missing, pick, pick_optional
 from pipeline.data.files import Placed, read_file, read_hub
 from pipeline.data.rows import SourceCounts, good_rows
 from pipeline.errors import DataError
+from pipeline.rows import require_single
 from pipeline.seeds import stream
 from pipeline.types import Group, Prompt, ScoredRollout, Verdict
 
@@ -131,7 +132,10 @@ def pairs_of(group: Group, how: PairingConfig, draw: Random) -> list[tuple[Score
 
     Better are those of the group's highest reward, worse those at least `min_gap` below it; of responses of equal
     tokens only the first counts, and one whose grader failed is neither. None where the group has no such gap.
+
+    Raises: DataError for an episode of several turns.
     """
+    require_single((m.rollout for m in group.members), "a pair of responses (stages of preference)")
     members: dict[tuple[int, ...], ScoredRollout] = {}
     for m in group.members:
         if m.reward is not None and m.rollout.response_ids:

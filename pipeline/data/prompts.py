@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline import registry
+from pipeline.config.choices import ENVIRONMENT
 from pipeline.config.data import Column, RatedConfig, Source
 from pipeline.data.columns import Missing, pick, pick_optional
+from pipeline.data.demonstrated import demonstration_of
 from pipeline.data.files import Placed, read_file, read_hub
 from pipeline.data.generators import base as generators
 from pipeline.data.rows import SourceCounts, good_rows, row_of
@@ -28,18 +30,19 @@ def load_prompts(sources: Sequence[Source], seed: int, base_dir: Path | str = ".
 
 
 def read_prompts(
-    sources: Sequence[Source], seed: int, base_dir: Path | str = "."
+    sources: Sequence[Source], seed: int, base_dir: Path | str = ".", places: dict[str, str] | None = None
 ) -> tuple[list[Prompt], list[SourceCounts]]:
     """The prompts of all sources, in their order, and what became of each source's rows.
 
-    Relative paths are taken from `base_dir`, the recipe's folder. The same seed gives the same prompts.
+    Relative paths are taken from `base_dir`, the recipe's folder. The same seed gives the same prompts. `places` is
+    told the place of each prompt's row by its id, e.g. "train.jsonl line 3"; the ids that it has already are taken.
     Raises: DataError naming the file, line, column and remedy for a source without rows, a row that is not wanted as
     it is (see `on_bad_row`), an id given twice (see `on_duplicate_id`), or a verifier that does not exist.
     """
     prompts: list[Prompt] = []
     counts: list[SourceCounts] = []
     # Over all sources: samplers, ledgers and seeds know a prompt by its id alone.
-    places: dict[str, str] = {}
+    places = {} if places is None else places
     for source in sources:
         count = SourceCounts(source.label)
         rates: dict[str, float | None] = {}
@@ -71,16 +74,21 @@ class Demonstrations:
 
 
 def read_demonstrations(
-    demonstrations: Sequence[Source], train: Sequence[Source], seed: int, base_dir: Path | str = "."
+    demonstrations: Sequence[Source],
+    train: Sequence[Source],
+    seed: int,
+    base_dir: Path | str = ".",
+    places: dict[str, str] | None = None,
 ) -> Demonstrations:
     """Prompts that have a demonstration: of `demonstrations`, or where that is empty of the training sources.
 
     A generator among the training sources then gives its demonstrations split (each task several times, with noise of
     its own). Rows without a demonstration are left out, counted and named; of training sources that have none at all
-    nothing is reported. Raises: DataError if no row has a demonstration, or as `read_prompts`.
+    nothing is reported. `places` is as in `read_prompts`.
+    Raises: DataError if no row has a demonstration, or as `read_prompts`.
     """
     chosen = list(demonstrations) or [_demonstrating(s) for s in train]
-    prompts, counts = read_prompts(chosen, seed, base_dir)
+    prompts, counts = read_prompts(chosen, seed, base_dir, places)
     # The prompts of all sources come in one list; num_loaded tells how many of them are each source's.
     rest = iter(prompts)
     shown: list[Prompt] = []
@@ -226,7 +234,7 @@ def _chosen(
     sorts = source.shuffle or (source.rated is not None and source.rated.order != "file")
     limit = None if sorts else source.limit
     # Looked up once: the registry searches folders and entry points.
-    known = frozenset(registry.names("verifiers"))
+    known = frozenset((*registry.names("verifiers"), ENVIRONMENT))
     taken = 0
 
     def made(row: Mapping[str, Any], number: int) -> tuple[Prompt, float | None]:
@@ -273,9 +281,29 @@ def _prompt(row: Mapping[str, Any], source: Source, number: int) -> Prompt:
         verifier=str(verifier),
         reference=_answer(row, source),
         domain=str(source.domain or pick_optional(row, columns.domain) or "default"),
-        demonstration=None if demonstration is None else str(demonstration),
+        demonstration=None if demonstration is None else demonstration_of(demonstration),
         system=str(own_system) if own_system is not None else system,
+        environment=_environment(row, source, str(verifier)),
     )
+
+
+def _environment(row: Mapping[str, Any], source: Source, verifier: str) -> str | None:
+    """Return the key of the row's environment. Raises: DataError if the verifier needs one, and none is named."""
+    own = pick_optional(row, source.mapping.environment)
+    if source.environment is not None:
+        return source.environment.key
+    if own is None:
+        if verifier == ENVIRONMENT:
+            raise DataError(
+                f"the verifier is {ENVIRONMENT!r} and no environment is named; set the source's "
+                "environment: {name: …}, map an environment column, or name another verifier"
+            )
+        return None
+    try:
+        registry.find("environments", str(own))
+    except UnknownName as exc:
+        raise DataError(str(exc)) from exc
+    return str(own)
 
 
 def _unknown_verifier(name: str) -> str:

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from pipeline.config.sample import KeepConfig
 from pipeline.data.overlap import normalise
+from pipeline.rows import require_single
 from pipeline.types import ScoredRollout
 
 REASONS = ("ungraded", "wrong", "truncated", "short", "long", "duplicate", "similar", "surplus")
@@ -17,7 +18,10 @@ def kept_of(members: Sequence[ScoredRollout], how: KeepConfig) -> tuple[list[Sco
 
     A grader's failure is "ungraded": it is not a wrong answer. An answer that a better one resembles is the one left
     out, as answers are gone through in the order of preference.
+
+    Raises: DataError for an episode of several turns.
     """
+    require_single((m.rollout for m in members), "a demonstration (stage sample)")
     counts = dict.fromkeys(REASONS, 0)
     able: list[ScoredRollout] = []
     for m in members:

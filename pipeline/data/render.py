@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
+from datetime import datetime
 from typing import Any, TypeVar
 
-from pipeline.config.data import Template
+from pipeline.config.template import Template
 from pipeline.data.tokenizer import unknown_characters
 from pipeline.errors import DataError, boundary
 from pipeline.types import Prompt
@@ -26,6 +27,9 @@ R1_ZERO = (
 MEMORY = 65_536
 """Prompts, and texts, whose tokens are kept. Generated demonstrations repeat a few hundred texts many times."""
 
+FEW_PROMPTS, LAST_TOKENS = 4, 4
+"""Prompts of a step whose end is counted, and how many of their tokens: this costs some microseconds a step."""
+
 
 class Renderer:
     """Writes prompts by a template and tokenises them with a tokenizer; each once, then from memory."""
@@ -38,6 +42,10 @@ class Renderer:
             raise DataError("template is chat but the tokenizer has no chat template; use plain, r1_zero or custom")
         self.tokenizer = tokenizer
         self.template = template
+        day = datetime.fromisoformat(template.date)
+        # A template that writes today's date would give other prompts tomorrow.
+        self.chat_arguments = {"strftime_now": day.strftime, **template.chat_arguments}
+        """Arguments of the chat template, besides the conversation and its tools."""
         self._prompts: OrderedDict[tuple[str | None, str], Ids] = OrderedDict()
         self._texts: OrderedDict[str, Ids] = OrderedDict()
 
@@ -61,10 +69,12 @@ class Renderer:
     def demonstration_ids(self, prompt: Prompt) -> Ids:
         """Tokens of the prompt's demonstration and the end token: a response as the policy should give it.
 
-        Raises: DataError naming the prompt if it has no demonstration or one with unknown characters.
+        Raises: DataError naming the prompt if it has no demonstration, an episode, or one with unknown characters.
         """
         if prompt.demonstration is None:
             raise DataError(f"prompt {prompt.id!r} has no demonstration; map mapping.demonstration to a column")
+        if not isinstance(prompt.demonstration, str):
+            raise DataError(f"the demonstration of prompt {prompt.id!r} is an episode, and one response is wanted here")
         return self.text_ids(prompt.demonstration, f"the demonstration of prompt {prompt.id!r}")
 
     def text_ids(self, text: str, where: str = "the text") -> Ids:
@@ -97,11 +107,10 @@ class Renderer:
         system = prompt.system if prompt.system is not None else self.template.system
         messages = [] if system is None else [{"role": "system", "content": system}]
         messages.append({"role": "user", "content": prompt.question})
-        arguments = self.template.chat_arguments
         extra = {"return_dict": False} if tokenize else {}  # transformers 5 returns a dict by default
         # The prompt must end where the answer begins, as it does in training.
         return self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=tokenize, **extra, **arguments
+            messages, add_generation_prompt=True, tokenize=tokenize, **extra, **self.chat_arguments
         )
 
     def _check(self, text: str, where: str) -> None:
@@ -111,6 +120,15 @@ class Renderer:
                 f"{where} has characters that the tokenizer does not know: {', '.join(map(repr, unknown))}; add them "
                 "to model.create.characters or leave the row out"
             )
+
+
+def end_of_prompts(decode: Callable[[Sequence[int]], str], prompts: Sequence[Sequence[int]]) -> dict[str, float]:
+    """Return the mean number of spaces and line breaks that a few prompts end with; nothing without a prompt.
+
+    A line break more or less between two stages makes other prompts of the same questions.
+    """
+    ends = [decode(ids[-LAST_TOKENS:]) for ids in prompts[:FEW_PROMPTS]]
+    return {"prompt/spaces_at_end": sum(len(end) - len(end.rstrip()) for end in ends) / len(ends)} if ends else {}
 
 
 def _remembered(memory: OrderedDict[K, Ids], key: K, make: Callable[[], Ids]) -> Ids:

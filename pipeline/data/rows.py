@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+from pipeline.data.demonstrated import as_value
 from pipeline.data.files import Placed
 from pipeline.errors import DataError
 from pipeline.types import Prompt
@@ -22,7 +23,11 @@ def row_of(prompt: Prompt) -> dict[str, Any]:
         "domain": prompt.domain,
         "verifier": prompt.verifier,
     }
-    extra = {"demonstration": prompt.demonstration, "system": prompt.system}
+    extra = {
+        "demonstration": as_value(prompt.demonstration),
+        "system": prompt.system,
+        "environment": prompt.environment,
+    }
     return row | {k: v for k, v in extra.items() if v is not None}
 
 

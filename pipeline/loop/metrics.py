@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline.data.render import end_of_prompts
 from pipeline.loop.batch import Batch
+from pipeline.loop.episode_metrics import episode_fields, episode_metrics, row_size
 from pipeline.models.flops import update_flops
 from pipeline.report.rows import OpinionRow, RolloutRow, StepRow, VerifierAlarm
+from pipeline.rows import rows
 from pipeline.run.collapse import num_roll_backs
 from pipeline.run.recorder import Recorder
 from pipeline.run.sampling import temperature
@@ -37,7 +40,7 @@ def record_step(
     state.num_responses += sum(len(g.members) for g in batch.sampled)
     for group in batch.sampled:
         workers.ledger.record_group(group)
-    row = {**(update or {}), **rollout_metrics(batch), **batch.metrics}
+    row = {**(update or {}), **rollout_metrics(batch), **prompt_metrics(workers, batch), **batch.metrics}
     row["policy/version"] = float(state.policy_version)
     row["rollout/version"] = float(max((m.rollout.policy_version for g in batch.sampled for m in g.members), default=0))
     row["reference/version"] = float(state.reference_version)
@@ -49,8 +52,9 @@ def record_step(
     for tally in batch.tallies:
         fate = "they left their groups, none was scored 0"
         report_failures(recorder, setup, (state.stage.name, state.rl_step + 1), tally, batch.sampled, fate)
-    recorder.work.add("generate", sum(len(m.rollout.response_ids) for g in batch.sampled for m in g.members))
+    recorder.work.add("generate", sum(m.rollout.num_sampled for g in batch.sampled for m in g.members))
     if update is not None:
+        row |= trained_responses(batch.groups)
         recorder.work.add("update", *work_of(workers, setup, batch.groups, update))
     recorder.store.metrics(
         StepRow(
@@ -83,11 +87,20 @@ def record_step(
 def work_of(workers: Workers, setup: StageSetup, groups: Sequence[Group], update: StepMetrics) -> tuple[int, float]:
     """Return the tokens that an update trained on, each time that it did, and the operations of its model."""
     rollouts = [m.rollout for g in groups for m in g.members if m.reward is not None]
-    rows = [(len(r.prompt_ids) + len(r.response_ids), len(r.response_ids)) for r in rollouts]
+    sizes = [row_size(turns) for r in rollouts for turns in rows(r)]
     # Each optimiser step takes one minibatch; an update that ended early took fewer.
     passes = update.get("updates", 1.0) / setup.algorithm.updates.num_minibatches
-    tokens = sum(n for n, _ in rows)
-    return round(passes * tokens), passes * update_flops(workers.backend.model, rows)
+    tokens = sum(n for n, _ in sizes)
+    return round(passes * tokens), passes * update_flops(workers.backend.model, sizes)
+
+
+def trained_responses(groups: Sequence[Group]) -> StepMetrics:
+    """Return the number of responses that the update got, and of the tokens that the policy sampled in them.
+
+    Counted from the rollouts, not from the mask that trains, so that a wrong mask differs from it.
+    """
+    rollouts = [m.rollout for g in groups for m in g.members if m.reward is not None]
+    return {"responses/trained": float(len(rollouts)), "responses/tokens": float(sum(r.num_sampled for r in rollouts))}
 
 
 def rollout_metrics(batch: Batch) -> StepMetrics:
@@ -109,11 +122,14 @@ def rollout_metrics(batch: Batch) -> StepMetrics:
     components = [m.components for _, m in members if m.components]
     for k, column in enumerate(zip(*components, strict=True)):
         row[f"reward/component/{k}"] = sum(column) / len(column)
-    row["length/mean"] = sum(len(m.rollout.response_ids) for _, m in members) / len(members)
-    row["truncated"] = sum(m.rollout.finish_reason == "length" for _, m in members) / len(members)
-    row |= kept_metrics([m.rollout.kept for _, m in members if m.rollout.kept is not None])
+    row["length/mean"] = sum(m.rollout.num_sampled for _, m in members) / len(members)
+    row["truncated"] = sum(m.rollout.was_cut for _, m in members) / len(members)
+    row |= kept_metrics([t.kept for _, m in members for t in m.rollout.turns if t.kept is not None])
+    row |= episode_metrics([m.rollout for _, m in members])
     total = sum(t.total for t in batch.tallies)
     for status in STATUSES:
+        if status == "environment_error" and all(m.rollout.episode is None for _, m in members):
+            continue
         row[f"verdict/{status}"] = sum(t.statuses.get(status, 0) for t in batch.tallies) / max(1, total)
     row["verdict/responses"] = float(total)
     row["verdict/retried"] = float(sum(t.retried for t in batch.tallies))
@@ -121,6 +137,12 @@ def rollout_metrics(batch: Batch) -> StepMetrics:
         row["verdict/second_opinions"] = float(sum(map(len, batch.opinions)))
         row["verdict/disagreements"] = float(sum(len(d) for d in disagreements(batch)))
     return row
+
+
+def prompt_metrics(workers: Workers, batch: Batch) -> StepMetrics:
+    """Return how the prompts of the step end."""
+    prompts = [g.members[0].rollout.prompt_ids for g in batch.sampled if g.members]
+    return end_of_prompts(workers.rollouts.generation.renderer.decode, prompts)
 
 
 def kept_metrics(kept: list[KeptTokens]) -> StepMetrics:
@@ -192,19 +214,20 @@ def sample_rows(
             prompt_id=group.prompt.id,
             domain=group.prompt.domain,
             prompt=group.prompt.question,
-            response=m.rollout.text,
+            response=m.rollout.answer,
             sample=m.rollout.sample,
             reward=m.reward,
             status=m.verdict.status,
             score=m.verdict.score,
             reason=m.verdict.reason,
             extracted=m.verdict.extracted,
-            finish_reason=m.rollout.finish_reason,
-            length=len(m.rollout.response_ids),
+            finish_reason="length" if m.rollout.was_cut else "stop",
+            length=m.rollout.num_sampled,
             kept_sizes=None if m.rollout.kept is None else m.rollout.kept.sizes,
             kept=kept,
             second=opinion_row(m.verdict, second[i]) if i in second else None,
             roll_backs=roll_backs or None,
+            **episode_fields(m.rollout),
         )
         for i, m in enumerate(group.members)
     ]

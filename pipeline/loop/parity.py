@@ -12,6 +12,7 @@ from pipeline.config.rollout import RolloutConfig
 from pipeline.errors import RunError
 from pipeline.rollout.collect import collect
 from pipeline.rollout.engine import Sampling
+from pipeline.rows import TrainedRow, trained_rows
 from pipeline.run.recorder import Recorder
 from pipeline.run.session import Run, Workers
 from pipeline.train.backend import Backend
@@ -49,8 +50,7 @@ def check_parity(
         return None
     prompts = run.data.train[: config.parity.num_prompts]
     with recorder.timed("parity"):
-        engine, renderer = workers.rollouts.engine, run.data.renderer
-        rollouts = collect(engine, renderer, prompts, 1, sampling, run.seed, "parity")
+        rollouts = collect(workers.rollouts.generation, prompts, 1, sampling, "parity")
         gap = gap_of(workers.backend, rollouts, sampling.temperature)
     differs = not gap.mean <= tolerance  # true for NaN too
     (run.folder / FILE).write_text(json.dumps({**asdict(gap), "action": action, "differs": differs}, indent=1))
@@ -68,17 +68,21 @@ def check_parity(
 
 
 def gap_of(backend: Backend, rollouts: Sequence[Rollout], temperature: float) -> Gap:
-    """Return how far the engine's log-probs of these responses are from the trainer's."""
-    gaps = torch.cat([_differences(backend, rollout, temperature) for rollout in rollouts])
+    """Return how far the engine's log-probs of what these rollouts sampled are from the trainer's."""
+    rows = [row for rollout in rollouts for row in trained_rows(rollout)]
+    gaps = torch.cat([_differences(backend, row, temperature) for row in rows])
     p50, p99 = (float(q) for q in torch.quantile(gaps, torch.tensor(QUANTILES, dtype=gaps.dtype)))
     return Gap(float(gaps.mean()), p50, p99, float(gaps.max()), gaps.numel())
 
 
 @torch.no_grad()
-def _differences(backend: Backend, rollout: Rollout, temperature: float) -> torch.Tensor:
-    device, start = backend.model.device, len(rollout.prompt_ids)
-    ids = torch.tensor([[*rollout.prompt_ids, *rollout.response_ids]], device=device)
-    where = torch.arange(ids.shape[1], device=device)[None] >= start
-    replay = replay_at(recorded([rollout], ids.shape[1]), where)
+def _differences(backend: Backend, row: TrainedRow, temperature: float) -> torch.Tensor:
+    device = backend.model.device
+    ids = torch.tensor([row.ids], device=device)
+    where = torch.zeros(ids.shape, dtype=torch.bool, device=device)
+    for span in row.spans:
+        where[0, span.start : span.stop] = True
+    replay = replay_at(recorded([row], ids.shape[1]), where)
     trainer, _ = backend.logprobs(ids, where, temperature, "policy", False, replay)
-    return (trainer[0, start:].double().cpu() - torch.tensor(rollout.logprobs, dtype=torch.float64)).abs()
+    engine = torch.tensor([x for span in row.spans for x in span.turn.logprobs], dtype=torch.float64)
+    return (trainer[where].double().cpu() - engine).abs()

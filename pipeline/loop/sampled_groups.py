@@ -13,7 +13,7 @@ from pipeline.run.dealing import gather_groups, share_of
 from pipeline.run.graders import bind_grader
 from pipeline.run.recorder import Recorder
 from pipeline.run.session import Run, StageSetup, Workers
-from pipeline.scoring.early_grading import attempt_of
+from pipeline.scoring.early_grading import attempt_in
 from pipeline.scoring.score import GradingTally
 from pipeline.scoring.select import form_groups
 from pipeline.types import Group, Prompt, ScoredRollout, Verdict
@@ -41,7 +41,7 @@ def sample_groups(
     share = share_of(run.ranks, prompts)
     own = share.prompts
     with recorder.timed("generate"):
-        rollouts = collect(workers.rollouts.engine, run.data.renderer, own, num, sampling, run.seed, *stream)
+        rollouts = collect(workers.rollouts.generation, own, num, sampling, *stream)
     with recorder.timed("verify"):
         scored, tally = workers.graders.scorer.score({p.id: p for p in own}, rollouts, with_components=True)
         (groups,), tally = gather_groups(run.ranks, share, [form_groups(own, scored, num)], tally)
@@ -66,7 +66,7 @@ def rewarded_by_judge(
         if judge == "policy":
             verdicts = _judged_by_policy(run, workers, members, how)
         else:
-            attempts = [attempt_of(p, m.rollout.text, m.rollout.finish_reason) for p, m in members]
+            attempts = [attempt_in(p, m.rollout) for p, m in members]
             verdicts = bind_grader(run.shared, run.base_dir, judge).score(attempts)
         scores = iter(verdicts)
 
@@ -91,7 +91,7 @@ def _judged_by_policy(
         for prompt, m in members
     ]
     greedy = Sampling(how.max_tokens, temperature=0)
-    judgements = collect(workers.rollouts.engine, run.data.renderer, questions, 1, greedy, run.seed, "judged")
+    judgements = collect(workers.rollouts.generation, questions, 1, greedy, "judged")
     return [read_judgement(r.text, how.scale) for r in judgements]
 
 

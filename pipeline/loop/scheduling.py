@@ -30,7 +30,8 @@ def affordable_groups(source: RolloutSource, setup: StageSetup, state: RunState)
     if rounds.max_tokens is None:
         return None
     greedy = setup.parts is not None and setup.parts.needs_greedy
-    tokens_each = most_tokens(rounds, setup.config.rollout.max_response_tokens, greedy)
+    are_played = source.generation.episodes is not None
+    tokens_each = most_tokens(setup.config, rounds, greedy, are_played)
     return max(0, (rounds.max_tokens - state.stage.num_tokens) // tokens_each - prompts_in_flight(source))
 
 

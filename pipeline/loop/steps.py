@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any
 
+from pipeline.config.episodes import longest_response
 from pipeline.loop.reference import reference_config
 from pipeline.rl.parts import Shaping
 from pipeline.rl.shaping import length_penalty
@@ -104,7 +105,7 @@ def generate(
             early = workers.graders.of_stage.grade_early(with_components=True)
         reader = None if early is None else early.add
         rollouts = source.generate(own, asked_of(setup, temperature(setup, state)), (state.rl_step, attempt), reader)
-    state.stage.num_tokens += sum(run.ranks.gather(sum(len(r.response_ids) for r in rollouts)))
+    state.stage.num_tokens += sum(run.ranks.gather(sum(r.num_sampled for r in rollouts)))
     return Generated(rollouts, early)
 
 
@@ -122,7 +123,7 @@ def verify(
         )
         groups = form_groups(own, scored[:num_sampled], size)
         if parts.needs_greedy:
-            most = setup.config.rollout.max_response_tokens
+            most = longest_response(setup.config.rollout, setup.config.episodes)
             groups = with_baseline(groups, form_groups(own, scored[num_sampled:], 1), parts.shaping, most)
         (groups,), tally = gather_groups(run.ranks, share, [groups], tally)
     recorder.count("graders", tally.busy_s)
@@ -141,7 +142,7 @@ def with_baseline(
         (member,) = greedy_group.members
         reward = member.reward
         if reward is not None:
-            reward += length_penalty(shaping, len(member.rollout.response_ids), max_response_tokens)
+            reward += length_penalty(shaping, member.rollout.num_sampled, max_response_tokens)
         out.append(replace(group, greedy_reward=reward))
     return out
 
@@ -190,13 +191,14 @@ def train_on_rewards(
         temperature=temperature(setup, state),
         micro_batch_tokens=config.train.micro_batch_tokens,
         policy_version=state.policy_version,
-        max_response_tokens=config.rollout.max_response_tokens,
+        max_response_tokens=longest_response(config.rollout, config.episodes),
         controllers=setup.controllers,
         with_reference=reference_config(setup).schedule != "none",
         seed=run.seed,
         step=state.rl_step,
         texts=demonstration_rows(run, setup, recorder, state.stage.name, workers.context) if uses_texts else (),
         texts_per_update=0 if config.rl is None else config.rl.ptx_batch_size,
+        observation_coef=config.episodes.observation_coef,
     )
     return update(backend, parts, groups, settings)
 

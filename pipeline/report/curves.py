@@ -56,7 +56,7 @@ def build_charts(run: RunFiles) -> list[Chart]:
     rows = run.rl_steps
     charts = [
         _rewards(rows),
-        _pass_rates(run.evaluations),
+        pass_chart(run.evaluations),
         _of_steps(rows, "kl", "KL to the reference", {"kl/k3": "KL (k3)"}, unit="nats a token", marks=True),
         _of_steps(rows, "distill", "KL to the teacher", {"distill/kl": "KL(policy || teacher)"}, unit="nats a token"),
         _of_steps(rows, "entropy", "Entropy", {"entropy": "entropy"}, unit="nats a token"),
@@ -116,7 +116,8 @@ def _rewards(rows: list[StepRow]) -> Chart | None:
     return _of_steps(rows, "reward", "Reward", names, style="noisy", caption=caption)
 
 
-def _pass_rates(rows: list[EvaluationRow]) -> Chart | None:
+def pass_chart(rows: list[EvaluationRow]) -> Chart | None:
+    """Return held-out pass@1 with its intervals, and pass@k, of each domain over the evaluations; None without any."""
     domains = sorted({d for row in rows for d in row.domains})
     if not domains:
         return None

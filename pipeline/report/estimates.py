@@ -178,7 +178,8 @@ def prompt_values(samples: Sequence[PromptSamples], k: int) -> dict[str, dict[st
     """Return each measure's value by prompt id, which `summarize_domain` averages and paired differences compare.
 
     A measure that a prompt cannot give is left out for it: pass@k and maj@k where it has fewer than k samples, greedy
-    where there was none, everything sampled where no sample is left.
+    where there was none, everything sampled where no sample is left. maj@k is left out for all if right samples have no
+    answer to vote for, as texts have none that meet demands in different words.
     """
     out: dict[str, dict[str, float]] = {
         name: {} for name in ("pass@1", "pass@k", "maj@k", "greedy", "length", "truncated")
@@ -195,6 +196,9 @@ def prompt_values(samples: Sequence[PromptSamples], k: int) -> dict[str, dict[st
             out["maj@k"][own.prompt_id] = maj_at_k(own.correct, own.answers, k)
         if own.greedy_correct is not None:
             out["greedy"][own.prompt_id] = float(own.greedy_correct)
+    right = [answer for own in samples for ok, answer in zip(own.correct, own.answers, strict=True) if ok]
+    if right and all(answer is None for answer in right):
+        out["maj@k"].clear()
     return out
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from pipeline.files import write_atomic
 from pipeline.report.alarms import alarms_section
 from pipeline.report.curves import Chart, build_charts
+from pipeline.report.diagnosis_section import Card, diagnosis_section
 from pipeline.report.files import RunFiles, read_run
 from pipeline.report.opinions import opinions_section
 from pipeline.report.plots import Plot, draw
@@ -39,11 +40,12 @@ sharpness: it moves pass@1 towards the pass@{k} it began with and never beyond. 
 the sharpness it ended with: what pass@{k} itself brings, below zero where it fell.</p></details>"""
 
 
-def build_page(run_dir: Path) -> Path:
+def build_page(run_dir: Path, cards: Sequence[Card] | None = None) -> Path:
     """The path of `report.html` in `run_dir`, written from the run's files; the same files give the same bytes.
 
     The page asks nothing of any network and says so to the browser (its content policy allows this one script only).
-    Text of a model is data to it: escaped in the markup, and set as text nodes by the script.
+    Text of a model is data to it: escaped in the markup, and set as text nodes by the script. `cards`: the causes that
+    a diagnosis of the same files has found; None: nobody looked.
 
     Raises: RunError if `run_dir` is no run, or cannot be written.
     """
@@ -51,6 +53,7 @@ def build_page(run_dir: Path) -> Path:
     run = read_run(folder)
     summary = summarize(run)
     drawn = [(chart, draw(chart)) for chart in build_charts(run)]
+    causes = [(card.chart, draw(card.chart)) if card.chart else None for card in cards or ()]
     chosen = choose_samples(folder)
     script = (HERE / "report.js").read_text(encoding="utf-8")
     page = Template((HERE / "report.html").read_text(encoding="utf-8")).substitute(
@@ -61,8 +64,11 @@ def build_page(run_dir: Path) -> Path:
         # Template fills each place once, so that a "$" in a model's text is never read as another place.
         result=escape(result_line(summary)),
         sharpening=escape(_first_upper(summary["sharpening"]) + "."),
+        start=_start(run.info.get("start")),
         facts=_facts(run, summary),
         alarms=alarms_section(run),
+        diagnosis_link="" if cards is None else '<a href="#diagnosis">Diagnosis</a> ',
+        diagnosis=diagnosis_section(cards, [_plot(*pair) if pair else None for pair in causes]),
         results=_results(summary),
         charts="\n".join(_figure(chart, plot) for chart, plot in drawn) or _note("No step has been recorded yet."),
         sample_note=_sample_note(chosen),
@@ -70,7 +76,7 @@ def build_page(run_dir: Path) -> Path:
         time=_time(summary),
         recipe=_recipe(run.recipe),
         environment=_environment(run.info),
-        data=embed({"charts": [_hover(chart, plot) for chart, plot in drawn], "groups": chosen.groups}),
+        data=embed({"charts": [_hover(*pair) for pair in (*drawn, *causes) if pair], "groups": chosen.groups}),
     )
     return write_atomic(folder / "report.html", page.encode("utf-8", "replace"))
 
@@ -96,6 +102,20 @@ def result_line(summary: Mapping[str, Any]) -> str:
         if "pass@1" in row.get("after", {})
     )
     return f"Held-out pass@1 {rates} ({summary['before_label']} → {summary['after_label']})"
+
+
+def _start(start: Any) -> str:
+    """Return a line about the file that the policy was made from, where it is a GGUF file."""
+    if not isinstance(start, Mapping) or not start.get("file"):
+        return ""
+    types = ", ".join(f"{share:.1%} {name}" for name, share in start["types"].items())
+    kind = "A quantised start" if start["is_quantized"] else "The start"
+    named = ", ".join(str(start[key]) for key in ("model", "architecture") if start[key])
+    licence = f"licence as the file says: {start['licence']}" if start["licence"] else "the file names no licence"
+    return _note(
+        f"{kind}: {start['file']} ({named}; weights {types}, made float32 to be trained; {licence}; "
+        f"sha256 {start['sha256'][:16]}…)."
+    )
 
 
 def _facts(run: RunFiles, summary: Mapping[str, Any]) -> str:
@@ -190,10 +210,11 @@ def _gain_bar(row: Mapping[str, Any], k: int) -> str:
 def _figure(chart: Chart, plot: Plot) -> str:
     unit = f" <span>{escape(chart.unit)}</span>" if chart.unit else ""
     caption = f"<figcaption>{escape(chart.caption)}</figcaption>" if chart.caption else ""
-    return (
-        f'<figure><h3>{escape(chart.title)}{unit}</h3><div class="plot" data-chart="{escape(chart.name)}">'
-        f"{plot.svg}</div>{caption}</figure>"
-    )
+    return f"<figure><h3>{escape(chart.title)}{unit}</h3>{_plot(chart, plot)}{caption}</figure>"
+
+
+def _plot(chart: Chart, plot: Plot) -> str:
+    return f'<div class="plot" data-chart="{escape(chart.name)}">{plot.svg}</div>'
 
 
 def _hover(chart: Chart, plot: Plot) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const PAGE = 20;
+  const FOLDED = 240; // characters: a longer observation is folded
   const MOST_CELLS = 4e6; // of a diff's table: larger texts are compared line by line
 
   // Text from a model only ever becomes text nodes: nothing in it is read as markup.
@@ -84,7 +85,14 @@
 
   const samples = []; // the newest first
   for (const group of data.groups.reverse()) for (const one of group.samples) samples.push({ ...group, ...one });
-  for (const s of samples) s.haystack = `${s.prompt_id}\n${s.prompt}\n${s.response}\n${s.reason ?? ""}`.toLowerCase();
+  const callText = (call) => `${call.name}(${Object.entries(call.arguments).map(([k, v]) => `${k}: ${JSON.stringify(v)}`).join(", ")})`;
+  const messageText = (m) => [m.text, ...(m.calls ?? []).map(callText)].filter(Boolean).join("\n");
+  const whole = (s) => (s.messages ? s.messages.map((m) => `${m.role}: ${messageText(m)}`).join("\n") : s.response);
+  for (const s of samples) {
+    s.haystack = `${s.prompt_id}\n${s.prompt}\n${whole(s)}\n${s.reason ?? ""}`.toLowerCase();
+    s.turns = s.messages ? s.messages.filter((m) => m.role === "assistant").length : 1;
+    s.tools = new Set((s.messages ?? []).flatMap((m) => (m.calls ?? []).map((c) => c.name)));
+  }
   const byPrompt = new Map();
   for (const s of samples) {
     const key = `${s.domain}\n${s.prompt_id}`;
@@ -102,19 +110,25 @@
   fill("domain", samples.map((s) => s.domain).sort());
   fill("verdict", samples.map((s) => s.verdict).sort());
 
+  fill("ending", samples.map((s) => s.ending).filter(Boolean).sort());
+  fill("tool", samples.flatMap((s) => [...s.tools]).sort());
+  if (samples.some((s) => s.messages)) for (const field of form.querySelectorAll(".of-episodes")) field.hidden = false;
+
   let shown = samples, page = 0;
   const bound = (name, missing) => (form.elements[name].value === "" ? missing : Number(form.elements[name].value));
 
   const filter = () => {
-    const { stage, domain, verdict } = Object.fromEntries(new FormData(form));
+    const { stage, domain, verdict, ending, tool } = Object.fromEntries(new FormData(form));
     const text = form.elements.text.value.toLowerCase();
     const rewards = [bound("reward_from", -Infinity), bound("reward_to", Infinity)];
     const steps = [bound("step_from", -Infinity), bound("step_to", Infinity)];
+    const turns = [bound("turns_from", -Infinity), bound("turns_to", Infinity)];
     const anyReward = rewards[0] === -Infinity && rewards[1] === Infinity;
     shown = samples.filter((s) =>
       (!stage || s.stage === stage) && (!domain || s.domain === domain) && (!verdict || s.verdict === verdict) &&
       (anyReward || (s.reward !== null && s.reward >= rewards[0] && s.reward <= rewards[1])) &&
-      s.step >= steps[0] && s.step <= steps[1] && (!text || s.haystack.includes(text)));
+      s.step >= steps[0] && s.step <= steps[1] && s.turns >= turns[0] && s.turns <= turns[1] &&
+      (!ending || s.ending === ending) && (!tool || s.tools.has(tool)) && (!text || s.haystack.includes(text)));
     page = 0;
     render();
   };
@@ -128,13 +142,44 @@
     head.append(make("span", "", `reward ${brief(s.reward)}`), make("span", "", s.domain), make("span", "", where(s)));
     head.append(make("span", "", `${s.length} tokens${s.finish_reason === "length" ? ", cut at the limit" : ""}`));
     head.append(make("span", "", s.prompt_id));
+    if (s.messages) head.append(make("span", "", `${s.turns} turns, ended: ${s.ending}${s.rows > 1 ? `, ${s.rows} rows` : ""}`));
     node.append(head);
     const reason = make("p", "reason", s.reason || "no reason given");
     if (s.extracted !== null) reason.append(make("span", "note", ` · read as ${s.extracted}`));
-    node.append(reason, make("pre", "prompt", s.prompt), make("pre", "response", s.response));
+    node.append(reason);
+    if (s.messages) node.append(conversation(s));
+    else node.append(make("pre", "prompt", s.prompt), make("pre", "response", s.response));
     const others = byPrompt.get(`${s.domain}\n${s.prompt_id}`).filter((o) => o !== s);
     if (others.length) node.append(comparer(s, others));
     return node;
+  };
+
+  // The trajectory of an episode: the policy's turns in full, long observations folded.
+  const conversation = (s) => {
+    const list = make("ol", "conversation");
+    let turn = 0;
+    for (const m of s.messages) {
+      const own = m.role === "assistant", item = make("li", own ? "own" : "other"), line = make("p", "note");
+      line.append(make("b", "", own ? `turn ${(turn += 1)}` : m.name ? `${m.role} ${m.name}` : m.role));
+      const notes = [];
+      if (own && m.tokens !== undefined) notes.push(`${m.tokens} tokens${m.finish_reason === "length" ? ", cut" : ""}`);
+      if (m.reward !== undefined) notes.push(`reward ${brief(m.reward)}`);
+      if (m.version !== undefined) notes.push(`weights ${m.version}`);
+      if (notes.length) line.append(` · ${notes.join(" · ")}`);
+      item.append(line);
+      if (m.text || !m.calls) {
+        const text = make("pre", own ? "response" : "prompt", m.text);
+        if (own || m.text.length <= FOLDED) item.append(text);
+        else {
+          const fold = make("details"), summary = make("summary", "note", `${m.text.length} characters`);
+          fold.append(summary, text);
+          item.append(fold);
+        }
+      }
+      for (const call of m.calls ?? []) item.append(make("pre", "call", callText(call)));
+      list.append(item);
+    }
+    return list;
   };
 
   const comparer = (s, others) => {
@@ -150,7 +195,7 @@
       if (select.value === "") return;
       const legend = make("p", "note legend");
       legend.append(make("del", "", "only in this answer"), " ", make("ins", "", "only in the other"));
-      box.append(legend, drawDiff(s.response, others[Number(select.value)].response));
+      box.append(legend, drawDiff(whole(s), whole(others[Number(select.value)])));
     });
     return box;
   };

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +26,19 @@ def data_uri(chart: Chart) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(draw(chart).svg.encode()).decode()
 
 
-def round_markdown(folder: Path) -> str:
-    """The curves of the run in `folder` so far, a table of its rounds, and where its report will be."""
+def round_markdown(folder: Path, causes: Sequence[str] = ()) -> str:
+    """The curves of the run in `folder` so far, a table of its rounds, and where its report will be.
+
+    `causes`: those that a diagnosis has found, a line each.
+    """
     run = read_run(folder)
     charts = {c.name: c for c in build_charts(run)}
     pictures = [f"**{c.title}**\n\n![{c.title}]({data_uri(c)})" for n in CURVES if (c := charts.get(n)) is not None]
     alarms = [f"**Alarm.** {alarm_line(row)}" for row in run.alarms[-MAX_ALARMS:]]
-    return "\n\n".join([*alarms, _table(run), *pictures, f"Report: `{(folder / 'report.html').resolve()}`\n"])
+    diagnosis = [f"**Diagnosis.** {line}" for line in causes]
+    return "\n\n".join(
+        [*alarms, *diagnosis, _table(run), *pictures, f"Report: `{(folder / 'report.html').resolve()}`\n"]
+    )
 
 
 def round_samples(folder: Path, stage: str, round_: int) -> list[dict[str, Any]]:

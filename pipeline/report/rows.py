@@ -158,8 +158,32 @@ class ResponseRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MessageRow:
+    """One message of an episode. A message of the policy has the numbers of its turn."""
+
+    role: str
+    text: str
+    calls: tuple[Mapping[str, Any], ...] | None = None
+    """{id, name, arguments} of the tools that the message calls."""
+    name: str | None = None
+    """The tool whose result this is."""
+    answers: str | None = None
+    """The id of the call whose result this is."""
+    unread: str | None = None
+    """The reason for which a call in the message could not be read."""
+    tokens: int | None = None
+    """Sampled tokens."""
+    observed: int | None = None
+    """Tokens that the policy was shown before, since its last turn."""
+    reward: float | None = None
+    finish_reason: FinishReason | None = None
+    version: int | None = None
+    """Version of the weights that sampled the turn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRow(ResponseRow):
-    """One graded response, a line of rollouts.jsonl."""
+    """One graded response, or the last message of an episode; a line of rollouts.jsonl."""
 
     reward: float | None
     status: Status
@@ -168,7 +192,7 @@ class RolloutRow(ResponseRow):
     extracted: str | None
     finish_reason: FinishReason
     length: int
-    """Tokens of the response."""
+    """Sampled tokens."""
     kept_sizes: tuple[int, ...] | None = None
     """Tokens that could be drawn at each place, 0 for all; None unless sampled with top-p or top-k."""
     kept: bool
@@ -176,6 +200,13 @@ class RolloutRow(ResponseRow):
     second: OpinionRow | None = field(default=None, metadata={"row": OpinionRow})
     roll_backs: int | None = None
     """Roll-backs before this step, which was done before; None before the first."""
+    ending: str | None = None
+    """Why an episode ended; None for a single response, as in the two fields below."""
+    rows: int | None = None
+    """Sequences that the episode trains as: more than one where its history was rewritten."""
+    messages: tuple[MessageRow, ...] | None = field(default=None, metadata={"row": MessageRow})
+    seed: int | None = None
+    """The seed of the episode's environment, with which `verizero replay` plays it again."""
 
 
 Alarm = CollapseAlarm | VerifierAlarm

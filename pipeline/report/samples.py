@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.report.files import read_rollouts
-from pipeline.report.rows import RolloutRow
+from pipeline.report.rows import MessageRow, RolloutRow, to_json
 
 MAX_SAMPLES = 2000
 """Responses on one page."""
@@ -114,7 +115,8 @@ def _collect(folder: Path, wanted: set[Key], largest: int, text: int) -> list[di
 
 
 def _sample(row: RolloutRow, text: int) -> dict[str, Any]:
-    return {
+    played = {} if row.messages is None else _played(row, row.messages, text)
+    return played | {
         "sample": row.sample,
         "reward": row.reward if row.reward is not None and math.isfinite(row.reward) else None,
         "status": row.status,
@@ -125,6 +127,17 @@ def _sample(row: RolloutRow, text: int) -> dict[str, Any]:
         "length": row.length,
         "response": shorten(row.response, text),
         "verdict": verdict_name(row),
+    }
+
+
+def _played(row: RolloutRow, messages: Sequence[MessageRow], text: int) -> dict[str, Any]:
+    """Return what the page shows of an episode: its messages, within the room that one answer has."""
+    most = max(MIN_TEXT, text // max(1, len(messages)))
+    shown = [{name: v for name, v in to_json(m).items() if v is not None} for m in messages]
+    return {
+        "ending": row.ending,
+        "rows": row.rows,
+        "messages": [m | {"text": shorten(m["text"], most)} for m in shown],
     }
 
 

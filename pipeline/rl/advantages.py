@@ -43,6 +43,12 @@ class Rewarded:
     """[B, K]."""
     score_norms: Tensor | None = None
     """[B, T]: the squared length of the gradient of each token's log-prob to the logits; see `logprobs.score_norms`."""
+    turns: Tensor | None = None
+    """[B, T] int64: number of each token's turn, for credit by turn."""
+    turn_rewards: Tensor | None = None
+    """[B, K]: the environment's reward for each turn, NaN where it gave none."""
+    turn_states: Tensor | None = None
+    """[B, K] int64: a number of the state that each turn began in, -1 where it has no name."""
     all_reduce: AllReduce = identity
 
     @property
@@ -280,6 +286,11 @@ def flat_groups(rewards: Tensor, groups: Tensor) -> Tensor:
     """Return [B] bool: True where all rewards of the row's group are equal."""
     # Largest equals smallest: exact, while a standard deviation of equal floats need not be 0.
     return _extreme(rewards, groups, "amax") == _extreme(rewards, groups, "amin")
+
+
+def centred(values: Tensor, keys: Tensor) -> Tensor:
+    """Return [N]: each value less the mean of those with the same key (int64 >= 0); 0 for a value alone."""
+    return _zero_if_flat(values, keys, values - _mean(values, keys))
 
 
 def _whiten(x: Rewarded, advantages: Tensor, mask: Tensor, ddof: int, eps: float) -> Tensor:

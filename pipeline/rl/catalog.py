@@ -1,4 +1,4 @@
-"""Catalog of named parts, under one roof: advantages, surrogates, ratios, aggregations and estimates of the KL.
+"""Catalog of named parts, under one roof: advantages, credits, surrogates, ratios, aggregations, estimates of the KL.
 
 A new advantage is a function in `advantages.py` and an entry in `advantage_entries.py`; a new surrogate, one in
 `surrogates.py` and one in `surrogate_entries.py`. An entry names its function by text, because choosing an algorithm
@@ -8,15 +8,18 @@ must not load tensors.
 from __future__ import annotations
 
 from pipeline.rl.advantage_entries import ADVANTAGES, SPREAD
-from pipeline.rl.entries import INFINITY, AdvantageEntry, Entry, Option, OptionValue, SurrogateEntry, load
+from pipeline.rl.credit_entries import CREDITS
+from pipeline.rl.entries import INFINITY, AdvantageEntry, CreditEntry, Entry, Option, OptionValue, SurrogateEntry, load
 from pipeline.rl.surrogate_entries import SURROGATES
 
 __all__ = [
     "ADVANTAGES",
+    "CREDITS",
     "INFINITY",
     "SPREAD",
     "SURROGATES",
     "AdvantageEntry",
+    "CreditEntry",
     "Entry",
     "Option",
     "OptionValue",

@@ -1,8 +1,8 @@
-"""Advantages of a whole batch: rewards, shaped and with the KL inside, credited to responses or to their tokens."""
+"""Advantages of a whole batch: rewards, shaped and with the KL inside, credited to responses, turns or tokens."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,13 +10,18 @@ from torch import Tensor
 from pipeline.errors import DataError
 from pipeline.rl import kl
 from pipeline.rl.advantages import Rewarded, flat_groups, relative_length_penalty
+from pipeline.rl.episodes import Layout, layout
 from pipeline.rl.parts import Parts
 from pipeline.rl.reduce import AllReduce, divide, identity, masked, masked_sum, moments
+from pipeline.rl.turn_credit import num_alone, turns_of
 
 
 @dataclass(frozen=True, slots=True)
 class AdvantageInputs:
-    """A whole batch of one rank, groups whole. [B, T] values outside `response_mask` may be anything."""
+    """A whole batch of one rank, groups whole. [B, T] values outside `response_mask` may be anything.
+
+    Rows of one episode have equal [B] values, except `final_values`: that of the row in which the episode ends counts.
+    """
 
     rewards: Tensor
     group_ids: Tensor
@@ -33,6 +38,14 @@ class AdvantageInputs:
     truncated: Tensor | None = None
     score_norms: Tensor | None = None
     """[B, T]: see `logprobs.score_norms`."""
+    episode_ids: Tensor | None = None
+    """[B]: rows with the same number are one episode; None: every row is an episode of one turn."""
+    turn_ids: Tensor | None = None
+    """[B, T]: number of the turn of each trained token in its episode, in the order drawn."""
+    turn_rewards: Tensor | None = None
+    """[E, K], in the order of episode ids: the environment's reward for each turn, NaN where it gave none."""
+    turn_states: Tensor | None = None
+    """[E, K]: a number of the state in which each turn began, -1 where it has no name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +62,42 @@ def compute_advantages(
 ) -> Advantages:
     """Return the advantages of a whole batch, computed in float64 and returned in the rewards' type.
 
+    Baselines, spreads, lengths and discounts are of whole episodes: the trained tokens of all rows of an episode, in
+    the order in which they were drawn, are one response.
+
     `kl_coef` replaces the parts' own where it adapts. `all_reduce` sums a tensor over ranks; groups must not be split
     over ranks. Metrics: moments of the input rewards and of advantages, the share of groups without signal, and the KL
     that enters the reward, before its coefficient (0 if none enters).
 
     Raises: DataError for a group of one where a comparison is needed, a reward that is not finite, or a missing input.
     """
+    if inputs.episode_ids is None and not parts.credits_turns:
+        return _of_responses(parts, inputs, kl_coef, all_reduce)
+    mask = inputs.response_mask > 0
+    episodes, turn_ids = inputs.episode_ids, inputs.turn_ids
+    if episodes is None:
+        episodes = torch.arange(len(mask), device=mask.device)
+    if turn_ids is None:
+        turn_ids = torch.zeros(mask.shape, dtype=torch.int64, device=mask.device)
+    where = layout(episodes, turn_ids, mask)
+    out = _of_responses(parts, _joined(inputs, turn_ids, where), kl_coef, all_reduce)
+    returns = None if out.returns is None else where.spread(out.returns)
+    return Advantages(where.spread(out.advantages), returns, out.stats)
+
+
+def _joined(inputs: AdvantageInputs, turn_ids: Tensor, where: Layout) -> AdvantageInputs:
+    """Return the inputs with a row for each episode, which has its trained tokens without holes."""
+    by_token = {"old_logprobs", "ref_logprobs", "values", "score_norms"}
+    by_row = {"rewards", "group_ids", "final_values", "greedy_rewards", "reward_components", "truncated"}
+    change = {name: where.joined(x) for name in by_token if (x := getattr(inputs, name)) is not None}
+    change |= {name: where.of_episodes(x) for name in by_row if (x := getattr(inputs, name)) is not None}
+    return replace(
+        inputs, **change, response_mask=where.mask, episode_ids=None, turn_ids=where.joined(turn_ids.clamp(min=0))
+    )
+
+
+def _of_responses(parts: Parts, inputs: AdvantageInputs, kl_coef: float | None, all_reduce: AllReduce) -> Advantages:
+    """Return the advantages of a batch in which every row is a whole response."""
     mask = inputs.response_mask > 0
     groups = _groups(parts, inputs)
     # Before the KL enters: the clip bounds what verifiers gave, not the penalty.
@@ -77,13 +120,12 @@ def compute_advantages(
         greedy_rewards=None if greedy is None else _clipped(parts, greedy),
         components=_double(inputs.reward_components),
         score_norms=_double(inputs.score_norms),
+        turns=inputs.turn_ids,
+        turn_rewards=_double(inputs.turn_rewards),
+        turn_states=inputs.turn_states,
         all_reduce=all_reduce,
     )
-    estimate = parts.advantage.function(rewarded, **parts.advantage.options)
-    advantages, returns = estimate if isinstance(estimate, tuple) else (estimate, None)
-    # A response's advantage [B] is that of each of its tokens.
-    advantages = advantages if advantages.dim() == 2 else advantages.unsqueeze(1)
-    advantages = masked(advantages.expand(mask.shape), mask)
+    advantages, returns = _estimated(parts, rewarded)
     stats = _advantage_stats(inputs.rewards.double(), rewarded, advantages, reward_kl)
     if parts.kl.where == "reward" and parts.kl.cap is not None:
         capped = all_reduce(masked_sum((reward_kl >= parts.kl.cap).double(), mask).reshape(1))[0]
@@ -92,6 +134,23 @@ def compute_advantages(
         stats["reward/length_penalty"] = float(moments(too_long, rewarded.rows, 0, all_reduce)[1])
     dtype = inputs.rewards.dtype if inputs.rewards.dtype.is_floating_point else torch.float32
     return Advantages(advantages.to(dtype), None if returns is None else returns.to(dtype), stats)
+
+
+def _estimated(parts: Parts, x: Rewarded) -> tuple[Tensor, Tensor | None]:
+    """Return [B, T] advantages, 0 outside the mask, and the critic's returns if there are any."""
+    credit, options = parts.credit, parts.advantage.options
+    # Credit by turn replaces the estimator (GAE over turns), or adds the turn's part to what it gives.
+    entry = parts.credit_entry
+    instead = entry is not None and entry.replaces is not None
+    function = credit.function if instead else parts.advantage.function
+    estimate = function(x, **options, **(credit.options if instead else {}))
+    advantages, returns = estimate if isinstance(estimate, tuple) else (estimate, None)
+    # A response's advantage [B] is that of each of its tokens.
+    advantages = advantages if advantages.dim() == 2 else advantages.unsqueeze(1)
+    advantages = masked(advantages.expand(x.mask.shape), x.mask)
+    if parts.credits_turns and not instead:
+        advantages = credit.function(x, advantages, **credit.options)
+    return advantages, returns
 
 
 def _clipped(parts: Parts, rewards: Tensor) -> Tensor:
@@ -147,6 +206,7 @@ def _advantage_stats(raw: Tensor, x: Rewarded, advantages: Tensor, reward_kl: Te
     )
     kl_total = x.all_reduce(reward_kl.sum().reshape(1))[0]
     return {
+        **_turn_stats(x),
         "reward/mean": float(reward_mean),
         "reward/std": float(reward_std),
         "advantage/mean": float(mean),
@@ -156,6 +216,16 @@ def _advantage_stats(raw: Tensor, x: Rewarded, advantages: Tensor, reward_kl: Te
         "reward/kl_per_response": float(divide(kl_total, num)),
         "response/length_mean": float(divide(tokens, num)),
     }
+
+
+def _turn_stats(x: Rewarded) -> dict[str, float]:
+    """Return the share of turns with a reward, and of turns whose state no other turn of the group shares."""
+    if x.turn_rewards is None or x.turns is None:
+        return {}
+    exists = turns_of(x)
+    counts = [exists.sum(), (exists & x.turn_rewards.isfinite()).sum(), num_alone(x, exists)]
+    num, rewarded, alone = x.all_reduce(torch.stack(counts).double())
+    return {"credit/rewarded": float(divide(rewarded, num)), "credit/states_alone": float(divide(alone, num))}
 
 
 def _group_sizes(x: Rewarded) -> Tensor:

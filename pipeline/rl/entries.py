@@ -106,6 +106,14 @@ class SurrogateEntry(Entry):
     """Function that returns the tokens [B, T] which the surrogate stops, to be counted; None: a clip, or nothing."""
 
 
+@dataclass(frozen=True, slots=True)
+class CreditEntry(Entry):
+    """A named credit: the part of the turns in the advantage of a token."""
+
+    replaces: str | None = None
+    """The advantage whose estimator the credit takes the place of; None: it adds to any advantage per response."""
+
+
 def load(function: Function) -> Callable[..., Any]:
     """Return the callable that an entry names. Importing its module loads tensors."""
     if not isinstance(function, str):

@@ -23,6 +23,8 @@ class Setting:
     top_k: int = 0
     experts: bool = True
     """The policy may be a mixture of experts."""
+    observation_coef: float = 0.0
+    """Weight of the log-likelihood of what environments answered."""
 
 
 PLAIN = Setting()
@@ -37,10 +39,11 @@ def explain(
     """
     lines = [f"algorithm   {name}" + (f"  ({source})" if source else "")] if name else []
     lines += [
-        f"maximise    J = {_objective(parts)}",
+        f"maximise    J = {_objective(parts, setting.observation_coef)}",
         *_where(parts.surrogate),
         f"advantage   {_formula(parts.advantage)[0]}",
         *_where(parts.advantage),
+        *([f"credit      {_formula(parts.credit)[0]}", *_where(parts.credit)] if parts.credits_turns else []),
         f"ratio       {catalog.RATIOS[parts.ratio]}",
         *(f"{label:<12}{text}" for label, text in _details(parts, setting)),
         f"models      {'; '.join(models(parts, setting))}",
@@ -65,7 +68,7 @@ def models(parts: Parts, setting: Setting = PLAIN) -> list[str]:
     return [*held, *(setting.reward_models or ["no reward model: rewards come from verifiers"])]
 
 
-def _objective(parts: Parts) -> str:
+def _objective(parts: Parts, observation_coef: float) -> str:
     inner = _formula(parts.surrogate)[0]
     weights = "".join(f" {symbol}" for symbol in _weights(parts))
     terms = [f"({inner}){weights}" if weights else inner]
@@ -79,6 +82,8 @@ def _objective(parts: Parts) -> str:
         text += f" + {parts.terms.ptx_coef:g} mean log pi(SFT text)"
     if parts.terms.nll_coef:
         text += f" + {parts.terms.nll_coef:g} mean log pi(right responses)"
+    if observation_coef:
+        text += f" + {observation_coef:g} mean log pi(observations)"
     return text
 
 

@@ -22,8 +22,9 @@ from pipeline.rl.corrections import (
     response_weight,
     training_mask,
 )
+from pipeline.rl.episodes import Shares, sequences_of
 from pipeline.rl.logprobs import working
-from pipeline.rl.metrics import Observed, observe, summarize_stats
+from pipeline.rl.metrics import SUMS, Observed, observe, summarize_stats
 from pipeline.rl.parts import Parts
 from pipeline.rl.ratios import log_ratio
 from pipeline.rl.reduce import masked, masked_sum
@@ -37,9 +38,11 @@ class Counts:
     tokens: float = 0.0
     """Response tokens that train."""
     sequences: float = 0.0
-    """Responses with at least one such token."""
+    """Responses with at least one such token; an episode of several turns or rows is one."""
     right_tokens: float = 0.0
     """Such tokens of right responses; 0 where they are not told apart."""
+    observed: float = 0.0
+    """Tokens that answered the policy; 0 where they are not told apart."""
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(*(a + b for a, b in zip(self.to_list(), other.to_list(), strict=True)))
@@ -77,6 +80,10 @@ class LossInputs:
     """Mean of the mismatch weights over the whole batch, which normalised weights are divided by."""
     right: Tensor | None = None
     """[B] bool: the response is right."""
+    shares: Shares | None = None
+    """The part of its episode that each row is; None where every row is a whole episode."""
+    observed: Tensor | None = None
+    """[B, T]: 1 on the tokens that answered the policy, for `observation_coef`; none of them is a response token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +94,19 @@ class LossOutput:
     stats: Tensor
 
 
-def count(parts: Parts, response_mask: Tensor, truncated: Tensor | None = None, right: Tensor | None = None) -> Counts:
+def count(
+    parts: Parts,
+    response_mask: Tensor,
+    truncated: Tensor | None = None,
+    right: Tensor | None = None,
+    shares: Shares | None = None,
+    observed: Tensor | None = None,
+) -> Counts:
     """Return the counts of one micro-batch. Rows without a trained token count nowhere."""
     mask = training_mask(parts, response_mask, truncated)
     right_tokens = 0.0 if right is None else float((mask & right.unsqueeze(1)).sum())
-    return Counts(float(mask.sum()), float(mask.any(dim=1).sum()), right_tokens)
+    answers = 0.0 if observed is None else float(training_mask(parts, observed, truncated).sum())
+    return Counts(float(mask.sum()), float(sequences_of(mask, shares).sum()), right_tokens, answers)
 
 
 def policy_loss(
@@ -101,12 +116,13 @@ def policy_loss(
     *,
     kl_coef: float | None = None,
     entropy_coef: float | None = None,
+    observation_coef: float = 0.0,
 ) -> LossOutput:
-    """Return this micro-batch's share of the loss to minimise: -objective + kl + nll - entropy bonus.
+    """Return this micro-batch's share of the loss to minimise: -objective + kl + nll + observations - entropy bonus.
 
     `totals` are the counts of the whole optimiser step. `kl_coef` and `entropy_coef` replace the parts' own. The
-    entropy bonus is a mean over tokens under every aggregation, and nll one over the tokens of right responses, so that
-    their coefficients mean the same everywhere.
+    entropy bonus is a mean over tokens under every aggregation, nll over the tokens of right responses, and that of
+    observations over observed tokens, so that coefficients mean the same everywhere.
 
     Raises: DataError for a missing input.
     """
@@ -130,12 +146,13 @@ def policy_loss(
     # A dropped token's objective may be infinite, and 0 * inf is NaN.
     elements = torch.where(weight != 0, objective * weight, torch.zeros_like(objective * weight))
     estimate = _kl_estimate(parts, logprobs, ref, old) if parts.kl.where == "loss" else None
-    losses = {"policy_loss": -_aggregate(parts, elements, mask, totals)}
-    losses |= _terms(parts, inputs, mask, totals, logprobs, estimate, (kl_coef, entropy_coef))
+    losses = {"policy_loss": -_aggregate(parts, elements, mask, totals, inputs.shares)}
+    losses |= _terms(parts, inputs, mask, totals, logprobs, estimate, (kl_coef, entropy_coef, observation_coef))
     loss = torch.stack(list(losses.values())).sum()
     seen = Observed(
         losses={"loss": loss, **losses},
         mask=mask,
+        sequences=sequences_of(mask, inputs.shares),
         filtered=everything & ~mask,  # by the overlong filter
         logprobs=logprobs,
         old_logprobs=old,
@@ -164,6 +181,9 @@ def summarize(stats: Tensor, totals: Counts) -> dict[str, float]:
             f"statistics hold {out['tokens/trained']:g} tokens but the denominator counted {totals.tokens:g}; "
             "sum both over the same micro-batches and ranks"
         )
+    if totals.observed:
+        loss = float(stats[SUMS.index("observation_loss")])
+        out |= {"loss/observation": loss, "observation/tokens": totals.observed}
     return out
 
 
@@ -247,9 +267,15 @@ def _chosen(tokens: Tensor | None, what: str, name: str) -> Tensor:
     return tokens > 0
 
 
-def _aggregate(parts: Parts, x: Tensor, mask: Tensor, totals: Counts) -> Tensor:
+def _aggregate(parts: Parts, x: Tensor, mask: Tensor, totals: Counts, shares: Shares | None) -> Tensor:
     return reduce.aggregate(
-        parts.aggregate, x, mask, tokens=totals.tokens, sequences=totals.sequences, norm_length=parts.norm_length
+        parts.aggregate,
+        x,
+        mask,
+        tokens=totals.tokens,
+        sequences=totals.sequences,
+        norm_length=parts.norm_length,
+        lengths=None if shares is None else shares.lengths,
     )
 
 
@@ -260,19 +286,24 @@ def _terms(
     totals: Counts,
     logprobs: Tensor,
     estimate: Tensor | None,
-    coefs: tuple[float | None, float | None],
+    coefs: tuple[float | None, float | None, float],
 ) -> dict[str, Tensor]:
-    """Return the terms besides the objective, by name. `estimate`: the KL by token; `coefs`: its own and entropy's."""
+    """Return the terms besides the objective, by name.
+
+    `estimate`: the KL by token. `coefs`: of the KL, of the entropy and of observations.
+    """
     losses = {}
     if estimate is not None:
         # Neither weights nor drops apply: the KL holds back every token of the mask.
         beta = parts.kl.coef if coefs[0] is None else coefs[0]
-        losses["kl_loss"] = beta * _aggregate(parts, estimate, mask, totals)
+        losses["kl_loss"] = beta * _aggregate(parts, estimate, mask, totals, inputs.shares)
     if parts.terms.nll_coef != 0:
         losses["nll_loss"] = -parts.terms.nll_coef * _mean_of_right(inputs.right, logprobs, mask, totals)
     bonus = parts.terms.entropy_coef if coefs[1] is None else coefs[1]
     if bonus != 0:
         losses["entropy_loss"] = -bonus * _mean_entropy(inputs.entropy, mask, totals)
+    if coefs[2] != 0:
+        losses["observation_loss"] = -coefs[2] * _mean_of_observed(parts, inputs, totals)
     return losses
 
 
@@ -288,6 +319,13 @@ def _mean_of_right(right: Tensor | None, logprobs: Tensor, mask: Tensor, totals:
             "nll_coef trains on right responses and needs right [B], got None; say which responses are right"
         )
     return reduce.divide(masked_sum(logprobs, mask & right.unsqueeze(1)), totals.right_tokens)
+
+
+def _mean_of_observed(parts: Parts, inputs: LossInputs, totals: Counts) -> Tensor:
+    if inputs.observed is None:
+        raise DataError("observation_coef trains on what was observed and needs observed [B, T], got None")
+    where = training_mask(parts, inputs.observed, inputs.truncated)
+    return reduce.divide(masked_sum(working(inputs.logprobs), where), totals.observed)
 
 
 def _mean_entropy(entropy: Tensor | None, mask: Tensor, totals: Counts) -> Tensor:

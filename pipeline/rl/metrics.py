@@ -19,6 +19,7 @@ SUMS = (
     "kl_loss",
     "entropy_loss",
     "nll_loss",
+    "observation_loss",
     "tokens",
     "sequences",
     "filtered_tokens",
@@ -34,6 +35,7 @@ SUMS = (
     "ref_capped",
     "entropy",
     "entropy_tokens",
+    "surprise",
     "weight",
     "weight_sq",
     "gen_tokens",
@@ -61,10 +63,12 @@ NUM_STATS = len(SUMS) + 2 * NUM_BINS  # sums, histogram of log-ratios, histogram
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Inputs of the statistics of one micro-batch. All are [B, T] but the losses."""
+    """Inputs of the statistics of one micro-batch. All are [B, T] but the losses and `sequences`."""
 
     losses: dict[str, Tensor]
     mask: Tensor
+    sequences: Tensor
+    """[B] bool: rows that count a response."""
     filtered: Tensor
     logprobs: Tensor
     old_logprobs: Tensor
@@ -92,10 +96,10 @@ def observe(x: Observed) -> Tensor:
     drift = x.logprobs - x.old_logprobs  # per token, whatever the level of the ratio
     # Weights of the effective sample size compare to the distribution that was sampled from.
     weight = exp_clamped(x.logprobs - (x.old_logprobs if x.rollout_logprobs is None else x.rollout_logprobs))
-    values: dict[str, Tensor | float] = {
+    values: dict[str, Tensor] = {
         **x.losses,
         "tokens": mask.sum(),
-        "sequences": mask.any(dim=1).sum(),
+        "sequences": x.sequences.sum(),
         "filtered_tokens": x.filtered.sum(),
         "ratio": masked_sum(exp_clamped(log_ratio), mask),
         "clamped": (mask & (log_ratio.abs() > LOG_RATIO_LIMIT)).sum(),
@@ -127,8 +131,11 @@ def observe(x: Observed) -> Tensor:
         apart = torch.zeros(NUM_BINS, dtype=torch.float64, device=mask.device)
     if x.entropy is not None:
         values |= {"entropy": masked_sum(x.entropy, mask), "entropy_tokens": mask.sum()}
+        values["surprise"] = -masked_sum(x.logprobs, mask)
     values |= {f"drop_{why}": (mask & dropped).sum() for why, dropped in x.drops.items()}
-    sums = [torch.as_tensor(values.get(name, 0.0), dtype=torch.float64, device=mask.device) for name in SUMS]
+    # One nought for all that was not observed: each number of the host would be a copy to the device of its own.
+    nought = torch.zeros((), dtype=torch.float64, device=mask.device)
+    sums = [values[name].to(torch.float64) if name in values else nought for name in SUMS]
     return torch.cat([torch.stack(sums), _histogram(log_ratio, mask), apart])
 
 
@@ -175,6 +182,8 @@ def summarize_stats(stats: Tensor) -> dict[str, float]:
         out |= {f"mismatch/p{q:02d}": abs(math.log(_quantile(apart, q / 100))) for q in (50, 90, 99)}
     if row["entropy_tokens"]:
         out["entropy"] = row["entropy"] / row["entropy_tokens"]
+        # Equal to the entropy on average, if the tokens were drawn from the policy that trains and from nothing else.
+        out["surprise"] = row["surprise"] / row["entropy_tokens"]
     histogram = stats[len(SUMS) : len(SUMS) + NUM_BINS]
     return out | {f"ratio/p{q:02d}": _quantile(histogram, q / 100) for q in (1, 50, 99)}
 

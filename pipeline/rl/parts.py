@@ -13,7 +13,17 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pipeline.errors import ConfigError
-from pipeline.rl.catalog import ADVANTAGES, SURROGATES, AdvantageEntry, Entry, OptionValue, SurrogateEntry, load
+from pipeline.rl.catalog import (
+    ADVANTAGES,
+    CREDITS,
+    SURROGATES,
+    AdvantageEntry,
+    CreditEntry,
+    Entry,
+    OptionValue,
+    SurrogateEntry,
+    load,
+)
 
 RatioLevel = Literal["token", "sequence", "sequence_token", "sequence_product", "none"]
 Aggregate = Literal[
@@ -50,7 +60,7 @@ class Part:
     @classmethod
     def of(cls, name: str, numbers: object, **instead: OptionValue) -> Part:
         """Return the catalog's part `name`, its options taken from `instead`, or else from attributes of `numbers`."""
-        options = (ADVANTAGES | SURROGATES)[name].options  # no name is in both
+        options = (ADVANTAGES | SURROGATES | CREDITS)[name].options  # no name is in two of them
         return cls(name, {key: instead[key] if key in instead else getattr(numbers, key) for key in options})
 
     @property
@@ -61,7 +71,7 @@ class Part:
     @property
     def entry(self) -> Entry | None:
         """The catalog's entry of the part; None for a callable."""
-        return (ADVANTAGES | SURROGATES).get(self.name) if isinstance(self.name, str) else None
+        return (ADVANTAGES | SURROGATES | CREDITS).get(self.name) if isinstance(self.name, str) else None
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -134,7 +144,7 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shaping:
-    """Changes to rewards before advantages are computed. All off by default."""
+    """Changes to rewards before advantages are computed, and the credit of single turns. All off by default."""
 
     overlong_buffer: float | None = None
     """Soft overlong penalty over the last share of the length limit."""
@@ -146,6 +156,8 @@ class Shaping:
     """Rewards are clamped to [-reward_clip, reward_clip]."""
     group_length_penalty: float = 0.0
     """Rewards fall by this, times the group's mean reward, times the length as a share of the group's longest."""
+    credit: Part = Part("outcome")
+    """The part of single turns in the advantage, for episodes of several."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +229,21 @@ class Parts:
         return ADVANTAGES.get(self.advantage.name) if isinstance(self.advantage.name, str) else None
 
     @property
+    def credit(self) -> Part:
+        """The part of single turns in the advantage."""
+        return self.shaping.credit
+
+    @property
+    def credit_entry(self) -> CreditEntry | None:
+        """The catalog's entry for the credit; None for a callable."""
+        return CREDITS.get(self.credit.name) if isinstance(self.credit.name, str) else None
+
+    @property
+    def credits_turns(self) -> bool:
+        """Single turns enter the advantages, with their rewards and states."""
+        return self.credit.name != "outcome"
+
+    @property
     def surrogate_entry(self) -> SurrogateEntry | None:
         """The catalog's entry for the surrogate; None for a callable."""
         return SURROGATES.get(self.surrogate.name) if isinstance(self.surrogate.name, str) else None
@@ -249,15 +276,17 @@ class Parts:
 
     @property
     def needs_group(self) -> bool:
-        """The advantage compares responses to one prompt: groups of two or more."""
-        return "group" in self.needs
+        """The advantage compares responses to one prompt, or their turns: groups of two or more."""
+        entry = self.credit_entry
+        compares_turns = self.credits_turns and (entry is None or entry.replaces is None)
+        return "group" in self.needs or compares_turns
 
     @property
     def token_advantage(self) -> bool:
         """The advantage may differ between tokens of a response."""
         entry = self.advantage_entry
         to_go = self.kl.where == "reward" and self.advantage.options.get("kl_credit") == "to_go"
-        return self.advantage.per_token or to_go or (entry is not None and entry.per_token)
+        return self.credits_turns or self.advantage.per_token or to_go or (entry is not None and entry.per_token)
 
     @property
     def surrogate_selects(self) -> bool:

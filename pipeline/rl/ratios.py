@@ -45,13 +45,14 @@ def exp_clamped(x: Tensor) -> Tensor:
 def proximal(method: Proximal, sampled: Tensor, current: Tensor, share: Tensor) -> Tensor:
     """Return log-probs [B, T] that approximate the policy at batch start, without a forward of its own.
 
-    It lies on the way from the policy that sampled a row to the current one: `share` [B] of the updates in between were
-    taken at batch start. `loglinear` interpolates log-probs, `linear` probabilities; share 1 is the current policy.
+    It lies on the way from the policy that sampled a row to the current one: `share` [B], or [B, T] by token, of the
+    updates in between were taken at batch start. `loglinear` interpolates log-probs, `linear` probabilities; share 1 is
+    the current policy.
 
     Raises: ConfigError for a method without an approximation.
     Source: AReaL's `compute_prox_logp_approximations`; its share counts whole versions, ours minibatches too.
     """
-    share = share.unsqueeze(1).to(current.dtype)
+    share = (share if share.dim() == 2 else share.unsqueeze(1)).to(current.dtype)
     if method == "loglinear":
         return torch.lerp(sampled.to(current.dtype), current, share)
     if method == "linear":

@@ -53,12 +53,20 @@ def sequence_mean(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def aggregate(
-    name: Aggregate, x: Tensor, mask: Tensor, *, tokens: float, sequences: float, norm_length: int | None
+    name: Aggregate,
+    x: Tensor,
+    mask: Tensor,
+    *,
+    tokens: float,
+    sequences: float,
+    norm_length: int | None,
+    lengths: Tensor | None = None,
 ) -> Tensor:
     """Return this micro-batch's share of the aggregate of x [B, T] (or [B, 1]) over the whole optimiser step.
 
     `tokens` and `sequences` are counted over the whole optimiser step (all micro-batches and ranks), so that the shares
-    add up to the aggregate whatever the split. Rows with an empty mask count in neither.
+    add up to the aggregate whatever the split. Rows with an empty mask count in neither. `lengths` [B]: trained tokens
+    of the whole episode that a row belongs to, over which a sequence's mean is; None where every row is an episode.
 
     Raises: ConfigError if `sequence_mean_token_sum_norm` has no length, or the name is unknown.
     """
@@ -68,6 +76,8 @@ def aggregate(
         return divide(masked_sum(x, mask), tokens)
     # Empty rows add 0 here, and are not among `sequences`.
     if name in ("sequence_mean_token_mean", "sequence_mean"):
+        if lengths is not None:
+            return divide(divide(masked_sum(x, mask, dim=1), lengths).sum(), sequences)
         return divide(masked_mean(x, mask, dim=1).sum(), sequences)
     if name == "sequence_mean_token_sum":
         return divide(masked_sum(x, mask), sequences)

@@ -38,10 +38,11 @@ def check(parts: Parts) -> None:
         raise ConfigError(f"allow has no {sorted(unknown)[0]!r}; known: {', '.join(sorted(UNUSUAL))}")
     _check_part("advantage", parts.advantage, catalog.ADVANTAGES)
     _check_part("surrogate", parts.surrogate, catalog.SURROGATES)
+    _check_part("credit", parts.credit, catalog.CREDITS)
     _check_name("ratio", parts.ratio, catalog.RATIOS)
     _check_name("aggregate", parts.aggregate, catalog.AGGREGATES)
     # One message at a time: the first wrong choice is often the cause of the next message.
-    for wrong in (_wrong_surrogate, _wrong_kl, _wrong_advantage, _wrong_mismatch, _wrong_numbers):
+    for wrong in (_wrong_credit, _wrong_surrogate, _wrong_kl, _wrong_advantage, _wrong_mismatch, _wrong_numbers):
         for message in wrong(parts):
             raise ConfigError(message)
     for name in _unusual(parts):
@@ -70,6 +71,39 @@ def _check_part(field: str, part: Part, table: Mapping[str, catalog.Entry]) -> N
         if key not in part.options:
             raise ConfigError(f"{field} {part.name!r} needs option {key!r} ({option})")
         option.check(f"{field}.{key}", part.options[key])
+
+
+def _wrong_credit(parts: Parts) -> Iterator[str]:
+    credit, advantage = parts.credit.label, parts.advantage
+    if not parts.credits_turns:
+        return
+    surrogate, entry = parts.surrogate_entry, parts.credit_entry
+    if surrogate is not None and surrogate.whole_response:
+        yield (
+            f"credit {credit!r} gives one advantage per turn, and surrogate {parts.surrogate.label!r} takes one per "
+            "response; set credit: outcome, or use surrogate clip"
+        )
+    if entry is not None and entry.replaces is not None:
+        if advantage.name != entry.replaces:
+            yield (
+                f"credit {credit!r} is {entry.replaces} over turns, and advantage {advantage.label!r} is another "
+                f"estimate; use advantage {entry.replaces} (algorithm ppo), or credit: turns"
+            )
+        if advantage.options.get("length_alpha") is not None:
+            yield f"length_alpha counts tokens, and the steps of credit {credit!r} are turns; set length_alpha to null"
+        return
+    per_token = advantage.per_token or (parts.advantage_entry is not None and parts.advantage_entry.per_token)
+    if per_token:
+        instead = " with a critic set credit: turn_gae," if parts.needs_critic else ""
+        yield (
+            f"credit {credit!r} adds to one advantage per response, and advantage {advantage.label!r} credits each "
+            f"token already;{instead} use group_norm or another response-level advantage, or set credit: outcome"
+        )
+    if parts.dynamic_sampling and parts.credit.options.get("outcome") == 0:
+        yield (
+            f"dynamic_sampling drops groups of equal outcomes, and credit {credit!r} with credit_outcome 0 uses no "
+            "outcome; set dynamic_sampling: false, or credit_outcome above 0"
+        )
 
 
 def _wrong_surrogate(parts: Parts) -> Iterator[str]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Protocol
 
+from pipeline.config.choices import ENVIRONMENT
 from pipeline.errors import EngineError
 from pipeline.rollout.engine import Completion, Ended, Engine, Request, Sampling
+from pipeline.rollout.rounds import EndedEpisode, Episodes, play
 from pipeline.seeds import derive
-from pipeline.types import Prompt, Rollout, Written
+from pipeline.types import FinishReason, Prompt, Rollout, Turn, Written
 
 Reader = Callable[[Sequence[Written]], None]
 """Receives responses as they end, each with its place among the rollouts that `collect` returns."""
@@ -28,27 +31,90 @@ class Renders(Protocol):
         ...
 
 
+@dataclass
+class Generation:
+    """The objects and the seed that responses are generated with."""
+
+    engine: Engine
+    renderer: Renders
+    seed: int
+    """The root of all random numbers."""
+    episodes: Episodes | None = None
+    """None where no prompt has an environment."""
+
+
 def collect(
-    engine: Engine,
-    renderer: Renders,
+    by: Generation,
     prompts: Sequence[Prompt],
     samples: int,
     sampling: Sampling,
-    seed: int,
     *stream: str | int,
     reader: Reader | None = None,
 ) -> list[Rollout]:
     """Return `samples` responses to each prompt, prompt by prompt. Equal seeds and streams give equal responses.
 
-    `reader` receives the responses that the engine tells of while it still writes others.
+    Prompts with an environment become episodes, which are played after the single responses are written.
+    `reader` receives the responses that the engine tells of while it still writes others, and episodes as they end.
     Raises: EngineError for an engine that does not record what `sampling` asks for.
     """
+    alone = [i for i, p in enumerate(prompts) if p.environment is None]
+    played = [i for i, p in enumerate(prompts) if p.environment is not None]
+    own, games = [prompts[i] for i in alone], [prompts[i] for i in played]
+    responses: list[Rollout] = []
+    if own or not games:  # ranks that share an engine call it together, also one that has no prompt
+        responses = _respond(by, own, samples, sampling, stream, _of_places(reader, alone, samples))
+    if games:
+        if by.episodes is None:
+            raise EngineError(f"prompt {games[0].id!r} has the environment {games[0].environment!r}, and none was made")
+        on_end = _episode_reader(_of_places(reader, played, samples), games, samples)
+        responses += play(by.engine, by.episodes, games, samples, sampling, by.seed, *stream, on_end=on_end)
+        check_recorded(sampling, [turn for r in responses for turn in r.turns])
+    # Back to the order of the prompts; both lists have `samples` responses to each of theirs.
+    place = {i: k for k, i in enumerate([*alone, *played])}
+    return [r for i in range(len(prompts)) for r in responses[place[i] * samples : (place[i] + 1) * samples]]
+
+
+def _of_places(reader: Reader | None, places: Sequence[int], samples: int) -> Reader | None:
+    """Return a reader of the responses to some of the prompts, which are at `places` among all."""
+    if reader is None:
+        return None
+
+    def tell(ended: Sequence[Written]) -> None:
+        reader([replace(w, place=places[w.place // samples] * samples + w.place % samples) for w in ended])
+
+    return tell
+
+
+def _episode_reader(reader: Reader | None, prompts: Sequence[Prompt], samples: int) -> EndedEpisode | None:
+    """Return a reader of episodes, which tells `reader` of those that a verifier grades."""
+    if reader is None:
+        return None
+
+    def tell(place: int, rollout: Rollout) -> None:
+        episode, prompt = rollout.episode, prompts[place // samples]
+        if episode is not None and episode.outcome is None and prompt.verifier != ENVIRONMENT:
+            finish: FinishReason = "length" if rollout.was_cut else "stop"
+            reader([Written(place, prompt, rollout.answer, finish, episode.messages)])
+
+    return tell
+
+
+def _respond(
+    by: Generation,
+    prompts: Sequence[Prompt],
+    samples: int,
+    sampling: Sampling,
+    stream: Sequence[str | int],
+    reader: Reader | None,
+) -> list[Rollout]:
+    """Return `samples` single responses to each prompt."""
+    engine, renderer = by.engine, by.renderer
     times: Counter[str] = Counter()
     requests = []
     for p in prompts:  # a prompt that comes twice (an epoch ends in this call) gets other numbers the second time
         own = (p.id, times[p.id]) if times[p.id] else (p.id,)
         times[p.id] += 1
-        seeds = tuple(derive(seed, "rollout", *stream, *own, i) for i in range(samples))
+        seeds = tuple(derive(by.seed, "rollout", *stream, *own, i) for i in range(samples))
         requests.append(Request(renderer.prompt_ids(p), seeds))
 
     text_of = cache(renderer.decode)  # a response that the reader received is not decoded a second time
@@ -86,7 +152,7 @@ def _rollout(prompt: Prompt, request: Request, sample: int, completion: Completi
     )
 
 
-def check_recorded(sampling: Sampling, completions: Sequence[Completion]) -> None:
+def check_recorded(sampling: Sampling, completions: Sequence[Completion | Turn]) -> None:
     """Raise EngineError where the engine did not record what `sampling` asks for."""
     if sampling.max_kept and sampling.is_cut and any(c.kept is None for c in completions):
         raise EngineError(

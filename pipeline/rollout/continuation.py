@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from pipeline.rollout.collect import Renders, check_recorded, collect
-from pipeline.rollout.engine import Completion, Engine, Request, Sampling
+from pipeline.rollout.collect import Generation, Renders, check_recorded, collect
+from pipeline.rollout.engine import Completion, Request, Sampling
 from pipeline.seeds import derive
 from pipeline.types import KeptTokens, Prompt, Rollout, Routing
 
@@ -27,36 +27,32 @@ class PartialBatch:
     """For each kind asked, prompt by prompt. Empty before the first piece."""
 
 
-def continue_batch(
-    batch: PartialBatch, engine: Engine, renderer: Renders, seed: int, max_new_tokens: int | None
-) -> None:
+def continue_batch(batch: PartialBatch, by: Generation, max_new_tokens: int | None) -> None:
     """Sample up to `max_new_tokens` further tokens of each unfinished response; None: all that is left."""
     is_first = not batch.rollouts
     for kind, (name, samples, sampling) in enumerate(batch.asked):
         if is_first:
             most = sampling.max_tokens if max_new_tokens is None else min(max_new_tokens, sampling.max_tokens)
             first, stream = replace(sampling, max_tokens=most), (name, *batch.stream)
-            batch.rollouts.append(collect(engine, renderer, batch.prompts, samples, first, seed, *stream))
+            batch.rollouts.append(collect(by, batch.prompts, samples, first, *stream))
         else:
             # a stream of its own: a continued response must not repeat the numbers of its first piece
             stream = (name, *batch.stream, "on")
-            batch.rollouts[kind] = continue_rollouts(
-                engine, renderer, batch.rollouts[kind], sampling, max_new_tokens, seed, *stream
-            )
+            batch.rollouts[kind] = continue_rollouts(by, batch.rollouts[kind], sampling, max_new_tokens, *stream)
 
 
 def is_unfinished(rollout: Rollout, sampling: Sampling) -> bool:
-    """True if the response neither ended nor reached its limit."""
+    """True if the response neither ended nor reached its limit. Episodes are played to their end at once."""
+    if rollout.episode is not None:
+        return False
     return rollout.finish_reason == "length" and len(rollout.response_ids) < sampling.max_tokens
 
 
 def continue_rollouts(
-    engine: Engine,
-    renderer: Renders,
+    by: Generation,
     rollouts: Sequence[Rollout],
     sampling: Sampling,
     max_new_tokens: int | None,
-    seed: int,
     *stream: str | int,
 ) -> list[Rollout]:
     """Return the rollouts, the unfinished ones longer by up to `max_new_tokens` of the engine's present weights.
@@ -72,16 +68,16 @@ def continue_rollouts(
         if is_unfinished(r, sampling):
             length = len(r.response_ids)
             # The length names the piece: each further piece begins at another one, so its numbers are new.
-            request_seed = derive(seed, "rollout", *stream, *key, times[key], length)
+            request_seed = derive(by.seed, "rollout", *stream, *key, times[key], length)
             left = sampling.max_tokens - length
             request = Request(r.prompt_ids + r.response_ids, (request_seed,))
             by_length.setdefault(left if max_new_tokens is None else min(max_new_tokens, left), []).append((i, request))
     out = list(rollouts)
     for most, requests in by_length.items():  # one call for each limit: a call has one max_tokens
-        answers = engine.generate([request for _, request in requests], replace(sampling, max_tokens=most))
+        answers = by.engine.generate([request for _, request in requests], replace(sampling, max_tokens=most))
         check_recorded(sampling, [c for (c,) in answers])
         for (i, _), (completion,) in zip(requests, answers, strict=True):
-            out[i] = _extended(rollouts[i], completion, renderer)
+            out[i] = _extended(rollouts[i], completion, by.renderer)
     return out
 
 
@@ -116,4 +112,4 @@ def _joined_routing(rollout: Rollout, more: Routing | None) -> Routing | None:
 
 def oldest_version(rollouts: Iterable[Rollout]) -> int:
     """Return the version of the weights that sampled the oldest token of the rollouts."""
-    return min(r.policy_version for r in rollouts)
+    return min(r.oldest_version for r in rollouts)

@@ -16,6 +16,8 @@ class Request:
 
     prompt_ids: tuple[int, ...]
     seeds: tuple[int, ...]
+    keys: tuple[int, ...] = ()
+    """For each seed a number; servers that are many answer equal numbers by one of them, for its prefix cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,11 @@ class Engine(Protocol):
     @property
     def fallback_reason(self) -> str | None:
         """The reason for the fallback; None where none is in use."""
+        ...
+
+    @property
+    def answers_threads(self) -> bool:
+        """True if several threads may call `generate` at the same time, and each is answered as soon as it can be."""
         ...
 
     def publish(self, version: int) -> None:

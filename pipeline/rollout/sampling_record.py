@@ -81,7 +81,7 @@ class Moved:
             self.on_cpu()
 
     def on_cpu(self) -> list[tuple[Tensor, Tensor]]:
-        """Move the pairs that wait; return all pairs in the order of their coming."""
+        """Move the pairs that wait; return all pairs in the order in which they came."""
         if self._there:
             values, rows = ([pair[i] for pair in self._there] for i in (0, 1))
             self._here += zip(_together(values), _together(rows), strict=True)

@@ -15,6 +15,7 @@ class ScriptedEngine:
 
     is_fast: bool | None = None
     fallback_reason: str | None = None
+    answers_threads = False
 
     def __init__(self, script: Script, eos_id: int, logprob: float = -0.5) -> None:
         self.script, self.eos_id, self.logprob = script, eos_id, logprob

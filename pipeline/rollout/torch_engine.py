@@ -37,6 +37,8 @@ class RequestPart(NamedTuple):
 class TorchEngine:
     """Generates with the module `model` (a transformers causal LM), on its device."""
 
+    answers_threads = False
+
     def __init__(self, model: Any, eos_ids: Sequence[int], pad_id: int, max_rows: int = 1024) -> None:
         self.model = model
         self._ends = frozenset(eos_ids)

@@ -43,6 +43,7 @@ class VllmEngine:
 
     is_fast: bool | None = None
     fallback_reason: str | None = None
+    answers_threads = False
     _live = 0
 
     def __init__(

@@ -37,7 +37,7 @@ class ServerProcess:
         """`environment`: variables of the server next to this process's own."""
         self.log = log
         # Another process may take the port first; the server then ends, and `wait` reports its log.
-        port = _free_port()
+        port = free_port()
         self.url = f"http://{HOST}:{port}"
         command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", HOST, "--port", str(port)]
         command += ["--enable-scale-out", *flags(arguments)]
@@ -79,11 +79,16 @@ class ServerProcess:
 def start_child(command: Sequence[str], out: Any, more: Mapping[str, str] = {}) -> subprocess.Popen[bytes]:
     """Start the command under child_process, which ends it, and all that it starts, when this process dies."""
     parent = [sys.executable, str(Path(__file__).with_name("child_process.py")), str(os.getpid()), *command]
-    environment = {**os.environ, **ENVIRONMENT, **more}
-    environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)  # set for an engine in this process only
     return subprocess.Popen(
-        parent, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, start_new_session=True
+        parent, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment(more), start_new_session=True
     )
+
+
+def environment(more: Mapping[str, str] = {}) -> dict[str, str]:
+    """Return the variables of a server: this process's, those that every server has, and `more`."""
+    variables = {**os.environ, **ENVIRONMENT, **more}
+    variables.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)  # set for an engine in this process only
+    return variables
 
 
 def visible(devices: Sequence[int], num_seen: int, environment: Mapping[str, str] = os.environ) -> str:
@@ -123,8 +128,9 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _free_port() -> int:
+def free_port(host: str = HOST) -> int:
+    """Return a port that nothing uses now at this address; "": at every address of this machine."""
     with socket.socket() as probe:
-        probe.bind((HOST, 0))
+        probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port

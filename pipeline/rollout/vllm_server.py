@@ -1,8 +1,9 @@
 """vLLM servers as the rollout engine: started by the run, or given by URL.
 
-A request goes to whichever server has room. A server that fails is dropped, and other servers sample its unanswered
-requests again, with the same seeds. Weights go to each server by a channel of its own (`vllm_transfer`), so that a
-dead server does not delay the others; or through a folder that all servers see.
+A request goes to whichever server has room; the turns of an episode go to one, which has the earlier ones cached. A
+server that fails is dropped, and other servers sample its unanswered requests again, with the same seeds. Weights go to
+each server by a channel of its own (`vllm_transfer`), so that a dead server does not delay the others; or through a
+folder that all servers see.
 
 All ranks of a run use all servers. The first rank starts them and sends them the weights, at a time when no rank waits
 for responses. From then on, a server that any rank lost is lost to all ranks.
@@ -72,6 +73,7 @@ class VllmServerEngine:
 
     is_fast: bool | None = None
     fallback_reason: str | None = None
+    answers_threads = True
 
     def __init__(
         self, policy: EngineModel, config: VllmConfig, max_rows: int, folder: Path, peers: Peers | None = None
@@ -95,6 +97,8 @@ class VllmServerEngine:
         self._may_return: list[RemoteServer] = []
         """Lost servers that the run did not start: somebody may start them again."""
         self._leaving: list[Future[None]] = []
+        self._changes = threading.Lock()
+        """Held while servers are dropped or losses counted: several threads may call `generate`."""
         self._resampled = self._resampled_by_others = 0
         try:
             # The first rank names them, so that all ranks use equal addresses and one tag of the run.
@@ -276,38 +280,45 @@ class VllmServerEngine:
     ) -> None:
         """Move responses from `todo` to `made` by all servers; those of a server that fails go back to `todo`."""
         self._check_left()
-        label = self._label(self.version)
+        servers, label, num = list(self.servers), self._label(self.version), len(todo)
+        own = _deal(todo, requests, servers)
         refused: list[EngineError] = []
         failures: dict[RemoteServer, str] = {}
 
         def work(server: RemoteServer) -> None:
             while server not in failures and not refused:
                 try:
-                    i, j = todo.popleft()  # atomic, as append is: threads share the deque without a lock
+                    # Atomic, as append is: threads share the deques without a lock.
+                    i, j = (own[server] or todo).popleft()
                 except IndexError:
-                    return
+                    if not (own[server] or todo):
+                        return
+                    continue
                 options = self.policy.options(sampling, requests[i].seeds[j])
                 try:
                     made[i, j] = server.generate(requests[i].prompt_ids, options, label, sampling)
                 except ServerLost as exc:
                     # Another server draws it again from the same seed, so the loss leaves no trace in the data.
                     todo.append((i, j))
-                    self._resampled += 1
+                    with self._changes:
+                        self._resampled += 1
                     failures.setdefault(server, str(exc))
                 except EngineError as exc:
                     # Any server would refuse this request, so no thread takes another one.
                     refused.append(exc)
 
         ranks = 1 if self._peers is None else self._peers.size
-        most = min(-(-self.config.concurrency // ranks), len(todo))  # threads per server; all ranks use each server
+        most = min(-(-self.config.concurrency // ranks), num)  # threads per server; all ranks use each server
         # Daemons: a request that hangs must not keep the process from ending.
-        threads = [threading.Thread(target=work, args=(s,), daemon=True) for s in self.servers for _ in range(most)]
+        threads = [threading.Thread(target=work, args=(s,), daemon=True) for s in servers for _ in range(most)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         if refused:
             raise refused[0]
+        for server in failures:
+            todo.extend(own[server])
         self._drop(failures)
 
     def _each(self, call: Callable[[RemoteServer], Any]) -> None:
@@ -340,9 +351,13 @@ class VllmServerEngine:
 
     def _drop(self, failures: dict[RemoteServer, str]) -> None:
         """Use the servers no more, and end those that this run started: a hung server would keep its memory."""
-        for server, why in failures.items():
-            self.servers.remove(server)
-            self._lost_since[server.url] = why
+        with self._changes:
+            # A server that another thread has dropped meanwhile is gone from the list.
+            lost = {server: why for server, why in failures.items() if server in self.servers}
+            for server, why in lost.items():
+                self.servers.remove(server)
+                self._lost_since[server.url] = why
+        for server in lost:
             self._leaving.append(server.close())
             # Only the first rank sends weights, so it alone decides which servers are used again.
             if self.config.urls and self._is_first:
@@ -356,3 +371,15 @@ class VllmServerEngine:
             process.close()
         self._processes = []
         self._model.cleanup()
+
+
+def _deal(
+    todo: deque[Place], requests: Sequence[Request], servers: Sequence[RemoteServer]
+) -> dict[RemoteServer, deque[Place]]:
+    """Move the responses with a key from `todo` to the queues of their servers. A loss deals the rest again."""
+    own: dict[RemoteServer, deque[Place]] = {server: deque() for server in servers}
+    for _ in range(len(todo)):
+        i, j = todo.popleft()
+        keys = requests[i].keys
+        (own[servers[keys[j] % len(servers)]] if keys else todo).append((i, j))
+    return own

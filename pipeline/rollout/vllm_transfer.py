@@ -7,7 +7,6 @@ ours are called once for each piece, so that no process holds all weights and on
 from __future__ import annotations
 
 import pickle
-import socket
 import time
 from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from pipeline.config.rollout import VllmConfig
 from pipeline.errors import ConfigError
-from pipeline.rollout.vllm_process import visible
+from pipeline.rollout.vllm_process import free_port, visible
 from pipeline.rollout.vllm_remote import POLL_S, RemoteServer, ServerLost, in_thread
 from pipeline.rollout.weight_group import begin_broadcast, join_group, rendezvous
 
@@ -129,7 +128,7 @@ class VllmChannel:
         try:
             with on_gpu(device):
                 if way == "nccl":
-                    place = (server.address_here(), _free_port(), 1 + num_workers(server))
+                    place = (server.address_here(), free_port(""), 1 + num_workers(server))
                     self._sender: Any = vllm.open_nccl(client, self._piece, *place, piece_bytes)
                 else:
                     self._sender = vllm.open_ipc(client, self._piece, piece_bytes)
@@ -212,10 +211,3 @@ def settled(bucket: Sequence[tuple[str, Tensor]], way: Way) -> list[tuple[str, T
 def on_gpu(device: torch.device) -> AbstractContextManager[Any]:
     """Return a context in which this thread uses the device: a new thread uses the first GPU."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port

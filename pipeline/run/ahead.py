@@ -18,9 +18,8 @@ from typing import Any
 import torch
 
 from pipeline.errors import EngineError
-from pipeline.rollout.collect import Renders
+from pipeline.rollout.collect import Generation
 from pipeline.rollout.continuation import Asked, PartialBatch, continue_batch
-from pipeline.rollout.engine import Engine
 from pipeline.run.dealing import share_of
 from pipeline.run.own_stream import HERE, OwnStream
 from pipeline.run.rollouts import EarlyReader, Synchronous, confirm_published
@@ -42,9 +41,7 @@ class Asynchronous(Synchronous):
 
     def __init__(
         self,
-        engine: Engine,
-        renderer: Renders,
-        seed: int,
+        generation: Generation,
         ranks: Ranks,
         tokens_per_version: int | None,
         engine_copy: Any = None,
@@ -58,7 +55,7 @@ class Asynchronous(Synchronous):
         be published while a batch is being generated: a copy waits for its end. Otherwise publishing waits for it.
         `stream`: where the thread computes.
         """
-        super().__init__(engine, renderer, seed, ranks)
+        super().__init__(generation, ranks)
         self._tokens_per_version, self._engine_copy, self._stream = tokens_per_version, engine_copy, stream
         self._queue: deque[_InFlight] = deque()
         self._thread = ThreadPoolExecutor(1, "generation")
@@ -161,7 +158,7 @@ class Asynchronous(Synchronous):
         return PartialBatch(tuple(own), tuple(asked), (batch.step, "ahead", batch.number))
 
     def _continue(self, batch: PartialBatch, max_new_tokens: int | None) -> None:
-        continue_batch(batch, self.engine, self.renderer, self.seed, max_new_tokens)
+        continue_batch(batch, self.generation, max_new_tokens)
 
     def _submit(self, work: Callable[[], None]) -> Future[None]:
         before, self._last = self._last, self._thread.submit(self._stream.bound(_unless_failed(self._last, work)))

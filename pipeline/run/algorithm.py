@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from pipeline.config.episodes import longest_response
 from pipeline.config.preference import loop_parts
 from pipeline.config.rollout import RolloutConfig
 from pipeline.config.run import RECORDING_ENGINES, RunConfig, parts_of
@@ -30,7 +31,8 @@ def resolve_parts(config: RunConfig, model: Any = None) -> Parts | None:
     parts = weighted(parts_of(config.rl), config.scoring.weights)
     if model is not None:
         check_routing(parts, model, config.rollout.engine, config.train.gradient_checkpointing)
-    return with_correction(parts, config.rollout, config.model.dtype).resolve(config.rollout.max_response_tokens)
+    longest = longest_response(config.rollout, config.episodes)
+    return with_correction(parts, config.rollout, config.model.dtype).resolve(longest)
 
 
 def reference_of(rounds: RoundsConfig, parts: Parts) -> ReferenceConfig:

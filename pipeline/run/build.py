@@ -11,9 +11,12 @@ import torch
 from pipeline.config.run import RunConfig, parts_of
 from pipeline.config.stages import RlConfig
 from pipeline.errors import ConfigError
+from pipeline.models.gguf_file import model_folder
 from pipeline.models.load import create_model, eos_ids, load_model, load_tokenizer
 from pipeline.models.routing import num_experts
+from pipeline.rollout.collect import Generation
 from pipeline.rollout.engine import Engine
+from pipeline.rollout.rounds import Episodes
 from pipeline.rollout.torch_engine import TorchEngine
 from pipeline.rollout.vllm_records import Records
 from pipeline.run.ahead import Asynchronous
@@ -41,14 +44,22 @@ def device_of(config: RunConfig) -> str:
     return asked
 
 
+def start_of(config: RunConfig) -> str:
+    """Return the folder or hub id of the recipe's model; a GGUF file's folder is made, the first time, under `output`.
+
+    Raise ConfigError for a file that cannot be read.
+    """
+    assert config.model.path is not None
+    return model_folder(config.model.path, Path(config.output))
+
+
 def build_tokenizer(config: RunConfig) -> Any:
     """Return the tokenizer of the policy that the recipe starts from."""
     if config.model.create is not None:
         from pipeline.data.tokenizer import character_tokenizer
 
         return character_tokenizer(config.model.create.characters)
-    assert config.model.path is not None
-    return load_tokenizer(config.model.path, config.model.revision)
+    return load_tokenizer(start_of(config), config.model.revision)
 
 
 def context_of(config: RunConfig) -> int | None:
@@ -61,7 +72,7 @@ def context_of(config: RunConfig) -> int | None:
             settings: Any = transformers.AutoConfig.for_model(config.model.create.model_type)
             context = getattr(settings, "max_position_embeddings", None)
         return context
-    settings = transformers.AutoConfig.from_pretrained(config.model.path, revision=config.model.revision)
+    settings = transformers.AutoConfig.from_pretrained(start_of(config), revision=config.model.revision)
     return getattr(settings, "max_position_embeddings", None)
 
 
@@ -76,8 +87,7 @@ def build_policy(config: RunConfig, tokenizer: Any, start: Path | None) -> Any:
         create = config.model.create
         seed = derive(config.seed, "init")
         return create_model(create.model_type, create.config, tokenizer, seed, config.model.dtype).to(device)
-    assert config.model.path is not None
-    return load_model(config.model.path, config.model.dtype, device, config.model.revision)
+    return load_model(start_of(config), config.model.dtype, device, config.model.revision)
 
 
 def check_teacher(path: str, tokenizer: Any) -> None:
@@ -165,8 +175,10 @@ def records_of(config: RunConfig, model: Any) -> Records:
     return Records(is_cut and any(m.keep_sampling for m in masks), is_moe and any(m.keep_routing for m in masks))
 
 
-def build_source(config: RunConfig, backend: Backend, data: RunData, folder: Path) -> RolloutSource:
-    """Return the source of rollouts around the engine that the recipe names.
+def build_source(
+    config: RunConfig, backend: Backend, data: RunData, folder: Path, episodes: Episodes | None = None
+) -> RolloutSource:
+    """Return the source of rollouts around the engine that the recipe names. `episodes` plays prompts in turns.
 
     Raise ConfigError if the engine is not installed, or does not know an argument of the recipe.
     """
@@ -177,10 +189,12 @@ def build_source(config: RunConfig, backend: Backend, data: RunData, folder: Pat
     if how.max_staleness == 0:
         engine = build_engine(config, model, tokenizer, backend, folder)
         # With publish_every above 1 the engine's weights can be older than the policy's at a checkpoint.
-        return Synchronous(engine, data.renderer, config.seed, backend.ranks, how.publish_every > 1)
+        generation = Generation(engine, data.renderer, config.seed, episodes)
+        return Synchronous(generation, backend.ranks, how.publish_every > 1)
     # Whole responses that were started two updates ago must not see newer weights: the engine then reads from a copy.
     needs_copy = how.in_flight == "finish" and how.max_staleness > 1
     engine_copy = copy.deepcopy(backend.whole_model()).requires_grad_(False) if needs_copy else None
     engine = build_engine(config, model, tokenizer, backend, folder, engine_copy)
     own = own_stream(backend.model.device)
-    return Asynchronous(engine, data.renderer, config.seed, backend.ranks, how.interrupt_tokens, engine_copy, own)
+    generation = Generation(engine, data.renderer, config.seed, episodes)
+    return Asynchronous(generation, backend.ranks, how.interrupt_tokens, engine_copy, own)

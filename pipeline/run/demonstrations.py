@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipeline.config.data import Source, VerifierChoice
+from pipeline.config.choices import VerifierChoice
+from pipeline.config.data import Source
 from pipeline.config.stages import DEMONSTRATIONS
+from pipeline.data.demonstrated import episode_rows
 from pipeline.data.prompts import read_demonstrations
 from pipeline.data.render import Renderer
 from pipeline.data.rows import SourceCounts, row_of
+from pipeline.data.turns import turns_of
+from pipeline.environments.base import ToolSchema
 from pipeline.errors import DataError
+from pipeline.run.episodes import tools_of
 from pipeline.run.folder import write_left_out
 from pipeline.run.recorder import Recorder
 from pipeline.run.session import Run, StageSetup
-from pipeline.train.texts import Row
+from pipeline.train.texts import Row, row_after
 from pipeline.types import Prompt
+
+ToolsOf = Callable[[Prompt], Sequence[ToolSchema]]
+
+
+def no_tools(prompt: Prompt) -> Sequence[ToolSchema]:
+    """Return the tools of a prompt without environment."""
+    return ()
 
 
 def demonstration_rows(
@@ -28,7 +40,10 @@ def demonstration_rows(
     """
     if setup.demonstrations is None:
         prompts, left_out = _demonstrations(run, setup)
-        setup.demonstrations, counts = rows_of(run.data.renderer, context, prompts)
+        # In a plain text tools have no place; a chat template shows them in the prompt.
+        is_chat = run.data.renderer.template.name == "chat"
+        tools = tools_of(run.recipe, run.base_dir) if is_chat else no_tools
+        setup.demonstrations, counts = rows_of(run.data.renderer, context, prompts, tools)
         if left_out or counts.left_out:
             write_left_out(run, stage, [*left_out, *counts.left_out])
         if counts.skipped:
@@ -53,20 +68,30 @@ def _demonstrations(run: Run, setup: StageSetup) -> tuple[list[Prompt], Sequence
     return read.prompts, read.left_out
 
 
-def rows_of(renderer: Renderer, context: int | None, prompts: Sequence[Prompt]) -> tuple[list[Row], SourceCounts]:
-    """Return prompts with their demonstrations as (tokens, length of the prompt), and the counts of what did not fit.
+def rows_of(
+    renderer: Renderer, context: int | None, prompts: Sequence[Prompt], tools: ToolsOf = no_tools
+) -> tuple[list[Row], SourceCounts]:
+    """Return prompts with their demonstrations in tokens, and the counts of what did not fit.
 
-    The prompt is not trained on. Rows longer than `context` tokens are left out.
+    What the policy says is trained on: neither the prompt, nor what it observes in an episode. Demonstrations of which
+    a row is longer than `context` tokens are left out. `tools` returns those that the prompt's environment shows.
     """
+    talk = turns_of(renderer) if any(isinstance(p.demonstration, tuple) for p in prompts) else None
     rows: list[Row] = []
+    num_kept = 0
     counts = SourceCounts("demonstrations", len(prompts), what="of them kept")
     for p in prompts:
-        prompt, response = renderer.prompt_ids(p), renderer.demonstration_ids(p)
-        length = len(prompt) + len(response)
+        if talk is not None and isinstance(p.demonstration, tuple):
+            own = [Row(ids, spans) for ids, spans in episode_rows(talk, p, tools(p))]
+        else:
+            prompt = renderer.prompt_ids(p)
+            own = [row_after((*prompt, *renderer.demonstration_ids(p)), len(prompt))]
+        length = max(len(row.ids) for row in own)
         if context is None or length <= context:
-            rows.append(((*prompt, *response), len(prompt)))
+            rows += own
+            num_kept += 1
             continue
         example = f"{p.id}: {length} tokens, and the model's context is {context}"
         counts.leave_out("past the context", example, row_of(p), f"past the context: {length} tokens of {context}")
-    counts.num_loaded = len(rows)
+    counts.num_loaded = num_kept
     return rows, counts

@@ -16,10 +16,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.config.data import VerifierChoice
+from pipeline.config.choices import VerifierChoice
 from pipeline.config.run import RunConfig
 from pipeline.errors import RunError
 from pipeline.files import disk_errors, write_atomic
+from pipeline.models.gguf_file import digest, is_gguf, located
 from pipeline.report.progress import Progress
 from pipeline.report.store import FILES
 from pipeline.run.data import RunData
@@ -240,7 +241,13 @@ def _data_fields(view: RunConfig, data: RunData) -> dict[str, str]:
     }
     names = {"prompts": "rows of data.train", "demonstrations": "the demonstrations", "text": "the texts"}
     names["pairs"] = "the pairs"
-    return {names[what]: _hash_rows(rows[what]) for what in sorted(wanted & rows.keys())}
+    # The limits of episodes matter only where there are some.
+    is_played = "prompts" in wanted and any(p.environment is not None for p in data.train)
+    episodes = view.episodes.model_dump(mode="json", exclude={"workers"}) if is_played else {}
+    if episodes.get("observation_coef") == 0:  # off, as in older runs, which have no such field
+        del episodes["observation_coef"]
+    limits = {f"episodes.{name}": value for name, value in episodes.items()}
+    return limits | {names[what]: _hash_rows(rows[what]) for what in sorted(wanted & rows.keys())}
 
 
 def _code_fields(view: RunConfig, base_dir: Path) -> dict[str, str]:
@@ -250,9 +257,15 @@ def _code_fields(view: RunConfig, base_dir: Path) -> dict[str, str]:
     chosen = [*_choices_of_rows(view), *(c.verifier for c in view.scoring.components)]
     if view.scoring.second_opinion is not None:
         chosen.append(view.scoring.second_opinion.verifier)
-    files = {choice.path.rpartition(":")[0] for choice in chosen if choice.path is not None}
-    there = [name for name in sorted(files) if (base_dir / name).is_file()]  # the loader reports missing files
-    return {f"verifier {name}": _hash((base_dir / name).read_bytes()) for name in there}
+    environments = [s.environment for s in view.data.train if s.environment is not None]
+    files: list[tuple[str, str]] = []
+    for what, choices in (("verifier", chosen), ("environment", environments)):
+        files += [(what, c.path.rpartition(":")[0]) for c in choices if c.path is not None]
+    for choice in environments:  # the program of an agent
+        files += [("agent", str(word)) for word in choice.params.get("command", ())]
+    # The loader reports missing files. A word of a command may be too long for a name, where `Path` would raise.
+    there = [(what, name) for what, name in sorted(set(files)) if os.path.isfile(base_dir / name)]
+    return {f"{what} {name}": _hash((base_dir / name).read_bytes()) for what, name in there}
 
 
 def _choices_of_rows(view: RunConfig) -> list[VerifierChoice]:
@@ -260,9 +273,13 @@ def _choices_of_rows(view: RunConfig) -> list[VerifierChoice]:
 
 
 def _model_files(config: RunConfig) -> dict[str, str]:
-    """Return hashes of the first stage's model and of teachers, if they are folders on this machine."""
+    """Return hashes of the first stage's model and of teachers, if they are on this machine."""
     paths = {"model.path": config.model.path} | {f"teacher {path}": path for path in config.teachers}
-    return {f"files of {name}": _hash_files(Path(path)) for name, path in paths.items() if path and Path(path).is_dir()}
+    hashes = {name: _hash_files(Path(path)) for name, path in paths.items() if path and Path(path).is_dir()}
+    fields = {f"files of {name}": value for name, value in hashes.items()}
+    if config.model.path is not None and is_gguf(config.model.path):
+        fields["file of model.path"] = f"sha256:{digest(located(config.model.path))}"
+    return fields
 
 
 def _hash_files(folder: Path) -> str:
@@ -277,9 +294,19 @@ def _hash_files(folder: Path) -> str:
 def _hash_rows(rows: Sequence[Any]) -> str:
     whole = hashlib.sha256()
     for row in rows:
-        whole.update(json.dumps(row if isinstance(row, str) else asdict(row), sort_keys=True, default=str).encode())
+        whole.update(json.dumps(row if isinstance(row, str) else _fields(row), sort_keys=True, default=str).encode())
         whole.update(b"\n")
     return f"sha256:{whole.hexdigest()}"
+
+
+def _fields(row: Any) -> dict[str, Any]:
+    """Return the row's fields, without an environment where there is none: older runs have no such field."""
+
+    def without(values: dict[str, Any]) -> dict[str, Any]:
+        kept = {name: value for name, value in values.items() if name != "environment" or value is not None}
+        return {name: without(value) if isinstance(value, dict) else value for name, value in kept.items()}
+
+    return without(asdict(row))
 
 
 def _hash(content: bytes) -> str:

@@ -8,13 +8,14 @@ from typing import Any
 
 import torch
 
-from pipeline.config.data import VerifierChoice
+from pipeline.config.choices import VerifierChoice
 from pipeline.config.run import RunConfig
 from pipeline.config.scoring import ScoringConfig
 from pipeline.config.stages import MODEL
 from pipeline.errors import ConfigError
 from pipeline.report.progress import Progress
 from pipeline.run.data import RunData
+from pipeline.run.episodes import languages_of
 from pipeline.scoring.grader_process import GraderProcess
 from pipeline.scoring.purity import may_leave
 from pipeline.scoring.sandbox_setup import close_sandbox, open_sandbox
@@ -67,7 +68,8 @@ def build_graders(
     sections = [config.of_stage(s.name).rl for s in config.stages_of("rl")]
     rewards = [r.reward for r in sections if r is not None and r.reward is not None]
     others += [load(r.name, r.path, base_dir).bind(r.params, base_dir) for r in rewards]
-    isolation = open_sandbox(config.sandbox, [*bound.values(), *components, *others], progress.say)
+    played = languages_of([*data.train, *data.evaluation], config.data.environments, base_dir)
+    isolation = open_sandbox(config.sandbox, [*bound.values(), *components, *others], progress.say, played)
     choices = {key: config.data.verifiers.get(key) or VerifierChoice(name=key) for key in bound}
     choices |= {f"{COMPONENT}{i}": c.verifier for i, c in enumerate(config.scoring.components)}
     graders = bound | {f"{COMPONENT}{i}": b for i, b in enumerate(components)}

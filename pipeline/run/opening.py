@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
+from pipeline.config.episodes import timed_settings
 from pipeline.config.load import dump
 from pipeline.config.run import RunConfig
 from pipeline.config.stages import BASE
@@ -21,6 +22,7 @@ from pipeline.data.sampler import PromptSampler
 from pipeline.errors import RunError
 from pipeline.files import disk_errors, locked
 from pipeline.models.flops import peak_flops
+from pipeline.models.gguf_file import provenance
 from pipeline.models.routing import num_experts
 from pipeline.report.exposition import exposed
 from pipeline.report.memory import DevicePeaks, gpu_peaks
@@ -36,12 +38,16 @@ from pipeline.run.build import (
     build_tokenizer,
     context_of,
     device_of,
+    start_of,
 )
 from pipeline.run.data import RunData, prepare_data
+from pipeline.run.episodes import build_episodes, check_template
 from pipeline.run.fingerprints import Fingerprint, fingerprints, put_aside_stale, write_record
 from pipeline.run.graders import bind_grader, build_graders
+from pipeline.run.origin import write_origin
 from pipeline.run.recorder import Recorder
 from pipeline.run.sampling import asked_of
+from pipeline.run.saving import TEMPLATE_FILE
 from pipeline.run.schedule import position, schedule
 from pipeline.run.session import Run, Session, StageSetup, Workers
 from pipeline.run.state import RunState
@@ -146,7 +152,11 @@ def open_session(
     trackers = config.report.trackers if ranks.is_first else ()
     tracked = Trackers(trackers, folder, config.name, config.model_dump(mode="json"))
     recorder = Recorder(store, tracked, progress, *gpu_of(config, backend))
-    workers = Workers(backend, build_source(config, backend, data, folder), graders, *sampler_at(run, state))
+    episodes = build_episodes(config, data, base_dir, getattr(backend.model.config, "max_position_embeddings", None))
+    if episodes is not None and ranks.is_first and (note := check_template(config, data, base_dir, folder)):
+        progress.say(note)
+    source = build_source(config, backend, data, folder, episodes)
+    workers = Workers(backend, source, graders, *sampler_at(run, state))
     setup = enter_stage(run, workers, state, recorder, next_stage(config, state))
     # After the stage is entered, which may replace the weights; before batches in flight use the engine.
     workers.rollouts.publish_first(backend, state.policy_version, start)
@@ -262,8 +272,23 @@ def restore_in_flight(workers: Workers, setup: StageSetup, state: RunState) -> N
         workers.rollouts.restore(batch, asked_of(setup, batch.temperature))
 
 
+def template_of(model: str | None) -> dict[str, Any] | None:
+    """Return the template that a run left in the folder of the model which it trained; None if there is none."""
+    path = Path(model or "") / TEMPLATE_FILE
+    if model is None or not path.is_file():
+        return None
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:  # a file of that name by somebody else
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def write_run_info(run: Run, workers: Workers, setup: StageSetup) -> None:
-    """Write `recipe.yaml`, the resolved recipe, and `run.json`: versions, device and sizes, for the report."""
+    """Write `recipe.yaml`, the resolved recipe, and `run.json`: versions, device and sizes, for the report.
+
+    `origin.json` has the folder of the recipe's own files.
+    """
     versions = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -275,6 +300,7 @@ def write_run_info(run: Run, workers: Workers, setup: StageSetup) -> None:
         "name": setup.config.name,
         "seed": run.seed,
         "versions": versions,
+        "start": {} if run.recipe.model.path is None else provenance(Path(start_of(run.recipe))),
         "device": str(model.device),
         "num_parameters": sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters()),
         "num_ranks": run.ranks.size,
@@ -283,7 +309,12 @@ def write_run_info(run: Run, workers: Workers, setup: StageSetup) -> None:
         "num_prompts": {"train": len(run.data.train), "evaluation": len(run.data.evaluation)},
         "data_notes": list(run.data.notes),
         "isolation": run.isolation,
+        "bytes_depend_on_time": []
+        if workers.rollouts.generation.episodes is None
+        else timed_settings(run.recipe.episodes),
+        "model_template": template_of(run.recipe.model.path),
     }
     with disk_errors(f"writing into {run.folder}"):
         (run.folder / "recipe.yaml").write_text(dump(run.recipe))
         (run.folder / "run.json").write_text(json.dumps(info, indent=1))
+    write_origin(run.folder, run.base_dir)

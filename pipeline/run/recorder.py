@@ -41,6 +41,8 @@ class Recorder:
         self.listener: Listener = ignore_event
         self.where = ""
         """The present step in words, e.g. "round 1 step 7"."""
+        self.reported: set[str] = set()
+        """Causes and warnings of the diagnosis that were shown."""
         self._times: dict[str, float] = {}
 
     def say(self, text: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from pipeline.errors import CheckpointError, EngineError, boundary
-from pipeline.rollout.collect import Renders, collect
+from pipeline.rollout.collect import Generation, collect
 from pipeline.rollout.continuation import Asked
 from pipeline.rollout.engine import Engine
 from pipeline.run.state import InFlightBatch
@@ -32,6 +32,8 @@ class EarlyReader(Protocol):
 class RolloutSource(Protocol):
     """Responses of the policy to prompts, with the weights that were published last."""
 
+    generation: Generation
+    """The engine with what else responses are generated with."""
     engine: Engine
     parity_checked: bool
     """True once this process has compared the engine's log-probs with the trainer's."""
@@ -111,12 +113,21 @@ class RolloutSource(Protocol):
 class Synchronous:
     """Generates when it is asked. No batch is ever in flight."""
 
-    def __init__(self, engine: Engine, renderer: Renders, seed: int, ranks: Ranks, keeps_weights: bool = False) -> None:
+    def __init__(self, generation: Generation, ranks: Ranks, keeps_weights: bool = False) -> None:
         """`keeps_weights`: the engine may keep weights over several updates, so a checkpoint needs a copy of them."""
-        self.engine, self.renderer, self.seed, self.ranks = engine, renderer, seed, ranks
+        self.generation, self.ranks = generation, ranks
         self.parity_checked = False
         self._keeps_weights = keeps_weights
         self._published: dict[str, Any] = {}
+
+    @property
+    def engine(self) -> Engine:
+        """The engine in use."""
+        return self.generation.engine
+
+    @engine.setter
+    def engine(self, engine: Engine) -> None:
+        self.generation.engine = engine
 
     @property
     def in_flight(self) -> Sequence[InFlightBatch]:
@@ -137,9 +148,7 @@ class Synchronous:
         for name, samples, sampling in asked:
             # The reader numbers the responses of all kinds in one list.
             on_end = None if reader is None else partial(reader, offset=len(rollouts))
-            rollouts += collect(
-                self.engine, self.renderer, prompts, samples, sampling, self.seed, name, *stream, reader=on_end
-            )
+            rollouts += collect(self.generation, prompts, samples, sampling, name, *stream, reader=on_end)
         return rollouts
 
     def start(self, batch: InFlightBatch, asked: Sequence[Asked]) -> None:
@@ -198,8 +207,10 @@ class Synchronous:
             model.load_state_dict(present)
 
     def close(self) -> None:
-        """Close the engine."""
+        """Close the engine, and end environments elsewhere and the threads of all."""
         self.engine.close()
+        if self.generation.episodes is not None:
+            self.generation.episodes.close()
 
     def _copy_weights(self, backend: Backend) -> None:
         if self._keeps_weights:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,19 @@ from pipeline.run.state import RunState
 from pipeline.train import checkpoint
 from pipeline.train.backend import Backend
 from pipeline.train.deadline import WATCH
+
+TEMPLATE_FILE = "template.json"
+"""In a model's folder: the template that a run trained it with, which a later run's can be compared to."""
+
+
+def release_heap() -> None:
+    """Return the free pages of the C library's heap to the system; a C library other than glibc keeps its own.
+
+    To write a model, its weights are copied. They would come on top of what the last update used and the heap keeps.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def save(session: Session) -> None:
@@ -41,6 +55,7 @@ def save(session: Session) -> None:
     state.next_checkpoint += 1
     root = run.shared / "checkpoints"
     WATCH.begins(f"{recorder.where}: checkpoint")
+    release_heap()
 
     def write(folder: Path) -> None:
         run.ranks.barrier()  # rank 0 has made the folder
@@ -86,7 +101,8 @@ def save_final(run: Run, backend: Backend) -> Path:
 
 
 def save_model(run: Run, model: Any, folder: Path) -> None:
-    """Write a model with the run's tokenizer."""
+    """Write a model with the run's tokenizer, and the template that it was trained with."""
     from pipeline.models.load import save_folder
 
     save_folder(model, run.tokenizer, folder)
+    (folder / TEMPLATE_FILE).write_text(json.dumps(run.recipe.data.template.model_dump(mode="json"), indent=1))

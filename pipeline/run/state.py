@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
 from typing import Any
 
 from pipeline.errors import CheckpointError
-from pipeline.types import Group, KeptTokens, Prompt, Rollout, Routing, ScoredRollout, Verdict
+from pipeline.types import (
+    Call,
+    Episode,
+    Group,
+    KeptTokens,
+    Message,
+    Prompt,
+    Rollout,
+    Routing,
+    ScoredRollout,
+    Turn,
+    Verdict,
+)
 
 BYTES_OF_RECORDS = {"kept": "ids", "routing": "experts"}
 """Field of a rollout that holds a record -> the record's field that is bytes, which JSON holds as base64."""
@@ -146,18 +159,37 @@ def _member(tree: dict[str, Any]) -> ScoredRollout:
 
 
 def _bytes_to_text(rollout: dict[str, Any]) -> None:
-    for name, field_ in BYTES_OF_RECORDS.items():
-        if (record := rollout[name]) is not None:
-            record[field_] = b64encode(record[field_]).decode()
+    episode = rollout["episode"] or {"rows": []}
+    for turn in (rollout, *chain.from_iterable(episode["rows"])):
+        for name, field_ in BYTES_OF_RECORDS.items():
+            if (record := turn[name]) is not None:
+                record[field_] = b64encode(record[field_]).decode()
+    if (outcome := episode.get("outcome")) is not None:
+        outcome["seconds"] = 0.0
 
 
 def _rollout(tree: dict[str, Any]) -> Rollout:
-    rollout = dict(tree)
-    for name in ("prompt_ids", "response_ids", "logprobs"):
-        # JSON has lists only, and tokens serve as keys.
-        rollout[name] = tuple(rollout[name])
-    if (kept := rollout.get("kept")) is not None:
-        rollout["kept"] = KeptTokens(tuple(kept["sizes"]), b64decode(kept["ids"]), kept["num_bounded"])
-    if (routing := rollout.get("routing")) is not None:
-        rollout["routing"] = Routing(**routing | {"experts": b64decode(routing["experts"])})
+    rollout = _sampled(tree, ("prompt_ids", "response_ids", "logprobs"))
+    if (episode := rollout.get("episode")) is not None:
+        rollout["episode"] = _episode(episode)
     return Rollout(**rollout)
+
+
+def _sampled(tree: dict[str, Any], lists: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of a response or a turn, with the types that they had. `lists`: fields of numbers."""
+    # JSON has lists only, and tokens serve as keys.
+    values = tree | {name: tuple(tree[name]) for name in lists}
+    if (kept := tree.get("kept")) is not None:
+        values["kept"] = KeptTokens(tuple(kept["sizes"]), b64decode(kept["ids"]), kept["num_bounded"])
+    if (routing := tree.get("routing")) is not None:
+        values["routing"] = Routing(**routing | {"experts": b64decode(routing["experts"])})
+    return values
+
+
+def _episode(tree: dict[str, Any]) -> Episode:
+    rows = tuple(
+        tuple(Turn(**_sampled(turn, ("observed", "sampled", "logprobs"))) for turn in row) for row in tree["rows"]
+    )
+    messages = tuple(Message(**m | {"calls": tuple(Call(**c) for c in m["calls"])}) for m in tree["messages"])
+    outcome = None if tree["outcome"] is None else Verdict(**tree["outcome"])
+    return Episode(**tree | {"rows": rows, "messages": messages, "outcome": outcome})

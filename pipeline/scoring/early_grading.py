@@ -8,15 +8,21 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
 
-from pipeline.types import Attempt, FinishReason, Prompt, Verdict, Written
+from pipeline.types import Attempt, FinishReason, Message, Prompt, Rollout, Verdict, Written
 
 Grade = Callable[[Sequence[str], Sequence[Attempt]], list[Verdict]]
 """(keys of verifiers, attempts) -> one verdict per attempt, in order."""
 
 
-def attempt_of(prompt: Prompt, text: str, finish_reason: FinishReason) -> Attempt:
-    """Return a response to `prompt` as verifiers see it."""
-    return Attempt(text, prompt.reference, prompt.question, finish_reason == "length")
+def attempt_of(prompt: Prompt, text: str, finish_reason: FinishReason, messages: tuple[Message, ...] = ()) -> Attempt:
+    """Return a response to `prompt` as verifiers see it; with `messages`, it is the last one of an episode."""
+    return Attempt(text, prompt.reference, prompt.question, finish_reason == "length", messages)
+
+
+def attempt_in(prompt: Prompt, rollout: Rollout) -> Attempt:
+    """Return a rollout as verifiers see it."""
+    messages = () if rollout.episode is None else rollout.episode.messages
+    return attempt_of(prompt, rollout.answer, "length" if rollout.was_cut else "stop", messages)
 
 
 class EarlyGrading:
@@ -62,7 +68,7 @@ class EarlyGrading:
         if not ended:
             return
         start = time.perf_counter()
-        attempts = [attempt_of(w.prompt, w.text, w.finish_reason) for w in ended]
+        attempts = [attempt_of(w.prompt, w.text, w.finish_reason, w.messages) for w in ended]
         keys = [w.prompt.verifier for w in ended]
         places = [w.place for w in ended]
         columns = [keys, *([name] * len(attempts) for name in self._components)]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pipeline
-from pipeline.config.data import VerifierChoice
+from pipeline.config.choices import VerifierChoice
 from pipeline.config.sandbox import SandboxConfig
 from pipeline.scoring.sandbox_setup import open_sandbox
 from pipeline.types import Attempt, Verdict

@@ -12,8 +12,8 @@ from typing import Any
 import sandbox
 from pipeline.config.sandbox import SandboxConfig
 from pipeline.errors import ConfigError, IsolationError
+from sandbox.settings import SandboxSettings, configure, require_tool
 from verifiers._sandbox_jobs import programs_of
-from verifiers._sandbox_settings import SandboxSettings, configure, require_tool
 from verifiers.base import BoundVerifier
 
 PATIENCE_S = 10.0
@@ -21,19 +21,20 @@ PATIENCE_S = 10.0
 
 
 def open_sandbox(
-    config: SandboxConfig, verifiers: Iterable[object], say: Callable[[str], None]
+    config: SandboxConfig, verifiers: Iterable[object], say: Callable[[str], None], played: Iterable[str] = ()
 ) -> dict[str, Any] | None:
     """Have this process run programs as the recipe says; return the walls around them for run.json.
 
-    None if no verifier of `verifiers` runs programs. Warnings go to `say`.
+    `played`: the languages of programs that environments run. None if neither they nor `verifiers` run any.
+    Warnings go to `say`.
     Raises: IsolationError if walls are too low, a tool is missing or no service answers; ConfigError for the token.
     """
     place = place_of(config)
     configure(place)
     used = [p for bound in verifiers if isinstance(bound, BoundVerifier) for p in programs_of(bound.params)]
-    if not used:
+    languages = {str(getattr(p, "language", "python")) for p in used} | set(played)
+    if not languages:
         return None
-    languages = {str(getattr(p, "language", "python")) for p in used}
     return _services(place, languages, say) if place.urls else _this_machine(languages)
 
 

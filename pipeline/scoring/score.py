@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipeline.config.data import VerifierChoice
+from pipeline.config.choices import ENVIRONMENT, VerifierChoice
 from pipeline.config.scoring import ScoringConfig
 from pipeline.errors import ConfigError, DataError
-from pipeline.scoring.early_grading import EarlyGrading, attempt_of
+from pipeline.scoring.early_grading import EarlyGrading, attempt_in
 from pipeline.scoring.grader_process import GraderProcess
 from pipeline.scoring.purity import is_pure, may_leave
 from pipeline.scoring.verdict_cache import VerdictCache
-from pipeline.types import STATUSES, Attempt, Prompt, Rollout, ScoredRollout, Verdict
+from pipeline.types import INFRASTRUCTURE, STATUSES, Attempt, Prompt, Rollout, ScoredRollout, Verdict
 from verifiers.base import load
 
 COMPONENT = "component "
@@ -57,7 +57,7 @@ class GradingTally:
     @property
     def failure_rate(self) -> float:
         """The share of verdicts in which the grader failed."""
-        failed = self.statuses.get("verifier_error", 0) + self.statuses.get("sandbox_error", 0)
+        failed = sum(self.statuses.get(status, 0) for status in INFRASTRUCTURE)
         return failed / self.total if self.total else 0.0
 
 
@@ -104,15 +104,18 @@ class Scorer:
         With components the reward is the weighted sum of all, and the verdict is that of the prompt's verifier. If the
         grader of a component failed, the verdict is that failure, and there is no reward.
         """
-        attempts = [attempt_of(prompts[r.prompt_id], r.text, r.finish_reason) for r in rollouts]
+        attempts = [attempt_in(prompts[r.prompt_id], r) for r in rollouts]
         own = [prompts[r.prompt_id].verifier for r in rollouts]
         columns = [own, *([name] * len(attempts) for name in self._components(with_components))]
         known: list[dict[int, Verdict]] = [{} for _ in columns]
         early_s = 0.0
         if early is not None:
             known, early_s = early.verdicts(own, attempts), early.seconds
+        outcomes = {i: v for i, r in enumerate(rollouts) if (v := outcome_of(prompts[r.prompt_id], r)) is not None}
+        known[0] |= outcomes
         start = time.perf_counter()
-        graded = [self._grade_and_retry(keys, attempts, k) for keys, k in zip(columns, known, strict=True)]
+        graded = [self._grade_and_retry(columns[0], attempts, known[0], outcomes)]
+        graded += [self._grade_and_retry(c, attempts, k) for c, k in zip(columns[1:], known[1:], strict=True)]
         rows = zip(rollouts, *(verdicts for verdicts, _ in graded), strict=True)
         scored = [self._rewarded(rollout, verdict, others) for rollout, verdict, *others in rows]
         return scored, GradingTally(
@@ -130,11 +133,16 @@ class Scorer:
     def reward(self, rollout: Rollout, verdict: Verdict) -> float | None:
         """Return the reward of the recipe's table; None if the grader failed.
 
-        A response that was cut at its length limit gets `truncated` whatever its verdict, unless that is None.
+        A response that was cut at its length limit gets `truncated` whatever its verdict, unless that is None. An
+        episode gets what the recipe says of its ending, if it says anything.
         """
         if verdict.is_infrastructure:
             return None
-        if rollout.finish_reason == "length" and self.config.truncated is not None:
+        ending = None if rollout.episode is None else rollout.episode.ending
+        if ending is not None and (told := self.config.endings.get(ending)) is not None:
+            return told
+        is_cut = rollout.was_cut if ending is None else ending in ("tokens", "context")
+        if is_cut and self.config.truncated is not None:
             return self.config.truncated
         if verdict.status == "no_answer":
             return self.config.no_answer
@@ -174,9 +182,16 @@ class Scorer:
         return ScoredRollout(rollout, verdict, total, tuple(components))
 
     def _grade_and_retry(
-        self, keys: Sequence[str], attempts: Sequence[Attempt], known: Mapping[int, Verdict]
+        self,
+        keys: Sequence[str],
+        attempts: Sequence[Attempt],
+        known: Mapping[int, Verdict],
+        final: Collection[int] = (),
     ) -> tuple[list[Verdict], int]:
-        """Return one verdict per attempt, and how many were asked for again. `known`: verdicts by index."""
+        """Return one verdict per attempt, and how many were asked for again.
+
+        `known`: verdicts by index. `final`: indices of those that no grader gave, so that none is asked again.
+        """
         verdicts = dict(known)
 
         def grade(places: Sequence[int]) -> None:
@@ -186,7 +201,7 @@ class Scorer:
         grade([i for i in range(len(attempts)) if i not in known])
         retried = 0
         for _ in range(self.config.retries):
-            failed = [i for i in range(len(attempts)) if verdicts[i].is_infrastructure]
+            failed = [i for i in range(len(attempts)) if verdicts[i].is_infrastructure and i not in final]
             if not failed:
                 break
             # Only failures of graders are asked again; a timeout is the response's own and has a reward.
@@ -225,6 +240,21 @@ class Scorer:
         return [verdicts[i] for i in range(len(keys))]
 
 
+def outcome_of(prompt: Prompt, rollout: Rollout) -> Verdict | None:
+    """Return the verdict that the rollout's environment gave; None if a verifier grades it."""
+    episode = rollout.episode
+    if episode is None:
+        return None
+    if episode.outcome is not None:
+        return _checked(episode.outcome)
+    if prompt.verifier != ENVIRONMENT:
+        return None
+    if episode.ending == "done":
+        reason = f"environment {prompt.environment!r} ended the episode without a verdict; name a verifier for its rows"
+        return Verdict("environment_error", reason=reason)
+    return Verdict("no_answer", reason=f"ended: {episode.ending}")
+
+
 def _checked(verdict: Verdict) -> Verdict:
     """Return the verdict, or a grader's failure if it is invalid: NaN as a reward would end the run at the update."""
     if verdict.status not in STATUSES:
@@ -246,7 +276,7 @@ def bind_verifiers(
     """
     bound: dict[str, Grader] = {}
     for prompt in prompts:
-        if prompt.verifier in bound:
+        if prompt.verifier in bound or prompt.verifier == ENVIRONMENT:
             continue
         choice = chosen.get(prompt.verifier)
         try:

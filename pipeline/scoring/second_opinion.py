@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from pipeline.config.scoring import SecondOpinionConfig
-from pipeline.scoring.early_grading import attempt_of
+from pipeline.scoring.early_grading import attempt_in
 from pipeline.scoring.score import Grader
 from pipeline.seeds import derive
 from pipeline.types import Group, Verdict
@@ -65,9 +65,7 @@ class SecondOpinions:
     def _grade(self, step: int, groups: Sequence[Group]) -> list[Opinions]:
         places = [(g, i) for g, group in enumerate(groups) for i in self.chosen(step, group)]
         rollouts = [groups[g].members[i].rollout for g, i in places]
-        attempts = [
-            attempt_of(groups[g].prompt, r.text, r.finish_reason) for (g, _), r in zip(places, rollouts, strict=True)
-        ]
+        attempts = [attempt_in(groups[g].prompt, r) for (g, _), r in zip(places, rollouts, strict=True)]
         opinions: list[dict[int, Verdict]] = [{} for _ in groups]
         for (g, i), verdict in zip(places, self.bound.score(attempts) if attempts else [], strict=True):
             opinions[g][i] = verdict

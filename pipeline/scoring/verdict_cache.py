@@ -39,6 +39,8 @@ class VerdictCache:
         return [verdict for verdict in verdicts if verdict is not None]
 
     def _recall(self, key: str, attempt: Attempt) -> Verdict | None:
+        if attempt.messages:  # an equal last message of another episode may deserve another verdict
+            return None
         place = _place(key, attempt)
         with self._lock:
             reference, verdict = self._verdicts.get(place, (None, None))
@@ -48,7 +50,7 @@ class VerdictCache:
         return replace(verdict, seconds=0.0)
 
     def _keep(self, key: str, attempt: Attempt, verdict: Verdict) -> None:
-        if verdict.status not in _FINAL or len(attempt.response) > MAX_CHARACTERS:
+        if attempt.messages or verdict.status not in _FINAL or len(attempt.response) > MAX_CHARACTERS:
             return
         with self._lock:
             self._verdicts[_place(key, attempt)] = attempt.reference, verdict

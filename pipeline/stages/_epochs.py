@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from pipeline.config.stages import PretrainConfig, SftConfig
+from pipeline.data.render import end_of_prompts
 from pipeline.errors import NonFiniteError
 from pipeline.loop.steps import Wrap
 from pipeline.models.flops import update_flops
@@ -132,11 +133,28 @@ def train_tokens_until(
 def next_token_update(session: Session, batch: Sequence[Row], packs: bool) -> StepMetrics:
     """Do one optimiser step on the mean negative log-likelihood of all trained tokens of the batch."""
     backend, most = session.workers.backend, session.setup.config.train.micro_batch_tokens
-    rows = [(len(ids), len(ids) - skip) for ids, skip in batch]
+    rows = [(len(row.ids), row.num_trained) for row in batch]
     session.recorder.work.add("update", sum(n for n, _ in rows), update_flops(backend.model, rows))
     try:
         metrics = text_gradient(backend, batch, 1.0, session.run.pad_id, most, packs)
     except NonFiniteError:
         backend.discard()
         raise
-    return {**metrics, **backend.step()}
+    shown = rows_metrics(session, batch) if session.setup.kind == "sft" else {}
+    return {**metrics, **shown, **backend.step()}
+
+
+def rows_metrics(session: Session, batch: Sequence[Row]) -> StepMetrics:
+    """Return what shows a wrong mask or template of demonstrations.
+
+    The number of rows, of all their tokens, the share of rows whose last token is a trained end, and how prompts end.
+    """
+    end, renderer = session.run.tokenizer.eos_token_id, session.run.data.renderer
+    ends = sum(row.ids[-1] == end and bool(row.spans) and row.spans[-1][1] == len(row.ids) for row in batch)
+    prompts = [row.ids[: row.spans[0][0]] for row in batch if row.spans]
+    return {
+        "rows": float(len(batch)),
+        "rows/tokens": float(sum(len(row.ids) for row in batch)),
+        "ends/trained": ends / len(batch),
+        **end_of_prompts(renderer.decode, prompts),
+    }

@@ -165,7 +165,7 @@ def _count(session: Session, item: Item, metrics: StepMetrics, groups: Sequence[
         "responses": float(len(members)),
         "correct": float(sum(m.verdict.is_correct for m in members)),
         "ungraded": float(sum(m.reward is None for m in members)),
-        "tokens": float(sum(len(m.rollout.response_ids) for m in members)),
+        "tokens": float(sum(m.rollout.num_sampled for m in members)),
     }
     for name, value in counts.items():
         metrics[name] = metrics.get(name, 0.0) + value

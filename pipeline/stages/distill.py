@@ -15,6 +15,7 @@ from pipeline.config.distill import DistillConfig, TeacherConfig
 from pipeline.data.hints import answer_of, hinted_question
 from pipeline.loop.rounds import run_round
 from pipeline.loop.steps import Steps, Wrap, rl_steps, update_policy
+from pipeline.rows import require_single
 from pipeline.run.sampling import temperature
 from pipeline.run.schedule import Item
 from pipeline.run.session import Run, Session, StageSetup, Workers
@@ -73,6 +74,8 @@ def distill_rows(
     """Return a row for each response, and counts of those that their teacher cannot read.
 
     `unhinted`: the prompt has no answer to hint at; `too_long`: hint and response do not fit into the policy's context.
+
+    Raises: DataError for an episode of several turns.
     """
     rows: list[DistillRow] = []
     left_out = {"distill/unhinted": 0.0, "distill/too_long": 0.0}
@@ -84,6 +87,7 @@ def distill_rows(
             continue
         is_same = read is group.prompt
         theirs = None if is_same else run.data.renderer.prompt_ids(read)
+        require_single((m.rollout for m in group.members), "stage distill")
         for rollout in (m.rollout for m in group.members):
             row = DistillRow(name, rollout.prompt_ids, theirs or rollout.prompt_ids, rollout.response_ids)
             if not is_same and context is not None and row.longest > context:

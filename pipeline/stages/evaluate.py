@@ -123,7 +123,7 @@ def prompt_samples(group: Group, greedy: Group) -> PromptSamples:
         prompt_id=group.prompt.id,
         correct=tuple(m.verdict.is_correct for m in graded),
         answers=tuple(m.verdict.extracted for m in graded),
-        lengths=tuple(len(m.rollout.response_ids) for m in graded),
-        truncated=tuple(m.rollout.finish_reason == "length" for m in graded),
+        lengths=tuple(m.rollout.num_sampled for m in graded),
+        truncated=tuple(m.rollout.was_cut for m in graded),
         greedy_correct=None if greedy_verdict.is_infrastructure else greedy_verdict.is_correct,
     )

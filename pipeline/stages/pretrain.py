@@ -10,7 +10,7 @@ from pipeline.loop.steps import Wrap
 from pipeline.run.schedule import Item
 from pipeline.run.session import Session
 from pipeline.stages._epochs import train_tokens
-from pipeline.train.texts import Row
+from pipeline.train.texts import Row, row_after
 
 
 def run(session: Session, item: Item, wrap: Wrap) -> None:
@@ -22,4 +22,4 @@ def run(session: Session, item: Item, wrap: Wrap) -> None:
 
 def text_rows(renderer: Renderer, context: int | None, texts: Sequence[str]) -> list[Row]:
     """Return texts in tokens, all but the first token trained on. Texts longer than the context are cut into pieces."""
-    return [(piece, 1) for text in texts for piece in pieces(renderer.text_ids(text), context)]
+    return [row_after(piece, 1) for text in texts for piece in pieces(renderer.text_ids(text), context)]

@@ -10,9 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from pipeline.errors import DataError
 from pipeline.models.packed import ALIKE
 from pipeline.models.widths import padded_width
+from pipeline.rows import is_truncated, observed_spans, trained_rows
 from pipeline.train.replay import recorded, rows_recorded
 from pipeline.types import Group, TrainBatch
 
@@ -20,42 +20,63 @@ FILLED = 0.25
 """A micro-batch that holds this share of the tokens that it may hold is worth its own forward and backward."""
 
 
-def collate(groups: Sequence[Group], pad_id: int, device: torch.device | str = "cpu") -> TrainBatch:
+def collate(
+    groups: Sequence[Group], pad_id: int, device: torch.device | str = "cpu", observations: bool = False
+) -> TrainBatch:
     """Return the members of `groups` that have a reward as one right-padded batch; group_ids count the groups.
 
-    Every response token trains, the end-of-sequence token included.
+    Every sampled token trains in one row, the end-of-sequence token included; what was observed is not in
+    `response_mask`. The rows of an episode follow one another, in the order in which they began; episode_ids count the
+    members. `observations`: `extras` has `observation_mask`, 1 on the tokens that answered the policy, each in one row.
 
     Raises: ValueError if no member has a reward; DataError for log-probs or records of sampling that do not fit their
-    response.
+    tokens; EngineError for an episode that no engine can have computed.
     """
     members = [(g, m.rollout, m.reward) for g, x in enumerate(groups) for m in x.members if m.reward is not None]
     if not members:
         raise ValueError("no response has a reward; there is nothing to train on")
-    rollouts = [r for _, r, _ in members]
-    if odd := [r for r in rollouts if len(r.logprobs) != len(r.response_ids)]:
-        raise DataError(
-            f"response {odd[0].sample} to {odd[0].prompt_id!r} has {len(odd[0].response_ids)} tokens and "
-            f"{len(odd[0].logprobs)} log-probs"
-        )
-    starts = torch.tensor([len(r.prompt_ids) for r in rollouts])[:, None]
-    ends = torch.tensor([len(r.prompt_ids) + len(r.response_ids) for r in rollouts])[:, None]
+    of_members = [trained_rows(r) for _, r, _ in members]
+    rows = [row for own in of_members for row in own]
+    owner = [i for i, own in enumerate(of_members) for _ in own]  # the member of each row
+    pieces = [piece for row in rows for piece in row.pieces]
+    sizes = torch.tensor([len(ids) for ids, _ in pieces])
+    ends = torch.tensor([row.num_tokens for row in rows])[:, None]
     width = padded_width(int(ends.max()), device)
-    column = torch.arange(width)[None]
-    is_real = column < ends
-    is_response = is_real & (column >= starts)
-    ids = _numbers("q", [ids for r in rollouts for ids in (r.prompt_ids, r.response_ids)])
-    # Column t has the log-prob of token t itself, as all [B, T] do; prompts have 0.
-    logprobs = _numbers("f", [r.logprobs for r in rollouts])
+    is_real = torch.arange(width)[None] < ends
+
+    def by_piece(values: list[int], fill: int) -> Tensor:
+        """Return [B, T] with one value for all tokens of a piece."""
+        return _filled(is_real, torch.tensor(values).repeat_interleave(sizes), fill)
+
+    trains = by_piece([span is not None for _, span in pieces], False)
+    # Column t has the log-prob of token t itself, as all [B, T] do; prompts and what was observed have 0.
+    logprobs = _numbers("f", [span.turn.logprobs for _, span in pieces if span is not None])
+    extras = {"policy_version": torch.tensor([row.policy_version for row in rows], device=device)}
+    episode_ids = turn_ids = None
+    if any(len(own) > 1 or len(own[0].turns) > 1 for own in of_members):
+        episode_ids = torch.tensor(owner, device=device)
+        turn_ids = by_piece([-1 if span is None else span.number for _, span in pieces], -1).to(device)
+        versions = by_piece([-1 if span is None else span.turn.policy_version for _, span in pieces], -1).to(device)
+        extras["token_versions"] = torch.where(versions < 0, extras["policy_version"][:, None], versions)
+    if observations:
+        answers = torch.zeros(len(rows), width)
+        spans_of = (spans for own in of_members for spans in observed_spans(own))
+        for i, spans in enumerate(spans_of):
+            for begin, end in spans:
+                answers[i, begin:end] = 1
+        extras["observation_mask"] = answers.to(device)
     return TrainBatch(
-        input_ids=_filled(is_real, ids, pad_id).to(device),
+        input_ids=_filled(is_real, _numbers("q", [ids for ids, _ in pieces]), pad_id).to(device),
         attention_mask=is_real.to(device, torch.int64),
-        response_mask=is_response.to(device, torch.float32),
-        rollout_logprobs=_filled(is_response, logprobs, 0.0).to(device),
-        rewards=torch.tensor([reward for _, _, reward in members], dtype=torch.float32, device=device),
-        group_ids=torch.tensor([g for g, _, _ in members], dtype=torch.int64, device=device),
-        truncated=torch.tensor([r.finish_reason == "length" for r in rollouts], device=device),
-        extras={"policy_version": torch.tensor([r.policy_version for r in rollouts], device=device)},
-        recorded=recorded(rollouts, width),
+        response_mask=trains.to(device, torch.float32),
+        rollout_logprobs=_filled(trains, logprobs, 0.0).to(device),
+        rewards=torch.tensor([members[i][2] for i in owner], dtype=torch.float32, device=device),
+        group_ids=torch.tensor([members[i][0] for i in owner], dtype=torch.int64, device=device),
+        truncated=torch.tensor([is_truncated(members[i][1]) for i in owner], device=device),
+        extras=extras,
+        recorded=recorded(rows, width),
+        episode_ids=episode_ids,
+        turn_ids=turn_ids,
     )
 
 
@@ -118,7 +139,8 @@ def untrained(batch: TrainBatch) -> TrainBatch:
     row = int(batch.attention_mask.sum(1).argmin())
     shortest = rows_of(batch, [row])
     # Nothing trains, so no token has a record of its sampling to repeat.
-    return replace(shortest, response_mask=torch.zeros_like(shortest.response_mask), recorded=None)
+    extras = {name: torch.zeros_like(x) if name == "observation_mask" else x for name, x in shortest.extras.items()}
+    return replace(shortest, response_mask=torch.zeros_like(shortest.response_mask), extras=extras, recorded=None)
 
 
 def rows_of(batch: TrainBatch, rows: Sequence[int]) -> TrainBatch:
@@ -136,6 +158,8 @@ def rows_of(batch: TrainBatch, rows: Sequence[int]) -> TrainBatch:
         truncated=batch.truncated[at],
         extras={k: v[at, :width] if v.dim() == 2 else v[at] for k, v in batch.extras.items()},  # [B, T] or [B]
         recorded=rows_recorded(batch.recorded, rows, width),
+        episode_ids=None if batch.episode_ids is None else batch.episode_ids[at],
+        turn_ids=None if batch.turn_ids is None else batch.turn_ids[at, :width],
     )
 
 

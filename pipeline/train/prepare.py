@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,7 @@ from pipeline.models.widths import padded_width
 from pipeline.rl.controllers import entropy_controller, kl_controller
 from pipeline.rl.corrections import mean_weight, mismatch_weights, training_mask
 from pipeline.rl.credit import AdvantageInputs, Advantages, compute_advantages
+from pipeline.rl.episodes import Shares, layout, shares_of
 from pipeline.rl.logprobs import score_norms
 from pipeline.rl.loss import ratio_logprobs
 from pipeline.rl.parts import Parts
@@ -68,6 +70,7 @@ class Settings:
     policy_version: int
     """The version of the policy that is updated; rollouts of an older one are off-policy."""
     max_response_tokens: int
+    """The longest response that the recipe allows, or episode in tokens that train, for penalties on length."""
     controllers: Controllers
     with_reference: bool = False
     """Measure the KL to the reference even if the objective does not use it."""
@@ -76,6 +79,8 @@ class Settings:
     texts: Sequence[Row] = ()
     """Demonstrations, of which `texts_per_update` join each optimiser step where `ptx_coef` is above 0."""
     texts_per_update: int = 0
+    observation_coef: float = 0.0
+    """Weight of the negative log-likelihood of what environments answered, a mean over its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +94,15 @@ class Before:
     ref: Tensor | None
     entropy: Tensor | None
     stale: Tensor | None
-    """bool [B]: sampled by an older policy; None if no row was."""
+    """bool [B]: rows of responses, or of episodes with a turn, sampled by an older policy; None if there are none."""
 
     @classmethod
     def of(cls, backend: Backend, parts: Parts, batch: TrainBatch, settings: Settings) -> Before:
         ref = None
         if parts.needs_reference or settings.with_reference:
             ref, _ = _logprobs_of(backend, batch, "reference", settings)
-        rows = batch.extras["policy_version"] < settings.policy_version
+        # An episode is stale as a whole, as a response is whose tokens are of several versions.
+        rows = _oldest(batch) < settings.policy_version
         stale = rows if bool(rows.any()) else None
         # With one update of a batch the old log-probs are the current ones: no forward of their own is needed.
         several = parts.updates.num_epochs * parts.updates.num_minibatches > 1
@@ -118,7 +124,8 @@ class Before:
             return cut_to(self.old, at, logprobs.shape[1])
         if done == 0:
             return logprobs.detach()
-        behind = settings.policy_version - micro.extras["policy_version"]
+        versions = micro.extras.get("token_versions", micro.extras["policy_version"])
+        behind = settings.policy_version - versions
         return proximal(parts.mismatch.prox, micro.rollout_logprobs, logprobs.detach(), behind / (behind + done))
 
 
@@ -134,6 +141,13 @@ class Prepared:
     mean_weight: float
     right: Tensor
     """[B] bool: the verifiers gave a reward above 0."""
+    shares: Shares | None
+    """The part of its episode that each row is; None where every row is a whole episode of one turn."""
+
+    @property
+    def num_responses(self) -> int:
+        """The number of responses, or of episodes, whatever their rows."""
+        return len(self.batch.rewards) if self.shares is None else int(self.shares.counts.sum())
 
 
 Micros = list[tuple[Tensor, TrainBatch]]
@@ -145,10 +159,14 @@ def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: S
 
     Every rank gets all groups: what needs the model is divided by rows, and each rank computes the rest for itself.
     """
-    collated = collate(groups, settings.pad_id, backend.model.device)
-    batch = _shaped(parts, collated, settings)
+    collated = collate(groups, settings.pad_id, backend.model.device, settings.observation_coef > 0)
+    shares = None
+    if collated.episode_ids is not None and collated.turn_ids is not None:
+        shares = shares_of(layout(collated.episode_ids, collated.turn_ids, collated.response_mask > 0))
+    batch = _shaped(parts, collated, shares, settings)
     before = Before.of(backend, parts, batch, settings)
     predicted = _predicted(backend, parts, batch, settings)
+    rewards, states = turn_table(groups, collated.rewards.device) if parts.credits_turns else (None, None)
     # Without a sum over ranks: every rank has all groups here.
     advantages = compute_advantages(
         parts,
@@ -164,6 +182,10 @@ def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: S
             reward_components=_components(groups, batch) if parts.needs_components else None,
             truncated=batch.truncated,
             score_norms=_norms(backend, batch, settings) if parts.needs_score_norms else None,
+            episode_ids=batch.episode_ids,
+            turn_ids=batch.turn_ids,
+            turn_rewards=rewards,
+            turn_states=states,
         ),
         kl_coef=settings.controllers.kl.coef,
     )
@@ -176,12 +198,13 @@ def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: S
         selection,
         mean_weight=_mean_weight(parts, batch, before),
         right=collated.rewards > 0,
+        shares=shares,
     )
 
 
-def _shaped(parts: Parts, batch: TrainBatch, settings: Settings) -> TrainBatch:
-    """Return the batch with the algorithm's rewards for the length of responses added."""
-    lengths = batch.response_mask.sum(1).tolist()
+def _shaped(parts: Parts, batch: TrainBatch, shares: Shares | None, settings: Settings) -> TrainBatch:
+    """Return the batch with the algorithm's rewards for the length of responses, or of episodes, added."""
+    lengths = (batch.response_mask.sum(1) if shares is None else shares.lengths).tolist()
     added = [length_penalty(parts.shaping, int(n), settings.max_response_tokens) for n in lengths]
     if not any(added):
         return batch
@@ -285,6 +308,37 @@ def _greedy(groups: Sequence[Group], batch: TrainBatch) -> Tensor | None:
 
 def _components(groups: Sequence[Group], batch: TrainBatch) -> Tensor:
     """Return [B, K] components of the rewards; a reward without components is its only one."""
-    # By group, then member, without those that have no reward: the rows of `collate`.
+    # By group, then member, without those that have no reward: the rows of `collate`, or its episodes.
     rows = [m.components or (m.reward,) for g in groups for m in g.members if m.reward is not None]
-    return torch.tensor(rows, dtype=torch.float64, device=batch.rewards.device)
+    components = torch.tensor(rows, dtype=torch.float64, device=batch.rewards.device)
+    return components if batch.episode_ids is None else components[batch.episode_ids]
+
+
+def _oldest(batch: TrainBatch) -> Tensor:
+    """Return [B]: the version of the oldest token of each row's episode."""
+    versions = batch.extras["policy_version"]
+    if batch.episode_ids is None:
+        return versions
+    # `collate` numbers episodes without gaps, so that their number is at most that of rows.
+    return torch.empty_like(versions).scatter_reduce(0, batch.episode_ids, versions, "amin", include_self=False)[
+        batch.episode_ids
+    ]
+
+
+def turn_table(groups: Sequence[Group], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+    """Return the rewards (NaN: none) and the numbered states (-1: none) of the turns of all members, both [E, K].
+
+    Equal names of states are equal numbers within a group; the numbers of different groups differ.
+    """
+    numbers: dict[tuple[int, str], int] = {}
+    rewards, states = [], []
+    for g, group in enumerate(groups):
+        for turns in (m.rollout.turns for m in group.members if m.reward is not None):
+            rewards.append([math.nan if t.reward is None else t.reward for t in turns])
+            keys = [None if t.state is None else (g, t.state) for t in turns]
+            states.append([-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys])
+    num = max(map(len, rewards))
+    return (
+        torch.tensor([r + [math.nan] * (num - len(r)) for r in rewards], dtype=torch.float64, device=device),
+        torch.tensor([s + [-1] * (num - len(s)) for s in states], dtype=torch.int64, device=device),
+    )

@@ -9,22 +9,25 @@ from torch import Tensor
 
 from pipeline.errors import DataError
 from pipeline.models.forward import Replay
-from pipeline.types import Recorded, Rollout, TrainBatch
+from pipeline.rows import TrainedRow
+from pipeline.types import Recorded, TrainBatch
 
 
-def recorded(rollouts: Sequence[Rollout], width: int) -> Recorded | None:
+def recorded(rows: Sequence[TrainedRow], width: int) -> Recorded | None:
     """Return the records of rows of at most `width` tokens; None if no row has any.
 
-    Raises: DataError for a record that does not fit its response, or routing that only some rows have.
+    Kept sets are those of tokens that train, so that a token that was observed, or trains in another row, has none.
+
+    Raises: DataError for routing that only some rows have.
     """
     sizes = ids = None
-    if any(r.kept is not None for r in rollouts):
-        sizes = torch.zeros(len(rollouts), width, dtype=torch.int64)
-        for row, r in enumerate(rollouts):
-            if r.kept is not None:
-                sizes[row, _span(r)] = _checked_sizes(r)
-        ids = torch.cat([_read(r.kept.ids, torch.int32) for r in rollouts if r.kept is not None])
-    routing = _routing(rollouts, width) if any(r.routing is not None for r in rollouts) else None
+    kept = [(i, span, span.turn.kept) for i, row in enumerate(rows) for span in row.spans if span.turn.kept is not None]
+    if kept:
+        sizes = torch.zeros(len(rows), width, dtype=torch.int64)
+        for i, span, sets in kept:
+            sizes[i, span.start : span.stop] = torch.tensor(sets.sizes, dtype=torch.int64)
+        ids = torch.cat([_read(sets.ids, torch.int32) for _, _, sets in kept])
+    routing = _routing(rows, width) if any(t.routing is not None for row in rows for t in row.turns) else None
     if sizes is None and routing is None:
         return None
     return Recorded(sizes, ids, routing)
@@ -63,33 +66,18 @@ def replay_at(records: Recorded | None, where: Tensor) -> Replay:
     return Replay(kept, None if records.routing is None else records.routing.to(device))
 
 
-def _routing(rollouts: Sequence[Rollout], width: int) -> Tensor:
-    shapes = {None if r.routing is None else (r.routing.layers, r.routing.top_k) for r in rollouts}
+def _routing(rows: Sequence[TrainedRow], width: int) -> Tensor:
+    records = [[t.routing for t in row.turns] for row in rows]
+    shapes = {None if r is None else (r.layers, r.top_k) for own in records for r in own}
     shape = next(iter(shapes))
     if len(shapes) > 1 or shape is None:
         raise DataError(f"rows of one batch were routed through {sorted(map(str, shapes))} (layers, experts a token)")
-    out = torch.full((len(rollouts), width, *shape), -1, dtype=torch.int16)
-    for row, r in enumerate(rollouts):
-        assert r.routing is not None
-        num = len(r.prompt_ids) + len(r.response_ids) - 1  # the last token is never an input
-        out[row, :num] = _read(r.routing.experts, torch.int16).view(num, *shape).to(torch.int16)
+    out = torch.full((len(rows), width, *shape), -1, dtype=torch.int16)
+    for i, own in enumerate(records):
+        # The last token of a row is never an input; the turns' records follow one another without a gap.
+        experts = _read(b"".join(r.experts for r in own if r is not None), torch.int16).view(-1, *shape)
+        out[i, : len(experts)] = experts.to(torch.int16)
     return out
-
-
-def _checked_sizes(rollout: Rollout) -> Tensor:
-    kept = rollout.kept
-    assert kept is not None
-    sizes = torch.tensor(kept.sizes, dtype=torch.int64)
-    if len(sizes) != len(rollout.response_ids) or int(sizes.sum()) * 4 != len(kept.ids):
-        raise DataError(
-            f"response {rollout.sample} to {rollout.prompt_id!r} has {len(rollout.response_ids)} tokens and kept sets "
-            f"of {len(sizes)}, which hold {len(kept.ids) // 4} of {int(sizes.sum())} ids"
-        )
-    return sizes
-
-
-def _span(rollout: Rollout) -> slice:
-    return slice(len(rollout.prompt_ids), len(rollout.prompt_ids) + len(rollout.response_ids))
 
 
 def _read(data: bytes, dtype: torch.dtype) -> Tensor:

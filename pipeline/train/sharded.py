@@ -281,9 +281,8 @@ def _library(device: torch.device) -> Any:
 
     Raises: ConfigError if it is not installed.
     """
-    os.environ.setdefault(
-        "LOCAL_RANK", str(device.index or 0)
-    )  # DeepSpeed makes the GPU of this number the current one
+    # DeepSpeed makes the GPU of this number the current one.
+    os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
     if not torch.cuda.is_available():
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     try:

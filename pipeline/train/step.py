@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import DataError, NonFiniteError
+from pipeline.rl.episodes import num_forked
 from pipeline.rl.loss import Counts, LossInputs, count, policy_loss, summarize
 from pipeline.rl.parts import Parts
 from pipeline.seeds import stream
 from pipeline.train.backend import Backend
 from pipeline.train.critic import learn
 from pipeline.train.prepare import Micros, Prepared, Settings, cut_to, micros_of, prepare
-from pipeline.train.replay import replay_of
+from pipeline.train.replay import replay_at
 from pipeline.train.texts import text_gradient
 from pipeline.types import Group, StepMetrics, TrainBatch
 
@@ -53,10 +54,13 @@ def update(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Se
         **_averaged(seen),
         "updates": float(len(seen)),
         "updates/refused": refused,
-        "rows": float(len(batch.rewards)),
+        "rows": float(prepared.num_responses),
     }
     if before.stale is not None:
-        metrics["rows/off_policy"] = float(before.stale.sum())
+        late = before.stale if prepared.shares is None else before.stale & prepared.shares.counts
+        metrics["rows/off_policy"] = float(late.sum())
+    if batch.episode_ids is not None:
+        metrics["episodes/forked"] = float(num_forked(batch.episode_ids))
     if parts.kl.where != "none":
         metrics["kl/coef"] = settings.controllers.kl.coef
     settings.controllers.observe(metrics)
@@ -103,13 +107,14 @@ def _policy_gradient(
     done = number / (parts.updates.num_epochs * parts.updates.num_minibatches)
     before, selection = prepared.before, prepared.selection
     # The denominators of the whole step, of all ranks, before any backward: so micro-batches change nothing.
-    local = sum((count(parts, m.response_mask, m.truncated, prepared.right[at]) for at, m in micros), Counts())
+    local = sum((_count(parts, prepared, at, m) for at, m in micros), Counts())
     totals = Counts(*backend.ranks.data.all_reduce(torch.tensor(local.to_list(), dtype=torch.float64)).tolist())
     stats: Tensor | None = None
     for at, micro in micros:
         width = micro.input_ids.shape[1]
-        where = micro.response_mask > 0
-        replay = replay_of(micro)
+        observed = micro.extras.get("observation_mask")
+        where = micro.response_mask > 0 if observed is None else (micro.response_mask + observed) > 0
+        replay = replay_at(micro.recorded, where)
         logprobs, entropy = backend.logprobs(micro.input_ids, where, settings.temperature, "policy", True, replay)
         inputs = LossInputs(
             logprobs=logprobs,
@@ -126,9 +131,17 @@ def _policy_gradient(
             low_moment=cut_to(selection.low_moment, at, width),
             stale=None if before.stale is None else before.stale[at],
             mean_weight=prepared.mean_weight,
+            shares=None if prepared.shares is None else prepared.shares.at(at),
+            observed=observed,
         )
-        coefs = settings.controllers
-        out = policy_loss(parts, inputs, totals, kl_coef=coefs.kl.coef, entropy_coef=coefs.entropy.coef)
+        out = policy_loss(
+            parts,
+            inputs,
+            totals,
+            kl_coef=settings.controllers.kl.coef,
+            entropy_coef=settings.controllers.entropy.coef,
+            observation_coef=settings.observation_coef,
+        )
         backend.backward(out.loss)
         stats = out.stats if stats is None else stats + out.stats
     assert stats is not None
@@ -137,6 +150,12 @@ def _policy_gradient(
     if not math.isfinite(loss):  # a sum over ranks, so that all of them raise and none waits for another
         raise NonFiniteError(f"the loss is {loss} at step {settings.step}; update refused, lower the learning rate")
     return metrics
+
+
+def _count(parts: Parts, prepared: Prepared, at: Tensor, micro: TrainBatch) -> Counts:
+    shares = None if prepared.shares is None else prepared.shares.at(at)
+    observed = micro.extras.get("observation_mask")
+    return count(parts, micro.response_mask, micro.truncated, prepared.right[at], shares, observed)
 
 
 def _text_gradient(backend: Backend, parts: Parts, number: int, settings: Settings) -> StepMetrics:

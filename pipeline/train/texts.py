@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -13,8 +14,26 @@ from pipeline.rl.loss import ptx_loss
 from pipeline.train.backend import Backend
 from pipeline.train.collate import deal, padded_ids
 
-Row = tuple[tuple[int, ...], int]
-"""Token ids, and the number of the first ones that are not trained on."""
+
+class Row(NamedTuple):
+    """A sequence of tokens, some of which are trained on.
+
+    Example: Row(ids=(5, 6, 7, 8, 9), spans=((1, 2), (3, 5)))
+    """
+
+    ids: tuple[int, ...]
+    spans: tuple[tuple[int, int], ...]
+    """(begin, end) of the tokens that are trained on, in order; the row's first token is in none."""
+
+    @property
+    def num_trained(self) -> int:
+        """The number of tokens that are trained on."""
+        return sum(end - begin for begin, end in self.spans)
+
+
+def row_after(ids: tuple[int, ...], skip: int) -> Row:
+    """Return a row of which all but the first `skip` tokens are trained on."""
+    return Row(ids, ((skip, len(ids)),))
 
 
 def text_gradient(
@@ -28,17 +47,18 @@ def text_gradient(
     Raises: NonFiniteError if the loss is not finite.
     """
     device = backend.model.device
-    total = float(sum(len(ids) - skip for ids, skip in batch))
+    total = float(sum(row.num_trained for row in batch))
     loss = torch.zeros(1, dtype=torch.float64)
-    ranks, shortest = backend.ranks.data, min(range(len(batch)), key=lambda i: len(batch[i][0]))
-    sizes = [len(ids) if packs else padded_width(len(ids), device) for ids, _ in batch]
+    ranks, shortest = backend.ranks.data, min(range(len(batch)), key=lambda i: len(batch[i].ids))
+    sizes = [len(ids) if packs else padded_width(len(ids), device) for ids, *_ in batch]
     pieces, num_idle = deal(sizes, micro_batch_tokens, ranks.rank, ranks.size, packs)
     for piece in [*pieces, *([[]] * num_idle)]:  # idle ones keep in step with the other ranks
-        ids = padded_ids([batch[i][0] for i in piece or [shortest]], pad_id, device)
+        ids = padded_ids([batch[i].ids for i in piece or [shortest]], pad_id, device)
         where = torch.zeros(ids.shape, dtype=torch.bool, device=device)
         for row, i in enumerate(piece):
-            where[row, batch[i][1] : len(batch[i][0])] = True
-        lengths = [len(batch[i][0]) for i in piece or [shortest]] if packs else None
+            for begin, end in batch[i].spans:
+                where[row, begin:end] = True
+        lengths = [len(batch[i].ids) for i in piece or [shortest]] if packs else None
         logprobs, _ = backend.logprobs(ids, where, 1.0, lengths=lengths)
         share = ptx_loss(logprobs, where, total, 1.0)
         backend.backward(coef * share)  # the loss that is reported has no `coef`

@@ -7,6 +7,7 @@ import resource
 import sys
 
 STACK_MIB = 256
+_ADDR_NO_RANDOMIZE = 0x0040000
 
 
 def boot() -> None:
@@ -15,6 +16,8 @@ def boot() -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_STACK)
         wanted = STACK_MIB << 20
         resource.setrlimit(resource.RLIMIT_STACK, (wanted if hard == -1 else min(wanted, hard), hard))
+        if not sys.flags.hash_randomization:
+            _fix_addresses()
         os.execv(sys.orig_argv[0], [*sys.orig_argv, "again"])
     from . import huge_pages, memory, preload  # noqa: F401
     from .main import main
@@ -22,3 +25,10 @@ def boot() -> None:
     huge_pages.move_code()
     memory.join_libraries()
     main()
+
+
+def _fix_addresses() -> None:
+    """Have the next program loaded at the same addresses as ever, which some outputs show. See personality(2)."""
+    import ctypes
+
+    ctypes.CDLL(None).personality(_ADDR_NO_RANDOMIZE)

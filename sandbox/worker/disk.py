@@ -36,8 +36,8 @@ def empty(folder: str) -> None:
             os.rmdir(path)
 
 
-def is_over(folder: str, most_bytes: int) -> bool:
-    """True if the folder holds more than `most_bytes` or more than 2,048 entries. It stops counting there.
+def is_over(folder: str, most_bytes: int, most_entries: int = MAX_ENTRIES) -> bool:
+    """True if the folder holds more than `most_bytes` or `most_entries` entries. It stops counting there.
 
     Folders nested deeper than a path can name are too many, and folders closed to us are opened.
     """
@@ -50,7 +50,7 @@ def is_over(folder: str, most_bytes: int) -> bool:
                     count += 1
                     with contextlib.suppress(OSError):
                         total += entry.stat(follow_symlinks=False).st_blocks * 512
-                    if total > most_bytes or count > MAX_ENTRIES:
+                    if total > most_bytes or count > most_entries:
                         return True
                     if entry.is_dir(follow_symlinks=False):
                         todo.append(entry.path)

@@ -18,7 +18,7 @@ import sys
 from functools import partial
 from posix import _exit, chdir, closerange, lseek, pread, read, write
 
-from . import frames, harness, huge_pages, jail, kernel, memory, native, selftest, streams
+from . import cells, frames, harness, huge_pages, jail, kernel, memory, native, selftest, streams
 
 _PACKET = 64
 _BEHIND = 10
@@ -65,11 +65,15 @@ class Forker:
         A program cannot forge it, since it has no descriptor of this pipe.
         """
         if os.WIFSIGNALED(status):  # it may have been killed before it read its order, which is no order of the next
-            while self.stale.poll(0):
-                read(self.unread, _PACKET)
+            self.discard()
         if os.WIFEXITED(status) and os.WEXITSTATUS(status) == frames.SETUP_FAILED and self.reports.poll(0):
             return -self._answer()
         return 0
+
+    def discard(self) -> None:
+        """Drop orders that a killed child has not read; descriptors that came with one are closed."""
+        while self.stale.poll(0):
+            read(self.unread, _PACKET)
 
     def _answer(self) -> int:
         answer = read(self.pids, frames.PID.size)
@@ -81,11 +85,15 @@ class Forker:
 def start(cell: jail.Jail, host_file: str, host_pid: int) -> Forker:
     """Start a forker whose children become our children. Raises: WallFailed where a wall is refused."""
     itself = os.pidfd_open(os.getpid())
-    (taken, orders), (called, calls), (pids, answers) = os.pipe(), os.pipe(), os.pipe()
+    # The child of a session gets descriptors with its order, for which the pipe must be a socket.
+    taken, orders = kernel.socket_pair() if cell.sessions else os.pipe()
+    (called, calls), (pids, answers) = os.pipe(), os.pipe()
     if os.fork() == 0:
         for fd in (orders, calls, pids, streams.CONTROL):
             os.close(fd)
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if cell.sessions:
+            jail.limit_descriptors()
         if cell.worker_counts:
             os.nice(_BEHIND)
         try:
@@ -94,6 +102,8 @@ def start(cell: jail.Jail, host_file: str, host_pid: int) -> Forker:
             )
             before = selftest.try_without(cell, host_file, host_pid)
             jail.restrict(cell)
+            if cell.sessions:
+                cells.rehearse()
             harness.rehearse()
             gc.collect()
             harness.pack_together()
@@ -146,6 +156,8 @@ def _serve(
             refused = 1
     if is_orphan():
         _exit(frames.SETUP_FAILED)  # the worker died before the kernel knew to take us with it
+    if cell.sessions:
+        cells.begin(orders, refused, cell, before, host_file, wall)
     packet = _read(orders, _PACKET)
     if not packet:
         _exit(0)

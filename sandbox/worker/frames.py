@@ -23,6 +23,9 @@ LEAVE = 213
 SETUP_FAILED = 214
 """Exit code of a child whose walls did not go up. Nothing of the program has run."""
 
+MOST_TEXT = 120 << 10
+"""Bytes of a cell or a line of a session: they travel in one packet, and a line is one argument of the shell."""
+
 ORDER = struct.Struct("<BddIIIIH")
 PID = struct.Struct("<i")
 _EXIT = struct.Struct("<iBddQ")

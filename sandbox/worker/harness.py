@@ -28,6 +28,8 @@ from .frames import BAD_VALUE, FINISHED, FUNCTION, LEAVE, NO_MEMORY, RAISED, REC
 from .streams import ERR, LOG, OUT
 
 NAME = "main.py"
+_OURS = (__file__, os.path.join(os.path.dirname(__file__), "cells.py"))
+"""Files whose lines a traceback leaves out."""
 _FRAMES = 6
 _REHEARSALS = 12
 _sources: list[str | None] = [None]
@@ -229,24 +231,24 @@ def _resolve(module: types.ModuleType, name: str) -> Callable[..., Any]:
     return target  # type: ignore[no-any-return]
 
 
-def _explain(exc: BaseException) -> tuple[int, int]:
-    """Return state and exit code for an exception that ended a program. Its traceback's tail goes to stderr."""
+def _explain(exc: BaseException, errors: int = ERR) -> tuple[int, int]:
+    """Return state and exit code for an exception that ended a program. Its traceback's tail goes to `errors`."""
     if isinstance(exc, SystemExit):
         if exc.code is None or isinstance(exc.code, int):
             code = 0 if exc.code is None else exc.code & 0xFF
             return (FINISHED if code == 0 else RAISED), code
         text = str(exc.code) + "\n"
-        write(streams.ERR, text.encode("utf-8", "backslashreplace")[-2000:])
+        write(errors, text.encode("utf-8", "backslashreplace")[-2000:])
         return RAISED, 1
     try:
         theirs = exc.__traceback__
-        while theirs is not None and theirs.tb_frame.f_code.co_filename == __file__:
+        while theirs is not None and theirs.tb_frame.f_code.co_filename in _OURS:
             theirs = theirs.tb_next
         lines = traceback.format_exception(type(exc), exc, theirs, limit=-_FRAMES, chain=False)
-        write(streams.ERR, "".join(lines).encode("utf-8", "backslashreplace")[-4000:])
+        write(errors, "".join(lines).encode("utf-8", "backslashreplace")[-4000:])
     except BaseException:  # no memory or no stack left, or a hostile __str__
         try:
-            write(streams.ERR, type(exc).__name__.encode("utf-8", "replace") + b"\n")
+            write(errors, type(exc).__name__.encode("utf-8", "replace") + b"\n")
         except BaseException:
             return RAISED, 1
     return (NO_MEMORY if isinstance(exc, MemoryError) else RAISED), 1

@@ -16,9 +16,10 @@ DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 SYSTEM = ("/usr/lib", "/lib", "/lib64", "/usr/lib64", "/usr/share/zoneinfo")
 DECOY = "decoy"
 """A file in the jail that no rule allows: only Landlock keeps it closed."""
+_DESCRIPTORS = 64
 _MANY = 1024
 """Processes that the same uid may start elsewhere while a run lasts."""
-_BASE_MIB = 256
+BASE_MIB = 256
 """Address space beyond the memory limit: the interpreter, shared libraries and reserved thread stacks."""
 
 
@@ -46,6 +47,10 @@ class Jail:
         self.counts_processes = False
         """True if the uid is the run's own, so that the kernel's count per uid is a count of this run."""
         self.notes: dict[str, str] = {}
+        self.readable: list[str] = []
+        """Folders of libraries, which programs may read."""
+        self.sessions = False
+        """True if each child gets a user and a mount namespace too, in which a session's files are mounted."""
 
     @property
     def has_namespaces(self) -> bool:
@@ -55,21 +60,32 @@ class Jail:
     @property
     def worker_counts(self) -> bool:
         """True if the worker must bound a run's processes: no uid of the run's own and no cgroup does."""
-        return bool(self.tools) and not self.has_namespaces and not self.counts_processes and self.cgroup is None
+        is_bounded = (self.counts_processes or self.cgroup is not None) and not self.sessions  # which share both
+        return bool(self.tools) and not self.has_namespaces and not is_bounded
+
+    @property
+    def clones(self) -> bool:
+        """True if a live copy of a session's interpreter can have all walls: only namespaces keep it from the first."""
+        around = self.has_namespaces and SECCOMP in self.walls and LANDLOCK in self.walls
+        return self.sessions and around and not self.tools and kernel.MACHINE in kernel.TRACEABLE
 
     @property
     def clone_flags(self) -> int:
         """Flags of the namespaces that every run gets for itself."""
-        return kernel.CLONE_NEWPID if self.has_namespaces else 0
+        own = kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS if self.sessions else 0
+        return kernel.CLONE_NEWPID | own if self.has_namespaces else 0
 
 
-def enter(walls: Sequence[str], home: str, uid: int, tools: Sequence[str], folders: Mapping[str, str]) -> Jail:
+def enter(
+    walls: Sequence[str], home: str, uid: int, tools: Sequence[str], folders: Mapping[str, str], sessions: bool = False
+) -> Jail:
     """Put up the worker's walls and return them. `home` is this worker's folder, which the caller owns.
 
     `tools` are folders of compilers and interpreters that programs may run; without any, there is only Python and no
-    exec. Raises: WallFailed.
+    exec. `sessions` is True for a keeper of sessions. Raises: WallFailed.
     """
     jail = Jail(frozenset(walls), f"{home}/box/tmp", tuple(tools))
+    jail.sessions = sessions
     with contextlib.suppress(OSError):
         jail.proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     if CGROUP in walls:
@@ -78,7 +94,7 @@ def enter(walls: Sequence[str], home: str, uid: int, tools: Sequence[str], folde
         except OSError as exc:
             raise WallFailed(CGROUP, exc) from exc
         jail.notes[CGROUP] = "memory and processes of a run together"
-    readable = [f"{sys.base_prefix}/lib", *SYSTEM]
+    readable = jail.readable = [f"{sys.base_prefix}/lib", *SYSTEM]
     os.umask(0o022)
     if NAMESPACES in walls:
         try:
@@ -92,10 +108,7 @@ def enter(walls: Sequence[str], home: str, uid: int, tools: Sequence[str], folde
             _change_uid(jail, uid, readable[0])
     if LANDLOCK in walls:
         try:
-            # A rule does not cover a file system that is mounted later on its folder itself, only one below it.
-            scratch = os.path.dirname(jail.scratch) if jail.has_namespaces else jail.scratch
-            runnable = [*tools, scratch] if tools else []
-            jail.rules = landlock.ruleset([*readable, *DEVICES, "/in"], [scratch, "/dev/null"], runnable)
+            jail.rules = rules(jail, jail.scratch)
             jail.notes[LANDLOCK] = f"abi {landlock.abi()}"
         except OSError as exc:
             raise WallFailed(LANDLOCK, exc) from exc
@@ -103,6 +116,14 @@ def enter(walls: Sequence[str], home: str, uid: int, tools: Sequence[str], folde
         raise WallFailed(SECCOMP, OSError(38, f"no system call table for {kernel.MACHINE}"))
     _limit_worker(jail)
     return jail
+
+
+def rules(jail: Jail, scratch: str) -> int:
+    """Return a descriptor of Landlock rules for programs that write to `scratch` only. Raises: OSError."""
+    # A rule does not cover a file system that is mounted later on its folder itself, only one below it.
+    place = os.path.dirname(scratch) if jail.has_namespaces else scratch
+    runnable = [*jail.tools, place] if jail.tools else []
+    return landlock.ruleset([*jail.readable, *DEVICES, "/in"], [place, "/dev/null"], runnable)
 
 
 def _enter_namespaces(jail: Jail, home: str, uid: int, readable: list[str]) -> None:
@@ -267,13 +288,17 @@ def _readable_by_all(path: str) -> bool:
     return True
 
 
+def limit_descriptors() -> None:
+    """Bound the descriptors of this process and of all that it starts."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (_DESCRIPTORS, _DESCRIPTORS))
+
+
 def _limit_worker(jail: Jail) -> None:
     """Set the limits that are the same for every run. Runs inherit them."""
-    for name, value in (
-        (resource.RLIMIT_CORE, 0), (resource.RLIMIT_NOFILE, 64), (resource.RLIMIT_MSGQUEUE, 0),
-        (resource.RLIMIT_MEMLOCK, 0),
-    ):  # fmt: skip
-        resource.setrlimit(name, (value, value))
+    for name in (resource.RLIMIT_CORE, resource.RLIMIT_MSGQUEUE, resource.RLIMIT_MEMLOCK):
+        resource.setrlimit(name, (0, 0))
+    if not jail.sessions:  # a keeper has many more, and its forkers bound those of programs
+        limit_descriptors()
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     if jail.has_namespaces:
         kernel.prctl(kernel.PR_SET_SECUREBITS, kernel.ALL_SECUREBITS_LOCKED)
@@ -310,16 +335,21 @@ def limit(pid: int, order: Order, jail: Jail) -> None:
         (resource.RLIMIT_FSIZE, max(order.disk_mib << 20, order.output_kib << 11)),
     ]
     if order.kind != MANAGED:
-        limits.append((resource.RLIMIT_AS, (order.memory_mib + _BASE_MIB) << 20))
+        limits.append((resource.RLIMIT_AS, (order.memory_mib + BASE_MIB) << 20))
     if order.kind != SELF_TEST:  # the self-test tries if the control group bounds processes without this limit
         if jail.counts_processes:
             limits.append((resource.RLIMIT_NPROC, order.processes + 2))  # the worker and its forker count too
         elif jail.worker_counts:
-            others, hard = process_flood.total(jail.proc) or _MANY, resource.getrlimit(resource.RLIMIT_NPROC)[1]
-            most = others + order.processes + _MANY
-            limits.append((resource.RLIMIT_NPROC, most if hard == resource.RLIM_INFINITY else min(most, hard)))
+            limits.append((resource.RLIMIT_NPROC, most_processes(jail, order.processes)))
     for name, value in limits:
         resource.prlimit(pid, name, (value, value))
+
+
+def most_processes(jail: Jail, processes: int) -> int:
+    """Return a bound of the uid's processes, far above their number, at which the worker can still count them."""
+    others, hard = process_flood.total(jail.proc) or _MANY, resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    most = others + processes + _MANY
+    return most if hard == resource.RLIM_INFINITY else min(most, hard)
 
 
 def last_steps(jail: Jail) -> list[Callable[[], int]]:
@@ -345,7 +375,7 @@ def restrict(jail: Jail) -> None:
         raise WallFailed(LANDLOCK, exc) from exc
     if SECCOMP in jail.walls:
         own = 1 if jail.has_namespaces else None
-        seccomp.install(seccomp.assemble(seccomp.outer(kernel.MACHINE, own, bool(jail.tools))))
+        seccomp.install(seccomp.assemble(seccomp.outer(kernel.MACHINE, own, bool(jail.tools), jail.sessions)))
 
 
 def last_wall(jail: Jail) -> Callable[[], int]:
@@ -357,8 +387,11 @@ def last_wall(jail: Jail) -> Callable[[], int]:
         return int
     forks = bool(jail.tools)
     if jail.has_namespaces or forks:
-        return seccomp.prepared(seccomp.assemble(seccomp.inner(kernel.MACHINE, None, forks)))
-    return lambda: seccomp.prepared(seccomp.assemble(seccomp.inner(kernel.MACHINE, os.getpid(), forks)))()
+        rest = seccomp.inner(kernel.MACHINE, None, forks, jail.sessions, jail.clones)
+        return seccomp.prepared(seccomp.assemble(rest))
+    return lambda: seccomp.prepared(
+        seccomp.assemble(seccomp.inner(kernel.MACHINE, os.getpid(), forks, jail.sessions))
+    )()
 
 
 def close(wall: Callable[[], int]) -> None:

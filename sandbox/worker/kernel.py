@@ -18,6 +18,8 @@ CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 CLONE_CHILD_CLEARTID = 0x00200000
 CLONE_CHILD_SETTID = 0x01000000
+CLONE_LIVE = CLONE_NEWUSER | CLONE_NEWPID | CLONE_NEWNS | int(signal.SIGCHLD)
+"""The flags with which a session's interpreter is cloned, and nothing else is."""
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_REMOUNT = 1, 2, 4, 8, 32
 MS_BIND, MS_REC, MS_PRIVATE = 0x1000, 0x4000, 0x40000
@@ -29,7 +31,14 @@ SECCOMP_MODE_FILTER = 2
 CAP_DAC_READ_SEARCH = 2
 ALL_SECUREBITS_LOCKED = 0x2F  # no uid-0 capabilities at exec, none kept over setuid, and no way back
 
+_OPEN_TREE, _MOVE_MOUNT = 428, 429  # the same numbers on every architecture
+_HERE, _TREE_CLONE, _FROM_DESCRIPTOR = -100, 1, 4
+_AF_UNIX, _SEQPACKET = 1, 5
+_CONTROL_BYTES, _CONTROL_HEAD = 128, 16
+
 MACHINE = os.uname().machine
+TRACEABLE = ("x86_64",)
+"""The architectures whose registers we know, so that a process of theirs can be made to do system calls."""
 _BY_MACHINE = {"x86_64": {"clone": 56, "pivot_root": 155}, "aarch64": {"clone": 220, "pivot_root": 41}}
 NUMBERS = _BY_MACHINE.get(MACHINE, {})
 
@@ -70,6 +79,64 @@ def unshare(flags: int) -> None:
 def pivot_root(new: str, old: str) -> None:
     """Change the root of the file tree. See pivot_root(2)."""
     syscall(NUMBERS["pivot_root"], new.encode(), old.encode(), what="pivot_root")
+
+
+def enter_mounts(fd: int) -> None:
+    """Move this process, which must have one thread, into the mount namespace of an open file. See setns(2)."""
+    _check(libc.setns(fd, CLONE_NEWNS), "setns")
+
+
+def enter_user(fd: int) -> None:
+    """Move this process, which must have one thread, into the user namespace of an open file. See setns(2)."""
+    _check(libc.setns(fd, CLONE_NEWUSER), "setns")
+
+
+def copy_of_mount(path: str) -> int:
+    """Return a descriptor of a copy of the mount at `path`, which is attached nowhere. See open_tree(2)."""
+    return syscall(_OPEN_TREE, _HERE, path.encode(), _TREE_CLONE | os.O_CLOEXEC, what=f"open_tree {path}")
+
+
+def attach_mount(fd: int, path: str) -> None:
+    """Attach the mount of `copy_of_mount` at `path`. See move_mount(2)."""
+    syscall(_MOVE_MOUNT, fd, b"", _HERE, path.encode(), _FROM_DESCRIPTOR, what=f"move_mount {path}")
+
+
+def socket_pair() -> tuple[int, int]:
+    """Return two connected sockets for packets, without a module that every child would then have to copy."""
+    pair = (ctypes.c_int * 2)()
+    _check(libc.socketpair(_AF_UNIX, _SEQPACKET | os.O_CLOEXEC, 0, pair), "socketpair")
+    return pair[0], pair[1]
+
+
+class _Vector(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("size", ctypes.c_size_t))
+
+
+class _Message(ctypes.Structure):
+    _fields_ = (
+        ("name", ctypes.c_void_p), ("name_size", ctypes.c_uint32), ("vectors", ctypes.c_void_p),
+        ("count", ctypes.c_size_t), ("control", ctypes.c_void_p), ("control_size", ctypes.c_size_t),
+        ("flags", ctypes.c_int),
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=4)
+def receive_room(size: int) -> ctypes.Array[ctypes.c_char]:
+    """Return the memory that packets of up to `size` bytes are received in, which is made once."""
+    return ctypes.create_string_buffer(size)
+
+
+def receive(fd: int, most: int = 4096) -> tuple[bytes, list[int]]:
+    """Return one packet and the descriptors that came with it. Raises: OSError. See recvmsg(2)."""
+    data, control = receive_room(most), ctypes.create_string_buffer(_CONTROL_BYTES)
+    vector = _Vector(ctypes.addressof(data), most)
+    message = _Message(None, 0, ctypes.addressof(vector), 1, ctypes.addressof(control), _CONTROL_BYTES, 0)
+    size = _check(int(libc.recvmsg(fd, ctypes.byref(message), 0)), "recvmsg")
+    if message.control_size < _CONTROL_HEAD:
+        return ctypes.string_at(data, size), []
+    length = int.from_bytes(control.raw[:8], "little")
+    numbers = memoryview(control.raw[_CONTROL_HEAD:length]).cast("i")
+    return ctypes.string_at(data, size), list(numbers)
 
 
 def prctl(option: int, a: object, b: object = 0) -> None:

@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any
 
-from . import disk, forker, frames, harness, jail, kernel, process_flood, streams
+from . import clocks, disk, forker, frames, harness, jail, keeper, kernel, process_flood, streams
 
 _CORES = len(os.sched_getaffinity(0))
 _DISK_EVERY_S = 0.05
@@ -34,9 +34,15 @@ def main() -> None:
     caller = os.pidfd_open(os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
-        cell = jail.enter(config["walls"], config["home"], config["uid"], config["tools"], config["cgroups"])
+        bounds = config["sessions"]
+        cell = jail.enter(
+            config["walls"], config["home"], config["uid"], config["tools"], config["cgroups"], bounds is not None
+        )
         streams.open_on(cell.stdin)
         harness.prepare(cell.scratch)
+        if bounds is not None:
+            keeper.main(cell, caller, config)
+            return
         children = forker.start(cell, config["host_file"], config["host_pid"])
     except jail.WallFailed as exc:
         _answer({"failed": exc.wall, "why": str(exc)})
@@ -115,7 +121,7 @@ class Supervisor:
                 os.kill(pid, signal.SIGKILL)
                 self.ended(pid)
                 os._exit(0)
-            now, used = time.monotonic(), _cpu_clock(pid)
+            now, used = time.monotonic(), clocks.cpu_clock(pid)
             if self.forks:
                 process_flood.bury(pid)  # the kernel counts the dead too
             is_due = not namespaces and now >= looked + _DISK_EVERY_S
@@ -129,7 +135,7 @@ class Supervisor:
                 why = frames.PROCESSES
             elif is_due and disk.is_over(self.cell.scratch, order.disk_mib << 20):
                 why = frames.DISK
-            elif order.kind == frames.MANAGED and _resident_mib(self.cell.proc, pid) > order.memory_mib:
+            elif order.kind == frames.MANAGED and clocks.resident_mib(self.cell.proc, pid) > order.memory_mib:
                 why = frames.MEMORY
             elif native and os.fstat(streams.OUT).st_size > order.output_kib << 10:
                 # The file size limit does not end it: the first process of a namespace outlives that signal.
@@ -167,36 +173,7 @@ class Supervisor:
 
     def later(self, pid: int, start: float, now: float, used: float, wall_s: float) -> float:
         """Return the time at which the run will have had its wall time, without its waits for a busy CPU."""
-        waited = _cpu_wait(self.cell.proc, pid)
+        waited = clocks.cpu_wait(self.cell.proc, pid)
         if waited is None:  # without /proc, a run that got some CPU is taken to have wanted more
             waited = (now - start - used) * 0.8 if used > 0.05 * (now - start) else 0.0
         return min(now + wall_s - (now - start - waited), start + _PATIENCE * wall_s)
-
-
-def _cpu_clock(pid: int) -> float:
-    """Return the CPU seconds of all threads of the process so far, 0 if it is gone."""
-    try:  # the kernel's number of the CPU clock of another process
-        return time.clock_gettime((~pid << 3) | 2)
-    except OSError:
-        return 0.0
-
-
-def _resident_mib(proc: int, pid: int) -> float:
-    """Return the resident memory of the process, 0 if it is gone."""
-    pages = process_flood.read(proc, f"{pid}/statm").split()[1:2]
-    return int(pages[0]) * resource.getpagesize() / (1 << 20) if pages else 0.0
-
-
-def _cpu_wait(proc: int, pid: int) -> float | None:
-    """Return the seconds that the process's threads waited for a CPU; None where the kernel does not count them."""
-    try:
-        folder = os.open(f"{pid}/task", os.O_RDONLY | os.O_DIRECTORY, dir_fd=proc)
-    except OSError:
-        return None
-    try:
-        waits = [process_flood.read(folder, f"{task}/schedstat").split()[1] for task in os.listdir(folder)]
-    except (OSError, IndexError):
-        return None
-    finally:
-        os.close(folder)
-    return sum(map(int, waits)) / 1e9

@@ -23,7 +23,8 @@ _former: list[object] = []
 def stow(control: int, out: int, err: int, log: int, payload: int) -> None:
     """Move the worker's descriptors to their places, before others are opened there."""
     inherited = (os.open(os.devnull, os.O_RDONLY), out, err, log, payload, control)
-    clear = [dup2(fd, 100 + i, False) for i, fd in enumerate(inherited)]  # beyond every place: none is overwritten
+    first = 1 + max(LAST, *inherited)  # beyond every place, and beyond all that the parent gave: none is overwritten
+    clear = [dup2(fd, first + i, False) for i, fd in enumerate(inherited)]
     for fd in inherited:
         os.close(fd)
     for fd, place in zip(clear, (IN, OUT, ERR, LOG, PAYLOAD, CONTROL), strict=True):

@@ -71,4 +71,10 @@ SETUP = {
     "aarch64": dict(capset=91, setpgid=154),
 }  # fmt: skip
 
+# What a child of a session does besides, to get its streams and a Landlock domain of its own.
+SESSION_SETUP = {
+    "x86_64": dict(recvmsg=47, landlock_restrict_self=446),
+    "aarch64": dict(recvmsg=212, landlock_restrict_self=446),
+}  # fmt: skip
+
 TABLES = {"x86_64": X86_64, "aarch64": AARCH64}

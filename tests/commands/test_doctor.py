@@ -88,6 +88,7 @@ RECIPE = {
         ("code", {"sandbox": {"url": "http://127.0.0.1:9"}}, set()),
         ("exact", {"scoring": {"components": [{"verifier": {"name": "code"}, "weight": 0.1}]}}, {"sandbox"}),
         ("exact", {"rollout": {"max_response_tokens": 8, "engine": "vllm"}}, {"vllm"}),
+        ("exact", {"model": {"path": "package:weights/x.gguf"}}, {"gguf"}),
     ],
 )
 def test_what_a_recipe_needs(tmp_path: Path, verifier: Any, changes: dict[str, Any], wanted: set[str]) -> None:

@@ -53,3 +53,9 @@ def test_several_stages_of_rl_have_a_page_each() -> None:
     assert first == "stage rl\n" + explain_recipe(tiny({"stages": ["rl"]}))
     assert second == explain_recipe(tiny({"stages": [again]}))
     assert explain_recipe(tiny({"stages": ["sft"]})) == "this recipe has no stage of RL or distillation"
+
+
+def test_observations_are_a_term_of_the_objective() -> None:
+    page = explain_recipe(tiny({"episodes": {"observation_coef": 0.05}}))
+    assert " + 0.05 mean log pi(observations)" in page
+    assert "observations" not in explain_recipe(tiny())

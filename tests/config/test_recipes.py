@@ -145,14 +145,24 @@ class TestAlgorithms:
         if name != "custom":
             assert parts == load_algorithm(name, shorter.get(name))[1]
 
+    @pytest.fixture(scope="class")
+    def start(self, tmp_path_factory: pytest.TempPathFactory) -> str:
+        """A model after SFT, with which every algorithm begins."""
+        folder = tmp_path_factory.mktemp("start")
+        few = ["sft.steps=60", "evaluation.before_training=false", "evaluation.limit=1"]
+        train(tiny({"stages": ["sft"], "rl": None}, few), folder, folder, "auto", Silent())
+        return str(folder / "model")
+
     @pytest.mark.integration
     @pytest.mark.parametrize("path", [*ALGORITHMS, *OPTIONS], ids=lambda p: p.stem)
-    def test_it_trains(self, path: Path, tmp_path: Path) -> None:
+    def test_it_trains(self, path: Path, start: str, tmp_path: Path) -> None:
         rl = load_recipe(path).rl
         assert rl is not None
         algorithm = rl.algorithm | ({"critic_warmup_steps": 1} if "critic_warmup_steps" in rl.algorithm else {})
         config = tiny(
             {
+                "stages": ["rl"],
+                "model": {"create": None, "path": start},
                 "rl": {"algorithm": algorithm, "select": {"keep": rl.select.keep}},
                 "rollout": read_tree(path).get("rollout", {}) if path in OPTIONS else {},
                 "scoring": read_tree(path).get("scoring", {}),
@@ -161,7 +171,6 @@ class TestAlgorithms:
                 "rl.rounds=1",
                 "rl.prompts_per_step=4",
                 "rl.steps_per_round=2",
-                "sft.steps=60",
                 "evaluation.limit=1",
                 "evaluation.before_training=false",
             ],

@@ -9,7 +9,9 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from pipeline.config.data import MAPPINGS, ColumnMapping, DataConfig, GeneratorSource, Source, Template, VerifierChoice
+from pipeline.config.choices import VerifierChoice
+from pipeline.config.data import MAPPINGS, ColumnMapping, DataConfig, GeneratorSource, Source
+from pipeline.config.template import Template
 from pipeline.data.generators.base import generate
 from pipeline.data.prompts import load_prompts
 from pipeline.errors import ConfigError, UnknownName

@@ -64,6 +64,21 @@ def test_ngram_shares_are_those_of_a_slow_count(train: list[str], evaluation: li
     assert _kinds(train, evaluation, ngram=ngram, threshold=0.5) == expected
 
 
+def test_a_question_of_episodes_with_several_answers_gives_none_away() -> None:
+    """Guess a number: the text is always the same, and what tells tasks apart is in the environment."""
+
+    def asked(answers: list[str], name: str, environment: str | None) -> list[Prompt]:
+        return [Prompt(f"{name}/{a}", "Guess!", "exact", a, environment=environment) for a in answers]
+
+    for train, evaluation, number in (
+        (asked(["1", "2"], "t", "guess"), asked(["1", "2"], "e", "guess"), 0),
+        (asked(["1", "2"], "t", None), asked(["2"], "e", "guess"), 0),  # demonstrations name no environment
+        (asked(["1"], "t", "guess"), asked(["1", "2"], "e", "guess"), 2),
+        (asked(["1", "2"], "t", None), asked(["1", "2"], "e", None), 2),
+    ):
+        assert len(find_overlap(train, evaluation).matches) == number
+
+
 def test_instructions_that_every_prompt_repeats_are_no_overlap() -> None:
     ask = "Solve the following problem step by step and put the answer on the last line of your response please. "
     train = [f"{ask}What is {i} plus {i * i}?" for i in range(300)]

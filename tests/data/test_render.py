@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from pipeline.config.data import Template
+from pipeline.config.template import Template
 from pipeline.data.render import Renderer
 from pipeline.data.tokenizer import CHARACTERS, character_tokenizer
 from pipeline.errors import DataError

@@ -15,7 +15,8 @@ from tests.stages.sessions import rows, session_of, train_round
 LONGEST = 30
 GROUP = 6 * LONGEST
 """Tokens of a group at most: six responses of the tiny recipe."""
-NOTHING: Any = SimpleNamespace(in_flight=())
+ALONE: Any = SimpleNamespace(episodes=None)
+NOTHING: Any = SimpleNamespace(in_flight=(), generation=ALONE)
 """A source of rollouts that generates nothing for later steps."""
 
 
@@ -53,7 +54,7 @@ def test_refills_stop_where_the_budget_does() -> None:
 def test_a_greedy_baseline_and_batches_in_flight_count() -> None:
     loop = loop_of(rl={"max_tokens": 3 * 7 * LONGEST, "algorithm": {"name": "remax"}})
     assert affordable_groups(NOTHING, loop.setup, loop.state) == 3
-    ahead: Any = SimpleNamespace(in_flight=[SimpleNamespace(prompts=[None] * 2)])
+    ahead: Any = SimpleNamespace(in_flight=[SimpleNamespace(prompts=[None] * 2)], generation=ALONE)
     assert affordable_groups(ahead, loop.setup, loop.state) == 1
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.data import VerifierChoice
+from pipeline.config.choices import VerifierChoice
 from pipeline.config.pairs import RUBRIC, JudgedConfig
 from pipeline.config.scoring import ScoringConfig
 from pipeline.loop.sampled_groups import read_judgement, rewarded_by_judge
+from pipeline.rollout.collect import Generation
 from pipeline.rollout.engine import Completion
 from pipeline.run.graders import Graders
 from pipeline.scoring.score import Scorer
@@ -53,7 +54,8 @@ def judged(engine: Any, groups: list[Group], judge: Any) -> list[Group]:
         ranks=ALONE, data=SimpleNamespace(renderer=Letters()), seed=0, base_dir=None, shared=Path()
     )
     graders = Graders(Scorer(ScoringConfig(), {}))
-    workers: Any = SimpleNamespace(rollouts=SimpleNamespace(engine=engine), graders=graders)
+    generation = Generation(engine, run.data.renderer, run.seed)
+    workers: Any = SimpleNamespace(rollouts=SimpleNamespace(generation=generation), graders=graders)
     recorder: Any = SimpleNamespace(timed=lambda phase: nullcontext())
     return rewarded_by_judge(run, workers, recorder, groups, judge, JudgedConfig())
 

@@ -15,38 +15,37 @@ from pipeline.models.cpu.onednn import use_onednn
 from pipeline.models.forward import logits_at
 from pipeline.models.packed import bins, check_packs, packed_states
 from pipeline.train.collate import packed_batches
-from pipeline.train.texts import text_gradient
+from pipeline.train.texts import Row, row_after, text_gradient
 from pipeline.train.torch_backend import TorchBackend
 from tests.models.families import FAST, SLOW, VOCAB, build, tiny
 
 
-def texts(seed: int = 0, count: int = 40, longest: int = 60) -> list[tuple[tuple[int, ...], int]]:
-    """Rows of many lengths, the first token or more not trained on; one has nothing to predict but its last token."""
+def texts(seed: int = 0, count: int = 40, longest: int = 60) -> list[Row]:
+    """Rows of many lengths; two spans of each are trained on. One has nothing to predict but its last token."""
     draw = torch.Generator().manual_seed(seed)
-    rows: list[tuple[tuple[int, ...], int]] = [((3, 4), 1)]
+    rows = [row_after((3, 4), 1)]
     for _ in range(count):
         n = int(torch.randint(2, longest, (1,), generator=draw))
-        skip = int(torch.randint(1, n, (1,), generator=draw))
-        rows.append((tuple(torch.randint(0, VOCAB, (n,), generator=draw).tolist()), skip))
+        a, b, c = sorted(int(torch.randint(1, n + 1, (1,), generator=draw)) for _ in range(3))
+        spans = ((a, b), (c, n)) if b > a else ((min(a, n - 1), n),)
+        rows.append(Row(tuple(torch.randint(0, VOCAB, (n,), generator=draw).tolist()), spans))
     return rows
 
 
-def one_by_one(model: Any, rows: list[tuple[tuple[int, ...], int]]) -> tuple[float, dict[str, Tensor]]:
+def one_by_one(model: Any, rows: list[Row]) -> tuple[float, dict[str, Tensor]]:
     """Mean negative log-likelihood of trained tokens and its gradient, by the model's own forward of each row alone."""
     model = copy.deepcopy(model).double()
-    total = sum(len(ids) - skip for ids, skip in rows)
+    total = sum(row.num_trained for row in rows)
     loss = torch.zeros((), dtype=torch.float64)
-    for ids, skip in rows:
+    for ids, spans in rows:
         logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0].log_softmax(-1)
-        for t in range(skip, len(ids)):
+        for t in (t for begin, end in spans for t in range(begin, end)):
             loss = loss - logits[t - 1, ids[t]] / total
     loss.backward()
     return float(loss.detach()), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
-def ours(
-    model: Any, rows: list[tuple[tuple[int, ...], int]], packs: bool, tokens: int
-) -> tuple[float, dict[str, Tensor]]:
+def ours(model: Any, rows: list[Row], packs: bool, tokens: int) -> tuple[float, dict[str, Tensor]]:
     backend = TorchBackend(model)
     backend.discard()
     seen = text_gradient(backend, rows, 1.0, 0, tokens, packs)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.diagnose.recorded import RECORDED, unpack
+from pipeline.diagnosis.cards import cards_of
 from pipeline.report.page import build_page
 from tests.report.runs import HOSTILE, make_run, read_rows
 
@@ -48,10 +51,19 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
-@pytest.fixture(params=[("light", 1280), ("dark", 1280), ("light", 390), ("dark", 390)], ids=lambda p: f"{p[0]}-{p[1]}")
+LOOKS = [("light", 1280), ("dark", 1280), ("light", 390), ("dark", 390)]
+
+
+@pytest.fixture(params=LOOKS, ids=lambda p: f"{p[0]}-{p[1]}")
 def page(request: pytest.FixtureRequest, browser: Any, run_dir: Path) -> Iterator[Any]:
-    """The report, open; the test fails if the page logs an error or asks for anything but itself."""
-    scheme, width = request.param
+    """The report, open."""
+    with shown(browser, run_dir, *request.param) as page:
+        yield page
+
+
+@contextmanager
+def shown(browser: Any, run_dir: Path, scheme: str, width: int) -> Iterator[Any]:
+    """The report of a run; the test fails if the page logs an error or asks for anything but itself."""
     context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
     page = context.new_page()
     errors: list[str] = []
@@ -191,8 +203,35 @@ def test_everything_that_is_touched_is_large_enough_on_a_phone(page: Any) -> Non
         least = 44
     heights = page.evaluate(
         "() => [...document.querySelectorAll('nav a, button, input, select, summary')]"
-        ".map((n) => [n.outerHTML.slice(0, 60), n.getBoundingClientRect().height])"
+        ".filter((n) => n.checkVisibility()).map((n) => [n.outerHTML.slice(0, 60), n.getBoundingClientRect().height])"
     )
     assert len(heights) > 20
     assert [(what, height) for what, height in heights if height < least] == []
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.fixture(scope="module")
+def ill(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run whose learning rate was ten times too high."""
+    run = unpack(RECORDED / "rate_times_ten-0.tar.xz", tmp_path_factory.mktemp("ill") / "run")
+    build_page(run, cards_of(run, pytest.fail))
+    return run
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=lambda p: f"{p[0]}-{p[1]}")
+def test_a_cause_is_shown_with_its_curve_and_a_line_to_copy(browser: Any, ill: Path, look: tuple[str, int]) -> None:
+    with shown(browser, ill, *look) as page:
+        page.click("nav a[href='#diagnosis']")
+        card = page.locator(".finding").first
+        assert card.locator("h3").inner_text().startswith("problem learning_rate_high")
+        assert "metrics.jsonl:" in card.locator("li").first.inner_text()
+        plot = card.locator(".plot")
+        plot.focus()
+        page.keyboard.press("Home")
+        steps = [r for r in read_rows(ill / "metrics.jsonl") if r["kind"] == "step" and r["stage"] == "rl"]
+        title = card.locator(".curve p").inner_text()
+        value = float(plot.locator(".tip").inner_text().split()[-1])
+        assert value == pytest.approx(next(r["metrics"][title] for r in steps if title in r["metrics"]), rel=1e-3)
+        card.locator(".remedy").click()
+        assert page.evaluate("getSelection().toString().trim()") == "--set rl.optimizer.learning_rate=3e-04"
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -216,6 +216,16 @@ def test_prompts_that_lost_samples_are_counted_not_guessed() -> None:
     assert "greedy" not in alone
 
 
+def test_no_majority_is_told_where_right_answers_cannot_vote() -> None:
+    def sampled(right: str, answers: list[str | None]) -> PromptSamples:
+        return PromptSamples("p", tuple(r == "1" for r in right), tuple(answers), (1, 1), (False, False))
+
+    assert "maj@k" not in summarize_domain([sampled("10", [None, "x"])], 2, 0)
+    assert summarize_domain([sampled("11", [None, "x"])], 2, 0)["maj@k"]["value"] == 1
+    # A model that never answers is wrong by majority too.
+    assert summarize_domain([sampled("00", [None, None])], 2, 0)["maj@k"]["value"] == 0
+
+
 def test_bad_samples_are_refused_by_name() -> None:
     with pytest.raises(DataError, match="'p'"):
         PromptSamples("p", (True,), (), (1,), (False,))

@@ -124,6 +124,23 @@ def test_names_from_files_are_escaped(tmp_path: Path) -> None:
     assert "<i>3" in page.text
 
 
+def test_a_quantised_start_is_named_with_its_types_and_licence(tmp_path: Path) -> None:
+    run_dir = make_run(tmp_path / "x", rounds=1, steps_per_round=2, sft_steps=2)
+    assert "quantised start" not in Reader(build_page(run_dir).read_text(encoding="utf-8")).text
+    start = {"file": "<b>.gguf", "sha256": "0123456789abcdef" * 4, "architecture": "llama", "model": "Tiny"}
+    start |= {"licence": "apache-2.0", "types": {"Q4_1": 0.789, "F32": 0.211}, "is_quantized": True}
+    for wanted, changes in (
+        ("A quantised start: <b>.gguf (Tiny, llama; weights 78.9% Q4_1, 21.1% F32, made float32", {}),
+        ("licence as the file says: apache-2.0; sha256 0123456789abcdef…", {}),
+        ("The start: <b>.gguf", {"is_quantized": False}),
+        ("the file names no licence", {"licence": ""}),
+    ):
+        (run_dir / "run.json").write_text(json.dumps({"name": "x", "start": start | changes}))
+        page = Reader(build_page(run_dir).read_text(encoding="utf-8"))
+        assert page.open == []
+        assert wanted in page.text
+
+
 def test_the_page_says_what_the_files_say(run_dir: Path, page: Reader) -> None:
     summary = build_summary(run_dir)
     assert result_line(summary) in page.text

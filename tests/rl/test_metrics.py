@@ -46,6 +46,7 @@ def test_every_mean_is_the_mean_over_tokens() -> None:
     for q in (50, 90, 99):
         assert got[f"mismatch/p{q}"] == pytest.approx(apart[math.ceil(q / 100 * len(apart)) - 1], rel=0.1)
     assert got["entropy"] == pytest.approx(mean([h for *_, h in tokens]), **near)
+    assert got["surprise"] == pytest.approx(-mean([lp for lp, *_ in tokens]), **near)
     advantages = [a for *_, a, _ in tokens]
     weights = [math.exp(lp - gen) for lp, _, _, gen, *_ in tokens]
     assert got["ess"] == pytest.approx(sum(weights) ** 2 / sum(w * w for w in weights) / len(weights), **near)

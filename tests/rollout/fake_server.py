@@ -23,6 +23,8 @@ class FakeServer:
         self.folders: list[str] = []
         self.posted: list[tuple[str, Any]] = []
         """Paths and bodies of all that was posted but prompts."""
+        self.seeds: list[int] = []
+        """Of the prompts that were answered."""
         self.is_open = threading.Event()
         self.hung = threading.Event()
         self._lock = threading.Lock()
@@ -93,6 +95,7 @@ class FakeServer:
             self.is_open.wait(1.5)
         if misbehaves and self.behaviour in ("dies", "fails", "refuses"):
             return {"dies": 0, "fails": 500, "refuses": 400}[self.behaviour], {"error": "not today"}
+        self.seeds.append(body["sampling_params"]["seed"])
         version = "lied" if misbehaves and self.behaviour == "lies" else self.version
         tokens = [body["sampling_params"]["seed"] % 50, body["token_ids"][-1]]
         choice = {

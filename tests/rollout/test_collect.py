@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from pipeline.errors import EngineError
-from pipeline.rollout.collect import collect
+from pipeline.rollout.collect import Generation, collect
 from pipeline.rollout.engine import Sampling
 from pipeline.rollout.scripted_engine import ScriptedEngine
 from pipeline.types import Prompt, Rollout
@@ -36,7 +36,7 @@ def gather(
     engine = ScriptedEngine(answer, EOS)
     engine.publish(7)
     prompts = [Prompt(i, f"{i}?", "exact", "x") for i in ids]
-    return collect(engine, Letters(), prompts, samples, Sampling(20), seed, *stream)
+    return collect(Generation(engine, Letters(), seed), prompts, samples, Sampling(20), *stream)
 
 
 def test_rollouts_come_prompt_by_prompt_with_all_that_was_said() -> None:
@@ -81,6 +81,9 @@ def test_a_prompt_that_comes_twice_gets_other_numbers_the_second_time() -> None:
 def test_an_engine_that_records_less_than_was_asked_for_is_refused(sampling: Sampling) -> None:
     engine = ScriptedEngine(answer, EOS)
     with pytest.raises(EngineError, match="rollout.top_k: 0" if sampling.max_kept else "rl.algorithm.keep_routing"):
-        collect(engine, Letters(), [Prompt("a", "a?", "exact", "x")], 2, sampling, 0, "rl")
+        collect(Generation(engine, Letters(), 0), [Prompt("a", "a?", "exact", "x")], 2, sampling, "rl")
     uncut = Sampling(20, max_kept=8)
-    assert all(r.kept is None for r in collect(engine, Letters(), [Prompt("a", "a?", "exact", "x")], 2, uncut, 0, "rl"))
+    assert all(
+        r.kept is None
+        for r in collect(Generation(engine, Letters(), 0), [Prompt("a", "a?", "exact", "x")], 2, uncut, "rl")
+    )

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.rollout.collect import collect
+from pipeline.rollout.collect import Generation, collect
 from pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling
 from pipeline.rollout.scripted_engine import ScriptedEngine
 from pipeline.types import Prompt, Written
@@ -81,8 +81,8 @@ def test_a_reader_hears_of_responses_in_their_places(kind: type[ScriptedEngine],
     engine = kind(answer, EOS)
     prompts = [Prompt(i, f"{i}?", "exact", "x") for i in ("a", "b", "a")]  # an epoch may end within a call
     heard: list[Written] = []
-    rollouts = collect(engine, Letters(), prompts, 3, Sampling(20), 0, "rl", reader=heard.extend)
-    assert rollouts == collect(engine, Letters(), prompts, 3, Sampling(20), 0, "rl")
+    rollouts = collect(Generation(engine, Letters(), 0), prompts, 3, Sampling(20), "rl", reader=heard.extend)
+    assert rollouts == collect(Generation(engine, Letters(), 0), prompts, 3, Sampling(20), "rl")
     places = [w.place for w in heard]
     assert sorted(places) == list(told)
     assert not places or places != sorted(places), "in the order in which they ended"

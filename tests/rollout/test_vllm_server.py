@@ -67,6 +67,19 @@ def test_work_is_shared(stack: ExitStack) -> None:
     assert engine.counts() == {"servers/alive": 3.0, "servers/lost": 0.0, "servers/resampled": 0.0}
 
 
+def test_a_key_keeps_its_server_until_that_is_lost(stack: ExitStack) -> None:
+    first, second = stack.enter_context(FakeServer()), stack.enter_context(FakeServer("dies", after=20))
+    engine = engine_of(first, second)
+    keyed = [Request(r.prompt_ids, r.seeds, r.seeds) for r in REQUESTS]
+    engine.generate(keyed[1:], Sampling(9))
+    assert sorted(first.seeds) == [s for s in REQUESTS[1].seeds if s % 2 == 0]
+    assert sorted(second.seeds) == [s for s in REQUESTS[1].seeds if s % 2 == 1]
+    answers = engine.generate(keyed, Sampling(9))
+    assert [[c.token_ids[0] for c in own] for own in answers] == [[s % 50 for s in r.seeds] for r in REQUESTS]
+    assert len(second.seeds) == 20, "it died while it owed answers"
+    assert sorted(first.seeds[10:] + second.seeds[10:]) == sorted(s for r in REQUESTS for s in r.seeds)
+
+
 @pytest.mark.parametrize("behaviour", ["dies", "fails", "lies"])
 def test_what_a_lost_server_owed_is_sampled_elsewhere(stack: ExitStack, behaviour: str) -> None:
     bad, good = stack.enter_context(FakeServer(behaviour, after=5)), stack.enter_context(FakeServer())
@@ -78,6 +91,21 @@ def test_what_a_lost_server_owed_is_sampled_elsewhere(stack: ExitStack, behaviou
     assert bad.url in engine.lost[0]
     check_answers(engine)
     assert engine.counts() == counts
+
+
+def test_threads_may_ask_at_once_while_a_server_is_lost(stack: ExitStack) -> None:
+    bad, good = stack.enter_context(FakeServer("dies", after=20)), stack.enter_context(FakeServer())
+    engine = engine_of(bad, good)
+    assert engine.answers_threads
+    prompt = REQUESTS[0].prompt_ids
+    with ThreadPoolExecutor(16) as pool:
+        asked = [pool.submit(engine.generate, [Request(prompt, (seed,), (seed,))], Sampling(9)) for seed in range(100)]
+        answers = [future.result() for future in asked]
+    assert [a[0][0].token_ids for a in answers] == [(seed % 50, prompt[-1]) for seed in range(100)]
+    counts = engine.counts()
+    assert (counts["servers/alive"], counts["servers/lost"]) == (1.0, 1.0)
+    assert 1 <= counts["servers/resampled"] <= 16
+    assert len(engine.lost) == 1
 
 
 def test_a_server_that_was_started_again_is_asked_no_more_before_it_has_the_weights(stack: ExitStack) -> None:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pipeline.rollout.collect import Generation
 from pipeline.rollout.engine import Sampling
 from pipeline.run.ahead import Asynchronous
 from pipeline.run.dealing import share_of
@@ -33,7 +34,7 @@ def test_the_batches_in_flight_of_two_ranks_are_resumed_by_any_number(tmp_path: 
         asked = [("rl", 3, Sampling(30)), ("rl greedy", 1, Sampling(30, temperature=0))]
 
         def source_of(ranks: Ranks) -> Asynchronous:
-            return Asynchronous(engine, renderer, 3, ranks, None)
+            return Asynchronous(Generation(engine, renderer, 3), ranks, None)
 
         def complete(source: Asynchronous) -> list[Rollout]:
             rollouts = source.generate((), asked, (0, 0), None)

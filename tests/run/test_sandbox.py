@@ -15,9 +15,9 @@ from pipeline.report.progress import Silent
 from pipeline.run.opening import opened
 from pipeline.run.session import Session
 from pipeline.scoring.sandbox_setup import close_sandbox
+from sandbox.settings import SandboxSettings, current
 from tests.scoring.low_walls import low_walls
 from tests.stages.tiny import tiny
-from verifiers._sandbox_settings import SandboxSettings, current
 
 CODE = [{"id": i, "question": f"{i}?", "answer": {"tests": [{"input": "", "output": str(i)}]}} for i in range(3)]
 
@@ -47,6 +47,19 @@ def test_a_run_writes_down_its_isolation_but_not_the_token(tmp_path: Path, monke
     assert current() == SandboxSettings()
     for file in ("run.json", "recipe.yaml"):
         assert "secret" not in (tmp_path / "run" / file).read_text()
+
+
+def test_below_its_level_a_run_whose_environment_runs_programs_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    low_walls(monkeypatch)
+    row = {"id": 0, "question": "f", "answer": {"fn": "f", "tests": [{"args": [1], "expected": 1}]}}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
+    source = {"file": "rows.jsonl", "verifier": "environment", "environment": "repair"}
+    data = {"train": [source], "evaluation": []}
+    config = tiny({"stages": ["rl"], "sft": None, "data": data, "sandbox": {"workers": 1}})
+    with pytest.raises(IsolationError), opened(config, tmp_path, tmp_path / "run", "auto", Silent()):
+        pass
 
 
 def test_below_its_level_a_run_is_refused_before_a_policy_is_built(

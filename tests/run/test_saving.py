@@ -1,8 +1,9 @@
-"""Checkpoints of a run where the disk is full."""
+"""Checkpoints of a run: where the disk is full, and the memory that they need."""
 
 from __future__ import annotations
 
 import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from pipeline.errors import RunError
-from pipeline.run.saving import save
+from pipeline.run.saving import release_heap, save
 from pipeline.train import checkpoint
 from tests.stages.sessions import session_of
 
@@ -32,3 +33,19 @@ def test_a_full_disk_ends_the_run_and_keeps_what_was_there(tmp_path: Path, monke
         assert not refused
         save(session)
         assert checkpoint.newest(session.run.folder / "checkpoints")[0] == path.parent / "00000001"
+
+
+def test_what_the_heap_keeps_is_returned() -> None:
+    """Blocks of 4 KB below the newest stay in the heap when they are freed."""
+
+    def resident_mib() -> float:
+        fields = Path("/proc/self/statm").read_text().split()
+        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    blocks = [torch.ones(1000) for _ in range(50_000)]
+    newest = blocks[-1]
+    del blocks
+    before = resident_mib()
+    release_heap()
+    assert resident_mib() < before - 100
+    assert newest.sum() == 1000

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from pipeline.errors import CheckpointError
-from pipeline.run.state import RunState, StageState
+from pipeline.run.state import InFlightBatch, RunState, StageState
+from pipeline.types import Prompt, Verdict
+from tests.rollout.made_episodes import episode_of, records, turn_of
 from tests.train.sampled import MAX, Sampling, groups_of, model_of
 
 
@@ -40,3 +43,14 @@ def test_a_state_of_another_version_is_refused() -> None:
     with pytest.raises(CheckpointError, match="item"):
         RunState.from_json({**RunState().to_json(), "item": 3})
     assert RunState.from_json({"num_done": 2}).num_done == 2
+
+
+def test_episodes_survive_json_to_the_bit() -> None:
+    kept, routing = records(2, 4)
+    first = replace(turn_of([1, 2, 3], [4, 5], reward=-1.25), kept=kept, routing=routing, state="a")
+    forked = [replace(first, trains=False, kept=None, routing=None, reward=None), turn_of([6], [7], version=5)]
+    rollout = episode_of([[first], forked], "turns", Verdict("graded", 0.1 + 0.2, "x", seconds=0.0))
+    batch = InFlightBatch([Prompt("p0", "q", "environment", "42", environment="guess")], 3, 0, 1.0, [[rollout]])
+    again = RunState.from_json(json.loads(json.dumps(RunState(in_flight=[batch]).to_json())))
+    assert again.in_flight == [batch]
+    assert again.in_flight[0].rollouts[0][0].turns == rollout.turns

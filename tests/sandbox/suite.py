@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import sandbox
-from tests.sandbox import acts, hacks, programs
+from tests.sandbox import across, acts, hacks, kin, programs
 from tests.sandbox.scene import BEGIN, Scene
 
 _SMALL = sandbox.Limits(wall_s=120, cpu_s=30, memory_mib=160, output_kib=1024, disk_mib=8, processes=16)
@@ -118,6 +118,9 @@ def run(walls: list[str]) -> list[str]:
             print(f"{len(members)} programs at level {isolation.level}; {dict(isolation.notes)}", flush=True)
         with sandbox.Pool(workers=1, walls=walls) as pool:
             complaints += linger_complaints(pool)
+        with sandbox.Pool(workers=1, walls=walls, tools=sandbox.TOOLS) as pool:
+            complaints += [*across.complaints(pool), *kin.complaints(pool)]
+            print(f"{across.count() + kin.count()} attacks of sessions at level {pool.keeper().level}", flush=True)
         complaints += scene.harm()
     finally:
         scene.close()

@@ -50,6 +50,7 @@ BREAKS = (
     ),
     ("c", "#include <unistd.h>\nint main() { for (;;) pause(); }", "timeout"),
     ("bash", "exit 3", "runtime_error"),
+    ("bash", "echo \ud800; exit 3", "runtime_error"),  # half a pair of surrogates, which a model may write
     ("bash", "sleep 600", "timeout"),
     ("bash", "while true; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; done", "output_limit"),
     ("bash", "while true; do :; done", "cpu_limit"),

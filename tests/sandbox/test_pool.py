@@ -211,3 +211,18 @@ def test_a_worker_that_starts_while_its_pool_is_closed_does_not_run(monkeypatch:
         with pytest.raises(IsolationError, match="closed"):
             pool.isolation  # noqa: B018
     assert wait_gone([started[0].process.pid]) == []
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("number", [96, 100, 104])
+def test_a_worker_starts_whatever_numbers_its_descriptors_have(number: int) -> None:
+    """A process with many open files gives a worker descriptors whose numbers are also the places it moves them to."""
+    held = []
+    try:
+        while not held or held[-1] < number:
+            held.append(os.open(os.devnull, os.O_RDONLY))
+        with sandbox.Pool(workers=1) as pool:
+            assert sandbox.run(PYTHON, TESTS, pool=pool).passed
+    finally:
+        for fd in held:
+            os.close(fd)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import sandbox
-from tests.sandbox import acts, hacks, programs, suite
+from tests.sandbox import across, acts, hacks, kin, programs, suite
 from tests.sandbox.scene import Scene
 
 LEVEL_2 = ["landlock", "seccomp", "uid"]
@@ -33,6 +33,7 @@ def test_it_is_as_broad_as_promised() -> None:
     assert attacks + len(hacks.STDIN) + len(hacks.FUNCTION) >= 176
     assert len(hacks.STDIN) + len(hacks.FUNCTION) >= 60
     assert len(programs.HONEST) >= 29
+    assert across.count() + kin.count() >= 106
 
 
 @pytest.mark.integration
@@ -62,6 +63,37 @@ def test_nothing_lingers(pool: sandbox.Pool) -> None:
 @pytest.mark.integration
 def test_no_program_takes_more_than_its_limits(pool: sandbox.Pool) -> None:
     assert suite.run_members(suite.exhaust_trials(pool.isolation), pool) == []
+
+
+@pytest.fixture(scope="module")
+def tools(pool: sandbox.Pool) -> Iterator[sandbox.Pool]:
+    """A pool at each level with a shell, for sessions."""
+    with sandbox.Pool(workers=1, walls=pool._walls, tools=sandbox.TOOLS) as made:
+        yield made
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", across.ALL)
+def test_no_session_reaches_another(tools: sandbox.Pool, name: str) -> None:
+    assert list(across.ALL[name](tools)) == []
+
+
+@pytest.mark.integration
+def test_sessions_reach_each_other_without_walls() -> None:
+    """Each wall is missed: without any, acts succeed; without Landlock, files are open; without seccomp, calls are."""
+    failed, missed = [], dict[str, set[str]]()
+    with sandbox.Pool(workers=1, walls=[], min_level=0) as pool:
+        for name, code in across.PYTHON.items():
+            pair = across.Pair(pool)
+            if name.startswith("*") and not across.succeeds(pair, code):
+                failed.append(name)
+            pair.close()
+    assert failed == []
+    for wall in ("landlock", "seccomp"):
+        with sandbox.Pool(workers=1, walls=[wall], min_level=0) as pool:
+            missed[wall] = {c.removeprefix("across: ") for c in across.act_complaints(pool)}
+    assert {"*read by path", "*write by path", "*enter"} <= missed["seccomp"] - missed["landlock"]
+    assert {"*slow it", "*abstract socket", "keyring"} <= missed["landlock"] - missed["seccomp"]
 
 
 @pytest.mark.integration

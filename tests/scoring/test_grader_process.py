@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.data import VerifierChoice
+from pipeline.config.choices import VerifierChoice
 from pipeline.config.sandbox import SandboxConfig
 from pipeline.config.scoring import ScoringConfig
 from pipeline.scoring.early_grading import attempt_of
@@ -117,7 +117,7 @@ def test_closing_ends_it_and_asking_a_closed_one_starts_none(graders: GraderProc
 def test_it_ends_when_its_trainer_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from pipeline.config.data import VerifierChoice\nfrom pipeline.config.sandbox import SandboxConfig\n"
+        "from pipeline.config.choices import VerifierChoice\nfrom pipeline.config.sandbox import SandboxConfig\n"
         "from pipeline.scoring.grader_process import GraderProcess\n"
         "graders = GraderProcess(SandboxConfig(), Path('.'), {'math': VerifierChoice(name='math')})\n"
         "graders.start()\nprint(graders._process.pid, flush=True)\ntime.sleep(600)"

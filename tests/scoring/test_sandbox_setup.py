@@ -15,8 +15,8 @@ from pipeline.errors import ConfigError, IsolationError
 from pipeline.scoring.sandbox_setup import close_sandbox, open_sandbox
 from sandbox.languages import LANGUAGES
 from sandbox.serve import make_server
+from sandbox.settings import SandboxSettings, current
 from tests.scoring.low_walls import low_walls
-from verifiers._sandbox_settings import SandboxSettings, current
 from verifiers.base import load
 
 DEAD = "http://127.0.0.1:9"

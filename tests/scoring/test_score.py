@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config.data import VerifierChoice
+from pipeline.config.choices import VerifierChoice
 from pipeline.config.scoring import ScoringConfig
 from pipeline.errors import DataError
 from pipeline.scoring.score import CHUNK, GradingTally, bind_verifiers

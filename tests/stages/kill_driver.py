@@ -1,9 +1,10 @@
 """Runs the tiny recipe in children that are killed at chosen moments, resumes them, and says how each ended.
 
 Run as a script: `python -m tests.stages.kill_driver FOLDER [a.b=c …]`; prints one JSON object. With overrides of the
-recipe only the kills around an update are tried, or around a roll-back where `guard` is among them; where they name
-other stages, one run is killed in each of them, again and again. Children are forked after the imports (torch has run
-nothing in parallel by then), so that a scenario costs a second and not an interpreter's start.
+recipe only the kills around an update are tried, or around a roll-back where `guard` is among them, or in and between
+turns where `episodes` are; where they name other stages, one run is killed in each of them, again and again. Children
+are forked after the imports (torch has run nothing in parallel by then), so that a kill costs a second and not an
+interpreter's start. A run is killed several times, and what any of its kills changes would still be there at its end.
 """
 
 from __future__ import annotations
@@ -14,17 +15,23 @@ import json
 import os
 import signal
 import sys
+import tempfile
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from pipeline.environments.agent import Agent
+from pipeline.environments.guess import Guess
+from pipeline.environments.tool_use import ToolEpisode
 from pipeline.loop import rollback
 from pipeline.models.load import create_model, quiet
 from pipeline.report.progress import Silent
 from pipeline.report.rows import VARYING
 from pipeline.report.store import Store
+from pipeline.rollout import rounds
 from pipeline.run.build import build_tokenizer
 from pipeline.run.opening import opened
 from pipeline.run.session import Session
@@ -45,6 +52,7 @@ class Fuse:
 
     def __init__(self, phase: str, number: int, when: str) -> None:
         self.phase, self.left, self.when = phase, number, when
+        self.lock = threading.Lock()
         self.session: Session | None = None
 
     def wrap(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,11 +63,13 @@ class Fuse:
         def call(*arguments: Any) -> Any:
             if stage and (self.session is None or self.session.state.stage.name != stage):
                 return function(*arguments)
-            self.left -= 1
-            if self.left == 0 and self.when == "before":
+            with self.lock:
+                self.left -= 1
+                is_now = self.left == 0
+            if is_now and self.when == "before":
                 die()
             result = function(*arguments)
-            if self.left == 0:
+            if is_now:
                 die()
             return result
 
@@ -72,6 +82,10 @@ def run(folder: Path, fuse: Fuse) -> None:
     os.fsync = fuse.wrap("fsync", os.fsync)
     rollback.return_to = fuse.wrap("return_to", rollback.return_to)
     rollback.alarm = fuse.wrap("alarm", rollback.alarm)
+    rounds.sample = fuse.wrap("turns", rounds.sample)
+    for made in (Guess, ToolEpisode, Agent):
+        for name in ("start", "step"):
+            setattr(made, name, fuse.wrap(f"environment {name}", getattr(made, name)))
     if fuse.phase == "torn line":
         plain = Store._append
 
@@ -164,37 +178,54 @@ def flat(value: Any) -> list[bytes]:
 
 
 SCENARIOS: list[list[tuple[str, int, str]]] = [
-    [("train", 2, "before")],
-    [("train", 2, "after")],
-    [("evaluate", 1, "before")],
-    [("evaluate", 3, "after")],
-    [("next_prompts", 3, "after")],
-    [("generate", 1, "before")],
-    [("generate", 4, "after")],
-    [("verify", 2, "after")],
-    [("select", 5, "after")],
-    [("update", 1, "before")],
-    [("update", 3, "after")],
-    [("update", 5, "after")],
-    [("publish", 2, "after")],
-    [("publish", 4, "before")],
-    [("step", 4, "after")],
-    [("rename", 3, "before")],
-    [("rename", 6, "after")],
-    [("fsync", 7, "before")],
-    [("fsync", 50, "after")],
-    [("torn line", 130, "")],
-    [("torn line", 140, "")],
-    [("finish", 1, "before")],
-    [("finish", 1, "after")],
-    [("generate", 2, "after"), ("update", 1, "after"), ("publish", 1, "after")],
+    [
+        ("train", 2, "before"),
+        ("train", 2, "after"),
+        ("evaluate", 1, "before"),
+        ("generate", 1, "before"),
+        ("verify", 2, "after"),
+        ("update", 1, "before"),
+        ("publish", 1, "after"),
+        ("evaluate", 1, "before"),
+        ("step", 2, "after"),
+        ("finish", 1, "before"),
+    ],
+    [
+        ("next_prompts", 3, "after"),
+        ("select", 2, "after"),
+        ("publish", 1, "before"),
+        ("update", 2, "after"),
+        ("evaluate", 1, "after"),
+        ("finish", 1, "after"),
+    ],
+    [
+        ("fsync", 7, "before"),
+        ("rename", 3, "before"),
+        ("rename", 6, "after"),
+        ("evaluate", 2, "after"),
+        ("fsync", 20, "after"),
+    ],
+    [("generate", 2, "after"), ("update", 1, "after"), ("publish", 1, "after"), ("generate", 4, "after")],
+    [("torn line", 130, ""), ("torn line", 2, ""), ("update", 3, "after")],
 ]
+"""Kills of one run, one after the other: the numbers of each count from the start of its own process."""
 
 AROUND_UPDATES: list[list[tuple[str, int, str]]] = [
-    [("generate", 2, "after")],
-    [("update", 1, "before")],
-    [("update", 3, "after")],
-    [("rename", 6, "after")],
+    [("generate", 2, "after"), ("update", 1, "before"), ("rename", 1, "after"), ("update", 1, "after")]
+]
+
+IN_TURNS: list[list[tuple[str, int, str]]] = [
+    [("environment start", 20, "before"), ("environment step", 40, "after"), ("turns", 5, "before")],
+    [("update", 1, "after"), ("rename", 2, "before"), ("publish", 1, "after"), ("environment step", 13, "before")],
+]
+
+WITH_AGENTS: list[list[tuple[str, int, str]]] = [
+    [
+        ("environment start", 3, "after"),
+        ("turns", 2, "after"),
+        ("environment step", 9, "before"),
+        ("update", 1, "after"),
+    ]
 ]
 
 IN_EACH_STAGE: dict[str, list[tuple[str, int, str]]] = {
@@ -229,6 +260,10 @@ def chosen(overrides: list[str]) -> list[list[tuple[str, int, str]]]:
     """The kills to try with these changes of the recipe."""
     if any(text.startswith("guard=") for text in overrides):
         return AROUND_ROLL_BACKS
+    if any("name: agent" in text for text in overrides):
+        return WITH_AGENTS
+    if any(text.startswith("episodes.") for text in overrides):
+        return IN_TURNS
     if any(text.startswith("stages=") for text in overrides):
         return [[(f"{phase} of {stage}", *when) for stage, kills in IN_EACH_STAGE.items() for phase, *when in kills]]
     return AROUND_UPDATES if overrides else SCENARIOS
@@ -237,8 +272,10 @@ def chosen(overrides: list[str]) -> list[list[tuple[str, int, str]]]:
 def main(root: Path, scenarios: list[list[tuple[str, int, str]]]) -> dict[str, Any]:
     """Every scenario's end, and that of a run never killed."""
     torch.set_num_threads(1)
+    tempfile.tempdir = None  # the process that this one is a fork of may have another
     quiet()
-    create_model("qwen2", CONFIG.model.create.config, build_tokenizer(CONFIG), 0)  # its imports, once
+    if CONFIG.model.create is not None:
+        create_model("qwen2", CONFIG.model.create.config, build_tokenizer(CONFIG), 0)  # its imports, once
     whole = root / "whole"
     if any(" of " in phase for kills in scenarios for phase, *_ in kills):
         for name, small in SMALL_CHUNKS.items():

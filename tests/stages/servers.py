@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +17,7 @@ from typing import Any
 
 from pipeline.launch import die_with
 from pipeline.models.load import save_folder
-from pipeline.rollout.vllm_process import ENVIRONMENT, HOST, flags
+from pipeline.rollout.vllm_process import HOST, environment, flags, free_port
 from pipeline.run.build import build_policy, build_tokenizer
 from tests.processes import until
 from tests.warm import VLLM, warm
@@ -45,9 +44,7 @@ class GivenServer:
         save_folder(build_policy(config, tokenizer, None), tokenizer, folder / "model")
         self.folder, self.log, self.number = folder, folder / "server.log", folder / "number"
         self.life: threading.Thread | None = None
-        with socket.socket() as probe:
-            probe.bind((HOST, 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         self.url = f"http://{HOST}:{self.port}"
 
     @property
@@ -100,15 +97,13 @@ class GivenServer:
 
 def live(command: Sequence[str], log: Path, number: Path) -> None:
     """Run a server until it ends; its process id is written to the file `number`."""
-    environment = {**os.environ, **ENVIRONMENT}
-    environment.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
     with log.open("ab") as out:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=out,
-            env=environment,
+            env=environment(),
             start_new_session=True,
             preexec_fn=partial(die_with, os.getpid()),
         )

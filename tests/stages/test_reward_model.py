@@ -13,7 +13,7 @@ import torch
 import transformers
 import yaml
 
-from pipeline.config.data import VerifierChoice
+from pipeline.config.choices import VerifierChoice
 from pipeline.config.load import parse
 from pipeline.config.merge import merge
 from pipeline.config.pairs import JudgedConfig

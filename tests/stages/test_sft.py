@@ -117,7 +117,7 @@ def test_texts_of_files_are_trained_on_whole(tmp_path: Path) -> None:
         assert decoded[-1] == "4+4=8"
         whole = decoded[0] + "".join(session.run.data.renderer.decode(ids[1:]) for ids, _ in found[1:-1])
         assert whole == "1+2=3, " * 40, "cut into pieces of the context, and nothing lost"
-        assert all(skip == 1 and len(ids) <= 64 for ids, skip in found)
+        assert all(spans == ((1, len(ids)),) and len(ids) <= 64 for ids, spans in found)
     run(config, tmp_path / "run")
     assert len(rows(tmp_path / "run", "step")) == 2
 

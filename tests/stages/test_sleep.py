@@ -24,6 +24,7 @@ class Sleeper:
     """An engine that drops its weights at `rest`, as vLLM does at level 2, and takes the policy's when it is asked."""
 
     is_fast = fallback_reason = None
+    answers_threads = False
 
     def __init__(self, engine: Any, model: Any) -> None:
         self.engine, self.model = engine, model

@@ -83,8 +83,8 @@ def test_sft_trains_on_what_a_stage_left(tmp_path: Path) -> None:
         setup = replace(session.setup, config=config.model_copy(update={"sft": sft}), demonstrations=None)
         (row_left,) = demonstration_rows(session.run, setup, session.recorder, "sft", None)
     assert row_left not in own
-    assert session.run.tokenizer.decode(row_left[0]).startswith("1+1=")
-    assert row_left[1] == len("1+1=")
+    assert session.run.tokenizer.decode(row_left.ids).startswith("1+1=")
+    assert row_left.spans == ((len("1+1="), len(row_left.ids)),)
 
 
 @pytest.mark.integration
@@ -93,8 +93,11 @@ def test_a_round_is_over_when_its_evaluation_is(tmp_path: Path) -> None:
     rounds = {"rounds": 4, "steps_per_round": 1, "select": {"keep": "all"}, "max_tokens": 3 * 18 * 30}
     config = tiny({"stages": ["rl"], "rl": rounds, "evaluation": {"every_rounds": 2}})
     heard: list[tuple[str, int, str]] = []
+    said = "verizero.round.completed"
 
     def listen(name: str, fields: dict[str, Any]) -> None:
+        if name != said:
+            return
         last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
         heard.append((name, fields["round"], last["kind"]))
 
@@ -103,5 +106,4 @@ def test_a_round_is_over_when_its_evaluation_is(tmp_path: Path) -> None:
             session.recorder.listener = listen
             items = [item for _, own in remaining(session.run, session.state) for item in own]
             run_items(session, items if number else items[:4])
-    said = "verizero.round.completed"
     assert heard == [(said, 1, "step"), (said, 2, "evaluation"), (said, 3, "step")]

@@ -1,4 +1,4 @@
-"""Critics, adapters and shared sequences that two ranks of DeepSpeed train end as those that torch trains alone."""
+"""Critics, episodes, adapters and shared sequences: two ranks of DeepSpeed end as torch alone does."""
 
 from __future__ import annotations
 
@@ -27,6 +27,12 @@ class TestTwoRanks:
 
     def test_train_with_logits_in_chunks_as_with_all(self, tmp_path: Path) -> None:
         for rank in run(RANK, 2, str(tmp_path), "chunks"):
+            for how, seen in rank.items():
+                assert max(seen["weights"], seen["metrics"]) < 1e-5, (how, seen)
+
+    def test_train_on_episodes_as_torch_does(self, tmp_path: Path) -> None:
+        for rank in run(RANK, 2, str(tmp_path), "episodes"):
+            assert rank.keys() == {"zero1", "zero3", "zero3 together"}
             for how, seen in rank.items():
                 assert max(seen["weights"], seen["metrics"]) < 1e-5, (how, seen)
 

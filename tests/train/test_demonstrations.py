@@ -9,6 +9,7 @@ from pipeline.config.sections import OptimizerConfig
 from pipeline.errors import DataError
 from pipeline.seeds import stream
 from pipeline.train.step import update
+from pipeline.train.texts import Row, row_after
 from tests.train.batches import backend_of, groups_of, parts_of, settings_of, weights
 
 RATE = 1e-3
@@ -20,7 +21,7 @@ NEARLY_LINEAR = OptimizerConfig(learning_rate=RATE, betas=(0.0, 0.0), eps=1e6, m
 
 def test_an_update_with_demonstrations_is_the_sum_of_both_gradients() -> None:
     """Against the formula: with a step that is linear in the gradient, the moves add up."""
-    texts = (((3, 4, 5, 6), 1), ((7, 8, 9), 2))
+    texts = (Row((3, 4, 5, 6), ((1, 2), (3, 4))), row_after((7, 8, 9), 2))
     moves = {}
     for coef in (0.0, 0.5):
         parts = parts_of("grpo", ptx_coef=coef, kl_coef=0.0)
@@ -32,9 +33,9 @@ def test_an_update_with_demonstrations_is_the_sum_of_both_gradients() -> None:
     chosen = [drawn[0].choice(texts) for _ in range(3)]
     policy = backend_of().model
     loss, num = torch.zeros((), dtype=torch.float64), 0
-    for ids, skip in chosen:
+    for ids, spans in chosen:
         logits = policy(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
-        for t in range(skip, len(ids)):
+        for t in (t for begin, end in spans for t in range(begin, end)):
             loss, num = loss - logits[t - 1, ids[t]], num + 1
     torch.autograd.backward(loss / num)
     for name, p in policy.named_parameters():

@@ -23,6 +23,7 @@ from pipeline.train.ranks import Ranks, join, leave, sharing_sequences
 from pipeline.train.step import update
 from pipeline.train.torch_backend import TorchBackend
 from tests.train.batches import groups_of, parts_of, policy, settings_of
+from tests.train.episodes import episodes_of
 from tests.train.zero_rank import NUM_STEPS, OPTIMIZER, distance, resumed, save, steps, weights
 
 PPO: dict[str, Any] = {"num_minibatches": 1, "num_epochs": 1, "bootstrap_truncated": True}
@@ -181,7 +182,32 @@ def sequences(ranks: Ranks, root: Path) -> dict[str, Any]:
     return found
 
 
-PARTS = {"adapters": adapters, "sequences": sequences, "critics": critics, "chunks": chunks}
+def episodes(ranks: Ranks, root: Path) -> dict[str, Any]:
+    """Episodes of several rows, what was observed in the loss; and both ranks holding each row together."""
+    parts = parts_of("grpo", kl_coef=0.1, num_minibatches=1)
+
+    def taught(backend: Backend) -> list[dict[str, float]]:
+        terms = [settings_of(parts, 40, step=s, observation_coef=0.5) for s in range(NUM_STEPS)]
+        return [update(backend, parts, episodes_of(seed=s), terms[s]) for s in range(NUM_STEPS)]
+
+    alone = begun(TorchBackend(policy(dtype=torch.float32)))
+    wanted = taught(alone)
+    sharing = sharing_sequences(ranks, 2)
+    assert sharing.pieces is not None
+    found = {}
+    for zero, together in ((1, False), (3, False), (3, True)):
+        model = policy(dtype=torch.float32)
+        if together:
+            sharing.pieces.enable(model)
+        settings = TrainConfig(backend="deepspeed", device="cpu", zero=zero)
+        backend = begun(DeepSpeedBackend(model, settings, sharing if together else ranks))
+        metrics = apart(taught(backend), wanted)
+        name = f"zero{zero}{' together' if together else ''}"
+        found[name] = {"weights": distance(weights(backend), weights(alone)), "metrics": metrics}
+    return found
+
+
+PARTS = {"adapters": adapters, "sequences": sequences, "critics": critics, "chunks": chunks, "episodes": episodes}
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import pytest
 
 import verifiers
 from pipeline import registry
-from pipeline.config.data import VerifierChoice
+from pipeline.config.choices import VerifierChoice
 from pipeline.errors import ConfigError, UnknownName
 from pipeline.scoring.score import bind_verifiers
 from pipeline.types import Attempt, Prompt

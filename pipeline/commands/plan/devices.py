@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pipeline.models.flops import PEAKS
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -33,12 +35,12 @@ class Device:
 DEVICES = {
     d.name: d
     for d in (
-        Device("l4", 121, 30, 24, 300, 32, 3),
-        Device("rtx4090", 165, 83, 24, 1008, 32, 3),
-        Device("a100", 312, 19.5, 80, 2039, 300, 25),
-        Device("h100", 989, 67, 80, 3350, 450, 50),
-        Device("h200", 989, 67, 141, 4800, 450, 50),
-        Device("b200", 2250, 80, 180, 8000, 900, 50),
+        Device("l4", *PEAKS["L4"], 24, 300, 32, 3),
+        Device("rtx4090", *PEAKS["RTX 4090"], 24, 1008, 32, 3),
+        Device("a100", *PEAKS["A100"], 80, 2039, 300, 25),
+        Device("h100", *PEAKS["H100"], 80, 3350, 450, 50),
+        Device("h200", *PEAKS["H200"], 141, 4800, 450, 50),
+        Device("b200", *PEAKS["B200"], 180, 8000, 900, 50),
     )
 }
 

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.commands.plan.devices import DEVICES, Device
-from pipeline.commands.plan.memory import GIB, engine_needs, peaks
+from pipeline.commands.plan.memory import GIB, engine_needs, longest_of, peaks
 from pipeline.commands.plan.seconds import Lengths, Work, seconds
 from pipeline.commands.plan.shape import Shape, shape_of
 from pipeline.commands.plan.shares import Share
+from pipeline.config.episodes import names_episodes
 from pipeline.config.load import parse
 from pipeline.config.run import RunConfig
 from pipeline.errors import ConfigError
@@ -87,6 +88,8 @@ class Plan:
     """Shares of the device's rates by phase."""
     tokens: float
     """Tokens generated in a step."""
+    note: str = ""
+    """The way in which episodes are counted; empty without any."""
 
     @property
     def total(self) -> float:
@@ -164,7 +167,19 @@ def plan(config: RunConfig, gpus: int, gpu: str, mean_share: float = 0.5, mean_p
         shares = {p: works[gpus].share(p) for p in ("copy", "decode", "forward", "update", "link", "publish")}
         tokens = works[gpus].responses * lengths.response
     before, after = (peaks(c, shape, gpus, device) for c in (config, changed))
-    return Plan(shape, device, gpus, before, turned, after, phases, scaling, shares, tokens)
+    return Plan(shape, device, gpus, before, turned, after, phases, scaling, shares, tokens, note_of(config))
+
+
+def note_of(config: RunConfig) -> str:
+    """Return in words how episodes are counted; empty for a recipe that names none."""
+    if not names_episodes(config.data, config.episodes):
+        return ""
+    how, most = config.episodes, longest_of(config)
+    limit = "episodes.max_tokens" if most == how.max_tokens else "episodes.max_turns x rollout.max_response_tokens"
+    return (
+        f"a response is an episode of {how.max_turns} turns and at most {most:,} sampled tokens ({limit}); each turn "
+        "computes those before it again; what environments answer is not counted"
+    )
 
 
 def plan_lines(plan: Plan, price: float | None = None) -> list[str]:
@@ -172,6 +187,7 @@ def plan_lines(plan: Plan, price: float | None = None) -> list[str]:
     lines = [
         f"{plan.shape.parameters / 1e9:.2f} billion parameters on {plan.gpus} x {plan.device.name} "
         f"({plan.device.memory_gib:g} GiB each)",
+        *([plan.note] if plan.note else []),
         *_memory_lines(plan.peaks),
     ]
     settings = "--set " + " --set ".join(" ".join(plan.turned or ()).split())

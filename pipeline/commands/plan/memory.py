@@ -13,6 +13,7 @@ import torch
 
 from pipeline.commands.plan.devices import Device
 from pipeline.commands.plan.shape import Shape
+from pipeline.config.episodes import most_sampled, names_episodes
 from pipeline.config.run import RunConfig, parts_of
 from pipeline.models.cpu import habits_of
 from pipeline.rl.logprobs import CHUNK_ELEMENTS
@@ -155,7 +156,7 @@ def activations(config: RunConfig, shape: Shape, width: int) -> dict[str, float]
     """Return bytes kept for the backward of one micro-batch, and bytes of its logits with their gradient."""
     adapters = adapters_of(config, shape)
     # a row with more than micro_batch_tokens is a micro-batch alone
-    longest = config.rollout.max_response_tokens + prompt_tokens(config)
+    longest = longest_of(config) + prompt_tokens(config)
     tokens = -(-max(config.train.micro_batch_tokens, longest) // config.train.sequence_parallel)
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     scaled = 0 if adapters is not None else width  # kept for the gradient of a norm's weight
@@ -198,6 +199,11 @@ def prompt_tokens(config: RunConfig) -> int:
     return config.data.max_prompt_tokens or config.rollout.max_response_tokens // 4
 
 
+def longest_of(config: RunConfig) -> int:
+    """Return the most tokens that are sampled for a prompt: of a response, or of an episode with all its turns."""
+    return most_sampled(config.rollout, config.episodes, names_episodes(config.data, config.episodes))
+
+
 def resting(config: RunConfig, shape: Shape, device: Device) -> dict[str, float]:
     """Return bytes of the engine on each GPU while the trainer computes: a server has devices of its own."""
     how = config.rollout
@@ -221,7 +227,7 @@ def generating(config: RunConfig, shape: Shape, gpus: int, device: Device) -> di
     # Whole prompts are dealt to ranks, and the fullest rank decides.
     rows = min(how.max_rows, -(-config.rl.prompts_per_step // gpus) * config.rl.group_size)
     habits = habits_of(torch.device("cuda"))
-    length = -(-(how.max_response_tokens + prompt_tokens(config)) // habits.align) * habits.align
+    length = -(-(longest_of(config) + prompt_tokens(config)) // habits.align) * habits.align
     # Each prompt is computed once, but responses that are continued one by one.
     prompts = rows if how.in_flight == "interrupt" else -(-rows // config.rl.group_size)
     return {
@@ -235,7 +241,7 @@ def generating(config: RunConfig, shape: Shape, gpus: int, device: Device) -> di
 def engine_needs(config: RunConfig, shape: Shape) -> float:
     """Return the least bytes of vLLM's share on each GPU: its part of the weights and the cache of one response."""
     over, width = config.rollout.vllm.tensor_parallel, width_of(config)
-    length = config.rollout.max_response_tokens + prompt_tokens(config)
+    length = longest_of(config) + prompt_tokens(config)
     split = 1 if shape.latent is not None else min(over, shape.kv_heads)
     return shape.parameters * width / over + length * shape.cache(width) / split
 

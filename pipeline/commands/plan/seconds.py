@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.commands.plan.devices import Device, decode_seconds
-from pipeline.commands.plan.memory import adapters_of, prompt_tokens, width_of
+from pipeline.commands.plan.memory import adapters_of, longest_of, prompt_tokens, width_of
 from pipeline.commands.plan.shape import Shape
 from pipeline.commands.plan.shares import Phase, Share, share_of
+from pipeline.config.episodes import names_episodes
 from pipeline.config.run import RunConfig, parts_of
 
 DATA_S = 0.5e-6
@@ -24,17 +25,19 @@ NODE_REDUCE_S, NETWORK_REDUCE_S = 15e-6, 50e-6
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Mean lengths in tokens, and the longest response."""
+    """Mean lengths in tokens, and the longest response. A response of several turns is an episode."""
 
     prompt: float
     response: float
     longest: float
+    turns: int = 1
 
     @classmethod
     def of(cls, config: RunConfig, mean_share: float, mean_prompt: float | None) -> Lengths:
         """Return those of a recipe; without `mean_prompt` every prompt counts as the longest."""
-        most = config.rollout.max_response_tokens
-        return cls(prompt_tokens(config) if mean_prompt is None else mean_prompt, mean_share * most, most)
+        most = longest_of(config)
+        turns = config.episodes.max_turns if names_episodes(config.data, config.episodes) else 1
+        return cls(prompt_tokens(config) if mean_prompt is None else mean_prompt, mean_share * most, most, turns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +138,13 @@ def decoding(work: Work) -> float:
     reduce_s = NODE_REDUCE_S if over <= device.per_node else NETWORK_REDUCE_S
     meeting = 2 * shape.layers * reduce_s if over > 1 else 0.0
     step = bound / work.share("decode").value + meeting
-    # Each prompt is computed once, whatever the number of its responses.
+    # Each prompt is computed once, whatever the number of its responses; the k-th later turn of an episode computes
+    # its prompt and k turns again.
     assert config.rl is not None
     prefill = shape.forward_flops(config.rl.prompts_per_step * lengths.prompt, lengths.prompt)
+    for share in (k / lengths.turns for k in range(1, lengths.turns)):
+        history = lengths.prompt + share * lengths.response
+        prefill += shape.forward_flops(work.responses * history, history)
     prefill /= engines * over * device.rate(width) * work.share("forward").value
     return waves * lengths.longest * step + prefill
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pipeline.config.run import RunConfig
 from pipeline.errors import ConfigError
+from pipeline.models.gguf_file import model_folder
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,7 @@ def shape_of(config: RunConfig) -> Shape:
             create.model_type, **{"vocab_size": len(create.characters) + 2, **create.config}
         )
         return from_settings(settings)
-    name = str(config.model.path)
+    name = model_folder(str(config.model.path), Path(config.output))
     known = name.removesuffix("-Base").removesuffix("-Instruct")
     if known in SHAPES:
         return SHAPES[known]

@@ -1,7 +1,7 @@
 """Generators of tasks: each is a params class and `rows(params, seed)`, in a file of its own in this folder.
 
 A generator writes rows in the format of a user's own file:
-`{"id", "question", "answer", "domain", "verifier", "demonstration"?}`. It may also have
+`{"id", "question", "answer", "domain", "verifier", "environment"?, "demonstration"?}`. It may also have
 `text_lines(params, seed) -> list[str]`: unlabelled text in the language of its tasks, for making a base model.
 """
 
@@ -19,7 +19,8 @@ from pipeline.config.data import validated_params
 from pipeline.errors import DataError
 
 Row = dict[str, Any]
-"""One row of data, as JSON holds it. Keys: id, question, answer, domain, verifier, and optionally demonstration."""
+"""One row of data, as JSON holds it. Keys: id, question, answer, domain, verifier, and optionally
+environment and demonstration: a text, or a list of messages {role, content, calls?: [{name, arguments}]}."""
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0)]
 
@@ -84,7 +85,7 @@ def text_lines(name: str, params: Mapping[str, Any] | None = None, seed: int = 0
     return list(make(validated, seed))
 
 
-def with_demonstrations(tasks: Sequence[Row], demonstrations: Sequence[str]) -> tuple[list[Row], list[Row]]:
+def with_demonstrations(tasks: Sequence[Row], demonstrations: Sequence[Any]) -> tuple[list[Row], list[Row]]:
     """The training rows, each with its first demonstration if it has one, and all demonstration rows in order.
 
     Demonstration i is one of task `i % len(tasks)`.

@@ -17,11 +17,11 @@ import sandbox
 from pipeline.errors import IsolationError
 from pipeline.types import Attempt, Verdict
 from sandbox import languages
+from sandbox import settings as sandbox_settings
 from sandbox.serve import make_server
+from sandbox.settings import SandboxSettings, configure, current
 from tests.verifiers.fake_sandbox import FakeSandbox
-from verifiers import _sandbox_settings
 from verifiers._sandbox_jobs import Job, SandboxParams, programs_of, runner
-from verifiers._sandbox_settings import SandboxSettings, configure, current
 from verifiers.base import load
 from verifiers.code import CodeParams, code, grade
 
@@ -152,7 +152,7 @@ def test_functions_over_http_are_held_to_their_types() -> None:
 
 
 def test_services_send_returned_values_back_and_run_other_languages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_sandbox_settings, "_tool_pool", lambda: pytest.fail("nothing runs on this machine"))
+    monkeypatch.setattr(sandbox_settings, "_tool_pool", lambda: pytest.fail("nothing runs on this machine"))
     with served() as server:
         configure(SandboxSettings(urls=(url(server),)))
         right, wrong = load("unit_tests").bind().score([Attempt(a, UNIT) for a in (UNIT_ANSWER, "def f(x): return 3")])
@@ -205,7 +205,7 @@ def test_settling_again_changes_nothing_and_elsewhere_ends_the_former_workers() 
     assert sandbox.default_pool() is pool
     assert pool.size == 1
     judged("bash", RIGHT["bash"])
-    tools = _sandbox_settings._tools
+    tools = sandbox_settings._tools
     assert tools is not None
     assert tools.size == 1
     configure(SandboxSettings(workers=2))

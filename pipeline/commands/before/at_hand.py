@@ -1,0 +1,227 @@
+"""The parts of a recipe that can be read on this machine: its rows, tokenizer and sizes. No weights are loaded."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from pipeline.config.data import Source
+from pipeline.config.run import RunConfig
+from pipeline.data.prompts import read_demonstrations, read_prompts
+from pipeline.errors import ConfigError, DataError, boundary
+from pipeline.types import Prompt
+
+HUB = "https://huggingface.co"
+PATIENCE_S = 3.0
+MOST_ROWS = 10_000
+"""Rows that are read of a file or a data set of the hub: reading millions would take minutes."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The prompts of some sources, and the reasons for which other sources could not be read."""
+
+    prompts: list[Prompt] = field(default_factory=list)
+    places: dict[str, str] = field(default_factory=dict)
+    """Id of a prompt -> place of its row."""
+    absent: list[str] = field(default_factory=list)
+
+    @property
+    def why_none(self) -> str:
+        """The first reason for which there are no rows."""
+        return self.absent[0] if self.absent else "the recipe names no rows"
+
+
+@dataclass(frozen=True)
+class AtHand:
+    """The parts of a recipe that this machine has."""
+
+    config: RunConfig
+    base_dir: Path
+    train: Rows
+    evaluation: Rows
+    demonstrations: Rows
+    tokenizer: Any
+    """None where it is not on this machine."""
+    context: int | None
+    """The model's longest sequence in tokens; None: unknown, or no limit."""
+    stops: tuple[int, ...]
+    """Tokens at which generation stops, besides the tokenizer's own end token."""
+    vocabulary: int | None
+    """The number of tokens that the model has; None: unknown."""
+    no_tokenizer: str = ""
+    """The reason for which there is no tokenizer."""
+    lacks_end: bool = False
+    """True if there is no tokenizer because the model's own has no end token."""
+
+    @property
+    def is_made_here(self) -> bool:
+        """True if the recipe makes its model from nothing."""
+        return self.config.model.create is not None
+
+    @property
+    def learns_first(self) -> bool:
+        """True if a stage trains the model on texts before any stage samples from it."""
+        return self.config.stages[0].kind in ("pretrain", "sft")
+
+
+def read_at_hand(config: RunConfig, base_dir: Path) -> AtHand:
+    """Return what this machine has of the recipe.
+
+    Raises: DataError or ConfigError for what a run would refuse too: a bad row, an unknown verifier.
+    """
+    if not config.model.create or any(s.hub is not None for s in config.data.sources):
+        stay_offline_without_network()
+    from pipeline.models.load import quiet
+
+    quiet()
+    data, seed = config.data, config.seed
+    train, evaluation = (_read(sources, seed, base_dir) for sources in (data.train, data.evaluation))
+    shown = _demonstrations(config, base_dir) if config.needs_demonstrations else Rows()
+    tokenizer, reason, lacks_end = None, "", False
+    context = vocabulary = None
+    stops: tuple[int, ...] = ()
+    try:
+        from pipeline.run.build import build_tokenizer, context_of
+
+        tokenizer = build_tokenizer(config)
+        with boundary(ConfigError, f"the configuration of model.path {config.model.path!r} does not load"):
+            context = context_of(config)
+            stops, vocabulary = _sizes(config)
+    except ConfigError as exc:
+        if is_absent_package(config):
+            return AtHand(config, base_dir, train, evaluation, shown, None, None, (), None, str(exc))
+        lacks_end = _lacks_end(config)
+        if config.model.create is not None or (is_local(config) and not lacks_end):
+            raise
+        # A model of the hub that is neither on this machine nor to be had.
+        tokenizer, reason = None, _not_here(str(config.model.path), exc)
+        if lacks_end:
+            reason = "the tokenizer has no end token"
+    return AtHand(config, base_dir, train, evaluation, shown, tokenizer, context, stops, vocabulary, reason, lacks_end)
+
+
+def stay_offline_without_network() -> None:
+    """Tell the libraries of the hub to look on this machine alone if the hub cannot be reached.
+
+    They would else try again for half a minute, for each model and each data set. Call it before they are imported.
+    """
+    if "HF_HUB_OFFLINE" in os.environ or any(os.environ.get(n) for n in ("https_proxy", "HTTPS_PROXY", "ALL_PROXY")):
+        return
+    url = urlsplit(os.environ.get("HF_ENDPOINT", HUB))
+    try:
+        socket.create_connection((url.hostname or "", url.port or 443), PATIENCE_S).close()
+    except OSError:
+        os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def _read(sources: Sequence[Source], seed: int, base_dir: Path) -> Rows:
+    rows = Rows()
+    for source in sources:
+        missing = _missing(source, base_dir)
+        if missing is not None:
+            rows.absent.append(missing)
+            continue
+        try:
+            prompts, _ = read_prompts((_bounded(source),), seed, base_dir, rows.places)
+        except DataError as exc:
+            if source.hub is None:
+                raise
+            rows.absent.append(_not_here(source.label, exc))
+            continue
+        rows.prompts.extend(prompts)
+    return rows
+
+
+def _demonstrations(config: RunConfig, base_dir: Path) -> Rows:
+    chosen = config.data.demonstrations or config.data.train
+    rows = Rows(absent=[reason for s in chosen if (reason := _missing(s, base_dir)) is not None])
+    here = [_bounded(s) for s in chosen if _missing(s, base_dir) is None]
+    own, train = (here, []) if config.data.demonstrations else ([], here)
+    if here:
+        try:
+            rows.prompts.extend(read_demonstrations(own, train, config.seed, base_dir, rows.places).prompts)
+        except DataError as exc:
+            if all(s.hub is None for s in here):
+                raise
+            rows.absent.append(_not_here(" ".join(s.label for s in here if s.hub), exc))
+    return rows
+
+
+def _missing(source: Source, base_dir: Path) -> str | None:
+    if source.file is None or (base_dir / source.file).is_file():
+        return None
+    return f"there is no file {source.file} in the recipe's folder"
+
+
+def _bounded(source: Source) -> Source:
+    """Return the source with a limit on its rows, where a file or a data set of the hub has none or a larger one."""
+    if source.generator is not None or (source.limit is not None and source.limit <= MOST_ROWS):
+        return source
+    return source.model_copy(update={"limit": MOST_ROWS, "shuffle": False})
+
+
+def is_local(config: RunConfig) -> bool:
+    """True if the recipe's model is a folder or file of this machine."""
+    from pipeline.models.gguf_file import is_gguf
+
+    path = config.model.path
+    return path is not None and (is_gguf(path) or Path(path).is_dir())
+
+
+def is_absent_package(config: RunConfig) -> bool:
+    """True if the recipe's model is in a package that is not installed."""
+    from pipeline.models.gguf_file import PACKAGE, located
+
+    if config.model.path is None or not config.model.path.startswith(PACKAGE):
+        return False
+    try:
+        located(config.model.path)
+    except ConfigError:
+        return True
+    return False
+
+
+def _lacks_end(config: RunConfig) -> bool:
+    """True if the tokenizer loads, and names no end token."""
+    import transformers
+
+    if config.model.path is None:
+        return False
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(config.model.path, revision=config.model.revision)
+    except Exception:  # whatever is wrong with it, `load_tokenizer` has told
+        return False
+    return tokenizer.eos_token_id is None
+
+
+def _sizes(config: RunConfig) -> tuple[tuple[int, ...], int | None]:
+    """Return the stop tokens of the model's generation config, and the number of tokens that the model has."""
+    import transformers
+
+    from pipeline.run.build import start_of
+
+    if config.model.create is not None:
+        return (), None
+    start, revision = start_of(config), config.model.revision
+    settings = transformers.AutoConfig.from_pretrained(start, revision=revision)
+    try:
+        generation = transformers.GenerationConfig.from_pretrained(start, revision=revision)
+    except OSError:  # a model without such a file generates as its configuration says
+        generation = transformers.GenerationConfig.from_model_config(settings)
+    ends = generation.eos_token_id
+    stops = () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
+    return tuple(map(int, stops)), getattr(settings, "vocab_size", None)
+
+
+def _not_here(name: str, exc: Exception) -> str:
+    """Return a line about a model or rows of the hub that could not be had."""
+    if os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
+        return f"{name} is not on this machine, and the hub is not asked (no network, or HF_HUB_OFFLINE is set)"
+    text = str(exc).split("\n")[0]
+    return f"{name} could not be had: {text if len(text) <= 160 else f'{text[:157]}...'}"

@@ -1,0 +1,101 @@
+"""`verizero chat`: talk to a model in the terminal, or to two at once."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import sys
+from typing import TYPE_CHECKING, Any
+
+from pipeline.commands.endpoint import add_model, served_by
+
+if TYPE_CHECKING:
+    from pipeline.types import Message
+
+START = "start"
+"""Names, for --against, the model that the run started from."""
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    command = commands.add_parser("chat", help="talk to a model in the terminal, or to two at once")
+    add_model(command)
+    command.add_argument("--system", help="a system message; default: that of the run's template")
+    command.add_argument(
+        "--against",
+        metavar="OTHER",
+        help="another model that answers the same lines, by the first one's template; start: the one that the run "
+        "started from",
+    )
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Answer each line of the standard input until it ends; /new begins another conversation."""
+    from pipeline.run.serving import recipe_of
+    from pipeline.types import Message
+
+    speakers = speakers_of(arguments)
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        print("Write a line and press Enter. /new begins again; Ctrl-D ends.")
+    recipe, system = recipe_of(arguments.model), arguments.system
+    if system is None and recipe is not None and arguments.template is None:
+        system = recipe.data.template.system  # the run was trained with it
+    beginning = [Message("system", system)] if system else []
+    histories = [list(beginning) for _ in speakers]
+    while True:
+        if is_terminal:
+            print("> ", end="", flush=True)
+        line = sys.stdin.readline()
+        if not line:
+            return 0
+        text = line.rstrip("\n")
+        if text.strip() == "/new":
+            histories = [list(beginning) for _ in speakers]
+            continue
+        seed = secrets.randbits(62)
+        for (name, served), messages in zip(speakers.items(), histories, strict=True):
+            _answer(name if len(speakers) > 1 else "", served, messages, text, seed)
+
+
+def speakers_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the models by the names that they were given as. Raises: ConfigError, DataError."""
+    from pipeline.errors import ConfigError
+    from pipeline.run.serving import recipe_of
+
+    if arguments.against is None:
+        return {arguments.model: served_by(arguments)}
+    recipe = recipe_of(arguments.model)
+    other = arguments.against
+    if other == START:
+        if recipe is None or recipe.model.path is None:
+            raise ConfigError(
+                f"--against {START}: {arguments.model} is no run that started from a model; name the other model"
+            )
+        other = recipe.model.path
+    # Both read the same prompt: a difference between the answers is the models'.
+    template = arguments.template or (None if recipe is None else recipe.data.template)
+    second = argparse.Namespace(**{**vars(arguments), "model": other, "template": template})
+    name = START if arguments.against == START else other
+    if name == arguments.model:
+        raise ConfigError(
+            f"--against {other} is the model itself; name another, e.g. the one that the run started from"
+        )
+    return {name: served_by(second), arguments.model: served_by(arguments)}
+
+
+def _answer(name: str, served: Any, messages: list[Message], text: str, seed: int) -> None:
+    """Print a model's answer to a line, and add both to its conversation."""
+    from pipeline.environments.gateway.wire import Asked, Refused
+    from pipeline.types import Message
+
+    messages.append(Message("user", text))
+    (answer,) = served.answer([Asked("policy", tuple(messages))], [seed])
+    label = f"{name}: " if name else ""
+    if isinstance(answer, Refused):
+        print(f"verizero: {label}{answer}; /new begins again", file=sys.stderr)
+        messages.pop()
+        return
+    print(label + answer.message.content + (" …" if answer.was_cut else ""), flush=True)
+    messages.append(answer.message)

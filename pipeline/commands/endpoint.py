@@ -1,0 +1,63 @@
+"""`verizero endpoint`: a trained model behind an address that clients of the usual wires can talk to."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    command = commands.add_parser("endpoint", help="serve a model to programs: chat completions, responses, messages")
+    add_model(command)
+    command.add_argument("--port", type=int, default=8700, help="default: 8700; 0: any free one")
+    command.add_argument("--key", help="the key that programs must send; default: a new one, which is printed")
+    command.set_defaults(run=run)
+
+
+def add_model(command: argparse.ArgumentParser) -> None:
+    """Add the arguments that name a model and say how it is sampled."""
+    command.add_argument("model", help="a run's folder, a model's folder, or a hub id")
+    command.add_argument("--template", choices=("plain", "chat", "r1_zero"), help="default: the run's, else chat")
+    command.add_argument("--max-tokens", type=int, default=512, help="most tokens of an answer; default: 512")
+    command.add_argument("--temperature", type=float, default=0.7, help="default: 0.7; 0: greedy")
+    command.add_argument("--top-p", type=float, default=1.0, help="default: 1")
+    command.add_argument("--device", default="auto", help="cpu, cuda or auto (default)")
+
+
+def served_by(arguments: argparse.Namespace) -> Any:
+    """Return the model that the arguments name. Raises: ConfigError, DataError."""
+    import torch
+
+    from pipeline.models.load import quiet
+    from pipeline.rollout.engine import Sampling
+    from pipeline.run.serving import load_served
+
+    quiet()
+    device = arguments.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    sampling = Sampling(arguments.max_tokens, arguments.temperature, arguments.top_p)
+    return load_served(arguments.model, arguments.template, sampling, device)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until Ctrl-C."""
+    from pipeline.environments.gateway.server import Gateway
+    from pipeline.run.serving import serve_forever
+
+    served = served_by(arguments)
+    gateway = Gateway(port=arguments.port)
+    exchange = gateway.open()
+    if arguments.key:
+        exchange.key = arguments.key
+    print(f"chat completions and responses: {exchange.url}/v1")
+    print(f"messages:                       {exchange.url}")
+    print(f"key: {exchange.key}", flush=True)
+    try:
+        serve_forever(served, exchange)
+    except KeyboardInterrupt:
+        print("stopped")
+    finally:
+        gateway.close()
+    return 0

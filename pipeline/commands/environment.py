@@ -1,0 +1,37 @@
+"""`verizero environment`: check an environment before a policy plays it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ConfigError
+
+
+def add(commands: Any) -> None:
+    """Add the command to the parser."""
+    command = commands.add_parser("environment", help="check that an environment may be played by a policy")
+    command.add_argument("rows", nargs="?", type=Path, help="rows {question, answer} to play; default: its EXAMPLE")
+    command.add_argument("--check", metavar="NAME", required=True, help="a name, or file.py:function")
+    command.add_argument("--params", default="{}", metavar="JSON", help="the environment's parameters, an object")
+    command.add_argument("--episodes", type=int, default=100, help="episodes of each check")
+    command.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the report; return 1 if a check failed."""
+    from pipeline.commands.environments.check import check
+
+    try:
+        params = json.loads(arguments.params)
+    except ValueError as exc:
+        raise ConfigError(f"--params: {exc}; give an object such as '{{\"tries\": 5}}'") from exc
+    if not isinstance(params, dict):
+        raise ConfigError(f"--params: expected an object such as '{{\"tries\": 5}}', got {arguments.params}")
+    if arguments.episodes < 1:
+        raise ConfigError(f"--episodes must be >= 1, got {arguments.episodes}")
+    report = check(arguments.check, params, arguments.rows, episodes=arguments.episodes)
+    print(report)
+    return 0 if report.passed else 1

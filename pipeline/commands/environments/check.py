@@ -1,0 +1,260 @@
+"""Check an environment before a policy plays it."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.commands.environments.players import Chance, hostile
+from pipeline.commands.verifiers.check import Finding
+from pipeline.environments.base import BoundEnvironment, Environment, is_deterministic, load
+from pipeline.environments.wire import fault
+from pipeline.errors import DataError
+from pipeline.seeds import derive, stream
+from pipeline.types import Message, Prompt
+
+EXAMPLE = "EXAMPLE"
+"""The attribute of an environment's file with a prompt to play."""
+MAX_TURNS = 12
+THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """All findings, the number of steps and their mean and longest seconds."""
+
+    environment: str
+    findings: tuple[Finding, ...]
+    num_steps: int
+    mean_s: float
+    slowest_s: float
+
+    @property
+    def passed(self) -> bool:
+        """True if every property holds."""
+        return all(f.passed for f in self.findings)
+
+    def __str__(self) -> str:
+        """Return the report for a terminal."""
+        lines = [f"environment {self.environment}", *(f.line() for f in self.findings)]
+        lines.append(
+            f"time: {self.num_steps} steps, {self.mean_s * 1e6:,.0f} us each, the slowest {self.slowest_s * 1e3:.1f} ms"
+        )
+        return "\n".join([*lines, "all checks passed" if self.passed else "NOT FIT for training: see FAIL above"])
+
+
+@dataclass(slots=True)
+class _Played:
+    """An episode that was played: its messages, its failure, and its environment, kept to see what it leaves."""
+
+    transcript: list[Any] = field(default_factory=list)
+    failure: str = ""
+    seconds: list[float] = field(default_factory=list)
+    environment: Environment | None = None
+
+
+def check(
+    name: str,
+    params: Mapping[str, Any] | None = None,
+    rows: Path | Sequence[Prompt] | None = None,
+    *,
+    episodes: int = 100,
+    seed: int = 0,
+    base: Path | None = None,
+) -> CheckReport:
+    """Check that an environment, by name or as file.py:function, may be played by a policy.
+
+    A player by chance plays each of `episodes` seeds twice, then all of them at once from several threads, then again.
+    Checked: equal seeds give equal transcripts, unless the environment says that it cannot repeat itself; every answer
+    is well-formed; hostile messages are answered; close may be called twice, and leaves nothing open.
+    rows: a file of rows {question, answer} to play; without it the file's EXAMPLE.
+    Raises: UnknownName, ConfigError; DataError for a malformed file of rows.
+    """
+    is_path = name.partition(":")[0].endswith(".py")
+    bound = load(None if is_path else name, name if is_path else None, base).bind(params, base)
+    prompts = _prompts(rows) if isinstance(rows, Path) else list(rows or [_example(bound)])
+
+    def play(number: int) -> _Played:
+        return _play(bound, prompts[number % len(prompts)], seed, number)
+
+    once = [play(i) for i in range(episodes)]
+    if all(p.environment is None for p in once):
+        # Not one episode could be made: nothing else can be asked.
+        return CheckReport(name, (_failures("episodes end without a failure", once),), 0, 0.0, 0.0)
+    again = [play(i) for i in range(episodes)]
+    with ThreadPoolExecutor(THREADS) as threads:
+        together = list(threads.map(play, range(episodes)))
+    # What the process keeps for all episodes, such as workers of the sandbox, is there by now.
+    before = _held()
+    with ThreadPoolExecutor(THREADS) as threads:
+        more = list(threads.map(play, range(episodes)))
+    after = _held()
+    repeats = all(is_deterministic(p.environment) for p in once if p.environment is not None)
+    findings = [
+        _failures("episodes end without a failure", [*once, *again, *together, *more]),
+        _equal("equal seeds give equal transcripts", once, again, repeats),
+        _equal(f"also with {THREADS} threads at a time", once, together, repeats),
+        _hostile(bound, prompts[0], seed),
+        _closes(bound, prompts[0], seed),
+        _left("close leaves nothing open", before, after, episodes),
+    ]
+    seconds = [s for p in [*once, *again] for s in p.seconds] or [0.0]
+    return CheckReport(name, tuple(findings), len(seconds), sum(seconds) / len(seconds), max(seconds))
+
+
+def _play(bound: BoundEnvironment, prompt: Prompt, seed: int, number: int) -> _Played:
+    played = _Played()
+    try:
+        environment = bound.make(prompt, derive(seed, "task", prompt.id), derive(seed, "episode", prompt.id, number))
+        played.environment = environment
+        try:
+            _turns(environment, prompt, seed, number, played)
+        finally:
+            environment.close()
+    except Exception as exc:
+        played.failure = f"episode {number}: {type(exc).__name__}: {exc}"[:300]
+    return played
+
+
+def _turns(environment: Environment, prompt: Prompt, seed: int, number: int, played: _Played) -> None:
+    start = environment.start()
+    played.transcript.append(repr(start))
+    player = Chance(stream(seed, "player", number), prompt, start)
+    observed: Sequence[Message] = start.messages
+    for _ in range(MAX_TURNS):
+        message = player.move(observed)
+        begun = time.perf_counter()
+        reply = environment.step(message)
+        played.seconds.append(time.perf_counter() - begun)
+        played.transcript += [repr(message), _timeless(reply)]
+        problem = fault(reply)
+        if problem:
+            raise DataError(f"its answer {problem}")
+        if reply.done:
+            return
+        observed = reply.messages
+
+
+def _timeless(reply: Any) -> str:
+    """Return an answer as text, without the seconds that its verdict took."""
+    outcome = reply.outcome
+    verdict = None if outcome is None else (outcome.status, outcome.score, outcome.reason, outcome.extracted)
+    return repr((reply.messages, reply.done, reply.reward, reply.state, reply.uses, verdict))
+
+
+def _hostile(bound: BoundEnvironment, prompt: Prompt, seed: int) -> Finding:
+    environment = bound.make(prompt, seed, seed)
+    try:
+        tools = environment.start().tools
+    finally:
+        environment.close()
+    failures = []
+    cases = list(hostile(tools))
+    for name, message in cases:
+        environment = bound.make(prompt, seed, seed)
+        try:
+            environment.start()
+            problem = fault(environment.step(message))
+        except Exception as exc:
+            problem = f"{type(exc).__name__}: {exc}"[:200]
+        finally:
+            environment.close()
+        if problem:
+            failures.append(f"{name}: {problem}")
+    return Finding("hostile messages are answered", not failures, len(cases), tuple(failures))
+
+
+def _closes(bound: BoundEnvironment, prompt: Prompt, seed: int) -> Finding:
+    failures = []
+    acts: dict[str, Callable[[Environment], object]] = {
+        "before start": lambda e: None,
+        "after start": lambda e: e.start(),
+    }
+    for name, act in acts.items():
+        environment = bound.make(prompt, seed, seed)
+        try:
+            act(environment)
+            environment.close()
+            environment.close()
+        except Exception as exc:
+            failures.append(f"{name}: {type(exc).__name__}: {exc}"[:200])
+    return Finding("close may be called twice, also before start", not failures, len(acts), tuple(failures))
+
+
+def _failures(name: str, played: Sequence[_Played]) -> Finding:
+    failures = tuple(p.failure for p in played if p.failure)
+    return Finding(name, not failures, len(played), failures)
+
+
+def _equal(name: str, once: Sequence[_Played], again: Sequence[_Played], repeats: bool) -> Finding:
+    if not repeats:
+        return Finding(f"{name} (not asked: it says that it cannot repeat itself)", True, 0)
+    failures = [
+        f"episode {i}: {next((x, y) for x, y in zip(a.transcript, b.transcript, strict=False) if x != y)}"[:300]
+        if len(a.transcript) == len(b.transcript)
+        else f"episode {i}: {len(a.transcript)} and {len(b.transcript)} messages"
+        for i, (a, b) in enumerate(zip(once, again, strict=True))
+        if a.transcript != b.transcript
+    ]
+    return Finding(name, not failures, len(once), tuple(failures))
+
+
+def _left(name: str, before: Mapping[str, int], after: Mapping[str, int], episodes: int) -> Finding:
+    more = [f"{after[k] - n} more {k} after {episodes} episodes" for k, n in before.items() if after[k] > n]
+    return Finding(name, not more, episodes, tuple(more))
+
+
+def _held() -> dict[str, int]:
+    """Return how many descriptors, threads and processes this process holds."""
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": threading.active_count(),
+        "processes": _descendants(),
+    }
+
+
+def _descendants() -> int:
+    parents: dict[int, int] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                fields = Path("/proc", entry, "stat").read_text().rpartition(")")[2].split()
+            except OSError:  # it has ended meanwhile
+                continue
+            parents[int(entry)] = int(fields[1])
+    ours, count = {os.getpid()}, -1
+    while len(ours) > count:
+        count = len(ours)
+        ours |= {child for child, parent in parents.items() if parent in ours}
+    return len(ours) - 1
+
+
+def _example(bound: BoundEnvironment) -> Prompt:
+    example = getattr(bound.function, "__globals__", {}).get(EXAMPLE)
+    return example if isinstance(example, Prompt) else Prompt("check", "", "environment", None)
+
+
+def _prompts(rows: Path) -> list[Prompt]:
+    prompts = []
+    try:
+        lines = rows.read_text(encoding="utf-8").splitlines()
+    except OSError as exc:
+        raise DataError(f"{rows}: {exc.strerror or exc}; give a file of JSON lines") from exc
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            prompts.append(Prompt(str(row.get("id", number)), str(row["question"]), "environment", row.get("answer")))
+        except (ValueError, KeyError, AttributeError) as exc:
+            raise DataError(f"{rows}, line {number}: expected an object with 'question' and 'answer'; {exc}") from exc
+    if not prompts:
+        raise DataError(f"{rows} has no rows; give at least one")
+    return prompts

@@ -1,0 +1,104 @@
+"""Choices of plug-ins in a recipe: verifiers and environments, by name or by path, with their parameters."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field, ValidationInfo, model_validator
+
+from pipeline.config.sections import Section
+
+ENVIRONMENT = "environment"
+"""The verifier of prompts whose environment gives the verdict."""
+STAGE = "stage:"
+"""Prefix of a model name: the reward model that the named earlier stage of the recipe trains."""
+
+
+class PluginChoice(Section):
+    """A plug-in by name or by path ("checks.py:my_check", from the recipe's folder), with its parameters."""
+
+    what: ClassVar[str]
+    """The field of the recipe, with an example of a name."""
+    name: str | None = None
+    path: str | None = None
+    params: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    def named(self) -> str | None:
+        """Return the name; None if the plug-in is given by its path. Raises: ValueError unless exactly one is given."""
+        if (self.name is None) == (self.path is None):
+            field, example = self.what.split()
+            raise ValueError(f"give exactly one of {field}.name (e.g. {example}) and {field}.path (file.py:function)")
+        return self.name
+
+    @property
+    def key(self) -> str:
+        """The value of the prompt's field: the name or path, followed by the parameters as JSON if there are any."""
+        base = self.name or self.path or ""
+        return base + (json.dumps(self.params, sort_keys=True, ensure_ascii=False) if self.params else "")
+
+
+class VerifierChoice(PluginChoice):
+    """A verifier with its parameters."""
+
+    what: ClassVar[str] = "verifier math"
+
+    @model_validator(mode="after")
+    def _exists(self, info: ValidationInfo) -> Self:
+        name = self.named()
+        if name is not None and name != ENVIRONMENT:
+            from verifiers.base import load
+
+            load(name).bind(self.params, (info.context or {}).get("base"))
+        return self
+
+    @property
+    def stage(self) -> str | None:
+        """The stage that trains the verifier's reward model; None for any other verifier."""
+        model = self.params.get("model")
+        return model.removeprefix(STAGE) if isinstance(model, str) and model.startswith(STAGE) else None
+
+
+class EnvironmentChoice(PluginChoice):
+    """An environment with its parameters."""
+
+    what: ClassVar[str] = "environment guess"
+    place: Literal["here", "process"] | dict[str, str] = Field(
+        "here",
+        description="process: one of its own; {python: path}: another interpreter; {url: address}: a service",
+    )
+    step_s: float = Field(60, gt=0, description="elsewhere: seconds of a call, after which it counts as broken")
+
+    @model_validator(mode="after")
+    def _exists(self, info: ValidationInfo) -> Self:
+        name = self.named()
+        self._check_place()
+        # A service has environments of its own, which need not be installed here.
+        if name is not None and "url" not in self.place:
+            from pipeline.environments.base import load
+
+            load(name).bind(self.params, (info.context or {}).get("base"))
+        return self
+
+    def _check_place(self) -> None:
+        if isinstance(self.place, str):
+            return
+        if list(self.place) not in (["python"], ["url"]):
+            raise ValueError(
+                f"environment.place: expected one of python and url, got {', '.join(self.place) or 'none'}"
+            )
+        if "python" in self.place and self.path is None:
+            raise ValueError(
+                f"environment.place.python loads the environment's file there, and {self.name!r} is a name; give "
+                "environment.path (file.py:function), or set environment.place: process"
+            )
+        if "url" in self.place and self.params:
+            raise ValueError(
+                f"environment.params has {', '.join(sorted(self.params))}, and the service at "
+                f"environment.place.url={self.place['url']!r} has parameters of its own; leave environment.params out"
+            )

@@ -1,0 +1,90 @@
+"""The recipe's section `episodes`: limits of responses in several turns, and how turns are played."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from pipeline.config.data import DataConfig
+from pipeline.config.rollout import RolloutConfig
+from pipeline.config.sections import LaunchConfig, Section
+
+
+class EpisodesConfig(Section):
+    """Episodes of prompts that name an environment. A turn has `rollout.max_response_tokens` at most."""
+
+    max_turns: int = Field(8, ge=1, description="most turns that the policy takes")
+    max_tokens: int | None = Field(
+        None, ge=1, description="most tokens that the policy samples in an episode; null: no limit besides max_turns"
+    )
+    max_observation_tokens: int | None = Field(
+        None, ge=8, description="a longer message of the environment is cut in the middle, and counted; null: no limit"
+    )
+    max_unread: int = Field(
+        2, ge=0, description="turns in a row with an unreadable call that are answered with the reason"
+    )
+    cut_turn: Literal["end", "answer"] = Field(
+        "end", description="a turn cut at its length limit; end: ends the episode; answer: the environment answers it"
+    )
+    wall_s: float | None = Field(
+        None, gt=0, description="most seconds of the environment's work in an episode; null: no limit, equal bytes"
+    )
+    next_turn: Literal["together", "as_ready"] = Field(
+        "together",
+        description="together: all open episodes sample their next turn in one call, and equal seeds give equal bytes; "
+        "as_ready: an episode samples as soon as its environment has answered, which is faster with slow tools, and "
+        "bytes may differ between runs",
+    )
+    max_open: int = Field(256, ge=1, description="most episodes that are open at a time")
+    workers: int = Field(8, ge=1, description="threads that run environments")
+    retries: int = Field(1, ge=0, description="new beginnings after an environment broke, before the group loses it")
+    observation_coef: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="weight in rl's loss of the mean negative log-likelihood of what environments answered",
+    )
+
+
+def longest_response(rollout: RolloutConfig, episodes: EpisodesConfig) -> int:
+    """Return the length in tokens that algorithms hold a response or an episode against."""
+    return rollout.max_response_tokens if episodes.max_tokens is None else episodes.max_tokens
+
+
+def most_sampled(rollout: RolloutConfig, episodes: EpisodesConfig, are_played: bool) -> int:
+    """Return the most tokens that are sampled for one response, or for one episode where `are_played`."""
+    if not are_played:
+        return rollout.max_response_tokens
+    most = episodes.max_turns * rollout.max_response_tokens
+    return most if episodes.max_tokens is None else min(most, episodes.max_tokens)
+
+
+def names_episodes(data: DataConfig, episodes: EpisodesConfig) -> bool:
+    """True if the recipe says that it plays episodes: by the environment of a source, or by limits of its own."""
+    return bool(data.environments) or episodes != EpisodesConfig()
+
+
+def timed_settings(episodes: EpisodesConfig) -> list[str]:
+    """Return the settings by which the bytes of a run depend on time, so that equal seeds may give other bytes."""
+    timed = [f"episodes.wall_s={episodes.wall_s:g}"] if episodes.wall_s is not None else []
+    return timed + ([f"episodes.next_turn={episodes.next_turn}"] if episodes.next_turn == "as_ready" else [])
+
+
+def check_episodes(launch: LaunchConfig, episodes: EpisodesConfig, kinds: Sequence[str]) -> None:
+    """Raise ValueError for a limit or a term of the loss that the ranks, or the `kinds` of stages, do not allow.
+
+    A rank must not be ended while an episode still has time for its environment, and observations are in the loss of
+    RL alone.
+    """
+    if episodes.observation_coef > 0 and "rl" not in kinds:
+        raise ValueError(
+            f"episodes.observation_coef={episodes.observation_coef:g} is a term of the loss of RL, and the stages are "
+            f"{', '.join(kinds)}; set it to 0, or add a stage of kind rl"
+        )
+    if launch.kind != "none" and episodes.wall_s is not None and episodes.wall_s >= launch.phase_timeout_s:
+        raise ValueError(
+            f"episodes.wall_s={episodes.wall_s:g} and launch.phase_timeout_s={launch.phase_timeout_s:g}: a rank that "
+            "waits for an environment would be ended before the episode; set the first below the second"
+        )

@@ -1,0 +1,1 @@
+"""Forms in which policies write calls of tools: one file a form."""

@@ -1,0 +1,89 @@
+"""The parts that several forms of calls share: JSON behind a mark, and the words around calls."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class Unread(ValueError):
+    """A call could not be read, for the reason that is its text."""
+
+
+def value_at(text: str, at: int) -> tuple[Any, int]:
+    """Return the JSON value that begins at a place, and the place behind it. Raises: Unread.
+
+    Numbers that are not finite and letters that no text can hold (halves of a pair) are refused: they would break the
+    templates and tokenizers that write the call again.
+    """
+    try:
+        value, end = DECODER.raw_decode(text, at)
+        if "\\u" in text[at:end]:
+            json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError as exc:
+        raise Unread(f"{exc.msg} at {text[exc.pos : exc.pos + 20]!r}") from exc
+    except UnicodeEncodeError as exc:
+        raise Unread("it has half of a pair of \\u letters") from exc
+    except ValueError as exc:
+        raise Unread(str(exc)) from exc
+    except RecursionError as exc:
+        raise Unread("its JSON is nested too deeply") from exc
+    return value, end
+
+
+def decoded(text: str, at: int) -> tuple[Any, int]:
+    """Return the JSON value that begins at a place or behind spaces, and the place behind it and its spaces.
+
+    Raises: Unread.
+    """
+    at = _behind_spaces(text, at)
+    value, end = value_at(text, at)
+    return value, _behind_spaces(text, end)
+
+
+def call_of(value: Any, keys: Sequence[str]) -> tuple[str, Mapping[str, Any]]:
+    """Return the name and the arguments of a call, which are under the first of `keys` that is there; {} without one.
+
+    Raises: Unread.
+    """
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise Unread(f'it must be an object with "name", a text, and "{keys[0]}"')
+    key = next((k for k in keys if k in value), keys[0])
+    arguments = value.get(key, {})
+    if not isinstance(arguments, dict):
+        raise Unread(f'"{key}" must be an object, got {json.dumps(arguments):.40}')
+    return value["name"], arguments
+
+
+def words_around(parts: Sequence[str]) -> str:
+    """Return the words before, between and behind calls.
+
+    The line that a call begins is no part of the words before it; spaces between calls are none either.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0].removesuffix("\n")
+    others = [part.strip() for part in parts[1:] if part.strip()]
+    return "\n".join([*([first] if first else []), *others])
+
+
+def _behind_spaces(text: str, at: int) -> int:
+    while at < len(text) and text[at].isspace():
+        at += 1
+    return at
+
+
+def _refused(constant: str) -> Any:
+    raise Unread(f"{constant} is no number of JSON")
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise Unread(f"{digits} is too large")
+    return number
+
+
+DECODER = json.JSONDecoder(parse_constant=_refused, parse_float=_finite)

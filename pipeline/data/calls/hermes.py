@@ -1,0 +1,48 @@
+"""Calls as JSON in tags: `<tool_call>{"name": "add", "arguments": {"a": 27, "b": 58}}</tool_call>`.
+
+Source: the chat templates of Qwen 2.5 and Qwen 3.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipeline.data.calls.base import Unread, call_of, decoded, words_around
+from pipeline.environments.base import ToolSchema
+from pipeline.environments.conversing import Found
+from pipeline.errors import DataError
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+MARKS = (OPEN, CLOSE)
+
+
+def read(text: str, tools: Sequence[ToolSchema] = ()) -> Found:
+    """Return the calls in the text. The words are what comes before the first, and behind any of them."""
+    words, calls, at = [], [], 0
+    try:
+        while (start := text.find(OPEN, at)) >= 0:
+            words.append(text[at:start])
+            value, end = decoded(text, start + len(OPEN))
+            if not text.startswith(CLOSE, end):
+                raise Unread(f"{CLOSE} is missing behind the JSON, and there is {text[end : end + 20]!r}")
+            calls.append(call_of(value, ("arguments",)))
+            at = end + len(CLOSE)
+        if CLOSE in text[at:]:
+            raise Unread(f"{CLOSE} has no {OPEN}")
+    except Unread as exc:
+        return Found(text, unread=f"the call cannot be read: {exc}")
+    return Found(words_around([*words, text[at:]]), tuple(calls))
+
+
+def write(content: str, calls: Sequence[tuple[str, Mapping[str, Any]]], tools: Sequence[ToolSchema] = ()) -> str:
+    """Return the content and the calls, a line of each tag. Raises: DataError for content that has such tags."""
+    if any(mark in content for mark in MARKS):
+        raise DataError(f"the words {content!r:.60} hold the tags of calls; give calls as calls")
+    written = [
+        f'{OPEN}\n{{"name": {json.dumps(name, ensure_ascii=False)}, '
+        f'"arguments": {json.dumps(dict(arguments), ensure_ascii=False)}}}\n{CLOSE}'
+        for name, arguments in calls
+    ]
+    return "\n".join([*([content] if content or not calls else []), *written])

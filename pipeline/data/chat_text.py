@@ -1,0 +1,190 @@
+"""Conversations as the text that a tokenizer's chat template writes, and such text as tokens."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pipeline.data.outside import Outside
+from pipeline.data.render import Renderer
+from pipeline.data.spoken import CLOSE, OPEN, after_thinking
+from pipeline.environments.base import ToolSchema
+from pipeline.errors import DataError, boundary
+from pipeline.types import Call, Message
+
+Ids = tuple[int, ...]
+WORDS = ("word 0", "term 1")
+"""Two messages that differ in their first and last letter."""
+CUT = "\ufdd0"
+"""A character that no text may hold (Unicode keeps it free): tokens end here. It is written to no token itself."""
+
+
+class ChatText:
+    """Writes conversations with a chat template. Equal conversations give equal text, on any day and in any process."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        """`renderer` has a tokenizer with a chat template. Raises: DataError if it refuses a question."""
+        self.renderer, self.tokenizer = renderer, renderer.tokenizer
+        self.outside = Outside(renderer.tokenizer)
+        source = renderer.tokenizer.chat_template
+        self.splits_thinking = "reasoning_content" in str(source)
+        """The template has a place of its own for thinking."""
+        self._writes_json = False
+        self._writes_json = self._takes_json()
+        self.generation, self.close = self._around()
+        """The text with which the template asks for a turn, and the text that it writes behind one."""
+        self.opens_thinking = OPEN in self.generation and after_thinking(self.generation) == len(self.generation)
+        """The policy's turns begin within thinking."""
+
+    def write(self, messages: Sequence[Message], tools: Sequence[ToolSchema], asks: bool) -> str:
+        """Return the text of a conversation; `asks`: with the text that asks for the next turn.
+
+        What is not the assistant's is cut within the names of special tokens.
+        Raises: DataError if the template refuses the conversation.
+        """
+        shown = [self._shown(m) for m in messages]
+        schemas = [
+            {"type": "function", "function": {"name": t.name, "description": t.description, "parameters": t.parameters}}
+            for t in tools
+        ]
+        roles = ", ".join(m.role for m in messages)
+        with boundary(DataError, f"the chat template refuses a conversation of {roles}"):
+            text = self.tokenizer.apply_chat_template(
+                shown, tools=schemas or None, add_generation_prompt=asks, tokenize=False, **self.renderer.chat_arguments
+            )
+        return str(text)
+
+    def inert(self, text: str, but: tuple[str, ...] = ()) -> str:
+        """Return the text, cut within the names of special tokens other than `but`."""
+        known = CUT.join(self.outside.known(part, counts=False) for part in text.split(CUT))
+        return self.outside.cut(known, CUT, but)
+
+    def inert_message(self, message: Message) -> Message:
+        """Return the message with its texts cut, within what asks for a turn too.
+
+        The marks of an assistant's thinking stay whole: templates look for them.
+        """
+        but = (OPEN, CLOSE) if message.role == "assistant" else ()
+        return _with_texts(message, lambda text: _cut_within(self.inert(text, but), self.generation))
+
+    def without_thinking(self, message: Message) -> Message:
+        """Return the message with its words alone."""
+        if message.role != "assistant":
+            return message
+        at = 0 if self.splits_thinking else after_thinking(message.content, self.opens_thinking)
+        return replace(message, thinking=None, content=message.content[at:])
+
+    def end_of(self, words: str) -> str:
+        """Return the special token that the text of a turn ends with; "" where it was cut."""
+        return max((name for name in self.outside.added if words.endswith(name)), key=len, default="")
+
+    def ids(self, text: str) -> Ids:
+        """Return the tokens of a text of the template, each stretch between two cuts alone."""
+        encode = self.tokenizer
+        return tuple(
+            int(i) for part in text.split(CUT) if part for i in encode(part, add_special_tokens=False)["input_ids"]
+        )
+
+    def text_of(self, ids: Ids, marks: Sequence[str] = ()) -> str:
+        """Return the text of tokens, special ones included. A mark that is spelled by other tokens than its own is cut.
+
+        A mark that the tokenizer has no token for is any text that spells it.
+        """
+        text = self._decoded(ids)
+        own = {self.outside.added[m]: m for m in marks if m in self.outside.added}
+        if all(text.count(mark) == ids.count(i) for i, mark in own.items()):
+            return text
+        parts, start = [], 0
+        for at, i in [*((at, i) for at, i in enumerate(ids) if i in own), (len(ids), None)]:
+            part = self._decoded(ids[start:at])
+            for mark in own.values():
+                part = _cut_within(part, mark)
+            parts += [part, "" if i is None else own[i]]
+            start = at + 1
+        return "".join(parts)
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def _shown(self, message: Message) -> dict[str, Any]:
+        """Return the message as templates read it."""
+        if message.role != "assistant":
+            shown: dict[str, Any] = {"role": message.role, "content": self.inert(message.content)}
+            if message.role == "tool":
+                extra = {"name": message.name, "tool_call_id": _letters(message.answers)}
+                shown |= {k: v for k, v in extra.items() if v is not None}
+            return shown
+        shown = {"role": "assistant", "content": message.content}
+        if message.thinking is not None:
+            shown["reasoning_content"] = message.thinking
+        if message.calls:
+            shown["tool_calls"] = [self._call(c) for c in message.calls]
+        return shown
+
+    def _call(self, call: Call) -> Mapping[str, Any]:
+        arguments = dict(call.arguments)
+        written = json.dumps(arguments, ensure_ascii=False) if self._writes_json else arguments
+        return {"type": "function", "id": _letters(call.id), "function": {"name": call.name, "arguments": written}}
+
+    def _takes_json(self) -> bool:
+        """Return True if the template takes the arguments of calls as JSON in a text only."""
+        call = Message("assistant", "", (Call("0-0", "f", {"a": 1}),))
+        try:
+            self.write([Message("user", "x"), call, Message("tool", "y", answers="0-0", name="f")], (), asks=True)
+        except DataError as exc:
+            return isinstance(exc.__cause__, TypeError)
+        return False
+
+    def _around(self) -> tuple[str, str]:
+        question = [Message("user", "x")]
+        plain, asking = self.write(question, (), asks=False), self.write(question, (), asks=True)
+        return asking[shared(plain, asking) :], self.close_behind(question, ())
+
+    def close_behind(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> str:
+        """Return what the template writes behind an assistant's words that follow these messages."""
+        first, second = (self.write([*messages, Message("assistant", text)], tools, asks=False) for text in WORDS)
+        if first == second:
+            return ""  # it shows none of the assistant's words
+        return first[len(first) - shared(first[::-1], second[::-1]) :]
+
+
+def shared(first: Sequence[object], second: Sequence[object]) -> int:
+    """Return the number of letters with which both texts begin, or of tokens."""
+    return next(
+        (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )
+
+
+def whole(message: Message) -> Message:
+    """Return the message without cuts in its texts."""
+    return _with_texts(message, lambda text: text.replace(CUT, ""))
+
+
+def _with_texts(message: Message, change: Callable[[str], str]) -> Message:
+    """Return the message with each of its texts changed, those in arguments of calls too."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, str):
+            return change(value)
+        if isinstance(value, Mapping):
+            return {change(k): changed(v) for k, v in value.items()}
+        return [changed(v) for v in value] if isinstance(value, list | tuple) else value
+
+    calls = tuple(replace(c, name=change(c.name), arguments=changed(c.arguments)) for c in message.calls)
+    thinking = None if message.thinking is None else change(message.thinking)
+    return replace(message, content=change(message.content), thinking=thinking, calls=calls)
+
+
+def _cut_within(text: str, name: str) -> str:
+    return text.replace(name, name[0] + CUT + name[1:]) if len(name) > 1 else text
+
+
+def _letters(name: str | None) -> str | None:
+    """Return a call's id in nine digits, which the strictest templates take too."""
+    if name is None:
+        return None
+    numbers = re.fullmatch(r"(\d+)-(\d+)", name)
+    return f"{1000 * int(numbers[1]) + int(numbers[2]):09d}" if numbers else name

@@ -1,0 +1,87 @@
+"""Numbers to guess with the environment `guess`, and games of a player that guesses anywhere in the interval left.
+
+The question is the same for every number, so there is nothing to hold out: both training and evaluation ask for each
+number once, under ids of their own.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import lru_cache
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from pipeline.data.generators._play import played
+from pipeline.data.generators.base import GeneratorParams, Row, Split, with_demonstrations
+from pipeline.environments import guess
+from pipeline.seeds import stream
+from pipeline.types import Prompt, Verdict
+
+
+class Params(GeneratorParams):
+    """The range and the tries, which must be those of the environment, and how many games are shown."""
+
+    low: int = Field(1, ge=0, le=999)
+    high: int = Field(32, ge=1, le=999)
+    tries: int = Field(5, ge=1, le=20)
+    num_demonstrations: int = Field(6000, ge=0, description="spread evenly over the numbers")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Params:
+        if self.low > self.high:
+            raise ValueError(f"low must be <= high, got {self.low} > {self.high}")
+        return self
+
+
+def rows(params: Params, seed: int) -> Split:
+    """Each number once for training and once for evaluation, and games of the player."""
+    numbers = list(range(params.low, params.high + 1))
+    stream(seed, "data", "guess", "order").shuffle(numbers)
+    rng = stream(seed, "data", "guess", "noise")
+    shown = [play(params, numbers[i % len(numbers)], rng)[0] for i in range(params.num_demonstrations)]
+    train, demonstrations = with_demonstrations([_row(params, n, "") for n in numbers], shown)
+    return Split(train, [_row(params, n, "/evaluation") for n in numbers], demonstrations)
+
+
+def play(params: Params, number: int, rng: random.Random) -> tuple[list[dict[str, Any]], Verdict | None]:
+    """Return a game of the player that guesses uniformly inside the interval that the answers leave."""
+    low, high, last = params.low, params.high, 0
+
+    def player(observed: str) -> str:
+        nonlocal low, high, last
+        if observed == "higher":
+            low = last + 1
+        elif observed == "lower":
+            high = last - 1
+        last = rng.randint(low, high)
+        return str(last)
+
+    settings = guess.Params(low=params.low, high=params.high, tries=params.tries)
+    return played(guess.environment(settings, Prompt("", "", "environment", number), 0, 0), player)
+
+
+@lru_cache(maxsize=4096)
+def floor(numbers: int, tries: int) -> float:
+    """Return the exact chance of that player to guess one of so many numbers."""
+    if numbers == 0 or tries == 0:
+        return 0.0
+    # A guess at place i is right for one number of all; i numbers are lower and the others higher.
+    ways = (i * floor(i, tries - 1) + (numbers - 1 - i) * floor(numbers - 1 - i, tries - 1) for i in range(numbers))
+    return sum(1 + way for way in ways) / numbers**2
+
+
+def ceiling(numbers: int, tries: int) -> float:
+    """Return the chance of a player that halves the interval: no other does better."""
+    return float(min(1.0, (2**tries - 1) / numbers))
+
+
+def _row(params: Params, number: int, ending: str) -> Row:
+    return {
+        "id": f"guess/{params.low}-{params.high}/{number}{ending}",
+        "question": f"{params.low} to {params.high}?",
+        "answer": str(number),
+        "domain": "guess",
+        "verifier": "environment",
+        "environment": "guess",
+    }

@@ -1,0 +1,75 @@
+"""Text from outside as tokens: never a special token, never a character that the tokenizer does not know."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from pipeline.data.tokenizer import unknown_characters
+
+INSTEAD = "?"
+"""Written for a character that the tokenizer does not know, if it knows this one; otherwise nothing is."""
+HALF = re.compile("[\ud800-\udfff]")
+"""Half of a pair of UTF-16, alone: no text in UTF-8 can hold it."""
+
+
+class Outside:
+    """Encodes what tools, files and people wrote. A text that spells a special token stays the letters it has."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        """`tokenizer` is a Hugging Face tokenizer."""
+        self.tokenizer = tokenizer
+        self.num_replaced = 0
+        """Characters that were replaced or left out so far, because the tokenizer does not know them."""
+        self.added = {str(token): int(i) for i, token in tokenizer.added_tokens_decoder.items()}
+        """Name -> id of the tokens besides the vocabulary, e.g. the end of a turn."""
+        # Some tokenizers add runs of spaces and single characters to the vocabulary in this way: those are text.
+        marks = {name: i for name, i in self.added.items() if len(name) > 1 and not name.isspace()}
+        self._special = frozenset(marks.values())
+        # Looks ahead, so that marks which overlap are all found.
+        self._mark = re.compile(f"(?={'|'.join(map(re.escape, sorted(marks)))})") if marks else None
+        self._knows_instead = not unknown_characters(tokenizer, INSTEAD)
+
+    def known(self, text: str, counts: bool = True) -> str:
+        """Return the text without characters that the tokenizer does not know; they are counted."""
+        if not text.isascii() and HALF.search(text):
+            text, num = HALF.subn("\ufffd", text)
+            self.num_replaced += num * counts
+        unknown = unknown_characters(self.tokenizer, text)
+        if not unknown:
+            return text
+        self.num_replaced += sum(map(text.count, unknown)) * counts
+        return text.translate(dict.fromkeys(map(ord, unknown), INSTEAD if self._knows_instead else None))
+
+    def has_marks(self, text: str) -> bool:
+        """Return True if the text has the name of a special token."""
+        return self._mark is not None and self._mark.search(text) is not None
+
+    def cut(self, text: str, cut: str, but: tuple[str, ...] = ()) -> str:
+        """Return the text with `cut` behind the first letter of each special token's name in it, except in `but`."""
+        if self._mark is None or not self.has_marks(text):
+            return text
+        return cut.join(self._parts(self._mark, text, but))
+
+    def ids(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of the text alone, in which special tokens are the letters of their names."""
+        if not text:
+            return ()
+        ids = self._encoded(text)
+        if self._mark is not None and not self._special.isdisjoint(ids):
+            # Tokens that are added but not "special" are found all the same. Cut within their names, they are not.
+            ids = [token for part in self._parts(self._mark, text) for token in self._encoded(part)]
+            safe = [token for token in ids if token not in self._special]
+            self.num_replaced += len(ids) - len(safe)
+            ids = safe
+        return tuple(ids)
+
+    def _parts(self, mark: re.Pattern[str], text: str, but: tuple[str, ...] = ()) -> list[str]:
+        marks = [m.start() + 1 for m in mark.finditer(text) if not (but and text.startswith(but, m.start()))]
+        return [text[a:b] for a, b in pairwise([0, *marks, len(text)]) if a < b]
+
+    def _encoded(self, text: str) -> Sequence[int]:
+        encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)
+        return [int(i) for i in encoded["input_ids"]]

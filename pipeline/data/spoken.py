@@ -1,0 +1,66 @@
+"""A policy's turn as a message, and a message as the text in which a policy says it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pipeline.environments.base import ToolSchema
+from pipeline.environments.conversing import CallForm, Said
+from pipeline.errors import DataError
+from pipeline.types import Call, FinishReason, Message
+
+OPEN, CLOSE = "<think>", "</think>"
+"""The marks around thinking. A text of it that is not closed has no calls."""
+
+
+def call_id(turn: int, number: int) -> str:
+    """Return the id of a call, which is the same whenever the episode is played with the same seeds."""
+    return f"{turn}-{number}"
+
+
+def after_thinking(text: str, is_open: bool = False) -> int:
+    """Return the place behind the last thinking of a text; its length, where thinking is not closed.
+
+    `is_open`: the prompt has opened the thinking already.
+    """
+    at = 0
+    while True:
+        if is_open:
+            close = text.find(CLOSE, at)
+            if close < 0:
+                return len(text)
+            at, is_open = close + len(CLOSE), False
+        start = text.find(OPEN, at)
+        if start < 0:
+            return at
+        at, is_open = start + len(OPEN), True
+
+
+def read_turn(
+    form: CallForm,
+    text: str,
+    finish_reason: FinishReason,
+    turn: int,
+    tools: Sequence[ToolSchema],
+    is_open: bool = False,
+) -> Said:
+    """Return the message that a text of the policy is. Markup in thinking, or in a turn that was cut, is no call.
+
+    A turn of which some call cannot be read makes none, and keeps its whole text.
+    """
+    at = after_thinking(text, is_open)
+    if finish_reason == "length" or at == len(text):
+        return Said(Message("assistant", text))
+    result = form.read(text[at:], tools)
+    if result.unread is not None:
+        return Said(Message("assistant", text), result.unread)
+    calls = tuple(Call(call_id(turn, i), name, arguments) for i, (name, arguments) in enumerate(result.calls))
+    return Said(Message("assistant", text[:at] + result.content, calls))
+
+
+def spoken(form: CallForm, message: Message, tools: Sequence[ToolSchema]) -> str:
+    """Return the text in which a policy says the message. Raises: DataError for one that is not the policy's."""
+    if message.role != "assistant":
+        raise DataError(f"the policy says messages of the assistant, and this is one of role {message.role!r}")
+    thinking = "" if message.thinking is None else f"{OPEN}{message.thinking}{CLOSE}"
+    return thinking + form.write(message.content, [(call.name, call.arguments) for call in message.calls], tools)

@@ -1,0 +1,126 @@
+"""Conversations as tokens: the first prompt, what the policy said, and the prompt after it.
+
+Two ways meet `Conversing`: this one, for templates that are a text (plain, r1_zero, custom), and `chat_turns.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pipeline import registry
+from pipeline.config.template import TEXT
+from pipeline.data.chat_turns import ChatTurns
+from pipeline.data.outside import Outside
+from pipeline.data.render import Renderer
+from pipeline.data.spoken import read_turn, spoken
+from pipeline.data.tokenizer import unknown_characters
+from pipeline.environments.base import ToolSchema
+from pipeline.environments.conversing import CallForm, Conversing, Next, Piece, Said
+from pipeline.errors import DataError
+from pipeline.types import FinishReason, Message, Prompt
+
+Ids = tuple[int, ...]
+
+
+def turns_of(renderer: Renderer) -> Conversing:
+    """Return the writer and reader of turns that the renderer's template asks for.
+
+    Raises: DataError if the tokenizer cannot write the template's observation, or its chat template a question.
+    """
+    form = registry.find("call_forms", renderer.template.calls)
+    return ChatTurns(renderer, form) if renderer.template.name == "chat" else PlainTurns(renderer, form)
+
+
+class PlainTurns:
+    """Turns without a chat template: a turn ends with the end token, and `template.observation` follows it.
+
+    Prompts, turns and observations are encoded one by one, so what was sampled is never encoded again, and no history
+    is ever rewritten. A turn that was cut at its limit gets no end token.
+    """
+
+    def __init__(self, renderer: Renderer, form: CallForm) -> None:
+        """`form` has the `read` and `write` of calls. Raises: DataError naming unknown characters."""
+        self.renderer, self.form = renderer, form
+        self.outside = Outside(renderer.tokenizer)
+        self._around = renderer.template.observation
+        unknown = unknown_characters(renderer.tokenizer, self._around.replace(TEXT, ""))
+        if unknown:
+            raise DataError(
+                f"template.observation has characters that the tokenizer does not know: "
+                f"{', '.join(map(repr, unknown))}; add them to model.create.characters or write it without them"
+            )
+
+    def opening(self, prompt: Prompt, messages: Sequence[Message]) -> tuple[Message, ...]:
+        """Return the messages that `begin` shows."""
+        if messages:
+            return tuple(messages)
+        system = [] if prompt.system is None else [Message("system", prompt.system)]
+        return (*system, Message("user", prompt.question))
+
+    def begin(self, prompt: Prompt, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> Ids:
+        """Return the tokens of the first prompt. A text has no place for tools: a policy learns them by imitation.
+
+        The template is written around the first question; what follows an assistant's message is an observation.
+        Raises: DataError if the messages do not begin with a question, or end with the assistant's.
+        """
+        if not messages:
+            return self.renderer.prompt_ids(prompt)
+        parts = _parts(messages)
+        first = parts[0]
+        if first[0].role == "assistant" or parts[-1][0].role == "assistant":
+            roles = ", ".join(m.role for m in messages)
+            raise DataError(f"prompt {prompt.id!r}: a conversation must begin and end with a question; got {roles}")
+        ids = self._first(prompt, first)
+        for part in parts[1:]:
+            if part[0].role == "assistant":
+                words = spoken(self.form, part[0], tools)
+                ids += (*self.outside.ids(self.outside.known(words)), int(self.renderer.tokenizer.eos_token_id))
+            else:
+                ids += self._observation(part)
+        return ids
+
+    def _first(self, prompt: Prompt, messages: Sequence[Message]) -> Ids:
+        system = "\n\n".join(m.content for m in messages if m.role == "system")
+        question = self.outside.known("\n".join(m.content for m in messages if m.role != "system"))
+        shown = replace(prompt, question=question, system=self.outside.known(system) or None)
+        text = self.renderer.text(shown)
+        if not self.outside.has_marks(question + system):
+            return self.renderer.prompt_ids(shown)
+        start = self.renderer.tokenizer("")["input_ids"]
+        ends = start[-1:] == [self.renderer.tokenizer.eos_token_id]
+        return (*map(int, start[: len(start) - ends]), *self.outside.ids(text))
+
+    def read(self, sampled: Sequence[int], finish_reason: FinishReason, turn: int, tools: Sequence[ToolSchema]) -> Said:
+        """Return what the policy said: its whole text without the calls, thinking included."""
+        return read_turn(self.form, self.renderer.decode(sampled), finish_reason, turn, tools)
+
+    def write(self, message: Message, tools: Sequence[ToolSchema]) -> Ids:
+        """Return the tokens of a policy that says this message, and the end token. Raises: DataError."""
+        return self.renderer.text_ids(spoken(self.form, message, tools), "a demonstrated turn")
+
+    def extend(
+        self,
+        history: Sequence[Message],
+        new: Sequence[Message],
+        tools: Sequence[ToolSchema],
+        sampled: Sequence[Ids],
+        finish_reason: FinishReason,
+    ) -> Next:
+        """Return the observation of the new messages. The row always continues."""
+        return Next((Piece(self._observation(new)),))
+
+    def _observation(self, messages: Sequence[Message]) -> Ids:
+        text = "\n".join(m.content for m in messages)
+        return self.outside.ids(self._around.replace(TEXT, self.outside.known(text)))
+
+
+def _parts(messages: Sequence[Message]) -> list[list[Message]]:
+    """Return the messages, each of the assistant's alone and those between them together."""
+    parts: list[list[Message]] = []
+    for message in messages:
+        if parts and message.role != "assistant" and parts[-1][0].role != "assistant":
+            parts[-1].append(message)
+        else:
+            parts.append([message])
+    return parts

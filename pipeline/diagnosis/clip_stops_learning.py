@@ -1,0 +1,50 @@
+"""The clip cuts off a good part of the tokens, so that most of each update is lost.
+
+Clip ranges belong to a kind of ratio. Those of sequences (GSPO) are a thousand times smaller than those of tokens,
+and either is wrong for the other. GSPO clips about 15% of the tokens and learns well (arXiv:2507.18071, section 5.2):
+whole responses are clipped there, not the tokens of each that changed most.
+"""
+
+from __future__ import annotations
+
+from pipeline.algorithms.base import load_algorithm
+from pipeline.diagnosis.finding import Finding
+from pipeline.diagnosis.reading import Reading
+
+EXPLAINS = frozenset({"learning_rate_low"})
+MANY, MANY_OF_SEQUENCES = 0.08, 0.5
+CLIP = ("clip_low", "clip_high")
+
+
+def look(run: Reading) -> Finding | None:
+    """Find many clipped tokens, most of them at ratios near 1."""
+    clipped = (run.late("clip_fraction/high") or 0.0) + (run.late("clip_fraction/low") or 0.0)
+    usual = "30%" if (of_sequences := _of_sequences(run)) else "2%"
+    if clipped < (MANY_OF_SEQUENCES if of_sequences else MANY):
+        return None
+    return Finding(
+        "clip_stops_learning",
+        "problem",
+        min(1.0, 0.6 + clipped),
+        f"{clipped:.0%} of the tokens are clipped and have no gradient; usual are less than {usual}.",
+        run.shown("clip_fraction/high") + run.shown("clip_fraction/low", -1) + run.shown("ratio/p99", -1),
+        _own_clip(run),
+        EXPLAINS,
+    )
+
+
+def _of_sequences(run: Reading) -> bool:
+    """Return True if the ratio that is clipped is one of whole responses."""
+    chosen = dict(run.setting(run.section, "algorithm", default={}))
+    _, parts = load_algorithm(chosen.pop("name", "grpo"), chosen)
+    return parts.ratio.startswith("sequence")
+
+
+def _own_clip(run: Reading) -> str:
+    """Return the clip range of the algorithm's publication, or one update a batch where the recipe has that range."""
+    own = {k: v for k, v in run.setting(run.section, "algorithm", default={}).items() if k not in CLIP}
+    name = own.pop("name", "grpo")
+    params, _ = load_algorithm(name, own)
+    sets = [f"--set {run.section}.algorithm.{k}={v:g}" for k in CLIP if (v := getattr(params, k, None)) is not None]
+    changed = any(run.setting(run.section, "algorithm", k) is not None for k in CLIP)
+    return " ".join(sets) if sets and changed else f"--set {run.section}.algorithm.num_epochs=1"

@@ -1,0 +1,30 @@
+"""Prompts of the held-out evaluation are in the training data, so that pass@1 measures memory."""
+
+from __future__ import annotations
+
+import re
+
+from pipeline.diagnosis.finding import Evidence, Finding
+from pipeline.diagnosis.reading import Reading
+
+OF = re.compile(r"(\d+) of (\d+) evaluation prompts occur in training")
+SOME = 0.02
+
+
+def look(run: Reading) -> Finding | None:
+    """Find the note that the run wrote about its data when it began, unless it has left those prompts out."""
+    if run.setting("data", "overlap", "on_overlap") == "drop":
+        return None
+    for note in run.notes:
+        match = OF.search(note)
+        if match is None or int(match[1]) < SOME * int(match[2]):
+            continue
+        return Finding(
+            "evaluation_leak",
+            "problem" if int(match[1]) > 0.2 * int(match[2]) else "warning",
+            min(1.0, 0.8 + int(match[1]) / int(match[2])),
+            f"{match[1]} of {match[2]} held-out prompts are in the training data.",
+            (Evidence("run.json", 1, note[:160]),),
+            "--set data.overlap.on_overlap=drop",
+        )
+    return None

@@ -1,0 +1,39 @@
+"""The verifier of the training rows refuses right answers that are written in one of the ways that the policy writes.
+
+The same policy has a much higher pass@1 on held-out prompts than rewards in training, at the same step. So either the
+training prompts are harder, or their verifier is stricter: it reads the first number instead of the last, wants a
+box, or compares texts.
+"""
+
+from __future__ import annotations
+
+from pipeline.diagnosis.finding import Evidence, Finding
+from pipeline.diagnosis.reading import ROLLOUTS, Reading
+
+EXPLAINS = frozenset({"too_hard", "learning_rate_low"})
+GAP = 0.15
+
+
+def look(run: Reading) -> Finding | None:
+    """Find training rewards far below held-out pass@1 of the same domain at the beginning."""
+    for domain, (before, _) in run.before_and_after().items():
+        trained, held_out = run.early(f"reward/mean/{domain}"), before.measure(domain)
+        if trained is None or held_out["low"] - trained < GAP or not run.asks_alike(domain):
+            continue
+        refused = [s for s in run.samples if s.row.score == 0][:3]
+        return Finding(
+            "false_negatives",
+            "problem" if trained > 0 else "warning",
+            min(1.0, 0.4 + held_out["low"] - trained),
+            f"{domain}: pass@1 was {held_out['value']:.2f} on held-out prompts, and the first training rewards are "
+            f"{trained:.2f}: the training verifier refuses right answers, or the training prompts are harder.",
+            (
+                *run.shown(f"reward/mean/{domain}", 0),
+                *(Evidence(ROLLOUTS, s.line, f"{s.row.prompt!r:.40} refused: {s.row.response!r:.60}") for s in refused),
+            ),
+            f"--set {run.section}.reward=null grades with the verifiers of the rows"
+            if run.setting(run.section, "reward")
+            else "grade training responses with the verifier of data.evaluation: verizero verify",
+            EXPLAINS,
+        )
+    return None

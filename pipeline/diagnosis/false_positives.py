@@ -1,0 +1,40 @@
+"""Training rewards rise or are high, and held-out answers are not: the verifier is fooled.
+
+The verifier of the training rows accepts what it should not: any number, a near miss, a text that repeats the
+question. The policy finds this within a few steps, for it is easier than the task.
+"""
+
+from __future__ import annotations
+
+from pipeline.diagnosis.finding import Evidence, Finding
+from pipeline.diagnosis.reading import ROLLOUTS, Reading
+
+EXPLAINS = frozenset({"too_easy", "learning_rate_low", "prompts_repeat", "entropy_collapse"})
+GAP = 0.25
+
+
+def look(run: Reading) -> Finding | None:
+    """Find training rewards far above held-out pass@1 of the same domain, at the end of the run."""
+    for domain, (_, after) in run.before_and_after().items():
+        trained, held_out = run.late(f"reward/mean/{domain}"), after.measure(domain)
+        if trained is None or trained > 1 or trained - held_out["high"] < GAP:
+            continue
+        return Finding(
+            "false_positives",
+            "problem",
+            min(1.0, 0.6 + trained - held_out["high"]),
+            f"{domain}: training responses have a mean reward of {trained:.2f}, held-out ones a pass@1 of "
+            f"{held_out['value']:.2f}: the training verifier accepts wrong answers, or the prompts are easier.",
+            (*run.shown(f"reward/mean/{domain}", -1), *shown_right(run)),
+            f"--set {run.section}.reward=null grades with the verifiers of the rows"
+            if run.setting(run.section, "reward")
+            else "verizero verify --check the verifier of data.train, and read right responses in rollouts.jsonl",
+            EXPLAINS,
+        )
+    return None
+
+
+def shown_right(run: Reading) -> tuple[Evidence, ...]:
+    """Return two responses that were accepted."""
+    right = [s for s in run.samples if s.row.score >= 1][-2:]
+    return tuple(Evidence(ROLLOUTS, s.line, f"{s.row.prompt!r:.40} accepted: {s.row.response!r:.60}") for s in right)

@@ -1,0 +1,44 @@
+"""Responses become longer and longer, or shorter and shorter, because the reward pays for length.
+
+A component that counts tokens, or a penalty for them, is easier to learn than the task. Responses that grow because the
+policy thinks longer and is right more often are no fault.
+"""
+
+from __future__ import annotations
+
+from pipeline.diagnosis.finding import Finding
+from pipeline.diagnosis.reading import Reading
+
+EXPLAINS = frozenset({"reward_scales"})
+LONGER, SHORTER = 1.5, 0.92
+
+
+def look(run: Reading) -> Finding | None:
+    """Find responses half as long again, or shorter under a penalty for length."""
+    early, late = run.early("length/mean"), run.late("length/mean")
+    if not early or late is None:
+        return None
+    pays = bool(run.series("reward/length_penalty"))
+    if late < LONGER * early and not (pays and late < SHORTER * early):
+        return None
+    return Finding(
+        "length_drift",
+        "problem",
+        min(1.0, 0.6 + abs(late / early - 1)),
+        f"The mean response goes from {early:.1f} to {late:.1f} tokens"
+        + (" under a penalty for length." if pays else "."),
+        run.shown("length/mean", 0, 4, -1) + run.shown("reward/length_penalty", -1),
+        _cheaper(run),
+        EXPLAINS,
+    )
+
+
+def _cheaper(run: Reading) -> str:
+    """Return a tenth of what the recipe pays for length, or what to read where the recipe does not name it."""
+    penalty = run.setting(run.section, "algorithm", "group_length_penalty")
+    if penalty:
+        return f"--set {run.section}.algorithm.group_length_penalty={penalty / 10:g}"
+    components = run.setting("scoring", "components", default=[])
+    if len(components) == 1:
+        return f"--set scoring.components.0.weight={float(components[0].get('weight', 1.0)) / 10:g}"
+    return "read long responses in rollouts.jsonl, and lower the weight of what pays for length"

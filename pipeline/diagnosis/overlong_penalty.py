@@ -1,0 +1,30 @@
+"""The penalty for long responses takes more than right answers bring, so the policy learns to be short and wrong."""
+
+from __future__ import annotations
+
+from pipeline.diagnosis.finding import Finding
+from pipeline.diagnosis.reading import Reading
+
+EXPLAINS = frozenset({"length_drift"})
+SHARE = 0.25
+
+
+def look(run: Reading) -> Finding | None:
+    """Find a mean reward in training that lies far below that of the verdicts, under such a penalty."""
+    factor = run.setting(run.section, "algorithm", "overlong_factor")
+    buffer = run.setting(run.section, "algorithm", "overlong_buffer")
+    trained, sampled = run.early("reward/mean"), run.early("reward/sampled")
+    if (factor is None and buffer is None) or trained is None or sampled is None:
+        return None
+    lost = sampled - trained
+    if lost < SHARE * max(sampled, 0.1):
+        return None
+    return Finding(
+        "overlong_penalty",
+        "problem",
+        min(1.0, 0.6 + lost),
+        f"Verdicts give {sampled:.2f} on average and the penalty for length takes {lost:.2f} of it.",
+        run.shown("reward/mean") + run.shown("reward/sampled"),
+        f"--set {run.section}.algorithm.overlong_buffer=0.2 --set {run.section}.algorithm.overlong_factor=1",
+        EXPLAINS,
+    )

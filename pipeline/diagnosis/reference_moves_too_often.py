@@ -1,0 +1,34 @@
+"""The reference follows the policy so closely that the KL term holds nothing.
+
+A reference that is refreshed at every step is the policy itself: the KL to it is zero, and the policy drifts as if
+there were no such term, although it was paid for.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from pipeline.diagnosis.finding import Finding
+from pipeline.diagnosis.reading import Reading
+
+EXPLAINS = frozenset({"learning_rate_low", "entropy_collapse"})
+ALWAYS = 0.6
+
+
+def look(run: Reading) -> Finding | None:
+    """Find a reference with a new version in most steps, under a KL coefficient that was meant to hold."""
+    versions, coef = run.series("reference/version"), run.late("kl/coef") or 0.0
+    if len(versions) < 10 or coef == 0:
+        return None
+    moves = sum(a.value != b.value for a, b in pairwise(versions)) / (len(versions) - 1)
+    if moves < ALWAYS:
+        return None
+    return Finding(
+        "reference_moves_too_often",
+        "warning",
+        moves,
+        f"The reference moved in {moves:.0%} of the steps, so the KL term with coefficient {coef:g} holds nothing.",
+        run.shown("reference/version"),
+        f"--set '{run.section}.reference={{schedule: every_round}}'",
+        EXPLAINS,
+    )

@@ -1,0 +1,38 @@
+"""One component of the reward is so much larger than the others that the policy learns it alone."""
+
+from __future__ import annotations
+
+from pipeline.diagnosis.finding import Finding
+from pipeline.diagnosis.reading import Reading
+
+EXPLAINS = frozenset({"length_drift"})
+TIMES = 4.0
+SMALL = 0.1
+"""The mean of a further component that a verifier of 0 and 1 still decides over."""
+
+
+def look(run: Reading) -> Finding | None:
+    """Find a mean of weighted components that is far above that of the first, which the verifier of the row gives."""
+    names = sorted({name for _, row in run.steps for name in row.metrics if name.startswith("reward/component/")})
+    total, main = run.late("reward/sampled"), run.late(names[0]) if names else None
+    if len(names) < 2 or total is None or main is None or abs(total) < TIMES * max(abs(main), 0.05):
+        return None
+    return Finding(
+        "reward_scales",
+        "problem",
+        min(1.0, abs(total) / (2 * TIMES * max(abs(main), 0.05))),
+        f"The whole reward is {total:.2f} and the verifier's part of it {main:.2f}: the other components decide.",
+        run.shown("reward/sampled", -1) + tuple(e for name in names for e in run.shown(name, -1)),
+        _lighter(run, {name: run.late(name) or 0.0 for name in names[1:]}),
+        EXPLAINS,
+    )
+
+
+def _lighter(run: Reading, late: dict[str, float]) -> str:
+    """Return a weight of the largest further component at which its mean is a tenth of what a verdict can give."""
+    name = max(late, key=lambda n: abs(late[n]))
+    # Component 0 is the row's verifier; the others are those of scoring.components, in order.
+    place = int(name.rsplit("/", 1)[1]) - 1
+    components = run.setting("scoring", "components", default=[])
+    weight = float(components[place].get("weight", 1.0)) if place < len(components) else 1.0
+    return f"--set scoring.components.{place}.weight={SMALL * weight / max(abs(late[name]), SMALL):.2g}"

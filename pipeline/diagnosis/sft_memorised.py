@@ -1,0 +1,31 @@
+"""SFT has learned its demonstrations by heart: its loss is near zero, and held-out prompts are not solved."""
+
+from __future__ import annotations
+
+from pipeline.diagnosis.finding import Evidence, Finding
+from pipeline.diagnosis.reading import FEW, METRICS, Reading
+
+EXPLAINS = frozenset({"too_hard", "learning_rate_low"})
+NEARLY_ZERO, WEAK = 0.02, 0.3
+"""Nats a token. Demonstrations that can be written in several ways leave a loss, unless they are memorised."""
+
+
+def look(run: Reading) -> Finding | None:
+    """Find a training loss of SFT near zero before a weak held-out pass@1."""
+    losses = [(line, row.step, row.metrics["loss"]) for line, row in run.imitation if "loss" in row.metrics]
+    held_out = [before.measure(domain)["value"] for domain, (before, _) in run.before_and_after().items()]
+    if len(losses) < FEW or not held_out or min(held_out) > WEAK:
+        return None
+    last = sum(loss for _, _, loss in losses[-FEW:]) / FEW
+    if last > NEARLY_ZERO:
+        return None
+    line, step, _ = losses[-1]
+    return Finding(
+        "sft_memorised",
+        "problem",
+        min(1.0, 0.7 + WEAK - min(held_out)),
+        f"SFT ends with a loss of {last:.4f} nats a token, and pass@1 on held-out prompts is {min(held_out):.2f}.",
+        (Evidence(METRICS, line, f"step {step}: loss={losses[-1][2]:.4g}", "loss"),),
+        "use more demonstrations, or fewer steps: --set sft.steps=" + str(max(1, step // 4)),
+        EXPLAINS,
+    )

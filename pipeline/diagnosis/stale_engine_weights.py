@@ -1,0 +1,39 @@
+"""The engine samples with weights that are not the trainer's, more so with every update.
+
+Engine and trainer agreed at the beginning. Since then the trainer has moved and the engine has not followed: the
+weights were not sent, were not loaded, or only sometimes. Every reward is then one of an older policy.
+"""
+
+from __future__ import annotations
+
+from pipeline.diagnosis.finding import Finding
+from pipeline.diagnosis.reading import Reading
+
+EXPLAINS = frozenset(
+    {
+        "engine_mismatch",
+        "entropy_collapse",
+        "sampling_differs",
+        "learning_rate_high",
+        "gradients_always_clipped",
+        "learning_rate_low",
+    }
+)
+LARGE, GREW = 0.01, 4.0
+
+
+def look(run: Reading) -> Finding | None:
+    """Find a mismatch of engine and trainer that was near zero at the first step and has grown since."""
+    points, late = run.series("mismatch/k3"), run.late("mismatch/k3")
+    if late is None or late < LARGE or points[0].value * GREW > late:
+        return None
+    return Finding(
+        "stale_engine_weights",
+        "problem",
+        min(1.0, 0.7 + late),
+        f"Engine and trainer agreed at the first step ({points[0].value:.1e} nats a token) and differ by {late:.2f} "
+        "at the last: the engine does not get the trainer's weights.",
+        run.shown("mismatch/k3", 0, 4, -1),
+        "run `verizero doctor`; for servers of vLLM compare rollout.vllm.transfer with docs/engines.md",
+        EXPLAINS,
+    )

@@ -1,0 +1,52 @@
+"""The reference answers of training rows are wrong: samples agree with each other, and not with the reference.
+
+A policy that is right on held-out prompts and wrong on those it trains on, with most samples of a prompt giving the
+same answer, has probably read the prompt better than the data. The more samples agree, the surer that is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from pipeline.diagnosis.finding import Evidence, Finding
+from pipeline.diagnosis.reading import ROLLOUTS, Reading, Sample, by_group
+
+EXPLAINS = frozenset({"too_hard", "false_negatives", "learning_rate_low"})
+AGREED, GAP = 0.6, 0.15
+FEWEST = 10
+
+
+def look(run: Reading) -> Finding | None:
+    """Find training rewards far below held-out pass@1 at the beginning, in groups that agree on refused answers."""
+    for domain, (before, _) in run.before_and_after().items():
+        trained, held_out = run.early(f"reward/mean/{domain}"), before.measure(domain)
+        if trained is None or held_out["low"] - trained < GAP or not run.asks_alike(domain):
+            continue
+        groups = [g for g in by_group(run.samples) if len(g) > 2 and g[0].row.domain == domain]
+        refused = [g for g in groups if _agrees(g)]
+        if len(groups) < FEWEST or len(refused) < 0.05 * len(groups):
+            continue
+        shown = [next(s for s in g if s.row.score == 0) for g in refused[:3]]
+        return Finding(
+            "wrong_references",
+            "problem",
+            min(1.0, 0.5 + held_out["low"] - trained),
+            f"{domain}: pass@1 was {held_out['value']:.2f} on held-out prompts and the first training rewards "
+            f"{trained:.2f}, and in {len(refused)} of {len(groups)} groups most responses agree on an answer that is "
+            "refused: references of the training rows are wrong.",
+            (
+                *run.shown(f"reward/mean/{domain}", 0),
+                *(Evidence(ROLLOUTS, s.line, f"{s.row.prompt!r:.40} refused: {s.row.extracted!r:.40}") for s in shown),
+            ),
+            "check some answers of data.train by hand, and the column that data.train[].mapping.answer names",
+            EXPLAINS,
+        )
+    return None
+
+
+def _agrees(group: list[Sample]) -> bool:
+    answers = Counter(s.row.extracted for s in group if s.row.extracted is not None)
+    if not answers:
+        return False
+    answer, times = answers.most_common(1)[0]
+    return times >= AGREED * len(group) and all(s.row.score == 0 for s in group if s.row.extracted == answer)

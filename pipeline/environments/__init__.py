@@ -1,0 +1,1 @@
+"""Environments: what answers the policy's turns. One file is one plug-in, as for verifiers."""

@@ -1,0 +1,253 @@
+"""Any program as an agent: it is started for each episode with a base URL and a key, and talks to the policy there.
+
+The program is the user's own and is not walled in; programs that the policy writes belong into the sandbox. It finds
+the task in the variable VERIZERO_TASK and in the file task.txt of its folder, which is empty otherwise, and the address
+and the key in the variables that clients of the wires read. It ends by itself when it is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+import pipeline
+from pipeline.environments._scratch import new_folder, remove_folder
+from pipeline.environments.base import BASE, CountPrompt, EnvironmentParams, Reply, Start, ToolUse
+from pipeline.environments.gateway.exchange import Exchange, Pending
+from pipeline.environments.gateway.server import MODEL, Gateway
+from pipeline.environments.gateway.wire import Answer
+from pipeline.errors import EnvironmentFailed
+from pipeline.types import Message, Prompt, Verdict
+
+EXAMPLE = Prompt("agent/1", "1+1=", "exact", "2")
+WATCHER = Path(pipeline.__file__).parent / "rollout" / "child_process.py"
+"""Ends the program and all that it started when this process ends, by whatever signal."""
+POLL_S = 0.01
+GRACE_S = 2.0
+UNKNOWN = "unknown"
+BROKEN = (UNKNOWN, *(str(-s) for s in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)))
+"""Statuses of a program that somebody else ended, perhaps for want of memory: the policy is not to blame."""
+MAX_LOG = 4096
+"""Characters of a failed program's output that its error quotes."""
+
+
+class Params(EnvironmentParams):
+    """The program, its surroundings and its limits."""
+
+    command: tuple[str, ...] = Field(min_length=1, description="program and arguments; files from the recipe's folder")
+    answer: Literal["last_message", "stdout"] | dict[Literal["file"], str] = Field(
+        "last_message", description="the text that the verifier grades; {file: NAME}: a file that the program writes"
+    )
+    variables: dict[str, str] = Field({}, description="further environment variables of the program")
+    keep: tuple[str, ...] = Field(("PATH", "LANG", "LC_ALL", "SSL_CERT_FILE"), description="variables passed on to it")
+    step_s: float = Field(600, gt=0, description="seconds for a step of the program, after which it counts as broken")
+    cpu_s: int | None = Field(None, ge=1, description="CPU seconds of the program")
+    memory_mib: int | None = Field(None, ge=16, description="memory of each of its processes")
+
+    @field_validator("command")
+    @classmethod
+    def _found(cls, value: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        base = (info.context or {}).get(BASE) or Path.cwd()
+        # A word may be a whole program, and too long for the name of a file: `Path.is_file` would raise.
+        return tuple(str((base / word).absolute()) if os.path.isfile(base / word) else word for word in value)
+
+
+class Agent:
+    """One run of the program. Each of its requests is a turn of the policy."""
+
+    takes_unread = True
+    """The program gets a message whose call cannot be read as text, and decides what to say to it."""
+
+    def __init__(self, params: Params, prompt: Prompt, seeds: tuple[int, int]) -> None:
+        """`seeds`: of the task and of the episode."""
+        self.params, self.prompt, self.seeds = params, prompt, seeds
+        self._exchange: Exchange | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._folder: Path | None = None
+        self._pending: Pending | None = None
+        self._turn = 0
+        self._tokens = (0, 0, False)
+        self._count: CountPrompt | None = None
+
+    def start(self) -> Start:
+        """Start the program, and wait for its first request. Raises: EnvironmentFailed if it ends without one."""
+        self._exchange = shared_gateway().open()
+        self._folder = new_folder()
+        (self._folder / "work").mkdir()
+        (self._folder / "work" / "task.txt").write_text(self.prompt.question, encoding="utf-8")
+        self._process = self._spawn(self._exchange, self._folder)
+        self._pending = self._next()
+        if self._pending is None:
+            raise EnvironmentFailed(
+                f"the agent {self.params.command[0]!r} ended with status {self._status()} before its first request: "
+                f"{self._log()}"
+            )
+        return Start(self._pending.asked.messages, self._pending.asked.tools)
+
+    def count_tokens(self, prompt_tokens: int, sampled_tokens: int, was_cut: bool) -> None:
+        """Note the size of the turn that the next `step` brings."""
+        self._tokens = prompt_tokens, sampled_tokens, was_cut
+
+    def count_by(self, count: CountPrompt) -> None:
+        """Note the function that counts the tokens of a prompt, for requests that ask for no more."""
+        self._count = count
+
+    def step(self, message: Message) -> Reply:
+        """Answer the program's request, and wait for its next one or for its end."""
+        assert self._exchange is not None
+        assert self._pending is not None
+        answer = Answer(f"{self.prompt.id}-{self._turn}".replace("/", "-"), message, *self._tokens)
+        self._turn += 1
+        uses = tuple(ToolUse(call.name) for call in message.calls)
+        self._exchange.give(self._pending, answer)
+        self._pending = self._next()
+        if self._pending is not None:
+            asked = self._pending.asked
+            return Reply(history=asked.messages, tools=asked.tools, uses=uses)
+        return replace(self._ended(), uses=uses, counts=dict(self._exchange.counts))
+
+    def close(self) -> None:
+        """End the program and all that it started, and remove its folder."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.seal("a limit was reached")
+        process, self._process = self._process, None
+        if process is not None:
+            until = time.monotonic() + GRACE_S
+            while not is_over(process) and time.monotonic() < until:
+                time.sleep(POLL_S)
+            if not is_over(process):
+                os.kill(process.pid, signal.SIGTERM)  # the watcher ends the program's whole group
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+            # A watcher that was killed has ended nothing. Until it is waited for, nobody else gets its group's number.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if exchange is not None:
+            shared_gateway().forget(exchange)
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            remove_folder(folder)
+
+    def _spawn(self, exchange: Exchange, folder: Path) -> subprocess.Popen[bytes]:
+        variables = {name: os.environ[name] for name in self.params.keep if name in os.environ}
+        work = folder / "work"
+        task_seed, sample_seed = self.seeds
+        variables |= {
+            "HOME": str(work),
+            "TMPDIR": str(work),
+            "PYTHONHASHSEED": "0",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "VERIZERO_TASK": self.prompt.question,
+            "VERIZERO_TASK_SEED": str(task_seed),
+            "VERIZERO_SAMPLE_SEED": str(sample_seed),
+            "VERIZERO_URL": f"{exchange.url}/v1",
+            "VERIZERO_KEY": exchange.key,
+            "VERIZERO_MODEL": MODEL,
+            "OPENAI_BASE_URL": f"{exchange.url}/v1",
+            "OPENAI_API_KEY": exchange.key,
+            "OPENAI_MODEL": MODEL,
+            "ANTHROPIC_BASE_URL": exchange.url,
+            "ANTHROPIC_API_KEY": exchange.key,
+            "ANTHROPIC_MODEL": MODEL,
+        }
+        limits = [f"--cpu-s={self.params.cpu_s}"] if self.params.cpu_s is not None else []
+        limits += [f"--memory-mib={self.params.memory_mib}"] if self.params.memory_mib is not None else []
+        limits.append(f"--status={folder / 'status'}")
+        watched = [sys.executable, "-S", "-P", str(WATCHER), *limits, str(os.getpid()), *self.params.command]
+        with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
+            return subprocess.Popen(
+                watched,
+                cwd=work,
+                env=variables | self.params.variables,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+
+    def _next(self) -> Pending | None:
+        """Return the program's next request; None once it has ended. Raises: EnvironmentFailed if it does neither."""
+        assert self._exchange is not None
+        assert self._process is not None
+        until = time.monotonic() + self.params.step_s
+        while time.monotonic() < until:
+            has_ended = is_over(self._process)
+            try:
+                # After its end too: its last request may be in line.
+                pending = self._exchange.asks.get(timeout=0 if has_ended else POLL_S)
+            except queue.Empty:
+                if has_ended:
+                    return None
+                continue
+            if not pending.only_counts:
+                return pending
+            self._exchange.give_count(pending, self._count)
+        raise EnvironmentFailed(
+            f"the agent {self.params.command[0]!r} neither asked nor ended for {self.params.step_s:g} s; raise step_s"
+        )
+
+    def _ended(self) -> Reply:
+        status = self._status()
+        if status in BROKEN:
+            raise EnvironmentFailed(
+                f"the agent {self.params.command[0]!r} was ended from outside (status {status}): {self._log()}"
+            )
+        if status != "0":
+            reason = f"agent_failed: status {status}: {self._log()}"
+            return Reply(done=True, outcome=Verdict("no_answer", reason=reason[:300]))
+        return Reply(done=True, answer=self._answer())
+
+    def _status(self) -> str:
+        assert self._folder is not None
+        path = self._folder / "status"
+        return path.read_text() if path.is_file() else UNKNOWN
+
+    def _answer(self) -> str | None:
+        assert self._folder is not None
+        if self.params.answer == "last_message":
+            return None
+        how: Any = self.params.answer
+        path = self._folder / "stdout" if how == "stdout" else self._folder / "work" / how["file"]
+        try:
+            return path.read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            return ""
+
+    def _log(self) -> str:
+        assert self._folder is not None
+        text = (self._folder / "stderr").read_bytes()[-MAX_LOG:].decode("utf-8", "replace").strip()
+        return text.splitlines()[-1] if text else "it wrote nothing to stderr"
+
+
+def environment(params: Params, prompt: Prompt, task_seed: int, sample_seed: int) -> Agent:
+    """Return a run of the program, which `start` begins."""
+    return Agent(params, prompt, (task_seed, sample_seed))
+
+
+def is_over(process: subprocess.Popen[bytes]) -> bool:
+    """True if the process has ended. It keeps its number until it is waited for."""
+    return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+_GATEWAY: list[Gateway] = []
+_LOCK = threading.Lock()
+
+
+def shared_gateway() -> Gateway:
+    """Return the gateway of this process, started at the first call."""
+    with _LOCK:
+        if not _GATEWAY:
+            _GATEWAY.append(Gateway())
+        return _GATEWAY[0]

@@ -1,0 +1,282 @@
+"""Places of environments: in this process, in another one, under another interpreter, or behind a URL.
+
+A place makes the environments of episodes. Whatever goes wrong with a process or a connection is an EnvironmentFailed:
+its death, a step that takes too long, a line that cannot be read. Many episodes share a process; far.py is its program.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import secrets
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+from urllib.parse import urlsplit
+
+from pipeline.environments import wire
+from pipeline.environments._far_process import FarProcess, Lost
+from pipeline.environments.base import Environment, Reply, Start, load
+from pipeline.errors import ConfigError, EnvironmentFailed
+from pipeline.types import Message, Prompt
+from sandbox import settings
+
+Where = Literal["here", "process"] | Mapping[str, str]
+"""here; process; {"python": path of an interpreter}; {"url": address of a far side}."""
+FAR = Path(__file__).with_name("far.py")
+ROOT = Path(__file__).resolve().parents[2]
+LEFT_OUT = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP")
+"""Variables by which another interpreter would find our packages in place of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """An environment by name or by path, with its parameters and the folder that relative paths start from.
+
+    Example: Chosen(name="guess", params={"tries": 5})
+    """
+
+    name: str | None = None
+    path: str | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    base: Path | None = None
+
+    @property
+    def label(self) -> str:
+        """The environment's name in messages."""
+        return f"environment {self.name or self.path!r}"
+
+
+class Place(Protocol):
+    """Makes the environments of episodes, from any thread."""
+
+    def make(self, prompt: Prompt, task_seed: int, sample_seed: int) -> Environment:
+        """Return the environment of a new episode."""
+        ...
+
+    def close(self) -> None:
+        """End what the place holds. Episodes that are open then fail."""
+        ...
+
+
+def open_place(
+    where: Where, chosen: Chosen, *, step_s: float = 60.0, start_s: float = 120.0, processes: int = 1, threads: int = 8
+) -> Place:
+    """Return a place for episodes of an environment.
+
+    step_s: seconds of one call, elsewhere; start_s: seconds until a new process is ready. Episodes share `processes`
+    processes, each of which answers `threads` calls at a time.
+    Raises: ConfigError for a malformed choice, or parameters that the environment refuses.
+    """
+    if where == "here":
+        return Here(chosen)
+    if where == "process":
+        load(chosen.name, chosen.path, chosen.base).bind(chosen.params, chosen.base)
+        command = [sys.executable, "-P", str(FAR), json.dumps({**_choice(chosen, threads), "root": str(ROOT)})]
+        return Processes(command, chosen.label, step_s, start_s, processes, settings.variables)
+    if not isinstance(where, Mapping) or len(where) != 1 or not {"python", "url"} & where.keys():
+        raise ConfigError(f"place: expected here, process, {{python: path}} or {{url: address}}, got {where!r}")
+    if "url" in where:
+        return Service(where["url"], chosen.label, step_s)
+    if chosen.path is None:
+        raise ConfigError(f"place {{python: ...}} needs an environment by path, file.py:function; got {chosen.label}")
+    # A bare name is looked for in PATH; links are kept, since a virtual environment's interpreter is one.
+    program = where["python"]
+    if os.sep in program:
+        program = str((chosen.base or Path.cwd()) / program)
+    command = [program, "-P", str(FAR), json.dumps(_choice(chosen, threads))]
+    return Processes(command, chosen.label, step_s, start_s, processes)
+
+
+def _choice(chosen: Chosen, threads: int) -> dict[str, Any]:
+    base = str((chosen.base or Path.cwd()).resolve())
+    return {
+        "name": chosen.name,
+        "path": chosen.path,
+        "params": dict(chosen.params),
+        "base": base,
+        "threads": threads,
+    }
+
+
+class Here:
+    """This process: for code that is trusted. Nothing is added to a step."""
+
+    def __init__(self, chosen: Chosen) -> None:
+        """Raises: UnknownName, ConfigError."""
+        self._bound = load(chosen.name, chosen.path, chosen.base).bind(chosen.params, chosen.base)
+
+    def make(self, prompt: Prompt, task_seed: int, sample_seed: int) -> Environment:
+        """Return the environment itself."""
+        return self._bound.make(prompt, task_seed, sample_seed)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class Asks(Protocol):
+    """Sends a request to a far side and returns the value of its answer."""
+
+    def ask(self, request: dict[str, Any]) -> Any:
+        """Raises: EnvironmentFailed."""
+        ...
+
+    def leave(self) -> None:
+        """Count an episode as ended."""
+        ...
+
+
+class Remote:
+    """An episode that is played elsewhere."""
+
+    def __init__(self, far: Asks, label: str, request: dict[str, Any]) -> None:
+        """`request` has the prompt and the seeds."""
+        self._far, self._label, self._request = far, label, request
+        self._episode = secrets.token_hex(8)
+        self._is_open = True
+        self._broke = False
+        self.deterministic = True
+        self.takes_unread = False
+        """The environment gets a message whose call cannot be read as text."""
+        self._counts = False
+        self._tokens = (0, 0, False)
+
+    def start(self) -> Start:
+        """Begin the episode. Raises: EnvironmentFailed."""
+        value = self._ask({"call": "start", **self._request})
+        wants = value if isinstance(value, dict) else {}
+        self.deterministic = wants.get("deterministic") is not False
+        self.takes_unread, self._counts = wants.get("takes_unread") is True, wants.get("counts_tokens") is True
+        return wire.start_of(value, self._label)
+
+    def count_tokens(self, prompt_tokens: int, sampled_tokens: int, was_cut: bool) -> None:
+        """Note the size of the turn that the next `step` brings, for an environment that wants to know."""
+        self._tokens = prompt_tokens, sampled_tokens, was_cut
+
+    def step(self, message: Message) -> Reply:
+        """Return the answer to a message. Raises: EnvironmentFailed."""
+        request: dict[str, Any] = {"call": "step", "message": wire.message_json(message)}
+        if self._counts:
+            request["tokens"] = list(self._tokens)
+        return wire.reply_of(self._ask(request), self._label)
+
+    def close(self) -> None:
+        """End the episode. After a failure the far side is not asked: it may never answer."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        try:
+            if not self._broke:
+                self._ask({"call": "close"})
+        finally:
+            self._far.leave()
+
+    def _ask(self, request: dict[str, Any]) -> Any:
+        try:
+            return self._far.ask({"episode": self._episode, **request})
+        except EnvironmentFailed as exc:
+            self._broke = isinstance(exc, Lost)
+            raise EnvironmentFailed(f"{self._label}: {exc}") from exc
+
+
+class Processes:
+    """Processes that play episodes, each several; started when needed, replaced when they die or get stuck."""
+
+    def __init__(
+        self,
+        command: list[str],
+        label: str,
+        step_s: float,
+        start_s: float,
+        processes: int,
+        variables: Callable[[], Mapping[str, str]] = dict,
+    ) -> None:
+        """`command` starts a far side on pipes; `variables` are added to its environment when it starts."""
+        self._variables = variables
+        self._command, self._label = command, label
+        self._step_s, self._start_s, self._most = step_s, start_s, processes
+        # Without a fixed seed the order of a set of texts differs from process to process.
+        self._environ = {"PYTHONHASHSEED": "0"} | {k: v for k, v in os.environ.items() if k not in LEFT_OUT}
+        self._running: list[FarProcess] = []
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def make(self, prompt: Prompt, task_seed: int, sample_seed: int) -> Remote:
+        """Return an episode in the process that has the fewest. Raises: EnvironmentFailed if none can be started."""
+        request = {"prompt": wire.prompt_json(prompt), "task_seed": task_seed, "sample_seed": sample_seed}
+        with self._lock:
+            if self._is_closed:
+                raise EnvironmentFailed(f"{self._label}: its place is closed; open another")
+            for far in [far for far in self._running if far.is_over]:
+                far.end()
+                self._running.remove(far)
+            usable = [far for far in self._running if far.is_usable]
+            if len(usable) < self._most and all(far.num_open for far in usable):
+                try:
+                    environ = self._environ | dict(self._variables())
+                    usable.append(FarProcess(self._command, environ, self._step_s, self._start_s))
+                except EnvironmentFailed as exc:
+                    raise EnvironmentFailed(f"{self._label}: {exc}") from exc
+                self._running.append(usable[-1])
+            far = min(usable, key=lambda f: f.num_open)
+            far.enter()
+        return Remote(far, self._label, request)
+
+    def close(self) -> None:
+        """End all processes."""
+        with self._lock:
+            self._is_closed = True
+            running, self._running = self._running, []
+        for far in running:
+            far.end()
+
+
+class Service:
+    """A far side behind a URL: one request a call."""
+
+    def __init__(self, url: str, label: str, step_s: float) -> None:
+        """Raises: ConfigError for a malformed address."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"place.url: expected http://host:port or https://host, got {url!r}")
+        self._url, self._label, self._step_s = url, label, step_s
+        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
+        self._target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+
+    def make(self, prompt: Prompt, task_seed: int, sample_seed: int) -> Remote:
+        """Return an episode of the service."""
+        request = {"prompt": wire.prompt_json(prompt), "task_seed": task_seed, "sample_seed": sample_seed}
+        return Remote(self, self._label, request)
+
+    def ask(self, request: dict[str, Any]) -> Any:
+        """Return the value of the service's answer. Raises: EnvironmentFailed."""
+        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+        # A connection for each call: one that is kept might be closed meanwhile, and a step cannot be sent twice.
+        connection = kind(self._host, self._port, timeout=self._step_s)
+        try:
+            body = json.dumps({"id": 1, **request}).encode()
+            connection.request("POST", self._target, body, {"Content-Type": "application/json"})
+            response = connection.getresponse()
+            text = response.read()
+            if response.status != 200:
+                raise EnvironmentFailed(f"{self._url} answers with status {response.status}")
+            answer = json.loads(text)
+            if not isinstance(answer, dict) or not {"value", "error"} & answer.keys():
+                raise EnvironmentFailed(f"{self._url} answers with {text[:80]!r}, which is no answer")
+        except (OSError, http.client.HTTPException, ValueError) as exc:
+            raise Lost(f"{self._url} does not answer: {type(exc).__name__}: {exc}") from exc
+        finally:
+            connection.close()
+        if "error" in answer:
+            raise EnvironmentFailed(str(answer["error"]))
+        return answer["value"]
+
+    def leave(self) -> None:
+        """Nothing is counted here."""
+
+    def close(self) -> None:
+        """Nothing is held between calls."""

@@ -1,0 +1,216 @@
+"""The far side of an environment in another process or on another machine: this file alone, standard library only.
+
+    python -P far.py '{"path": "games.py:my_game", "params": {...}}'                 on pipes, one object a line
+    python -P far.py '{"path": "games.py:my_game"}' --serve 8700                     over HTTP, one object a request
+
+The function at `path` is called `my_game(params, prompt, task_seed, sample_seed)` with JSON values. It returns an
+object with `start()` -> {"messages"?, "tools"?, "state"?}, `step(message)` -> {"messages"?, "done"?, "reward"?,
+"state"?, "outcome"?, "uses"?} and `close()`. Fields are those of `Start`, `Reply` and `Message` in base.py; dataclasses
+with those fields may be returned too. With "root", the folder of this project, the environment is one of ours, by
+"name" or "path".
+
+Requests: {"id", "call": "start", "episode", "prompt", "task_seed", "sample_seed"}, {"id", "call": "step", "episode",
+"message", "tokens"?}, {"id", "call": "close", "episode"} and {"id", "call": "hello"}. Answers: {"id", "value"} or
+{"id", "error"}. Where `start` also returns "counts_tokens": true, each step brings "tokens", the turn's [tokens of the
+prompt, sampled tokens, true if it was cut], for `count_tokens(prompt_tokens, sampled_tokens, was_cut)`, which is called
+before `step`. "takes_unread": true asks for turns with calls that cannot be read, as text.
+What the environment prints goes to standard error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+GRACE_S = 5.0
+"""Seconds that open episodes have to close, after the other side is gone."""
+IDLE_S = 3600.0
+"""Over HTTP: seconds after which an episode that nobody asked for is closed."""
+MAX_BODY = 64 * 2**20
+
+Make = Callable[[Any, Any, int, int], Any]
+
+
+def loaded(choice: dict[str, Any]) -> Make:
+    """Return the function that makes episodes."""
+    if "root" in choice:
+        sys.path.insert(0, choice["root"])
+        from pipeline.environments.wire import plain
+
+        make: Make = plain(choice.get("name"), choice.get("path"), choice.get("params") or {}, choice.get("base"))
+        return make
+    file, _, attribute = choice["path"].partition(":")
+    where = Path(choice.get("base") or "", file)
+    spec = importlib.util.spec_from_file_location(f"environment_{where.stem}", where)
+    if spec is None or spec.loader is None or not where.is_file() or not attribute:
+        raise ValueError(f"path {choice['path']!r}: expected 'file.py:function', looked for {where}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    function: Make = getattr(module, attribute)
+    return function
+
+
+class Episodes:
+    """The open episodes. Answers requests; those of different episodes may come at one time."""
+
+    def __init__(self, make: Make, params: dict[str, Any]) -> None:
+        """`make` makes episodes with `params`."""
+        self._make, self._params = make, params
+        self._open: dict[str, Any] = {}
+        self._asked: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def answer(self, line: str | bytes) -> str:
+        """Return the answer to a request, as a line."""
+        number = None
+        try:
+            request = json.loads(line)
+            number = request.get("id")
+            written = json.dumps({"id": number, "value": self._value(request)}, default=_plain, allow_nan=False)
+        except Exception as exc:
+            written = json.dumps({"id": number, "error": f"{type(exc).__name__}: {exc}"[:2000]})
+        return written + "\n"
+
+    def _value(self, request: dict[str, Any]) -> Any:
+        call, episode = request["call"], request.get("episode", "")
+        if call == "hello":
+            return {"open": len(self._open)}
+        if call == "close":
+            with self._lock:
+                self._asked.pop(episode, None)
+                environment = self._open.pop(episode, None)
+            if environment is not None:
+                environment.close()
+            return None
+        if call == "start":
+            self.close_idle()
+            environment = self._make(
+                self._params, request["prompt"], int(request["task_seed"]), int(request["sample_seed"])
+            )
+            with self._lock:
+                self._open[episode], self._asked[episode] = environment, time.monotonic()
+            return environment.start()
+        if call == "step":
+            with self._lock:
+                environment = self._open[episode]
+                self._asked[episode] = time.monotonic()
+            if "tokens" in request:
+                environment.count_tokens(*request["tokens"])
+            return environment.step(request["message"])
+        raise ValueError(f"unknown call {call!r}")
+
+    def close_idle(self, idle_s: float = IDLE_S) -> None:
+        """Close episodes that nobody asked for so long."""
+        with self._lock:
+            old = [e for e, at in self._asked.items() if time.monotonic() - at >= idle_s]
+            environments = [self._open.pop(e) for e in old if self._asked.pop(e) >= 0]
+        for environment in environments:
+            try:
+                environment.close()
+            except Exception as exc:
+                print(f"an episode does not close: {type(exc).__name__}: {exc}", file=sys.stderr)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    raise TypeError(f"{type(value).__name__} is no JSON value")
+
+
+def on_pipes(choice: dict[str, Any], threads: int) -> None:
+    """Answer requests from standard input until it ends; then close what is open, and end the process group."""
+    out = os.fdopen(os.dup(1), "w", encoding="ascii", newline="\n")
+    # A print of the environment would be a broken line of answers.
+    os.dup2(2, 1)
+    reading, writing = threading.Lock(), threading.Lock()
+    source = os.fdopen(os.dup(0), "rb")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    threading.Thread(target=_watch, args=(source.fileno(),), daemon=True).start()
+    try:
+        episodes = Episodes(loaded(choice), choice.get("params") or {})
+    except Exception as exc:
+        out.write(json.dumps({"id": 0, "error": f"{type(exc).__name__}: {exc}"[:2000]}) + "\n")
+        out.flush()
+        return
+    out.write('{"id": 0, "value": null}\n')
+    out.flush()
+
+    def work() -> None:
+        while True:
+            # The thread that read a request answers it: nothing is passed to another thread on the way.
+            with reading:
+                line = source.readline()
+            if not line:
+                return
+            written = episodes.answer(line)
+            with writing:
+                out.write(written)
+                out.flush()
+
+    workers = [threading.Thread(target=work, daemon=True) for _ in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    episodes.close_idle(0)
+    _end()
+
+
+def _watch(descriptor: int) -> None:
+    """Wait until the other side of the pipe is gone, also while all threads are busy; then end this process."""
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    poll.poll()
+    time.sleep(GRACE_S)
+    _end()
+
+
+def _end() -> None:
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
+
+
+def over_http(choice: dict[str, Any], port: int) -> None:
+    """Answer POST requests on this machine until the process is ended."""
+    episodes = Episodes(loaded(choice), choice.get("params") or {})
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            length = int(self.headers.get("Content-Length") or 0)
+            if not 0 < length <= MAX_BODY:
+                self.send_error(413)
+                return
+            body = episodes.answer(self.rfile.read(length)).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Log nothing: there is a request for every step."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    print(f"http://127.0.0.1:{server.server_port}", flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    chosen = json.loads(sys.argv[1])
+    if len(sys.argv) > 3 and sys.argv[2] == "--serve":
+        over_http(chosen, int(sys.argv[3]))
+    else:
+        on_pipes(chosen, int(chosen.get("threads") or 8))

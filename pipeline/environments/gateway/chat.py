@@ -1,0 +1,146 @@
+"""The wire `POST chat/completions`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pipeline.environments.base import ToolSchema
+from pipeline.environments.gateway.wire import (
+    Answer,
+    Asked,
+    Body,
+    Event,
+    Refused,
+    arguments_in,
+    json_of,
+    known_only,
+    list_in,
+    name_in,
+    object_in,
+    schema_of,
+    text_in,
+)
+from pipeline.types import Call, Message
+
+READ = ("model", "messages", "tools", "stream", "stream_options", "stop", "n", "tool_choice", "response_format")
+DECIDED = ("temperature", "top_p", "seed", "max_tokens", "max_completion_tokens")
+HARMLESS = ("user", "metadata", "store", "parallel_tool_calls", "reasoning_effort", "service_tier", "verbosity")
+PENALTIES = ("presence_penalty", "frequency_penalty")
+"""Options that may be sent as 0, and are refused otherwise."""
+CREATED = 0
+"""Seconds since 1970 that an answer tells: always the same, so that equal episodes are equal."""
+
+
+def read(body: Body) -> Asked:
+    """Return the request. Raises: Refused naming the field that is wrong or not supported."""
+    decided = known_only(body, (*READ, *PENALTIES), DECIDED, HARMLESS)
+    for name in PENALTIES:
+        if body.get(name):
+            raise Refused(400, f"{name}={body[name]} is not supported here; leave it out")
+    if body.get("n") not in (None, 1):
+        raise Refused(400, f"n={body['n']} is not supported here; ask once for each answer")
+    if body.get("tool_choice") not in (None, "auto", "none"):
+        raise Refused(400, f"tool_choice={body['tool_choice']!r} is not supported here; use auto or none")
+    form = body.get("response_format")
+    if form is not None and object_in(form, "response_format").get("type") != "text":
+        raise Refused(400, "response_format is not supported here; leave it out")
+    stop = body.get("stop")
+    stops = [stop] if isinstance(stop, str) else list_in(body, "stop")
+    messages = tuple(_message(m, f"messages[{i}]") for i, m in enumerate(list_in(body, "messages")))
+    if not messages:
+        raise Refused(400, "messages is empty; give at least one")
+    tools = () if body.get("tool_choice") == "none" else tuple(map(_tool, list_in(body, "tools")))
+    options = object_in(body.get("stream_options") or {}, "stream_options")
+    return Asked(
+        model=name_in(body, "model", "the request"),
+        messages=messages,
+        tools=tools,
+        stream=bool(body.get("stream")),
+        with_usage=bool(options.get("include_usage")),
+        stop=tuple(str(s) for s in stops),
+        decided=decided,
+    )
+
+
+def write(asked: Asked, answer: Answer) -> dict[str, Any]:
+    """Return the answer as one JSON object."""
+    message: dict[str, Any] = {"role": "assistant", "content": answer.message.content or None, "refusal": None}
+    if answer.message.calls:
+        message["tool_calls"] = [_call(c) for c in answer.message.calls]
+    elif message["content"] is None:
+        message["content"] = ""
+    choice = {"index": 0, "message": message, "finish_reason": _reason(answer), "logprobs": None}
+    return _envelope(asked, answer, "chat.completion") | {"choices": [choice], "usage": _usage(answer)}
+
+
+def events(asked: Asked, answer: Answer) -> Iterator[Event]:
+    """Yield the answer as events of a stream."""
+    envelope = _envelope(asked, answer, "chat.completion.chunk")
+
+    def chunk(delta: dict[str, Any], reason: str | None = None) -> Event:
+        choice = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": None}
+        return None, envelope | {"choices": [choice]}
+
+    yield chunk({"role": "assistant", "content": ""})
+    if answer.message.content:
+        yield chunk({"content": answer.message.content})
+    for i, call in enumerate(answer.message.calls):
+        yield chunk({"tool_calls": [{"index": i} | _call(call)]})
+    yield chunk({}, _reason(answer))
+    if asked.with_usage:
+        yield None, envelope | {"choices": [], "usage": _usage(answer)}
+    yield None, "[DONE]"
+
+
+def error(refused: Refused) -> dict[str, Any]:
+    """Return the wire's form of an error."""
+    kind = "invalid_request_error" if refused.status < 500 else "server_error"
+    return {"error": {"message": str(refused), "type": kind, "param": None, "code": None}}
+
+
+def _message(value: Any, where: str) -> Message:
+    message = object_in(value, where)
+    role = {"developer": "system", "function": "tool"}.get(str(message.get("role")), message.get("role"))
+    content = text_in(message.get("content"), f"{where}.content", ("text", "refusal"))
+    if role in ("system", "user"):
+        return Message(role, content)  # type: ignore[arg-type]
+    if role == "tool":
+        return Message("tool", content, answers=message.get("tool_call_id"), name=message.get("name"))
+    if role != "assistant":
+        raise Refused(400, f"{where}.role is {role!r}; use system, user, assistant or tool")
+    calls = []
+    for i, entry in enumerate(list_in(message, "tool_calls")):
+        place = f"{where}.tool_calls[{i}]"
+        call = object_in(entry, place)
+        function = object_in(call.get("function"), f"{place}.function")
+        arguments = arguments_in(function.get("arguments"), f"{place}.function.arguments")
+        calls.append(Call(str(call.get("id")), name_in(function, "name", f"{place}.function"), arguments))
+    return Message("assistant", content, tuple(calls))
+
+
+def _tool(value: Any) -> ToolSchema:
+    function = object_in(object_in(value, "a tool").get("function"), "a tool's function")
+    name = name_in(function, "name", "a tool's function")
+    return schema_of(name, function.get("description"), function.get("parameters"), f"tool {name!r}")
+
+
+def _call(call: Call) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": json_of(call)}}
+
+
+def _reason(answer: Answer) -> str:
+    return "length" if answer.was_cut else "tool_calls" if answer.message.calls else "stop"
+
+
+def _envelope(asked: Asked, answer: Answer, kind: str) -> dict[str, Any]:
+    return {"id": f"chatcmpl-{answer.id}", "object": kind, "created": CREATED, "model": asked.model}
+
+
+def _usage(answer: Answer) -> dict[str, Any]:
+    total = answer.prompt_tokens + answer.sampled_tokens
+    return {
+        "prompt_tokens": answer.prompt_tokens,
+        "completion_tokens": answer.sampled_tokens,
+        "total_tokens": total,
+    }

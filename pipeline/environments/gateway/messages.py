@@ -1,0 +1,149 @@
+"""The wire `POST messages`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pipeline.environments.base import ToolSchema
+from pipeline.environments.gateway.wire import (
+    Answer,
+    Asked,
+    Body,
+    Event,
+    Refused,
+    arguments_in,
+    json_of,
+    known_only,
+    list_in,
+    name_in,
+    object_in,
+    schema_of,
+    text_in,
+)
+from pipeline.types import Call, Message
+
+READ = ("model", "messages", "system", "tools", "stream", "stop_sequences", "tool_choice")
+DECIDED = ("temperature", "top_p", "top_k", "max_tokens")
+HARMLESS = ("metadata", "service_tier", "thinking")
+HIDDEN = ("thinking", "redacted_thinking")
+"""Parts of an assistant's message that the policy does not read again."""
+
+
+def read(body: Body) -> Asked:
+    """Return the request. Raises: Refused naming the field that is wrong or not supported."""
+    decided = known_only(body, READ, DECIDED, HARMLESS)
+    choice = object_in(body.get("tool_choice") or {"type": "auto"}, "tool_choice").get("type")
+    if choice not in ("auto", "none"):
+        raise Refused(400, f"tool_choice of type {choice!r} is not supported here; use auto or none")
+    system = text_in(body.get("system"), "system", ("text",))
+    messages = [Message("system", system)] if system else []
+    for i, value in enumerate(list_in(body, "messages")):
+        messages += _messages(object_in(value, f"messages[{i}]"), f"messages[{i}]")
+    if not any(m.role != "system" for m in messages):
+        raise Refused(400, "messages is empty; give at least one")
+    return Asked(
+        model=name_in(body, "model", "the request"),
+        messages=tuple(messages),
+        tools=() if choice == "none" else tuple(map(_tool, list_in(body, "tools"))),
+        stream=bool(body.get("stream")),
+        stop=tuple(str(s) for s in list_in(body, "stop_sequences")),
+        decided=decided,
+    )
+
+
+def write_count(num_tokens: int) -> dict[str, Any]:
+    """Return the answer to a request for the size of its prompt."""
+    return {"input_tokens": num_tokens}
+
+
+def write(asked: Asked, answer: Answer) -> dict[str, Any]:
+    """Return the answer as one JSON object."""
+    usage = {"input_tokens": answer.prompt_tokens, "output_tokens": answer.sampled_tokens}
+    return _envelope(asked, answer) | {"content": _parts(answer), "stop_reason": _reason(answer), "usage": usage}
+
+
+def events(asked: Asked, answer: Answer) -> Iterator[Event]:
+    """Yield the answer as events of a stream."""
+    begun = _envelope(asked, answer) | {"usage": {"input_tokens": answer.prompt_tokens, "output_tokens": 0}}
+    yield "message_start", {"type": "message_start", "message": begun}
+    for i, part in enumerate(_parts(answer)):
+        if part["type"] == "text":
+            empty, delta = part | {"text": ""}, {"type": "text_delta", "text": part["text"]}
+        else:
+            # The arguments come as a text of JSON.
+            call = answer.message.calls[i - bool(answer.message.content)]
+            empty, delta = part | {"input": {}}, {"type": "input_json_delta", "partial_json": json_of(call)}
+        yield "content_block_start", {"type": "content_block_start", "index": i, "content_block": empty}
+        yield "content_block_delta", {"type": "content_block_delta", "index": i, "delta": delta}
+        yield "content_block_stop", {"type": "content_block_stop", "index": i}
+    end = {"stop_reason": _reason(answer), "stop_sequence": None}
+    usage = {"output_tokens": answer.sampled_tokens}
+    yield "message_delta", {"type": "message_delta", "delta": end, "usage": usage}
+    yield "message_stop", {"type": "message_stop"}
+
+
+def error(refused: Refused) -> dict[str, Any]:
+    """Return the wire's form of an error."""
+    kinds = {401: "authentication_error", 404: "not_found_error"}
+    kind = kinds.get(refused.status, "invalid_request_error" if refused.status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": str(refused)}}
+
+
+def _messages(message: Body, where: str) -> list[Message]:
+    """Return a message of the wire: results of tools come first in it, each a message of its own here."""
+    role, content = message.get("role"), message.get("content")
+    if role not in ("user", "assistant", "system"):
+        raise Refused(400, f"{where}.role is {role!r}; use user or assistant")
+    if content is None or isinstance(content, str):
+        return [Message(role, content or "")]
+    parts = [object_in(p, f"{where}.content") for p in list_in(message, "content")]
+    plain = [p for p in parts if p.get("type") not in ("tool_use", "tool_result", *HIDDEN)]
+    text = text_in(plain, f"{where}.content", ("text",))
+    if role == "assistant":
+        calls = tuple(
+            Call(
+                str(p.get("id")),
+                name_in(p, "name", f"{where}.tool_use"),
+                arguments_in(p.get("input"), f"{where}.input"),
+            )
+            for p in parts
+            if p.get("type") == "tool_use"
+        )
+        return [Message(role, text, calls)]
+    results = [
+        Message("tool", text_in(p.get("content"), f"{where}.tool_result", ("text",)), answers=str(p.get("tool_use_id")))
+        for p in parts
+        if p.get("type") == "tool_result"
+    ]
+    return [*results, *([Message(role, text)] if text or not results else [])]
+
+
+def _tool(value: Any) -> ToolSchema:
+    tool = object_in(value, "a tool")
+    name = name_in(tool, "name", "a tool")
+    return schema_of(name, tool.get("description"), tool.get("input_schema"), f"tool {name!r}")
+
+
+def _parts(answer: Answer) -> list[dict[str, Any]]:
+    calls = answer.message.calls
+    parts: list[dict[str, Any]] = []
+    if answer.message.content or not calls:
+        parts.append({"type": "text", "text": answer.message.content})
+    return parts + [{"type": "tool_use", "id": c.id, "name": c.name, "input": dict(c.arguments)} for c in calls]
+
+
+def _reason(answer: Answer) -> str:
+    return "max_tokens" if answer.was_cut else "tool_use" if answer.message.calls else "end_turn"
+
+
+def _envelope(asked: Asked, answer: Answer) -> dict[str, Any]:
+    return {
+        "id": f"msg_{answer.id}",
+        "type": "message",
+        "role": "assistant",
+        "model": asked.model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+    }

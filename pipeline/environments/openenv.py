@@ -1,0 +1,269 @@
+"""An environment of the OpenEnv protocol, on a server that runs already: one WebSocket session is one episode.
+
+What the policy says becomes an action of the server's schema: its words, where an action has one plain field; a JSON
+object; or a call of the tool `act`. An action that the server finds invalid is answered with the reason. An error of
+the server, a lost connection and a full server are failures of the infrastructure. Needs the package websockets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import time
+import urllib.request
+from collections.abc import Mapping
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator
+
+from pipeline.environments._answers import answer_of
+from pipeline.environments._scores import checked_range, verdict_of
+from pipeline.environments.base import EnvironmentParams, Reply, Start, ToolSchema, ToolUse
+from pipeline.errors import ConfigError, EnvironmentFailed
+from pipeline.types import Message, Prompt
+
+EXAMPLE = Prompt("openenv/1", "", "environment", None)
+TOOL = "act"
+OURS = ("metadata",)
+"""Fields of actions and observations that belong to the protocol."""
+PLAIN: Mapping[str, type] = {"string": str, "integer": int, "number": float}
+MAX_SIZE = 64 << 20
+INVALID = "VALIDATION_ERROR"
+BROKEN = "EXECUTION_ERROR"
+FULL = "CAPACITY_REACHED"
+POLL_S = 0.2
+CLOSE_S = 2.0
+
+
+class Params(EnvironmentParams):
+    """The server, and what its actions, observations and rewards are to the policy."""
+
+    url: str = Field(description="http://host:port of the server")
+    form: Literal["auto", "text", "json", "tool"] = Field(
+        "auto",
+        description="text: the words are the action's one field; json: they are an object; tool: a call of `act`; "
+        "auto: text where the schema has one plain field, else tool",
+    )
+    observation: str | None = Field(
+        None, description="the field that is shown; null: the only text among the fields, else all of them as JSON"
+    )
+    reset: dict[str, Any] = Field({}, description="further arguments of the server's reset")
+    send_seed: bool = Field(True, description="send the task's seed with the reset")
+    deterministic: bool = Field(True, description="false: the server cannot repeat itself with equal seeds")
+    score: Literal["last", "sum", "none"] = Field(
+        "last", description="of the rewards, which is the verdict; none: the row's verifier grades the last message"
+    )
+    reward_range: tuple[float, float] = Field((0.0, 1.0), description="lowest and highest of that reward")
+    tell_errors: bool = Field(False, description="show errors of the server's step to the policy, as wrong actions")
+    step_s: float = Field(60, gt=0, description="seconds for an answer of the server")
+    wait_s: float = Field(10, ge=0, description="seconds to wait for a session of a full server")
+
+    @field_validator("url")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("expected http://host:port or https://host")
+        return value.rstrip("/")
+
+    @field_validator("reward_range")
+    @classmethod
+    def _ordered(cls, value: tuple[float, float]) -> tuple[float, float]:
+        return checked_range(value)
+
+
+class WrongAction(Exception):
+    """The policy's message is no action. The words are for the policy."""
+
+
+class OpenEnv:
+    """One session of the server."""
+
+    def __init__(self, params: Params, prompt: Prompt, seed: int) -> None:
+        """`seed` is the task's."""
+        self.params, self.prompt = params, prompt
+        self.deterministic = params.deterministic
+        self._reset = {**params.reset, **({"seed": seed % 2**31} if params.send_seed else {})}
+        self._socket: Any = None
+        self._schema: dict[str, Any] = {}
+        self._rewards: list[float] = []
+
+    def start(self) -> Start:
+        """Open a session, and show what the server's reset returns after the row's question."""
+        self._schema = schema_of(self.params)
+        until = time.monotonic() + self.params.wait_s
+        while True:
+            self._socket = _connected(self.params)
+            data = self._ask("reset", self._reset)
+            if data.get("code") != FULL:
+                break
+            self.close()
+            if time.monotonic() >= until:
+                raise EnvironmentFailed(
+                    f"{self.params.url} has no free session: {data.get('message')}; start it with more of them "
+                    "(max_concurrent_envs), or lower episodes.max_open"
+                )
+            time.sleep(POLL_S)
+        self._refuse_errors(data)
+        parts = [self.prompt.question, self._text(data)]
+        messages: tuple[Message, ...] = (Message("user", "\n".join(p for p in parts if p)),)
+        if self.prompt.system is not None:
+            messages = (Message("system", self.prompt.system), *messages)
+        return Start(messages, (self._tool(),) if self._form() == "tool" else ())
+
+    def step(self, message: Message) -> Reply:
+        """Send an action."""
+        try:
+            action = self._action(message)
+        except WrongAction as wrong:
+            return self._reply(message, str(wrong), wrong=True)
+        data = self._ask("step", action)
+        if data.get("code") == INVALID:
+            errors = data.get("errors") or [{"loc": (), "msg": data.get("message")}]
+            words = "; ".join(f"{'.'.join(map(str, e.get('loc', ())))}: {e.get('msg')}" for e in errors)
+            return self._reply(message, f"invalid action: {words}", wrong=True)
+        if data.get("code") == BROKEN and self.params.tell_errors:
+            return self._reply(message, f"error: {data.get('message')}", wrong=True)
+        self._refuse_errors(data)
+        reward = _number(data.get("reward"), self.params.url)
+        if reward is not None:
+            self._rewards.append(reward)
+        if not data.get("done"):
+            return self._reply(message, self._text(data), reward=reward)
+        return Reply(done=True, reward=reward, outcome=self._outcome(), uses=self._uses(message))
+
+    def close(self) -> None:
+        """End the session."""
+        connection, self._socket = self._socket, None
+        if connection is not None:
+            with contextlib.suppress(Exception):  # the server may be gone, or have ended the session
+                connection.send(json.dumps({"type": "close"}))
+                # The server closes the connection once the session is free for another episode.
+                connection.recv(timeout=CLOSE_S)
+            connection.close()
+
+    def _outcome(self) -> Any:
+        if self.params.score == "none" or not self._rewards:
+            return None
+        reward = self._rewards[-1] if self.params.score == "last" else sum(self._rewards)
+        return verdict_of(reward, self.params.reward_range)
+
+    def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the data of the server's answer. Raises: EnvironmentFailed."""
+        from websockets.exceptions import ConnectionClosed, WebSocketException
+
+        url = self.params.url
+        try:
+            # A full server says so and closes, before anything is asked: what it said can still be read.
+            with contextlib.suppress(ConnectionClosed):
+                self._socket.send(json.dumps({"type": kind, "data": data}))
+            answer = json.loads(self._socket.recv(timeout=self.params.step_s))
+        except TimeoutError as exc:
+            raise EnvironmentFailed(f"{url} took more than {self.params.step_s:g} s to {kind}; raise step_s") from exc
+        except (OSError, WebSocketException, ValueError) as exc:
+            raise EnvironmentFailed(f"{url} is lost: {type(exc).__name__}: {exc}") from exc
+        content = answer.get("data") if isinstance(answer, dict) else None
+        if not isinstance(content, dict) or answer.get("type") not in ("observation", "error"):
+            raise EnvironmentFailed(f"{url} answers {kind} with {str(answer)[:80]}, which is no observation")
+        return content
+
+    def _refuse_errors(self, data: Mapping[str, Any]) -> None:
+        if "code" in data:
+            raise EnvironmentFailed(f"{self.params.url} fails: {data['code']}: {str(data.get('message'))[:200]}")
+
+    def _text(self, data: Mapping[str, Any]) -> str:
+        shown = {k: v for k, v in (data.get("observation") or {}).items() if k not in OURS}
+        name = self.params.observation
+        if name is not None:
+            if name not in shown:
+                raise EnvironmentFailed(f"observation: the server has no field {name!r}; it has {', '.join(shown)}")
+            return shown[name] if isinstance(shown[name], str) else json.dumps(shown[name], sort_keys=True)
+        texts = [v for v in shown.values() if isinstance(v, str)]
+        return texts[0] if len(shown) == len(texts) == 1 else json.dumps(shown, sort_keys=True, ensure_ascii=False)
+
+    def _fields(self) -> dict[str, Any]:
+        return {k: v for k, v in (self._schema.get("properties") or {}).items() if k not in OURS}
+
+    def _form(self) -> str:
+        if self.params.form != "auto":
+            return self.params.form
+        fields = list(self._fields().values())
+        return "text" if len(fields) == 1 and fields[0].get("type") in PLAIN else "tool"
+
+    def _tool(self) -> ToolSchema:
+        properties = self._schema.get("properties") or {}
+        schema = {**self._schema, "properties": {k: v for k, v in properties.items() if k not in OURS}}
+        return ToolSchema(TOOL, str(self._schema.get("description") or "Take an action."), schema)
+
+    def _action(self, message: Message) -> dict[str, Any]:
+        """Return the action that a message stands for. Raises: WrongAction."""
+        form, text = self._form(), answer_of(message)
+        if form == "tool":
+            if len(message.calls) != 1 or message.calls[0].name != TOOL:
+                raise WrongAction(f"call the tool {TOOL} once")
+            return dict(message.calls[0].arguments)
+        if form == "json":
+            try:
+                action = json.loads(text)
+            except ValueError as exc:
+                raise WrongAction(f"not an action: {exc}") from exc
+            if not isinstance(action, dict):
+                raise WrongAction("an action is a JSON object")
+            return action
+        fields = list(self._fields().items())
+        kind = PLAIN.get(fields[0][1].get("type", "")) if len(fields) == 1 else None
+        if kind is None:
+            raise EnvironmentFailed("form: text needs an action with one plain field; set form to json or tool")
+        try:
+            return {fields[0][0]: kind(text)}
+        except ValueError as exc:
+            raise WrongAction(f"not of type {fields[0][1]['type']}: {text[:80]!r}") from exc
+
+    def _uses(self, message: Message, wrong: bool = False) -> tuple[ToolUse, ...]:
+        return (ToolUse(TOOL, wrong),) if wrong or message.calls else ()
+
+    def _reply(self, message: Message, text: str, reward: float | None = None, wrong: bool = False) -> Reply:
+        answers = tuple(Message("tool", text, answers=call.id, name=call.name) for call in message.calls)
+        return Reply(answers or (Message("user", text),), reward=reward, uses=self._uses(message, wrong))
+
+
+def environment(params: Params, prompt: Prompt, task_seed: int, sample_seed: int) -> OpenEnv:
+    """Return a session that `start` opens. Raises: ConfigError without the package websockets."""
+    try:
+        import websockets  # noqa: F401
+    except ImportError as exc:
+        raise ConfigError(f"openenv needs the package websockets ({exc}); run: pip install 'websockets>=15'") from exc
+    return OpenEnv(params, prompt, task_seed)
+
+
+def _number(reward: Any, url: str) -> float | None:
+    """Return a reward, which may be None, a truth value or a number."""
+    if reward is not None and not isinstance(reward, (int, float)):
+        raise EnvironmentFailed(f"{url} gives the reward {reward!r:.80}, which is no number")
+    return None if reward is None else float(reward)
+
+
+def _connected(params: Params) -> Any:
+    """Return a connection to the server. Raises: EnvironmentFailed."""
+    from websockets.exceptions import WebSocketException
+    from websockets.sync.client import connect
+
+    address = "ws" + params.url.removeprefix("http") + "/ws"
+    try:
+        # Without the proxies of the machine's variables, which a server on this machine would be sent to.
+        return connect(address, open_timeout=params.step_s, close_timeout=CLOSE_S, max_size=MAX_SIZE, proxy=None)
+    except (OSError, WebSocketException) as exc:
+        raise EnvironmentFailed(f"{address} does not answer: {type(exc).__name__}: {exc}") from exc
+
+
+def schema_of(params: Params) -> dict[str, Any]:
+    """Return the JSON schema of the server's actions. Raises: EnvironmentFailed."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(f"{params.url}/schema", timeout=params.step_s) as answer:
+            schema: dict[str, Any] = json.load(answer)["action"]
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as exc:
+        raise EnvironmentFailed(f"{params.url}/schema has no schema: {type(exc).__name__}: {exc}") from exc
+    return schema

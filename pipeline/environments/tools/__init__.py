@@ -1,0 +1,1 @@
+"""Tools that environments offer: one file a tool."""

@@ -1,0 +1,106 @@
+"""Programs of the policy, run in the sandbox: what the tools `python` and `shell` need of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pydantic import Field
+
+import sandbox
+from pipeline.environments.tools.base import ToolParams
+from pipeline.errors import EnvironmentFailed, IsolationError
+from sandbox import settings
+
+
+class ProgramParams(ToolParams):
+    """Limits of one program."""
+
+    wall_s: float = Field(10.0, gt=0, description="seconds of wall time, for programs that sleep")
+    cpu_s: float = Field(5.0, gt=0, description="seconds of CPU time")
+    memory_mib: int = Field(512, ge=1)
+    output_kib: int = Field(64, ge=1, description="standard output")
+
+    def languages(self) -> frozenset[str]:
+        """Return Python, in which most programs are written."""
+        return frozenset({"python"})
+
+    @property
+    def limits(self) -> sandbox.Limits:
+        """The sandbox's limits."""
+        return sandbox.Limits(self.wall_s, self.cpu_s, self.memory_mib, self.output_kib)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The output of a program. The status "passed" means that it ended by itself, with exit code 0.
+
+    Example: Output("passed", "42\\n")
+    """
+
+    status: str
+    stdout: str = ""
+    error: str = ""
+
+    @property
+    def text(self) -> str:
+        """The output as the policy reads it: what was printed, then the reason for which the program was ended."""
+        reason = {"passed": "", "runtime_error": self.error.strip() or "error"}.get(
+            self.status, self.status.replace("_", " ")
+        )
+        return "\n".join(part for part in (self.stdout.rstrip("\n"), reason) if part) or "no output"
+
+
+class Programs(Protocol):
+    """Runs the programs of an episode. A session that keeps its state from call to call meets this too."""
+
+    def python(self, code: str) -> Output:
+        """Run a Python program. Raises: EnvironmentFailed if the sandbox failed."""
+        ...
+
+    def shell(self, line: str) -> Output:
+        """Run a line of Bash. Raises: EnvironmentFailed if the sandbox failed."""
+        ...
+
+    def close(self) -> None:
+        """End what is kept between calls."""
+        ...
+
+
+class EachAlone:
+    """Runs every program in a process of its own, which leaves nothing behind."""
+
+    def __init__(self, limits: sandbox.Limits) -> None:
+        self.limits = limits
+
+    def python(self, code: str) -> Output:
+        """Run a Python program on empty input."""
+        return _output(run(sandbox.Trial(code, [{"input": "", "output": None}], "stdin", self.limits)))
+
+    def shell(self, line: str) -> Output:
+        """Run a Bash script on empty input."""
+        trial = sandbox.Trial(line, [{"input": "", "output": None}], "stdin", self.limits, language="bash")
+        return _output(run(trial))
+
+    def close(self) -> None:
+        """Nothing is kept."""
+
+
+def run(trial: sandbox.Trial) -> Sequence[sandbox.TestResult]:
+    """Return the results of a program's tests, run where this process runs programs.
+
+    Raises: EnvironmentFailed if the sandbox could not run it.
+    """
+    try:
+        (result,) = settings.run([trial])
+    except (IsolationError, ValueError, OSError) as exc:  # a service that refuses its token raises ValueError
+        raise EnvironmentFailed(f"the sandbox cannot run a program: {exc}") from exc
+    if result.status == "sandbox_error":
+        raise EnvironmentFailed(f"the sandbox failed: {result.error[:300]}")
+    return result.tests
+
+
+def _output(results: Sequence[sandbox.TestResult]) -> Output:
+    (result,) = results
+    return Output(result.status, result.stdout, result.error)

@@ -1,0 +1,27 @@
+"""Python programs in the sandbox, each in a process of its own."""
+
+from __future__ import annotations
+
+from pipeline.environments.tools._programs import EachAlone, ProgramParams, Programs
+from pipeline.environments.tools.base import Toolbox, tool
+from pipeline.types import Prompt
+
+
+class Params(ProgramParams):
+    """Limits of one program."""
+
+
+def tools(params: Params, prompt: Prompt) -> Toolbox:
+    """Return the tool `python`."""
+    return over(EachAlone(params.limits))
+
+
+def over(programs: Programs) -> Toolbox:
+    """Return the tool `python`, whose programs `programs` runs."""
+
+    @tool
+    def python(code: str) -> str:
+        """Run a Python program and return what it prints."""
+        return programs.python(code).text
+
+    return Toolbox([python], [programs.close])

@@ -1,0 +1,86 @@
+"""Python cells and lines of Bash in one session of the sandbox, which keeps files, variables and interpreter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import Field
+
+import sandbox
+from pipeline.environments.tools._programs import Output, ProgramParams
+from pipeline.environments.tools.base import Toolbox, tool
+from pipeline.errors import EnvironmentFailed, IsolationError, SessionError
+from pipeline.types import Prompt
+from sandbox.settings import open_session
+
+if TYPE_CHECKING:
+    from sandbox.client import RemoteSession
+
+
+class Params(ProgramParams):
+    """Limits of one call, and of all calls of an episode."""
+
+    calls: int = Field(100, ge=1, description="calls of an episode")
+    disk_mib: int = Field(16, ge=1, description="files of an episode")
+    shell: bool = Field(True, description="false: Python alone")
+
+    def languages(self) -> frozenset[str]:
+        """Return Python, and Bash if there is a shell."""
+        return frozenset({"python", "bash"} if self.shell else {"python"})
+
+
+class Kept:
+    """Runs the programs of an episode in a session, which its first call opens."""
+
+    def __init__(self, params: Params) -> None:
+        self.params = params
+        self._session: sandbox.Session | RemoteSession | None = None
+
+    def python(self, code: str) -> Output:
+        """Run a cell. Raises: EnvironmentFailed if the sandbox failed or the session is lost."""
+        return self._call("python", code)
+
+    def shell(self, line: str) -> Output:
+        """Run a line of Bash. Raises: EnvironmentFailed if the sandbox failed or the session is lost."""
+        return self._call("shell", line)
+
+    def close(self) -> None:
+        """End the session with all that it keeps."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.close()
+
+    def _call(self, kind: str, text: str) -> Output:
+        session = self._session = self._session or self._opened()
+        try:
+            # A ValueError, for text that is too long, is the policy's mistake and passes.
+            result = session.python(text) if kind == "python" else session.shell(text)
+        except (IsolationError, SessionError, OSError) as exc:
+            raise EnvironmentFailed(f"the session of the sandbox failed: {exc}") from exc
+        if result.status == "sandbox_error":
+            raise EnvironmentFailed(f"the sandbox failed: {result.error[:300]}")
+        return Output(result.status, result.stdout + result.stderr, result.error)
+
+    def _opened(self) -> sandbox.Session | RemoteSession:
+        quota = sandbox.Quota(calls=self.params.calls, disk_mib=self.params.disk_mib)
+        try:
+            return open_session(self.params.limits, quota)
+        except (IsolationError, SessionError, ValueError, OSError) as exc:
+            raise EnvironmentFailed(f"the sandbox opens no session: {exc}") from exc
+
+
+def tools(params: Params, prompt: Prompt) -> Toolbox:
+    """Return the tools `python` and `shell` over one session."""
+    kept = Kept(params)
+
+    @tool
+    def python(code: str) -> str:
+        """Run Python code in a session that keeps its variables and files, and return what it prints."""
+        return kept.python(code).text
+
+    @tool
+    def shell(line: str) -> str:
+        """Run a line of Bash in the session's folder and return what it prints."""
+        return kept.shell(line).text
+
+    return Toolbox([python, shell] if params.shell else [python], [kept.close])

@@ -1,0 +1,112 @@
+"""Tasks of an installed package of the library `verifiers`, played by its own code in a virtual environment of its own.
+
+Our package of that name and the library exclude each other, so nothing of it is imported here: a program runs one
+episode (_verifiers_runner.py), asks the gateway for completions as any agent does, and leaves its result in a file. The
+row's answer is the number of the task. The sum of the weighted rewards, mapped from `reward_range`, is the verdict; an
+error in the trace is a failure of the infrastructure.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from pipeline.environments import agent
+from pipeline.environments._interpreters import interpreter
+from pipeline.environments._scores import checked_range, verdict_of
+from pipeline.environments.base import BASE, CountPrompt, EnvironmentParams, Reply, Start
+from pipeline.errors import DataError, EnvironmentFailed
+from pipeline.types import Message, Prompt
+
+EXAMPLE = Prompt("verifiers_package/0", "", "environment", 0)
+RUNNER = Path(__file__).with_name("_verifiers_runner.py")
+RESULT = "result.json"
+
+
+class Params(EnvironmentParams):
+    """The package, and the interpreter that has it and the library."""
+
+    python: str = Field(description="interpreter or virtual environment with the library and the package")
+    package: str = Field(min_length=1, description="the id of its tasks, e.g. gsm8k")
+    taskset: dict[str, Any] = Field({}, description="further fields of the library's section `taskset`")
+    env: dict[str, Any] = Field({}, description="further fields of its section `env`, e.g. {agent: {max_turns: 4}}")
+    harness: str | None = Field(
+        "verizero_chat", description="its program of the agent; null: the package's own choice, most of which need uv"
+    )
+    variables: dict[str, str] = Field({}, description="further environment variables, e.g. PYTHONPATH of the package")
+    reward_range: tuple[float, float] = Field((0.0, 1.0), description="lowest and highest reward of a task")
+    step_s: float = Field(600, gt=0, description="seconds between two requests, after which it counts as broken")
+
+    @field_validator("python")
+    @classmethod
+    def _there(cls, value: str, info: ValidationInfo) -> str:
+        return interpreter(value, (info.context or {}).get(BASE))
+
+    @field_validator("reward_range")
+    @classmethod
+    def _ordered(cls, value: tuple[float, float]) -> tuple[float, float]:
+        return checked_range(value)
+
+
+class PackageEpisode:
+    """One task, played by the library. Each of its requests is a turn of the policy."""
+
+    def __init__(self, params: Params, run: agent.Agent) -> None:
+        """`run` is the program."""
+        self.params, self._run = params, run
+
+    def start(self) -> Start:
+        """Start the program, and wait for its first request."""
+        return self._run.start()
+
+    def count_tokens(self, prompt_tokens: int, sampled_tokens: int, was_cut: bool) -> None:
+        """Note the size of the turn that the next `step` brings."""
+        self._run.count_tokens(prompt_tokens, sampled_tokens, was_cut)
+
+    def count_by(self, count: CountPrompt) -> None:
+        """Note the function that counts the tokens of a prompt."""
+        self._run.count_by(count)
+
+    def step(self, message: Message) -> Reply:
+        """Answer the program's request, and wait for its next one or for its end."""
+        reply = self._run.step(message)
+        if not reply.done:
+            return reply
+        if reply.outcome is not None:  # the program is the library's, so its failure is not the policy's
+            raise EnvironmentFailed(f"{self.params.package}: {reply.outcome.reason}")
+        try:
+            result = json.loads(reply.answer or "")
+            errors, reward = result["errors"], float(result["reward"])
+        except (ValueError, LookupError, TypeError) as exc:
+            raise EnvironmentFailed(f"{self.params.package} left no result: {exc}") from exc
+        if errors or not result.get("ok"):
+            raise EnvironmentFailed(f"{self.params.package}: {'; '.join(errors) or 'the episode is not ok'}")
+        return Reply(done=True, outcome=verdict_of(reward, self.params.reward_range, result.get("stop") or ""))
+
+    def close(self) -> None:
+        """End the program and all that it started."""
+        self._run.close()
+
+
+def environment(params: Params, prompt: Prompt, task_seed: int, sample_seed: int) -> PackageEpisode:
+    """Return an episode of the task whose number is the row's answer. Raises: DataError if it is none."""
+    index = prompt.reference
+    if isinstance(index, bool) or not str(index).isdecimal():
+        raise DataError(f"answer: expected the number of a task, got {index!r:.80}")
+    choice = {
+        "package": params.package,
+        "index": int(index),
+        "taskset": params.taskset,
+        "env": params.env,
+        "harness": params.harness,
+    }
+    run = agent.Params(
+        command=(params.python, "-P", str(RUNNER), json.dumps(choice), RESULT),
+        answer={"file": RESULT},
+        variables=params.variables,
+        step_s=params.step_s,
+    )
+    return PackageEpisode(params, agent.Agent(run, prompt, (task_seed, sample_seed)))

@@ -1,0 +1,72 @@
+"""The diagnosis during a run: a new cause is reported once, in the log and to listeners."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pipeline.diagnosis.cards import rule_failed
+from pipeline.diagnosis.finding import Finding
+from pipeline.diagnosis.ranking import diagnose
+from pipeline.diagnosis.reading import read
+from pipeline.run.recorder import Recorder
+from pipeline.run.schedule import Item
+
+EVENT = "verizero.diagnosis.finding"
+MOST_BYTES = 4 * 2**20
+"""Bytes of rollouts.jsonl that are read after a round, of its beginning and its end."""
+AT_THE_END = frozenset({"seed_noise"})
+"""Causes that only a run which is over can have: one that continues may still show its progress."""
+
+
+def report_causes(recorder: Recorder, folder: Path, item: Item, is_over: bool) -> list[str]:
+    """Say each cause above a note that the files of the run show, the first time; return a line for each of them.
+
+    It reads the files and writes none. Whatever fails here becomes a warning, and the run continues.
+    """
+    try:
+        findings = diagnose(
+            read(folder, MOST_BYTES), lambda name, exc: warn(recorder, f"{item.label}: {rule_failed(name, exc)}")
+        )
+        shown = [f for f in findings if f.level != "note" and (is_over or f.cause not in AT_THE_END)]
+        for finding in shown:
+            report_cause(recorder, item, finding)
+        return [line_of(f) for f in shown]
+    except Exception as exc:  # whatever it is: advice must not end a run that trains
+        warn(recorder, f"{item.label}: warning: the run could not be diagnosed: {type(exc).__name__}: {exc}")
+        return []
+
+
+def report_cause(recorder: Recorder, item: Item, finding: Finding) -> None:
+    """Say a cause and send its event, unless this process has done so for the same stage."""
+    key = f"{item.stage}: {finding.cause}"
+    if key in recorder.reported:
+        return
+    recorder.reported.add(key)
+    recorder.say(printable(f"{item.label}: {line_of(finding)}"))
+    fields = {
+        "cause": finding.cause,
+        "level": finding.level,
+        "confidence": finding.confidence,
+        "sentence": printable(finding.sentence),
+        "evidence": [printable(str(e)) for e in finding.evidence],
+        "remedy": printable(finding.remedy),
+    }
+    recorder.event(EVENT, {"stage": item.stage, "round": item.round, **fields})
+
+
+def warn(recorder: Recorder, text: str) -> None:
+    """Say a warning once: a rule that fails after one round fails after each."""
+    _, _, reason = text.partition("warning: ")
+    if reason not in recorder.reported:
+        recorder.reported.add(reason)
+        recorder.say(printable(text))
+
+
+def line_of(finding: Finding) -> str:
+    """Return a finding in one line."""
+    return printable(f"{finding.level}: {finding.cause}: {finding.sentence} Remedy: {finding.remedy}")
+
+
+def printable(text: str) -> str:
+    """Return a text without halves of surrogate pairs, which a model may write and no log or server takes."""
+    return text.encode("utf-8", "backslashreplace").decode()

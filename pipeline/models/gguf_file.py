@@ -1,0 +1,163 @@
+"""Models in GGUF files: read once, made into a Hugging Face folder of float32 weights, and kept under their hash.
+
+`model.path` may be a file `x.gguf`, or `package:NAME/x.gguf`, a file inside an installed Python package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pipeline.errors import ConfigError, boundary
+from pipeline.files import locked, replace_folder
+
+PACKAGE, SUFFIX = "package:", ".gguf"
+MADE = ".models"
+"""Folder of the models made from GGUF files, under that of the runs."""
+PROVENANCE = "provenance.json"
+NEEDS = ("gguf", "accelerate")
+"""Packages that transformers reads such files with."""
+INSTALL = "pip install 'verizero[real]'"
+PLAIN = frozenset({"F32", "F16", "BF16", "F64"})
+"""Types of weights that are not quantised."""
+
+
+def is_gguf(path: str | None) -> bool:
+    """True if a model's path names a GGUF file."""
+    return path is not None and path.endswith(SUFFIX)
+
+
+def model_folder(path: str, home: Path) -> str:
+    """Return `path`; for a GGUF file the folder under `home` with its weights in float32, made if it is missing.
+
+    Raises: ConfigError if the file is missing, cut off or of an unknown architecture, or a package is not installed.
+    """
+    if not is_gguf(path):
+        return path
+    file = located(path)
+    folder = home / MADE / f"{file.stem}-{digest(file)[:16]}"
+    if not (folder / PROVENANCE).is_file():
+        # The ranks of a group come together: one makes the folder, and the others wait for it.
+        with locked(home / MADE, wait=True):
+            if not (folder / PROVENANCE).is_file():
+                facts = provenance_of(path)
+                with replace_folder(folder, f"writing the model of {file.name} into {folder}") as partial:
+                    _convert(file, path, partial)
+                    (partial / PROVENANCE).write_text(json.dumps(facts, indent=1))
+    return str(folder)
+
+
+def provenance(folder: Path) -> dict[str, Any]:
+    """Return the facts about the file that a model's folder was made from; empty for any other folder."""
+    path = folder / PROVENANCE
+    made: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return made
+
+
+def provenance_of(path: str) -> dict[str, Any]:
+    """Return the facts about a GGUF file: names, hash, architecture, licence, and the share of weights of each type.
+
+    Raises: ConfigError as `model_folder`.
+    """
+    file = located(path)
+    reader = _reader(file, path)
+    counts: Counter[str] = Counter()
+    for tensor in reader.tensors:
+        counts[tensor.tensor_type.name] += int(tensor.n_elements)
+    total = sum(counts.values())
+    return {
+        "file": file.name,
+        "sha256": digest(file),
+        "bytes": file.stat().st_size,
+        "architecture": _text(reader, "general.architecture"),
+        "model": _text(reader, "general.name"),
+        "licence": _text(reader, "general.license"),
+        "types": {name: round(count / total, 4) for name, count in counts.most_common()},
+        "is_quantized": not counts.keys() <= PLAIN,
+    }
+
+
+def located(path: str) -> Path:
+    """Return the GGUF file that a model's path names. Raises: ConfigError if there is none."""
+    if not path.startswith(PACKAGE):
+        if not Path(path).is_file():
+            raise ConfigError(f"model.path={path!r}: there is no such file; give the path of a GGUF file")
+        return Path(path)
+    package, _, name = path.removeprefix(PACKAGE).partition("/")
+    spec = find_spec(package) if package.isidentifier() else None
+    places = [] if spec is None else [Path(place) for place in spec.submodule_search_locations or ()]
+    if not places:
+        raise ConfigError(
+            f"model.path={path!r}: no package {package!r} is installed; install it (make real does so for its own), or "
+            "give the path of a GGUF file, a Hugging Face folder, or a hub id"
+        )
+    files = [place / name for place in places if (place / name).is_file()]
+    if not files:
+        there = sorted(p.relative_to(place).as_posix() for place in places for p in place.rglob(f"*{SUFFIX}"))
+        raise ConfigError(f"model.path={path!r}: that package has no such file; it has {', '.join(there) or 'none'}")
+    return files[0]
+
+
+def digest(file: Path) -> str:
+    """Return the sha256 of a file."""
+    status = file.stat()
+    return _digest(file, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=16)
+def _digest(file: Path, size: int, changed_ns: int) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _reader(file: Path, path: str) -> Any:
+    """Return the gguf package's reader of a file, all of whose weights are there."""
+    missing = [name for name in NEEDS if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"model.path={path!r} needs the package {' and '.join(missing)}: {INSTALL}")
+    import gguf
+
+    size = file.stat().st_size
+    try:
+        reader = gguf.GGUFReader(file)
+        # the reader maps the file, and may name a tensor that ends behind its end
+        ends = [int(t.data_offset) + int(t.n_bytes) for t in reader.tensors]
+    except Exception as exc:  # of many kinds: whatever the bytes at the cut were taken for
+        raise ConfigError(
+            f"model.path={path!r} cannot be read as GGUF ({type(exc).__name__}: {exc}): the file is damaged or cut off "
+            f"at {size:,} bytes; get it again"
+        ) from exc
+    if max(ends, default=size + 1) > size:
+        raise ConfigError(
+            f"model.path={path!r} is cut off: its weights need {max(ends, default=0):,} bytes, and it has {size:,}; "
+            "get it again"
+        )
+    return reader
+
+
+def _text(reader: Any, key: str) -> str:
+    field = reader.get_field(key)
+    return "" if field is None else str(field.contents())
+
+
+def _convert(file: Path, path: str, folder: Path) -> None:
+    """Write the model and tokenizer of a GGUF file into `folder`, with float32 weights."""
+    import torch
+    import transformers
+
+    where, name = str(file.parent), file.name
+    remedy = "give a model of an architecture that transformers reads from GGUF, or its Hugging Face folder"
+    with boundary(ConfigError, f"model.path={path!r} cannot be made into a Hugging Face folder ({remedy})"):
+        tokenizer = transformers.AutoTokenizer.from_pretrained(where, gguf_file=name)
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(where, gguf_file=name, dtype=torch.float32)
+    # The weights are plain numbers now; transformers refuses to save what it takes for quantised.
+    model.config.__dict__.pop("quantization_config", None)
+    for mark in ("hf_quantizer", "is_quantized"):
+        model.__dict__.pop(mark, None)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

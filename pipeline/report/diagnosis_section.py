@@ -1,0 +1,58 @@
+"""The section of a page that says why a run does not learn: each cause with its curve, its lines and its remedy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from pipeline.report.curves import Chart
+
+SETTINGS = re.compile(r"(?:--set (?:'[^']*'|[\w./\[\]]+=(?:\{[^}]*\}|[^\s,;]+)) ?)+")
+"""Options of a command line in a remedy, which may be followed by words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One cause that was found, as the page shows it."""
+
+    cause: str
+    level: str
+    confidence: float
+    sentence: str
+    evidence: tuple[str, ...]
+    remedy: str
+    chart: Chart | None
+    """The curve of the number that shows the cause; None where texts show it."""
+
+
+def diagnosis_section(cards: Sequence[Card] | None, plots: Sequence[str | None]) -> str:
+    """Return the section; empty where nobody looked. `plots`: the drawn chart of each card, None without."""
+    if cards is None:
+        return ""
+    body = "".join(_article(card, plot) for card, plot in zip(cards, plots, strict=True))
+    quiet = '<p class="note">No cause was found in the files of this run for which it would not learn.</p>'
+    return f'<section id="diagnosis"><h2>Diagnosis</h2>\n{body or quiet}\n</section>\n'
+
+
+def _article(card: Card, plot: str | None) -> str:
+    lines = "".join(f"<li>{escape(line)}</li>" for line in card.evidence)
+    picture = "" if plot is None or card.chart is None else f"<p>{escape(card.chart.title)}</p>{plot}"
+    return (
+        f'<article class="card finding {escape(card.level)}"><h3><span class="level">{escape(card.level)}</span> '
+        f"{escape(card.cause)} <small>confidence {card.confidence:.0%}</small></h3>"
+        f'<div class="why"><p>{escape(card.sentence)}</p><ul>{lines}</ul>{_remedy(card.remedy)}</div>'
+        f'<div class="curve">{picture}</div></article>'
+    )
+
+
+def _remedy(text: str) -> str:
+    """Return the remedy, its options of a command line as a line that one click selects."""
+    match = SETTINGS.match(text)
+    line = match[0].strip() if match else ""
+    rest = text[match.end() :].strip(" ,;") if match else ""
+    if not line:
+        return f"<p>Remedy: {escape(text)}</p>"
+    also = f"<p>{escape(rest)}</p>" if rest else ""
+    return f'<p>Remedy:</p><pre class="remedy" tabindex="0">{escape(line)}</pre>{also}'

@@ -1,0 +1,39 @@
+"""Named credits: what a token's advantage owes to its turn, where an episode has several."""
+
+from __future__ import annotations
+
+from pipeline.rl.entries import CreditEntry, Option
+
+ADDED = {
+    "coef": Option(1.0, "weight of the turns' part", above=0),
+    "outcome": Option(1.0, "weight of the advantage of the whole episode beside the turns' part", low=0),
+    "gamma": Option(1.0, "discount per turn", low=0, high=1),
+}
+
+CREDITS: dict[str, CreditEntry] = {
+    "outcome": CreditEntry(
+        "A of the whole episode on each of its trained tokens", "the algorithm's", "turn_credit.none"
+    ),
+    "turns": CreditEntry(
+        "A_k = {outcome} A_i + {coef} (G_ik - mean of the group's turns k); "
+        "G_ik = sum_(j>=k) {gamma}^(j-k) r_ij, r = the environment's reward for the turn",
+        "arXiv:2505.11821",
+        "turn_credit.turns",
+        ADDED,
+    ),
+    "states": CreditEntry(
+        "A_k = {outcome} A_i + {coef} (G_ik - mean of the group's turns in the same state); "
+        "G_ik = sum_(j>=k) {gamma}^(j-k) (r_ij + [j = last] R_i), 0 for a state that is seen once",
+        "arXiv:2505.10978",
+        "turn_credit.states",
+        ADDED,
+    ),
+    "turn_gae": CreditEntry(
+        "t counts turns: V at the first token of a turn, one A and one return for all its tokens; "
+        "r_t = what its tokens have, + {coef} the environment's reward for the turn",
+        "arXiv:1506.02438 eq. 16, over turns",
+        "turn_credit.turn_gae",
+        {"coef": Option(1.0, "weight of the environment's rewards for turns", low=0)},
+        replaces="gae",
+    ),
+}

@@ -1,0 +1,151 @@
+"""Credit by turn: the advantage of a token from what its turn, and those after it, were worth.
+
+Rows are episodes here, [B, T] their trained tokens in the order drawn, [B, K] their turns. A turn's return holds only
+what came after its first token, so that the turns before it add no noise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.errors import DataError
+from pipeline.rl.advantages import Rewarded, centred, gae
+from pipeline.rl.gae import reward_to_go
+from pipeline.rl.reduce import masked
+from pipeline.rl.reduce import whiten as whitened
+
+
+def none(x: Rewarded, advantages: Tensor) -> Tensor:
+    """Return the advantages of the outcome as they are."""
+    return advantages
+
+
+def turns(x: Rewarded, advantages: Tensor, *, coef: float, outcome: float, gamma: float) -> Tensor:
+    """Return outcome A + coef (G_k - mean of the G_k of the group's episodes that have a turn k), [B, T].
+
+    G_k = sum_(j >= k) gamma^(j - k) r_j over the environment's rewards for turns, 0 where it gave none. An episode that
+    ended before turn k is not in its mean. Turn 0 of all members begins in the same state, later ones need not: there
+    the mean is a baseline of the turn's number alone.
+
+    Raises: DataError without turns or their rewards.
+    Source: arXiv:2505.11821; undivided by a spread.
+    """
+    exists = turns_of(x)
+    to_go = reward_to_go(_rewards(x, exists), exists, gamma)
+    num = exists.shape[1]
+    keys = (x.groups.unsqueeze(1) * num + torch.arange(num, device=exists.device))[exists]
+    part = torch.zeros_like(to_go)
+    part[exists] = centred(to_go[exists], keys)
+    return outcome * advantages + coef * _of_tokens(x, part)
+
+
+def states(x: Rewarded, advantages: Tensor, *, coef: float, outcome: float, gamma: float) -> Tensor:
+    """Return outcome A + coef (G_k - mean of G over the turns of the group that began in the same state), [B, T].
+
+    G_k is the return from turn k on: the environment's rewards for turns, what enters the reward at tokens (the kl),
+    and the episode's own reward at its last turn. A turn whose state is seen once, or has no name, has a part of 0.
+
+    Raises: DataError without turns, their rewards or their states.
+    Source: arXiv:2505.10978; undivided by a spread.
+    """
+    exists, keys = turns_of(x), _state_keys(x)
+    to_go = reward_to_go(_rewards(x, exists) + _of_turns(x, exists, x.token_rewards), exists, gamma)
+    where = exists & (keys >= 0)
+    part = torch.zeros_like(to_go)
+    part[where] = centred(to_go[where], keys[where])
+    return outcome * advantages + coef * _of_tokens(x, part)
+
+
+def turn_gae(x: Rewarded, *, coef: float, whiten: bool, ddof: int, eps: float, **options: Any) -> tuple[Tensor, Tensor]:
+    """Return GAE and the critic's returns with turns as time steps, both [B, T]: equal for all tokens of a turn.
+
+    V_k is the critic's value before the first token of turn k, where the policy has read everything and said nothing;
+    r_k is the sum of its tokens' rewards, with the episode's at the last one, + coef times the environment's reward for
+    the turn. `options` are those of `advantages.gae`; gamma and lambda count turns. Whitened over tokens, as GAE is.
+
+    Raises: DataError without turns or values, or without what bootstrapping needs.
+    Source: arXiv:1506.02438 eq. 16.
+    """
+    if x.values is None:
+        raise DataError("credit 'turn_gae' needs values, got None; run the critic over the batch")
+    exists = turns_of(x)
+    own = _of_turns(x, exists, x.token_rewards)
+    if x.turn_rewards is not None:
+        own = own + coef * _rewards(x, exists)
+    by_turn = replace(x, token_rewards=own, mask=exists, values=_first(x, exists, x.values))
+    advantages, returns = gae(by_turn, whiten=False, ddof=ddof, eps=eps, **options)
+    advantages, returns = _of_tokens(x, advantages), _of_tokens(x, returns)
+    if whiten:
+        advantages = whitened(advantages, x.mask, ddof=ddof, eps=eps, all_reduce=x.all_reduce)
+    return advantages, returns
+
+
+def turns_of(x: Rewarded) -> Tensor:
+    """Return [B, K] bool: the turns that each episode has; every turn has a token that trains.
+
+    Raises: DataError without the number of each token's turn.
+    """
+    if x.turns is None:
+        raise DataError("credit by turn needs turn_ids [B, T], got None; pass the batch's")
+    num = int(masked(x.turns, x.mask).max()) + 1 if x.mask.any() else 1
+    if x.turn_rewards is not None:
+        num = max(num, x.turn_rewards.shape[1])
+    exists = torch.zeros(len(x.turns), num, dtype=torch.bool, device=x.turns.device)
+    exists[x.mask.nonzero(as_tuple=True)[0], x.turns[x.mask]] = True
+    return exists
+
+
+def num_alone(x: Rewarded, exists: Tensor) -> Tensor:
+    """Return the number of turns whose state no other turn of the group began in, or that have none; 0 dimensions."""
+    if x.turn_states is None:
+        return exists.sum()
+    keys = _state_keys(x)[exists]
+    known = keys >= 0
+    counts = torch.bincount(keys[known], minlength=1)
+    return (~known).sum() + (counts == 1).sum()
+
+
+def _state_keys(x: Rewarded) -> Tensor:
+    """Return [B, K] int64: a number for each state of each group, -1 for a turn without one."""
+    if x.turn_states is None:
+        raise DataError("credit 'states' needs turn_states [B, K], got None; let the environment name its states")
+    # Renumbered without gaps, because sums are sized by the largest number.
+    _, compact = torch.unique(x.turn_states, return_inverse=True)
+    keys = x.groups.unsqueeze(1) * (int(compact.max()) + 1) + compact
+    return torch.where(x.turn_states >= 0, keys, torch.full_like(keys, -1))
+
+
+def _rewards(x: Rewarded, exists: Tensor) -> Tensor:
+    """Return [B, K]: the environment's rewards for turns, 0 where it gave none."""
+    if x.turn_rewards is None:
+        raise DataError("credit by turn needs turn_rewards [B, K], got None; pass the episodes' own")
+    return masked(x.turn_rewards, exists & x.turn_rewards.isfinite())
+
+
+def _of_turns(x: Rewarded, exists: Tensor, by_token: Tensor) -> Tensor:
+    """Return [B, K]: the sum of [B, T] values over the tokens of each turn."""
+    assert x.turns is not None
+    zeros = torch.zeros(exists.shape, dtype=by_token.dtype, device=by_token.device)
+    return zeros.scatter_add(1, masked(x.turns, x.mask), masked(by_token, x.mask))
+
+
+def _of_tokens(x: Rewarded, by_turn: Tensor) -> Tensor:
+    """Return [B, T]: the value of each token's turn, 0 outside the mask."""
+    assert x.turns is not None
+    return masked(by_turn.gather(1, masked(x.turns, x.mask)), x.mask)
+
+
+def _first(x: Rewarded, exists: Tensor, by_token: Tensor) -> Tensor:
+    """Return [B, K]: the value of the first token of each turn, 0 for turns that an episode has not."""
+    assert x.turns is not None
+    num = x.mask.shape[1]
+    places = torch.arange(num, device=exists.device).expand(x.mask.shape)
+    # A place outside the mask counts as past the end, so that no turn begins there.
+    places = torch.where(x.mask, places, torch.full_like(places, num))
+    ends = torch.full(exists.shape, num, dtype=torch.int64, device=exists.device)
+    first = ends.scatter_reduce(1, masked(x.turns, x.mask), places, "amin")
+    return masked(masked(by_token, x.mask).gather(1, first.clamp(max=num - 1)), exists)

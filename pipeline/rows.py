@@ -1,0 +1,216 @@
+"""The rows of a rollout: the sequences that the engine computed, with the tokens of each that train."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pipeline.errors import DataError, EngineError
+from pipeline.types import Rollout, Turn
+
+ROUNDING = 1e-4
+"""Rounding may lift the log-prob of a sure token above 0 by this much."""
+
+
+def rows(rollout: Rollout) -> tuple[tuple[Turn, ...], ...]:
+    """Return the turns of each row of the rollout; a single response is one row of one turn."""
+    return (tuple(rollout.turns),) if rollout.episode is None else rollout.episode.rows
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The tokens of one turn that train, at places `start` to `stop` of their row.
+
+    Example: Span(start=2, stop=4, number=0, turn=Turn((7, 9), (4, 1), (-0.1, -0.7), "stop", 12))
+    """
+
+    start: int
+    stop: int
+    number: int
+    """Number of the turn in its episode, in the order in which turns were drawn."""
+    turn: Turn
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedRow:
+    """One row, with the spans of it that train.
+
+    Example: TrainedRow("response 0 to 'p'", turns=(first, second), spans=(Span(2, 4, 0, first), Span(7, 9, 1, second)))
+    """
+
+    name: str
+    """The response to which the row belongs, for errors."""
+    turns: tuple[Turn, ...]
+    spans: tuple[Span, ...]
+
+    @property
+    def pieces(self) -> list[tuple[tuple[int, ...], Span | None]]:
+        """The row's ids in order, cut where training begins and ends, each piece with its span; nothing is copied."""
+        own = iter(self.spans)
+        return [
+            piece
+            for turn in self.turns
+            for piece in ((turn.observed, None), (turn.sampled, next(own) if turn.trains else None))
+        ]
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """All ids of the row."""
+        return tuple(i for ids, _ in self.pieces for i in ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """The length of the row."""
+        return sum(len(turn.observed) + len(turn.sampled) for turn in self.turns)
+
+    @property
+    def policy_version(self) -> int:
+        """The version of the weights that drew the oldest token that trains."""
+        return min(span.turn.policy_version for span in self.spans)
+
+
+def trained_rows(rollout: Rollout) -> list[TrainedRow]:
+    """Return the rows of a rollout with their trained spans; a single response gives one row and copies no ids.
+
+    Raises: DataError for log-probs or records of sampling that do not fit their tokens; EngineError for an episode
+    whose rows cannot be what the engine computed, such as a turn that trains in two rows.
+    """
+    name = f"response {rollout.sample} to {rollout.prompt_id!r}"
+    if rollout.episode is not None:
+        _check_episode(name, rollout)
+    out = []
+    number = 0
+    for turns in rows(rollout):
+        spans = []
+        place = 0
+        for turn in turns:
+            start = place + len(turn.observed)
+            place = start + len(turn.sampled)
+            if turn.trains:
+                if rollout.episode is None:
+                    _check_records(name, turn)
+                else:
+                    _check_records(f"turn {number} of {name}", turn)
+                    _check_logprobs(f"turn {number} of {name}", turn.logprobs)
+                spans.append(Span(start, place, number if turn.number is None else turn.number, turn))
+                number += 1
+        row = TrainedRow(name, turns, tuple(spans))
+        _check_routing(row)
+        out.append(row)
+    return out
+
+
+def observed_spans(rows: Sequence[TrainedRow]) -> list[list[tuple[int, int]]]:
+    """Return (begin, end) of the tokens of each row that answer the policy and that it is shown for the first time.
+
+    `rows` are those of one rollout. The prompt that a row begins with is no answer, and what a row repeats of an
+    earlier one, word by word or written again by the template, is not there a second time.
+    """
+    out = []
+    seen: list[tuple[int, ...]] = []
+    for row in rows:
+        ids = row.ids
+        repeated = max((_num_shared(ids, earlier) for earlier in seen), default=0)
+        seen.append(ids)
+        spans: list[tuple[int, int]] = []
+        place = 0
+        for number, turn in enumerate(row.turns):
+            end = place + len(turn.observed)
+            size = turn.num_new if turn.num_new is not None else len(turn.observed) if number else 0
+            begin = max(end - size, repeated, 1)  # nothing is before a row's first token to predict it
+            if turn.trains and begin < end:
+                spans.append((begin, end))
+            place = end + len(turn.sampled)
+        out.append(spans)
+    return out
+
+
+def is_truncated(rollout: Rollout) -> bool:
+    """Return True if a limit of length cut the last turn, or left no room for another one."""
+    cut = rollout.was_cut
+    return cut if rollout.episode is None else cut or rollout.episode.ending in ("tokens", "context")
+
+
+def require_single(rollouts: Iterable[Rollout], what: str) -> None:
+    """Raise DataError naming `what` if one of the rollouts is an episode, which it cannot read."""
+    for r in rollouts:
+        if r.episode is not None:
+            raise DataError(
+                f"{what} reads single responses, and response {r.sample} to {r.prompt_id!r} is an episode of "
+                f"{len(r.turns)} turns; use prompts without an environment, or train on rewards with an algorithm of RL"
+            )
+
+
+def _check_episode(name: str, rollout: Rollout) -> None:
+    """Raise EngineError where the rows break the rule that each sampled token trains in exactly one of them."""
+    episode = rollout.episode
+    assert episode is not None
+    if not episode.rows or not all(episode.rows):
+        raise EngineError(f"{name} is an episode with a row of no turns; each row has one at least")
+    first = episode.rows[0][0]
+    if (first.observed, first.sampled) != (rollout.prompt_ids, rollout.response_ids):
+        raise EngineError(f"the ids of {name} are not those of its episode's first turn; they describe the same tokens")
+    trained: set[int] = set()  # identities of turns, because equal ones may be sampled by chance
+    sampled: set[tuple[int, ...]] = set()
+    for number, turns in enumerate(episode.rows):
+        for turn in turns:
+            if not turn.observed or not turn.sampled:
+                what = "observes" if not turn.observed else "samples"
+                raise EngineError(f"row {number} of {name} has a turn that {what} nothing; every turn does both")
+            if turn.trains and id(turn) in trained:
+                raise EngineError(
+                    f"row {number} of {name} trains a turn of an earlier row again; set trains=False in it"
+                )
+            if not turn.trains and turn.sampled not in sampled:
+                raise EngineError(
+                    f"row {number} of {name} shares a turn that no earlier row has; its tokens never train"
+                )
+            if turn.trains:
+                trained.add(id(turn))
+        if not turns[-1].trains:
+            raise EngineError(
+                f"row {number} of {name} ends with a turn that does not train; a row ends with its own turn"
+            )
+        sampled.update(turn.sampled for turn in turns if turn.trains)
+
+
+def _num_shared(first: tuple[int, ...], second: tuple[int, ...]) -> int:
+    """Return the number of tokens with which both begin."""
+    return next(
+        (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )
+
+
+def _check_records(whose: str, turn: Turn) -> None:
+    num, kept = len(turn.sampled), turn.kept
+    if len(turn.logprobs) != num:
+        raise DataError(f"{whose} has {num} tokens and {len(turn.logprobs)} log-probs")
+    if kept is None:
+        return
+    total = sum(kept.sizes)
+    if len(kept.sizes) != num or total * 4 != len(kept.ids):
+        raise DataError(
+            f"{whose} has {num} tokens and kept sets "
+            f"of {len(kept.sizes)}, which hold {len(kept.ids) // 4} of {total} ids"
+        )
+
+
+def _check_logprobs(whose: str, logprobs: tuple[float, ...]) -> None:
+    # The sum is NaN or infinite if one of them is, and is faster to compute than a test of each.
+    if not math.isfinite(sum(logprobs)) or max(logprobs) > ROUNDING:
+        odd = next(x for x in logprobs if not (math.isfinite(x) and x <= ROUNDING))
+        raise EngineError(f"{whose} has a log-prob of {odd}; the log-prob of a sampled token is finite and <= 0")
+
+
+def _check_routing(row: TrainedRow) -> None:
+    """Raise EngineError unless the routing is that of all tokens of the row but the last, or there is none."""
+    if all(turn.routing is None for turn in row.turns):
+        return
+    for number, turn in enumerate(row.turns):
+        # A turn's own tokens are routed but the last, which is routed when the next turn is computed.
+        wanted = len(turn.observed) + len(turn.sampled) - (number == 0)
+        routing = turn.routing
+        if routing is None or len(routing.experts) != wanted * routing.layers * routing.top_k * 2:
+            held = "none" if routing is None else f"{len(routing.experts)} bytes"
+            raise EngineError(f"turn {number} of a row of {row.name} brings {wanted} tokens, and its routing is {held}")

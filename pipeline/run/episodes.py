@@ -1,0 +1,181 @@
+"""The parts that the episodes of a run are played with: its environments, its limits, and its way of writing turns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.choices import EnvironmentChoice
+from pipeline.config.run import RunConfig
+from pipeline.data.template_gate import template_gate
+from pipeline.data.turns import turns_of
+from pipeline.environments.base import ToolSchema, load
+from pipeline.environments.elsewhere import Chosen, Place, Where, open_place
+from pipeline.errors import ConfigError, DataError, boundary
+from pipeline.files import write_atomic
+from pipeline.rollout.episode import Limits
+from pipeline.rollout.rounds import Episodes
+from pipeline.run.data import RunData
+from pipeline.types import Prompt
+
+AGENT = "agent"
+"""The environment that starts a program, whose first request would be needed to know its tools."""
+PLAYED = frozenset({"pretrain", "sft", "rl"})
+"""Kinds of stages that can learn from prompts with an environment."""
+
+
+def build_episodes(config: RunConfig, data: RunData, base_dir: Path, context: int | None) -> Episodes | None:
+    """Return the parts of the run's episodes; None if no prompt names an environment.
+
+    `context`: the longest sequence of the policy in tokens; None: no limit.
+    Raises: ConfigError for a stage or an engine that plays no episodes; DataError naming the row whose environment
+    does not exist or refuses its parameters.
+    """
+    prompts = [*data.train, *data.evaluation]
+    if config.episodes.observation_coef > 0 and all(p.environment is None for p in data.train):
+        raise ConfigError(
+            f"episodes.observation_coef={config.episodes.observation_coef:g} trains on what environments answer, and "
+            "no row of data.train has an environment; set it to 0, or name an environment"
+        )
+    if all(p.environment is None for p in prompts):
+        return None
+    check_stages(config)
+    how = config.episodes
+    if config.rollout.engine != "torch" and (longest := config.rollout.vllm.max_model_tokens) is not None:
+        context = longest if context is None else min(context, longest)
+    limits = Limits(
+        max_turns=how.max_turns,
+        max_tokens=how.max_tokens,
+        context=context,
+        max_unread=how.max_unread,
+        ends_when_cut=how.cut_turn == "end",
+        wall_s=how.wall_s,
+        retries=how.retries,
+        shorten=shortener(data.renderer.tokenizer, how.max_observation_tokens),
+    )
+    environments = bind_environments(prompts, config.data.environments, base_dir, how.workers)
+    threads = ThreadPoolExecutor(how.workers, "environment")
+    talk, places = turns_of(data.renderer), tuple(environments.values())
+    return Episodes(environments, talk, limits, threads, how.max_open, places, how.next_turn == "together")
+
+
+def shortener(tokenizer: Any, most: int | None) -> Callable[[str], str] | None:
+    """Return a function that leaves out the middle of texts of more than `most` tokens; None if there is no limit."""
+    if most is None:
+        return None
+
+    def shorten(text: str) -> str:
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        if len(ids) <= most:
+            return text
+        head, tail = tokenizer.decode(ids[: most - most // 2]), tokenizer.decode(ids[len(ids) - most // 2 :])
+        return f"{head} ... {len(ids) - most} tokens left out ... {tail}"
+
+    return shorten
+
+
+def tools_of(config: RunConfig, base_dir: Path) -> Callable[[Prompt], Sequence[ToolSchema]]:
+    """Return a function that tells the tools which a prompt's environment shows; each environment is asked once.
+
+    An agent brings its own tools with each request, so none are known before. The function raises DataError for an
+    environment that does not start.
+    """
+    known: dict[str, Sequence[ToolSchema]] = {}
+
+    def tools(prompt: Prompt) -> Sequence[ToolSchema]:
+        key = prompt.environment
+        choice = None if key is None else config.data.environments.get(key)
+        if key is None or (key if choice is None else choice.name) == AGENT:
+            return ()
+        if key not in known:
+            place = bind_environments([prompt], config.data.environments, base_dir)[key]
+            with closing(place), boundary(DataError, f"row {prompt.id!r}: its environment {key!r} does not start"):
+                environment = place.make(prompt, 0, 0)
+                try:
+                    known[key] = environment.start().tools
+                finally:
+                    environment.close()
+        return known[key]
+
+    return tools
+
+
+def check_template(config: RunConfig, data: RunData, base_dir: Path, folder: Path) -> str:
+    """Find out what the chat template does to the history of episodes; write templates.json, and return a note.
+
+    The note is empty if there is nothing to know. Raises: ConfigError for a template that cannot show tools.
+    """
+    played = [p for p in (*data.train, *data.evaluation) if p.environment is not None]
+    if not played or data.renderer.template.name != "chat":
+        return ""
+    of = tools_of(config, base_dir)
+    tools = {tool.name: tool for prompt in played for tool in of(prompt)}
+    has_system = any(p.system is not None for p in played) or data.renderer.template.system is not None
+    gate = template_gate(turns_of(data.renderer), tuple(tools.values()), config.seed, has_system=has_system)
+    if gate.kind == "cannot show tools":
+        raise ConfigError(gate.note)
+    write_atomic(folder / "templates.json", json.dumps(gate.record, indent=1).encode())
+    return gate.note
+
+
+def check_stages(config: RunConfig) -> None:
+    """Raise ConfigError for a stage, or an option of the engine, that cannot play prompts with an environment."""
+    odd = next((s for s in config.stages if s.kind not in PLAYED), None)
+    if odd is not None:
+        raise ConfigError(
+            f"stage {odd.name!r} of kind {odd.kind} samples single responses, and rows of the data have an "
+            f"environment; use stages of kind {', '.join(sorted(PLAYED))}, or leave the rows out"
+        )
+    how = config.rollout
+    if how.max_staleness > 0 and how.in_flight == "interrupt":
+        raise ConfigError(
+            "rollout.in_flight=interrupt would change the weights within an episode; set rollout.in_flight: finish for "
+            "rows with an environment"
+        )
+    if how.engine == "vllm" and how.vllm.tensor_parallel > 1:
+        raise ConfigError(
+            f"rollout.engine=vllm with rollout.vllm.tensor_parallel={how.vllm.tensor_parallel} asks all ranks in "
+            "lockstep, and episodes end at different turns; set rollout.engine: vllm_server"
+        )
+
+
+def languages_of(prompts: Iterable[Prompt], chosen: Mapping[str, EnvironmentChoice], base: Path) -> frozenset[str]:
+    """Return the languages of the programs that the environments of `prompts` run in the sandbox.
+
+    Environments under another interpreter or behind a URL have sandboxes of their own. One that does not exist, or that
+    refuses its parameters, is refused by `bind_environments`, which names the row.
+    """
+    languages: set[str] = set()
+    for key in {p.environment for p in prompts} - {None}:
+        choice = chosen.get(str(key)) or EnvironmentChoice(name=key)
+        if isinstance(choice.place, str):
+            with suppress(ConfigError):
+                languages |= load(choice.name, choice.path, base).bind(choice.params, base).params.languages()
+    return frozenset(languages)
+
+
+def bind_environments(
+    prompts: Iterable[Prompt], chosen: Mapping[str, EnvironmentChoice], base: Path, workers: int = 1
+) -> dict[str, Place]:
+    """Return the places of the environments that `prompts` name, by key; one that is not in `chosen` is a plain name.
+
+    workers: calls that a process answers at a time. Processes start with their first episodes.
+    Raises: DataError naming the first row whose environment does not exist or refuses its parameters.
+    """
+    bound: dict[str, Place] = {}
+    for prompt in prompts:
+        key = prompt.environment
+        if key is None or key in bound:
+            continue
+        choice = chosen.get(key) or EnvironmentChoice(name=key)
+        which = Chosen(choice.name, choice.path, choice.params, base)
+        where: Where = choice.place if isinstance(choice.place, str) else {str(k): v for k, v in choice.place.items()}
+        try:
+            bound[key] = open_place(where, which, step_s=choice.step_s, threads=workers)
+        except ConfigError as exc:
+            raise DataError(f"row {prompt.id!r}: {exc}") from exc
+    return bound

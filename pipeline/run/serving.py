@@ -1,0 +1,164 @@
+"""A trained model behind the gateway, or in a terminal: requests that wait are answered together."""
+
+from __future__ import annotations
+
+import queue
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.config.load import load_recipe
+from pipeline.config.run import RunConfig
+from pipeline.config.template import Template
+from pipeline.data.render import Renderer
+from pipeline.data.turns import turns_of
+from pipeline.environments.base import ToolSchema
+from pipeline.environments.conversing import Conversing
+from pipeline.environments.gateway.exchange import Exchange, Pending
+from pipeline.environments.gateway.wire import Answer, Asked, Refused
+from pipeline.errors import ConfigError, DataError, EngineError
+from pipeline.models.gguf_file import model_folder
+from pipeline.models.load import eos_ids, load_model, load_tokenizer
+from pipeline.rollout.engine import Completion, Engine, Request, Sampling
+from pipeline.rollout.torch_engine import TorchEngine
+from pipeline.types import Message, Prompt
+
+HOME = str(RunConfig.model_fields["output"].default)
+"""The folder under which models of GGUF files are kept: that of the runs, where a recipe names no other."""
+TOGETHER_S = 0.005
+"""Seconds that a request waits for others that can be computed with it."""
+NOBODYS = Prompt("request", "", "", None)
+"""The prompt of conversations that come whole."""
+LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+
+
+@dataclass(frozen=True)
+class Served:
+    """A model that answers conversations."""
+
+    engine: Engine
+    conversing: Conversing
+    context: int | None
+    """The longest sequence in tokens."""
+    sampling: Sampling
+    """Values for all that a request does not set."""
+
+    def count(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> int:
+        """Return the tokens of a conversation's prompt. Raises: DataError if the template refuses it."""
+        return len(self.conversing.begin(NOBODYS, messages, tools))
+
+    def answer(self, asked: Sequence[Asked], seeds: Sequence[int]) -> list[Answer | Refused]:
+        """Return an answer to each request, those of equal sampling computed together."""
+        out: list[Answer | Refused | None] = [None] * len(asked)
+        groups: dict[Sampling, list[tuple[int, tuple[int, ...]]]] = {}
+        for i, request in enumerate(asked):
+            try:
+                ids = self.conversing.begin(NOBODYS, request.messages, request.tools)
+                groups.setdefault(self._sampling(request, len(ids)), []).append((i, ids))
+            except (DataError, Refused) as exc:
+                out[i] = exc if isinstance(exc, Refused) else Refused(400, str(exc))
+        for sampling, members in groups.items():
+            requests = [Request(ids, (_seed(asked[i], seeds[i]),)) for i, ids in members]
+            try:
+                completions = self.engine.generate(requests, sampling)
+            except EngineError as exc:
+                for i, _ in members:
+                    out[i] = Refused(500, str(exc))
+                continue
+            for (i, ids), (completion,) in zip(members, completions, strict=True):
+                out[i] = self._answer(asked[i], ids, completion)
+        return [o if o is not None else Refused(500, "no answer was made") for o in out]
+
+    def _sampling(self, request: Asked, num_prompt: int) -> Sampling:
+        """Return how this request is sampled. Raises: Refused for a value out of range, or a full context."""
+        values = request.decided
+        try:
+            most = min([self.sampling.max_tokens, *(int(values[name]) for name in LIMITS if name in values)])
+            temperature = float(values.get("temperature", self.sampling.temperature))
+            top_p = float(values.get("top_p", self.sampling.top_p))
+            top_k = int(values.get("top_k", self.sampling.top_k))
+            int(values.get("seed", 0))  # used below, where an error would end the server
+        except (TypeError, ValueError) as exc:
+            raise Refused(400, f"a number was expected: {exc}") from exc
+        if temperature < 0 or not 0 < top_p <= 1 or top_k < 0 or most < 1:
+            raise Refused(
+                400, f"temperature={temperature:g}, top_p={top_p:g}, top_k={top_k}, {most} tokens: out of range"
+            )
+        if self.context is not None:
+            most = min(most, self.context - num_prompt)
+            if most < 1:
+                raise Refused(400, f"the maximum context length is {self.context} tokens, the prompt has {num_prompt}")
+        return Sampling(most, temperature, top_p, top_k)
+
+    def _answer(self, request: Asked, ids: Sequence[int], completion: Completion) -> Answer:
+        turn = sum(m.role == "assistant" for m in request.messages)
+        read = self.conversing.read(completion.token_ids, completion.finish_reason, turn, request.tools)
+        was_cut = completion.finish_reason == "length"
+        return Answer(secrets.token_hex(8), read.message, len(ids), len(completion.token_ids), was_cut)
+
+
+def _seed(request: Asked, seed: int) -> int:
+    asked = request.decided.get("seed")
+    return seed if asked is None else abs(int(asked))
+
+
+def serve_forever(served: Served, exchange: Exchange) -> None:
+    """Answer the requests of an exchange until it raises KeyboardInterrupt."""
+    while True:
+        serve_waiting(served, exchange, None)
+
+
+def serve_waiting(served: Served, exchange: Exchange, timeout_s: float | None) -> int:
+    """Answer the next request, and those that come with it; return their number, 0 if none came in time."""
+    try:
+        waiting: list[Pending] = [exchange.asks.get(timeout=timeout_s)]
+    except queue.Empty:
+        return 0
+    while True:
+        try:
+            waiting.append(exchange.asks.get(timeout=TOGETHER_S))
+        except queue.Empty:
+            break
+    num = len(waiting)
+    for pending in waiting:
+        if pending.only_counts:
+            exchange.give_count(pending, served.count)
+    waiting = [p for p in waiting if not p.only_counts]
+    answers = served.answer([p.asked for p in waiting], [secrets.randbits(62) for _ in waiting])
+    for pending, answer in zip(waiting, answers, strict=True):
+        exchange.give(pending, answer) if isinstance(answer, Answer) else exchange.refuse(pending, answer)
+    return num
+
+
+def recipe_of(path: str) -> RunConfig | None:
+    """Return the recipe of the run in the folder `path`; None for a model that no run has left."""
+    folder = Path(path)
+    is_run = (folder / "model").is_dir() and (folder / "recipe.yaml").is_file()
+    return load_recipe(folder / "recipe.yaml") if is_run else None
+
+
+def load_served(
+    path: str, template: str | Template | None, sampling: Sampling, device: str, dtype: str = "float32"
+) -> Served:
+    """Return the model of a run's folder, with that run's template, or of a model's folder, GGUF file or hub id.
+
+    `template` replaces the run's; without either it is the tokenizer's chat template, if it has one.
+    Raises: ConfigError for a folder without a model; DataError for a template that the tokenizer cannot write.
+    """
+    folder, recipe = Path(path), recipe_of(path)
+    how = None if recipe is None else recipe.data.template
+    if (folder / "model").is_dir():
+        path = str(folder / "model")
+    elif folder.is_dir() and not (folder / "config.json").is_file():
+        raise ConfigError(f"{folder} has neither model/ nor config.json; give a run's folder, or a model's")
+    path = model_folder(path, Path(HOME))
+    tokenizer = load_tokenizer(path)
+    if template is not None or how is None:
+        how = Template.model_validate(template or ("chat" if tokenizer.chat_template else "plain"))
+    model: Any = load_model(path, dtype, device)
+    engine = TorchEngine(model, eos_ids(model, tokenizer), tokenizer.pad_token_id)
+    engine.publish(0)
+    context = getattr(model.config, "max_position_embeddings", None)
+    return Served(engine, turns_of(Renderer(tokenizer, how)), context, sampling)

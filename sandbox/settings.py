@@ -1,0 +1,123 @@
+"""The machines on which this process runs programs, and the limits of a program: set once, by the recipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
+
+from pipeline.errors import IsolationError
+from sandbox import api
+from sandbox.api import Trial
+from sandbox.calls import Quota
+from sandbox.languages import LANGUAGES, TOOLS, available
+from sandbox.pool import Pool
+from sandbox.results import Limits, RunResult
+from sandbox.session import Session
+
+if TYPE_CHECKING:
+    from sandbox.client import Client, RemoteSession
+
+VARIABLE = "VERIZERO_SANDBOX"
+"""Environment variable that hands the settings to a process that plays episodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxSettings:
+    """The sandbox of this process: services at `urls`, or without any the workers of this machine."""
+
+    limits: Limits = field(default_factory=Limits)
+    """Limits of a program whose verifier sets none."""
+    workers: int | None = None
+    """Programs at one time on this machine; None is two per core."""
+    min_level: int = 2
+    urls: tuple[str, ...] = ()
+    token: str | None = field(default=None, repr=False)
+
+
+_lock = threading.Lock()
+_settings = SandboxSettings()
+_services: Client | None = None
+_tools: Pool | None = None
+
+
+def current() -> SandboxSettings:
+    """Return the settings in use."""
+    return _settings
+
+
+def configure(settings: SandboxSettings) -> None:
+    """Run the programs of this process by `settings` from now on; never call this while programs run.
+
+    Former workers are ended. Raises: ValueError for a malformed address.
+    """
+    global _settings, _services, _tools
+    if settings == _settings:
+        return
+    services: Client | None = None
+    if settings.urls:
+        from sandbox.client import Client  # only here: a run on this machine alone loads no network code
+
+        services = Client(settings.urls, settings.token)
+    with _lock:
+        former, _tools = _tools, None
+        _settings, _services = settings, services
+    if former is not None:
+        former.close()
+    api.configure(settings.workers, settings.min_level)
+
+
+def variables() -> dict[str, str]:
+    """Return the environment variables by which a process that this one starts takes over these settings."""
+    return {VARIABLE: json.dumps(asdict(_settings))}
+
+
+def take_over(environ: Mapping[str, str] = os.environ) -> None:
+    """Run the programs of this process by the settings of the process that started it, if it gave any."""
+    if VARIABLE in environ:
+        fields = json.loads(environ[VARIABLE])
+        configure(SandboxSettings(**fields | {"limits": Limits(**fields["limits"]), "urls": tuple(fields["urls"])}))
+
+
+def run(trials: Sequence[Trial]) -> list[RunResult]:
+    """Return one result per trial, in order.
+
+    Raises: IsolationError when a language's tool is not installed on this machine, or its walls are too low; ValueError
+    on malformed tests.
+    """
+    services = _services
+    if services is not None:
+        return services.run_many(trials)
+    others = {trial.language for trial in trials} - {"python"}
+    for language in others:
+        require_tool(language)
+    return api.run_many(trials, tools=_tool_pool() if others else None)
+
+
+def open_session(limits: Limits, quota: Quota) -> Session | RemoteSession:
+    """Return a new session: of a service, which may lower limits and quota, or of this machine.
+
+    Raises: IsolationError when the walls are too low; SessionError; ValueError when a service refuses it.
+    """
+    services = _services
+    if services is not None:
+        return services.session(limits=asdict(limits), quota=asdict(quota))
+    return Session(_tool_pool(), limits=limits, quota=quota)
+
+
+def require_tool(language: str) -> None:
+    """Raise IsolationError if the tool of that language is not installed."""
+    if not available().get(language, False):
+        tool = LANGUAGES[language].tool
+        raise IsolationError(f"language {language!r} needs {tool}, which is not installed here; install {tool}")
+
+
+def _tool_pool() -> Pool:
+    global _tools
+    with _lock:
+        if _tools is None:
+            _tools = Pool(_settings.workers, _settings.min_level, tools=TOOLS)
+        return _tools

@@ -1,0 +1,211 @@
+"""The child that runs the calls of one session: cells of Python one after another, or one line of a shell.
+
+As in `harness`, nothing here is trusted once a program runs. The child gets its order with its own descriptors. It says
+that a call has ended on `LINK`, with the number that came with the call; the keeper then halts it and reads its output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gc
+import linecache
+import marshal
+import os
+import random
+import signal
+import struct
+import sys
+import types
+from collections.abc import Callable
+from posix import _exit
+from typing import Any
+
+from . import harness, jail, kernel, landlock, selftest, streams
+from .frames import FINISHED, PID, RAISED, SETUP_FAILED
+
+CELLS, CELL, LINE, TEST, SEED = range(5)
+"""Orders: an interpreter that stays, one that ends after its first cell, a shell line, the self-test; a new seed."""
+LINK, STATE = 3, 4
+"""Descriptors of a child: for orders and ends, and for the folder and the environment that it leaves."""
+END = struct.Struct("<8sBBQQQQ")
+"""The end of a call: its number, state, exit code, and where output and errors of it begin and end.
+
+A program can forge all of it, and so only cut its own output. What it writes before it has read its order, or after it
+has said that it is done, is nobody's.
+"""
+MOST_STATE = 48 << 10
+_PACKET = 200 << 10
+_REHEARSALS = 12
+_NOT_KEPT = (b"_", b"SHLVL")
+_ENVIRONMENT = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "HOME": "/tmp", "OPENSSL_CONF": "/dev/null"}
+_SHELL = """trap '{ printf "%s\\0" "$PWD"; /usr/bin/env -0; } >&4' EXIT
+eval "$1" """
+
+
+def rehearse() -> None:
+    """Do in the forker what every child does first, so that children begin with warm caches and copy fewer pages."""
+    kernel.receive_room(_PACKET)
+    order = marshal.dumps((CELLS, "/tmp", b"/tmp\0A=1", 0, ""), 2)
+    for _ in range(_REHEARSALS):
+        _, _, state, seed, _ = marshal.loads(order)
+        _read_state(state)
+        random.seed(seed)
+        _, space = harness._fresh_main("__main__")
+        _run_cell("import sys\nx = len(sys.argv)\nprint(x)\n", "cell-0.py", space, True)
+        END.pack(b"x", 0, 0, *_ends(), *_ends())
+    linecache.cache.pop("cell-0.py", None)
+    for fd in (1, 2):
+        os.ftruncate(fd, 0)
+        os.lseek(fd, 0, os.SEEK_SET)
+    sys.modules.pop("__main__", None)
+
+
+def begin(
+    orders: int, refused: int, cell: jail.Jail, before: dict[str, bool], host_file: str,
+    wall: Callable[[], int],
+) -> None:  # fmt: skip
+    """Wait for an order, put up the walls that are the session's own, and do it. Never returns."""
+    packet, files = kernel.receive(orders, _PACKET)
+    if not packet:
+        _exit(0)
+    try:
+        if refused:
+            raise PermissionError(errno.EPERM, "capabilities or the signal of death could not be set")
+        kind, scratch, state, seed, text = marshal.loads(packet)
+        if not cell.clones or kind not in (CELLS, CELL):  # else its keeper traces it when it makes a clone
+            kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+        if len(files) > 4:
+            landlock.restrict(files[-1])
+        os.chdir(scratch)
+        if cell.tools:
+            os.setpgid(0, 0)
+        _place(files)
+        if kind == TEST:
+            os.closerange(STATE + 1, streams.LAST)
+            selftest.run(cell, before, 64, host_file, wall, STATE)
+        folder, environment = _read_state(state)
+        if kind == LINE:
+            _line(text, folder, environment | {b"TMPDIR": os.fsencode(scratch)}, wall)
+        jail.close(wall)
+        os.closerange(STATE + 1, streams.LAST)
+    except BaseException as exc:
+        os.write(2, f"sandbox: {type(exc).__name__}: {exc}\n".encode())
+        os.write(orders, PID.pack(getattr(exc, "errno", None) or errno.EIO))
+        _exit(SETUP_FAILED)
+    os.environ["TMPDIR"] = scratch
+    _adopt(folder, environment)
+    _interpret(kind == CELLS, seed)
+
+
+def _place(files: list[int]) -> None:
+    """Put the session's descriptors into their places; all of them are above these."""
+    out, err, link, state, *_ = files
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for fd, place in ((nothing, 0), (out, 1), (err, 2), (link, LINK), (state, STATE)):
+        os.dup2(fd, place)
+
+
+def _read_state(state: bytes) -> tuple[bytes, dict[bytes, bytes]]:
+    """Return the folder and the environment that the last program left; empty at first."""
+    folder, *lines = state.rstrip(b"\0").split(b"\0")
+    pairs = (line.partition(b"=") for line in lines)
+    return folder, {name: value for name, equal, value in pairs if name and equal and name not in _NOT_KEPT}
+
+
+def _adopt(folder: bytes, environment: dict[bytes, bytes]) -> None:
+    """Continue in this folder and with this environment, as far as they are still there."""
+    if environment:
+        os.environb.clear()
+        os.environb.update(environment)
+    try:
+        if folder:
+            os.chdir(folder)
+    except OSError:
+        pass
+
+
+def _line(text: str, folder: bytes, environment: dict[bytes, bytes], wall: Callable[[], int]) -> None:
+    """Execute a line of the shell, which leaves its folder and environment in STATE. Never returns."""
+    _adopt(folder, {})
+    for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and the new program would too
+        signal.signal(ignored, signal.SIG_DFL)
+    jail.close(wall)
+    os.set_inheritable(STATE, True)
+    os.close(LINK)
+    os.closerange(STATE + 1, streams.LAST)
+    fresh = {os.fsencode(k): os.fsencode(v) for k, v in _ENVIRONMENT.items()}
+    try:
+        os.execve(
+            "/bin/bash", [b"bash", b"--norc", b"-c", _SHELL.encode(), b"bash", text.encode()], fresh | environment
+        )
+    except OSError as exc:
+        sys.stderr.write(f"sandbox: /bin/bash: {exc}\n")
+        _exit(127)
+
+
+def _interpret(stays: bool, seed: int) -> None:
+    """Run cells in one namespace as they come. Never returns."""
+    gc.enable()
+    random.seed(seed)
+    _, space = harness._fresh_main("__main__")
+    number = 0
+    while True:
+        packet = os.read(LINK, _PACKET)
+        if not packet:
+            _exit(0)
+        kind, token, content = marshal.loads(packet)
+        begins, state, code = _ends(), FINISHED, 0
+        if kind == SEED:
+            random.seed(content)
+        else:
+            number += 1
+            state, code = _run_cell(content, f"cell-{number}.py", space, stays)
+        os.write(LINK, END.pack(token, state, code, *begins, *_ends()))
+        if not stays:
+            _exit(0)
+
+
+def _run_cell(source: str, name: str, space: dict[str, Any], stays: bool) -> tuple[int, int]:
+    """Run one cell; return its state and exit code. The last one of a process waits for its threads, as a program."""
+    state, code = FINISHED, 0
+    stdout: Any = sys.stdout
+    linecache.cache[name] = (lambda: source,)
+    callbacks = harness._callbacks()
+    try:
+        compiled: types.CodeType = compile(source, name, "exec", dont_inherit=True)
+        exec(compiled, space)
+    except BaseException as exc:
+        state, code = harness._explain(exc, 2)
+    if not stays:
+        harness._wind_up(callbacks)
+    if not streams.flush(stdout):
+        state, code = max(state, RAISED), code or 120
+        _drop(stdout)
+    if not stays:
+        _leave_state()
+    return state, code
+
+
+def _drop(stdout: Any) -> None:
+    """Empty the buffers that did not fit into the output: the next cell's would begin with them."""
+    with contextlib.suppress(OSError):
+        kept, nothing = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, 1)
+        streams.flush(stdout)
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nothing)
+
+
+def _ends() -> tuple[int, int]:
+    try:
+        return os.lseek(1, 0, os.SEEK_END), os.lseek(2, 0, os.SEEK_END)
+    except OSError:  # the program has closed its streams
+        return 1 << 60, 1 << 60
+
+
+def _leave_state() -> None:
+    lines = [os.getcwdb(), *(name + b"=" + value for name, value in os.environb.items())]
+    with contextlib.suppress(OSError):
+        os.write(STATE, b"\0".join(lines))

@@ -1,0 +1,398 @@
+"""One session as the keeper holds it: its files, its interpreter, and the call that is under way."""
+
+from __future__ import annotations
+
+import contextlib
+import marshal
+import os
+import signal
+from collections.abc import Callable
+from time import monotonic
+from typing import Any, Protocol
+
+from . import answers, cells, frames, kernel, process_flood
+from .clones import Template, Unfit
+from .interpreters import Interpreter
+from .makers import Makers
+from .rooms import Refused, Room
+from .watching import Allowed, Watch
+
+_TOKEN_BYTES = 8
+
+
+class Host(Protocol):
+    """The loop that holds the seats."""
+
+    makers: Makers
+    seats: dict[int, Seat]
+    watched: set[Seat]
+    folds: int
+
+    def listen(self, fd: int, act: Callable[[], None]) -> None:
+        """Have `act` called whenever `fd` is readable."""
+
+    def ignore(self, fd: int) -> None:
+        """Listen to `fd` no more."""
+
+    def fork(self, seat: Seat, connection: int, seed: int) -> None:
+        """Open a session at `connection` that continues from where this one is, and answer both."""
+
+
+class Seat:
+    """One session. Its interpreter, if it has one, is halted unless `watch` is set."""
+
+    def __init__(
+        self, host: Host, connection: int, number: int, order: dict[str, Any], origin: tuple[Seat, int] | None = None
+    ) -> None:
+        """Open a session; as a live copy with another seed of `origin`, which is frozen. Raises: Refused; OSError."""
+        self.host, self.owner, self.number, self.order = host, answers.Owner(connection), number, order
+        self.limits, self.seed, self.idle_s = Allowed(*order["limits"]), order["seed"], order["idle_s"]
+        self.outputs = answers.Outputs()
+        self.room: Room | None = None
+        self.state = b""
+        """Folder and environment that the last program left."""
+        self.interpreter: Interpreter | None = None
+        self.template: Template | None = None
+        """Since a fork, the frozen interpreter whose copy continues at the next cell; `interpreter` is None then."""
+        self.unseeded: int | None = None
+        """The seed that `random` of a live copy gets before its next cell."""
+        self.line = False
+        """True while a line of the shell runs, whose process `running` is; the interpreter is halted then too."""
+        self.running = self.running_fd = -1
+        self.watch: Watch | None = None
+        self.token, self.folded, self.last, self.calls = b"", "", monotonic(), 0
+        self.ended: list[dict[str, Any]] = []
+        self.awaited = 1
+        """Cells of the call: many only where calls are repeated, and then `ended` has the answers to those so far."""
+        self.is_lost = False
+        host.listen(connection, self.hear)
+        try:
+            self.rebuild()
+            if origin is not None:
+                model, self.seed = origin
+                self.own_room.copy(model.own_room)
+                self.state, self.calls, self.unseeded = model.state, model.calls, self.seed
+                self.take_copy(model.template)
+        except BaseException:
+            self.close()
+            raise
+        self.owner.reply({"scratch": self.own_room.scratch}, [self.outputs.out, self.outputs.err])
+
+    @property
+    def own_room(self) -> Room:
+        """The files. Raises: Refused while the session is folded."""
+        if self.room is None:
+            raise Refused("the session is folded")
+        return self.room
+
+    @property
+    def is_alive(self) -> bool:
+        """True if there is an interpreter, with what its cells have made."""
+        return self.interpreter is not None or self.template is not None
+
+    @property
+    def can_fold(self) -> bool:
+        """True if something would be won by folding, and nothing is under way."""
+        return self.watch is None and not self.folded and self.calls > 0
+
+    def hear(self) -> None:
+        """Do what the owner asks."""
+        order, files = self.owner.hear()
+        if order is None or self.watch is not None:  # an owner that does not wait for its answer is broken
+            self.close()
+            return
+        self.last = monotonic()
+        if self.folded and order["do"] != "rebuild":
+            self.owner.reply({"folded": self.folded})
+            return
+        try:
+            self.do(order, files)
+        except Refused as exc:
+            self.owner.reply({"refused": str(exc)})
+        except OSError as exc:
+            self.owner.reply({"broken": str(exc)})
+        finally:
+            for fd in files:
+                os.close(fd)
+
+    def do(self, order: dict[str, Any], files: list[int]) -> None:
+        """Carry out an order. Raises: Refused; OSError."""
+        kind, room = order["do"], self.room
+        if kind in ("python", "shell", "seed", "cells"):
+            self.calls += 1
+            self.begin(order)
+            return
+        answer: dict[str, Any] = {}
+        made: list[int] = []
+        if kind == "rebuild":
+            self.rebuild()
+        elif room is None:
+            raise Refused("the session is folded")
+        elif kind == "write":
+            self.calls += 1
+            room.write(order["path"], os.pread(files[0], os.fstat(files[0]).st_size, 0))
+        elif kind == "read":
+            made = [answers.file(room.read(order["path"]))]
+        elif kind in ("pack", "digest"):
+            packed = room.pack()
+            answer = {"digest": answers.digest(packed), "state": self.state, "alive": self.is_alive}
+            made = [answers.file(packed)] if kind == "pack" else []
+        elif kind == "unpack":
+            room.unpack(os.pread(files[0], os.fstat(files[0]).st_size, 0))
+            self.state = order["state"]
+        elif kind == "fold":
+            self.fold()
+        elif kind == "fork":
+            self.host.fork(self, os.dup(files[0]), order["seed"])
+            return
+        else:
+            raise Refused(f"no order {kind!r}")
+        self.owner.reply(answer, made)
+        for fd in made:
+            os.close(fd)
+
+    def begin(self, order: dict[str, Any]) -> None:
+        """Begin a call. Its answer comes when it has ended. Raises: OSError."""
+        limits = self.limits._replace(wall_s=order["wall_s"], cpu_s=order["cpu_s"])
+        self.outputs.empty()
+        self.token, self.ended = os.urandom(_TOKEN_BYTES), []
+        if order["do"] == "seed":
+            self.seed = order["seed"]
+            if not self.is_alive:
+                self.owner.reply(answers.answer(None, frames.FINISHED, 0, frames.ENDED))
+                return
+        if order["do"] == "shell":
+            if self.host.makers.shell is None:
+                raise Refused("this pool has no tools: make it with Pool(tools=sandbox.TOOLS)")
+            self.line = True
+            self.running, self.running_fd = self.spawn(cells.LINE, order["text"], limits, -1)
+        else:
+            self.take_copy(self.template)
+            interpreter = self.interpreter or self.start(self.order["stays"], limits)
+            kind = cells.SEED if order["do"] == "seed" else cells.CELL
+            if self.unseeded is not None:  # its end has another token, so it is nobody's
+                os.write(interpreter.link, marshal.dumps((cells.SEED, bytes(_TOKEN_BYTES), self.unseeded), 2))
+                self.unseeded = None
+            texts = order["texts"] if order["do"] == "cells" else [order["seed" if kind == cells.SEED else "text"]]
+            for text in texts:
+                os.write(interpreter.link, marshal.dumps((kind, self.token, text), 2))
+            self.awaited = len(texts)
+            self.running, self.running_fd = interpreter.pid, interpreter.pidfd
+        maker = self.host.makers.shell if self.line else self.host.makers.python
+        assert maker is not None
+        self.watch = Watch(self.running, limits, maker.cell, self.own_room, (self.outputs.out, self.outputs.err))
+        self.host.watched.add(self)
+        if not self.line:
+            interpreter.go_on()
+
+    def start(self, stays: bool, limits: Allowed) -> Interpreter:
+        """Start the interpreter and return it. Raises: OSError."""
+        link, theirs = kernel.socket_pair()
+        os.set_blocking(link, False)
+        try:
+            pid, pidfd = self.spawn(cells.CELLS if stays else cells.CELL, "", limits, theirs)
+        except BaseException:
+            os.close(link)
+            raise
+        finally:
+            os.close(theirs)
+        self.interpreter = Interpreter(self.host.makers.python, pid, pidfd, link)
+        self.host.listen(link, self.heard_end)
+        return self.interpreter
+
+    def freeze(self) -> str:
+        """Make the interpreter a template, unless it is one; return why not, or nothing. Raises: OSError."""
+        model = self.interpreter
+        if model is None:
+            return "" if self.template is not None else "no interpreter"
+        try:
+            self.template = Template(model, self.own_room, self.outputs.all())
+        except Unfit as exc:
+            return str(exc)
+        self.host.ignore(model.link)
+        self.host.ignore(model.pidfd)
+        self.interpreter = None
+        return ""
+
+    def take_copy(self, template: Template | None) -> None:
+        """Continue in a copy of the template, if there is one; our own is released. Raises: OSError."""
+        if template is None:  # as at first, and after each call until a fork
+            return
+        left = os.memfd_create("left", os.MFD_CLOEXEC)
+        try:
+            copy = template.copy(self.own_room, (*self.outputs.all()[:2], left), self.limits.processes)
+        except BaseException:
+            os.close(left)
+            raise
+        self.outputs.keep(left)
+        self.interpreter = copy
+        self.host.listen(copy.link, self.heard_end)
+        self.host.listen(copy.pidfd, self.died)
+        if template is self.template:
+            self.template = None
+            template.release()
+
+    def spawn(self, kind: int, text: str, limits: Allowed, link: int) -> tuple[int, int]:
+        """Start a program of the session; return its pid and a descriptor of it. Raises: OSError."""
+        left = os.memfd_create("left", os.MFD_CLOEXEC)
+        maker = self.host.makers.shell if kind == cells.LINE else self.host.makers.python
+        assert maker is not None
+        try:
+            files = [self.outputs.out, self.outputs.err, link if link >= 0 else left, left]
+            state = b"" if kind == cells.CELLS else self.state  # an interpreter that stays keeps its own
+            pid = maker.spawn(self.own_room, (kind, state, self.seed, text), files, limits)
+        except BaseException:
+            os.close(left)
+            raise
+        self.outputs.keep(left)
+        fd = os.pidfd_open(pid)
+        self.host.listen(fd, self.died if kind != cells.LINE else self.line_died)
+        return pid, fd
+
+    def look(self, now: float) -> None:
+        """Kill the call under way if it is over a limit."""
+        assert self.watch is not None
+        why = self.watch.look(now)
+        if why != frames.ENDED:
+            self.watch.why, self.watch.due = why, float("inf")
+            os.kill(self.running, signal.SIGKILL)  # its death is heard soon
+
+    def heard_end(self) -> None:
+        """Take the end of the present call; all else that comes on this descriptor is nobody's."""
+        interpreter = self.interpreter
+        if interpreter is None or (packet := interpreter.heard()) is None:
+            return
+        if not packet:
+            self.host.ignore(interpreter.link)  # closed by the program: its death or a limit will end the call
+            return
+        watch = self.watch
+        if watch is None or self.line or len(packet) != cells.END.size or watch.why != frames.ENDED:
+            return
+        token, state, code, *begins, out, err = cells.END.unpack(packet)
+        if token != self.token:
+            return
+        ends = self.outputs.within(out, err)
+        answer = answers.answer(None, min(state, frames.BAD_VALUE), code, frames.ENDED, ends)
+        answer["begins"] = tuple(map(min, begins, ends))
+        self.ended.append(answer)
+        if len(self.ended) < self.awaited:
+            return
+        answer["cpu"] = watch.used()
+        if not self.order["stays"]:
+            answer["cpu"] = self.bury()
+        elif not interpreter.halt():
+            self.died()
+            return
+        self.finish(answer if self.awaited == 1 else answer | {"all": self.ended})
+
+    def died(self) -> None:
+        """Take the death of the interpreter."""
+        self.heard_end()  # of a cell whose process ended at once
+        watch, interpreter = self.watch, self.interpreter
+        if interpreter is None or not interpreter.has_ended:
+            return
+        code = interpreter.status()
+        cpu = self.bury()
+        if watch is None or self.line:  # killed in its sleep, by nobody that we know of: its calls make it again
+            self.is_lost = True
+            if watch is None:
+                self.fold()
+            return
+        failure = self.host.makers.python.failure(code)
+        if failure:
+            self.end_watch()
+            self.owner.reply({"broken": f"no process: {os.strerror(failure)} {answers.tail(self.outputs.err)}"})
+            return
+        self.finish(answers.answer(code, 0, 0, watch.why, self.outputs.sizes(), max(0.0, cpu - watch.cpu)))
+
+    def line_died(self) -> None:
+        """Take the death of a line of the shell, and of all that it started."""
+        maker, watch = self.host.makers.shell, self.watch
+        assert maker is not None
+        assert watch is not None
+        self.host.ignore(self.running_fd)
+        os.close(self.running_fd)
+        status, cpu = maker.reap(self.running)
+        self.line, self.running = False, -1
+        if failure := maker.failure(status):
+            self.end_watch()
+            self.owner.reply({"broken": f"no process: {os.strerror(failure)} {answers.tail(self.outputs.err)}"})
+            return
+        if watch.why == frames.ENDED:
+            self.take_state()
+        self.finish(answers.answer(status, 0, 0, watch.why, self.outputs.sizes(), cpu))
+
+    def take_state(self) -> None:
+        """Keep the folder and the environment that a program has left, if it has and they are not too large."""
+        self.state = self.outputs.state(cells.MOST_STATE) or self.state
+
+    def finish(self, answer: dict[str, Any]) -> None:
+        """End the call and answer its caller."""
+        watch = self.watch
+        assert watch is not None
+        now = self.last = monotonic()
+        self.end_watch()
+        if self.own_room.is_over() and answer["why"] == frames.ENDED:
+            answer["why"] = frames.DISK
+        if self.is_lost:
+            self.fold()
+        self.owner.reply(answer | {"wall": now - watch.start, "alive": self.is_alive})
+
+    def end_watch(self) -> None:
+        """Look at the call no more."""
+        self.watch = None
+        self.host.watched.discard(self)
+
+    def bury(self) -> float:
+        """End the interpreter or the template, if there is one; return the interpreter's CPU seconds."""
+        interpreter, template, cpu = self.interpreter, self.template, 0.0
+        self.interpreter = self.template = None
+        if template is not None:
+            template.release()
+        if interpreter is None:
+            return cpu
+        self.host.ignore(interpreter.link)
+        self.host.ignore(interpreter.pidfd)
+        cpu = interpreter.bury()
+        if not self.order["stays"]:
+            self.take_state()
+        return cpu
+
+    def rebuild(self) -> None:
+        """Begin again with no files and no interpreter, as at first."""
+        self.fold()
+        self.folded, self.state, self.is_lost, self.seed, self.unseeded = "", b"", False, self.order["seed"], None
+        self.room = Room(self.host.makers.main_cell, self.number, self.order["disk_mib"], self.order["files"])
+
+    def fold(self) -> None:
+        """End the interpreter and drop the files; keep their digest, with which a replay is compared."""
+        self.bury()
+        if self.room is None:
+            return
+        try:
+            self.folded = answers.digest(self.room.pack())
+        except Refused as exc:
+            self.folded = str(exc)
+        self.host.folds += 1
+        self.room.remove()
+        self.room = None
+
+    def close(self) -> None:
+        """End everything of the session."""
+        if self.line:
+            maker = self.host.makers.shell
+            assert maker is not None
+            process_flood.kill(self.running)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.running, signal.SIGKILL)
+            self.host.ignore(self.running_fd)
+            os.close(self.running_fd)
+            maker.reap(self.running)
+        self.bury()
+        self.end_watch()
+        if self.room is not None:
+            self.room.remove()
+        self.host.ignore(self.owner.sock.fileno())
+        self.host.seats.pop(self.owner.sock.fileno(), None)
+        self.owner.sock.close()
+        self.outputs.close()

@@ -1,0 +1,131 @@
+"""The check finds what makes an environment unfit, and passes those that ship."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pipeline.cli import main
+from pipeline.commands.environments.check import CheckReport, check
+from pipeline.errors import DataError
+
+BAD = """
+import itertools, os, sqlite3, subprocess, sys, threading
+from pipeline.environments.base import EnvironmentParams, Reply, Start
+from pipeline.types import Message, Prompt, Verdict
+
+class Params(EnvironmentParams):
+    fault: str = ""
+
+COUNT = itertools.count()
+
+class Bad:
+    def __init__(self, params, prompt, task_seed, sample_seed):
+        self.fault, self.held, self.closed, self.turns = params.fault, None, False, 0
+        if params.fault == "descriptor": self.held = os.open("/dev/null", os.O_RDONLY)
+        if params.fault == "thread":
+            self.held = threading.Event()
+            threading.Thread(target=self.held.wait, daemon=True).start()
+        if params.fault == "process": self.held = subprocess.Popen(["sleep", "60"])
+        if params.fault == "admits": self.deterministic = False
+    def start(self): return Start()
+    def step(self, message):
+        self.turns += 1
+        if self.fault == "length" and len(message.content) > 1000: raise OSError("too long")
+        if self.fault == "control" and "\\x00" in message.content: raise RuntimeError("a zero")
+        if self.fault == "score": return Reply(done=True, outcome=Verdict("graded", 2.0))
+        if self.fault == "silent": return Reply()
+        if self.turns == 3: return Reply(done=True, outcome=Verdict("graded", 1.0))
+        words = f"try {next(COUNT)}" if self.fault in ("counts", "admits") else "again"
+        return Reply((Message("user", words),))
+    def close(self):
+        if self.fault == "twice" and self.closed: raise RuntimeError("closed already")
+        self.closed = True
+
+def bad(params: Params, prompt: Prompt, task_seed: int, sample_seed: int):
+    return Bad(params, prompt, task_seed, sample_seed)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("environments")
+    (made / "bad.py").write_text(BAD)
+    return made
+
+
+def failed(report: CheckReport) -> list[str]:
+    return [f.name for f in report.findings if not f.passed]
+
+
+@pytest.mark.parametrize(
+    ("fault", "names"),
+    [
+        ("", []),
+        ("admits", []),
+        ("descriptor", ["close leaves nothing open"]),
+        ("thread", ["close leaves nothing open"]),
+        ("counts", ["equal seeds give equal transcripts", "also with 8 threads at a time"]),
+        ("length", ["hostile messages are answered"]),
+        ("control", ["hostile messages are answered"]),
+        ("score", ["episodes end without a failure", "hostile messages are answered"]),
+        ("silent", ["episodes end without a failure", "hostile messages are answered"]),
+        ("twice", ["close may be called twice, also before start"]),
+    ],
+)
+def test_each_fault_is_found_and_nothing_else(folder: Path, fault: str, names: list[str]) -> None:
+    report = check("bad.py:bad", {"fault": fault}, episodes=20, base=folder)
+    assert failed(report) == names, str(report)
+    assert report.passed == (not names)
+
+
+@pytest.mark.integration
+def test_processes_that_are_left_are_found(folder: Path) -> None:
+    report = check("bad.py:bad", {"fault": "process"}, episodes=2, base=folder)
+    assert "2 more processes after 2 episodes" in str(report)
+
+
+@pytest.mark.parametrize("name", ["guess", "retry", "calculator", "files", "sql"])
+def test_the_environments_that_ship_pass(name: str) -> None:
+    report = check(name, episodes=20)
+    assert report.passed, str(report)
+    assert report.num_steps >= 20
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    ("name", "params"), [("repair", {}), ("tool_use", {"tools": ["python", "shell", "calculator"]})]
+)
+def test_those_that_run_programs_pass(name: str, params: dict) -> None:
+    report = check(name, params, episodes=4)
+    assert report.passed, str(report)
+
+
+def test_rows_are_played(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "q", "answer": 40}\n')
+    report = check("guess", {"high": 50}, rows, episodes=4)
+    assert report.passed, str(report)
+    report = check("guess", {}, rows, episodes=4)
+    assert failed(report) == ["episodes end without a failure"]
+    assert "expected a number from 1 to 32, got 40" in str(report)
+    for text in ("", "x\n", '{"answer": 1}\n', "[]\n"):
+        rows.write_text(text)
+        with pytest.raises(DataError, match=re.escape(str(rows))):
+            check("guess", {}, rows)
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    assert main(["environment", "--check", "guess", "--params", '{"tries": 2}', "--episodes", "5"]) == 0
+    assert "all checks passed" in capsys.readouterr().out
+    assert main(["environment", "--check", "bad.py:bad", "--params", '{"fault": "silent"}', "--episodes", "5"]) == 1
+    assert "NOT FIT" in capsys.readouterr().out
+    for params, words in (("x", "--params"), ("[1]", "expected an object"), ('{"trys": 1}', "did you mean tries")):
+        assert main(["environment", "--check", "guess", "--params", params]) == 1
+        assert words in capsys.readouterr().err
+    assert main(["environment", "--check", "gues"]) == 1
+    assert "did you mean guess" in capsys.readouterr().err
+    assert main(["environment", "--check", "guess", "--episodes", "0"]) == 1

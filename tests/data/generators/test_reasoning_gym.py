@@ -1,0 +1,123 @@
+"""Rows of the package reasoning-gym: its scorer accepts its answers, equal seeds give equal rows, none in both."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from pipeline.data.generators import reasoning_gym
+from pipeline.data.generators.base import generate
+from pipeline.errors import ConfigError, DataError
+from pipeline.types import Attempt
+from verifiers.base import load
+
+pytestmark = pytest.mark.integration
+MIXED = {
+    "datasets": [{"name": "chain_sum", "weight": 2}, {"name": "leg_counting"}, {"name": "word_ladder", "weight": 1}],
+    "num_train": 20,
+    "num_evaluation": 8,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def package() -> None:
+    pytest.importorskip("reasoning_gym")
+
+
+def graded(row: dict, response: str) -> tuple[str, float]:
+    (verdict,) = load("reasoning_gym").bind().score([Attempt(response, row["answer"], row["question"])])
+    return verdict.status, verdict.score
+
+
+def test_the_scorer_accepts_each_tasks_own_answer_and_no_other() -> None:
+    split = generate("reasoning_gym", MIXED, 3)
+    for row in [*split.train[:6], *split.evaluation]:
+        answer = row["answer"]["entry"]["answer"]
+        assert graded(row, f"<answer>{answer}</answer>") == ("graded", 1.0)
+        assert graded(row, "<answer>17x</answer>")[1] == 0.0
+        assert json.loads(json.dumps(row)) == row
+
+
+def test_equal_seeds_give_equal_rows_and_others_give_other_rows() -> None:
+    first = generate("reasoning_gym", MIXED, 3)
+    assert generate("reasoning_gym", MIXED, 3) == first
+    other = generate("reasoning_gym", MIXED, 4)
+    assert not {r["question"] for r in other.train} >= {r["question"] for r in first.train}
+
+
+def test_no_question_is_trained_on_and_held_out_even_over_parts() -> None:
+    # Both parts make sums of two digits: 100 questions at most, of which each part would make the other's.
+    small = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+    parts = [
+        {"name": "chain_sum", "config": small},
+        {"name": "chain_sum", "config": {**small, "allow_negation": False}},
+    ]
+    split = generate("reasoning_gym", {"datasets": parts, "num_train": 60, "num_evaluation": 20}, 0)
+    questions = [r["question"] for r in [*split.train, *split.evaluation]]
+    assert len(set(questions)) == len(questions) == 80
+    assert len({r["id"] for r in [*split.train, *split.evaluation]}) == 80
+    with pytest.raises(DataError, match=r"distinct tasks in .* lower num_train"):
+        generate("reasoning_gym", {"datasets": parts[:1], "num_train": 2000, "num_evaluation": 0}, 0)
+
+
+def test_rows_are_shared_out_by_weight() -> None:
+    split = generate("reasoning_gym", MIXED, 5)
+    count = {
+        name: sum(r["domain"] == name for r in split.train) for name in ("chain_sum", "leg_counting", "word_ladder")
+    }
+    assert count == {"chain_sum": 10, "leg_counting": 5, "word_ladder": 5}
+    assert len(split.evaluation) == 8
+    assert reasoning_gym.shares(7, [1, 1, 1]) == [3, 2, 2]
+    assert reasoning_gym.shares(0, [1, 2]) == [0, 0]
+    assert reasoning_gym.shares(10, [0.1, 0.9]) == [1, 9]
+
+
+def test_a_level_makes_tasks_harder_and_the_config_wins() -> None:
+    def longest(**part: object) -> int:
+        split = generate("reasoning_gym", {"datasets": [{"name": "chain_sum", **part}], "num_train": 40}, 1)
+        return max(len(r["question"].split("=")[0].split()) for r in split.train)
+
+    assert longest(level=0) < longest(level=3)
+    assert longest(level=3, config={"min_terms": 2, "max_terms": 2}) == longest(level=0)
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ({"name": "chain_sums"}, "did you mean chain_sum"),
+        ({"name": "chain_sum", "config": {"min_trems": 2}}, "refuses its config .*min_trems"),
+        ({"name": "chain_sum", "config": {"min_terms": 9, "max_terms": 2}}, "refuses its config"),
+        ({"name": "arc_agi"}, "refuses the answer of its own task"),
+        ({"name": "bf", "level": 0}, None),
+        ({"name": "composite", "level": 0}, "has no levels"),
+    ],
+)
+def test_a_part_that_cannot_be_made_is_named(part: dict, words: str | None) -> None:
+    params = {"datasets": [part], "num_train": 2, "num_evaluation": 0}
+    if words is None:
+        assert len(generate("reasoning_gym", params, 0).train) == 2
+        return
+    with pytest.raises(DataError, match=words):
+        generate("reasoning_gym", params, 0)
+
+
+def test_seed_and_size_belong_to_the_recipe() -> None:
+    with pytest.raises(ConfigError, match="seed is made from the recipe's seed"):
+        generate("reasoning_gym", {"datasets": [{"name": "chain_sum", "config": {"seed": 1}}]})
+
+
+def test_it_loads_without_the_package_and_says_how_to_install_it() -> None:
+    code = (
+        "import sys\n"
+        "sys.modules['reasoning_gym'] = None\n"
+        "from pipeline.data.generators import reasoning_gym as g\n"
+        "g.sys.executable = sys.argv[1]\n"
+        "g.rows(g.Params(), 0)\n"
+    )
+    bare = getattr(sys, "_base_executable", sys.executable)
+    ended = subprocess.run([sys.executable, "-c", code, bare], capture_output=True, text=True)
+    assert "reasoning-gym is not installed" in ended.stderr
+    assert "pip install" in ended.stderr

@@ -1,0 +1,176 @@
+"""Tasks in turns: floors and ceilings by arithmetic and by play, and demonstrations against the environments."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import pytest
+
+from pipeline.data.generators import calculator, files, guess, repair, sql
+from pipeline.data.generators.base import Row, generate
+from pipeline.data.tokenizer import CHARACTERS
+from pipeline.environments.base import load
+from pipeline.environments.sql import EXAMPLE as SQL_EXAMPLE
+from pipeline.types import Call, Message, Prompt
+
+NAMES = ("guess", "calculator", "files", "sql", "repair")
+PLAYS = 20_000
+SMALL = {
+    "guess": {"num_demonstrations": 200},
+    "calculator": {"num_train": 200, "num_evaluation": 50, "num_demonstrations": 300},
+    "files": {"num_train": 200, "num_evaluation": 50, "num_demonstrations": 300},
+    "sql": {"num_train": 200, "num_evaluation": 50, "num_demonstrations": 300},
+    "repair": {"num_intercepts": 20, "num_held_out": 5, "num_demonstrations": 300},
+}
+
+
+def replayed(row: Row) -> tuple[list[tuple[str, str]], float]:
+    """What the environment shows where the demonstration's moves are made, and the score at the end."""
+    environment = load(row["environment"]).bind().make(Prompt("p", row["question"], "environment", row["answer"]), 1, 2)
+    environment.start()
+    shown: list[tuple[str, str]] = []
+    reply = None
+    for turn, move in enumerate(m for m in row["demonstration"] if m["role"] == "assistant"):
+        assert reply is None or not reply.done
+        calls = tuple(Call(f"{turn}-{i}", c["name"], c["arguments"]) for i, c in enumerate(move.get("calls", [])))
+        reply = environment.step(Message("assistant", move["content"], calls))
+        shown += [(m.role, m.content) for m in reply.messages]
+    environment.close()
+    assert reply is not None
+    assert reply.done
+    return shown, reply.outcome.score
+
+
+def written(row: Row) -> str:
+    """The conversation as a small model reads and writes it."""
+    lines = [row["question"]]
+    for message in row["demonstration"]:
+        calls = [" ".join([c["name"], *map(str, c["arguments"].values())]) for c in message.get("calls", [])]
+        lines.append(message["content"] + "".join(f"<{c}>" for c in calls))
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n != "repair"])
+def test_demonstrations_hold_what_the_environment_answers(name: str) -> None:
+    check_replays(name)
+
+
+@pytest.mark.integration
+def test_programs_too() -> None:
+    check_replays("repair")
+
+
+def check_replays(name: str) -> None:
+    """Play the demonstrations again, and compare the observations; noise makes some of them lose."""
+    scores = []
+    for row in generate(name, SMALL[name], 3).demonstrations[:100]:
+        shown, score = replayed(row)
+        assert shown == [(m["role"], m["content"]) for m in row["demonstration"] if m["role"] != "assistant"]
+        scores.append(score)
+    assert 0 < sum(scores) < len(scores)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows(name: str) -> None:
+    split = generate(name, SMALL[name], 0)
+    assert split == generate(name, SMALL[name], 0)
+    assert split.demonstrations != generate(name, SMALL[name], 1).demonstrations
+    rows = [*split.train, *split.evaluation]
+    assert len({r["id"] for r in rows}) == len(rows)
+    assert {(r["verifier"], r["environment"], r["domain"]) for r in rows} == {("environment", name, name)}
+    assert json.loads(json.dumps([*rows, *split.demonstrations])) == [*rows, *split.demonstrations]
+    if name != "guess":
+        held_out = {json.dumps([r["question"], r["answer"]]) for r in split.evaluation}
+        assert not held_out & {json.dumps([r["question"], r["answer"]]) for r in split.train}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_small_models_have_the_characters_and_the_room(name: str) -> None:
+    texts = [written(r) for r in generate(name, {"num_demonstrations": 1000}, 0).demonstrations]
+    assert set("".join(texts)) <= set(CHARACTERS)
+    assert max(map(len, texts)) <= 130
+
+
+def share(name: str, play) -> float:
+    """The share of `PLAYS` that the noisy player wins."""
+    rng = random.Random(0)
+    return sum(play(rng) for _ in range(PLAYS)) / PLAYS
+
+
+def near(observed: float, exact: float) -> bool:
+    """True within four standard deviations."""
+    return abs(observed - exact) < 4 * math.sqrt(exact * (1 - exact) / PLAYS)
+
+
+def test_the_floor_and_ceiling_of_guess() -> None:
+    params = guess.Params()
+    exact = guess.floor(32, 5)
+    assert round(exact, 4) == 0.5326
+    assert guess.ceiling(32, 5) == 31 / 32
+    won = share("guess", lambda rng: guess.play(params, rng.randint(1, 32), rng)[1].is_correct)
+    assert near(won, exact)
+    assert [guess.floor(n, 1) for n in (1, 2, 4)] == [1.0, 0.5, 0.25]
+    # By hand: of two numbers in two tries, both are found; of three, the first guess in the middle always is enough.
+    assert guess.floor(2, 2) == pytest.approx(1.0)
+    assert guess.floor(3, 2) == pytest.approx((1 / 3) * 1 + (2 / 3) * (1 / 3 + 2 / 3 * 0.5))
+
+
+def test_the_floor_of_calculator() -> None:
+    params = calculator.Params()
+    won = share("calculator", lambda rng: calculator.play(params, (27, 58, 14), rng)[1].is_correct)
+    assert near(won, 0.4)
+    mental = calculator.Params(uses=0.0)
+    assert share("calculator", lambda rng: calculator.play(mental, (10, 10, 10), rng)[1].is_correct) == 0.0
+
+
+def test_the_floor_of_files() -> None:
+    params = files.Params()
+    task = files._task(params, random.Random(1))
+    won = share("files", lambda rng: files.play(params, task, rng)[1].is_correct)
+    assert near(won, 0.72**3)
+
+
+def test_the_floor_of_sql() -> None:
+    params = sql.Params()
+    task = sql._task(random.Random(1))
+    won = share("sql", lambda rng: sql.play(params, task, rng)[1].is_correct)
+    assert near(won, 0.7**2)
+
+
+def test_the_floor_of_repair_and_the_limit_without_its_tests() -> None:
+    params = repair.Params()
+    tasks = [t for t, _ in repair._tasks(list(range(100)), random.Random(0))]
+    rng = random.Random(1)
+    plays = [repair.play(params, rng.choice(tasks), rng) for _ in range(PLAYS)]
+    first = sum(len(messages) == 1 for messages, _ in plays) / PLAYS
+    slips, heeds = params.noise, params.heeds
+    assert near(first, 0.5 * (1 - slips))
+    # A later try: of a function with another slope, by the test or by chance; of slope 1, by the test alone.
+    other = heeds * (1 - slips) + (1 - heeds) / 8
+    usual = heeds * (1 - slips)
+    exact = 0.5 * (1 - slips) + 0.5 * slips * (1 - (1 - usual) ** 2) + 0.5 * (1 - (1 - other) ** 2)
+    assert near(sum(won for _, won in plays) / PLAYS, exact)
+    blind = sum(slope == 1 or slope in (2, 3) for slope, _ in tasks) / len(tasks)
+    assert blind == 0.625, "the best three guesses without tests"
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "words"),
+    [
+        ("guess", {"low": 9, "high": 8}, "low must be <= high"),
+        ("calculator", {"num_train": 400_000}, "num_train . num_evaluation must be <= 368550"),
+        ("files", {"hops": 7}, "hops . chains must be <= 26"),
+        ("repair", {"num_held_out": 100}, "num_held_out must be < num_intercepts"),
+    ],
+)
+def test_wrong_parameters(name: str, params: dict, words: str) -> None:
+    from pipeline.errors import ConfigError
+
+    with pytest.raises(ConfigError, match=words):
+        generate(name, params)
+
+
+def test_the_example_of_sql_is_of_the_same_kind() -> None:
+    assert set(SQL_EXAMPLE.reference) == set(generate("sql", SMALL["sql"], 0).train[0]["answer"])

@@ -1,0 +1,137 @@
+"""The few responses that are sampled before training, and what they show."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.diagnose.remedied import CHANGE
+from pipeline.commands.before.at_hand import AtHand, read_at_hand
+from pipeline.commands.before.pass_rates import Sampled, judge
+from pipeline.config.load import parse
+from pipeline.config.run import RunConfig
+from pipeline.diagnosis.finding import Finding
+from pipeline.report.progress import Silent
+from pipeline.types import FinishReason, Rollout, ScoredRollout, Verdict
+from pipeline.whole_run import train
+from tests.diagnosis.before import chat_model, looked, of_chat, recipe, sums
+from tests.stages.tiny import TREE, tiny
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a small model that was trained by SFT to add."""
+    base = tmp_path_factory.mktemp("trained")
+    train(
+        tiny({"stages": ["sft"], "rl": None, "sft": {"steps": 400}, "evaluation": {"k": 1}}),
+        base,
+        base / "run",
+        "auto",
+        Silent(),
+    )
+    return base / "run" / "model"
+
+
+def after(model: Path, longest: int = 36, **changes: Any) -> RunConfig:
+    """Return a recipe of RL that starts from the model."""
+    rollout = {"max_response_tokens": longest}
+    return tiny({"stages": ["rl"], "sft": None, "rollout": rollout, **changes}, [f"model={{path: {model}}}"])
+
+
+@pytest.mark.integration
+def test_a_model_that_is_sometimes_right_has_nothing(trained: Path, tmp_path: Path) -> None:
+    checks, findings = looked(after(trained), tmp_path, without_model=False)
+    assert set(findings) == {"evaluation_too_small"}  # it has six prompts
+    right, total = map(int, re.findall(r"\d+", checks["pass rates"].told)[:2])
+    assert 0 < right < total == 64
+
+
+@pytest.mark.integration
+def test_a_model_that_writes_an_end_at_which_generation_does_not_stop_is_found(trained: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(trained, model)
+    for name, values in (("tokenizer_config", {"eos_token": "<pad>"}), ("generation_config", {"eos_token_id": 0})):
+        path = model / f"{name}.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    _, findings = looked(after(model), tmp_path, without_model=False)
+    assert findings["end_token_missing"].level == "problem"
+    assert "write <eos> and continue" in findings["end_token_missing"].sentence
+    assert "add 1 to eos_token_id" in findings["end_token_missing"].remedy
+
+
+@pytest.mark.integration
+def test_answers_that_the_limit_cuts_are_found(trained: Path, tmp_path: Path) -> None:
+    # Sums of two digits are answered in 32 tokens.
+    _, findings = looked(after(trained, 31), tmp_path, without_model=False)
+    assert findings["length_cap"].level in ("warning", "problem")
+    assert "cut at 31 tokens" in findings["length_cap"].sentence
+
+
+@pytest.mark.integration
+def test_a_model_that_does_not_know_the_task_is_found_too_hard(trained: Path, tmp_path: Path) -> None:
+    rows = [r | {"question": f"{i % 10}+{i // 10}=", "answer": "777777"} for i, r in enumerate(sums())]
+    changes: dict[str, Any] = {"model": {"path": str(trained), "create": None}}
+    config = recipe(tmp_path, rows, rollout={"max_response_tokens": 36}, **changes)
+    _, findings = looked(config, tmp_path, without_model=False)
+    assert findings["too_hard"].level == "problem"
+    assert findings["too_hard"].confidence > 0.9
+    assert findings["too_hard"].evidence[0].file == "train.jsonl"
+
+
+def test_a_model_that_is_made_in_the_run_is_not_sampled(tmp_path: Path) -> None:
+    checks, _ = looked(tiny(), tmp_path, without_model=False)
+    assert checks["pass rates"].told == "the model is made in this run"
+    assert not checks["pass rates"].tried
+
+
+def test_a_model_that_a_stage_trains_first_is_not_sampled(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"model": {"path": chat_model(tmp_path), "create": None}}
+    checks, _ = looked(
+        recipe(tmp_path, sums(demonstration="1"), stages=["sft", "rl"], sft=TREE["sft"], **changes), tmp_path, False
+    )
+    assert checks["pass rates"].told == "stage sft trains the model before any stage samples from it"
+
+
+def graded(recipe_: AtHand, scores: list[float | None], cut: int = 0, limit: int = 8) -> list[Finding]:
+    """Return what is found in responses of these scores; None: without an answer. The first `cut` were cut off."""
+    prompts = {p.id: p for p in recipe_.train.prompts[: len(scores)]}
+    scored = []
+    for i, (name, score) in enumerate(zip(prompts, scores, strict=True)):
+        ended: FinishReason = "length" if i < cut else "stop"
+        response = Rollout(name, 0, (1,), (2, 3), (-0.1, -0.1), "text", ended, 0)
+        verdict = Verdict("no_answer") if score is None else Verdict("graded", score)
+        scored.append(ScoredRollout(response, verdict, score))
+    return judge(recipe_, Sampled(prompts, scored, limit))
+
+
+@pytest.mark.parametrize(
+    ("scores", "cut", "cause"),
+    [
+        ([0.0, 1.0] * 10, 0, None),
+        ([0.0] * 20, 0, "too_hard"),
+        ([1.0] * 20, 0, "too_easy"),
+        ([0.5] * 20, 0, None),
+        ([0.0, 1.0] * 10, 2, None),
+        ([0.0, 1.0] * 10, 4, "length_cap"),
+        ([0.0] * 20, 19, "end_token_missing"),
+        ([None] * 12 + [1.0] * 8, 0, "other_template"),
+        ([None] * 8 + [1.0] * 12, 0, None),
+    ],
+)
+def test_the_cause_is_that_of_the_responses(
+    scores: list[float | None], cut: int, cause: str | None, tmp_path: Path
+) -> None:
+    config = of_chat(tmp_path, chat_model(tmp_path))
+    at_hand = read_at_hand(config, tmp_path)
+    findings = graded(at_hand, scores, cut)
+    for change in [c for f in findings for c in CHANGE.findall(f.remedy)]:
+        parse(config.model_dump(mode="json"), [change])
+    assert [f.cause for f in findings] == ([] if cause is None else [cause])
+    # Where the time allowed shorter responses only, a cut tells nothing of the recipe's limit.
+    if cause in ("length_cap", "end_token_missing"):
+        assert graded(at_hand, scores, cut, limit=4) == []

@@ -1,0 +1,39 @@
+"""Short words for messages, and plays of an environment by a list of moves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.environments.base import Environment, Reply, load
+from pipeline.types import Call, Message, Prompt
+
+Move = str | tuple[str, dict[str, Any]]
+
+
+def said(move: Move, turn: int = 0) -> Message:
+    """A text, or a call of a tool."""
+    if isinstance(move, str):
+        return Message("assistant", move)
+    return Message("assistant", "", (Call(f"{turn}-0", *move),))
+
+
+def played(environment: Environment, moves: Sequence[Move]) -> list[Reply]:
+    """The answers to the moves, of which none comes after the end."""
+    environment.start()
+    replies = []
+    for turn, move in enumerate(moves):
+        assert not (replies and replies[-1].done)
+        replies.append(environment.step(said(move, turn)))
+    environment.close()
+    return replies
+
+
+def made(name: str, reference: Any, **params: Any) -> Environment:
+    """A new episode."""
+    return load(name).bind(params).make(Prompt("p", "q", "environment", reference), 5, 6)
+
+
+def texts(replies: Sequence[Reply]) -> list[str]:
+    """What the policy was shown."""
+    return [m.content for reply in replies for m in reply.messages]

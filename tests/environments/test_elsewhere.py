@@ -1,0 +1,314 @@
+"""Environments in other processes: equal transcripts, deaths, stuck steps, broken lines, and nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import venv
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from pipeline.environments.elsewhere import FAR, Chosen, Place, Processes, open_place
+from pipeline.errors import ConfigError, EnvironmentFailed
+from pipeline.types import Prompt
+from tests.environments.talk import said
+
+pytestmark = pytest.mark.integration
+PROMPT = Prompt("p", "q?", "environment", {"deep": [1, "é"]}, system="be kind")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    shutil.copy(Path(__file__).with_name("far_games.py"), tmp_path)
+    return tmp_path
+
+
+def chosen(folder: Path) -> Chosen:
+    return Chosen(path="far_games.py:echo", params={"log": str(folder / "log"), "n": 1}, base=folder)
+
+
+@pytest.fixture
+def place(folder: Path) -> Iterator[Place]:
+    opened = open_place({"python": sys.executable}, chosen(folder), step_s=20)
+    yield opened
+    opened.close()
+
+
+def tell(environment, text: str) -> str:
+    (message,) = environment.step(said(text)).messages
+    return message.content
+
+
+def begun(place: Place, sample: int = 2):
+    environment = place.make(PROMPT, 1, sample)
+    environment.start()
+    return environment
+
+
+def pids(place: Place) -> list[int]:
+    assert isinstance(place, Processes)
+    return [far._process.pid for far in place._running]
+
+
+def held() -> tuple[int, int]:
+    return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def ends(pid: int) -> bool:
+    """Wait for the end of a process that was killed, or whose pipe was closed."""
+    until = time.monotonic() + 10
+    while is_alive(pid) and time.monotonic() < until:
+        time.sleep(0.02)
+    return not is_alive(pid)
+
+
+@pytest.mark.parametrize("name", ["guess", "calculator"])
+def test_a_process_gives_the_transcript_of_this_process(name: str) -> None:
+    moves = {
+        "guess": ["16", "\x00\ud800<think>", "8", "4"],
+        "calculator": [("mul", {"a": 2, "b": "3"}), ("x", {}), "6"],
+    }
+    prompt = Prompt("p", "q", "environment", 6)
+    transcripts = []
+    for where in ("here", "process"):
+        opened = open_place(where, Chosen(name=name), step_s=60)
+        environment = opened.make(prompt, 3, 4)
+        start = environment.start()
+        transcripts.append([start, *(environment.step(said(m)) for m in moves[name])])
+        environment.close()
+        opened.close()
+    assert transcripts[0] == transcripts[1]
+
+
+def test_a_foreign_interpreter_gets_json_and_finds_its_own_packages(folder: Path) -> None:
+    # An environment of its own, with a package that has the name of one of ours.
+    venv.create(folder / "venv", with_pip=False)
+    (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
+    (site / "verifiers").mkdir()
+    (site / "verifiers" / "__init__.py").write_text("")
+    with_own = open_place({"python": "venv/bin/python"}, chosen(folder), step_s=20)
+    try:
+        environment = with_own.make(PROMPT, 1, 2)
+        start = environment.start()
+        prompt = {
+            "id": "p",
+            "question": "q?",
+            "reference": {"deep": [1, "é"]},
+            "domain": "default",
+            "system": "be kind",
+        }
+        assert eval(start.messages[0].content) == {
+            "params": {"log": str(folder / "log"), "n": 1},
+            "prompt": prompt,
+            "seeds": [1, 2],
+        }
+        assert start.state == "begun"
+        reply = environment.step(said("hello"))
+        assert (reply.messages[0].content, reply.reward) == ("1 hello", 0.5)
+        # Its own `verifiers`, none of our packages, and no standard input on which requests come.
+        assert tell(environment, "modules") == f"{site}/verifiers/__init__.py False ''"
+        last = environment.step(said("stop"))
+        assert (last.done, last.outcome.score) == (True, 0.25)
+        environment.close()
+        environment.close()
+        assert (folder / "log").read_text() == "closed 2\n"
+    finally:
+        with_own.close()
+
+
+@pytest.mark.parametrize("wants", [True, False])
+def test_sizes_of_turns_are_told_to_those_who_ask(folder: Path, wants: bool) -> None:
+    which = Chosen(path="far_games.py:Sized", params={"wants": wants}, base=folder)
+    with closing(open_place({"python": sys.executable}, which)) as place:
+        environment = place.make(Prompt("p", "q", "exact", 1), 1, 2)
+        environment.start()
+        assert environment.takes_unread
+        for size in ((5, 2, False), (9, 1, True)):
+            environment.count_tokens(*size)
+            told = tell(environment, "hm")
+        assert told == (repr([[5, 2, False], [9, 1, True]]) if wants else "[]")
+        environment.close()
+
+
+def test_many_episodes_share_a_process_and_are_kept_apart(place: Place) -> None:
+    def play(sample: int) -> list[str]:
+        environment = begun(place, sample)
+        heard = [tell(environment, f"{sample} {i}") for i in range(20)]
+        environment.close()
+        return heard
+
+    with ThreadPoolExecutor(16) as threads:
+        heard = list(threads.map(play, range(64)))
+    assert heard == [[f"{i + 1} {sample} {i}" for i in range(20)] for sample in range(64)]
+    assert len(pids(place)) == 1
+
+
+def test_a_killed_process_fails_its_episodes_alone(folder: Path) -> None:
+    place = open_place({"python": sys.executable}, chosen(folder), step_s=20, processes=2)
+    first, second = begun(place, 1), begun(place, 2)
+    victim, other = pids(place)
+    child = int(tell(first, "child"))
+    os.kill(victim, signal.SIGKILL)
+    with pytest.raises(EnvironmentFailed, match=r"environment 'far_games.py:echo': its process"):
+        tell(first, "hello")
+    assert ends(child), "what it began goes with it"
+    assert tell(second, "hello") == "1 hello"
+    first.close()
+    third = begun(place, 3)
+    assert tell(third, "hello") == "1 hello"
+    assert other in pids(place)
+    assert victim not in pids(place)
+    place.close()
+    assert not any(map(is_alive, (victim, other)))
+
+
+@pytest.mark.parametrize(
+    ("word", "words"),
+    [
+        ("die", "its process ended; it wrote:.*last words"),
+        ("raise", "KeyError: 'broken'"),
+        ("garbage", "a line that is no answer: b'this is no answer"),
+        ("silent", "has no message although the episode is not done"),
+        ("forge", "a message of the assistant"),
+        ("nan", "ValueError: Out of range float values"),
+    ],
+)
+def test_what_breaks_is_named(place: Place, word: str, words: str) -> None:
+    environment = begun(place)
+    with pytest.raises(EnvironmentFailed, match=words):
+        list(map(environment.step, [said(word), said("after garbage")]))
+    environment.close()
+    assert tell(begun(place), "again") == "1 again"
+
+
+def test_a_stuck_step_fails_its_episode_and_the_process_ends_with_its_last(folder: Path) -> None:
+    place = open_place({"python": sys.executable}, chosen(folder), step_s=1.0)
+    stuck, other = begun(place, 1), begun(place, 2)
+    (pid,) = pids(place)
+    begin = time.monotonic()
+    with pytest.raises(EnvironmentFailed, match="took more than 1 s to step"):
+        tell(stuck, "sleep 60")
+    assert time.monotonic() - begin < 5
+    fresh = begun(place, 3)
+    assert pids(place)[0] == pid
+    assert len(pids(place)) == 2
+    assert tell(other, "hello") == "1 hello"
+    stuck.close()
+    assert is_alive(pid)
+    other.close()
+    assert not is_alive(pid)
+    assert tell(fresh, "hello") == "1 hello"
+    place.close()
+
+
+def test_a_megabyte_crosses_both_ways(place: Place) -> None:
+    environment = begun(place)
+    text = "ab\ud800\x00\n" * 200_000
+    assert tell(environment, text) == f"1 {text}"
+
+
+def test_nothing_is_left_after_close(folder: Path) -> None:
+    before = held()
+    for _ in range(3):
+        place = open_place({"python": sys.executable}, chosen(folder), step_s=20)
+        environments = [begun(place, i) for i in range(20)]
+        child = int(tell(environments[0], "child"))
+        assert is_alive(child)
+        for environment in environments[:10]:
+            environment.close()
+        (pid,) = pids(place)
+        place.close()
+        assert not is_alive(pid)
+        assert ends(child)
+        with pytest.raises(EnvironmentFailed, match="ended"):
+            tell(environments[15], "hello")
+        with pytest.raises(EnvironmentFailed, match="its place is closed"):
+            begun(place)
+    assert held() == before
+    closed = (folder / "log").read_text().splitlines()
+    assert sorted(closed) == sorted(f"closed {i}" for i in range(20) for _ in range(3)), "open ones too"
+
+
+def test_it_dies_with_the_process_that_began_it(folder: Path) -> None:
+    code = (
+        "import os, sys, time\nfrom pathlib import Path\n"
+        "from pipeline.environments.elsewhere import Chosen, open_place\nfrom pipeline.types import Prompt\n"
+        f"chosen = Chosen(path='far_games.py:echo', params={{'log': '/dev/null'}}, base=Path({str(folder)!r}))\n"
+        "place = open_place({'python': sys.executable}, chosen)\n"
+        "episode = place.make(Prompt('p', 'q', 'environment', None), 1, 2)\nepisode.start()\n"
+        "print(place._running[0]._process.pid, flush=True)\ntime.sleep(600)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        assert is_alive(pid)
+        parent.kill()
+    assert ends(pid)
+
+
+def test_a_service_is_asked_over_http(folder: Path) -> None:
+    import json
+
+    choice = json.dumps({"path": "far_games.py:echo", "base": str(folder), "params": {"log": str(folder / "log")}})
+    command = [sys.executable, "-P", str(FAR), choice, "--serve", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
+        assert service.stdout is not None
+        url = service.stdout.readline().strip()
+        place = open_place({"url": url}, Chosen(name="echo"), step_s=1.0)
+        first, second = begun(place, 1), begun(place, 2)
+        assert [tell(e, "hello") for e in (first, second, first)] == ["1 hello", "1 hello", "2 hello"]
+        with pytest.raises(EnvironmentFailed, match="KeyError: 'broken'"):
+            tell(first, "raise")
+        with pytest.raises(EnvironmentFailed, match="does not answer: TimeoutError"):
+            tell(second, "sleep 5")
+        first.close()
+        second.close()
+        assert (folder / "log").read_text() == "closed 1\n"
+        service.kill()
+    with pytest.raises(EnvironmentFailed, match="does not answer: ConnectionRefusedError"):
+        begun(place)
+
+
+@pytest.mark.parametrize(
+    ("where", "words"),
+    [
+        ("there", "expected here, process"),
+        ({"venv": "x"}, "expected here, process"),
+        ({"python": "x", "url": "y"}, "expected here, process"),
+        ({"url": "localhost:80"}, "expected http://host:port"),
+        ({"python": "python3"}, "needs an environment by path"),
+    ],
+)
+def test_a_wrong_place_is_refused(where, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        open_place(where, Chosen(name="guess"))
+
+
+def test_what_cannot_begin_says_why(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="no parameter 'trys'"):
+        open_place("process", Chosen(name="guess", params={"trys": 1}))
+    for choice, python, words in (
+        (chosen(folder), "./no-python", "cannot be started: No such file"),
+        (Chosen(path="nothing.py:echo", base=folder), sys.executable, "looked for .*nothing.py"),
+        (Chosen(path="far_games.py:nothing", base=folder), sys.executable, "AttributeError"),
+    ):
+        place = open_place({"python": python}, choice)
+        with pytest.raises(EnvironmentFailed, match=words):
+            place.make(PROMPT, 1, 2)
+        place.close()

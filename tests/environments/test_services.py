@@ -1,0 +1,126 @@
+"""Programs of environments run where the recipe says: on services, in this process and in one that plays episodes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import ThreadingHTTPServer
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import sandbox
+from pipeline.config.choices import EnvironmentChoice
+from pipeline.environments.elsewhere import Chosen, open_place
+from pipeline.environments.tools import python, session
+from pipeline.errors import EnvironmentFailed
+from pipeline.run.episodes import languages_of
+from pipeline.types import Message, Prompt
+from sandbox import settings
+from sandbox.serve import make_server
+from sandbox.settings import SandboxSettings, configure
+from tests.environments.talk import made, played
+
+LINE = {"fn": "f", "tests": [{"args": [x], "expected": 3 * x + 7} for x in range(1, 4)]}
+PROMPT = Prompt("p", "q", "environment", None)
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(autouse=True)
+def back_to_default() -> Iterator[None]:
+    yield
+    configure(SandboxSettings())
+
+
+@contextmanager
+def served(token: str | None = None) -> Iterator[ThreadingHTTPServer]:
+    with sandbox.Pool(workers=1) as pool:
+        server = make_server(pool, port=0, token=token)
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            server.server_close()
+
+
+def at(server: ThreadingHTTPServer, token: str | None = None) -> SandboxSettings:
+    return SandboxSettings(urls=(f"http://127.0.0.1:{server.server_port}",), token=token)
+
+
+def service(server: ThreadingHTTPServer) -> Any:
+    return server.RequestHandlerClass.service  # type: ignore[attr-defined]
+
+
+def test_tools_and_repair_run_their_programs_on_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    with served() as server:
+        monkeypatch.setattr("sandbox.api.run_many", lambda *_, **__: pytest.fail("nothing runs on this machine"))
+        configure(at(server))
+        run = python.tools(python.Params(), PROMPT).tools["python"]
+        assert run.answer({"code": "print(6*7)"}) == "42"
+        last = played(made("repair", LINE), ["def f(x): return 3*x+8", "def f(x): return 3*x+7"])[-1]
+        assert (last.outcome.score, sum(service(server).statuses.values())) == (1.0, 3)
+
+
+def test_a_session_is_opened_on_the_service_and_keeps_its_state() -> None:
+    with served() as server:
+        configure(at(server))
+        box = session.tools(session.Params(), PROMPT)
+        assert box.tools["python"].answer({"code": "x = 41; open('a', 'w').write('b')"}) == "no output"
+        assert box.tools["python"].answer({"code": "print(x + 1)"}) == "42"
+        assert box.tools["shell"].answer({"line": "cat a"}) == "b"
+        assert len(service(server).sessions) == 1
+        box.close()
+        assert len(service(server).sessions) == 0
+
+
+def test_a_service_that_refuses_is_no_mistake_of_the_policy() -> None:
+    with served("secret") as server:
+        configure(at(server, "guess"))
+        with pytest.raises(EnvironmentFailed, match="401"):
+            session.tools(session.Params(), PROMPT).tools["python"].answer({"code": "1"})
+        with pytest.raises(EnvironmentFailed, match="401"):
+            python.tools(python.Params(), PROMPT).tools["python"].answer({"code": "1"})
+
+
+def test_a_process_that_plays_episodes_takes_the_settings_over() -> None:
+    with served("secret") as server:
+        configure(at(server, "secret"))
+        place = open_place("process", Chosen("repair"), step_s=30)
+        try:
+            environment = place.make(Prompt("p", "f", "environment", LINE), 0, 0)
+            environment.start()
+            reply = environment.step(Message("assistant", "def f(x): return 3*x+7"))
+            environment.close()
+        finally:
+            place.close()
+        assert reply.outcome is not None
+        assert (reply.outcome.score, sum(service(server).statuses.values())) == (1.0, 1)
+
+
+def test_settings_cross_to_another_process_whole() -> None:
+    given = SandboxSettings(sandbox.Limits(cpu_s=0.5), 3, 1, ("http://a:1",), "secret")
+    configure(given)
+    variables = settings.variables()
+    configure(SandboxSettings())
+    settings.take_over(variables)
+    assert settings.current() == given
+
+
+@pytest.mark.parametrize(
+    ("choice", "languages"),
+    [
+        ({"name": "guess"}, set()),
+        ({"name": "repair"}, {"python"}),
+        ({"name": "tool_use", "params": {"tools": ["calculator", "shell"]}}, {"bash"}),
+        ({"name": "tool_use", "params": {"tools": ["session"]}}, {"python", "bash"}),
+        ({"name": "repair", "place": {"url": "http://a:1"}}, set()),
+    ],
+)
+def test_languages_of_environments_are_known_before_training(choice: dict[str, Any], languages: set[str]) -> None:
+    chosen = {"mine": EnvironmentChoice(**choice)}
+    rows = [SimpleNamespace(environment=key) for key in ("mine", None)]
+    assert languages_of(rows, chosen, None) == languages  # type: ignore[arg-type]

@@ -1,0 +1,123 @@
+"""Tasks of a package of the library `verifiers`, played by the library: known scores, failures, kills, nothing left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.environments import verifiers_package
+from pipeline.environments.base import Environment, load
+from pipeline.environments.verifiers_package import RUNNER
+from pipeline.errors import ConfigError, DataError, EnvironmentFailed
+from pipeline.types import Prompt, Verdict
+from tests.environments.packages import venv_with
+from tests.environments.talk import said
+from tests.processes import others, until
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+TASKS = Path(__file__).with_name("verifiers_tasks")
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(venv_with(tmp_path_factory.mktemp("venv") / "library", "verifiers==0.4.0"))
+
+
+def made(python: str, package: str = "double_it", index: Any = 1, **params: Any) -> Environment:
+    params = {"taskset": {"first": 3}, "reward_range": [0, 2], **params}
+    bound = load("verifiers_package").bind(
+        {"python": python, "package": package, "variables": {"PYTHONPATH": str(TASKS)}, **params}
+    )
+    return bound.make(Prompt("p", "", "environment", index), 1, 2)
+
+
+def play(environment: Environment, *moves: str) -> tuple[list[list[tuple[str, str]]], Verdict | None]:
+    """Return what the policy was shown before each move, and the verdict."""
+    try:
+        shown = [[(m.role, m.content) for m in environment.start().messages]]
+        for move in moves:
+            reply = environment.step(said(move))
+            if reply.done:
+                return shown, reply.outcome
+            shown.append([(m.role, m.content) for m in reply.history or ()])
+        return shown, None
+    finally:
+        environment.close()
+
+
+def runners() -> list[int]:
+    return [process for process, words, _ in others() if str(RUNNER) in words]
+
+
+def test_a_scripted_player_gets_its_known_score_and_the_same_twice(python: str) -> None:
+    first = play(made(python), "8")
+    assert first[0] == [[("system", "be short"), ("user", "twice 4?")]]
+    assert first[1] == Verdict("graded", 1.0, "reward 2: agent_completed")
+    assert play(made(python), "8") == first
+    assert play(made(python), "9")[1] == Verdict("graded", 0.0, "reward 0: agent_completed")
+
+
+def test_several_turns_and_the_reward_of_the_last(python: str) -> None:
+    shown, verdict = play(made(python, "double_twice", "2"), "11", "10")
+    assert shown == [
+        [("system", "be short"), ("user", "twice 5?")],
+        [("system", "be short"), ("user", "twice 5?"), ("assistant", "11"), ("user", "again")],
+    ]
+    assert verdict is not None
+    assert verdict.score == 1.0
+
+
+def test_an_error_in_the_trace_is_a_failure(python: str) -> None:
+    with pytest.raises(EnvironmentFailed, match=r"double_it: .*RuntimeError: the grader broke"):
+        play(made(python), "break the grader")
+
+
+def test_a_killed_program_is_a_failure_and_nothing_is_left(python: str) -> None:
+    environment = made(python)
+    environment.start()
+    before = len(os.listdir("/proc/self/fd")), threading.active_count()
+    # The program under its watcher, which names the program in its own command line too.
+    mine = [p for p in runners() if "python" in os.readlink(f"/proc/{p}/exe") and str(python) in _command(p).split()[0]]
+    threading.Timer(2.0, lambda: [os.kill(p, signal.SIGKILL) for p in mine]).start()
+    with pytest.raises(EnvironmentFailed, match=r"was ended from outside .status -9"):
+        environment.step(said("hang"))
+    environment.close()
+    until(lambda: not runners(), "the end of the programs")
+    after = len(os.listdir("/proc/self/fd")), threading.active_count()
+    assert after <= before
+
+
+def _command(process: int) -> str:
+    return Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+def test_what_cannot_begin_says_why(python: str, tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentFailed, match="double_it has no task 7"):
+        play(made(python, index=7))
+    with pytest.raises(EnvironmentFailed, match="'nothing_there' not found"):
+        play(made(python, "nothing_there", taskset={}))
+    with pytest.raises(DataError, match="expected the number of a task, got 'x'"):
+        made(python, index="x")
+    with pytest.raises(ConfigError, match="no interpreter at"):
+        made(str(tmp_path / "none"))
+
+
+def test_rows_for_tasks(python: str) -> None:
+    program = Path(python) / "bin" / "python"
+    command = [program, "-P", RUNNER, '{"package": "double_it", "taskset": {"first": 8}}', "--rows", "9"]
+    ended = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": str(TASKS)})
+    rows = [json.loads(line) for line in ended.stdout.splitlines()]
+    assert [(r["id"], r["answer"]) for r in rows] == [("double_it/0", 0), ("double_it/1", 1)], ended.stderr
+
+
+def test_our_side_imports_nothing_of_the_library() -> None:
+    import verifiers
+
+    assert Path(verifiers.__file__ or "").parent == Path(verifiers_package.__file__).parents[2] / "verifiers"

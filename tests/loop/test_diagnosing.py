@@ -1,0 +1,129 @@
+"""The diagnosis during a run: reported once, sent as an event, and without a trace in the run's files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.diagnose.recorded import RECORDED, unpack
+from pipeline.diagnosis import end_token_missing
+from pipeline.diagnosis.reading import read
+from pipeline.loop.diagnosing import EVENT, report_causes
+from pipeline.report.store import Store
+from pipeline.report.trackers import Trackers
+from pipeline.run.opening import opened
+from pipeline.run.recorder import Recorder
+from pipeline.run.schedule import Item
+from pipeline.whole_run import finish
+from tests.stages.kill_driver import fingerprint
+from tests.stages.sessions import Heard, lines, run_all
+from tests.stages.tiny import tiny
+
+ROUND_1, ROUND_2 = Item("rl", "rl", "round 1", 1, 15), Item("rl", "rl", "round 2", 2, 15)
+CUT = ["rollout.max_response_tokens=3", "rl.steps_per_round=6", "evaluation.every_rounds=1"]
+"""Every response is cut, so that none has an end token."""
+
+
+def recorder_of(folder: Path) -> tuple[Recorder, Heard, list[tuple[str, dict[str, Any]]]]:
+    """A recorder next to a run's folder, the lines that it shows, and its events."""
+    shown, events = Heard(), list[tuple[str, dict[str, Any]]]()
+    recorder = Recorder(Store(folder / "other"), Trackers((), folder, "x", {}), shown)
+    recorder.listener = lambda name, fields: events.append((name, fields))
+    return recorder, shown, events
+
+
+def recorded(name: str, folder: Path) -> Path:
+    return unpack(RECORDED / f"{name}-0.tar.xz", folder / "run")
+
+
+def run(folder: Path) -> tuple[list[str], list[tuple[str, dict[str, Any]]]]:
+    """Lines and events of a whole run whose responses are all cut."""
+    events: list[tuple[str, dict[str, Any]]] = []
+    with opened(tiny(overrides=CUT), Path.cwd(), folder, "auto", Heard()) as session:
+        session.recorder.listener = lambda name, fields: events.append((name, fields))
+        run_all(session)
+        finish(session)
+        return lines(session), events
+
+
+@pytest.mark.integration
+def test_a_run_says_a_cause_once_and_puts_it_on_the_rounds_and_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said, events = run(tmp_path / "whole")
+    shown = [line for line in said if "problem: end_token_missing: " in line]
+    assert len(shown) == 1
+    assert shown[0].startswith("after round 1: ")
+    mine = [fields for name, fields in events if name == EVENT and fields["cause"] == "end_token_missing"]
+    assert len(mine) == 1
+    json.dumps(mine)
+    rounds = [fields for name, fields in events if name == "verizero.round.completed"]
+    assert [any("end_token_missing" in line for line in f["causes"]) for f in rounds] == [True, True]
+    page = (tmp_path / "whole" / "report.html").read_text()
+    assert "end_token_missing" in page.partition('<section id="diagnosis">')[2].partition("</section>")[0]
+
+    def broken(run: object) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(end_token_missing, "look", broken)
+    said, _ = run(tmp_path / "broken")
+    warnings = [line for line in said if "the rule end_token_missing of the diagnosis failed: ZeroDivision" in line]
+    assert len(warnings) == 2, "once while it ran, and once for the page"
+    assert fingerprint(tmp_path / "broken") == fingerprint(tmp_path / "whole")
+
+
+def test_a_look_writes_nothing_and_names_what_is_new(tmp_path: Path) -> None:
+    folder = recorded("rate_times_ten", tmp_path)
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    recorder, shown, events = recorder_of(tmp_path)
+    both = [report_causes(recorder, folder, item, is_over=False) for item in (ROUND_1, ROUND_2)]
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+    assert both[0] == both[1] != []
+    assert len(shown.lines) == len(events) == len(both[0])
+    name, fields = events[0]
+    assert (name, fields["cause"], fields["level"], fields["round"]) == (EVENT, "learning_rate_high", "problem", 1)
+    assert fields["evidence"][0].startswith("metrics.jsonl:")
+
+
+def test_a_healthy_run_says_nothing(tmp_path: Path) -> None:
+    recorder, shown, events = recorder_of(tmp_path)
+    assert report_causes(recorder, recorded("healthy", tmp_path), ROUND_2, is_over=True) == []
+    assert (shown.lines, events) == ([], [])
+
+
+def test_progress_is_judged_when_the_run_is_over(tmp_path: Path) -> None:
+    folder = recorded("gain_of_three_steps", tmp_path)
+    recorder, _, _ = recorder_of(tmp_path)
+    assert report_causes(recorder, folder, ROUND_1, is_over=False) == []
+    (line,) = report_causes(recorder, folder, ROUND_1, is_over=True)
+    assert line.startswith("warning: seed_noise: ")
+
+
+def test_whatever_fails_is_a_warning_and_the_run_goes_on(tmp_path: Path) -> None:
+    folder = recorded("rate_times_ten", tmp_path)
+    recorder, shown, _ = recorder_of(tmp_path)
+
+    def away(name: str, fields: dict[str, Any]) -> None:
+        raise ConnectionError("the server is gone")
+
+    recorder.listener = away
+    report_causes(recorder, folder, ROUND_1, is_over=False)
+    (folder / "metrics.jsonl").unlink()
+    for item in (ROUND_1, ROUND_2):
+        assert report_causes(recorder, folder, item, is_over=False) == []
+    warnings = [line.partition("warning: ")[2] for line in shown.lines if "warning: the run" in line]
+    assert [w.partition(": ")[2].partition(":")[0] for w in warnings] == ["ConnectionError", "RunError"]
+
+
+def test_of_many_responses_the_first_and_the_last_are_read(tmp_path: Path) -> None:
+    folder = recorded("healthy", tmp_path)
+    whole = read(folder)
+    size = (folder / "rollouts.jsonl").stat().st_size
+    part = read(folder, size // 4)
+    assert 0 < len(part.samples) < len(whole.samples) / 2
+    assert set(part.samples) < set(whole.samples), "each with the number of its line"
+    assert part.samples[-1] == whole.samples[-1]
+    assert read(folder, size).samples == whole.samples

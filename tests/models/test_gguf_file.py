@@ -1,0 +1,164 @@
+"""Models in GGUF files, compared with the float32 weights that the files were written from."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.data.tokenizer import character_tokenizer
+from pipeline.errors import ConfigError
+from pipeline.models import gguf_file
+from pipeline.models.gguf_file import MADE, PROVENANCE, digest, located, model_folder, provenance
+from pipeline.models.load import load_model, load_tokenizer
+from tests.models.families import next_logits
+from tests.models.gguf_files import CHARACTERS, tiny_llama, write_gguf
+
+pytest.importorskip("gguf")
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return tiny_llama()
+
+
+@pytest.fixture(scope="module")
+def plain(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", model)
+
+
+def test_a_float32_file_gives_the_weights_and_the_tokenizer_that_it_was_written_from(
+    model: Any, plain: Path, tmp_path: Path
+) -> None:
+    folder = model_folder(str(plain), tmp_path)
+    made, tokenizer, ours = load_model(folder), load_tokenizer(folder), character_tokenizer(CHARACTERS)
+    want = model.state_dict()
+    assert made.state_dict().keys() == want.keys()
+    assert all(torch.equal(value, want[name]) for name, value in made.state_dict().items())
+    text = 'Write {"a": 1} \\ for Ann.\n'
+    ids = ours(text)["input_ids"]
+    assert tokenizer(text)["input_ids"] == ids
+    assert tokenizer.decode(ids) == text
+    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (ours.eos_token_id, ours.pad_token_id)
+    torch.testing.assert_close(next_logits(made.eval(), ids), next_logits(model.eval(), ids))
+    written = tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)
+    assert written == "user: x\n"
+    assert provenance(Path(folder))["is_quantized"] is False
+
+
+def test_a_quantised_file_gives_the_rounded_weights_and_says_so(model: Any, tmp_path: Path) -> None:
+    """Q8_0 keeps 32 numbers as eight bits times one float16: no further off than half a step, and its rounding."""
+    file = write_gguf(tmp_path / "small.gguf", model, quantized=True)
+    folder = model_folder(str(file), tmp_path)
+    made = load_model(folder).state_dict()
+    for name, ours in model.state_dict().items():
+        blocks, got = ours.double().reshape(-1, 32), made[name].double().reshape(-1, 32)
+        step = blocks.abs().amax(1, keepdim=True) / 127
+        assert made[name].dtype == torch.float32
+        assert ((got - blocks).abs() <= (step / 2 + 127 * step * 2**-10 if ours.ndim == 2 else 0)).all(), name
+        assert ours.ndim != 2 or not torch.equal(made[name], ours)
+    facts = provenance(Path(folder))
+    matrices = sum(p.numel() for p in model.parameters() if p.ndim == 2)
+    share = matrices / sum(p.numel() for p in model.parameters())
+    assert facts == {
+        "file": "small.gguf",
+        "sha256": digest(file),
+        "bytes": file.stat().st_size,
+        "architecture": "llama",
+        "model": "Tiny",
+        "licence": "apache-2.0",
+        "types": {"Q8_0": round(share, 4), "F32": round(1 - share, 4)},
+        "is_quantized": True,
+    }
+
+
+def test_a_file_is_converted_once_and_again_when_its_content_changes(model: Any, plain: Path, tmp_path: Path) -> None:
+    file = tmp_path / "x.gguf"
+    file.write_bytes(plain.read_bytes())
+    folder = Path(model_folder(str(file), tmp_path))
+    (folder / "mark").touch()
+    assert model_folder(str(file), tmp_path) == str(folder)
+    assert (folder / "mark").exists()
+    write_gguf(file, tiny_llama(1))
+    other = Path(model_folder(str(file), tmp_path))
+    assert other != folder
+    assert not torch.equal(load_model(str(other)).lm_head.weight, load_model(str(folder)).lm_head.weight)
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from pipeline.models import gguf_file
+write = gguf_file._convert
+def and_die(file, path, folder):
+    write(file, path, folder)
+    os.kill(os.getpid(), 9)
+gguf_file._convert = and_die
+gguf_file.model_folder(sys.argv[1], Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_conversion_leaves_nothing_half(plain: Path, tmp_path: Path) -> None:
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(plain), str(tmp_path)], check=False)
+    assert ended.returncode == -9
+    assert list((tmp_path / MADE).glob("*/config.json"))  # it was killed with files written
+    assert not list((tmp_path / MADE).glob("tiny-*"))
+    folder = Path(model_folder(str(plain), tmp_path))
+    assert torch.equal(load_model(str(folder)).lm_head.weight, tiny_llama().lm_head.weight)
+    assert [p.name for p in (tmp_path / MADE).iterdir() if p.is_dir()] == [folder.name]
+
+
+def test_an_installed_packages_file_is_named_without_a_path(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "weights_of_a_test"
+    package.mkdir()
+    (package / "__init__.py").write_text("raise SystemExit('it was imported')")
+    (package / "tiny.gguf").write_bytes(plain.read_bytes())
+    monkeypatch.syspath_prepend(tmp_path)
+    assert located("package:weights_of_a_test/tiny.gguf") == package / "tiny.gguf"
+    with pytest.raises(ConfigError, match=r"no such file; it has tiny\.gguf"):
+        located("package:weights_of_a_test/other.gguf")
+    with pytest.raises(ConfigError, match=r"no package 'not_installed_here'.*install it"):
+        located("package:not_installed_here/x.gguf")
+
+
+def test_a_missing_file_and_a_missing_package_are_named_with_their_remedy(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.gguf.*no such file"):
+        model_folder(str(tmp_path / "nowhere.gguf"), tmp_path)
+    monkeypatch.setattr(gguf_file, "NEEDS", ("gguf", "a_package_that_is_not_there"))
+    with pytest.raises(ConfigError, match=r"a_package_that_is_not_there: pip install 'verizero\[real\]'"):
+        model_folder(str(plain), tmp_path)
+    assert not list((tmp_path / MADE).glob("tiny-*"))
+
+
+def test_an_architecture_that_transformers_does_not_read_is_refused(model: Any, tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "odd.gguf", model, architecture="plamo")
+    with pytest.raises(ConfigError, match=r"(?s)odd\.gguf.*architecture.*plamo"):
+        model_folder(str(file), tmp_path)
+    assert not [p for p in (tmp_path / MADE).iterdir() if p.is_dir()]
+
+
+@pytest.mark.parametrize("share", [0, 0.0001, 0.01, 0.05, 0.3, 0.7, 0.999])
+def test_a_file_that_is_cut_off_is_refused_wherever_the_cut_is(share: float, plain: Path, tmp_path: Path) -> None:
+    whole = plain.read_bytes()
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(whole[: int(share * len(whole))])
+    with pytest.raises(ConfigError, match=r"(?s)cut\.gguf.*cut off.*get it again"):
+        model_folder(str(cut), tmp_path)
+
+
+def test_any_other_path_stays_as_it_is(tmp_path: Path) -> None:
+    assert model_folder("some/folder", tmp_path) == "some/folder"
+    assert model_folder("org/model", tmp_path) == "org/model"
+    assert provenance(tmp_path) == {}
+    (tmp_path / PROVENANCE).write_text(json.dumps({"file": "x"}))
+    assert provenance(tmp_path) == {"file": "x"}

@@ -1,0 +1,223 @@
+"""Credit by turn against slow doubles, its variance against arithmetic, and its rules."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.algorithms.base import explain_algorithm, load_algorithm
+from pipeline.errors import ConfigError, DataError
+from pipeline.rl.credit import AdvantageInputs, compute_advantages
+from tests.oracles import rl as oracle
+from tests.rl.test_episodes import Scene, scene
+
+
+def turn_values(s: Scene) -> list[list[list[int]]]:
+    """By episode, then turn: the indices of its tokens among the episode's."""
+    return [[[t for t, k in enumerate(own) if k == turn] for turn in range(1 + max(own))] for own in s.turns]
+
+
+def rewards_of(s: Scene) -> list[list[float]]:
+    """By episode: the environment's rewards for the turns that it has, 0 where there is none."""
+    assert s.inputs.turn_rewards is not None
+    table = s.inputs.turn_rewards.tolist()
+    return [
+        [0.0 if math.isnan(r) else r for r in own[: 1 + max(turns)]] for own, turns in zip(table, s.turns, strict=True)
+    ]
+
+
+def outcomes(s: Scene) -> list[float]:
+    return [float(s.inputs.rewards[own[-1][0]]) for own in s.places]
+
+
+@pytest.mark.parametrize(("coef", "outcome", "gamma"), [(1.0, 1.0, 1.0), (0.5, 0.0, 0.9), (2.0, 0.3, 0.0)])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_credit_of_turns_is_its_formula(seed: int, coef: float, outcome: float, gamma: float) -> None:
+    s = scene(seed, turn_rewards=True)
+    params = {"credit": "turns", "credit_coef": coef, "credit_outcome": outcome, "credit_gamma": gamma}
+    found = compute_advantages(load_algorithm("dr_grpo", params)[1], s.inputs)
+    to_go = [oracle.reward_to_go(own, gamma) for own in rewards_of(s)]
+    of_episode = outcomes(s)
+    for e, own in enumerate(s.lists(found.advantages)):
+        group = [j for j in range(len(to_go)) if j // 3 == e // 3]
+        mean = oracle.mean([of_episode[j] for j in group])
+        for t, k in enumerate(s.turns[e]):
+            # An episode that ended before turn k is in no mean of it.
+            others = [to_go[j][k] for j in group if len(to_go[j]) > k]
+            wanted = outcome * (of_episode[e] - mean) + coef * (to_go[e][k] - oracle.mean(others))
+            assert own[t] == pytest.approx(wanted, rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_credit_of_states_is_its_formula(seed: int) -> None:
+    s = scene(seed, turn_rewards=True)
+    params = {"credit": "states", "credit_coef": 0.5, "credit_gamma": 0.9}
+    found = compute_advantages(load_algorithm("dr_grpo", params)[1], s.inputs)
+    assert s.inputs.turn_states is not None
+    states, of_episode = s.inputs.turn_states.tolist(), outcomes(s)
+    # The episode's own reward comes at its last turn.
+    to_go = [oracle.reward_to_go([*own[:-1], own[-1] + of_episode[e]], 0.9) for e, own in enumerate(rewards_of(s))]
+    alone = 0
+    for e, own in enumerate(s.lists(found.advantages)):
+        group = [j for j in range(len(to_go)) if j // 3 == e // 3]
+        mean = oracle.mean([of_episode[j] for j in group])
+        for k in range(len(to_go[e])):
+            same = [to_go[j][i] for j in group for i in range(len(to_go[j])) if states[j][i] == states[e][k] != -1]
+            part = to_go[e][k] - oracle.mean(same) if same else 0.0
+            alone += len(same) < 2
+            for t in (t for t, turn in enumerate(s.turns[e]) if turn == k):
+                assert own[t] == pytest.approx(of_episode[e] - mean + 0.5 * part, rel=1e-12, abs=1e-12)
+    assert found.stats["credit/states_alone"] == pytest.approx(alone / sum(map(len, to_go)))
+
+
+def test_the_share_of_turns_with_a_reward_is_told() -> None:
+    s = scene(1, turn_rewards=True)
+    assert s.inputs.turn_rewards is not None
+    table = [own[: 1 + max(t)] for own, t in zip(s.inputs.turn_rewards.tolist(), s.turns, strict=True)]
+    known = [not math.isnan(r) for own in table for r in own]
+    stats = compute_advantages(load_algorithm("grpo", {"credit": "turns"})[1], s.inputs).stats
+    assert stats["credit/rewarded"] == pytest.approx(sum(known) / len(known))
+    assert "credit/rewarded" not in compute_advantages(load_algorithm("dr_grpo")[1], scene(1).inputs).stats
+
+
+@pytest.mark.parametrize("bootstrap", [False, True])
+@pytest.mark.parametrize("kl", [0.0, 0.1])
+def test_gae_over_turns_is_its_definition(kl: float, bootstrap: bool) -> None:
+    """A turn is one step: V at its first token, the rewards of all its tokens, one advantage for all of them."""
+    s = scene(5, turn_rewards=True)
+    numbers = {"gamma": 0.9, "lam": 0.7, "whiten": False, "bootstrap_truncated": bootstrap}
+    params = {"credit": "turn_gae", "credit_coef": 0.5, "kl_coef": kl, "kl_form": "k1", **numbers}
+    parts = load_algorithm("ppo", params)[1]
+    found = compute_advantages(parts, s.inputs)
+    x = s.inputs
+    assert x.values is not None
+    assert x.old_logprobs is not None
+    assert x.ref_logprobs is not None
+    assert x.final_values is not None
+    assert found.returns is not None
+    values, old, ref = s.lists(x.values), s.lists(x.old_logprobs), s.lists(x.ref_logprobs)
+    for e, turns in enumerate(turn_values(s)):
+        rewards = [
+            0.5 * r - kl * sum(old[e][t] - ref[e][t] for t in own)
+            for r, own in zip(rewards_of(s)[e], turns, strict=True)
+        ]
+        rewards[-1] += outcomes(s)[e]
+        final = float(x.final_values[s.places[e][-1][0]]) if bootstrap and e % 2 == 0 else 0.0
+        advantages, returns = oracle.gae(rewards, [values[e][own[0]] for own in turns], final, 0.9, 0.7)
+        for k, own in enumerate(turns):
+            for t in own:
+                assert s.lists(found.advantages)[e][t] == pytest.approx(advantages[k], rel=1e-10)
+                assert s.lists(found.returns)[e][t] == pytest.approx(returns[k], rel=1e-10)
+
+
+def test_gae_over_turns_of_one_token_is_gae() -> None:
+    """And whitened as it is."""
+    mask = torch.tensor([[0.0, 1, 0, 1, 1], [1, 0, 0, 1, 0], [0, 0, 1, 0, 0]])
+    turns = (mask.cumsum(1) - 1).long()
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(mask.shape, generator=generator, dtype=torch.float64)
+    inputs = AdvantageInputs(
+        torch.tensor([1.0, 0.0, 0.5], dtype=torch.float64),
+        torch.arange(3),
+        mask,
+        values=values,
+        episode_ids=torch.arange(3),
+        turn_ids=turns,
+    )
+    by_turn = compute_advantages(load_algorithm("ppo", {"credit": "turn_gae", "kl_coef": 0})[1], inputs)
+    by_token = compute_advantages(load_algorithm("ppo", {"kl_coef": 0})[1], inputs)
+    assert by_turn.returns is not None
+    assert by_token.returns is not None
+    torch.testing.assert_close(by_turn.advantages, by_token.advantages, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(by_turn.returns, by_token.returns, rtol=1e-12, atol=1e-12)
+
+
+def variance(credit: str) -> float:
+    """Sum over both turns of the variance of the group's gradient, enumerated over all groups of two episodes.
+
+    Each turn is a fair choice of 0 or 1, and its score d log pi / d logit is choice - 1/2. The episode is right if the
+    first choice is 1; the second decides nothing. With credit by turns the same reward comes with its turn.
+    """
+    parts = load_algorithm("dr_grpo", {} if credit == "outcome" else {"credit": "turns"})[1]
+    choices = list(itertools.product((0, 1), repeat=4))  # first and second turn of both episodes
+    gradients = []
+    for a0, a1, b0, b1 in choices:
+        right = torch.tensor([a0, b0], dtype=torch.float64)
+        nothing = torch.zeros(2, dtype=torch.float64)
+        inputs = AdvantageInputs(
+            right if credit == "outcome" else nothing,
+            torch.zeros(2, dtype=torch.int64),
+            torch.tensor([[0.0, 1, 0, 1], [0, 1, 0, 1]]),
+            episode_ids=torch.arange(2),
+            turn_ids=torch.tensor([[-1, 0, -1, 1], [-1, 0, -1, 1]]),
+            turn_rewards=None if credit == "outcome" else torch.stack([right, nothing], dim=1),
+        )
+        advantages = compute_advantages(parts, inputs).advantages[:, [1, 3]]
+        scores = torch.tensor([[a0, a1], [b0, b1]], dtype=torch.float64) - 0.5
+        gradients.append((advantages * scores).mean(0))
+    return float(torch.stack(gradients).var(0, correction=0).sum())
+
+
+def test_credit_by_turns_has_less_variance_by_the_amount_computed_by_hand() -> None:
+    """By hand, for episodes a and b: A_a = (a0 - b0) / 2 = -A_b, on both turns under `outcome`.
+
+    First turn: (A_a (a0 - 1/2) + A_b (b0 - 1/2)) / 2 = (a0 - b0)^2 / 4, which is 1/4 or 0, each half of the time:
+    variance 1/64. Second turn under `outcome`: (a0 - b0) (a1 - b1) / 4, of mean 0: variance E (a0 - b0)^2
+    E (a1 - b1)^2 / 16 = 1/2 * 1/2 / 16 = 1/64. Under `turns` nothing comes after the first turn, so the second one's
+    gradient is 0.
+    """
+    assert variance("outcome") == pytest.approx(1 / 64 + 1 / 64, rel=1e-12)
+    assert variance("turns") == pytest.approx(1 / 64, rel=1e-12)
+
+
+def test_what_credit_by_turn_needs_is_asked_for() -> None:
+    s = scene(1)
+    with pytest.raises(DataError, match="needs turn_rewards"):
+        compute_advantages(load_algorithm("grpo", {"credit": "turns"})[1], s.inputs)
+    with pytest.raises(DataError, match="needs turn_states"):
+        compute_advantages(load_algorithm("grpo", {"credit": "states"})[1], s.inputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "says"),
+    [
+        ("ppo", {"credit": "turns"}, "credits each token already; with a critic set credit: turn_gae"),
+        ("reinforce_pp", {"credit": "states"}, "credits each token already; use group_norm"),
+        ("grpo", {"credit": "turn_gae"}, "use advantage gae"),
+        ("vapo", {"credit": "turn_gae"}, "set length_alpha to null"),
+        ("kimi_k2", {"credit": "turns"}, "takes one per response; set credit: outcome"),
+        ("gspo", {"credit": "turns"}, "token_advantage_sequence_ratio"),
+        ("dapo", {"credit": "turns", "credit_outcome": 0}, "set dynamic_sampling: false"),
+        ("grpo", {"credit_gamma": 0.5}, "credit_gamma is 0.5 but credit 'outcome' does not use it"),
+        ("ppo", {"credit": "turn_gae", "credit_outcome": 0.5}, "credit_outcome is 0.5 but credit 'turn_gae'"),
+        ("grpo", {"credit": "turns", "credit_coef": 0}, "credit_coef = 0"),
+        ("grpo", {"credit": "turn"}, "credit = 'turn'"),
+    ],
+)
+def test_combinations_without_meaning_are_refused(name: str, params: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_algorithm(name, params)
+
+
+def test_credit_by_turns_compares_a_group_and_by_gae_does_not() -> None:
+    assert load_algorithm("reinforce", {"credit": "turns"})[1].needs_group
+    assert not load_algorithm("reinforce")[1].needs_group
+    assert not load_algorithm("ppo", {"credit": "turn_gae"})[1].needs_group
+    assert load_algorithm("ppo", {"credit": "turn_gae"})[1].token_advantage
+
+
+def test_the_page_has_the_formula() -> None:
+    def page(name: str, **params: Any) -> str:
+        return explain_algorithm(name, params, max_response_tokens=9)
+
+    assert "credit      A_k = 1 A_i + 0.5 (G_ik - mean of the group's turns k)" in page(
+        "grpo", credit="turns", credit_coef=0.5
+    )
+    assert "(r_ij + [j = last] R_i)" in page("grpo", credit="states")
+    assert "credit      t counts turns" in page("ppo", credit="turn_gae")
+    assert "credit" not in page("grpo")
+    assert "an episode whose history was rewritten has a ratio for each of its rows" in page("gspo")

@@ -1,0 +1,340 @@
+"""Episodes in rounds: rows as the engine computed them, limits, retries, seeds, and order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from pipeline.config.template import Template
+from pipeline.data.render import Renderer
+from pipeline.data.tokenizer import character_tokenizer
+from pipeline.data.turns import turns_of
+from pipeline.environments.base import Reply, Start, ToolUse
+from pipeline.environments.conversing import Conversing, Next, Piece
+from pipeline.errors import EngineError
+from pipeline.rollout.collect import Generation, collect
+from pipeline.rollout.engine import Completion, Request, Sampling
+from pipeline.rollout.episode import Limits
+from pipeline.rollout.rounds import Episodes, play
+from pipeline.rollout.scripted_engine import ScriptedEngine
+from pipeline.rows import rows
+from pipeline.run.episodes import shortener
+from pipeline.seeds import derive
+from pipeline.types import Message, Prompt, Rollout, Verdict, Written
+
+TOKENIZER = character_tokenizer()
+RENDERER = Renderer(TOKENIZER, Template(observation="\n{text}\n"))
+EOS = TOKENIZER.eos_token_id
+PROMPT = Prompt("p", "count to three: ", "environment", "3", environment="counting")
+
+
+def ids_of(text: str) -> tuple[int, ...]:
+    return tuple(TOKENIZER(text, add_special_tokens=False)["input_ids"])
+
+
+@dataclass
+class Counting:
+    """Asks for the next number until the one that ends the episode; breaks where it is told to."""
+
+    last: int
+    breaks_at: int | None = None
+    makes: list[tuple[str, int, int]] = field(default_factory=list)
+    open: int = 0
+    failures_left: int = 0
+
+    def make(self, prompt: Prompt, task_seed: int, sample_seed: int) -> CountingEpisode:
+        self.makes.append((prompt.id, task_seed, sample_seed))
+        return CountingEpisode(self)
+
+
+class CountingEpisode:
+    def __init__(self, owner: Counting) -> None:
+        self.owner, self.turn, self.is_open = owner, 0, True
+        owner.open += 1
+
+    def start(self) -> Start:
+        return Start(state="0")
+
+    def step(self, message: Message) -> Reply:
+        self.turn += 1
+        if self.turn == self.owner.breaks_at and self.owner.failures_left > 0:
+            self.owner.failures_left -= 1
+            raise OSError("the host is gone")
+        if self.turn == self.owner.last:
+            return Reply((Message("user", "good"),), done=True, reward=1.0, outcome=Verdict("graded", 1.0, "counted"))
+        uses = (ToolUse("count"), ToolUse("count", wrong=True))
+        return Reply((Message("user", f"next {self.turn}"),), reward=-0.5, state=str(self.turn), uses=uses)
+
+    def close(self) -> None:
+        self.owner.open -= self.is_open
+        self.is_open = False
+
+
+@pytest.fixture(scope="module")
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+class Noted(ScriptedEngine):
+    """A scripted engine that notes the calls of `generate`."""
+
+    calls: list[tuple[list[Request], int]]
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, listener: object = None
+    ) -> list[list[Completion]]:
+        self.calls.append((list(requests), sampling.max_tokens))
+        return super().generate(requests, sampling, None)
+
+
+def engine_of(text: str = "one", seeded: bool = False) -> Noted:
+    def script(prompt_ids: tuple[int, ...], seed: int) -> tuple[int, ...]:
+        return (*ids_of(text + str(seed % 1000 if seeded else "")), EOS)
+
+    engine = Noted(script, EOS)
+    engine.calls = []
+    engine.publish(7)
+    return engine
+
+
+def episodes_of(owner: Counting, threads: ThreadPoolExecutor, max_open: int = 256, **limits: object) -> Episodes:
+    chosen = Limits(**({"max_turns": 5} | limits))  # type: ignore[arg-type]
+    return Episodes({"counting": owner}, turns_of(RENDERER), chosen, threads, max_open)
+
+
+def played(engine: Noted, episodes: Episodes, samples: int = 1, max_tokens: int = 20) -> list[Rollout]:
+    return play(engine, episodes, [PROMPT], samples, Sampling(max_tokens), 3, "rl", 0)
+
+
+def test_a_row_is_what_the_engine_was_given_and_sampled(threads: ThreadPoolExecutor) -> None:
+    engine, owner = engine_of(), Counting(last=3)
+    (rollout,) = played(engine, episodes_of(owner, threads))
+    assert rollout.episode is not None
+    (turns,) = rows(rollout)
+    assert [len(t.sampled) for t in turns] == [4, 4, 4]
+    seen = TOKENIZER.decode([i for t in turns for i in (*t.observed, *t.sampled)], skip_special_tokens=True)
+    assert seen == "count to three: one\nnext 1\none\nnext 2\none"
+    held: tuple[int, ...] = ()
+    for turn, (requests, _) in zip(turns, engine.calls, strict=True):
+        held += turn.observed
+        assert [r.prompt_ids for r in requests] == [held], "the engine was given exactly the row so far"
+        held += turn.sampled
+        assert turn.sampled[-1] == EOS
+        assert len(turn.logprobs) == len(turn.sampled)
+        assert turn.policy_version == 7
+    assert [t.reward for t in turns] == [-0.5, -0.5, 1.0]
+    assert [t.state for t in turns] == ["0", "1", "2"]
+    assert (rollout.prompt_ids, rollout.response_ids) == (turns[0].observed, turns[0].sampled)
+    assert rollout.episode.ending == "done"
+    assert rollout.episode.outcome == Verdict("graded", 1.0, "counted")
+    assert rollout.episode.counts == {"tools/count/calls": 4, "tools/count/wrong": 2}
+    assert [m.role for m in rollout.episode.messages] == ["user", "assistant"] * 3 + ["user"]
+    assert owner.open == 0
+
+
+def test_a_group_gets_one_task_and_seeds_of_its_own(threads: ThreadPoolExecutor) -> None:
+    engine, owner = engine_of(seeded=True), Counting(last=2)
+    first = played(engine, episodes_of(owner, threads), samples=3)
+    assert len({task for _, task, _ in owner.makes}) == 1
+    assert len({sample for _, _, sample in owner.makes}) == 3
+    ((begins, _), *later) = engine.calls
+    assert len(begins) == 1, "equal prompts are one request"
+    assert begins[0].seeds == tuple(derive(3, "rollout", "rl", 0, "p", i) for i in range(3)), "as without environment"
+    turns = [r.seeds for requests, _ in later for r in requests]
+    assert turns == [(derive(3, "rollout", "rl", 0, "p", i, "turn", 1),) for i in range(3)]
+    again = played(engine_of(seeded=True), episodes_of(Counting(last=2), threads, max_open=1), samples=3)
+    assert again == first, "the number of open episodes changes nothing"
+
+
+def test_who_answers_first_changes_nothing(threads: ThreadPoolExecutor) -> None:
+    order: list[int] = []
+
+    class Late(Counting):
+        def make(self, prompt: Prompt, task_seed: int, sample_seed: int) -> CountingEpisode:
+            episode, number = super().make(prompt, task_seed, sample_seed), len(self.makes)
+            step, wait = episode.step, threading.Event()
+
+            def slow(message: Message) -> Reply:
+                wait.wait(0.03 if number == 1 else 0)
+                order.append(number)
+                return step(message)
+
+            episode.step = slow  # type: ignore[method-assign]
+            return episode
+
+    engine = engine_of(seeded=True)
+    late = played(engine, episodes_of(Late(last=2), threads), samples=3)
+    assert order[:3] != sorted(order[:3]), "the first was answered last"
+    assert late == played(engine_of(seeded=True), episodes_of(Counting(last=2), threads), samples=3)
+
+
+@pytest.mark.parametrize(
+    ("limits", "max_tokens", "ending", "turns"),
+    [
+        ({"max_turns": 2}, 20, "turns", 2),
+        ({"max_tokens": 8}, 20, "tokens", 2),
+        ({"max_tokens": 9}, 20, "tokens", 3),
+        ({"context": 36}, 20, "context", 2),
+        ({"wall_s": 1e-9}, 20, "time", 1),
+        ({}, 3, "tokens", 1),
+        ({"ends_when_cut": False, "max_turns": 3}, 3, "turns", 3),
+    ],
+)
+def test_limits_end_an_episode(
+    threads: ThreadPoolExecutor, limits: dict[str, object], max_tokens: int, ending: str, turns: int
+) -> None:
+    owner = Counting(last=9)
+    (rollout,) = played(engine_of(), episodes_of(owner, threads, **limits), max_tokens=max_tokens)
+    assert rollout.episode is not None
+    assert (rollout.episode.ending, len(rollout.turns)) == (ending, turns)
+    assert rollout.episode.outcome is None
+    assert owner.open == 0
+    budget = limits.get("max_tokens")
+    assert budget is None or rollout.num_sampled <= budget  # type: ignore[operator]
+    context = limits.get("context")
+    assert context is None or sum(len(t.observed) + len(t.sampled) for t in rollout.turns) <= context  # type: ignore[operator]
+
+
+def test_a_broken_host_is_asked_again_with_the_same_seeds(threads: ThreadPoolExecutor) -> None:
+    owner = Counting(last=3, breaks_at=2, failures_left=1)
+    (rollout,) = played(engine_of(seeded=True), episodes_of(owner, threads))
+    assert len(owner.makes) == 2
+    assert owner.makes[0] == owner.makes[1]
+    assert rollout.episode is not None
+    assert rollout.episode.counts["retried"] == 1
+    (whole,) = played(engine_of(seeded=True), episodes_of(Counting(last=3), threads))
+    assert rows(rollout) == rows(whole)
+    assert owner.open == 0
+
+
+def test_a_host_that_stays_broken_gives_no_reward(threads: ThreadPoolExecutor) -> None:
+    owner = Counting(last=3, breaks_at=1, failures_left=9)
+    (rollout,) = played(engine_of(), episodes_of(owner, threads, retries=2))
+    assert len(owner.makes) == 3
+    assert rollout.episode is not None
+    assert rollout.episode.ending == "failed"
+    assert rollout.episode.outcome == Verdict("environment_error", reason="OSError: the host is gone")
+    assert rollout.episode.outcome.is_infrastructure
+    assert owner.open == 0
+
+
+def test_a_first_prompt_past_the_context_is_no_zero(threads: ThreadPoolExecutor) -> None:
+    (rollout,) = played(engine_of(), episodes_of(Counting(last=3), threads, context=8))
+    assert rollout.episode is not None
+    assert rollout.episode.outcome is not None
+    assert rollout.episode.outcome.status == "environment_error"
+    assert "16 tokens in a context of 8" in rollout.episode.outcome.reason
+    assert rollout.turns == []
+    assert not rollout.was_cut
+
+
+def test_everything_is_closed_if_the_engine_fails(threads: ThreadPoolExecutor) -> None:
+    class Fails(Noted):
+        def generate(self, *arguments: object, **options: object) -> list[list[Completion]]:
+            raise EngineError("gone")
+
+    owner = Counting(last=3)
+    engine = Fails(lambda _ids, _seed: (EOS,), EOS)
+    with pytest.raises(EngineError, match="gone"):
+        played(engine, episodes_of(owner, threads), samples=4)
+    assert (owner.open, len(owner.makes)) == (0, 4)
+
+
+class Forking:
+    """Writes turns as the plain way does, and drops the first question of the history after the first turn."""
+
+    def __init__(self, inner: Conversing) -> None:
+        self.inner = inner
+        for name in ("begin", "opening", "read", "write"):
+            setattr(self, name, getattr(inner, name))
+
+    def extend(
+        self,
+        history: Sequence[Message],
+        new: Sequence[Message],
+        tools: object,
+        sampled: Sequence[tuple[int, ...]],
+        cut: str,
+    ) -> Next:
+        plain = self.inner.extend(history, new, tools, sampled, cut)  # type: ignore[arg-type]
+        if len(sampled) != 1:
+            return plain
+        return Next((Piece(ids_of("q")), Piece(sampled[0], turn=0), *plain.pieces), "edited", num_new=2)
+
+
+def test_a_rewritten_history_begins_a_row_whose_shared_turns_do_not_train(threads: ThreadPoolExecutor) -> None:
+    engine, owner = engine_of(), Counting(last=3)
+    episodes = replace(episodes_of(owner, threads), conversing=Forking(turns_of(RENDERER)))  # type: ignore[arg-type]
+    (rollout,) = played(engine, episodes)
+    assert rollout.episode is not None
+    first, second = rows(rollout)
+    assert [t.trains for t in first] == [True]
+    assert [t.trains for t in second] == [False, True, True]
+    assert [t.num_new for t in (*first, *second)] == [None, None, 2, None]
+    text = TOKENIZER.decode([i for t in second for i in (*t.observed, *t.sampled)], skip_special_tokens=True)
+    assert text == "qone\nnext 1\none\nnext 2\none"
+    (requests, _) = engine.calls[1]
+    assert (
+        requests[0].prompt_ids
+        == tuple(i for t in second[:2] for i in (*t.observed, *t.sampled))[: -len(second[1].sampled)]
+    )
+    assert len(rollout.turns) == 3
+    assert rollout.num_sampled == 12
+    assert rollout.episode.counts["forks/edited"] == 1
+    assert [t.reward for t in rollout.turns] == [-0.5, -0.5, 1.0]
+    assert second[0].reward is None, "the shared turn's reward counts once"
+
+
+def test_collect_puts_single_responses_and_episodes_in_order(threads: ThreadPoolExecutor) -> None:
+    alone = Prompt("a", "1+1=", "exact", "2")
+    episodes = episodes_of(Counting(last=2), threads)
+    heard: list[Written] = []
+    graded = replace(PROMPT, id="g", verifier="exact")
+    by = Generation(engine_of(), RENDERER, 3, episodes)
+
+    class Silent(Counting):
+        def make(self, prompt: Prompt, task_seed: int, sample_seed: int) -> CountingEpisode:
+            episode = super().make(prompt, task_seed, sample_seed)
+            step = episode.step
+            episode.step = lambda message: replace(step(message), outcome=None)  # type: ignore[method-assign]
+            return episode
+
+    by.episodes = replace(episodes, environments={"counting": Silent(last=2)})
+    prompts = [graded, alone, PROMPT]
+    rollouts = collect(by, prompts, 2, Sampling(20), "rl", 0, reader=heard.extend)
+    assert [(r.prompt_id, r.sample) for r in rollouts] == [(p.id, i) for p in prompts for i in range(2)]
+    assert [r.episode is None for r in rollouts] == [False, False, True, True, False, False]
+    by_place = {w.place: w for w in heard}
+    assert {p for p, w in by_place.items() if w.prompt.id == "g"} == {0, 1}
+    assert all(w.prompt.verifier != "environment" for w in heard), "no verifier grades what the environment did not"
+    assert by_place[0].text == "one"
+    assert by_place[0].messages == rollouts[0].episode.messages  # type: ignore[union-attr]
+    with pytest.raises(EngineError, match="none was made"):
+        collect(Generation(engine_of(), RENDERER, 3), prompts, 1, Sampling(20), "rl")
+
+
+def test_a_long_observation_loses_its_middle_and_is_counted(threads: ThreadPoolExecutor) -> None:
+    class Long(Counting):
+        def make(self, prompt: Prompt, task_seed: int, sample_seed: int) -> CountingEpisode:
+            episode = super().make(prompt, task_seed, sample_seed)
+            step = episode.step
+
+            def reply(message: Message) -> Reply:
+                answer = step(message)
+                return answer if answer.done else replace(answer, messages=(Message("user", "a" * 30 + "b" * 30),))
+
+            episode.step = reply  # type: ignore[method-assign]
+            return episode
+
+    limits = {"shorten": shortener(TOKENIZER, 10), "context": 400}
+    (rollout,) = played(engine_of(), episodes_of(Long(last=2), threads, **limits))
+    assert rollout.episode is not None
+    assert rollout.episode.messages[2].content == "aaaaa ... 50 tokens left out ... bbbbb"
+    assert rollout.episode.counts["observations/cut"] == 1
+    assert shortener(TOKENIZER, None) is None
+    assert shortener(TOKENIZER, 10)("ten chars.") == "ten chars."  # type: ignore[misc]

@@ -1,0 +1,194 @@
+"""Places of environments in recipes, what they change and leave; and limits that count episodes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.commands.plan.devices import DEVICES
+from pipeline.commands.plan.estimate import plan, plan_lines
+from pipeline.commands.plan.seconds import Lengths, Work, decoding
+from pipeline.commands.plan.shape import shape_of
+from pipeline.config.run import most_tokens
+from pipeline.environments.elsewhere import Here, Processes, Service
+from pipeline.errors import ConfigError, DataError
+from pipeline.report.progress import Silent
+from pipeline.run.algorithm import resolve_parts
+from pipeline.run.build import build_tokenizer, context_of
+from pipeline.run.data import prepare_data
+from pipeline.run.episodes import bind_environments
+from pipeline.run.fingerprints import fingerprints
+from pipeline.run.opening import opened
+from pipeline.types import Prompt
+from tests.processes import alive
+from tests.stages.sessions import run_all
+from tests.stages.tiny import tiny
+
+NUMBERS = {"generator": {"name": "guess", "params": {"high": 6, "num_demonstrations": 20}}}
+
+
+def games(environment: Any = None, **changes: Any) -> Any:
+    """Return a short recipe of games whose environment is that one."""
+    source = NUMBERS if environment is None else {**NUMBERS, "environment": environment}
+    tree = {
+        "data": {"train": [source], "evaluation": []},
+        "stages": ["rl"],
+        "sft": None,
+        "rl": {"rounds": 1, "steps_per_round": 1, "prompts_per_step": 2, "group_size": 2, "select": {"keep": "all"}},
+        "evaluation": {"before_training": False},
+        "rollout": {"max_response_tokens": 8},
+        **changes,
+    }
+    return tiny(tree)
+
+
+def prints(config: Any, folder: Path) -> list[str]:
+    data = prepare_data(config, build_tokenizer(config), context_of(config), folder, folder)
+    return [f.fingerprint for f in fingerprints(config, data, folder)]
+
+
+def test_a_place_is_that_of_the_recipe(tmp_path: Path) -> None:
+    def bound(**place: Any) -> Any:
+        chosen = games({"name": "guess", **place}).data.environments
+        return bind_environments([Prompt("p", "q", "environment", 3, environment="guess")], chosen, tmp_path)["guess"]
+
+    assert isinstance(bound(), Here)
+    process = bound(place="process", step_s=7)
+    assert isinstance(process, Processes)
+    assert process._step_s == 7
+    service = bound(place={"url": "http://127.0.0.1:1"}, step_s=5)
+    assert isinstance(service, Service)
+    assert service._step_s == 5
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        ({"name": "guess", "place": {"python": "python3"}}, "environment.place.python loads the environment's file"),
+        ({"name": "guess", "place": {}}, "expected one of python and url, got none"),
+        ({"name": "x", "params": {"a": 1}, "place": {"url": "http://h"}}, "environment.params has a, and the service"),
+        ({"name": "gues"}, "no environment is called 'gues'"),
+    ],
+)
+def test_a_place_that_cannot_be_is_refused_by_name(choice: Any, said: str) -> None:
+    with pytest.raises(Exception, match=said):
+        games(choice)
+
+
+def test_a_malformed_address_names_the_row(tmp_path: Path) -> None:
+    chosen = games({"name": "far", "place": {"url": "ftp://h"}}).data.environments
+    with pytest.raises(DataError, match=r"row 'p': place\.url: expected http"):
+        bind_environments([Prompt("p", "q", "environment", 1, environment="far")], chosen, tmp_path)
+
+
+def test_one_environment_has_one_place() -> None:
+    with pytest.raises(Exception, match="environment 'guess' is in two places"):
+        games(
+            "guess", data={"train": [NUMBERS | {"environment": e} for e in ("guess", {"name": "guess", "step_s": 5})]}
+        )
+
+
+def test_another_place_leaves_the_stages_valid_and_other_parameters_do_not(tmp_path: Path) -> None:
+    here = prints(games("guess"), tmp_path)
+    assert prints(games({"name": "guess", "place": "process", "step_s": 9}), tmp_path) == here
+    assert prints(games({"name": "guess", "params": {"tries": 3}}), tmp_path) != here
+    assert prints(games("guess", episodes={"max_tokens": 9}), tmp_path) != here
+
+
+@pytest.mark.integration
+def test_a_run_gives_equal_bytes_in_a_process_which_ends_with_it(tmp_path: Path) -> None:
+    for name, place in (("here", "here"), ("process", "process")):
+        with opened(games({"name": "guess", "place": place}), tmp_path, tmp_path / name, "auto", Silent()) as session:
+            run_all(session)
+            if place == "process":
+                (bound,) = session.workers.rollouts.generation.episodes.places
+                started = [far._process.pid for far in bound._running]
+    assert len(started) == 1
+    assert not alive(started)
+    texts = [(tmp_path / name / "rollouts.jsonl").read_bytes() for name in ("here", "process")]
+    assert texts[0] == texts[1] != b""
+
+
+def test_algorithms_hold_episodes_against_their_own_limit() -> None:
+    norm = {"name": "dr_grpo"}
+    one, episodes = (games("guess", rl={"algorithm": norm}, episodes={"max_tokens": n}) for n in (None, 20))
+    assert [resolve_parts(c).norm_length for c in (one, episodes)] == [8, 20]
+
+
+def test_a_budget_counts_whole_episodes() -> None:
+    config = games("guess", episodes={"max_turns": 3})
+    assert most_tokens(config, config.rl, greedy=True) == 3 * 24
+    assert most_tokens(config, config.rl, greedy=True, are_played=False) == 3 * 8
+    with pytest.raises(Exception, match=r"rl\.max_tokens=95 is less than one step may generate, 96"):
+        games("guess", rl={"max_tokens": 95, "prompts_per_step": 2, "group_size": 2}, episodes={"max_turns": 3})
+
+
+def test_a_rank_is_not_ended_before_an_episode() -> None:
+    with pytest.raises(Exception, match=r"episodes\.wall_s=50 and launch\.phase_timeout_s=50: a rank that waits"):
+        games("guess", episodes={"wall_s": 50}, launch={"kind": "local", "phase_timeout_s": 50})
+    games("guess", episodes={"wall_s": 49}, launch={"kind": "local", "phase_timeout_s": 50})
+
+
+def test_a_plan_counts_episodes_and_the_prefill_of_their_turns() -> None:
+    config = games("guess", episodes={"max_turns": 4})
+    lines = plan_lines(plan(config, 8, "h100"))
+    assert "an episode of 4 turns and at most 32 sampled tokens (episodes.max_turns x rollout.max_resp" in lines[1]
+    limited = plan_lines(plan(games("guess", episodes={"max_turns": 4, "max_tokens": 20}), 8, "h100"))
+    assert "at most 20 sampled tokens (episodes.max_tokens)" in limited[1]
+    assert "episode" not in "".join(plan_lines(plan(tiny(), 8, "h100")))
+    shape, device = shape_of(config), DEVICES["h100"]
+    once, again = (Work(config, shape, 1, device, Lengths(10, 16, 32, turns)) for turns in (1, 4))
+    rate = device.rate(4) * again.share("forward").value
+    more = sum(shape.forward_flops(4 * n, n) for n in (14, 18, 22)) / rate
+    assert decoding(again) - decoding(once) == pytest.approx(more)
+
+
+def test_observations_train_only_where_rl_plays_episodes(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"episodes\.observation_coef=0\.1 is a term of the loss of RL, and the stages"):
+        tiny({"stages": ["sft"], "episodes": {"observation_coef": 0.1}})
+    with pytest.raises(Exception, match=r"episodes\.observation_coef"):
+        games("guess", episodes={"observation_coef": -0.1})
+    alone = tiny({"stages": ["rl"], "sft": None, "episodes": {"observation_coef": 0.1}})
+    with pytest.raises(ConfigError, match=r"observation_coef=0\.1 trains .* no row of data\.train has an environment"):
+        with opened(alone, tmp_path, tmp_path / "run", "auto", Silent()):
+            pass
+
+
+def test_without_a_coefficient_the_fingerprint_is_that_of_older_runs(tmp_path: Path) -> None:
+    config = games("guess")
+    data = prepare_data(config, build_tokenizer(config), context_of(config), tmp_path, tmp_path)
+    (plain,) = fingerprints(config, data, tmp_path)
+    assert "episodes.retries" in plain.fields
+    assert "episodes.observation_coef" not in plain.fields
+    (trained,) = fingerprints(games("guess", episodes={"observation_coef": 0.5}), data, tmp_path)
+    assert trained.fields["episodes.observation_coef"] == 0.5
+
+
+@pytest.mark.integration
+def test_a_run_trains_on_its_observations(tmp_path: Path) -> None:
+    """Runs that are equal but for the coefficient draw the same first episodes, and their updates differ."""
+    rows = {}
+    for name, coef in (("off", 0.0), ("on", 0.5)):
+        config = games("guess", episodes={"observation_coef": coef, "cut_turn": "answer", "max_turns": 3})
+        with opened(config, tmp_path, tmp_path / name, "auto", Silent()) as session:
+            run_all(session)
+        lines = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        rows[name] = next(row["metrics"] for row in map(json.loads, lines) if "loss/total" in row["metrics"])
+    off, on = rows["off"], rows["on"]
+    assert "loss/observation" not in off
+    assert on["loss/total"] == pytest.approx(off["loss/total"] + on["loss/observation"], rel=1e-5)
+    assert on["tokens/trained"] == off["tokens/trained"]
+    assert 0 < on["observation/tokens"] < on["tokens/observed"]
+    assert on["grad_norm"] != off["grad_norm"]
+
+
+def test_a_word_of_a_command_may_be_longer_than_the_name_of_a_file(tmp_path: Path) -> None:
+    long = {"name": "agent", "params": {"command": ["python", "-c", "print(1)\n" * 600]}}
+    config = games(long)
+    ((key, choice),) = config.data.environments.items()
+    assert choice.params["command"] == long["params"]["command"]
+    bind_environments([Prompt("p", "q", "exact", 3, environment=key)], config.data.environments, tmp_path)
+    assert prints(config, tmp_path)

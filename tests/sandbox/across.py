@@ -1,0 +1,400 @@
+"""Acts of one session against another, and against its own bounds.
+
+`FOLDER` is the other session's folder as the keeper names it, `OTHER` the process of its interpreter. As in `acts`, code
+that returns without raising has succeeded; those marked with `*` must succeed where there are no walls.
+"""
+
+# ruff: noqa: E501  (one program, one line)
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import sandbox
+from pipeline.errors import SessionError
+from sandbox.worker import cells
+from tests.sandbox import acts
+from tests.sandbox.processes import descendants, wait_gone, wait_until
+from tests.sandbox.scene import Scene
+
+LIMITS = sandbox.Limits(wall_s=5, cpu_s=3, memory_mib=160, output_kib=256, processes=16)
+QUOTA = sandbox.Quota(disk_mib=8, files=200)
+KEY = "key-of-the-other"
+
+PYTHON = {
+    "*read by path": f"assert '{KEY}' in open('FOLDER/key').read()",
+    "*read by a relative path": f"assert '{KEY}' in open('/'.join(['..'] * 40) + 'FOLDER/key').read()",
+    "*read beside": f"import os\nfor n in range(50):\n  try:\n    if '{KEY}' in open(f'{{os.path.dirname(os.getcwd())}}/{{n}}/key').read(): break\n  except OSError: pass\nelse: raise OSError",
+    "*list": "import os; assert 'key' in os.listdir('FOLDER')",
+    "*list the sessions": "import os; assert len(os.listdir(os.path.dirname('FOLDER'))) > 1",
+    "*write by path": "open('FOLDER/left', 'w').write('x')",
+    "*replace a file": "open('FOLDER/key', 'a').write('')",
+    "*remove a file": "import os; os.remove('FOLDER/doomed')",
+    "*move a file over": "import os; open('mine', 'w').close(); os.rename('mine', 'FOLDER/moved')",
+    "*hard link": "import os; os.link('FOLDER/key', 'linked'); assert open('linked').read()",
+    "*symbolic link": "import os; os.symlink('FOLDER/key', 'soft'); assert open('soft').read()",
+    "*folder as a link": "import os; os.symlink('FOLDER', 'way'); assert open('way/key').read()",
+    "*enter": "import os; os.chdir('FOLDER'); assert open('key').read()",
+    "*read by a raw call": "import ctypes; assert ctypes.CDLL(None).syscall(257, -100, b'FOLDER/key', 0) >= 0",
+    "read where the keeper mounts": f"import glob; assert any('{KEY}' in open(f).read() for f in glob.glob('/in/*/key'))",
+    "write to the common input": "open('/in/stdin', 'w').write('x')",
+    "environment in /proc": "assert open('/proc/OTHER/environ', 'rb').read() is not None",
+    "memory in /proc": "assert open('/proc/OTHER/mem', 'rb')",
+    "folder in /proc": "import os; assert os.readlink('/proc/OTHER/cwd')",
+    "*descriptors in /proc": "import os; assert os.listdir('/proc/OTHER/fd')",
+    "root in /proc": "import os; assert os.listdir('/proc/OTHER/root')",
+    "inherited descriptor": "import os\nfor fd in range(5, 256):\n  try: os.fstat(fd)\n  except OSError: continue\n  break\nelse: raise OSError",
+    "*signal": "import os; os.kill(OTHER, 0)",
+    "*continue it": "import os, signal; os.kill(OTHER, signal.SIGCONT)",
+    "signal every process": "import os; os.kill(-1, 0)",
+    "*signal by pidfd": "import os, signal; signal.pidfd_send_signal(os.pidfd_open(OTHER), 0)",
+    "signal by tgkill": "import ctypes; assert ctypes.CDLL(None).syscall(234, OTHER, OTHER, 0) == 0",
+    "ptrace": "import ctypes; assert ctypes.CDLL(None).ptrace(0x4206, OTHER, 0, 0) == 0",
+    "read its memory": "import ctypes, struct; b = ctypes.create_string_buffer(8); i = struct.pack('QQ', ctypes.addressof(b), 8)\n"
+    "assert ctypes.CDLL(None).syscall(310, OTHER, i, 1, struct.pack('QQ', id(None), 8), 1, 0) > 0",
+    "write its memory": "import ctypes, struct; b = ctypes.create_string_buffer(8); i = struct.pack('QQ', ctypes.addressof(b), 8)\n"
+    "assert ctypes.CDLL(None).syscall(311, OTHER, i, 1, struct.pack('QQ', id(None), 8), 1, 0) > 0",
+    "take its descriptor": "import ctypes; l = ctypes.CDLL(None); p = l.syscall(434, OTHER, 0); assert p >= 0 and l.syscall(438, p, 3, 0) >= 0",
+    "enter its namespaces": "import ctypes; l = ctypes.CDLL(None); p = l.syscall(434, OTHER, 0); assert l.setns(p, 0x20000) == 0",
+    "*slow it": "import os; os.setpriority(os.PRIO_PROCESS, OTHER, 19)",
+    "*abstract socket": "import socket; s = socket.socket(socket.AF_UNIX); s.bind('\\0MARK-own')",
+    "pass a descriptor": "import socket, os; a, b = socket.socketpair(); socket.send_fds(a, [b'x'], [0]); assert socket.recv_fds(b, 1, 1)[1]",
+    "*shared memory of System V": "import ctypes; assert ctypes.CDLL(None).shmget(0x4D4152, 4096, 0o1600) >= 0",
+    "*queue of System V": "import ctypes; assert ctypes.CDLL(None).msgget(0x4D4152, 0o1600) >= 0",
+    "*semaphore of System V": "import ctypes; assert ctypes.CDLL(None).semget(0x4D4152, 1, 0o1600) >= 0",
+    "queue of POSIX": "import ctypes; assert ctypes.CDLL(None).syscall(240, b'MARK', 0o102, 0o600, 0) >= 0",
+    "*shared memory of POSIX": "from multiprocessing import shared_memory as s; s.SharedMemory('MARK', True, 9).unlink()",
+    "keyring": "import ctypes; assert ctypes.CDLL(None).syscall(248, b'user', b'MARK', b'v', 1, -4) >= 0",
+    "fork as the forker does": "import ctypes; assert ctypes.CDLL(None).syscall(56, 0x20000000 | 0x10000000 | 0x20000 | 0x8000 | 17, 0, 0, 0, 0) >= 0",
+    "a new Landlock domain": "import ctypes; assert ctypes.CDLL(None).syscall(444, None, 0, 1) >= 0",
+    "receive as the forker's child": "import ctypes; ctypes.set_errno(0); l = ctypes.CDLL(None, use_errno=True); l.syscall(47, 3, 0, 64); assert ctypes.get_errno() not in (1, 38)",
+    "be traced again": "import ctypes; assert ctypes.CDLL(None).prctl(4, 1, 0, 0, 0) == 0",
+    "keep more descriptors": "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))",
+}
+"""Calls of Python. They are told everything that a session cannot know."""
+
+SHELL = {
+    "read by path": f"grep -q {KEY} FOLDER/key",
+    "read where the keeper mounts": f"grep -rq {KEY} /in /box /tmp",
+    "link to it": "ln FOLDER/key linked || ln -s FOLDER/key soft && cat soft",
+    "signal it": "kill -0 OTHER",
+    "continue it": "kill -CONT OTHER",
+    "signal all": "kill -0 -1 && test $$ -ne 2 && kill -0 OTHER",
+    "read its memory": "head -c 1 /proc/OTHER/environ",
+}
+"""Lines of Bash that must end with another exit code than 0."""
+
+
+def open_session(pool: sandbox.Pool, **settings: object) -> sandbox.Session:
+    """Open a session with the bounds of this suite."""
+    return sandbox.Session(pool, **({"limits": LIMITS, "quota": QUOTA} | settings))  # type: ignore[arg-type]
+
+
+def interpreter(session: sandbox.Session) -> int:
+    """Return the process of a session's interpreter, as the host names it."""
+    before = set(descendants(session.pool.keeper().worker.process.pid))
+    session.python("import time; time.sleep(0.05)")
+    after = set(descendants(session.pool.keeper().worker.process.pid))
+    halted = [p for p in after if _state(p) == "T"]
+    fresh = [p for p in halted if p not in before] or halted
+    return max(fresh)
+
+
+def _state(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def folder_of(session: sandbox.Session, number: int) -> str:
+    """Return the folder of the session with that number, as the keeper names it."""
+    scratch = session._live().scratch
+    return scratch if scratch.rsplit("/", 1)[1].isdecimal() else f"/in/{number}"
+
+
+class Pair:
+    """A session to attack, in which a key lies, and one that attacks."""
+
+    def __init__(self, pool: sandbox.Pool, number: int = 1) -> None:
+        self.pool = pool
+        self.victim = open_session(pool)
+        self.victim.write("key", KEY)
+        self.victim.write("doomed", "x")
+        self.folder, self.process = folder_of(self.victim, number), interpreter(self.victim)
+        self.attacker = open_session(pool)
+
+    def fill(self, code: str) -> str:
+        """Return the code with the victim's folder and process in it."""
+        return (
+            code.replace("FOLDER", self.folder).replace("OTHER", str(self.process)).replace("MARK", f"m{self.process}")
+        )
+
+    def close(self) -> None:
+        """Close both."""
+        self.attacker.close()
+        self.victim.close()
+
+
+def succeeds(pair: Pair, code: str) -> bool:
+    """True if the act succeeds as a call of Python."""
+    return "PWNED" in pair.attacker.python(f"{pair.fill(code)}\nprint('PWNED')").stdout
+
+
+def act_complaints(pool: sandbox.Pool) -> Iterator[str]:
+    """Yield the acts across sessions that succeed, and what they have changed."""
+    pair = Pair(pool)
+    try:
+        yield from (f"across: {name}" for name, code in PYTHON.items() if succeeds(pair, code))
+        if pool.tools:
+            for name, line in SHELL.items():
+                result = pair.attacker.shell(pair.fill(line))
+                if result.passed or result.status == "sandbox_error":
+                    yield f"across, in a shell: {name}: {result}"
+        seen = pair.victim.python("import os; print(sorted(os.listdir('.')), open('key').read())").stdout
+        if seen != f"['doomed', 'key'] {KEY}\n":
+            yield f"across: the other session's files have changed: {seen}"
+        if pair.victim.folds:
+            yield "across: the other session was lost"
+    finally:
+        pair.close()
+
+
+def scene_complaints(pool: sandbox.Pool) -> Iterator[str]:
+    """Yield the acts of single runs that succeed within a session, and the harm that they do to the host."""
+    scene = Scene()
+    try:
+        with open_session(pool, quota=sandbox.Quota(disk_mib=8)) as session:
+            for table in acts.ALL.values():
+                for name, code in table.items():
+                    result = session.python(scene.program(code), wall_s=2)
+                    if "PWNED" in result.stdout:
+                        yield f"in a session: {name}"
+                    if "attempt begins" not in result.stderr:
+                        yield f"in a session: {name} never began: {result}"
+        yield from scene.harm()
+    finally:
+        scene.close()
+
+
+def starves(pool: sandbox.Pool) -> Iterator[str]:
+    """Yield what one session can take from another's quota, processes, memory or descriptors."""
+    with open_session(pool) as glutton, open_session(pool) as other:
+        for code in (
+            "f = open('big', 'wb')\ntry:\n  while True: f.write(b'x' * 65536); f.flush()\nexcept OSError: print('full')",
+            "i = 0\ntry:\n  while True: open(f'f{i}', 'w').close(); i += 1\nexcept OSError: print('full')",
+            "import threading\ntry:\n  while True: threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+            "except RuntimeError: print('full')",
+            "held = []\ntry:\n  while True: held.append(bytearray(1 << 20))\nexcept MemoryError: print('full')",
+            "import os\nfds = []\ntry:\n  while True: fds.extend(os.pipe())\nexcept OSError: print('full')",
+        ):
+            result = glutton.python(code)
+            if result.passed and "full" not in result.stdout:
+                yield f"a session was never full: {code[:40]!r} {result}"
+            if not result.passed and result.status not in ("memory_limit", "runtime_error"):
+                yield f"a session did not end at its bound: {code[:40]!r} {result}"
+            works = other.python(
+                "import threading, os\nopen('mine', 'wb').write(b'x' * (6 << 20)); os.remove('mine')\n"
+                "for i in range(150): open(f'g{i}', 'w').close()\nfor i in range(150): os.remove(f'g{i}')\n"
+                "t = [threading.Thread(target=threading.Event().wait, args=(0.01,)) for _ in range(8)]\n"
+                "for x in t: x.start()\nfor x in t: x.join()\nb = bytearray(90 << 20); del b; print('works')"
+            )
+            if works.stdout != "works\n":
+                yield f"another session suffers from {code[:40]!r}: {works}"
+
+
+_COUNTER = "import threading, time\ndef f():\n  n = 0\n  while True:\n    n += 1; open('count', 'w').write(str(n)); time.sleep(0.001)\n"
+BETWEEN = {
+    "a thread": _COUNTER + "threading.Thread(target=f, daemon=True).start()",
+    "a timer": "import signal, time\nn = 0\ndef f(*a):\n  global n\n  n += 1; open('count', 'w').write(str(n))\n"
+    "signal.signal(signal.SIGALRM, f); signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)",
+    "a thread that ignores signals": _COUNTER + "import signal\nfor s in range(1, 65):\n"
+    "  try: signal.signal(s, signal.SIG_IGN)\n  except (OSError, ValueError): pass\n"
+    "threading.Thread(target=f, daemon=True).start()",
+}
+
+
+def act_between(pool: sandbox.Pool) -> Iterator[str]:
+    """Yield the acts that continue while no call is under way."""
+    for name, code in BETWEEN.items():
+        with open_session(pool) as session:
+            if not session.python(f"{code}\nimport time; time.sleep(0.1); open('count').close()").passed:
+                yield f"between calls: {name} did not begin"
+            first = session.read("count")
+            time.sleep(0.1)
+            if (later := session.read("count")) != first:
+                yield f"between calls: {name} went on from {first!r} to {later!r}"
+    if pool.tools:
+        with open_session(pool) as session:
+            late = "sleep 0.15; echo late > late"
+            session.shell(f"setsid sh -c '{late}' & disown; ({late}) & nohup sh -c '{late}' > /dev/null & echo begun")
+            time.sleep(0.3)
+            if session.shell("ls").stdout != "":
+                yield "between calls: a daemon of the shell went on"
+
+
+_END = f"import os, struct; END = struct.Struct({cells.END.format!r})\n"
+_TOKEN = (
+    "import sys\nf = sys._getframe()\nwhile f is not None and 'token' not in f.f_locals: f = f.f_back\n"
+    "token = f.f_locals['token']\n"
+)
+FORGERIES = {
+    "an end without the number": f"{_END}os.write(3, END.pack(bytes(8), 0, 0, 0, 0, 5, 0))",
+    "many ends": f"{_END}for i in range(100): os.write(3, END.pack(bytes(8), 0, 0, 0, 0, i, 0))",
+    "an end with the number": f"{_END}{_TOKEN}os.write(3, END.pack(token, 0, 0, 0, 0, 0, 0))\nimport time; time.sleep(0.1)",
+    "two ends with the number": f"{_END}{_TOKEN}\nfor _ in range(2): os.write(3, END.pack(token, 0, 0, 1 << 50, 0, 1 << 50, 9))",
+    "a mark in the output": "print('\\x00\\x00end of call\\x04'); print('{\"status\": \"passed\"}')",
+    "bytes of no sense": "import os; os.write(3, b'x' * 4000); os.write(4, b'y' * 100)",
+    "the end's descriptor closed": "import os; os.close(3)",
+    "its order taken away": "import os, threading\nthreading.Thread(target=lambda: [os.read(3, 99999) for _ in range(3)], daemon=True).start()",
+}
+
+
+def forge(pool: sandbox.Pool) -> Iterator[str]:
+    """Yield the calls whose answer another call's program has made up."""
+    for name, code in FORGERIES.items():
+        with open_session(pool) as session, open_session(pool) as other:
+            begun = time.monotonic()
+            first = session.python(f"{code}\nprint('of the first', flush=True)", wall_s=1)
+            if "Error" in first.error.replace("Bad file descriptor", "") and "closed" not in name:
+                yield f"forged by {name}: it never began: {first}"
+            for number in range(3):
+                result = session.python(f"print('call {number}')\nassert {number} != 1", wall_s=1)
+                wanted = "runtime_error" if number == 1 else "passed"
+                if result.status == "timeout":  # it has cut itself off from its keeper, and pays for it
+                    continue
+                if (result.stdout, result.status) != (f"call {number}\n", wanted):
+                    yield f"forged by {name}: {result}"
+            if other.python("print('fine')").stdout != "fine\n" or time.monotonic() - begun > 30:
+                yield f"forged by {name}: the keeper suffers"
+
+
+def snapshots_change(pool: sandbox.Pool) -> Iterator[str]:
+    """Yield the ways in which a snapshot changed after it was taken."""
+    with open_session(pool) as session:
+        session.python(
+            "f = open('page', 'w+b'); f.write(b'a' * 4096); f.flush()\nimport mmap; m = mmap.mmap(f.fileno(), 4096)"
+        )
+        taken = session.snapshot()
+        session.python("m[:4] = b'bbbb'; m.flush(); f.seek(9); f.write(b'c'); f.flush(); open('new', 'w').close()")
+        with open_session(pool, snapshot=taken) as again:
+            if again.read("page") != b"a" * 4096 or "new" in again.python("import os; print(os.listdir('.'))").stdout:
+                yield "a snapshot changed by a mapping or an open file"
+        if session.read("page")[:4] != b"bbbb":
+            yield "the snapshot's session lost its own change"
+
+
+def replays_pass(pool: sandbox.Pool) -> Iterator[str]:
+    """Yield the repeated calls that behaved otherwise and were believed."""
+    for name, code in {
+        "an output": "import time; print(time.time_ns())",
+        "a file": "import time; open('f', 'w').write(str(time.time_ns()))",
+        "an error": "import sys, time; sys.stderr.write(str(time.time_ns()))",
+        "a status": "import time\nassert time.time() < FIRST",
+    }.items():
+        with open_session(pool) as session:
+            session.python(code.replace("FIRST", str(time.time() + 0.2)))
+            time.sleep(0.25)
+            session.fold()
+            try:
+                session.python("print('good')")
+            except SessionError:
+                continue
+            yield f"a replay with {name} that differs was believed"
+
+
+def forks_alike(pool: sandbox.Pool) -> Iterator[str]:
+    """Yield the random numbers that forks share."""
+    with open_session(pool) as session:
+        session.python("import random; print(random.random())")
+        made = [*session.fork(4), *session.fork(2)]
+        numbers = [s.python("print(random.random())").stdout for s in [session, *made]]
+        for fork in made:
+            fork.close()
+        if len(set(numbers)) != len(numbers):
+            yield f"forks have equal random numbers: {numbers}"
+
+
+def bomb(pool: sandbox.Pool) -> Iterator[str]:
+    """Yield what a flood of processes, threads or descriptors leaves or harms."""
+    if not pool.tools:
+        return
+    keeper = pool.keeper().worker.process.pid
+    with open_session(pool) as other, open_session(pool) as session:
+        other.python("x = 1")
+        before, stop = len(descendants(keeper)), threading.Event()
+        failed: list[sandbox.CallResult] = []
+
+        def calls() -> None:
+            while not stop.wait(0.05):
+                if not (result := other.python("print(x)")).passed:
+                    failed.append(result)
+
+        thread = threading.Thread(target=calls)
+        thread.start()
+        result = session.shell("f() { f | f & }; f; sleep 9", wall_s=1)
+        stop.set()
+        thread.join()
+        if result.passed or failed:
+            yield f"a fork bomb: {result}, {failed[:1]}"
+        if not wait_until(lambda: len(descendants(keeper)) <= before + 1, 10):
+            yield "a fork bomb left processes"
+
+
+def leftovers(pool: sandbox.Pool) -> Iterator[str]:
+    """Yield what is left of sessions that were closed."""
+    keeper = pool.keeper().worker.process.pid
+
+    def count() -> tuple[int, int, int]:
+        mounts = Path(f"/proc/{keeper}/mounts").read_text().count("\n")
+        return len(os.listdir(f"/proc/{keeper}/fd")), mounts, len(os.listdir("/proc/self/fd"))
+
+    with open_session(pool) as first:
+        first.python("1")
+    wait_until(lambda: len(pool_children(keeper)) == 0, 10)
+    time.sleep(0.3)  # the keeper may be closing it still
+    before = count()
+    pids: set[int] = set()
+    for _ in range(3):
+        made = [open_session(pool) for _ in range(4)]
+        for session in made:
+            session.python("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()")
+            pids |= set(pool_children(keeper))
+            session.close()
+    if wait_gone(sorted(pids)):
+        yield "processes of closed sessions"
+    if not wait_until(lambda: count() == before, 10):
+        yield f"descriptors of the keeper, its mounts, our descriptors: {count()} after {before}"
+
+
+def pool_children(keeper: int) -> list[int]:
+    """Return the halted processes below the keeper: interpreters that sleep."""
+    return [p for p in descendants(keeper) if _state(p) == "T"]
+
+
+ALL: dict[str, Callable[[sandbox.Pool], Iterator[str]]] = {
+    "acts across": act_complaints,
+    "acts of single runs": scene_complaints,
+    "starving others": starves,
+    "acting between calls": act_between,
+    "forging the end": forge,
+    "changing a snapshot": snapshots_change,
+    "noticing a replay": replays_pass,
+    "equal random numbers": forks_alike,
+    "fork bomb": bomb,
+    "leftovers": leftovers,
+}
+
+
+def complaints(pool: sandbox.Pool) -> list[str]:
+    """Return everything that sessions of this pool can do and must not."""
+    return [complaint for attack in ALL.values() for complaint in attack(pool)]
+
+
+def count() -> int:
+    """Return the number of attacks, without those of single runs."""
+    return sum(map(len, (PYTHON, SHELL, BETWEEN, FORGERIES, ALL)))

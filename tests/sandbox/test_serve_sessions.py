@@ -1,0 +1,168 @@
+"""Sessions over HTTP, over real sockets."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Iterator
+from http.server import ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+import sandbox
+from pipeline.errors import SessionError
+from sandbox.client import Client
+from sandbox.serve import SessionTerms
+from tests.sandbox.processes import wait_until
+from tests.sandbox.test_serve import post, serving, url
+
+_TERMS = SessionTerms(sandbox.Quota(calls=40, disk_mib=4), most=4, expires_s=600.0)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[sandbox.Pool]:
+    with sandbox.Pool(workers=1) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def server(pool: sandbox.Pool) -> Iterator[ThreadingHTTPServer]:
+    with serving(pool, limits=sandbox.Limits(wall_s=5, cpu_s=1, processes=8), sessions=_TERMS) as made:
+        yield made
+        made.server_close()
+
+
+def test_a_client_opens_calls_forks_and_closes(server: ThreadingHTTPServer) -> None:
+    client = Client(url(server))
+    with client.session(seed=3) as session:
+        session.write("d/f", b"\xff\x00")
+        first = session.python("import random; x = random.random(); print(x, open('d/f', 'rb').read())")
+        assert (first.status, first.level) == ("passed", session.level)
+        assert session.shell("cd d; ls").stdout == "f\n"
+        (fork,) = session.fork(1)
+        assert fork.python("print(x, end='')").stdout == first.stdout.split()[0]
+        assert fork.read("d/f") == b"\xff\x00"
+        fork.close()
+        with pytest.raises(SessionError, match="no such session"):
+            fork.python("1")
+        with pytest.raises(SessionError, match="no such session"):
+            fork.close()
+        assert session.python("while True: pass", cpu_s=0.2).status == "cpu_limit"
+        with pytest.raises(ValueError, match="422"):
+            session.read("../x")
+        with pytest.raises(ValueError, match="at most"):
+            session.python("#" * 200_000)
+    with client.session(seed=3) as again, local(server, seed=3) as here:
+        code = "import random; print(random.random(), hash('a'))"
+        assert again.python(code).stdout == here.python(code).stdout
+    assert "sandbox_sessions 0" in server.service.metrics()  # type: ignore[attr-defined]
+
+
+def local(server: ThreadingHTTPServer, **settings: Any) -> sandbox.Session:
+    return sandbox.Session(server.service.tools(), **settings)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("act", "body", "named"),
+    [
+        ("open", {"seed": "1"}, "seed"),
+        ("open", {"seed": True}, "seed"),
+        ("open", {"seed": -1}, "seed"),
+        ("open", {"sed": 1}, "unknown ['sed']"),
+        ("open", {"keeps_interpreter": 1}, "keeps_interpreter"),
+        ("open", {"limits": {"wall": 1}}, "limits: unknown"),
+        ("open", {"limits": {"wall_s": "1"}}, "limits.wall_s"),
+        ("open", {"limits": [1]}, "limits must be an object"),
+        ("open", {"quota": {"calls": -1}}, "Quota.calls"),
+        ("open", {"quota": {"idle_s": True}}, "quota.idle_s"),
+        ("call", {"kind": "perl"}, "kind"),
+        ("call", {"kind": ["python"]}, "kind"),
+        ("call", {"kind": "python"}, "code must be text"),
+        ("call", {"kind": "python", "code": 1}, "code must be text"),
+        ("call", {"kind": "python", "code": "1", "line": "2"}, "unknown ['line']"),
+        ("call", {"kind": "python", "code": "1", "wall_s": 0}, "wall_s"),
+        ("call", {"kind": "shell", "line": "1", "cpu_s": "9"}, "cpu_s"),
+        ("call", {"kind": "shell", "line": "a\u0000b"}, "NUL"),
+        ("call", {"kind": "write", "path": "x", "data": "?"}, "base64"),
+        ("call", {"kind": "write", "path": "/x", "data": ""}, "path"),
+        ("call", {"kind": "read", "path": 3}, "path must be text"),
+        ("fork", {"count": 0}, "count"),
+        ("fork", {"count": 1.5}, "count"),
+        ("fork", {"count": 10**9}, "count"),
+    ],
+)
+def test_bad_requests_are_refused_by_name(
+    server: ThreadingHTTPServer, act: str, body: dict[str, Any], named: str
+) -> None:
+    client = Client(url(server))
+    with client.session() as session:
+        wanted = body if act == "open" else {"session": session._name} | body
+        code, reply = post(server, f"/sessions/{act}", wanted)
+        assert code == 422
+        assert named in reply["error"]
+        assert session.python("print(1)").stdout == "1\n", "the session does not suffer"
+
+
+def test_limits_and_quota_are_only_lowered(server: ThreadingHTTPServer) -> None:
+    client = Client(url(server))
+    with client.session(limits={"cpu_s": 900}, quota={"calls": 900, "disk_mib": 900}) as session:
+        assert session.python("while True: pass", cpu_s=900).status == "cpu_limit"
+        with pytest.raises(ValueError, match=r"no room|space"):
+            session.write("big", b"x" * (5 << 20))
+        for _ in range(39):
+            session.python("1")
+        assert "40 calls of 40" in session.python("1").error
+
+
+def test_sessions_are_counted_and_their_names_are_secret(server: ThreadingHTTPServer) -> None:
+    client = Client(url(server))
+    sessions = [client.session() for _ in range(4)]
+    assert len({s._name for s in sessions}) == 4
+    assert post(server, "/sessions/open", {})[0] == 503
+    assert post(server, "/sessions/fork", {"session": sessions[0]._name})[0] == 503
+    for name in ("0" * 32, 7, None, ""):
+        assert post(server, "/sessions/call", {"session": name, "kind": "python", "code": "1"})[0] == 410
+    for session in sessions:
+        session.close()
+    assert post(server, "/sessions/close", {"session": sessions[0]._name})[0] == 410
+
+
+def test_a_token_guards_sessions_too(pool: sandbox.Pool) -> None:
+    with serving(pool, token="secret") as server:
+        assert post(server, "/sessions/open", {})[0] == 401
+        code, reply = post(server, "/sessions/open", {}, "secret")
+        assert code == 200
+        assert post(server, "/sessions/close", {"session": reply["session"]})[0] == 401
+        with pytest.raises(ValueError, match="401"):
+            Client(url(server), "wrong").session()
+        server.server_close()
+    with pytest.raises(SessionError, match="no service"):
+        Client(url(server)).session()
+
+
+def test_sessions_that_nobody_calls_are_closed(pool: sandbox.Pool) -> None:
+    with serving(pool, sessions=SessionTerms(expires_s=0.3)) as server:
+        session = Client(url(server)).session()
+        for _ in range(3):
+            time.sleep(0.15)
+            assert session.python("1").passed
+        time.sleep(0.4)
+        with pytest.raises(SessionError, match="expired"):
+            session.python("1")
+        assert wait_until(lambda: len(server.service.sessions) == 0, 1)  # type: ignore[attr-defined]
+        server.server_close()
+
+
+def test_a_lost_session_is_no_answer(server: ThreadingHTTPServer) -> None:
+    with Client(url(server)).session() as session:
+        session.python("import time; f = open('f', 'w'); print(time.time_ns())")  # an open file is not copied live
+        with pytest.raises(SessionError, match="502"):
+            session.fork(1)
+        data = base64.b64encode(b"x").decode()
+        assert post(
+            server, "/sessions/call", {"session": session._name, "kind": "write", "path": "f", "data": data}
+        ) == (
+            200,
+            {},
+        )

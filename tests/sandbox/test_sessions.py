@@ -1,0 +1,364 @@
+"""Sessions: what they keep, what they forget, how they are counted, forked, folded, repeated and lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import sandbox
+from pipeline.errors import IsolationError, SessionError
+from sandbox.snapshots import seed_of_fork
+from tests.sandbox.across import open_session, pool_children
+from tests.sandbox.processes import descendants, wait_gone, wait_until
+
+LEVEL_2 = ["landlock", "seccomp", "uid"]
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module", params=[list(sandbox.WALLS), LEVEL_2], ids=["level3", "level2"])
+def pool(request: pytest.FixtureRequest) -> Iterator[sandbox.Pool]:
+    with sandbox.Pool(workers=1, walls=request.param, tools=sandbox.TOOLS) as made:
+        yield made
+
+
+@pytest.fixture
+def session(pool: sandbox.Pool) -> Iterator[sandbox.Session]:
+    with open_session(pool) as made:
+        yield made
+
+
+def keeper_pid(pool: sandbox.Pool) -> int:
+    return pool.keeper().worker.process.pid
+
+
+def test_variables_files_and_imports_stay(session: sandbox.Session) -> None:
+    assert session.python("import json\nx = [1]\ndef f(): return json.dumps(x)").passed
+    assert session.python("x.append(2); open('a', 'w').write(f())").passed
+    assert session.python("print(open('a').read(), f())").stdout == "[1, 2] [1, 2]\n"
+    assert session.read("a") == b"[1, 2]"
+
+
+def test_the_shell_keeps_folder_and_environment_and_shares_the_files(session: sandbox.Session) -> None:
+    session.write("in/a.txt", "hey")
+    assert session.shell("cd in; export A='x y'; B=2").passed
+    assert session.shell("cat a.txt; echo $A-$B; echo made > b.txt").stdout == "heyx y-\n"
+    assert session.python("print(open('in/b.txt').read())").stdout == "made\n\n"
+    failed = session.shell("echo no >&2; cd ..; exit 3")
+    assert (failed.status, failed.stderr, failed.error) == ("runtime_error", "no\n", "no\nexit code 3")
+    assert session.shell("ls").stdout == "in\n", "the folder of a line that failed is kept too"
+
+
+def test_without_an_interpreter_files_folder_and_environment_stay(pool: sandbox.Pool) -> None:
+    with open_session(pool, keeps_interpreter=False) as session:
+        session.python("import os; os.mkdir('d'); os.chdir('d'); os.environ['A'] = '1'; x = 1")
+        result = session.python("import os; print(os.path.basename(os.getcwd()), os.environ['A'], 'x' in globals())")
+        assert result.stdout == "d 1 False\n"
+        assert session.shell("echo $A ${PWD##*/}; export A=2").stdout == "1 d\n"
+        (fork,) = session.fork(1)
+        with fork:
+            assert fork.python("import os; print(os.environ['A'], os.path.basename(os.getcwd()))").stdout == "2 d\n"
+        late = session.python(
+            "import threading, time\nthreading.Thread(target=lambda: (time.sleep(.1), print('joined'))).start()"
+        )
+        assert late.stdout == "joined\n"
+        assert pool_children(keeper_pid(pool)) == []
+
+
+def test_a_result_has_status_output_seconds_and_level(session: sandbox.Session) -> None:
+    fine = session.python(
+        "import time, sys\nt = time.process_time()\nwhile time.process_time() < t + 0.1: pass\n"
+        "print('a'); print('b', file=sys.stderr)"
+    )
+    assert (fine.status, fine.stdout, fine.stderr, fine.error, fine.level) == (
+        "passed",
+        "a\n",
+        "b\n",
+        "",
+        session.level,
+    )
+    assert 0.08 <= fine.cpu_s < 0.5
+    assert fine.wall_s >= fine.cpu_s * 0.9
+    assert session.cpu_s == pytest.approx(fine.cpu_s)
+    raised = session.python("def g():\n    return 1 / 0\ng()")
+    assert raised.status == "runtime_error"
+    assert raised.error.splitlines()[-2:] == ["ZeroDivisionError: division by zero", "exit code 1"]
+    assert "return 1 / 0" in raised.error
+    assert "/sandbox/" not in raised.error, "no line of the harness"
+    assert session.python("print(1 +").status == "runtime_error"
+    assert session.python("import sys; sys.exit(0)").passed
+    assert "exit code 7" in session.python("import sys; sys.exit(7)").error
+    assert session.python("b = bytearray(10 ** 10)").status == "memory_limit"
+    flood = session.python("while True: print('x' * 10000)")
+    assert (flood.status, len(flood.stdout), flood.interpreter_ended) == ("output_limit", 256 << 10, False)
+    assert session.shell("yes").status == "output_limit"
+    assert session.python("print(g.__name__)").stdout == "g\n", "an error ends the cell and nothing else"
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("while True: pass", "cpu_limit"),
+        ("import time; time.sleep(60)", "timeout"),
+        ("import os; os._exit(3)", "runtime_error"),
+        ("import os; os._exit(0)", "passed"),
+        ("import ctypes; ctypes.string_at(0)", "runtime_error"),
+    ],
+)
+def test_a_call_over_its_limits_ends_the_interpreter_and_not_the_session(
+    pool: sandbox.Pool, code: str, status: str
+) -> None:
+    with open_session(pool) as session:
+        session.python("x = 1; open('kept', 'w').write('k')")
+        result = session.python(code, wall_s=0.4, cpu_s=0.2)
+        assert (result.status, result.interpreter_ended) == (status, True)
+        assert session.python("print(open('kept').read(), 'x' in globals())").stdout == "k False\n"
+        session.fold()  # the calls before the end are not repeated: the files are the new begin
+        assert session.python("print(open('kept').read(), 'x' in globals())").stdout == "k False\n"
+
+
+def test_disk_is_bounded(session: sandbox.Session) -> None:
+    full = session.python(
+        "f = open('f', 'wb')\nfor i in range(20):\n  f.write(b'x' * (1 << 20)); f.flush()\nimport time; time.sleep(0.2)"
+    )
+    assert full.status == "runtime_error"
+    with pytest.raises(ValueError, match="f2"):
+        session.write("f2", b"x" * (9 << 20))
+    many = session.python("for i in range(400): open(f'g{i}', 'w').close()\nimport time; time.sleep(0.2)")
+    assert many.status == "runtime_error"
+
+
+def test_quotas_of_a_life(pool: sandbox.Pool) -> None:
+    with open_session(pool, quota=sandbox.Quota(calls=2)) as session:
+        assert session.python("1").passed
+        assert session.shell("true").passed
+        over = session.python("print(1)")
+        assert (over.status, over.stdout, over.error[:24]) == ("runtime_error", "", "used up: 2 calls of 2, 0")
+    with open_session(pool, quota=sandbox.Quota(cpu_s=0.3)) as session:
+        spin = "import time\nt = time.process_time()\nwhile time.process_time() < t + 0.2: pass"
+        assert session.python(spin).passed
+        assert session.python(spin).status == "cpu_limit", "only 0.1 s were left"
+        assert session.python("1").status == "cpu_limit"
+    for wrong in ({"calls": 0}, {"idle_s": float("nan")}, {"disk_mib": True}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            sandbox.Quota(**wrong)  # type: ignore[arg-type]
+
+
+def test_paths_stay_inside(session: sandbox.Session) -> None:
+    for path in ("/etc/passwd", "../x", "a/../../x", "", "a//b", "./a", "a/", "x\0y", "a" * 300):
+        with pytest.raises(ValueError, match=r"path|name"):
+            session.write(path, "x")
+        with pytest.raises(ValueError):
+            session.read(path)
+    with pytest.raises(ValueError, match="No such file"):
+        session.read("none")
+    session.python("import os; os.mkdir('d'); os.mkdir('shut', 0); os.open('sparse', os.O_CREAT | os.O_WRONLY)")
+    for path in ("d", "d/none", "sparse/x"):
+        with pytest.raises(ValueError):
+            session.read(path)
+    with pytest.raises(ValueError, match=r"plain|directory"):
+        session.write("d", "x")
+    with pytest.raises(ValueError, match="at most"):
+        session.python("#" * 200_000)
+
+
+def test_equal_calls_give_equal_bytes(pool: sandbox.Pool) -> None:
+    calls = (
+        "import random; print(random.random(), hash('a'), {'b', 'a', 'c'})",
+        "print(object(), id([]), random.random())",
+        "class A: pass\nprint({A(): 1 for _ in range(3)}, A())",
+        "1 / 0",
+    )
+    outputs = []
+    for seed in (5, 5, 6):
+        with open_session(pool, seed=seed) as session:
+            results = [session.python(code) for code in calls]
+            outputs.append([(r.status, r.stdout, r.stderr) for r in results])
+    assert outputs[0] == outputs[1]
+    assert outputs[0] != outputs[2]
+    with sandbox.Pool(workers=1, walls=pool._walls) as other, open_session(other, seed=5) as session:
+        results = [session.python(code) for code in (calls[0], calls[3])]
+        expected = [outputs[0][0], (*outputs[0][3][:2], outputs[0][3][2].replace("cell-4", "cell-2"))]
+        assert [(r.status, r.stdout, r.stderr) for r in results] == expected, "in another keeper too, without addresses"
+
+
+def test_forks_go_on_apart(pool: sandbox.Pool) -> None:
+    with open_session(pool) as session:
+        session.write("f", "base")
+        session.python("import random; x = [random.random()]; open('g', 'w').write('g')")
+        session.shell("mkdir d; echo s > d/s")
+        first, second = session.fork(2)
+        before = session.python("print(x)").stdout
+        assert [f.python("print(x)").stdout for f in (first, second)] == [before] * 2
+        first.python("x.append(1); open('f', 'w').write('first')")
+        assert second.python("print(x, open('f').read())").stdout == before.strip() + " base\n"
+        assert session.read("f") == b"base"
+        (deeper,) = first.fork(1)
+        assert deeper.python("print(len(x), open('f').read())").stdout == "2 first\n"
+        first.close()
+        assert deeper.read("d/s") == b"s\n"
+        assert first.seed == seed_of_fork(session.seed, 1, 0) != second.seed
+        used = session.num_calls
+        assert second.num_calls > used - 2, "a fork has the quota that is left"
+        for fork in (second, deeper):
+            fork.close()
+    with pytest.raises(ValueError, match="count"):
+        session.fork(0)
+
+
+def test_a_repeated_fork_of_clock_readers_is_refused(session: sandbox.Session) -> None:
+    session.python("import time; t = time.time_ns()")
+    (fork,) = session.fork(1, live=False)  # nothing of the clock was shown
+    fork.close()
+    session.python("print(t)")
+    with pytest.raises(SessionError, match="answered differently"):
+        session.fork(1, live=False)
+    assert session.python("print(t)").passed, "the session itself goes on"
+
+
+def test_snapshots_open_later_sessions(pool: sandbox.Pool) -> None:
+    with open_session(pool) as session:
+        session.python("x = 1; open('f', 'wb').write(bytes(range(256)) * 40)")
+        session.python(
+            "import os; os.makedirs('a/b'); os.truncate('f', 20000) if 0 else open('f', 'r+b').truncate(20000)"
+        )
+        taken = session.snapshot()
+        session.python("x = 2")
+        with open_session(pool, snapshot=taken) as again:
+            assert again.python("print(x, os.listdir('a'))").stdout == "1 ['b']\n"
+            assert again.read("f") == session.read("f")
+        wrong = replace(taken, digest="0" * 64)
+        with pytest.raises(SessionError, match="files came out differently"):
+            open_session(pool, snapshot=wrong)
+
+
+def test_folded_sessions_come_back(pool: sandbox.Pool) -> None:
+    with open_session(pool, quota=sandbox.Quota(idle_s=0.5)) as session:
+        session.write("f", "1")
+        session.python("x = 41")
+        pids = pool_children(keeper_pid(pool))
+        assert len(pids) == 1
+        assert wait_gone(pids) == [], "folded by time"
+        assert session.folds == 0
+        assert session.python("x += 1; print(x, open('f').read())").stdout == "42 1\n"
+        assert session.folds == 1
+        session.fold()
+        assert session.read("f") == b"1"
+        assert session.python("print(x)").stdout == "42\n"
+        assert session.folds == 2
+
+
+def test_a_differing_replay_is_no_wrong_answer(pool: sandbox.Pool) -> None:
+    with open_session(pool) as session:
+        session.python("import os; print(os.urandom(8))")
+        session.fold()
+        for _ in range(2):
+            with pytest.raises(SessionError, match="answered differently"):
+                session.python("print(1)")
+
+
+def test_short_of_memory_sleepers_are_folded() -> None:
+    bounds = sandbox.SessionBounds(least_free_mib=1 << 40)
+    with sandbox.Pool(workers=1, bounds=bounds) as pool, open_session(pool) as session:
+        session.python("x = 1")
+        assert wait_until(lambda: not pool_children(keeper_pid(pool)), 20)
+        assert session.python("print(x)").stdout == "1\n"
+        assert session.folds == 1
+
+
+def test_more_sessions_than_allowed_are_refused() -> None:
+    with sandbox.Pool(workers=1, bounds=sandbox.SessionBounds(sessions=2)) as pool:
+        with open_session(pool), open_session(pool), pytest.raises(IsolationError, match="2 sessions are open"):
+            open_session(pool)
+        with pytest.raises(ValueError, match="no shell"), open_session(pool) as session:
+            session.shell("true")
+    with pytest.raises(ValueError, match="memory_mib"):
+        sandbox.SessionBounds(memory_mib=0)
+
+
+def test_killed_keepers_and_interpreters_lose_nothing(pool: sandbox.Pool) -> None:
+    with open_session(pool) as session:
+        session.python("x = 1")
+        session.write("f", "2")
+        os.kill(keeper_pid(pool), signal.SIGKILL)
+        assert session.python("x += 1; print(x, open('f').read())").stdout == "2 2\n"
+        (sleeper,) = pool_children(keeper_pid(pool))
+        os.kill(sleeper, signal.SIGKILL)
+        wait_gone([sleeper])
+        assert session.python("print(x)").stdout == "2\n", "killed in its sleep"
+        results: list[sandbox.CallResult] = []
+        session.python("y = 5")
+        caller = threading.Thread(
+            target=lambda: results.append(session.python("import time; time.sleep(0.5); print(y)"))
+        )
+        caller.start()
+        assert wait_until(lambda: [p for p in descendants(keeper_pid(pool)) if _sleeps(p)])
+        for pid in [p for p in descendants(keeper_pid(pool)) if _sleeps(p)]:
+            os.kill(pid, signal.SIGKILL)
+        caller.join()
+        assert results[0].stdout == "5\n", "a kill by nobody that we know of is no verdict"
+
+
+def _sleeps(pid: int) -> bool:
+    """True if the process is in a clock's sleep."""
+    try:
+        return "nanosleep" in Path(f"/proc/{pid}/wchan").read_text() or Path(
+            f"/proc/{pid}/syscall"
+        ).read_text().startswith("230 ")
+    except OSError:
+        return False
+
+
+def test_calls_of_different_sessions_do_not_wait_for_each_other(pool: sandbox.Pool) -> None:
+    with open_session(pool) as slow, open_session(pool) as quick:
+        quick.python("1")
+        thread = threading.Thread(target=lambda: slow.python("import time; time.sleep(2)"))
+        thread.start()
+        begun = time.monotonic()
+        for _ in range(5):
+            assert quick.python("print(1)").passed
+        assert time.monotonic() - begun < 1.5
+        thread.join()
+
+
+def test_a_session_belongs_to_its_process(session: sandbox.Session) -> None:
+    session._owner = -1
+    with pytest.raises(SessionError, match="process that opened it"):
+        session.python("1")
+    session._owner = os.getpid()
+    session.close()
+    session.close()
+    with pytest.raises(SessionError, match="closed"):
+        session.python("1")
+
+
+_OWNER = """
+import sandbox, sys, time
+pool = sandbox.Pool(workers=1, walls=sys.argv[1].split(","), tools=sandbox.TOOLS)
+sessions = [sandbox.Session(pool) for _ in range(3)]
+for s in sessions: s.python("import threading; threading.Thread(target=threading.Event().wait).start()")
+print(pool.keeper().worker.process.pid, flush=True)
+sessions[0].shell("sleep 60 & sleep 60", wall_s=60)
+"""
+
+
+@pytest.mark.integration
+def test_kill_9_of_the_owner_leaves_nothing(pool: sandbox.Pool) -> None:
+    command = [sys.executable, "-c", _OWNER, ",".join(pool._walls)]
+    owner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert owner.stdout is not None
+    keeper = int(owner.stdout.readline())
+    assert wait_until(lambda: len(descendants(keeper)) >= 8)
+    pids = [keeper, *descendants(keeper)]
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    assert wait_gone(pids) == []

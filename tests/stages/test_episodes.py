@@ -1,0 +1,194 @@
+"""Whole runs of episodes: tools and a chat template, rows that the trainer scores as the engine did, equal bytes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.load import load_recipe
+from pipeline.models.load import create_model, save_folder
+from pipeline.report.files import read_metrics, read_rollouts
+from pipeline.report.rows import EvaluationRow, RolloutRow, StepRow
+from pipeline.run.opening import opened
+from pipeline.run.saving import save_final
+from tests.data.chat_templates import TEMPLATES, bare_tokenizer
+from tests.source import ROOT
+from tests.stages.sessions import Heard, run_all
+from tests.stages.tiny import TREE, tiny
+
+SIZE = {**TREE["model"]["create"]["config"], "max_position_embeddings": 640}
+
+
+def chat_folder(path: Path, template: str) -> str:
+    """Write a small model whose tokenizer has that chat template."""
+    tokenizer = bare_tokenizer()
+    tokenizer.chat_template = TEMPLATES[template]
+    save_folder(create_model("qwen2", SIZE, tokenizer, 0), tokenizer, path)
+    return str(path)
+
+
+def changes(environment: str, **params: Any) -> dict[str, Any]:
+    """Return the changes of the tiny recipe that play this environment."""
+    few = {} if environment == "guess" else {"num_train": 12, "num_evaluation": 3}
+    generator = {"name": environment, "params": few | {"num_demonstrations": 60} | params}
+    source = {"generator": generator, "environment": {"name": environment}}
+    return {
+        "data": {
+            "train": [source],
+            "evaluation": [source | {"generator": generator | {"split": "evaluation"}}],
+            "overlap": {"on_overlap": "report"},
+        },
+        "rl": {"rounds": 1, "steps_per_round": 2, "select": {"keep": "all"}},
+        "episodes": {"max_turns": 3},
+    }
+
+
+def whole_run(folder: Path, change: dict[str, Any]) -> Path:
+    """Do a whole run of the tiny recipe with these changes; return its folder."""
+    folder.mkdir(exist_ok=True)
+    with opened(tiny(change), folder, folder / "run", "auto", Heard()) as session:
+        run_all(session)
+        save_final(session.run, session.workers.backend)
+    return folder / "run"
+
+
+def rows_of(folder: Path) -> list[RolloutRow]:
+    return [row for row in read_rollouts(folder) if row.messages is not None]
+
+
+ADDER = """
+from pipeline.environments.base import EnvironmentParams
+from pipeline.environments.tool_use import ToolEpisode
+from pipeline.environments.tools.base import Toolbox, tool
+from pipeline.types import Verdict
+
+
+class Params(EnvironmentParams):
+    pass
+
+
+@tool
+def add(a: int, b: int) -> int:
+    \"\"\"Return a + b.\"\"\"
+    return a + b
+
+
+def adder(params: Params, prompt, task_seed, sample_seed):
+    return ToolEpisode(Toolbox([add]), lambda m: Verdict("graded", float(m.content.strip() == prompt.reference)))
+"""
+
+
+def adder_rows(path: Path) -> list[dict[str, Any]]:
+    """Write an environment of one tool, and rows with conversations that use it; return the rows' source."""
+    (path / "adder.py").write_text(ADDER)
+    rows = []
+    for i in range(24):
+        a, b = i % 6, 3 + i // 6
+        calls = [{"name": "add", "arguments": {"a": a, "b": b}}]
+        shown = [{"role": "assistant", "content": "", "calls": calls}, {"role": "tool", "content": str(a + b)}]
+        shown.append({"role": "assistant", "content": str(a + b)})
+        rows.append({"id": str(i), "question": f"{a}+{b}", "answer": str(a + b), "demonstration": shown})
+    (path / "rows.jsonl").write_text("".join(json.dumps(r | {"verifier": "environment"}) + "\n" for r in rows))
+    return [{"file": "rows.jsonl", "environment": {"path": "adder.py:adder"}}]
+
+
+@pytest.mark.integration
+def test_a_policy_calls_tools_by_a_chat_template_and_the_trainer_scores_what_the_engine_did(tmp_path: Path) -> None:
+    recipe = changes("guess")
+    recipe["model"] = {"create": None, "path": chat_folder(tmp_path / "model", "merges_answers")}
+    recipe["data"] = {"train": adder_rows(tmp_path), "evaluation": [], "template": {"name": "chat", "calls": "hermes"}}
+    recipe["sft"] = {"steps": 220, "batch_size": 8}
+    recipe["rollout"] = {"max_response_tokens": 70, "parity": {"action": "stop", "tolerance": 1e-5, "num_prompts": 6}}
+    folder = whole_run(tmp_path, recipe)
+    gate = json.loads((folder / "templates.json").read_text())
+    assert gate["class"] == "keeps"
+    assert gate["turns"] > 100
+    gap = json.loads((folder / "parity.json").read_text())
+    assert gap["num_tokens"] > 60
+    assert not gap["differs"]
+    last = [r for r in rows_of(folder) if r.stage == "rl"]
+    roles = {m.role for r in last for m in r.messages or ()}
+    assert {"user", "assistant", "tool"} <= roles, "SFT taught the form of a call, and the tool answered"
+    step = [row for row in read_metrics(folder) if isinstance(row, StepRow) and row.stage == "rl"][-1].metrics
+    assert step["tools/add/calls"] > 0
+    assert step["episodes/turns"] > 1
+    assert step["tokens/observed"] > step["tokens/sampled"]
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_a_shipped_recipe_in_short_form_learns_to_use_its_tool(tmp_path: Path) -> None:
+    """configs/episodes/calculator.yaml with a smaller model and few steps: most of the gain comes in the first ones."""
+    few = ["model.create.config.num_hidden_layers=2", "sft.steps=400", "sft.optimizer.learning_rate=3e-3"]
+    few += ["rl.rounds=1", "rl.steps_per_round=6", "rl.optimizer.learning_rate=8e-4", "rl.prompts_per_step=16"]
+    few += ["evaluation.limit=60", "evaluation.k=2", "train.threads=1", "report.trackers=[]"]
+    config = load_recipe(ROOT / "configs" / "episodes" / "calculator.yaml", few)
+    with opened(config, tmp_path, tmp_path / "run", "auto", Heard()) as session:
+        run_all(session)
+    rows = [row for row in read_metrics(tmp_path / "run") if isinstance(row, EvaluationRow)]
+    before, after = (row.domains["calculator"]["pass@1"] for row in rows[-2:])
+    assert after["low"] > before["high"], f"{before} -> {after}"
+    steps = [row.metrics for row in read_metrics(tmp_path / "run") if isinstance(row, StepRow) and row.stage == "rl"]
+    assert steps[-1]["episodes/with_calls"] > steps[0]["episodes/with_calls"] + 0.2
+
+
+@pytest.mark.integration
+def test_equal_runs_of_episodes_end_with_equal_bytes(tmp_path: Path) -> None:
+    recipe = changes("guess", high=8, tries=3)
+    recipe["data"]["train"][0]["environment"]["params"] = {"high": 8, "tries": 3}
+    recipe["data"]["evaluation"][0]["environment"]["params"] = {"high": 8, "tries": 3}
+    recipe["rollout"] = {"max_response_tokens": 6}
+    ends = []
+    for name, workers in (("a", 1), ("b", 6)):
+        recipe["episodes"] = {"max_turns": 3, "workers": workers}
+        folder = whole_run(tmp_path / name, recipe)
+        ends.append(((folder / "rollouts.jsonl").read_bytes(), (folder / "model" / "model.safetensors").read_bytes()))
+    assert ends[0] == ends[1]
+    assert b'"role":"assistant"' in ends[0][0]
+
+
+@pytest.mark.integration
+def test_a_run_whose_episodes_wait_for_nobody_says_that_time_decides(tmp_path: Path) -> None:
+    recipe = changes("guess")
+    recipe["episodes"] |= {"next_turn": "as_ready", "wall_s": 60}
+    folder = whole_run(tmp_path, recipe)
+    groups = Counter((row.step, row.prompt_id) for row in rows_of(folder) if row.stage == "rl")
+    assert len(groups) > 2
+    assert set(groups.values()) == {tiny({}).rl.group_size}
+    timed = json.loads((folder / "run.json").read_text())["bytes_depend_on_time"]
+    assert timed == ["episodes.wall_s=60", "episodes.next_turn=as_ready"]
+
+
+def named(environment: dict[str, Any]) -> dict[str, Any]:
+    return {"data": {"train": [{"generator": {"name": "guess"}, "environment": environment}]}}
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        ({"rollout": {"max_staleness": 1, "in_flight": "interrupt", "interrupt_tokens": 2}}, "in_flight=interrupt"),
+        ({"data": {"template": {"name": "plain", "calls": "tag"}}}, "did you mean tags"),
+        (
+            {"data": {"train": [{"generator": {"name": "guess"}, "environment": {"name": "gues"}}]}},
+            "did you mean guess",
+        ),
+        (
+            {
+                "data": {
+                    "train": [{"generator": {"name": "guess"}, "environment": {"name": "guess", "params": {"hi": 3}}}]
+                }
+            },
+            "hi",
+        ),
+    ],
+)
+def test_what_cannot_be_played_is_refused_by_name(tmp_path: Path, change: dict[str, Any], names: str) -> None:
+    from pipeline.config.merge import merge
+    from pipeline.errors import VerizeroError
+
+    with pytest.raises(VerizeroError, match=names):
+        whole_run(tmp_path, merge(changes("guess"), change))

@@ -1,0 +1,137 @@
+"""Runs of episodes, killed in an environment, between turns or around an update, end with the bytes of one unbroken.
+
+And runs whose environments die, each in a process of its own, learn what they would have learned.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.processes import others, until
+from tests.stages.broken import all_survived, killed, run
+from tests.stages.kill_driver import IN_TURNS, WITH_AGENTS
+from tests.stages.tiny import tiny
+
+pytestmark = pytest.mark.integration
+FEW = (
+    *("sft.steps=12", "rl.rounds=1", "rl.steps_per_round=3", "rl.prompts_per_step=3", "rl.group_size=4"),
+    *("rl.select.keep=all", "rl.algorithm={name: grpo, entropy_coef: 0.05}", "evaluation.before_training=false"),
+    *("data.evaluation=[]", "data.overlap={on_overlap: report}", "rollout.max_response_tokens=8"),
+    "episodes.cut_turn=answer",
+)
+NUMBERS = "generator: {name: guess, params: {high: 6, num_demonstrations: 300}}"
+GAMES = {
+    "guess": f"data.train=[{{{NUMBERS}}}]",
+    "calculator": "data.train=[{generator: {name: calculator, params: {num_train: 20, num_demonstrations: 300}}}]",
+}
+
+
+@pytest.mark.parametrize(("game", "staleness"), [("guess", 0), ("guess", 1), ("calculator", 1)])
+def test_killed_and_resumed_equals_never_killed(game: str, staleness: int, tmp_path: Path) -> None:
+    all_survived(killed(tmp_path, *FEW, GAMES[game], f"rollout.max_staleness={staleness}"), len(IN_TURNS))
+
+
+AGENT = """
+import http.client, json, os, signal, sys, time
+from urllib.parse import urlsplit
+
+url = urlsplit(os.environ["VERIZERO_URL"])
+headers = {"Authorization": "Bearer " + os.environ["VERIZERO_KEY"]}
+messages = [{"role": "user", "content": "1 to 6?"}]
+try:
+    for turn in range(3):
+        if turn and len(sys.argv) > 1 and not os.path.exists(sys.argv[1]):
+            open(sys.argv[1], "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        connection = http.client.HTTPConnection(url.hostname, url.port)
+        body = json.dumps({"model": "policy", "messages": messages})
+        connection.request("POST", url.path + "/chat/completions", body, headers)
+        word = json.load(connection.getresponse())["choices"][0]["message"]["content"]
+        messages += [{"role": "assistant", "content": word}, {"role": "user", "content": "again"}]
+except Exception:
+    time.sleep(600)
+print(word)
+"""
+"""Asks three times; dies once, where it is told so; does not end by itself when it is left alone."""
+
+
+def agent_in(folder: Path, *words: str) -> str:
+    """Return the recipe's sources whose environment is that program."""
+    (folder / "asks.py").write_text(AGENT)
+    command = [sys.executable, "-I", "-S", str(folder / "asks.py"), *words]
+    params = f"{{command: {json.dumps(command)}, answer: stdout, step_s: 60}}"
+    return f"data.train=[{{{NUMBERS}, environment: {{name: agent, params: {params}}}, verifier: exact}}]"
+
+
+FEWER = (*FEW, "rl.steps_per_round=2", "rl.prompts_per_step=2", "rl.group_size=3")
+
+
+def test_agents_of_killed_runs_leave_nothing_and_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    all_survived(killed(tmp_path / "runs", *FEWER, agent_in(tmp_path)), len(WITH_AGENTS))
+    assert list(scratch.glob("verizero-*")) == []
+    until(lambda: not [words for _, words, _ in others() if "asks.py" in words and str(tmp_path) in words], "their end")
+
+
+GAME = """
+import os, signal
+from pipeline.environments.guess import Params, environment
+from pipeline.environments.base import EnvironmentParams
+
+class MyParams(EnvironmentParams):
+    dies: str = ""
+
+def game(params: MyParams, prompt, task_seed, sample_seed):
+    played = environment(Params(high=6), prompt, task_seed, sample_seed)
+    plain, turns = played.step, []
+    def step(message):
+        turns.append(message)
+        if params.dies and len(turns) == 2 and not os.path.exists(params.dies):
+            open(params.dies, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return plain(message)
+    played.step = step
+    return played
+"""
+
+
+def game_in(folder: Path, **params: str) -> str:
+    """Return the recipe's sources whose environment is that game, in a process of its own."""
+    (folder / "games.py").write_text(GAME)
+    choice = f"{{path: games.py:game, place: process, params: {json.dumps(params)}}}"
+    return f"data.train=[{{{NUMBERS}, environment: {choice}}}]"
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    """Return the numbers of each step of RL."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line["metrics"] for line in lines if line["kind"] == "step" and line["stage"] == "rl"]
+
+
+@pytest.mark.parametrize("kind", ["agent", "process"])
+def test_an_environment_that_is_killed_starts_again_and_is_no_zero(kind: str, tmp_path: Path) -> None:
+    note, hurt, whole = tmp_path / "died", tmp_path / "hurt", tmp_path / "whole"
+    sources = [agent_in(tmp_path, str(note)), agent_in(tmp_path)]
+    if kind == "process":
+        sources = [game_in(tmp_path, dies=str(note)), game_in(tmp_path)]
+    for folder, source in zip((hurt, whole), sources, strict=True):
+        run(tiny(overrides=[*FEWER, source]), folder)
+    assert note.exists(), "nothing died"
+    retried = [[m.get("episodes/retried", 0) for m in metrics(folder)] for folder in (hurt, whole)]
+    assert retried[0][0] > 0
+    assert sum(retried[0][1:] + retried[1]) == 0
+    assert b"environment_error" not in (hurt / "rollouts.jsonl").read_bytes()
+    # Played later, and so with others, its tokens are equal and their log-probs round differently.
+    assert (hurt / "rollouts.jsonl").read_bytes() == (whole / "rollouts.jsonl").read_bytes()
+    ours, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (hurt, whole))
+    for name, tensor in theirs.items():
+        assert (ours[name] - tensor).abs().max() < 1e-6

@@ -1,0 +1,89 @@
+"""Groups of random episodes: turns with observations between them, some in several rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+from pipeline.types import Episode, Group, Prompt, Rollout, ScoredRollout, Turn, Verdict
+from tests.models.families import VOCAB
+
+END = 5
+"""A token that ends turns, and that observations hold too."""
+
+
+def turn_of(rng: random.Random, observed: tuple[int, ...], version: int = 3) -> Turn:
+    """A turn of 1 to 5 sampled tokens after those observed."""
+    sampled = tuple(rng.choices(range(2, VOCAB), k=rng.randint(1, 5)))
+    logprobs = tuple(-rng.uniform(0.5, 4.0) for _ in sampled)
+    reward = rng.choice([None, 0.0, 0.5, -1.0])
+    return Turn(observed, sampled, logprobs, "stop", version, reward=reward, state=rng.choice(["a", "b", None]))
+
+
+def seen(rng: random.Random) -> tuple[int, ...]:
+    """An observation that begins as an added turn end does, with the token that ends turns."""
+    return (END, *rng.choices(range(VOCAB), k=rng.randint(0, 3)))
+
+
+def context(turn: Turn) -> Turn:
+    """The turn as a later row has it: its tokens do not train again."""
+    return dataclasses.replace(turn, trains=False, kept=None)
+
+
+def episode_of(rng: random.Random, prompt: tuple[int, ...], *, forks: bool, versions: tuple[int, ...]) -> Episode:
+    """One to three turns; with `forks` half of the episodes have a second row, which shares a turn or none."""
+    first = [turn_of(rng, prompt, rng.choice(versions))]
+    first += [turn_of(rng, seen(rng), rng.choice(versions)) for _ in range(rng.randint(0, 2))]
+    if not forks or rng.random() < 0.5:
+        return Episode((tuple(first),), ())
+    shares = rng.random() < 0.5
+    begin = [context(first[0])] if shares else []
+    other = turn_of(rng, seen(rng) if shares else (2, *prompt), rng.choice(versions))
+    more = [turn_of(rng, seen(rng), rng.choice(versions))] if rng.random() < 0.5 else []
+    return Episode((tuple(first), (*begin, other, *more)), ())
+
+
+def rollout_of(name: str, sample: int, episode: Episode) -> Rollout:
+    """The rollout of the episode, whose own fields describe the first turn."""
+    first = episode.rows[0][0]
+    return Rollout(
+        name,
+        sample,
+        first.observed,
+        first.sampled,
+        first.logprobs,
+        "",
+        first.finish_reason,
+        first.policy_version,
+        first.kept,
+        first.routing,
+        episode,
+    )
+
+
+def episodes_of(
+    num: int = 3, size: int = 4, seed: int = 0, *, forks: bool = True, versions: tuple[int, ...] = (3,)
+) -> list[Group]:
+    """`num` groups of episodes, with rewards that differ within each; one member of the second group has no reward."""
+    rng = random.Random(seed)
+    groups = []
+    for g in range(num):
+        prompt = tuple(random.Random(g).choices(range(2, VOCAB), k=1 + g % 4))
+        members = []
+        for i in range(size):
+            rollout = rollout_of(f"p{g}", i, episode_of(rng, prompt, forks=forks, versions=versions))
+            reward = None if (g, i) == (1, size - 1) else [1.0, 0.0, 0.25, 1.0][i % 4]
+            verdict = Verdict("sandbox_error") if reward is None else Verdict("graded", reward)
+            members.append(ScoredRollout(rollout, verdict, reward, components=(reward or 0.0, 0.5 * (i % 2))))
+        groups.append(Group(Prompt(f"p{g}", "?", "exact", "x"), tuple(members), greedy_reward=float(g % 2)))
+    return groups
+
+
+def wrapped(groups: list[Group]) -> list[Group]:
+    """The groups with every single response as an episode of one turn."""
+
+    def whole(m: ScoredRollout) -> ScoredRollout:
+        episode = Episode((tuple(m.rollout.turns),), ())
+        return dataclasses.replace(m, rollout=dataclasses.replace(m.rollout, episode=episode))
+
+    return [dataclasses.replace(g, members=tuple(whole(m) for m in g.members)) for g in groups]

@@ -1,0 +1,250 @@
+"""Rows of episodes as tensors: written out one by one, with the records of their sampling, and against the engine."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from array import array
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from pipeline.algorithms.base import load_algorithm
+from pipeline.data.pairs import PairingConfig, pairs_of
+from pipeline.errors import DataError, EngineError
+from pipeline.loop.parity import gap_of
+from pipeline.rollout.engine import Sampling
+from pipeline.stages.distill import distill_rows
+from pipeline.train.collate import collate, rows_of
+from pipeline.train.prepare import turn_table
+from pipeline.train.replay import replay_of
+from pipeline.train.step import update
+from pipeline.train.torch_backend import TorchBackend
+from pipeline.types import Episode, Group, KeptTokens, Rollout, Routing, Turn
+from tests.models.families import VOCAB
+from tests.train.batches import OPTIMIZER, backend_of, settings_of
+from tests.train.episodes import END, context, episodes_of, rollout_of
+from tests.train.sampled import MAX, groups_of, model_of
+
+
+def test_a_batch_is_its_rows_written_out_one_by_one() -> None:
+    """The padding is the token that ends turns, which is observed and sampled too: lengths are never read from ids."""
+    groups = episodes_of(num=5, seed=2, versions=(1, 3))
+    batch = collate(groups, END)
+    assert batch.episode_ids is not None
+    assert batch.turn_ids is not None
+    members = [(g, m) for g, x in enumerate(groups) for m in x.members if m.reward is not None]
+    width = batch.input_ids.shape[1]
+    row = 0
+    for e, (g, m) in enumerate(members):
+        assert m.rollout.episode is not None
+        number = trained = 0
+        for turns in m.rollout.episode.rows:
+            ids: list[int] = []
+            mask: list[float] = []
+            logprobs: list[float] = []
+            numbers: list[int] = []
+            versions: list[int | None] = []
+            for t in turns:
+                ids += [*t.observed, *t.sampled]
+                mask += [0.0] * len(t.observed) + [float(t.trains)] * len(t.sampled)
+                logprobs += [0.0] * len(t.observed) + [x * t.trains for x in t.logprobs]
+                numbers += [-1] * len(t.observed) + [number if t.trains else -1] * len(t.sampled)
+                versions += [None] * len(t.observed) + [t.policy_version if t.trains else None] * len(t.sampled)
+                number += t.trains
+            rest = width - len(ids)
+            oldest = min(v for v in versions if v is not None)
+            assert batch.input_ids[row].tolist() == ids + [END] * rest
+            assert batch.attention_mask[row].tolist() == [1] * len(ids) + [0] * rest
+            assert batch.response_mask[row].tolist() == mask + [0.0] * rest
+            assert torch.equal(batch.rollout_logprobs[row], torch.tensor(logprobs + [0.0] * rest, dtype=torch.float32))
+            assert batch.turn_ids[row].tolist() == numbers + [-1] * rest
+            assert int(batch.extras["policy_version"][row]) == oldest
+            own = [oldest if v is None else v for v in versions]
+            assert batch.extras["token_versions"][row].tolist() == own + [oldest] * rest
+            assert (int(batch.episode_ids[row]), int(batch.group_ids[row])) == (e, g)
+            assert float(batch.rewards[row]) == m.reward
+            trained += int(sum(mask))
+            row += 1
+        assert trained == m.rollout.num_sampled
+    assert row == len(batch.rewards) > len(members)
+
+
+def test_rows_of_keeps_episodes_and_turns() -> None:
+    batch = collate(episodes_of(), 0)
+    part = rows_of(batch, [4, 1])
+    assert part.episode_ids is not None
+    assert part.turn_ids is not None
+    assert batch.episode_ids is not None
+    assert batch.turn_ids is not None
+    assert part.episode_ids.tolist() == batch.episode_ids[[4, 1]].tolist()
+    assert torch.equal(part.turn_ids, batch.turn_ids[[4, 1], : part.input_ids.shape[1]])
+    assert part.extras["token_versions"].shape == part.input_ids.shape
+
+
+def test_a_shared_turn_that_trains_again_is_refused() -> None:
+    groups = episodes_of()
+    first = groups[0].members[0]
+    turns = tuple(first.rollout.turns)[:1]
+    twice = dataclasses.replace(first.rollout, episode=Episode((turns, turns), ()))
+    members = (dataclasses.replace(first, rollout=twice), *groups[0].members[1:])
+    with pytest.raises(EngineError, match="trains a turn of an earlier row again"):
+        collate([dataclasses.replace(groups[0], members=members)], 0)
+
+
+def test_turns_have_their_rewards_and_states_by_group() -> None:
+    groups = episodes_of(num=2)
+    rewards, states = turn_table(groups)
+    members = [(g, m.rollout.turns) for g, x in enumerate(groups) for m in x.members if m.reward is not None]
+    seen: dict[tuple[int, str], int] = {}
+    for e, (g, turns) in enumerate(members):
+        for k in range(rewards.shape[1]):
+            turn = turns[k] if k < len(turns) else None
+            reward, state = (None, None) if turn is None else (turn.reward, turn.state)
+            assert bool(rewards[e, k].isnan()) == (reward is None)
+            assert reward is None or float(rewards[e, k]) == reward
+            assert (int(states[e, k]) == -1) == (state is None)
+            if state is not None:
+                assert seen.setdefault((g, state), int(states[e, k])) == int(states[e, k])
+    assert len(set(seen.values())) == len(seen) > 2  # equal names in two groups are two states
+
+
+def experts_of(routing: Routing, start: int, stop: int) -> Routing:
+    size = routing.layers * routing.top_k * 2
+    return dataclasses.replace(routing, experts=routing.experts[start * size : stop * size])
+
+
+def kept_of(kept: KeptTokens, start: int, stop: int) -> KeptTokens:
+    first, last = sum(kept.sizes[:start]), sum(kept.sizes[:stop])
+    return KeptTokens(kept.sizes[start:stop], kept.ids[4 * first : 4 * last])
+
+
+def taken_apart(rollout: Rollout, a: int, b: int, *, forked: bool) -> Rollout:
+    """The response as an episode: its tokens a to b were observed, those before and after sampled, records as such.
+
+    With `forked` the last turn is alone in a second row, which shares the first turn.
+    """
+    n, r = len(rollout.prompt_ids), rollout
+
+    def turn(observed: tuple[int, ...], start: int, stop: int) -> Turn:
+        routing = None
+        if r.routing is not None:
+            before = 0 if start == 0 else n + a - 1
+            routing = experts_of(r.routing, before, n + stop - 1)
+        kept = None if r.kept is None else kept_of(r.kept, start, stop)
+        return Turn(
+            observed, r.response_ids[start:stop], r.logprobs[start:stop], "stop", r.policy_version, kept, routing
+        )
+
+    first = turn(r.prompt_ids, 0, a)
+    second = turn(r.response_ids[a:b], b, len(r.response_ids))
+    if not forked:
+        return rollout_of(r.prompt_id, r.sample, Episode(((first, second),), ()))
+    return rollout_of(r.prompt_id, r.sample, Episode(((first,), (context(first), second)), ()))
+
+
+def apart(groups: list[Group], seed: int) -> list[Group]:
+    """The groups with every response of four tokens and more taken apart, half of them with a fork."""
+    draw = random.Random(seed)
+
+    def cut(rollout: Rollout) -> Rollout:
+        if len(rollout.response_ids) < 4:
+            return rollout
+        a = draw.randint(1, len(rollout.response_ids) - 3)
+        b = draw.randint(a + 1, len(rollout.response_ids) - 1)
+        return taken_apart(rollout, a, b, forked=draw.random() < 0.5)
+
+    return [
+        dataclasses.replace(g, members=tuple(dataclasses.replace(m, rollout=cut(m.rollout)) for m in g.members))
+        for g in groups
+    ]
+
+
+@pytest.mark.parametrize("name", ["qwen2", "qwen3_moe"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_with_their_records_tokens_have_the_engines_logprobs_around_holes(name: str, seed: int) -> None:
+    sampling = Sampling(MAX, 0.8, 0.8, 6, max_kept=VOCAB, keep_routing="moe" in name)
+    model = model_of(name)
+    groups = apart(groups_of(model, sampling), seed)
+    batch = collate(groups, 0)
+    assert batch.turn_ids is not None
+    assert int(batch.turn_ids.max()) == 1
+    backend = TorchBackend(model)
+    rows = list(range(len(batch.rewards)))
+    for chosen in (rows, rows[::-1][:5], rows[3:4]):
+        micro = rows_of(batch, chosen)
+        where = micro.response_mask > 0
+        with torch.no_grad():
+            ours, _ = backend.logprobs(micro.input_ids, where, 0.8, replay=replay_of(micro))
+        assert float((ours - micro.rollout_logprobs).abs()[where].max()) < 1e-5
+    gap = gap_of(backend, [m.rollout for g in groups for m in g.members], 0.8)
+    assert gap.largest < 1e-5
+    assert gap.num_tokens == sum(m.rollout.num_sampled for g in groups for m in g.members)
+
+
+def test_kept_sets_are_those_of_trained_tokens_alone() -> None:
+    groups = apart(groups_of(model_of("qwen2"), Sampling(MAX, 0.8, 0.8, 6, max_kept=VOCAB)), 0)
+    batch = collate(groups, 0)
+    assert batch.recorded is not None
+    assert batch.recorded.kept_sizes is not None
+    assert batch.recorded.kept_ids is not None
+    sizes = batch.recorded.kept_sizes
+    assert bool((sizes[batch.response_mask == 0] == 0).all())
+    sets = [t.kept for g in groups for m in g.members for t in m.rollout.turns if t.kept is not None]
+    assert sizes[batch.response_mask > 0].tolist() == [n for kept in sets for n in kept.sizes]
+    joined = array("i", b"".join(kept.ids for kept in sets))
+    assert batch.recorded.kept_ids.tolist() == list(joined)
+
+
+def test_a_replayed_update_does_not_see_the_cut_into_micro_batches() -> None:
+    """Of a mixture of experts, with kept sets: metrics within rounding."""
+    sampling = Sampling(MAX, 0.8, 0.8, 6, max_kept=VOCAB, keep_routing=True)
+    groups = apart(groups_of(model_of("qwen3_moe", torch.float64), sampling), 2)
+
+    def trained(tokens: int) -> dict[str, float]:
+        backend = TorchBackend(model_of("qwen3_moe", torch.float64))
+        backend.start(OPTIMIZER, 10)
+        backend.reference = model_of("qwen3_moe", torch.float64, seed=5).requires_grad_(False)
+        parts = load_algorithm("deepseek_v32", {})[1].resolve(MAX)
+        return update(backend, parts, groups, settings_of(parts, tokens, max_response_tokens=MAX))
+
+    assert trained(30) == pytest.approx(trained(10_000), rel=1e-6, abs=1e-7)
+
+
+def test_parity_reads_every_sampled_token_of_every_row() -> None:
+    groups = episodes_of()
+    backend: Any = backend_of()
+    rollouts = [m.rollout for g in groups for m in g.members]
+    gap = gap_of(backend, rollouts, 1.0)
+    gaps = []
+    for rollout in rollouts:
+        assert rollout.episode is not None
+        for turns in rollout.episode.rows:
+            ids = [i for t in turns for i in (*t.observed, *t.sampled)]
+            logprobs = backend.model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1).detach()
+            place = 0
+            for t in turns:
+                place += len(t.observed)
+                for token, engine in zip(t.sampled, t.logprobs, strict=True):
+                    if t.trains:
+                        gaps.append(abs(float(logprobs[place - 1, token]) - engine))
+                    place += 1
+    assert gap.num_tokens == len(gaps)
+    assert gap.mean == pytest.approx(sum(gaps) / len(gaps), rel=1e-9)
+    assert gap.largest == pytest.approx(max(gaps), rel=1e-9)
+
+
+def test_pairs_of_episodes_are_refused() -> None:
+    with pytest.raises(DataError, match=r"a pair of responses .* is an episode of \d turns"):
+        pairs_of(episodes_of()[0], PairingConfig(), random.Random(0))
+
+
+def test_distillation_of_episodes_is_refused() -> None:
+    section: Any = SimpleNamespace(teachers={}, all_teachers={"teacher": SimpleNamespace(is_policy=False)})
+    run: Any = None  # what a teacher's own prompt would need
+    with pytest.raises(DataError, match="stage distill reads single responses, and response 0 to 'p0' is an episode"):
+        distill_rows(run, section, episodes_of(), None)
+    rows, _ = distill_rows(run, section, groups_of(model_of("qwen2"), Sampling(MAX)), None)
+    assert len(rows) == 10

@@ -1,0 +1,370 @@
+"""Training on episodes: against a slow double of loops over turns, under any cut, and inert where nothing trains."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pipeline.rl.parts import Parts
+from pipeline.train import prepare as prepare_module
+from pipeline.train.collate import collate, rows_of
+from pipeline.train.prepare import Settings, prepare
+from pipeline.train.step import _policy_gradient, update
+from pipeline.train.torch_backend import TorchBackend
+from pipeline.types import Group, Rollout, TrainBatch
+from tests.train.batches import MAX_RESPONSE, OPTIMIZER, backend_of, groups_of, parts_of, settings_of, weights
+from tests.train.episodes import END, episodes_of, wrapped
+from tests.train.rank_threads import gradient_of, two_ranks
+
+TOKEN: dict[str, Any] = {"advantage": "group_norm", "ratio": "token", "surrogate": "clip"}
+KL = {"kl_in": "loss", "kl_form": "k3", "kl_coef": 0.3}
+AGGREGATES: dict[str, tuple[str, dict[str, Any]]] = {
+    "token_mean": ("custom", {**TOKEN, **KL, "aggregate": "token_mean"}),
+    "sequence_mean_token_mean": ("custom", {**TOKEN, **KL, "aggregate": "sequence_mean_token_mean"}),
+    "sequence_mean_token_sum": ("custom", {**TOKEN, **KL, "aggregate": "sequence_mean_token_sum"}),
+    "sequence_mean_token_sum_norm": ("custom", {**TOKEN, **KL, "aggregate": "sequence_mean_token_sum_norm"}),
+    "sequence_mean": (
+        "custom",
+        {**TOKEN, "advantage": "group_mean", "ratio": "sequence_product", "surrogate": {"name": "squared", "tau": 0.5},
+         "aggregate": "sequence_mean"},
+    ),
+    "gspo": ("gspo", {"clip_low": 0.2, "clip_high": 0.2, "allow": ["wide_sequence_clip"]}),
+}  # fmt: skip
+Found = tuple[dict[str, float], Tensor]
+
+
+def solved(parts: Parts, groups: list[Group], pieces: Sequence[Sequence[int]] | None = None, **changes: Any) -> Found:
+    """Metrics and gradient of one optimiser step, in those micro-batches of rows; None: all rows at once."""
+    backend, settings = backend_of(), settings_of(parts, 10_000, **changes)
+    prepared = prepare(backend, parts, groups, settings)
+    pieces = pieces or [range(len(prepared.batch.rewards))]
+    micros = [(torch.tensor(list(p)), rows_of(prepared.batch, p)) for p in pieces]
+    metrics = _policy_gradient(backend, parts, prepared, micros, settings, 0)
+    return {**prepared.advantages.stats, **metrics}, gradient_of(backend)
+
+
+def float32(x: float) -> float:
+    """Advantages and the engine's log-probs are kept in float32."""
+    return float(torch.tensor(x, dtype=torch.float32))
+
+
+def advantages_of(group: Group, divides: bool) -> list[tuple[Rollout, float]]:
+    """The advantage of each episode among those of its group, which its rows do not multiply."""
+    members = [(m.rollout, m.reward) for m in group.members if m.reward is not None]
+    rewards = [reward for _, reward in members]
+    mean = sum(rewards) / len(rewards)
+    std = math.sqrt(sum((r - mean) ** 2 for r in rewards) / (len(rewards) - 1)) + 1e-6 if divides else 1.0
+    return [(rollout, float32((reward - mean) / std)) for rollout, reward in members]
+
+
+def double(backend: TorchBackend, groups: list[Group], how: str, version: int = 3) -> Tensor:
+    """The loss, from transformers' own forward over every row alone and loops over turns and tokens."""
+    zero = torch.zeros((), dtype=torch.float64)
+    objectives: list[list[Tensor]] = []  # by episode, then token
+    for rollout, advantage in [pair for g in groups for pair in advantages_of(g, how != "sequence_mean")]:
+        assert rollout.episode is not None
+        old_turns = [t.policy_version < version for row in rollout.episode.rows for t in row if t.trains]
+        own: list[Tensor] = []
+        for turns in rollout.episode.rows:
+            ids = [i for t in turns for i in (*t.observed, *t.sampled)]
+            now_all = (backend.model(input_ids=torch.tensor([ids])).logits[0] / 0.8).log_softmax(-1)
+            with torch.no_grad():
+                ref_all = (backend.reference(input_ids=torch.tensor([ids])).logits[0] / 0.8).log_softmax(-1)
+            tokens: list[tuple[Tensor, Tensor, Tensor]] = []
+            place = 0
+            for t in turns:
+                place += len(t.observed)
+                for token, logprob in zip(t.sampled, t.logprobs, strict=True):
+                    now = now_all[place - 1, token]
+                    old = zero + float32(logprob) if any(old_turns) else now.detach()
+                    if t.trains:
+                        tokens.append((now, old, ref_all[place - 1, token]))
+                    place += 1
+            drift = [now - old for now, old, _ in tokens]
+            for d, (now, _, ref) in zip(drift, tokens, strict=True):
+                if how == "sequence_mean":
+                    own.append(-((advantage - 0.5 * sum(drift, zero)) ** 2))
+                    continue
+                ratio = (sum(drift, zero) / len(drift) if how == "gspo" else d).exp()
+                value = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+                own.append(value if how == "gspo" else value - 0.3 * ((ref - now).exp() - (ref - now) - 1))
+        objectives.append(own)
+    if how == "token_mean":
+        return -sum(map(sum, objectives)) / sum(map(len, objectives))  # type: ignore[return-value,arg-type]
+    sums = [sum(own, zero) for own in objectives]
+    if how.startswith("sequence_mean_token_sum"):
+        return -sum(sums, zero) / len(sums) / (MAX_RESPONSE if how.endswith("norm") else 1)
+    return -sum([s / len(own) for s, own in zip(sums, objectives, strict=True)], zero) / len(sums)
+
+
+@pytest.mark.parametrize("versions", [(3,), (2, 3)], ids=["fresh", "stale"])
+@pytest.mark.parametrize("how", AGGREGATES)
+def test_loss_and_gradient_are_the_slow_loops(how: str, versions: tuple[int, ...]) -> None:
+    groups = episodes_of(versions=versions)
+    name, params = AGGREGATES[how]
+    parts, theirs = parts_of(name, **params), backend_of()
+    loss = double(theirs, groups, how)
+    theirs.backward(loss)
+    metrics, gradient = solved(parts, groups)
+    # One value per response takes the mean of its advantages, which is rounded to float32.
+    rough = how == "sequence_mean"
+    assert metrics["loss/total"] == pytest.approx(loss.item(), rel=1e-7 if rough else 1e-10)
+    torch.testing.assert_close(gradient, gradient_of(theirs), rtol=1e-6, atol=1e-8 if rough else 1e-11)
+    assert float(gradient.abs().max()) > 1e-3
+    num = sum(m.reward is not None for g in groups for m in g.members)
+    assert (metrics["sequences/trained"], num) == (num, 11)
+    tokens = sum(m.rollout.num_sampled for g in groups for m in g.members if m.reward is not None)
+    assert metrics["tokens/trained"] == tokens
+    assert metrics["response/length_mean"] == pytest.approx(tokens / num, rel=1e-12)
+
+
+CUTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **AGGREGATES,
+    "overlong": ("dapo", {"overlong_filter": True, "overlong_buffer": 0.9, "entropy_coef": 0.1}),
+    "turns": ("grpo", {"credit": "turns", "credit_gamma": 0.9}),
+    "states": ("dr_grpo", {"credit": "states"}),
+    "kl in reward": ("reinforce_pp", {"kl_in": "reward", "kl_coef": 0.1}),
+    "weights": ("grpo", {"mismatch_level": "token", "mismatch_reject": {"token_k2": 1.0}, "nll_coef": 0.2}),
+    "optimal": ("opo", {}),
+}
+
+
+def same(found: Found, wanted: Found) -> None:
+    assert found[0].keys() == wanted[0].keys()
+    for key, value in found[0].items():
+        assert value == pytest.approx(wanted[0][key], rel=1e-12, abs=1e-12), key
+    torch.testing.assert_close(found[1], wanted[1], rtol=1e-12, atol=1e-12)
+
+
+def cut_groups() -> list[Group]:
+    """Stale and fresh episodes, some of them cut at the limit of length."""
+    groups = episodes_of(num=4, seed=3, versions=(2, 3))
+    first = groups[0].members[0]
+    episode = first.rollout.episode
+    assert episode is not None
+    ended = dataclasses.replace(first.rollout, episode=dataclasses.replace(episode, ending="tokens"))
+    members = (dataclasses.replace(first, rollout=ended), *groups[0].members[1:])
+    return [dataclasses.replace(groups[0], members=members), *groups[1:]]
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_no_cut_and_no_order_of_rows_changes_anything(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Micro-batches part the rows of an episode, and rows come in any order, those of one episode too."""
+    groups, parts = cut_groups(), parts_of(CUTS[name][0], **CUTS[name][1])
+    wanted = solved(parts, groups)
+    num = len(collate(groups, 0).rewards)
+    for seed in range(2):
+        draw = random.Random(seed)
+        order = draw.sample(range(num), num)
+        edges = sorted({0, num, *draw.sample(range(num), 4)})
+        same(solved(parts, groups, [order[a:b] for a, b in itertools.pairwise(edges)]), wanted)
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                prepare_module, "collate", lambda *a, rows=order: rows_of(collate(*a), rows)
+            )  # the batch itself in that order
+            same(solved(parts, groups, [range(num // 2), range(num // 2, num)]), wanted)
+
+
+@pytest.mark.parametrize("name", ["sequence_mean_token_mean", "sequence_mean_token_sum_norm", "overlong", "turns"])
+def test_no_division_among_ranks_changes_anything(name: str) -> None:
+    """Two ranks in threads, each with its own policy: rows of one episode lie on both."""
+    groups, parts = cut_groups(), parts_of(CUTS[name][0], **CUTS[name][1])
+    wanted = solved(parts, groups)
+    first, second = two_ranks(parts, groups, settings_of(parts, 40))
+    assert first[0] == second[0]
+    same((first[0], first[1] + second[1]), wanted)
+
+
+POISONED: dict[str, tuple[str, dict[str, Any]]] = {
+    "grpo": ("grpo", {"num_epochs": 2, "num_minibatches": 2, "mismatch_level": "token", "off_policy_delta": 0.1}),
+    "gspo": ("gspo", {"mismatch_level": "geometric", "mismatch_normalize": True, "entropy_coef": 0.1}),
+    "ppo": ("ppo", {"critic_shared": True, "bootstrap_truncated": True, "num_minibatches": 2}),
+    "turn_gae": ("ppo", {"critic_shared": True, "credit": "turn_gae"}),
+    "states": ("rloo", {"credit": "states", "kl_in": "reward", "kl_coef": 0.1}),
+    "dapo": ("dapo", {"high_entropy_share": 0.3, "overlong_buffer": 0.5}),
+    "kl_cov": ("kl_cov", {}),
+    "otb": ("otb", {}),
+    "m2": ("dapo", {"mismatch_m2": 0.5}),
+    "prox": ("grpo", {"num_minibatches": 2, "mismatch_prox": "linear", "mismatch_stale": "decoupled", "kl_coef": 0.0}),
+    "kimi_k2": ("kimi_k2", {}),
+}
+
+
+def digest(name: str, poison: float | None, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[str, float], list[Tensor]]:
+    """Metrics and weights after an update; `poison` fills all per-token values of tokens that do not train."""
+    parts, backend = parts_of(POISONED[name][0], **POISONED[name][1]), backend_of()
+    if parts.critic is not None:
+        backend.start_critic(True, OPTIMIZER, 10)
+        assert backend.critic is not None
+        with torch.no_grad():
+            backend.critic.head.weight.fill_(0.3)
+    with monkeypatch.context() as patch:
+        if poison is not None:
+            _poison(backend, poison, patch)
+        metrics = update(backend, parts, episodes_of(versions=(2, 3)), settings_of(parts))
+    return metrics, list(weights(backend).values())
+
+
+def _poison(backend: TorchBackend, poison: float, patch: pytest.MonkeyPatch) -> None:
+    forward = backend.logprobs
+
+    def logprobs(ids: Tensor, where: Tensor, *args: Any, **more: Any) -> Any:
+        own, entropy = forward(ids, where, *args, **more)
+        bad = torch.full_like(own, poison)
+        return torch.where(where, own, bad), None if entropy is None else torch.where(where, entropy, bad)
+
+    patch.setattr(backend, "logprobs", logprobs)
+
+    def collated(*args: Any) -> TrainBatch:
+        batch = collate(*args)
+        bad = torch.full_like(batch.rollout_logprobs, poison)
+        return dataclasses.replace(
+            batch, rollout_logprobs=torch.where(batch.response_mask > 0, batch.rollout_logprobs, bad)
+        )
+
+    patch.setattr(prepare_module, "collate", collated)
+    if backend.critic is not None:
+        values = backend.critic.values
+        patch.setattr(
+            backend.critic,
+            "values",
+            lambda ids, where: torch.where(where, v := values(ids, where), torch.full_like(v, poison)),
+        )
+
+
+@pytest.mark.parametrize("name", POISONED)
+def test_what_was_observed_is_inert(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN, infinite or huge log-probs, entropies and values where nothing trains change no bit."""
+    metrics, after = digest(name, None, monkeypatch)
+    for poison in (math.nan, math.inf, -1e30):
+        found, moved = digest(name, poison, monkeypatch)
+        assert found == metrics
+        assert all(torch.equal(a, b) for a, b in zip(after, moved, strict=True))
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo", "gspo", "dr_grpo", "ppo", "kimi_k2", "remax", "otb"])
+def test_an_episode_of_one_turn_is_a_single_response_byte_for_byte(name: str) -> None:
+    def trained(groups: list[Group]) -> tuple[dict[str, float], list[Tensor]]:
+        parts, backend = parts_of(name), backend_of()
+        if parts.critic is not None:
+            backend.start_critic(True, OPTIMIZER, 10)
+        return update(backend, parts, groups, settings_of(parts)), list(weights(backend).values())
+
+    assert collate(wrapped(groups_of()), 0).episode_ids is None
+    (metrics, after), (found, moved) = trained(groups_of()), trained(wrapped(groups_of()))
+    assert found == metrics
+    assert all(torch.equal(a, b) for a, b in zip(after, moved, strict=True))
+
+
+def test_a_minibatch_holds_whole_episodes_and_metrics_count_them() -> None:
+    parts = parts_of("grpo", num_minibatches=3)
+    groups = episodes_of(versions=(2, 3))
+    members = [m.rollout.episode for g in groups for m in g.members if m.reward is not None]
+    metrics = update(backend_of(), parts, groups, settings_of(parts))
+    assert metrics["rows"] == len(members) == 11
+    assert metrics["updates"] == 3
+    assert metrics["sequences/trained"] == pytest.approx(11 / 3)  # the mean over minibatches
+    assert metrics["episodes/forked"] == sum(len(e.rows) > 1 for e in members if e is not None) > 0
+    late = [min(t.policy_version for row in e.rows for t in row if t.trains) < 3 for e in members if e is not None]
+    assert metrics["rows/off_policy"] == sum(late)
+    assert 0 < sum(late) < 11
+    assert "episodes/forked" not in update(backend_of(), parts, groups_of(), settings_of(parts))
+
+
+def test_a_stale_turn_makes_its_whole_episode_stale() -> None:
+    """All rows, those of fresh turns too, so that no part of an episode is treated on its own."""
+    groups = episodes_of(num=6, versions=(2, 3), seed=0)
+    parts, backend = parts_of("grpo"), backend_of()
+    prepared = prepare(backend, parts, groups, settings_of(parts))
+    batch, stale = prepared.batch, prepared.before.stale
+    assert stale is not None
+    assert batch.episode_ids is not None
+    by_row = (batch.extras["policy_version"] < 3).tolist()
+    oldest: dict[int, bool] = {}
+    for e, late in zip(batch.episode_ids.tolist(), by_row, strict=True):
+        oldest[e] = oldest.get(e, False) or late
+    assert stale.tolist() == [oldest[e] for e in batch.episode_ids.tolist()]
+    assert stale.tolist() != by_row  # some episode has a fresh row and a stale one
+
+
+def test_between_versions_each_token_has_its_own_share() -> None:
+    groups = episodes_of(versions=(1, 3), seed=1)
+    parts = parts_of("grpo", num_minibatches=2, mismatch_prox="loglinear", mismatch_stale="decoupled", kl_coef=0.0)
+    batch = collate(groups, 0)
+    now = torch.full(batch.response_mask.shape, -1.5, dtype=torch.float64)
+    before = prepare_module.Before(None, None, None, None, None)
+    rows = torch.arange(len(batch.rewards))
+    found = before.old_for(parts, settings_of(parts), rows, batch, now, 0.5)
+    assert found is not None
+    row = 0
+    for rollout in (m.rollout for g in groups for m in g.members if m.reward is not None):
+        assert rollout.episode is not None
+        for turns in rollout.episode.rows:
+            place = 0
+            for t in turns:
+                place += len(t.observed)
+                for logprob in t.logprobs:
+                    share = {1: 2 / 2.5, 3: 0.0}[t.policy_version]
+                    if t.trains:
+                        assert float(found[row, place]) == pytest.approx((1 - share) * logprob + share * -1.5, rel=1e-6)
+                    place += 1
+            row += 1
+
+
+def test_length_penalties_are_of_the_whole_episode() -> None:
+    """Neither the length of a row nor that of one turn, nor what was observed, counts."""
+    groups = episodes_of()
+    parts = parts_of("grpo", overlong_buffer=1.0, token_budget=7, token_budget_penalty=0.5)
+    settings: Settings = settings_of(parts, max_response_tokens=12)
+    batch = prepare(backend_of(), parts, groups, settings).batch
+    assert batch.episode_ids is not None
+    members = [m for g in groups for m in g.members if m.reward is not None]
+    for row, e in enumerate(batch.episode_ids.tolist()):
+        num = members[e].rollout.num_sampled
+        penalty = max(-1.0, -num / 12) - (0.5 if num > 7 else 0.0)
+        assert float(batch.rewards[row]) == pytest.approx((members[e].reward or 0.0) + penalty, rel=1e-6)
+    assert END in batch.input_ids
+
+
+def test_components_of_rewards_are_those_of_the_episode() -> None:
+    """As for single responses of the same groups: GDPO's advantages do not depend on tokens."""
+    groups = episodes_of(num=4)
+    alone = [
+        dataclasses.replace(
+            g,
+            members=tuple(
+                dataclasses.replace(m, rollout=dataclasses.replace(m.rollout, episode=None)) for m in g.members
+            ),
+        )
+        for g in groups
+    ]
+    parts = parts_of("gdpo")
+    found = prepare(backend_of(), parts, groups, settings_of(parts))
+    wanted = prepare(backend_of(), parts, alone, settings_of(parts)).advantages.advantages
+    assert found.batch.episode_ids is not None
+    for row, e in enumerate(found.batch.episode_ids.tolist()):
+        values = set(found.advantages.advantages[row][found.batch.response_mask[row] > 0].tolist())
+        assert values == {float(wanted[e][wanted[e] != 0][0])}
+
+
+def test_normalised_weights_have_their_mean_over_sampled_tokens() -> None:
+    """Observed tokens have no weight, and do not count as one of 1."""
+    parts, backend, groups = (
+        parts_of("grpo", mismatch_level="token", mismatch_normalize=True),
+        backend_of(),
+        episodes_of(),
+    )
+    prepared = prepare(backend, parts, groups, settings_of(parts))
+    assert prepared.before.old is not None
+    where = prepared.batch.response_mask > 0
+    apart = prepared.before.old[where] - prepared.batch.rollout_logprobs[where]
+    wanted = [min(math.exp(x), parts.mismatch.cap) for x in apart.tolist()]
+    assert prepared.mean_weight == pytest.approx(sum(wanted) / len(wanted), rel=1e-9)

@@ -1,0 +1,79 @@
+"""The share of places that JSON has right, against a slow double."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.types import Attempt, Verdict
+from verifiers.base import load
+from verifiers.json_schema import same
+
+LEAVES = st.integers(-2, 2) | st.booleans() | st.sampled_from(["", "a", "b"]) | st.none()
+VALUES = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("xyz"), inner, max_size=2)
+)
+WANTED = {"name": "Ann", "home": {"city": "Oslo", "rooms": 3}}
+HOME = {"type": "object", "properties": {"city": {"type": "string"}, "rooms": {"type": "integer"}}}
+SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}, "home": HOME}, "required": ["name", "home"]}
+
+
+def graded(value: Any, wanted: Any, grading: str = "fraction", **reference: Any) -> Verdict:
+    text = value if isinstance(value, str) and value.startswith("!") else json.dumps(value)
+    verifier = load("json_schema").bind({"grading": grading})
+    (verdict,) = verifier.score([Attempt(text.removeprefix("!"), {"equals": wanted, **reference})])
+    return verdict
+
+
+def lines_of(value: Any, place: str = "") -> set[str]:
+    """Every value that holds no others, written as a line with the way to it."""
+    if isinstance(value, dict) and value:
+        return {line for key, item in value.items() for line in lines_of(item, f"{place}/{key}")}
+    if isinstance(value, list) and value:
+        return {line for i, item in enumerate(value) for line in lines_of(item, f"{place}[{i}]")}
+    return {f"{place} = {json.dumps(value)}"}
+
+
+@given(value=VALUES, wanted=VALUES)
+def test_the_share_is_that_of_equal_lines_among_all_places(value: Any, wanted: Any) -> None:
+    ours, theirs = lines_of(value), lines_of(wanted)
+    places = {line.split(" = ")[0] for line in ours | theirs}
+    want = 1.0 if same(value, wanted) else min(len(ours & theirs) / len(places), 0.99)
+    verdict = graded(value, wanted)
+    assert verdict.score == pytest.approx(want)
+    assert verdict.is_correct == same(value, wanted)
+    assert graded(value, wanted, "all").score == float(same(value, wanted))
+
+
+@pytest.mark.parametrize(
+    ("value", "score"),
+    [
+        (WANTED, 1.0),
+        ({"name": "Ann", "home": {"city": "Rome", "rooms": 3}}, 2 / 3),
+        ({"name": "Ann", "home": {"city": "Oslo", "rooms": "3"}}, 2 / 3),
+        ({**WANTED, "age": 4}, 3 / 4),
+        ({"name": "Ann", "city": "Oslo"}, 1 / 4),
+        ({}, 0.0),
+        ([WANTED], 0.0),
+        ('!{"name": "Ann", "home"', 0.0),
+    ],
+)
+def test_examples_with_a_schema(value: Any, score: float) -> None:
+    verdict = graded(value, WANTED, schema={**SCHEMA, "additionalProperties": False})
+    assert verdict.score == pytest.approx(score)
+    assert verdict.is_correct == (score == 1)
+
+
+def test_a_value_that_the_schema_refuses_is_never_wholly_right() -> None:
+    verdict = graded({"a": 1}, {"a": 1}, schema={"type": "array"})
+    assert (verdict.score, verdict.is_correct) == (0.99, False)
+
+
+def test_without_values_to_compare_there_is_no_share() -> None:
+    verifier = load("json_schema").bind({"grading": "fraction"})
+    (verdict,) = verifier.score([Attempt('{"a": 1}', {"schema": {"type": "array"}})])
+    assert verdict.score == 0.0
