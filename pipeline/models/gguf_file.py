@@ -159,5 +159,7 @@ def _convert(file: Path, path: str, folder: Path) -> None:
     model.config.__dict__.pop("quantization_config", None)
     for mark in ("hf_quantizer", "is_quantized"):
         model.__dict__.pop(mark, None)
+    # In a group of ranks transformers lets rank 0 alone write; here the rank that came first does.
+    model.should_save_on_this_rank = lambda is_main_process: is_main_process
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

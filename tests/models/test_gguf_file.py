@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from pipeline.data.tokenizer import character_tokenizer
 from pipeline.errors import ConfigError
@@ -104,6 +105,15 @@ gguf_file.model_folder(sys.argv[1], Path(sys.argv[2]))
 
 
 @pytest.mark.slow
+def test_whichever_rank_comes_first_writes_the_whole_model(model: Any, plain: Path, tmp_path: Path) -> None:
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        folder = model_folder(str(plain), tmp_path)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert load_model(folder).state_dict().keys() == model.state_dict().keys()
+
+
 def test_a_killed_conversion_leaves_nothing_half(plain: Path, tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", KILLED, str(plain), str(tmp_path)], check=False)
     assert ended.returncode == -9
