@@ -1,16 +1,20 @@
 """Training rewards rise or are high, and held-out answers are not: the verifier is fooled.
 
 The verifier of the training rows accepts what it should not: any number, a near miss, a text that repeats the
-question. The policy finds this within a few steps, for it is easier than the task.
+question. The policy finds this within a few steps, for it is easier than the task. Where answers are numbers, accepted
+ones that differ from the reference show it; if all are equal to it, something else makes training rewards high.
 """
 
 from __future__ import annotations
 
 from pipeline.diagnosis.finding import Evidence, Finding
 from pipeline.diagnosis.reading import ROLLOUTS, Reading
+from pipeline.diagnosis.stated import shown, stated
 
 EXPLAINS = frozenset({"too_easy", "learning_rate_low", "prompts_repeat", "entropy_collapse"})
 GAP = 0.25
+WRONG = 0.05
+"""Share of accepted responses with another number than the reference's, below which the verifier is not to blame."""
 
 
 def look(run: Reading) -> Finding | None:
@@ -19,12 +23,16 @@ def look(run: Reading) -> Finding | None:
         trained, held_out = run.late(f"reward/mean/{domain}"), after.measure(domain)
         if trained is None or trained > 1 or trained - held_out["high"] < GAP:
             continue
+        answers = stated(run, domain)
+        if answers.accepts_wrong is not None and answers.accepts_wrong < WRONG:
+            continue
         return Finding(
             "false_positives",
             "problem",
             min(1.0, 0.6 + trained - held_out["high"]),
             f"{domain}: training responses have a mean reward of {trained:.2f}, held-out ones a pass@1 of "
-            f"{held_out['value']:.2f}: the training verifier accepts wrong answers, or the prompts are easier.",
+            f"{held_out['value']:.2f}: the training verifier accepts wrong answers, or the prompts are easier."
+            + shown(answers.accepted_wrong, run),
             (*run.shown(f"reward/mean/{domain}", -1), *shown_right(run)),
             f"--set {run.section}.reward=null grades with the verifiers of the rows"
             if run.setting(run.section, "reward")

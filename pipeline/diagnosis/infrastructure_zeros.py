@@ -19,7 +19,7 @@ from sandbox.results import Status
 
 FAILED = ("timeout", "verifier_error", "sandbox_error")
 EXPLAINS = frozenset({"too_hard", "false_negatives", "wrong_references"})
-MANY = 0.03
+MANY, MIXED = 0.03, 0.01
 MACHINE = re.compile(
     r"\b(timed out|connection|unavailable|traceback|errno|broken pipe|out of memory|no space left|http 5\d\d"
     r"|\w+(error|exception))\b",
@@ -72,7 +72,7 @@ def _graded_both_ways(samples: Sequence[Sample]) -> Finding | None:
         same.setdefault((sample.row.prompt_id, sample.row.response), []).append(sample)
     twice = [group for group in same.values() if len(group) > 1]
     mixed = [group for group in twice if len({s.row.score for s in group}) > 1]
-    if len(mixed) < max(3, MANY * len(twice)):
+    if len(mixed) < max(3, MIXED * len(twice)):
         return None
     return Finding(
         "infrastructure_zeros",

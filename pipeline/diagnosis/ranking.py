@@ -11,7 +11,7 @@ import pipeline.diagnosis
 from pipeline.diagnosis.finding import LEVELS, Finding, Level
 from pipeline.diagnosis.reading import Reading
 
-NO_CAUSES = frozenset({"cards", "finding", "ranking", "reading"})
+NO_CAUSES = frozenset({"cards", "finding", "ranking", "reading", "stated"})
 EXPLAINED: Level = "note"
 
 

@@ -19,6 +19,9 @@ from pipeline.report.files import ROUNDS, undone
 from pipeline.report.rows import CollapseAlarm, EvaluationRow, RolloutRow, StepRow, kind_of, metrics_row, rollout_row
 
 METRICS, ROLLOUTS, RECIPE, INFO = "metrics.jsonl", "rollouts.jsonl", "recipe.yaml", "run.json"
+TRAIN = "data/train.jsonl"
+MOST_BYTES = 50_000_000
+"""Of a larger file of training rows, the beginning and the end are read: a look at a run stays short."""
 FEW = 5
 """Steps at either end that are compared: one step of a small batch says little."""
 
@@ -69,6 +72,8 @@ class Reading:
     """(line, row) of stages that learn from texts."""
     info: dict[str, Any] = field(default_factory=dict)
     """run.json; empty if the file is missing."""
+    references: dict[str, str] = field(default_factory=dict)
+    """Prompt id -> reference answer of the prompts in `samples` whose answer is a text or a number."""
 
     def series(self, name: str) -> list[Point]:
         """Return a metric of the steps that have it."""
@@ -175,14 +180,16 @@ def read(folder: Path, most_bytes: int | None = None) -> Reading:
     stage = steps[-1][1].stage if steps else ""
     last = tuple((n, r) for n, r in steps if r.stage == stage)
     samples = list(_samples(folder / ROLLOUTS, most_bytes))
+    trained = tuple(s for s in samples if s.row.stage == stage)
     return Reading(
         _recipe(folder / RECIPE),
         last,
         tuple(evaluations),
-        tuple(s for s in samples if s.row.stage == stage),
+        trained,
         tuple(s for s in samples if s.row.stage.startswith("evaluation/")),
         tuple(imitation),
         _info(folder / INFO),
+        _references(folder / TRAIN, {s.row.prompt_id for s in trained}),
     )
 
 
@@ -202,6 +209,15 @@ def by_group(samples: Sequence[Sample]) -> list[list[Sample]]:
 def _samples(path: Path, most: int | None) -> Iterator[Sample]:
     for number, line in numbered_jsonl(path, most):
         yield Sample(number, rollout_row(line, f"row {number} of {path}"))
+
+
+def _references(path: Path, ids: set[str]) -> dict[str, str]:
+    """Return the answers of these rows, as far as they are texts or numbers and the file is read."""
+    found: dict[str, str] = {}
+    for _, row in numbered_jsonl(path, MOST_BYTES):
+        if row.get("id") in ids and isinstance(row.get("answer"), str | int | float):
+            found[row["id"]] = str(row["answer"])
+    return found
 
 
 def _info(path: Path) -> dict[str, Any]:

@@ -10,6 +10,8 @@ were drawn from the trainer's own distribution. It is smaller where they were dr
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 
 from pipeline.diagnosis.finding import Finding
@@ -20,6 +22,11 @@ LARGE, LOST = 0.01, 0.03
 EARLY, ALL = 0.15, 0.2
 """Distance of the mean -log prob of sampled tokens from the entropy, as shares of the entropy. Five steps of a small
 healthy batch stay within 0.06, thirty within 0.1."""
+SURE = 4.0
+"""Standard errors: where the entropy is nearly 0, a few rare tokens are a large share of it."""
+MOVED = 1.5
+"""99th percentile of the ratios above which several updates on one batch have moved the policy: its samples are then of
+another policy, whatever the temperature."""
 
 
 def look(run: Reading) -> Finding | None:
@@ -47,7 +54,7 @@ def _tempered(run: Reading) -> Finding | None:
     """Find that sampled tokens are surer, or less sure, than the trainer's policy is on average."""
     rows = [row.metrics for _, row in run.steps if "surprise" in row.metrics and "entropy" in row.metrics]
     # Samples of an older policy are not drawn from the trainer's present one, and need not agree with it.
-    rows = [m for m in rows if m.get("mismatch/stale", 0.0) < 0.5]
+    rows = [m for m in rows if m.get("mismatch/stale", 0.0) < 0.5 and m.get("ratio/p99", 1.0) < MOVED]
     if len(rows) < FEW:
         return None
     if _gap(rows) > 0:
@@ -56,8 +63,10 @@ def _tempered(run: Reading) -> Finding | None:
         if len(rows) < FEW:
             return None
     early, whole = _gap(rows[:FEW]), _gap(rows)
-    if early * whole <= 0 or abs(early) < EARLY or abs(whole) < ALL:
+    if early * whole <= 0 or abs(early) < EARLY or abs(whole) < ALL or _errors(rows) < SURE:
         return None
+    if whole > 0 and (run.early("mismatch/k3") or 0.0) >= LARGE:
+        return None  # an engine that computes other probabilities draws rare tokens too; `engine_mismatch` names it
     asked = run.setting("rollout", "temperature", default=1.0)
     return Finding(
         "sampling_differs",
@@ -69,6 +78,12 @@ def _tempered(run: Reading) -> Finding | None:
         f"--set rollout.temperature={asked:g}, and remove a temperature from the engine's own configuration",
         EXPLAINS,
     )
+
+
+def _errors(rows: Sequence[Mapping[str, float]]) -> float:
+    """Return the mean distance of the two over the steps, in its standard errors."""
+    gaps = [m["surprise"] - m["entropy"] for m in rows]
+    return abs(statistics.fmean(gaps)) / max(statistics.stdev(gaps) / math.sqrt(len(gaps)), 1e-9)
 
 
 def _gap(rows: Sequence[Mapping[str, float]]) -> float:

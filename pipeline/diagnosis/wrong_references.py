@@ -12,8 +12,8 @@ from pipeline.diagnosis.finding import Evidence, Finding
 from pipeline.diagnosis.reading import ROLLOUTS, Reading, Sample, by_group
 
 EXPLAINS = frozenset({"too_hard", "false_negatives", "learning_rate_low"})
-AGREED, GAP = 0.6, 0.15
-FEWEST = 10
+AGREED, GAP = 0.5, 0.15
+FEWEST, SHARE = 10, 0.1
 
 
 def look(run: Reading) -> Finding | None:
@@ -24,7 +24,7 @@ def look(run: Reading) -> Finding | None:
             continue
         groups = [g for g in by_group(run.samples) if len(g) > 2 and g[0].row.domain == domain]
         refused = [g for g in groups if _agrees(g)]
-        if len(groups) < FEWEST or len(refused) < 0.05 * len(groups):
+        if len(groups) < FEWEST or len(refused) < SHARE * len(groups):
             continue
         shown = [next(s for s in g if s.row.score == 0) for g in refused[:3]]
         return Finding(

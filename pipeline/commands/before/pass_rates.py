@@ -45,6 +45,8 @@ class Sampled:
     scored: list[ScoredRollout]
     limit: int
     """The longest response in tokens: the recipe's, or less where the time allows no more."""
+    is_few: bool = False
+    """True if the time allowed so few prompts that all of them may be wrong, or right, by chance."""
 
     @property
     def cut(self) -> list[ScoredRollout]:
@@ -79,7 +81,7 @@ def judge(recipe: AtHand, sampled: Sampled) -> list[Finding]:
         return [finding]
     if is_whole and cut >= length_cap.MANY:
         return [_capped(recipe, sampled, cut)]
-    if cut > MOST_CUT or not sampled.graded:
+    if cut > MOST_CUT or not sampled.graded or sampled.is_few:
         return []
     silent = [s for s in sampled.graded if s.verdict.status == "no_answer"]
     if len(silent) >= other_template.MANY * len(sampled.graded):
@@ -134,7 +136,7 @@ def sample(recipe: AtHand, prompts: Sequence[Prompt], graders: dict[str, Grader]
         scored, _ = scorer.score(by_id, rollouts)
     finally:
         scorer.close()
-    return Sampled(by_id, scored, limit)
+    return Sampled(by_id, scored, limit, is_few=len(some) < min(NUM_PROMPTS, len(prompts)))
 
 
 def _untried(recipe: AtHand) -> str | None:
