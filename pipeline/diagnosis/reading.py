@@ -21,7 +21,7 @@ from pipeline.report.rows import CollapseAlarm, EvaluationRow, RolloutRow, StepR
 METRICS, ROLLOUTS, RECIPE, INFO = "metrics.jsonl", "rollouts.jsonl", "recipe.yaml", "run.json"
 TRAIN = "data/train.jsonl"
 MOST_BYTES = 50_000_000
-"""Of a larger file of training rows, the beginning and the end are read: a look at a run stays short."""
+"""Bytes of training rows that are read, half at either end of a larger file: a look at a run stays short."""
 FEW = 5
 """Steps at either end that are compared: one step of a small batch says little."""
 
@@ -213,11 +213,11 @@ def _samples(path: Path, most: int | None) -> Iterator[Sample]:
 
 def _references(path: Path, ids: set[str]) -> dict[str, str]:
     """Return the answers of these rows, as far as they are texts or numbers and the file is read."""
-    found: dict[str, str] = {}
+    references: dict[str, str] = {}
     for _, row in numbered_jsonl(path, MOST_BYTES):
         if row.get("id") in ids and isinstance(row.get("answer"), str | int | float):
-            found[row["id"]] = str(row["answer"])
-    return found
+            references[row["id"]] = str(row["answer"])
+    return references
 
 
 def _info(path: Path) -> dict[str, Any]:

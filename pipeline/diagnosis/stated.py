@@ -1,4 +1,4 @@
-"""What responses state, compared with the references of their rows: only where both are numbers."""
+"""The numbers that responses state, compared with the references of their rows."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def stated(run: Reading, domain: str) -> Stated:
     for sample in run.samples:
         if sample.row.domain != domain or sample.row.ending is not None or sample.row.score not in (0.0, 1.0):
             continue
-        said, right = _number(_answer(sample)), _number(run.references.get(sample.row.prompt_id))
-        if said is not None and right is not None:
-            by_verdict[sample.row.score, abs(said - right) <= ALIKE * max(1.0, abs(right))].append(sample)
+        number, right = _number(_answer(sample)), _number(run.references.get(sample.row.prompt_id))
+        if number is not None and right is not None:
+            by_verdict[sample.row.score, abs(number - right) <= ALIKE * max(1.0, abs(right))].append(sample)
     return Stated(
         tuple(by_verdict[0.0, True]),
         len(by_verdict[0.0, False]),
