@@ -1,7 +1,8 @@
 """Rewards are neither all right nor all wrong, but equal within each group, so that advantages are zero.
 
 The members of a group are copies: the same seed for all, a temperature near 0, or responses that are put in the wrong
-groups. Prompts differ, samples of a prompt do not.
+groups. Prompts differ, samples of a prompt do not. If rewards differ as they are sampled, and not in the update, they
+were joined wrongly between the two.
 """
 
 from __future__ import annotations
@@ -16,6 +17,30 @@ COLD = 0.4
 
 
 def look(run: Reading) -> Finding | None:
+    """Find equal rewards in the groups of the update, or groups that are all right or all wrong as they are sampled."""
+    return _joined(run) or _sampled(run)
+
+
+def _joined(run: Reading) -> Finding | None:
+    """Find that the groups of the update have no signal, and those that were sampled have."""
+    silent = run.early("groups/without_signal")
+    shares = [run.share(f"groups/{name}", "groups/sampled") for name in ("all_right", "all_wrong", "equal")]
+    equal = sum(share for share in shares if share is not None)
+    if silent is None or silent < NEARLY_ALL or shares[0] is None or equal > HALF:
+        return None
+    return Finding(
+        "advantages_vanish",
+        "problem",
+        min(1.0, silent - equal + 0.3),
+        f"In the update {silent:.0%} of the groups have equal rewards, and of the sampled groups {equal:.0%}: the rewards "
+        "of a group are joined or averaged before the advantages are computed.",
+        run.shown("groups/without_signal") + run.shown("groups/all_right") + run.shown("advantage/std"),
+        "read the code of your own that gives rewards to rows; rewards in rollouts.jsonl are those before it",
+        EXPLAINS,
+    )
+
+
+def _sampled(run: Reading) -> Finding | None:
     """Find groups that are all right or all wrong although rewards lie in the middle."""
     right, wrong = (run.share(f"groups/{name}", "groups/sampled") for name in ("all_right", "all_wrong"))
     reward = run.early("reward/sampled")

@@ -25,7 +25,7 @@ def look(run: Reading) -> Finding | None:
     """Find a policy that stays at its reference although the gradient and the groups have a signal."""
     points = run.series("kl/k1")
     gradient, kl_coef = run.late("grad_norm"), run.late("kl/coef") or 0.0
-    silent = run.share("groups/without_signal", "groups/sampled", late=True)
+    silent = run.late("groups/without_signal")
     if len(points) < 10 or not gradient or kl_coef >= 0.5 or (silent is not None and silent > EARLY_SHARE):
         return None
     moved = max(abs(p.value) for p in points)

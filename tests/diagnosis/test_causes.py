@@ -21,8 +21,6 @@ from pipeline.diagnosis.reading import read
 from pipeline.errors import DataError, RunError
 from tests.source import ROOT
 
-MISSED = {"joined_by_prompt"}
-"""Faults that no rule finds yet: what would show them is not recorded."""
 PATHS = sorted(RECORDED.glob("*.tar.xz"))
 
 
@@ -39,11 +37,6 @@ def test_nothing_is_found_in_a_healthy_run(path: Path, tmp_path: Path) -> None:
 def test_the_cause_of_a_planted_fault_comes_first(path: Path, tmp_path: Path) -> None:
     run = unpack(path, tmp_path)
     findings, fault = diagnose(read(run)), BY_NAME[fault_of(path)]
-    if fault.name in MISSED:
-        assert place_of(fault.cause, findings) is None, (
-            "a rule finds it now: take it out of MISSED and of docs/diagnose.md"
-        )
-        return
     assert place_of(fault.cause, findings) == 0, [f.cause for f in findings]
     first = findings[0]
     assert first.level in ("problem", "warning")
@@ -56,9 +49,7 @@ def test_the_cause_of_a_planted_fault_comes_first(path: Path, tmp_path: Path) ->
 
 
 def test_every_rule_finds_a_planted_fault() -> None:
-    found = {
-        BY_NAME[fault_of(p)].cause for p in PATHS if fault_of(p) not in MISSED and BY_NAME[fault_of(p)] not in HEALTHY
-    }
+    found = {BY_NAME[fault_of(p)].cause for p in PATHS if BY_NAME[fault_of(p)] not in HEALTHY}
     assert set(causes()) <= found
 
 
@@ -66,7 +57,6 @@ def test_the_page_of_causes_is_that_of_the_docstrings() -> None:
     text = (ROOT / "docs" / "diagnose.md").read_text(encoding="utf-8")
     assert runpy.run_path(str(ROOT / "docs" / "make_causes.py"))["page"](text) == text, "make docs"
     assert f"{len(BY_NAME) - len(HEALTHY)} faults" in text
-    assert f"{len(BY_NAME) - len(HEALTHY) - len(MISSED)} of the" in text
 
 
 @cache
