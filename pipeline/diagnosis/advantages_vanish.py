@@ -32,8 +32,8 @@ def _joined(run: Reading) -> Finding | None:
         "advantages_vanish",
         "problem",
         min(1.0, silent - equal + 0.3),
-        f"In the update {silent:.0%} of the groups have equal rewards, and of the sampled groups {equal:.0%}: the rewards "
-        "of a group are joined or averaged before the advantages are computed.",
+        f"In the update {silent:.0%} of the groups have equal rewards, and of the sampled groups {equal:.0%}: the "
+        "rewards of a group are joined or averaged before the advantages are computed.",
         run.shown("groups/without_signal") + run.shown("groups/all_right") + run.shown("advantage/std"),
         "read the code of your own that gives rewards to rows; rewards in rollouts.jsonl are those before it",
         EXPLAINS,
