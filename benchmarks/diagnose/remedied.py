@@ -4,7 +4,8 @@
 
 For each fault that hurts, the run's first finding is taken at its word: its `--set` changes are added to the faulty
 recipe, which is trained again. A run is back where the interval of its last pass@1 meets that of the healthy run of the
-seed, in every domain. Remedies without `--set` need a person, and are listed as such.
+seed, in every domain. It is in the healthy range where no domain is below that of the worst healthy run of any seed.
+Remedies without `--set` need a person, and are listed as such.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/diagnose"))
     asked = parser.parse_args()
     prepare_process()
-    tried = back = by_hand = 0
+    tried = back = within = by_hand = 0
     for fault in [f for f in chosen(asked.names) if f.hurts and f.cause != "none"]:
         for seed in range(asked.first_seed, asked.first_seed + asked.seeds):
             changes = proposed(fault, seed, asked.folder)
@@ -40,10 +41,14 @@ def main() -> None:
                 by_hand += 1
                 print(f"{fault.name:32} seed {seed}  needs a person", flush=True)
                 continue
-            is_back, text = tried_out(fault, changes, seed, asked.folder)
-            tried, back = tried + 1, back + is_back
-            print(f"{fault.name:32} seed {seed}  {'back' if is_back else 'NOT back'}  {text}", flush=True)
-    print(f"{tried} remedies tried: {back} runs are back in the healthy interval; {by_hand} remedies need a person")
+            is_back, is_within, text = tried_out(fault, changes, seed, asked.folder)
+            tried, back, within = tried + 1, back + is_back, within + is_within
+            how = "back" if is_back else "in the range" if is_within else "NOT back"
+            print(f"{fault.name:32} seed {seed}  {how}  {text}", flush=True)
+    print(
+        f"{tried} remedies tried: {back} runs are back in the healthy interval of their seed, {within} in the range of "
+        f"the healthy runs of all seeds; {by_hand} remedies need a person"
+    )
 
 
 def proposed(fault: Fault, seed: int, base: Path) -> tuple[str, ...]:
@@ -53,18 +58,20 @@ def proposed(fault: Fault, seed: int, base: Path) -> tuple[str, ...]:
     return tuple(CHANGE.findall(findings[0].remedy)) if findings else ()
 
 
-def tried_out(fault: Fault, changes: tuple[str, ...], seed: int, base: Path) -> tuple[bool, str]:
-    """Train with the changes; return whether the run is back, and its ends next to the healthy ones."""
+def tried_out(fault: Fault, changes: tuple[str, ...], seed: int, base: Path) -> tuple[bool, bool, str]:
+    """Train with the changes; return whether the run is back, or in the range, and its ends next to the healthy ones."""
     again = replace(fault, name=f"{fault.name}-remedied", overrides=(*fault.overrides, *changes))
     folder = base / again.name / f"seed{seed}"
     note = planted(again, seed, folder)
     ends, healthy = pass_rates(folder), pass_rates(base / fault.healthy / f"seed{seed}")
     if note["error"] or not ends or not healthy:
-        return False, f"{' '.join(changes)}: {note['error'] or 'no healthy run of this seed; run plant first'}"
+        return False, False, f"{' '.join(changes)}: {note['error'] or 'no healthy run of this seed; run plant first'}"
     last, wanted = ends[-1][2], healthy[-1][2]
     is_back = all(last[d][2] >= wanted[d][1] for d in wanted)
+    others = [pass_rates(path)[-1][2] for path in (base / fault.healthy).glob("seed*") if pass_rates(path)]
+    is_within = all(last[d][0] >= min(ends[d][0] for ends in others) for d in wanted)
     texts = [f"{d} {shown(last[d])}, healthy {shown(wanted[d])}" for d in sorted(wanted)]
-    return is_back, f"{' '.join(changes)}: {'; '.join(texts)}"
+    return is_back, is_within, f"{' '.join(changes)}: {'; '.join(texts)}"
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pipeline.diagnosis.reading import Reading
 STILL = 2e-3
 """Nats a token between policy and reference. A policy that learns is past this within a few updates."""
 EARLY_SHARE = 0.5
-WANTED = 0.01
+WANTED = 0.03
 """Nats a token that a run of some dozens of steps usually moves."""
 LEAST, MOST = 3.0, 300.0
 """Factors by which the remedy raises the rate."""
@@ -39,15 +39,17 @@ def look(run: Reading) -> Finding | None:
         f"After {len(points)} steps the policy is within {moved:.1e} nats a token of its reference: with a learning "
         f"rate of at most {max(rates):.1e} it hardly moves.",
         run.shown("kl/k1") + run.shown("learning_rate", -1),
-        _remedy(run, max(rates), moved),
+        _remedy(run, max(rates)),
     )
 
 
-def _remedy(run: Reading, highest: float, moved: float) -> str:
+def _remedy(run: Reading, highest: float) -> str:
     """Return a shorter warm-up where it never ended, else a larger rate.
 
-    The distance grows with the square of the rate while it is small, which tells the rate that would reach `WANTED`.
+    The distance grows with the square of the rate while it is small, which tells the rate that would reach `WANTED`. It
+    is read off k3, which is never negative: k1 of so small a distance is noise.
     """
+    moved = max((p.value for p in run.series("kl/k3")), default=0.0)
     optimizer = f"{run.section}.optimizer"
     wanted = float(run.setting(run.section, "optimizer", "learning_rate", default=highest))
     if highest < 0.1 * wanted:

@@ -11,6 +11,8 @@ from pipeline.diagnosis.reading import Reading
 
 EXPLAINS = frozenset({"reward_scales"})
 LONGER, SHORTER = 1.5, 0.92
+MOST_PAID = 0.05
+"""Weight of a component next to a verdict of 0 to 1: it may decide between right responses, and no more."""
 
 
 def look(run: Reading) -> Finding | None:
@@ -34,11 +36,12 @@ def look(run: Reading) -> Finding | None:
 
 
 def _cheaper(run: Reading) -> str:
-    """Return a tenth of what the recipe pays for length, or what to read where the recipe does not name it."""
+    """Return a tenth of what the recipe pays for length, or less, or what to read where the recipe does not name it."""
     penalty = run.setting(run.section, "algorithm", "group_length_penalty")
     if penalty:
         return f"--set {run.section}.algorithm.group_length_penalty={penalty / 10:g}"
     components = run.setting("scoring", "components", default=[])
     if len(components) == 1:
-        return f"--set scoring.components.0.weight={float(components[0].get('weight', 1.0)) / 10:g}"
+        weight = min(MOST_PAID, float(components[0].get("weight", 1.0)) / 10)
+        return f"--set scoring.components.0.weight={weight:g}"
     return "read long responses in rollouts.jsonl, and lower the weight of what pays for length"

@@ -26,6 +26,6 @@ def look(run: Reading) -> Finding | None:
         min(1.0, 0.7 + WEAK - min(held_out)),
         f"SFT ends with a loss of {last:.4f} nats a token, and pass@1 on held-out prompts is {min(held_out):.2f}.",
         (Evidence(METRICS, line, f"step {step}: loss={losses[-1][2]:.4g}", "loss"),),
-        "use more demonstrations, or fewer steps: --set sft.steps=" + str(max(1, step // 4)),
+        "use more demonstrations, of different tasks; fewer steps (sft.steps) help only where there are many",
         EXPLAINS,
     )
