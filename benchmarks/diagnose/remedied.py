@@ -59,7 +59,7 @@ def proposed(fault: Fault, seed: int, base: Path) -> tuple[str, ...]:
 
 
 def tried_out(fault: Fault, changes: tuple[str, ...], seed: int, base: Path) -> tuple[bool, bool, str]:
-    """Train with the changes; return whether the run is back, or in the range, and its ends next to the healthy ones."""
+    """Train with the changes; return whether the run is back, whether it is in the range, and what to print of it."""
     again = replace(fault, name=f"{fault.name}-remedied", overrides=(*fault.overrides, *changes))
     folder = base / again.name / f"seed{seed}"
     note = planted(again, seed, folder)
