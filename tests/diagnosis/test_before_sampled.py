@@ -137,6 +137,6 @@ def test_the_cause_is_that_of_the_responses(
     # Where the time allowed shorter responses only, a cut tells nothing of the recipe's limit.
     if cause in ("length_cap", "end_token_missing"):
         assert graded(at_hand, scores, cut, limit=4) == []
-    # Few prompts may all be wrong, right or silent by chance.
-    if cause in ("too_hard", "too_easy", "other_template"):
+    # Few prompts may all be cut, wrong, right or silent by chance.
+    if cause in ("length_cap", "too_hard", "too_easy", "other_template"):
         assert graded(at_hand, scores, cut, is_few=True) == []

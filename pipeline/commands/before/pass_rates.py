@@ -46,7 +46,7 @@ class Sampled:
     limit: int
     """The longest response in tokens: the recipe's, or less where the time allows no more."""
     is_few: bool = False
-    """True if the time allowed so few prompts that all of them may be wrong, or right, by chance."""
+    """True if the time allowed so few prompts that most may be cut, wrong or right by chance."""
 
     @property
     def cut(self) -> list[ScoredRollout]:
@@ -79,9 +79,11 @@ def judge(recipe: AtHand, sampled: Sampled) -> list[Finding]:
     cut = len(sampled.cut) / len(sampled.scored)
     if (finding := _not_ending(recipe, sampled, cut if is_whole else 0.0)) is not None:
         return [finding]
+    if sampled.is_few:
+        return []
     if is_whole and cut >= length_cap.MANY:
         return [_capped(recipe, sampled, cut)]
-    if cut > MOST_CUT or not sampled.graded or sampled.is_few:
+    if cut > MOST_CUT or not sampled.graded:
         return []
     silent = [s for s in sampled.graded if s.verdict.status == "no_answer"]
     if len(silent) >= other_template.MANY * len(sampled.graded):
