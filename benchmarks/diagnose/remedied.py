@@ -63,7 +63,8 @@ def tried_out(fault: Fault, changes: tuple[str, ...], seed: int, base: Path) -> 
     again = replace(fault, name=f"{fault.name}-remedied", overrides=(*fault.overrides, *changes))
     folder = base / again.name / f"seed{seed}"
     note = planted(again, seed, folder)
-    ends, healthy = pass_rates(folder), pass_rates(base / fault.healthy / f"seed{seed}")
+    ends = [] if note["error"] else pass_rates(folder)
+    healthy = pass_rates(base / fault.healthy / f"seed{seed}")
     if note["error"] or not ends or not healthy:
         return False, False, f"{' '.join(changes)}: {note['error'] or 'no healthy run of this seed; run plant first'}"
     last, wanted = ends[-1][2], healthy[-1][2]

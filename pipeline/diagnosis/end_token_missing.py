@@ -19,14 +19,15 @@ def look(run: Reading) -> Finding | None:
     early, late = run.early("truncated"), run.late("truncated")
     if early is None or late is None or min(early, late) < NEARLY_ALL:
         return None
+    is_plain = run.setting("model", "path") is not None and run.setting("data", "template", "name") != "chat"
     return Finding(
         "end_token_missing",
         "problem",
         min(early, late),
         f"{late:.0%} of the responses are cut at the length limit and none learns to stop: {_why(run)}.",
         run.shown("truncated"),
-        "compare the last token of a demonstration with the tokenizer's end token; for a chat model: "
-        "--set data.template.name=chat",
+        "compare the last token of a demonstration with the tokenizer's end token"
+        + ("; for a chat model: --set data.template.name=chat" if is_plain else ""),
         EXPLAINS,
     )
 

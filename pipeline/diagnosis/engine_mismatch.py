@@ -23,5 +23,5 @@ def look(run: Reading) -> Finding | None:
         min(1.0, 0.6 + early),
         f"Engine and trainer differ by {early:.3f} nats a token for the same weights, from the first steps on.",
         run.shown("mismatch/k3") + run.shown("mismatch/p99"),
-        f"--set {run.section}.algorithm.mismatch_level=token weighs it out; better is one number type for both",
+        "give engine and trainer one number type; algorithm.mismatch_level weighs out small distances only",
     )

@@ -75,7 +75,7 @@ def _tempered(run: Reading) -> Finding | None:
         f"Sampled tokens are {abs(whole):.0%} {'more' if whole > 0 else 'less'} surprising to the trainer than its "
         f"entropy says: the engine samples {'hotter' if whole > 0 else 'colder'} than the trainer computes.",
         run.shown("surprise") + run.shown("entropy"),
-        f"--set rollout.temperature={asked:g}, and remove a temperature from the engine's own configuration",
+        f"remove the temperature from the engine's own configuration: the recipe asks for {asked:g}",
         EXPLAINS,
     )
 
