@@ -10,7 +10,7 @@ from pipeline.diagnosis.finding import Finding
 from pipeline.diagnosis.reading import Reading
 
 EXPLAINS = frozenset({"learning_rate_low", "prompts_repeat", "entropy_collapse"})
-MANY, RIGHT, GAP = 0.6, 0.8, 0.1
+MANY, RIGHT, GAP = 0.6, 0.75, 0.1
 
 
 def look(run: Reading) -> Finding | None:
