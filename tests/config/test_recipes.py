@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.presets import on_job
 from pipeline import registry
 from pipeline.algorithms.base import load_algorithm
 from pipeline.config.data import Source
@@ -113,6 +114,16 @@ def test_a_users_recipe_loads_rows_of_its_data_sets_shape(name: str, tmp_path: P
 
 
 class TestAlgorithms:
+    @pytest.mark.parametrize("path", ALGORITHMS, ids=lambda p: p.stem)
+    def test_every_preset_trains_on_another_job_too(self, path: Path, tmp_path: Path) -> None:
+        ours = load_recipe(on_job(path, CONFIGS / "think.yaml", tmp_path))
+        theirs, job = load_recipe(path), load_recipe(CONFIGS / "think.yaml")
+        assert ours.rl is not None
+        assert theirs.rl is not None
+        assert job.rl is not None
+        assert (ours.rl.algorithm, ours.rl.select) == (theirs.rl.algorithm, theirs.rl.select)
+        assert (ours.data, ours.sft, ours.rl.optimizer) == (job.data, job.sft, job.rl.optimizer)
+
     def test_every_preset_that_the_loop_can_run_has_a_recipe_and_no_other_has(self) -> None:
         runs = set()
         for name in registry.names("algorithms"):
