@@ -156,8 +156,9 @@ def exit_after(work: Callable[[], None]) -> None:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
     finally:
-        # Not os._exit: libraries in C++ remove at their exit what they have in shared memory.
-        ctypes.CDLL(None).exit(status)
+        # Not os._exit: libraries in C++ remove at their exit what they have in shared memory. By PyDLL, which keeps the
+        # interpreter's lock: some of them drop Python objects there.
+        ctypes.PyDLL(None).exit(status)
 
 
 def answer(connection: Connection) -> None:

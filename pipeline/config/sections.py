@@ -71,8 +71,9 @@ class LoraConfig(Section):
 class TrainConfig(Section):
     """Computation of the update."""
 
-    backend: Literal["torch", "deepspeed"] = Field(
-        "torch", description="torch: each rank holds the whole policy; deepspeed: ranks divide it (see zero)"
+    backend: Literal["torch", "fsdp", "deepspeed"] = Field(
+        "torch",
+        description="torch: each rank holds the whole policy; fsdp: ranks divide it; deepspeed: as zero says",
     )
     zero: Literal[0, 1, 2, 3] = Field(
         0, description="deepspeed: divided among ranks; 1: optimiser state, 2: gradients too, 3: weights too"
@@ -105,10 +106,10 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _deepspeed_only(self) -> TrainConfig:
-        if self.backend == "torch" and (self.zero > 0 or self.offload != "none"):
+        if self.backend != "deepspeed" and (self.zero > 0 or self.offload != "none"):
             name = "zero" if self.zero > 0 else "offload"
             raise ValueError(
-                f"train.{name}={getattr(self, name)} with train.backend=torch; set train.backend: deepspeed"
+                f"train.{name}={getattr(self, name)} with train.backend={self.backend}; set train.backend: deepspeed"
             )
         if self.offload == "all" and self.zero < 3:
             raise ValueError(f"train.offload=all with train.zero={self.zero}; set train.zero: 3, or offload: optimizer")

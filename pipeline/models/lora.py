@@ -22,13 +22,13 @@ from pipeline.models.load import frozen_copy
 
 FOLDER = "adapter"
 NAME = "default"
-Whole = Callable[..., AbstractContextManager[Any]]
-"""Returns a context in which the parameters are whole, if ranks share them out."""
+Whole = Callable[..., AbstractContextManager[tuple[Tensor, ...]]]
+"""Returns a context with the parameters put together, if ranks share them out."""
 
 
-def as_they_are(*_: Tensor) -> AbstractContextManager[Any]:
-    """Return an empty context: the parameters are whole already."""
-    return nullcontext()
+def as_they_are(*parameters: Tensor) -> AbstractContextManager[tuple[Tensor, ...]]:
+    """Return a context with the parameters themselves, which are whole already."""
+    return nullcontext(parameters)
 
 
 class Adapted:
@@ -73,8 +73,8 @@ class Adapted:
         """True if the adapters change nothing, because they have learned nothing yet."""
         changes = False
         for layer in self.layers.values():  # without an early exit: every rank must enter each context
-            with whole(layer.lora_B[NAME].weight):
-                changes |= bool(layer.lora_B[NAME].weight.any())
+            with whole(layer.lora_B[NAME].weight) as (b,):
+                changes |= bool(b.any())
         return not changes
 
     @contextmanager
@@ -92,8 +92,8 @@ class Adapted:
     def merge(self, whole: Whole = as_they_are) -> Any:
         """Bring the twin to the policy's present weights, and return it."""
         for name, layer in self.layers.items():
-            base, a, b = layer.base_layer.weight, layer.lora_A[NAME].weight, layer.lora_B[NAME].weight
-            with whole(base, a, b):
+            divided = (layer.base_layer.weight, layer.lora_A[NAME].weight, layer.lora_B[NAME].weight)
+            with whole(*divided) as (base, a, b):
                 change = layer.scaling[NAME] * (_wide(b) @ _wide(a))
                 change = change.t() if layer.fan_in_fan_out else change
                 self.twin.get_submodule(name).weight.copy_(_wide(base) + change)
@@ -104,8 +104,8 @@ class Adapted:
         """Return a plain frozen model with the base's weights."""
         base = frozen_copy(self.twin)
         for name, layer in self.layers.items():
-            with whole(layer.base_layer.weight):
-                base.get_submodule(name).weight.copy_(layer.base_layer.weight)
+            with whole(layer.base_layer.weight) as (weight,):
+                base.get_submodule(name).weight.copy_(weight)
         return base
 
     def save(self, folder: Path, is_first: bool, whole: Whole = as_they_are) -> None:
@@ -114,9 +114,9 @@ class Adapted:
 
         tensors: dict[str, Tensor] = {}
         for name, p in self._parameters():
-            with whole(p):
+            with whole(p) as (full,):
                 if is_first:
-                    tensors[f"base_model.model.{name}"] = p.detach().cpu().contiguous().clone()
+                    tensors[f"base_model.model.{name}"] = full.detach().cpu().contiguous().clone()
         if is_first:
             place = folder / FOLDER
             place.mkdir()
@@ -124,19 +124,23 @@ class Adapted:
             save_file(tensors, place / "adapter_model.safetensors")
             (place / "base.json").write_text(json.dumps({"fingerprint": self.base}))
 
+    def check_base(self, folder: Path) -> None:
+        """Raise CheckpointError if the adapters in `folder` are of another base."""
+        with boundary(CheckpointError, f"the adapters of {folder} do not fit the policy"):
+            if json.loads((folder / FOLDER / "base.json").read_text())["fingerprint"] != self.base:
+                raise ValueError(
+                    "they are of another base than the recipe's model; model.path must hold what it held when the run "
+                    "started"
+                )
+
     @torch.no_grad()
     def load(self, folder: Path) -> None:
         """Restore what `save` wrote. Raises: CheckpointError if the base is another one, or adapters do not fit."""
         from safetensors.torch import load_file
 
+        self.check_base(folder)
         with boundary(CheckpointError, f"the adapters of {folder} do not fit the policy"):
-            base = json.loads((folder / FOLDER / "base.json").read_text())["fingerprint"]
             tensors = load_file(folder / FOLDER / "adapter_model.safetensors")
-            if base != self.base:
-                raise ValueError(
-                    "they are of another base than the recipe's model; model.path must hold what it held when the run "
-                    "started"
-                )
             for name, p in self._parameters():
                 p.copy_(tensors[f"base_model.model.{name}"])
 

@@ -12,8 +12,9 @@ from pipeline.config.run import RunConfig, parts_of
 from pipeline.config.stages import RlConfig
 from pipeline.errors import ConfigError
 from pipeline.models.gguf_file import model_folder
-from pipeline.models.load import create_model, eos_ids, load_model, load_tokenizer
+from pipeline.models.load import DTYPES, create_model, eos_ids, load_model, load_tokenizer
 from pipeline.models.routing import num_experts
+from pipeline.models.unloaded import unloaded
 from pipeline.rollout.collect import Generation
 from pipeline.rollout.engine import Engine
 from pipeline.rollout.rounds import Episodes
@@ -82,12 +83,22 @@ def build_policy(config: RunConfig, tokenizer: Any, start: Path | None) -> Any:
     for teacher in config.teachers:
         check_teacher(teacher, tokenizer)
     if start is not None and config.train.lora is None:  # adapters are restored onto the base that they began on
-        return load_model(str(start / "model"), config.model.dtype, device)
+        return read_policy(config, str(start / "model"), device)
     if config.model.create is not None:
         create = config.model.create
         seed = derive(config.seed, "init")
         return create_model(create.model_type, create.config, tokenizer, seed, config.model.dtype).to(device)
-    return load_model(start_of(config), config.model.dtype, device, config.model.revision)
+    return read_policy(config, start_of(config), device, config.model.revision)
+
+
+def read_policy(config: RunConfig, path: str, device: str, revision: str | None = None) -> Any:
+    """Return the policy of a folder or hub id; its weights stay in the files where ranks will read their own rows."""
+    if config.train.backend == "fsdp" and config.train.lora is None:
+        model = unloaded(path, DTYPES[config.model.dtype], revision)
+        if model is not None:
+            return model
+        device = "cpu"  # its whole weights may have no room on a GPU
+    return load_model(path, config.model.dtype, device, revision)
 
 
 def check_teacher(path: str, tokenizer: Any) -> None:
@@ -116,19 +127,30 @@ def build_backend(config: RunConfig, model: Any, ranks: Ranks = ALONE) -> Backen
     ranks = sharing_sequences(ranks, config.train.sequence_parallel)
     if ranks.pieces is not None:
         ranks.pieces.enable(model)
+    backend = _backend_around(config, model, ranks)
+    if ranks.pieces is not None:
         # Compares with the whole sequence: a model whose attention cannot be cut would train on wrong numbers.
-        ranks.pieces.prove(model)
+        backend.compute(ranks.pieces.prove)
+    return backend
+
+
+def _backend_around(config: RunConfig, model: Any, ranks: Ranks) -> Backend:
+    # The embedded engine reads a module's weights; vLLM has its own, and takes them piece by piece.
+    keeps_whole = config.rollout.engine == "torch"
     adapted, how = None, config.train.lora
     if how is not None:
         from pipeline.models.lora import Adapted
 
-        shares = config.train.zero < 3  # under ZeRO-3 a parameter is a shard, so the two modules cannot share weights
+        # Where a parameter becomes a shard, the two modules cannot share weights.
+        shares = config.train.zero < 3 and config.train.backend != "fsdp"
         adapted = Adapted(model, how.rank, how.alpha, how.targets, derive(config.seed, "lora"), shares)
+    if config.train.backend == "fsdp":
+        from pipeline.train.fsdp_backend import FsdpBackend
+
+        return FsdpBackend(model, config.train, ranks, adapted, keeps_whole, torch.device(device_of(config)))
     if config.train.backend == "deepspeed":
         from pipeline.train.deepspeed_backend import DeepSpeedBackend
 
-        # The embedded engine reads a module's weights; vLLM has its own, and takes them piece by piece.
-        keeps_whole = config.rollout.engine == "torch"
         return DeepSpeedBackend(model, config.train, ranks, adapted, keeps_whole, holds_reference(config))
     return TorchBackend(model, ranks, config.train, adapted)
 

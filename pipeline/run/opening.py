@@ -23,6 +23,7 @@ from pipeline.errors import RunError
 from pipeline.files import disk_errors, locked
 from pipeline.models.flops import peak_flops
 from pipeline.models.gguf_file import provenance
+from pipeline.models.load import DTYPES
 from pipeline.models.routing import num_experts
 from pipeline.report.exposition import exposed
 from pipeline.report.memory import DevicePeaks, gpu_peaks
@@ -175,7 +176,9 @@ def gpu_of(config: RunConfig, backend: Backend) -> tuple[DevicePeaks | None, flo
     model, told = backend.model, config.train.peak_tflops
     if model.device.type != "cuda":
         return None, None
-    peak = peak_flops(torch.cuda.get_device_name(model.device), model.dtype.itemsize) if told is None else 1e12 * told
+    # The recipe's type: that of divided weights is their masters'.
+    size = DTYPES[config.model.dtype].itemsize
+    peak = peak_flops(torch.cuda.get_device_name(model.device), size) if told is None else 1e12 * told
     return gpu_peaks(), None if peak is None else peak * backend.ranks.size
 
 
@@ -246,7 +249,7 @@ def take_policy_of(run: Run, backend: Backend, state: RunState, start: str) -> N
 
 def load_weights(run: Run, backend: Backend, start: Path | None) -> None:
     """Give the policy the weights of checkpoint `start`; None: of the model that the recipe starts from."""
-    backend.model.load_state_dict(build_policy(run.recipe, run.tokenizer, start).state_dict())
+    backend.replace_weights(build_policy(run.recipe, run.tokenizer, start))
 
 
 def make_setup(run: Run, workers: Workers, state: RunState) -> StageSetup:

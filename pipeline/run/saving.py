@@ -94,6 +94,7 @@ def save_final(run: Run, backend: Backend) -> Path:
     # All ranks: gathering shards is a collective.
     model = backend.whole_model(only_first=True)
     if not run.ranks.is_first:
+        save_model(run, model, run.shared / "model")
         return run.shared / "model"
     with replace_folder(run.folder / "model", "writing the final model") as partial:
         save_model(run, model, partial)
@@ -101,8 +102,13 @@ def save_final(run: Run, backend: Backend) -> Path:
 
 
 def save_model(run: Run, model: Any, folder: Path) -> None:
-    """Write a model with the run's tokenizer, and the template that it was trained with."""
+    """Write a model with the run's tokenizer, and the template that it was trained with, by rank 0."""
     from pipeline.models.load import save_folder
+    from pipeline.models.written import Streamed
 
+    if not run.ranks.is_first:
+        if isinstance(model, Streamed):
+            model.save_pretrained(folder)  # takes part; the others' models are whole on rank 0
+        return
     save_folder(model, run.tokenizer, folder)
     (folder / TEMPLATE_FILE).write_text(json.dumps(run.recipe.data.template.model_dump(mode="json"), indent=1))

@@ -116,6 +116,10 @@ class Backend(Protocol):
         """Set reference <- alpha * policy + (1 - alpha) * reference; the first call makes a copy of the policy."""
         ...
 
+    def replace_weights(self, model: Any) -> None:
+        """Set the policy's weights to those of `model`, a policy that was built as the first one was."""
+        self.model.load_state_dict(model.state_dict())
+
     def shard(self) -> None:
         """Divide the weights among ranks now, if they are divided, so that what is made next finds the memory free."""
         return None
@@ -124,7 +128,8 @@ class Backend(Protocol):
         """Return a plain module with the policy's present weights; every rank must call this.
 
         It is always the same one where an engine reads its weights from it. Else it may be made for the caller, who
-        drops it. `only_first`: rank 0 alone needs it, to save it; the CPU's memory will do, and others get nothing.
+        drops it. `only_first`: rank 0 alone needs it, to save it; the CPU's memory will do, and others get nothing, or
+        what takes part in saving: every rank that gets something must call its `save_pretrained`.
         """
         ...
 

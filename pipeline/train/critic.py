@@ -38,6 +38,8 @@ class Within:
     backward: Callable[[Tensor], None]
     scale: int
     """The factor by which `backward` multiplies a loss; gradients of the head are divided by it again."""
+    dtype: torch.dtype | None = None
+    """The number type of hidden states; None for that of the policy's weights."""
 
 
 class TorchCritic:
@@ -61,7 +63,8 @@ class TorchCritic:
         self.ranks = ranks
         self.policy = policy
         self.model = model
-        self.head = score_of(model) if model is not None else _fresh_head(policy)
+        dtype = policy.dtype if within is None or within.dtype is None else within.dtype
+        self.head = score_of(model) if model is not None else _fresh_head(policy, dtype)
         self.within = within
         if within is not None and within.scale > 1:
             for p in self.head.parameters():
@@ -219,10 +222,10 @@ def own_backbone(policy: Any) -> Any:
     return with_scalar_head(policy, "TokenClassification", f"{what} ({remedy})")
 
 
-def _fresh_head(policy: Any) -> torch.nn.Linear:
+def _fresh_head(policy: Any, dtype: torch.dtype) -> torch.nn.Linear:
     width = policy.config.get_text_config().hidden_size
     head: torch.nn.Linear = torch.nn.utils.skip_init(  # type: ignore[no-untyped-call]
-        torch.nn.Linear, width, 1, device=policy.device, dtype=policy.dtype
+        torch.nn.Linear, width, 1, device=policy.device, dtype=dtype
     )
     for p in head.parameters():
         torch.nn.init.zeros_(p)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import copy
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -253,9 +253,11 @@ class DeepSpeedBackend(Backend):
         device: torch.device = self._whole.device
         return device
 
-    def _gathering(self, *parameters: Tensor) -> AbstractContextManager[Any]:
-        """Return a context in which the parameters are whole."""
-        return nullcontext() if self.sharded is None else self.sharded.whole(*parameters)
+    @contextmanager
+    def _gathering(self, *parameters: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """Yield the parameters, which are whole within the block."""
+        with nullcontext() if self.sharded is None else self.sharded.whole(*parameters):
+            yield parameters
 
     def _run(self, compute: Callable[[Any], Any]) -> Any:
         return compute(self.model) if self.sharded is None else self.sharded.run(compute)

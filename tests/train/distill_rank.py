@@ -18,7 +18,7 @@ from pipeline.train.teachers import HeldTeacher, OwnTeacher
 from pipeline.train.torch_backend import TorchBackend
 from tests.train.batches import policy
 from tests.train.test_distillation import rows_of, settings
-from tests.train.zero_rank import begun, deepspeed, distance, weights
+from tests.train.zero_rank import begun, distance, divided, weights
 
 OBJECTIVES = [Objective("jsd", beta=0.3), Objective("reverse_kl", "top_k", top_k=4, discount=0.5)]
 CONFIGS: dict[str, dict[str, Any]] = {f"zero {n}": {"zero": n} for n in range(4)}
@@ -40,7 +40,7 @@ def main() -> None:
     ranks = join(600.0)
     found = {"torch": distance(taught(begun(TorchBackend(policy(dtype=torch.float32), ranks))), wanted)}
     for name, config in CONFIGS.items():
-        backend = begun(deepspeed(config, policy(dtype=torch.float32), ranks))
+        backend = begun(divided(config, policy(dtype=torch.float32), ranks))
         found[name] = distance(taught(backend, "offload" in config), wanted)
     leave()
     print("found " + json.dumps(found))

@@ -1,6 +1,7 @@
-"""One rank of two: critics, adapters and options of DeepSpeed's trainer, compared with torch in one process.
+"""One rank of two: critics, adapters and options of DeepSpeed's and FSDP's trainers, compared with torch alone.
 
-Run by `test_deepspeed_parts.py` as `python -m tests.train.zero_parts FOLDER PART`; prints distances.
+Run by `test_deepspeed_parts.py` as `python -m tests.train.zero_parts FOLDER PART`, and by `test_fsdp_backend.py` with a
+third word "fsdp"; prints distances.
 """
 
 from __future__ import annotations
@@ -18,15 +19,18 @@ from pipeline.errors import NonFiniteError
 from pipeline.models.load import load_model
 from pipeline.models.lora import Adapted
 from pipeline.train.backend import Backend
+from pipeline.train.critic import ShardedCritic
 from pipeline.train.deepspeed_backend import DeepSpeedBackend
 from pipeline.train.ranks import Ranks, join, leave, sharing_sequences
 from pipeline.train.step import update
 from pipeline.train.torch_backend import TorchBackend
 from tests.train.batches import groups_of, parts_of, policy, settings_of
 from tests.train.episodes import episodes_of
-from tests.train.zero_rank import NUM_STEPS, OPTIMIZER, distance, resumed, save, steps, weights
+from tests.train.zero_rank import NUM_STEPS, OPTIMIZER, distance, divided, resumed, save, steps, weights
 
 PPO: dict[str, Any] = {"num_minibatches": 1, "num_epochs": 1, "bootstrap_truncated": True}
+FSDP: dict[str, Any] = {"backend": "fsdp"} if "fsdp" in sys.argv else {}
+"""Fields of `train` for FSDP; empty: DeepSpeed is tried."""
 CRITIC = OptimizerConfig(learning_rate=3e-3, weight_decay=0.1, max_grad_norm=0.5)
 
 
@@ -46,7 +50,9 @@ def ppo(backend: Backend, first: int, last: int) -> list[dict[str, float]]:
 def critic_weights(backend: Any) -> dict[str, torch.Tensor]:
     critic = backend.critic
     if hasattr(critic, "sharded"):
-        return {n: w.float().clone() for n, w in critic.sharded.gathered()}
+        every = critic.sharded.gathered()
+        pairs = every if isinstance(critic, ShardedCritic) else (pair for block in every for pair in block.items())
+        return {n: w.float().clone() for n, w in pairs}
     return {n: p.detach().float().clone() for n, p in (critic.model or critic.head).named_parameters()}
 
 
@@ -59,8 +65,7 @@ def critic(config: dict[str, Any], shared: bool, ranks: Ranks, folder: Path) -> 
     """Policy and critic against torch alone after five steps; and a resumed run against an unbroken one."""
     alone = begun(TorchBackend(policy(dtype=torch.float32)), shared)
     wanted = ppo(alone, 0, NUM_STEPS)
-    settings = TrainConfig(backend="deepspeed", device="cpu", **config)
-    backend = begun(DeepSpeedBackend(policy(dtype=torch.float32), settings, ranks), shared)
+    backend = begun(divided(config, policy(dtype=torch.float32), ranks), shared)
     seen = ppo(backend, 0, 3)
     folder.mkdir(parents=True, exist_ok=True)
     ranks.barrier()
@@ -95,6 +100,11 @@ def refuses(backend: Any) -> float:
 
 
 def critics(ranks: Ranks, root: Path) -> dict[str, Any]:
+    if FSDP:
+        return {
+            "own": critic(FSDP, False, ranks, root / "own"),
+            "shared": critic(FSDP, True, ranks, root / "shared"),
+        }
     found = {}
     for zero, shared in ((0, False), (1, True), (2, False), (3, False), (3, True)):
         name = f"zero{zero} {'shared' if shared else 'own'}"
@@ -119,18 +129,19 @@ def chunks(ranks: Ranks, root: Path) -> dict[str, Any]:
 def with_adapters(config: dict[str, Any], ranks: Ranks | None) -> Any:
     """A backend that trains adapters; torch's alone where there are no ranks."""
     model = policy(dtype=torch.float32)
-    adapted = Adapted(model, 2, 4.0, (), 7, shares=config.get("zero") != 3)
+    adapted = Adapted(model, 2, 4.0, (), 7, shares=config.get("zero") != 3 and config.get("backend") != "fsdp")
     if ranks is None:
         return TorchBackend(model, adapted=adapted)
-    return DeepSpeedBackend(model, TrainConfig(backend="deepspeed", device="cpu", **config), ranks, adapted)
+    return divided(config, model, ranks, adapted)
 
 
 def adapters(ranks: Ranks, root: Path) -> dict[str, Any]:
     alone = begun(with_adapters({}, None))
     wanted = steps(alone, 0, NUM_STEPS)
     found = {}
-    for zero in (0, 1, 2, 3):
-        folder, config = root / f"zero{zero}", {"zero": zero}
+    configs = {"fsdp": FSDP} if FSDP else {f"zero{zero}": {"zero": zero} for zero in (0, 1, 2, 3)}
+    for name, config in configs.items():
+        folder = root / name
         backend = begun(with_adapters(config, ranks))
         is_base = backend.reference is backend.adapted
         seen = steps(backend, 0, 3)
@@ -143,7 +154,7 @@ def adapters(ranks: Ranks, root: Path) -> dict[str, Any]:
         again = with_adapters(config, ranks)
         again.load(folder)
         steps(again, 3, NUM_STEPS)
-        found[f"zero{zero}"] = {
+        found[name] = {
             "weights": distance(weights(backend), weights(alone)),
             "metrics": apart(seen, wanted),
             "saved": merged,
@@ -164,17 +175,19 @@ def sequences(ranks: Ranks, root: Path) -> dict[str, Any]:
     assert sharing.pieces is not None
     alone, found = begun(TorchBackend(policy(dtype=torch.float32))), {}
     wanted = steps(alone, 0, NUM_STEPS)
-    for zero in (1, 3):
+    configs = {"fsdp": FSDP} if FSDP else {f"zero{zero}": {"zero": zero} for zero in (1, 3)}
+    for name, config in configs.items():
         model = policy(dtype=torch.float32)
         sharing.pieces.enable(model)
-        backend = begun(DeepSpeedBackend(model, TrainConfig(backend="deepspeed", device="cpu", zero=zero), sharing))
+        backend = begun(divided(config, model, sharing))
+        backend.compute(sharing.pieces.prove)
         seen = steps(backend, 0, NUM_STEPS)
-        folder = root / f"sequence{zero}"
+        folder = root / f"sequence {name}"
         folder.mkdir(parents=True, exist_ok=True)
         ranks.barrier()
         backend.save(folder, save)
         ranks.barrier()
-        found[f"zero{zero}"] = {
+        found[name] = {
             "weights": distance(weights(backend), weights(alone)),
             "metrics": apart(seen, wanted),
             "said": float("verizero" in (folder / "model" / "config.json").read_text()),
@@ -195,14 +208,13 @@ def episodes(ranks: Ranks, root: Path) -> dict[str, Any]:
     sharing = sharing_sequences(ranks, 2)
     assert sharing.pieces is not None
     found = {}
-    for zero, together in ((1, False), (3, False), (3, True)):
+    for zero, together in ((1, False), (3, False), (3, True)) if not FSDP else ((0, False), (0, True)):
         model = policy(dtype=torch.float32)
         if together:
             sharing.pieces.enable(model)
-        settings = TrainConfig(backend="deepspeed", device="cpu", zero=zero)
-        backend = begun(DeepSpeedBackend(model, settings, sharing if together else ranks))
+        backend = begun(divided(FSDP or {"zero": zero}, model, sharing if together else ranks))
         metrics = apart(taught(backend), wanted)
-        name = f"zero{zero}{' together' if together else ''}"
+        name = f"{'fsdp' if FSDP else f'zero{zero}'}{' together' if together else ''}"
         found[name] = {"weights": distance(weights(backend), weights(alone)), "metrics": metrics}
     return found
 

@@ -1,6 +1,7 @@
-"""One rank of two that train with DeepSpeed at every ZeRO stage; prints how far it ends from torch alone.
+"""One rank of several that train with DeepSpeed at every ZeRO stage, or FSDP; prints how far it ends from torch alone.
 
-Run by `test_deepspeed_backend.py` as `python -m tests.train.zero_rank FOLDER`; the place is in RANK and WORLD_SIZE.
+Run by `test_deepspeed_backend.py` as `python -m tests.train.zero_rank FOLDER`, by `test_fsdp_backend.py` with a second
+word "fsdp"; the place is in RANK and WORLD_SIZE.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ import torch
 
 from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import NonFiniteError
-from pipeline.models.load import load_model
+from pipeline.models.load import DTYPES, load_model
+from pipeline.models.lora import Adapted
+from pipeline.models.unloaded import unloaded
 from pipeline.train.backend import Backend
 from pipeline.train.deepspeed_backend import DeepSpeedBackend
+from pipeline.train.fsdp_backend import FsdpBackend
 from pipeline.train.ranks import ALONE, Ranks, join, leave
 from pipeline.train.step import update
 from pipeline.train.torch_backend import TorchBackend
@@ -31,6 +35,11 @@ HALVES: dict[str, dict[str, Any]] = {
     "half zero2": {"zero": 2},
     "half zero3": {"zero": 3},
     "half offload": {"zero": 1, "offload": "optimizer"},
+}
+FSDP: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "checkpointing": {"gradient_checkpointing": True},
+    "chunks": {"logits_chunk_tokens": 3},
 }
 
 
@@ -54,16 +63,25 @@ def distance(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
     return max(float((a[n] - b[n]).abs().max()) for n in b)
 
 
-def deepspeed(config: dict[str, Any], model: Any, ranks: Ranks) -> DeepSpeedBackend:
-    return DeepSpeedBackend(model, TrainConfig(backend="deepspeed", device="cpu", **config), ranks)
+def divided(
+    config: dict[str, Any], model: Any, ranks: Ranks, adapted: Adapted | None = None
+) -> DeepSpeedBackend | FsdpBackend:
+    """`config` has the fields of `train`; its backend is DeepSpeed if it names none."""
+    train = TrainConfig(**{"backend": "deepspeed", "device": "cpu", **config})
+    if train.backend == "fsdp":
+        return FsdpBackend(model, train, ranks, adapted, device=torch.device("cpu"))
+    return DeepSpeedBackend(model, train, ranks, adapted)
 
 
 def save(model: Any, folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def resumed(config: dict[str, Any], folder: Path, ranks: Ranks, dtype: str = "float32") -> DeepSpeedBackend:
-    backend = deepspeed(config, load_model(str(folder / "model"), dtype), ranks)
+def resumed(
+    config: dict[str, Any], folder: Path, ranks: Ranks, dtype: str = "float32"
+) -> DeepSpeedBackend | FsdpBackend:
+    model = unloaded(str(folder / "model"), DTYPES[dtype]) if config.get("backend") == "fsdp" else None
+    backend = divided(config, model or load_model(str(folder / "model"), dtype), ranks)
     backend.load(folder)
     return backend
 
@@ -71,7 +89,7 @@ def resumed(config: dict[str, Any], folder: Path, ranks: Ranks, dtype: str = "fl
 def compare(config: dict[str, Any], ranks: Ranks, folder: Path, wanted: Any) -> dict[str, float]:
     """Distances: weights and metrics from torch's after five steps; a resumed run's from an unbroken one."""
     torch_weights, torch_metrics = wanted
-    backend = begun(deepspeed(config, policy(dtype=torch.float32), ranks))
+    backend = begun(divided(config, policy(dtype=torch.float32), ranks))
     seen = steps(backend, 0, 3)
     folder.mkdir(parents=True, exist_ok=True)
     ranks.barrier()
@@ -91,7 +109,7 @@ def compare(config: dict[str, Any], ranks: Ranks, folder: Path, wanted: Any) -> 
     }
 
 
-def refuses(backend: DeepSpeedBackend, before: dict[str, torch.Tensor]) -> float:
+def refuses(backend: Any, before: dict[str, torch.Tensor]) -> float:
     """How far the weights moved by an update whose gradient is not finite; infinite if it was not refused."""
     ids = torch.tensor([[3, 4, 5, 6]])
     where = torch.tensor([[False, True, True, True]])
@@ -109,9 +127,10 @@ def saved(folder: Path) -> dict[str, torch.Tensor]:
     return {n: p.detach() for n, p in load_model(str(folder / "model")).named_parameters()}
 
 
-def saved_ends(backend: DeepSpeedBackend, ranks: Ranks, folder: Path) -> dict[str, torch.Tensor]:
+def saved_ends(backend: Any, ranks: Ranks, folder: Path) -> dict[str, torch.Tensor]:
     """The weights that a fresh engine reads back from the checkpoint of step 3."""
-    return weights(resumed({"zero": backend.train_config.zero}, folder, ranks))
+    train = backend.train_config
+    return weights(resumed({"backend": train.backend, "zero": train.zero}, folder, ranks))
 
 
 def main(root: Path) -> dict[str, Any]:
@@ -127,19 +146,36 @@ def main(root: Path) -> dict[str, Any]:
         found[f"zero{zero}"] = compare({"zero": zero}, ranks, root / f"zero{zero}", wanted)
     found["offload"] = compare({"zero": 3, "offload": "all"}, ranks, root / "offload", wanted)
     found["checkpointing"] = compare({"zero": 2, "gradient_checkpointing": True}, ranks, root / "cheap", wanted)
-    found["bfloat16"] = halves(ranks, root, wanted[0])
+    found["bfloat16"] = halves(ranks, root, wanted[0], HALVES)
     leave()
     return found
 
 
-def halves(ranks: Ranks, root: Path, wanted: dict[str, torch.Tensor]) -> dict[str, Any]:
+def fsdp(root: Path) -> dict[str, Any]:
+    """What `main` finds, of FSDP."""
+    torch.set_num_threads(1)
+    ranks = join(120)
+    alone = begun(TorchBackend(policy(dtype=torch.float32)))
+    metrics = steps(alone, 0, NUM_STEPS)
+    wanted = (weights(alone), metrics)
+    found: dict[str, Any] = {}
+    for name, config in FSDP.items():
+        found[name] = compare({"backend": "fsdp", **config}, ranks, root / name, wanted)
+    found["bfloat16"] = halves(ranks, root, wanted[0], {"half fsdp": {"backend": "fsdp"}})
+    leave()
+    return found
+
+
+def halves(
+    ranks: Ranks, root: Path, wanted: dict[str, torch.Tensor], configs: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
     """In bfloat16: how far from torch in float32, a resumed run from an unbroken one, and a sum of gradients."""
     start = root / "half"
     save(policy(dtype=torch.float32), start)  # transformers writes on rank 0 alone
     ranks.barrier()
     found = {}
-    for name, config in HALVES.items():
-        backend = begun(deepspeed(config, load_model(str(start), "bfloat16"), ranks))
+    for name, config in configs.items():
+        backend = begun(divided(config, load_model(str(start), "bfloat16"), ranks))
         folder = root / name
         steps(backend, 0, 3)
         folder.mkdir(exist_ok=True)
@@ -153,7 +189,7 @@ def halves(ranks: Ranks, root: Path, wanted: dict[str, torch.Tensor]) -> dict[st
         found[name] = {
             "weights": distance(ends, wanted),
             "resumed": distance(weights(again), ends),
-            "sum": sum_of_small_gradients(begun(deepspeed(config, load_model(str(start), "bfloat16"), ranks))),
+            "sum": sum_of_small_gradients(begun(divided(config, load_model(str(start), "bfloat16"), ranks))),
         }
     return found
 
@@ -180,13 +216,14 @@ def alone_again(root: Path) -> dict[str, Any]:
     reference = begun(TorchBackend(policy(dtype=torch.float32)))
     steps(reference, 0, NUM_STEPS)
     found = {}
-    for zero in (1, 2, 3):
-        backend = resumed({"zero": zero}, root / f"zero{zero}", ALONE)
+    configs: dict[str, dict[str, Any]] = {f"zero{zero}": {"zero": zero} for zero in (1, 2, 3)}
+    for name, config in {"plain": {"backend": "fsdp"}}.items() if "fsdp" in sys.argv else configs.items():
+        backend = resumed(config, root / name, ALONE)
         steps(backend, 3, NUM_STEPS)
-        found[f"zero{zero}"] = distance(weights(backend), weights(reference))
+        found[name] = distance(weights(backend), weights(reference))
     return found
 
 
 if __name__ == "__main__":
-    work = alone_again if "alone" in sys.argv else main
+    work = alone_again if "alone" in sys.argv else fsdp if "fsdp" in sys.argv else main
     print("found", json.dumps(work(Path(sys.argv[1]))))

@@ -1,0 +1,277 @@
+"""Training with torch's FSDP2: weights, gradients, optimiser, reference and critic are divided among all ranks.
+
+Masters are float32 whatever the model's type, so one rank has them too. `pipeline.train.fsdp_shards` says what is
+divided. Where an engine needs no module (vLLM), no rank ever holds the whole model.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.config.sections import OptimizerConfig, TrainConfig
+from pipeline.models.forward import Layout, Replay, logprobs_at
+from pipeline.models.lora import Adapted
+from pipeline.models.saved_names import as_saved, filled, without_memory
+from pipeline.models.written import Streamed
+from pipeline.train.backend import NO_REPLAY, Backend, CriticBackend, T, Who, require_written_by
+from pipeline.train.critic import TorchCritic, Within
+from pipeline.train.fsdp_critic import FsdpCritic
+from pipeline.train.fsdp_shards import FsdpShards, read_tensors, whole, write_tensors
+from pipeline.train.optimizer import schedule
+from pipeline.train.ranks import ALONE, Ranks
+from pipeline.train.reference import as_base
+
+STATE, SHARDS = "fsdp.json", "shards"
+
+
+class FsdpBackend(Backend):
+    """The policy, its reference and its critic, divided from the beginning on."""
+
+    def __init__(
+        self,
+        model: Any,
+        config: TrainConfig,
+        ranks: Ranks = ALONE,
+        adapted: Adapted | None = None,
+        keeps_whole: bool = True,
+        device: torch.device | None = None,
+    ) -> None:
+        """`model`: whole, or with its weights still in files (`models.unloaded`); it is not kept without `adapted`.
+
+        `adapted`: the adapters in `model`, if they alone are trained; its plain twin is whole on every rank.
+        `keeps_whole`: an engine reads weights from `whole_model`, so a whole copy is kept next to the shards.
+        """
+        self.ranks = ranks
+        self.train_config = config
+        self.dtype: torch.dtype = model.dtype
+        self.device = device or model.device
+        self.adapted = adapted
+        self._empty = without_memory(model if adapted is None else adapted.twin)
+        """A module without memory, of which all divided ones and the whole copy are made."""
+        if adapted is None:
+            self.sharded = self._divided("gradient norm")
+            self.sharded.take(model)
+        else:
+            # In place: the adapters' layers are known by their modules. Base and adapters keep their number types.
+            recompute = config.gradient_checkpointing
+            self.sharded = FsdpShards(model.eval(), "gradient norm", ranks, None, self.device, recompute)
+        self.model = self.sharded.model
+        self.reference: FsdpShards | Adapted | None = None
+        self.critic: CriticBackend | None = None
+        self.config: OptimizerConfig | None = None
+        self.total_steps = 0
+        self.num_updates = 0
+        self._whole: Any = None
+        self._keeps_whole = keeps_whole
+        self._whole_is_fresh = False
+
+    def start(self, optimizer: OptimizerConfig, total_steps: int) -> None:
+        """Make a fresh optimiser for `total_steps` updates; reference and critic of a stage before are gone."""
+        self.reference = self.critic = None
+        self.config, self.total_steps, self.num_updates = optimizer, total_steps, 0
+        self.sharded.restart(optimizer)
+
+    def start_critic(self, shared: bool, optimizer: OptimizerConfig, total_steps: int) -> None:
+        """Make a critic that has learned nothing, divided like the policy unless it shares the policy's backbone."""
+        self.critic = self._critic(shared, optimizer, total_steps)
+
+    def _critic(self, shared: bool, optimizer: OptimizerConfig, total_steps: int) -> TorchCritic | FsdpCritic:
+        if shared:
+            within = Within(self.sharded.run, self.sharded.backward, 1, self.dtype)
+            return TorchCritic(self.model, None, optimizer, total_steps, self.ranks, within)
+        return FsdpCritic(self.sharded, self._divided, optimizer, total_steps)
+
+    def compute(self, function: Callable[[Any], T], who: Who = "policy") -> T:
+        """Return function(module) for the module of the policy or the reference; see `Backend.compute`."""
+        shards = self.reference if who == "reference" and isinstance(self.reference, FsdpShards) else self.sharded
+        with nullcontext() if who == "policy" else as_base(self.reference):
+            result: T = shards.run(function)
+        return result
+
+    def logprobs(
+        self,
+        input_ids: Tensor,
+        where: Tensor,
+        temperature: float,
+        who: Who = "policy",
+        entropy: bool = False,
+        replay: Replay = NO_REPLAY,
+        lengths: Sequence[int] | None = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return log-probs [B, T] at `where`, and entropies if asked for; see `Backend.logprobs`."""
+        own = replay if who == "policy" else Replay(replay.kept)
+        layout = Layout(lengths, self.train_config.logits_chunk_tokens, self.ranks.pieces)
+
+        def compute(model: Any) -> tuple[Tensor, Tensor | None]:
+            return logprobs_at(model, input_ids, where, temperature, entropy, replay=own, layout=layout)
+
+        return self.compute(compute, who)
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate the gradient."""
+        self.sharded.backward(loss)
+
+    def step(self) -> dict[str, float]:
+        """Take one AdamW update; see `Backend.step`."""
+        assert self.config is not None
+        rate = schedule(self.config, self.num_updates, self.total_steps)
+        norm = self.sharded.step(self.config, rate, self.num_updates)
+        self._whole_is_fresh = False
+        self.num_updates += 1
+        return {"grad_norm": norm, "learning_rate": rate}
+
+    def discard(self) -> None:
+        """Forget the gradient, the critic's too."""
+        self.sharded.discard()
+        if self.critic is not None:
+            self.critic.discard()
+
+    def set_optimizer(self, optimizer: OptimizerConfig) -> None:
+        """Continue the stage with other numbers, from the next update on."""
+        self.config = optimizer
+
+    @torch.no_grad()
+    def refresh_reference(self, alpha: float = 1.0) -> None:
+        """Set reference <- alpha * policy + (1 - alpha) * reference, each rank its own rows."""
+        if self.reference is None and self.adapted is not None and self.adapted.is_fresh(whole):
+            self.reference = self.adapted  # the policy without what it has learned, at no cost
+            return
+        if self.reference is None:
+            self.reference, alpha = self._frozen(), 1.0
+        elif isinstance(self.reference, Adapted):
+            base = self.reference.base_copy(whole)
+            self.reference = self._frozen()
+            self.reference.take(base)
+        self.reference.take(self.sharded if self.adapted is None else self.whole_model(), alpha)
+
+    def replace_weights(self, model: Any) -> None:
+        """Set the policy's weights to those of `model`, each rank its own rows."""
+        self.sharded.take(model)
+        self._whole_is_fresh = False
+
+    def refresh_module(self) -> None:
+        """Gather the weights of the whole copy, if one is kept, or merge adapters."""
+        if self._keeps_whole or self.adapted is not None:
+            self.whole_model()
+
+    def named_weights(self) -> Iterable[tuple[str, Tensor]]:
+        """Return the policy's weights under the names of a saved folder, gathered block by block."""
+        if self.adapted is not None:
+            model = self.whole_model()
+            yield from as_saved(model, {name: p.detach() for name, p in model.named_parameters()}).items()
+            return
+        for block in self._blocks():
+            yield from block.items()
+
+    @torch.no_grad()
+    def whole_model(self, only_first: bool = False) -> Any:
+        """Return a whole module; `only_first`: what writes one block by block, which every rank must let do so."""
+        if self.adapted is not None:
+            if not self._whole_is_fresh:
+                self.adapted.merge(whole)
+                self._whole_is_fresh = True
+            return self.adapted.twin
+        if only_first:
+            return Streamed(self._empty, self._blocks, self.ranks.is_first)
+        if self._whole is None or not self._whole_is_fresh:
+            weights = ((n, w) for block in self.sharded.gathered(self.dtype) for n, w in block.items())
+            if self._whole is None:
+                model = filled(self._empty, weights, self.device).eval()
+                if not self._keeps_whole:
+                    return model
+                self._whole = model
+            else:
+                targets = dict(self._whole.named_parameters())
+                for name, weight in weights:
+                    targets[name].copy_(weight)
+            self._whole_is_fresh = True
+        return self._whole
+
+    def save(self, folder: Path, save_model: Callable[[Any, Path], None]) -> None:
+        """Write the model as a Hugging Face folder, and the shards of all that is trained, each rank its own."""
+        model = self.whole_model(only_first=True)
+        if self.adapted is None or self.ranks.is_first:
+            save_model(model, folder / "model")
+        if self.adapted is not None:
+            self.adapted.save(folder, self.ranks.is_first, whole)
+        write_tensors(self._tensors(), folder / SHARDS)
+        if not self.ranks.is_first:
+            return
+        state: dict[str, Any] = {
+            "num_updates": self.num_updates,
+            "total_steps": self.total_steps,
+            "config": None if self.config is None else self.config.model_dump(),
+            "has_reference": isinstance(self.reference, FsdpShards),
+            "reference_is_base": isinstance(self.reference, Adapted),
+            "critic": self.critic.note() if isinstance(self.critic, FsdpCritic) else None,
+        }
+        (folder / STATE).write_text(json.dumps(state))
+        if isinstance(self.critic, TorchCritic):
+            torch.save(self.critic.state_dict(), folder / "critic.pt")
+
+    def load(self, folder: Path) -> None:
+        """Restore all that `save` wrote; any number of ranks may have written it.
+
+        Raises: CheckpointError if the saved state does not fit the model, or another backend wrote it.
+        """
+        require_written_by("fsdp", folder, STATE)
+        state = json.loads((folder / STATE).read_text())
+        if self.adapted is not None:
+            self.adapted.check_base(folder)
+        if state["config"] is not None:
+            self.start(OptimizerConfig.model_validate(state["config"]), state["total_steps"])
+        else:
+            self.reference = self.critic = None
+        if state["has_reference"]:
+            self.reference = self._frozen()
+        elif state["reference_is_base"]:
+            self.reference = self.adapted
+        if (note := state["critic"]) is not None:
+            optimizer = OptimizerConfig.model_validate(note["config"])
+            self.critic = FsdpCritic(self.sharded, self._divided, optimizer, note["total_steps"])
+            self.critic.num_updates = note["num_updates"]
+        self.num_updates = state["num_updates"]
+        read_tensors(self._tensors(), folder / SHARDS)
+        if self.config is not None:
+            self.sharded.set_step(self.num_updates)
+        if isinstance(self.critic, FsdpCritic):
+            self.critic.sharded.set_step(self.critic.num_updates)
+        if (folder / "critic.pt").exists():
+            saved = torch.load(folder / "critic.pt", map_location=self.device, weights_only=True)
+            within = Within(self.sharded.run, self.sharded.backward, 1, self.dtype)
+            self.critic = TorchCritic.restored(self.model, saved, folder / "critic", self.ranks, within)
+        self._whole_is_fresh = False
+
+    def _tensors(self) -> dict[str, Any]:
+        """Return all shards that a checkpoint holds."""
+        held = self.sharded.tensors()
+        if isinstance(self.reference, FsdpShards):
+            held |= {f"reference/{name}": t for name, t in self.reference.tensors().items()}
+        if isinstance(self.critic, FsdpCritic):
+            held |= {f"critic/{name}": t for name, t in self.critic.sharded.tensors().items()}
+        return held
+
+    def _divided(self, whose: str, model: Any = None) -> FsdpShards:
+        """Return a divided module with float32 weights that are not set, of `model` or of the policy's kind."""
+        module = (copy.deepcopy(self._empty) if model is None else model).float()
+        recompute = self.train_config.gradient_checkpointing
+        half = None if self.dtype == torch.float32 else self.dtype
+        return FsdpShards(module.eval().requires_grad_(True), whose, self.ranks, half, self.device, recompute)
+
+    def _frozen(self) -> FsdpShards:
+        """Return a divided module of the policy's own number type that takes no gradient."""
+        module = copy.deepcopy(self._empty).eval().requires_grad_(False)
+        return FsdpShards(module, "reference", self.ranks, None, self.device, False)
+
+    def _blocks(self) -> Iterator[dict[str, Tensor]]:
+        """Yield the policy's weights by their saved names, a block at a time."""
+        for block in self.sharded.gathered(self.dtype):
+            yield as_saved(self._empty, block)

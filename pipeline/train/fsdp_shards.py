@@ -1,0 +1,242 @@
+"""One module whose weights, gradients and optimiser state torch's FSDP2 divides among ranks.
+
+Each rank holds its rows of every weight, in float32. A block's weights are put together while the block computes, in
+the model's own number type, and gradients are added over ranks in float32. Source: arXiv:2304.11277.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pipeline.config.sections import OptimizerConfig
+from pipeline.errors import CheckpointError, NonFiniteError, boundary
+from pipeline.models.saved_names import pieces
+from pipeline.models.unloaded import files_of, folder_of, read_rows
+from pipeline.train.optimizer import adamw, clipped_step
+from pipeline.train.ranks import Ranks, answered, collectives
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class FsdpShards:
+    """A model divided among all ranks, with AdamW over its shards; without `restart` it only computes."""
+
+    def __init__(
+        self, model: Any, whose: str, ranks: Ranks, dtype: torch.dtype | None, device: torch.device, recompute: bool
+    ) -> None:
+        """Divide `model` in place. If its parameters are on `meta`, weights are undefined until something sets them.
+
+        `dtype`: the number type of forward and backward; None for that of each weight. `recompute`: activations are
+        computed again in the backward pass. `whose` begins messages ("gradient norm").
+        """
+        self.model = model
+        self.whose = whose
+        self.ranks = ranks
+        self.optimizer: torch.optim.AdamW | None = None
+        self.shell = _divided(model, ranks, dtype, device, recompute)
+
+    def run(self, compute: Callable[[Any], Any]) -> Any:
+        """Return compute(model), called where the weights outside blocks are whole; blocks put theirs together."""
+        with answered():
+            return self.shell(compute)
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate the gradient, added over ranks: a loss here is a rank's share of a sum."""
+        with answered():
+            loss.backward()  # type: ignore[no-untyped-call]
+
+    def restart(self, optimizer: OptimizerConfig) -> None:
+        """Make a fresh optimiser."""
+        self.discard()
+        self.optimizer = adamw(self.model.parameters(), optimizer)
+
+    def require_finite(self, update: int) -> None:
+        """Raise NonFiniteError if the gradient is not finite on some rank; it stays."""
+        self._finite_norm(update)
+
+    def step(self, config: OptimizerConfig, rate: float, update: int) -> float:
+        """Take one clipped update, and return the gradient's norm. The gradient is gone.
+
+        Raises: NonFiniteError if it is not finite; weights and moments are as before.
+        """
+        assert self.optimizer is not None
+        try:
+            norm = self._finite_norm(update)
+            clipped_step(self.optimizer, config, [p for _, p in self._trained()], norm, rate)
+        finally:
+            self.discard()
+        return float(norm)
+
+    def discard(self) -> None:
+        """Forget the gradient."""
+        for p in self.model.parameters():
+            p.grad = None
+
+    def gathered(self, dtype: torch.dtype | None = None) -> Iterator[dict[str, Tensor]]:
+        """Yield whole weights by name, a block at a time; every rank must iterate in step.
+
+        They are rounded to `dtype` before they travel. A block takes memory until its tensors are dropped.
+        """
+        own = dict(self.model.named_parameters())
+        for names in pieces(own):
+            # A reader may be in inference mode, whose tensors could not be trained with afterwards.
+            with torch.inference_mode(False), torch.no_grad(), answered():
+                whole = {name: own[name].detach().to(dtype or own[name].dtype).full_tensor() for name in names}
+            yield whole
+
+    @torch.no_grad()
+    def take(self, source: Any, share: float = 1.0) -> None:
+        """Set the weights to share * source + (1 - share) * weights; this rank reads its own rows.
+
+        `source`: an `FsdpShards` of the same names, a whole module, or one that `unloaded` made.
+        """
+        theirs = dict((source.model if isinstance(source, FsdpShards) else source).named_parameters())
+        folder = None if isinstance(source, FsdpShards) else folder_of(source)
+        files = None if folder is None else files_of(folder)
+        for name, p in self.model.named_parameters():
+            if files is not None:
+                value = read_rows(files, name, _rows(p))
+            elif isinstance(source, FsdpShards):
+                value = theirs[name].to_local()
+            else:
+                value = theirs[name][_rows(p)]
+            ours = p.to_local()
+            value = value.to(ours.device, ours.dtype)
+            # lerp at 1 may round; a copy must be exact.
+            ours.lerp_(value, share) if share < 1 else ours.copy_(value)
+
+    def tensors(self) -> dict[str, Any]:
+        """Return what a checkpoint holds, by name: shards of weights and, with an optimiser, of moments.
+
+        They are the tensors that are trained, so a reader may also write into them.
+        """
+        own = self._trained() or list(self.model.named_parameters())  # a reference does not train, and is kept whole
+        held: dict[str, Any] = {f"{name}/weight": p.detach() for name, p in own}
+        if self.optimizer is not None:
+            for name, p in self._trained():
+                state = self._moments(p)
+                held |= {f"{name}/{key}": state[key] for key in MOMENTS}
+        return held
+
+    def set_step(self, num_updates: int) -> None:
+        """Tell AdamW how many updates its moments are of; it corrects their bias by it."""
+        for _, p in self._trained():
+            self._moments(p)["step"].fill_(float(num_updates))
+
+    def _moments(self, p: Any) -> dict[str, Any]:
+        """Return AdamW's state of a parameter, which it makes itself in the first update only."""
+        assert self.optimizer is not None
+        state: dict[str, Any] = self.optimizer.state[p]
+        if not state:
+            state["step"] = torch.zeros((), device=p.device, dtype=torch.float32)
+            state |= {key: torch.zeros_like(p) for key in MOMENTS}
+        return state
+
+    def _trained(self) -> list[tuple[str, Any]]:
+        return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+
+    def _finite_norm(self, update: int) -> Tensor:
+        """Return the norm of the gradient over all ranks. Raises: NonFiniteError if it is not finite."""
+        own = [p.grad.to_local() for _, p in self._trained() if p.grad is not None]
+        local = torch.nn.utils.get_total_norm(own) if own else torch.zeros((), device=self.model.device)
+        norm = self.ranks.all_reduce(local.double().square()).sqrt().float()
+        if not bool(torch.isfinite(norm)):
+            raise NonFiniteError(
+                f"the {self.whose} is {float(norm)} at update {update}; the update was refused. Lower the learning "
+                "rate or max_grad_norm if this comes back"
+            )
+        return norm
+
+
+def whole(*parameters: Any) -> AbstractContextManager[tuple[Tensor, ...]]:
+    """Return a context with divided tensors put together; every rank must enter it."""
+    with answered():
+        return nullcontext(tuple(p.detach().full_tensor() for p in parameters))
+
+
+def write_tensors(tensors: Mapping[str, Any], folder: Path) -> None:
+    """Write shards into `folder`, each rank its own; every rank must call it, and the folder must be seen by all."""
+    from torch.distributed.checkpoint import state_dict_saver
+
+    with answered():
+        state_dict_saver.save(dict(tensors), checkpoint_id=folder)
+
+
+def read_tensors(tensors: Mapping[str, Any], folder: Path) -> None:
+    """Fill shards from `folder`, which any number of ranks may have written. Raises: CheckpointError if they differ."""
+    from torch.distributed.checkpoint import state_dict_loader
+
+    with boundary(CheckpointError, f"{folder} does not fit the model"), answered():
+        state_dict_loader.load(dict(tensors), checkpoint_id=folder)
+
+
+class _Shell(torch.nn.Module):
+    """The root that FSDP hooks: its forward is any computation with the model, inside which the model is plain."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, compute: Callable[[Any], Any]) -> Any:
+        """Return compute(model)."""
+        return compute(self.model)
+
+
+def _divided(
+    model: Any, ranks: Ranks, dtype: torch.dtype | None, device: torch.device, recompute: bool
+) -> torch.nn.Module:
+    """Divide `model` in place: each block, and the rest as one; return the module that computes with it."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    from pipeline.models.load import recompute_activations
+
+    if not dist.is_initialized():  # one process: FSDP wants a group all the same
+        from torch._C._distributed_c10d import HashStore
+
+        dist.init_process_group(collectives(str(device)), rank=0, world_size=1, store=HashStore())
+    if recompute:
+        recompute_activations(model)
+    mesh = init_device_mesh(device.type, (ranks.size,))
+    # Inputs are in the right type already: a policy in half precision makes them so.
+    policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
+    shell = _Shell(model)
+    blocks = [*_blocks(model), shell]
+    for block in blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+        # A sum over ranks, not their mean. gloo has no sum that divides on the way, hence both; neither is recursive.
+        block.set_force_sum_reduction_for_comms(True)
+        block.set_gradient_divide_factor(1.0)
+    if any(p.device.type == "meta" for p in model.parameters()):
+        buffers = {name: b.clone() for name, b in model.named_buffers()}
+        shell.to_empty(device=device)
+        for name, b in model.named_buffers():
+            b.copy_(buffers[name])
+    return shell
+
+
+def _blocks(model: Any) -> list[Any]:
+    """Return the modules whose weights are put together apart: the blocks, and an embedding that is not tied."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    blocks = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    table, head = model.get_input_embeddings(), getattr(model, "lm_head", None)
+    # The head's weight is used without its forward, so it is whole throughout, and a table that shares it too.
+    if head is None or head.weight is not table.weight:
+        blocks.append(table)
+    return blocks
+
+
+def _rows(p: Any) -> slice:
+    """Return this rank's rows of a divided parameter, which are cut as `torch.chunk` cuts."""
+    mesh = p.device_mesh
+    size = -(-p.shape[0] // mesh.size())
+    start = min(mesh.get_local_rank() * size, p.shape[0])
+    return slice(start, start + p.to_local().shape[0])

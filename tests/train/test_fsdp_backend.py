@@ -1,0 +1,76 @@
+"""FSDP on one, two and four ranks is torch on one; it resumes bit for bit, and on another number of ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config.sections import TrainConfig
+from tests.train.rank_group import run
+
+RANK, PARTS = "tests.train.zero_rank", "tests.train.zero_parts"
+CLOSE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fsdp")
+
+
+@pytest.fixture(scope="module")
+def ends(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    return {size: run(RANK, size, str(folder / str(size)), "fsdp") for size in (1, 2, 4)}
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+class TestRanks:
+    @pytest.mark.parametrize("how", ["plain", "checkpointing", "chunks"])
+    @pytest.mark.parametrize("size", [1, 2, 4])
+    def test_end_where_torch_alone_does_and_resume_bit_for_bit(
+        self, ends: dict[int, list[dict[str, Any]]], size: int, how: str
+    ) -> None:
+        assert len(ends[size]) == size
+        for rank in ends[size]:
+            seen = rank[how]
+            assert seen["weights"] < CLOSE
+            assert seen["metrics"] < CLOSE
+            assert seen["resumed"] == seen["saved"] == seen["refused"] == 0.0
+
+    @pytest.mark.parametrize("size", [1, 2, 4])
+    def test_train_bfloat16_with_float32_masters_and_sums(
+        self, ends: dict[int, list[dict[str, Any]]], size: int
+    ) -> None:
+        for rank in ends[size]:
+            seen = rank["bfloat16"]["half fsdp"]
+            assert 0 < seen["weights"] < 0.02
+            assert seen["resumed"] == 0
+            assert seen["sum"] == pytest.approx(1 + 32 / 512, abs=1e-6)
+
+    def test_are_followed_by_one(self, ends: dict[int, list[dict[str, Any]]], folder: Path) -> None:
+        (found,) = run(RANK, 1, str(folder / "4"), "alone", "fsdp")
+        assert found["plain"] < CLOSE
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+class TestParts:
+    @pytest.mark.parametrize("part", ["critics", "adapters", "sequences", "episodes"])
+    def test_are_those_of_torch_alone(self, part: str, tmp_path: Path) -> None:
+        for rank in run(PARTS, 2, str(tmp_path), part, "fsdp"):
+            assert rank
+            for name, seen in rank.items():
+                assert seen["weights"] < CLOSE, name
+                assert seen["metrics"] < CLOSE, name
+                assert seen.get("critic", 0.0) < CLOSE, name
+                assert seen.get("resumed", 0.0) == seen.get("critic resumed", 0.0) == seen.get("saved", 0.0) == 0.0
+                assert seen.get("moved", 1.0) > 1e-3, name
+                assert seen.get("base", 1.0) == seen.get("refused", 1.0) == 1.0, name
+                assert seen.get("said", 0.0) == 0.0, name
+
+
+def test_what_deepspeed_alone_can_do_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"train\.zero=3 with train\.backend=fsdp; set train\.backend: deepspeed"):
+        TrainConfig(backend="fsdp", zero=3)
