@@ -270,10 +270,10 @@ def check_guard(config: RunConfig) -> None:
     """Refuse a roll-back that cannot be done, or a knob with nothing to turn. Raises: ValueError, ConfigError."""
     rl, guard = config.rl, config.guard
     assert rl is not None
-    if guard.action == "roll_back" and config.train.backend != "torch":
+    if guard.action == "roll_back" and config.train.backend == "deepspeed":
         raise ValueError(
             f"guard.action=roll_back cannot go back within a run of train.backend={config.train.backend!r}; set "
-            "guard.action: stop, or train.backend: torch"
+            "guard.action: stop, or train.backend: torch or fsdp"
         )
     for times in range(1, guard.max_roll_backs + 1 if guard.knob else 1):
         check_rl(turned(rl, config.rollout, guard, times)[0], config.scoring)

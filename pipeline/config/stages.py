@@ -103,10 +103,10 @@ def check_start(index: int, stage: Stage, before: Sequence[str], train: TrainCon
     field = f"stages.{index} ({stage.name}): from: {stage.start}"
     if stage.start not in (BASE, *before):
         raise ValueError(f"{field} is no stage before it; name {', '.join((BASE, *before))}, or leave it out")
-    what = f"train.backend={train.backend!r}" if train.backend != "torch" else "train.lora"
-    if train.backend != "torch" or train.lora is not None:
+    what = f"train.backend={train.backend!r}" if train.backend == "deepspeed" else "train.lora"
+    if train.backend == "deepspeed" or train.lora is not None:
         raise ValueError(
-            f"{field} gives the policy other weights, which {what} cannot; set train.backend: torch without "
+            f"{field} gives the policy other weights, which {what} cannot; set train.backend: torch or fsdp without "
             "train.lora, or leave it out"
         )
 

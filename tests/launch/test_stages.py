@@ -1,4 +1,4 @@
-"""Stages around RL on two ranks: packed SFT, preferences, a reward model and sampling leave what one process leaves."""
+"""Stages around RL on two ranks, by torch and FSDP, leave what one process leaves: SFT, preferences, rewards, samples."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ SECTIONS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+@pytest.fixture(scope="module", params=["torch", "fsdp"])
+def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The folders of the recipe's run by one process, and by two ranks, from a model that has learned a little."""
     folder = tmp_path_factory.mktemp("ranks")
     train(tiny({"stages": ["sft"], "data": {"evaluation": []}}), ROOT, folder / "start", "auto", Silent())
@@ -47,7 +47,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(tree))
     train(load_recipe(path, ["name=one"]), ROOT, folder / "one", "auto", Silent())
-    changes = ["name=two", "launch.kind=local", "launch.gpus_per_node=2"]
+    changes = ["name=two", "launch.kind=local", "launch.gpus_per_node=2", f"train.backend={request.param}"]
     words = ["train", str(path), "--no-prefect", *(word for change in changes for word in ("--set", change))]
     launch(load_recipe(path, changes).launch, words, folder / "two", "tests.launch.rank")
     return folder / "one", folder / "two"

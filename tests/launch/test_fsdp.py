@@ -1,0 +1,57 @@
+"""With FSDP, killed in an update, half-way through a checkpoint, or stopped: the run ends with the same bytes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import RunError
+from tests.launch.runs import assert_same_bytes, assert_same_run, by_ranks, folders, processes_of
+from tests.processes import until
+
+FSDP = ("train.backend=fsdp", "launch.phase_timeout_s=20")
+SHORT = ("rl.steps_per_round=2", "rl.prompts_per_step=4", "rl.group_size=4", "rl.select.keep=all")
+DEATHS = [
+    ("1|round 1 step 1: generate|1|kill", r"rank 1 \(process \d+\) was ended by SIGKILL in 'round 1 step 1: generate'"),
+    ("0|round 1 step 1: verify|1|kill", r"rank 0 \(process \d+\) was ended by SIGKILL in 'round 1 step 1: verify'"),
+    ("1|round 1 step 2: update|1|kill", r"rank 1 \(process \d+\) was ended by SIGKILL in 'round 1 step 2: update'"),
+    (
+        "1|round 1 step 2: publish|1|stop",
+        r"rank 0 \(process \d+\) ended with status 75 in 'round 1 step 2: publish'[\s\S]*"
+        r"\nrank 1 was in 'round 1 step 2: publish', stopped by a signal: ",
+    ),
+    (
+        "0|round 1 step 2: checkpoint, half|1|kill",
+        r"rank 0 \(process \d+\) was ended by SIGKILL in 'round 1 step 2: checkpoint'",
+    ),
+    (
+        "0|round 1 step 2: checkpoint, unnamed|1|kill",
+        r"rank 0 \(process \d+\) was ended by SIGKILL in 'round 1 step 2: checkpoint",
+    ),
+]
+
+
+@pytest.mark.integration
+def test_two_ranks_do_what_one_process_does(recipe: Path, alone: Path) -> None:
+    assert_same_run(by_ranks(recipe, "divided", *FSDP), alone)
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_killed_or_stopped_in_any_phase_it_ends_with_the_bytes_of_a_run_unhurt(
+    recipe: Path, owner: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = recipe.parent / "runs" / "hurt" / "checkpoints"
+    for fuse, said in DEATHS:
+        monkeypatch.setenv("FUSE", fuse)
+        with pytest.raises(RunError) as caught:
+            by_ranks(recipe, "hurt", *FSDP, *SHORT)
+        assert re.match(said, str(caught.value)), fuse
+        until(lambda: not processes_of(owner), "the end of all ranks")
+        assert folders(checkpoints.parent / "logs") == ["rank1"]
+    monkeypatch.delenv("FUSE")
+    assert_same_bytes(by_ranks(recipe, "hurt", *FSDP, *SHORT), by_ranks(recipe, "unhurt", *FSDP, *SHORT))
+    assert folders(checkpoints.parent / "logs") == []
+    assert all(p.name.isdigit() for p in checkpoints.iterdir())
