@@ -12,7 +12,7 @@ from torch import Tensor
 
 from pipeline.models.unloaded import INDEX, SINGLE
 
-FILE_BYTES = 64 << 20
+FILE_BYTES = 32 << 20
 """Blocks are collected until a file has about so many bytes; a file has one block at least."""
 
 

@@ -158,4 +158,6 @@ class Backend(Protocol):
 
         Raises: Unsupported by a backend that can set them at the start of a stage only.
         """
-        raise Unsupported(f"{type(self).__name__} sets the optimiser as a stage starts; set train.backend: torch or fsdp")
+        raise Unsupported(
+            f"{type(self).__name__} sets the optimiser as a stage starts; set train.backend: torch or fsdp"
+        )

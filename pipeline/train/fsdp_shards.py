@@ -40,6 +40,8 @@ class FsdpShards:
         self.whose = whose
         self.ranks = ranks
         self.optimizer: torch.optim.AdamW | None = None
+        self._rows: dict[str, Tensor] = {}
+        """This rank's rows of what is trained, by name, as plain tensors: all that the optimiser knows of."""
         self.shell = _divided(model, ranks, dtype, device, recompute)
 
     def run(self, compute: Callable[[Any], Any]) -> Any:
@@ -54,8 +56,9 @@ class FsdpShards:
 
     def restart(self, optimizer: OptimizerConfig) -> None:
         """Make a fresh optimiser."""
+        self._rows = {n: torch.nn.Parameter(p.to_local().detach()) for n, p in self._trained()}
         self.discard()
-        self.optimizer = adamw(self.model.parameters(), optimizer)
+        self.optimizer = adamw(self._rows.values(), optimizer)
 
     def require_finite(self, update: int) -> None:
         """Raise NonFiniteError if the gradient is not finite on some rank; it stays."""
@@ -69,14 +72,14 @@ class FsdpShards:
         assert self.optimizer is not None
         try:
             norm = self._finite_norm(update)
-            clipped_step(self.optimizer, config, [p for _, p in self._trained()], norm, rate)
+            clipped_step(self.optimizer, config, list(self._rows.values()), norm, rate)
         finally:
             self.discard()
         return float(norm)
 
     def discard(self) -> None:
         """Forget the gradient."""
-        for p in self.model.parameters():
+        for p in (*self.model.parameters(), *self._rows.values()):
             p.grad = None
 
     def gathered(self, dtype: torch.dtype | None = None) -> Iterator[dict[str, Tensor]]:
@@ -88,8 +91,8 @@ class FsdpShards:
         for names in pieces(own):
             # A reader may be in inference mode, whose tensors could not be trained with afterwards.
             with torch.inference_mode(False), torch.no_grad(), answered():
-                whole = {name: own[name].detach().to(dtype or own[name].dtype).full_tensor() for name in names}
-            yield whole
+                block = {name: _put_together(own[name], dtype or own[name].dtype) for name in names}
+            yield block
 
     @torch.no_grad()
     def take(self, source: Any, share: float = 1.0) -> None:
@@ -102,11 +105,11 @@ class FsdpShards:
         files = None if folder is None else files_of(folder)
         for name, p in self.model.named_parameters():
             if files is not None:
-                value = read_rows(files, name, _rows(p))
+                value = read_rows(files, name, _own_rows(p))
             elif isinstance(source, FsdpShards):
                 value = theirs[name].to_local()
             else:
-                value = theirs[name][_rows(p)]
+                value = theirs[name][_own_rows(p)]
             ours = p.to_local()
             value = value.to(ours.device, ours.dtype)
             # lerp at 1 may round; a copy must be exact.
@@ -120,23 +123,24 @@ class FsdpShards:
         own = self._trained() or list(self.model.named_parameters())  # a reference does not train, and is kept whole
         held: dict[str, Any] = {f"{name}/weight": p.detach() for name, p in own}
         if self.optimizer is not None:
-            for name, p in self._trained():
-                state = self._moments(p)
-                held |= {f"{name}/{key}": state[key] for key in MOMENTS}
+            for name, p in own:
+                state = self._moments(name)
+                held |= {f"{name}/{key}": _like(p, state[key]) for key in MOMENTS}
         return held
 
     def set_step(self, num_updates: int) -> None:
         """Tell AdamW how many updates its moments are of; it corrects their bias by it."""
-        for _, p in self._trained():
-            self._moments(p)["step"].fill_(float(num_updates))
+        for name in self._rows:
+            self._moments(name)["step"].fill_(float(num_updates))
 
-    def _moments(self, p: Any) -> dict[str, Any]:
-        """Return AdamW's state of a parameter, which it makes itself in the first update only."""
+    def _moments(self, name: str) -> dict[str, Any]:
+        """Return AdamW's state of this rank's rows, which it makes itself in the first update only."""
         assert self.optimizer is not None
-        state: dict[str, Any] = self.optimizer.state[p]
+        rows = self._rows[name]
+        state: dict[str, Any] = self.optimizer.state[rows]
         if not state:
-            state["step"] = torch.zeros((), device=p.device, dtype=torch.float32)
-            state |= {key: torch.zeros_like(p) for key in MOMENTS}
+            state["step"] = torch.zeros((), device=rows.device, dtype=torch.float32)
+            state |= {key: torch.zeros_like(rows) for key in MOMENTS}
         return state
 
     def _trained(self) -> list[tuple[str, Any]]:
@@ -144,7 +148,9 @@ class FsdpShards:
 
     def _finite_norm(self, update: int) -> Tensor:
         """Return the norm of the gradient over all ranks. Raises: NonFiniteError if it is not finite."""
-        own = [p.grad.to_local() for _, p in self._trained() if p.grad is not None]
+        for name, p in self._trained():
+            self._rows[name].grad = None if p.grad is None else p.grad.to_local()
+        own = [r.grad for r in self._rows.values() if r.grad is not None]
         local = torch.nn.utils.get_total_norm(own) if own else torch.zeros((), device=self.model.device)
         norm = self.ranks.all_reduce(local.double().square()).sqrt().float()
         if not bool(torch.isfinite(norm)):
@@ -157,8 +163,8 @@ class FsdpShards:
 
 def whole(*parameters: Any) -> AbstractContextManager[tuple[Tensor, ...]]:
     """Return a context with divided tensors put together; every rank must enter it."""
-    with answered():
-        return nullcontext(tuple(p.detach().full_tensor() for p in parameters))
+    with torch.no_grad(), answered():
+        return nullcontext(tuple(_put_together(p, p.dtype) for p in parameters))
 
 
 def write_tensors(tensors: Mapping[str, Any], folder: Path) -> None:
@@ -234,7 +240,26 @@ def _blocks(model: Any) -> list[Any]:
     return blocks
 
 
-def _rows(p: Any) -> slice:
+def _put_together(p: Any, dtype: torch.dtype) -> Tensor:
+    """Return a divided tensor whole, in one new piece of memory; every rank must call it."""
+    mesh = p.device_mesh
+    own: Tensor = p.to_local().detach().to(dtype)
+    size = -(-p.shape[0] // mesh.size())
+    if own.shape[0] < size:  # the last ranks may have fewer rows, or none
+        own = torch.cat([own, own.new_zeros(size - own.shape[0], *own.shape[1:])])
+    whole = own.new_empty(size * mesh.size(), *own.shape[1:])
+    dist.all_gather_into_tensor(whole, own.contiguous(), group=mesh.get_group())
+    return whole[: p.shape[0]]
+
+
+def _like(p: Any, rows: Tensor) -> Any:
+    """Return this rank's `rows` as a tensor that is divided as `p` is."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(rows, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
+
+
+def _own_rows(p: Any) -> slice:
     """Return this rank's rows of a divided parameter, which are cut as `torch.chunk` cuts."""
     mesh = p.device_mesh
     size = -(-p.shape[0] // mesh.size())

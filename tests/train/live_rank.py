@@ -1,0 +1,152 @@
+"""One of four ranks that load, train, publish, save and resume a model; prints the most bytes of tensors alive in each.
+
+Run by `test_fsdp_memory.py` as `python -m tests.train.live_rank FOLDER BACKEND WIDTH LAYERS`.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from pipeline.config.sections import OptimizerConfig, TrainConfig
+from pipeline.models.load import load_model
+from pipeline.models.unloaded import unloaded
+from pipeline.train.backend import Backend
+from pipeline.train.fsdp_backend import FsdpBackend
+from pipeline.train.ranks import Ranks, join, leave
+from pipeline.train.torch_backend import TorchBackend
+from tests.models.families import build
+
+VOCAB = 8192
+MIB = 2**20
+
+
+class Live(TorchDispatchMode):
+    """The storages that operations have touched and that live; `peak` is the greatest sum of their bytes so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(t, DTensor) for t in types):
+            return NotImplemented  # it unpacks itself, and its inner calls come back here
+        out = func(*args, **kwargs or {})
+        for t in tree_leaves((args, kwargs, out)):
+            if type(t) in (torch.Tensor, torch.nn.Parameter) and t.device.type != "meta":  # shapes alone take no memory
+                storage = t.untyped_storage()
+                self.seen[storage._cdata] = storage
+        self.peak = max(self.peak, self.now())
+        return out
+
+    def now(self) -> int:
+        """The bytes that live now; asked anew, as a storage can be emptied without being dropped."""
+        return sum(s.nbytes() for s in list(self.seen.values()))
+
+
+def model_of(width: int, layers: int) -> Any:
+    return build(
+        "llama",
+        {
+            "vocab_size": VOCAB,
+            "hidden_size": width,
+            "intermediate_size": 11 * width // 4,
+            "num_hidden_layers": layers,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 8,
+            "tie_word_embeddings": True,
+        },
+    )
+
+
+def opened(backend: str, path: Path, ranks: Ranks) -> Backend:
+    if backend == "fsdp":
+        config = TrainConfig(backend="fsdp", device="cpu", gradient_checkpointing=True)
+        model = unloaded(str(path), torch.float32)
+        return FsdpBackend(model, config, ranks, keeps_whole=False, device=torch.device("cpu"))
+    return TorchBackend(load_model(str(path)), ranks, TrainConfig(gradient_checkpointing=True))
+
+
+def trained(backend: Backend) -> None:
+    """One update with a reference."""
+    ids = torch.arange(16)[None] * 97 % VOCAB
+    where = torch.ones_like(ids, dtype=torch.bool)
+    where[:, 0] = False
+    with torch.no_grad():
+        old, _ = backend.logprobs(ids, where, 1.0, "reference")
+    logprobs, _ = backend.logprobs(ids, where, 1.0)
+    backend.backward(((logprobs - old) ** 2 - logprobs).sum())
+    backend.step()
+
+
+def main(folder: Path, name: str, width: int, layers: int) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    ranks = join(300)
+    start = folder / "start"
+    if ranks.is_first:
+        model_of(width, layers).save_pretrained(start)
+    ranks.barrier()
+    gc.collect()
+    peaks: dict[str, float] = {}
+    kept: dict[str, float] = {}
+    with Live() as live:
+
+        @contextmanager
+        def phase(title: str) -> Iterator[None]:
+            gc.collect()
+            live.peak = live.now()
+            yield
+            gc.collect()
+            peaks[title], kept[title] = live.peak / MIB, live.now() / MIB
+
+        with phase("load"):
+            backend = opened(name, start, ranks)
+        with phase("begin"):
+            backend.start(OptimizerConfig(learning_rate=1e-4), 4)
+            backend.refresh_reference()
+        with phase("first update"):
+            trained(backend)
+        with phase("update"):
+            trained(backend)
+        with phase("publish"):
+            count = sum(tensor.numel() for _, tensor in backend.named_weights())
+        saved = folder / name
+        if ranks.is_first:
+            saved.mkdir()
+        ranks.barrier()
+        with phase("checkpoint"):
+            backend.save(saved, lambda model, to: model.save_pretrained(to))
+        ranks.barrier()
+        del backend
+        with phase("resume"):
+            backend = opened(name, saved / "model", ranks)
+            backend.load(saved)
+        with phase("update after resume"):
+            trained(backend)
+        model: Any = backend.model
+        found = {
+            "peaks": peaks,
+            "kept": kept,
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "published": count,
+            "block": sum(p.numel() for p in model.model.layers[0].parameters()) * 4 / MIB,
+            "table": model.model.embed_tokens.weight.numel() * 4 / MIB,
+        }
+    leave()
+    return found
+
+
+if __name__ == "__main__":
+    print("found", json.dumps(main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))))

@@ -1,0 +1,60 @@
+"""No rank of FSDP ever holds the whole model: the bytes of live tensors in each phase of a run of four ranks.
+
+VERIZERO_LIVE_MODEL="1024 16" measures a model of 214M parameters in place of 8.5M: width and layers.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.train.rank_group import run
+
+RANKS = 4
+SIZE = os.environ.get("VERIZERO_LIVE_MODEL", "256 8").split()
+MIB = 2**20
+
+
+def found(folder: Path, backend: str) -> list[dict[str, Any]]:
+    return run("tests.train.live_rank", RANKS, str(folder), backend, *SIZE)
+
+
+def most(rank: dict[str, Any]) -> dict[str, float]:
+    """MiB that a rank may hold in each phase: its shards, and of the whole model two blocks at a time."""
+    shard, block, table = 4 * rank["parameters"] / RANKS / MIB, rank["block"], rank["table"]
+    # While blocks compute, the table stays whole, and as it is tied it has the gradients of two uses and their sum.
+    busy = 3 * block + 4 * table
+    states = 4 * shard  # weights, two moments, the reference
+    bounds = {
+        "load": shard + max(table, 2 * block),
+        "begin": 2 * shard + 2 * block,
+        "first update": states + shard + busy,
+        "update": states + shard + busy,
+        "publish": states + max(2 * block, table + block),
+        "checkpoint": states + max(2 * block, table + block),
+        "resume": states + 2 * max(table, block),
+        "update after resume": states + shard + busy,
+    }
+    return {phase: mib + 1 for phase, mib in bounds.items()}  # 1 for norms, positions and activations
+
+
+@pytest.mark.integration
+def test_no_rank_holds_more_than_its_shards_and_a_few_blocks(tmp_path: Path) -> None:
+    for number, rank in enumerate(found(tmp_path, "fsdp")):
+        bounds = most(rank)
+        if number == 0:
+            bounds["checkpoint"] += 32  # of a small model's blocks, rank 0 collects as much before it writes a file
+        over = {phase: (mib, bounds[phase]) for phase, mib in rank["peaks"].items() if mib > bounds[phase]}
+        assert over == {}, rank
+        assert rank["published"] == rank["parameters"]
+
+
+@pytest.mark.integration
+def test_the_measure_sees_the_whole_copies_of_torch(tmp_path: Path) -> None:
+    """The same bounds, where every rank holds the whole model."""
+    for rank in found(tmp_path, "torch"):
+        bounds = most(rank)
+        assert all(mib > bounds[phase] for phase, mib in rank["peaks"].items() if phase != "load"), rank
