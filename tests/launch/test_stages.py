@@ -1,4 +1,4 @@
-"""Stages around RL on two ranks, by torch and FSDP, leave what one process leaves: SFT, preferences, rewards, samples."""
+"""Stages around RL on two ranks, by torch and by FSDP, leave what one process leaves: SFT, preferences, samples."""
 
 from __future__ import annotations
 

@@ -137,6 +137,7 @@ def test_two_ranks_learn_as_one_does_with_an_engine_each_or_one_together(
     ways: dict[str, dict[str, Any]] = {
         "together": {"rollout": {"vllm": {"tensor_parallel": 2}}},
         "zero3": {"train": {"backend": "deepspeed", "zero": 3}},
+        "fsdp": {"train": {"backend": "fsdp"}},
     }
     for way, changes in ways.items():
         two = by_two(base / way, steps=steps, checkpoint={"keep": 2 * steps}, **changes)

@@ -84,7 +84,7 @@ def assert_sound(folder: Path, whole: Path) -> None:
     assert_same_run(folder, whole)
 
 
-@pytest.mark.parametrize("way", ["torch", "zero3"])
+@pytest.mark.parametrize("way", ["torch", "zero3", "fsdp"])
 def test_two_ranks_over_the_same_servers_learn_as_one_does(
     base: Path, given: list[GivenServer], whole: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
@@ -95,6 +95,8 @@ def test_two_ranks_over_the_same_servers_learn_as_one_does(
         server.wait()
     rollout = over(*(s.url for s in given))
     changes: dict[str, Any] = {"rollout": rollout, "steps": STEPS, "checkpoint": {"keep": 2 * STEPS}}
+    if way == "fsdp":
+        changes["train"] = {"backend": "fsdp"}
     if way == "zero3":
         changes["train"] = {"backend": "deepspeed", "zero": 3}
         changes["strike"] = {"step": 4, "url": given[1].url, "group": given[1].group}
@@ -110,7 +112,7 @@ def test_two_ranks_over_the_same_servers_learn_as_one_does(
         return
     assert counted(two) == [(2, 0)] * STEPS
     cut_after(two, 4)
-    train(recipe("vllm", STEPS, rollout=rollout), base, two, "must", Silent())
+    train(recipe("vllm", STEPS, rollout=rollout, train=changes.get("train", {})), base, two, "must", Silent())
     assert_sound(two, whole)
 
 
