@@ -248,7 +248,9 @@ def _put_together(p: Any, dtype: torch.dtype) -> Tensor:
     if own.shape[0] < size:  # the last ranks may have fewer rows, or none
         own = torch.cat([own, own.new_zeros(size - own.shape[0], *own.shape[1:])])
     whole = own.new_empty(size * mesh.size(), *own.shape[1:])
-    dist.all_gather_into_tensor(whole, own.contiguous(), group=mesh.get_group())
+    # Its older name, where torch has no other, warns where it has.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(whole, own.contiguous(), group=mesh.get_group())
     return whole[: p.shape[0]]
 
 

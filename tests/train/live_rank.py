@@ -56,19 +56,17 @@ class Live(TorchDispatchMode):
         return sum(s.nbytes() for s in list(self.seen.values()))
 
 
-def model_of(width: int, layers: int) -> Any:
-    return build(
-        "llama",
-        {
-            "vocab_size": VOCAB,
-            "hidden_size": width,
-            "intermediate_size": 11 * width // 4,
-            "num_hidden_layers": layers,
-            "num_attention_heads": 8,
-            "num_key_value_heads": 8,
-            "tie_word_embeddings": True,
-        },
-    )
+def shape_of_live(width: int, layers: int) -> dict[str, Any]:
+    return {
+        "vocab_size": VOCAB,
+        "hidden_size": width,
+        "intermediate_size": 11 * width // 4,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": True,
+    }
 
 
 def opened(backend: str, path: Path, ranks: Ranks) -> Backend:
@@ -96,7 +94,7 @@ def main(folder: Path, name: str, width: int, layers: int) -> dict[str, Any]:
     ranks = join(300)
     start = folder / "start"
     if ranks.is_first:
-        model_of(width, layers).save_pretrained(start)
+        build("llama", shape_of_live(width, layers)).save_pretrained(start)
     ranks.barrier()
     gc.collect()
     peaks: dict[str, float] = {}

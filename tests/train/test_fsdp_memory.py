@@ -1,6 +1,6 @@
 """No rank of FSDP ever holds the whole model: the bytes of live tensors in each phase of a run of four ranks.
 
-VERIZERO_LIVE_MODEL="1024 16" measures a model of 214M parameters in place of 8.5M: width and layers.
+VERIZERO_LIVE_MODEL="1024 16" measures a model of 214M parameters in place of 12M: width and layers.
 """
 
 from __future__ import annotations
@@ -11,10 +11,16 @@ from typing import Any
 
 import pytest
 
+from pipeline.commands.plan.memory import memory
+from pipeline.commands.plan.shape import shape_of
+from pipeline.config.load import parse
+from pipeline.config.merge import merge
+from tests.stages.tiny import TREE
+from tests.train.live_rank import shape_of_live
 from tests.train.rank_group import run
 
 RANKS = 4
-SIZE = os.environ.get("VERIZERO_LIVE_MODEL", "256 8").split()
+SIZE = os.environ.get("VERIZERO_LIVE_MODEL", "256 12").split()
 MIB = 2**20
 
 
@@ -58,3 +64,19 @@ def test_the_measure_sees_the_whole_copies_of_torch(tmp_path: Path) -> None:
     for rank in found(tmp_path, "torch"):
         bounds = most(rank)
         assert all(mib > bounds[phase] for phase, mib in rank["peaks"].items() if phase != "load"), rank
+
+
+@pytest.mark.integration
+def test_the_plan_counts_what_a_rank_holds_at_most(tmp_path: Path) -> None:
+    tree: dict[str, Any] = {
+        "model": {
+            "create": {**TREE["model"]["create"], "model_type": "llama", "config": shape_of_live(*map(int, SIZE))}
+        },
+        "rollout": {"engine": "vllm", "max_response_tokens": 12},
+        "data": {**TREE["data"], "max_prompt_tokens": 4},
+        "train": {"backend": "fsdp", "gradient_checkpointing": True, "micro_batch_tokens": 16},
+    }
+    config = parse(merge(TREE, tree))
+    parts = memory(config, shape_of(config), RANKS)
+    for rank in found(tmp_path, "fsdp"):
+        assert sum(parts.values()) / MIB == pytest.approx(rank["peaks"]["update"], rel=0.15), (parts, rank)

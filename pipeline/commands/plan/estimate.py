@@ -59,6 +59,9 @@ def knobs(config: RunConfig, gpus: int) -> Iterator[tuple[str, RunConfig]]:
         config = turned(micro_batch_tokens=config.train.micro_batch_tokens // 2)
         yield f"train.micro_batch_tokens={config.train.micro_batch_tokens}", config
     for zero in range(max(1, config.train.zero + 1), 4):
+        if zero == 3 and gpus > 1 and config.train.backend != "fsdp":
+            # Divides the reference too, which ZeRO 3 does not.
+            yield "train.backend=fsdp", turned(backend="fsdp", zero=0, offload="none")
         config = turned(backend="deepspeed", zero=zero)
         yield f"train.backend=deepspeed train.zero={zero}", config
     for offload in ("optimizer", "all"):
@@ -128,6 +131,8 @@ def fitting(config: RunConfig, shape: Shape, gpus: int, device: Device) -> tuple
         return (), config
     words: dict[str, str] = {}
     for word, turned in knobs(config, gpus):
+        if word.startswith("train.backend="):
+            words = {name: w for name, w in words.items() if not name.startswith("train.backend")}
         words[word.rsplit("=", 1)[0]] = word  # a later value of a field replaces an earlier one
         if fits(turned, shape, gpus, device):
             return tuple(words.values()), turned

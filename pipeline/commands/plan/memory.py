@@ -15,6 +15,7 @@ from pipeline.commands.plan.devices import Device
 from pipeline.commands.plan.shape import Shape
 from pipeline.config.episodes import most_sampled, names_episodes
 from pipeline.config.run import RunConfig, parts_of
+from pipeline.config.sections import TrainConfig
 from pipeline.models.cpu import habits_of
 from pipeline.rl.logprobs import CHUNK_ELEMENTS
 
@@ -64,6 +65,11 @@ def adapters_of(config: RunConfig, shape: Shape) -> Adapters | None:
     )
 
 
+def divided_by(train: TrainConfig) -> int:
+    """Return ZeRO's stage of what is divided among ranks: 3 of FSDP, which divides everything, 0 of torch's backend."""
+    return {"torch": 0, "fsdp": 3, "deepspeed": train.zero}[train.backend]
+
+
 def width_of(config: RunConfig) -> int:
     """Return the bytes of a weight."""
     return 2 if config.model.dtype == "bfloat16" else 4
@@ -83,13 +89,19 @@ def peaks(config: RunConfig, shape: Shape, gpus: int, device: Device) -> dict[st
 
 def memory(config: RunConfig, shape: Shape, gpus: int) -> dict[str, float]:
     """Return bytes on each GPU by part in a backward, with gradients accumulated, without those of the engine."""
-    zero = config.train.zero if config.train.backend == "deepspeed" else 0
+    zero = divided_by(config.train)
     adapters = adapters_of(config, shape)
     parts = resident(config, shape, gpus)
     learns = shape.parameters if adapters is None else adapters.parameters
     parts["gradients"] = trained(config, learns, gpus, adapters is not None)["gradients"]
     if zero == 3:
         parts["gathered layers"] = 2 * shape.largest_layer * width_of(config)
+    if config.train.backend == "fsdp":
+        # A block's gradients wait in float32 to be added over ranks, while the next block's weights come.
+        parts["gathered layers"] = (2 * width_of(config) + 4) * shape.block
+        # Whole throughout forward and backward: the output matrix and its gradient, and if it is the table too, the
+        # gradient of that use, and their sum.
+        parts["gathered table"] = (4 if shape.tied else 2) * shape.vocab * shape.hidden * width_of(config)
     if _has_critic(config):
         parts["critic"] = sum(trained(config, _backbone(shape), gpus, False).values())
     return parts | activations(config, shape, width_of(config))
@@ -98,7 +110,7 @@ def memory(config: RunConfig, shape: Shape, gpus: int) -> dict[str, float]:
 def resident(config: RunConfig, shape: Shape, gpus: int) -> dict[str, float]:
     """Return bytes on each GPU by part of what stays through a whole step, without those of the engine."""
     width = width_of(config)
-    zero = config.train.zero if config.train.backend == "deepspeed" else 0
+    zero = divided_by(config.train)
     num, adapters = shape.parameters, adapters_of(config, shape)
     parts = trained(config, num if adapters is None else adapters.parameters, gpus, adapters is not None)
     if adapters is not None:
@@ -107,7 +119,7 @@ def resident(config: RunConfig, shape: Shape, gpus: int) -> dict[str, float]:
     elif zero == 3 and config.rollout.engine == "torch":
         parts["whole copy"] = num * width  # for generating; vLLM gets the weights piece by piece
     if config.rl is not None and (size := _reference(config, num * width, adapters is not None)):
-        parts["reference"] = size
+        parts["reference"] = size / (gpus if config.train.backend == "fsdp" else 1)
     if _has_critic(config):
         critic = trained(config, _backbone(shape), gpus, False)
         parts["critic"] = critic["weights"] + critic["optimizer"]
@@ -129,11 +141,10 @@ def _backbone(shape: Shape) -> int:
 def trained(config: RunConfig, num: int, gpus: int, adapters: bool) -> dict[str, float]:
     """Return bytes on each GPU of `num` trained parameters, their gradients and AdamW's state."""
     train, width, share = config.train, width_of(config), 1 / gpus
-    sharded = train.backend == "deepspeed"
-    zero = train.zero if sharded else 0
-    if adapters and not sharded:
-        width = 4  # torch's backend keeps adapters in float32, whatever the policy's type
-    # Of 16-bit weights both backends keep float32 masters, in whose type moments are and gradients add up.
+    zero = divided_by(train)
+    if train.backend == "fsdp" or (adapters and train.backend == "torch"):
+        width = 4  # FSDP divides float32 masters alone; adapters are in float32, whatever the policy's type
+    # Of 16-bit weights the other backends keep float32 masters, in whose type moments are and gradients add up.
     masters, moments, sums = 4 if width == 2 else 0, 8, 4
     return {
         "weights": 0.0 if train.offload == "all" else num * width * (share if zero == 3 else 1.0),

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pipeline.commands.plan.devices import Device, decode_seconds
-from pipeline.commands.plan.memory import adapters_of, longest_of, prompt_tokens, width_of
+from pipeline.commands.plan.memory import adapters_of, divided_by, longest_of, prompt_tokens, width_of
 from pipeline.commands.plan.shape import Shape
 from pipeline.commands.plan.shares import Phase, Share, share_of
 from pipeline.config.episodes import names_episodes
@@ -151,7 +151,7 @@ def decoding(work: Work) -> float:
 
 def publishing(work: Work) -> float:
     """Return the seconds in which new weights reach the engine: within a GPU nothing is counted."""
-    zero = work.config.train.zero if work.config.train.backend == "deepspeed" else 0
+    zero = divided_by(work.config.train)
     if work.config.rollout.engine != "vllm_server" and zero < 3 and not work.peers:
         return 0.0
     size, served = work.shape.parameters * width_of(work.config), work.config.rollout.engine == "vllm_server"
@@ -173,7 +173,7 @@ def communication(work: Work) -> float:
     one_pass = shape.parameters * width * (gpus - 1) / gpus
     gradients = one_pass if adapters is None else one_pass * adapters.parameters / shape.parameters
     moved = 2 * gradients * steps  # an all-reduce is a reduce-scatter and an all-gather
-    if train.backend == "deepspeed" and train.zero == 3:
+    if divided_by(train) == 3:
         micros = max(1.0, tokens * updates.num_epochs * train.sequence_parallel / gpus / train.micro_batch_tokens)
         # Gathered for forward and backward, gradients scattered.
         moved = micros * (2 * one_pass + gradients)

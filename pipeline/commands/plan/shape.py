@@ -106,9 +106,14 @@ class Shape:
     @property
     def largest_layer(self) -> int:
         """Parameters that ZeRO 3 gathers at once: those of a block or of the embeddings."""
+        return max(self.block, self.vocab * self.hidden)
+
+    @property
+    def block(self) -> int:
+        """Parameters of the widest block, without those of its norms."""
         mixture = self.hidden * self.experts + 3 * self.hidden * (self.experts * self.intermediate + self.shared)
         widest = max(mixture, 3 * self.hidden * (self.dense_intermediate if self.experts else self.intermediate))
-        return max(self.attention + widest, self.vocab * self.hidden)
+        return self.attention + widest
 
     @property
     def mlp_width(self) -> float:
