@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from pipeline.errors import ConfigError, boundary
 from pipeline.models import cpu
+from pipeline.models.saved_names import as_saved
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -23,7 +25,7 @@ _FOLDERS: weakref.WeakKeyDictionary[Any, Path] = weakref.WeakKeyDictionary()
 def unloaded(path: str, dtype: torch.dtype, revision: str | None = None) -> Any | None:
     """Return the causal LM at a local folder or hub id, its parameters on the device `meta`, its buffers computed.
 
-    None if its files do not have the weights under the model's own names, as those of experts do not.
+    None if rows of its weights cannot be found in its files, e.g. because they are not safetensors.
     Raises: ConfigError naming the path and the remedy.
     """
     import transformers
@@ -36,8 +38,7 @@ def unloaded(path: str, dtype: torch.dtype, revision: str | None = None) -> Any 
         # Where the files are on a hub they name end tokens too, which a model made from its configuration lacks.
         if (folder / "generation_config.json").is_file():
             model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
-    files = files_of(folder)
-    if any(name not in files for name, _ in model.named_parameters()):
+    if not Files(folder, model).has_all:
         return None
     _FOLDERS[model] = folder
     return model
@@ -63,6 +64,77 @@ def on_meta(maker: Any, settings: Any, dtype: torch.dtype) -> Any:
     return model.eval()
 
 
+class Files:
+    """The weights of a model in a Hugging Face folder, read a few rows at a time."""
+
+    def __init__(self, folder: Path, model: Any) -> None:
+        """`model` has the names; it may be on `meta`."""
+        self.files = files_of(folder)
+        # Some weights have other names in files; experts are one tensor in the model and several in files.
+        others = {name: p.shape for name, p in model.named_parameters() if name not in self.files}
+        self.names = {name: _renamed(model, name, shape) for name, shape in others.items()}
+        self.parts = {n: _parts(model, n, shape) for n, shape in others.items() if self.names[n] not in self.files}
+
+    @property
+    def has_all(self) -> bool:
+        """True if every weight of the model can be read."""
+        return all(parts and all(part.file_name in self.files for part in parts) for parts in self.parts.values())
+
+    def rows(self, name: str, rows: slice) -> Tensor:
+        """Return those rows of a weight (its first dimension); the rest of it is not read."""
+        name = self.names.get(name) or name
+        if name in self.files:
+            return self._read(name, rows)
+        return torch.stack(
+            [
+                torch.cat([self._read(p.file_name, slice(None)) for p in self.parts[name] if p.row == row])
+                for row in range(rows.start, rows.stop)
+            ]
+        )
+
+    def _read(self, name: str, rows: slice) -> Tensor:
+        from safetensors import safe_open
+
+        with safe_open(self.files[name], "pt") as file:
+            read: Tensor = file.get_slice(name)[rows.start : rows.stop]
+            return read
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A tensor of a file that is a part of one row (an expert) of a model's tensor."""
+
+    file_name: str
+    row: int
+    start: int
+    """Its first place in the second dimension."""
+
+
+def _renamed(model: Any, name: str, shape: Sequence[int]) -> str | None:
+    """Return the name in files of a weight that is there as it is in the model; None if it is not there so."""
+    numbers = torch.arange(2 * shape[0]).view(-1, 2)[:, slice(2) if len(shape) > 1 else 0]
+    ((saved, whole), *more) = as_saved(model, {name: numbers}).items()
+    is_same = not more and torch.equal(whole, numbers)
+    return saved if is_same and len(shape) < 3 else None
+
+
+def _parts(model: Any, name: str, shape: Sequence[int]) -> list[_Part]:
+    """Return the tensors of files that make up a weight [E, R, ...], by row and place; empty if they cannot be told."""
+    if len(shape) < 3:
+        return []
+    # Each number says where it comes from. The conversion cuts the first two dimensions, so two columns show it.
+    numbers = torch.arange(shape[0] * shape[1]).view(shape[0], shape[1], 1).repeat(1, 1, 2)
+    parts = []
+    for saved, part in as_saved(model, {name: numbers}).items():
+        if part.ndim != 2 or part.shape[1] != 2 or not torch.equal(part[:, 0], part[:, 1]):
+            return []
+        values = part[:, 0]
+        if bool((values.diff() != 1).any()):
+            return []
+        parts.append(_Part(saved, *divmod(int(values[0]), shape[1])))
+    return sorted(parts, key=lambda p: (p.row, p.start))
+
+
 def files_of(folder: Path) -> dict[str, Path]:
     """Return the file of each weight in a Hugging Face folder, by name; empty without safetensors files."""
     from safetensors import safe_open
@@ -73,15 +145,6 @@ def files_of(folder: Path) -> dict[str, Path]:
         return {}
     with safe_open(folder / SINGLE, "pt") as file:
         return dict.fromkeys(file.keys(), folder / SINGLE)
-
-
-def read_rows(files: Mapping[str, Path], name: str, rows: slice) -> Tensor:
-    """Return those rows of a weight; the rest of it is not read."""
-    from safetensors import safe_open
-
-    with safe_open(files[name], "pt") as file:
-        read: Tensor = file.get_slice(name)[rows.start : rows.stop]
-        return read
 
 
 def _fetched(path: str, revision: str | None) -> Path:

@@ -18,7 +18,7 @@ from torch import Tensor
 from pipeline.config.sections import OptimizerConfig
 from pipeline.errors import CheckpointError, NonFiniteError, boundary
 from pipeline.models.saved_names import pieces
-from pipeline.models.unloaded import files_of, folder_of, read_rows
+from pipeline.models.unloaded import Files, folder_of
 from pipeline.train.optimizer import adamw, clipped_step
 from pipeline.train.ranks import Ranks, answered, collectives
 
@@ -102,10 +102,10 @@ class FsdpShards:
         """
         theirs = dict((source.model if isinstance(source, FsdpShards) else source).named_parameters())
         folder = None if isinstance(source, FsdpShards) else folder_of(source)
-        files = None if folder is None else files_of(folder)
+        files = None if folder is None else Files(folder, source)
         for name, p in self.model.named_parameters():
             if files is not None:
-                value = read_rows(files, name, _own_rows(p))
+                value = files.rows(name, _own_rows(p))
             elif isinstance(source, FsdpShards):
                 value = theirs[name].to_local()
             else:

@@ -24,6 +24,7 @@ from pipeline.train.deepspeed_backend import DeepSpeedBackend
 from pipeline.train.ranks import Ranks, join, leave, sharing_sequences
 from pipeline.train.step import update
 from pipeline.train.torch_backend import TorchBackend
+from tests.models.families import build
 from tests.train.batches import groups_of, parts_of, policy, settings_of
 from tests.train.episodes import episodes_of
 from tests.train.zero_rank import NUM_STEPS, OPTIMIZER, distance, divided, resumed, save, steps, weights
@@ -219,7 +220,32 @@ def episodes(ranks: Ranks, root: Path) -> dict[str, Any]:
     return found
 
 
-PARTS = {"adapters": adapters, "sequences": sequences, "critics": critics, "chunks": chunks, "episodes": episodes}
+def experts(ranks: Ranks, root: Path) -> dict[str, Any]:
+    """A mixture of experts, and the algorithms whose ratios are by sequence or whose loss is another."""
+    settings = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
+    alone = begun(TorchBackend(build("qwen3_moe", settings)))
+    wanted = steps(alone, 0, NUM_STEPS)
+    backend = begun(divided(FSDP, build("qwen3_moe", settings), ranks))
+    metrics = apart(steps(backend, 0, NUM_STEPS), wanted)
+    found = {"experts": {"weights": distance(weights(backend), weights(alone)), "metrics": metrics}}
+    for name in ("gspo", "cispo", "dapo"):
+        parts = parts_of(name)
+
+        def taught(backend: Backend, parts: Any = parts) -> list[dict[str, float]]:
+            return [update(backend, parts, groups_of(seed=s), settings_of(parts, 40, step=s)) for s in range(NUM_STEPS)]
+
+        alone = begun(TorchBackend(policy(dtype=torch.float32)))
+        wanted = taught(alone)
+        backend = begun(divided(FSDP, policy(dtype=torch.float32), ranks))
+        metrics = apart(taught(backend), wanted)
+        found[name] = {"weights": distance(weights(backend), weights(alone)), "metrics": metrics}
+    return found
+
+
+PARTS = {
+    "adapters": adapters, "sequences": sequences, "critics": critics, "chunks": chunks, "episodes": episodes,
+    "experts": experts,
+}  # fmt: skip
 
 
 if __name__ == "__main__":

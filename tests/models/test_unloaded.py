@@ -1,0 +1,93 @@
+"""A policy whose weights stay in files has the buffers of a loaded one, and every row of its weights can be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from pipeline.errors import ConfigError
+from pipeline.models.unloaded import Files, folder_of, unloaded
+from pipeline.models.written import Streamed
+from tests.models.families import FAST, SLOW, build, tiny
+
+EXPERTS: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8},
+    "mixtral": {"num_local_experts": 4, "sliding_window": None},
+    "deepseek_v3": {
+        "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 1,
+        "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "qk_nope_head_dim": 8,
+        "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1,
+    },
+}  # fmt: skip
+
+
+def model_of(name: str) -> Any:
+    return build(name, EXPERTS[name]) if name in EXPERTS else tiny(name)
+
+
+@pytest.mark.parametrize("name", [*FAST, *SLOW, *EXPERTS])
+def test_buffers_are_computed_and_rows_read(name: str, tmp_path: Path) -> None:
+    model_of(name).save_pretrained(tmp_path)
+    loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    empty = unloaded(str(tmp_path), torch.float32)
+    assert empty is not None
+    assert folder_of(empty) == tmp_path
+    assert all(p.device.type == "meta" for p in empty.parameters())
+    wanted = dict(loaded.named_buffers())
+    found = dict(empty.named_buffers())
+    assert found.keys() == wanted.keys()
+    for key, value in wanted.items():
+        assert torch.equal(found[key], value), key
+    files = Files(tmp_path, empty)
+    for key, value in loaded.named_parameters():
+        half = value.shape[0] // 2
+        for rows in (slice(0, half), slice(half, value.shape[0])):
+            assert torch.equal(files.rows(key, rows), value[rows]), key
+    assert empty.generation_config.eos_token_id == loaded.generation_config.eos_token_id
+
+
+def test_files_that_are_not_safetensors_are_not_read_in_rows(tmp_path: Path) -> None:
+    model = tiny("llama")
+    model.config.save_pretrained(tmp_path)
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    assert unloaded(str(tmp_path), torch.float32) is None
+
+
+def test_a_folder_without_a_model_is_refused_by_its_path(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"model.path '{tmp_path}' does not load"):
+        unloaded(str(tmp_path), torch.float32)
+
+
+@pytest.mark.parametrize("most", [1, 1 << 30])
+def test_a_folder_written_block_by_block_loads_as_any_other(
+    most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.models.written.FILE_BYTES", most)
+    model = tiny("qwen3 with bias", dtype=torch.bfloat16)
+    names = [name for name, _ in model.named_parameters()]
+    blocks = [{name: model.get_parameter(name).detach()} for name in names]
+    Streamed(model, lambda: iter(blocks), True).save_pretrained(tmp_path / "model")
+    files = sorted(p.name for p in (tmp_path / "model").glob("*.safetensors"))
+    assert len(files) == (len(names) if most == 1 else 1)
+    again: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert again.dtype == torch.bfloat16
+    assert again.config.architectures == [type(model).__name__]
+    assert all(torch.equal(p, again.get_parameter(name)) for name, p in model.named_parameters())
+    assert unloaded(str(tmp_path / "model"), torch.bfloat16) is not None
+
+
+def test_a_rank_that_does_not_write_takes_part_alone(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def blocks() -> Any:
+        for i in range(3):
+            seen.append(i)
+            yield {}
+
+    Streamed(None, blocks, False).save_pretrained(tmp_path / "model")
+    assert seen == [0, 1, 2]
+    assert not (tmp_path / "model").exists()
