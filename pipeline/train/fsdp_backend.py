@@ -19,6 +19,7 @@ from torch import Tensor
 from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.models.forward import Layout, Replay, logprobs_at
 from pipeline.models.lora import Adapted
+from pipeline.models.routing import Rerouted
 from pipeline.models.saved_names import as_saved, filled, without_memory
 from pipeline.models.written import Streamed
 from pipeline.train.backend import NO_REPLAY, Backend, CriticBackend, T, Who, require_written_by
@@ -69,6 +70,7 @@ class FsdpBackend(Backend):
         self.config: OptimizerConfig | None = None
         self.total_steps = 0
         self.num_updates = 0
+        self.rerouted = Rerouted()
         self._whole: Any = None
         self._keeps_whole = keeps_whole
         self._whole_is_fresh = False
@@ -111,7 +113,10 @@ class FsdpBackend(Backend):
         layout = Layout(lengths, self.train_config.logits_chunk_tokens, self.ranks.pieces)
 
         def compute(model: Any) -> tuple[Tensor, Tensor | None]:
-            return logprobs_at(model, input_ids, where, temperature, entropy, replay=own, layout=layout)
+            rerouted = self.rerouted if torch.is_grad_enabled() else None  # each token of an update once
+            return logprobs_at(
+                model, input_ids, where, temperature, entropy, replay=own, rerouted=rerouted, layout=layout
+            )
 
         return self.compute(compute, who)
 
@@ -126,10 +131,15 @@ class FsdpBackend(Backend):
         norm = self.sharded.step(self.config, rate, self.num_updates)
         self._whole_is_fresh = False
         self.num_updates += 1
-        return {"grad_norm": norm, "learning_rate": rate}
+        metrics = {"grad_norm": norm, "learning_rate": rate}
+        if self.rerouted.total:
+            metrics["routing/changed"] = self.rerouted.changed / self.rerouted.total
+        self.rerouted = Rerouted()
+        return metrics
 
     def discard(self) -> None:
         """Forget the gradient, the critic's too."""
+        self.rerouted = Rerouted()
         self.sharded.discard()
         if self.critic is not None:
             self.critic.discard()

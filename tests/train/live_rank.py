@@ -52,7 +52,7 @@ class Live(TorchDispatchMode):
         return out
 
     def now(self) -> int:
-        """The bytes that live now; asked anew, as a storage can be emptied without being dropped."""
+        """The bytes that live now; each storage is asked again, as it can be emptied without being dropped."""
         return sum(s.nbytes() for s in list(self.seen.values()))
 
 

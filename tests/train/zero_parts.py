@@ -16,6 +16,7 @@ import torch
 
 from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import NonFiniteError
+from pipeline.models.forward import Replay
 from pipeline.models.load import load_model
 from pipeline.models.lora import Adapted
 from pipeline.train.backend import Backend
@@ -220,6 +221,24 @@ def episodes(ranks: Ranks, root: Path) -> dict[str, Any]:
     return found
 
 
+def routes_apart(alone: Backend, backend: Backend) -> float:
+    """Difference of log-probs and gradient norm with experts that were recorded in place of the routers'."""
+    ids = torch.tensor([[3, 4, 5, 6, 7], [8, 9, 10, 11, 12]])
+    where = torch.ones_like(ids, dtype=torch.bool)
+    where[:, 0] = False
+    routing = (torch.arange(5 * 2 * 2 * 2).view(2, 5, 2, 2) % 4).to(torch.int16)  # two layers, two experts a token
+    ends = []
+    for one in (alone, backend):
+        logprobs, _ = one.logprobs(ids, where, 1.0, replay=Replay(routing=routing))
+        free, _ = one.logprobs(ids, where, 1.0)
+        assert float((free - logprobs).abs().max().detach()) > 1e-4, "the routes change nothing"
+        one.backward(logprobs.sum() / one.ranks.size)
+        ends.append((logprobs.detach(), one.step()))
+    (ours, mine), (theirs, other) = ends
+    assert mine["routing/changed"] == other["routing/changed"] > 0
+    return max(float((ours - theirs).abs().max()), abs(mine["grad_norm"] - other["grad_norm"]))
+
+
 def experts(ranks: Ranks, root: Path) -> dict[str, Any]:
     """A mixture of experts, and the algorithms whose ratios are by sequence or whose loss is another."""
     settings = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
@@ -228,6 +247,7 @@ def experts(ranks: Ranks, root: Path) -> dict[str, Any]:
     backend = begun(divided(FSDP, build("qwen3_moe", settings), ranks))
     metrics = apart(steps(backend, 0, NUM_STEPS), wanted)
     found = {"experts": {"weights": distance(weights(backend), weights(alone)), "metrics": metrics}}
+    found["routes"] = {"weights": 0.0, "metrics": routes_apart(alone, backend)}
     for name in ("gspo", "cispo", "dapo"):
         parts = parts_of(name)
 
