@@ -135,8 +135,11 @@ def eos_ids(model: Any, tokenizer: Any) -> list[int]:
 
 
 def quiet() -> None:
-    """Keep tokenizers from forking threads and transformers from printing bars over ours."""
+    """Keep tokenizers from forking threads, and libraries from printing bars and warnings over our lines."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if not torch.cuda.is_available():
+        # transformers imports DeepSpeed where it is installed, whatever trains; it would warn that it sees no GPU.
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import transformers
 
     transformers.logging.set_verbosity_error()
