@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -152,15 +152,32 @@ def warm_free(parts: Any) -> dict[str, int]:
     return {"critic_warmup_steps": 0} if parts.critic is not None and parts.critic.warmup_steps else {}
 
 
-WAYS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+Way = tuple[str, str, dict[str, Any]]
+"""A name, the policy's number type, and fields of `train`."""
+ZERO: tuple[Way, ...] = (
     *((f"ZeRO {zero}, float32", "float32", {"zero": zero}) for zero in (0, 1, 2, 3)),
     ("ZeRO 3, all on the host", "float32", {"zero": 3, "offload": "all"}),
     *((f"ZeRO {zero}, bfloat16", "bfloat16", {"zero": zero}) for zero in (1, 3)),
 )
+FSDP: tuple[Way, ...] = (
+    ("FSDP, float32", "float32", {}),
+    ("FSDP, bfloat16", "bfloat16", {}),
+    ("FSDP, bfloat16, recomputed", "bfloat16", {"gradient_checkpointing": True}),
+)
 
 
-def stages(machine: Machine) -> Iterator[Row]:
+def zero_stages(machine: Machine) -> Iterator[Row]:
     """Compare five updates with DeepSpeed at one rank with torch's: every stage, offload, and bfloat16."""
+    yield from updates_as_torch(machine, "deepspeed", machine.pick(ZERO, ZERO[1:2]))
+
+
+def fsdp(machine: Machine) -> Iterator[Row]:
+    """Compare five updates with FSDP at one rank with torch's."""
+    yield from updates_as_torch(machine, "fsdp", machine.pick(FSDP, FSDP[:2]))
+
+
+def updates_as_torch(machine: Machine, backend: str, ways: Sequence[Way]) -> Iterator[Row]:
+    """Compare the weights after five updates with those of torch's backend in float32."""
     groups = [groups_of(2, 4, 6, 12, SMALL["vocab_size"], seed) for seed in range(STEPS)]
 
     def trained(dtype: str, **train: Any) -> list[torch.Tensor]:
@@ -171,8 +188,8 @@ def stages(machine: Machine) -> Iterator[Row]:
         return [p.detach().float().cpu() for p in backend.whole_model().parameters()]
 
     wanted = trained("float32")
-    for label, dtype, train in machine.pick(WAYS, WAYS[1:2]):
-        weights = trained(dtype, backend="deepspeed", **train)
+    for label, dtype, train in ways:
+        weights = trained(dtype, backend=backend, **train)
         apart = max(float((a - b).abs().max()) for a, b in zip(weights, wanted, strict=True))
         yield check(f"{label}: weights", apart, at_most=1e-5 if dtype == "float32" else 7e-3)
 
@@ -211,7 +228,14 @@ PARTS = (
         "ZeRO 0 to 3 on one GPU, on the host, and in bfloat16 train as torch alone does.",
         "weights within 1e-5 after five updates; bfloat16 7e-3",
         90,
-        stages,
+        zero_stages,
         ("deepspeed",),
+    ),
+    Part(
+        "fsdp",
+        "FSDP on one GPU, in float32 and with float32 masters of bfloat16, trains as torch alone does.",
+        "weights within 1e-5 after five updates; bfloat16 7e-3",
+        60,
+        fsdp,
     ),
 )

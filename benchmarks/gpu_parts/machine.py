@@ -124,6 +124,10 @@ def learner(model: Any, learning_rate: float = 1e-4, eps: float = 1e-8, **train:
         from pipeline.train.deepspeed_backend import DeepSpeedBackend
 
         backend: Any = DeepSpeedBackend(model, config)
+    elif config.backend == "fsdp":
+        from pipeline.train.fsdp_backend import FsdpBackend
+
+        backend = FsdpBackend(model, config)
     else:
         backend = TorchBackend(model, config=config)
     backend.start(OptimizerConfig(learning_rate=learning_rate, eps=eps), 100)

@@ -127,6 +127,7 @@ WAYS: tuple[tuple[str, str, int, dict[str, Any]], ...] = (
     ("bfloat16, recomputed", "bfloat16", 16384, {"gradient_checkpointing": True}),
     ("bfloat16, logits in chunks", "bfloat16", 16384, {"logits_chunk_tokens": 1024}),
     ("bfloat16, ZeRO 1", "bfloat16", 8192, {"backend": "deepspeed", "zero": 1}),
+    ("bfloat16, FSDP", "bfloat16", 8192, {"backend": "fsdp"}),
 )
 
 

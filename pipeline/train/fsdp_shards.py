@@ -7,7 +7,7 @@ the model's own number type, and gradients are added over ranks in float32. Sour
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +46,12 @@ class FsdpShards:
 
     def run(self, compute: Callable[[Any], Any]) -> Any:
         """Return compute(model), called where the weights outside blocks are whole; blocks put theirs together."""
-        with answered():
+        with _answered_amid():
             return self.shell(compute)
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient, added over ranks: a loss here is a rank's share of a sum."""
-        with answered():
+        with _answered_amid():
             loss.backward()  # type: ignore[no-untyped-call]
 
     def restart(self, optimizer: OptimizerConfig) -> None:
@@ -159,6 +159,18 @@ class FsdpShards:
                 "rate or max_grad_norm if this comes back"
             )
         return norm
+
+
+@contextmanager
+def _answered_amid() -> Iterator[None]:
+    """Turn the failure of a collective amid a computation into a RunError; other errors stay as they are."""
+    try:
+        yield
+    except RuntimeError as exc:
+        if isinstance(exc, dist.DistError) or "gloo" in str(exc).lower():
+            with answered():
+                raise
+        raise
 
 
 def whole(*parameters: Any) -> AbstractContextManager[tuple[Tensor, ...]]:

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from pipeline.config.sections import TrainConfig
+from pipeline.errors import RunError
+from pipeline.train.fsdp_shards import _answered_amid
 from tests.train.rank_group import run
 
 RANK, PARTS = "tests.train.zero_rank", "tests.train.zero_parts"
@@ -74,3 +76,11 @@ class TestParts:
 def test_what_deepspeed_alone_can_do_is_refused() -> None:
     with pytest.raises(ValueError, match=r"train\.zero=3 with train\.backend=fsdp; set train\.backend: deepspeed"):
         TrainConfig(backend="fsdp", zero=3)
+
+
+def test_an_error_of_the_model_is_not_taken_for_one_of_the_network() -> None:
+    with pytest.raises(RuntimeError, match=r"^out of memory$") as caught, _answered_amid():
+        raise RuntimeError("out of memory")
+    assert not isinstance(caught.value, RunError)
+    with pytest.raises(RunError, match="gets no answer from the others"), _answered_amid():
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:525] Connection closed by peer")
