@@ -90,11 +90,11 @@ def hosts() -> Iterator[list[tuple[str, str]]]:
             ip("netns", "del", space)
 
 
-def by_hosts(hosts: list[tuple[str, str]], recipe: Path, name: str, fuse: str) -> list[str]:
-    """What each host says at the end of its rank; "" where that ended well."""
+def by_hosts(hosts: list[tuple[str, str]], recipe: Path, name: str, fuse: str, *more: str) -> list[str]:
+    """What each host says at the end of its rank; "" where that ended well. `more` changes of the recipe."""
     changes = overrides(
         recipe, name, *SHORT, "launch.kind=torchrun", "launch.nodes=2", "launch.gpus_per_node=1",
-        f"launch.address={HOSTS[0]}",
+        f"launch.address={HOSTS[0]}", *more,
     )  # fmt: skip
     for space, cable in hosts:
         ip("-n", space, "link", "set", cable, "up")
@@ -186,3 +186,21 @@ def test_after_all_cuts_outages_and_one_at_the_end_the_run_has_the_bytes_of_one_
     assert found["end"] == ["", ""]
     assert "from checkpoint" in (folder / "logs" / "rank0.log").read_text()
     assert_same_bytes(folder, by_ranks(recipe, "uncut", *SHORT))
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_with_fsdp_a_cut_ends_both_hosts_and_they_continue_to_the_same_bytes(
+    hosts: list[tuple[str, str]], recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its collectives are amid the forward and backward of an update, and in a checkpoint."""
+    fsdp = "train.backend=fsdp"
+    monkeypatch.setenv(MARK, str(tmp_path))
+    for rank, phase in ((1, "round 1 step 1: update"), (0, "round 1 step 2: checkpoint")):
+        said = by_hosts(hosts, recipe, "cut_fsdp", f"{rank}|{phase}|1|cut", fsdp)
+        until(lambda: not processes_of(str(tmp_path)), "the end of all ranks")
+        for number, text in enumerate(said):
+            assert re.search(rf"rank {number} .*'{phase}' within {LIMIT_S} s", text), text
+    assert by_hosts(hosts, recipe, "cut_fsdp", "0|end|1|cut", fsdp) == ["", ""]
+    folder = recipe.parent / "runs" / "cut_fsdp"
+    assert_same_bytes(folder, by_ranks(recipe, "uncut_fsdp", *SHORT, fsdp))
