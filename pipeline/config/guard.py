@@ -23,7 +23,11 @@ class GuardConfig(Section):
     )
     window: int = Field(5, ge=1, description="number of steps in a median")
     min_entropy: float | None = Field(
-        0.1, gt=0, lt=1, description="least entropy, as a share of the first steps'; null here and below: not watched"
+        0.1,
+        gt=0,
+        lt=1,
+        description="least entropy, as a share of the first steps', unless most groups are all right; null here and "
+        "below: not watched",
     )
     max_entropy: float | None = Field(5.0, gt=1, description="largest entropy, as a multiple of the first steps'")
     min_length: float | None = Field(

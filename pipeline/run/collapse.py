@@ -25,6 +25,8 @@ LIMITS = (
     ("unanswered", "max_unanswered", "rise"),
 )
 """Measure, field of `guard` with its limit, and how the limit is meant: itself, times or above the first value."""
+SOLVED = 0.5
+"""Above this share of groups that are all right, a fall of the entropy is the end of learning, and no collapse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ def measures(row: StepMetrics) -> Measures:
     if sampled > 0:
         out["length"], out["truncated"] = row["length/mean"], row["truncated"]
         out["groups without variance"] = (row.get("groups/all_wrong", 0.0) + row.get("groups/equal", 0.0)) / sampled
+        out["solved"] = row.get("groups/all_right", 0.0) / sampled
         out["unanswered"] = row["verdict/no_answer"] + row["verdict/timeout"]
     if "clip_fraction/low" in row or "clip_fraction/high" in row:
         out["clip fraction"] = row.get("clip_fraction/low", 0.0) + row.get("clip_fraction/high", 0.0)
@@ -66,6 +69,8 @@ def signs(first: Sequence[Measures], last: Sequence[Measures], config: GuardConf
         number: float | None = getattr(config, setting)
         at_first, now = _median(first, measure), _median(last, measure)
         if number is None or at_first is None or now is None:
+            continue
+        if setting == "min_entropy" and (_median(last, "solved") or 0.0) > SOLVED:
             continue
         limit = {"itself": number, "times": number * at_first, "rise": number + at_first}[meaning]
         # False for NaN on either side: a median of NaN gives no sign, and bad updates are refused elsewhere.

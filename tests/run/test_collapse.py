@@ -80,6 +80,12 @@ def test_groups_that_are_all_right_are_no_collapse() -> None:
     assert seen([HEALTHY] * 10 + [solved] * 10, GuardConfig()) == [set()] * 20
 
 
+@pytest.mark.parametrize(("all_right", "signs"), [(12.0, set()), (8.0, {"min_entropy"})])
+def test_a_policy_that_is_sure_and_right_is_no_collapse(all_right: float, signs: set[str]) -> None:
+    sure = HEALTHY | {"groups/all_wrong": 0.0, "groups/all_right": all_right, "entropy": 0.01}
+    assert seen([HEALTHY] * 10 + [sure] * 5, GuardConfig())[-1] == signs
+
+
 def test_steps_without_an_update_or_a_group_are_judged_by_what_they_have() -> None:
     bare = {k: v for k, v in HEALTHY.items() if k.startswith(("groups", "verdict", "length", "truncated"))}
     assert "entropy" not in measures(bare)
