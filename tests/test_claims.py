@@ -1,0 +1,65 @@
+"""Claims: the rules judge as they say, and a claim runs from start to page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.claims.__main__ import all_claims, report, values_of
+from benchmarks.claims.claim import Interval, above, interval, within
+from benchmarks.claims.page import write_page
+from pipeline.config.load import load_recipe
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_the_interval_is_student_s() -> None:
+    found = interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert found.mean == 3.0
+    # Standard error sqrt(2.5 / 5), t of 4 degrees of freedom 2.776.
+    assert found.high - 3.0 == pytest.approx(3.0 - found.low) == pytest.approx(2.776 * 0.5**0.5)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "outcome"),
+    [(1.8, 2.0, "holds"), (1.6, 2.0, "not at this scale"), (0.9, 1.5, "not at this scale"), (0.1, 0.9, "fails")],
+)
+def test_a_claim_of_more_is_judged_by_its_whole_interval(low: float, high: float, outcome: str) -> None:
+    assert above(1.7, fails_below=1.0)(Interval((low + high) / 2, low, high)) == outcome
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "outcome"),
+    [(-0.04, 0.03, "holds"), (-0.06, 0.01, "not at this scale"), (-0.2, -0.06, "fails"), (0.06, 0.1, "fails")],
+)
+def test_a_claim_of_equality_is_judged_by_its_whole_interval(low: float, high: float, outcome: str) -> None:
+    assert within(0.05)(Interval((low + high) / 2, low, high)) == outcome
+
+
+def test_every_claim_names_recipes_that_load_and_is_on_the_page() -> None:
+    page = (ROOT / "docs" / "claims.md").read_text()
+    for name, claim in all_claims().items():
+        assert claim.name == name
+        assert claim.seeds >= 3
+        assert claim.title in page
+        assert claim.rule in page
+        for arm in claim.arms:
+            load_recipe(ROOT / arm.recipe, list(arm.changes))
+
+
+@pytest.mark.integration
+def test_a_claim_runs_from_start_to_page(tmp_path: Path) -> None:
+    claims = all_claims()
+    short = ("sft.steps=30", "rl.rounds=1", "rl.steps_per_round=1", "rl.prompts_per_step=8", "evaluation.limit=4")
+    values = values_of(claims["spurious_rewards"], tmp_path, 2, short)
+    assert len(values) == 2
+    assert all(-1 <= v <= 1 for v in values)
+    report(claims["spurious_rewards"], values, tmp_path)
+    page = tmp_path / "claims.md"
+    write_page(page, claims, tmp_path)
+    said = page.read_text()
+    assert said.count("not run") == 2 * (len(claims) - 1)
+    (tmp_path / "spurious_rewards.json").unlink()
+    write_page(page, claims, tmp_path)
+    assert page.read_text() == said, "what the page has stays where there is no result"
