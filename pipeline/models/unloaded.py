@@ -19,7 +19,7 @@ from pipeline.models.saved_names import as_saved
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
-_FOLDERS: weakref.WeakKeyDictionary[Any, Path] = weakref.WeakKeyDictionary()
+_FILES: weakref.WeakKeyDictionary[Any, Files] = weakref.WeakKeyDictionary()
 
 
 def unloaded(path: str, dtype: torch.dtype, revision: str | None = None) -> Any | None:
@@ -38,15 +38,16 @@ def unloaded(path: str, dtype: torch.dtype, revision: str | None = None) -> Any 
         # Where the files are on a hub they name end tokens too, which a model made from its configuration lacks.
         if (folder / "generation_config.json").is_file():
             model.generation_config = transformers.GenerationConfig.from_pretrained(folder)
-    if not Files(folder, model).has_all:
+    files = Files(folder, model)
+    if not files.has_all:
         return None
-    _FOLDERS[model] = folder
+    _FILES[model] = files
     return model
 
 
-def folder_of(model: Any) -> Path | None:
-    """Return the folder with the weights of a model that `unloaded` made; None for any other model."""
-    return _FOLDERS.get(model)
+def weights_of(model: Any) -> Files | None:
+    """Return the files with the weights of a model that `unloaded` made; None for any other model."""
+    return _FILES.get(model)
 
 
 def on_meta(maker: Any, settings: Any, dtype: torch.dtype) -> Any:

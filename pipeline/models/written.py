@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,26 +35,25 @@ class Streamed:
             return
         folder.mkdir(parents=True, exist_ok=True)
         files: list[list[str]] = []
-        held: dict[str, Tensor] = {}
-        size = total = 0
-
-        def write() -> None:
-            nonlocal held, size
+        total = 0
+        for held in self._batches():
             save_file(held, folder / f".{len(files)}", metadata={"format": "pt"})
             files.append(list(held))
-            held, size = {}, 0
-
-        for block in self.blocks():
-            held |= {name: t.cpu().contiguous() for name, t in block.items()}
-            size = sum(t.nbytes for t in held.values())
-            if size >= FILE_BYTES:
-                total += size
-                write()
-        if held or not files:
-            total += size
-            write()
+            total += sum(t.nbytes for t in held.values())
+            del held  # the next block is gathered into the memory that this frees
         self._name(folder, files, total)
         self._describe(folder)
+
+    def _batches(self) -> Iterator[dict[str, Tensor]]:
+        """Yield the tensors of each file."""
+        held: dict[str, Tensor] = {}
+        for block in self.blocks():
+            held |= {name: t.cpu().contiguous() for name, t in block.items()}
+            if sum(t.nbytes for t in held.values()) >= FILE_BYTES:
+                yield held
+                held = {}
+        if held:
+            yield held
 
     @staticmethod
     def _name(folder: Path, files: list[list[str]], total: int) -> None:

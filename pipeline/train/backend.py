@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
-from pipeline.config.sections import OptimizerConfig
+from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import CheckpointError, Unsupported
-from pipeline.models.forward import Replay
+from pipeline.models.forward import Layout, Replay, logprobs_at
+from pipeline.models.routing import Rerouted
 from pipeline.train.ranks import Ranks
 
 T = TypeVar("T")
@@ -63,6 +65,9 @@ class Backend(Protocol):
     """The processes that train this policy together."""
     critic: CriticBackend | None
     """None before `start_critic`."""
+    train_config: TrainConfig
+    rerouted: Rerouted | None = None
+    """Choices of experts that routers would have made differently; None where they are not counted."""
 
     def start(self, optimizer: OptimizerConfig, total_steps: int) -> None:
         """Begin a stage: a fresh optimiser whose schedule spans `total_steps` updates."""
@@ -95,7 +100,22 @@ class Backend(Protocol):
         as the sampling did; `replay.routing` is for the policy alone, a reference routes by itself. With `lengths`, the
         tokens of each row, rows are packed: padding is not computed.
         """
-        ...
+        own = replay if who == "policy" else Replay(replay.kept)
+        layout = Layout(lengths, self.train_config.logits_chunk_tokens, self.ranks.pieces)
+
+        def compute(model: Any) -> tuple[Tensor, Tensor | None]:
+            # Training forwards alone are counted, each token once per update.
+            rerouted = self.rerouted if torch.is_grad_enabled() else None
+            return logprobs_at(
+                model, input_ids, where, temperature, entropy, replay=own, rerouted=rerouted, layout=layout
+            )
+
+        return self.compute(compute, who)
+
+    def changed_routes(self) -> dict[str, float]:
+        """Return the metric of routers' changed choices in this update, if any were counted."""
+        counted = self.rerouted
+        return {} if counted is None or not counted.total else {"routing/changed": counted.changed / counted.total}
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient of one micro-batch's share of the loss."""

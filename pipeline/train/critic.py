@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -145,20 +145,42 @@ class TorchCritic:
         return finite_norm(self._parameters(), "critic's gradient norm", self.num_updates)
 
 
-class ShardedCritic:
-    """A token classifier of one label that DeepSpeed shards like the policy. Implements `CriticBackend`."""
+class Divided(Protocol):
+    """A module that ranks divide, with its optimiser: DeepSpeed's `Sharded`, or `FsdpShards`, which say more."""
 
-    def __init__(
-        self, model: Any, optimizer: OptimizerConfig, total_steps: int, config: TrainConfig, ranks: Ranks
-    ) -> None:
+    def run(self, compute: Callable[[Any], Any]) -> Any:
+        """Return compute(model)."""
+        ...
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate the gradient."""
+        ...
+
+    def require_finite(self, update: int) -> None:
+        """Raise NonFiniteError if the gradient is not finite on some rank."""
+        ...
+
+    def step(self, config: OptimizerConfig, rate: float, update: int) -> float:
+        """Take one clipped update, and return the gradient's norm."""
+        ...
+
+    def discard(self) -> None:
+        """Forget the gradient."""
+        ...
+
+
+D = TypeVar("D", bound=Divided)
+
+
+class DividedCritic(Generic[D]):
+    """A token classifier of one label that ranks divide like the policy. Implements `CriticBackend`."""
+
+    def __init__(self, sharded: D, ranks: Ranks, optimizer: OptimizerConfig, total_steps: int) -> None:
+        self.sharded = sharded
         self.ranks = ranks
-        self.model = model
         self.config = optimizer
         self.total_steps = total_steps
         self.num_updates = 0
-        self.sharded = Sharded(model, "critic's gradient norm", optimizer, config, ranks)
-        self.sharded.watch_gradient()
-        self.sharded.restart(optimizer)
 
     def values(self, input_ids: Tensor, where: Tensor) -> Tensor:
         """Return V [B, T] of the states before the tokens at `where` (bool, False at column 0), 0 elsewhere."""
@@ -185,6 +207,28 @@ class ShardedCritic:
         """Forget the gradient."""
         self.sharded.discard()
 
+    def note(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of the critic, besides tensors."""
+        return {
+            "config": self.config.model_dump(),
+            "total_steps": self.total_steps,
+            "num_updates": self.num_updates,
+        }
+
+
+class ShardedCritic(DividedCritic[Sharded]):
+    """A critic that DeepSpeed divides."""
+
+    def __init__(
+        self, model: Any, optimizer: OptimizerConfig, total_steps: int, config: TrainConfig, ranks: Ranks
+    ) -> None:
+        super().__init__(
+            Sharded(model, "critic's gradient norm", optimizer, config, ranks), ranks, optimizer, total_steps
+        )
+        self.model = model
+        self.sharded.watch_gradient()
+        self.sharded.restart(optimizer)
+
     def write(self, folder: Path) -> None:
         """Write the weights as a Hugging Face folder `critic/`, master weights and moments next to the policy's."""
         first = self.ranks.is_first
@@ -192,13 +236,7 @@ class ShardedCritic:
         files = self.sharded.write(folder, "critic-optimizer")
         if first:
             self.model.save_pretrained(folder / "critic", state_dict=weights)
-            state = {
-                "config": self.config.model_dump(),
-                "total_steps": self.total_steps,
-                "num_updates": self.num_updates,
-                "files": files,
-            }
-            (folder / SHARDED_FILE).write_text(json.dumps(state))
+            (folder / SHARDED_FILE).write_text(json.dumps({**self.note(), "files": files}))
 
     @classmethod
     def restored(cls, folder: Path, policy: Any, config: TrainConfig, ranks: Ranks) -> ShardedCritic:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,10 @@ from torch import Tensor
 
 from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import RunError
-from pipeline.models.forward import Layout, Replay, logprobs_at
 from pipeline.models.load import frozen_copy, recompute_activations
 from pipeline.models.lora import Adapted
 from pipeline.models.saved_names import as_saved, filled, in_pieces, without_memory
-from pipeline.train.backend import NO_REPLAY, Backend, CriticBackend, T, Who, require_written_by
+from pipeline.train.backend import Backend, CriticBackend, T, Who, require_written_by
 from pipeline.train.critic import ShardedCritic, TorchCritic, Within, own_backbone
 from pipeline.train.optimizer import schedule
 from pipeline.train.ranks import ALONE, Ranks
@@ -112,25 +111,6 @@ class DeepSpeedBackend(Backend):
         with nullcontext() if who == "policy" else as_base(self.reference):
             result: T = self._run(function)
         return result
-
-    def logprobs(
-        self,
-        input_ids: Tensor,
-        where: Tensor,
-        temperature: float,
-        who: Who = "policy",
-        entropy: bool = False,
-        replay: Replay = NO_REPLAY,
-        lengths: Sequence[int] | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return log-probs [B, T] at `where`, and entropies if asked for; see `Backend.logprobs`."""
-        own = replay if who == "policy" else Replay(replay.kept)
-        layout = Layout(lengths, self.train_config.logits_chunk_tokens, self.ranks.pieces)
-
-        def compute(model: Any) -> tuple[Tensor, Tensor | None]:
-            return logprobs_at(model, input_ids, where, temperature, entropy, replay=own, layout=layout)
-
-        return self.compute(compute, who)
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from pipeline.config.sections import OptimizerConfig, TrainConfig
-from pipeline.models.forward import Layout, Replay, logprobs_at
 from pipeline.models.lora import Adapted
 from pipeline.models.routing import Rerouted
 from pipeline.models.saved_names import as_saved, filled, without_memory
 from pipeline.models.written import Streamed
-from pipeline.train.backend import NO_REPLAY, Backend, CriticBackend, T, Who, require_written_by
+from pipeline.train.backend import Backend, CriticBackend, T, Who, require_written_by
 from pipeline.train.critic import TorchCritic, Within
 from pipeline.train.fsdp_critic import FsdpCritic
 from pipeline.train.fsdp_shards import FsdpShards, read_tensors, whole, write_tensors
@@ -83,13 +82,10 @@ class FsdpBackend(Backend):
 
     def start_critic(self, shared: bool, optimizer: OptimizerConfig, total_steps: int) -> None:
         """Make a critic that has learned nothing, divided like the policy unless it shares the policy's backbone."""
-        self.critic = self._critic(shared, optimizer, total_steps)
-
-    def _critic(self, shared: bool, optimizer: OptimizerConfig, total_steps: int) -> TorchCritic | FsdpCritic:
         if shared:
-            within = Within(self.sharded.run, self.sharded.backward, 1, self.dtype)
-            return TorchCritic(self.model, None, optimizer, total_steps, self.ranks, within)
-        return FsdpCritic(self.sharded, self._divided, optimizer, total_steps)
+            self.critic = TorchCritic(self.model, None, optimizer, total_steps, self.ranks, self._within())
+        else:
+            self.critic = FsdpCritic(self.sharded, self._divided, optimizer, total_steps)
 
     def compute(self, function: Callable[[Any], T], who: Who = "policy") -> T:
         """Return function(module) for the module of the policy or the reference; see `Backend.compute`."""
@@ -97,28 +93,6 @@ class FsdpBackend(Backend):
         with nullcontext() if who == "policy" else as_base(self.reference):
             result: T = shards.run(function)
         return result
-
-    def logprobs(
-        self,
-        input_ids: Tensor,
-        where: Tensor,
-        temperature: float,
-        who: Who = "policy",
-        entropy: bool = False,
-        replay: Replay = NO_REPLAY,
-        lengths: Sequence[int] | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return log-probs [B, T] at `where`, and entropies if asked for; see `Backend.logprobs`."""
-        own = replay if who == "policy" else Replay(replay.kept)
-        layout = Layout(lengths, self.train_config.logits_chunk_tokens, self.ranks.pieces)
-
-        def compute(model: Any) -> tuple[Tensor, Tensor | None]:
-            rerouted = self.rerouted if torch.is_grad_enabled() else None  # each token of an update once
-            return logprobs_at(
-                model, input_ids, where, temperature, entropy, replay=own, rerouted=rerouted, layout=layout
-            )
-
-        return self.compute(compute, who)
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient."""
@@ -131,9 +105,7 @@ class FsdpBackend(Backend):
         norm = self.sharded.step(self.config, rate, self.num_updates)
         self._whole_is_fresh = False
         self.num_updates += 1
-        metrics = {"grad_norm": norm, "learning_rate": rate}
-        if self.rerouted.total:
-            metrics["routing/changed"] = self.rerouted.changed / self.rerouted.total
+        metrics = {"grad_norm": norm, "learning_rate": rate, **self.changed_routes()}
         self.rerouted = Rerouted()
         return metrics
 
@@ -183,7 +155,7 @@ class FsdpBackend(Backend):
 
     @torch.no_grad()
     def whole_model(self, only_first: bool = False) -> Any:
-        """Return a whole module; `only_first`: what writes one block by block, which every rank must let do so."""
+        """Return a whole module; with `only_first` a `Streamed`, whose `save_pretrained` every rank must call."""
         if self.adapted is not None:
             if not self._whole_is_fresh:
                 self.adapted.merge(whole)
@@ -256,8 +228,7 @@ class FsdpBackend(Backend):
             self.critic.sharded.set_step(self.critic.num_updates)
         if (folder / "critic.pt").exists():
             saved = torch.load(folder / "critic.pt", map_location=self.device, weights_only=True)
-            within = Within(self.sharded.run, self.sharded.backward, 1, self.dtype)
-            self.critic = TorchCritic.restored(self.model, saved, folder / "critic", self.ranks, within)
+            self.critic = TorchCritic.restored(self.model, saved, folder / "critic", self.ranks, self._within())
         self._whole_is_fresh = False
 
     def _tensors(self) -> dict[str, Any]:
@@ -268,6 +239,10 @@ class FsdpBackend(Backend):
         if isinstance(self.critic, FsdpCritic):
             held |= {f"critic/{name}": t for name, t in self.critic.sharded.tensors().items()}
         return held
+
+    def _within(self) -> Within:
+        """Return the means by which a head on the policy's backbone computes and learns."""
+        return Within(self.sharded.run, self.sharded.backward, 1, self.dtype)
 
     def _divided(self, whose: str, model: Any = None) -> FsdpShards:
         """Return a divided module with float32 weights that are not set, of `model` or of the policy's kind."""

@@ -16,10 +16,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.config.sections import OptimizerConfig
-from pipeline.errors import CheckpointError, NonFiniteError, boundary
+from pipeline.errors import CheckpointError, boundary
 from pipeline.models.saved_names import pieces
-from pipeline.models.unloaded import Files, folder_of
-from pipeline.train.optimizer import adamw, clipped_step
+from pipeline.models.unloaded import weights_of
+from pipeline.train.optimizer import adamw, checked_norm, clipped_step
 from pipeline.train.ranks import Ranks, answered, collectives
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -101,8 +101,7 @@ class FsdpShards:
         `source`: an `FsdpShards` of the same names, a whole module, or one that `unloaded` made.
         """
         theirs = dict((source.model if isinstance(source, FsdpShards) else source).named_parameters())
-        folder = None if isinstance(source, FsdpShards) else folder_of(source)
-        files = None if folder is None else Files(folder, source)
+        files = None if isinstance(source, FsdpShards) else weights_of(source)
         for name, p in self.model.named_parameters():
             if files is not None:
                 value = files.rows(name, _own_rows(p))
@@ -153,12 +152,7 @@ class FsdpShards:
         own = [r.grad for r in self._rows.values() if r.grad is not None]
         local = torch.nn.utils.get_total_norm(own) if own else torch.zeros((), device=self.model.device)
         norm = self.ranks.all_reduce(local.double().square()).sqrt().float()
-        if not bool(torch.isfinite(norm)):
-            raise NonFiniteError(
-                f"the {self.whose} is {float(norm)} at update {update}; the update was refused. Lower the learning "
-                "rate or max_grad_norm if this comes back"
-            )
-        return norm
+        return checked_norm(norm, self.whose, update)
 
 
 @contextmanager
@@ -241,7 +235,7 @@ def _divided(
 
 
 def _blocks(model: Any) -> list[Any]:
-    """Return the modules whose weights are put together apart: the blocks, and an embedding that is not tied."""
+    """Return the modules that are gathered separately: the blocks, and an embedding that is not tied to the head."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     blocks = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]

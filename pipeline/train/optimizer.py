@@ -124,6 +124,11 @@ def finite_norm(parameters: Sequence[Tensor], whose: str, update: int) -> Tensor
     Raises: NonFiniteError if it is not finite; the gradients stay.
     """
     norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+    return checked_norm(norm, whose, update)
+
+
+def checked_norm(norm: Tensor, whose: str, update: int) -> Tensor:
+    """Return the norm of a gradient. Raises: NonFiniteError if it is not finite."""
     if not bool(torch.isfinite(norm)):
         raise NonFiniteError(
             f"the {whose} is {float(norm)} at update {update}; the update was refused. "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,11 @@ from torch import Tensor
 
 from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import CheckpointError, NonFiniteError
-from pipeline.models.forward import Layout, Replay, logprobs_at
 from pipeline.models.load import frozen_copy, recompute_activations
 from pipeline.models.lora import Adapted
 from pipeline.models.routing import Rerouted
 from pipeline.models.saved_names import as_saved
-from pipeline.train.backend import NO_REPLAY, Backend, T, Who, require_written_by
+from pipeline.train.backend import Backend, T, Who, require_written_by
 from pipeline.train.critic import TorchCritic, own_backbone
 from pipeline.train.optimizer import MasterAdamW, clipped_step, finite_norm, schedule, trained_by, with_masters
 from pipeline.train.ranks import ALONE, Ranks
@@ -67,33 +66,6 @@ class TorchBackend(Backend):
         with nullcontext() if who == "policy" else as_base(self.reference):
             return function(model)
 
-    def logprobs(
-        self,
-        input_ids: Tensor,
-        where: Tensor,
-        temperature: float,
-        who: Who = "policy",
-        entropy: bool = False,
-        replay: Replay = NO_REPLAY,
-        lengths: Sequence[int] | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return log-probs [B, T] at `where`, and entropies if asked for; see `Backend.logprobs`."""
-
-        def compute(model: Any) -> tuple[Tensor, Tensor | None]:
-            return logprobs_at(
-                model,
-                input_ids,
-                where,
-                temperature,
-                entropy,
-                replay=replay if who == "policy" else Replay(replay.kept),
-                # Count training forwards alone, each token once per update.
-                rerouted=self.rerouted if torch.is_grad_enabled() else None,
-                layout=Layout(lengths, self.train_config.logits_chunk_tokens, self.ranks.pieces),
-            )
-
-        return self.compute(compute, who)
-
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient."""
         loss.backward()  # type: ignore[no-untyped-call]
@@ -113,9 +85,7 @@ class TorchBackend(Backend):
         rate = schedule(self.config, self.num_updates, self.total_steps)
         clipped_step(self.optimizer, self.config, parameters, norm, rate)
         self._is_merged = False
-        metrics = {"grad_norm": float(norm), "learning_rate": rate}
-        if self.rerouted.total:
-            metrics["routing/changed"] = self.rerouted.changed / self.rerouted.total
+        metrics = {"grad_norm": float(norm), "learning_rate": rate, **self.changed_routes()}
         self._forget()
         self.num_updates += 1
         return metrics

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from pipeline.errors import ConfigError
-from pipeline.models.unloaded import Files, folder_of, unloaded
+from pipeline.models.unloaded import unloaded, weights_of
 from pipeline.models.written import Streamed
 from tests.models.families import FAST, SLOW, build, tiny
 
@@ -35,14 +35,14 @@ def test_buffers_are_computed_and_rows_read(name: str, tmp_path: Path) -> None:
     loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     empty = unloaded(str(tmp_path), torch.float32)
     assert empty is not None
-    assert folder_of(empty) == tmp_path
     assert all(p.device.type == "meta" for p in empty.parameters())
     wanted = dict(loaded.named_buffers())
     found = dict(empty.named_buffers())
     assert found.keys() == wanted.keys()
     for key, value in wanted.items():
         assert torch.equal(found[key], value), key
-    files = Files(tmp_path, empty)
+    files = weights_of(empty)
+    assert files is not None
     for key, value in loaded.named_parameters():
         half = value.shape[0] // 2
         for rows in (slice(0, half), slice(half, value.shape[0])):

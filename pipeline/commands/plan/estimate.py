@@ -129,14 +129,18 @@ def fitting(config: RunConfig, shape: Shape, gpus: int, device: Device) -> tuple
     """
     if fits(config, shape, gpus, device):
         return (), config
-    words: dict[str, str] = {}
+    words: list[str] = []
     for word, turned in knobs(config, gpus):
-        if word.startswith("train.backend="):
-            words = {name: w for name, w in words.items() if not name.startswith("train.backend")}
-        words[word.rsplit("=", 1)[0]] = word  # a later value of a field replaces an earlier one
+        # A later value of a field replaces an earlier one.
+        words = [*(w for w in words if not fields_of(w) & fields_of(word)), word]
         if fits(turned, shape, gpus, device):
-            return tuple(words.values()), turned
+            return tuple(words), turned
     return None, config
+
+
+def fields_of(words: str) -> set[str]:
+    """Return the fields that settings such as "train.backend=deepspeed train.zero=1" set."""
+    return {word.split("=")[0] for word in words.split()}
 
 
 def plans(

@@ -66,7 +66,7 @@ def adapters_of(config: RunConfig, shape: Shape) -> Adapters | None:
 
 
 def divided_by(train: TrainConfig) -> int:
-    """Return ZeRO's stage of what is divided among ranks: 3 of FSDP, which divides everything, 0 of torch's backend."""
+    """Return the ZeRO stage that divides as much: 3 for FSDP, which divides everything, 0 for torch's backend."""
     return {"torch": 0, "fsdp": 3, "deepspeed": train.zero}[train.backend]
 
 
@@ -94,14 +94,14 @@ def memory(config: RunConfig, shape: Shape, gpus: int) -> dict[str, float]:
     parts = resident(config, shape, gpus)
     learns = shape.parameters if adapters is None else adapters.parameters
     parts["gradients"] = trained(config, learns, gpus, adapters is not None)["gradients"]
-    if zero == 3:
-        parts["gathered layers"] = 2 * shape.largest_layer * width_of(config)
     if config.train.backend == "fsdp":
         # A block's gradients wait in float32 to be added over ranks, while the next block's weights come.
         parts["gathered layers"] = (2 * width_of(config) + 4) * shape.block
         # Whole throughout forward and backward: the output matrix and its gradient, and if it is the table too, the
         # gradient of that use, and their sum.
         parts["gathered table"] = (4 if shape.tied else 2) * shape.vocab * shape.hidden * width_of(config)
+    elif zero == 3:
+        parts["gathered layers"] = 2 * shape.largest_layer * width_of(config)
     if _has_critic(config):
         parts["critic"] = sum(trained(config, _backbone(shape), gpus, False).values())
     return parts | activations(config, shape, width_of(config))
