@@ -9,19 +9,24 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from pipeline.errors import CheckpointError, ConfigError, boundary
 from pipeline.models.load import frozen_copy
+from pipeline.models.saved_names import without_memory
 
 FOLDER = "adapter"
 NAME = "default"
+BASE, FACTORS = ".base_layer.", (".lora_A.", ".lora_B.")
+"""In the names of weights: what follows the name of a layer that has adapters."""
+Twin = Literal["shares", "copies", "empty"]
+"""The merged twin: it shares the weights that no adapter changes, it has its own of all, or it has none."""
 Whole = Callable[..., AbstractContextManager[tuple[Tensor, ...]]]
 """Returns a context with the parameters put together, if ranks share them out."""
 
@@ -35,12 +40,12 @@ class Adapted:
     """A policy whose adapters alone take a gradient, and its merged twin."""
 
     def __init__(
-        self, model: Any, rank: int, alpha: float, targets: Sequence[str], seed: int, shares: bool = True
+        self, model: Any, rank: int, alpha: float, targets: Sequence[str], seed: int, twin: Twin = "shares"
     ) -> None:
         """Put adapters into `model` itself; they start at zero, so that it computes what it did.
 
-        `targets`: names of linear layers; none means all but the output layer. `shares`: the twin shares unchanged
-        weights.
+        `model` may be on `meta`; its adapters have values all the same. `targets`: names of linear layers; none means
+        all but the output layer. An empty twin only has names and shapes for `merged`.
         Raises: ConfigError where peft is not installed or the model has no such layers.
         """
         try:
@@ -50,14 +55,19 @@ class Adapted:
                 f"train.lora is given and peft does not import ({exc}); pip install 'verizero[lora]', or drop it"
             ) from exc
         self.model = model
-        self.base = fingerprint(model)
+        is_empty = any(p.device.type == "meta" for p in model.parameters())
+        self.base = "" if is_empty else fingerprint(model)
+        """The fingerprint of the base; whoever divides a model on `meta` must set it."""
         own = {id(p): p for p in model.parameters()}
-        self.twin: Any = copy.deepcopy(model, dict(own) if shares else {}).eval().requires_grad_(False)
+        self.twin: Any = (
+            without_memory(model) if twin == "empty" else copy.deepcopy(model, dict(own) if twin == "shares" else {})
+        )
+        self.twin.eval().requires_grad_(False)
         self.config: Any = peft.LoraConfig(
             r=rank, lora_alpha=alpha, target_modules=list(targets) or "all-linear", lora_dropout=0.0, bias="none"
         )
         with boundary(ConfigError, f"train.lora.targets={list(targets)} (give names of linear layers of the policy)"):
-            with torch.random.fork_rng(devices=[]):
+            with torch.random.fork_rng(devices=[]), _stood_in(model):
                 torch.manual_seed(seed)
                 peft.inject_adapter_in_model(self.config, model)
         self.layers: dict[str, Any] = {n: m for n, m in model.named_modules() if hasattr(m, "lora_A") and m.lora_A}
@@ -65,7 +75,7 @@ class Adapted:
             if any(p.dtype in (torch.bfloat16, torch.float16) for p in layer.lora_A.parameters()):
                 layer.lora_A.float()
                 layer.lora_B.float()
-            if shares:
+            if twin == "shares":
                 seat = self.twin.get_submodule(name)
                 seat.weight = torch.nn.Parameter(seat.weight.detach().clone(), requires_grad=False)
 
@@ -94,10 +104,25 @@ class Adapted:
         for name, layer in self.layers.items():
             divided = (layer.base_layer.weight, layer.lora_A[NAME].weight, layer.lora_B[NAME].weight)
             with whole(*divided) as (base, a, b):
-                change = layer.scaling[NAME] * (_wide(b) @ _wide(a))
-                change = change.t() if layer.fan_in_fan_out else change
-                self.twin.get_submodule(name).weight.copy_(_wide(base) + change)
+                self.twin.get_submodule(name).weight.copy_(_sum(layer, base, a, b))
         return self.twin
+
+    @torch.no_grad()
+    def merged(self, block: Mapping[str, Tensor], learned: bool = True) -> dict[str, Tensor]:
+        """Return some of the policy's weights as a plain model has them; without `learned`, as the base has them.
+
+        `block` has whole tensors by the policy's own names. A layer's adapters must come with its weight.
+        """
+        plain: dict[str, Tensor] = {}
+        for name, weight in block.items():
+            if any(factor in name for factor in FACTORS):
+                continue
+            layer, _, part = name.partition(BASE)
+            if learned and part == "weight":
+                a, b = (block[f"{layer}{factor}{NAME}.weight"] for factor in FACTORS)
+                weight = _sum(self.layers[layer], weight, a, b).to(weight.dtype)
+            plain[plain_name(name)] = weight
+        return plain
 
     @torch.no_grad()
     def base_copy(self, whole: Whole = as_they_are) -> Any:
@@ -149,14 +174,58 @@ class Adapted:
         return [(n.replace(f".{NAME}.", "."), p) for n, p in self.model.named_parameters() if p.requires_grad]
 
 
+def plain_name(name: str) -> str:
+    """Return the name, in a plain model, of a weight of a model with adapters."""
+    return name.replace(BASE, ".")
+
+
 def fingerprint(model: Any) -> str:
-    """Return a hash of the names and of the sum of each weight's bits, which differs for another model."""
+    """Return a hash of the names, shapes and bits of a model's weights, which differs for another model."""
+    return hashed((name, p.shape, int(sum_of_bits(p))) for name, p in model.named_parameters())
+
+
+def sum_of_bits(weight: Tensor) -> Tensor:
+    """Return the sum of the bits of each number, modulo 2^64, as int64. Sums of a weight's rows add up to its own."""
     kinds = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-    words = [
-        f"{name} {tuple(p.shape)} {int(p.detach().contiguous().view(kinds[p.element_size()]).sum(dtype=torch.int64))}"
-        for name, p in model.named_parameters()
-    ]
+    return weight.detach().contiguous().view(kinds[weight.element_size()]).sum(dtype=torch.int64)
+
+
+def hashed(sums: Iterable[tuple[str, Sequence[int], int]]) -> str:
+    """Return the fingerprint of a model whose weights have these names, shapes and sums of bits."""
+    words = [f"{name} {tuple(shape)} {total}" for name, shape, total in sums]
     return hashlib.sha256("\n".join(words).encode()).hexdigest()
+
+
+@contextmanager
+def _stood_in(model: Any) -> Iterator[None]:
+    """Give parameters on `meta` tensors of one number in their place within the block.
+
+    `peft` puts adapters where a layer's weight is, and on `meta` they would have no values.
+    """
+    empty = {id(p): p for p in model.parameters() if p.device.type == "meta"}
+    stand_ins = {
+        i: torch.nn.Parameter(torch.zeros((), dtype=p.dtype).expand(p.shape), requires_grad=False)
+        for i, p in empty.items()
+    }
+    back = {id(stand_ins[i]): p.requires_grad_(False) for i, p in empty.items()}
+    _replace(model, stand_ins)
+    try:
+        yield
+    finally:
+        _replace(model, back)
+
+
+def _replace(model: Any, others: Mapping[int, torch.nn.Parameter]) -> None:
+    """Replace parameters, given by their ids."""
+    for module in model.modules():
+        for key, p in module._parameters.items():
+            module._parameters[key] = others.get(id(p), p)
+
+
+def _sum(layer: Any, base: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """Return the weight of a layer with its adapters, in float32 or wider."""
+    change: Tensor = layer.scaling[NAME] * (_wide(b) @ _wide(a))
+    return _wide(base) + (change.t() if layer.fan_in_fan_out else change)
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -39,10 +39,16 @@ def pieces(names: Iterable[str]) -> list[list[str]]:
 
 
 def _layer(name: str) -> str | None:
-    """Return the part of a name up to its first number, e.g. model.layers.3; None without a number."""
+    """Return the part of a name up to its first number, e.g. model.layers.3; None without a number.
+
+    Without a number, the weight of a layer and its adapters (LoRA) have the layer's name.
+    """
     parts = name.split(".")
     numbers: Sequence[int] = [i for i, part in enumerate(parts) if part.isdigit()]
-    return ".".join(parts[: numbers[0] + 1]) if numbers else None
+    if numbers:
+        return ".".join(parts[: numbers[0] + 1])
+    ends = [i for i, part in enumerate(parts) if part in ("base_layer", "lora_A", "lora_B")]
+    return ".".join(parts[: ends[0]]) if ends else None
 
 
 def without_memory(model: Any) -> Any:

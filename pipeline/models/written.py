@@ -49,6 +49,7 @@ class Streamed:
         held: dict[str, Tensor] = {}
         for block in self.blocks():
             held |= {name: t.cpu().contiguous() for name, t in block.items()}
+            del block  # on a GPU it would stay while the next one comes
             if sum(t.nbytes for t in held.values()) >= FILE_BYTES:
                 yield held
                 held = {}

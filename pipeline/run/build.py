@@ -93,7 +93,7 @@ def build_policy(config: RunConfig, tokenizer: Any, start: Path | None) -> Any:
 
 def read_policy(config: RunConfig, path: str, device: str, revision: str | None = None) -> Any:
     """Return the policy of a folder or hub id; its weights stay in the files where ranks will read their own rows."""
-    if config.train.backend == "fsdp" and config.train.lora is None:
+    if config.train.backend == "fsdp":
         model = unloaded(path, DTYPES[config.model.dtype], revision)
         if model is not None:
             return model
@@ -139,11 +139,11 @@ def _backend_around(config: RunConfig, model: Any, ranks: Ranks) -> Backend:
     keeps_whole = config.rollout.engine == "torch"
     adapted, how = None, config.train.lora
     if how is not None:
-        from pipeline.models.lora import Adapted
+        from pipeline.models.lora import Adapted, Twin
 
         # Where a parameter becomes a shard, the two modules cannot share weights.
-        shares = config.train.zero < 3 and config.train.backend != "fsdp"
-        adapted = Adapted(model, how.rank, how.alpha, how.targets, derive(config.seed, "lora"), shares)
+        twin: Twin = "empty" if config.train.backend == "fsdp" else "copies" if config.train.zero == 3 else "shares"
+        adapted = Adapted(model, how.rank, how.alpha, how.targets, derive(config.seed, "lora"), twin)
     if config.train.backend == "fsdp":
         from pipeline.train.fsdp_backend import FsdpBackend
 

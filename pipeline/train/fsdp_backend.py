@@ -10,6 +10,7 @@ import copy
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ import torch
 from torch import Tensor
 
 from pipeline.config.sections import OptimizerConfig, TrainConfig
-from pipeline.models.lora import Adapted
+from pipeline.models.lora import FACTORS, Adapted, hashed, plain_name, sum_of_bits
 from pipeline.models.routing import Rerouted
 from pipeline.models.saved_names import as_saved, filled, without_memory
+from pipeline.models.unloaded import weights_of
 from pipeline.models.written import Streamed
 from pipeline.train.backend import Backend, CriticBackend, T, Who, require_written_by
 from pipeline.train.critic import TorchCritic, Within
@@ -46,7 +48,7 @@ class FsdpBackend(Backend):
     ) -> None:
         """`model`: whole, or with its weights still in files (`models.unloaded`); it is not kept without `adapted`.
 
-        `adapted`: the adapters in `model`, if they alone are trained; its plain twin is whole on every rank.
+        `adapted`: the adapters in `model`, if they alone are trained; its twin is empty.
         `keeps_whole`: an engine reads weights from `whole_model`, so a whole copy is kept next to the shards.
         """
         self.ranks = ranks
@@ -60,9 +62,7 @@ class FsdpBackend(Backend):
             self.sharded = self._divided("gradient norm")
             self.sharded.take(model)
         else:
-            # In place: the adapters' layers are known by their modules. Base and adapters keep their number types.
-            recompute = config.gradient_checkpointing
-            self.sharded = FsdpShards(model.eval(), "gradient norm", ranks, None, self.device, recompute)
+            self.sharded = self._divided_in_place(model, adapted)
         self.model = self.sharded.model
         self.reference: FsdpShards | Adapted | None = None
         self.critic: CriticBackend | None = None
@@ -85,7 +85,7 @@ class FsdpBackend(Backend):
         if shared:
             self.critic = TorchCritic(self.model, None, optimizer, total_steps, self.ranks, self._within())
         else:
-            self.critic = FsdpCritic(self.sharded, self._divided, optimizer, total_steps)
+            self.critic = FsdpCritic(self.sharded, self._divided, self._copy_to, optimizer, total_steps)
 
     def compute(self, function: Callable[[Any], T], who: Who = "policy") -> T:
         """Return function(module) for the module of the policy or the reference; see `Backend.compute`."""
@@ -129,10 +129,9 @@ class FsdpBackend(Backend):
         if self.reference is None:
             self.reference, alpha = self._frozen(), 1.0
         elif isinstance(self.reference, Adapted):
-            base = self.reference.base_copy(whole)
             self.reference = self._frozen()
-            self.reference.take(base)
-        self.reference.take(self.sharded if self.adapted is None else self.whole_model(), alpha)
+            self.reference.take_blocks(self._plain_blocks(learned=False))
+        self._copy_to(self.reference, alpha)
 
     def replace_weights(self, model: Any) -> None:
         """Set the policy's weights to those of `model`, each rank its own rows."""
@@ -140,31 +139,23 @@ class FsdpBackend(Backend):
         self._whole_is_fresh = False
 
     def refresh_module(self) -> None:
-        """Gather the weights of the whole copy, if one is kept, or merge adapters."""
-        if self._keeps_whole or self.adapted is not None:
+        """Gather the weights of the whole copy, if one is kept."""
+        if self._keeps_whole:
             self.whole_model()
 
     def named_weights(self) -> Iterable[tuple[str, Tensor]]:
         """Return the policy's weights under the names of a saved folder, gathered block by block."""
-        if self.adapted is not None:
-            model = self.whole_model()
-            yield from as_saved(model, {name: p.detach() for name, p in model.named_parameters()}).items()
-            return
         for block in self._blocks():
             yield from block.items()
+            del block  # before the next one comes
 
     @torch.no_grad()
     def whole_model(self, only_first: bool = False) -> Any:
         """Return a whole module; with `only_first` a `Streamed`, whose `save_pretrained` every rank must call."""
-        if self.adapted is not None:
-            if not self._whole_is_fresh:
-                self.adapted.merge(whole)
-                self._whole_is_fresh = True
-            return self.adapted.twin
         if only_first:
             return Streamed(self._empty, self._blocks, self.ranks.is_first)
         if self._whole is None or not self._whole_is_fresh:
-            weights = ((n, w) for block in self.sharded.gathered(self.dtype) for n, w in block.items())
+            weights = ((n, w) for block in self._plain_blocks() for n, w in block.items())
             if self._whole is None:
                 model = filled(self._empty, weights, self.device).eval()
                 if not self._keeps_whole:
@@ -179,9 +170,7 @@ class FsdpBackend(Backend):
 
     def save(self, folder: Path, save_model: Callable[[Any, Path], None]) -> None:
         """Write the model as a Hugging Face folder, and the shards of all that is trained, each rank its own."""
-        model = self.whole_model(only_first=True)
-        if self.adapted is None or self.ranks.is_first:
-            save_model(model, folder / "model")
+        save_model(self.whole_model(only_first=True), folder / "model")
         if self.adapted is not None:
             self.adapted.save(folder, self.ranks.is_first, whole)
         write_tensors(self._tensors(), folder / SHARDS)
@@ -218,7 +207,7 @@ class FsdpBackend(Backend):
             self.reference = self.adapted
         if (note := state["critic"]) is not None:
             optimizer = OptimizerConfig.model_validate(note["config"])
-            self.critic = FsdpCritic(self.sharded, self._divided, optimizer, note["total_steps"])
+            self.critic = FsdpCritic(self.sharded, self._divided, self._copy_to, optimizer, note["total_steps"])
             self.critic.num_updates = note["num_updates"]
         self.num_updates = state["num_updates"]
         read_tensors(self._tensors(), folder / SHARDS)
@@ -256,7 +245,36 @@ class FsdpBackend(Backend):
         module = copy.deepcopy(self._empty).eval().requires_grad_(False)
         return FsdpShards(module, "reference", self.ranks, None, self.device, False)
 
+    def _divided_in_place(self, model: Any, adapted: Adapted) -> FsdpShards:
+        """Divide a model with adapters in place: its layers are known by their modules. Number types stay."""
+        values, files = {}, weights_of(model)
+        if files is not None:
+            values = {name: p.detach() for name, p in model.named_parameters() if p.device.type != "meta"}
+            for layer in adapted.layers.values():
+                layer.lora_A.to("meta")
+                layer.lora_B.to("meta")
+        recompute = self.train_config.gradient_checkpointing
+        sharded = FsdpShards(model.eval(), "gradient norm", self.ranks, None, self.device, recompute)
+        if files is not None:
+            sharded.read(files, plain_name, values)
+        own = [(n, p) for n, p in sharded.model.named_parameters() if not any(factor in n for factor in FACTORS)]
+        sums = self.ranks.all_reduce(torch.stack([sum_of_bits(p.to_local()) for _, p in own])).tolist()
+        adapted.base = hashed((plain_name(n), p.shape, total) for (n, p), total in zip(own, sums, strict=True))
+        return sharded
+
+    def _copy_to(self, shards: FsdpShards, share: float = 1.0) -> None:
+        """Set the weights of `shards` that the policy has too: share * policy + (1 - share) * weights."""
+        if self.adapted is None:
+            shards.take(self.sharded, share)
+        else:
+            shards.take_blocks(self._plain_blocks(), share)
+
+    def _plain_blocks(self, learned: bool = True) -> Iterator[dict[str, Tensor]]:
+        """Return the policy's weights as a module without adapters names them, a block at a time."""
+        if self.adapted is None:
+            return self.sharded.gathered(self.dtype)
+        return map(partial(self.adapted.merged, learned=learned), self.sharded.gathered())
+
     def _blocks(self) -> Iterator[dict[str, Tensor]]:
-        """Yield the policy's weights by their saved names, a block at a time."""
-        for block in self.sharded.gathered(self.dtype):
-            yield as_saved(self._empty, block)
+        """Return the policy's weights by their saved names, a block at a time."""
+        return map(partial(as_saved, self._empty), self._plain_blocks())

@@ -22,10 +22,11 @@ class FsdpCritic(DividedCritic[FsdpShards]):
         self,
         policy: FsdpShards,
         divide: Callable[[str, Any], FsdpShards],
+        fill: Callable[[FsdpShards], None],
         optimizer: OptimizerConfig,
         total_steps: int,
     ) -> None:
-        """`divide(whose, model)` divides a model on `meta`.
+        """`divide(whose, model)` divides a model on `meta`; `fill` sets those weights that the policy has too.
 
         Raises: ConfigError if transformers has no token classifier of this architecture.
         """
@@ -37,15 +38,8 @@ class FsdpCritic(DividedCritic[FsdpShards]):
             settings.num_labels = 1
             model = on_meta(transformers.AutoModelForTokenClassification, settings, torch.float32)
         super().__init__(divide("critic's gradient norm", model), policy.ranks, optimizer, total_steps)
-        self._copy(policy)
-        self.sharded.restart(optimizer)
-
-    @torch.no_grad()
-    def _copy(self, policy: FsdpShards) -> None:
-        """Set the blocks to the policy's, each rank its own rows, and the head to zero."""
-        theirs = dict(policy.model.named_parameters())
-        for name, p in self.sharded.model.named_parameters():
-            if name in theirs:
-                p.to_local().copy_(theirs[name].to_local())
-            else:
+        with torch.no_grad():
+            for p in self.sharded.model.parameters():
                 p.to_local().zero_()
+            fill(self.sharded)
+        self.sharded.restart(optimizer)

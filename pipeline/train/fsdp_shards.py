@@ -6,7 +6,7 @@ the model's own number type, and gradients are added over ranks in float32. Sour
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor
 from pipeline.config.sections import OptimizerConfig
 from pipeline.errors import CheckpointError, boundary
 from pipeline.models.saved_names import pieces
-from pipeline.models.unloaded import weights_of
+from pipeline.models.unloaded import Files, weights_of
 from pipeline.train.optimizer import adamw, checked_norm, clipped_step
 from pipeline.train.ranks import Ranks, answered, collectives
 
@@ -83,36 +83,50 @@ class FsdpShards:
             p.grad = None
 
     def gathered(self, dtype: torch.dtype | None = None) -> Iterator[dict[str, Tensor]]:
-        """Yield whole weights by name, a block at a time; every rank must iterate in step.
+        """Return whole weights by name, a block at a time; every rank must iterate in step.
 
         They are rounded to `dtype` before they travel. A block takes memory until its tensors are dropped.
         """
         own = dict(self.model.named_parameters())
-        for names in pieces(own):
+
+        def block(names: Sequence[str]) -> dict[str, Tensor]:
             # A reader may be in inference mode, whose tensors could not be trained with afterwards.
             with torch.inference_mode(False), torch.no_grad(), answered():
-                block = {name: _put_together(own[name], dtype or own[name].dtype) for name in names}
-            yield block
+                return {name: _put_together(own[name], dtype or own[name].dtype) for name in names}
+
+        return map(block, pieces(own))  # unlike a generator's variable, it holds no block while the next one comes
 
     @torch.no_grad()
     def take(self, source: Any, share: float = 1.0) -> None:
         """Set the weights to share * source + (1 - share) * weights; this rank reads its own rows.
 
-        `source`: an `FsdpShards` of the same names, a whole module, or one that `unloaded` made.
+        `source`: a whole module, one that `unloaded` made, or an `FsdpShards`, of which weights with a name in both
+        are taken.
         """
         theirs = dict((source.model if isinstance(source, FsdpShards) else source).named_parameters())
         files = None if isinstance(source, FsdpShards) else weights_of(source)
         for name, p in self.model.named_parameters():
             if files is not None:
-                value = files.rows(name, _own_rows(p))
-            elif isinstance(source, FsdpShards):
-                value = theirs[name].to_local()
-            else:
-                value = theirs[name][_own_rows(p)]
-            ours = p.to_local()
-            value = value.to(ours.device, ours.dtype)
-            # lerp at 1 may round; a copy must be exact.
-            ours.lerp_(value, share) if share < 1 else ours.copy_(value)
+                _set(p, files.rows(name, _own_rows(p)), share)
+            elif not isinstance(source, FsdpShards):
+                _set(p, theirs[name][_own_rows(p)], share)
+            elif name in theirs:
+                _set(p, theirs[name].to_local(), share)
+
+    @torch.no_grad()
+    def take_blocks(self, blocks: Iterable[Mapping[str, Tensor]], share: float = 1.0) -> None:
+        """Set weights to share * theirs + (1 - share) * weights, given whole and some at a time, by name."""
+        own = dict(self.model.named_parameters())
+        for block in blocks:
+            for name in own.keys() & block.keys():
+                _set(own[name], block[name][_own_rows(own[name])], share)
+
+    @torch.no_grad()
+    def read(self, files: Files, names: Callable[[str], str], values: Mapping[str, Tensor]) -> None:
+        """Set the weights to whole `values` where those have the name, else to rows of `files`, named by `names`."""
+        for name, p in self.model.named_parameters():
+            rows = _own_rows(p)
+            _set(p, values[name][rows] if name in values else files.rows(names(name), rows), 1.0)
 
     def tensors(self) -> dict[str, Any]:
         """Return what a checkpoint holds, by name: shards of weights and, with an optimiser, of moments.
@@ -258,6 +272,14 @@ def _put_together(p: Any, dtype: torch.dtype) -> Tensor:
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     gather(whole, own.contiguous(), group=mesh.get_group())
     return whole[: p.shape[0]]
+
+
+def _set(p: Any, rows: Tensor, share: float) -> None:
+    """Set this rank's rows of a divided parameter to share * rows + (1 - share) * theirs."""
+    ours = p.to_local()
+    rows = rows.to(ours.device, ours.dtype)
+    # lerp at 1 may round; a copy must be exact.
+    ours.lerp_(rows, share) if share < 1 else ours.copy_(rows)
 
 
 def _like(p: Any, rows: Tensor) -> Any:

@@ -28,6 +28,11 @@ def test_a_layer_is_one_piece_and_so_is_each_weight_outside() -> None:
     assert pieces([]) == []
 
 
+def test_a_layer_outside_blocks_comes_with_its_adapters() -> None:
+    head = [f"lm_head.{part}.weight" for part in ("base_layer", "lora_A.default", "lora_B.default")]
+    assert pieces(["model.norm.weight", *head]) == [["model.norm.weight"], head]
+
+
 class Gathering:
     """Weights that are whole within a context only; what was whole at once is noted."""
 

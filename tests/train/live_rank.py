@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.models.load import load_model
+from pipeline.models.lora import Adapted
 from pipeline.models.unloaded import unloaded
 from pipeline.train.backend import Backend
 from pipeline.train.fsdp_backend import FsdpBackend
@@ -70,10 +71,11 @@ def shape_of_live(width: int, layers: int) -> dict[str, Any]:
 
 
 def opened(backend: str, path: Path, ranks: Ranks) -> Backend:
-    if backend == "fsdp":
+    if backend != "torch":
         config = TrainConfig(backend="fsdp", device="cpu", gradient_checkpointing=True)
         model = unloaded(str(path), torch.float32)
-        return FsdpBackend(model, config, ranks, keeps_whole=False, device=torch.device("cpu"))
+        adapted = Adapted(model, 4, 8.0, (), 1, "empty") if backend == "fsdp-lora" else None
+        return FsdpBackend(model, config, ranks, adapted, keeps_whole=False, device=torch.device("cpu"))
     return TorchBackend(load_model(str(path)), ranks, TrainConfig(gradient_checkpointing=True))
 
 
@@ -129,7 +131,7 @@ def main(folder: Path, name: str, width: int, layers: int) -> dict[str, Any]:
         ranks.barrier()
         del backend
         with phase("resume"):
-            backend = opened(name, saved / "model", ranks)
+            backend = opened(name, start if name == "fsdp-lora" else saved / "model", ranks)
             backend.load(saved)
         with phase("update after resume"):
             trained(backend)
@@ -140,6 +142,7 @@ def main(folder: Path, name: str, width: int, layers: int) -> dict[str, Any]:
             "parameters": sum(p.numel() for p in model.parameters()),
             "published": count,
             "block": sum(p.numel() for p in model.model.layers[0].parameters()) * 4 / MIB,
+            "trained": sum(p.numel() for p in model.parameters() if p.requires_grad),
             "table": model.model.embed_tokens.weight.numel() * 4 / MIB,
         }
     leave()

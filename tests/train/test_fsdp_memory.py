@@ -59,6 +59,24 @@ def test_no_rank_holds_more_than_its_shards_and_a_few_blocks(tmp_path: Path) -> 
 
 
 @pytest.mark.integration
+def test_no_rank_holds_the_whole_base_of_adapters(tmp_path: Path) -> None:
+    for number, rank in enumerate(found(tmp_path, "fsdp-lora")):
+        # The reference is the base. Gradients and two moments are of adapters alone, which each rank makes whole.
+        shard, block, table = 4 * rank["parameters"] / RANKS / MIB, rank["block"], rank["table"]
+        adapters = 4 * rank["trained"] / MIB
+        bounds = dict.fromkeys(rank["peaks"], shard + 3 * block + 4 * table + 2 * adapters + 1)
+        bounds["load"] = shard + max(table, 2 * block) + adapters + 1
+        bounds["begin"] = shard + 2 * adapters + 1
+        # A merged block is a second tensor; the reader has the table while the first block is merged.
+        bounds["publish"] = bounds["checkpoint"] = shard + adapters + 2 * max(block, table) + 1
+        if number == 0:
+            bounds["checkpoint"] += 32
+        over = {phase: (mib, bounds[phase]) for phase, mib in rank["peaks"].items() if mib > bounds[phase]}
+        assert over == {}, rank
+        assert rank["published"] == rank["parameters"] - rank["trained"]
+
+
+@pytest.mark.integration
 def test_the_measure_sees_the_whole_copies_of_torch(tmp_path: Path) -> None:
     """The same bounds, where every rank holds the whole model."""
     for rank in found(tmp_path, "torch"):
@@ -67,16 +85,19 @@ def test_the_measure_sees_the_whole_copies_of_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_the_plan_counts_what_a_rank_holds_at_most(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("backend", "lora"), [("fsdp", None), ("fsdp-lora", {"rank": 4, "alpha": 8})])
+def test_the_plan_counts_what_a_rank_holds_at_most(tmp_path: Path, backend: str, lora: dict[str, Any] | None) -> None:
     tree: dict[str, Any] = {
         "model": {
             "create": {**TREE["model"]["create"], "model_type": "llama", "config": shape_of_live(*map(int, SIZE))}
         },
         "rollout": {"engine": "vllm", "max_response_tokens": 12},
         "data": {**TREE["data"], "max_prompt_tokens": 4},
-        "train": {"backend": "fsdp", "gradient_checkpointing": True, "micro_batch_tokens": 16},
+        "train": {"backend": "fsdp", "gradient_checkpointing": True, "micro_batch_tokens": 16, "lora": lora},
     }
+    if lora is not None:
+        tree["rl"] = {"reference": {"schedule": "frozen"}}  # then it is the base, as measured
     config = parse(merge(TREE, tree))
     parts = memory(config, shape_of(config), RANKS)
-    for rank in found(tmp_path, "fsdp"):
+    for rank in found(tmp_path, backend):
         assert sum(parts.values()) / MIB == pytest.approx(rank["peaks"]["update"], rel=0.15), (parts, rank)

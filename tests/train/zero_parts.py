@@ -18,7 +18,8 @@ from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import NonFiniteError
 from pipeline.models.forward import Replay
 from pipeline.models.load import load_model
-from pipeline.models.lora import Adapted
+from pipeline.models.lora import Adapted, Twin
+from pipeline.models.unloaded import unloaded
 from pipeline.train.backend import Backend
 from pipeline.train.critic import ShardedCritic
 from pipeline.train.deepspeed_backend import DeepSpeedBackend
@@ -128,10 +129,11 @@ def chunks(ranks: Ranks, root: Path) -> dict[str, Any]:
     return found
 
 
-def with_adapters(config: dict[str, Any], ranks: Ranks | None) -> Any:
-    """A backend that trains adapters; torch's alone where there are no ranks."""
-    model = policy(dtype=torch.float32)
-    adapted = Adapted(model, 2, 4.0, (), 7, shares=config.get("zero") != 3 and config.get("backend") != "fsdp")
+def with_adapters(config: dict[str, Any], ranks: Ranks | None, start: Path | None = None) -> Any:
+    """A backend that trains adapters; torch's alone where there are no ranks. `start`: a base that stays in files."""
+    model = policy(dtype=torch.float32) if start is None else unloaded(str(start), torch.float32)
+    twin: Twin = "empty" if config.get("backend") == "fsdp" else "copies" if config.get("zero") == 3 else "shares"
+    adapted = Adapted(model, 2, 4.0, (), 7, twin)
     if ranks is None:
         return TorchBackend(model, adapted=adapted)
     return divided(config, model, ranks, adapted)
@@ -141,10 +143,16 @@ def adapters(ranks: Ranks, root: Path) -> dict[str, Any]:
     alone = begun(with_adapters({}, None))
     wanted = steps(alone, 0, NUM_STEPS)
     found = {}
+    start = None
+    if FSDP:
+        start = root / "base"
+        save(policy(dtype=torch.float32), start)  # transformers writes on rank 0 alone
+        ranks.barrier()
+        found |= adapters_on_fsdp(ranks, start)
     configs = {"fsdp": FSDP} if FSDP else {f"zero{zero}": {"zero": zero} for zero in (0, 1, 2, 3)}
     for name, config in configs.items():
         folder = root / name
-        backend = begun(with_adapters(config, ranks))
+        backend = begun(with_adapters(config, ranks, start))
         is_base = backend.reference is backend.adapted
         seen = steps(backend, 0, 3)
         folder.mkdir(parents=True, exist_ok=True)
@@ -153,7 +161,7 @@ def adapters(ranks: Ranks, root: Path) -> dict[str, Any]:
         ranks.barrier()
         merged = distance(weights(backend), read_back(folder))
         seen += steps(backend, 3, NUM_STEPS)
-        again = with_adapters(config, ranks)
+        again = with_adapters(config, ranks)  # its base is not the same object, but has the same bits
         again.load(folder)
         steps(again, 3, NUM_STEPS)
         found[name] = {
@@ -164,6 +172,28 @@ def adapters(ranks: Ranks, root: Path) -> dict[str, Any]:
             "base": float(is_base and again.reference is again.adapted),
             "moved": distance(weights(backend), weights(with_adapters({}, None))),
         }
+    return found
+
+
+def adapters_on_fsdp(ranks: Ranks, start: Path) -> dict[str, Any]:
+    """A critic of its own begins as the merged policy, and a second refresh makes the reference a model of its own."""
+    found = {}
+    alone, backend = with_adapters({}, None), with_adapters(FSDP, ranks, start)
+    seen = []
+    for one in (alone, backend):
+        begun(one)
+        metrics = steps(one, 0, 2)
+        for _ in range(2):
+            one.refresh_reference(0.5)
+            metrics += steps(one, 2, 4)
+        one.start_critic(False, CRITIC, NUM_STEPS)
+        seen.append((metrics, critic_weights(one)))
+    assert backend.whole_model() is not backend.adapted.twin
+    found["refreshed"] = {
+        "weights": distance(weights(backend), weights(alone)),
+        "metrics": apart(seen[1][0], seen[0][0]),
+        "critic": distance(seen[1][1], seen[0][1]),
+    }
     return found
 
 

@@ -96,10 +96,11 @@ def memory(config: RunConfig, shape: Shape, gpus: int) -> dict[str, float]:
     parts["gradients"] = trained(config, learns, gpus, adapters is not None)["gradients"]
     if config.train.backend == "fsdp":
         # A block's gradients wait in float32 to be added over ranks, while the next block's weights come.
-        parts["gathered layers"] = (2 * width_of(config) + 4) * shape.block
+        parts["gathered layers"] = (2 * width_of(config) + (4 if adapters is None else 0)) * shape.block
         # Whole throughout forward and backward: the output matrix and its gradient, and if it is the table too, the
-        # gradient of that use, and their sum.
-        parts["gathered table"] = (4 if shape.tied else 2) * shape.vocab * shape.hidden * width_of(config)
+        # gradient of that use, and their sum. A frozen one is there twice for a moment, as it comes.
+        tables = 4 if shape.tied and adapters is None else 2
+        parts["gathered table"] = tables * shape.vocab * shape.hidden * width_of(config)
     elif zero == 3:
         parts["gathered layers"] = 2 * shape.largest_layer * width_of(config)
     if _has_critic(config):
@@ -115,8 +116,9 @@ def resident(config: RunConfig, shape: Shape, gpus: int) -> dict[str, float]:
     parts = trained(config, num if adapters is None else adapters.parameters, gpus, adapters is not None)
     if adapters is not None:
         parts["weights"] += num * width * (1 / gpus if zero == 3 else 1.0) * (config.train.offload != "all")
-        parts["merged copy"] = (num if zero == 3 else adapters.adapted) * width
-    elif zero == 3 and config.rollout.engine == "torch":
+        if config.train.backend != "fsdp":
+            parts["merged copy"] = (num if zero == 3 else adapters.adapted) * width
+    if zero == 3 and "merged copy" not in parts and config.rollout.engine == "torch":
         parts["whole copy"] = num * width  # for generating; vLLM gets the weights piece by piece
     if config.rl is not None and (size := _reference(config, num * width, adapters is not None)):
         parts["reference"] = size / (gpus if config.train.backend == "fsdp" else 1)
