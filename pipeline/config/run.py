@@ -28,6 +28,7 @@ from pipeline.config.sections import (
     ReportConfig,
     Section,
     TrainConfig,
+    check_backend,
 )
 from pipeline.config.stages import (
     PretrainConfig,
@@ -140,11 +141,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _ranks_can(self) -> RunConfig:
-        if self.train.backend == "deepspeed" and self.model.dtype == "bfloat16" and self.train.zero == 0:
-            raise ValueError(
-                "train.zero=0 keeps no float32 master weights of a bfloat16 policy; set train.zero: 1 or more, or "
-                "model.dtype: float32, or train.backend: torch, which keeps them"
-            )
+        check_backend(self.train, self.model, self.checkpoint)
         check_launch(self.launch, self.train, self.rollout)
         check_episodes(self.launch, self.episodes, [s.kind for s in self.stages])
         together = self.train.sequence_parallel

@@ -166,6 +166,10 @@ class CheckpointConfig(Section):
 
     every_steps: int = Field(10, ge=1)
     keep: int = Field(2, ge=1, description="number of newest checkpoints kept, besides the last of each stage")
+    in_background: bool | None = Field(
+        None,
+        description="write shards while training continues, which train.backend: fsdp can do; null: wherever possible",
+    )
 
 
 class ReportConfig(Section):
@@ -190,3 +194,22 @@ class PrefectConfig(Section):
         "tasks", description="tasks: one task for each phase; folded: one for each step"
     )
     start_timeout_s: float = Field(300, gt=0, description="seconds to wait for the embedded server")
+
+
+def check_backend(train: TrainConfig, model: ModelConfig, checkpoint: CheckpointConfig) -> None:
+    """Refuse what the trainer's backend cannot do. Raises: ValueError."""
+    if train.backend == "deepspeed" and model.dtype == "bfloat16" and train.zero == 0:
+        raise ValueError(
+            "train.zero=0 keeps no float32 master weights of a bfloat16 policy; set train.zero: 1 or more, or "
+            "model.dtype: float32, or train.backend: torch, which keeps them"
+        )
+    if checkpoint.in_background and train.backend != "fsdp":
+        raise ValueError(
+            f"checkpoint.in_background=true with train.backend={train.backend!r}, which writes checkpoints before it "
+            "continues; leave it out, or set train.backend: fsdp"
+        )
+
+
+def saves_in_background(train: TrainConfig, checkpoint: CheckpointConfig) -> bool:
+    """Return True if training continues while a checkpoint is written."""
+    return train.backend == "fsdp" and checkpoint.in_background is not False

@@ -11,7 +11,7 @@ from pipeline.errors import RunError
 from pipeline.report.rows import CollapseAlarm, SignRow, to_json
 from pipeline.run.collapse import Sign, good_checkpoints, keeps_checkpoints, num_roll_backs, observe
 from pipeline.run.opening import load_weights, make_setup, restore_in_flight, sampler_at
-from pipeline.run.saving import save
+from pipeline.run.saving import finish_checkpoint, save
 from pipeline.run.schedule import Item
 from pipeline.run.session import Run, Session, StageSetup
 from pipeline.run.state import RunState
@@ -46,6 +46,7 @@ def guard_against_collapse(session: Session, item: Item, metrics: StepMetrics) -
         alarm(session, item, signs, {})
         recorder.say(f"{recorder.where}: RL may be collapsing: {_listed(signs)}")
         return
+    finish_checkpoint(run, session.workers)
     good = run.ranks.agree(lambda: last_good(run, state, setup))
     may_turn_knobs = config.action == "roll_back" and item.kind == "rl"  # knobs are fields of RL's section
     if not may_turn_knobs or num_roll_backs(state) >= config.max_roll_backs or good is None:

@@ -57,7 +57,7 @@ class Adapted:
         self.model = model
         is_empty = any(p.device.type == "meta" for p in model.parameters())
         self.base = "" if is_empty else fingerprint(model)
-        """The fingerprint of the base; whoever divides a model on `meta` must set it."""
+        """The fingerprint of the base. For a model on `meta` its owner sets it."""
         own = {id(p): p for p in model.parameters()}
         self.twin: Any = (
             without_memory(model) if twin == "empty" else copy.deepcopy(model, dict(own) if twin == "shares" else {})
@@ -108,15 +108,15 @@ class Adapted:
         return self.twin
 
     @torch.no_grad()
-    def merged(self, block: Mapping[str, Tensor], learned: bool = True) -> dict[str, Tensor]:
+    def merged(self, block: dict[str, Tensor], learned: bool = True) -> dict[str, Tensor]:
         """Return some of the policy's weights as a plain model has them; without `learned`, as the base has them.
 
-        `block` has whole tensors by the policy's own names. A layer's adapters must come with its weight.
+        `block` has whole tensors by the policy's own names, and loses them one by one, so that both are not in memory
+        together. A layer's adapters must come with its weight.
         """
         plain: dict[str, Tensor] = {}
-        for name, weight in block.items():
-            if any(factor in name for factor in FACTORS):
-                continue
+        for name in [n for n in block if not any(factor in n for factor in FACTORS)]:
+            weight = block.pop(name)
             layer, _, part = name.partition(BASE)
             if learned and part == "weight":
                 a, b = (block[f"{layer}{factor}{NAME}.weight"] for factor in FACTORS)

@@ -8,16 +8,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.sections import saves_in_background
 from pipeline.config.stages import BASE
 from pipeline.errors import RunError
 from pipeline.files import disk_errors, partial_path, replace_folder
 from pipeline.report.memory import note_peak
 from pipeline.run import collapse
 from pipeline.run.schedule import position, schedule
-from pipeline.run.session import Run, Session
+from pipeline.run.session import Run, Session, Workers
 from pipeline.run.state import RunState
 from pipeline.train import checkpoint
 from pipeline.train.backend import Backend
+from pipeline.train.checkpoint import Rest
 from pipeline.train.deadline import WATCH
 
 TEMPLATE_FILE = "template.json"
@@ -38,10 +40,14 @@ def save(session: Session) -> None:
     """Write a checkpoint of everything that the next step depends on. Every rank must call it.
 
     It holds state.json, the backend's files (model, optimiser, reference, critic), the engine's weights if they are
-    older than the policy's, models that the stage trains next to the policy, and a manifest.
+    older than the policy's, models that the stage trains next to the policy, and a manifest. The next call, or
+    `finish_checkpoint`, waits for what is written in the background; the last one of a stage is whole at once.
     """
     run, workers, state, recorder = session.run, session.workers, session.state, session.recorder
-    if is_at_end_of_stage(run, state):
+    WATCH.begins(f"{recorder.where}: checkpoint")
+    finish_checkpoint(run, workers)
+    is_last = is_at_end_of_stage(run, state)
+    if is_last:
         state.stage_ends[state.stage.name] = state.next_checkpoint
     # On the disk before the checkpoint that counts them: a resume must find at least these bytes.
     state.offsets = recorder.store.sync()
@@ -54,32 +60,47 @@ def save(session: Session) -> None:
     # Before the state is written, so that a resumed run does not use this number again.
     state.next_checkpoint += 1
     root = run.shared / "checkpoints"
-    WATCH.begins(f"{recorder.where}: checkpoint")
     release_heap()
 
-    def write(folder: Path) -> None:
+    def write(folder: Path) -> Rest | None:
         run.ranks.barrier()  # rank 0 has made the folder
-        workers.backend.save(folder, lambda model, to: save_model(run, model, to))
+        in_background = saves_in_background(run.recipe.train, run.recipe.checkpoint)
+        rest = workers.backend.save(folder, lambda model, to: save_model(run, model, to), in_background)
         if run.ranks.is_first:
             workers.rollouts.save_weights(folder, state.policy_version)
             for name, write_model in workers.also_saved.items():
                 write_model(folder / name)
             (folder / "state.json").write_text(json.dumps(replace(state, in_flight=in_flight).to_json()))
+        return rest
 
     try:
         if run.ranks.is_first:
             keep = session.setup.config.checkpoint.keep
-            checkpoint.save(root, number, write, keep, {*state.stage_ends.values(), *pinned})
+            rest = checkpoint.save(root, number, write, keep, {*state.stage_ends.values(), *pinned})
         else:
             # Other ranks write their shards into the folder that rank 0 made, under its temporary name.
-            write(partial_path(checkpoint.path_of(root, number)))
-        run.ranks.barrier()  # no rank continues before the checkpoint has its name
+            rest = write(partial_path(checkpoint.path_of(root, number)))
+        if rest is not None:
+            workers.unfinished = workers.writer.submit(rest)
+        if rest is None or is_last:
+            finish_checkpoint(run, workers)
     except RunError:
         # The number is free again: a full disk, for example, may have room at the next try.
         state.next_checkpoint = number
         raise
     with disk_errors(f"writing into {run.folder}"):
         note_peak(run.folder)
+
+
+def finish_checkpoint(run: Run, workers: Workers) -> None:
+    """Return once the last checkpoint has its name. Every rank must call it.
+
+    Raises: RunError if the disk does not take what was still to be written.
+    """
+    unfinished, workers.unfinished = workers.unfinished, None
+    if unfinished is not None:
+        unfinished.result()
+    run.ranks.barrier()
 
 
 def is_at_end_of_stage(run: Run, state: RunState) -> bool:

@@ -8,7 +8,9 @@ the five together, for the functions that open, continue and save a run and for 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,10 @@ class Workers:
     ledger: PassRateLedger
     also_saved: dict[str, Callable[[Path], None]] = field(default_factory=dict)
     """Subfolder of a checkpoint -> function that writes a model there which the stage trains next to the policy."""
+    writer: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "checkpoint"))
+    """The thread that ends checkpoints in the background."""
+    unfinished: Future[None] | None = None
+    """The end of the last checkpoint, if it is in the background."""
 
     @property
     def context(self) -> int | None:
@@ -88,6 +94,8 @@ class Workers:
 
     def close(self) -> None:
         """End threads and processes."""
+        # After an error it may fail too; then the run continues from the one before.
+        self.writer.shutdown(wait=True)
         self.rollouts.close()
         self.graders.close()
 

@@ -13,6 +13,7 @@ from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import CheckpointError, Unsupported
 from pipeline.models.forward import Layout, Replay, logprobs_at
 from pipeline.models.routing import Rerouted
+from pipeline.train.checkpoint import Rest
 from pipeline.train.ranks import Ranks
 
 T = TypeVar("T")
@@ -165,8 +166,12 @@ class Backend(Protocol):
         """
         ...
 
-    def save(self, folder: Path, save_model: Callable[[Any, Path], None]) -> None:
-        """Write model (through `save_model`), optimiser, reference and critic into `folder`, by rank 0."""
+    def save(self, folder: Path, save_model: Callable[[Any, Path], None], in_background: bool = False) -> Rest | None:
+        """Write model (through `save_model`), optimiser, reference and critic into `folder`.
+
+        `in_background`: part of it may be written later, from a copy, by a thread. Then return a function that waits
+        for the end of that; it may be called in any thread.
+        """
         ...
 
     def load(self, folder: Path) -> None:

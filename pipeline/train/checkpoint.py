@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Set
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from pipeline.files import disk_errors, replace_folder, restore_folders
 
 MANIFEST = "manifest.json"
 FORMAT = 1
+Rest = Callable[[], None]
+"""The rest of writing a checkpoint, done while training continues; another thread may call it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,32 +32,39 @@ class Refused:
     reason: str
 
 
-def save(root: Path, serial: int, write: Callable[[Path], None], keep: int, kept: Set[int] = frozenset()) -> Path:
+def save(
+    root: Path, serial: int, write: Callable[[Path], Rest | None], keep: int, kept: Set[int] = frozenset()
+) -> Rest | None:
     """Write checkpoint `serial` under `root` with `write(folder)`, atomically; then drop old ones.
 
-    The newest `keep` stay, and those whose serials are in `kept`.
+    The newest `keep` stay, and those whose serials are in `kept`. If `write` returns what is still to be done, return
+    that and the rest of this, for another thread.
 
     Raises: RunError when the disk is full or not writable; what was there before is untouched.
     """
     final = path_of(root, serial)
     doing = f"writing checkpoint {final.name}"
-    with replace_folder(final, doing) as partial:
-        write(partial)
-        files = {str(p.relative_to(partial)): _seal(p) for p in sorted(partial.rglob("*")) if p.is_file()}
-        manifest = partial / MANIFEST
-        manifest.write_text(json.dumps({"format": FORMAT, "serial": serial, "files": files}, indent=1, sort_keys=True))
-        _sync(manifest)
-        # Folders last and the deepest first: a name is on disk only once its folder is.
-        for folder in sorted((p for p in partial.rglob("*") if p.is_dir()), reverse=True):
-            _sync(folder)
-        _sync(partial)
-    with disk_errors(doing):
-        # The rename itself is on disk only once the parent folder is.
-        _sync(root)
-    # Newest first: what follows the first `keep` is old.
-    for old in [p for p in _numbered(root) if int(p.name) not in kept][keep:]:
-        shutil.rmtree(old, ignore_errors=True)
-    return final
+    with ExitStack() as stack:
+        folder = stack.enter_context(replace_folder(final, doing))
+        rest = write(folder)
+        naming = stack.pop_all()  # gives the folder its name when it ends, or removes it after an error
+
+    def end() -> None:
+        with naming:
+            if rest is not None:
+                rest()
+            _seal_folder(folder, serial)
+        with disk_errors(doing):
+            # The rename itself is on disk only once the parent folder is.
+            _sync(root)
+        # Newest first: what follows the first `keep` is old.
+        for old in [p for p in _numbered(root) if int(p.name) not in kept][keep:]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    if rest is not None:
+        return end
+    end()
+    return None
 
 
 def path_of(root: Path, serial: int) -> Path:
@@ -112,6 +122,18 @@ def _numbered(root: Path) -> list[Path]:
     if not root.is_dir():
         return []
     return sorted((p for p in root.iterdir() if p.name.isdigit() and p.is_dir()), reverse=True)
+
+
+def _seal_folder(folder: Path, serial: int) -> None:
+    """Write the manifest of a checkpoint's files, and sync all that is in the folder."""
+    files = {str(p.relative_to(folder)): _seal(p) for p in sorted(folder.rglob("*")) if p.is_file()}
+    manifest = folder / MANIFEST
+    manifest.write_text(json.dumps({"format": FORMAT, "serial": serial, "files": files}, indent=1, sort_keys=True))
+    _sync(manifest)
+    # Folders last and the deepest first: a name is on disk only once its folder is.
+    for inner in sorted((p for p in folder.rglob("*") if p.is_dir()), reverse=True):
+        _sync(inner)
+    _sync(folder)
 
 
 def _seal(path: Path) -> dict[str, int | str]:

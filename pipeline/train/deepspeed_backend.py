@@ -177,7 +177,7 @@ class DeepSpeedBackend(Backend):
             self._whole_is_fresh = True
         return self._whole
 
-    def save(self, folder: Path, save_model: Callable[[Any, Path], None]) -> None:
+    def save(self, folder: Path, save_model: Callable[[Any, Path], None], in_background: bool = False) -> None:
         """Write the model as a Hugging Face folder, and master weights, moments, reference and critic in own files."""
         whole = self.whole_model(only_first=True)  # gathers: all ranks call it, as all below until rank 0 alone writes
         state: dict[str, Any] = {"num_updates": self.num_updates, "total_steps": self.total_steps}

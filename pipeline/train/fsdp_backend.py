@@ -24,9 +24,10 @@ from pipeline.models.saved_names import as_saved, filled, without_memory
 from pipeline.models.unloaded import weights_of
 from pipeline.models.written import Streamed
 from pipeline.train.backend import Backend, CriticBackend, T, Who, require_written_by
+from pipeline.train.checkpoint import Rest
 from pipeline.train.critic import TorchCritic, Within
 from pipeline.train.fsdp_critic import FsdpCritic
-from pipeline.train.fsdp_shards import FsdpShards, read_tensors, whole, write_tensors
+from pipeline.train.fsdp_shards import FsdpShards, own_group, read_tensors, whole, write_tensors
 from pipeline.train.optimizer import schedule
 from pipeline.train.ranks import ALONE, Ranks
 from pipeline.train.reference import as_base
@@ -70,6 +71,8 @@ class FsdpBackend(Backend):
         self.total_steps = 0
         self.num_updates = 0
         self.rerouted = Rerouted()
+        self._writers: Any = None
+        """The group of ranks that write shards in the background."""
         self._whole: Any = None
         self._keeps_whole = keeps_whole
         self._whole_is_fresh = False
@@ -168,14 +171,16 @@ class FsdpBackend(Backend):
             self._whole_is_fresh = True
         return self._whole
 
-    def save(self, folder: Path, save_model: Callable[[Any, Path], None]) -> None:
+    def save(self, folder: Path, save_model: Callable[[Any, Path], None], in_background: bool = False) -> Rest | None:
         """Write the model as a Hugging Face folder, and the shards of all that is trained, each rank its own."""
         save_model(self.whole_model(only_first=True), folder / "model")
         if self.adapted is not None:
             self.adapted.save(folder, self.ranks.is_first, whole)
-        write_tensors(self._tensors(), folder / SHARDS)
+        if in_background and self._writers is None:
+            self._writers = own_group()
+        rest = write_tensors(self._tensors(), folder / SHARDS, self._writers if in_background else None)
         if not self.ranks.is_first:
-            return
+            return rest
         state: dict[str, Any] = {
             "num_updates": self.num_updates,
             "total_steps": self.total_steps,
@@ -187,6 +192,7 @@ class FsdpBackend(Backend):
         (folder / STATE).write_text(json.dumps(state))
         if isinstance(self.critic, TorchCritic):
             torch.save(self.critic.state_dict(), folder / "critic.pt")
+        return rest
 
     def load(self, folder: Path) -> None:
         """Restore all that `save` wrote; any number of ranks may have written it.

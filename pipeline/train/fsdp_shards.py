@@ -7,6 +7,7 @@ the model's own number type, and gradients are added over ranks in float32. Sour
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from pipeline.config.sections import OptimizerConfig
 from pipeline.errors import CheckpointError, boundary
 from pipeline.models.saved_names import pieces
 from pipeline.models.unloaded import Files, weights_of
+from pipeline.train.checkpoint import Rest
 from pipeline.train.optimizer import adamw, checked_norm, clipped_step
 from pipeline.train.ranks import Ranks, answered, collectives
 
@@ -187,12 +189,43 @@ def whole(*parameters: Any) -> AbstractContextManager[tuple[Tensor, ...]]:
         return nullcontext(tuple(_put_together(p, p.dtype) for p in parameters))
 
 
-def write_tensors(tensors: Mapping[str, Any], folder: Path) -> None:
-    """Write shards into `folder`, each rank its own; every rank must call it, and the folder must be seen by all."""
+def write_tensors(tensors: Mapping[str, Any], folder: Path, group: Any = None) -> Rest | None:
+    """Write shards into `folder`, each rank its own; every rank must call it, and the folder must be seen by all.
+
+    With a `group` of these ranks that nothing else uses, a thread writes a copy of them. Return what waits for its end.
+    """
     from torch.distributed.checkpoint import state_dict_saver
 
+    if group is None:
+        with answered(), _own_errors():
+            state_dict_saver.save(dict(tensors), checkpoint_id=folder)
+        return None
     with answered():
-        state_dict_saver.save(dict(tensors), checkpoint_id=folder)
+        written = state_dict_saver.async_save(dict(tensors), checkpoint_id=folder, process_group=group)
+    assert isinstance(written, Future)
+
+    def rest() -> None:
+        with answered(), _own_errors():
+            written.result()
+
+    return rest
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """Raise the error of the rank that failed first in place of torch's list of all. Its type tells a full disk."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        yield
+    except CheckpointException as exc:
+        first, _ = next(iter(exc.failures.values()))
+        raise first from exc
+
+
+def own_group() -> Any:
+    """Return a group of all ranks for a thread of its own: messages of two threads in one group would be mixed up."""
+    return dist.new_group(backend="gloo")
 
 
 def read_tensors(tensors: Mapping[str, Any], folder: Path) -> None:

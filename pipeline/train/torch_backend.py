@@ -122,7 +122,7 @@ class TorchBackend(Backend):
             self._is_merged = True
         return self.adapted.twin
 
-    def save(self, folder: Path, save_model: Callable[[Any, Path], None]) -> None:
+    def save(self, folder: Path, save_model: Callable[[Any, Path], None], in_background: bool = False) -> None:
         """Write model and critic's backbone as Hugging Face folders, optimisers and reference as tensors."""
         if not self.ranks.is_first:  # all ranks hold the same
             return

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pipeline.config.load import dump, load_recipe, parse, read_tree
 from pipeline.config.merge import merge
 from pipeline.config.run import RunConfig
+from pipeline.config.sections import saves_in_background
 from pipeline.errors import ConfigError
 from tests.stages.tiny import TREE, tiny
 
@@ -257,9 +258,17 @@ class TestRefusals:
     def test_an_unknown_key_answers_with_its_path_and_the_near_one(self, override: str, path: str, near: str) -> None:
         assert f"unknown key '{path}'; did you mean {near}" in refusal([override])
 
+    def test_a_checkpoint_in_the_background_needs_fsdp(self) -> None:
+        asked = "checkpoint.in_background=true"
+        assert f"{asked} with train.backend='torch'" in refusal([asked])
+        fsdp, waits = "train.backend=fsdp", "checkpoint.in_background=false"
+        for changes, wanted in (([fsdp, asked], True), ([fsdp], True), ([fsdp, waits], False), ([], False)):
+            config = tiny(None, changes)
+            assert saves_in_background(config.train, config.checkpoint) == wanted
+
     def test_an_unknown_key_near_none_lists_those_there(self) -> None:
         said = refusal(["checkpoint.zzz=1"])
-        assert said == "recipe: unknown key 'checkpoint.zzz'; known here: every_steps, keep"
+        assert said == "recipe: unknown key 'checkpoint.zzz'; known here: every_steps, keep, in_background"
 
     @pytest.mark.parametrize(
         ("override", "field", "value"),

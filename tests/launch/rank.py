@@ -2,8 +2,9 @@
 
 In place of "kill": "hang" waits for ever, "stop" is stopped by a signal, "cut" pulls the cable of its machine's link
 CABLE and continues, "outage" plugs it in again a second later. Besides a run's phases there are "start" and "end",
- "<phase>, unnamed" where a folder is about to get its name, and "<phase>, half" where the first of several files
-of weights or moments was written. Several fuses are separated by ";".
+"<phase>, unnamed" where a folder is about to get its name, and "<phase>, half" where the first of several files of
+weights or moments was written. The phase of other threads than the main one is "background". Several fuses are
+separated by ";".
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def light(fused: FusedWatch) -> None:
     plain, save_file = os.rename, safetensors.torch.save_file
 
     def rename(*arguments: Any) -> None:
-        fused.burn(f"{fused.phase}, unnamed")
+        is_main = threading.current_thread() is threading.main_thread()
+        fused.burn(f"{fused.phase if is_main else 'background'}, unnamed")
         plain(*arguments)
 
     def save_and_burn(*arguments: Any, **named: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import RunError
-from tests.launch.runs import assert_same_bytes, assert_same_run, by_ranks, folders, processes_of
+from tests.launch.runs import assert_same_bytes, assert_same_run, by_one, by_ranks, folders, processes_of
 from tests.processes import until
 
 FSDP = ("train.backend=fsdp", "launch.phase_timeout_s=20")
@@ -30,12 +30,20 @@ DEATHS = [
         "0|round 1 step 2: checkpoint, unnamed|1|kill",
         r"rank 0 \(process \d+\) was ended by SIGKILL in 'round 1 step 2: checkpoint",
     ),
+    ("0|background, unnamed|2|kill", r"rank 0 \(process \d+\) was ended by SIGKILL in '"),
 ]
 
 
 @pytest.mark.integration
 def test_two_ranks_do_what_one_process_does(recipe: Path, alone: Path) -> None:
     assert_same_run(by_ranks(recipe, "divided", *FSDP), alone)
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_two_ranks_train_adapters_as_one_process_does(recipe: Path) -> None:
+    lora = "train.lora={rank: 4, alpha: 8}"
+    assert_same_run(by_ranks(recipe, "divided_lora", *FSDP, lora), by_one(recipe, "lora", lora))
 
 
 @pytest.mark.integration

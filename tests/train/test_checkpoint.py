@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 
 from pipeline.errors import CheckpointError, RunError
 from pipeline.files import PARTIAL
-from pipeline.train.checkpoint import MANIFEST, fault, newest, require, save
+from pipeline.train.checkpoint import MANIFEST, Rest, fault, newest, path_of, require, save
 
 FILES = {
     "state.json": b'{"step": %d}',
@@ -55,6 +56,11 @@ def holds(path: Path | None, mark: int) -> bool:
     return path is not None and all((path / n).read_bytes() == data for n, data in content(mark).items())
 
 
+def saved(root: Path, serial: int, mark: int, keep: int) -> Path:
+    assert save(root, serial, writer(mark), keep) is None
+    return path_of(root, serial)
+
+
 def two_before(root: Path) -> None:
     """Checkpoints 1 and 2."""
     save(root, 1, writer(1), keep=2)
@@ -85,6 +91,35 @@ def in_a_child(work: Callable[[], Any], kill_at: int) -> bool:
 
 
 @pytest.mark.integration
+def test_what_is_still_to_be_written_ends_in_another_thread(tmp_path: Path) -> None:
+    two_before(tmp_path)
+
+    def begin(fails: bool) -> Rest:
+        def write(folder: Path) -> Rest:
+            writer(3)(folder)
+            (folder / "empty").unlink()
+
+            def rest() -> None:
+                if fails:
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                (folder / "empty").write_bytes(b"")
+
+            return rest
+
+        end = save(tmp_path, 3, write, keep=1)
+        assert end is not None
+        assert not path_of(tmp_path, 3).exists()
+        return end
+
+    with ThreadPoolExecutor(1) as thread:
+        with pytest.raises(RunError, match="writing checkpoint 00000003: the disk is full"):
+            thread.submit(begin(fails=True)).result()
+        assert [p.name for p in sorted(tmp_path.iterdir())] == ["00000001", "00000002"]
+        thread.submit(begin(fails=False)).result()
+    assert [p.name for p in sorted(tmp_path.iterdir())] == ["00000003"]
+    assert holds(newest(tmp_path)[0], 3)
+
+
 @pytest.mark.parametrize("again", [False, True])
 def test_a_kill_at_any_file_operation_leaves_the_old_newest_or_the_new_one(again: bool, tmp_path: Path) -> None:
     """`again`: the new checkpoint has the number of one that is there. Afterwards a save finds nothing in its way."""
@@ -103,7 +138,7 @@ def test_a_kill_at_any_file_operation_leaves_the_old_newest_or_the_new_one(again
         assert not refused
         assert is_new or holds(root / "00000001", 1)
         outcomes.add(is_new)
-        assert holds(save(root, number, writer(34), keep=2), 34)
+        assert holds(saved(root, number, 34, keep=2), 34)
         assert {p.name for p in root.iterdir()} == {"00000001" if again else "00000002", f"{number:08d}"}
         shutil.rmtree(root)
         kills += 1
@@ -124,7 +159,7 @@ def test_all_is_on_disk_before_it_has_its_name(
 
     monkeypatch.setattr(os, "rename", watched)
     root = tmp_path / "root"
-    final = save(root, 4, writer(4), keep=1)
+    final = saved(root, 4, 4, keep=1)
     assert synced.count("rename") == 1
     at = synced.index("rename")
     partial = root / f"{PARTIAL}00000004"
@@ -199,7 +234,7 @@ def test_what_was_tampered_with_is_refused_by_name_and_the_one_before_it_used(ca
 
 
 def test_any_flipped_bit_of_any_file_is_seen(tmp_path: Path) -> None:
-    path = save(tmp_path, 1, writer(1), keep=1)
+    path = saved(tmp_path, 1, 1, keep=1)
     for name, data in content(1).items():
         for at in range(0, len(data), 7):
             changed = bytearray(data)
@@ -213,7 +248,7 @@ def test_any_flipped_bit_of_any_file_is_seen(tmp_path: Path) -> None:
 def test_with_none_whole_there_is_none_and_all_are_named(tmp_path: Path) -> None:
     assert newest(tmp_path / "nowhere") == (None, [])
     for i in (1, 2):
-        (save(tmp_path, i, writer(i), keep=2) / "empty").unlink()
+        (saved(tmp_path, i, i, keep=2) / "empty").unlink()
     found, refused = newest(tmp_path)
     assert found is None
     assert [r.path.name for r in refused] == ["00000002", "00000001"]

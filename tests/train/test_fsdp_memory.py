@@ -67,7 +67,7 @@ def test_no_rank_holds_the_whole_base_of_adapters(tmp_path: Path) -> None:
         bounds = dict.fromkeys(rank["peaks"], shard + 3 * block + 4 * table + 2 * adapters + 1)
         bounds["load"] = shard + max(table, 2 * block) + adapters + 1
         bounds["begin"] = shard + 2 * adapters + 1
-        # A merged block is a second tensor; the reader has the table while the first block is merged.
+        # The reader still has the table while the first block is merged, one layer of it twice.
         bounds["publish"] = bounds["checkpoint"] = shard + adapters + 2 * max(block, table) + 1
         if number == 0:
             bounds["checkpoint"] += 32

@@ -93,9 +93,11 @@ def compare(config: dict[str, Any], ranks: Ranks, folder: Path, wanted: Any) -> 
     seen = steps(backend, 0, 3)
     folder.mkdir(parents=True, exist_ok=True)
     ranks.barrier()
-    backend.save(folder, save)
-    ranks.barrier()
+    rest = backend.save(folder, save, in_background=True)
     seen += steps(backend, 3, NUM_STEPS)
+    if rest is not None:
+        rest()
+    ranks.barrier()
     ends = weights(backend)
     again = resumed(config, folder, ranks)
     steps(again, 3, NUM_STEPS)
