@@ -224,8 +224,8 @@ def _replace(model: Any, others: Mapping[int, torch.nn.Parameter]) -> None:
 
 def _sum(layer: Any, base: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """Return the weight of a layer with its adapters, in float32 or wider."""
-    change: Tensor = layer.scaling[NAME] * (_wide(b) @ _wide(a))
-    return _wide(base) + (change.t() if layer.fan_in_fan_out else change)
+    left, right = (a.t(), b.t()) if layer.fan_in_fan_out else (b, a)
+    return torch.addmm(_wide(base), _wide(left), _wide(right), alpha=layer.scaling[NAME])
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -66,10 +66,10 @@ def save(session: Session) -> None:
         run.ranks.barrier()  # rank 0 has made the folder
         in_background = saves_in_background(run.recipe.train, run.recipe.checkpoint)
         rest = workers.backend.save(folder, lambda model, to: save_model(run, model, to), in_background)
+        for name, write_model in workers.also_saved.items():
+            write_model(folder / name)
         if run.ranks.is_first:
             workers.rollouts.save_weights(folder, state.policy_version)
-            for name, write_model in workers.also_saved.items():
-                write_model(folder / name)
             (folder / "state.json").write_text(json.dumps(replace(state, in_flight=in_flight).to_json()))
         return rest
 

@@ -80,7 +80,10 @@ class Workers:
     sampler: PromptSampler
     ledger: PassRateLedger
     also_saved: dict[str, Callable[[Path], None]] = field(default_factory=dict)
-    """Subfolder of a checkpoint -> function that writes a model there which the stage trains next to the policy."""
+    """Subfolder of a checkpoint -> function that writes a model there which the stage trains next to the policy.
+
+    Every rank calls it.
+    """
     writer: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, 1, "checkpoint"))
     """The thread that ends checkpoints in the background."""
     unfinished: Future[None] | None = None

@@ -13,7 +13,6 @@ from pipeline.config.stages import MODEL
 from pipeline.errors import DataError, RunError
 from pipeline.files import read_jsonl, replace_folder
 from pipeline.loop.steps import Wrap
-from pipeline.models.load import save_folder
 from pipeline.run.folder import write_lines
 from pipeline.run.schedule import Item
 from pipeline.run.session import Run, Session
@@ -48,7 +47,7 @@ def run(session: Session, item: Item, wrap: Wrap) -> None:
     total = num_steps(section.steps, section.epochs, len(pairs.trained), section.batch_size)
     workers.rollouts.free_memory()  # before the model and its optimiser need the room
     model = open_model(session, section, total)
-    workers.also_saved[FOLDER] = lambda folder: model.save(folder, run.tokenizer)
+    workers.also_saved[FOLDER] = lambda folder: model.save(folder, run.tokenizer, run.ranks.is_first)
     for until in chunks(session, item, total):
         wrap("train", train_until)(session, replace(item, num_steps=total), section, model, pairs, until)
     del workers.also_saved[FOLDER]
@@ -63,11 +62,11 @@ def open_model(session: Session, section: RewardModelConfig, total: int) -> Rewa
     """
     backend, start = session.workers.backend, session.run.start
     if session.state.step == 0:
-        return RewardModel.of(backend.whole_model(), section.optimizer, total)
+        return backend.reward_model(section.optimizer, total)
     folder = None if start is None else start / FOLDER
     if folder is None or not folder.is_dir():
         raise RunError(f"{folder} is missing, and the stage cannot continue without it; start under another name")
-    return RewardModel.restored(folder, section.optimizer, total, backend.model.device)
+    return backend.reward_model(section.optimizer, total, folder)
 
 
 def divide(session: Session, item: Item, section: RewardModelConfig, lines: Sequence[dict[str, Any]]) -> Divided:
@@ -143,10 +142,12 @@ def keep_model(
 
     `spread`: mean and standard deviation of its scores.
     """
+    folder = run.stage_folder(item.stage)
     if run.ranks.is_first:
-        folder = run.stage_folder(item.stage)
         how = {"mean": spread[0], "std": spread[1], "chat": section.chat, "include_thinking": section.include_thinking}
         with replace_folder(folder / MODEL, "writing the reward model") as partial:
-            save_folder(model.model, run.tokenizer, partial)
+            model.write(partial, run.tokenizer)
             (partial / REWARD).write_text(json.dumps(how, indent=1))
+    else:
+        model.write(folder / MODEL, run.tokenizer, is_first=False)
     run.ranks.barrier()

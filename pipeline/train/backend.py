@@ -15,6 +15,7 @@ from pipeline.models.forward import Layout, Replay, logprobs_at
 from pipeline.models.routing import Rerouted
 from pipeline.train.checkpoint import Rest
 from pipeline.train.ranks import Ranks
+from pipeline.train.reward_model import RewardModel
 
 T = TypeVar("T")
 Who = Literal["policy", "reference"]
@@ -140,6 +141,15 @@ class Backend(Protocol):
     def replace_weights(self, model: Any) -> None:
         """Set the policy's weights to those of `model`, a policy that was built as the first one was."""
         self.model.load_state_dict(model.state_dict())
+
+    def reward_model(self, optimizer: OptimizerConfig, total_steps: int, folder: Path | None = None) -> RewardModel:
+        """Return a reward model on the policy's blocks that has learned nothing, or the one saved in `folder`.
+
+        Every rank must call it. Raises: ConfigError if transformers has no such classifier; CheckpointError.
+        """
+        if folder is None:
+            return RewardModel.of(self.whole_model(), optimizer, total_steps)
+        return RewardModel.restored(folder, optimizer, total_steps, self.model.device)
 
     def shard(self) -> None:
         """Divide the weights among ranks now, if they are divided, so that what is made next finds the memory free."""

@@ -26,11 +26,12 @@ from pipeline.models.written import Streamed
 from pipeline.train.backend import Backend, CriticBackend, T, Who, require_written_by
 from pipeline.train.checkpoint import Rest
 from pipeline.train.critic import TorchCritic, Within
-from pipeline.train.fsdp_critic import FsdpCritic
+from pipeline.train.fsdp_classifier import FsdpCritic, FsdpRewardModel
 from pipeline.train.fsdp_shards import FsdpShards, own_group, read_tensors, whole, write_tensors
 from pipeline.train.optimizer import schedule
 from pipeline.train.ranks import ALONE, Ranks
 from pipeline.train.reference import as_base
+from pipeline.train.reward_model import RewardModel
 
 STATE, SHARDS = "fsdp.json", "shards"
 
@@ -140,6 +141,13 @@ class FsdpBackend(Backend):
         """Set the policy's weights to those of `model`, each rank its own rows."""
         self.sharded.take(model)
         self._whole_is_fresh = False
+
+    def reward_model(self, optimizer: OptimizerConfig, total_steps: int, folder: Path | None = None) -> RewardModel:
+        """Return a divided reward model; see `Backend.reward_model`."""
+        model = FsdpRewardModel(self.sharded, self._divided, self._copy_to, self.dtype, optimizer, total_steps)
+        if folder is not None:
+            model.load(folder)
+        return model
 
     def refresh_module(self) -> None:
         """Gather the weights of the whole copy, if one is kept."""

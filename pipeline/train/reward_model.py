@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +18,29 @@ from pipeline.models.widths import padded_width
 from pipeline.rl.bradley_terry import bradley_terry_loss, calibration_error, pair_accuracy
 from pipeline.train.collate import micro_batches, padded_ids
 from pipeline.train.optimizer import clipped_step, finite_norm, schedule, trained_by, with_masters
+from pipeline.train.ranks import ALONE, Ranks
 
+NORM = "reward model's gradient norm"
 Ids = tuple[int, ...]
 Sides = tuple[Ids, Ids]
 """Tokens of prompt and response: the better side, the worse one."""
 
 
 class RewardModel:
-    """A classifier whose blocks and head train together. The head starts at zero, so that the first rewards are 0."""
+    """A classifier whose blocks and head train together. The head starts at zero, so that the first rewards are 0.
+
+    Every rank holds all of it and computes all pairs; `pipeline.train.fsdp_reward_model` divides both.
+    """
+
+    ranks: Ranks = ALONE
+    """The ranks among which rows are divided."""
 
     def __init__(self, model: Any, optimizer: OptimizerConfig, total_steps: int) -> None:
         self.model = model.eval()  # no dropout: held-out numbers are of the same function
         self.config = optimizer
         self.total_steps = total_steps
         self.num_updates = 0
-        self.optimizer = with_masters(model.parameters(), optimizer)
+        self._start()
 
     @classmethod
     def of(cls, policy: Any, optimizer: OptimizerConfig, total_steps: int) -> RewardModel:
@@ -52,50 +60,59 @@ class RewardModel:
             own.num_updates = state["num_updates"]
         return own
 
-    def save(self, folder: Path, tokenizer: Any) -> None:
-        """Write model and optimiser into `folder`."""
-        save_folder(self.model, tokenizer, folder / "model")
-        state = {"optimizer": self.optimizer.state_dict(), "num_updates": self.num_updates}
-        with (folder / "trainer.pt").open("wb") as file:
-            torch.save(state, file)
+    def save(self, folder: Path, tokenizer: Any, is_first: bool = True) -> None:
+        """Write model and optimiser into `folder`, by the first rank."""
+        self.write(folder / "model", tokenizer, is_first)
+        if is_first:
+            state = {"optimizer": self.optimizer.state_dict(), "num_updates": self.num_updates}
+            with (folder / "trainer.pt").open("wb") as file:
+                torch.save(state, file)
+
+    def write(self, folder: Path, tokenizer: Any, is_first: bool = True) -> None:
+        """Write the model as a Hugging Face folder, by the first rank."""
+        if is_first:
+            save_folder(self.model, tokenizer, folder)
 
     def rewards(self, rows: Sequence[Ids]) -> Tensor:
         """Return the rewards [B] at the last tokens of the rows, with gradient."""
         ids = padded_ids(rows, self.model.config.pad_token_id, self.model.device)
-        hidden = self.model.base_model(input_ids=ids, use_cache=False).last_hidden_state
         # Rows are padded on the right, which causal attention does not show to their last token.
         last = torch.tensor([len(r) - 1 for r in rows], device=ids.device)
-        scores: Tensor = score_of(self.model)(hidden[torch.arange(len(rows), device=ids.device), last])
-        return scores[:, 0]
+
+        def compute(model: Any) -> Tensor:
+            hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+            scores: Tensor = score_of(model)(hidden[torch.arange(len(rows), device=ids.device), last])
+            return scores[:, 0]
+
+        return self._run(compute)
 
     def update(self, batch: Sequence[Sides], micro_batch_tokens: int) -> dict[str, float]:
         """Take one optimiser step on the mean loss of the batch's pairs, and return its metrics.
 
         Raises: NonFiniteError if loss or gradient is not finite; weights and optimiser are as before.
         """
-        loss, margins = 0.0, []
-        for at in _places(batch, micro_batch_tokens, self.model.device):  # shares of the mean: the gradients add up
-            share, own = self._loss([batch[i] for i in at], len(batch))
-            share.backward()  # type: ignore[no-untyped-call]
-            loss += float(share.detach())
-            margins.append(own)
-        parameters = [p for p in trained_by(self.optimizer) if p.grad is not None]
+        loss, margins = 0.0, torch.zeros(len(batch), dtype=torch.float64)
+        for at, share in self._own(_places(batch, micro_batch_tokens, self.model.device)):
+            # Shares of the mean: the gradients add up.
+            part, own = self._loss([batch[i] for i in at], len(batch))
+            self._backward(part * share)
+            loss += share * float(part.detach())
+            margins[torch.tensor(at)] += share * own
+        loss = float(self.ranks.all_reduce(torch.tensor([loss], dtype=torch.float64)))
+        rate = schedule(self.config, self.num_updates, self.total_steps)
         try:
             if not math.isfinite(loss):
                 raise NonFiniteError(f"the reward model's loss is {loss}; the update was refused")
-            norm = finite_norm(parameters, "reward model's gradient norm", self.num_updates)
-            rate = schedule(self.config, self.num_updates, self.total_steps)
-            clipped_step(self.optimizer, self.config, parameters, norm, rate)
+            norm = self._step(rate)
         finally:
-            for p in parameters:
-                p.grad = None
+            self._discard()
         self.num_updates += 1
-        seen = torch.cat(margins)
+        seen = self.ranks.all_reduce(margins)
         return {
             "loss": loss,
             "accuracy": pair_accuracy(seen),
             "margin": float(seen.mean()),
-            "grad_norm": float(norm),
+            "grad_norm": norm,
             "learning_rate": rate,
         }
 
@@ -103,10 +120,10 @@ class RewardModel:
     def margins(self, pairs: Sequence[Sides], micro_batch_tokens: int) -> Tensor:
         """Return r_w - r_l of each pair, float64 [N], in order."""
         out = torch.zeros(len(pairs), dtype=torch.float64)
-        for at in _places(pairs, micro_batch_tokens, self.model.device):
+        for at, share in self._own(_places(pairs, micro_batch_tokens, self.model.device)):
             chosen, rejected = self._both([pairs[i] for i in at])
-            out[torch.tensor(at)] = (chosen - rejected).double().cpu()
-        return out
+            out[torch.tensor(at)] += share * (chosen - rejected).double().cpu()
+        return self.ranks.all_reduce(out)
 
     def held_out(self, pairs: Sequence[Sides], micro_batch_tokens: int) -> dict[str, float]:
         """Return accuracy, calibration error and loss on pairs that were not trained on."""
@@ -122,12 +139,40 @@ class RewardModel:
     @torch.no_grad()
     def spread(self, rows: Sequence[Ids], micro_batch_tokens: int) -> tuple[float, float]:
         """Return mean and standard deviation of the rewards of rows."""
-        rewards = [
-            self.rewards([rows[i] for i in at]).double()
-            for at in micro_batches([padded_width(len(r), self.model.device) for r in rows], micro_batch_tokens)
-        ]
-        every = torch.cat(rewards)
+        rewards = torch.zeros(len(rows), dtype=torch.float64)
+        widths = [padded_width(len(r), self.model.device) for r in rows]
+        for at, share in self._own(micro_batches(widths, micro_batch_tokens)):
+            rewards[torch.tensor(at)] += share * self.rewards([rows[i] for i in at]).double().cpu()
+        every = self.ranks.all_reduce(rewards)
         return float(every.mean()), float(every.std(correction=0))
+
+    def _own(self, places: Sequence[list[int]]) -> list[tuple[list[int], float]]:
+        """Return this rank's micro-batches, each with its share of the sum over ranks.
+
+        The share is 1, or 0 for one that only keeps this rank in step with the others.
+        """
+        own = [(at, 1.0) for at in places[self.ranks.rank :: self.ranks.size]]
+        most = -(-len(places) // self.ranks.size)
+        return own + [(places[0], 0.0)] * (most - len(own))
+
+    def _start(self) -> None:
+        self.optimizer = with_masters(self.model.parameters(), self.config)
+
+    def _run(self, compute: Callable[[Any], Tensor]) -> Tensor:
+        return compute(self.model)
+
+    def _backward(self, loss: Tensor) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def _step(self, rate: float) -> float:
+        parameters = [p for p in trained_by(self.optimizer) if p.grad is not None]
+        norm = finite_norm(parameters, NORM, self.num_updates)
+        clipped_step(self.optimizer, self.config, parameters, norm, rate)
+        return float(norm)
+
+    def _discard(self) -> None:
+        for p in trained_by(self.optimizer):
+            p.grad = None
 
     def _loss(self, rows: Sequence[Sides], total: int) -> tuple[Tensor, Tensor]:
         chosen, rejected = self._both(rows)
@@ -145,8 +190,13 @@ def classifier_of(policy: Any) -> Any:
 
     Raises: ConfigError if transformers has no sequence classifier of this architecture.
     """
+    return with_scalar_head(policy, "SequenceClassification", remedy_of(policy))
+
+
+def remedy_of(policy: Any) -> str:
+    """Return the beginning of the message for a policy without a sequence classifier."""
     what = f"a reward model of model type {policy.config.model_type!r}"
-    return with_scalar_head(policy, "SequenceClassification", f"{what} (use a policy that has a sequence classifier)")
+    return f"{what} (use a policy that has a sequence classifier)"
 
 
 def _places(pairs: Sequence[Sides], micro_batch_tokens: int, device: torch.device) -> list[list[int]]:
