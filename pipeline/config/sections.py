@@ -79,7 +79,9 @@ class TrainConfig(Section):
         0, description="deepspeed: divided among ranks; 1: optimiser state, 2: gradients too, 3: weights too"
     )
     offload: Literal["none", "optimizer", "all"] = Field(
-        "none", description="deepspeed: kept in CPU memory; optimizer: its state; all: the weights too (needs zero: 3)"
+        "none",
+        description="fsdp, deepspeed: kept in the CPU's memory with the reference; optimizer: its state; all: weights "
+        "too (deepspeed with zero: 3)",
     )
     sequence_parallel: int = Field(1, ge=1, description="number of neighbouring ranks that divide each sequence")
     lora: LoraConfig | None = Field(None, description="train adapters on a frozen policy; null: train all weights")
@@ -105,12 +107,20 @@ class TrainConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _deepspeed_only(self) -> TrainConfig:
-        if self.backend != "deepspeed" and (self.zero > 0 or self.offload != "none"):
-            name = "zero" if self.zero > 0 else "offload"
+    def _backend_can(self) -> TrainConfig:
+        if self.backend != "deepspeed" and self.zero > 0:
+            raise ValueError(f"train.zero={self.zero} with train.backend={self.backend}; set train.backend: deepspeed")
+        if self.backend == "torch" and self.offload != "none":
             raise ValueError(
-                f"train.{name}={getattr(self, name)} with train.backend={self.backend}; set train.backend: deepspeed"
+                f"train.offload={self.offload} with train.backend=torch; set train.backend: fsdp or deepspeed"
             )
+        if self.backend == "fsdp":
+            if self.offload == "all":
+                raise ValueError(
+                    "train.offload=all with train.backend=fsdp, which keeps weights on the GPU; set train.offload: "
+                    "optimizer, or train.backend: deepspeed with train.zero: 3"
+                )
+            return self
         if self.offload == "all" and self.zero < 3:
             raise ValueError(f"train.offload=all with train.zero={self.zero}; set train.zero: 3, or offload: optimizer")
         if self.offload == "optimizer" and self.zero < 1:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from pipeline.train.checkpoint import Rest
 from pipeline.train.critic import TorchCritic, Within
 from pipeline.train.fsdp_classifier import FsdpCritic, FsdpRewardModel
 from pipeline.train.fsdp_shards import FsdpShards, own_group, read_tensors, whole, write_tensors
+from pipeline.train.fsdp_waiting import Waiting
 from pipeline.train.optimizer import schedule
 from pipeline.train.ranks import ALONE, Ranks
 from pipeline.train.reference import as_base
@@ -186,7 +187,8 @@ class FsdpBackend(Backend):
             self.adapted.save(folder, self.ranks.is_first, whole)
         if in_background and self._writers is None:
             self._writers = own_group()
-        rest = write_tensors(self._tensors(), folder / SHARDS, self._writers if in_background else None)
+        with self._reference_present():
+            rest = write_tensors(self._tensors(), folder / SHARDS, self._writers if in_background else None)
         if not self.ranks.is_first:
             return rest
         state: dict[str, Any] = {
@@ -224,7 +226,8 @@ class FsdpBackend(Backend):
             self.critic = FsdpCritic(self.sharded, self._divided, self._copy_to, optimizer, note["total_steps"])
             self.critic.num_updates = note["num_updates"]
         self.num_updates = state["num_updates"]
-        read_tensors(self._tensors(), folder / SHARDS)
+        with self._reference_present():
+            read_tensors(self._tensors(), folder / SHARDS)
         if self.config is not None:
             self.sharded.set_step(self.num_updates)
         if isinstance(self.critic, FsdpCritic):
@@ -252,12 +255,18 @@ class FsdpBackend(Backend):
         module = (copy.deepcopy(self._empty) if model is None else model).float()
         recompute = self.train_config.gradient_checkpointing
         half = None if self.dtype == torch.float32 else self.dtype
-        return FsdpShards(module.eval().requires_grad_(True), whose, self.ranks, half, self.device, recompute)
+        offload = self.train_config.offload != "none"
+        return FsdpShards(module.eval().requires_grad_(True), whose, self.ranks, half, self.device, recompute, offload)
 
     def _frozen(self) -> FsdpShards:
         """Return a divided module of the policy's own number type that takes no gradient."""
         module = copy.deepcopy(self._empty).eval().requires_grad_(False)
-        return FsdpShards(module, "reference", self.ranks, None, self.device, False)
+        kind = FsdpShards if self.train_config.offload == "none" else Waiting
+        return kind(module, "reference", self.ranks, None, self.device, False)
+
+    def _reference_present(self) -> AbstractContextManager[None]:
+        """Return a context in which the weights of a reference of its own are on the device."""
+        return self.reference.present() if isinstance(self.reference, FsdpShards) else nullcontext()
 
     def _divided_in_place(self, model: Any, adapted: Adapted) -> FsdpShards:
         """Divide a model with adapters in place: its layers are known by their modules. Number types stay."""
@@ -268,7 +277,8 @@ class FsdpBackend(Backend):
                 layer.lora_A.to("meta")
                 layer.lora_B.to("meta")
         recompute = self.train_config.gradient_checkpointing
-        sharded = FsdpShards(model.eval(), "gradient norm", self.ranks, None, self.device, recompute)
+        offload = self.train_config.offload != "none"
+        sharded = FsdpShards(model.eval(), "gradient norm", self.ranks, None, self.device, recompute, offload)
         if files is not None:
             sharded.read(files, plain_name, values)
         own = [(n, p) for n, p in sharded.model.named_parameters() if not any(factor in n for factor in FACTORS)]

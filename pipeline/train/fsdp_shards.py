@@ -31,20 +31,37 @@ class FsdpShards:
     """A model divided among all ranks, with AdamW over its shards; without `restart` it only computes."""
 
     def __init__(
-        self, model: Any, whose: str, ranks: Ranks, dtype: torch.dtype | None, device: torch.device, recompute: bool
+        self,
+        model: Any,
+        whose: str,
+        ranks: Ranks,
+        dtype: torch.dtype | None,
+        device: torch.device,
+        recompute: bool,
+        offload: bool = False,
     ) -> None:
         """Divide `model` in place. If its parameters are on `meta`, weights are undefined until something sets them.
 
         `dtype`: the number type of forward and backward; None for that of each weight. `recompute`: activations are
-        computed again in the backward pass. `whose` begins messages ("gradient norm").
+        computed again in the backward pass. `offload`: the CPU has the optimiser's state and updates the
+        weights. `whose` begins messages ("gradient norm").
         """
         self.model = model
         self.whose = whose
         self.ranks = ranks
         self.optimizer: torch.optim.AdamW | None = None
         self._rows: dict[str, Tensor] = {}
-        """This rank's rows of what is trained, by name, as plain tensors: all that the optimiser knows of."""
+        """This rank's rows of what is trained, by name, as plain tensors: all that the optimiser knows of.
+
+        They are the weights themselves, or with `offload` copies of them.
+        """
+        self.offload = offload
         self.shell = _divided(model, ranks, dtype, device, recompute)
+        self._mesh = _mesh(ranks, torch.device("cpu")) if offload else None
+
+    def present(self) -> AbstractContextManager[None]:
+        """Return a context in which the weights are on the device, as they always are here."""
+        return nullcontext()
 
     def run(self, compute: Callable[[Any], Any]) -> Any:
         """Return compute(model), called where the weights outside blocks are whole; blocks put theirs together."""
@@ -58,7 +75,8 @@ class FsdpShards:
 
     def restart(self, optimizer: OptimizerConfig) -> None:
         """Make a fresh optimiser."""
-        self._rows = {n: torch.nn.Parameter(p.to_local().detach()) for n, p in self._trained()}
+        own = {n: p.to_local().detach() for n, p in self._trained()}
+        self._rows = {n: torch.nn.Parameter(p.to("cpu", copy=True) if self.offload else p) for n, p in own.items()}
         self.discard()
         self.optimizer = adamw(self._rows.values(), optimizer)
 
@@ -74,7 +92,13 @@ class FsdpShards:
         assert self.optimizer is not None
         try:
             norm = self._finite_norm(update)
-            clipped_step(self.optimizer, config, list(self._rows.values()), norm, rate)
+            for name, gradient in self._gradients().items():
+                self._rows[name].grad = gradient.to(self._rows[name].device)
+            where = norm.to("cpu") if self.offload else norm
+            clipped_step(self.optimizer, config, list(self._rows.values()), where, rate)
+            if self.offload:
+                for name, p in self._trained():
+                    p.to_local().detach().copy_(self._rows[name].detach())
         finally:
             self.discard()
         return float(norm)
@@ -114,6 +138,7 @@ class FsdpShards:
                 _set(p, theirs[name][_own_rows(p)], share)
             elif name in theirs:
                 _set(p, theirs[name].to_local(), share)
+        self._renew()
 
     @torch.no_grad()
     def take_blocks(self, blocks: Iterable[Mapping[str, Tensor]], share: float = 1.0) -> None:
@@ -122,6 +147,7 @@ class FsdpShards:
         for block in blocks:
             for name in own.keys() & block.keys():
                 _set(own[name], block[name][_own_rows(own[name])], share)
+        self._renew()
 
     @torch.no_grad()
     def read(self, files: Files, names: Callable[[str], str], values: Mapping[str, Tensor]) -> None:
@@ -129,6 +155,7 @@ class FsdpShards:
         for name, p in self.model.named_parameters():
             rows = _own_rows(p)
             _set(p, values[name][rows] if name in values else files.rows(names(name), rows), 1.0)
+        self._renew()
 
     def tensors(self) -> dict[str, Any]:
         """Return what a checkpoint holds, by name: shards of weights and, with an optimiser, of moments.
@@ -140,11 +167,12 @@ class FsdpShards:
         if self.optimizer is not None:
             for name, p in own:
                 state = self._moments(name)
-                held |= {f"{name}/{key}": _like(p, state[key]) for key in MOMENTS}
+                held |= {f"{name}/{key}": _like(p, state[key], self._mesh) for key in MOMENTS}
         return held
 
     def set_step(self, num_updates: int) -> None:
-        """Tell AdamW how many updates its moments are of; it corrects their bias by it."""
+        """Continue after weights and moments were read: tell AdamW the number of updates, which corrects their bias."""
+        self._renew()
         for name in self._rows:
             self._moments(name)["step"].fill_(float(num_updates))
 
@@ -161,11 +189,21 @@ class FsdpShards:
     def _trained(self) -> list[tuple[str, Any]]:
         return [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
 
+    def _gradients(self) -> dict[str, Tensor]:
+        """Return this rank's rows of the gradient, by name."""
+        return {name: p.grad.to_local() for name, p in self._trained() if p.grad is not None}
+
+    @torch.no_grad()
+    def _renew(self) -> None:
+        """Copy the weights to where the optimiser has them, after something else has set them."""
+        if self.offload:
+            for name, p in self._trained():
+                if name in self._rows:
+                    self._rows[name].copy_(p.to_local())
+
     def _finite_norm(self, update: int) -> Tensor:
         """Return the norm of the gradient over all ranks. Raises: NonFiniteError if it is not finite."""
-        for name, p in self._trained():
-            self._rows[name].grad = None if p.grad is None else p.grad.to_local()
-        own = [r.grad for r in self._rows.values() if r.grad is not None]
+        own = list(self._gradients().values())
         local = torch.nn.utils.get_total_norm(own) if own else torch.zeros((), device=self.model.device)
         norm = self.ranks.all_reduce(local.double().square()).sqrt().float()
         return checked_norm(norm, self.whose, update)
@@ -252,7 +290,6 @@ def _divided(
     model: Any, ranks: Ranks, dtype: torch.dtype | None, device: torch.device, recompute: bool
 ) -> torch.nn.Module:
     """Divide `model` in place: each block, and the rest as one; return the module that computes with it."""
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     from pipeline.models.load import recompute_activations
@@ -263,7 +300,7 @@ def _divided(
         dist.init_process_group(collectives(str(device)), rank=0, world_size=1, store=HashStore())
     if recompute:
         recompute_activations(model)
-    mesh = init_device_mesh(device.type, (ranks.size,))
+    mesh = _mesh(ranks, device)
     # Inputs are in the right type already: a policy in half precision makes them so.
     policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
     shell = _Shell(model)
@@ -279,6 +316,13 @@ def _divided(
         for name, b in model.named_buffers():
             b.copy_(buffers[name])
     return shell
+
+
+def _mesh(ranks: Ranks, device: torch.device) -> Any:
+    """Return all ranks as torch's mesh of devices of one kind."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh(device.type, (ranks.size,))
 
 
 def _blocks(model: Any) -> list[Any]:
@@ -315,11 +359,12 @@ def _set(p: Any, rows: Tensor, share: float) -> None:
     ours.lerp_(rows, share) if share < 1 else ours.copy_(rows)
 
 
-def _like(p: Any, rows: Tensor) -> Any:
-    """Return this rank's `rows` as a tensor that is divided as `p` is."""
+def _like(p: Any, rows: Tensor, mesh: Any = None) -> Any:
+    """Return this rank's `rows` as a tensor that is divided as `p` is, over `mesh` if that is another one."""
     from torch.distributed.tensor import DTensor
 
-    return DTensor.from_local(rows, p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
+    mesh = p.device_mesh if mesh is None else mesh
+    return DTensor.from_local(rows, mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
 
 
 def _own_rows(p: Any) -> slice:

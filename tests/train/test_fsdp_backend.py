@@ -6,11 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from pipeline.config.sections import TrainConfig
 from pipeline.errors import RunError
+from pipeline.train.fsdp_backend import FsdpBackend
 from pipeline.train.fsdp_shards import _answered_amid
+from pipeline.train.fsdp_waiting import Waiting
+from tests.train.batches import policy
 from tests.train.rank_group import run
+from tests.train.zero_rank import begun, steps
 
 RANK, PARTS = "tests.train.zero_rank", "tests.train.zero_parts"
 CLOSE = 1e-5
@@ -29,7 +34,7 @@ def ends(folder: Path) -> dict[int, list[dict[str, Any]]]:
 @pytest.mark.integration
 @pytest.mark.slow
 class TestRanks:
-    @pytest.mark.parametrize("how", ["plain", "checkpointing", "chunks"])
+    @pytest.mark.parametrize("how", ["plain", "checkpointing", "chunks", "offload"])
     @pytest.mark.parametrize("size", [1, 2, 4])
     def test_end_where_torch_alone_does_and_resume_bit_for_bit(
         self, ends: dict[int, list[dict[str, Any]]], size: int, how: str
@@ -76,6 +81,28 @@ class TestParts:
 def test_what_deepspeed_alone_can_do_is_refused() -> None:
     with pytest.raises(ValueError, match=r"train\.zero=3 with train\.backend=fsdp; set train\.backend: deepspeed"):
         TrainConfig(backend="fsdp", zero=3)
+
+
+def test_the_optimiser_and_a_reference_wait_in_the_memory_of_the_cpu() -> None:
+    config = TrainConfig(backend="fsdp", device="cpu", offload="optimizer")
+    backend = begun(FsdpBackend(policy(dtype=torch.float32), config))
+    shards, reference = backend.sharded, backend.reference
+    assert isinstance(reference, Waiting)
+    steps(backend, 0, 1)
+    for name, p in shards.model.named_parameters():
+        row = shards._rows[name]
+        assert torch.equal(row, p.to_local())
+        assert row.data_ptr() != p.to_local().data_ptr()  # on a GPU it would be on another device
+        assert "exp_avg" in shards._moments(name)
+    resting = [p.to_local().untyped_storage().nbytes() for p in reference.model.parameters()]
+    assert set(resting) == {0}
+    with reference.present():
+        assert all(p.to_local().untyped_storage().nbytes() > 0 for p in reference.model.parameters())
+
+
+def test_weights_are_not_offloaded() -> None:
+    with pytest.raises(ValueError, match=r"train\.offload=all with train\.backend=fsdp.*: optimizer"):
+        TrainConfig(backend="fsdp", offload="all")
 
 
 def test_an_error_of_the_model_is_not_taken_for_one_of_the_network() -> None:

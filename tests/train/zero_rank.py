@@ -40,6 +40,7 @@ FSDP: dict[str, dict[str, Any]] = {
     "plain": {},
     "checkpointing": {"gradient_checkpointing": True},
     "chunks": {"logits_chunk_tokens": 3},
+    "offload": {"offload": "optimizer"},
 }
 
 
@@ -132,7 +133,7 @@ def saved(folder: Path) -> dict[str, torch.Tensor]:
 def saved_ends(backend: Any, ranks: Ranks, folder: Path) -> dict[str, torch.Tensor]:
     """The weights that a fresh engine reads back from the checkpoint of step 3."""
     train = backend.train_config
-    return weights(resumed({"backend": train.backend, "zero": train.zero}, folder, ranks))
+    return weights(resumed({"backend": train.backend, "zero": train.zero, "offload": train.offload}, folder, ranks))
 
 
 def main(root: Path) -> dict[str, Any]:

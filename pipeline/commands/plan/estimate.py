@@ -58,6 +58,9 @@ def knobs(config: RunConfig, gpus: int) -> Iterator[tuple[str, RunConfig]]:
     while config.train.micro_batch_tokens > 2048:
         config = turned(micro_batch_tokens=config.train.micro_batch_tokens // 2)
         yield f"train.micro_batch_tokens={config.train.micro_batch_tokens}", config
+    if config.train.backend == "fsdp" and config.train.offload == "none":
+        config = turned(offload="optimizer")
+        yield "train.offload=optimizer", config
     for zero in range(max(1, config.train.zero + 1), 4):
         if zero == 3 and gpus > 1 and config.train.backend != "fsdp":
             # Divides the reference too, which ZeRO 3 does not.
