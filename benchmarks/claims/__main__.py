@@ -51,7 +51,7 @@ def values_of(claim: Claim, folder: Path, seeds: int, changes: tuple[str, ...] =
     """Return the claim's statistic of each seed."""
     values = []
     for seed in range(seeds):
-        runs = {arm.name: run_of(claim.name, arm, seed, folder, changes) for arm in claim.arms}
+        runs = {arm.name: run_of(arm, seed, folder, changes) for arm in claim.arms}
         values.append(claim.value(runs))
         print(f"{claim.name} seed {seed}: {values[-1]:.4f}", flush=True)
     return values

@@ -82,3 +82,8 @@ def within(limit: float) -> Callable[[Interval], Outcome]:
         return "fails" if x.low > limit or x.high < -limit else "not at this scale"
 
     return judge
+
+
+def exactly_zero(x: Interval) -> Outcome:
+    """Judge a value that is never negative: holds if it is 0 for all seeds, fails if the interval is above 0."""
+    return "holds" if x.high == 0 else "fails" if x.low > 0 else "not at this scale"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +14,13 @@ START = "configs/demo.yaml"
 """The recipe whose SFT makes the model that all arms start from."""
 
 
-def run_of(claim: str, arm: Arm, seed: int, folder: Path, changes: tuple[str, ...] = ()) -> Path:
-    """Return the folder of the arm's run with that seed, trained now unless it is there; `changes` come last."""
-    place = (folder / claim / f"seed{seed}").resolve()
-    name = arm.name.replace(" ", "_")
+def run_of(arm: Arm, seed: int, folder: Path, changes: tuple[str, ...] = ()) -> Path:
+    """Return the folder of the arm's run with that seed, trained now unless it is there; `changes` come last.
+
+    Arms of several claims that train alike share a run.
+    """
+    words = "\n".join([arm.recipe, *sorted(arm.changes)])
+    place, name = (folder / "arms").resolve(), f"{hashlib.sha256(words.encode()).hexdigest()[:12]}-seed{seed}"
     if not (place / name / "summary.json").is_file():
         start = start_of(seed, folder, changes)
         own = ("stages=[rl]", f"model.path={start}", "model.create=null", "evaluation.before_training=true")
