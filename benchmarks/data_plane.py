@@ -36,7 +36,9 @@ def groups_of(num: int, size: int, tokens: int) -> list[Group]:
         for sample in range(size):
             length = draw.randint(tokens // 2, tokens)
             response = tuple(draw.choices(range(VOCAB), k=length))
-            logprobs = tuple(-5 * draw.random() for _ in range(length))
+            logprobs = tuple(
+                torch.tensor([-5 * draw.random() for _ in range(length)]).tolist()
+            )  # float32, as engines give
             rollout = Rollout(f"p{g}", sample, prompt, response, logprobs, "text", "stop", 0)
             members.append(ScoredRollout(rollout, Verdict("graded", 1.0), draw.random()))
         out.append(Group(Prompt(f"p{g}", "?", "exact", "x"), tuple(members)))

@@ -45,7 +45,7 @@ class TrainedRow:
     spans: tuple[Span, ...]
 
     @property
-    def pieces(self) -> list[tuple[tuple[int, ...], Span | None]]:
+    def pieces(self) -> list[tuple[Sequence[int], Span | None]]:
         """The row's ids in order, cut where training begins and ends, each piece with its span; nothing is copied."""
         own = iter(self.spans)
         return [
@@ -152,7 +152,7 @@ def _check_episode(name: str, rollout: Rollout) -> None:
     if (first.observed, first.sampled) != (rollout.prompt_ids, rollout.response_ids):
         raise EngineError(f"the ids of {name} are not those of its episode's first turn; they describe the same tokens")
     trained: set[int] = set()  # identities of turns, because equal ones may be sampled by chance
-    sampled: set[tuple[int, ...]] = set()
+    sampled: set[Sequence[int]] = set()
     for number, turns in enumerate(episode.rows):
         for turn in turns:
             if not turn.observed or not turn.sampled:
@@ -196,7 +196,7 @@ def _check_records(whose: str, turn: Turn) -> None:
         )
 
 
-def _check_logprobs(whose: str, logprobs: tuple[float, ...]) -> None:
+def _check_logprobs(whose: str, logprobs: Sequence[float]) -> None:
     # The sum is NaN or infinite if one of them is, and is faster to compute than a test of each.
     if not math.isfinite(sum(logprobs)) or max(logprobs) > ROUNDING:
         odd = next(x for x in logprobs if not (math.isfinite(x) and x <= ROUNDING))

@@ -1,11 +1,12 @@
 """The nouns of the loop: Prompt -> Rollout -> ScoredRollout -> Group -> TrainBatch.
 
-All are frozen values. Nothing here loads torch; tensors appear in annotations only.
+All are frozen values. Nothing here loads torch; tensors appear in annotations only. Token ids and log-probs are
+sequences: tuples, or the `compact.Numbers` that `collect` makes of them, which read, compare and hash as tuples do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -50,7 +51,7 @@ class KeptTokens:
     Example: KeptTokens(sizes=(2, 0), ids=array("i", [4, 9]).tobytes())  # tokens 4 and 9, then any token
     """
 
-    sizes: tuple[int, ...]
+    sizes: Sequence[int]
     """Size of each place's set; 0 where nothing was cut off."""
     ids: bytes
     """The sets one after the other, each ascending: int32, little-endian."""
@@ -112,10 +113,10 @@ class Turn:
     Example: Turn(observed=(7, 9), sampled=(4, 1), logprobs=(-0.1, -0.7), finish_reason="stop", policy_version=12)
     """
 
-    observed: tuple[int, ...]
+    observed: Sequence[int]
     """Never empty; in the first turn of a row the whole prompt."""
-    sampled: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    sampled: Sequence[int]
+    logprobs: Sequence[float]
     """Log-probs of `sampled` alone: an observed token has none."""
     finish_reason: FinishReason
     policy_version: int
@@ -167,10 +168,10 @@ class Rollout:
 
     prompt_id: str
     sample: int
-    prompt_ids: tuple[int, ...]
-    response_ids: tuple[int, ...]
+    prompt_ids: Sequence[int]
+    response_ids: Sequence[int]
     """Includes the end-of-sequence token when finish_reason is "stop"."""
-    logprobs: tuple[float, ...]
+    logprobs: Sequence[float]
     """Log-probs of response_ids, in nats, under the distribution that was sampled, as the engine reported them."""
     text: str
     """The response decoded, special tokens left out."""
@@ -184,6 +185,9 @@ class Rollout:
     """None for a dense model, or where it was not asked for."""
     episode: Episode | None = None
     """None for a single response, which costs nothing more than its own fields."""
+    held_by: int | None = None
+    """The rank that holds tokens, log-probs, records and texts; this is then what every rank knows of the response:
+    counts in place of sequences, and empty texts. None: everything is here."""
 
     @property
     def turns(self) -> list[Turn]:
@@ -202,6 +206,8 @@ class Rollout:
     @property
     def answer(self) -> str:
         """The text that a verifier grades: the last message of the policy, or what its episode tells."""
+        if self.held_by is not None:
+            raise LookupError(f"the text of response {self.sample} to {self.prompt_id!r} is on rank {self.held_by}")
         if self.episode is None:
             return self.text
         if self.episode.answer is not None:

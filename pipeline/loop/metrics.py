@@ -223,7 +223,7 @@ def sample_rows(
             extracted=m.verdict.extracted,
             finish_reason="length" if m.rollout.was_cut else "stop",
             length=m.rollout.num_sampled,
-            kept_sizes=None if m.rollout.kept is None else m.rollout.kept.sizes,
+            kept_sizes=None if m.rollout.kept is None else tuple(m.rollout.kept.sizes),
             kept=kept,
             second=opinion_row(m.verdict, second[i]) if i in second else None,
             roll_backs=roll_backs or None,

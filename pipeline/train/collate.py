@@ -5,11 +5,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from pipeline.compact import Numbers
 from pipeline.models.packed import ALIKE
 from pipeline.models.widths import padded_width
 from pipeline.rows import is_truncated, observed_spans, trained_rows
@@ -66,7 +67,7 @@ def collate(
                 answers[i, begin:end] = 1
         extras["observation_mask"] = answers.to(device)
     return TrainBatch(
-        input_ids=_filled(is_real, _numbers("q", [ids for ids, _ in pieces]), pad_id).to(device),
+        input_ids=_filled(is_real, _numbers("i", [ids for ids, _ in pieces]).to(torch.int64), pad_id).to(device),
         attention_mask=is_real.to(device, torch.int64),
         response_mask=trains.to(device, torch.float32),
         rollout_logprobs=_filled(trains, logprobs, 0.0).to(device),
@@ -167,19 +168,25 @@ def padded_ids(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device 
     """Return int64 [B, T], the rows padded on the right to the width of the longest on that device."""
     lengths = torch.tensor([len(r) for r in rows])[:, None]
     is_real = torch.arange(padded_width(int(lengths.max()), device))[None] < lengths
-    return _filled(is_real, _numbers("q", rows), pad_id).to(device)
+    return _filled(is_real, _numbers("i", rows).to(torch.int64), pad_id).to(device)
 
 
-def _numbers(kind: Literal["q", "f"], rows: Sequence[Sequence[float]]) -> Tensor:
-    """Return the numbers of all rows in one tensor: int64 for "q", float32 for "f".
+def _numbers(kind: Literal["i", "f"], rows: Sequence[Sequence[float]]) -> Tensor:
+    """Return the numbers of all rows in one tensor: int32 for "i", float32 for "f".
 
-    Through an array of the standard library, which reads numbers of Python several times faster than torch does.
+    Through an array of the standard library, which copies compact rows as they lie in memory, and reads numbers of
+    Python several times faster than torch does.
     """
-    flat = array(kind)
-    for row in rows:
-        flat.extend(row)  # type: ignore[arg-type]
-    dtype = torch.int64 if kind == "q" else torch.float32
+    flat = bytearray().join(_array(kind, row) for row in rows)
+    dtype = torch.int32 if kind == "i" else torch.float32
     return torch.frombuffer(flat, dtype=dtype) if flat else torch.zeros(0, dtype=dtype)
+
+
+def _array(kind: Literal["i", "f"], row: Sequence[float]) -> array[Any]:
+    held = row.array if isinstance(row, Numbers) else row
+    if isinstance(held, array):
+        return held if held.typecode == kind else array(kind, held.tolist())
+    return array(kind, held)
 
 
 def _filled(where: Tensor, values: Tensor, fill: float) -> Tensor:
