@@ -73,11 +73,14 @@ class TrainedRow:
 def trained_rows(rollout: Rollout) -> list[TrainedRow]:
     """Return the rows of a rollout with their trained spans; a single response gives one row and copies no ids.
 
+    Of a response that another rank holds the rows have the same lengths and spans, and that rank checks it.
+
     Raises: DataError for log-probs or records of sampling that do not fit their tokens; EngineError for an episode
     whose rows cannot be what the engine computed, such as a turn that trains in two rows.
     """
     name = f"response {rollout.sample} to {rollout.prompt_id!r}"
-    if rollout.episode is not None:
+    is_here = rollout.held_by is None
+    if is_here and rollout.episode is not None:
         _check_episode(name, rollout)
     out = []
     number = 0
@@ -88,9 +91,9 @@ def trained_rows(rollout: Rollout) -> list[TrainedRow]:
             start = place + len(turn.observed)
             place = start + len(turn.sampled)
             if turn.trains:
-                if rollout.episode is None:
+                if is_here and rollout.episode is None:
                     _check_records(name, turn)
-                else:
+                elif is_here:
                     _check_records(f"turn {number} of {name}", turn)
                     _check_logprobs(f"turn {number} of {name}", turn.logprobs)
                 spans.append(Span(start, place, number if turn.number is None else turn.number, turn))

@@ -344,7 +344,7 @@ class TrainBatch:
     Example: TrainBatch(ids, attention, mask, logprobs, rewards=torch.ones(2), group_ids=torch.zeros(2), ...)
     """
 
-    input_ids: torch.Tensor  # [B, T] int64
+    input_ids: torch.Tensor  # [B, T] int64; [H, T] where other ranks hold rows
     attention_mask: torch.Tensor  # [B, T] int64, 1 on real tokens
     response_mask: torch.Tensor  # [B, T] float32
     rollout_logprobs: torch.Tensor  # [B, T] float32
@@ -355,6 +355,9 @@ class TrainBatch:
     recorded: Recorded | None = None
     episode_ids: torch.Tensor | None = None  # [B] int64; None where every row is an episode of one turn
     turn_ids: torch.Tensor | None = None  # [B, T] int64, number of the turn of a token that trains, else -1
+    held: tuple[int, ...] | None = None
+    """For each of the B rows its place in `input_ids` and `recorded`, or -1: other ranks hold its tokens, and its
+    `rollout_logprobs` are 0 here. None: all rows are here."""
 
 
 StepMetrics = dict[str, float]
