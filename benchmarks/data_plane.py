@@ -10,10 +10,11 @@ prints a line of JSON. `us_per_token` has CPU microseconds on one core for each 
 - `tuples`: `collate` of tuples, for comparison; `gather`: all responses to all ranks, as evaluations do.
 
 `us_per_response` has what every rank does for each response of all ranks: `tell` writes and reads what it is told,
-`deal` finds the ranks that train on it, `frame` makes its row in the batch without its tokens.
+`deal` finds the ranks that train on it, `frame` makes its row in the batch without its tokens. It is measured on as
+many responses as the step has.
 
-`step_s` are seconds of a step on `--ranks`, extrapolated: each rank's own tokens times the first, all responses times
-the second. The network and what is computed on the device (masks, advantages) are not in it.
+`step_s` are seconds of each rank in a step on `--ranks`, extrapolated: its own tokens times the first, all responses
+times the second. The network and what is computed on the device (masks, advantages) are not in it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import Any
 
 import torch
 
+from pipeline.compact import no_collection
 from pipeline.held import compacted, told_group
 from pipeline.train.collate import collate, deal, owners, rows_of
 from pipeline.train.exchange import row_lengths
@@ -74,8 +76,9 @@ def median_us(work: Callable[[], Any], count: int, repeat: int) -> float:
 
 
 def copied(value: Any) -> Any:
-    """Return the value written as bytes and read again."""
-    return pickle.loads(pickle.dumps(value))
+    """Return the value written as bytes and read again, as between ranks."""
+    with no_collection():
+        return pickle.loads(pickle.dumps(value))
 
 
 def of_tokens(plain: list[Group], tokens: int, repeat: int) -> dict[str, float]:
@@ -92,21 +95,21 @@ def of_tokens(plain: list[Group], tokens: int, repeat: int) -> dict[str, float]:
         "tuples": lambda: collate(plain, 0),
         "gather": lambda: copied(groups),
     }
-    return {name: median_us(one, tokens, repeat) for name, one in work.items()}
+    return {name: median_us(measured, tokens, repeat) for name, measured in work.items()}
 
 
-def of_responses(plain: list[Group], ranks: int, repeat: int) -> dict[str, float]:
-    """Return microseconds for each response."""
-    told = [told_group(held(g), 1) for g in plain]
-    own = held(plain[0])
-    num = sum(len(g.members) for g in plain)
+def of_responses(num: int, size: int, ranks: int, repeat: int) -> dict[str, float]:
+    """Return microseconds for each of `num` responses in groups of `size`, whose lengths do not matter."""
+    own, *others = map(held, groups_of(1 + num // size, size, 16))
+    told = [told_group(g, 1) for g in others]
+    num = size * len(told)
     work: dict[str, Callable[[], Any]] = {
         "tell": lambda: copied([(g.members, g.greedy_reward) for g in told]),
         "deal": lambda: owners(row_lengths(told)[0], ranks),
         # On a device of no memory: the masks of all rows are made on the one that trains.
         "frame": lambda: collate([own, *told], 0, "meta"),
     }
-    return {name: median_us(one, num, repeat) for name, one in work.items()}
+    return {name: median_us(measured, num, repeat) for name, measured in work.items()}
 
 
 def main() -> None:
@@ -125,9 +128,11 @@ def main() -> None:
     rollouts = [m.rollout for g in plain for m in g.members]
     tokens = sum(len(r.prompt_ids) + len(r.response_ids) for r in rollouts)
     by_token = of_tokens(plain, tokens, asked.repeat)
-    by_response = of_responses(plain, asked.ranks, asked.repeat)
+    del plain, rollouts  # a real step holds no tuples, which the collector of garbage would visit
+    responses = asked.step_tokens // asked.response_tokens
+    by_response = of_responses(responses, asked.size, asked.ranks, asked.repeat)
     own = asked.step_tokens / asked.ranks * sum(by_token[name] for name in ON_TOKENS)
-    every = asked.step_tokens / asked.response_tokens * sum(by_response.values())
+    every = responses * sum(by_response.values())
     step = {"tokens": round(own / 1e6, 2), "responses": round(every / 1e6, 2)}
     print(json.dumps({"tokens": tokens, "us_per_token": by_token, "us_per_response": by_response, "step_s": step}))
 

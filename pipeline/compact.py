@@ -6,8 +6,10 @@ does: by index, slice and loop, equal to a tuple of the same numbers, with the s
 
 from __future__ import annotations
 
+import gc
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NoReturn, TypeVar, overload
 
@@ -103,6 +105,9 @@ class Elsewhere(Sequence[Any]):
     def __len__(self) -> int:
         return self.length
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Elsewhere, (self.length, self.total, self.num_positive)
+
     def __getitem__(self, at: Any) -> NoReturn:
         raise LookupError(
             f"these {self.length} numbers are on the rank that sampled them; ask that rank, or gather the whole groups"
@@ -110,6 +115,18 @@ class Elsewhere(Sequence[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         return iter([self[0]])
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Let Python's collector of garbage rest: it visits all objects again and again while many new ones are made."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def totals(sizes: Sequence[int]) -> tuple[int, int]:

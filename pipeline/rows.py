@@ -99,7 +99,8 @@ def trained_rows(rollout: Rollout) -> list[TrainedRow]:
                 spans.append(Span(start, place, number if turn.number is None else turn.number, turn))
                 number += 1
         row = TrainedRow(name, turns, tuple(spans))
-        _check_routing(row)
+        if is_here:
+            _check_routing(row)
         out.append(row)
     return out
 

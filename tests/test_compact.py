@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
 import pickle
 from array import array
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.compact import Elsewhere, Numbers, integers, reals, totals
+from pipeline.compact import Elsewhere, Numbers, integers, no_collection, reals, totals
 
 IDS = st.lists(st.integers(-(2**40), 2**40)).map(tuple)
 SHORT, LONG = st.floats(width=32, allow_nan=False), st.floats(allow_nan=False)
@@ -81,3 +82,14 @@ def test_numbers_elsewhere_have_a_count_and_refuse_to_be_read() -> None:
         with pytest.raises(LookupError, match="3 numbers are on the rank that sampled them"):
             read()
     assert pickle.loads(pickle.dumps(there)) == there
+
+
+def test_the_collector_of_garbage_is_as_it_was_afterwards() -> None:
+    for is_on in (True, False):
+        (gc.enable if is_on else gc.disable)()
+        with no_collection(), no_collection():
+            assert not gc.isenabled()
+        with pytest.raises(ValueError, match="x"), no_collection():
+            raise ValueError("x")
+        assert gc.isenabled() is is_on
+    gc.enable()

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from pipeline.compact import Numbers
+from pipeline.compact import Numbers, no_collection
 from pipeline.models.packed import ALIKE
 from pipeline.models.widths import padded_width
 from pipeline.rows import Span, TrainedRow, is_truncated, observed_spans, trained_rows
@@ -21,6 +21,7 @@ FILLED = 0.25
 """A micro-batch that holds this share of the tokens that it may hold is worth its own forward and backward."""
 
 
+@no_collection()
 def collate(
     groups: Sequence[Group], pad_id: int, device: torch.device | str = "cpu", observations: bool = False
 ) -> TrainBatch:
@@ -41,9 +42,10 @@ def collate(
     rows = [row for own in of_members for row in own]
     owner = [i for i, own in enumerate(of_members) for _ in own]  # the member of each row
     here = [i for i, o in enumerate(owner) if members[o][1].held_by is None]
-    width = padded_width(max(row.num_tokens for row in rows), device)
-    real, trains = _masks(rows, width, device)
-    ids, logprobs = _tokens([rows[i] for i in here], width, pad_id)
+    lengths = [row.num_tokens for row in rows]
+    width = padded_width(max(lengths), device)
+    real, trains = _masks(rows, lengths, width, device)
+    ids, logprobs = _tokens([rows[i] for i in here], [lengths[i] for i in here], width, pad_id)
     extras = {"policy_version": torch.tensor([row.policy_version for row in rows], device=device)}
     episode_ids = turn_ids = None
     if any(len(own) > 1 or len(own[0].turns) > 1 for own in of_members):
@@ -79,10 +81,12 @@ def collate(
     )
 
 
-def _masks(rows: Sequence[TrainedRow], width: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
+def _masks(
+    rows: Sequence[TrainedRow], lengths: Sequence[int], width: int, device: torch.device | str
+) -> tuple[Tensor, Tensor]:
     """Return bool [B, T] twice: the tokens of the rows, and those of them that train."""
     columns = torch.arange(width, device=device)[None]
-    real = columns < torch.tensor([row.num_tokens for row in rows], dtype=torch.int64, device=device)[:, None]
+    real = columns < torch.tensor(lengths, dtype=torch.int64, device=device)[:, None]
     if all(len(row.turns) == len(row.spans) == 1 for row in rows):  # the response after its prompt
         starts = torch.tensor([row.spans[0].start for row in rows], dtype=torch.int64, device=device)
         return real, real & (columns >= starts[:, None])
@@ -98,9 +102,9 @@ def _by_piece(rows: Sequence[TrainedRow], width: int, value: Callable[[Span], in
     return out
 
 
-def _tokens(rows: Sequence[TrainedRow], width: int, pad_id: int) -> tuple[Tensor, Tensor]:
+def _tokens(rows: Sequence[TrainedRow], lengths: Sequence[int], width: int, pad_id: int) -> tuple[Tensor, Tensor]:
     """Return ids and log-probs, [B, T] on the CPU. Column t has the log-prob of token t itself; 0 where none trains."""
-    real, trains = _masks(rows, width, "cpu")
+    real, trains = _masks(rows, lengths, width, "cpu")
     pieces = [piece for row in rows for piece in row.pieces]
     logprobs = _numbers("f", [span.turn.logprobs for _, span in pieces if span is not None])
     ids = _numbers("i", [ids for ids, _ in pieces]).to(torch.int64)

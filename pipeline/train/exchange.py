@@ -11,10 +11,9 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
 from pipeline.held import told_group, told_member
-from pipeline.rows import rows
 from pipeline.train.collate import owners
 from pipeline.train.ranks import Ranks
-from pipeline.types import Group, ScoredRollout
+from pipeline.types import Group, Rollout, ScoredRollout
 
 Place = tuple[int, int]
 """A response among groups: number of the group, number of the member in it."""
@@ -58,12 +57,18 @@ def row_lengths(groups: Sequence[Group]) -> tuple[list[int], list[int]]:
 
 def _sized(groups: Sequence[Group]) -> list[tuple[Place, int]]:
     return [
-        ((g, m), sum(len(turn.observed) + len(turn.sampled) for turn in row))
+        ((g, m), length)
         for g, group in enumerate(groups)
         for m, member in enumerate(group.members)
         if member.reward is not None
-        for row in rows(member.rollout)
+        for length in _row_lengths(member.rollout)
     ]
+
+
+def _row_lengths(rollout: Rollout) -> list[int]:
+    if rollout.episode is None:
+        return [len(rollout.prompt_ids) + len(rollout.response_ids)]
+    return [sum(len(turn.observed) + len(turn.sampled) for turn in row) for row in rollout.episode.rows]
 
 
 def moved(ranks: Ranks, groups: Sequence[Group], wanted: Sequence[AbstractSet[Place]]) -> list[Group]:

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pipeline.compact import no_collection
 from pipeline.errors import ConfigError, RunError
 from pipeline.models.sequence_parallel import Pieces
 from pipeline.train.device import device_index
@@ -68,7 +69,7 @@ class Ranks:
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        with answered():
+        with answered(), no_collection():
             dist.all_gather_object(values, value, group=self.group)
         return values
 
@@ -89,7 +90,8 @@ class Ranks:
             sent = torch.frombuffer(bytearray().join(data) or bytearray(1), dtype=torch.uint8)[: int(sizes.sum())]
             dist.all_to_all_single(received, sent, theirs.tolist(), sizes.tolist(), group=self.group)
         parts = zip(values, torch.split(received, theirs.tolist()), strict=True)
-        return [v if rank == self.rank else pickle.loads(p.numpy().data) for rank, (v, p) in enumerate(parts)]
+        with no_collection():
+            return [v if rank == self.rank else pickle.loads(p.numpy().data) for rank, (v, p) in enumerate(parts)]
 
     def agree(self, decide: Callable[[], T]) -> T:
         """Return the result of `decide` on rank 0, which alone calls it."""

@@ -10,7 +10,8 @@ from pipeline.errors import RunError
 from tests.launch.runs import assert_same_bytes, assert_same_run, by_one, by_ranks, rows
 
 CHANGES = (
-    "rollout.max_staleness=1", "rollout.top_p=0.9", "rl.algorithm={name: grpo, num_minibatches: 2, keep_sampling: true}",
+    "rollout.max_staleness=1", "rollout.top_p=0.9",
+    "rl.algorithm={name: grpo, num_minibatches: 2, keep_sampling: true}",
     "rl.prompts_per_step=4", "rl.group_size=3", "report.samples_per_step=1000",
     "scoring.second_opinion={verifier: {name: exact}, share: 0.5}",
 )  # fmt: skip

@@ -16,7 +16,7 @@ from pipeline.config.run import RunConfig, parts_of
 
 TOKEN_S = 0.2e-6
 """Seconds in Python for each token that a rank samples and trains on, measured on a CPU by benchmarks/data_plane.py."""
-RESPONSE_S = 45e-6
+RESPONSE_S = 40e-6
 """Seconds in Python for each response of a step, which every rank is told of: more GPUs do not shorten it."""
 NODE_REDUCE_S, NETWORK_REDUCE_S = 15e-6, 50e-6
 """Estimated seconds of a small all-reduce within a node and over nodes: a layer on several GPUs has two of them."""
