@@ -219,9 +219,10 @@ def _with_own(backend: Backend, parts: Parts, groups: Sequence[Group], settings:
 def _with_all_logprobs(backend: Backend, parts: Parts, batch: TrainBatch, settings: Settings) -> TrainBatch:
     """Return the batch with the engine's log-probs of all rows, where something compares tokens of the whole batch."""
     compares = parts.kl.where == "reward" or parts.needs_selection or parts.mismatch.normalize
-    if batch.held is None or not compares:
-        return batch
     ranks = backend.ranks.data
+    # Not by what is held: one rank may hold all rows, and all must take part in the sum.
+    if ranks.size == 1 or not compares:
+        return batch
     # Another optimiser step may deal a row of this rank to a second one: that of the whole batch counts.
     own = torch.tensor(owners(_widths(batch), ranks.size)[ranks.rank], dtype=torch.int64, device=batch.rewards.device)
     logprobs = torch.zeros_like(batch.rollout_logprobs)

@@ -85,9 +85,8 @@ class Ranks:
         theirs = torch.empty_like(sizes)
         with answered():
             dist.all_to_all_single(theirs, sizes, group=self.group)
-            # One element more, so that no buffer is empty, which gloo refuses.
             received = torch.empty(int(theirs.sum()), dtype=torch.uint8)
-            sent = torch.frombuffer(bytearray().join(data) or bytearray(1), dtype=torch.uint8)[: int(sizes.sum())]
+            sent = torch.frombuffer(bytearray().join(data), dtype=torch.uint8)
             dist.all_to_all_single(received, sent, theirs.tolist(), sizes.tolist(), group=self.group)
         parts = zip(values, torch.split(received, theirs.tolist()), strict=True)
         with no_collection():

@@ -76,6 +76,11 @@ CASES: dict[str, tuple[Callable[[], list[Group]], str, dict[str, Any]]] = {
         {"mismatch_level": "token", "mismatch_normalize": True, "num_minibatches": 2},
     ),
     "episodes": (lambda: episodes.episodes_of(5, 4), "grpo", {"num_minibatches": 2}),
+    "one rank that gets all": (
+        lambda: groups_of(3, 2, 5, lost=False),
+        "clip_cov",
+        {"num_minibatches": 2, "num_epochs": 3},
+    ),
     "one group": (lambda: groups_of(1, 2), "grpo", {}),
 }
 
