@@ -45,7 +45,7 @@ class TrainedRow:
     spans: tuple[Span, ...]
 
     @property
-    def pieces(self) -> list[tuple[tuple[int, ...], Span | None]]:
+    def pieces(self) -> list[tuple[Sequence[int], Span | None]]:
         """The row's ids in order, cut where training begins and ends, each piece with its span; nothing is copied."""
         own = iter(self.spans)
         return [
@@ -73,11 +73,14 @@ class TrainedRow:
 def trained_rows(rollout: Rollout) -> list[TrainedRow]:
     """Return the rows of a rollout with their trained spans; a single response gives one row and copies no ids.
 
+    Of a response that another rank holds the rows have the same lengths and spans, and that rank checks it.
+
     Raises: DataError for log-probs or records of sampling that do not fit their tokens; EngineError for an episode
     whose rows cannot be what the engine computed, such as a turn that trains in two rows.
     """
     name = f"response {rollout.sample} to {rollout.prompt_id!r}"
-    if rollout.episode is not None:
+    is_here = rollout.held_by is None
+    if is_here and rollout.episode is not None:
         _check_episode(name, rollout)
     out = []
     number = 0
@@ -88,15 +91,16 @@ def trained_rows(rollout: Rollout) -> list[TrainedRow]:
             start = place + len(turn.observed)
             place = start + len(turn.sampled)
             if turn.trains:
-                if rollout.episode is None:
+                if is_here and rollout.episode is None:
                     _check_records(name, turn)
-                else:
+                elif is_here:
                     _check_records(f"turn {number} of {name}", turn)
                     _check_logprobs(f"turn {number} of {name}", turn.logprobs)
                 spans.append(Span(start, place, number if turn.number is None else turn.number, turn))
                 number += 1
         row = TrainedRow(name, turns, tuple(spans))
-        _check_routing(row)
+        if is_here:
+            _check_routing(row)
         out.append(row)
     return out
 
@@ -152,7 +156,7 @@ def _check_episode(name: str, rollout: Rollout) -> None:
     if (first.observed, first.sampled) != (rollout.prompt_ids, rollout.response_ids):
         raise EngineError(f"the ids of {name} are not those of its episode's first turn; they describe the same tokens")
     trained: set[int] = set()  # identities of turns, because equal ones may be sampled by chance
-    sampled: set[tuple[int, ...]] = set()
+    sampled: set[Sequence[int]] = set()
     for number, turns in enumerate(episode.rows):
         for turn in turns:
             if not turn.observed or not turn.sampled:
@@ -196,7 +200,7 @@ def _check_records(whose: str, turn: Turn) -> None:
         )
 
 
-def _check_logprobs(whose: str, logprobs: tuple[float, ...]) -> None:
+def _check_logprobs(whose: str, logprobs: Sequence[float]) -> None:
     # The sum is NaN or infinite if one of them is, and is faster to compute than a test of each.
     if not math.isfinite(sum(logprobs)) or max(logprobs) > ROUNDING:
         odd = next(x for x in logprobs if not (math.isfinite(x) and x <= ROUNDING))

@@ -1,12 +1,15 @@
 """The nouns of the loop: Prompt -> Rollout -> ScoredRollout -> Group -> TrainBatch.
 
-All are frozen values. Nothing here loads torch; tensors appear in annotations only.
+All are frozen values. Nothing here loads torch; tensors appear in annotations only. Token ids and log-probs are
+sequences: tuples, or the `compact.Numbers` that `collect` makes of them, which read, compare and hash as tuples do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
@@ -21,6 +24,21 @@ Ending = Literal["done", "turns", "tokens", "context", "time", "unread", "failed
 ENDINGS: tuple[Ending, ...] = get_args(Ending)
 
 INFRASTRUCTURE: frozenset[str] = frozenset({"verifier_error", "sandbox_error", "environment_error"})
+
+
+class Sent:
+    """A value that goes between ranks many thousand times a step: it is pickled as a call, twice as fast as a state."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        kind: Any = type(self)
+        return kind, _field_values(kind)(self)
+
+
+@cache
+def _field_values(kind: Any) -> attrgetter[Any]:
+    return attrgetter(*(f.name for f in fields(kind)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +62,13 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
-class KeptTokens:
+class KeptTokens(Sent):
     """The tokens that could be drawn at each place of a response that was sampled with top-p or top-k.
 
     Example: KeptTokens(sizes=(2, 0), ids=array("i", [4, 9]).tobytes())  # tokens 4 and 9, then any token
     """
 
-    sizes: tuple[int, ...]
+    sizes: Sequence[int]
     """Size of each place's set; 0 where nothing was cut off."""
     ids: bytes
     """The sets one after the other, each ascending: int32, little-endian."""
@@ -106,16 +124,16 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(Sent):
     """One turn of an episode: what the policy was shown since its last token, and what it sampled then.
 
     Example: Turn(observed=(7, 9), sampled=(4, 1), logprobs=(-0.1, -0.7), finish_reason="stop", policy_version=12)
     """
 
-    observed: tuple[int, ...]
+    observed: Sequence[int]
     """Never empty; in the first turn of a row the whole prompt."""
-    sampled: tuple[int, ...]
-    logprobs: tuple[float, ...]
+    sampled: Sequence[int]
+    logprobs: Sequence[float]
     """Log-probs of `sampled` alone: an observed token has none."""
     finish_reason: FinishReason
     policy_version: int
@@ -159,7 +177,7 @@ class Episode:
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
+class Rollout(Sent):
     """One sampled response, in tokens; or an episode of several turns, whose first turn these fields describe.
 
     Example: Rollout("arithmetic/17+25", 3, (7, 9), (4, 1), (-0.1, -0.7), "42", "stop", 12)
@@ -167,10 +185,10 @@ class Rollout:
 
     prompt_id: str
     sample: int
-    prompt_ids: tuple[int, ...]
-    response_ids: tuple[int, ...]
+    prompt_ids: Sequence[int]
+    response_ids: Sequence[int]
     """Includes the end-of-sequence token when finish_reason is "stop"."""
-    logprobs: tuple[float, ...]
+    logprobs: Sequence[float]
     """Log-probs of response_ids, in nats, under the distribution that was sampled, as the engine reported them."""
     text: str
     """The response decoded, special tokens left out."""
@@ -184,6 +202,9 @@ class Rollout:
     """None for a dense model, or where it was not asked for."""
     episode: Episode | None = None
     """None for a single response, which costs nothing more than its own fields."""
+    held_by: int | None = None
+    """The rank that holds tokens, log-probs, records and texts; this is then what every rank knows of the response:
+    counts in place of sequences, and empty texts. None: everything is here."""
 
     @property
     def turns(self) -> list[Turn]:
@@ -202,6 +223,8 @@ class Rollout:
     @property
     def answer(self) -> str:
         """The text that a verifier grades: the last message of the policy, or what its episode tells."""
+        if self.held_by is not None:
+            raise LookupError(f"the text of response {self.sample} to {self.prompt_id!r} is on rank {self.held_by}")
         if self.episode is None:
             return self.text
         if self.episode.answer is not None:
@@ -211,12 +234,16 @@ class Rollout:
     @property
     def was_cut(self) -> bool:
         """True if the last turn was cut at a limit of length."""
+        if self.episode is None:
+            return self.finish_reason == "length"
         turns = self.turns
         return bool(turns) and turns[-1].finish_reason == "length"
 
     @property
     def oldest_version(self) -> int:
         """The version of the weights that drew the oldest sampled token."""
+        if self.episode is None:
+            return self.policy_version
         return min((t.policy_version for t in self.turns), default=self.policy_version)
 
 
@@ -254,7 +281,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Sent):
     """The output of a verifier. `score` is in [0, 1] and has meaning only where status is "graded".
 
     graded: compared, and the score says how right. no_answer: nothing to compare was found in the response.
@@ -283,7 +310,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class ScoredRollout:
+class ScoredRollout(Sent):
     """A rollout with its verdict and the reward that the recipe's table gives for it (None: leaves the group).
 
     Example: ScoredRollout(rollout, Verdict("graded", 1.0), reward=1.0)
@@ -338,7 +365,7 @@ class TrainBatch:
     Example: TrainBatch(ids, attention, mask, logprobs, rewards=torch.ones(2), group_ids=torch.zeros(2), ...)
     """
 
-    input_ids: torch.Tensor  # [B, T] int64
+    input_ids: torch.Tensor  # [B, T] int64; [H, T] where other ranks hold rows
     attention_mask: torch.Tensor  # [B, T] int64, 1 on real tokens
     response_mask: torch.Tensor  # [B, T] float32
     rollout_logprobs: torch.Tensor  # [B, T] float32
@@ -349,6 +376,9 @@ class TrainBatch:
     recorded: Recorded | None = None
     episode_ids: torch.Tensor | None = None  # [B] int64; None where every row is an episode of one turn
     turn_ids: torch.Tensor | None = None  # [B, T] int64, number of the turn of a token that trains, else -1
+    held: tuple[int, ...] | None = None
+    """For each of the B rows its place in `input_ids` and `recorded`, or -1: other ranks hold its tokens, and its
+    `rollout_logprobs` are 0 here. None: all rows are here."""
 
 
 StepMetrics = dict[str, float]

@@ -140,7 +140,7 @@ def pairs_of(group: Group, how: PairingConfig, draw: Random) -> list[tuple[Score
     for m in group.members:
         if m.reward is not None and m.rollout.response_ids:
             # Equal tokens on both sides would cancel in the loss.
-            members.setdefault(m.rollout.response_ids, m)
+            members.setdefault(tuple(m.rollout.response_ids), m)
     if not members:
         return []
     best = max(_reward(m) for m in members.values())

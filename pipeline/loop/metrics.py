@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pipeline.compact import totals
 from pipeline.data.render import end_of_prompts
 from pipeline.loop.batch import Batch
 from pipeline.loop.episode_metrics import episode_fields, episode_metrics, row_size
@@ -20,6 +21,7 @@ from pipeline.run.state import RunState
 from pipeline.scoring.score import GradingTally
 from pipeline.scoring.second_opinion import Opinions, disagree
 from pipeline.scoring.select import classify_group
+from pipeline.train.exchange import whole_on_first
 from pipeline.types import STATUSES, Group, KeptTokens, StepMetrics, Verdict
 
 
@@ -67,14 +69,7 @@ def record_step(
         )
     )
     recorder.track(row, state.rl_step + 1)
-    opinions = batch.opinions or [{} for _ in batch.sampled]
-    recorder.store.rollouts(
-        line
-        for i in groups_shown(batch, setup.config.report.samples_per_step)
-        for line in sample_rows(
-            batch.sampled[i], item.stage, item.round, state.rl_step + 1, opinions[i], num_roll_backs(state)
-        )
-    )
+    write_samples(workers, setup, state, recorder, item, batch)
     shown = {
         "reward": row.get("reward/sampled", 0.0),
         "kept": float(len(batch.groups)),
@@ -82,6 +77,22 @@ def record_step(
     }
     recorder.progress.advance(state.step + 1, shown)
     return row
+
+
+def write_samples(
+    workers: Workers, setup: StageSetup, state: RunState, recorder: Recorder, item: Item, batch: Batch
+) -> None:
+    """Write the responses of some groups down, by rank 0, to which the others send what they hold of them."""
+    ranks, opinions = workers.backend.ranks, batch.opinions or [{} for _ in batch.sampled]
+    places = groups_shown(batch, setup.config.report.samples_per_step)
+    groups = whole_on_first(ranks, [batch.sampled[i] for i in places])
+    if not ranks.is_first:
+        return
+    recorder.store.rollouts(
+        line
+        for i, group in zip(places, groups, strict=True)
+        for line in sample_rows(group, item.stage, item.round, state.rl_step + 1, opinions[i], num_roll_backs(state))
+    )
 
 
 def work_of(workers: Workers, setup: StageSetup, groups: Sequence[Group], update: StepMetrics) -> tuple[int, float]:
@@ -150,10 +161,10 @@ def kept_metrics(kept: list[KeptTokens]) -> StepMetrics:
     places = sum(len(k.sizes) for k in kept)
     if places == 0:
         return {}
-    cut = [n for k in kept for n in k.sizes if n > 0]
+    size, num_cut = (sum(column) for column in zip(*(totals(k.sizes) for k in kept), strict=True))
     return {
-        "sampling/kept_mean": sum(cut) / max(1, len(cut)),
-        "sampling/uncut": 1 - len(cut) / places,
+        "sampling/kept_mean": size / max(1, num_cut),
+        "sampling/uncut": 1 - num_cut / places,
         "sampling/bounded": sum(k.num_bounded for k in kept) / places,
     }
 
@@ -223,7 +234,7 @@ def sample_rows(
             extracted=m.verdict.extracted,
             finish_reason="length" if m.rollout.was_cut else "stop",
             length=m.rollout.num_sampled,
-            kept_sizes=None if m.rollout.kept is None else m.rollout.kept.sizes,
+            kept_sizes=None if m.rollout.kept is None else tuple(m.rollout.kept.sizes),
             kept=kept,
             second=opinion_row(m.verdict, second[i]) if i in second else None,
             roll_backs=roll_backs or None,

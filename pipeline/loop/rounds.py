@@ -19,6 +19,7 @@ from pipeline.run.saving import save
 from pipeline.run.schedule import Item
 from pipeline.run.session import Session, StageSetup
 from pipeline.run.state import RunState
+from pipeline.scoring.second_opinion import merged
 from pipeline.train.backend import Backend
 from pipeline.types import Group, StepMetrics
 
@@ -58,7 +59,7 @@ def one_step(session: Session, item: Item, steps: Steps) -> StepMetrics:
         if metrics is not None and updates_since >= setup.config.rollout.publish_every:
             steps.publish()
         if workers.graders.second is not None:
-            batch.opinions = workers.graders.second.take()
+            batch.opinions = merged(session.run.ranks.gather(workers.graders.second.take()))
     row = record_step(workers, setup, state, recorder, item, batch, metrics)
     state.step += 1
     state.rl_step += 1

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from pipeline.config.choices import ENVIRONMENT
 from pipeline.errors import EngineError
+from pipeline.held import compacted
 from pipeline.rollout.engine import Completion, Ended, Engine, Request, Sampling
 from pipeline.rollout.rounds import EndedEpisode, Episodes, play
 from pipeline.seeds import derive
@@ -71,7 +72,7 @@ def collect(
         check_recorded(sampling, [turn for r in responses for turn in r.turns])
     # Back to the order of the prompts; both lists have `samples` responses to each of theirs.
     place = {i: k for k, i in enumerate([*alone, *played])}
-    return [r for i in range(len(prompts)) for r in responses[place[i] * samples : (place[i] + 1) * samples]]
+    return compacted([r for i in range(len(prompts)) for r in responses[place[i] * samples : (place[i] + 1) * samples]])
 
 
 def _of_places(reader: Reader | None, places: Sequence[int], samples: int) -> Reader | None:

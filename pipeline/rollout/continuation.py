@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from pipeline.held import compacted
 from pipeline.rollout.collect import Generation, Renders, check_recorded, collect
 from pipeline.rollout.engine import Completion, Request, Sampling
 from pipeline.seeds import derive
@@ -70,7 +71,7 @@ def continue_rollouts(
             # The length names the piece: each further piece begins at another one, so its numbers are new.
             request_seed = derive(by.seed, "rollout", *stream, *key, times[key], length)
             left = sampling.max_tokens - length
-            request = Request(r.prompt_ids + r.response_ids, (request_seed,))
+            request = Request((*r.prompt_ids, *r.response_ids), (request_seed,))
             by_length.setdefault(left if max_new_tokens is None else min(max_new_tokens, left), []).append((i, request))
     out = list(rollouts)
     for most, requests in by_length.items():  # one call for each limit: a call has one max_tokens
@@ -78,15 +79,15 @@ def continue_rollouts(
         check_recorded(sampling, [c for (c,) in answers])
         for (i, _), (completion,) in zip(requests, answers, strict=True):
             out[i] = _extended(rollouts[i], completion, by.renderer)
-    return out
+    return compacted(out)
 
 
 def _extended(rollout: Rollout, more: Completion, renderer: Renders) -> Rollout:
-    ids = rollout.response_ids + more.token_ids
+    ids = (*rollout.response_ids, *more.token_ids)
     return replace(
         rollout,
         response_ids=ids,
-        logprobs=rollout.logprobs + more.logprobs,
+        logprobs=(*rollout.logprobs, *more.logprobs),
         text=renderer.decode(ids),
         finish_reason=more.finish_reason,
         kept=_joined_kept(rollout.kept, more.kept),
@@ -97,7 +98,7 @@ def _extended(rollout: Rollout, more: Completion, renderer: Renders) -> Rollout:
 def _joined_kept(first: KeptTokens | None, more: KeptTokens | None) -> KeptTokens | None:
     if first is None or more is None:
         return None
-    return KeptTokens(first.sizes + more.sizes, first.ids + more.ids, first.num_bounded + more.num_bounded)
+    return KeptTokens((*first.sizes, *more.sizes), first.ids + more.ids, first.num_bounded + more.num_bounded)
 
 
 def _joined_routing(rollout: Rollout, more: Routing | None) -> Routing | None:

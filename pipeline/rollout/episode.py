@@ -146,7 +146,7 @@ class Playing:
             if place is None:
                 return len(self._conversing.begin(self.prompt, history, tools))
             branch = self._branches[place[0]].up_to(place[1])
-            sampled, cut = [turn.sampled for turn in branch.turns], branch.turns[-1].finish_reason
+            sampled, cut = [tuple(turn.sampled) for turn in branch.turns], branch.turns[-1].finish_reason
             new = history[branch.ends[-1] :]
             following = self._conversing.extend(branch.messages, new, branch.tools, sampled, cut)
         kept = len(branch.ids) if following.fork is None else 0
@@ -318,7 +318,7 @@ class Playing:
     def _show(self, new: tuple[Message, ...]) -> None:
         """Prepare the prompt of the next turn; end the episode if it leaves no room."""
         branch = self._branch
-        sampled, cut = [turn.sampled for turn in branch.turns], branch.turns[-1].finish_reason
+        sampled, cut = [tuple(turn.sampled) for turn in branch.turns], branch.turns[-1].finish_reason
         try:
             following = self._conversing.extend(branch.messages, new, branch.tools, sampled, cut)
         except DataError as exc:  # the chat template refuses this order of roles, or drops the new messages

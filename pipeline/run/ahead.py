@@ -126,7 +126,7 @@ class Asynchronous(Synchronous):
             self.engine.rest()
 
     def snapshot(self) -> list[InFlightBatch]:
-        """Return the batches in flight with the responses that all ranks have so far."""
+        """Return the batches in flight, on rank 0 with the responses that all ranks have so far."""
         self.wait()
         return [replace(entry.batch, rollouts=self._gathered(entry)) for entry in self._queue]
 
@@ -167,10 +167,12 @@ class Asynchronous(Synchronous):
         return self._last
 
     def _gathered(self, entry: _InFlight) -> list[list[Rollout]]:
-        """Return the responses of all ranks by kind asked, in the order of the batch's prompts."""
-        places = share_of(self.ranks, entry.batch.prompts).places
+        """Return the responses of all ranks by kind asked, in the order of the batch's prompts; none but on rank 0."""
+        own = (share_of(self.ranks, entry.batch.prompts).places, entry.partial.rollouts)
         # A collective: all ranks hold the same batches in the same order, so they meet here for each.
-        gathered = self.ranks.gather((places, entry.partial.rollouts))
+        gathered = self.ranks.exchange([own if rank == 0 else ([], []) for rank in range(self.ranks.size)])
+        if not self.ranks.is_first:
+            return []
         whole: list[list[Rollout]] = []
         for kind, (_, samples, _) in enumerate(entry.partial.asked):
             by_place = {

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pipeline.held import told_group
 from pipeline.scoring.score import GradingTally
 from pipeline.train.ranks import Ranks
 from pipeline.types import Group, Prompt
@@ -48,6 +49,26 @@ def gather_groups(
         placed = {place: group for places, own, _ in gathered for place, group in zip(places, own[i], strict=True)}
         whole.append([placed[place] for place in range(len(placed))])
     return whole, sum_of_tallies([tally for _, _, tally in gathered])
+
+
+def gather_told(
+    ranks: Ranks, share: Share, prompts: Sequence[Prompt], own: Sequence[Group], tally: GradingTally
+) -> tuple[list[Group], GradingTally]:
+    """Return the groups of all `prompts`, and the sum of all ranks' tallies.
+
+    The groups of this rank's share are whole. Of the others it is told what every rank decides by: see `held.told`.
+    """
+    if ranks.size == 1:
+        return list(own), tally
+    # Every rank has the prompts, so that they are not sent.
+    told = [(told_group(g, ranks.rank).members, g.greedy_reward) for g in own]
+    gathered = ranks.gather((share.places, told, tally))
+    placed = {
+        place: Group(prompts[place], members, greedy)
+        for places, theirs, _ in gathered
+        for place, (members, greedy) in zip(places, theirs, strict=True)
+    } | dict(zip(share.places, own, strict=True))
+    return [placed[place] for place in range(len(placed))], sum_of_tallies([tally for _, _, tally in gathered])
 
 
 def sum_of_tallies(tallies: Sequence[GradingTally]) -> GradingTally:

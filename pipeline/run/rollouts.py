@@ -83,7 +83,7 @@ class RolloutSource(Protocol):
         ...
 
     def snapshot(self) -> list[InFlightBatch]:
-        """Return the batches in flight with the responses of all ranks, for a checkpoint. Every rank must call it."""
+        """Return the batches in flight for a checkpoint, on rank 0 with all responses. Every rank must call it."""
         ...
 
     def restore(self, batch: InFlightBatch, asked: Sequence[Asked]) -> None:

@@ -21,6 +21,7 @@ from pipeline.train import checkpoint
 from pipeline.train.backend import Backend
 from pipeline.train.checkpoint import Rest
 from pipeline.train.deadline import WATCH
+from pipeline.train.exchange import whole_on_first
 
 TEMPLATE_FILE = "template.json"
 """In a model's folder: the template that a run trained it with, which a later run's can be compared to."""
@@ -54,8 +55,9 @@ def save(session: Session) -> None:
     state.sampler, state.ledger = workers.sampler.state_dict(), workers.ledger.state_dict()
     controllers = session.setup.controllers
     state.stage.controllers = {} if controllers is None else controllers.state_dict()
-    # A collective, so outside the part that only rank 0 runs.
+    # Collectives, so outside the part that only rank 0 runs.
     in_flight = workers.rollouts.snapshot()
+    carried = whole_on_first(run.ranks, state.stage.carried)
     number, pinned = state.next_checkpoint, collapse.note_checkpoint(state, session.setup.config)
     # Before the state is written, so that a resumed run does not use this number again.
     state.next_checkpoint += 1
@@ -70,7 +72,8 @@ def save(session: Session) -> None:
             write_model(folder / name)
         if run.ranks.is_first:
             workers.rollouts.save_weights(folder, state.policy_version)
-            (folder / "state.json").write_text(json.dumps(replace(state, in_flight=in_flight).to_json()))
+            whole = replace(state, in_flight=in_flight, stage=replace(state.stage, carried=carried))
+            (folder / "state.json").write_text(json.dumps(whole.to_json()))
         return rest
 
     try:

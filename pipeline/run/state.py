@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from base64 import b64decode, b64encode
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
 from typing import Any
 
+from pipeline.compact import integers, reals
 from pipeline.errors import CheckpointError
 from pipeline.types import (
     Call,
@@ -23,6 +23,8 @@ from pipeline.types import (
     Verdict,
 )
 
+INTEGERS, REALS = ("prompt_ids", "response_ids", "observed", "sampled"), ("logprobs",)
+"""Fields of a rollout or a turn that are sequences of numbers."""
 BYTES_OF_RECORDS = {"kept": "ids", "routing": "experts"}
 """Field of a rollout that holds a record -> the record's field that is bytes, which JSON holds as base64."""
 
@@ -115,10 +117,10 @@ class RunState:
             for member in group["members"]:
                 # `asdict` copies deeply, so this does not touch the live state.
                 member["verdict"]["seconds"] = 0.0
-                _bytes_to_text(member["rollout"])
+                _to_plain(member["rollout"])
         for batch in tree["in_flight"]:
             for rollout in chain.from_iterable(batch["rollouts"]):
-                _bytes_to_text(rollout)
+                _to_plain(rollout)
         return tree
 
     @classmethod
@@ -158,9 +160,14 @@ def _member(tree: dict[str, Any]) -> ScoredRollout:
     return ScoredRollout(rollout, Verdict(**tree["verdict"]), tree["reward"], tuple(tree["components"]))
 
 
-def _bytes_to_text(rollout: dict[str, Any]) -> None:
+def _to_plain(rollout: dict[str, Any]) -> None:
+    """Replace what JSON has no words for. Raise LookupError if another rank holds the tokens."""
+    del rollout["held_by"]  # None: sequences of another rank's tokens are refused below
     episode = rollout["episode"] or {"rows": []}
     for turn in (rollout, *chain.from_iterable(episode["rows"])):
+        turn.update({name: list(turn[name]) for name in (*INTEGERS, *REALS) if name in turn})
+        if turn["kept"] is not None:
+            turn["kept"]["sizes"] = list(turn["kept"]["sizes"])
         for name, field_ in BYTES_OF_RECORDS.items():
             if (record := turn[name]) is not None:
                 record[field_] = b64encode(record[field_]).decode()
@@ -169,27 +176,25 @@ def _bytes_to_text(rollout: dict[str, Any]) -> None:
 
 
 def _rollout(tree: dict[str, Any]) -> Rollout:
-    rollout = _sampled(tree, ("prompt_ids", "response_ids", "logprobs"))
+    rollout = _sampled(tree)
     if (episode := rollout.get("episode")) is not None:
         rollout["episode"] = _episode(episode)
     return Rollout(**rollout)
 
 
-def _sampled(tree: dict[str, Any], lists: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of a response or a turn, with the types that they had. `lists`: fields of numbers."""
-    # JSON has lists only, and tokens serve as keys.
-    values = tree | {name: tuple(tree[name]) for name in lists}
+def _sampled(tree: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a response or a turn, with the types that they had."""
+    values = tree | {name: integers(tree[name]) for name in INTEGERS if name in tree}
+    values |= {name: reals(tree[name]) for name in REALS}
     if (kept := tree.get("kept")) is not None:
-        values["kept"] = KeptTokens(tuple(kept["sizes"]), b64decode(kept["ids"]), kept["num_bounded"])
+        values["kept"] = KeptTokens(integers(kept["sizes"]), b64decode(kept["ids"]), kept["num_bounded"])
     if (routing := tree.get("routing")) is not None:
         values["routing"] = Routing(**routing | {"experts": b64decode(routing["experts"])})
     return values
 
 
 def _episode(tree: dict[str, Any]) -> Episode:
-    rows = tuple(
-        tuple(Turn(**_sampled(turn, ("observed", "sampled", "logprobs"))) for turn in row) for row in tree["rows"]
-    )
+    rows = tuple(tuple(Turn(**_sampled(turn)) for turn in row) for row in tree["rows"])
     messages = tuple(Message(**m | {"calls": tuple(Call(**c) for c in m["calls"])}) for m in tree["messages"])
     outcome = None if tree["outcome"] is None else Verdict(**tree["outcome"])
     return Episode(**tree | {"rows": rows, "messages": messages, "outcome": outcome})

@@ -44,7 +44,8 @@ class SecondOpinions:
     def chosen(self, step: int, group: Group) -> list[int]:
         """Return the members that get an opinion: those whose own grader did not fail, each with the chance `share`.
 
-        Responses without an answer are among them: a verifier may be wrong to find none.
+        Each rank asks about the responses that it holds. Responses without an answer are among them: a verifier may be
+        wrong to find none.
         """
         domains, prompt = self.config.domains, group.prompt
         if domains is not None and prompt.domain not in domains:
@@ -54,7 +55,8 @@ class SecondOpinions:
         return [
             i
             for i, m in enumerate(group.members)
-            if not m.verdict.is_infrastructure
+            if m.rollout.held_by is None
+            and not m.verdict.is_infrastructure
             and derive(self.seed, "second opinion", step, prompt.id, m.rollout.sample) < below
         ]
 
@@ -70,6 +72,11 @@ class SecondOpinions:
         for (g, i), verdict in zip(places, self.bound.score(attempts) if attempts else [], strict=True):
             opinions[g][i] = verdict
         return list(opinions)
+
+
+def merged(by_rank: Sequence[Sequence[Opinions]]) -> list[Opinions]:
+    """Return the opinions of all ranks on each group, each rank's being on the responses that it holds."""
+    return [{i: v for own in of_group for i, v in own.items()} for of_group in zip(*by_rank, strict=True)]
 
 
 def disagree(first: Verdict, second: Verdict) -> bool:

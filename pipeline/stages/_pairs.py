@@ -184,9 +184,9 @@ def lines_of_group(seed: int, group: Group, how: SampledPairsConfig, item: Item)
             "rejected": r.rollout.text,
             "rewards": [w.reward, r.reward],
             "policy_version": w.rollout.policy_version,
-            "prompt_ids": w.rollout.prompt_ids,
-            "chosen_ids": w.rollout.response_ids,
-            "rejected_ids": r.rollout.response_ids,
+            "prompt_ids": tuple(w.rollout.prompt_ids),
+            "chosen_ids": tuple(w.rollout.response_ids),
+            "rejected_ids": tuple(r.rollout.response_ids),
         }
         for w, r in pairs_of(group, how.pairing, draw)
     ]

@@ -34,7 +34,7 @@ def run(session: Session, item: Item, wrap: Wrap) -> None:
 def distill_steps(session: Session) -> Steps:
     """Return the steps of RL, with an update on what the teachers say."""
     run, workers, state = session.run, session.workers, session.state
-    setup, steps = session.setup, rl_steps(session)
+    setup, steps = session.setup, rl_steps(session, whole=True)
 
     def select_all(groups: Sequence[Group]) -> tuple[list[Group], dict[Reason, int]]:
         kept, counts = steps.select(groups)
@@ -89,7 +89,8 @@ def distill_rows(
         theirs = None if is_same else run.data.renderer.prompt_ids(read)
         require_single((m.rollout for m in group.members), "stage distill")
         for rollout in (m.rollout for m in group.members):
-            row = DistillRow(name, rollout.prompt_ids, theirs or rollout.prompt_ids, rollout.response_ids)
+            own = tuple(rollout.prompt_ids)
+            row = DistillRow(name, own, theirs or own, tuple(rollout.response_ids))
             if not is_same and context is not None and row.longest > context:
                 left_out["distill/too_long"] += 1
             else:

@@ -33,7 +33,7 @@ def run(session: Session, item: Item, wrap: Wrap) -> None:
 def online_preference_steps(session: Session) -> Steps:
     """Return the steps of RL, with a ranking after `verify` and an update on pairs."""
     run, workers, state = session.run, session.workers, session.state
-    recorder, setup, steps = session.recorder, session.setup, rl_steps(session)
+    recorder, setup, steps = session.recorder, session.setup, rl_steps(session, whole=True)
     section = setup.config.online_preference
     assert section is not None
 
@@ -63,7 +63,10 @@ def train_on_pairs(
         for number, group in enumerate(groups)
         for pair in pairs_of(group, section.pairing, stream(run.seed, "pairs", state.rl_step, number))
     ]
-    rows = [PreferenceRow(w.rollout.prompt_ids, w.rollout.response_ids, r.rollout.response_ids) for w, r in pairs]
+    rows = [
+        PreferenceRow(*map(tuple, (w.rollout.prompt_ids, w.rollout.response_ids, r.rollout.response_ids)))
+        for w, r in pairs
+    ]
     if not rows:
         return {"pairs": 0.0}
     others = mismatched(rows) if params.needs_divergence else []

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from pipeline.compact import Numbers, no_collection
 from pipeline.models.packed import ALIKE
 from pipeline.models.widths import padded_width
-from pipeline.rows import is_truncated, observed_spans, trained_rows
+from pipeline.rows import Span, TrainedRow, is_truncated, observed_spans, trained_rows
 from pipeline.train.replay import recorded, rows_recorded
 from pipeline.types import Group, TrainBatch
 
@@ -20,6 +21,7 @@ FILLED = 0.25
 """A micro-batch that holds this share of the tokens that it may hold is worth its own forward and backward."""
 
 
+@no_collection()
 def collate(
     groups: Sequence[Group], pad_id: int, device: torch.device | str = "cpu", observations: bool = False
 ) -> TrainBatch:
@@ -28,6 +30,7 @@ def collate(
     Every sampled token trains in one row, the end-of-sequence token included; what was observed is not in
     `response_mask`. The rows of an episode follow one another, in the order in which they began; episode_ids count the
     members. `observations`: `extras` has `observation_mask`, 1 on the tokens that answered the policy, each in one row.
+    Of responses that other ranks hold the batch has no tokens, and no observed ones: see `TrainBatch.held`.
 
     Raises: ValueError if no member has a reward; DataError for log-probs or records of sampling that do not fit their
     tokens; EngineError for an episode that no engine can have computed.
@@ -38,46 +41,89 @@ def collate(
     of_members = [trained_rows(r) for _, r, _ in members]
     rows = [row for own in of_members for row in own]
     owner = [i for i, own in enumerate(of_members) for _ in own]  # the member of each row
-    pieces = [piece for row in rows for piece in row.pieces]
-    sizes = torch.tensor([len(ids) for ids, _ in pieces])
-    ends = torch.tensor([row.num_tokens for row in rows])[:, None]
-    width = padded_width(int(ends.max()), device)
-    is_real = torch.arange(width)[None] < ends
-
-    def by_piece(values: list[int], fill: int) -> Tensor:
-        """Return [B, T] with one value for all tokens of a piece."""
-        return _filled(is_real, torch.tensor(values).repeat_interleave(sizes), fill)
-
-    trains = by_piece([span is not None for _, span in pieces], False)
-    # Column t has the log-prob of token t itself, as all [B, T] do; prompts and what was observed have 0.
-    logprobs = _numbers("f", [span.turn.logprobs for _, span in pieces if span is not None])
+    here = [i for i, o in enumerate(owner) if members[o][1].held_by is None]
+    lengths = [row.num_tokens for row in rows]
+    width = padded_width(max(lengths), device)
+    real, trains = _masks(rows, lengths, width, device)
+    ids, logprobs = _tokens([rows[i] for i in here], [lengths[i] for i in here], width, pad_id)
     extras = {"policy_version": torch.tensor([row.policy_version for row in rows], device=device)}
     episode_ids = turn_ids = None
     if any(len(own) > 1 or len(own[0].turns) > 1 for own in of_members):
         episode_ids = torch.tensor(owner, device=device)
-        turn_ids = by_piece([-1 if span is None else span.number for _, span in pieces], -1).to(device)
-        versions = by_piece([-1 if span is None else span.turn.policy_version for _, span in pieces], -1).to(device)
+        turn_ids = _by_piece(rows, width, lambda span: span.number, -1).to(device)
+        versions = _by_piece(rows, width, lambda span: span.turn.policy_version, -1).to(device)
         extras["token_versions"] = torch.where(versions < 0, extras["policy_version"][:, None], versions)
     if observations:
         answers = torch.zeros(len(rows), width)
-        spans_of = (spans for own in of_members for spans in observed_spans(own))
+        # Of the rows of other ranks the length is known, and not what they share with earlier ones.
+        spans_of = (
+            spans
+            for (_, rollout, _), own in zip(members, of_members, strict=True)
+            for spans in (observed_spans(own) if rollout.held_by is None else [[] for _ in own])
+        )
         for i, spans in enumerate(spans_of):
             for begin, end in spans:
                 answers[i, begin:end] = 1
         extras["observation_mask"] = answers.to(device)
     return TrainBatch(
-        input_ids=_filled(is_real, _numbers("q", [ids for ids, _ in pieces]), pad_id).to(device),
-        attention_mask=is_real.to(device, torch.int64),
-        response_mask=trains.to(device, torch.float32),
-        rollout_logprobs=_filled(trains, logprobs, 0.0).to(device),
+        input_ids=ids.to(device),
+        attention_mask=real.to(torch.int64),
+        response_mask=trains.to(torch.float32),
+        rollout_logprobs=_among(len(rows), here, logprobs.to(device)),
         rewards=torch.tensor([members[i][2] for i in owner], dtype=torch.float32, device=device),
         group_ids=torch.tensor([members[i][0] for i in owner], dtype=torch.int64, device=device),
         truncated=torch.tensor([is_truncated(members[i][1]) for i in owner], device=device),
         extras=extras,
-        recorded=recorded(rows, width),
+        recorded=recorded([rows[i] for i in here], width),
         episode_ids=episode_ids,
         turn_ids=turn_ids,
+        held=_places(len(rows), here),
     )
+
+
+def _masks(
+    rows: Sequence[TrainedRow], lengths: Sequence[int], width: int, device: torch.device | str
+) -> tuple[Tensor, Tensor]:
+    """Return bool [B, T] twice: the tokens of the rows, and those of them that train."""
+    columns = torch.arange(width, device=device)[None]
+    real = columns < torch.tensor(lengths, dtype=torch.int64, device=device)[:, None]
+    if all(len(row.turns) == len(row.spans) == 1 for row in rows):  # the response after its prompt
+        starts = torch.tensor([row.spans[0].start for row in rows], dtype=torch.int64, device=device)
+        return real, real & (columns >= starts[:, None])
+    return real, _by_piece(rows, width, lambda _: 1, 0).to(device) > 0
+
+
+def _by_piece(rows: Sequence[TrainedRow], width: int, value: Callable[[Span], int], fill: int) -> Tensor:
+    """Return int64 [B, T] with the value of each span at its tokens, and `fill` elsewhere."""
+    out = torch.full((len(rows), width), fill)
+    for row, own in zip(out, rows, strict=True):
+        for span in own.spans:
+            row[span.start : span.stop] = value(span)
+    return out
+
+
+def _tokens(rows: Sequence[TrainedRow], lengths: Sequence[int], width: int, pad_id: int) -> tuple[Tensor, Tensor]:
+    """Return ids and log-probs, [B, T] on the CPU. Column t has the log-prob of token t itself; 0 where none trains."""
+    real, trains = _masks(rows, lengths, width, "cpu")
+    pieces = [piece for row in rows for piece in row.pieces]
+    logprobs = _numbers("f", [span.turn.logprobs for _, span in pieces if span is not None])
+    ids = _numbers("i", [ids for ids, _ in pieces]).to(torch.int64)
+    return _filled(real, ids, pad_id), _filled(trains, logprobs, 0.0)
+
+
+def _among(num: int, here: Sequence[int], values: Tensor) -> Tensor:
+    """Return [num, T]: `values` [H, T] in the rows `here`, which are in order, and 0 in the others."""
+    if len(here) == num:
+        return values
+    return values.new_zeros(num, values.shape[1]).index_copy_(
+        0, torch.tensor(here, dtype=torch.int64, device=values.device), values
+    )
+
+
+def _places(num: int, here: Sequence[int]) -> tuple[int, ...] | None:
+    """Return for each row its place among those `here`, or -1; None if all are."""
+    place = {row: k for k, row in enumerate(here)}
+    return None if len(here) == num else tuple(place.get(row, -1) for row in range(num))
 
 
 def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
@@ -114,19 +160,25 @@ def packed_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     return batches
 
 
-def deal(
-    lengths: Sequence[int], max_tokens: int, rank: int, size: int, packs: bool = False
-) -> tuple[list[list[int]], int]:
-    """Return one rank's micro-batches, and the number of idle ones that it adds to have as many as every other rank.
-
-    Rows go longest first to the rank with the fewest tokens; every rank computes the same. `packs`: without padding.
-    """
+def owners(lengths: Sequence[int], size: int) -> list[list[int]]:
+    """Return the rows of each of `size` ranks: longest first, each row to the rank with the fewest tokens."""
     owned: list[list[int]] = [[] for _ in range(size)]
     load = [0] * size
     for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         to = load.index(min(load))
         owned[to].append(i)
         load[to] += max(1, lengths[i])  # empty rows are spread too
+    return owned
+
+
+def deal(
+    lengths: Sequence[int], max_tokens: int, rank: int, size: int, packs: bool = False
+) -> tuple[list[list[int]], int]:
+    """Return one rank's micro-batches, and the number of idle ones that it adds to have as many as every other rank.
+
+    The rows are those of `owners`, so every rank computes the same. `packs`: without padding.
+    """
+    owned = owners(lengths, size)
     cut = packed_batches if packs else micro_batches
     pieces = [cut([lengths[i] for i in rows], max_tokens) for rows in owned]
     # A piece has indices among the rank's own rows; back to those of `lengths`.
@@ -148,8 +200,9 @@ def rows_of(batch: TrainBatch, rows: Sequence[int]) -> TrainBatch:
     device = batch.input_ids.device
     at = torch.tensor(list(rows), dtype=torch.int64, device=device)
     width = padded_width(int(batch.attention_mask[at].sum(1).max()), device)
+    places = list(rows) if batch.held is None else [batch.held[i] for i in rows]
     return TrainBatch(
-        input_ids=batch.input_ids[at, :width],
+        input_ids=_held_ids(batch, at, places, width),
         attention_mask=batch.attention_mask[at, :width],
         response_mask=batch.response_mask[at, :width],
         rollout_logprobs=batch.rollout_logprobs[at, :width],
@@ -157,29 +210,44 @@ def rows_of(batch: TrainBatch, rows: Sequence[int]) -> TrainBatch:
         group_ids=batch.group_ids[at],
         truncated=batch.truncated[at],
         extras={k: v[at, :width] if v.dim() == 2 else v[at] for k, v in batch.extras.items()},  # [B, T] or [B]
-        recorded=rows_recorded(batch.recorded, rows, width),
+        recorded=rows_recorded(batch.recorded, places, width),
         episode_ids=None if batch.episode_ids is None else batch.episode_ids[at],
         turn_ids=None if batch.turn_ids is None else batch.turn_ids[at, :width],
     )
+
+
+def _held_ids(batch: TrainBatch, at: Tensor, places: Sequence[int], width: int) -> Tensor:
+    """Return the ids of the rows `at`; `places` are theirs in `input_ids`. A row that is not here has the id 0."""
+    if batch.held is None:
+        return batch.input_ids[at, :width]
+    if min(places) < 0:  # an idle micro-batch, of which nothing trains
+        return batch.input_ids.new_zeros(len(places), width)
+    return batch.input_ids[torch.tensor(places, dtype=torch.int64, device=at.device), :width]
 
 
 def padded_ids(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device | str = "cpu") -> Tensor:
     """Return int64 [B, T], the rows padded on the right to the width of the longest on that device."""
     lengths = torch.tensor([len(r) for r in rows])[:, None]
     is_real = torch.arange(padded_width(int(lengths.max()), device))[None] < lengths
-    return _filled(is_real, _numbers("q", rows), pad_id).to(device)
+    return _filled(is_real, _numbers("i", rows).to(torch.int64), pad_id).to(device)
 
 
-def _numbers(kind: Literal["q", "f"], rows: Sequence[Sequence[float]]) -> Tensor:
-    """Return the numbers of all rows in one tensor: int64 for "q", float32 for "f".
+def _numbers(kind: Literal["i", "f"], rows: Sequence[Sequence[float]]) -> Tensor:
+    """Return the numbers of all rows in one tensor: int32 for "i", float32 for "f".
 
-    Through an array of the standard library, which reads numbers of Python several times faster than torch does.
+    Through an array of the standard library, which copies compact rows as they lie in memory, and reads numbers of
+    Python several times faster than torch does.
     """
-    flat = array(kind)
-    for row in rows:
-        flat.extend(row)  # type: ignore[arg-type]
-    dtype = torch.int64 if kind == "q" else torch.float32
+    flat = bytearray().join(_array(kind, row) for row in rows)
+    dtype = torch.int32 if kind == "i" else torch.float32
     return torch.frombuffer(flat, dtype=dtype) if flat else torch.zeros(0, dtype=dtype)
+
+
+def _array(kind: Literal["i", "f"], row: Sequence[float]) -> array[Any]:
+    held = row.array if isinstance(row, Numbers) else row
+    if isinstance(held, array):
+        return held if held.typecode == kind else array(kind, held.tolist())
+    return array(kind, held)
 
 
 def _filled(where: Tensor, values: Tensor, fill: float) -> Tensor:

@@ -25,8 +25,10 @@ from pipeline.rl.selection import Selection, low_moment, select_tokens
 from pipeline.rl.shaping import length_penalty
 from pipeline.seeds import derive
 from pipeline.train.backend import Backend, Who
-from pipeline.train.collate import collate, deal, rows_of, untrained
+from pipeline.train.collate import collate, deal, owners, rows_of, untrained
 from pipeline.train.critic import Predicted, predict
+from pipeline.train.exchange import row_lengths, with_own
+from pipeline.train.minibatches import minibatches
 from pipeline.train.ranks import ALONE, Ranks
 from pipeline.train.replay import replay_of
 from pipeline.train.texts import Row
@@ -158,12 +160,14 @@ def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: S
     """Return the batch of these groups with everything that is computed once for it.
 
     Every rank gets all groups: what needs the model is divided by rows, and each rank computes the rest for itself.
+    Tokens come to the ranks that train on them; every rank is told of the other responses what it needs.
     """
+    groups = _with_own(backend, parts, groups, settings)
     collated = collate(groups, settings.pad_id, backend.model.device, settings.observation_coef > 0)
     shares = None
     if collated.episode_ids is not None and collated.turn_ids is not None:
         shares = shares_of(layout(collated.episode_ids, collated.turn_ids, collated.response_mask > 0))
-    batch = _shaped(parts, collated, shares, settings)
+    batch = _shaped(parts, _with_all_logprobs(backend, parts, collated, settings), shares, settings)
     before = Before.of(backend, parts, batch, settings)
     predicted = _predicted(backend, parts, batch, settings)
     rewards, states = turn_table(groups, collated.rewards.device) if parts.credits_turns else (None, None)
@@ -200,6 +204,35 @@ def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: S
         right=collated.rewards > 0,
         shares=shares,
     )
+
+
+def _with_own(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Settings) -> Sequence[Group]:
+    """Return the groups with the tokens of the rows that this rank computes: in each minibatch, and in whole passes."""
+    if backend.ranks.size == 1:
+        return groups
+    lengths, group_of = row_lengths(groups)
+    padded = [padded_width(n, backend.model.device) for n in lengths]
+    steps = minibatches(parts.updates, group_of, settings.seed, settings.step)
+    return with_own(backend.ranks, groups, padded, [range(len(lengths)), *steps])
+
+
+def _with_all_logprobs(backend: Backend, parts: Parts, batch: TrainBatch, settings: Settings) -> TrainBatch:
+    """Return the batch with the engine's log-probs of all rows, where something compares tokens of the whole batch."""
+    compares = parts.kl.where == "reward" or parts.needs_selection or parts.mismatch.normalize
+    ranks = backend.ranks.data
+    # Not by what is held: one rank may hold all rows, and all must take part in the sum.
+    if ranks.size == 1 or not compares:
+        return batch
+    # Another optimiser step may deal a row of this rank to a second one: that of the whole batch counts.
+    own = torch.tensor(owners(_widths(batch), ranks.size)[ranks.rank], dtype=torch.int64, device=batch.rewards.device)
+    logprobs = torch.zeros_like(batch.rollout_logprobs)
+    logprobs[own] = batch.rollout_logprobs[own]
+    return replace(batch, rollout_logprobs=ranks.all_reduce(logprobs))
+
+
+def _widths(batch: TrainBatch) -> list[int]:
+    """Return the length of each row with its padding in a micro-batch of its own."""
+    return [padded_width(n, batch.rewards.device) for n in batch.attention_mask.sum(1).tolist()]
 
 
 def _shaped(parts: Parts, batch: TrainBatch, shares: Shares | None, settings: Settings) -> TrainBatch:
@@ -284,7 +317,7 @@ def _norms(backend: Backend, batch: TrainBatch, settings: Settings) -> Tensor:
 def micros_of(batch: TrainBatch, rows: Sequence[int], settings: Settings, ranks: Ranks = ALONE) -> Micros:
     """Return this rank's micro-batches of those rows. All ranks have as many: the last ones of some are idle."""
     device = batch.rewards.device
-    widths = [padded_width(n, device) for n in batch.attention_mask.sum(1).tolist()]
+    widths = _widths(batch)
     pieces, num_idle = deal([widths[i] for i in rows], settings.micro_batch_tokens, ranks.rank, ranks.size)
     own = [[rows[i] for i in piece] for piece in pieces]
     idle = (torch.tensor([0], device=device), untrained(batch)) if num_idle else None  # any row: none of it trains

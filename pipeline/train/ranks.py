@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, replace
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pipeline.compact import no_collection
 from pipeline.errors import ConfigError, RunError
 from pipeline.models.sequence_parallel import Pieces
 from pipeline.train.device import device_index
@@ -67,9 +69,28 @@ class Ranks:
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        with answered():
+        with answered(), no_collection():
             dist.all_gather_object(values, value, group=self.group)
         return values
+
+    def exchange(self, values: Sequence[T]) -> list[T]:
+        """Return what each rank has for this one, by rank; `values` are what this rank has for each of them.
+
+        Each pair of ranks exchanges only its own values, as bytes on the CPU.
+        """
+        if self.size == 1:
+            return list(values)
+        data = [b"" if rank == self.rank else pickle.dumps(value) for rank, value in enumerate(values)]
+        sizes = torch.tensor([len(d) for d in data])
+        theirs = torch.empty_like(sizes)
+        with answered():
+            dist.all_to_all_single(theirs, sizes, group=self.group)
+            received = torch.empty(int(theirs.sum()), dtype=torch.uint8)
+            sent = torch.frombuffer(bytearray().join(data), dtype=torch.uint8)
+            dist.all_to_all_single(received, sent, theirs.tolist(), sizes.tolist(), group=self.group)
+        parts = zip(values, torch.split(received, theirs.tolist()), strict=True)
+        with no_collection():
+            return [v if rank == self.rank else pickle.loads(p.numpy().data) for rank, (v, p) in enumerate(parts)]
 
     def agree(self, decide: Callable[[], T]) -> T:
         """Return the result of `decide` on rank 0, which alone calls it."""

@@ -34,8 +34,11 @@ def recorded(rows: Sequence[TrainedRow], width: int) -> Recorded | None:
 
 
 def rows_recorded(records: Recorded | None, rows: Sequence[int], width: int) -> Recorded | None:
-    """Return the records of those rows, cut to `width` tokens, beyond which all of them are padding."""
-    if records is None:
+    """Return the records of those rows, cut to `width` tokens, beyond which all of them are padding.
+
+    None also for rows that other ranks hold, whose number is -1.
+    """
+    if records is None or min(rows) < 0:
         return None
     at = torch.tensor(list(rows), dtype=torch.int64)
     sizes = ids = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from pipeline.rl.parts import Parts
 from pipeline.seeds import stream
 from pipeline.train.backend import Backend
 from pipeline.train.critic import learn
+from pipeline.train.minibatches import minibatches
 from pipeline.train.prepare import Micros, Prepared, Settings, cut_to, micros_of, prepare
 from pipeline.train.replay import replay_at
 from pipeline.train.texts import text_gradient
@@ -26,7 +27,8 @@ def update(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Se
 
     Advantages, old and reference log-probs are computed once for the whole batch; then each minibatch is one optimiser
     step, whose denominators are counted over all of its micro-batches and ranks before any backward. Every rank gets
-    all groups: what needs the model is divided by rows, and each rank computes the rest for itself.
+    all groups, some of them only told of: what needs the model is divided by rows, whose tokens come to the rank that
+    trains on them, and each rank computes the rest for itself.
 
     A loss or gradient that is not finite refuses its optimiser step and ends the batch; the steps on earlier
     minibatches stay, and `updates/refused` counts the refusal.
@@ -37,7 +39,7 @@ def update(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Se
     batch, before = prepared.batch, prepared.before
     seen: list[StepMetrics] = []
     refused = 0.0
-    for number, rows in enumerate(_minibatches(parts, batch, settings)):
+    for number, rows in enumerate(minibatches(parts.updates, batch.group_ids.tolist(), settings.seed, settings.step)):
         try:
             metrics = _one_update(backend, parts, prepared, rows, settings, number)
         except NonFiniteError:
@@ -183,19 +185,3 @@ def _critic_gradient(backend: Backend, parts: Parts, prepared: Prepared, micros:
     metrics = learn(backend.critic, parts.critic, micros, predicted, returns, backend.ranks.data.all_reduce)
     backend.critic.require_finite()
     return metrics
-
-
-def _minibatches(parts: Parts, batch: TrainBatch, settings: Settings) -> Iterator[list[int]]:
-    """Yield the rows of each optimiser step: whole groups, reshuffled for each epoch."""
-    group_of = batch.group_ids.tolist()
-    groups: dict[int, list[int]] = {}
-    for row, group in enumerate(group_of):
-        groups.setdefault(group, []).append(row)
-    order = list(groups)
-    num = min(parts.updates.num_minibatches, len(order))
-    for epoch in range(parts.updates.num_epochs):
-        if num > 1:
-            stream(settings.seed, "minibatches", settings.step, epoch).shuffle(order)
-        for i in range(num):
-            # By strides: the minibatches differ by one group at most.
-            yield [row for group in order[i::num] for row in groups[group]]

@@ -10,7 +10,7 @@ import transformers
 
 from pipeline.commands.plan.devices import DEVICES, decode_seconds
 from pipeline.commands.plan.estimate import plan, plan_lines
-from pipeline.commands.plan.seconds import DATA_S, Lengths, Work, seconds
+from pipeline.commands.plan.seconds import RESPONSE_S, TOKEN_S, Lengths, Work, seconds
 from pipeline.commands.plan.shape import SHAPES, from_settings, shape_of
 from pipeline.commands.plan.shares import Row, share_of, table
 from pipeline.config.run import RunConfig
@@ -153,13 +153,15 @@ def test_the_update_is_counted_by_its_operations() -> None:
     assert seconds_of(config)["update"] == pytest.approx(flops / (8 * 989e12 * share), rel=0.01)
 
 
-def test_known_lengths_of_prompts_shorten_the_time_and_the_data_plane_does_not_scale() -> None:
+def test_known_lengths_of_prompts_shorten_the_time_and_the_data_plane_scales_by_tokens() -> None:
     config = recipe_of("Qwen/Qwen2.5-7B", data={"max_prompt_tokens": 2048})
     longest, known = seconds_of(config), seconds_of(config, mean_prompt=100)
     assert all(known[phase] < longest[phase] for phase in ("generate", "update", "reference", "data"))
     assert config.rl is not None
-    tokens = config.rl.prompts_per_step * config.rl.group_size * (4096 + 100)
-    assert [seconds_of(config, n, 100)["data"] for n in (8, 512)] == [pytest.approx(DATA_S * tokens)] * 2
+    responses = config.rl.prompts_per_step * config.rl.group_size
+    for gpus in (8, 512):
+        wanted = TOKEN_S * responses * (4096 + 100) / gpus + RESPONSE_S * responses
+        assert seconds_of(config, gpus, 100)["data"] == pytest.approx(wanted)
     said = [plan(config, 8, "h200", mean_prompt=mean) for mean in (None, 100)]
     assert said[0].peaks == said[1].peaks, "memory is that of the longest"
     assert "decode 5" in plan_lines(said[0])[-1]

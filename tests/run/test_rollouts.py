@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,13 +18,12 @@ from tests.stages.sessions import session_of
 
 
 class Side(Ranks):
-    """One of two ranks that were asked one after the other."""
+    """One of two ranks that were asked one after the other, rank 0 last."""
 
     said: ClassVar[list[Any]] = []
 
-    def gather(self, value: Any) -> list[Any]:
-        self.said.append(value)
-        return list(self.said)
+    def exchange(self, values: Sequence[Any]) -> list[Any]:
+        return [values[0], *self.said]
 
 
 def test_the_batches_in_flight_of_two_ranks_are_resumed_by_any_number(tmp_path: Path) -> None:
@@ -42,12 +42,12 @@ def test_the_batches_in_flight_of_two_ranks_are_resumed_by_any_number(tmp_path: 
             return rollouts
 
         Side.said.clear()
-        for rank in (0, 1):
+        for rank in (1, 0):
             own = Side(rank, 2)
             source = source_of(own)
             source.start(InFlightBatch(prompts, 4, 0, 1.0), asked)
             source.wait()
-            if rank == 0:  # what the other rank would send
+            if rank == 1:  # what the other rank sends
                 Side.said.append((share_of(own, prompts).places, source._queue[0].partial.rollouts))
             else:
                 saved = source.snapshot()

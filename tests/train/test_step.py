@@ -13,7 +13,7 @@ from pipeline.config.sections import OptimizerConfig
 from pipeline.errors import ConfigError, NonFiniteError
 from pipeline.registry import names
 from pipeline.rl.shaping import length_penalty
-from pipeline.train import step as step_module
+from pipeline.train.minibatches import minibatches
 from pipeline.train.prepare import Controllers
 from pipeline.train.step import update
 from pipeline.train.torch_backend import TorchBackend
@@ -153,14 +153,13 @@ def test_old_logprobs_of_a_stale_row_are_the_engines() -> None:
 def watch(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """The rows of each optimiser step, as the update takes them."""
     seen: list[list[int]] = []
-    original = step_module._minibatches
 
     def watched(*args: Any) -> Any:
-        for rows in original(*args):
+        for rows in minibatches(*args):
             seen.append(list(rows))
             yield rows
 
-    monkeypatch.setattr(step_module, "_minibatches", watched)
+    monkeypatch.setattr("pipeline.train.step.minibatches", watched)
     return seen
 
 

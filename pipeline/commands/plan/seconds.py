@@ -14,11 +14,10 @@ from pipeline.commands.plan.shares import Phase, Share, share_of
 from pipeline.config.episodes import names_episodes
 from pipeline.config.run import RunConfig, parts_of
 
-DATA_S = 0.5e-6
-"""Seconds for each token of a step in Python: collating 0.36 us and gathering over ranks 0.13 us, measured on a CPU.
-
-Every rank does it for all tokens, so more GPUs do not shorten it.
-"""
+TOKEN_S = 0.2e-6
+"""Seconds in Python for each token that a rank samples and trains on, measured on a CPU by benchmarks/data_plane.py."""
+RESPONSE_S = 40e-6
+"""Seconds in Python for each response of a step, which every rank is told of: more GPUs do not shorten it."""
 NODE_REDUCE_S, NETWORK_REDUCE_S = 15e-6, 50e-6
 """Estimated seconds of a small all-reduce within a node and over nodes: a layer on several GPUs has two of them."""
 
@@ -91,7 +90,7 @@ def seconds(work: Work) -> dict[str, float]:
     # Checkpointing computes the forward a second time.
     cost = 1 + (1 if config.train.lora is not None else 2) + config.train.gradient_checkpointing
     phases["update"] = updates.num_epochs * cost * forward / (rate * work.share("update").value)
-    phases["data"] = DATA_S * work.tokens
+    phases["data"] = TOKEN_S * work.tokens * config.train.sequence_parallel / gpus + RESPONSE_S * work.responses
     phases["publish"] = publishing(work)
     if gpus > 1:
         phases["communication"] = communication(work)

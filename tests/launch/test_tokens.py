@@ -1,0 +1,35 @@
+"""Tokens that stay with the rank that sampled them: carried groups, batches in flight, records and second opinions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.errors import RunError
+from tests.launch.runs import assert_same_bytes, assert_same_run, by_one, by_ranks, rows
+
+CHANGES = (
+    "rollout.max_staleness=1", "rollout.top_p=0.9",
+    "rl.algorithm={name: grpo, num_minibatches: 2, keep_sampling: true}",
+    "rl.prompts_per_step=4", "rl.group_size=3", "report.samples_per_step=1000",
+    "scoring.second_opinion={verifier: {name: exact}, share: 0.5}",
+)  # fmt: skip
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_ranks_that_hold_some_responses_do_what_one_does_and_continue_it(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = by_one(recipe, "one", *CHANGES), by_ranks(recipe, "two", *CHANGES)
+    assert_same_run(two, one)
+    metrics = [row["metrics"] for row in rows(two) if row["kind"] == "step"]
+    assert metrics[2]["groups/carried_out"] > 0, "the checkpoint that the killed run continues from holds groups"
+    for name in ("groups/in_flight", "verdict/second_opinions", "sampling/kept_mean"):
+        assert sum(m[name] for m in metrics[:3]) > 0, name
+    monkeypatch.setenv("FUSE", "1|round 1 step 4: update|1|kill")
+    with pytest.raises(RunError, match="ended by SIGKILL"):
+        by_ranks(recipe, "killed", *CHANGES)
+    monkeypatch.delenv("FUSE")
+    assert_same_bytes(by_ranks(recipe, "killed", *CHANGES), two)
