@@ -22,7 +22,9 @@ TYPES = (torch.float32, torch.bfloat16, torch.float16)
 SPAN = 256
 """Keys of one program."""
 BLOCK = 64
-"""Keys that are multiplied at a time. Neither number was chosen by measurement."""
+"""Keys that are multiplied at a time."""
+WARPS, STAGES = 4, 2
+"""Of a program. None of these numbers was chosen by measurement."""
 LEAST = 16
 """The least side of a product on tensor cores."""
 INTERPRETED = is_interpreted()
@@ -51,7 +53,7 @@ def attend(
         _attend[(rows, kv, splits)](
             q, keys, values, starts, stops, parts, tops, totals, d**-0.5, *q.stride(), *keys.stride(),
             *values.stride(), splits, KV=kv, GROUP=group, G=max(LEAST, triton.next_power_of_2(group)), DIM=d, D=padded,
-            SPAN=span, BLOCK=min(BLOCK, span), WHOLE=splits == 1, RAISE=INTERPRETED, num_warps=4, num_stages=2,
+            SPAN=span, BLOCK=min(BLOCK, span), WHOLE=splits == 1, RAISE=INTERPRETED, num_warps=WARPS, num_stages=STAGES,
         )  # fmt: skip
         if splits > 1:
             _merge[(rows, heads)](
