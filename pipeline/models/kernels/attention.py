@@ -24,7 +24,7 @@ SPAN = 256
 BLOCK = 64
 """Keys that are multiplied at a time."""
 WARPS, STAGES = 4, 2
-"""Of a program. None of these numbers was chosen by measurement."""
+"""Warps of a program, and loads under way at once. None of these numbers was chosen by measurement."""
 LEAST = 16
 """The least side of a product on tensor cores."""
 INTERPRETED = is_interpreted()
