@@ -50,6 +50,8 @@ def main() -> int:
 
 def run_all(command: str, out: Path, only: list[str] | None, dry: bool, limit_s: float) -> int:
     """Run the parts of a command in order, and write and print a line for each."""
+    if dry:
+        os.environ["TRITON_INTERPRET"] = "1"  # triton reads it where it is first imported, which a library may do
     import transformers
     import transformers.models.qwen2.modeling_qwen2
     import transformers.models.qwen3.modeling_qwen3  # once for all parts, as torch
@@ -83,12 +85,13 @@ def run_all(command: str, out: Path, only: list[str] | None, dry: bool, limit_s:
 
 def parts_of(command: str) -> list[Any]:
     """Return the parts of a command, the machine's description first."""
-    from benchmarks.gpu_parts import correct, speed, traces, whole
+    from benchmarks.gpu_parts import correct, kernels, speed, traces, whole
     from benchmarks.gpu_parts.part import Part
 
     first = Part("machine", "The GPU and the versions that were used.", "", 60, describe)
-    chosen = (*correct.PARTS, *whole.PARTS) if command == "correctness" else (*speed.PARTS, *traces.PARTS)
-    return [first, *chosen]
+    if command == "correctness":
+        return [first, *correct.PARTS, *whole.PARTS]
+    return [first, *kernels.PARTS, *speed.PARTS, *traces.PARTS]
 
 
 def describe(machine: Any) -> Iterator[dict[str, Any]]:

@@ -34,6 +34,8 @@ ONE_IMPORTER: dict[str, str | None] = {
     "math_verify": None,
 }
 """library -> the one module that may import it; None: whichever it is."""
+ONE_FOLDER = {"triton": "pipeline/models/kernels/"}
+"""library -> the folder whose files alone may import it."""
 PREFECT_PROBE = "pipeline/commands/doctor.py"
 """Besides flows/: it tries whether Prefect's server imports here, which some pairs of releases do not."""
 STANDARD_ONLY = 0
@@ -43,6 +45,11 @@ LONG_FUNCTIONS: dict[str, str] = {}
 """file:function -> why it is long."""
 WIDE_FUNCTIONS: dict[str, str] = {
     "flows/campaigns.py:rl_rounds": "each parameter is a field of the form and of schedules that people have made",
+    "pipeline/models/kernels/attention.py:_attend": "a kernel takes pointers, sizes and strides one by one",
+    "pipeline/models/kernels/attention.py:_merge": "a kernel takes pointers, sizes and strides one by one",
+    "pipeline/models/kernels/log_probs.py:_forward": "a kernel takes pointers, sizes and strides one by one",
+    "pipeline/models/kernels/log_probs.py:_logits": "a kernel takes pointers, sizes and strides one by one",
+    "pipeline/models/kernels/log_probs.py:_to_logits": "a kernel takes pointers, sizes and strides one by one",
 }
 """file:function -> why it has more than MAX_PARAMETERS parameters."""
 ABSTRACT: dict[str, str] = {
@@ -144,6 +151,12 @@ class TestWhoImportsWhom:
         importers = {relative(p) for p in code_files() for i in imported_by(p) if i.module.split(".")[0] == library}
         only = ONE_IMPORTER[library]
         assert len(importers) <= 1 if only is None else importers <= {only}
+
+    @pytest.mark.parametrize("library", sorted(ONE_FOLDER))
+    def test_one_folder_imports_a_library(self, library: str) -> None:
+        importers = {relative(p) for p in code_files() for i in imported_by(p) if i.module.split(".")[0] == library}
+        assert importers
+        assert {p for p in importers if not p.startswith(ONE_FOLDER[library])} == set()
 
     def test_only_flows_import_prefect(self) -> None:
         importers = {relative(p) for p in code_files() for i in imported_by(p) if i.module.split(".")[0] == "prefect"}

@@ -1,7 +1,8 @@
 """Log-probs and entropies straight from hidden states: the output layer's product is made some tokens at a time.
 
 The logits of a long batch never exist at once. A chunk's are made, read and dropped, and made again in the backward,
-which costs one more product with the output embeddings.
+which costs one more product with the output embeddings. On CUDA a kernel, `pipeline.models.kernels.log_probs`, takes
+the place of the chunks; what is here is its twin, for every device and case.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pipeline.models import kernels
 from pipeline.models.cpu import product
 from pipeline.rl.logprobs import check_scoring, pull_rows, score_rows
 
@@ -27,13 +29,20 @@ def head_logprobs(
 ) -> tuple[Tensor, Tensor | None]:
     """Return log-probs of the targets [N] under the logits head(hidden), and entropies [N] if asked for, in float32.
 
-    hidden [N, H]; at most `chunk_tokens` rows of logits exist at once. `kept`: as for `logprobs_and_entropy`.
+    hidden [N, H]; at most `chunk_tokens` rows of logits exist at once, or as many numbers of the kernel. `kept`: as for
+    `logprobs_and_entropy`.
 
     Raises: ConfigError unless temperature > 0; DataError if a target is not in its own kept set.
     """
     check_scoring(targets, temperature, kept)
 
     def compute(states: Tensor) -> tuple[Tensor, ...]:
+        if kept is None and _is_for_the_kernel(states, head.weight, head.bias):
+            from pipeline.models.kernels.log_probs import SCRATCH_ELEMENTS, log_probs
+
+            scratch = min(SCRATCH_ELEMENTS, chunk_tokens * len(head.weight))
+            values, spread = log_probs(states, head.weight, targets, temperature, entropy, scratch=scratch)
+            return (values,) if spread is None else (values, spread)
         both: tuple[Tensor, Tensor] = _Head.apply(  # type: ignore[no-untyped-call]
             states, head.weight, head.bias, targets, temperature, kept, chunk_tokens
         )
@@ -41,6 +50,15 @@ def head_logprobs(
 
     values, *entropies = within(head, compute, hidden)
     return values, entropies[0] if entropies else None
+
+
+def _is_for_the_kernel(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """True if the kernel is wanted on this device, computes this output layer, and was proved here."""
+    if not kernels.wanted(hidden.device):
+        return False
+    from pipeline.models.kernels.log_probs import fits, is_proved
+
+    return fits(hidden, weight, bias) and is_proved(hidden.device, hidden.dtype)
 
 
 def within(module: Any, compute: Callable[..., Any], *inputs: Tensor) -> Any:

@@ -1,8 +1,9 @@
 """A decode path for the Llama family (Llama, Mistral, Qwen2, Qwen3) that reads the weights of a transformers model.
 
 transformers' own forward spends most of a small model's decode step in Python. Here a step is a handful of fused
-products over a preallocated key/value cache. It works on any device and pays most on the CPU. `check_parity` proves, on
-the weights at hand, that both compute the same logits.
+products over a preallocated key/value cache. It works on any device and pays most on the CPU; on CUDA a kernel attends
+(`pipeline.models.kernels.attention`), whose twin is `Cache.attend`. `check_parity` proves, on the weights at hand, that
+both compute the same logits.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pipeline.models import kernels
 from pipeline.models.cpu.llama import Sizes, unsupported
 from pipeline.models.cpu.onednn import product
 from pipeline.models.proof import HALF, evaluating, probe_ids
@@ -57,6 +59,8 @@ class Habits:
     """Most tokens of prompts, padding included, that are computed at once; a longer prompt is computed alone."""
     align: int = 1
     """Attention reads, and a cache holds, a multiple of so many columns."""
+    keys_in_rows: bool = False
+    """The numbers of a key are neighbours in memory, so that a new one is written in one piece."""
     pads_right: bool = False
     """Prompts are computed with their padding behind them, so that attention needs no mask."""
     read_every: int = 1
@@ -64,7 +68,7 @@ class Habits:
 
 
 ON_CPU = Habits()
-ON_GPU = Habits(align=64, pads_right=True, read_every=8)
+ON_GPU = Habits(align=64, keys_in_rows=True, pads_right=True, read_every=8)
 """Never measured. Kernels want aligned rows, flash attention takes no mask, and each look at the device is a wait."""
 
 
@@ -74,13 +78,21 @@ def habits_of(device: torch.device) -> Habits:
 
 
 class Cache:
-    """Keys [L, B, kv, d, T] and values [L, B, kv, T, d] of up to T tokens; column c of row b is position c - pad[b]."""
+    """Keys [L, B, kv, d, T] and values [L, B, kv, T, d] of up to T tokens; column c of row b is position c - pad[b].
 
-    def __init__(self, keys: Tensor, values: Tensor, pad: Tensor, length: int, align: int = 1) -> None:
-        self.keys, self.values, self.pad, self.length, self.align = keys, values, pad, length, align
+    With `by_kernel` a kernel attends, which reads a row's own columns alone: no bias, no alignment.
+    """
+
+    def __init__(
+        self, keys: Tensor, values: Tensor, pad: Tensor, length: int, align: int = 1, by_kernel: bool = False
+    ) -> None:
+        self.keys, self.values, self.pad, self.length = keys, values, pad, length
+        self.align = 1 if by_kernel else align
         self.rows = keys.shape[1]
         self.has_pad = bool(pad.any())
         self.bias: Tensor | None = None
+        self.stops = torch.full_like(pad, length) if by_kernel else None
+        """int64 [B], for the kernel: the column after the last one of each row."""
         self._refresh_bias()
 
     @torch.inference_mode()
@@ -93,11 +105,39 @@ class Cache:
             values[:n, :, :used] = values[: self.rows, :, :used].index_select(0, rows)
         self.pad = self.pad.index_select(0, rows)
         self.rows = n
+        self.stops = None if self.stops is None else self.stops[:n]  # all rows have the same
         self._refresh_bias()
+
+    def attend(self, layer: int, q: Tensor, bias: Tensor | None, upto: int) -> Tensor:
+        """Return attention [B, heads d] of one query a row, q [B, heads, d], over the first `upto` columns.
+
+        bias [B kv, 1, upto] as from `spread_bias`.
+        """
+        (b, heads, d), kv = q.shape, self.keys.shape[2]
+        if self.stops is not None:
+            from pipeline.models.kernels.attention import attend
+
+            own = self.keys[layer, :b], self.values[layer, :b]
+            return attend(q, *own, self.pad, self.stops, upto).flatten(1)
+        # Heads that share keys become query rows, so the cache is read once.
+        q = q.reshape(b * kv, heads // kv, d) * (d**-0.5)
+        keys = self.keys[layer, :b].view(b * kv, d, -1)[:, :, :upto]
+        values = self.values[layer, :b].view(b * kv, -1, d)[:, :upto]
+        scores = torch.bmm(q, keys) if bias is None else torch.baddbmm(bias, q, keys)
+        return torch.bmm(scores.softmax(-1), values).view(b, -1)
+
+    def spread_bias(self, upto: int) -> Tensor | None:
+        """Return what is added to the scores of each key head, [B kv, 1, upto]: of hidden columns, the least number."""
+        if self.bias is None:
+            return None
+        kv = self.keys.shape[2]
+        return self.bias[:, None, None, :upto].expand(-1, kv, 1, upto).reshape(-1, 1, upto)
 
     def open_column(self) -> int:
         """Return the number of columns that the next step attends to, with the column that it writes."""
         at = self.length
+        if self.stops is not None:
+            self.stops += 1
         if self.align == 1:
             return at + 1
         assert self.bias is not None
@@ -105,7 +145,7 @@ class Cache:
         return -(-(at + 1) // self.align) * self.align
 
     def _refresh_bias(self) -> None:
-        if self.has_pad or self.align > 1:
+        if self.stops is None and (self.has_pad or self.align > 1):
             columns = torch.arange(self.keys.shape[4], device=self.pad.device)
             hidden = columns[None] < self.pad[:, None]
             if self.align > 1:
@@ -130,6 +170,7 @@ class Decoder:
         self.model = model
         self.sizes = Sizes.of(model.config)
         self.habits = habits or habits_of(model.device)
+        self.by_kernel = self._attends_by_kernel()
         self._rotations: Tensor | None = None
         with torch.no_grad():
             inner = model.model
@@ -156,6 +197,15 @@ class Decoder:
             self.head.copy_(self.model.lm_head.weight)
         for held, layer in zip(self.layers, inner.layers, strict=True):
             held.take(self._read(layer))
+
+    def _attends_by_kernel(self) -> bool:
+        """True if the kernel is wanted on the model's device, and was proved there for heads like these."""
+        device, dtype, s = self.model.device, self.model.dtype, self.sizes
+        if not kernels.wanted(device):
+            return False
+        from pipeline.models.kernels.attention import is_proved
+
+        return is_proved(device, dtype, s.heads, s.kv_heads, s.head_dim)
 
     def _is_tied(self) -> bool:
         head, embedding = self.model.lm_head.weight, self.model.model.embed_tokens.weight
@@ -187,10 +237,11 @@ class Decoder:
         total = -(-(width + max_new_tokens) // align) * align
         copies = repeat.tolist()
         big = (self.sizes.layers, sum(copies), self.sizes.kv_heads)
-        # Keys are stored transposed, so that a step's scores are a product without a copy. Columns that attention reads
-        # before they are written must hold finite numbers.
+        # Keys are transposed, so that a step's scores are a product without a copy; by their strides alone where the
+        # numbers of a key are to be neighbours. Columns that attention reads before they are written must be finite.
         make = self.embedding.new_empty if align == 1 else self.embedding.new_zeros
-        keys, values = make(*big, self.sizes.head_dim, total), make(*big, total, self.sizes.head_dim)
+        in_rows, values = self.habits.keys_in_rows, make(*big, total, self.sizes.head_dim)
+        keys = make(*big, total, self.sizes.head_dim).mT if in_rows else make(*big, self.sizes.head_dim, total)
         masked = not self.habits.pads_right and bool(pad.any())
         # Pieces of equal size: oneDNN rounds the product of a single row in another way than that of several.
         pieces = -(-prompts // max(1, self.habits.prefill_tokens // width))
@@ -206,7 +257,7 @@ class Decoder:
             first += len(own)
         rows = torch.repeat_interleave(torch.arange(prompts, device=ids.device), repeat, output_size=first)
         logits = self._logits(torch.cat(last)).index_select(0, rows)
-        return logits, Cache(keys, values, pad.index_select(0, rows), width, align)
+        return logits, Cache(keys, values, pad.index_select(0, rows), width, align, self.by_kernel)
 
     def _prefill_piece(
         self, ids: Tensor, pad: Tensor, mask: Tensor | None, rows: Tensor, into: tuple[Tensor, Tensor]
@@ -250,26 +301,19 @@ class Decoder:
     @torch.inference_mode()
     def step(self, tokens: Tensor, cache: Cache) -> Tensor:
         """Return logits [B, V] after one more token in each row of the cache; tokens: int64 [B]."""
-        b, d, kv, at = tokens.numel(), self.sizes.head_dim, self.sizes.kv_heads, cache.length
+        b, d, at = tokens.numel(), self.sizes.head_dim, cache.length
         upto = cache.open_column()
         rotations = self._rotation(at + 1)
         if cache.has_pad:
             rotation = rotations.index_select(0, at - cache.pad).view(b, 1, 1, d // 2)
         else:
             rotation = rotations[at].view(1, 1, 1, d // 2)
-        bias = None
-        if cache.bias is not None:
-            bias = cache.bias[:, None, None, :upto].expand(b, kv, 1, upto).reshape(b * kv, 1, upto)
+        bias = cache.spread_bias(upto)
         x = self.embedding.index_select(0, tokens)
         for i, layer in enumerate(self.layers):
             q, k, v = self._project(layer, x, b, 1, rotation)
             cache.keys[i, :b, :, :, at], cache.values[i, :b, :, at] = k[:, 0], v[:, 0]
-            # Heads that share keys become query rows, so the cache is read once.
-            q = q.reshape(b * kv, self.sizes.heads // kv, d) * (d**-0.5)
-            keys = cache.keys[i, :b].view(b * kv, d, -1)[:, :, :upto]
-            values = cache.values[i, :b].view(b * kv, -1, d)[:, :upto]
-            scores = torch.bmm(q, keys) if bias is None else torch.baddbmm(bias, q, keys)
-            x = self._finish(layer, x, torch.bmm(scores.softmax(-1), values).view(b, -1))
+            x = self._finish(layer, x, cache.attend(i, q[:, 0], bias, upto))
         cache.length += 1
         return self._logits(x)
 

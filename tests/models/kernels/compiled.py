@@ -1,0 +1,91 @@
+"""Compiles every kernel for GPUs, on a machine without one, and prints a line of JSON for each.
+
+Run as `python -m tests.models.kernels.compiled CAPABILITY ...`, e.g. 80 90; float32, whose programs take the compiler
+longest, is compiled for the first one alone. It shows that the kernels are valid for the
+compiler with the tiles that are used, how much shared memory a program needs, and whether registers are spilled.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from pipeline.models.kernels import attention, log_probs
+
+TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
+WHOLE = {"TARGETS": "*i64", "STARTS": "*i64", "STOPS": "*i64"}
+ALIGNED = ("width", "wide", "q_row", "q_head", "k_row", "k_head", "k_col", "v_row", "v_head", "v_col")
+"""Sizes and strides that are multiples of 16 in real models; triton looks at the numbers that it is called with."""
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+
+def cases(dtype: torch.dtype) -> Iterator[tuple[Any, tuple[str, ...], dict[str, Any], dict[str, int]]]:
+    """Yield (kernel, pointers to tensors of the model's type, constants, options)."""
+    tiles = log_probs.tiles_of(dtype)
+    named = log_probs._constants(tiles)
+    options = {name: named.pop(name) for name in ("num_warps", "num_stages")}
+    model = ("HIDDEN", "WEIGHT")
+    yield log_probs._forward, model, {**named, "ENTROPY": True, "SPAN": tiles.span}, options
+    yield log_probs._to_logits, (*model, "OUT"), {**named, "ENTROPY": True}, options
+    shape = {"DIM": 128, "D": 128, "SPAN": attention.SPAN}
+    group = {"KV": 8, "GROUP": 2, "G": 16, "BLOCK": attention.BLOCK, "RAISE": False}
+    near = {"q_dim": 1, "k_dim": 1, "v_dim": 1}
+    launch = {"num_warps": attention.WARPS, "num_stages": attention.STAGES}
+    for whole in (True, False) if dtype == torch.bfloat16 else (False,):
+        own = ("Q", "KEYS", "VALUES", *(("OUT", "TOPS", "TOTALS") if whole else ()))
+        yield attention._attend, own, {**shape, **group, **near, "WHOLE": whole}, launch
+    yield attention._merge, ("OUT",), {**shape, "HEADS": 16}, {"num_warps": 1}
+
+
+def main(capabilities: list[int]) -> None:
+    """Compile all cases for GPUs of these compute capabilities, times ten."""
+    for capability in capabilities:
+        for dtype in TYPES if capability == capabilities[0] else (torch.bfloat16,):
+            for kernel, own, constants, options in cases(dtype):
+                print(json.dumps(compiled(kernel, own, constants, options, dtype, capability)), flush=True)
+
+
+def compiled(
+    kernel: Any, own: tuple[str, ...], constants: dict[str, Any], options: dict[str, int], dtype: Any, capability: int
+) -> dict[str, Any]:
+    signature, aligned = {}, {}
+    for i, name in enumerate(kernel.arg_names):
+        is_pointer = name.isupper() and name not in constants
+        signature[name] = "constexpr" if name in constants else WHOLE.get(name, "*fp32") if is_pointer else "i32"
+        if name in own:
+            signature[name] = TYPES[dtype]
+        if name in ("scale", "per_temperature"):
+            signature[name] = "fp32"
+        if is_pointer or name in ALIGNED:
+            aligned[(i,)] = [["tt.divisibility", 16]]
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        words = [str(TOOLS / "cuobjdump"), "-res-usage", file.name]
+        usage = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+    used = {name: int(number) for name, _, number in (word.partition(":") for word in usage) if number.isdigit()}
+    return {
+        "kernel": kernel.__name__,
+        "dtype": str(dtype).removeprefix("torch."),
+        "capability": capability,
+        "shared": made.metadata.shared,
+        "registers": used["REG"],
+        "stack": used["STACK"],
+        "tensor cores": next((w for w in ("wgmma", "tcgen05.mma", "mma.sync") if w in made.asm["ptx"]), None),
+    }
+
+
+if __name__ == "__main__":
+    main([int(word) for word in sys.argv[1:]])
