@@ -7,7 +7,7 @@ up to the loss of the whole step, on any number of micro-batches and ranks.
 from __future__ import annotations
 
 import math
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -33,7 +33,7 @@ from pipeline.rl.surrogates import SurrogateInputs
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The denominators of one optimiser step: add those of all micro-batches and ranks before any backward."""
+    """The denominators of one optimiser step, over all micro-batches and ranks: `Counts(*sum of count(…))`."""
 
     tokens: float = 0.0
     """Response tokens that train."""
@@ -43,13 +43,6 @@ class Counts:
     """Such tokens of right responses; 0 where they are not told apart."""
     observed: float = 0.0
     """Tokens that answered the policy; 0 where they are not told apart."""
-
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(*(a + b for a, b in zip(self.to_list(), other.to_list(), strict=True)))
-
-    def to_list(self) -> list[float]:
-        """Return the numbers in order, to be summed over ranks; `Counts(*numbers)` is the inverse."""
-        return list(astuple(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +94,17 @@ def count(
     right: Tensor | None = None,
     shares: Shares | None = None,
     observed: Tensor | None = None,
-) -> Counts:
-    """Return the counts of one micro-batch. Rows without a trained token count nowhere."""
+) -> Tensor:
+    """Return the counts of one micro-batch, float64 [4] in the order of `Counts`, to be added before any backward.
+
+    Rows without a trained token count nowhere.
+    """
     mask = training_mask(parts, response_mask, truncated)
-    right_tokens = 0.0 if right is None else float((mask & right.unsqueeze(1)).sum())
-    answers = 0.0 if observed is None else float(training_mask(parts, observed, truncated).sum())
-    return Counts(float(mask.sum()), float(sequences_of(mask, shares).sum()), right_tokens, answers)
+    tokens = mask.sum()
+    right_tokens = torch.zeros_like(tokens) if right is None else (mask & right.unsqueeze(1)).sum()
+    answers = torch.zeros_like(tokens) if observed is None else training_mask(parts, observed, truncated).sum()
+    # Not read here: the host would wait for the device at each micro-batch.
+    return torch.stack([tokens, sequences_of(mask, shares).sum(), right_tokens, answers]).double()
 
 
 def policy_loss(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -188,10 +189,15 @@ def summarize_stats(stats: Tensor) -> dict[str, float]:
     return out | {f"ratio/p{q:02d}": _quantile(histogram, q / 100) for q in (1, 50, 99)}
 
 
+@functools.cache
+def _edges_on(device: torch.device) -> Tensor:
+    """Return the edges of the bins; copied to the device once, because the host waits for each copy."""
+    return torch.tensor([-e for e in reversed(_EDGES)] + _EDGES, dtype=torch.float64, device=device)
+
+
 def _histogram(log_ratio: Tensor, mask: Tensor) -> Tensor:
-    edges = torch.tensor([-e for e in reversed(_EDGES)] + _EDGES, dtype=torch.float64, device=mask.device)
     # Tokens outside the mask fall into the middle bin, with weight 0.
-    bins = torch.bucketize(masked(log_ratio, mask).double().flatten(), edges)
+    bins = torch.bucketize(masked(log_ratio, mask).double().flatten(), _edges_on(mask.device))
     return torch.zeros(NUM_BINS, dtype=torch.float64, device=mask.device).index_add(
         0, bins, mask.flatten().to(torch.float64)
     )

@@ -36,7 +36,9 @@ def masked_sum(x: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 def divide(total: Tensor, count: Tensor | float) -> Tensor:
     """Return total / count, and 0 where the count is 0."""
-    count = torch.as_tensor(count, dtype=total.dtype, device=total.device)
+    if not isinstance(count, Tensor):  # not made a tensor: the host would wait for the copy to the device
+        return total / count if count > 0 else masked(total, torch.zeros_like(total, dtype=torch.bool))
+    count = count.to(total.dtype)
     # The clamp keeps the branch that `where` drops finite: its gradient would be 0 * inf = NaN.
     return torch.where(count > 0, total / count.clamp(min=torch.finfo(total.dtype).tiny), torch.zeros_like(total))
 

@@ -195,11 +195,16 @@ def untrained(batch: TrainBatch) -> TrainBatch:
     return replace(shortest, response_mask=torch.zeros_like(shortest.response_mask), extras=extras, recorded=None)
 
 
-def rows_of(batch: TrainBatch, rows: Sequence[int]) -> TrainBatch:
-    """Return some rows of the batch, no wider than the longest of them is padded to on its device."""
+def rows_of(batch: TrainBatch, rows: Sequence[int], at: Tensor | None = None, width: int | None = None) -> TrainBatch:
+    """Return some rows of the batch, no wider than the longest of them is padded to on its device.
+
+    `at`, the same rows as a tensor on that device, and `width` spare the host two waits for a GPU.
+    """
     device = batch.input_ids.device
-    at = torch.tensor(list(rows), dtype=torch.int64, device=device)
-    width = padded_width(int(batch.attention_mask[at].sum(1).max()), device)
+    if at is None:
+        at = torch.tensor(list(rows), dtype=torch.int64, device=device)
+    if width is None:
+        width = padded_width(int(batch.attention_mask[at].sum(1).max()), device)
     places = list(rows) if batch.held is None else [batch.held[i] for i in rows]
     return TrainBatch(
         input_ids=_held_ids(batch, at, places, width),

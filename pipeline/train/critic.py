@@ -325,11 +325,10 @@ def predict(
             # The column after a row's last token; its id is not read, because its state is not.
             last[torch.arange(len(at), device=at.device), micro.attention_mask.sum(1)] = True
             after = critic.values(longer, last).double().sum(1)
-        if not bool(where.any()):  # an idle micro-batch: its forward only keeps in step with the other ranks
-            continue
-        values[at, :width] = values_here
+        # An idle micro-batch, whose forward only keeps in step with the other ranks, has nothing at `where`.
+        values[at, :width] = torch.where(where, values_here, values[at, :width])
         if after is not None:
-            final[at] = after
+            final[at] = torch.where(where.any(), after, final[at])
     return Predicted(all_reduce(values), all_reduce(final) if with_final else None)
 
 
@@ -349,7 +348,7 @@ def learn(
     local = torch.stack([micro.response_mask.sum().double() for _, micro in micros]).sum().reshape(1)
     total = float(all_reduce(local)[0])
     stats: Tensor | None = None
-    loss = 0.0
+    loss = torch.zeros(1, dtype=torch.float64, device=predicted.values.device)
     for at, micro in micros:
         width = micro.input_ids.shape[1]
         mask = micro.response_mask
@@ -359,9 +358,9 @@ def learn(
         share, seen = value_loss(values, old, wanted, mask, total, how.clip)
         critic.backward(how.loss_coef * share)
         stats = seen if stats is None else stats + seen
-        loss += float(share.detach())  # shares add up to the mean
+        loss += share.detach()  # shares add up to the mean
     assert stats is not None
-    summed = all_reduce(torch.cat([stats, torch.tensor([loss], dtype=stats.dtype, device=stats.device)]))
+    summed = all_reduce(torch.cat([stats, loss.to(stats.dtype)]))
     if not bool(torch.isfinite(summed[-1])):  # a sum over ranks, so that all of them raise and none waits for another
         raise NonFiniteError(f"the critic's loss is {float(summed[-1])}; update refused, lower critic_learning_rate")
     return {**summarize_values(summed[:-1]), "critic/loss": float(summed[-1])}

@@ -297,14 +297,19 @@ def _logprobs_of(
         if out is None:
             out = own.new_zeros(batch.response_mask.shape)
             entropies = torch.zeros_like(out) if entropy else None
-        if not bool(where.any()):  # an idle micro-batch: its forward only keeps in step with the other ranks
-            continue
-        out[at, : own.shape[1]] = own
+        # An idle micro-batch, whose forward only keeps in step with the other ranks, has nothing at `where`.
+        _put(out, at, own, where)
         if entropies is not None and own_entropies is not None:
-            entropies[at, : own.shape[1]] = own_entropies
+            _put(entropies, at, own_entropies, where)
     assert out is not None
     every = backend.ranks.data.all_reduce  # each rank has 0 in the rows of the others
     return every(out), None if entropies is None else every(entropies)
+
+
+def _put(out: Tensor, rows: Tensor, values: Tensor, where: Tensor) -> None:
+    """Set out[rows] to `values` [b, t] at `where`."""
+    width = values.shape[1]
+    out[rows, :width] = torch.where(where, values, out[rows, :width])
 
 
 def _norms(backend: Backend, batch: TrainBatch, settings: Settings) -> Tensor:
@@ -320,9 +325,12 @@ def micros_of(batch: TrainBatch, rows: Sequence[int], settings: Settings, ranks:
     widths = _widths(batch)
     pieces, num_idle = deal([widths[i] for i in rows], settings.micro_batch_tokens, ranks.rank, ranks.size)
     own = [[rows[i] for i in piece] for piece in pieces]
+    # One copy to the device for all, because the host waits for each.
+    order = torch.tensor([i for piece in own for i in piece], dtype=torch.int64, device=device)
+    places = torch.split(order, [len(piece) for piece in own]) if own else ()
     idle = (torch.tensor([0], device=device), untrained(batch)) if num_idle else None  # any row: none of it trains
     return [
-        *((torch.tensor(piece, device=device), rows_of(batch, piece)) for piece in own),
+        *((at, rows_of(batch, p, at, max(widths[i] for i in p))) for p, at in zip(own, places, strict=True)),
         *([idle] * num_idle if idle is not None else []),
     ]
 

@@ -109,8 +109,8 @@ def _policy_gradient(
     done = number / (parts.updates.num_epochs * parts.updates.num_minibatches)
     before, selection = prepared.before, prepared.selection
     # The denominators of the whole step, of all ranks, before any backward: so micro-batches change nothing.
-    local = sum((_count(parts, prepared, at, m) for at, m in micros), Counts())
-    totals = Counts(*backend.ranks.data.all_reduce(torch.tensor(local.to_list(), dtype=torch.float64)).tolist())
+    local = torch.stack([_count(parts, prepared, at, m) for at, m in micros]).sum(0)
+    totals = Counts(*backend.ranks.data.all_reduce(local).tolist())
     stats: Tensor | None = None
     for at, micro in micros:
         width = micro.input_ids.shape[1]
@@ -154,7 +154,7 @@ def _policy_gradient(
     return metrics
 
 
-def _count(parts: Parts, prepared: Prepared, at: Tensor, micro: TrainBatch) -> Counts:
+def _count(parts: Parts, prepared: Prepared, at: Tensor, micro: TrainBatch) -> Tensor:
     shares = None if prepared.shares is None else prepared.shares.at(at)
     observed = micro.extras.get("observation_mask")
     return count(parts, micro.response_mask, micro.truncated, prepared.right[at], shares, observed)

@@ -14,7 +14,7 @@ from pipeline import registry
 from pipeline.algorithms.base import explain_algorithm, load_algorithm
 from pipeline.errors import ConfigError
 from pipeline.rl.credit import AdvantageInputs, compute_advantages
-from pipeline.rl.loss import LossInputs, count, policy_loss
+from pipeline.rl.loss import Counts, LossInputs, count, policy_loss
 from pipeline.rl.parts import Parts
 
 FILE = '''
@@ -95,7 +95,7 @@ def train(parts: Parts) -> tuple[float, torch.Tensor]:
     rewards = torch.tensor([1.0, -1.0], dtype=torch.float64)
     advantages = compute_advantages(parts, AdvantageInputs(rewards, torch.tensor([0, 1]), mask)).advantages
     old = lp.detach() - 0.5
-    out = policy_loss(parts, LossInputs(lp, advantages, mask, old_logprobs=old), count(parts, mask))
+    out = policy_loss(parts, LossInputs(lp, advantages, mask, old_logprobs=old), Counts(*count(parts, mask).tolist()))
     out.loss.backward()
     return float(out.loss.detach()), lp.grad
 

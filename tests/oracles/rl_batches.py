@@ -66,9 +66,10 @@ class Padded:
         return [[float(gradient[i, t]) for t in places] for i, places in enumerate(self.where)]
 
 
-def count_of(parts: Parts, inputs: LossInputs) -> Counts:
-    """Return the counts of these inputs alone."""
-    return count(parts, inputs.response_mask, inputs.truncated, inputs.right)
+def count_of(parts: Parts, *inputs: LossInputs) -> Counts:
+    """Return the counts of these micro-batches together."""
+    counts = [count(parts, x.response_mask, x.truncated, x.right) for x in inputs]
+    return Counts(*torch.stack(counts).sum(0).tolist())
 
 
 class Solved(NamedTuple):

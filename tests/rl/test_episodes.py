@@ -13,7 +13,7 @@ from torch import Tensor
 from pipeline.algorithms.base import load_algorithm
 from pipeline.rl.credit import AdvantageInputs, compute_advantages
 from pipeline.rl.episodes import Shares, layout, num_forked, sequences_of, shares_of
-from pipeline.rl.loss import count
+from pipeline.rl.loss import Counts, count
 from tests.oracles import rl as oracle
 from tests.rl.rewarded import parts_of
 
@@ -115,7 +115,7 @@ def test_one_row_counts_an_episode_wherever_its_rows_lie() -> None:
     parts = load_algorithm("grpo", {"overlong_filter": True})[1]
     for cut in (1, 3):
         counts = [
-            count(parts, mask[rows], s.inputs.truncated[rows], None, shares.at(rows)).sequences  # type: ignore[index]
+            Counts(*count(parts, mask[rows], s.inputs.truncated[rows], None, shares.at(rows)).tolist()).sequences  # type: ignore[index]
             for rows in torch.arange(len(mask)).split(cut)
         ]
         assert sum(counts) == 3  # the other three are truncated

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ Found = tuple[float, list[list[float]], dict[str, float]]
 def cut(parts: Parts, pieces: list[list[Row]], seed: int = 0) -> Found:
     """Return (loss, gradient row by row, metrics) of a batch in these micro-batches, each padded on its own."""
     micro = [pad(piece, seed + i, extra=2 + i) for i, piece in enumerate(pieces)]
-    totals = sum((count_of(parts, m.inputs) for m in micro), Counts())
+    totals = count_of(parts, *(m.inputs for m in micro))
     solved = [solve(parts, m.inputs, totals) for m in micro]
     grads = [row for m, s in zip(micro, solved, strict=True) for row in m.by_row(s.gradient)]
     return sum(s.loss for s in solved), grads, summarize(torch.stack([s.stats for s in solved]).sum(0), totals)
@@ -76,8 +77,7 @@ def _rank(rank: int, folder: str) -> None:
         rows = random_rows(31, **rows_like(parts))
         mine = rows[:2] if rank == 0 else rows[2:]
         padded = pad(mine, seed=rank)
-        own = count_of(parts, padded.inputs)
-        numbers = torch.tensor(own.to_list(), dtype=torch.float64)
+        numbers = torch.tensor(astuple(count_of(parts, padded.inputs)), dtype=torch.float64)
         dist.all_reduce(numbers)
         totals = Counts(*numbers.tolist())
         solved = solve(parts, padded.inputs, totals)

@@ -170,7 +170,8 @@ def test_training_on_after_a_break_gives_the_same_bits(broken_at: int, tmp_path:
         first.save(folder, save_model)
         (folder / "controllers.json").write_text(json.dumps(coefs.state_dict()))
 
-    path = checkpoint.save(tmp_path, 1, write, keep=1)
+    checkpoint.save(tmp_path, 1, write, keep=1)
+    path = checkpoint.path_of(tmp_path, 1)
     assert checkpoint.fault(path) is None
     second = TorchBackend(load_model(str(path / "model")))
     second.load(path)
