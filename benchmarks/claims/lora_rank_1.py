@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-
 from benchmarks.claims.claim import Arm, Claim, within
-from benchmarks.claims.reading import pass_1
+from benchmarks.claims.reading import pass_1_less
 
 DEMO = "configs/demo.yaml"
-
-
-def gap(runs: Mapping[str, Path]) -> float:
-    """Return the last pass@1 with rank 1 less that with all weights."""
-    return pass_1(runs["rank 1"], -1) - pass_1(runs["all weights"], -1)
 
 
 CLAIM = Claim(
@@ -35,6 +27,6 @@ CLAIM = Claim(
         ),
     ),
     seeds=5,
-    value=gap,
+    value=pass_1_less("rank 1", "all weights"),
     judge=within(0.05),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -36,3 +37,12 @@ def pass_1(run: Path, place: int) -> float:
     evaluations = [r for r in read_jsonl(run / "metrics.jsonl") if r["kind"] == "evaluation"]
     domains = evaluations[place]["domains"].values()
     return fmean(domain["pass@1"]["value"] for domain in domains)
+
+
+def pass_1_less(arm: str, other: str) -> Callable[[Mapping[str, Path]], float]:
+    """Return the statistic: the last pass@1 of one arm's run, less that of the other's."""
+
+    def difference(runs: Mapping[str, Path]) -> float:
+        return pass_1(runs[arm], -1) - pass_1(runs[other], -1)
+
+    return difference

@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-
 from benchmarks.claims.claim import Arm, Claim, within
-from benchmarks.claims.reading import pass_1
+from benchmarks.claims.reading import pass_1_less
 
 DEMO = "configs/demo.yaml"
-
-
-def gap(runs: Mapping[str, Path]) -> float:
-    """Return the last pass@1 with old responses less that without."""
-    return pass_1(runs["four behind"], -1) - pass_1(runs["none"], -1)
 
 
 CLAIM = Claim(
@@ -38,6 +30,6 @@ CLAIM = Claim(
         ),
     ),
     seeds=3,
-    value=gap,
+    value=pass_1_less("four behind", "none"),
     judge=within(0.05),
 )

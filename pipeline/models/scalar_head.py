@@ -21,14 +21,20 @@ def with_scalar_head(policy: Any, head: Head, what: str) -> Any:
     import transformers
 
     with boundary(ConfigError, what):
-        config = copy.deepcopy(policy.config)
-        config.num_labels = 1
+        config = of_one_label(policy.config)
         with torch.random.fork_rng(devices=[]):  # the weights drawn here are all replaced
             model = getattr(transformers, f"AutoModelFor{head}").from_config(config, dtype=policy.dtype)
         model.base_model.load_state_dict(policy.base_model.state_dict())
         for p in score_of(model).parameters():
             torch.nn.init.zeros_(p)
     return ready(model).to(policy.device).eval()
+
+
+def of_one_label(config: Any) -> Any:
+    """Return a copy of a policy's configuration for a classifier of one label."""
+    own = copy.deepcopy(config)
+    own.num_labels = 1
+    return own
 
 
 def score_of(model: Any) -> Any:

@@ -85,8 +85,10 @@ def save(session: Session) -> None:
             rest = write(partial_path(checkpoint.path_of(root, number)))
         if rest is not None:
             workers.unfinished = workers.writer.submit(rest)
-        if rest is None or is_last:
-            finish_checkpoint(run, workers)
+            if is_last:
+                finish_checkpoint(run, workers)
+        else:
+            run.ranks.barrier()  # no rank continues before the checkpoint has its name
     except RunError:
         # The number is free again: a full disk, for example, may have room at the next try.
         state.next_checkpoint = number
@@ -96,14 +98,14 @@ def save(session: Session) -> None:
 
 
 def finish_checkpoint(run: Run, workers: Workers) -> None:
-    """Return once the last checkpoint has its name. Every rank must call it.
+    """Return once the last checkpoint has its name, if it is still being written. Every rank must call it.
 
     Raises: RunError if the disk does not take what was still to be written.
     """
     unfinished, workers.unfinished = workers.unfinished, None
     if unfinished is not None:
         unfinished.result()
-    run.ranks.barrier()
+        run.ranks.barrier()
 
 
 def is_at_end_of_stage(run: Run, state: RunState) -> bool:

@@ -146,7 +146,7 @@ class TorchCritic:
 
 
 class Divided(Protocol):
-    """A module that ranks divide, with its optimiser: DeepSpeed's `Sharded`, or `FsdpShards`, which say more."""
+    """A module that ranks divide, with its optimiser. `Sharded` (DeepSpeed) and `FsdpShards` have these methods."""
 
     def run(self, compute: Callable[[Any], Any]) -> Any:
         """Return compute(model)."""
@@ -255,9 +255,13 @@ def own_backbone(policy: Any) -> Any:
 
     Raises: ConfigError if transformers has no token classifier of this architecture.
     """
+    return with_scalar_head(policy, "TokenClassification", without_critic(policy))
+
+
+def without_critic(policy: Any) -> str:
+    """Return the beginning of the message for a policy that has no token classifier."""
     what = f"a critic of its own for model type {policy.config.model_type!r}"
-    remedy = "set critic_shared: true for a head on the policy's backbone"
-    return with_scalar_head(policy, "TokenClassification", f"{what} ({remedy})")
+    return f"{what} (set critic_shared: true for a head on the policy's backbone)"
 
 
 def _fresh_head(policy: Any, dtype: torch.dtype) -> torch.nn.Linear:

@@ -246,6 +246,10 @@ class FsdpBackend(Backend):
             held |= {f"critic/{name}": t for name, t in self.critic.sharded.tensors().items()}
         return held
 
+    @property
+    def _offloads(self) -> bool:
+        return self.train_config.offload != "none"
+
     def _within(self) -> Within:
         """Return the means by which a head on the policy's backbone computes and learns."""
         return Within(self.sharded.run, self.sharded.backward, 1, self.dtype)
@@ -255,13 +259,13 @@ class FsdpBackend(Backend):
         module = (copy.deepcopy(self._empty) if model is None else model).float()
         recompute = self.train_config.gradient_checkpointing
         half = None if self.dtype == torch.float32 else self.dtype
-        offload = self.train_config.offload != "none"
-        return FsdpShards(module.eval().requires_grad_(True), whose, self.ranks, half, self.device, recompute, offload)
+        module.eval().requires_grad_(True)
+        return FsdpShards(module, whose, self.ranks, half, self.device, recompute, self._offloads)
 
     def _frozen(self) -> FsdpShards:
         """Return a divided module of the policy's own number type that takes no gradient."""
         module = copy.deepcopy(self._empty).eval().requires_grad_(False)
-        kind = FsdpShards if self.train_config.offload == "none" else Waiting
+        kind = Waiting if self._offloads else FsdpShards
         return kind(module, "reference", self.ranks, None, self.device, False)
 
     def _reference_present(self) -> AbstractContextManager[None]:
@@ -277,8 +281,7 @@ class FsdpBackend(Backend):
                 layer.lora_A.to("meta")
                 layer.lora_B.to("meta")
         recompute = self.train_config.gradient_checkpointing
-        offload = self.train_config.offload != "none"
-        sharded = FsdpShards(model.eval(), "gradient norm", self.ranks, None, self.device, recompute, offload)
+        sharded = FsdpShards(model.eval(), "gradient norm", self.ranks, None, self.device, recompute, self._offloads)
         if files is not None:
             sharded.read(files, plain_name, values)
         own = [(n, p) for n, p in sharded.model.named_parameters() if not any(factor in n for factor in FACTORS)]

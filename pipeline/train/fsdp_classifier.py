@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable
 from functools import partial
@@ -15,12 +14,12 @@ from torch import Tensor
 from pipeline.config.sections import OptimizerConfig
 from pipeline.errors import ConfigError, boundary
 from pipeline.models.saved_names import as_saved, without_memory
-from pipeline.models.scalar_head import Head
+from pipeline.models.scalar_head import Head, of_one_label
 from pipeline.models.unloaded import on_meta
 from pipeline.models.written import Streamed
-from pipeline.train.critic import DividedCritic
+from pipeline.train.critic import DividedCritic, without_critic
 from pipeline.train.fsdp_shards import FsdpShards, read_tensors, write_tensors
-from pipeline.train.reward_model import NORM, RewardModel, remedy_of
+from pipeline.train.reward_model import NORM, RewardModel, without_reward_model
 
 Divide = Callable[[str, Any], FsdpShards]
 """Divides a model on `meta`; the first argument begins messages about its gradient."""
@@ -37,8 +36,7 @@ def on_blocks(policy: FsdpShards, head: Head, what: str) -> Any:
     import transformers
 
     with boundary(ConfigError, what):
-        settings = copy.deepcopy(policy.model.config)
-        settings.num_labels = 1
+        settings = of_one_label(policy.model.config)
         return on_meta(getattr(transformers, f"AutoModelFor{head}"), settings, torch.float32)
 
 
@@ -57,9 +55,7 @@ class FsdpCritic(DividedCritic[FsdpShards]):
         self, policy: FsdpShards, divide: Divide, fill: Fill, optimizer: OptimizerConfig, total_steps: int
     ) -> None:
         """Raises: ConfigError if transformers has no token classifier of this architecture."""
-        what = f"a critic of its own for model type {policy.model.config.model_type!r}"
-        remedy = "set critic_shared: true for a head on the policy's backbone"
-        model = on_blocks(policy, "TokenClassification", f"{what} ({remedy})")
+        model = on_blocks(policy, "TokenClassification", without_critic(policy.model))
         super().__init__(divide("critic's gradient norm", model), policy.ranks, optimizer, total_steps)
         begin(self.sharded, fill)
         self.sharded.restart(optimizer)
@@ -81,7 +77,7 @@ class FsdpRewardModel(RewardModel):
 
         Raises: ConfigError if transformers has no sequence classifier of this architecture.
         """
-        model = on_blocks(policy, "SequenceClassification", remedy_of(policy.model))
+        model = on_blocks(policy, "SequenceClassification", without_reward_model(policy.model))
         self.dtype = dtype
         self.ranks = policy.ranks
         self._empty = without_memory(model)

@@ -29,7 +29,7 @@ Sides = tuple[Ids, Ids]
 class RewardModel:
     """A classifier whose blocks and head train together. The head starts at zero, so that the first rewards are 0.
 
-    Every rank holds all of it and computes all pairs; `pipeline.train.fsdp_reward_model` divides both.
+    Every rank holds all of it and computes all pairs; `pipeline.train.fsdp_classifier` divides both.
     """
 
     ranks: Ranks = ALONE
@@ -190,11 +190,11 @@ def classifier_of(policy: Any) -> Any:
 
     Raises: ConfigError if transformers has no sequence classifier of this architecture.
     """
-    return with_scalar_head(policy, "SequenceClassification", remedy_of(policy))
+    return with_scalar_head(policy, "SequenceClassification", without_reward_model(policy))
 
 
-def remedy_of(policy: Any) -> str:
-    """Return the beginning of the message for a policy without a sequence classifier."""
+def without_reward_model(policy: Any) -> str:
+    """Return the beginning of the message for a policy that has no sequence classifier."""
     what = f"a reward model of model type {policy.config.model_type!r}"
     return f"{what} (use a policy that has a sequence classifier)"
 
