@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 if TYPE_CHECKING:
     import torch
@@ -353,6 +353,19 @@ class Recorded:
     routing: torch.Tensor | None = None  # [B, T, layers, top_k] int16, -1 where nothing was recorded
 
 
+class PromptOf(NamedTuple):
+    """The prompt with which a row begins.
+
+    Example: PromptOf(number=0, tokens=5, row_tokens=12)
+    """
+
+    number: int
+    """Rows with equal numbers begin with the same tokens."""
+    tokens: int
+    row_tokens: int
+    """The length of the row, its prompt included."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrainBatch:
     """Rows of prompt + response, right-padded; B rows of T tokens.
@@ -379,6 +392,8 @@ class TrainBatch:
     held: tuple[int, ...] | None = None
     """For each of the B rows its place in `input_ids` and `recorded`, or -1: other ranks hold its tokens, and its
     `rollout_logprobs` are 0 here. None: all rows are here."""
+    prompts: tuple[PromptOf, ...] | None = None
+    """The prompt of each row, where equal ones are computed once. None: every row is computed alone."""
 
 
 StepMetrics = dict[str, float]

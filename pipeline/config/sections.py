@@ -100,6 +100,11 @@ class TrainConfig(Section):
     micro_batch_tokens: int = Field(
         4096, ge=1, description="most tokens, padding included, in one forward and backward pass"
     )
+    share_prompts: bool = Field(
+        True,
+        description="compute a prompt once for all of its responses in a micro-batch, where that spares a quarter of "
+        "the tokens and the policy allows it; not with a critic, experts, episodes or sequence_parallel",
+    )
     logits_chunk_tokens: int | None = Field(
         None,
         ge=1,

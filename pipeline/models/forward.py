@@ -13,13 +13,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pipeline.errors import ConfigError
+from pipeline.models import shared_prompts
 from pipeline.models.chunked_logprobs import head_logprobs
 from pipeline.models.cpu import blocks_of
 from pipeline.models.packed import packed_states
 from pipeline.models.proof import agree, evaluating, probe_ids
-from pipeline.models.routing import Rerouted, replaying
+from pipeline.models.routing import Rerouted, num_experts, replaying
 from pipeline.models.sequence_parallel import Pieces
 from pipeline.rl.logprobs import logprobs_and_entropy
+from pipeline.types import PromptOf
 
 PLAIN_HEAD_BLOCKERS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 """Settings that bend or scale the logits: a proof on small weights might not see them."""
@@ -44,6 +46,8 @@ class Layout:
 
     lengths: Sequence[int] | None = None
     """Tokens of each row: rows are packed, so that padding is not computed. None: rows are padded."""
+    prompts: Sequence[PromptOf] | None = None
+    """The prompt of each row: equal ones are computed once, and padding is not computed. None: each row alone."""
     chunk_tokens: int | None = None
     """At most so many rows of logits exist at once; None: all."""
     pieces: Pieces | None = None
@@ -71,12 +75,12 @@ def logprobs_at(
         return _in_pieces(model, input_ids, where, temperature, entropy, replay, rerouted, layout)
     targets = input_ids[where]
     if layout.chunk_tokens is None:
-        logits = logits_at(model, input_ids, where, replay.routing, rerouted, layout.lengths)
+        logits = logits_at(model, input_ids, where, replay.routing, rerouted, layout.lengths, layout.prompts)
         values, entropies = logprobs_and_entropy(logits, targets, temperature, replay.kept)
         return spread(values, where), spread(entropies, where) if entropy else None
     _require_plain_head(model, f"train.logits_chunk_tokens={layout.chunk_tokens}", "null")
     with _routed(model, replay.routing, rerouted):
-        hidden = _hidden_before(model, input_ids, where, layout.lengths)
+        hidden = _hidden_before(model, input_ids, where, layout.lengths, layout.prompts)
     head, size = model.get_output_embeddings(), layout.chunk_tokens
     values, chunked = head_logprobs(head, hidden, targets, temperature, replay.kept, size, entropy)
     return spread(values, where), None if chunked is None else spread(chunked, where)
@@ -124,12 +128,13 @@ def logits_at(
     routing: Tensor | None = None,
     rerouted: Rerouted | None = None,
     lengths: Sequence[int] | None = None,
+    prompts: Sequence[PromptOf] | None = None,
 ) -> Tensor:
     """Return logits [N, V] that predict the tokens at `where` (bool [B, T], False at column 0), row by row.
 
     input_ids: int64 [B, T], right-padded. `routing` [B, T, layers, top_k]: the experts to use (`routing.replaying`);
     choices that the routers would have made differently are added to `rerouted`. `lengths`: tokens of each row; with
-    them the rows are packed, and padding is not computed.
+    them the rows are packed, and padding is not computed. `prompts`: as in `Layout`, for a model that `can_share`.
 
     Raises: ConfigError for a model that cannot be packed.
     """
@@ -138,7 +143,7 @@ def logits_at(
     is_plain_head = _has_plain_head(model)  # before `_routed`: its proof is a forward of its own
     with _routed(model, routing, rerouted):
         if is_plain_head:
-            picked: Tensor = model.get_output_embeddings()(_hidden_before(model, input_ids, where, lengths))
+            picked: Tensor = model.get_output_embeddings()(_hidden_before(model, input_ids, where, lengths, prompts))
             return picked
         if lengths is not None:
             raise ConfigError(
@@ -155,13 +160,36 @@ def states_at(model: Any, input_ids: Tensor, where: Tensor) -> Tensor | None:
 
     None for a model whose head is more than a product; `logits_at` has its logits.
     """
-    return _hidden_before(model, input_ids, where, None) if _has_plain_head(model) else None
+    return _hidden_before(model, input_ids, where) if _has_plain_head(model) else None
 
 
-def _hidden_before(model: Any, input_ids: Tensor, where: Tensor, lengths: Sequence[int] | None) -> Tensor:
+def can_share(model: Any) -> bool:
+    """True if the model computes prompts that rows share once; tried on a few tokens at the first call.
+
+    Not with experts, whose choices are recorded for each response and counted.
+    """
+    return (
+        num_experts(model.config) is None
+        and _has_plain_head(model)
+        and (blocks_of(model) is not None or shared_prompts.is_proved(model))
+    )
+
+
+def _hidden_before(
+    model: Any,
+    input_ids: Tensor,
+    where: Tensor,
+    lengths: Sequence[int] | None = None,
+    prompts: Sequence[PromptOf] | None = None,
+) -> Tensor:
     """Return [N, H] hidden states from which the tokens at `where` are predicted, row by row."""
     _check_first(where)
     shifted, ids, blocks = where[:, 1:], input_ids[:, :-1], blocks_of(model)
+    if prompts is not None:
+        shared = shared_prompts.SharedPrompts.of(prompts, input_ids.shape[1], ids.device)
+        tokens = input_ids.flatten().index_select(0, shared.source)
+        states = shared_prompts.states if blocks is None else blocks.shared_states
+        return states(model, tokens, shared).index_select(0, shared.place[:, :-1][shifted])
     if lengths is None:
         if blocks is not None:
             return blocks.hidden_states(model, ids)[shifted]

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import CheckpointError, Unsupported
-from pipeline.models.forward import Layout, Replay, logprobs_at
+from pipeline.models.forward import Layout, Replay, can_share, logprobs_at
 from pipeline.models.routing import Rerouted
 from pipeline.train.checkpoint import Rest
 from pipeline.train.ranks import Ranks
 from pipeline.train.reward_model import RewardModel
+from pipeline.types import PromptOf
 
 T = TypeVar("T")
 Who = Literal["policy", "reference"]
@@ -95,15 +96,17 @@ class Backend(Protocol):
         entropy: bool = False,
         replay: Replay = NO_REPLAY,
         lengths: Sequence[int] | None = None,
+        prompts: Sequence[PromptOf] | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return log-probs [B, T] of the tokens at `where` (bool [B, T]), 0 elsewhere, and entropies if asked for.
 
         The policy's have a gradient outside `no_grad`. `replay.kept` cuts off the distributions of policy and reference
         as the sampling did; `replay.routing` is for the policy alone, a reference routes by itself. With `lengths`, the
-        tokens of each row, rows are packed: padding is not computed.
+        tokens of each row, rows are packed: padding is not computed. With `prompts`, those of the rows, equal ones are
+        computed once; `can_share_prompts` tells whether the policy allows that.
         """
         own = replay if who == "policy" else Replay(replay.kept)
-        layout = Layout(lengths, self.train_config.logits_chunk_tokens, self.ranks.pieces)
+        layout = Layout(lengths, prompts, self.train_config.logits_chunk_tokens, self.ranks.pieces)
 
         def compute(model: Any) -> tuple[Tensor, Tensor | None]:
             # Training forwards alone are counted, each token once per update.
@@ -113,6 +116,10 @@ class Backend(Protocol):
             )
 
         return self.compute(compute, who)
+
+    def can_share_prompts(self) -> bool:
+        """True if the policy computes equal prompts of rows once. Every rank must call it."""
+        return self.compute(can_share)
 
     def changed_routes(self) -> dict[str, float]:
         """Return the metric of routers' changed choices in this update, if any were counted."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -15,10 +15,12 @@ from pipeline.models.packed import ALIKE
 from pipeline.models.widths import padded_width
 from pipeline.rows import Span, TrainedRow, is_truncated, observed_spans, trained_rows
 from pipeline.train.replay import recorded, rows_recorded
-from pipeline.types import Group, TrainBatch
+from pipeline.types import Group, PromptOf, TrainBatch
 
 FILLED = 0.25
 """A micro-batch that holds this share of the tokens that it may hold is worth its own forward and backward."""
+MIN_PROMPTS = 2
+"""With fewer prompts than this for each rank, rows with equal prompts are divided among ranks, to give all as much."""
 
 
 @no_collection()
@@ -160,27 +162,78 @@ def packed_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
     return batches
 
 
-def owners(lengths: Sequence[int], size: int) -> list[list[int]]:
-    """Return the rows of each of `size` ranks: longest first, each row to the rank with the fewest tokens."""
+def shared_batches(lengths: Sequence[int], prompts: Sequence[PromptOf], max_tokens: int) -> list[list[int]]:
+    """Cut as `packed_batches` does, where a micro-batch computes each prompt once; rows with equal ones stay together.
+
+    A prompt whose rows do not all fit is computed in several micro-batches.
+    """
+    batches: list[list[int]] = []
+    tokens = 0
+    for rows in by_prompt(range(len(lengths)), lengths, prompts):
+        size, is_here = prompts[rows[0]].tokens, False
+        for i in rows:
+            added = lengths[i] - size * is_here
+            if not batches or tokens + added > max_tokens:
+                batches.append([])
+                tokens, added = 0, lengths[i]
+            batches[-1].append(i)
+            tokens += added
+            is_here = True
+    return batches
+
+
+def by_prompt(rows: Iterable[int], lengths: Sequence[int], prompts: Sequence[PromptOf]) -> list[list[int]]:
+    """Return the rows with equal prompts together, longest first, of the prompt with the longest row first."""
+    together: dict[int, list[int]] = {}
+    for i in sorted(rows, key=lambda i: (-lengths[i], i)):
+        together.setdefault(prompts[i].number, []).append(i)
+    return list(together.values())
+
+
+def owners(lengths: Sequence[int], size: int, prompts: Sequence[PromptOf] | None = None) -> list[list[int]]:
+    """Return the rows of each of `size` ranks: longest first, each row to the rank with the fewest tokens.
+
+    With `prompts`, rows with equal ones go to the same rank, if there are enough prompts to divide.
+    """
+    parts = [[i] for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))]
+    if prompts is not None:
+        together = by_prompt(range(len(lengths)), lengths, prompts)
+        if len(together) >= MIN_PROMPTS * size:
+            parts = sorted(together, key=lambda rows: (-_cost(rows, lengths, prompts), rows[0]))
     owned: list[list[int]] = [[] for _ in range(size)]
     load = [0] * size
-    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+    for rows in parts:
         to = load.index(min(load))
-        owned[to].append(i)
-        load[to] += max(1, lengths[i])  # empty rows are spread too
+        owned[to] += rows
+        load[to] += max(1, _cost(rows, lengths, prompts))  # empty rows are spread too
     return owned
 
 
+def _cost(rows: Sequence[int], lengths: Sequence[int], prompts: Sequence[PromptOf] | None) -> int:
+    """Return the number of tokens that are computed for rows with equal prompts."""
+    twice = 0 if prompts is None else (len(rows) - 1) * prompts[rows[0]].tokens
+    return sum(lengths[i] for i in rows) - twice
+
+
 def deal(
-    lengths: Sequence[int], max_tokens: int, rank: int, size: int, packs: bool = False
+    lengths: Sequence[int],
+    max_tokens: int,
+    rank: int,
+    size: int,
+    packs: bool = False,
+    prompts: Sequence[PromptOf] | None = None,
 ) -> tuple[list[list[int]], int]:
     """Return one rank's micro-batches, and the number of idle ones that it adds to have as many as every other rank.
 
-    The rows are those of `owners`, so every rank computes the same. `packs`: without padding.
+    The rows are those of `owners`, so every rank computes the same. `packs`: without padding. `prompts`: without
+    padding, and equal prompts of a micro-batch are computed once.
     """
-    owned = owners(lengths, size)
+    owned = owners(lengths, size, prompts)
     cut = packed_batches if packs else micro_batches
-    pieces = [cut([lengths[i] for i in rows], max_tokens) for rows in owned]
+    if prompts is None:
+        pieces = [cut([lengths[i] for i in rows], max_tokens) for rows in owned]
+    else:
+        pieces = [shared_batches([lengths[i] for i in o], [prompts[i] for i in o], max_tokens) for o in owned]
     # A piece has indices among the rank's own rows; back to those of `lengths`.
     own = [[owned[rank][i] for i in piece] for piece in pieces[rank]]
     return own, max(map(len, pieces)) - len(own)
@@ -192,7 +245,8 @@ def untrained(batch: TrainBatch) -> TrainBatch:
     shortest = rows_of(batch, [row])
     # Nothing trains, so no token has a record of its sampling to repeat.
     extras = {name: torch.zeros_like(x) if name == "observation_mask" else x for name, x in shortest.extras.items()}
-    return replace(shortest, response_mask=torch.zeros_like(shortest.response_mask), extras=extras, recorded=None)
+    nothing = torch.zeros_like(shortest.response_mask)
+    return replace(shortest, response_mask=nothing, extras=extras, recorded=None, prompts=None)
 
 
 def rows_of(batch: TrainBatch, rows: Sequence[int], at: Tensor | None = None, width: int | None = None) -> TrainBatch:
@@ -218,6 +272,7 @@ def rows_of(batch: TrainBatch, rows: Sequence[int], at: Tensor | None = None, wi
         recorded=rows_recorded(batch.recorded, places, width),
         episode_ids=None if batch.episode_ids is None else batch.episode_ids[at],
         turn_ids=None if batch.turn_ids is None else batch.turn_ids[at, :width],
+        prompts=None if batch.prompts is None else tuple(batch.prompts[i] for i in rows),
     )
 
 

@@ -13,27 +13,33 @@ from dataclasses import replace
 from pipeline.held import told_group, told_member
 from pipeline.train.collate import owners
 from pipeline.train.ranks import Ranks
-from pipeline.types import Group, Rollout, ScoredRollout
+from pipeline.types import Group, PromptOf, Rollout, ScoredRollout
 
 Place = tuple[int, int]
 """A response among groups: number of the group, number of the member in it."""
 
 
 def with_own(
-    ranks: Ranks, groups: Sequence[Group], lengths: Sequence[int], steps: Iterable[Sequence[int]]
+    ranks: Ranks,
+    groups: Sequence[Group],
+    lengths: Sequence[int],
+    steps: Iterable[Sequence[int]],
+    prompts: Sequence[PromptOf] | None = None,
 ) -> list[Group]:
     """Return the groups in which this rank has all of the responses that it trains on, and is told of the others.
 
-    `lengths`: of all rows (`row_lengths`), padded as `deal` gets them; `steps`: the rows of everything that is dealt
-    over ranks. An episode of several rows comes whole to each rank that trains on one of them. Every rank must call
-    this with equal arguments, but for what the groups hold. With one rank the groups stay as they are.
+    `lengths`: of all rows (`row_lengths`), padded as `deal` gets them, and `prompts` as it gets them; `steps`: the rows
+    of everything that is dealt over ranks. An episode of several rows comes whole to each rank that trains on one of
+    them. Every rank must call this with equal arguments, but for what the groups hold. With one rank the groups stay as
+    they are.
     """
     if ranks.size == 1:
         return list(groups)
     place_of = [place for place, _ in _sized(groups)]
     takers: list[set[Place]] = [set() for _ in range(ranks.data.size)]
     for step in steps:
-        for taker, own in zip(takers, owners([lengths[i] for i in step], ranks.data.size), strict=True):
+        shared = None if prompts is None else [prompts[i] for i in step]
+        for taker, own in zip(takers, owners([lengths[i] for i in step], ranks.data.size, shared), strict=True):
             taker.update(place_of[step[k]] for k in own)
     # Neighbours hold each sequence together, so they train on the same rows.
     together = ranks.size // ranks.data.size
@@ -53,6 +59,31 @@ def row_lengths(groups: Sequence[Group]) -> tuple[list[int], list[int]]:
     """Return the length of each row that `collate` makes of the groups, and the number of its group."""
     sized = _sized(groups)
     return [length for _, length in sized], [group for (group, _), _ in sized]
+
+
+def row_prompts(groups: Sequence[Group]) -> tuple[PromptOf, ...] | None:
+    """Return the prompt of each row that `collate` makes of the groups; None if one of them is of an episode.
+
+    Every rank has the tokens of all prompts, so all return the same.
+    """
+    numbers: dict[tuple[int, ...], int] = {}
+    known: dict[int, int] = {}
+    prompts = []
+    for rollout in (m.rollout for group in groups for m in group.members if m.reward is not None):
+        if rollout.episode is not None:
+            return None
+        ids = rollout.prompt_ids
+        if id(ids) not in known:  # the responses of a group mostly have one object
+            known[id(ids)] = numbers.setdefault(tuple(ids), len(numbers))
+        prompts.append(PromptOf(known[id(ids)], len(ids), len(ids) + len(rollout.response_ids)))
+    return tuple(prompts)
+
+
+def share_spared(prompts: Sequence[PromptOf]) -> float:
+    """Return the share of all tokens that need not be computed if each prompt is computed once."""
+    once = sum({p.number: p.tokens for p in prompts}.values())
+    total = sum(p.row_tokens for p in prompts)
+    return (sum(p.tokens for p in prompts) - once) / total if total else 0.0
 
 
 def _sized(groups: Sequence[Group]) -> list[tuple[Place, int]]:

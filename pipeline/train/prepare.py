@@ -27,12 +27,15 @@ from pipeline.seeds import derive
 from pipeline.train.backend import Backend, Who
 from pipeline.train.collate import collate, deal, owners, rows_of, untrained
 from pipeline.train.critic import Predicted, predict
-from pipeline.train.exchange import row_lengths, with_own
+from pipeline.train.exchange import row_lengths, row_prompts, share_spared, with_own
 from pipeline.train.minibatches import minibatches
 from pipeline.train.ranks import ALONE, Ranks
 from pipeline.train.replay import replay_of
 from pipeline.train.texts import Row
-from pipeline.types import Group, StepMetrics, TrainBatch
+from pipeline.types import Group, PromptOf, StepMetrics, TrainBatch
+
+MIN_SPARED = 0.25
+"""Prompts are computed once if that spares this share of all tokens: gathering what tokens attend to costs time too."""
 
 
 class Controllers:
@@ -162,8 +165,10 @@ def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: S
     Every rank gets all groups: what needs the model is divided by rows, and each rank computes the rest for itself.
     Tokens come to the ranks that train on them; every rank is told of the other responses what it needs.
     """
-    groups = _with_own(backend, parts, groups, settings)
+    prompts = _shared_prompts(backend, parts, groups)
+    groups = _with_own(backend, parts, groups, settings, prompts)
     collated = collate(groups, settings.pad_id, backend.model.device, settings.observation_coef > 0)
+    collated = replace(collated, prompts=prompts)
     shares = None
     if collated.episode_ids is not None and collated.turn_ids is not None:
         shares = shares_of(layout(collated.episode_ids, collated.turn_ids, collated.response_mask > 0))
@@ -206,14 +211,31 @@ def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: S
     )
 
 
-def _with_own(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Settings) -> Sequence[Group]:
+def _shared_prompts(backend: Backend, parts: Parts, groups: Sequence[Group]) -> tuple[PromptOf, ...] | None:
+    """Return the prompt of each row, if equal prompts are to be computed once. Every rank must call it."""
+    # A critic's values are computed for each row alone, and a part of a sequence has no place for two responses.
+    if not backend.train_config.share_prompts or parts.critic is not None or backend.ranks.pieces is not None:
+        return None
+    prompts = row_prompts(groups)
+    if prompts is None or share_spared(prompts) < MIN_SPARED or not backend.can_share_prompts():
+        return None
+    return prompts
+
+
+def _with_own(
+    backend: Backend,
+    parts: Parts,
+    groups: Sequence[Group],
+    settings: Settings,
+    prompts: tuple[PromptOf, ...] | None,
+) -> Sequence[Group]:
     """Return the groups with the tokens of the rows that this rank computes: in each minibatch, and in whole passes."""
     if backend.ranks.size == 1:
         return groups
     lengths, group_of = row_lengths(groups)
     padded = [padded_width(n, backend.model.device) for n in lengths]
     steps = minibatches(parts.updates, group_of, settings.seed, settings.step)
-    return with_own(backend.ranks, groups, padded, [range(len(lengths)), *steps])
+    return with_own(backend.ranks, groups, padded, [range(len(lengths)), *steps], prompts)
 
 
 def _with_all_logprobs(backend: Backend, parts: Parts, batch: TrainBatch, settings: Settings) -> TrainBatch:
@@ -224,7 +246,8 @@ def _with_all_logprobs(backend: Backend, parts: Parts, batch: TrainBatch, settin
     if ranks.size == 1 or not compares:
         return batch
     # Another optimiser step may deal a row of this rank to a second one: that of the whole batch counts.
-    own = torch.tensor(owners(_widths(batch), ranks.size)[ranks.rank], dtype=torch.int64, device=batch.rewards.device)
+    rows = owners(_widths(batch), ranks.size, batch.prompts)[ranks.rank]
+    own = torch.tensor(rows, dtype=torch.int64, device=batch.rewards.device)
     logprobs = torch.zeros_like(batch.rollout_logprobs)
     logprobs[own] = batch.rollout_logprobs[own]
     return replace(batch, rollout_logprobs=ranks.all_reduce(logprobs))
@@ -293,7 +316,9 @@ def _logprobs_of(
     entropies: Tensor | None = None
     for at, micro in micros_of(batch, list(range(len(batch.rewards))), settings, backend.ranks.data):
         where, replay = micro.response_mask > 0, replay_of(micro)
-        own, own_entropies = backend.logprobs(micro.input_ids, where, settings.temperature, who, entropy, replay)
+        own, own_entropies = backend.logprobs(
+            micro.input_ids, where, settings.temperature, who, entropy, replay, prompts=micro.prompts
+        )
         if out is None:
             out = own.new_zeros(batch.response_mask.shape)
             entropies = torch.zeros_like(out) if entropy else None
@@ -323,7 +348,9 @@ def micros_of(batch: TrainBatch, rows: Sequence[int], settings: Settings, ranks:
     """Return this rank's micro-batches of those rows. All ranks have as many: the last ones of some are idle."""
     device = batch.rewards.device
     widths = _widths(batch)
-    pieces, num_idle = deal([widths[i] for i in rows], settings.micro_batch_tokens, ranks.rank, ranks.size)
+    prompts = None if batch.prompts is None else [batch.prompts[i] for i in rows]
+    most, sizes = settings.micro_batch_tokens, [widths[i] for i in rows]
+    pieces, num_idle = deal(sizes, most, ranks.rank, ranks.size, prompts=prompts)
     own = [[rows[i] for i in piece] for piece in pieces]
     # One copy to the device for all, because the host waits for each.
     order = torch.tensor([i for piece in own for i in piece], dtype=torch.int64, device=device)

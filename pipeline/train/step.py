@@ -117,7 +117,9 @@ def _policy_gradient(
         observed = micro.extras.get("observation_mask")
         where = micro.response_mask > 0 if observed is None else (micro.response_mask + observed) > 0
         replay = replay_at(micro.recorded, where)
-        logprobs, entropy = backend.logprobs(micro.input_ids, where, settings.temperature, "policy", True, replay)
+        logprobs, entropy = backend.logprobs(
+            micro.input_ids, where, settings.temperature, "policy", True, replay, prompts=micro.prompts
+        )
         inputs = LossInputs(
             logprobs=logprobs,
             advantages=prepared.advantages.advantages[at, :width],

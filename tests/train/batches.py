@@ -56,6 +56,22 @@ def groups_of(num: int = 4, size: int = 4, seed: int = 0, *, lost: bool = True, 
     return out
 
 
+def longer(groups: list[Group], tokens: int = 20) -> list[Group]:
+    """The groups with prompts of so many tokens more, so that most tokens are those of prompts."""
+
+    def asked(group: Group) -> Group:
+        first = tuple(random.Random(group.prompt.id).choices(range(2, VOCAB), k=tokens))
+        return dataclasses.replace(
+            group,
+            members=tuple(
+                dataclasses.replace(m, rollout=dataclasses.replace(m.rollout, prompt_ids=first + m.rollout.prompt_ids))
+                for m in group.members
+            ),
+        )
+
+    return [asked(group) for group in groups]
+
+
 def stale(groups: list[Group], group: int, sample: int, version: int) -> list[Group]:
     """The groups with one response sampled by another version."""
     members = list(groups[group].members)

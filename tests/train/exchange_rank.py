@@ -27,7 +27,7 @@ from pipeline.train.step import update
 from pipeline.train.torch_backend import TorchBackend
 from pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 from tests.train import episodes, sampled
-from tests.train.batches import OPTIMIZER, groups_of, parts_of, policy, settings_of, stale
+from tests.train.batches import OPTIMIZER, groups_of, longer, parts_of, policy, settings_of, stale
 
 LONG = 3000
 """Tokens of a response whose bytes are counted: far more than the numbers that every rank is told of it."""
@@ -81,6 +81,8 @@ CASES: dict[str, tuple[Callable[[], list[Group]], str, dict[str, Any]]] = {
         "clip_cov",
         {"num_minibatches": 2, "num_epochs": 3},
     ),
+    "shared prompts": (lambda: longer(stale(groups_of(6), 2, 1, 1)), "clip_cov", {"num_minibatches": 2}),
+    "shared prompts in one group": (lambda: longer(groups_of(1, 6)), "grpo", {"kl_coef": 0.05}),
     "one group": (lambda: groups_of(1, 2), "grpo", {}),
 }
 
@@ -88,7 +90,7 @@ CASES: dict[str, tuple[Callable[[], list[Group]], str, dict[str, Any]]] = {
 @contextmanager
 def everything_everywhere() -> Iterator[None]:
     """Each rank collates all rows, as one process does."""
-    own, prepare._with_own = prepare._with_own, lambda backend, parts, groups, settings: groups
+    own, prepare._with_own = prepare._with_own, lambda backend, parts, groups, *_: groups
     try:
         yield
     finally:

@@ -53,7 +53,9 @@ def test_updates_are_to_the_bit_those_of_ranks_that_hold_everything(size: int) -
 @pytest.mark.parametrize("size", [2, 4])
 def test_updates_are_those_of_one_process_to_rounding(size: int) -> None:
     for rank in run(RANK, size, "alone"):
-        assert max(rank.values()) < 1e-9, rank
+        # Ranks compute shared prompts with other rows than one process does, and the policy's norms are in float32.
+        far = {name: off for name, off in rank.items() if off >= (1e-7 if "shared" in name else 1e-9)}
+        assert far == {}
 
 
 @pytest.mark.integration

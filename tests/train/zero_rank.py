@@ -26,7 +26,7 @@ from pipeline.train.fsdp_backend import FsdpBackend
 from pipeline.train.ranks import ALONE, Ranks, join, leave
 from pipeline.train.step import update
 from pipeline.train.torch_backend import TorchBackend
-from tests.train.batches import groups_of, parts_of, policy, settings_of
+from tests.train.batches import groups_of, longer, parts_of, policy, settings_of
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, max_grad_norm=0.5, schedule="linear")
 NUM_STEPS = 5
@@ -45,9 +45,10 @@ FSDP: dict[str, dict[str, Any]] = {
 
 
 def steps(backend: Backend, first: int, last: int) -> list[dict[str, float]]:
-    """The metrics of updates first … last - 1, each on groups of its own."""
+    """The metrics of updates first … last - 1, each on groups of its own. Prompts of some are long, so are shared."""
     parts = parts_of("grpo", kl_coef=0.05)
-    return [update(backend, parts, groups_of(seed=s), settings_of(parts, 40, step=s)) for s in range(first, last)]
+    groups = [groups_of(seed=s) if s % 2 else longer(groups_of(seed=s)) for s in range(last)]
+    return [update(backend, parts, groups[s], settings_of(parts, 40, step=s)) for s in range(first, last)]
 
 
 def begun(backend: Backend) -> Backend:
@@ -158,7 +159,7 @@ def fsdp(root: Path) -> dict[str, Any]:
     """What `main` finds, of FSDP."""
     torch.set_num_threads(1)
     ranks = join(120)
-    alone = begun(TorchBackend(policy(dtype=torch.float32)))
+    alone = begun(TorchBackend(policy(dtype=torch.float32), ALONE, TrainConfig(share_prompts=False)))
     metrics = steps(alone, 0, NUM_STEPS)
     wanted = (weights(alone), metrics)
     found: dict[str, Any] = {}

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from pipeline.models.cpu.llama import Sizes
 from pipeline.models.cpu.onednn import outer, product
 from pipeline.models.packed import ALIKE
+from pipeline.models.shared_prompts import SharedPrompts
 
 MIN_SEGMENT_TOKENS = 512
 """A segment with fewer tokens is not ended early: a call of attention costs as much as some padding."""
@@ -47,6 +48,8 @@ class _Shape:
     rows: int
     length: int
     segments: tuple[Segment, ...]
+    shared: SharedPrompts | None = None
+    """What each token attends to, in place of segments."""
 
 
 class _Weights(NamedTuple):
@@ -83,6 +86,11 @@ class Blocks:
         positions = torch.cat([torch.arange(n) for n in lengths])
         rotation = self._rotations(max(lengths)).index_select(0, positions)
         return self._states(model, ids, rotation, _Shape(self.sizes, 1, len(ids), segments_of(lengths)))
+
+    def shared_states(self, model: Any, ids: Tensor, layout: SharedPrompts) -> Tensor:
+        """Return [N, H] after the last norm, for the tokens that a layout computes once: ids int64 [N]."""
+        rotation = self._rotations(int(layout.positions.max()) + 1).index_select(0, layout.positions)
+        return self._states(model, ids, rotation, _Shape(self.sizes, 1, len(ids), (), layout))
 
     def _states(self, model: Any, ids: Tensor, rotation: Tensor, shape: _Shape) -> Tensor:
         inner, hidden = model.model, self.sizes.hidden
@@ -194,6 +202,12 @@ def _attention(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     s: Sizes = ctx.shape.sizes
     learns = any(ctx.needs_input_grad)
     ctx.attention_inputs, ctx.attended = [], []
+    if ctx.shape.shared is not None:
+        with torch.set_grad_enabled(learns):
+            ctx.attention_inputs = [t[0].detach().requires_grad_(learns) for t in (q, k, v)]
+            ctx.attended = [ctx.shape.shared.attend(*ctx.attention_inputs)]
+        whole: Tensor = ctx.attended[0].detach().flatten(1)
+        return whole
     attended: list[Tensor] = []
     for segment in ctx.shape.segments:
         with torch.set_grad_enabled(learns):
@@ -212,11 +226,14 @@ def _attention_backward(
     shape: _Shape = ctx.shape
     s = shape.sizes
     grad = grad.view(shape.rows, shape.length, s.heads, s.head_dim)
-    grads = [_padded(grad, segment).transpose(1, 2) for segment in shape.segments]
-    to_inputs = torch.autograd.grad(ctx.attended, ctx.attention_inputs, grads)
+    if shape.shared is not None:
+        fused = torch.cat(torch.autograd.grad(ctx.attended, ctx.attention_inputs, [grad[0]]), 1)
+    else:
+        grads = [_padded(grad, segment).transpose(1, 2) for segment in shape.segments]
+        to_inputs = torch.autograd.grad(ctx.attended, ctx.attention_inputs, grads)
+        to_qkv = [torch.cat([t.transpose(1, 2) for t in to_inputs[i : i + 3]], 2) for i in range(0, len(to_inputs), 3)]
+        fused = _joined([_flat(x, segment) for x, segment in zip(to_qkv, shape.segments, strict=True)])
     ctx.attended = ctx.attention_inputs = None
-    to_qkv = [torch.cat([t.transpose(1, 2) for t in to_inputs[i : i + 3]], 2) for i in range(0, len(to_inputs), 3)]
-    fused = _joined([_flat(x, segment) for x, segment in zip(to_qkv, shape.segments, strict=True)])
     to_qk = fused.view(shape.rows, shape.length, -1, s.head_dim)[:, :, : s.heads + s.kv_heads]
     _pairs(to_qk).mul_(rotation.conj())  # the inverse of a rotation is its conjugate
     to_scales: tuple[Tensor | None, Tensor | None] = (None, None)

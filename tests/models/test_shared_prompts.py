@@ -1,0 +1,136 @@
+"""Prompts that rows share: log-probs, entropies and gradients are those of the rows one by one."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pipeline.models import shared_prompts
+from pipeline.models.cpu import blocks_of, use_onednn
+from pipeline.models.forward import Layout, can_share, logprobs_at
+from pipeline.models.load import recompute_activations
+from pipeline.models.shared_prompts import MIN_CALL_TOKENS, SharedPrompts
+from pipeline.types import PromptOf
+from tests.models.families import VOCAB, build, tiny
+
+ROWS = ((9, (5, 3, 1, 0, 12)), (4, (7, 7)), (15, (2,)), (1, (4, 9)))
+"""For each prompt its length, and those of its responses: an empty one and a prompt with a single response too."""
+Batch = tuple[Tensor, Tensor, list[PromptOf]]
+
+
+def batch(rows: tuple[tuple[int, tuple[int, ...]], ...] = ROWS) -> Batch:
+    draw = torch.Generator().manual_seed(5)
+    prompts = [PromptOf(n, size, size + own) for n, (size, responses) in enumerate(rows) for own in responses]
+    prompts = prompts[::2] + prompts[1::2]  # rows with equal prompts are not neighbours
+    starts = [torch.randint(3, VOCAB, (size,), generator=draw) for size, _ in rows]
+    ids = torch.zeros(len(prompts), max(p.row_tokens for p in prompts), dtype=torch.int64)
+    where = torch.zeros_like(ids, dtype=torch.bool)
+    for i, (number, size, end) in enumerate(prompts):
+        ids[i, :size] = starts[number]
+        ids[i, size:end] = torch.randint(3, VOCAB, (end - size,), generator=draw)
+        where[i, size:end] = True
+    return ids, where, prompts
+
+
+def pull(values: Tensor) -> Tensor:
+    return torch.sin(torch.arange(values.numel(), dtype=values.dtype)).view_as(values)
+
+
+def one_by_one(model: Any, ids: Tensor, where: Tensor, prompts: list[PromptOf]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Log-probs at temperature 0.9, and the gradient of a sum of them and of entropies, by a forward of each row."""
+    model = copy.deepcopy(model).double()
+    logprobs, entropies = (torch.zeros(ids.shape, dtype=torch.float64) for _ in range(2))
+    for i, (_, size, end) in enumerate(prompts):
+        logits = model(input_ids=ids[i : i + 1, :end], use_cache=False).logits[0] / 0.9
+        rows = logits.log_softmax(-1)
+        for t in range(size, end):
+            logprobs[i, t] = rows[t - 1, ids[i, t]]
+            entropies[i, t] = -(rows[t - 1].exp() * rows[t - 1]).sum()
+    (logprobs * pull(logprobs) + 0.3 * entropies * pull(entropies)).sum().backward()
+    return logprobs.detach(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def ours(model: Any, data: Batch, chunk: int | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+    ids, where, prompts = data
+    model.zero_grad()
+    logprobs, entropies = logprobs_at(model, ids, where, 0.9, True, layout=Layout(prompts=prompts, chunk_tokens=chunk))
+    assert entropies is not None
+    (logprobs * pull(logprobs) + 0.3 * entropies * pull(entropies)).sum().backward()
+    return logprobs.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def worst(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
+    """Largest difference of gradients, relative to the largest entry of each parameter's."""
+    assert found.keys() == wanted.keys()
+    return max(float((found[n].double() - w).abs().max() / w.abs().max()) for n, w in wanted.items())
+
+
+@pytest.mark.parametrize("chunk", [None, 7])
+@pytest.mark.parametrize("name", ["qwen2 tied", "qwen3 with bias", "llama narrow heads", "mistral wide heads"])
+def test_the_blocks_of_our_own(name: str, chunk: int | None) -> None:
+    model, data = tiny(name), batch()
+    use_onednn(model)
+    assert can_share(model)
+    assert blocks_of(model) is not None
+    logprobs, gradients = ours(model, data, chunk)
+    wanted, wanted_gradients = one_by_one(model, *data)
+    assert torch.allclose(logprobs.double(), wanted, atol=1e-5)
+    assert worst(gradients, wanted_gradients) <= 1e-4  # float32 against float64
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize(
+    "name", ["gpt2", "llama with scaled rotations", "mistral with a sliding window", "qwen2 tied", "qwen3 with bias"]
+)
+def test_models_of_transformers_in_float64(name: str, recompute: bool) -> None:
+    model, data = tiny(name, dtype=torch.float64), batch()
+    assert can_share(model)
+    if recompute:
+        recompute_activations(model)
+    logprobs, gradients = ours(model, data)
+    wanted, wanted_gradients = one_by_one(model, *data)
+    assert torch.allclose(logprobs, wanted, atol=1e-6)
+    assert worst(gradients, wanted_gradients) <= 1e-6  # transformers' norms are in float32
+
+
+def test_calls_of_attention_are_cut_where_padding_would_be_much() -> None:
+    rows = ((40, (300, 290, 30, 20)), (10, (200, 25)))
+    data = batch(rows)
+    calls = SharedPrompts.of(data[2], data[0].shape[1], torch.device("cpu")).calls
+    assert len(calls) > 2, "the short responses have a call of their own"
+    assert sum(n for _, own in rows for n in own) > MIN_CALL_TOKENS
+    model = build("llama", {"max_position_embeddings": 512}, dtype=torch.float64)
+    logprobs, gradients = ours(model, data)
+    wanted, wanted_gradients = one_by_one(model, *data)
+    assert torch.allclose(logprobs, wanted, atol=1e-6)
+    assert worst(gradients, wanted_gradients) <= 1e-6
+
+
+def test_each_prompt_is_computed_once() -> None:
+    ids, _, prompts = batch()
+    shared = SharedPrompts.of(prompts, ids.shape[1], torch.device("cpu"))
+    # Of a response, all tokens but the last.
+    assert len(shared.source) == sum(size + sum(max(0, own - 1) for own in responses) for size, responses in ROWS)
+
+
+def test_a_head_that_is_more_than_a_product_and_experts_are_left_alone() -> None:
+    assert not can_share(tiny("gemma2 with softcapping"))
+    assert not can_share(build("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}))
+
+
+def test_a_model_whose_states_differ_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("gpt2")
+    plain = SharedPrompts.attend
+    monkeypatch.setattr(SharedPrompts, "attend", lambda self, q, k, v, *rest: plain(self, q, k, 1.01 * v, *rest))
+    assert not shared_prompts.is_proved(model)
+
+
+def test_a_forward_without_prompts_is_what_it_was() -> None:
+    model, (ids, where, _) = tiny("gpt2"), batch()
+    before = logprobs_at(model, ids, where, 1.0)[0]
+    assert can_share(model)
+    assert torch.equal(logprobs_at(model, ids, where, 1.0)[0], before)

@@ -1,0 +1,152 @@
+"""An update that computes each prompt once is the update that computes every row alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.config.sections import TrainConfig
+from pipeline.rl.parts import Parts
+from pipeline.train import prepare
+from pipeline.train.collate import MIN_PROMPTS, collate, deal, owners, shared_batches
+from pipeline.train.exchange import row_lengths, row_prompts, share_spared
+from pipeline.train.ranks import ALONE
+from pipeline.train.step import update
+from pipeline.train.torch_backend import TorchBackend
+from pipeline.types import PromptOf
+from tests.models.families import build
+from tests.train import episodes
+from tests.train.batches import OPTIMIZER, distance, groups_of, longer, parts_of, policy, settings_of, stale, weights
+
+
+def model_of(kind: str, seed: int = 0) -> Any:
+    return policy(seed) if kind == "qwen2" else build(kind, {}, seed, torch.float64)
+
+
+def begun(share: bool, parts: Parts, kind: str = "qwen2") -> TorchBackend:
+    backend = TorchBackend(model_of(kind), ALONE, TrainConfig(share_prompts=share))
+    backend.start(OPTIMIZER, 10)
+    backend.reference = model_of(kind, 100).requires_grad_(False)
+    if parts.critic is not None:
+        backend.start_critic(parts.critic.shared, OPTIMIZER, 10)
+    return backend
+
+
+# qwen2's norms are in float32, whose rounding AdamW enlarges; all of gpt2 is in float64.
+@pytest.mark.parametrize(("kind", "close"), [("qwen2", 1e-6), ("gpt2", 1e-11)])
+@pytest.mark.parametrize("tokens", [30, 10_000])
+@pytest.mark.parametrize(
+    ("name", "params"),
+    [
+        ("grpo", {"kl_coef": 0.05, "num_epochs": 2, "num_minibatches": 2}),
+        ("gspo", {"num_minibatches": 2}),
+        ("clip_cov", {"num_minibatches": 2}),
+        ("reinforce_pp", {"kl_coef": 0.1}),
+    ],
+)
+def test_updates_are_those_of_rows_alone(
+    name: str, params: dict[str, Any], tokens: int, kind: str, close: float
+) -> None:
+    parts = parts_of(name, **params)
+    ends = []
+    for share in (True, False):
+        backend = begun(share, parts, kind)
+        metrics = [
+            update(backend, parts, stale(longer(groups_of(5, seed=s)), 1, 0, 2), settings_of(parts, tokens, step=s))
+            for s in range(3)
+        ]
+        ends.append((weights(backend), metrics))
+    assert distance(ends[0][0], ends[1][0]) < close
+    for ours, wanted in zip(ends[0][1], ends[1][1], strict=True):
+        assert ours == pytest.approx(wanted, rel=10 * close, abs=close)
+
+
+def shares(groups: Any, parts: Parts, backend: TorchBackend) -> bool:
+    return prepare.prepare(backend, parts, groups, settings_of(parts)).batch.prompts is not None
+
+
+def test_where_prompts_are_shared() -> None:
+    grpo, ppo = parts_of("grpo"), parts_of("ppo")
+    backend = begun(True, grpo)
+    assert shares(longer(groups_of()), grpo, backend)
+    assert not shares(longer(groups_of()), grpo, begun(False, grpo))
+    assert not shares(groups_of(8, 2, lost=False), grpo, backend), "too little is spared"
+    assert not shares(longer(groups_of()), ppo, begun(True, ppo)), "a critic has a forward of its own"
+    assert not shares(episodes.episodes_of(3, 4), grpo, backend)
+
+
+def test_prompts_of_rows() -> None:
+    groups = longer(groups_of(3))
+    prompts = row_prompts(groups)
+    assert prompts is not None
+    batch = collate(groups, 0)
+    lengths, group_of = row_lengths(groups)
+    assert [p.row_tokens for p in prompts] == lengths
+    assert [p.number for p in prompts] == group_of
+    for row, p in enumerate(prompts):
+        assert not bool(batch.response_mask[row, : p.tokens].any())
+        assert bool(batch.response_mask[row, p.tokens : p.row_tokens].all())
+    twice = row_prompts([*groups, *groups])
+    assert twice is not None
+    assert [p.number for p in twice] == group_of * 2, "groups with equal prompts share them"
+
+
+def test_the_share_that_is_spared() -> None:
+    prompts = [PromptOf(0, 6, 10), PromptOf(0, 6, 8), PromptOf(1, 2, 12)]
+    assert share_spared(prompts) == pytest.approx(6 / 30)
+    assert share_spared([]) == 0.0
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> tuple[list[int], list[PromptOf]]:
+    sizes = draw(st.lists(st.integers(1, 20), min_size=1, max_size=12))
+    of_row = draw(st.lists(st.integers(0, len(sizes) - 1), min_size=1, max_size=40))
+    lengths = [sizes[n] + draw(st.integers(0, 30)) for n in of_row]
+    return lengths, [PromptOf(n, sizes[n], total) for n, total in zip(of_row, lengths, strict=True)]
+
+
+@settings(deadline=None)
+@given(rows(), st.integers(1, 120), st.integers(1, 4))
+def test_rows_are_dealt_once_and_micro_batches_hold_what_they_may(
+    drawn: tuple[list[int], list[PromptOf]], budget: int, size: int
+) -> None:
+    lengths, prompts = drawn
+    owned = owners(lengths, size, prompts)
+    assert sorted(i for own in owned for i in own) == list(range(len(lengths)))
+    if len({p.number for p in prompts}) >= MIN_PROMPTS * size:
+        ranks_of = [{prompts[i].number for i in own} for own in owned]
+        assert sum(map(len, ranks_of)) == len({p.number for p in prompts}), "a prompt is on one rank"
+    hands = [deal(lengths, budget, rank, size, prompts=prompts) for rank in range(size)]
+    assert len({len(own) + idle for own, idle in hands}) == 1
+    for (own, _), mine in zip(hands, owned, strict=True):
+        assert sorted(i for piece in own for i in piece) == sorted(mine)
+        for piece in own:
+            once = sum({prompts[i].number: prompts[i].tokens for i in piece}.values())
+            computed = once + sum(lengths[i] - prompts[i].tokens for i in piece)
+            assert computed <= budget or len(piece) == 1
+
+
+def test_rows_of_a_prompt_are_neighbours() -> None:
+    prompts = [PromptOf(i % 2, 5, 10) for i in range(8)]
+    assert shared_batches([10] * 8, prompts, 25) == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    assert shared_batches([10] * 8, prompts, 15) == [[0, 2], [4, 6], [1, 3], [5, 7]]
+
+
+def test_log_probs_are_computed_of_fewer_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = parts_of("grpo", kl_coef=0.0)
+    computed = []
+    for share in (True, False):
+        backend, seen = begun(share, parts), [0]
+
+        def counted(module: Any, inputs: Any, seen: list[int] = seen) -> None:
+            seen[0] += inputs[0].shape[:-1].numel()
+
+        backend.model.model.layers[0].mlp.register_forward_pre_hook(counted)
+        update(backend, parts, longer(groups_of()), settings_of(parts, 10_000))
+        computed.append(seen[0])
+    assert computed[0] < 0.6 * computed[1]
+    assert torch.is_grad_enabled()
