@@ -61,31 +61,6 @@ def row_lengths(groups: Sequence[Group]) -> tuple[list[int], list[int]]:
     return [length for _, length in sized], [group for (group, _), _ in sized]
 
 
-def row_prompts(groups: Sequence[Group]) -> tuple[PromptOf, ...] | None:
-    """Return the prompt of each row that `collate` makes of the groups; None if one of them is of an episode.
-
-    Every rank has the tokens of all prompts, so all return the same.
-    """
-    numbers: dict[tuple[int, ...], int] = {}
-    known: dict[int, int] = {}
-    prompts = []
-    for rollout in (m.rollout for group in groups for m in group.members if m.reward is not None):
-        if rollout.episode is not None:
-            return None
-        ids = rollout.prompt_ids
-        if id(ids) not in known:  # the responses of a group mostly have one object
-            known[id(ids)] = numbers.setdefault(tuple(ids), len(numbers))
-        prompts.append(PromptOf(known[id(ids)], len(ids), len(ids) + len(rollout.response_ids)))
-    return tuple(prompts)
-
-
-def share_spared(prompts: Sequence[PromptOf]) -> float:
-    """Return the share of all tokens that need not be computed if each prompt is computed once."""
-    once = sum({p.number: p.tokens for p in prompts}.values())
-    total = sum(p.row_tokens for p in prompts)
-    return (sum(p.tokens for p in prompts) - once) / total if total else 0.0
-
-
 def _sized(groups: Sequence[Group]) -> list[tuple[Place, int]]:
     return [
         ((g, m), length)

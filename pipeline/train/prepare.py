@@ -27,15 +27,13 @@ from pipeline.seeds import derive
 from pipeline.train.backend import Backend, Who
 from pipeline.train.collate import collate, deal, owners, rows_of, untrained
 from pipeline.train.critic import Predicted, predict
-from pipeline.train.exchange import row_lengths, row_prompts, share_spared, with_own
+from pipeline.train.exchange import row_lengths, with_own
 from pipeline.train.minibatches import minibatches
 from pipeline.train.ranks import ALONE, Ranks
 from pipeline.train.replay import replay_of
+from pipeline.train.sharing import shared_prompts
 from pipeline.train.texts import Row
 from pipeline.types import Group, PromptOf, StepMetrics, TrainBatch
-
-MIN_SPARED = 0.25
-"""Prompts are computed once if that spares this share of all tokens: gathering what tokens attend to costs time too."""
 
 
 class Controllers:
@@ -165,7 +163,7 @@ def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: S
     Every rank gets all groups: what needs the model is divided by rows, and each rank computes the rest for itself.
     Tokens come to the ranks that train on them; every rank is told of the other responses what it needs.
     """
-    prompts = _shared_prompts(backend, parts, groups)
+    prompts = shared_prompts(backend, parts, groups)
     groups = _with_own(backend, parts, groups, settings, prompts)
     collated = collate(groups, settings.pad_id, backend.model.device, settings.observation_coef > 0)
     collated = replace(collated, prompts=prompts)
@@ -209,17 +207,6 @@ def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: S
         right=collated.rewards > 0,
         shares=shares,
     )
-
-
-def _shared_prompts(backend: Backend, parts: Parts, groups: Sequence[Group]) -> tuple[PromptOf, ...] | None:
-    """Return the prompt of each row, if equal prompts are to be computed once. Every rank must call it."""
-    # A critic's values are computed for each row alone, and a part of a sequence has no place for two responses.
-    if not backend.train_config.share_prompts or parts.critic is not None or backend.ranks.pieces is not None:
-        return None
-    prompts = row_prompts(groups)
-    if prompts is None or share_spared(prompts) < MIN_SPARED or not backend.can_share_prompts():
-        return None
-    return prompts
 
 
 def _with_own(

@@ -13,18 +13,19 @@ from pipeline.config.sections import TrainConfig
 from pipeline.rl.parts import Parts
 from pipeline.train import prepare
 from pipeline.train.collate import MIN_PROMPTS, collate, deal, owners, shared_batches
-from pipeline.train.exchange import row_lengths, row_prompts, share_spared
+from pipeline.train.exchange import row_lengths
 from pipeline.train.ranks import ALONE
+from pipeline.train.sharing import row_prompts, share_spared
 from pipeline.train.step import update
 from pipeline.train.torch_backend import TorchBackend
 from pipeline.types import PromptOf
-from tests.models.families import build
+from tests.models.families import SLOW, build
 from tests.train import episodes
 from tests.train.batches import OPTIMIZER, distance, groups_of, longer, parts_of, policy, settings_of, stale, weights
 
 
 def model_of(kind: str, seed: int = 0) -> Any:
-    return policy(seed) if kind == "qwen2" else build(kind, {}, seed, torch.float64)
+    return policy(seed) if kind == "qwen2" else build(*SLOW[kind], seed, torch.float64)
 
 
 def begun(share: bool, parts: Parts, kind: str = "qwen2") -> TorchBackend:

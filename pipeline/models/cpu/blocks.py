@@ -49,7 +49,7 @@ class _Shape:
     length: int
     segments: tuple[Segment, ...]
     shared: SharedPrompts | None = None
-    """What each token attends to, in place of segments."""
+    """The tokens that attend to each other, in place of segments."""
 
 
 class _Weights(NamedTuple):
