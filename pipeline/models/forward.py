@@ -21,7 +21,6 @@ from pipeline.models.proof import agree, evaluating, probe_ids
 from pipeline.models.routing import Rerouted, num_experts, replaying
 from pipeline.models.sequence_parallel import Pieces
 from pipeline.rl.logprobs import logprobs_and_entropy
-from pipeline.types import PromptOf
 
 PLAIN_HEAD_BLOCKERS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 """Settings that bend or scale the logits: a proof on small weights might not see them."""
@@ -41,13 +40,23 @@ class Replay:
 
 
 @dataclass(frozen=True, slots=True)
+class Targets:
+    """The tokens of rows [B, T] whose log-probs are asked for."""
+
+    at: Tensor
+    """int64 [N]: their places among B * T, row by row."""
+    shared: shared_prompts.SharedPrompts | None = None
+    """Equal prompts are computed once, and padding is not computed. None: each row alone."""
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
     """The way in which a forward is computed; its results do not depend on it, but for rounding."""
 
     lengths: Sequence[int] | None = None
     """Tokens of each row: rows are packed, so that padding is not computed. None: rows are padded."""
-    prompts: Sequence[PromptOf] | None = None
-    """The prompt of each row: equal ones are computed once, and padding is not computed. None: each row alone."""
+    targets: Targets | None = None
+    """The tokens at `where`, if the host knows them. None: the host waits for a GPU that looks for them."""
     chunk_tokens: int | None = None
     """At most so many rows of logits exist at once; None: all."""
     pieces: Pieces | None = None
@@ -73,14 +82,15 @@ def logprobs_at(
     """
     if layout.pieces is not None:
         return _in_pieces(model, input_ids, where, temperature, entropy, replay, rerouted, layout)
-    targets = input_ids[where]
+    found = _found(where, layout.targets)
+    targets = input_ids.flatten().index_select(0, found.at)
     if layout.chunk_tokens is None:
-        logits = logits_at(model, input_ids, where, replay.routing, rerouted, layout.lengths, layout.prompts)
+        logits = logits_at(model, input_ids, where, replay.routing, rerouted, layout.lengths, found)
         values, entropies = logprobs_and_entropy(logits, targets, temperature, replay.kept)
         return spread(values, where), spread(entropies, where) if entropy else None
     _require_plain_head(model, f"train.logits_chunk_tokens={layout.chunk_tokens}", "null")
     with _routed(model, replay.routing, rerouted):
-        hidden = _hidden_before(model, input_ids, where, layout.lengths, layout.prompts)
+        hidden = _hidden_before(model, input_ids, where, layout.lengths, found)
     head, size = model.get_output_embeddings(), layout.chunk_tokens
     values, chunked = head_logprobs(head, hidden, targets, temperature, replay.kept, size, entropy)
     return spread(values, where), None if chunked is None else spread(chunked, where)
@@ -128,13 +138,14 @@ def logits_at(
     routing: Tensor | None = None,
     rerouted: Rerouted | None = None,
     lengths: Sequence[int] | None = None,
-    prompts: Sequence[PromptOf] | None = None,
+    targets: Targets | None = None,
 ) -> Tensor:
     """Return logits [N, V] that predict the tokens at `where` (bool [B, T], False at column 0), row by row.
 
     input_ids: int64 [B, T], right-padded. `routing` [B, T, layers, top_k]: the experts to use (`routing.replaying`);
     choices that the routers would have made differently are added to `rerouted`. `lengths`: tokens of each row; with
-    them the rows are packed, and padding is not computed. `prompts`: as in `Layout`, for a model that `can_share`.
+    them the rows are packed, and padding is not computed. `targets`: as in `Layout`, with shared prompts only for a
+    model that `can_share`.
 
     Raises: ConfigError for a model that cannot be packed.
     """
@@ -143,7 +154,7 @@ def logits_at(
     is_plain_head = _has_plain_head(model)  # before `_routed`: its proof is a forward of its own
     with _routed(model, routing, rerouted):
         if is_plain_head:
-            picked: Tensor = model.get_output_embeddings()(_hidden_before(model, input_ids, where, lengths, prompts))
+            picked: Tensor = model.get_output_embeddings()(_hidden_before(model, input_ids, where, lengths, targets))
             return picked
         if lengths is not None:
             raise ConfigError(
@@ -180,27 +191,36 @@ def _hidden_before(
     input_ids: Tensor,
     where: Tensor,
     lengths: Sequence[int] | None = None,
-    prompts: Sequence[PromptOf] | None = None,
+    targets: Targets | None = None,
 ) -> Tensor:
     """Return [N, H] hidden states from which the tokens at `where` are predicted, row by row."""
     _check_first(where)
     shifted, ids, blocks = where[:, 1:], input_ids[:, :-1], blocks_of(model)
-    if prompts is not None:
-        shared = shared_prompts.SharedPrompts.of(prompts, input_ids.shape[1], ids.device)
-        tokens = input_ids.flatten().index_select(0, shared.source)
-        states = shared_prompts.states if blocks is None else blocks.shared_states
-        return states(model, tokens, shared).index_select(0, shared.place[:, :-1][shifted])
     if lengths is None:
+        found = _found(where, targets)
+        if found.shared is not None:
+            shared = found.shared
+            tokens = input_ids.flatten().index_select(0, shared.source)
+            states = shared_prompts.states if blocks is None else blocks.shared_states
+            # A token is predicted from the one before it, which is next to it among B * T.
+            return states(model, tokens, shared).index_select(0, shared.place.flatten().index_select(0, found.at - 1))
         if blocks is not None:
-            return blocks.hidden_states(model, ids)[shifted]
-        hidden: Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        return hidden[shifted]
+            hidden: Tensor = blocks.hidden_states(model, ids)
+        else:
+            hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        # In rows of T - 1, that of column 0 is left out: one for each row up to the token's own.
+        return hidden.flatten(0, 1).index_select(0, found.at - 1 - found.at // where.shape[1])
     before = [n - 1 for n in lengths if n > 1]  # the last token of a row predicts nothing
     real = torch.arange(shifted.shape[1])[None] < torch.tensor([n - 1 for n in lengths])[:, None]
     real = real.to(ids.device)
     if blocks is not None:
         return blocks.packed_states(model, ids[real], before)[shifted[real]]
     return packed_states(model, ids[real], before)[shifted[real]]
+
+
+def _found(where: Tensor, targets: Targets | None) -> Targets:
+    """Return the tokens at `where`, which the host waits for unless it knows them."""
+    return Targets(where.flatten().nonzero()[:, 0]) if targets is None else targets
 
 
 def _require_plain_head(model: Any, what: str, off: str) -> None:

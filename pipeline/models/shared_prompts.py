@@ -8,7 +8,7 @@ any decoder of transformers can use that looks its attention up there; `is_prove
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -79,8 +79,10 @@ class SharedPrompts:
     """int64 [N]: the place of each computed token among all queries of all calls."""
 
     @classmethod
-    def of(cls, rows: Sequence[PromptOf], width: int, device: torch.device) -> SharedPrompts:
-        """Return the layout of rows [B, T]; T is `width`. A response's last token predicts nothing and is left out."""
+    def of(cls, rows: Sequence[PromptOf], width: int) -> SharedPrompts:
+        """Return the layout of rows [B, T] on the CPU; T is `width`. A response's last token predicts nothing, and is
+        left out.
+        """
         source, positions, total = list[Tensor](), list[Tensor](), 0
         place = torch.zeros(len(rows), width, dtype=torch.int64)
         prompts: dict[int, _Piece] = {}
@@ -110,8 +112,23 @@ class SharedPrompts:
             for piece in pieces:
                 order[piece.start : piece.start + piece.size] = begin + torch.arange(piece.size)
                 begin += pieces[0].size
-        whole, own, at, back = (t.to(device) for t in (torch.cat(source), torch.cat(positions), place, order))
-        return cls(whole, own, at, tuple(_call(pieces, device) for pieces in groups), back)
+        return cls(torch.cat(source), torch.cat(positions), place, tuple(map(_call, groups)), order)
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors of the layout, in the order in which `with_tensors` takes them."""
+        return [
+            self.source,
+            self.positions,
+            self.place,
+            self.order,
+            *(t for call in self.calls for t in (call.queries, call.keys, call.before)),
+        ]
+
+    def with_tensors(self, tensors: Iterator[Tensor]) -> SharedPrompts:
+        """Return the same layout with other tensors, such as copies on a device; they are taken from the iterator."""
+        source, positions, place, order = (next(tensors) for _ in range(4))
+        calls = tuple(_Call(next(tensors), next(tensors), next(tensors), call.is_causal) for call in self.calls)
+        return SharedPrompts(source, positions, place, calls, order)
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, window: int | None = None
@@ -151,7 +168,7 @@ def _alike(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
     return groups
 
 
-def _call(pieces: Sequence[_Piece], device: torch.device) -> _Call:
+def _call(pieces: Sequence[_Piece]) -> _Call:
     most = max(p.num_before + p.size for p in pieces)
     longest = pieces[0].size
     start, size, before, num_before = (torch.tensor(x)[:, None] for x in zip(*pieces, strict=True))
@@ -161,7 +178,16 @@ def _call(pieces: Sequence[_Piece], device: torch.device) -> _Call:
     own = start + torch.where(key - num_before < size, key - num_before, 0)
     keys = torch.where(key < num_before, before + key, own)
     is_causal = not bool(num_before.any())
-    return _Call(queries.to(device), keys.to(device), num_before[:, 0].to(device), is_causal)
+    return _Call(queries, keys, num_before[:, 0], is_causal)
+
+
+def moved(tensors: Sequence[Tensor], device: torch.device) -> Iterator[Tensor]:
+    """Return copies of int64 tensors on the device, which come there in one copy: the host waits for each one."""
+    if device.type == "cpu" or not tensors:
+        return iter(tensors)
+    flat = torch.cat([t.flatten() for t in tensors]).to(device)
+    parts = torch.split(flat, [t.numel() for t in tensors])
+    return (part.view(t.shape) for part, t in zip(parts, tensors, strict=True))
 
 
 def states(model: Any, ids: Tensor, layout: SharedPrompts) -> Tensor:
@@ -198,7 +224,8 @@ def _agrees(model: Any) -> bool:
             alone = model.base_model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
             if model.config._attn_implementation not in ("sdpa", NAME):
                 return False
-            layout = SharedPrompts.of(rows, 7, ids.device)
+            plain = SharedPrompts.of(rows, 7)
+            layout = plain.with_tensors(moved(plain.tensors(), ids.device))
             ours = states(model, ids.flatten()[layout.source], layout)[layout.place]
     except (TypeError, ValueError, AttributeError, RuntimeError, ConfigError):
         return False

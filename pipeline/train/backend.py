@@ -11,12 +11,11 @@ from torch import Tensor
 
 from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import CheckpointError, Unsupported
-from pipeline.models.forward import Layout, Replay, can_share, logprobs_at
+from pipeline.models.forward import Layout, Replay, Targets, can_share, logprobs_at
 from pipeline.models.routing import Rerouted
 from pipeline.train.checkpoint import Rest
 from pipeline.train.ranks import Ranks
 from pipeline.train.reward_model import RewardModel
-from pipeline.types import PromptOf
 
 T = TypeVar("T")
 Who = Literal["policy", "reference"]
@@ -96,17 +95,17 @@ class Backend(Protocol):
         entropy: bool = False,
         replay: Replay = NO_REPLAY,
         lengths: Sequence[int] | None = None,
-        prompts: Sequence[PromptOf] | None = None,
+        targets: Targets | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return log-probs [B, T] of the tokens at `where` (bool [B, T]), 0 elsewhere, and entropies if asked for.
 
         The policy's have a gradient outside `no_grad`. `replay.kept` cuts off the distributions of policy and reference
         as the sampling did; `replay.routing` is for the policy alone, a reference routes by itself. With `lengths`, the
-        tokens of each row, rows are packed: padding is not computed. With `prompts`, those of the rows, equal ones are
-        computed once; `can_share_prompts` tells whether the policy allows that.
+        tokens of each row, rows are packed: padding is not computed. `targets`: the tokens at `where`, if the host
+        knows them; they share prompts only where `can_share_prompts`.
         """
         own = replay if who == "policy" else Replay(replay.kept)
-        layout = Layout(lengths, prompts, self.train_config.logits_chunk_tokens, self.ranks.pieces)
+        layout = Layout(lengths, targets, self.train_config.logits_chunk_tokens, self.ranks.pieces)
 
         def compute(model: Any) -> tuple[Tensor, Tensor | None]:
             # Training forwards alone are counted, each token once per update.

@@ -5,12 +5,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pipeline.compact import Numbers, no_collection
+from pipeline.models.forward import Targets
 from pipeline.models.packed import ALIKE
 from pipeline.models.widths import padded_width
 from pipeline.rows import Span, TrainedRow, is_truncated, observed_spans, trained_rows
@@ -21,6 +22,16 @@ FILLED = 0.25
 """A micro-batch that holds this share of the tokens that it may hold is worth its own forward and backward."""
 MIN_PROMPTS = 2
 """With fewer prompts than this for each rank, rows with equal prompts are divided among ranks, to give all as much."""
+
+
+class Micro(NamedTuple):
+    """A micro-batch."""
+
+    rows: Tensor
+    """int64 [b]: its rows in the whole batch."""
+    batch: TrainBatch
+    targets: Targets | None = None
+    """The tokens that train, where the host knows them. None: the forward looks for them."""
 
 
 @no_collection()
@@ -67,6 +78,7 @@ def collate(
             for begin, end in spans:
                 answers[i, begin:end] = 1
         extras["observation_mask"] = answers.to(device)
+    observed = observations and episode_ids is not None  # a single response has no answers from elsewhere
     return TrainBatch(
         input_ids=ids.to(device),
         attention_mask=real.to(torch.int64),
@@ -80,6 +92,7 @@ def collate(
         episode_ids=episode_ids,
         turn_ids=turn_ids,
         held=_places(len(rows), here),
+        spans=None if observed else tuple(tuple((s.start, s.stop) for s in row.spans) for row in rows),
     )
 
 
@@ -246,7 +259,7 @@ def untrained(batch: TrainBatch) -> TrainBatch:
     # Nothing trains, so no token has a record of its sampling to repeat.
     extras = {name: torch.zeros_like(x) if name == "observation_mask" else x for name, x in shortest.extras.items()}
     nothing = torch.zeros_like(shortest.response_mask)
-    return replace(shortest, response_mask=nothing, extras=extras, recorded=None, prompts=None)
+    return replace(shortest, response_mask=nothing, extras=extras, recorded=None)
 
 
 def rows_of(batch: TrainBatch, rows: Sequence[int], at: Tensor | None = None, width: int | None = None) -> TrainBatch:
@@ -272,7 +285,6 @@ def rows_of(batch: TrainBatch, rows: Sequence[int], at: Tensor | None = None, wi
         recorded=rows_recorded(batch.recorded, places, width),
         episode_ids=None if batch.episode_ids is None else batch.episode_ids[at],
         turn_ids=None if batch.turn_ids is None else batch.turn_ids[at, :width],
-        prompts=None if batch.prompts is None else tuple(batch.prompts[i] for i in rows),
     )
 
 

@@ -22,6 +22,7 @@ from pipeline.rl.logprobs import working
 from pipeline.rl.parts import Critic
 from pipeline.rl.reduce import AllReduce, identity
 from pipeline.train.backend import CriticBackend
+from pipeline.train.collate import Micro
 from pipeline.train.optimizer import clipped_step, finite_norm, schedule, trained_by, with_masters
 from pipeline.train.ranks import ALONE, Ranks
 from pipeline.train.sharded import Sharded
@@ -308,7 +309,7 @@ class Predicted:
 def predict(
     critic: CriticBackend,
     batch: TrainBatch,
-    micros: Sequence[tuple[Tensor, TrainBatch]],
+    micros: Sequence[Micro],
     with_final: bool,
     all_reduce: AllReduce = identity,
 ) -> Predicted:
@@ -318,7 +319,7 @@ def predict(
     """
     values = torch.zeros(batch.response_mask.shape, dtype=torch.float64, device=batch.rewards.device)
     final = torch.zeros(len(batch.rewards), dtype=torch.float64, device=values.device)
-    for at, micro in micros:
+    for at, micro, _ in micros:
         width = micro.input_ids.shape[1]
         where = micro.response_mask > 0
         values_here = critic.values(micro.input_ids, where).double()
@@ -339,7 +340,7 @@ def predict(
 def learn(
     critic: CriticBackend,
     how: Critic,
-    micros: Sequence[tuple[Tensor, TrainBatch]],
+    micros: Sequence[Micro],
     predicted: Predicted,
     returns: Tensor,
     all_reduce: AllReduce,
@@ -349,11 +350,11 @@ def learn(
     The mean is over all response tokens of the optimiser step, counted over micro-batches and ranks before any
     backward. Raises: NonFiniteError if the loss is not finite.
     """
-    local = torch.stack([micro.response_mask.sum().double() for _, micro in micros]).sum().reshape(1)
+    local = torch.stack([micro.response_mask.sum().double() for _, micro, _ in micros]).sum().reshape(1)
     total = float(all_reduce(local)[0])
     stats: Tensor | None = None
     loss = torch.zeros(1, dtype=torch.float64, device=predicted.values.device)
-    for at, micro in micros:
+    for at, micro, _ in micros:
         width = micro.input_ids.shape[1]
         mask = micro.response_mask
         values = critic.values(micro.input_ids, mask > 0)

@@ -25,13 +25,13 @@ from pipeline.rl.selection import Selection, low_moment, select_tokens
 from pipeline.rl.shaping import length_penalty
 from pipeline.seeds import derive
 from pipeline.train.backend import Backend, Who
-from pipeline.train.collate import collate, deal, owners, rows_of, untrained
+from pipeline.train.collate import Micro, collate, deal, owners, rows_of, untrained
 from pipeline.train.critic import Predicted, predict
 from pipeline.train.exchange import row_lengths, with_own
 from pipeline.train.minibatches import minibatches
 from pipeline.train.ranks import ALONE, Ranks
 from pipeline.train.replay import replay_of
-from pipeline.train.sharing import shared_prompts
+from pipeline.train.sharing import shared_prompts, targets_of
 from pipeline.train.texts import Row
 from pipeline.types import Group, PromptOf, StepMetrics, TrainBatch
 
@@ -151,10 +151,6 @@ class Prepared:
     def num_responses(self) -> int:
         """The number of responses, or of episodes, whatever their rows."""
         return len(self.batch.rewards) if self.shares is None else int(self.shares.counts.sum())
-
-
-Micros = list[tuple[Tensor, TrainBatch]]
-"""Micro-batches, each with its rows in the whole batch."""
 
 
 def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: Settings) -> Prepared:
@@ -301,10 +297,10 @@ def _logprobs_of(
     # Made at the first micro-batch, whose number type and device they take.
     out: Tensor | None = None
     entropies: Tensor | None = None
-    for at, micro in micros_of(batch, list(range(len(batch.rewards))), settings, backend.ranks.data):
+    for at, micro, targets in micros_of(batch, list(range(len(batch.rewards))), settings, backend.ranks.data):
         where, replay = micro.response_mask > 0, replay_of(micro)
         own, own_entropies = backend.logprobs(
-            micro.input_ids, where, settings.temperature, who, entropy, replay, prompts=micro.prompts
+            micro.input_ids, where, settings.temperature, who, entropy, replay, targets=targets
         )
         if out is None:
             out = own.new_zeros(batch.response_mask.shape)
@@ -331,7 +327,7 @@ def _norms(backend: Backend, batch: TrainBatch, settings: Settings) -> Tensor:
     return score_norms(logprobs, _logprobs_of(backend, batch, "policy", half)[0])
 
 
-def micros_of(batch: TrainBatch, rows: Sequence[int], settings: Settings, ranks: Ranks = ALONE) -> Micros:
+def micros_of(batch: TrainBatch, rows: Sequence[int], settings: Settings, ranks: Ranks = ALONE) -> list[Micro]:
     """Return this rank's micro-batches of those rows. All ranks have as many: the last ones of some are idle."""
     device = batch.rewards.device
     widths = _widths(batch)
@@ -339,14 +335,12 @@ def micros_of(batch: TrainBatch, rows: Sequence[int], settings: Settings, ranks:
     most, sizes = settings.micro_batch_tokens, [widths[i] for i in rows]
     pieces, num_idle = deal(sizes, most, ranks.rank, ranks.size, prompts=prompts)
     own = [[rows[i] for i in piece] for piece in pieces]
+    longest = [max(widths[i] for i in piece) for piece in own]
     # One copy to the device for all, because the host waits for each.
-    order = torch.tensor([i for piece in own for i in piece], dtype=torch.int64, device=device)
-    places = torch.split(order, [len(piece) for piece in own]) if own else ()
-    idle = (torch.tensor([0], device=device), untrained(batch)) if num_idle else None  # any row: none of it trains
-    return [
-        *((at, rows_of(batch, p, at, max(widths[i] for i in p))) for p, at in zip(own, places, strict=True)),
-        *([idle] * num_idle if idle is not None else []),
-    ]
+    places, targets = targets_of(batch, own, longest)
+    parts = [rows_of(batch, p, at, width) for p, at, width in zip(own, places, longest, strict=True)]
+    idle = [Micro(torch.tensor([0], device=device), untrained(batch))] if num_idle else []  # any row: none of it trains
+    return [*map(Micro, places, parts, targets), *idle * num_idle]
 
 
 def cut_to(values: Tensor | None, rows: Tensor, width: int) -> Tensor | None:

@@ -1,6 +1,6 @@
-"""Decides whether an update computes each prompt once for all of its responses.
+"""Decides whether an update computes each prompt once for all of its responses, and finds the tokens that train.
 
-The rows with a prompt then go to the same rank and the same micro-batch (`train.collate`), and
+With shared prompts the rows of one go to the same rank and the same micro-batch (`train.collate`), and
 `models.shared_prompts` computes them.
 """
 
@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
+from pipeline.models.forward import Targets
+from pipeline.models.shared_prompts import SharedPrompts, moved
 from pipeline.rl.parts import Parts
 from pipeline.train.backend import Backend
-from pipeline.types import Group, PromptOf
+from pipeline.types import Group, PromptOf, TrainBatch
 
 MIN_SPARED = 0.25
 """Prompts are computed once if that spares this share of all tokens: gathering what tokens attend to costs time too."""
@@ -25,6 +30,36 @@ def shared_prompts(backend: Backend, parts: Parts, groups: Sequence[Group]) -> t
     if prompts is None or share_spared(prompts) < MIN_SPARED or not backend.can_share_prompts():
         return None
     return prompts
+
+
+def targets_of(
+    batch: TrainBatch, pieces: Sequence[Sequence[int]], widths: Sequence[int]
+) -> tuple[list[Tensor], list[Targets | None]]:
+    """Return for each micro-batch its rows, int64 [b], and the tokens that train, on the batch's device.
+
+    `pieces`: the rows of each micro-batch, `widths` what they are padded to. Targets are None where the host does not
+    know them.
+    """
+    tensors = [torch.tensor(rows, dtype=torch.int64) for rows in pieces]
+    layouts: list[SharedPrompts | None] = [None] * len(pieces)
+    if batch.prompts is not None:
+        of_row = batch.prompts
+        layouts = [SharedPrompts.of([of_row[i] for i in rows], w) for rows, w in zip(pieces, widths, strict=True)]
+    if batch.spans is not None:
+        tensors += [_trained([batch.spans[i] for i in rows], w) for rows, w in zip(pieces, widths, strict=True)]
+        tensors += [t for layout in layouts if layout is not None for t in layout.tensors()]
+    own = moved(tensors, batch.rewards.device)
+    places = [next(own) for _ in pieces]
+    if batch.spans is None:
+        return places, [None] * len(pieces)
+    at = [next(own) for _ in pieces]
+    return places, [Targets(a, None if x is None else x.with_tensors(own)) for a, x in zip(at, layouts, strict=True)]
+
+
+def _trained(spans: Sequence[Sequence[tuple[int, int]]], width: int) -> Tensor:
+    """Return int64 [n]: the places of the tokens in the spans of rows [b, width], row by row."""
+    pieces = [torch.arange(i * width + begin, i * width + end) for i, own in enumerate(spans) for begin, end in own]
+    return torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.int64)
 
 
 def row_prompts(groups: Sequence[Group]) -> tuple[PromptOf, ...] | None:

@@ -14,9 +14,10 @@ from pipeline.rl.loss import Counts, LossInputs, count, policy_loss, summarize
 from pipeline.rl.parts import Parts
 from pipeline.seeds import stream
 from pipeline.train.backend import Backend
+from pipeline.train.collate import Micro
 from pipeline.train.critic import learn
 from pipeline.train.minibatches import minibatches
-from pipeline.train.prepare import Micros, Prepared, Settings, cut_to, micros_of, prepare
+from pipeline.train.prepare import Prepared, Settings, cut_to, micros_of, prepare
 from pipeline.train.replay import replay_at
 from pipeline.train.texts import text_gradient
 from pipeline.types import Group, StepMetrics, TrainBatch
@@ -103,22 +104,22 @@ def _one_update(
 
 
 def _policy_gradient(
-    backend: Backend, parts: Parts, prepared: Prepared, micros: Micros, settings: Settings, number: int
+    backend: Backend, parts: Parts, prepared: Prepared, micros: Sequence[Micro], settings: Settings, number: int
 ) -> StepMetrics:
     """Accumulate the gradient of the policy loss of one optimiser step, and return its metrics."""
     done = number / (parts.updates.num_epochs * parts.updates.num_minibatches)
     before, selection = prepared.before, prepared.selection
     # The denominators of the whole step, of all ranks, before any backward: so micro-batches change nothing.
-    local = torch.stack([_count(parts, prepared, at, m) for at, m in micros]).sum(0)
+    local = torch.stack([_count(parts, prepared, at, m) for at, m, _ in micros]).sum(0)
     totals = Counts(*backend.ranks.data.all_reduce(local).tolist())
     stats: Tensor | None = None
-    for at, micro in micros:
+    for at, micro, targets in micros:
         width = micro.input_ids.shape[1]
         observed = micro.extras.get("observation_mask")
         where = micro.response_mask > 0 if observed is None else (micro.response_mask + observed) > 0
         replay = replay_at(micro.recorded, where)
         logprobs, entropy = backend.logprobs(
-            micro.input_ids, where, settings.temperature, "policy", True, replay, prompts=micro.prompts
+            micro.input_ids, where, settings.temperature, "policy", True, replay, targets=targets
         )
         inputs = LossInputs(
             logprobs=logprobs,
@@ -177,7 +178,7 @@ def _text_gradient(backend: Backend, parts: Parts, number: int, settings: Settin
     return {"loss/ptx": coef * seen["loss"], "ptx/tokens": seen["tokens"]}
 
 
-def _critic_gradient(backend: Backend, parts: Parts, prepared: Prepared, micros: Micros) -> StepMetrics:
+def _critic_gradient(backend: Backend, parts: Parts, prepared: Prepared, micros: Sequence[Micro]) -> StepMetrics:
     """Accumulate the gradient of the value loss of one optimiser step, require it finite, and return its metrics."""
     predicted, returns = prepared.predicted, prepared.advantages.returns
     assert backend.critic is not None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pipeline.models import shared_prompts
 from pipeline.models.cpu import blocks_of, use_onednn
-from pipeline.models.forward import Layout, can_share, logprobs_at
+from pipeline.models.forward import Layout, Targets, can_share, logprobs_at
 from pipeline.models.load import recompute_activations
 from pipeline.models.shared_prompts import MIN_CALL_TOKENS, SharedPrompts
 from pipeline.types import PromptOf
@@ -54,10 +54,16 @@ def one_by_one(model: Any, ids: Tensor, where: Tensor, prompts: list[PromptOf]) 
     return logprobs.detach(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
 
 
+def targets_of(where: Tensor, prompts: list[PromptOf]) -> Targets:
+    return Targets(where.flatten().nonzero()[:, 0], SharedPrompts.of(prompts, where.shape[1]))
+
+
 def ours(model: Any, data: Batch, chunk: int | None = None) -> tuple[Tensor, dict[str, Tensor]]:
     ids, where, prompts = data
     model.zero_grad()
-    logprobs, entropies = logprobs_at(model, ids, where, 0.9, True, layout=Layout(prompts=prompts, chunk_tokens=chunk))
+    logprobs, entropies = logprobs_at(
+        model, ids, where, 0.9, True, layout=Layout(targets=targets_of(where, prompts), chunk_tokens=chunk)
+    )
     assert entropies is not None
     (logprobs * pull(logprobs) + 0.3 * entropies * pull(entropies)).sum().backward()
     return logprobs.detach(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
@@ -100,7 +106,7 @@ def test_models_of_transformers_in_float64(name: str, recompute: bool) -> None:
 def test_calls_of_attention_are_cut_where_padding_would_be_much() -> None:
     rows = ((40, (300, 290, 30, 20)), (10, (200, 25)))
     data = batch(rows)
-    calls = SharedPrompts.of(data[2], data[0].shape[1], torch.device("cpu")).calls
+    calls = SharedPrompts.of(data[2], data[0].shape[1]).calls
     assert len(calls) > 2, "the short responses have a call of their own"
     assert sum(n for _, own in rows for n in own) > MIN_CALL_TOKENS
     model = build("llama", {"max_position_embeddings": 512}, dtype=torch.float64)
@@ -112,7 +118,7 @@ def test_calls_of_attention_are_cut_where_padding_would_be_much() -> None:
 
 def test_each_prompt_is_computed_once() -> None:
     ids, _, prompts = batch()
-    shared = SharedPrompts.of(prompts, ids.shape[1], torch.device("cpu"))
+    shared = SharedPrompts.of(prompts, ids.shape[1])
     # Of a response, all tokens but the last.
     assert len(shared.source) == sum(size + sum(max(0, own - 1) for own in responses) for size, responses in ROWS)
 

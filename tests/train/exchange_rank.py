@@ -208,7 +208,7 @@ def records(ranks: Ranks) -> dict[str, bool]:
         prepare.micros_of(batch, rows, settings, ranks), prepare.micros_of(wanted, rows, settings, ranks), strict=True
     )
     out["held"] = batch.held is not None and len(batch.input_ids) < len(rows)
-    out["micros"] = all(torch.equal(at, theirs) and same(micro, other) for (at, micro), (theirs, other) in pairs)
+    out["micros"] = all(torch.equal(at, theirs) and same(micro, other) for (at, micro, _), (theirs, other, _) in pairs)
     return out
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from pipeline.rl.parts import Parts
-from pipeline.train.collate import deal, rows_of
+from pipeline.train.collate import Micro, deal, rows_of
 from pipeline.train.prepare import Settings, prepare
 from pipeline.train.step import _policy_gradient
 from pipeline.train.torch_backend import TorchBackend
@@ -42,7 +42,7 @@ def two_ranks(parts: Parts, groups: list[Group], settings: Settings) -> tuple[So
         lengths = prepared.batch.attention_mask.sum(1).tolist()
         pieces, _ = deal(lengths, settings.micro_batch_tokens, at, 2)
         backend.ranks = SimpleNamespace(data=SimpleNamespace(all_reduce=all_reduce), pieces=None)  # type: ignore[assignment]
-        micros = [(torch.tensor(p), rows_of(prepared.batch, p)) for p in pieces]
+        micros = [Micro(torch.tensor(p), rows_of(prepared.batch, p)) for p in pieces]
         metrics = _policy_gradient(backend, parts, prepared, micros, settings, 0)
         return {**prepared.advantages.stats, **metrics}, gradient_of(backend)
 

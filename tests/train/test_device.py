@@ -121,7 +121,7 @@ def test_wider_rows_train_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> N
             backend.start_critic(True, backend.config, 10)  # type: ignore[arg-type]
         seen = update(backend, parts, groups_of(), settings_of(parts, 60))
         micros = micros_of(collate(groups_of(), 0), range(15), settings_of(parts, 60))
-        shapes.append([tuple(m.input_ids.shape) for _, m in micros])
+        shapes.append([tuple(m.input_ids.shape) for _, m, _ in micros])
         ends.append((weights(backend), seen))
     assert distance(ends[0][0], ends[1][0]) < 1e-12
     assert ends[0][1] == pytest.approx(ends[1][1], rel=1e-9, abs=1e-12)

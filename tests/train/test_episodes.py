@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pipeline.rl.parts import Parts
 from pipeline.train import prepare as prepare_module
-from pipeline.train.collate import collate, rows_of
+from pipeline.train.collate import Micro, collate, rows_of
 from pipeline.train.prepare import Settings, prepare
 from pipeline.train.step import _policy_gradient, update
 from pipeline.train.torch_backend import TorchBackend
@@ -46,7 +46,7 @@ def solved(parts: Parts, groups: list[Group], pieces: Sequence[Sequence[int]] | 
     backend, settings = backend_of(), settings_of(parts, 10_000, **changes)
     prepared = prepare(backend, parts, groups, settings)
     pieces = pieces or [range(len(prepared.batch.rewards))]
-    micros = [(torch.tensor(list(p)), rows_of(prepared.batch, p)) for p in pieces]
+    micros = [Micro(torch.tensor(list(p)), rows_of(prepared.batch, p)) for p in pieces]
     metrics = _policy_gradient(backend, parts, prepared, micros, settings, 0)
     return {**prepared.advantages.stats, **metrics}, gradient_of(backend)
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from pipeline.rl.parts import Parts
 from pipeline.rollout.engine import Sampling
 from pipeline.rows import observed_spans, trained_rows
-from pipeline.train.collate import collate, rows_of, untrained
+from pipeline.train.collate import Micro, collate, rows_of, untrained
 from pipeline.train.prepare import micros_of, prepare
 from pipeline.train.replay import replay_at
 from pipeline.train.step import _policy_gradient, update
@@ -45,7 +45,7 @@ def solved(parts: Parts, groups: list[Group], coef: float, pieces: Any = None) -
     backend, settings = backend_of(), settings_of(parts, 10_000, observation_coef=coef)
     prepared = prepare(backend, parts, groups, settings)
     pieces = pieces or [range(len(prepared.batch.rewards))]
-    micros = [(torch.tensor(list(p)), rows_of(prepared.batch, p)) for p in pieces]
+    micros = [Micro(torch.tensor(list(p)), rows_of(prepared.batch, p)) for p in pieces]
     metrics = _policy_gradient(backend, parts, prepared, micros, settings, 0)
     return {**prepared.advantages.stats, **metrics}, gradient_of(backend)
 
@@ -154,9 +154,11 @@ def test_without_a_coefficient_no_observed_token_is_computed(monkeypatch: pytest
         backend, trained = backend_of(), []
         compute = backend.logprobs
 
-        def watched(ids: Tensor, where: Tensor, *rest: Any, compute: Any = compute, seen: Any = trained) -> Any:
+        def watched(
+            ids: Any, where: Tensor, *rest: Any, compute: Any = compute, seen: Any = trained, **own: Any
+        ) -> Any:
             seen.append(int(where.sum()) if torch.is_grad_enabled() else 0)
-            return compute(ids, where, *rest)
+            return compute(ids, where, *rest, **own)
 
         monkeypatch.setattr(backend, "logprobs", watched)
         metrics = update(backend, parts, groups, settings_of(parts, observation_coef=coef))
@@ -187,7 +189,7 @@ def test_idle_micro_batches_train_no_observation() -> None:
     assert float((batch.extras["observation_mask"] * batch.response_mask).sum()) == 0
     assert float(untrained(batch).extras["observation_mask"].sum()) == 0
     micros = micros_of(batch, [0, 1, 2], settings_of(parts_of("grpo"), 10_000))
-    assert [float(m.extras["observation_mask"].sum()) for _, m in micros] == [
+    assert [float(m.extras["observation_mask"].sum()) for _, m, _ in micros] == [
         float(batch.extras["observation_mask"][:3].sum())
     ]
 
