@@ -82,15 +82,15 @@ def logprobs_at(
     """
     if layout.pieces is not None:
         return _in_pieces(model, input_ids, where, temperature, entropy, replay, rerouted, layout)
-    found = _found(where, layout.targets)
-    targets = input_ids.flatten().index_select(0, found.at)
+    known = _known(where, layout.targets)
+    targets = input_ids.flatten().index_select(0, known.at)
     if layout.chunk_tokens is None:
-        logits = logits_at(model, input_ids, where, replay.routing, rerouted, layout.lengths, found)
+        logits = logits_at(model, input_ids, where, replay.routing, rerouted, layout.lengths, known)
         values, entropies = logprobs_and_entropy(logits, targets, temperature, replay.kept)
         return spread(values, where), spread(entropies, where) if entropy else None
     _require_plain_head(model, f"train.logits_chunk_tokens={layout.chunk_tokens}", "null")
     with _routed(model, replay.routing, rerouted):
-        hidden = _hidden_before(model, input_ids, where, layout.lengths, found)
+        hidden = _hidden_before(model, input_ids, where, layout.lengths, known)
     head, size = model.get_output_embeddings(), layout.chunk_tokens
     values, chunked = head_logprobs(head, hidden, targets, temperature, replay.kept, size, entropy)
     return spread(values, where), None if chunked is None else spread(chunked, where)
@@ -197,19 +197,19 @@ def _hidden_before(
     _check_first(where)
     shifted, ids, blocks = where[:, 1:], input_ids[:, :-1], blocks_of(model)
     if lengths is None:
-        found = _found(where, targets)
-        if found.shared is not None:
-            shared = found.shared
+        known = _known(where, targets)
+        if known.shared is not None:
+            shared = known.shared
             tokens = input_ids.flatten().index_select(0, shared.source)
             states = shared_prompts.states if blocks is None else blocks.shared_states
             # A token is predicted from the one before it, which is next to it among B * T.
-            return states(model, tokens, shared).index_select(0, shared.place.flatten().index_select(0, found.at - 1))
+            return states(model, tokens, shared).index_select(0, shared.place.flatten().index_select(0, known.at - 1))
         if blocks is not None:
             hidden: Tensor = blocks.hidden_states(model, ids)
         else:
             hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
         # In rows of T - 1, that of column 0 is left out: one for each row up to the token's own.
-        return hidden.flatten(0, 1).index_select(0, found.at - 1 - found.at // where.shape[1])
+        return hidden.flatten(0, 1).index_select(0, known.at - 1 - known.at // where.shape[1])
     before = [n - 1 for n in lengths if n > 1]  # the last token of a row predicts nothing
     real = torch.arange(shifted.shape[1])[None] < torch.tensor([n - 1 for n in lengths])[:, None]
     real = real.to(ids.device)
@@ -218,7 +218,7 @@ def _hidden_before(
     return packed_states(model, ids[real], before)[shifted[real]]
 
 
-def _found(where: Tensor, targets: Targets | None) -> Targets:
+def _known(where: Tensor, targets: Targets | None) -> Targets:
     """Return the tokens at `where`, which the host waits for unless it knows them."""
     return Targets(where.flatten().nonzero()[:, 0]) if targets is None else targets
 
