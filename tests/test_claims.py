@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from benchmarks.claims.__main__ import all_claims, report, values_of
+from benchmarks.claims.__main__ import RESULTS, all_claims, report, values_of
 from benchmarks.claims.claim import Interval, above, interval, within
-from benchmarks.claims.page import write_page
+from benchmarks.claims.page import number, write_page
 from pipeline.config.load import load_recipe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -60,6 +61,23 @@ def test_a_claim_runs_from_start_to_page(tmp_path: Path) -> None:
     write_page(page, claims, tmp_path)
     said = page.read_text()
     assert said.count("not run") == 2 * (len(claims) - 1)
-    (tmp_path / "spurious_rewards.json").unlink()
-    write_page(page, claims, tmp_path)
-    assert page.read_text() == said, "what the page has stays where there is no result"
+    assert claims["spurious_rewards"].title in (tmp_path / "claims.svg").read_text()
+
+
+def test_the_page_is_what_the_results_say(tmp_path: Path) -> None:
+    write_page(tmp_path / "claims.md", all_claims(), RESULTS)
+    assert (tmp_path / "claims.md").read_text() == (ROOT / "docs" / "claims.md").read_text()
+
+
+def test_each_verdict_follows_from_the_values_of_its_seeds() -> None:
+    claims = all_claims()
+    files = sorted(RESULTS.glob("*.json"))
+    assert len(files) >= 10
+    for file in files:
+        result, claim = json.loads(file.read_text()), claims[file.stem]
+        assert len(result["values"]) == claim.seeds
+        assert claim.judge(interval(result["values"])) == result["outcome"]
+
+
+def test_a_number_that_is_small_is_not_shown_as_zero() -> None:
+    assert [number(x) for x in (0.0, 0.0123, -1.5, 2e-7)] == ["0.000", "0.012", "-1.500", "2.0e-07"]

@@ -2,8 +2,8 @@
 
     python -m benchmarks.claims [NAMES] --folder runs/claims        all of them: hours
 
-Prints a line for each seed and the verdict, and writes FOLDER/NAME.json, from which `--page` writes docs/claims.md. A
-finished run is not repeated.
+Prints a line for each seed and the verdict, and writes benchmarks/claims/results/NAME.json, from which `--page` writes
+docs/claims.md and its picture. A finished run in FOLDER is not repeated.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.claims.claim import Claim, interval
-from benchmarks.claims.page import write_page
+from benchmarks.claims.page import number, write_page
 from benchmarks.claims.trained import ROOT, run_of
 
 HERE = Path(__file__).parent
+RESULTS = HERE / "results"
 NOT_CLAIMS = {"__init__", "__main__", "claim", "page", "reading", "trained"}
 
 
@@ -39,12 +40,12 @@ def main() -> None:
     options.add_argument("--page", action="store_true", help="write docs/claims.md from the results, and run nothing")
     asked = options.parse_args()
     if asked.page:
-        write_page(ROOT / "docs" / "claims.md", known, asked.folder)
+        write_page(ROOT / "docs" / "claims.md", known, RESULTS)
         return
     for name in asked.names or known:
         values = values_of(known[name], asked.folder, asked.seeds or known[name].seeds, tuple(asked.set))
         if asked.seeds is None and not asked.set:
-            report(known[name], values, asked.folder)
+            report(known[name], values, RESULTS)
 
 
 def values_of(claim: Claim, folder: Path, seeds: int, changes: tuple[str, ...] = ()) -> list[float]:
@@ -53,17 +54,18 @@ def values_of(claim: Claim, folder: Path, seeds: int, changes: tuple[str, ...] =
     for seed in range(seeds):
         runs = {arm.name: run_of(arm, seed, folder, changes) for arm in claim.arms}
         values.append(claim.value(runs))
-        print(f"{claim.name} seed {seed}: {values[-1]:.4f}", flush=True)
+        print(f"{claim.name} seed {seed}: {number(values[-1])}", flush=True)
     return values
 
 
-def report(claim: Claim, values: list[float], folder: Path) -> None:
-    """Print the verdict, and write it."""
+def report(claim: Claim, values: list[float], results: Path) -> None:
+    """Print the verdict, and write it into the folder `results`."""
     seen = interval(values)
     outcome = claim.judge(seen)
-    print(f"{claim.title}: {outcome}. {seen.mean:.3f} [{seen.low:.3f}, {seen.high:.3f}]; {claim.rule}")
+    print(f"{claim.title}: {outcome}. {number(seen.mean)} [{number(seen.low)}, {number(seen.high)}]; {claim.rule}")
     result = {"values": values, **asdict(seen), "outcome": outcome}
-    (folder / f"{claim.name}.json").write_text(json.dumps(result, indent=1))
+    results.mkdir(exist_ok=True)
+    (results / f"{claim.name}.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
