@@ -130,7 +130,7 @@ def compare_pretrained(model: str, lengths: str, steps: int, rounds: int) -> Non
     ratios, peaks = [], []
     with tempfile.TemporaryDirectory() as folder:
         path = str(model_folder(model, Path(folder)))
-        work = Work(lengths, steps, 4, 8, 48, micro_rows=8, our_tokens=384, has_chat=True)
+        work = Work(lengths, steps, 4, 8, 48, micro_rows=8, our_tokens=512, has_chat=True)
         for turn in range(rounds):
             (ours, own_length, own_peak), (theirs, length, peak) = (
                 in_process(side, path, work, turn) for side in (our_steps, trl_steps)

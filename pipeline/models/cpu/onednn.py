@@ -6,6 +6,7 @@ of the processor, oneDNN, which generates code for the instructions that are the
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,17 @@ from torch.nn import functional as F
 HAS_ONEDNN: bool = torch.backends.mkldnn.is_available() and hasattr(  # type: ignore[no-untyped-call]
     torch.ops.mkldnn, "_linear_pointwise"
 )
+
+
+def _is_intel() -> bool:
+    cpuinfo = Path("/proc/cpuinfo")
+    return cpuinfo.is_file() and "GenuineIntel" in cpuinfo.read_text()
+
+
+BLAS_IS_FAST: bool = torch.backends.mkl.is_available() and _is_intel()  # type: ignore[no-untyped-call]
+"""MKL takes its fast kernels on Intel's processors only. There it computes the gradient of a weight with 310 GFLOP/s on
+two cores, where the convolution of oneDNN has 60 to 210 (431 tokens, 576 to 3,072 wide). No measurement at the start
+decides, because equal seeds must give equal bytes."""
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -84,6 +96,8 @@ def outer(grad: Tensor, x: Tensor) -> Tensor:
     (n, o), i = grad.shape, x.shape[1]
     if n == 0:
         return x.new_zeros(o, i)
+    if BLAS_IS_FAST:
+        return torch.mm(grad.t(), x)
     # With one thread torch does not hand the convolution below to oneDNN: copy the narrower factor instead.
     if torch.get_num_threads() == 1:
         return product(grad.t(), x.t()) if o < i else product(x.t(), grad.t()).t()

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pipeline.models.cpu import onednn
 from pipeline.models.cpu.onednn import FastLinear, linear, product, use_onednn
+
+
+@pytest.fixture(params=[True, False], autouse=True)
+def blas_is_fast(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test twice: as on processors of Intel, and as on others."""
+    monkeypatch.setattr(onednn, "BLAS_IS_FAST", request.param)
 
 
 def draws(*shape: int) -> Tensor:
