@@ -58,7 +58,7 @@ def test_a_planted_mixture_is_reported_with_its_line(outcome: dict[str, Any]) ->
     place = re.fullmatch(r"Mixed: aten\.embedding\.default mixes gpux and cpu at ([\w/.]+):(\d+)", outcome["planted"])
     assert place is not None, outcome["planted"]
     line = (ROOT / place[1]).read_text().splitlines()[int(place[2]) - 1]
-    assert "model.base_model(input_ids=ids" in line, "the forward over a batch that was collated on the CPU"
+    assert "model.base_model(" in line, "the forward over a batch that was collated on the CPU"
 
 
 @pytest.mark.integration

@@ -118,7 +118,8 @@ class Backend(Protocol):
 
     def can_share_prompts(self) -> bool:
         """True if the policy computes equal prompts of rows once. Every rank must call it."""
-        return self.compute(can_share)
+        # A tensor: DeepSpeed's hooks refuse other plain results of a forward.
+        return bool(self.compute(lambda model: torch.tensor(can_share(model))))
 
     def changed_routes(self) -> dict[str, float]:
         """Return the metric of routers' changed choices in this update, if any were counted."""

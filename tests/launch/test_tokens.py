@@ -25,10 +25,12 @@ def test_ranks_that_hold_some_responses_do_what_one_does_and_continue_it(
     one, two = by_one(recipe, "one", *CHANGES), by_ranks(recipe, "two", *CHANGES)
     assert_same_run(two, one)
     metrics = [row["metrics"] for row in rows(two) if row["kind"] == "step"]
-    assert metrics[2]["groups/carried_out"] > 0, "the checkpoint that the killed run continues from holds groups"
+    # Which step leaves groups over depends on the samples, hence on how a processor rounds.
+    holding = [i for i, m in enumerate(metrics[:-1], start=1) if m["groups/carried_out"] > 0]
+    assert holding, "the checkpoint that the killed run continues from must hold groups"
     for name in ("groups/in_flight", "verdict/second_opinions", "sampling/kept_mean"):
-        assert sum(m[name] for m in metrics[:3]) > 0, name
-    monkeypatch.setenv("FUSE", "1|round 1 step 4: update|1|kill")
+        assert sum(m[name] for m in metrics) > 0, name
+    monkeypatch.setenv("FUSE", f"1|round 1 step {holding[-1] + 1}: update|1|kill")
     with pytest.raises(RunError, match="ended by SIGKILL"):
         by_ranks(recipe, "killed", *CHANGES)
     monkeypatch.delenv("FUSE")
