@@ -36,7 +36,8 @@ def recipe(engine: str, steps: int = STEPS, **changes: Any) -> Any:
             "steps_per_round": steps,
             "prompts_per_step": 4,
             "group_size": 8,
-            "optimizer": {"learning_rate": 1e-2},
+            # Adam's usual eps of 1e-8 would make whole steps of gradients that are rounding alone.
+            "optimizer": {"learning_rate": 1e-2, "eps": 1e-5},
         },
         "rollout": {"engine": engine, "max_response_tokens": 8, "vllm": {"kv_cache_gib": 0.1}},
         "scoring": {"truncated": None},
