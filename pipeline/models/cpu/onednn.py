@@ -66,6 +66,7 @@ def _applies(x: Tensor, weight: Tensor) -> bool:
         and x.dtype == weight.dtype == torch.float32
         and HAS_ONEDNN
         and not torch.is_autocast_enabled("cpu")
+        and x.numel() > 0  # oneDNN has no empty products
     )
 
 
@@ -100,7 +101,7 @@ def outer(grad: Tensor, x: Tensor) -> Tensor:
         return torch.mm(grad.t(), x)
     # With one thread torch does not hand the convolution below to oneDNN: copy the narrower factor instead.
     if torch.get_num_threads() == 1:
-        return product(grad.t(), x.t()) if o < i else product(x.t(), grad.t()).t()
+        return product(grad.t(), x.t()) if o <= i else product(x.t(), grad.t()).t()
     # A transposed product would copy a factor; the weight gradient of a 1 x 1 convolution copies neither.
     image, out = x.view(1, n, 1, i).permute(0, 3, 1, 2), grad.view(1, n, 1, o).permute(0, 3, 1, 2)
     kernel = x.new_empty(1).expand(o, i, 1, 1)  # only its shape is read
