@@ -18,11 +18,13 @@ from torch import Tensor
 
 from pipeline.config.sections import OptimizerConfig
 from pipeline.errors import CheckpointError, boundary
+from pipeline.models.divided_table import gather
 from pipeline.models.saved_names import pieces
 from pipeline.models.unloaded import Files, weights_of
 from pipeline.train.checkpoint import Rest
+from pipeline.train.fsdp_division import divided, mesh_of, own_rows
 from pipeline.train.optimizer import adamw, checked_norm, clipped_step
-from pipeline.train.ranks import Ranks, answered, collectives
+from pipeline.train.ranks import Ranks, answered
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -56,8 +58,8 @@ class FsdpShards:
         They are the weights themselves, or with `offload` copies of them.
         """
         self.offload = offload
-        self.shell = _divided(model, ranks, dtype, device, recompute)
-        self._mesh = _mesh(ranks, torch.device("cpu")) if offload else None
+        self.shell = divided(model, ranks, dtype, device, recompute)
+        self._mesh = mesh_of(ranks, torch.device("cpu")) if offload else None
 
     def present(self) -> AbstractContextManager[None]:
         """Return a context in which the weights are on the device, as they always are here."""
@@ -133,9 +135,9 @@ class FsdpShards:
         files = None if isinstance(source, FsdpShards) else weights_of(source)
         for name, p in self.model.named_parameters():
             if files is not None:
-                _set(p, files.rows(name, _own_rows(p)), share)
+                _set(p, files.rows(name, own_rows(p)), share)
             elif not isinstance(source, FsdpShards):
-                _set(p, theirs[name][_own_rows(p)], share)
+                _set(p, theirs[name][own_rows(p)], share)
             elif name in theirs:
                 _set(p, theirs[name].to_local(), share)
         self._renew()
@@ -146,14 +148,14 @@ class FsdpShards:
         own = dict(self.model.named_parameters())
         for block in blocks:
             for name in own.keys() & block.keys():
-                _set(own[name], block[name][_own_rows(own[name])], share)
+                _set(own[name], block[name][own_rows(own[name])], share)
         self._renew()
 
     @torch.no_grad()
     def read(self, files: Files, names: Callable[[str], str], values: Mapping[str, Tensor]) -> None:
         """Set the weights to whole `values` where those have the name, else to rows of `files`, named by `names`."""
         for name, p in self.model.named_parameters():
-            rows = _own_rows(p)
+            rows = own_rows(p)
             _set(p, values[name][rows] if name in values else files.rows(names(name), rows), 1.0)
         self._renew()
 
@@ -274,69 +276,6 @@ def read_tensors(tensors: Mapping[str, Any], folder: Path) -> None:
         state_dict_loader.load(dict(tensors), checkpoint_id=folder)
 
 
-class _Shell(torch.nn.Module):
-    """The root that FSDP hooks: its forward is any computation with the model, inside which the model is plain."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, compute: Callable[[Any], Any]) -> Any:
-        """Return compute(model)."""
-        return compute(self.model)
-
-
-def _divided(
-    model: Any, ranks: Ranks, dtype: torch.dtype | None, device: torch.device, recompute: bool
-) -> torch.nn.Module:
-    """Divide `model` in place: each block, and the rest as one; return the module that computes with it."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-
-    from pipeline.models.load import recompute_activations
-
-    if not dist.is_initialized():  # one process: FSDP wants a group all the same
-        from torch._C._distributed_c10d import HashStore
-
-        dist.init_process_group(collectives(str(device)), rank=0, world_size=1, store=HashStore())
-    if recompute:
-        recompute_activations(model)
-    mesh = _mesh(ranks, device)
-    # Inputs are in the right type already: a policy in half precision makes them so.
-    policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
-    shell = _Shell(model)
-    blocks = [*_blocks(model), shell]
-    for block in blocks:
-        fully_shard(block, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
-        # A sum over ranks, not their mean. gloo has no sum that divides on the way, hence both; neither is recursive.
-        block.set_force_sum_reduction_for_comms(True)
-        block.set_gradient_divide_factor(1.0)
-    if any(p.device.type == "meta" for p in model.parameters()):
-        buffers = {name: b.clone() for name, b in model.named_buffers()}
-        shell.to_empty(device=device)
-        for name, b in model.named_buffers():
-            b.copy_(buffers[name])
-    return shell
-
-
-def _mesh(ranks: Ranks, device: torch.device) -> Any:
-    """Return all ranks as torch's mesh of devices of one kind."""
-    from torch.distributed.device_mesh import init_device_mesh
-
-    return init_device_mesh(device.type, (ranks.size,))
-
-
-def _blocks(model: Any) -> list[Any]:
-    """Return the modules that are gathered separately: the blocks, and an embedding that is not tied to the head."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    blocks = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
-    table, head = model.get_input_embeddings(), getattr(model, "lm_head", None)
-    # The head's weight is used without its forward, so it is whole throughout, and a table that shares it too.
-    if head is None or head.weight is not table.weight:
-        blocks.append(table)
-    return blocks
-
-
 def _put_together(p: Any, dtype: torch.dtype) -> Tensor:
     """Return a divided tensor whole, in one new piece of memory; every rank must call it."""
     mesh = p.device_mesh
@@ -345,9 +284,7 @@ def _put_together(p: Any, dtype: torch.dtype) -> Tensor:
     if own.shape[0] < size:  # the last ranks may have fewer rows, or none
         own = torch.cat([own, own.new_zeros(size - own.shape[0], *own.shape[1:])])
     whole = own.new_empty(size * mesh.size(), *own.shape[1:])
-    # Its older name, where torch has no other, warns where it has.
-    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    gather(whole, own.contiguous(), group=mesh.get_group())
+    gather(whole, own.contiguous(), mesh.get_group())
     return whole[: p.shape[0]]
 
 
@@ -365,11 +302,3 @@ def _like(p: Any, rows: Tensor, mesh: Any = None) -> Any:
 
     mesh = p.device_mesh if mesh is None else mesh
     return DTensor.from_local(rows, mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride())
-
-
-def _own_rows(p: Any) -> slice:
-    """Return this rank's rows of a divided parameter, which are cut as `torch.chunk` cuts."""
-    mesh = p.device_mesh
-    size = -(-p.shape[0] // mesh.size())
-    start = min(mesh.get_local_rank() * size, p.shape[0])
-    return slice(start, start + p.to_local().shape[0])

@@ -22,11 +22,11 @@ SHARDED: dict[str, dict[str, Any]] = {"fsdp": {"backend": "fsdp"}, "zero3": {"ze
 
 
 class Calls:
-    """Counts the calls of the kernel, and those whose output embeddings are a plain tensor of all rows."""
+    """Counts the calls of the kernel, and those whose output embeddings are a plain tensor."""
 
     def __init__(self) -> None:
         self.all = self.plain = 0
-        self.compute = log_probs.log_probs
+        self.compute = log_probs.score_columns
 
     def __call__(self, hidden: Any, weight: Any, *rest: Any, **named: Any) -> Any:
         self.all += 1
@@ -44,7 +44,7 @@ def main() -> dict[str, Any]:
     os.environ["VERIZERO_KERNELS"] = "on"
     found = {}
     for name, config in SHARDED.items():
-        log_probs.log_probs = calls = Calls()  # type: ignore[assignment]
+        log_probs.score_columns = calls = Calls()  # type: ignore[assignment]
         backend = begun(divided({"logits_chunk_tokens": 3, **config}, policy(dtype=torch.float32), ranks))
         metrics = steps(backend, 0, NUM_STEPS)
         found[name] = {
@@ -53,7 +53,7 @@ def main() -> dict[str, Any]:
             "calls": calls.all,
             "plain": calls.plain,
         }
-        log_probs.log_probs = calls.compute
+        log_probs.score_columns = calls.compute
     leave()
     return found
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.models.kernels.interpreted import ENVIRONMENT
 from tests.warm import warm
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,6 +25,16 @@ installed = pytest.mark.skipif(
 def run(module: str, size: int, *words: str) -> list[dict[str, Any]]:
     """What each of `size` ranks of `python -m module words` found."""
     found: list[dict[str, Any]] = warm().call(answers, module, size, *words)
+    return found
+
+
+def run_interpreted(module: str, size: int) -> list[dict[str, Any]]:
+    """As `run`, where Triton interprets its kernels: by a process of its own, which chooses that before any import."""
+    program = f"import json; from tests.train.rank_group import run; print(json.dumps(run({module!r}, {size})))"
+    command, environment = [sys.executable, "-c", program], {**os.environ, **ENVIRONMENT}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: list[dict[str, Any]] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
 
 

@@ -95,17 +95,21 @@ def memory(config: RunConfig, shape: Shape, gpus: int) -> dict[str, float]:
     learns = shape.parameters if adapters is None else adapters.parameters
     parts["gradients"] = trained(config, learns, gpus, adapters is not None)["gradients"]
     if config.train.backend == "fsdp":
-        # A block's gradients wait in float32 to be added over ranks, while the next block's weights come.
-        parts["gathered layers"] = (2 * width_of(config) + (4 if adapters is None else 0)) * shape.block
-        # Whole throughout forward and backward: the output matrix and its gradient, and if it is the table too, the
-        # gradient of that use, and their sum. A frozen one is there twice for a moment, as it comes.
-        tables = 4 if shape.tied and adapters is None else 2
-        parts["gathered table"] = tables * shape.vocab * shape.hidden * width_of(config)
+        # A block's weights and its gradients, or these and their float32 copy on the way to the other ranks; in 16 bits
+        # the next block's weights come too. Without gradients: weights as they come, and as they are used.
+        parts["gathered layers"] = (8 if adapters is None else 2 * width_of(config)) * shape.block
+        if gpus == 1:
+            # Whole throughout forward and backward: the output matrix and its gradient, and if it is the table too, the
+            # gradient of that use, and their sum. A frozen one is there twice for a moment, as it comes. Among several
+            # ranks a third of a block at most is whole.
+            tables = 4 if shape.tied and adapters is None else 2
+            parts["gathered table"] = tables * shape.vocab * shape.hidden * width_of(config)
     elif zero == 3:
         parts["gathered layers"] = 2 * shape.largest_layer * width_of(config)
     if _has_critic(config):
         parts["critic"] = sum(trained(config, _backbone(shape), gpus, False).values())
-    return parts | activations(config, shape, width_of(config))
+    divides_table = config.train.backend == "fsdp" and gpus > 1
+    return parts | activations(config, shape, width_of(config), adapters is None and not divides_table)
 
 
 def resident(config: RunConfig, shape: Shape, gpus: int) -> dict[str, float]:
@@ -165,8 +169,11 @@ def _reference(config: RunConfig, size: float, adapters: bool) -> float:
     return 0.0 if adapters and stays else size
 
 
-def activations(config: RunConfig, shape: Shape, width: int) -> dict[str, float]:
-    """Return bytes kept for the backward of one micro-batch, and bytes of its logits with their gradient."""
+def activations(config: RunConfig, shape: Shape, width: int, head_learns: bool) -> dict[str, float]:
+    """Return bytes kept for the backward of one micro-batch, and bytes of its logits with their gradient.
+
+    `head_learns`: output embeddings have a whole gradient.
+    """
     adapters = adapters_of(config, shape)
     # a row with more than micro_batch_tokens is a micro-batch alone
     longest = longest_of(config) + prompt_tokens(config)
@@ -187,7 +194,7 @@ def activations(config: RunConfig, shape: Shape, width: int) -> dict[str, float]
         else:  # each adapter keeps its own copy of its input, in float32
             block += own * adapters.inputs - width * adapters.read
     ends = shape.hidden * (4 + 3 * width)
-    logits = _logits(config, shape, tokens, width, adapters is None)
+    logits = _logits(config, shape, tokens, width, head_learns)
     kept = tokens * (shape.layers * block + ends)
     if config.train.gradient_checkpointing:
         # only blocks' inputs are kept; a block is computed again after the logits are freed, and takes their place

@@ -22,6 +22,7 @@ from pipeline.models.proof import agree, evaluating, probe_ids
 __all__ = [
     "Blocks",
     "Decoder",
+    "FastLinear",
     "blocks_of",
     "check_parity",
     "habits_of",
