@@ -185,7 +185,7 @@ def check_older_weights(rollout: RolloutConfig, train: TrainConfig) -> None:
         return
     asked = "publish_every" if rollout.publish_every > 1 else "max_staleness"
     asked = f"rollout.{asked}={getattr(rollout, asked)}"
-    if rollout.publish_every > 1 and train.backend != "torch":
+    if rollout.publish_every > 1 and train.backend not in ("auto", "torch"):
         raise ValueError(
             f"{asked} keeps a copy of the policy, which train.backend={train.backend!r} does not; set it to 1, or "
             "train.backend: torch"

@@ -71,9 +71,10 @@ class LoraConfig(Section):
 class TrainConfig(Section):
     """Computation of the update."""
 
-    backend: Literal["torch", "fsdp", "deepspeed"] = Field(
-        "torch",
-        description="torch: each rank holds the whole policy; fsdp: ranks divide it; deepspeed: as zero says",
+    backend: Literal["auto", "torch", "fsdp", "deepspeed"] = Field(
+        "auto",
+        description="torch: each rank holds the whole policy; fsdp: ranks divide it; deepspeed: as zero says; auto: "
+        "fsdp for several ranks on GPUs unless rollout.publish_every is above 1, else torch",
     )
     zero: Literal[0, 1, 2, 3] = Field(
         0, description="deepspeed: divided among ranks; 1: optimiser state, 2: gradients too, 3: weights too"
@@ -115,9 +116,9 @@ class TrainConfig(Section):
     def _backend_can(self) -> TrainConfig:
         if self.backend != "deepspeed" and self.zero > 0:
             raise ValueError(f"train.zero={self.zero} with train.backend={self.backend}; set train.backend: deepspeed")
-        if self.backend == "torch" and self.offload != "none":
+        if self.backend in ("auto", "torch") and self.offload != "none":
             raise ValueError(
-                f"train.offload={self.offload} with train.backend=torch; set train.backend: fsdp or deepspeed"
+                f"train.offload={self.offload} with train.backend={self.backend}; set train.backend: fsdp or deepspeed"
             )
         if self.backend == "fsdp":
             if self.offload == "all":

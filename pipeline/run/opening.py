@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import torch
 
+from pipeline.config.backend import with_backend
 from pipeline.config.episodes import timed_settings
 from pipeline.config.load import dump
 from pipeline.config.run import RunConfig
@@ -85,6 +86,7 @@ def opened(
         stack.enter_context(switched(config.train, device))
         # A collective with a limit: ranks that never come end the run instead of blocking it.
         ranks = join(config.launch.phase_timeout_s + SPARE_S, device)
+        config = with_backend(config, ranks.size, device)
         # Undone in reverse: first the session and its threads, the group of ranks last.
         stack.callback(leave)
         stack.push(WATCH.leave)

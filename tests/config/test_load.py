@@ -260,7 +260,7 @@ class TestRefusals:
 
     def test_a_checkpoint_in_the_background_needs_fsdp(self) -> None:
         asked = "checkpoint.in_background=true"
-        assert f"{asked} with train.backend='torch'" in refusal([asked])
+        assert f"{asked} with train.backend='auto'" in refusal([asked])
         fsdp, waits = "train.backend=fsdp", "checkpoint.in_background=false"
         for changes, wanted in (([fsdp, asked], True), ([fsdp], True), ([fsdp, waits], False), ([], False)):
             config = tiny(None, changes)

@@ -15,6 +15,7 @@ from pipeline.commands.plan.memory import GIB, engine_needs, longest_of, peaks
 from pipeline.commands.plan.seconds import Lengths, Work, seconds
 from pipeline.commands.plan.shape import Shape, shape_of
 from pipeline.commands.plan.shares import Share
+from pipeline.config.backend import with_backend
 from pipeline.config.episodes import names_episodes
 from pipeline.config.load import parse
 from pipeline.config.run import RunConfig
@@ -163,6 +164,7 @@ def plan(config: RunConfig, gpus: int, gpu: str, mean_share: float = 0.5, mean_p
         raise ConfigError(f"--gpu {gpu!r} is not known; there are {', '.join(DEVICES)}")
     if gpus < 1:
         raise ConfigError(f"--gpus must be >= 1, got {gpus}")
+    config = with_backend(config, gpus, "cuda")
     if not config.stages_of("rl"):
         config = config.model_copy(update={"rl": None})  # the section of a stage that is not done takes no memory
     shape, device = shape_of(config), DEVICES[gpu]

@@ -67,7 +67,7 @@ def adapters_of(config: RunConfig, shape: Shape) -> Adapters | None:
 
 def divided_by(train: TrainConfig) -> int:
     """Return the ZeRO stage that divides as much: 3 for FSDP, which divides everything, 0 for torch's backend."""
-    return {"torch": 0, "fsdp": 3, "deepspeed": train.zero}[train.backend]
+    return 3 if train.backend == "fsdp" else train.zero
 
 
 def width_of(config: RunConfig) -> int:
@@ -148,7 +148,7 @@ def trained(config: RunConfig, num: int, gpus: int, adapters: bool) -> dict[str,
     """Return bytes on each GPU of `num` trained parameters, their gradients and AdamW's state."""
     train, width, share = config.train, width_of(config), 1 / gpus
     zero = divided_by(train)
-    if train.backend == "fsdp" or (adapters and train.backend == "torch"):
+    if train.backend == "fsdp" or (adapters and train.backend != "deepspeed"):
         width = 4  # FSDP divides float32 masters alone; adapters are in float32, whatever the policy's type
     # Of 16-bit weights the other backends keep float32 masters, in whose type moments are and gradients add up.
     masters, moments, sums = 4 if width == 2 else 0, 8, 4
@@ -187,7 +187,7 @@ def activations(config: RunConfig, shape: Shape, width: int, head_learns: bool) 
     mlp = 4 * shape.mlp_width * width
     block = norms + attention + mlp
     if adapters is not None:
-        own = 4 if config.train.backend == "torch" else width
+        own = width if config.train.backend in ("fsdp", "deepspeed") else 4
         block += own * adapters.ranks
         if own == width:
             block -= width * adapters.unread
