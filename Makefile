@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 # the tests of a file stay in one process, to share what is slow to start; tests/conftest.py chooses which come first
 PYTEST := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder --durations=40 --durations-min=5
 
+# every process of the tests would else compile all tests and the package again
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: browser demo demo-short real docs test test-unit check format install install-test install-engines clean help
 
 help:
