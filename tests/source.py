@@ -44,6 +44,27 @@ def parsed(source: str) -> ast.Module:
     return ast.parse(source)
 
 
+@cache
+def nodes(source: str) -> tuple[ast.AST, ...]:
+    """Every node of a file's syntax tree, parents before children, without the contexts of names (load, store)."""
+    seen: list[ast.AST] = [parsed(source)]
+    for node in seen:
+        seen += children(node)
+    return tuple(seen)
+
+
+def children(node: ast.AST) -> list[ast.AST]:
+    """The nodes right below a node, contexts left out; half the time of `ast.iter_child_nodes`."""
+    below: list[ast.AST] = []
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if isinstance(value, list):
+            below += [v for v in value if isinstance(v, ast.AST)]
+        elif isinstance(value, ast.AST) and name != "ctx":
+            below.append(value)
+    return below
+
+
 @dataclass(frozen=True)
 class Import:
     """One imported module, in full, and where."""
@@ -52,7 +73,8 @@ class Import:
     line: int
 
 
-def imports_of(source: str, module: str, typing_too: bool = False) -> Iterator[Import]:
+@cache
+def imports_of(source: str, module: str, typing_too: bool = False) -> tuple[Import, ...]:
     """The imports of a file, at any depth, by statement or by a literal import_module.
 
     Typing-only blocks are left out unless `typing_too`.
@@ -60,12 +82,13 @@ def imports_of(source: str, module: str, typing_too: bool = False) -> Iterator[I
     `from package import name` counts as package.name where that could be a module, and relative ones are resolved
     against `module`, the file's own dotted name.
     """
-    todo: list[ast.AST] = [parsed(source)]
-    while todo:
-        node = todo.pop()
-        is_typing = isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
-        if isinstance(node, ast.If) and is_typing and not typing_too:
-            todo.extend(node.orelse)
+    return tuple(_imports(source, module, typing_too))
+
+
+def _imports(source: str, module: str, typing_too: bool) -> Iterator[Import]:
+    for_types = set() if typing_too else _for_types(source)
+    for node in nodes(source):
+        if node in for_types:
             continue
         if isinstance(node, ast.Import):
             yield from (Import(alias.name, node.lineno) for alias in node.names)
@@ -78,13 +101,22 @@ def imports_of(source: str, module: str, typing_too: bool = False) -> Iterator[I
             called = getattr(node.func, "attr", getattr(node.func, "id", ""))
             named = (str(node.args[0].value),) if called in ("import_module", "__import__") else ()
             yield from (Import(module_name, node.lineno) for module_name in named)
-        todo.extend(ast.iter_child_nodes(node))
 
 
-@cache
+def _for_types(source: str) -> set[ast.AST]:
+    """The nodes in blocks that only a type checker reads; what is after their `else` is not among them."""
+    blocks = (n for n in nodes(source) if isinstance(n, ast.If) and _is_typing(n.test))
+    return {inner for block in blocks for statement in block.body for inner in ast.walk(statement)}
+
+
+def _is_typing(test: ast.expr) -> bool:
+    names = ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+    return isinstance(test, ast.Name | ast.Attribute) and ast.unparse(test) in names
+
+
 def imported_by(path: Path) -> tuple[Import, ...]:
     """What a file imports, each as `imports_of` has it."""
-    return tuple(imports_of(path.read_text(), dotted(path)))
+    return imports_of(path.read_text(), dotted(path))
 
 
 def dotted(path: Path) -> str:
@@ -95,7 +127,7 @@ def dotted(path: Path) -> str:
 def long_functions(source: str, limit: int) -> list[tuple[str, int]]:
     """Functions of more lines than `limit`, with their lines, decorators and docstring counted."""
     found = []
-    for node in ast.walk(parsed(source)):
+    for node in nodes(source):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
             lines = (node.end_lineno or first) - first + 1
@@ -120,7 +152,7 @@ def stubs(source: str) -> list[str]:
             body = node.body[1:] if ast.get_docstring(node) is not None else node.body
             if not overloads and body and all(_does_nothing(s) for s in body):
                 found.append(node.name)
-        todo.extend(ast.iter_child_nodes(node))
+        todo.extend(children(node))
     return found
 
 

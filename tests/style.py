@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from tests.source import ROOT, all_files, code_files, dotted, imports_of, parsed, relative
+from tests.source import ROOT, all_files, code_files, dotted, imports_of, nodes, relative
 
 MAX_FIELDS = 16
 MAX_PARAMETERS = 8
@@ -37,6 +37,7 @@ BARRED = {
     r"\bwhoever\b": "who",
 }
 """Pattern -> the plain words to write in its place."""
+ANY_BARRED = re.compile("|".join(BARRED), re.IGNORECASE)
 SPEAKERS = {"say", "print", "warn", "error", "add_parser", "add_argument", "Field", "note", "fail"}
 """A text in a call of one of these is read by people."""
 
@@ -96,7 +97,7 @@ def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
 def wide_dataclasses(source: str) -> list[tuple[str, int, int]]:
     """(class, line, fields) of dataclasses with more than MAX_FIELDS fields."""
     wide = []
-    for node in ast.walk(parsed(source)):
+    for node in nodes(source):
         if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(d) for d in node.decorator_list):
             count = sum(isinstance(s, ast.AnnAssign) for s in node.body)
             if count > MAX_FIELDS:
@@ -107,7 +108,7 @@ def wide_dataclasses(source: str) -> list[tuple[str, int, int]]:
 def long_signatures(source: str) -> list[tuple[str, int, int]]:
     """(function, line, parameters) of functions with more than MAX_PARAMETERS parameters, `self` not counted."""
     long = []
-    for node in ast.walk(parsed(source)):
+    for node in nodes(source):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             a = node.args
             names = [x.arg for x in (*a.posonlyargs, *a.args, *a.kwonlyargs)]
@@ -117,9 +118,9 @@ def long_signatures(source: str) -> list[tuple[str, int, int]]:
     return long
 
 
-def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def docstrings(source: str) -> Iterator[tuple[int, str]]:
     """(line, text) of every docstring, those below fields and constants included."""
-    for node in ast.walk(tree):
+    for node in nodes(source):
         for statement in getattr(node, "body", []) if not isinstance(node, ast.Lambda | ast.IfExp) else []:
             match statement:
                 case ast.Expr(value=ast.Constant(value=str(text))):
@@ -128,14 +129,14 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 def bad_openings(source: str) -> list[tuple[int, str]]:
     """(line, first line) of docstrings that begin with one of OPENINGS."""
-    lines = ((number, text.strip().splitlines()[0]) for number, text in docstrings(parsed(source)) if text.strip())
+    lines = ((number, text.strip().splitlines()[0]) for number, text in docstrings(source) if text.strip())
     return [(number, text) for number, text in lines if re.split(r"\W", text)[0] in OPENINGS]
 
 
 def barred_names(source: str) -> list[tuple[int, str]]:
     """(line, name) of variables and parameters named by one of BARRED_NAMES."""
     hits = []
-    for node in ast.walk(parsed(source)):
+    for node in nodes(source):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in BARRED_NAMES:
             hits.append((node.lineno, node.id))
         elif isinstance(node, ast.arg) and node.arg in BARRED_NAMES:
@@ -145,13 +146,12 @@ def barred_names(source: str) -> list[tuple[int, str]]:
 
 def prose_of(source: str) -> Iterator[tuple[int, str]]:
     """(line, text) of what people read in a Python file: docstrings, comments and messages."""
-    tree = parsed(source)
-    yield from docstrings(tree)
+    yield from docstrings(source)
     # Not by `tokenize`, which takes four times as long as all other rules: a "#" within a text is read as a comment.
     for number, line in enumerate(source.splitlines(), 1):
         if (start := line.find("# ")) >= 0:
             yield number, line[start:]
-    for node in ast.walk(tree):
+    for node in nodes(source):
         if isinstance(node, ast.Raise) or (isinstance(node, ast.Call) and _called(node) in SPEAKERS):
             for inner in ast.walk(node):
                 if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
@@ -166,6 +166,8 @@ def barred_words(lines: Iterable[tuple[int, str]]) -> list[tuple[int, str, str]]
     """(line, words, better words) of what BARRED forbids in the texts."""
     hits = []
     for number, text in lines:
+        if not ANY_BARRED.search(text):
+            continue
         for pattern, better in BARRED.items():
             for match in re.finditer(pattern, text, re.IGNORECASE):
                 hits.append((number + text[: match.start()].count("\n"), match.group(), better))
