@@ -76,7 +76,12 @@ def rows(params: Params, seed: int) -> Split:
 
 def play(params: Params, task: Task, rng: random.Random) -> tuple[list[dict[str, Any]], Verdict | None]:
     """Return the player's turns and the verdict."""
-    coming = iter(_turns(params, task, rng))
+    return answered(task, _turns(params, task, rng))
+
+
+def answered(task: Task, words: list[Words]) -> tuple[list[dict[str, Any]], Verdict | None]:
+    """Return the turns of a player that says these words, and the verdict."""
+    coming = iter(words)
     environment = sql.environment(sql.Params(), Prompt("", "", "environment", _row(task)["answer"]), 0, 0)
     return played(environment, lambda _: next(coming))
 
