@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import runpy
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ import yaml
 
 from benchmarks.diagnose.faults import BY_NAME, HEALTHY
 from benchmarks.diagnose.recorded import RECORDED, unpack
+from benchmarks.diagnose.remedied import CHANGE
 from benchmarks.diagnose.score import place_of
 from pipeline.cli import main
+from pipeline.config.load import load_recipe
 from pipeline.diagnosis.finding import Finding
 from pipeline.diagnosis.ranking import causes, diagnose
 from pipeline.diagnosis.reading import read
@@ -28,15 +31,27 @@ def fault_of(path: Path) -> str:
     return path.name.removesuffix(".tar.xz").rpartition("-")[0]
 
 
+@pytest.fixture(scope="module")
+def diagnosed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], tuple[Path, list[Finding]]]:
+    """A function that returns the folder and the findings of a recorded run, which several tests look at."""
+
+    @cache
+    def of(path: Path) -> tuple[Path, list[Finding]]:
+        run = unpack(path, tmp_path_factory.mktemp("recorded"))
+        return run, diagnose(read(run))
+
+    return of
+
+
 @pytest.mark.parametrize("path", [p for p in PATHS if BY_NAME[fault_of(p)] in HEALTHY], ids=lambda p: p.name)
-def test_nothing_is_found_in_a_healthy_run(path: Path, tmp_path: Path) -> None:
-    assert [f for f in diagnose(read(unpack(path, tmp_path))) if f.level != "note"] == []
+def test_nothing_is_found_in_a_healthy_run(path: Path, diagnosed: Any) -> None:
+    assert [f for f in diagnosed(path)[1] if f.level != "note"] == []
 
 
 @pytest.mark.parametrize("path", [p for p in PATHS if BY_NAME[fault_of(p)] not in HEALTHY], ids=lambda p: p.name)
-def test_the_cause_of_a_planted_fault_comes_first(path: Path, tmp_path: Path) -> None:
-    run = unpack(path, tmp_path)
-    findings, fault = diagnose(read(run)), BY_NAME[fault_of(path)]
+def test_the_cause_of_a_planted_fault_comes_first(path: Path, diagnosed: Any) -> None:
+    run, findings = diagnosed(path)
+    fault = BY_NAME[fault_of(path)]
     assert place_of(fault.cause, findings) == 0, [f.cause for f in findings]
     first = findings[0]
     assert first.level in ("problem", "warning")
@@ -46,6 +61,19 @@ def test_the_cause_of_a_planted_fault_comes_first(path: Path, tmp_path: Path) ->
         assert evidence.line <= len((run / evidence.file).read_bytes().splitlines())
     assert first.sentence.endswith(".")
     assert first.remedy
+
+
+def test_each_proposed_change_of_a_recipe_is_accepted_by_it(diagnosed: Any, tmp_path: Path) -> None:
+    """A remedy is pasted after the command, so its fields exist and its values are allowed."""
+    tried = 0
+    for path in PATHS:
+        run, findings = diagnosed(path)
+        for change in [c for f in findings for c in CHANGE.findall(f.remedy)]:
+            recipe = tmp_path / "changed.yaml"
+            recipe.write_text((run / "recipe.yaml").read_text())
+            load_recipe(recipe, [change])
+            tried += 1
+    assert tried > 20
 
 
 def test_every_rule_finds_a_planted_fault() -> None:
