@@ -343,10 +343,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """Records of how the rows of a batch were sampled, for training to replay; on the CPU.
-
-    Example: Recorded(kept_sizes=torch.tensor([[0, 2]]), kept_ids=torch.tensor([4, 9]))
-    """
+    """Records of how the rows of a batch were sampled, for training to replay; on the CPU."""
 
     kept_sizes: torch.Tensor | None = None  # [B, T] int64, 0 where nothing was cut off
     kept_ids: torch.Tensor | None = None  # [sum of kept_sizes] int64, row by row
@@ -354,16 +351,18 @@ class Recorded:
 
 
 class PromptOf(NamedTuple):
-    """The prompt with which a row begins.
-
-    Example: PromptOf(number=0, tokens=5, row_tokens=12)
-    """
+    """The prompt with which a row begins. Rows with equal numbers begin with the same tokens."""
 
     number: int
-    """Rows with equal numbers begin with the same tokens."""
     tokens: int
-    row_tokens: int
-    """The length of the row, its prompt included."""
+    row_tokens: int  # the length of the row, its prompt included
+
+
+class PackedAs(NamedTuple):
+    """Micro-batches whose rows lie one after another, without padding between them."""
+
+    tokens: int  # computed by a full micro-batch, whatever its rows
+    in_runs: bool  # attention is of variable length; else of pieces of similar size, which are padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,8 +373,6 @@ class TrainBatch:
     per-token values is aligned with `input_ids`: entry t belongs to the token at t, predicted from those before.
     An episode may have several rows, in the order in which they began, with equal [B] values; between its turns the
     mask has holes, where tokens were observed.
-
-    Example: TrainBatch(ids, attention, mask, logprobs, rewards=torch.ones(2), group_ids=torch.zeros(2), ...)
     """
 
     input_ids: torch.Tensor  # [B, T] int64; [H, T] where other ranks hold rows
@@ -393,7 +390,9 @@ class TrainBatch:
     """For each of the B rows its place in `input_ids` and `recorded`, or -1: other ranks hold its tokens, and its
     `rollout_logprobs` are 0 here. None: all rows are here."""
     spans: tuple[tuple[tuple[int, int], ...], ...] | None = None  # of each row (begin, end) of what trains, if known
-    prompts: tuple[PromptOf, ...] | None = None  # of each row, where equal ones are computed once
+    answers: tuple[tuple[tuple[int, int], ...], ...] | None = None  # of `observation_mask`, where there is one
+    prompts: tuple[PromptOf, ...] | None = None  # of each row, where rows are computed one after another
+    packing: PackedAs | None = None
 
 
 StepMetrics = dict[str, float]

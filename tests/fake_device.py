@@ -34,6 +34,7 @@ COPIES = {aten._to_copy.default, aten.copy_.default}
 SIZED_BY_VALUES = {
     aten.nonzero.default,
     aten.masked_select.default,
+    aten.masked_scatter_backward.default,
     aten._unique2.default,
     aten.unique_dim.default,
     aten.bincount.default,

@@ -239,10 +239,10 @@ def decode_waits(folder: Path, sampling: Sampling, listens: bool) -> dict[str, f
     return by_file(waits(4 + MANY_STEPS) - waits(4), MANY_STEPS)
 
 
-def micro_batch_waits(name: str, folder: Path, shares: bool = True) -> dict[str, float]:
-    """The waits of one micro-batch more in an update of the same rows, whose prompts may be computed once."""
+def micro_batch_waits(name: str, folder: Path, **how: Any) -> dict[str, float]:
+    """The waits of one micro-batch more in an update of the same rows. `how`: fields of `train`."""
     config = tiny(name, folder)
-    train = config.train.model_copy(update={"share_prompts": shares})
+    train = config.train.model_copy(update=how)
     backend, parts = learner(config.model_copy(update={"train": train}))
     parts = replace(parts, updates=replace(parts.updates, num_epochs=1, num_minibatches=1))
     groups = groups_of(num=4, size=4, seed=1, lost=False)
@@ -299,8 +299,13 @@ def main() -> None:
                 "decode step, graded while decoding": decode_waits(folder, greedy, True),
                 "decode step, sampled sets kept": decode_waits(folder, cut, False),
                 "micro-batch, GRPO": micro_batch_waits("demo", folder),
-                "micro-batch, GRPO, each row alone": micro_batch_waits("demo", folder, False),
+                "micro-batch, GRPO, each row alone": micro_batch_waits("demo", folder, share_prompts=False),
+                "micro-batch, GRPO, packed": micro_batch_waits("demo", folder, packing="on"),
+                "micro-batch, GRPO, packed and alone": micro_batch_waits(
+                    "demo", folder, packing="on", share_prompts=False
+                ),
                 "micro-batch, PPO": micro_batch_waits("algorithms/ppo", folder),
+                "micro-batch, PPO, packed": micro_batch_waits("algorithms/ppo", folder, packing="on"),
             }
     print("result", json.dumps(result))
 

@@ -24,7 +24,10 @@ BUDGET = {
     "decode step, sampled sets kept": 2.125,
     "micro-batch, GRPO": 0,
     "micro-batch, GRPO, each row alone": 2,
-    "micro-batch, PPO": 8,
+    "micro-batch, GRPO, packed": 0,
+    "micro-batch, GRPO, packed and alone": 0,
+    "micro-batch, PPO": 5,
+    "micro-batch, PPO, packed": 0,
 }
 """Waits of the host for its GPU. A GPU idles during each, so these numbers may only fall."""
 

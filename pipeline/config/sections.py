@@ -101,6 +101,11 @@ class TrainConfig(Section):
     micro_batch_tokens: int = Field(
         4096, ge=1, description="most tokens, padding included, in one forward and backward pass"
     )
+    packing: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="RL: micro-batches of one fixed number of tokens, rows one after another without padding between "
+        "them; auto: on CUDA in bfloat16, where the policy passes a test; not with experts or sequence_parallel",
+    )
     share_prompts: bool = Field(
         True,
         description="compute a prompt once for all of its responses in a micro-batch, where that spares a quarter of "
@@ -114,6 +119,11 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _backend_can(self) -> TrainConfig:
+        if self.packing == "on" and self.sequence_parallel > 1:
+            raise ValueError(
+                f"train.packing=on with train.sequence_parallel={self.sequence_parallel}, which shares out rows with "
+                "their padding; set train.packing: auto, or train.sequence_parallel: 1"
+            )
         if self.backend != "deepspeed" and self.zero > 0:
             raise ValueError(f"train.zero={self.zero} with train.backend={self.backend}; set train.backend: deepspeed")
         if self.backend in ("auto", "torch") and self.offload != "none":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pipeline.errors import ConfigError
-from pipeline.models import shared_prompts
+from pipeline.models import shared_prompts, varlen
 from pipeline.models.chunked_logprobs import head_logprobs
-from pipeline.models.cpu import blocks_of
+from pipeline.models.cpu import Blocks, blocks_of
 from pipeline.models.packed import packed_states
 from pipeline.models.proof import agree, evaluating, probe_ids
 from pipeline.models.routing import Rerouted, num_experts, replaying
@@ -46,7 +46,13 @@ class Targets:
     at: Tensor
     """int64 [N]: their places among B * T, row by row."""
     shared: shared_prompts.SharedPrompts | None = None
-    """Equal prompts are computed once, and padding is not computed. None: each row alone."""
+    """Rows lie one after another, and equal prompts are computed once. None: each row alone, with its padding."""
+    answers: Tensor | None = None
+    """int64: the same places, and those of what answered the policy. None: nothing did, or nobody asks."""
+
+    def with_answers(self) -> Targets:
+        """Return these tokens and those that answered the policy."""
+        return self if self.answers is None else replace(self, at=self.answers, answers=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +93,13 @@ def logprobs_at(
     if layout.chunk_tokens is None:
         logits = logits_at(model, input_ids, where, replay.routing, rerouted, layout.lengths, known)
         values, entropies = logprobs_and_entropy(logits, targets, temperature, replay.kept)
-        return spread(values, where), spread(entropies, where) if entropy else None
+        return spread(values, where, known.at), spread(entropies, where, known.at) if entropy else None
     _require_plain_head(model, f"train.logits_chunk_tokens={layout.chunk_tokens}", "null")
     with _routed(model, replay.routing, rerouted):
         hidden = _hidden_before(model, input_ids, where, layout.lengths, known)
     head, size = model.get_output_embeddings(), layout.chunk_tokens
     values, chunked = head_logprobs(head, hidden, targets, temperature, replay.kept, size, entropy)
-    return spread(values, where), None if chunked is None else spread(chunked, where)
+    return spread(values, where, known.at), None if chunked is None else spread(chunked, where, known.at)
 
 
 def _in_pieces(
@@ -174,16 +180,19 @@ def states_at(model: Any, input_ids: Tensor, where: Tensor) -> Tensor | None:
     return _hidden_before(model, input_ids, where) if _has_plain_head(model) else None
 
 
-def can_share(model: Any) -> bool:
+def can_share(model: Any, in_runs: bool = False) -> bool:
     """True if the model computes prompts that rows share once; tried on a few tokens at the first call.
 
-    Not with experts, whose choices are recorded for each response and counted.
+    `in_runs`: with attention of variable length. Not with experts, whose choices are recorded for each response and
+    counted.
     """
-    return (
-        num_experts(model.config) is None
-        and _has_plain_head(model)
-        and (blocks_of(model) is not None or shared_prompts.is_proved(model))
-    )
+    if in_runs and not varlen.is_proved(model.device, model.dtype):
+        return False
+    if num_experts(model.config) is not None or not _has_plain_head(model):
+        return False
+    if in_runs:
+        return shared_prompts.is_proved(model, in_runs)
+    return blocks_of(model) is not None or shared_prompts.is_proved(model)
 
 
 def _hidden_before(
@@ -194,28 +203,41 @@ def _hidden_before(
     targets: Targets | None = None,
 ) -> Tensor:
     """Return [N, H] hidden states from which the tokens at `where` are predicted, row by row."""
-    _check_first(where)
-    shifted, ids, blocks = where[:, 1:], input_ids[:, :-1], blocks_of(model)
+    blocks = blocks_of(model)
     if lengths is None:
-        known = _known(where, targets)
-        if known.shared is not None:
-            shared = known.shared
-            tokens = input_ids.flatten().index_select(0, shared.source)
-            states = shared_prompts.states if blocks is None else blocks.shared_states
-            # A token is predicted from the one before it, which is next to it among B * T.
-            return states(model, tokens, shared).index_select(0, shared.place.flatten().index_select(0, known.at - 1))
-        if blocks is not None:
-            hidden: Tensor = blocks.hidden_states(model, ids)
-        else:
-            hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        # In rows of T - 1, that of column 0 is left out: one for each row up to the token's own.
-        return hidden.flatten(0, 1).index_select(0, known.at - 1 - known.at // where.shape[1])
+        return states_before(model, input_ids, where, targets, blocks)
+    _check_first(where)
+    shifted, ids = where[:, 1:], input_ids[:, :-1]
     before = [n - 1 for n in lengths if n > 1]  # the last token of a row predicts nothing
     real = torch.arange(shifted.shape[1])[None] < torch.tensor([n - 1 for n in lengths])[:, None]
     real = real.to(ids.device)
     if blocks is not None:
         return blocks.packed_states(model, ids[real], before)[shifted[real]]
     return packed_states(model, ids[real], before)[shifted[real]]
+
+
+def states_before(
+    model: Any, input_ids: Tensor, where: Tensor, targets: Targets | None = None, blocks: Blocks | None = None
+) -> Tensor:
+    """Return [N, H] states after the last block and norm from which the tokens at `where` are predicted, row by row.
+
+    By `blocks` if there are any, else by the model's own backbone.
+    """
+    _check_first(where)
+    known = _known(where, targets)
+    if known.shared is not None:
+        shared = known.shared
+        tokens = input_ids.flatten().index_select(0, shared.source)
+        states = shared_prompts.states if blocks is None else blocks.shared_states
+        # A token is predicted from the one before it, which is next to it among B * T.
+        return states(model, tokens, shared).index_select(0, shared.place.flatten().index_select(0, known.at - 1))
+    ids = input_ids[:, :-1]
+    if blocks is not None:
+        hidden: Tensor = blocks.hidden_states(model, ids)
+    else:
+        hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    # In rows of T - 1, that of column 0 is left out: one for each row up to the token's own.
+    return hidden.flatten(0, 1).index_select(0, known.at - 1 - known.at // where.shape[1])
 
 
 def _known(where: Tensor, targets: Targets | None) -> Targets:
@@ -267,7 +289,12 @@ def _head_agrees(model: Any) -> bool:
         return agree(model, model.get_output_embeddings()(hidden).float(), theirs)
 
 
-def spread(values: Tensor, where: Tensor) -> Tensor:
-    """Return [B, T] with `values` [N] at the True entries of `where`, row by row, and 0 elsewhere; keeps gradients."""
+def spread(values: Tensor, where: Tensor, at: Tensor | None = None) -> Tensor:
+    """Return [B, T] with `values` [N] at the True entries of `where`, row by row, and 0 elsewhere; keeps gradients.
+
+    `at`: the places of those entries, int64 [N]. Without them the backward lets the host wait for a GPU.
+    """
     out = torch.zeros(where.shape, dtype=values.dtype, device=values.device)
-    return out.masked_scatter(where, values)
+    if at is None:
+        return out.masked_scatter(where, values)
+    return out.flatten().index_copy(0, at, values).view(where.shape)

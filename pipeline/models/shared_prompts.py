@@ -1,4 +1,4 @@
-"""Hidden states of rows that begin with equal prompts: a prompt is computed once for all of its responses.
+"""Hidden states of rows that lie one after another; a prompt is computed once for all responses that begin with it.
 
 In causal attention a token's state depends on the tokens before it alone, so rows with the same prompt have the same
 states there. The gradients of all responses meet in those states. What a token attends to is gathered by indices, which
@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,9 @@ from torch.nn import functional as F
 from pipeline.errors import ConfigError
 from pipeline.models.packed import ALIKE
 from pipeline.models.proof import agree, evaluating, probe_ids
-from pipeline.types import PromptOf
+from pipeline.models.varlen import Piece, Runs
+from pipeline.models.widths import packed_width
+from pipeline.types import PackedAs, PromptOf
 
 NAME = "verizero_prompts"
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
@@ -27,16 +29,7 @@ UNSUPPORTED = ("softcap", "s_aux", "position_bias")
 MIN_CALL_TOKENS = 512
 """A call of attention with fewer tokens is not ended early: it costs as much as some padding."""
 
-_PROVED: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-
-
-class _Piece(NamedTuple):
-    """Neighbouring tokens that see those before them in the piece, and all tokens of an earlier piece."""
-
-    start: int
-    size: int
-    before: int = 0
-    num_before: int = 0
+_PROVED: weakref.WeakKeyDictionary[Any, dict[bool, bool]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +59,7 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class SharedPrompts:
-    """The N tokens that are computed for rows [B, T], all on one device."""
+    """The N tokens that are computed for rows [B, T], all on one device; the last of them may be padding."""
 
     source: Tensor
     """int64 [N]: the place of each token among B * T."""
@@ -77,36 +70,54 @@ class SharedPrompts:
     calls: tuple[_Call, ...]
     order: Tensor
     """int64 [N]: the place of each computed token among all queries of all calls."""
+    runs: Runs | None = None
+    """The same attention without calls and without padding. None: in calls."""
 
     @classmethod
-    def of(cls, rows: Sequence[PromptOf], width: int) -> SharedPrompts:
-        """Return the layout of rows [B, T] on the CPU; T is `width`. A response's last token predicts nothing, and is
-        left out.
+    def of(
+        cls, rows: Sequence[PromptOf], width: int, packing: PackedAs | None = None, ends: bool = False
+    ) -> SharedPrompts:
+        """Return the layout of rows [B, T] on the CPU; T is `width`. A prompt of no tokens is of a row alone.
+
+        A row's last token predicts nothing, and is left out without `ends`. `packing`: the number of tokens is a fixed
+        one, for which padding follows the last row.
         """
         source, positions, total = list[Tensor](), list[Tensor](), 0
         place = torch.zeros(len(rows), width, dtype=torch.int64)
-        prompts: dict[int, _Piece] = {}
-        responses: list[_Piece] = []
+        prompts: dict[int, Piece] = {}
+        responses: list[Piece] = []
 
-        def add(row: int, begin: int, end: int, before: int = 0) -> _Piece:
+        def add(row: int, begin: int, end: int, before: int = 0) -> Piece:
             nonlocal total
             own = torch.arange(begin, end)
             source.append(row * width + own)
             positions.append(own)
-            piece = _Piece(total, end - begin, before, begin)
+            piece = Piece(total, end - begin, before, begin)
             total += piece.size
             return piece
 
         for i, (number, size, row_tokens) in enumerate(rows):
-            if number not in prompts:
+            if size and number not in prompts:
                 prompts[number] = add(i, 0, size)
-            before = prompts[number].start
+            before = prompts[number].start if size else 0
             place[i, :size] = torch.arange(before, before + size)
-            if row_tokens - 1 > size:
-                responses.append(add(i, size, row_tokens - 1, before))
-                place[i, size : row_tokens - 1] = responses[-1].start + torch.arange(responses[-1].size)
+            end = row_tokens if ends else row_tokens - 1
+            if end > size:
+                responses.append(add(i, size, end, before))
+                place[i, size:end] = responses[-1].start + torch.arange(responses[-1].size)
+        pieces = sorted([*prompts.values(), *responses])
+        if packing is not None:
+            padding = packed_width(total, packing.tokens, rounded=packing.in_runs) - total
+            if padding:
+                pieces.append(Piece(total, padding))
+                source.append(torch.zeros(padding, dtype=torch.int64))  # any token: nothing reads its state
+                positions.append(torch.arange(padding))
+            if packing.in_runs:
+                nothing = torch.zeros(0, dtype=torch.int64)
+                return cls(torch.cat(source), torch.cat(positions), place, (), nothing, Runs.of(pieces))
+            total += padding
         groups = [*_alike(list(prompts.values())), *_alike(responses)]
-        order = torch.empty(total, dtype=torch.int64)
+        order = torch.zeros(total, dtype=torch.int64)
         begin = 0
         for pieces in groups:
             for piece in pieces:
@@ -122,13 +133,19 @@ class SharedPrompts:
             self.place,
             self.order,
             *(t for call in self.calls for t in (call.queries, call.keys, call.before)),
+            *(() if self.runs is None else self.runs.tensors()),
         ]
 
     def with_tensors(self, tensors: Iterator[Tensor]) -> SharedPrompts:
         """Return the same layout with other tensors, such as copies on a device; they are taken from the iterator."""
         source, positions, place, order = (next(tensors) for _ in range(4))
         calls = tuple(_Call(next(tensors), next(tensors), next(tensors), call.is_causal) for call in self.calls)
-        return SharedPrompts(source, positions, place, calls, order)
+        runs = None if self.runs is None else self.runs.with_tensors(tensors)
+        return SharedPrompts(source, positions, place, calls, order, runs)
+
+    def in_longer_rows(self, width: int) -> SharedPrompts:
+        """Return the same layout for rows of one token more than `width`, the present one."""
+        return replace(self, source=self.source + self.source // width, place=F.pad(self.place, (0, 1)))
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, scale: float | None = None, window: int | None = None
@@ -138,6 +155,8 @@ class SharedPrompts:
         `scale`: of the products, 1 / sqrt(D) if None. `window`: the number of tokens that a token sees, itself
         included; None: all before it.
         """
+        if self.runs is not None:
+            return self.runs.attend(query, key, value, scale, window)
         gqa = query.shape[1] != key.shape[1]
         attended = []
         for call in self.calls:
@@ -155,9 +174,9 @@ def _picked(x: Tensor, at: Tensor) -> Tensor:
     return x.index_select(0, at.flatten()).view(*at.shape, *x.shape[1:]).transpose(1, 2)
 
 
-def _alike(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
+def _alike(pieces: Sequence[Piece]) -> list[list[Piece]]:
     """Group pieces of similar size, longest first, so that little is padded."""
-    groups: list[list[_Piece]] = []
+    groups: list[list[Piece]] = []
     tokens = 0
     for piece in sorted(pieces, key=lambda p: (-p.size, p.start)):
         if not groups or (tokens >= MIN_CALL_TOKENS and piece.size < ALIKE * groups[-1][0].size):
@@ -168,7 +187,7 @@ def _alike(pieces: Sequence[_Piece]) -> list[list[_Piece]]:
     return groups
 
 
-def _call(pieces: Sequence[_Piece]) -> _Call:
+def _call(pieces: Sequence[Piece]) -> _Call:
     most = max(p.num_before + p.size for p in pieces)
     longest = pieces[0].size
     start, size, before, num_before = (torch.tensor(x)[:, None] for x in zip(*pieces, strict=True))
@@ -208,23 +227,27 @@ def states(model: Any, ids: Tensor, layout: SharedPrompts) -> Tensor:
     return hidden[0]
 
 
-def is_proved(model: Any) -> bool:
-    """True if the model's states of rows that share prompts are those of the rows alone; tried once for each model."""
-    if model not in _PROVED:
-        _PROVED[model] = _agrees(model)
-    return _PROVED[model]
+def is_proved(model: Any, in_runs: bool = False) -> bool:
+    """True if the model's states of rows that share prompts are those of the rows alone; tried once for each model.
+
+    `in_runs`: with attention of variable length.
+    """
+    known = _PROVED.setdefault(model, {})
+    if in_runs not in known:
+        known[in_runs] = _agrees(model, in_runs)
+    return known[in_runs]
 
 
-def _agrees(model: Any) -> bool:
-    rows = [PromptOf(0, 3, 7), PromptOf(1, 2, 4), PromptOf(0, 3, 5), PromptOf(0, 3, 4)]
+def _agrees(model: Any, in_runs: bool) -> bool:
+    rows = [PromptOf(0, 3, 7), PromptOf(1, 2, 4), PromptOf(0, 3, 5), PromptOf(0, 3, 4), PromptOf(2, 0, 6)]
     ids = probe_ids(model, len(rows), 7)
-    ids[2:, :3] = ids[0, :3]
+    ids[2:4, :3] = ids[0, :3]
     try:
         with evaluating(model):
             alone = model.base_model(input_ids=ids[:, :-1], use_cache=False).last_hidden_state
             if model.config._attn_implementation not in ("sdpa", NAME):
                 return False
-            plain = SharedPrompts.of(rows, 7)
+            plain = SharedPrompts.of(rows, 7, PackedAs(24, in_runs=True) if in_runs else None)
             layout = plain.with_tensors(moved(plain.tensors(), ids.device))
             ours = states(model, ids.flatten()[layout.source], layout)[layout.place]
     except (TypeError, ValueError, AttributeError, RuntimeError, ConfigError):

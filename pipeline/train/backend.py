@@ -34,8 +34,11 @@ def require_written_by(backend: str, folder: Path, file: str) -> None:
 class CriticBackend(Protocol):
     """A critic: values with gradient, and optimiser steps of its own."""
 
-    def values(self, input_ids: Tensor, where: Tensor) -> Tensor:
-        """Return V [B, T] of the states before the tokens at `where` (bool [B, T]), 0 elsewhere."""
+    def values(self, input_ids: Tensor, where: Tensor, targets: Targets | None = None) -> Tensor:
+        """Return V [B, T] of the states before the tokens at `where` (bool [B, T]), 0 elsewhere.
+
+        `where` is False at column 0. `targets`: the tokens at `where`, if the host knows them.
+        """
         ...
 
     def backward(self, loss: Tensor) -> None:
@@ -116,10 +119,13 @@ class Backend(Protocol):
 
         return self.compute(compute, who)
 
-    def can_share_prompts(self) -> bool:
-        """True if the policy computes equal prompts of rows once. Every rank must call it."""
+    def can_share_prompts(self, in_runs: bool = False) -> bool:
+        """True if the policy computes rows one after another, and equal prompts of them once. Every rank must call it.
+
+        `in_runs`: with attention of variable length.
+        """
         # A tensor: DeepSpeed's hooks refuse other plain results of a forward.
-        return bool(self.compute(lambda model: torch.tensor(can_share(model))))
+        return bool(self.compute(lambda model: torch.tensor(can_share(model, in_runs))))
 
     def changed_routes(self) -> dict[str, float]:
         """Return the metric of routers' changed choices in this update, if any were counted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -60,7 +61,7 @@ def collate(
     real, trains = _masks(rows, lengths, width, device)
     ids, logprobs = _tokens([rows[i] for i in here], [lengths[i] for i in here], width, pad_id)
     extras = {"policy_version": torch.tensor([row.policy_version for row in rows], device=device)}
-    episode_ids = turn_ids = None
+    episode_ids = turn_ids = answered = None
     if any(len(own) > 1 or len(own[0].turns) > 1 for own in of_members):
         episode_ids = torch.tensor(owner, device=device)
         turn_ids = _by_piece(rows, width, lambda span: span.number, -1).to(device)
@@ -69,16 +70,15 @@ def collate(
     if observations:
         answers = torch.zeros(len(rows), width)
         # Of the rows of other ranks the length is known, and not what they share with earlier ones.
-        spans_of = (
-            spans
+        answered = tuple(
+            tuple(spans)
             for (_, rollout, _), own in zip(members, of_members, strict=True)
             for spans in (observed_spans(own) if rollout.held_by is None else [[] for _ in own])
         )
-        for i, spans in enumerate(spans_of):
+        for i, spans in enumerate(answered):
             for begin, end in spans:
                 answers[i, begin:end] = 1
         extras["observation_mask"] = answers.to(device)
-    observed = observations and episode_ids is not None  # a single response has no answers from elsewhere
     return TrainBatch(
         input_ids=ids.to(device),
         attention_mask=real.to(torch.int64),
@@ -92,7 +92,27 @@ def collate(
         episode_ids=episode_ids,
         turn_ids=turn_ids,
         held=_places(len(rows), here),
-        spans=None if observed else tuple(tuple((s.start, s.stop) for s in row.spans) for row in rows),
+        spans=tuple(tuple((s.start, s.stop) for s in row.spans) for row in rows),
+        answers=answered,
+    )
+
+
+def turn_table(groups: Sequence[Group], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
+    """Return the rewards (NaN: none) and the numbered states (-1: none) of the turns of all members, both [E, K].
+
+    Equal names of states are equal numbers within a group; the numbers of different groups differ.
+    """
+    numbers: dict[tuple[int, str], int] = {}
+    rewards, states = [], []
+    for g, group in enumerate(groups):
+        for turns in (m.rollout.turns for m in group.members if m.reward is not None):
+            rewards.append([math.nan if t.reward is None else t.reward for t in turns])
+            keys = [None if t.state is None else (g, t.state) for t in turns]
+            states.append([-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys])
+    num = max(map(len, rewards))
+    return (
+        torch.tensor([r + [math.nan] * (num - len(r)) for r in rewards], dtype=torch.float64, device=device),
+        torch.tensor([s + [-1] * (num - len(s)) for s in states], dtype=torch.int64, device=device),
     )
 
 
@@ -195,6 +215,32 @@ def shared_batches(lengths: Sequence[int], prompts: Sequence[PromptOf], max_toke
     return batches
 
 
+def filled_batches(lengths: Sequence[int], prompts: Sequence[PromptOf], max_tokens: int) -> list[list[int]]:
+    """Cut as `shared_batches` does, into micro-batches that are as full as can be: all cost as much as a full one.
+
+    A row goes to the fullest micro-batch that has its prompt and room for it, else to the fullest that has room.
+    """
+    batches: list[list[int]] = []
+    room: list[int] = []
+    holds: list[set[int]] = []
+    for i in (i for rows in by_prompt(range(len(lengths)), lengths, prompts) for i in rows):
+        number, size, _ = prompts[i]
+        added = [lengths[i] - (size if number in held else 0) for held in holds]
+        fits = [b for b, free in enumerate(room) if added[b] <= free]
+        if fits:
+            b = min(fits, key=lambda b: (added[b], room[b], b))
+        else:
+            b = len(batches)
+            batches.append([])
+            room.append(max_tokens)
+            holds.append(set())
+            added.append(lengths[i])
+        batches[b].append(i)
+        room[b] -= added[b]
+        holds[b].add(number)
+    return batches
+
+
 def by_prompt(rows: Iterable[int], lengths: Sequence[int], prompts: Sequence[PromptOf]) -> list[list[int]]:
     """Return the rows with equal prompts together, longest first, of the prompt with the longest row first."""
     together: dict[int, list[int]] = {}
@@ -235,18 +281,20 @@ def deal(
     size: int,
     packs: bool = False,
     prompts: Sequence[PromptOf] | None = None,
+    fills: bool = False,
 ) -> tuple[list[list[int]], int]:
     """Return one rank's micro-batches, and the number of idle ones that it adds to have as many as every other rank.
 
     The rows are those of `owners`, so every rank computes the same. `packs`: without padding. `prompts`: without
-    padding, and equal prompts of a micro-batch are computed once.
+    padding, and equal prompts of a micro-batch are computed once; with `fills` micro-batches are as full as can be.
     """
     owned = owners(lengths, size, prompts)
     cut = packed_batches if packs else micro_batches
     if prompts is None:
         pieces = [cut([lengths[i] for i in rows], max_tokens) for rows in owned]
     else:
-        pieces = [shared_batches([lengths[i] for i in o], [prompts[i] for i in o], max_tokens) for o in owned]
+        cut_shared = filled_batches if fills else shared_batches
+        pieces = [cut_shared([lengths[i] for i in o], [prompts[i] for i in o], max_tokens) for o in owned]
     # A piece has indices among the rank's own rows; back to those of `lengths`.
     own = [[owned[rank][i] for i in piece] for piece in pieces[rank]]
     return own, max(map(len, pieces)) - len(own)

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import CheckpointError, NonFiniteError, boundary
-from pipeline.models.forward import spread
+from pipeline.models.forward import Targets, spread, states_before
 from pipeline.models.load import ready
 from pipeline.models.scalar_head import score_of, with_scalar_head
 from pipeline.models.sequence_parallel import Pieces
+from pipeline.models.shared_prompts import SharedPrompts
 from pipeline.rl.gae import summarize_values, value_loss
 from pipeline.rl.logprobs import working
 from pipeline.rl.parts import Critic
@@ -76,12 +77,12 @@ class TorchCritic:
         self.num_updates = 0
         self.optimizer = with_masters((model or self.head).parameters(), optimizer)
 
-    def values(self, input_ids: Tensor, where: Tensor) -> Tensor:
-        """Return V [B, T] of the states before the tokens at `where` (bool, False at column 0), 0 elsewhere."""
+    def values(self, input_ids: Tensor, where: Tensor, targets: Targets | None = None) -> Tensor:
+        """Return V [B, T] of the states before the tokens at `where`; see `CriticBackend.values`."""
         if self.within is None:
-            return values_of(self.model or self.policy, self.head, input_ids, where, self.ranks.pieces)
+            return values_of(self.model or self.policy, self.head, input_ids, where, self.ranks.pieces, targets)
         run, pieces = self.within.run, self.ranks.pieces
-        values: Tensor = run(lambda policy: values_of(policy, self.head, input_ids, where, pieces))
+        values: Tensor = run(lambda policy: values_of(policy, self.head, input_ids, where, pieces, targets))
         return values
 
     def backward(self, loss: Tensor) -> None:
@@ -183,10 +184,10 @@ class DividedCritic(Generic[D]):
         self.total_steps = total_steps
         self.num_updates = 0
 
-    def values(self, input_ids: Tensor, where: Tensor) -> Tensor:
-        """Return V [B, T] of the states before the tokens at `where` (bool, False at column 0), 0 elsewhere."""
+    def values(self, input_ids: Tensor, where: Tensor, targets: Targets | None = None) -> Tensor:
+        """Return V [B, T] of the states before the tokens at `where`; see `CriticBackend.values`."""
         run, pieces = self.sharded.run, self.ranks.pieces
-        values: Tensor = run(lambda model: values_of(model, score_of(model), input_ids, where, pieces))
+        values: Tensor = run(lambda model: values_of(model, score_of(model), input_ids, where, pieces, targets))
         return values
 
     def backward(self, loss: Tensor) -> None:
@@ -283,18 +284,26 @@ def load_backbone(folder: Path, policy: Any) -> Any:
     return ready(model).to(policy.device).eval()
 
 
-def values_of(model: Any, head: Any, input_ids: Tensor, where: Tensor, pieces: Pieces | None = None) -> Tensor:
+def values_of(
+    model: Any,
+    head: Any,
+    input_ids: Tensor,
+    where: Tensor,
+    pieces: Pieces | None = None,
+    targets: Targets | None = None,
+) -> Tensor:
     """Return V [B, T] in float32 of the states before the tokens at `where`, 0 elsewhere: `head` on the backbone.
 
-    With `pieces` each rank computes a piece of every row, and all ranks get the whole.
+    With `pieces` each rank computes a piece of every row, and all ranks get the whole. `targets`: the tokens at
+    `where`, if the host knows them.
     """
     if pieces is not None:
         # V before token t is read from the hidden state of token t - 1: the mask is cut after the shift by one.
         at = pieces.part(where[:, 1:])
         own = spread(working(head(pieces.states(model, input_ids[:, :-1])[at])[:, 0]), at)
         return torch.nn.functional.pad(pieces.whole(own, where.shape[1] - 1), (1, 0))
-    hidden = model.base_model(input_ids=input_ids[:, :-1], use_cache=False).last_hidden_state  # [B, T - 1, H]
-    return spread(working(head(hidden[where[:, 1:]])[:, 0]), where)
+    values = working(head(states_before(model, input_ids, where, targets))[:, 0])
+    return spread(values, where, None if targets is None else targets.at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,22 +328,32 @@ def predict(
     """
     values = torch.zeros(batch.response_mask.shape, dtype=torch.float64, device=batch.rewards.device)
     final = torch.zeros(len(batch.rewards), dtype=torch.float64, device=values.device)
-    for at, micro, _ in micros:
+    for at, micro, targets in micros:
         width = micro.input_ids.shape[1]
         where = micro.response_mask > 0
-        values_here = critic.values(micro.input_ids, where).double()
+        values_here = critic.values(micro.input_ids, where, targets).double()
         after = None
         if with_final:  # the state after the last token is the one before a token that would follow it
             longer = torch.cat([micro.input_ids, micro.input_ids[:, :1]], 1)
             last = torch.zeros(longer.shape, dtype=torch.bool, device=longer.device)
             # The column after a row's last token; its id is not read, because its state is not.
-            last[torch.arange(len(at), device=at.device), micro.attention_mask.sum(1)] = True
-            after = critic.values(longer, last).double().sum(1)
+            ends = micro.attention_mask.sum(1)
+            last.scatter_(1, ends[:, None], True)
+            own = Targets(torch.arange(len(at), device=at.device) * longer.shape[1] + ends, _longer(targets, width))
+            after = critic.values(longer, last, own).double().sum(1)
         # An idle micro-batch, whose forward only keeps in step with the other ranks, has nothing at `where`.
         values[at, :width] = torch.where(where, values_here, values[at, :width])
         if after is not None:
             final[at] = torch.where(where.any(), after, final[at])
     return Predicted(all_reduce(values), all_reduce(final) if with_final else None)
+
+
+def _longer(targets: Targets | None, width: int) -> SharedPrompts | None:
+    """Return the layout of rows of `width` tokens, which computes their last tokens too, for rows that are one longer.
+
+    None where each row is computed alone.
+    """
+    return None if targets is None or targets.shared is None else targets.shared.in_longer_rows(width)
 
 
 def learn(
@@ -354,10 +373,10 @@ def learn(
     total = float(all_reduce(local)[0])
     stats: Tensor | None = None
     loss = torch.zeros(1, dtype=torch.float64, device=predicted.values.device)
-    for at, micro, _ in micros:
+    for at, micro, targets in micros:
         width = micro.input_ids.shape[1]
         mask = micro.response_mask
-        values = critic.values(micro.input_ids, mask > 0)
+        values = critic.values(micro.input_ids, mask > 0, targets)
         # `predicted` is padded to the whole batch's width, the micro-batch to its own.
         old, wanted = predicted.values[at, :width].to(values.dtype), returns[at, :width].to(values.dtype)
         share, seen = value_loss(values, old, wanted, mask, total, how.clip)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import RunError
+from pipeline.models.forward import Targets
 from pipeline.models.widths import padded_width
 from pipeline.rl.controllers import entropy_controller, kl_controller
 from pipeline.rl.corrections import mean_weight, mismatch_weights, training_mask
@@ -25,13 +25,13 @@ from pipeline.rl.selection import Selection, low_moment, select_tokens
 from pipeline.rl.shaping import length_penalty
 from pipeline.seeds import derive
 from pipeline.train.backend import Backend, Who
-from pipeline.train.collate import Micro, collate, deal, owners, rows_of, untrained
+from pipeline.train.collate import Micro, collate, deal, owners, rows_of, turn_table, untrained
 from pipeline.train.critic import Predicted, predict
 from pipeline.train.exchange import row_lengths, with_own
 from pipeline.train.minibatches import minibatches
 from pipeline.train.ranks import ALONE, Ranks
 from pipeline.train.replay import replay_of
-from pipeline.train.sharing import shared_prompts, targets_of
+from pipeline.train.sharing import packing_of, shared_prompts, targets_of
 from pipeline.train.texts import Row
 from pipeline.types import Group, PromptOf, StepMetrics, TrainBatch
 
@@ -159,10 +159,11 @@ def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: S
     Every rank gets all groups: what needs the model is divided by rows, and each rank computes the rest for itself.
     Tokens come to the ranks that train on them; every rank is told of the other responses what it needs.
     """
-    prompts = shared_prompts(backend, parts, groups)
-    groups = _with_own(backend, parts, groups, settings, prompts)
+    packing = packing_of(backend)
+    prompts = shared_prompts(backend, parts, groups, packing)
+    groups = _with_own(backend, parts, groups, settings, prompts, packing is not None)
     collated = collate(groups, settings.pad_id, backend.model.device, settings.observation_coef > 0)
-    collated = replace(collated, prompts=prompts)
+    collated = replace(collated, prompts=prompts, packing=packing)
     shares = None
     if collated.episode_ids is not None and collated.turn_ids is not None:
         shares = shares_of(layout(collated.episode_ids, collated.turn_ids, collated.response_mask > 0))
@@ -211,14 +212,15 @@ def _with_own(
     groups: Sequence[Group],
     settings: Settings,
     prompts: tuple[PromptOf, ...] | None,
+    packs: bool,
 ) -> Sequence[Group]:
     """Return the groups with the tokens of the rows that this rank computes: in each minibatch, and in whole passes."""
     if backend.ranks.size == 1:
         return groups
     lengths, group_of = row_lengths(groups)
-    padded = [padded_width(n, backend.model.device) for n in lengths]
+    sizes = lengths if packs else [padded_width(n, backend.model.device) for n in lengths]
     steps = minibatches(parts.updates, group_of, settings.seed, settings.step)
-    return with_own(backend.ranks, groups, padded, [range(len(lengths)), *steps], prompts)
+    return with_own(backend.ranks, groups, sizes, [range(len(lengths)), *steps], prompts)
 
 
 def _with_all_logprobs(backend: Backend, parts: Parts, batch: TrainBatch, settings: Settings) -> TrainBatch:
@@ -229,16 +231,17 @@ def _with_all_logprobs(backend: Backend, parts: Parts, batch: TrainBatch, settin
     if ranks.size == 1 or not compares:
         return batch
     # Another optimiser step may deal a row of this rank to a second one: that of the whole batch counts.
-    rows = owners(_widths(batch), ranks.size, batch.prompts)[ranks.rank]
+    rows = owners(_sizes(batch), ranks.size, batch.prompts)[ranks.rank]
     own = torch.tensor(rows, dtype=torch.int64, device=batch.rewards.device)
     logprobs = torch.zeros_like(batch.rollout_logprobs)
     logprobs[own] = batch.rollout_logprobs[own]
     return replace(batch, rollout_logprobs=ranks.all_reduce(logprobs))
 
 
-def _widths(batch: TrainBatch) -> list[int]:
-    """Return the length of each row with its padding in a micro-batch of its own."""
-    return [padded_width(n, batch.rewards.device) for n in batch.attention_mask.sum(1).tolist()]
+def _sizes(batch: TrainBatch) -> list[int]:
+    """Return the tokens by which each row counts as it is dealt: its own, and padding where there is any."""
+    lengths: list[int] = batch.attention_mask.sum(1).tolist()
+    return lengths if batch.packing is not None else [padded_width(n, batch.rewards.device) for n in lengths]
 
 
 def _shaped(parts: Parts, batch: TrainBatch, shares: Shares | None, settings: Settings) -> TrainBatch:
@@ -256,8 +259,8 @@ def _predicted(backend: Backend, parts: Parts, batch: TrainBatch, settings: Sett
         return None
     if backend.critic is None:
         raise RunError("the algorithm has a critic and the backend holds none; call start_critic first")
-    everything = micros_of(batch, list(range(len(batch.rewards))), settings, backend.ranks.data)
     with_final = bool(parts.advantage.options.get("bootstrap_truncated"))
+    everything = micros_of(batch, list(range(len(batch.rewards))), settings, backend.ranks.data, with_final)
     return predict(backend.critic, batch, everything, with_final, backend.ranks.data.all_reduce)
 
 
@@ -327,20 +330,28 @@ def _norms(backend: Backend, batch: TrainBatch, settings: Settings) -> Tensor:
     return score_norms(logprobs, _logprobs_of(backend, batch, "policy", half)[0])
 
 
-def micros_of(batch: TrainBatch, rows: Sequence[int], settings: Settings, ranks: Ranks = ALONE) -> list[Micro]:
-    """Return this rank's micro-batches of those rows. All ranks have as many: the last ones of some are idle."""
+def micros_of(
+    batch: TrainBatch, rows: Sequence[int], settings: Settings, ranks: Ranks = ALONE, ends: bool = False
+) -> list[Micro]:
+    """Return this rank's micro-batches of those rows. All ranks have as many: the last ones of some are idle.
+
+    `ends`: where rows are packed, the state after the last token of each is computed too.
+    """
     device = batch.rewards.device
-    widths = _widths(batch)
+    sizes = _sizes(batch)
     prompts = None if batch.prompts is None else [batch.prompts[i] for i in rows]
-    most, sizes = settings.micro_batch_tokens, [widths[i] for i in rows]
-    pieces, num_idle = deal(sizes, most, ranks.rank, ranks.size, prompts=prompts)
+    most, own_sizes = settings.micro_batch_tokens, [sizes[i] for i in rows]
+    fills = batch.packing is not None
+    pieces, num_idle = deal(own_sizes, most, ranks.rank, ranks.size, prompts=prompts, fills=fills)
     own = [[rows[i] for i in piece] for piece in pieces]
-    longest = [max(widths[i] for i in piece) for piece in own]
+    longest = [padded_width(max(sizes[i] for i in piece), device) for piece in own]
     # One copy to the device for all, because the host waits for each.
-    places, targets = targets_of(batch, own, longest)
+    places, targets = targets_of(batch, own, longest, ends)
     parts = [rows_of(batch, p, at, width) for p, at, width in zip(own, places, longest, strict=True)]
-    idle = [Micro(torch.tensor([0], device=device), untrained(batch))] if num_idle else []  # any row: none of it trains
-    return [*map(Micro, places, parts, targets), *idle * num_idle]
+    if not num_idle:
+        return [*map(Micro, places, parts, targets)]
+    nothing = torch.zeros(1, dtype=torch.int64, device=device)  # any row: none of it trains
+    return [*map(Micro, places, parts, targets), *[Micro(nothing, untrained(batch), Targets(nothing[:0]))] * num_idle]
 
 
 def cut_to(values: Tensor | None, rows: Tensor, width: int) -> Tensor | None:
@@ -372,22 +383,3 @@ def _oldest(batch: TrainBatch) -> Tensor:
     return torch.empty_like(versions).scatter_reduce(0, batch.episode_ids, versions, "amin", include_self=False)[
         batch.episode_ids
     ]
-
-
-def turn_table(groups: Sequence[Group], device: torch.device | str = "cpu") -> tuple[Tensor, Tensor]:
-    """Return the rewards (NaN: none) and the numbered states (-1: none) of the turns of all members, both [E, K].
-
-    Equal names of states are equal numbers within a group; the numbers of different groups differ.
-    """
-    numbers: dict[tuple[int, str], int] = {}
-    rewards, states = [], []
-    for g, group in enumerate(groups):
-        for turns in (m.rollout.turns for m in group.members if m.reward is not None):
-            rewards.append([math.nan if t.reward is None else t.reward for t in turns])
-            keys = [None if t.state is None else (g, t.state) for t in turns]
-            states.append([-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys])
-    num = max(map(len, rewards))
-    return (
-        torch.tensor([r + [math.nan] * (num - len(r)) for r in rewards], dtype=torch.float64, device=device),
-        torch.tensor([s + [-1] * (num - len(s)) for s in states], dtype=torch.int64, device=device),
-    )

@@ -1,62 +1,109 @@
-"""Decides whether an update computes each prompt once for all of its responses, and finds the tokens that train.
+"""Decides whether rows are packed and whether prompts are computed once, and finds the tokens that train.
 
 With shared prompts the rows of one go to the same rank and the same micro-batch (`train.collate`), and
-`models.shared_prompts` computes them.
+`models.shared_prompts` computes them. It also computes rows that are packed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
+from pipeline.errors import ConfigError
 from pipeline.models.forward import Targets
 from pipeline.models.shared_prompts import SharedPrompts, moved
 from pipeline.rl.parts import Parts
 from pipeline.train.backend import Backend
-from pipeline.types import Group, PromptOf, TrainBatch
+from pipeline.train.exchange import row_lengths
+from pipeline.types import Group, PackedAs, PromptOf, TrainBatch
 
 MIN_SPARED = 0.25
 """Prompts are computed once if that spares this share of all tokens: gathering what tokens attend to costs time too."""
 
 
-def shared_prompts(backend: Backend, parts: Parts, groups: Sequence[Group]) -> tuple[PromptOf, ...] | None:
-    """Return the prompt of each row, or None if every row is to be computed alone. Every rank must call it."""
-    # A critic's values are computed for each row alone, and a part of a sequence has no place for two responses.
-    if not backend.train_config.share_prompts or parts.critic is not None or backend.ranks.pieces is not None:
+def packing_of(backend: Backend) -> PackedAs | None:
+    """Return the way in which rows are packed by `train.packing`; None if they are padded. Every rank must call it.
+
+    Raises: ConfigError for `packing: on` with a policy that cannot be packed.
+    """
+    config = backend.train_config
+    is_gpu = backend.model.device.type == "cuda"
+    if config.packing == "off" or (config.packing == "auto" and not is_gpu) or backend.ranks.pieces is not None:
         return None
+    if backend.can_share_prompts(in_runs=True):
+        return PackedAs(config.micro_batch_tokens, in_runs=True)
+    # In pieces of similar size attention has padding and new shapes: the GPU gains nothing by that.
+    if config.packing == "auto":
+        return None
+    if not backend.can_share_prompts():
+        raise ConfigError(
+            f"train.packing=on: model type {backend.model.config.model_type!r} has experts, a head that is more than "
+            "a product, or an attention that packed rows do not pass through; set train.packing: auto"
+        )
+    return PackedAs(config.micro_batch_tokens, in_runs=False)
+
+
+def shared_prompts(
+    backend: Backend, parts: Parts, groups: Sequence[Group], packing: PackedAs | None = None
+) -> tuple[PromptOf, ...] | None:
+    """Return the prompt of each row, or None if every row is padded and computed alone. Every rank must call it.
+
+    With `packing` a row that is computed alone has a prompt of no tokens.
+    """
+    alone = None
+    if packing is not None:
+        alone = tuple(PromptOf(i, 0, tokens) for i, tokens in enumerate(row_lengths(groups)[0]))
+    # A part of a sequence has no place for two responses, and without packing a critic computes each row alone.
+    has_critic = parts.critic is not None and packing is None
+    if not backend.train_config.share_prompts or has_critic or backend.ranks.pieces is not None:
+        return alone
     prompts = row_prompts(groups)
-    if prompts is None or share_spared(prompts) < MIN_SPARED or not backend.can_share_prompts():
-        return None
-    return prompts
+    if prompts is None or share_spared(prompts) < MIN_SPARED:
+        return alone
+    return prompts if packing is not None or backend.can_share_prompts() else None
 
 
 def targets_of(
-    batch: TrainBatch, pieces: Sequence[Sequence[int]], widths: Sequence[int]
+    batch: TrainBatch, pieces: Sequence[Sequence[int]], widths: Sequence[int], ends: bool = False
 ) -> tuple[list[Tensor], list[Targets | None]]:
     """Return for each micro-batch its rows, int64 [b], and the tokens that train, on the batch's device.
 
-    `pieces`: the rows of each micro-batch, `widths` what they are padded to. Targets are None where the host does not
-    know them.
+    `pieces`: the rows of each micro-batch, `widths` what they are padded to. `ends`: the last token of each row is
+    computed too. Targets are None where the host does not know them.
     """
     tensors = [torch.tensor(rows, dtype=torch.int64) for rows in pieces]
-    layouts: list[SharedPrompts | None] = [None] * len(pieces)
-    if batch.prompts is not None:
-        of_row = batch.prompts
-        layouts = [SharedPrompts.of([of_row[i] for i in rows], w) for rows, w in zip(pieces, widths, strict=True)]
-    if batch.spans is not None:
-        tensors += [_trained([batch.spans[i] for i in rows], w) for rows, w in zip(pieces, widths, strict=True)]
-        tensors += [t for layout in layouts if layout is not None for t in layout.tensors()]
+    if batch.spans is None:
+        return list(moved(tensors, batch.rewards.device)), [None] * len(pieces)
+    made = []
+    for rows, width in zip(pieces, widths, strict=True):
+        spans = [batch.spans[i] for i in rows]
+        layout = answers = None
+        if batch.prompts is not None:
+            layout = SharedPrompts.of([batch.prompts[i] for i in rows], width, batch.packing, ends)
+        if batch.answers is not None:
+            answers = _places([sorted({*own, *batch.answers[i]}) for own, i in zip(spans, rows, strict=True)], width)
+        made.append(Targets(_places(spans, width), layout, answers))
+    for x in made:
+        tensors += [
+            x.at,
+            *([] if x.answers is None else [x.answers]),
+            *([] if x.shared is None else x.shared.tensors()),
+        ]
     own = moved(tensors, batch.rewards.device)
     places = [next(own) for _ in pieces]
-    if batch.spans is None:
-        return places, [None] * len(pieces)
-    at = [next(own) for _ in pieces]
-    return places, [Targets(a, None if x is None else x.with_tensors(own)) for a, x in zip(at, layouts, strict=True)]
+    return places, [_with_tensors(x, own) for x in made]
 
 
-def _trained(spans: Sequence[Sequence[tuple[int, int]]], width: int) -> Tensor:
+def _with_tensors(targets: Targets, own: Iterator[Tensor]) -> Targets:
+    """Return the same targets with other tensors, taken from the iterator."""
+    at = next(own)
+    answers = None if targets.answers is None else next(own)
+    return Targets(at, None if targets.shared is None else targets.shared.with_tensors(own), answers)
+
+
+def _places(spans: Sequence[Sequence[tuple[int, int]]], width: int) -> Tensor:
     """Return int64 [n]: the places of the tokens in the spans of rows [b, width], row by row."""
     pieces = [torch.arange(i * width + begin, i * width + end) for i, own in enumerate(spans) for begin, end in own]
     return torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.int64)

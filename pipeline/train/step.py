@@ -119,7 +119,13 @@ def _policy_gradient(
         where = micro.response_mask > 0 if observed is None else (micro.response_mask + observed) > 0
         replay = replay_at(micro.recorded, where)
         logprobs, entropy = backend.logprobs(
-            micro.input_ids, where, settings.temperature, "policy", True, replay, targets=targets
+            micro.input_ids,
+            where,
+            settings.temperature,
+            "policy",
+            True,
+            replay,
+            targets=None if targets is None else targets.with_answers(),
         )
         inputs = LossInputs(
             logprobs=logprobs,

@@ -17,8 +17,7 @@ from pipeline.errors import DataError, EngineError
 from pipeline.loop.parity import gap_of
 from pipeline.rollout.engine import Sampling
 from pipeline.stages.distill import distill_rows
-from pipeline.train.collate import collate, rows_of
-from pipeline.train.prepare import turn_table
+from pipeline.train.collate import collate, rows_of, turn_table
 from pipeline.train.replay import replay_of
 from pipeline.train.step import update
 from pipeline.train.torch_backend import TorchBackend

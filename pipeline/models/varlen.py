@@ -1,0 +1,137 @@
+"""Attention of pieces of different lengths that lie one after another, by torch's kernel for such pieces.
+
+Nothing is padded, and the kernel is built for no shape. It runs on CUDA, in half precision.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pipeline.models.kernels import proved
+from pipeline.models.proof import HALF
+
+
+class Piece(NamedTuple):
+    """Neighbouring tokens that see those before them in the piece, and all tokens of an earlier piece."""
+
+    start: int
+    size: int
+    before: int = 0
+    num_before: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """All pieces of a micro-batch, in order. A query sees the keys before its own place, counted from the end."""
+
+    queries: Tensor
+    """int32 [P + 1]: the first token of each piece, and the number of all tokens."""
+    keys: Tensor
+    """int32 [P + 1]: the same for what each piece sees."""
+    source: Tensor | None
+    """int64 [M]: the token that each key is of. None: pieces see themselves alone, so keys lie as queries do."""
+    max_queries: int
+    max_keys: int
+
+    @classmethod
+    def of(cls, pieces: Sequence[Piece]) -> Runs:
+        """Return the runs of pieces that follow one another, on the CPU; tensors are int64 until they are moved."""
+        sizes = torch.tensor([(p.size, p.num_before + p.size) for p in pieces])
+        ends = torch.cat([torch.zeros(1, 2, dtype=torch.int64), sizes.cumsum(0)])
+        source = None
+        if any(p.num_before for p in pieces):
+            spans = (
+                (begin, begin + size) for p in pieces for begin, size in ((p.before, p.num_before), (p.start, p.size))
+            )
+            source = torch.cat([torch.arange(begin, end) for begin, end in spans])
+        return cls(ends[:, 0], ends[:, 1], source, *sizes.amax(0).tolist())
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors, in the order in which `with_tensors` takes them."""
+        return [self.queries, self.keys, *([] if self.source is None else [self.source])]
+
+    def with_tensors(self, tensors: Iterator[Tensor]) -> Runs:
+        """Return the same runs with other tensors, such as copies on a device; they are taken from the iterator."""
+        queries, keys = (next(tensors).to(torch.int32) for _ in range(2))
+        source = None if self.source is None else next(tensors)
+        return Runs(queries, keys, source, self.max_queries, self.max_keys)
+
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, scale: float | None, window: int | None, kernel: Any = None
+    ) -> Tensor:
+        """Return [N, heads, D] for query [N, heads, D], key and value [N, key heads, D]; see `SharedPrompts.attend`.
+
+        `kernel`: takes the arguments of torch's `varlen_attn`; None for that itself.
+        """
+        if self.source is not None:
+            key, value = (x.index_select(0, self.source) for x in (key, value))
+        left = -1 if window is None or window >= self.max_keys else window - 1
+        named: dict[str, Any] = {"scale": scale, "window_size": (left, 0)}
+        if query.shape[1] != key.shape[1] and (kernel is not None or _asks_for_groups()):
+            named["enable_gqa"] = True
+        ends = (self.queries, self.keys, self.max_queries, self.max_keys)
+        out: Tensor = (kernel or _kernel())(query, key, value, *ends, **named)
+        return out
+
+
+def _kernel() -> Any:
+    from torch.nn.attention.varlen import varlen_attn
+
+    return varlen_attn
+
+
+@functools.cache
+def _asks_for_groups() -> bool:
+    """True if this torch wants to be told that queries share keys; earlier ones see it."""
+    return "enable_gqa" in inspect.signature(_kernel()).parameters
+
+
+@functools.cache
+def is_proved(device: torch.device, dtype: torch.dtype) -> bool:
+    """True if the kernel computes attention and its gradients on that device as torch does; tried once, on few numbers.
+
+    False on other devices and in other number types, where the kernel does not run.
+    """
+    if device.type != "cuda" or dtype not in HALF:
+        return False
+    with torch.inference_mode(False), torch.enable_grad():  # wherever it is first asked
+        return proved(f"attention of different lengths in {dtype}", lambda: gap(device, dtype), 3e-2)
+
+
+def gap(device: torch.device, dtype: torch.dtype, kernel: Any = None) -> float:
+    """Return the greatest difference from plain attention in float32, as a share of the greatest number compared."""
+    pieces = [Piece(0, 40), Piece(40, 1), Piece(41, 70, 0, 40), Piece(111, 17)]
+    cut = Runs.of(pieces)
+    runs = cut.with_tensors(iter([t.to(device) for t in cut.tensors()]))
+    draw = torch.Generator().manual_seed(0)
+    numbers = (torch.randn(128, heads, 64, generator=draw).to(dtype).to(device) for heads in (4, 2, 2))
+    query, key, value = (x.requires_grad_() for x in numbers)
+    worst = 0.0
+    for window in (None, 9):
+        ours = runs.attend(query, key, value, 0.2, window, kernel)
+        theirs = torch.cat([_plainly(p, query.float(), key.float(), value.float(), window) for p in pieces])
+        pull = torch.sin(torch.arange(ours.numel(), device=device)).view_as(theirs)
+        gradients = [torch.autograd.grad((x.float() * pull).sum(), (query, key, value)) for x in (ours, theirs)]
+        for a, b in zip((ours, *gradients[0]), (theirs, *gradients[1]), strict=True):
+            worst = max(worst, float(((a.float() - b.float()).abs().max() / b.float().abs().max()).detach()))
+    return worst
+
+
+def _plainly(piece: Piece, query: Tensor, key: Tensor, value: Tensor, window: int | None) -> Tensor:
+    """Return the attention of one piece by a mask of all pairs."""
+    own = slice(piece.start, piece.start + piece.size)
+    before = slice(piece.before, piece.before + piece.num_before)
+    q = query[own].transpose(0, 1)
+    k, v = (torch.cat([x[before], x[own]]).transpose(0, 1) for x in (key, value))
+    i = torch.arange(piece.size, device=query.device)[:, None] + piece.num_before
+    j = torch.arange(k.shape[1], device=query.device)
+    mask = (j <= i) if window is None else (j <= i) & (j > i - window)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=0.2, enable_gqa=True).transpose(0, 1)

@@ -1,0 +1,104 @@
+"""Attention of variable length: its layouts against slow doubles, and its call against the torch that is installed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from pipeline.models import varlen
+from pipeline.models.shared_prompts import SharedPrompts
+from pipeline.models.varlen import Piece, Runs, gap, is_proved
+from pipeline.models.widths import packed_width
+from pipeline.types import PackedAs, PromptOf
+from tests.oracles.varlen import varlen_attn
+
+ROWS = (
+    PromptOf(0, 5, 9),
+    PromptOf(1, 3, 12),
+    PromptOf(0, 5, 6),
+    PromptOf(2, 0, 11),
+    PromptOf(1, 3, 4),
+    PromptOf(3, 0, 1),
+)
+WIDTH = 12
+
+
+def wrong(*args: Any, **named: Any) -> Tensor:
+    """A kernel that lets the first query of a piece see the first key alone, whatever is before it."""
+    query, key, value, cu_q, _, max_q, _ = args
+    return varlen_attn(query, key[: len(query)], value[: len(query)], cu_q, cu_q, max_q, max_q, **named)
+
+
+def test_the_proof_accepts_the_double_and_refuses_another_kernel() -> None:
+    assert gap(torch.device("cpu"), torch.float32, varlen_attn) < 1e-5
+    assert gap(torch.device("cpu"), torch.float32, wrong) > 0.1
+
+
+def test_no_kernel_is_tried_where_none_runs() -> None:
+    assert not is_proved(torch.device("cpu"), torch.bfloat16)
+    assert not is_proved(torch.device("cuda"), torch.float32)
+
+
+def test_torch_takes_the_call() -> None:
+    """Without a GPU: shapes and arguments of forward and backward are checked by torch's own rules for them."""
+    pieces = [Piece(0, 4), Piece(4, 3, 0, 4)]
+    cut = Runs.of(pieces)
+    with FakeTensorMode() as mode:
+        runs = cut.with_tensors(iter([mode.from_tensor(t) for t in cut.tensors()]))
+        query, key, value = (torch.empty(7, heads, 16, dtype=torch.bfloat16, requires_grad=True) for heads in (4, 2, 2))
+        out = runs.attend(query, key, value, 0.1, 3, varlen._kernel())
+        assert out.shape == query.shape
+        out.sum().backward()
+        assert key.grad is not None
+        assert key.grad.shape == key.shape
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("tokens", [8, 29, 64])
+def test_runs_attend_as_calls_do(window: int | None, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(varlen, "_kernel", lambda: varlen_attn)
+    results = []
+    for packing in (None, PackedAs(tokens, in_runs=False), PackedAs(tokens, in_runs=True)):
+        layout = SharedPrompts.of(ROWS, WIDTH, packing)
+        layout = layout.with_tensors(iter(layout.tensors()))
+        draw = torch.Generator().manual_seed(1)
+        # One draw for each place of the rows, so that equal tokens of all layouts have equal numbers.
+        whole = [torch.randn(len(ROWS) * WIDTH, heads, 8, dtype=torch.float64, generator=draw) for heads in (4, 2, 2)]
+        query, key, value = ((x[layout.source]).requires_grad_() for x in whole)
+        out = layout.attend(query, key, value, None, window)
+        assert len(out) == len(layout.source)
+        seen = [layout.place[i, t] for i, row in enumerate(ROWS) for t in range(row.row_tokens - 1)]
+        picked = out[torch.stack(seen)]
+        (picked * torch.sin(torch.arange(picked.numel())).view_as(picked)).sum().backward()
+        real = int(max(seen)) + 1
+        gradients = [x.grad[:real] for x in (query, key, value) if x.grad is not None]
+        assert all(float(x.grad[real:].abs().sum()) == 0 for x in (query, key, value) if x.grad is not None)
+        results.append((picked.detach(), *gradients))
+    for other in results[1:]:
+        for ours, plain in zip(other, results[0], strict=True):
+            torch.testing.assert_close(ours, plain, rtol=1e-10, atol=1e-12)
+
+
+def test_the_last_tokens_are_computed_where_they_are_asked_for() -> None:
+    layout = SharedPrompts.of(ROWS, WIDTH, PackedAs(64, in_runs=False), ends=True)
+    longer = layout.in_longer_rows(WIDTH)
+    ids = torch.arange(len(ROWS) * WIDTH).view(len(ROWS), WIDTH)
+    more = torch.cat([ids, torch.full((len(ROWS), 1), -1)], 1)
+    for i, row in enumerate(ROWS):
+        for t in range(row.row_tokens):
+            for rows, own in ((ids, layout), (more, longer)):
+                token = rows.flatten()[own.source[own.place[i, t]]]
+                shared = [k for k, other in enumerate(ROWS) if t < row.tokens and other.number == row.number]
+                assert int(token) in {int(ids[k, t]) for k in [i, *shared]}
+                assert int(own.positions[own.place[i, t]]) == t
+
+
+def test_a_micro_batch_has_few_widths() -> None:
+    assert {packed_width(n, 4096, rounded=True) for n in range(1, 4097)} == {1024, 2048, 4096}
+    assert packed_width(9000, 4096, rounded=True) == 12288, "a row that is longer than a full micro-batch"
+    assert packed_width(10, 30, rounded=False) == 15
+    assert {packed_width(n, 100, rounded=True) % 64 for n in range(1, 200)} == {0}

@@ -1,0 +1,201 @@
+"""An update of packed micro-batches is the update of padded ones, however rows are cut."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.config.sections import TrainConfig
+from pipeline.errors import ConfigError
+from pipeline.models import varlen
+from pipeline.models.lora import Adapted
+from pipeline.rl.parts import Parts
+from pipeline.train.collate import deal, filled_batches
+from pipeline.train.prepare import micros_of, prepare
+from pipeline.train.sharing import packing_of
+from pipeline.train.step import update
+from pipeline.train.torch_backend import TorchBackend
+from pipeline.types import Group, PackedAs, PromptOf
+from tests.models.families import SLOW, build
+from tests.oracles.varlen import varlen_attn
+from tests.train import episodes
+from tests.train.batches import OPTIMIZER, distance, groups_of, longer, parts_of, policy, settings_of, stale, weights
+
+CASES: dict[str, tuple[str, dict[str, Any], Callable[[], list[Group]]]] = {
+    "GRPO": ("grpo", {"kl_coef": 0.05, "num_epochs": 2, "num_minibatches": 2}, lambda: stale(longer(groups_of(4)), 1, 0, 2)),  # noqa: E501
+    "GSPO, short prompts": ("gspo", {"num_minibatches": 2}, lambda: groups_of(4)),
+    "PPO": ("ppo", {"num_minibatches": 2, "bootstrap_truncated": True}, lambda: longer(groups_of(4))),
+    "PPO, shared critic": ("ppo", {"critic_shared": True, "kl_coef": 0.1}, lambda: longer(groups_of(4))),
+    "episodes": ("grpo", {"num_minibatches": 2}, lambda: episodes.episodes_of(3, 4)),
+    "observations": ("grpo", {"num_minibatches": 2}, lambda: episodes.episodes_of(3, 4)),
+    "LoRA": ("grpo", {"kl_coef": 0.05}, lambda: longer(groups_of(4))),
+}  # fmt: skip
+
+
+@pytest.fixture(params=["pieces", "runs"])
+def attention(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Attention in pieces, as the CPU has it; or in runs, by the slow double in place of torch's kernel for CUDA."""
+    if request.param == "runs":
+        monkeypatch.setattr(varlen, "_kernel", lambda: varlen_attn)
+        monkeypatch.setattr(varlen, "is_proved", lambda *_: True)
+    return str(request.param)
+
+
+def begun(parts: Parts, name: str = "", **train: Any) -> TorchBackend:
+    model = policy()
+    adapted = Adapted(model, 2, 4.0, (), 7) if name == "LoRA" else None
+    backend = TorchBackend(model, config=TrainConfig(**train), adapted=adapted)
+    backend.start(OPTIMIZER, 10)
+    backend.refresh_reference()
+    if name != "LoRA":
+        backend.reference = policy(100).requires_grad_(False)
+    if parts.critic is not None:
+        backend.start_critic(parts.critic.shared, OPTIMIZER, 10)
+    return backend
+
+
+@pytest.mark.parametrize(
+    ("name", "shares"), [*((name, True) for name in CASES), ("GRPO", False), ("PPO", False), ("LoRA", False)]
+)
+def test_updates_are_those_of_padded_rows(name: str, shares: bool, attention: str) -> None:
+    tokens = 60
+    algorithm, params, groups = CASES[name]
+    parts = parts_of(algorithm, **params)
+    ends = []
+    for train in ({"packing": "on", "share_prompts": shares}, {"packing": "off", "share_prompts": False}):
+        backend = begun(parts, name, **train, micro_batch_tokens=tokens)
+        metrics = []
+        for step in range(2):
+            how = settings_of(parts, tokens, step=step, observation_coef=0.7 * (name == "observations"))
+            metrics.append(update(backend, parts, groups(), how))
+        critic: Any = backend.critic
+        values = {} if critic is None else {k: v.clone() for k, v in (critic.model or critic.head).state_dict().items()}
+        ends.append((weights(backend), values, metrics))
+    # The norms of qwen2 are in float32, whose rounding AdamW enlarges.
+    assert distance(ends[0][0], ends[1][0]) < 1e-6
+    if ends[0][1]:
+        assert distance(ends[0][1], ends[1][1]) < 1e-6
+    for ours, wanted in zip(ends[0][2], ends[1][2], strict=True):
+        assert ours == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+
+
+def test_a_cut_changes_nothing(attention: str) -> None:
+    """Row by row, in pieces of which some are longer rows, and all rows at once."""
+    parts = parts_of("grpo", kl_coef=0.05)
+    ends = []
+    for size in (1, 40, 64, 1000):
+        backend = begun(parts, packing="on", micro_batch_tokens=size)
+        update(backend, parts, longer(groups_of(4)), settings_of(parts, size))
+        ends.append(weights(backend))
+    assert max(distance(end, ends[0]) for end in ends[1:]) < 1e-6
+
+
+def test_every_forward_has_one_of_few_shapes(attention: str) -> None:
+    """Shapes of the blocks' inputs, over updates of batches of any lengths; one row alone is longer than the rest."""
+    parts, shapes = parts_of("grpo", kl_coef=0.0), set()
+    backend = begun(parts, packing="on", micro_batch_tokens=256)
+
+    def seen(module: Any, inputs: Any) -> None:
+        shapes.add(tuple(inputs[0].shape[:-1]))
+
+    packing_of(backend)  # its proof has a shape of its own
+    backend.model.model.layers[0].register_forward_pre_hook(seen)
+    for seed in range(3):
+        update(backend, parts, longer(groups_of(3 + seed, 5, seed)), settings_of(parts, 256))
+    assert shapes <= {(1, 256), (1, 128), (1, 64)}
+    assert (1, 256) in shapes
+
+
+def test_micro_batches_are_nearly_full() -> None:
+    parts, groups = parts_of("grpo"), longer(groups_of(12, 6, 3))
+    backend = begun(parts, packing="on", micro_batch_tokens=200)
+    batch = prepare(backend, parts, groups, settings_of(parts, 200)).batch
+    micros = micros_of(batch, list(range(len(batch.rewards))), settings_of(parts, 200))
+    prompts = batch.prompts or ()
+    total = sum(p.row_tokens - p.tokens for p in prompts) + sum({p.number: p.tokens for p in prompts}.values())
+    assert len(micros) <= -(-total // 200) + 1
+
+
+def test_where_rows_are_packed() -> None:
+    parts = parts_of("grpo")
+    assert packing_of(begun(parts)) is None, "auto on the CPU"
+    assert packing_of(begun(parts, packing="off")) is None
+    assert packing_of(begun(parts, packing="on", micro_batch_tokens=50)) == PackedAs(50, in_runs=False)
+    assert packing_of(begun(parts)) is None
+    backend = TorchBackend(build(*SLOW["gemma2 with softcapping"]), config=TrainConfig(packing="on"))
+    with pytest.raises(ConfigError, match=r"train\.packing=on.*set train\.packing: auto"):
+        packing_of(backend)
+    with pytest.raises(ValueError, match=r"train\.packing=on with train\.sequence_parallel=2"):
+        TrainConfig(packing="on", sequence_parallel=2)
+
+
+def test_auto_packs_where_attention_of_variable_length_was_proved() -> None:
+    """On a device that says it is CUDA's."""
+
+    class Elsewhere:
+        device = torch.device("cuda")
+
+    class Told(TorchBackend):
+        proved = True
+
+        def can_share_prompts(self, in_runs: bool = False) -> bool:
+            return not in_runs or self.proved
+
+    backend = Told(policy(), config=TrainConfig(micro_batch_tokens=64))
+    backend.model = Elsewhere()
+    assert packing_of(backend) == PackedAs(64, in_runs=True)
+    backend.proved = False
+    assert packing_of(backend) is None
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> tuple[list[int], list[PromptOf]]:
+    sizes = draw(st.lists(st.integers(0, 20), min_size=1, max_size=12))
+    of_row = draw(st.lists(st.integers(0, len(sizes) - 1), min_size=1, max_size=40))
+    lengths = [sizes[n] + draw(st.integers(1, 30)) for n in of_row]
+    return lengths, [PromptOf(n, sizes[n], total) for n, total in zip(of_row, lengths, strict=True)]
+
+
+@settings(deadline=None)
+@given(rows(), st.integers(1, 120), st.integers(1, 4))
+def test_full_micro_batches_hold_each_row_once(drawn: tuple[list[int], list[PromptOf]], budget: int, size: int) -> None:
+    lengths, prompts = drawn
+    hands = [deal(lengths, budget, rank, size, prompts=prompts, fills=True) for rank in range(size)]
+    assert len({len(own) + idle for own, idle in hands}) == 1
+    assert sorted(i for own, _ in hands for piece in own for i in piece) == list(range(len(lengths)))
+    for piece in (piece for own, _ in hands for piece in own):
+        once = sum({prompts[i].number: prompts[i].tokens for i in piece}.values())
+        assert once + sum(lengths[i] - prompts[i].tokens for i in piece) <= budget or len(piece) == 1
+
+
+def test_rows_fill_the_gaps_that_longer_ones_leave() -> None:
+    alone = [PromptOf(i, 0, n) for i, n in enumerate([70, 60, 40, 30])]
+    assert filled_batches([70, 60, 40, 30], alone, 100) == [[0, 3], [1, 2]]
+    shared = [PromptOf(0, 20, 50), PromptOf(0, 20, 50), PromptOf(1, 0, 45), PromptOf(0, 20, 40)]
+    assert filled_batches([50, 50, 45, 40], shared, 100) == [[0, 1, 3], [2]], "a row goes where its prompt is"
+
+
+def test_a_row_alone_sees_its_own_tokens(attention: str) -> None:
+    """Another row's tokens change, and its log-probs stay what they were, bit for bit."""
+    parts = parts_of("grpo", kl_coef=0.0)
+    backend = begun(parts, packing="on", share_prompts=False, micro_batch_tokens=1000)
+    found = []
+    for token in (3, 9):
+        groups = longer(groups_of(2))
+        first = groups[0].members[0]
+        ids = (*first.rollout.prompt_ids[:-1], token)
+        changed = dataclasses.replace(first, rollout=dataclasses.replace(first.rollout, prompt_ids=ids))
+        groups[0] = dataclasses.replace(groups[0], members=(changed, *groups[0].members[1:]))
+        how = settings_of(parts, 1000)
+        batch = prepare(backend, parts, groups, how).batch
+        (micro,) = micros_of(batch, list(range(len(batch.rewards))), how)
+        logprobs, _ = backend.logprobs(micro.batch.input_ids, micro.batch.response_mask > 0, 1.0, targets=micro.targets)
+        found.append(torch.zeros_like(logprobs).index_copy(0, micro.rows, logprobs))
+    differs = [i for i in range(len(found[0])) if not torch.equal(found[0][i], found[1][i])]
+    assert differs == [0]
