@@ -28,6 +28,7 @@ if __name__ == "__main__":  # before the project is imported: its decorators tak
 
 import torch
 
+import pipeline.train.micros
 import pipeline.train.prepare
 from pipeline.config.load import parse, read_tree
 from pipeline.config.run import RunConfig
@@ -249,19 +250,19 @@ def micro_batch_waits(name: str, folder: Path, **how: Any) -> dict[str, float]:
 
     def waits(tokens: int) -> tuple[Counter[tuple[str, str]], int]:
         micros: list[int] = []
-        plain = pipeline.train.prepare.deal
+        plain = pipeline.train.micros.deal
 
         def counted(*arguments: Any, **named: Any) -> Any:
             own = plain(*arguments, **named)
             micros.append(len(own[0]))
             return own
 
-        pipeline.train.prepare.deal = counted
+        pipeline.train.micros.deal = counted
         try:
             settings = replace(settings_of(parts, tokens), controllers=Controllers(parts))
             seen = fake_device.waits_of(lambda: [update(backend, parts, groups, settings)])
         finally:
-            pipeline.train.prepare.deal = plain
+            pipeline.train.micros.deal = plain
         return seen, max(micros)
 
     waits(64)

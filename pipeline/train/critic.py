@@ -17,7 +17,6 @@ from pipeline.models.forward import Targets, spread, states_before
 from pipeline.models.load import ready
 from pipeline.models.scalar_head import score_of, with_scalar_head
 from pipeline.models.sequence_parallel import Pieces
-from pipeline.models.shared_prompts import SharedPrompts
 from pipeline.rl.gae import summarize_values, value_loss
 from pipeline.rl.logprobs import working
 from pipeline.rl.parts import Critic
@@ -331,16 +330,11 @@ def predict(
     for at, micro, targets in micros:
         width = micro.input_ids.shape[1]
         where = micro.response_mask > 0
-        values_here = critic.values(micro.input_ids, where, targets).double()
         after = None
-        if with_final:  # the state after the last token is the one before a token that would follow it
-            longer = torch.cat([micro.input_ids, micro.input_ids[:, :1]], 1)
-            last = torch.zeros(longer.shape, dtype=torch.bool, device=longer.device)
-            # The column after a row's last token; its id is not read, because its state is not.
-            ends = micro.attention_mask.sum(1)
-            last.scatter_(1, ends[:, None], True)
-            own = Targets(torch.arange(len(at), device=at.device) * longer.shape[1] + ends, _longer(targets, width))
-            after = critic.values(longer, last, own).double().sum(1)
+        if with_final:
+            values_here, after = _with_last(critic, micro, where, targets)
+        else:
+            values_here = critic.values(micro.input_ids, where, targets).double()
         # An idle micro-batch, whose forward only keeps in step with the other ranks, has nothing at `where`.
         values[at, :width] = torch.where(where, values_here, values[at, :width])
         if after is not None:
@@ -348,12 +342,22 @@ def predict(
     return Predicted(all_reduce(values), all_reduce(final) if with_final else None)
 
 
-def _longer(targets: Targets | None, width: int) -> SharedPrompts | None:
-    """Return the layout of rows of `width` tokens, which computes their last tokens too, for rows that are one longer.
-
-    None where each row is computed alone.
-    """
-    return None if targets is None or targets.shared is None else targets.shared.in_longer_rows(width)
+def _with_last(
+    critic: CriticBackend, micro: TrainBatch, where: Tensor, targets: Targets | None
+) -> tuple[Tensor, Tensor]:
+    """Return V [b, t] before the tokens at `where`, and [b] after the last token of each row, by one forward."""
+    width = where.shape[1]
+    # The state after the last token is the one before a token that would follow it, whose id is not read.
+    longer = torch.cat([micro.input_ids, micro.input_ids[:, :1]], 1)
+    ends = micro.attention_mask.sum(1)
+    last = torch.zeros(longer.shape, dtype=torch.bool, device=longer.device).scatter_(1, ends[:, None], True)
+    both = None
+    if targets is not None:
+        after = torch.arange(len(ends), device=ends.device) * (width + 1) + ends
+        shared = None if targets.shared is None else targets.shared.in_longer_rows(width)
+        both = Targets(torch.cat([targets.at + targets.at // width, after]), shared)
+    values = critic.values(longer, torch.nn.functional.pad(where, (0, 1)) | last, both).double()
+    return values[:, :width], torch.where(last, values, 0.0).sum(1)
 
 
 def learn(

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import RunError
-from pipeline.models.forward import Targets
 from pipeline.models.widths import padded_width
 from pipeline.rl.controllers import entropy_controller, kl_controller
 from pipeline.rl.corrections import mean_weight, mismatch_weights, training_mask
@@ -25,13 +24,13 @@ from pipeline.rl.selection import Selection, low_moment, select_tokens
 from pipeline.rl.shaping import length_penalty
 from pipeline.seeds import derive
 from pipeline.train.backend import Backend, Who
-from pipeline.train.collate import Micro, collate, deal, owners, rows_of, turn_table, untrained
+from pipeline.train.collate import Micro, collate, owners, turn_table
 from pipeline.train.critic import Predicted, predict
 from pipeline.train.exchange import row_lengths, with_own
+from pipeline.train.micros import counted, cut_to, micros_of
 from pipeline.train.minibatches import minibatches
-from pipeline.train.ranks import ALONE, Ranks
 from pipeline.train.replay import replay_of
-from pipeline.train.sharing import packing_of, shared_prompts, targets_of
+from pipeline.train.sharing import packing_of, shared_prompts
 from pipeline.train.texts import Row
 from pipeline.types import Group, PromptOf, StepMetrics, TrainBatch
 
@@ -86,6 +85,22 @@ class Settings:
     """Weight of the negative log-likelihood of what environments answered, a mean over its tokens."""
 
 
+@dataclass(slots=True)
+class FirstPass:
+    """Log-probs that the first optimiser step computed, where it trains on all rows: those of before the update."""
+
+    shape: torch.Size
+    """(B, T), of the whole batch."""
+    values: Tensor | None = None
+    """[B, T]; 0 in rows that were not computed yet."""
+
+    def keep(self, rows: Tensor, logprobs: Tensor, where: Tensor) -> None:
+        """Keep the log-probs [b, t] of those rows at `where`."""
+        if self.values is None:
+            self.values = logprobs.new_zeros(self.shape)
+        _put(self.values, rows, logprobs, where)
+
+
 @dataclass(frozen=True, slots=True)
 class Before:
     """[B, T] log-probs and entropies from before the batch's first update; None where the algorithm needs none."""
@@ -98,6 +113,8 @@ class Before:
     entropy: Tensor | None
     stale: Tensor | None
     """bool [B]: rows of responses, or of episodes with a turn, sampled by an older policy; None if there are none."""
+    first: FirstPass | None = None
+    """Where `old` is None though later updates compare to it: the first one keeps its own log-probs."""
 
     @classmethod
     def of(cls, backend: Backend, parts: Parts, batch: TrainBatch, settings: Settings) -> Before:
@@ -110,26 +127,35 @@ class Before:
         # With one update of a batch the old log-probs are the current ones: no forward of their own is needed.
         several = parts.updates.num_epochs * parts.updates.num_minibatches > 1
         exact = parts.mismatch.prox == "recompute"
+        compares = parts.needs_old_logprobs and several and exact
+        # Something reads those of the whole batch before the first update.
+        early = parts.kl.where == "reward" or parts.needs_selection or parts.mismatch.normalize
+        whole = parts.updates.num_minibatches == 1
+        first = FirstPass(batch.response_mask.shape) if compares and whole and not early else None
         old = ratio_old = entropy = None
-        if (parts.needs_old_logprobs and several and exact) or parts.kl.where == "reward" or parts.needs_selection:
+        if (compares and first is None) or parts.kl.where == "reward" or parts.needs_selection:
             old, entropy = _logprobs_of(backend, batch, "policy", settings, parts.masks.high_entropy_share is not None)
             ratio_old = ratio_logprobs(parts, stale, old, batch.rollout_logprobs)
-        return cls(old, ratio_old, ref, entropy, stale)
+        return cls(old, ratio_old, ref, entropy, stale, first)
 
-    def old_for(
-        self, parts: Parts, settings: Settings, at: Tensor, micro: TrainBatch, logprobs: Tensor, done: float
-    ) -> Tensor | None:
+    def old_for(self, parts: Parts, settings: Settings, micro: Micro, logprobs: Tensor, done: float) -> Tensor | None:
         """Return the trainer's old log-probs of a micro-batch; None if they are the current ones.
 
         `done`: share of the batch's updates that were taken.
         """
+        at, batch = micro.rows, micro.batch
+        if self.first is not None:
+            if done > 0:
+                return cut_to(self.first.values, at, logprobs.shape[1])
+            self.first.keep(at, logprobs.detach(), batch.response_mask > 0)
+            return logprobs.detach()
         if self.old is not None or parts.mismatch.prox == "recompute":
             return cut_to(self.old, at, logprobs.shape[1])
         if done == 0:
             return logprobs.detach()
-        versions = micro.extras.get("token_versions", micro.extras["policy_version"])
+        versions = batch.extras.get("token_versions", batch.extras["policy_version"])
         behind = settings.policy_version - versions
-        return proximal(parts.mismatch.prox, micro.rollout_logprobs, logprobs.detach(), behind / (behind + done))
+        return proximal(parts.mismatch.prox, batch.rollout_logprobs, logprobs.detach(), behind / (behind + done))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +211,7 @@ def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: S
             greedy_rewards=_greedy(groups, batch),
             reward_components=_components(groups, batch) if parts.needs_components else None,
             truncated=batch.truncated,
-            score_norms=_norms(backend, batch, settings) if parts.needs_score_norms else None,
+            score_norms=_norms(backend, batch, before, settings) if parts.needs_score_norms else None,
             episode_ids=batch.episode_ids,
             turn_ids=batch.turn_ids,
             turn_rewards=rewards,
@@ -231,17 +257,11 @@ def _with_all_logprobs(backend: Backend, parts: Parts, batch: TrainBatch, settin
     if ranks.size == 1 or not compares:
         return batch
     # Another optimiser step may deal a row of this rank to a second one: that of the whole batch counts.
-    rows = owners(_sizes(batch), ranks.size, batch.prompts)[ranks.rank]
+    rows = owners(counted(batch), ranks.size, batch.prompts)[ranks.rank]
     own = torch.tensor(rows, dtype=torch.int64, device=batch.rewards.device)
     logprobs = torch.zeros_like(batch.rollout_logprobs)
     logprobs[own] = batch.rollout_logprobs[own]
     return replace(batch, rollout_logprobs=ranks.all_reduce(logprobs))
-
-
-def _sizes(batch: TrainBatch) -> list[int]:
-    """Return the tokens by which each row counts as it is dealt: its own, and padding where there is any."""
-    lengths: list[int] = batch.attention_mask.sum(1).tolist()
-    return lengths if batch.packing is not None else [padded_width(n, batch.rewards.device) for n in lengths]
 
 
 def _shaped(parts: Parts, batch: TrainBatch, shares: Shares | None, settings: Settings) -> TrainBatch:
@@ -260,7 +280,8 @@ def _predicted(backend: Backend, parts: Parts, batch: TrainBatch, settings: Sett
     if backend.critic is None:
         raise RunError("the algorithm has a critic and the backend holds none; call start_critic first")
     with_final = bool(parts.advantage.options.get("bootstrap_truncated"))
-    everything = micros_of(batch, list(range(len(batch.rewards))), settings, backend.ranks.data, with_final)
+    rows, most = list(range(len(batch.rewards))), settings.micro_batch_tokens
+    everything = micros_of(batch, rows, most, backend.ranks.data, with_final)
     return predict(backend.critic, batch, everything, with_final, backend.ranks.data.all_reduce)
 
 
@@ -300,7 +321,8 @@ def _logprobs_of(
     # Made at the first micro-batch, whose number type and device they take.
     out: Tensor | None = None
     entropies: Tensor | None = None
-    for at, micro, targets in micros_of(batch, list(range(len(batch.rewards))), settings, backend.ranks.data):
+    rows, most = list(range(len(batch.rewards))), settings.micro_batch_tokens
+    for at, micro, targets in micros_of(batch, rows, most, backend.ranks.data):
         where, replay = micro.response_mask > 0, replay_of(micro)
         own, own_entropies = backend.logprobs(
             micro.input_ids, where, settings.temperature, who, entropy, replay, targets=targets
@@ -323,39 +345,15 @@ def _put(out: Tensor, rows: Tensor, values: Tensor, where: Tensor) -> None:
     out[rows, :width] = torch.where(where, values, out[rows, :width])
 
 
-def _norms(backend: Backend, batch: TrainBatch, settings: Settings) -> Tensor:
+def _norms(backend: Backend, batch: TrainBatch, before: Before, settings: Settings) -> Tensor:
     """Return [B, T] score norms of the policy before the batch's first update, by a forward at half the temperature."""
-    logprobs, _ = _logprobs_of(backend, batch, "policy", settings)
+    logprobs = before.old
+    if logprobs is None:
+        logprobs, _ = _logprobs_of(backend, batch, "policy", settings)
+        if before.first is not None:
+            before.first.values = logprobs
     half = replace(settings, temperature=settings.temperature / 2)
     return score_norms(logprobs, _logprobs_of(backend, batch, "policy", half)[0])
-
-
-def micros_of(
-    batch: TrainBatch, rows: Sequence[int], settings: Settings, ranks: Ranks = ALONE, ends: bool = False
-) -> list[Micro]:
-    """Return this rank's micro-batches of those rows. All ranks have as many: the last ones of some are idle.
-
-    `ends`: where rows are packed, the state after the last token of each is computed too.
-    """
-    device = batch.rewards.device
-    sizes = _sizes(batch)
-    prompts = None if batch.prompts is None else [batch.prompts[i] for i in rows]
-    most, own_sizes = settings.micro_batch_tokens, [sizes[i] for i in rows]
-    fills = batch.packing is not None
-    pieces, num_idle = deal(own_sizes, most, ranks.rank, ranks.size, prompts=prompts, fills=fills)
-    own = [[rows[i] for i in piece] for piece in pieces]
-    longest = [padded_width(max(sizes[i] for i in piece), device) for piece in own]
-    # One copy to the device for all, because the host waits for each.
-    places, targets = targets_of(batch, own, longest, ends)
-    parts = [rows_of(batch, p, at, width) for p, at, width in zip(own, places, longest, strict=True)]
-    if not num_idle:
-        return [*map(Micro, places, parts, targets)]
-    nothing = torch.zeros(1, dtype=torch.int64, device=device)  # any row: none of it trains
-    return [*map(Micro, places, parts, targets), *[Micro(nothing, untrained(batch), Targets(nothing[:0]))] * num_idle]
-
-
-def cut_to(values: Tensor | None, rows: Tensor, width: int) -> Tensor | None:
-    return None if values is None else values[rows, :width]
 
 
 def _greedy(groups: Sequence[Group], batch: TrainBatch) -> Tensor | None:

@@ -16,8 +16,9 @@ from pipeline.seeds import stream
 from pipeline.train.backend import Backend
 from pipeline.train.collate import Micro
 from pipeline.train.critic import learn
+from pipeline.train.micros import cut_to, micros_of
 from pipeline.train.minibatches import minibatches
-from pipeline.train.prepare import Prepared, Settings, cut_to, micros_of, prepare
+from pipeline.train.prepare import Prepared, Settings, prepare
 from pipeline.train.replay import replay_at
 from pipeline.train.texts import text_gradient
 from pipeline.types import Group, StepMetrics, TrainBatch
@@ -80,7 +81,7 @@ def _one_update(
     backend: Backend, parts: Parts, prepared: Prepared, rows: list[int], settings: Settings, number: int
 ) -> StepMetrics:
     """Take one optimiser step of the policy, and one of the critic if there is one; in its warm-up the latter only."""
-    micros = micros_of(prepared.batch, rows, settings, backend.ranks.data)
+    micros = micros_of(prepared.batch, rows, settings.micro_batch_tokens, backend.ranks.data)
     warming = parts.critic is not None and settings.step < parts.critic.warmup_steps
     metrics: StepMetrics = {}
     try:
@@ -113,7 +114,8 @@ def _policy_gradient(
     local = torch.stack([_count(parts, prepared, at, m) for at, m, _ in micros]).sum(0)
     totals = Counts(*backend.ranks.data.all_reduce(local).tolist())
     stats: Tensor | None = None
-    for at, micro, targets in micros:
+    for each in micros:
+        at, micro, targets = each
         width = micro.input_ids.shape[1]
         observed = micro.extras.get("observation_mask")
         where = micro.response_mask > 0 if observed is None else (micro.response_mask + observed) > 0
@@ -131,7 +133,7 @@ def _policy_gradient(
             logprobs=logprobs,
             advantages=prepared.advantages.advantages[at, :width],
             response_mask=micro.response_mask,
-            old_logprobs=before.old_for(parts, settings, at, micro, logprobs, done),
+            old_logprobs=before.old_for(parts, settings, each, logprobs, done),
             ref_logprobs=cut_to(before.ref, at, width),
             rollout_logprobs=micro.rollout_logprobs,
             entropy=entropy,

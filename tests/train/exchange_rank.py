@@ -22,6 +22,7 @@ from pipeline.run.dealing import gather_groups, gather_told, share_of
 from pipeline.scoring.score import GradingTally
 from pipeline.train import prepare
 from pipeline.train.exchange import held_once, row_lengths, whole_on_first, with_own
+from pipeline.train.micros import micros_of
 from pipeline.train.ranks import Ranks, join, leave, sharing_sequences
 from pipeline.train.step import update
 from pipeline.train.torch_backend import TorchBackend
@@ -205,7 +206,9 @@ def records(ranks: Ranks) -> dict[str, bool]:
     batch = prepare.prepare(backend, parts, told, settings).batch
     rows = list(range(len(batch.rewards)))
     pairs = zip(
-        prepare.micros_of(batch, rows, settings, ranks), prepare.micros_of(wanted, rows, settings, ranks), strict=True
+        micros_of(batch, rows, settings.micro_batch_tokens, ranks),
+        micros_of(wanted, rows, settings.micro_batch_tokens, ranks),
+        strict=True,
     )
     out["held"] = batch.held is not None and len(batch.input_ids) < len(rows)
     out["micros"] = all(torch.equal(at, theirs) and same(micro, other) for (at, micro, _), (theirs, other, _) in pairs)

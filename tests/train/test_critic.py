@@ -14,7 +14,7 @@ from pipeline.config.sections import OptimizerConfig
 from pipeline.errors import ConfigError, NonFiniteError, RunError
 from pipeline.train.collate import collate
 from pipeline.train.critic import TorchCritic, own_backbone, predict
-from pipeline.train.prepare import micros_of
+from pipeline.train.micros import micros_of
 from pipeline.train.step import update
 from pipeline.train.torch_backend import TorchBackend
 from pipeline.types import Group
@@ -65,9 +65,9 @@ def slow_values(backend: TorchBackend, groups: list[Group]) -> list[list[Tensor]
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("tokens", [1, 40, 10_000])
 def test_values_are_of_the_state_before_each_token(shared: bool, tokens: int) -> None:
-    backend, groups, parts = with_critic(shared), groups_of(), parts_of("ppo")
+    backend, groups = with_critic(shared), groups_of()
     batch = collate(groups, 0)
-    micros = micros_of(batch, list(range(len(batch.rewards))), settings_of(parts, tokens))
+    micros = micros_of(batch, list(range(len(batch.rewards))), tokens)
     found = predict(critic_of(backend), batch, micros, with_final=True)
     assert found.final is not None
     for i, wanted in enumerate(slow_values(backend, groups)):

@@ -14,7 +14,7 @@ from pipeline.models import widths
 from pipeline.models.widths import forward_width, padded_width
 from pipeline.train.collate import collate
 from pipeline.train.device import CUDNN_LAST, WORKSPACE, device_index, switched
-from pipeline.train.prepare import micros_of
+from pipeline.train.micros import micros_of
 from pipeline.train.ranks import collectives, use_own_gpu
 from pipeline.train.step import update
 from tests.train.batches import backend_of, distance, groups_of, parts_of, settings_of, weights
@@ -120,7 +120,7 @@ def test_wider_rows_train_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         if parts.critic is not None:
             backend.start_critic(True, backend.config, 10)  # type: ignore[arg-type]
         seen = update(backend, parts, groups_of(), settings_of(parts, 60))
-        micros = micros_of(collate(groups_of(), 0), range(15), settings_of(parts, 60))
+        micros = micros_of(collate(groups_of(), 0), range(15), 60)
         shapes.append([tuple(m.input_ids.shape) for _, m, _ in micros])
         ends.append((weights(backend), seen))
     assert distance(ends[0][0], ends[1][0]) < 1e-12

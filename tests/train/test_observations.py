@@ -15,7 +15,8 @@ from pipeline.rl.parts import Parts
 from pipeline.rollout.engine import Sampling
 from pipeline.rows import observed_spans, trained_rows
 from pipeline.train.collate import Micro, collate, rows_of, untrained
-from pipeline.train.prepare import micros_of, prepare
+from pipeline.train.micros import micros_of
+from pipeline.train.prepare import prepare
 from pipeline.train.replay import replay_at
 from pipeline.train.step import _policy_gradient, update
 from pipeline.train.torch_backend import TorchBackend
@@ -188,7 +189,7 @@ def test_idle_micro_batches_train_no_observation() -> None:
     assert float(batch.extras["observation_mask"].sum()) > 0
     assert float((batch.extras["observation_mask"] * batch.response_mask).sum()) == 0
     assert float(untrained(batch).extras["observation_mask"].sum()) == 0
-    micros = micros_of(batch, [0, 1, 2], settings_of(parts_of("grpo"), 10_000))
+    micros = micros_of(batch, [0, 1, 2], 10_000)
     assert [float(m.extras["observation_mask"].sum()) for _, m, _ in micros] == [
         float(batch.extras["observation_mask"][:3].sum())
     ]

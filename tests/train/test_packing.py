@@ -17,7 +17,8 @@ from pipeline.models import varlen
 from pipeline.models.lora import Adapted
 from pipeline.rl.parts import Parts
 from pipeline.train.collate import deal, filled_batches
-from pipeline.train.prepare import micros_of, prepare
+from pipeline.train.micros import micros_of
+from pipeline.train.prepare import prepare
 from pipeline.train.sharing import packing_of
 from pipeline.train.step import update
 from pipeline.train.torch_backend import TorchBackend
@@ -116,7 +117,7 @@ def test_micro_batches_are_nearly_full() -> None:
     parts, groups = parts_of("grpo"), longer(groups_of(12, 6, 3))
     backend = begun(parts, packing="on", micro_batch_tokens=200)
     batch = prepare(backend, parts, groups, settings_of(parts, 200)).batch
-    micros = micros_of(batch, list(range(len(batch.rewards))), settings_of(parts, 200))
+    micros = micros_of(batch, list(range(len(batch.rewards))), 200)
     prompts = batch.prompts or ()
     total = sum(p.row_tokens - p.tokens for p in prompts) + sum({p.number: p.tokens for p in prompts}.values())
     assert len(micros) <= -(-total // 200) + 1
@@ -194,7 +195,7 @@ def test_a_row_alone_sees_its_own_tokens(attention: str) -> None:
         groups[0] = dataclasses.replace(groups[0], members=(changed, *groups[0].members[1:]))
         how = settings_of(parts, 1000)
         batch = prepare(backend, parts, groups, how).batch
-        (micro,) = micros_of(batch, list(range(len(batch.rewards))), how)
+        (micro,) = micros_of(batch, list(range(len(batch.rewards))), 1000)
         logprobs, _ = backend.logprobs(micro.batch.input_ids, micro.batch.response_mask > 0, 1.0, targets=micro.targets)
         found.append(torch.zeros_like(logprobs).index_copy(0, micro.rows, logprobs))
     differs = [i for i in range(len(found[0])) if not torch.equal(found[0][i], found[1][i])]

@@ -1,0 +1,123 @@
+"""The number of forwards of an update: those that a term or a metric of the recipe reads, and no other."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from pipeline.rl.parts import Parts
+from pipeline.train import prepare
+from pipeline.train.step import update
+from pipeline.train.torch_backend import TorchBackend
+from tests.train.batches import OPTIMIZER, groups_of, parts_of, policy, settings_of, stale
+
+TOKENS = 40
+
+
+class Counting(TorchBackend):
+    """A backend that counts its forwards by the model and by whether a gradient is wanted."""
+
+    forwards: Counter[str]
+
+    def logprobs(self, *args: Any, **named: Any) -> tuple[Tensor, Tensor | None]:
+        who = args[3] if len(args) > 3 else named.get("who", "policy")
+        self.forwards[f"{who}, {'training' if torch.is_grad_enabled() else 'before'}"] += 1
+        return super().logprobs(*args, **named)
+
+
+def begun(parts: Parts) -> Counting:
+    backend = Counting(policy())
+    backend.forwards = Counter()
+    backend.start(OPTIMIZER, 10)
+    backend.reference = policy(100).requires_grad_(False)
+    if parts.critic is not None:
+        backend.start_critic(parts.critic.shared, OPTIMIZER, 10)
+        critic: Any = backend.critic
+        plain = critic.values
+
+        def values(*args: Any) -> Tensor:
+            backend.forwards[f"critic, {'training' if torch.is_grad_enabled() else 'before'}"] += 1
+            out: Tensor = plain(*args)
+            return out
+
+        critic.values = values
+    return backend
+
+
+def counted(name: str, **params: Any) -> tuple[dict[str, float], int]:
+    """Forwards per micro-batch of the whole batch, and the number of those."""
+    parts = parts_of(name, **params)
+    backend, groups = begun(parts), groups_of(4, 4, lost=False)
+    update(backend, parts, groups, settings_of(parts, TOKENS))
+    batch = prepare.prepare(begun(parts), parts, groups, settings_of(parts, TOKENS)).batch
+    num = len(prepare.micros_of(batch, list(range(16)), TOKENS))
+    return {who: times / num for who, times in backend.forwards.items()}, num
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "wanted"),
+    [
+        ("grpo", {"kl_coef": 0.0}, {"policy, training": 1}),
+        ("grpo", {"kl_coef": 0.05}, {"policy, training": 1, "reference, before": 1}),
+        ("dapo", {"num_minibatches": 1}, {"policy, training": 1}),
+        # The first update computes what later ones compare to.
+        ("grpo", {"kl_coef": 0.0, "num_epochs": 2}, {"policy, training": 2}),
+        (
+            "ppo",
+            {"num_epochs": 2, "num_minibatches": 1, "kl_coef": 0.0},
+            {"policy, training": 2, "critic, before": 1, "critic, training": 2},
+        ),
+        (
+            "ppo",
+            {"num_epochs": 1, "num_minibatches": 1, "kl_coef": 0.0, "bootstrap_truncated": True},
+            {"policy, training": 1, "critic, before": 1, "critic, training": 1},
+        ),
+        # KL in the reward is of the batch before any update.
+        (
+            "ppo",
+            {"num_epochs": 1, "num_minibatches": 1, "kl_coef": 0.1},
+            {"policy, training": 1, "policy, before": 1, "reference, before": 1}
+            | {"critic, before": 1, "critic, training": 1},
+        ),
+    ],
+)  # fmt: skip
+def test_each_forward_is_read(name: str, params: dict[str, Any], wanted: dict[str, float]) -> None:
+    found, num = counted(name, **params)
+    assert found == wanted
+    assert num > 2
+
+
+@pytest.mark.parametrize("name", ["grpo", "dapo"])
+def test_minibatches_compare_to_a_pass_before_the_first_of_them(name: str) -> None:
+    """Two minibatches have more micro-batches than the whole, so the pass before is counted alone."""
+    found, _ = counted(name, kl_coef=0.0, num_minibatches=2)
+    assert found["policy, before"] == 1
+    assert found["policy, training"] >= 1
+    assert "reference, before" not in found
+
+
+def test_the_first_update_keeps_what_a_pass_before_it_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two epochs, with rows of an older policy: the same metrics and weights, bit for bit."""
+    parts = parts_of("grpo", kl_coef=0.05, num_epochs=2)
+    plain, ends = prepare.Before.of, []
+
+    def whole(backend: Any, parts: Parts, batch: Any, settings: Any) -> prepare.Before:
+        before = plain(backend, parts, batch, settings)
+        assert before.first is not None
+        old, _ = prepare._logprobs_of(backend, batch, "policy", settings)
+        return replace(before, old=old, first=None)
+
+    for early in (False, True):
+        if early:
+            monkeypatch.setattr(prepare.Before, "of", whole)
+        backend = begun(parts)
+        metrics = update(backend, parts, stale(groups_of(), 2, 1, 2), settings_of(parts, TOKENS))
+        assert metrics["updates"] == 2
+        ends.append((metrics, {k: v.clone() for k, v in backend.model.state_dict().items()}))
+    assert ends[0][0] == ends[1][0]
+    assert all(torch.equal(ends[0][1][k], ends[1][1][k]) for k in ends[0][1])
