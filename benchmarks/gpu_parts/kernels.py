@@ -123,20 +123,23 @@ def attention(machine: Machine, name: str, sizes: dict[str, Any], most: Ceilings
 def filled(machine: Machine, rows: int, heads: int, kv: int, d: int, longest: int) -> tuple[dict[str, Any], Any, int]:
     """Return caches for both ways with the same keys and values, a query a row, and the number of real columns.
 
-    Rows have half to all of `longest` columns; the one that a step writes is filled too.
+    Rows have half to all of `longest` columns, and no shared prompts; the one that a step writes is filled too.
     """
-    from pipeline.models.cpu.decoder import ON_GPU, Cache
+    from pipeline.models.cpu.cache import Cache
+    from pipeline.models.cpu.decoder import ON_GPU
 
     wide = -(-longest // ON_GPU.align) * ON_GPU.align
     device, dtype = machine.device, torch.bfloat16
     keys, values = torch.randn(2, 1, rows, kv, wide, d, device=device, dtype=dtype)
     q = torch.randn(rows, heads, d, device=device, dtype=dtype)
-    pad = torch.randint(0, longest // 2, (rows,), device=device)
+    lengths = (longest - 1 - torch.randint(0, longest // 2, (rows,))).tolist()
     caches = {
-        "kernel": Cache(keys.mT, values, pad, longest - 1, ON_GPU.align, True),
-        "twin": Cache(keys.mT, values, pad, longest - 1, ON_GPU.align),
+        "kernel": Cache(keys, values, None, ON_GPU.align, True),
+        "twin": Cache(keys, values, None, ON_GPU.align),
     }
-    return caches, q, rows * longest - int(pad.sum())
+    for cache in caches.values():
+        cache.admit(lengths, [1] * rows, range(rows))
+    return caches, q, sum(lengths) + rows
 
 
 def steps(machine: Machine, name: str) -> Iterator[Row]:

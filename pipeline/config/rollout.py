@@ -108,7 +108,9 @@ class RolloutConfig(Section):
         description="interrupt: tokens of a response that each version of the weights draws; the last draws the rest",
     )
     max_rows: int = Field(
-        1024, ge=1, description="most responses decoded at a time; the built-in engine groups prompts of similar length"
+        1024,
+        ge=1,
+        description="most responses decoded at a time; the next ones take the places of those that have ended",
     )
     vllm: VllmConfig = VllmConfig()
     parity: ParityConfig = ParityConfig()

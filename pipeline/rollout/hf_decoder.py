@@ -3,25 +3,57 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from pipeline.models.cpu.decoder import ON_CPU
 from pipeline.models.routing import recording, routers
 
 
 class HfCache:
     """A transformers cache with the padding of each row; column c of row b is position c - pad[b]."""
 
-    def __init__(self, inner: Any, pad: Tensor, length: int) -> None:
-        self.inner, self.pad, self.length = inner, pad, length
+    def __init__(self, slots: int) -> None:
+        self.places = slots
+        """Prompts that can be added at a time."""
+        self.steps = 0
+        self.inner: Any = None
+        self.pad = torch.empty(0)
+        self.length = 0
         self.routing: Tensor | None = None
         """[B, tokens, layers, top_k] int16: the experts of the last forward's tokens; None for a dense model."""
+        self._order: list[int] = []
 
-    def keep(self, rows: Tensor) -> None:
-        """Drop all rows but `rows` (int64 [n], ascending)."""
+    def begin(self, inner: Any, pad: Tensor, length: int, rows: int) -> None:
+        """Take a new cache with rows left-padded by pad [B], in place of the one whose rows have all ended."""
+        self.inner, self.pad, self.length, self._order = inner, pad, length, list(range(rows))
+
+    @property
+    def rows(self) -> int:
+        """The number of rows that a step computes."""
+        return len(self._order)
+
+    def leave(self, slots: Sequence[int]) -> None:
+        """Do nothing: rows that have ended are dropped by `resize`."""
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Move rows to slots that are free; `resize` follows, and copies them."""
+        for a, b in zip(sources, targets, strict=True):
+            self._order[b] = self._order[a]
+
+    def resize(self, rows: int) -> None:
+        """Keep the first `rows` slots."""
+        if rows == len(self._order) and self._order == list(range(rows)):
+            return
+        self.select(torch.tensor(self._order[:rows], device=self.pad.device))
+        self._order = list(range(rows))
+
+    def select(self, rows: Tensor) -> None:
+        """Keep rows [n], in that order."""
         self.inner.batch_select_indices(rows)
         self.pad = self.pad.index_select(0, rows)
 
@@ -31,10 +63,18 @@ class HfCache:
 
 
 class HfDecoder:
-    """Decodes with a frozen copy of `model`, whose weights each `refresh` replaces."""
+    """Decodes with a frozen copy of `model`, whose weights each `refresh` replaces.
 
-    def __init__(self, model: Any) -> None:
+    transformers has many kinds of caches, which take no new rows: all rows begin together, and the next ones when all
+    have ended.
+    """
+
+    refills = False
+
+    def __init__(self, model: Any, pad_id: int = 0) -> None:
         self.source = model
+        self.pad_id = pad_id
+        self.habits = ON_CPU
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         self.has_routers = bool(routers(self.model))
 
@@ -43,24 +83,33 @@ class HfDecoder:
         """Copy the source's weights."""
         self.model.load_state_dict(self.source.state_dict())
 
-    @torch.inference_mode()
-    def prefill(self, ids: Tensor, pad: Tensor, repeat: Tensor, max_new_tokens: int) -> tuple[Tensor, HfCache]:
-        """Return logits [B, V] after the prompts, and the cache: both have row p of the prompts repeat[p] times.
+    def open(self, lengths: Sequence[int], repeats: Sequence[int], most: int, max_new_tokens: int) -> HfCache:
+        """Return a cache without rows. It grows by itself: the arguments are for the fast path."""
+        return HfCache(min(most, sum(repeats)))
 
-        ids: int64 [P, T], left-padded by pad [P]. The cache grows by itself: `max_new_tokens` is for the fast path.
+    @torch.inference_mode()
+    def admit(
+        self, cache: HfCache, prompts: Sequence[Sequence[int]], repeats: Sequence[int], slots: Sequence[int]
+    ) -> Tensor:
+        """Compute prompts, put prompt p into the cache for repeats[p] rows, and return logits [rows, V] after them.
+
+        The cache has no rows that have not ended, so `slots` are its first.
         """
         from transformers import DynamicCache
 
-        # Each prompt is computed once; its row of the cache is then copied for every response to it.
-        cache = HfCache(DynamicCache(config=self.model.config), pad, ids.shape[1])
+        device, width = self.model.device, max(map(len, prompts))
+        ids = torch.tensor([[self.pad_id] * (width - len(p)) + list(p) for p in prompts]).to(device)
+        pad = torch.tensor([width - len(p) for p in prompts]).to(device)
+        cache.begin(DynamicCache(config=self.model.config), pad, width, len(slots))
         # Padding has no position of its own; any valid one does, since it is masked.
-        positions = (torch.arange(ids.shape[1], device=ids.device)[None] - pad[:, None]).clamp_(min=0)
+        positions = (torch.arange(width, device=device)[None] - pad[:, None]).clamp_(min=0)
+        # Each prompt is computed once; its row of the cache is then copied for every response to it.
         logits = self._forward(ids, positions, cache)
-        rows = torch.repeat_interleave(torch.arange(ids.shape[0], device=ids.device), repeat)
-        cache.keep(rows)
+        rows = torch.tensor([i for i, n in enumerate(repeats) for _ in range(n)]).to(device)
+        cache.select(rows)
         if cache.routing is not None:
             cache.routing = cache.routing.index_select(0, rows)
-        return logits.index_select(0, rows), cache
+        return logits.index_select(0, rows)
 
     @torch.inference_mode()
     def step(self, tokens: Tensor, cache: HfCache) -> Tensor:
@@ -68,6 +117,7 @@ class HfDecoder:
         positions = (cache.length - cache.pad)[:, None]
         # Before the forward: its mask must cover the new column.
         cache.length += 1
+        cache.steps += 1
         return self._forward(tokens[:, None], positions, cache)
 
     def _forward(self, ids: Tensor, positions: Tensor, cache: HfCache) -> Tensor:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +35,10 @@ class Kept:
 
     possible: Tensor
     bounded: Tensor
+
+
+Draw = Callable[[Tensor, Tensor, Sampling], tuple[Any, ...]]
+"""`pick` or `pick_kept`."""
 
 
 def pick_kept(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Kept]:

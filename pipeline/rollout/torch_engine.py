@@ -1,4 +1,4 @@
-"""The embedded engine: decodes whole batches in this process with a preallocated cache, dropping finished rows.
+"""The embedded engine: decodes in this process, in slots of a preallocated cache that are refilled as responses end.
 
 `publish` copies the weights of the policy's module, so an update never reaches responses that are being written. Models
 of the Llama family take the fast path of `pipeline.models.cpu`; any other causal LM goes through transformers.
@@ -6,32 +6,19 @@ of the Llama family take the fast path of `pipeline.models.cpu`; any other causa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from pipeline.errors import EngineError, boundary
 from pipeline.models.cpu import Decoder, check_parity, habits_of, unsupported
 from pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling, check_requests
-from pipeline.rollout.hf_decoder import HfCache, HfDecoder
-from pipeline.rollout.sampling import pick, pick_kept, uniforms
+from pipeline.rollout.hf_decoder import HfDecoder
+from pipeline.rollout.sampling import pick, pick_kept
 from pipeline.rollout.sampling_record import Recorder
-
-COMPACT_SHARE = 0.125
-"""Finished rows are dropped once they reach this share of all: dropping copies the cache, which costs about a step."""
-
-
-class RequestPart(NamedTuple):
-    """A prompt with some of the seeds of a request."""
-
-    number: int
-    """Index of the request."""
-    first: int
-    """Index of the part's first seed among the request's seeds."""
-    request: Request
+from pipeline.rollout.slots import REFILL_SHARE, Queue, Seat, Seats
+from pipeline.rollout.written import Written
 
 
 class TorchEngine:
@@ -41,7 +28,6 @@ class TorchEngine:
 
     def __init__(self, model: Any, eos_ids: Sequence[int], pad_id: int, max_rows: int = 1024) -> None:
         self.model = model
-        self._ends = frozenset(eos_ids)
         self.eos_ids = torch.tensor(sorted(set(eos_ids)), dtype=torch.int64, device=model.device)
         self.pad_id = pad_id
         self.max_rows = max_rows
@@ -62,6 +48,7 @@ class TorchEngine:
             self._decoder.refresh()
         self.version = version
 
+    @torch.inference_mode()
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, listener: Listener | None = None
     ) -> list[list[Completion]]:
@@ -71,10 +58,8 @@ class TorchEngine:
         """
         limit = getattr(self.model.config, "max_position_embeddings", None)
         check_requests(requests, sampling.max_tokens, limit, "the model's context")
-        made: dict[tuple[int, int], Completion] = {}
-        # Longest prompts first: their responses tend to be the longest, and graders work on them during the rest.
-        for wave in reversed(_waves(requests, self.max_rows)):
-            made |= self._decode_wave(wave, sampling, listener)
+        asked = [r for r in requests if r.seeds]
+        made = _Decode(self, requests, sampling, listener).made() if asked else {}
         return [[made[i, k] for k in range(len(request.seeds))] for i, request in enumerate(requests)]
 
     def rest(self) -> None:
@@ -91,160 +76,145 @@ class TorchEngine:
         fast = Decoder.of(self.model)
         if fast is None:
             self.fallback_reason = f"no fast path for {unsupported(self.model.config)}"
-            return HfDecoder(self.model)
+            return HfDecoder(self.model, self.pad_id)
         try:
             check_parity(fast)
         except ValueError as exc:
             self.fallback_reason = str(exc)
-            return HfDecoder(self.model)
+            return HfDecoder(self.model, self.pad_id)
         return fast
 
-    @torch.inference_mode()
-    def _decode_wave(
-        self, wave: Sequence[RequestPart], sampling: Sampling, listener: Listener | None
-    ) -> dict[tuple[int, int], Completion]:
-        """Decode the parts together; return each completion by (index of the request, index of the seed)."""
-        device = self.eos_ids.device
-        requests = [part.request for part in wave]
-        places = [(part.number, part.first + k) for part in wave for k in range(len(part.request.seeds))]
-        # Prompts are padded on the left, so that the next token of every row goes into the same column.
-        width = max(len(r.prompt_ids) for r in requests)
-        ids = torch.tensor([[self.pad_id] * (width - len(r.prompt_ids)) + list(r.prompt_ids) for r in requests])
-        pad = torch.tensor([width - len(r.prompt_ids) for r in requests], device=device)
-        repeat = torch.tensor([len(r.seeds) for r in requests], device=device)
-        # All numbers are drawn ahead: a row's number at a step does not depend on which rows have ended.
-        draws = uniforms([s for r in requests for s in r.seeds], sampling.max_tokens, device)
-        logits, cache = self._decoder.prefill(ids.to(device), pad, repeat, sampling.max_tokens)
-        recorder = Recorder(len(logits), sampling.max_tokens, device)
-        tell = None if listener is None else partial(self._tell, listener, places)
-        tokens, logprobs, lengths = self._decode(logits, cache, draws, sampling, recorder, tell)
-        prompts = [len(request.prompt_ids) for request in requests for _ in request.seeds]
-        kept = recorder.kept(lengths) if _keeps(sampling) else None
-        routing = recorder.routes(prompts, lengths) if sampling.keep_routing and _routed(cache) is not None else None
-        made = {}
-        for row, (place, n) in enumerate(zip(places, lengths, strict=True)):
-            # A response may end with its last permitted token.
-            ended = n < sampling.max_tokens or tokens[row][n - 1] in self._ends
-            made[place] = Completion(
-                tuple(tokens[row][:n]),
-                tuple(logprobs[row][:n]),
-                "stop" if ended else "length",
-                None if kept is None else kept[row],
-                None if routing is None else routing[row],
-            )
-        return made
 
-    def _decode(
-        self,
-        logits: Tensor,
-        cache: Any,
-        draws: Tensor,
-        sampling: Sampling,
-        recorder: Recorder,
-        tell: Callable[[list[int], Tensor], None] | None,
-    ) -> tuple[list[list[int]], list[list[float]], list[int]]:
-        """Return tokens and log-probs of each row, padded to the limit, and the rows' lengths.
+class _Decode:
+    """One call of `generate`."""
 
-        logits: float32 [B, V] after the prompts; draws: float64 [steps, B]. `tell` receives the rows that have ended
-        since the last look and the tokens of all rows so far.
-        """
-        rows, steps = logits.shape[0], sampling.max_tokens
-        tokens = torch.full((rows, steps), self.pad_id, dtype=torch.int64, device=logits.device)
-        logprobs = torch.zeros(rows, steps, device=logits.device)
-        active = torch.arange(rows, device=logits.device)  # output row of each row that is still in the cache
-        done = torch.zeros(rows, dtype=torch.bool, device=logits.device)
-        seen = Seen(rows)
-        for t in range(steps):
-            if sampling.keep_routing and (routing := _routed(cache)) is not None:
-                recorder.route(routing, active)
-            numbers = draws[t].index_select(0, active)  # by output row: a row's draws do not depend on its company
-            if _keeps(sampling):
-                drawn, logprob, kept = pick_kept(logits, numbers, sampling)
-                # `done` is of the earlier tokens: the end token's own set is recorded too.
-                recorder.keep(t, kept, active, ~done)
+    def __init__(
+        self, engine: TorchEngine, requests: Sequence[Request], sampling: Sampling, listener: Listener | None
+    ) -> None:
+        self.sampling, self.listener, self.read_every = sampling, listener, engine.read_every
+        self.decoder, self.ends = engine._decoder, frozenset(engine.eos_ids.tolist())
+        self.requests = requests
+        self.queue = Queue(requests, engine.max_rows)
+        asked = [r for r in requests if r.seeds]
+        lengths, repeats = [len(r.prompt_ids) for r in asked], [len(r.seeds) for r in asked]
+        self.cache: Any = self.decoder.open(lengths, repeats, engine.max_rows, sampling.max_tokens)
+        slots = self.queue.slots
+        self.seats = Seats(slots)
+        self.written = Written(slots, sampling, engine.eos_ids)
+        self.index = torch.arange(slots, device=engine.eos_ids.device)
+        self.keeps = sampling.is_cut and sampling.max_kept > 0
+        self.recorder = Recorder(self.queue.total, sampling.max_tokens, engine.eos_ids.device)
+        self.done: list[tuple[Seat, tuple[int, ...], tuple[float, ...]]] = []
+        self.begun = self.newest = 0
+
+    def made(self) -> dict[tuple[int, int], Completion]:
+        """Decode all; return each completion by (index of the request, index of the seed)."""
+        unseen = 0
+        while True:
+            if self._refill():
+                pass
+            elif self.seats.taken:
+                rows = self.seats.rows
+                logits = self.decoder.step(self.written.last[:rows], self.cache)
+                self._draw(logits, self.index[:rows])
             else:
-                drawn, logprob = pick(logits, numbers, sampling)
-            tokens[active, t], logprobs[active, t] = drawn, logprob
-            done |= torch.isin(drawn, self.eos_ids)
-            if (t + 1) % self.read_every == 0 or t + 1 == steps:
-                # The only transfer of the loop: all that the host must know follows from these flags.
-                ended = seen.look(done.tolist())
-                if tell is not None and ended:
-                    tell(ended, tokens[:, : t + 1])
-                if seen.finished == len(seen.active):
-                    break
-                # Until they are dropped, finished rows are decoded too; their tokens lie beyond their lengths.
-                if seen.finished >= COMPACT_SHARE * len(seen.active):
-                    keep = torch.tensor(seen.drop(), device=logits.device)
-                    cache.keep(keep)
-                    drawn, active, done = drawn[keep], active[keep], done[keep]
-            if t + 1 < steps:
-                logits = self._decoder.step(drawn, cache)
-        before_end = torch.isin(tokens, self.eos_ids).cumsum(1) == 0
-        lengths = (before_end.sum(1) + 1).clamp_(max=steps)
-        return tokens.tolist(), logprobs.tolist(), lengths.tolist()
+                break
+            unseen += 1
+            # Rows that have all their tokens have ended: no look is needed to know it.
+            if unseen >= self.read_every or self._drawn(self.newest) >= self.sampling.max_tokens:
+                self._look()
+                unseen = 0
+        return self._completions()
 
-    def _tell(self, listener: Listener, places: Sequence[tuple[int, int]], rows: list[int], tokens: Tensor) -> None:
-        """Tell `listener` of rows of a wave that have ended; tokens: int64 [all rows, tokens so far]."""
-        ended = []
-        for row, ids in zip(rows, tokens[rows].tolist(), strict=True):
-            # The row ended after the last look: only these tokens can be its end.
-            unseen = range(max(0, len(ids) - self.read_every), len(ids))
-            length = next(i for i in unseen if ids[i] in self._ends) + 1
-            ended.append(Ended(*places[row], tuple(ids[:length]), "stop"))
-        listener(ended)
+    def _drawn(self, begun: int) -> int:
+        """Return how many tokens a row has drawn that began after so many steps, unless it has ended."""
+        steps: int = self.cache.steps
+        return steps - begun + 1
 
+    def _refill(self) -> bool:
+        """Compute the prompts of responses that wait, and draw their first tokens; False if none can begin now."""
+        if not self.queue:
+            return False
+        free = self.seats.free
+        if len(free) < (self.queue.least if self.decoder.refills else len(self.seats.seats)):
+            return False
+        parts = self.queue.take(len(free), self.cache.places)
+        if not parts:
+            return False
+        seeds = [seed for part in parts for seed in part.request.seeds]
+        places = [(part.number, part.first + k) for part in parts for k in range(len(part.request.seeds))]
+        slots, device = free[: len(seeds)], self.index.device
+        prompts, repeats = [p.request.prompt_ids for p in parts], [len(p.request.seeds) for p in parts]
+        logits = self.decoder.admit(self.cache, prompts, repeats, slots)
+        self.newest = self.cache.steps
+        for slot, place in zip(slots, places, strict=True):
+            self.seats.seats[slot] = Seat(place, self.begun, self.newest)
+            self.begun += 1
+        owners = torch.arange(self.begun - len(seeds), self.begun, device=device)
+        rows = torch.tensor(slots, device=device)
+        self.written.begin(rows, seeds, owners)
+        self._draw(logits, rows)
+        self._resize(max(self.seats.taken) + 1)
+        return True
 
-class Seen:
-    """The host's knowledge of a decode on the device, as of its last look: the rows in the cache and those ended."""
+    def _draw(self, logits: torch.Tensor, rows: torch.Tensor) -> None:
+        written, routing = self.written, getattr(self.cache, "routing", None)
+        owners = written.owner.index_select(0, rows)
+        if self.sampling.keep_routing and routing is not None:
+            self.recorder.route(routing, owners)
+        if not self.keeps:
+            written.draw(logits, rows, pick)
+            return
+        at, running = written.count.index_select(0, rows), ~written.done.index_select(0, rows)
+        kept = written.draw(logits, rows, pick_kept)
+        assert kept is not None
+        self.recorder.keep(at, kept, owners, running)
 
-    def __init__(self, rows: int) -> None:
-        self.active = list(range(rows))
-        """The output row of each row in the cache."""
-        self.finished = 0
-        self._done = [False] * rows
+    def _look(self) -> None:
+        """Take out the rows that have ended."""
+        # The only transfer while no row ends: all that the host must know follows from these flags.
+        done = self.written.done[: self.seats.rows].tolist()
+        ended = [slot for slot in self.seats.taken if done[slot]]
+        if not ended:
+            return
+        left = self.seats.leave(ended)
+        self.cache.leave(ended)
+        most = min(self.sampling.max_tokens, max(self._drawn(seat.begun) for seat in left))
+        texts = self.written.read(ended, most)
+        self.done += [(seat, *text) for seat, text in zip(left, texts, strict=True)]
+        stopped = [
+            Ended(*seat.place, ids, "stop") for seat, (ids, _) in zip(left, texts, strict=True) if self._is_end(ids)
+        ]
+        if self.listener is not None and stopped:
+            self.listener(stopped)
+        alive = len(self.seats.taken)
+        waits = self.queue and self.decoder.refills and len(self.seats.seats) - alive >= self.queue.least
+        if alive and not waits and self.seats.rows - alive >= REFILL_SHARE * self.seats.rows:
+            self._resize(alive)
 
-    def look(self, done: list[bool]) -> list[int]:
-        """Take the flags of the rows in the cache; return the output rows that have ended since the last look."""
-        finished = sum(done)
-        if finished == self.finished:
-            return []
-        ended = [row for row, now, before in zip(self.active, done, self._done, strict=True) if now and not before]
-        self.finished, self._done = finished, done
-        return ended
+    def _resize(self, needed: int) -> None:
+        rows = min(self.decoder.habits.bucket(needed), len(self.seats.seats))
+        sources, targets = self.seats.closed_up(rows)
+        self.cache.move(sources, targets)
+        self.written.move(sources, targets)
+        self.cache.resize(rows)
 
-    def drop(self) -> list[int]:
-        """Forget the rows that have ended; return the places in the cache of those that stay."""
-        keep = [i for i, done in enumerate(self._done) if not done]
-        self.active, self._done, self.finished = [self.active[i] for i in keep], [False] * len(keep), 0
-        return keep
+    def _is_end(self, ids: tuple[int, ...]) -> bool:
+        return ids[-1] in self.ends
 
-
-def _keeps(sampling: Sampling) -> bool:
-    return sampling.is_cut and sampling.max_kept > 0
-
-
-def _routed(cache: Any) -> Tensor | None:
-    """Return the experts of the last forward; None for a dense model and for the fast path's cache."""
-    return cache.routing if isinstance(cache, HfCache) else None
-
-
-def _waves(requests: Sequence[Request], max_rows: int) -> list[list[RequestPart]]:
-    """Return the parts that are decoded together, at most `max_rows` responses each, from the shortest prompts on."""
-    waves: list[list[RequestPart]] = []
-    # "Full", so that the first part opens the first wave.
-    rows = max_rows
-    for i in sorted(range(len(requests)), key=lambda i: len(requests[i].prompt_ids)):
-        for part in _parts(i, requests[i], max_rows):
-            if rows + len(part.request.seeds) > max_rows:
-                waves.append([])
-                rows = 0
-            waves[-1].append(part)
-            rows += len(part.request.seeds)
-    return waves
-
-
-def _parts(number: int, request: Request, max_rows: int) -> list[RequestPart]:
-    """Split the request into parts of at most `max_rows` responses."""
-    cuts = range(0, len(request.seeds), max_rows)
-    return [RequestPart(number, at, Request(request.prompt_ids, request.seeds[at : at + max_rows])) for at in cuts]
+    def _completions(self) -> dict[tuple[int, int], Completion]:
+        done = sorted(self.done, key=lambda item: item[0].row)
+        lengths = [len(ids) for _, ids, _ in done]
+        prompts = [len(self.requests[seat.place[0]].prompt_ids) for seat, _, _ in done]
+        kept = self.recorder.kept(lengths) if self.keeps else None
+        routing = self.recorder.routes(prompts, lengths) if self.recorder.has_routes else None
+        return {
+            seat.place: Completion(
+                ids,
+                logprobs,
+                "stop" if self._is_end(ids) else "length",
+                None if kept is None else kept[seat.row],
+                None if routing is None else routing[seat.row],
+            )
+            for seat, ids, logprobs in done
+        }

@@ -228,11 +228,12 @@ def test_memory_of_generating_is_what_the_decoder_takes(size: str) -> None:
     assert parts.pop("sampler") > 0
     model: Any = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("qwen2", **settings))
     decoder = Decoder(model, habits_of(torch.device("cuda")))
-    ids = torch.randint(settings["vocab_size"], (16, 48))
+    prompts = torch.randint(settings["vocab_size"], (16, 48)).tolist()
     with Memory() as alive:
         for t in [decoder.embedding, *(t for layer in decoder.layers for t in layer._weights() if t is not None)]:
             alive.hold(t)
-        decoder.prefill(ids, torch.zeros(16, dtype=torch.int64), torch.full((16,), 4), 32)
+        cache = decoder.open([48] * 16, [4] * 16, 1024, 32)
+        decoder.admit(cache, prompts, [4] * 16, range(64))
     assert sum(parts.values()) == pytest.approx(alive.peak, rel=0.15)
 
 

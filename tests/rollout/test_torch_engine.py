@@ -195,22 +195,46 @@ def test_of_kept_sets_only_the_tokens_leave_the_device(monkeypatch: pytest.Monke
     assert 0 < waits.moved <= 3 * ids  # four bytes a token, and eight of the row that it belongs to
 
 
+def watched(engine: TorchEngine) -> tuple[list[list[int]], list[int]]:
+    """The lengths of the prompts of each prefill, a row each, and the rows of each step, as they come."""
+    prefills: list[list[int]] = []
+    steps: list[int] = []
+    admit, step = engine._decoder.admit, engine._decoder.step
+
+    def admitted(cache: Any, prompts: Any, repeats: Any, slots: Any) -> Any:
+        prefills.append([len(p) for p, n in zip(prompts, repeats, strict=True) for _ in range(n)])
+        return admit(cache, prompts, repeats, slots)
+
+    def stepped(tokens: Any, cache: Any) -> Any:
+        steps.append(len(tokens))
+        return step(tokens, cache)
+
+    engine._decoder.admit, engine._decoder.step = admitted, stepped  # type: ignore[method-assign]
+    return prefills, steps
+
+
 def test_no_more_rows_are_decoded_at_once_than_allowed_and_long_prompts_first() -> None:
     engine = engine_of("llama", max_rows=3)
-    widths, lengths = [], []
-    prefill = engine._decoder.prefill
-
-    def watched(ids: Any, pad: Any, repeat: Any, room: int) -> Any:
-        widths.append(int(repeat.sum()))
-        lengths.append(ids.shape[1])
-        return prefill(ids, pad, repeat, room)
-
-    engine._decoder.prefill = watched  # type: ignore[method-assign,assignment]
+    prefills, steps = watched(engine)
     engine.generate(REQUESTS, Sampling(3))
-    assert max(widths) == 3
+    lengths = [n for some in prefills for n in some]
+    assert max(len(some) for some in prefills) == max(steps) == 3
     assert lengths == sorted(lengths, reverse=True)
     assert len(set(lengths)) > 2
-    assert sum(widths) == sum(len(r.seeds) for r in REQUESTS)
+    assert len(lengths) == sum(len(r.seeds) for r in REQUESTS)
+
+
+@pytest.mark.parametrize(("name", "refills"), [("qwen2 tied", True), ("gpt2", False)])
+def test_a_slot_takes_the_next_response_while_others_are_written(name: str, refills: bool) -> None:
+    """A queue is done in fewer steps than waves that wait for their longest response."""
+    requests = [Request((i, 3), tuple(range(100 * i, 100 * i + 4))) for i in range(2, 20)]
+    engine = engine_of(name, max_rows=8)
+    prefills, steps = watched(engine)
+    answers = engine.generate(requests, Sampling(40))
+    lengths = [len(c.token_ids) for some in answers for c in some]
+    waves = sum(max(lengths[i : i + 8]) - 1 for i in range(0, len(lengths), 8))
+    assert (len(steps) < 0.8 * waves) == refills, (len(steps), waves)
+    assert (len(prefills) > len(lengths) / 8) == refills
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])

@@ -16,7 +16,7 @@ from pipeline.commands.plan.shape import Shape
 from pipeline.config.episodes import most_sampled, names_episodes
 from pipeline.config.run import RunConfig, parts_of
 from pipeline.config.sections import TrainConfig
-from pipeline.models.cpu import habits_of
+from pipeline.models.cpu import habits_of, room_of
 from pipeline.rl.logprobs import CHUNK_ELEMENTS
 
 GIB = 1 << 30
@@ -245,16 +245,21 @@ def generating(config: RunConfig, shape: Shape, gpus: int, device: Device) -> di
     if how.engine == "vllm":
         return {"vLLM's share": how.vllm.gpu_memory_share * device.memory_gib * GIB}
     # Whole prompts are dealt to ranks, and the fullest rank decides.
-    rows = min(how.max_rows, -(-config.rl.prompts_per_step // gpus) * config.rl.group_size)
     habits = habits_of(torch.device("cuda"))
-    length = -(-(longest_of(config) + prompt_tokens(config)) // habits.align) * habits.align
     # Each prompt is computed once, but responses that are continued one by one.
-    prompts = rows if how.in_flight == "interrupt" else -(-rows // config.rl.group_size)
+    group = 1 if how.in_flight == "interrupt" else config.rl.group_size
+    prompts = -(-config.rl.prompts_per_step // gpus) * config.rl.group_size // group
+    # The fast path, which has neither experts nor latent attention, keeps it once for its responses.
+    readers = 1 if shape.experts or shape.latent is not None else group
+    lengths, repeats = ([x] * (prompts * group // readers) for x in (prompt_tokens(config), readers))
+    room = room_of(lengths, repeats, how.max_rows, longest_of(config), gpu=True)
+    rows, at_once = room.rows, -(-room.rows // group)
+    columns, prompt_columns = (-(-n // habits.align) * habits.align for n in (room.columns, room.prompt_columns))
     return {
         "engine weights": shape.parameters * width,
-        "KV cache": rows * length * shape.cache(width, expanded=True),
+        "KV cache": (rows * columns + room.prompts * prompt_columns) * shape.cache(width, expanded=True),
         "sampler": sampling_memory(config, rows * shape.vocab, width),
-        "prefill": min(habits.prefill_tokens, prompts * prompt_tokens(config)) * _prefilled(shape, width),
+        "prefill": min(habits.prefill_tokens, at_once * prompt_tokens(config)) * _prefilled(shape, width),
     }
 
 

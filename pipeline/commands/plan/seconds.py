@@ -115,28 +115,32 @@ def engine_gpus(work: Work) -> tuple[float, int]:
 def decoding(work: Work) -> float:
     """Return the seconds of generation.
 
-    A wave takes as many steps as its longest response has tokens. Each step reads the weights that its rows use; the
-    cache is read for the rows that have not ended. Lengths count as spread evenly around their mean.
+    All rows are busy until no response waits; from then on there are as many steps as the longest response has tokens.
+    Each step reads the weights that its rows use; the cache is read for the rows that have not ended. Lengths count as
+    spread evenly around their mean.
     """
     config, shape, device, lengths = work.config, work.shape, work.device, work.lengths
     width = width_of(config)
     engines, over = engine_gpus(work)
     rows = max(1.0, work.responses / engines)
-    waves = max(1.0, rows / config.rollout.max_rows)
-    together = rows / waves
-    running = together * lengths.response / lengths.longest  # in the mean over the steps of a wave
-    weights = shape.touched(running) * width / over
+    together = min(rows, config.rollout.max_rows)
     expanded = config.rollout.engine == "torch"  # transformers caches what latent attention makes of its vector
     # Fewer heads than devices are held by several of them; a latent vector by all.
     split = 1 if shape.latent is not None and not expanded else min(over, shape.kv_heads)
     cached = lengths.prompt + lengths.response / 2
     bandwidth = device.memory_gb_s * 1e9 * work.share("copy").value
-    computing = shape.forward_flops(running, cached) / (over * device.rate(width))
-    bound = decode_seconds(weights, running, cached, shape.cache(width, expanded) / split, bandwidth, computing)
     # Two all-reduces a layer where several devices share it.
     reduce_s = NODE_REDUCE_S if over <= device.per_node else NETWORK_REDUCE_S
     meeting = 2 * shape.layers * reduce_s if over > 1 else 0.0
-    step = bound / work.share("decode").value + meeting
+
+    def step(running: float) -> float:
+        weights = shape.touched(running) * width / over
+        computing = shape.forward_flops(running, cached) / (over * device.rate(width))
+        bound = decode_seconds(weights, running, cached, shape.cache(width, expanded) / split, bandwidth, computing)
+        return bound / work.share("decode").value + meeting
+
+    full = (rows - together) * lengths.response / together  # steps with all rows busy
+    last = together * lengths.response / lengths.longest  # rows in the mean over the steps after
     # Each prompt is computed once, whatever the number of its responses; the k-th later turn of an episode computes
     # its prompt and k turns again.
     assert config.rl is not None
@@ -145,7 +149,7 @@ def decoding(work: Work) -> float:
         history = lengths.prompt + share * lengths.response
         prefill += shape.forward_flops(work.responses * history, history)
     prefill /= engines * over * device.rate(width) * work.share("forward").value
-    return waves * lengths.longest * step + prefill
+    return full * step(together) + lengths.longest * step(last) + prefill
 
 
 def publishing(work: Work) -> float:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from pipeline.models.cpu.blocks import Blocks
+from pipeline.models.cpu.cache import room_of
 from pipeline.models.cpu.decoder import Decoder, check_parity, habits_of
 from pipeline.models.cpu.llama import unsupported
 from pipeline.models.cpu.onednn import HAS_ONEDNN, FastLinear, linear, product, use_onednn
@@ -28,6 +29,7 @@ __all__ = [
     "habits_of",
     "linear",
     "product",
+    "room_of",
     "unsupported",
     "use_onednn",
 ]

@@ -2,13 +2,14 @@
 
 transformers' own forward spends most of a small model's decode step in Python. Here a step is a handful of fused
 products over a preallocated key/value cache. It works on any device and pays most on the CPU; on CUDA a kernel attends
-(`pipeline.models.kernels.attention`), whose twin is `Cache.attend`. `check_parity` proves, on the weights at hand, that
-both compute the same logits.
+(`pipeline.models.kernels.attention`), whose twin is `attend` of the cache. `check_parity` proves, on the weights at
+hand, that both compute the same logits.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pipeline.models import kernels
+from pipeline.models.cpu.cache import Cache, Shared, room_of
 from pipeline.models.cpu.llama import Sizes, unsupported
 from pipeline.models.cpu.onednn import product
 from pipeline.models.proof import HALF, evaluating, probe_ids
@@ -59,17 +61,19 @@ class Habits:
     """Most tokens of prompts, padding included, that are computed at once; a longer prompt is computed alone."""
     align: int = 1
     """Attention reads, and a cache holds, a multiple of so many columns."""
-    keys_in_rows: bool = False
-    """The numbers of a key are neighbours in memory, so that a new one is written in one piece."""
-    pads_right: bool = False
-    """Prompts are computed with their padding behind them, so that attention needs no mask."""
+    on_gpu: bool = False
+    """Rows share a prompt wherever two do, and the number of rows of a step is one of few (`bucket`)."""
     read_every: int = 1
     """Steps between two looks of the host at the rows that have ended."""
 
+    def bucket(self, rows: int) -> int:
+        """Return the number of rows that a step computes where `rows` are needed."""
+        return 1 << (rows - 1).bit_length() if self.on_gpu and rows else rows
+
 
 ON_CPU = Habits()
-ON_GPU = Habits(align=64, keys_in_rows=True, pads_right=True, read_every=8)
-"""Never measured. Kernels want aligned rows, flash attention takes no mask, and each look at the device is a wait."""
+ON_GPU = Habits(align=64, on_gpu=True, read_every=8)
+"""Never measured. Kernels want aligned rows, each look at the device is a wait, and a graph has one number of rows."""
 
 
 def habits_of(device: torch.device) -> Habits:
@@ -77,94 +81,10 @@ def habits_of(device: torch.device) -> Habits:
     return ON_CPU if device.type == "cpu" else ON_GPU
 
 
-class Cache:
-    """Keys [L, B, kv, d, T] and values [L, B, kv, T, d] of up to T tokens; column c of row b is position c - pad[b].
-
-    With `by_kernel` a kernel attends, which reads a row's own columns alone: no bias, no alignment.
-    """
-
-    def __init__(
-        self, keys: Tensor, values: Tensor, pad: Tensor, length: int, align: int = 1, by_kernel: bool = False
-    ) -> None:
-        self.keys, self.values, self.pad, self.length = keys, values, pad, length
-        self.align = 1 if by_kernel else align
-        self.rows = keys.shape[1]
-        self.has_pad = bool(pad.any())
-        self.bias: Tensor | None = None
-        self.stops = torch.full_like(pad, length) if by_kernel else None
-        """int64 [B], for the kernel: the column after the last one of each row."""
-        self._refresh_bias()
-
-    @torch.inference_mode()
-    def keep(self, rows: Tensor) -> None:
-        """Drop all rows but `rows` (int64 [n], ascending)."""
-        n, used = rows.numel(), self.length
-        # Layer by layer: a copy of all layers at once would need the room of half the cache.
-        for keys, values in zip(self.keys, self.values, strict=True):
-            keys[:n, :, :, :used] = keys[: self.rows, :, :, :used].index_select(0, rows)
-            values[:n, :, :used] = values[: self.rows, :, :used].index_select(0, rows)
-        self.pad = self.pad.index_select(0, rows)
-        self.rows = n
-        self.stops = None if self.stops is None else self.stops[:n]  # all rows have the same
-        self._refresh_bias()
-
-    def attend(self, layer: int, q: Tensor, bias: Tensor | None, upto: int) -> Tensor:
-        """Return attention [B, heads d] of one query a row, q [B, heads, d], over the first `upto` columns.
-
-        bias [B kv, 1, upto] as from `spread_bias`.
-        """
-        (b, heads, d), kv = q.shape, self.keys.shape[2]
-        if self.stops is not None:
-            from pipeline.models.kernels.attention import attend
-
-            own = self.keys[layer, :b], self.values[layer, :b]
-            return attend(q, *own, self.pad, self.stops, upto).flatten(1)
-        # Heads that share keys become query rows, so the cache is read once.
-        q = q.reshape(b * kv, heads // kv, d) * (d**-0.5)
-        keys = self.keys[layer, :b].view(b * kv, d, -1)[:, :, :upto]
-        values = self.values[layer, :b].view(b * kv, -1, d)[:, :upto]
-        scores = torch.bmm(q, keys) if bias is None else torch.baddbmm(bias, q, keys)
-        return torch.bmm(scores.softmax(-1), values).view(b, -1)
-
-    def spread_bias(self, upto: int) -> Tensor | None:
-        """Return what is added to the scores of each key head, [B kv, 1, upto]: of hidden columns, the least number."""
-        if self.bias is None:
-            return None
-        kv = self.keys.shape[2]
-        return self.bias[:, None, None, :upto].expand(-1, kv, 1, upto).reshape(-1, 1, upto)
-
-    def open_column(self) -> int:
-        """Return the number of columns that the next step attends to, with the column that it writes."""
-        at = self.length
-        if self.stops is not None:
-            self.stops += 1
-        if self.align == 1:
-            return at + 1
-        assert self.bias is not None
-        self.bias[:, at] = 0
-        return -(-(at + 1) // self.align) * self.align
-
-    def _refresh_bias(self) -> None:
-        if self.stops is None and (self.has_pad or self.align > 1):
-            columns = torch.arange(self.keys.shape[4], device=self.pad.device)
-            hidden = columns[None] < self.pad[:, None]
-            if self.align > 1:
-                hidden = hidden | (columns >= self.length)
-            self.bias = torch.zeros(hidden.shape, dtype=self.keys.dtype, device=self.pad.device)
-            self.bias.masked_fill_(hidden, torch.finfo(self.keys.dtype).min)
-
-
-def _mask(pad: Tensor, width: int) -> Tensor:
-    """Return bool [p, 1, T, T], True where a column attends to another, for rows left-padded by pad [p]."""
-    real = torch.arange(width, device=pad.device)[None] >= pad[:, None]
-    causal = torch.ones(width, width, dtype=torch.bool, device=pad.device).tril()
-    # A padding column attends to itself: a row without any allowed column would be NaN.
-    eye = torch.eye(width, dtype=torch.bool, device=pad.device)
-    return ((causal & real[:, None]) | eye)[:, None]
-
-
 class Decoder:
     """Prefill and one-token steps of a supported model; `refresh` after each change of the model's weights."""
+
+    refills = True
 
     def __init__(self, model: Any, habits: Habits | None = None) -> None:
         self.model = model
@@ -225,57 +145,63 @@ class Decoder:
             *self.sizes.head_norms(a),
         )
 
+    def open(self, lengths: Sequence[int], repeats: Sequence[int], most: int, max_new_tokens: int) -> Cache:
+        """Return a cache without rows, for prompts of those lengths with that many rows each, `most` at a time."""
+        room = room_of(lengths, repeats, most, max_new_tokens, self.habits.on_gpu)
+        keys, values = self._columns(room.rows, room.columns)
+        shared = None
+        if room.prompts:
+            shared = Shared(*self._columns(room.prompts, room.prompt_columns), room.rows)
+        self._rotation(max(lengths, default=0) + max_new_tokens)
+        return Cache(keys, values, shared, self.habits.align, self.by_kernel)
+
+    def _columns(self, rows: int, columns: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values [L, rows, kv, T, d] of zeros, with T at least `columns`."""
+        total = -(-columns // self.habits.align) * self.habits.align
+        shape = (self.sizes.layers, rows, self.sizes.kv_heads, total, self.sizes.head_dim)
+        # Columns that attention reads before they are written must be finite.
+        return self.embedding.new_zeros(shape), self.embedding.new_zeros(shape)
+
     @torch.inference_mode()
-    def prefill(self, ids: Tensor, pad: Tensor, repeat: Tensor, max_new_tokens: int) -> tuple[Tensor, Cache]:
-        """Return logits [P, V] after the prompts, and a cache that holds prompt p `repeat[p]` times, in order.
-
-        ids: [P, T] left-padded; pad: [P] number of padding columns of each. Each prompt is computed once, and at most
-        `habits.prefill_tokens` tokens at a time.
-        """
-        prompts, width = ids.shape
-        align = self.habits.align
-        total = -(-(width + max_new_tokens) // align) * align
-        copies = repeat.tolist()
-        big = (self.sizes.layers, sum(copies), self.sizes.kv_heads)
-        # Keys are transposed, so that a step's scores are a product without a copy; by their strides alone where the
-        # numbers of a key are to be neighbours. Columns that attention reads before they are written must be finite.
-        make = self.embedding.new_empty if align == 1 else self.embedding.new_zeros
-        in_rows, values = self.habits.keys_in_rows, make(*big, total, self.sizes.head_dim)
-        keys = make(*big, total, self.sizes.head_dim).mT if in_rows else make(*big, self.sizes.head_dim, total)
-        masked = not self.habits.pads_right and bool(pad.any())
-        # Pieces of equal size: oneDNN rounds the product of a single row in another way than that of several.
-        pieces = -(-prompts // max(1, self.habits.prefill_tokens // width))
-        cuts = [prompts * i // pieces for i in range(pieces + 1)]
-        last, first = [], 0
-        for begin, end in itertools.pairwise(cuts):
-            local = torch.arange(end - begin, device=ids.device)
-            own = torch.repeat_interleave(local, repeat[begin:end], output_size=sum(copies[begin:end]))
-            into = slice(first, first + len(own))
-            mask = _mask(pad[begin:end], width) if masked else None
-            part = (keys[:, into], values[:, into])
-            last.append(self._prefill_piece(ids[begin:end], pad[begin:end], mask, own, part))
-            first += len(own)
-        rows = torch.repeat_interleave(torch.arange(prompts, device=ids.device), repeat, output_size=first)
-        logits = self._logits(torch.cat(last)).index_select(0, rows)
-        return logits, Cache(keys, values, pad.index_select(0, rows), width, align, self.by_kernel)
-
-    def _prefill_piece(
-        self, ids: Tensor, pad: Tensor, mask: Tensor | None, rows: Tensor, into: tuple[Tensor, Tensor]
+    def admit(
+        self, cache: Cache, prompts: Sequence[Sequence[int]], repeats: Sequence[int], slots: Sequence[int]
     ) -> Tensor:
-        """Return the last hidden states [p, H] of some prompts, and write them into their part of the cache.
+        """Compute prompts, put prompt p into the cache for repeats[p] rows, and return logits [rows, V] after them.
 
-        ids: [p, T] left-padded by pad [p]; mask: as from `_mask`; into: keys and values as in `Cache`, where row i is
-        that of prompt rows[i].
+        The rows take `slots` in order. Each prompt is computed once, and at most `habits.prefill_tokens` tokens at a
+        time.
+        """
+        num, width, device = len(prompts), max(map(len, prompts)), self.embedding.device
+        places = cache.admit([len(p) for p in prompts], repeats, slots)
+        table = torch.tensor([[*p, *[0] * (width - len(p))] for p in prompts]).to(device)
+        ends = torch.tensor([len(p) - 1 for p in prompts]).to(device)
+        rows = torch.tensor([i for i, n in enumerate(repeats) for _ in range(n)]).to(device)
+        to = torch.tensor(places or list(slots)).to(device)
+        # Pieces of equal size: oneDNN rounds the product of a single row in another way than that of several.
+        pieces = -(-num // max(1, self.habits.prefill_tokens // width))
+        cuts = [num * i // pieces for i in range(pieces + 1)]
+        firsts = list(itertools.accumulate(repeats, initial=0))
+        last = []
+        for begin, end in itertools.pairwise(cuts):
+            if places:
+                keep, into = None, to[begin:end]
+                held = (cache.shared.keys, cache.shared.values) if cache.shared is not None else ()
+            else:
+                part = slice(firsts[begin], firsts[end])
+                keep, into = rows[part] - begin, to[part]
+                held = (cache.keys, cache.values)
+            last.append(self._prefill(table[begin:end], ends[begin:end], held, keep, into))
+        return self._logits(torch.cat(last)).index_select(0, rows)
+
+    def _prefill(
+        self, ids: Tensor, ends: Tensor, held: tuple[Tensor, ...], keep: Tensor | None, into: Tensor
+    ) -> Tensor:
+        """Return the last hidden states [p, H] of prompts, and write their keys and values to rows `into` of `held`.
+
+        ids: [p, T], padded on the right behind column ends [p]; keep: the prompt of each row, or None: one each.
         """
         prompts, width = ids.shape
-        columns = torch.arange(width, device=ids.device)
-        # Column c of a row holds position c - pad; padding takes any position, since it is never attended to.
-        positions = (columns[None] - pad[:, None]).clamp_(min=0)
-        if self.habits.pads_right:
-            ids = ids.gather(1, (columns[None] + pad[:, None]).clamp_(max=width - 1))
-            rotation = self._rotation(width)[:width].view(1, width, 1, -1)
-        else:
-            rotation = self._rotation(width)[positions].unsqueeze(2)  # [p, T, 1, d/2]
+        rotation = self._rotation(width)[:width].view(1, width, 1, -1)
         x = self.embedding.index_select(0, ids.reshape(-1))
         for i, layer in enumerate(self.layers):
             q, k, v = self._project(layer, x, prompts, width, rotation)
@@ -283,38 +209,35 @@ class Decoder:
                 q.transpose(1, 2),
                 k.transpose(1, 2),
                 v.transpose(1, 2),
-                attn_mask=mask,
-                is_causal=mask is None,
+                is_causal=True,
                 enable_gqa=self.sizes.heads != self.sizes.kv_heads,
             )
             x = self._finish(layer, x, attended.transpose(1, 2).reshape(prompts * width, -1))
-            if self.habits.pads_right:
-                at = positions[:, :, None, None].expand_as(k)
-                k, v = k.gather(1, at), v.gather(1, at)
-            into[0][i, ..., :width] = k.permute(0, 2, 3, 1).index_select(0, rows)
-            into[1][i, :, :, :width] = v.transpose(1, 2).index_select(0, rows)
+            for cache, new in zip(held, (k.transpose(1, 2), v.transpose(1, 2)), strict=True):
+                cache[i, :, :, :width].index_copy_(0, into, new if keep is None else new.index_select(0, keep))
         states: Tensor = x.view(prompts, width, -1)
-        if not self.habits.pads_right:
-            return states[:, -1]
-        return states[torch.arange(prompts, device=ids.device), positions[:, -1]]
+        return states[torch.arange(prompts, device=ids.device), ends]
 
     @torch.inference_mode()
     def step(self, tokens: Tensor, cache: Cache) -> Tensor:
         """Return logits [B, V] after one more token in each row of the cache; tokens: int64 [B]."""
-        b, d, at = tokens.numel(), self.sizes.head_dim, cache.length
-        upto = cache.open_column()
-        rotations = self._rotation(at + 1)
-        if cache.has_pad:
-            rotation = rotations.index_select(0, at - cache.pad).view(b, 1, 1, d // 2)
-        else:
-            rotation = rotations[at].view(1, 1, 1, d // 2)
-        bias = cache.spread_bias(upto)
+        return self.compute(tokens, cache, cache.open_column())
+
+    def compute(self, tokens: Tensor, cache: Cache, upto: int) -> Tensor:
+        """Do the device's part of a step: with a kernel it has one shape for each number of rows, so it can be a graph.
+
+        `upto`: as from `open_column`.
+        """
+        b = tokens.numel()
+        assert self._rotations is not None
+        rotation = self._rotations.index_select(0, cache.positions()).view(b, 1, 1, -1)
+        bias, places = cache.spread_bias(upto), cache.next_places()
         x = self.embedding.index_select(0, tokens)
         for i, layer in enumerate(self.layers):
             q, k, v = self._project(layer, x, b, 1, rotation)
-            cache.keys[i, :b, :, :, at], cache.values[i, :b, :, at] = k[:, 0], v[:, 0]
+            cache.write(i, k[:, 0], v[:, 0], places)
             x = self._finish(layer, x, cache.attend(i, q[:, 0], bias, upto))
-        cache.length += 1
+        cache.close_column()
         return self._logits(x)
 
     def _project(self, layer: _Layer, x: Tensor, b: int, n: int, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -356,8 +279,8 @@ def check_parity(decoder: Decoder) -> float:
     ids = probe_ids(decoder.model, 3, 8)
     with evaluating(decoder.model):
         theirs = decoder.model(input_ids=ids, use_cache=False).logits[:, -1].float().log_softmax(-1)
-    pad = torch.zeros(3, dtype=torch.int64, device=ids.device)
-    _, cache = decoder.prefill(ids[:, :6], pad, torch.ones_like(pad), 2)
+    cache = decoder.open([6] * 3, [1] * 3, 3, 2)
+    decoder.admit(cache, ids[:, :6].tolist(), [1] * 3, range(3))
     decoder.step(ids[:, 6], cache)
     ours = decoder.step(ids[:, 7], cache).log_softmax(-1)
     gaps, spread, is_half = (ours - theirs).abs(), float(theirs.std()), decoder.model.dtype in HALF

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.models.cpu.decoder import ON_CPU, ON_GPU, Cache, Decoder, Habits, check_parity, habits_of
+from pipeline.models.cpu.cache import Cache, Room, room_of
+from pipeline.models.cpu.decoder import ON_CPU, ON_GPU, Decoder, Habits, check_parity, habits_of
 from pipeline.models.cpu.llama import unsupported
 from pipeline.rollout.hf_decoder import HfDecoder
 from tests.models.families import FAST, SLOW, VOCAB, build, next_logits, scatter, tiny
@@ -15,15 +16,31 @@ from tests.peak import Memory
 
 PROMPTS = [[3, 4, 5, 6, 7], [8], [9, 10, 11], [12, 3, 12, 3, 12]]
 REPEAT = [2, 1, 3, 1]
+GROUPS = [3, 3, 1, 2]
+"""Rows of each prompt: so many that a GPU shares prompts."""
 TOLERANCE = 2e-4
 
 
 def start(decoder: Any, prompts: list[list[int]], repeat: list[int], room: int) -> tuple[torch.Tensor, Any]:
-    width = max(map(len, prompts))
-    ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
-    pad = torch.tensor([width - len(p) for p in prompts])
-    logits, cache = decoder.prefill(ids, pad, torch.tensor(repeat), room)
+    cache = decoder.open([len(p) for p in prompts], repeat, sum(repeat), room)
+    logits = decoder.admit(cache, prompts, repeat, range(sum(repeat)))
+    cache.resize(sum(repeat))
     return logits, cache
+
+
+def keep_rows(cache: Any, keep: list[int]) -> None:
+    """Leave those rows alone, in that order."""
+    n = len(keep)
+    gone = [row for row in range(cache.rows) if row not in keep]
+    cache.leave(gone)
+    order = list(range(cache.rows))
+    holes = [row for row in gone if row < n]
+    moved = [row for row in keep if row >= n]
+    cache.move(moved, holes)
+    for a, b in zip(moved, holes, strict=True):
+        order[b] = a
+    assert order[:n] == keep
+    cache.resize(n)
 
 
 def expect(model: Any, rows: list[list[int]], logits: torch.Tensor) -> None:
@@ -32,26 +49,33 @@ def expect(model: Any, rows: list[list[int]], logits: torch.Tensor) -> None:
     assert torch.allclose(logits, wanted, atol=TOLERANCE, rtol=TOLERANCE), (logits - wanted).abs().max()
 
 
-SMALL = Habits(prefill_tokens=9, align=4, pads_right=True)
+SMALL = Habits(prefill_tokens=9, align=4)
 
 
+@pytest.mark.parametrize("repeat", [REPEAT, GROUPS])
 @pytest.mark.parametrize(
     ("name", "habits"),
     [*((name, ON_CPU) for name in (*FAST, *SLOW)), *((name, habits) for name in FAST for habits in (ON_GPU, SMALL))],
 )
-def test_logits_are_those_of_the_model_for_padded_rows_over_steps_and_drops(name: str, habits: Habits) -> None:
+def test_logits_are_those_of_the_model_for_rows_that_come_and_go(name: str, habits: Habits, repeat: list[int]) -> None:
     model = tiny(name)
     decoder: Any = Decoder(model, habits) if name in FAST else HfDecoder(model)
     assert decoder is not None
-    rows = [list(p) for p, n in zip(PROMPTS, REPEAT, strict=True) for _ in range(n)]
-    logits, cache = start(decoder, PROMPTS, REPEAT, 8)
+    rows = [list(p) for p, n in zip(PROMPTS, repeat, strict=True) for _ in range(n)]
+    logits, cache = start(decoder, PROMPTS, repeat, 8)
+    if name in FAST:
+        assert (cache.shared is not None) == (habits is ON_GPU and repeat is GROUPS)
     expect(model, rows, logits)
     generator = torch.Generator().manual_seed(5)
     for t in range(8):
         if t in (2, 5):  # both rows of a longest prompt go, then all but two of those left
-            keep = torch.tensor([2, 3, 4, 6] if t == 2 else [0, 3])
-            cache.keep(keep)
-            rows = [rows[i] for i in keep.tolist()]
+            keep = [4, 6, 2, 3] if t == 2 else [0, 3]
+            keep_rows(cache, keep)
+            rows = [rows[i] for i in keep]
+        if t in (3, 6) and decoder.refills:  # slots that rows have left take others, with another prompt
+            slots = [len(rows) + 1, len(rows)]
+            expect(model, [[5, 6, 7, 9]] * 2, decoder.admit(cache, [[5, 6, 7, 9]], [2], slots))
+            rows += [[5, 6, 7, 9] for _ in slots]
         tokens = torch.randint(2, VOCAB, (len(rows),), generator=generator)
         for row, token in zip(rows, tokens.tolist(), strict=True):
             row.append(token)
@@ -115,9 +139,9 @@ class Watched(Decoder):
 
     tokens: list[int]
 
-    def _prefill_piece(self, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def _prefill(self, ids: torch.Tensor, *rest: Any) -> torch.Tensor:
         self.tokens.append(ids.numel())
-        return super()._prefill_piece(ids, *rest)
+        return super()._prefill(ids, *rest)
 
 
 @pytest.mark.parametrize(("most", "pieces"), [(1, [5, 5, 5, 5]), (10, [10, 10]), (19, [5, 15]), (20, [20])])
@@ -141,9 +165,25 @@ def test_a_device_reads_aligned_columns_and_the_cpu_no_more_than_it_needs() -> N
     assert habits_of(torch.device("cuda", 0)) == ON_GPU
     for habits, columns in ((ON_CPU, 5 + 8), (ON_GPU, 64), (Habits(align=4), 16)):
         _, cache = start(Decoder(model, habits), PROMPTS, REPEAT, 8)
-        assert cache.keys.shape[4] == cache.values.shape[3] == columns
-        with torch.inference_mode():
-            assert cache.open_column() == (6 if habits is ON_CPU else -(-6 // habits.align) * habits.align)
+        assert cache.keys.shape == cache.values.shape
+        assert cache.keys.shape[3] == columns
+        assert cache.open_column() == (6 if habits is ON_CPU else -(-6 // habits.align) * habits.align)
+
+
+def test_a_prompt_is_in_memory_once_however_many_rows_it_has() -> None:
+    """On the CPU where it is long enough for its number of rows, on a GPU wherever two rows share it."""
+    assert room_of([30, 20], [2, 2], 99, 8, gpu=True) == Room(4, 8, 4, 30)
+    assert room_of([30, 20], [2, 2], 99, 8, gpu=False) == Room(4, 38)
+    assert room_of([300, 20], [2, 2], 99, 8, gpu=False) == Room(4, 8, 4, 300)
+    assert room_of([300] * 9, [1] * 9, 4, 8, gpu=True) == Room(4, 308), "a row each: nothing to share"
+    assert room_of([99] * 9, [100, *[1] * 8], 64, 8, gpu=False) == Room(64, 107), "one large group among single rows"
+    wide = room_of([40] * 64, [8] * 64, 128, 8, gpu=False)
+    assert wide == Room(128, 8, 2 * 16 + 1, 40), "as many again as are new, for prompts whose last row still runs"
+    model = tiny("llama")
+    _, cache = start(Decoder(model, ON_GPU), [[2, 3, 4] * 6], [5], 8)
+    assert cache.shared is not None
+    assert cache.shared.keys.shape[1] < 5
+    assert cache.lengths[:5].tolist() == [0] * 5
 
 
 def test_a_prompt_alone_and_among_others_has_the_same_logits() -> None:
@@ -166,28 +206,32 @@ def test_long_decodes_grow_the_rotations() -> None:
     expect(model, [row], decoder.step(torch.tensor([row[-1]]), cache))
 
 
-def test_keep_moves_the_padding_with_its_rows() -> None:
-    keys = torch.arange(2 * 3 * 1 * 2 * 4.0).view(2, 3, 1, 2, 4)
-    values = keys.clone().transpose(3, 4).contiguous()
-    cache = Cache(keys.clone(), values.clone(), torch.tensor([0, 2, 1]), 3)
-    cache.keep(torch.tensor([1, 2]))
-    assert torch.equal(cache.keys[:, :2, ..., :3], keys[:, 1:, ..., :3])
-    assert torch.equal(cache.values[:, :2, :, :3], values[:, 1:, :, :3])
-    assert cache.bias is not None
-    assert [[bool(x < 0) for x in row] for row in cache.bias.tolist()] == [
-        [True] * 2 + [False] * 2,
-        [True] + [False] * 3,
-    ]
+def test_rows_move_to_free_slots_with_their_columns_and_lengths() -> None:
+    keys = torch.arange(2 * 4 * 1 * 4 * 2.0).view(2, 4, 1, 4, 2)
+    cache = Cache(keys.clone(), -keys)
+    cache.admit([3, 1, 2], [1, 1, 1], [0, 1, 3])
+    cache.leave([0])
+    cache.move([3], [0])
+    cache.resize(2)
+    assert torch.equal(cache.keys[:, 0, :, :3], keys[:, 3, :, :3])
+    assert torch.equal(cache.values[:, 0, :, :3], -keys[:, 3, :, :3])
+    assert torch.equal(cache.keys[:, 1], keys[:, 1])
+    assert cache.lengths[:2].tolist() == [2, 1]
+    bias = cache.spread_bias(cache.open_column())
+    assert bias is not None
+    assert [[bool(x < 0) for x in row[0]] for row in bias.tolist()] == [[False] * 3, [False, False, True]]
 
 
-def test_dropping_rows_takes_the_room_of_one_layer() -> None:
-    keys = torch.zeros(16, 8, 2, 4, 32)
-    cache = Cache(keys, keys.transpose(3, 4).contiguous(), torch.zeros(8, dtype=torch.int64), 30)
+def test_moving_rows_takes_the_room_of_the_rows_of_one_layer() -> None:
+    keys = torch.zeros(16, 8, 2, 32, 4)
+    cache = Cache(keys, keys.clone())
+    cache.admit([31] * 8, [1] * 8, list(range(8)))
+    cache.leave([0])
     with Memory() as alive:
         alive.hold(cache.keys)
         alive.hold(cache.values)
-        cache.keep(torch.arange(1, 8))
-    assert alive.peak < (2 * 16 + 2) * keys[0].nbytes
+        cache.move([7], [0])
+    assert alive.peak < (2 * 16 + 1) * keys[0].nbytes
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {

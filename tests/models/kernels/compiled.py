@@ -23,8 +23,9 @@ from triton.compiler import ASTSource
 from pipeline.models.kernels import attention, log_probs
 
 TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
-WHOLE = {"TARGETS": "*i64", "STARTS": "*i64", "STOPS": "*i64"}
+WHOLE = dict.fromkeys(("TARGETS", "STOPS", "PROMPT", "P_LENGTHS"), "*i64")
 ALIGNED = ("width", "wide", "q_row", "q_head", "k_row", "k_head", "k_col", "v_row", "v_head", "v_col")
+ALIGNED += ("pk_row", "pk_head", "pv_row", "pv_head")
 """Sizes and strides that are multiples of 16 in real models; triton looks at the numbers that it is called with."""
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 
@@ -42,9 +43,9 @@ def cases(dtype: torch.dtype) -> Iterator[tuple[Any, tuple[str, ...], dict[str, 
     near = {"q_dim": 1, "k_dim": 1, "v_dim": 1}
     launch = {"num_warps": attention.WARPS, "num_stages": attention.STAGES}
     for whole in (True, False) if dtype == torch.bfloat16 else (False,):
-        own = ("Q", "KEYS", "VALUES", *(("OUT", "TOPS", "TOTALS") if whole else ()))
-        yield attention._attend, own, {**shape, **group, **near, "WHOLE": whole}, launch
-    yield attention._merge, ("OUT",), {**shape, "HEADS": 16}, {"num_warps": 1}
+        own = ("Q", "KEYS", "VALUES", "P_KEYS", "P_VALUES", *(("OUT", "TOPS", "TOTALS") if whole else ()))
+        yield attention._attend, own, {**shape, **group, **near, "WHOLE": whole, "SHARED": not whole}, launch
+    yield attention._merge, ("OUT",), {**shape, "HEADS": 16, "SHARED": True}, {"num_warps": 1}
 
 
 def main(capabilities: list[int]) -> None:

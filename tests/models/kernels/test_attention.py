@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.models.cpu.test_decoder import PROMPTS, REPEAT, expect, start
+from tests.models.cpu.test_decoder import GROUPS, PROMPTS, REPEAT, expect, keep_rows, start
 from tests.models.families import VOCAB, tiny
 from tests.models.kernels.interpreted import interpreted, without_kernels
 from tests.oracles.kernels import attention
@@ -17,35 +17,40 @@ pytestmark = pytest.mark.integration
 ALLOWED = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
 """Share of the greatest result. In 16 bits the result is rounded to half of its last digit: 8 and 11 digits; the
 interpreter computes in float32. On a GPU the weights are rounded too, to the type of the values."""
-CASES: dict[str, tuple[tuple[int, int, int], list[int], list[int], int]] = {
-    "one span": ((6, 2, 64), [0, 3, 5], [9, 10, 6], 64),
-    "several spans": ((6, 2, 64), [0, 0, 39, 7, 100], [150, 1, 40, 39, 117], 32),
-    "spans end where rows do": ((2, 1, 16), [0, 10, 18], [32, 42, 50], 16),
-    "a head each": ((3, 3, 16), [1, 2], [60, 50], 32),
-    "more queries than a tile": ((40, 2, 8), [0, 1], [30, 20], 16),
-    "an odd head": ((4, 2, 12), [0, 4], [20, 40], 32),
-    "rows without a column": ((2, 2, 8), [5, 0, 40], [5, 40, 30], 16),
-    "one row": ((2, 1, 8), [2], [3], 16),
+CASES: dict[str, tuple[tuple[int, int, int], list[int], list[int], list[int], int]] = {
+    "one span": ((6, 2, 64), [9, 7, 1], [], [], 64),
+    "several spans": ((6, 2, 64), [150, 1, 40, 39, 117], [], [], 32),
+    "spans end where rows do": ((2, 1, 16), [32, 16, 48], [], [], 16),
+    "a head each": ((3, 3, 16), [59, 48], [], [], 32),
+    "more queries than a tile": ((40, 2, 8), [30, 19], [], [], 16),
+    "an odd head": ((4, 2, 12), [20, 36], [], [], 32),
+    "rows without a column": ((2, 2, 8), [0, 40, 0], [], [], 16),
+    "one row": ((2, 1, 8), [1], [], [], 16),
+    "prompts of several rows": ((6, 2, 64), [9, 1, 40, 3], [1, 0, 1, 1], [5, 70], 32),
+    "a prompt's spans end where it does": ((2, 1, 16), [16, 5], [0, 1], [32, 16], 16),
+    "a prompt that no row has": ((4, 2, 12), [3, 20], [2, 0], [7, 90, 33], 32),
+    "no own column yet": ((2, 2, 8), [0, 4], [0, 0], [21], 16),
 }
-"""(heads, key heads, head's size), first columns, columns after the last, span."""
+"""(heads, key heads, head's size), own columns of rows, prompt of each row, tokens of each prompt, span."""
 
 
-def drawn(shape: tuple[int, int, int], rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+def drawn(shape: tuple[int, int, int], rows: int, dtype: torch.dtype, prompts: int = 0) -> tuple[torch.Tensor, ...]:
+    """Return queries, keys, values, and keys and values of prompts."""
     heads, kv, d = shape
     generator = torch.Generator().manual_seed(rows)
-    shapes = ((rows, heads, d), (rows, kv, 150, d), (rows, kv, 150, d))
+    shapes = ((rows, heads, d), *((rows, kv, 150, d),) * 2, *((prompts, kv, 150, d),) * 2)
     return tuple(torch.randn(*s, generator=generator).to(dtype) for s in shapes)
 
 
 def attended(case: str, dtype: torch.dtype, in_rows: bool) -> tuple[torch.dtype, list[Any]]:
     from pipeline.models.kernels.attention import attend
 
-    shape, starts, stops, span = CASES[case]
-    q, keys, values = drawn(shape, len(starts), dtype)
-    longest = max(b - a for a, b in zip(starts, stops, strict=True))
-    transposed = keys.mT if in_rows else keys.mT.contiguous()
+    shape, stops, of_row, lengths, span = CASES[case]
+    q, keys, values, *theirs = drawn(shape, len(stops), dtype, len(lengths))
+    keys, theirs[0] = (x.mT if in_rows else x.mT.contiguous() for x in (keys, theirs[0]))
+    prompts = (*theirs, torch.tensor(of_row), torch.tensor(lengths)) if lengths else None
     wide = torch.cat([q, q], 1)[:, : shape[0]]  # as the decoder gives it: a part of a larger tensor
-    out = attend(wide, transposed, values, torch.tensor(starts), torch.tensor(stops), longest, span=span)
+    out = attend(wide, keys, values, torch.tensor(stops), max(stops), prompts, span=span)
     return out.dtype, out.float().tolist()
 
 
@@ -64,31 +69,37 @@ def all_found() -> dict[tuple[str, torch.dtype], list[Any]]:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("dtype", ALLOWED)
 def test_attention_is_that_of_the_double(case: str, dtype: torch.dtype) -> None:
-    shape, starts, stops, _ = CASES[case]
+    shape, stops, of_row, lengths, _ = CASES[case]
     (made, found), other = all_found()[case, dtype]
-    wanted = attention(*drawn(shape, len(starts), dtype), starts, stops)
+    q, *own = drawn(shape, len(stops), dtype, len(lengths))
+    if lengths:  # each row's prompt before its own columns
+        prompts = [[x[g, :, : lengths[g]] for g in of_row] for x in own[2:]]
+        rows = [[torch.cat([p, x], 1) for p, x in zip(*pair, strict=True)] for pair in zip(prompts, own, strict=False)]
+        own = [torch.stack([torch.nn.functional.pad(x, (0, 0, 0, 250 - x.shape[1])) for x in some]) for some in rows]
+        stops = [lengths[g] + stop for g, stop in zip(of_row, stops, strict=True)]
+    wanted = attention(q, *own[:2], [0] * len(stops), stops)
     assert made == dtype
     assert float((torch.tensor(found).double() - wanted).abs().max()) <= ALLOWED[dtype] * float(wanted.abs().max())
     assert other == (made, found), "the order of memory changes numbers"
 
 
-def placed(others: int, pad: int) -> Any:
-    """Return the first row's result, with other rows after it and columns before it."""
+def placed(others: int, prompts: int) -> Any:
+    """Return the first row's result, with other rows after it and prompts before its own."""
     from pipeline.models.kernels.attention import attend
 
-    q, keys, values = drawn((4, 2, 16), 3, torch.bfloat16)
-    moved = [torch.nn.functional.pad(x, (0, 0, pad, 0), value=7.0).mT.contiguous().mT for x in (keys, values)]
-    starts, stops = torch.tensor([pad, 0, 3]), torch.tensor([pad + 70, 150, 60])
-    rows = slice(1 + others)
-    out = attend(q[rows], moved[0].mT[rows], moved[1][rows], starts[rows], stops[rows], 150, span=32)
-    return out[0].float().tolist()
+    q, keys, values, *theirs = drawn((4, 2, 16), 3, torch.bfloat16, 1)
+    held = [torch.cat([torch.full_like(x, 7.0)] * prompts + [x]) for x in theirs]
+    lengths, of_row = torch.tensor([100] * prompts + [50]), torch.tensor([prompts, 0, 0])
+    rows, stops = slice(1 + others), torch.tensor([70, 150, 57])
+    shared = (held[0].mT, held[1], of_row[rows], lengths)
+    return attend(q[rows], keys.mT[rows], values[rows], stops[rows], 150, shared, span=32)[0].float().tolist()
 
 
 def all_placed() -> list[Any]:
-    return [placed(others, pad) for others, pad in ((0, 0), (2, 0), (0, 5), (1, 37))]
+    return [placed(others, prompts) for others, prompts in ((0, 0), (2, 0), (0, 1), (1, 3))]
 
 
-def test_a_row_has_the_same_bytes_whatever_its_company_and_padding() -> None:
+def test_a_row_has_the_same_bytes_whatever_its_company() -> None:
     alone, *others = interpreted(all_placed)
     assert all(other == alone for other in others)
 
@@ -105,16 +116,18 @@ def steps_are_the_models(name: str) -> bool:
             twin = Decoder(model, habits)
         assert decoder.by_kernel
         assert not twin.by_kernel
-        rows = [list(p) for p, n in zip(PROMPTS, REPEAT, strict=True) for _ in range(n)]
-        _, cache = start(decoder, PROMPTS, REPEAT, 4)
-        _, other = start(twin, PROMPTS, REPEAT, 4)
-        assert cache.bias is None
+        repeat = GROUPS if habits is ON_GPU else REPEAT
+        rows = [list(p) for p, n in zip(PROMPTS, repeat, strict=True) for _ in range(n)]
+        _, cache = start(decoder, PROMPTS, repeat, 4)
+        _, other = start(twin, PROMPTS, repeat, 4)
+        assert (cache.shared is not None) == (habits is ON_GPU)
+        assert cache.spread_bias(1) is None
         for t in range(3):
             if t == 1:
-                keep = torch.tensor([2, 3, 6])
-                cache.keep(keep)
-                other.keep(keep)
-                rows = [rows[i] for i in keep.tolist()]
+                keep = [3, 6, 2]
+                keep_rows(cache, keep)
+                keep_rows(other, keep)
+                rows = [rows[i] for i in keep]
             tokens = torch.arange(len(rows)) * 5 % VOCAB
             for row, token in zip(rows, tokens.tolist(), strict=True):
                 row.append(token)
