@@ -12,6 +12,13 @@ from torch import Tensor
 
 from pipeline.rollout.engine import Sampling
 
+BLOCK = 512
+"""Tokens that are summed first. On the CPU 128, 512 and 2,048 took 21, 19 and 27 ms of 32 rows of 151,936 tokens."""
+BLOCKS_FROM = 8192
+"""The least vocabulary that is drawn from by blocks. By blocks and whole, on one thread of a CPU: 64 rows of 2,000
+tokens 0.64 and 0.53 ms, 64 rows of 49,152 8.1 and 14.3 ms, 32 rows of 151,936 19 and 37 ms. 256 rows of 50 tokens take
+0.1 ms whole."""
+
 
 def pick(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     """Return tokens int64 [B] and their log-probs [B], by inverting the cumulative distribution at `uniforms`.
@@ -57,14 +64,45 @@ def _scaled(logits: Tensor, sampling: Sampling) -> Tensor:
 
 
 def _draw(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    return _draw_by_blocks(logits, uniforms) if logits.shape[1] >= BLOCKS_FROM else _draw_whole(logits, uniforms)
+
+
+def _draw_whole(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     logprobs = logits.log_softmax(-1)
     # float64: over a large vocabulary a float32 sum would lose the tail.
     cumulative = logprobs.double().exp_().cumsum_(-1)
-    # Numbers are scaled by the sum, which is 1 only up to rounding. `right` passes over tokens of probability zero.
-    tokens = torch.searchsorted(cumulative, uniforms[:, None] * cumulative[:, -1:], right=True)[:, 0]
-    # The number times the sum may round up to the sum itself, which lies behind the last token.
-    tokens.clamp_(max=logits.shape[1] - 1)
+    # Numbers are scaled by the sum, which is 1 only up to rounding.
+    tokens = _first_above(cumulative, uniforms[:, None] * cumulative[:, -1:])[:, 0]
     return tokens, logprobs.gather(1, tokens[:, None])[:, 0]
+
+
+def _draw_by_blocks(logits: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw the same tokens from sums of blocks: float64 over the blocks, and over the tokens of one block a row."""
+    vocab = logits.shape[1]
+    most = logits.amax(-1, keepdim=True)
+    weights = (logits - most).exp_()
+    whole = vocab // BLOCK * BLOCK
+    sums = weights[:, :whole].view(len(weights), -1, BLOCK).sum(-1)
+    rest = weights[:, whole:].sum(-1, keepdim=True)
+    cumulative = torch.cat([sums, rest], 1).double().cumsum_(-1)
+    goal = uniforms[:, None] * cumulative[:, -1:]
+    block = _first_above(cumulative, goal)
+    before = cumulative.gather(1, (block - 1).clamp_(min=0)).masked_fill_(block == 0, 0.0)
+    # The last block may be shorter: what lies behind the vocabulary weighs nothing.
+    places = block * BLOCK + torch.arange(BLOCK, device=logits.device)
+    own = weights.gather(1, places.clamp(max=vocab - 1)).double().masked_fill_(places >= vocab, 0.0)
+    tokens = block * BLOCK + _first_above(own.cumsum_(-1), goal - before)
+    logprobs = (logits.gather(1, tokens) - most).double() - cumulative[:, -1:].log()
+    return tokens[:, 0], logprobs.float()[:, 0]
+
+
+def _first_above(cumulative: Tensor, goal: Tensor) -> Tensor:
+    """Return int64 [B, 1]: the first place of cumulative [B, n] that exceeds goal [B, 1]; it has a weight above zero.
+
+    Where rounding puts the goal at the sum of all, that is the last place with a weight.
+    """
+    last = torch.searchsorted(cumulative, cumulative[:, -1:].contiguous())
+    return torch.minimum(torch.searchsorted(cumulative, goal, right=True), last)
 
 
 def cut_off(logits: Tensor, top_k: int, top_p: float) -> Tensor:

@@ -177,3 +177,46 @@ def test_a_bound_breaks_ties_by_place_and_leaves_other_rows_alone() -> None:
     _, _, told = pick_kept(logits, torch.tensor([0.5, 0.5], dtype=torch.float64), Sampling(1, 1.0, 0.9, max_kept=2))
     assert told.possible.tolist() == [[True, True, False, False], [False, True, False, False]]
     assert told.bounded.tolist() == [True, False]
+
+
+def drawn_whole(logits: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Draw from cumulative sums over the whole vocabulary, all in float64; also how near each number is to another."""
+    logprobs = logits.double().log_softmax(-1)
+    cumulative = logprobs.exp().cumsum(-1)
+    goal = numbers[:, None] * cumulative[:, -1:]
+    tokens = torch.searchsorted(cumulative, goal, right=True)
+    near = (cumulative - goal).abs().amin(1)
+    return tokens[:, 0], logprobs.gather(1, tokens)[:, 0], near
+
+
+@pytest.mark.parametrize("vocab", [8192, 49_152, 151_936])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 4.0])
+def test_draws_by_blocks_are_those_of_the_double(vocab: int, spread: float) -> None:
+    """Flat and peaked distributions, vocabularies that blocks do and do not divide, and half of the tokens cut off."""
+    generator = torch.Generator().manual_seed(vocab)
+    seen = 0
+    for share in (0.0, 0.5, 1 - 5 / vocab):
+        logits = torch.randn(4, vocab, generator=generator) * spread + 7
+        logits[torch.rand(logits.shape, generator=generator) < share] = -math.inf
+        logits[:, 3] = 7.0
+        rows = logits.repeat_interleave(16, 0)
+        numbers = torch.rand(len(rows), dtype=torch.float64, generator=generator)
+        numbers[:4], numbers[4:8] = 0.0, 1 - 2.0**-53
+        wanted, theirs, near = drawn_whole(rows, numbers)
+        tokens, logprobs = pick(rows, numbers, Sampling(1))
+        clear = near > 1e-6
+        assert torch.equal(tokens[clear], wanted[clear])
+        seen += int(clear.sum())
+        assert torch.allclose(logprobs[clear].double(), theirs[clear], atol=2e-6)
+        assert bool((rows.gather(1, tokens[:, None]) > -math.inf).all()), "a token of probability zero"
+    assert seen > 40
+
+
+def test_blocks_never_draw_a_token_of_probability_zero_at_their_edges() -> None:
+    vocab = 16 * 512 + 3
+    for allowed in ([511], [512], [0, vocab - 1], [vocab - 4], [5, 600]):
+        logits = torch.full((64, vocab), -math.inf)
+        logits[:, allowed] = torch.randn(len(allowed), generator=torch.Generator().manual_seed(1))
+        numbers = torch.linspace(0, 1 - 2.0**-53, 64, dtype=torch.float64)
+        tokens, _ = pick(logits, numbers, Sampling(1))
+        assert set(tokens.tolist()) == set(allowed)

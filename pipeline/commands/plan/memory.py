@@ -18,6 +18,7 @@ from pipeline.config.run import RunConfig, parts_of
 from pipeline.config.sections import TrainConfig
 from pipeline.models.cpu import habits_of, room_of
 from pipeline.rl.logprobs import CHUNK_ELEMENTS
+from pipeline.rollout.sampling import BLOCKS_FROM
 
 GIB = 1 << 30
 
@@ -258,7 +259,7 @@ def generating(config: RunConfig, shape: Shape, gpus: int, device: Device) -> di
     return {
         "engine weights": shape.parameters * width,
         "KV cache": (rows * columns + room.prompts * prompt_columns) * shape.cache(width, expanded=True),
-        "sampler": sampling_memory(config, rows * shape.vocab, width),
+        "sampler": sampling_memory(config, rows, shape.vocab, width),
         "prefill": min(habits.prefill_tokens, at_once * prompt_tokens(config)) * _prefilled(shape, width),
     }
 
@@ -271,17 +272,18 @@ def engine_needs(config: RunConfig, shape: Shape) -> float:
     return shape.parameters * width / over + length * shape.cache(width) / split
 
 
-def sampling_memory(config: RunConfig, numbers: int, width: int) -> float:
-    """Return the bytes of drawing a token for each row; numbers: rows times vocabulary."""
+def sampling_memory(config: RunConfig, rows: int, vocab: int, width: int) -> float:
+    """Return the bytes of drawing a token for each row."""
     how = config.rollout
     logits = 4 + 4 * (how.temperature != 1)  # in float32, and divided by the temperature
-    drawing = 4 + 8  # log-probs, and their sums in float64
+    # Weights alone, where blocks of them are summed; log-probs, and their sums in float64.
+    drawing = 4 if vocab >= BLOCKS_FROM else 4 + 8
     if how.top_p < 1:
         # Sorted logits with their places, and probabilities three times.
         drawing = max(drawing + 4, 4 + 8 + 3 * 4)
     elif how.top_k > 0:
         drawing += 4
-    return float(numbers * max(logits + drawing, width + 4))
+    return float(rows * vocab * max(logits + drawing, width + 4))
 
 
 def _prefilled(shape: Shape, width: int) -> float:
