@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -181,13 +182,28 @@ def _demonstrating(source: Source) -> Source:
 
 def _rows(source: Source, seed: int, base_dir: Path) -> Iterator[Placed]:
     if source.generator is not None:
-        split = generators.generate(source.generator.name, source.generator.params, seed)
+        name, params = source.generator.name, source.generator.params
+        split = _split(id(registry.find("generators", name)), name, json.dumps(params, sort_keys=True), seed)
         rows = getattr(split, source.generator.split)
         return ((f"{source.label} row {i}", i, row) for i, row in enumerate(rows, 1))
     if source.file is not None:
         return read_file(base_dir / source.file, source.file)
     assert source.hub is not None
     return read_hub(source.hub, base_dir)
+
+
+@lru_cache(maxsize=8)
+def _split(generator: int, name: str, params: str, seed: int) -> generators.Split:
+    """Return all rows of a generator, made once for the sources that train, evaluate and demonstrate with it.
+
+    `params` is JSON; `generator` is the id of the object that has the name now.
+    """
+    return generators.generate(name, json.loads(params), seed)
+
+
+def forget_generated() -> None:
+    """Free the memory of the generated rows that are kept for another source of the same generator."""
+    _split.cache_clear()
 
 
 def _difficulty(rates: Mapping[str, float | None], how: RatedConfig, prompt: Prompt) -> tuple[bool, float]:

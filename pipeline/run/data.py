@@ -12,7 +12,7 @@ from pipeline.config.preference import PreferenceConfig, check_loss
 from pipeline.config.run import RunConfig
 from pipeline.data.overlap import check_overlap
 from pipeline.data.pairs import PairsRead, read_pairs
-from pipeline.data.prompts import check_lengths, load_text, read_demonstrations, read_prompts
+from pipeline.data.prompts import check_lengths, forget_generated, load_text, read_demonstrations, read_prompts
 from pipeline.data.render import Renderer
 from pipeline.data.rows import SourceCounts, row_of
 from pipeline.data.texts import read_texts
@@ -67,6 +67,7 @@ def prepare_data(config: RunConfig, tokenizer: Any, context: int | None, base_di
         left_out += read.left_out
         if overlap.matches and data.demonstrations:
             notes.append(f"demonstrations: {overlap}")
+    forget_generated()
     text = {s.name: stage_text(config.of_stage(s.name), base_dir, notes) for s in config.stages_of("pretrain")}
     renderer = Renderer(tokenizer, data.template)
     room = prompt_room(config, context)

@@ -10,7 +10,15 @@ import pytest
 
 from pipeline.config.data import Source
 from pipeline.data.generators.base import generate
-from pipeline.data.prompts import check_lengths, load_demonstrations, load_prompts, load_text, read_prompts
+from pipeline.data.prompts import (
+    _split,
+    check_lengths,
+    forget_generated,
+    load_demonstrations,
+    load_prompts,
+    load_text,
+    read_prompts,
+)
 from pipeline.errors import ConfigError, DataError
 from pipeline.types import Prompt
 from tests.data.rows import jsonl, load, parquet, write_rows
@@ -289,3 +297,25 @@ def test_row_order_of_a_file_is_kept_whatever_the_ids(tmp_path: Path) -> None:
     random.Random(0).shuffle(ids)
     rows = [{"id": i, "question": "q", "answer": 1, "verifier": "exact"} for i in ids]
     assert [p.id for p in load(tmp_path, file=jsonl(tmp_path, rows))] == [str(i) for i in ids]
+
+
+def test_a_generator_makes_its_rows_once_for_all_that_read_them() -> None:
+    params = {"num_train": 20, "num_evaluation": 4, "num_demonstrations": 30}
+    train, held_out = (
+        [Source.model_validate({"generator": {"name": "sql", "params": params, "split": split}})]
+        for split in ("train", "evaluation")
+    )
+    reads = (
+        lambda seed: load_prompts(train, seed),
+        lambda seed: load_prompts(held_out, seed),
+        lambda seed: load_demonstrations((), train, seed),
+    )
+    made = {}
+    for seed in (3, 4):
+        forget_generated()
+        made[seed] = [read(seed) for read in reads]
+        assert (_split.cache_info().misses, _split.cache_info().hits) == (1, 2)
+        for prompts, read in zip(made[seed], reads, strict=True):
+            forget_generated()
+            assert read(seed) == prompts
+    assert made[3] != made[4]
