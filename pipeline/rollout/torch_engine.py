@@ -14,6 +14,7 @@ import torch
 from pipeline.errors import EngineError, boundary
 from pipeline.models.cpu import Decoder, check_parity, habits_of, unsupported
 from pipeline.rollout.engine import Completion, Ended, Listener, Request, Sampling, check_requests
+from pipeline.rollout.graphs import Graphs, record_of
 from pipeline.rollout.hf_decoder import HfDecoder
 from pipeline.rollout.sampling import pick, pick_kept
 from pipeline.rollout.sampling_record import Recorder
@@ -35,6 +36,8 @@ class TorchEngine:
         self.fallback_reason: str | None = None
         self.read_every = habits_of(model.device).read_every
         """Steps between two looks at the rows that have ended: each look waits for all work of the device."""
+        self.record = record_of(model.device)
+        """Records steps as graphs; None: they are not."""
         self._decoder: Decoder | HfDecoder = self._choose()
 
     @property
@@ -106,6 +109,9 @@ class _Decode:
         self.recorder = Recorder(self.queue.total, sampling.max_tokens, engine.eos_ids.device)
         self.done: list[tuple[Seat, tuple[int, ...], tuple[float, ...]]] = []
         self.begun = self.newest = 0
+        # Attention without the kernel has another shape at each step; the host must know the sizes of kept sets.
+        can = isinstance(self.decoder, Decoder) and self.decoder.by_kernel and not self.keeps
+        self.graphs = Graphs(engine.record) if engine.record is not None and can else None
 
     def made(self) -> dict[tuple[int, int], Completion]:
         """Decode all; return each completion by (index of the request, index of the seed)."""
@@ -114,9 +120,7 @@ class _Decode:
             if self._refill():
                 pass
             elif self.seats.taken:
-                rows = self.seats.rows
-                logits = self.decoder.step(self.written.last[:rows], self.cache)
-                self._draw(logits, self.index[:rows])
+                self._step(self.seats.rows)
             else:
                 break
             unseen += 1
@@ -125,6 +129,15 @@ class _Decode:
                 self._look()
                 unseen = 0
         return self._completions()
+
+    def _step(self, rows: int) -> None:
+        last, index = self.written.last[:rows], self.index[:rows]
+        if self.graphs is None:
+            self._draw(self.decoder.step(last, self.cache), index)
+            return
+        assert isinstance(self.decoder, Decoder)
+        compute, upto = self.decoder.compute, self.cache.open_column()
+        self.graphs.run(rows, lambda: self._draw(compute(last, self.cache, upto), index))
 
     def _drawn(self, begun: int) -> int:
         """Return how many tokens a row has drawn that began after so many steps, unless it has ended."""
@@ -159,16 +172,15 @@ class _Decode:
 
     def _draw(self, logits: torch.Tensor, rows: torch.Tensor) -> None:
         written, routing = self.written, getattr(self.cache, "routing", None)
-        owners = written.owner.index_select(0, rows)
         if self.sampling.keep_routing and routing is not None:
-            self.recorder.route(routing, owners)
+            self.recorder.route(routing, written.owner.index_select(0, rows))
         if not self.keeps:
             written.draw(logits, rows, pick)
             return
         at, running = written.count.index_select(0, rows), ~written.done.index_select(0, rows)
         kept = written.draw(logits, rows, pick_kept)
         assert kept is not None
-        self.recorder.keep(at, kept, owners, running)
+        self.recorder.keep(at, kept, written.owner.index_select(0, rows), running)
 
     def _look(self) -> None:
         """Take out the rows that have ended."""

@@ -242,8 +242,13 @@ class Cache:
         return own + self.shared.lengths.index_select(0, self.shared.of_row[: self.rows])
 
     def spread_bias(self, upto: int) -> Tensor | None:
-        """Return what is added to the scores of each key head, [B kv, 1, upto]: of hidden columns, the least number."""
-        if self.by_kernel or (self.is_even and upto == self._longest):
+        """Return what is added to the scores of each key head, [B kv, 1, upto]: of hidden columns, the least number.
+
+        For the kernel, int64 [B]: the own columns of each row, with the one that the step writes.
+        """
+        if self.by_kernel:
+            return self.lengths[: self.rows] + 1
+        if self.is_even and upto == self._longest:
             return None
         hidden = self.columns[None, :upto] > self.lengths[: self.rows, None]
         return hiding(hidden, self.keys)
@@ -264,7 +269,7 @@ class Cache:
     def attend(self, layer: int, q: Tensor, bias: Tensor | None, upto: int) -> Tensor:
         """Return attention [B, heads d] of one query a row, q [B, heads, d], over prompt and first `upto` columns.
 
-        bias [B kv, 1, upto] as from `spread_bias`.
+        bias: as from `spread_bias`.
         """
         (b, heads, d), kv = q.shape, self.keys.shape[2]
         if self.by_kernel:
@@ -274,7 +279,8 @@ class Cache:
             if (shared := self.shared) is not None:
                 theirs = shared.keys[layer].mT, shared.values[layer], shared.of_row[:b], shared.lengths
             keys, values = self.keys[layer, :b].mT, self.values[layer, :b]
-            return attend(q, keys, values, self.lengths[:b] + 1, upto, theirs).flatten(1)
+            assert bias is not None
+            return attend(q, keys, values, bias, upto, theirs).flatten(1)
         # Heads that share keys become query rows, so the cache is read once.
         q = q.reshape(b * kv, heads // kv, d) * (d**-0.5)
         keys, values = (held[layer, :b].view(b * kv, -1, d)[:, :upto] for held in (self.keys, self.values))
