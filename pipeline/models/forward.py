@@ -297,4 +297,5 @@ def spread(values: Tensor, where: Tensor, at: Tensor | None = None) -> Tensor:
     out = torch.zeros(where.shape, dtype=values.dtype, device=values.device)
     if at is None:
         return out.masked_scatter(where, values)
-    return out.flatten().index_copy(0, at, values).view(where.shape)
+    width = where.shape[1]
+    return out.index_put((at // width, at % width), values)  # no view, which FSDP does not want of a forward

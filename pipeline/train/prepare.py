@@ -114,7 +114,7 @@ class Before:
     stale: Tensor | None
     """bool [B]: rows of responses, or of episodes with a turn, sampled by an older policy; None if there are none."""
     first: FirstPass | None = None
-    """Log-probs that the first update keeps for later ones, where no pass before it computes `old`."""
+    """Log-probs that the first update keeps for later ones; None where `old` has them or nothing compares to them."""
 
     @classmethod
     def of(cls, backend: Backend, parts: Parts, batch: TrainBatch, settings: Settings) -> Before:

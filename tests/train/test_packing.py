@@ -19,14 +19,16 @@ from pipeline.rl.parts import Parts
 from pipeline.train.collate import deal, filled_batches
 from pipeline.train.micros import micros_of
 from pipeline.train.prepare import prepare
+from pipeline.train.ranks import Ranks
 from pipeline.train.sharing import packing_of
-from pipeline.train.step import update
+from pipeline.train.step import _policy_gradient, update
 from pipeline.train.torch_backend import TorchBackend
 from pipeline.types import Group, PackedAs, PromptOf
 from tests.models.families import SLOW, build
 from tests.oracles.varlen import varlen_attn
 from tests.train import episodes
 from tests.train.batches import OPTIMIZER, distance, groups_of, longer, parts_of, policy, settings_of, stale, weights
+from tests.train.rank_threads import gradient_of
 
 CASES: dict[str, tuple[str, dict[str, Any], Callable[[], list[Group]]]] = {
     "GRPO": ("grpo", {"kl_coef": 0.05, "num_epochs": 2, "num_minibatches": 2}, lambda: stale(longer(groups_of(4)), 1, 0, 2)),  # noqa: E501
@@ -95,6 +97,23 @@ def test_a_cut_changes_nothing(attention: str) -> None:
         update(backend, parts, longer(groups_of(4)), settings_of(parts, size))
         ends.append(weights(backend))
     assert max(distance(end, ends[0]) for end in ends[1:]) < 1e-6
+
+
+def test_the_micro_batches_of_all_ranks_add_up(attention: str) -> None:
+    """Those of three ranks, idle ones among them, have the gradient and the metrics of one rank's."""
+    parts, how = parts_of("grpo", kl_coef=0.05), settings_of(parts_of("grpo"), 60)
+    ends, idle = [], 0
+    for size in (1, 3):
+        backend = begun(parts, packing="on", micro_batch_tokens=60)
+        prepared = prepare(backend, parts, longer(groups_of(4)), how)
+        rows = list(range(len(prepared.batch.rewards)))
+        micros = [m for rank in range(size) for m in micros_of(prepared.batch, rows, 60, Ranks(rank, size))]
+        idle += sum(not bool(m.batch.response_mask.any()) for m in micros)
+        metrics = _policy_gradient(backend, parts, prepared, micros, how, 0)
+        ends.append((metrics, gradient_of(backend)))
+    assert idle > 0
+    assert ends[1][0] == pytest.approx(ends[0][0], rel=1e-6, abs=1e-9)
+    torch.testing.assert_close(ends[1][1], ends[0][1], rtol=1e-4, atol=1e-7)  # norms are in float32
 
 
 def test_every_forward_has_one_of_few_shapes(attention: str) -> None:
