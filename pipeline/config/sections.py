@@ -106,6 +106,11 @@ class TrainConfig(Section):
         description="RL: micro-batches of one fixed number of tokens, rows one after another without padding between "
         "them; auto: on CUDA in bfloat16, where the policy passes a test; not with experts or sequence_parallel",
     )
+    compile: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="blocks by torch.compile; auto: of packed rows on CUDA, where a block computes the same by it; not "
+        "with deepspeed or sequence_parallel",
+    )
     share_prompts: bool = Field(
         True,
         description="compute a prompt once for all of its responses in a micro-batch, where that spares a quarter of "
@@ -119,6 +124,12 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _backend_can(self) -> TrainConfig:
+        if self.compile == "on" and (self.backend == "deepspeed" or self.sequence_parallel > 1):
+            what = "sequence_parallel" if self.sequence_parallel > 1 else "backend"
+            raise ValueError(
+                f"train.compile=on with train.{what}={getattr(self, what)}, which works within blocks; set "
+                "train.compile: auto"
+            )
         if self.packing == "on" and self.sequence_parallel > 1:
             raise ValueError(
                 f"train.packing=on with train.sequence_parallel={self.sequence_parallel}, which shares out rows with "

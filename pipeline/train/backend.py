@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import CheckpointError, Unsupported
+from pipeline.models.compiled import Compiling
 from pipeline.models.forward import Layout, Replay, Targets, can_share, logprobs_at
 from pipeline.models.routing import Rerouted
 from pipeline.train.checkpoint import Rest
@@ -20,6 +21,14 @@ from pipeline.train.reward_model import RewardModel
 T = TypeVar("T")
 Who = Literal["policy", "reference"]
 NO_REPLAY = Replay()
+
+
+def compiling_of(config: TrainConfig, device: torch.device) -> Compiling | None:
+    """Return how blocks are compiled on that device by `train.compile`; None if they are not."""
+    if config.compile == "on":
+        return Compiling("on", config.deterministic)
+    wanted = config.compile == "auto" and device.type == "cuda" and config.sequence_parallel == 1
+    return Compiling("auto", config.deterministic) if wanted else None
 
 
 def require_written_by(backend: str, folder: Path, file: str) -> None:
@@ -73,6 +82,8 @@ class Backend(Protocol):
     train_config: TrainConfig
     rerouted: Rerouted | None = None
     """Choices of experts that routers would have made differently; None where they are not counted."""
+    compiling: Compiling | None = None
+    """The compilation of blocks; None where they are not compiled."""
 
     def start(self, optimizer: OptimizerConfig, total_steps: int) -> None:
         """Begin a stage: a fresh optimiser whose schedule spans `total_steps` updates."""
@@ -131,6 +142,11 @@ class Backend(Protocol):
         """Return the metric of routers' changed choices in this update, if any were counted."""
         counted = self.rerouted
         return {} if counted is None or not counted.total else {"routing/changed": counted.changed / counted.total}
+
+    def not_compiled(self) -> dict[str, float]:
+        """Return the metric of models whose blocks were to be compiled and are not, if there are any."""
+        fallbacks = [] if self.compiling is None else self.compiling.fallbacks
+        return {"compile/fallbacks": float(len(fallbacks))} if fallbacks else {}
 
     def backward(self, loss: Tensor) -> None:
         """Accumulate the gradient of one micro-batch's share of the loss."""

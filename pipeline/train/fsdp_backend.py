@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from pipeline.config.sections import OptimizerConfig, TrainConfig
+from pipeline.models.compiled import compile_blocks
 from pipeline.models.lora import FACTORS, Adapted, hashed, plain_name, sum_of_bits
 from pipeline.models.routing import Rerouted
 from pipeline.models.saved_names import as_saved, filled, without_memory
 from pipeline.models.unloaded import weights_of
 from pipeline.models.written import Streamed
-from pipeline.train.backend import Backend, CriticBackend, T, Who, require_written_by
+from pipeline.train.backend import Backend, CriticBackend, T, Who, compiling_of, require_written_by
 from pipeline.train.checkpoint import Rest
 from pipeline.train.critic import TorchCritic, Within
 from pipeline.train.fsdp_classifier import FsdpCritic, FsdpRewardModel
@@ -59,6 +60,7 @@ class FsdpBackend(Backend):
         self.dtype: torch.dtype = model.dtype
         self.device = device or model.device
         self.adapted = adapted
+        self.compiling = compiling_of(config, self.device)
         self._empty = without_memory(model if adapted is None else adapted.twin)
         """A module without memory, of which all divided ones and the whole copy are made."""
         if adapted is None:
@@ -110,7 +112,7 @@ class FsdpBackend(Backend):
         norm = self.sharded.step(self.config, rate, self.num_updates)
         self._whole_is_fresh = False
         self.num_updates += 1
-        metrics = {"grad_norm": norm, "learning_rate": rate, **self.changed_routes()}
+        metrics = {"grad_norm": norm, "learning_rate": rate, **self.changed_routes(), **self.not_compiled()}
         self.rerouted = Rerouted()
         return metrics
 
@@ -260,11 +262,13 @@ class FsdpBackend(Backend):
         recompute = self.train_config.gradient_checkpointing
         half = None if self.dtype == torch.float32 else self.dtype
         module.eval().requires_grad_(True)
+        compile_blocks(module, self.compiling)
         return FsdpShards(module, whose, self.ranks, half, self.device, recompute, self._offloads)
 
     def _frozen(self) -> FsdpShards:
         """Return a divided module of the policy's own number type that takes no gradient."""
         module = copy.deepcopy(self._empty).eval().requires_grad_(False)
+        compile_blocks(module, self.compiling)
         kind = Waiting if self._offloads else FsdpShards
         return kind(module, "reference", self.ranks, None, self.device, False)
 
@@ -281,6 +285,7 @@ class FsdpBackend(Backend):
                 layer.lora_A.to("meta")
                 layer.lora_B.to("meta")
         recompute = self.train_config.gradient_checkpointing
+        compile_blocks(model, self.compiling)
         sharded = FsdpShards(model.eval(), "gradient norm", self.ranks, None, self.device, recompute, self._offloads)
         if files is not None:
             sharded.read(files, plain_name, values)

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import CheckpointError, NonFiniteError
+from pipeline.models.compiled import compile_blocks
 from pipeline.models.load import frozen_copy, recompute_activations
 from pipeline.models.lora import Adapted
 from pipeline.models.routing import Rerouted
 from pipeline.models.saved_names import as_saved
-from pipeline.train.backend import Backend, T, Who, require_written_by
+from pipeline.train.backend import Backend, T, Who, compiling_of, require_written_by
 from pipeline.train.critic import TorchCritic, own_backbone
 from pipeline.train.optimizer import MasterAdamW, clipped_step, finite_norm, schedule, trained_by, with_masters
 from pipeline.train.ranks import ALONE, Ranks
@@ -37,6 +38,8 @@ class TorchBackend(Backend):
         self._is_merged = True
         self.train_config = config
         self.model = model.eval()  # no dropout: ratios compare the same function
+        self.compiling = compiling_of(config, model.device)
+        compile_blocks(model, self.compiling)
         if config.gradient_checkpointing:
             recompute_activations(model)
         self.reference: Any = None
@@ -85,7 +88,7 @@ class TorchBackend(Backend):
         rate = schedule(self.config, self.num_updates, self.total_steps)
         clipped_step(self.optimizer, self.config, parameters, norm, rate)
         self._is_merged = False
-        metrics = {"grad_norm": float(norm), "learning_rate": rate, **self.changed_routes()}
+        metrics = {"grad_norm": float(norm), "learning_rate": rate, **self.changed_routes(), **self.not_compiled()}
         self._forget()
         self.num_updates += 1
         return metrics

@@ -68,7 +68,7 @@ def _is_plain(model: Any) -> bool:
     if model.training and getattr(model.config, "attention_dropout", 0.0):
         return False
     for module in model.modules():
-        if hasattr(module, "lora_A"):
+        if hasattr(module, "lora_A") or "forward" in vars(module):  # the latter: compiled
             return False
         if isinstance(module, nn.Linear) and type(module) not in (nn.Linear, FastLinear):
             return False

@@ -1,0 +1,172 @@
+"""Compiled blocks: the same numbers, names, files and copies, and the way back where a compiler fails.
+
+torch compiles with the C++ compiler here; on a GPU the same calls make Triton's kernels.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from pipeline.config.sections import OptimizerConfig, TrainConfig
+from pipeline.errors import ConfigError
+from pipeline.models import compiled
+from pipeline.models.compiled import Compiling, compile_blocks
+from pipeline.models.load import recompute_activations
+from pipeline.train.backend import compiling_of
+from pipeline.train.fsdp_backend import FsdpBackend
+from pipeline.train.ranks import ALONE
+from pipeline.train.step import update
+from pipeline.train.torch_backend import TorchBackend
+from tests.models.families import build, tiny
+from tests.train.batches import distance, groups_of, longer, parts_of, settings_of
+
+SHAPE = {"num_key_value_heads": 1, "num_attention_heads": 2, "hidden_size": 16, "head_dim": 8, "num_hidden_layers": 1}
+AS_PACKED = {"packing": "on", "micro_batch_tokens": 600}
+SMOOTH = OptimizerConfig(learning_rate=0.1, max_grad_norm=None, betas=(0.0, 0.0), eps=1.0)
+"""One step of this AdamW moves a weight by learning_rate * g / (|g| + 1), so that rounding stays small."""
+
+
+def model_of(seed: int = 0) -> Any:
+    return build("qwen3", SHAPE, seed)
+
+
+def trained(backend: Any, kl_coef: float = 0.0) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+    """Weights and metrics after two updates."""
+    parts = parts_of("grpo", kl_coef=kl_coef)
+    backend.start(SMOOTH, 10)
+    backend.refresh_reference()
+    for step in range(2):
+        metrics = update(backend, parts, longer(groups_of(4)), settings_of(parts, 600, step=step))
+    return {k: v.detach().clone() for k, v in backend.whole_model().state_dict().items()}, metrics
+
+
+@functools.cache
+def traced(plain: Any, repeats: bool) -> Any:
+    """Code as torch traces it, without the compiler behind that, which takes a minute."""
+    return torch.compile(plain, dynamic=False, backend="aot_eager")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["inductor", "traced", "traced, recomputed"])
+def test_updates_are_those_without_compilation(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[bool] = []
+    plain = compiled._compiled if how == "inductor" else traced
+
+    def seen(forward: Any, repeats: bool) -> Any:
+        calls.append(torch.is_grad_enabled())
+        return plain(forward, repeats)
+
+    monkeypatch.setattr(compiled, "_compiled", seen)
+    ends = []
+    for way in ("on", "off"):
+        config = TrainConfig(compile=way, gradient_checkpointing="recomputed" in how, **AS_PACKED)  # type: ignore[arg-type]
+        backend = TorchBackend(model_of(), ALONE, config)
+        ends.append((*trained(backend), len(calls)))
+        calls.clear()
+    assert ends[0][2] > 1
+    assert ends[1][2] == 0
+    assert distance(ends[0][0], ends[1][0]) < 1e-5
+    assert distance(ends[0][0], model_of().state_dict()) > 1e-3
+    assert ends[0][1] == pytest.approx(ends[1][1], rel=1e-4, abs=1e-5)
+    assert "compile/fallbacks" not in ends[0][1]
+
+
+@pytest.mark.slow
+def test_fsdp_divides_compiled_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "_compiled", traced)
+    ends = []
+    for way in ("on", "off"):
+        ends.append(trained(FsdpBackend(model_of(), TrainConfig(backend="fsdp", compile=way, **AS_PACKED))))  # type: ignore[arg-type]
+    assert ends[0][0].keys() == ends[1][0].keys()
+    assert distance(ends[0][0], ends[1][0]) < 1e-5
+
+
+@pytest.mark.slow
+def test_names_files_and_copies_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy computes with its own weights, not with those of the model that it was copied from."""
+    monkeypatch.setattr(compiled, "_compiled", traced)
+    model, ids = model_of(), torch.arange(2, 12)[None]
+    names = list(model.state_dict())
+    wanted = model(input_ids=ids).logits
+    compile_blocks(model, Compiling("on"))
+    recompute_activations(model)
+    assert list(model.state_dict()) == names
+    torch.testing.assert_close(model(input_ids=ids, use_cache=False).logits, wanted, rtol=1e-4, atol=1e-5)
+    model.save_pretrained(tmp_path)
+    read = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert list(read.state_dict()) == names
+    torch.testing.assert_close(read(input_ids=ids).logits, wanted, rtol=1e-5, atol=1e-6)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+        torch.testing.assert_close(other(input_ids=ids, use_cache=False).logits, wanted, rtol=1e-4, atol=1e-5)
+        assert float(model(input_ids=ids, use_cache=False).logits.abs().max()) == 0.0
+
+
+def broken(plain: Any, repeats: bool) -> Any:
+    def fails(*args: Any, **named: Any) -> Any:
+        raise OSError("no compiler")
+
+    return fails
+
+
+def wrong(plain: Any, repeats: bool) -> Any:
+    return lambda *args, **named: 1.01 * plain(*args, **named)
+
+
+@pytest.mark.parametrize(
+    ("code", "why"), [(broken, "OSError: no compiler"), (wrong, "a compiled block differs by 0.0")]
+)
+def test_what_fails_or_differs_is_not_used_and_is_counted(code: Any, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "_compiled", code)
+    monkeypatch.setattr(Compiling, "may", lambda self, named: self.holds is not False)  # as packed rows on a GPU
+    ends = []
+    for auto in (True, False):
+        backend = TorchBackend(model_of(), ALONE, TrainConfig(compile="off", **AS_PACKED))  # type: ignore[arg-type]
+        if auto:
+            backend.compiling = Compiling("auto")
+            compile_blocks(backend.model, backend.compiling)
+            with pytest.warns(UserWarning, match=why):
+                ends.append(trained(backend, 0.05))
+        else:
+            ends.append(trained(backend, 0.05))
+    assert ends[0][1].pop("compile/fallbacks") == 2, "the policy, and its reference"
+    # Without compilation the blocks for the CPU take their place, which round differently.
+    assert ends[0][1] == pytest.approx(ends[1][1], rel=1e-4, abs=1e-5)
+    assert distance(ends[0][0], ends[1][0]) < 1e-5
+
+
+def test_on_is_an_error_where_it_does_not_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "_compiled", broken)
+    model = model_of()
+    compile_blocks(model, Compiling("on"))
+    with pytest.raises(ConfigError, match=r"train\.compile=on: OSError.*set train\.compile: auto"):
+        model(input_ids=torch.arange(2, 12)[None], use_cache=False)
+    for changes in ({"backend": "deepspeed"}, {"sequence_parallel": 2}):
+        with pytest.raises(ValueError, match=r"train\.compile=on with train\.(backend|sequence_parallel)"):
+            TrainConfig(compile="on", **changes)  # type: ignore[arg-type]
+
+
+def test_where_blocks_are_compiled() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert compiling_of(TrainConfig(), cpu) is None
+    assert compiling_of(TrainConfig(compile="off"), cuda) is None
+    auto = compiling_of(TrainConfig(deterministic=False), cuda)
+    assert auto == Compiling("auto")
+    assert not auto.may({}), "padded rows have a new shape each time"
+    assert not Compiling("on").may({"past_key_values": object()}), "generation"
+    assert Compiling("on").may({})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = tiny("llama")
+        compile_blocks(model, auto)
+        model(input_ids=torch.arange(2, 12)[None])  # of no packed rows: nothing is tried
