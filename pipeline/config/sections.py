@@ -64,7 +64,9 @@ class LoraConfig(Section):
     rank: int = Field(16, ge=1)
     alpha: float = Field(32, gt=0, description="adapters are scaled by alpha / rank")
     targets: tuple[str, ...] = Field(
-        (), description="names of linear layers, e.g. [q_proj, v_proj]; empty: all but the output layer"
+        (),
+        description="names, or their ends, of linear layers and of a mixture's experts, e.g. [q_proj, "
+        "experts.gate_up_proj, experts.down_proj]; empty: all but the output layer and routers",
     )
 
 

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import CheckpointError, ConfigError, boundary
+from pipeline.models.adapted_layers import NAME, chosen, key_of, name_of, plain_name, total, weight_of, without_config
 from pipeline.models.load import frozen_copy
 from pipeline.models.saved_names import without_memory
 
 FOLDER = "adapter"
-NAME = "default"
-BASE, FACTORS = ".base_layer.", (".lora_A.", ".lora_B.")
-"""In the names of weights: what follows the name of a layer that has adapters."""
+FACTORS = (".lora_A.", ".lora_B.")
+"""In the names of adapters: what follows the name of their module."""
 Twin = Literal["shares", "copies", "empty"]
 """The merged twin: it shares the weights that no adapter changes, it has its own of all, or it has none."""
 Whole = Callable[..., AbstractContextManager[tuple[Tensor, ...]]]
@@ -44,9 +44,10 @@ class Adapted:
     ) -> None:
         """Put adapters into `model` itself; they start at zero, so that it computes what it did.
 
-        `model` may be on `meta`; its adapters have values all the same. `targets`: names of linear layers; none means
-        all but the output layer. An empty twin only has names and shapes for `merged`.
-        Raises: ConfigError where peft is not installed or the model has no such layers.
+        `model` may be on `meta`; its adapters have values all the same. `targets`: names of linear layers and of
+        experts' parameters; none means all but the output layer and routers. An empty twin only has names and shapes
+        for `merged`.
+        Raises: ConfigError where peft is not installed or the model has no such weights.
         """
         try:
             import peft
@@ -63,21 +64,27 @@ class Adapted:
             without_memory(model) if twin == "empty" else copy.deepcopy(model, dict(own) if twin == "shares" else {})
         )
         self.twin.eval().requires_grad_(False)
-        self.config: Any = peft.LoraConfig(
-            r=rank, lora_alpha=alpha, target_modules=list(targets) or "all-linear", lora_dropout=0.0, bias="none"
-        )
-        with boundary(ConfigError, f"train.lora.targets={list(targets)} (give names of linear layers of the policy)"):
+        model.requires_grad_(False)
+        remedy = "give names of linear layers of the policy, or of its experts' parameters"
+        with boundary(ConfigError, f"train.lora.targets={list(targets)} ({remedy})"):
+            linear, experts = chosen(model, targets)
+            self.config: Any = peft.LoraConfig(
+                r=rank, lora_alpha=alpha, target_modules=linear, target_parameters=experts or None, bias="none"
+            )
             with torch.random.fork_rng(devices=[]), _stood_in(model):
                 torch.manual_seed(seed)
-                peft.inject_adapter_in_model(self.config, model)
+                peft.inject_adapter_in_model(self.config, without_config(model))
         self.layers: dict[str, Any] = {n: m for n, m in model.named_modules() if hasattr(m, "lora_A") and m.lora_A}
+        """Modules with adapters. One with several parameters that have adapters is there several times, nested."""
+        self._of_weights = {name_of(name, layer): name for name, layer in self.layers.items()}
         for name, layer in self.layers.items():
             if any(p.dtype in (torch.bfloat16, torch.float16) for p in layer.lora_A.parameters()):
                 layer.lora_A.float()
                 layer.lora_B.float()
             if twin == "shares":
-                seat = self.twin.get_submodule(name)
-                seat.weight = torch.nn.Parameter(seat.weight.detach().clone(), requires_grad=False)
+                seat, key = self.twin.get_submodule(plain_name(name)), key_of(layer)
+                own_copy = getattr(seat, key).detach().clone()
+                setattr(seat, key, torch.nn.Parameter(own_copy, requires_grad=False))
 
     def is_fresh(self, whole: Whole = as_they_are) -> bool:
         """True if the adapters change nothing, because they have learned nothing yet."""
@@ -102,9 +109,8 @@ class Adapted:
     def merge(self, whole: Whole = as_they_are) -> Any:
         """Bring the twin to the policy's present weights, and return it."""
         for name, layer in self.layers.items():
-            divided = (layer.base_layer.weight, layer.lora_A[NAME].weight, layer.lora_B[NAME].weight)
-            with whole(*divided) as (base, a, b):
-                self.twin.get_submodule(name).weight.copy_(_sum(layer, base, a, b))
+            with whole(weight_of(layer), layer.lora_A[NAME].weight, layer.lora_B[NAME].weight) as (base, a, b):
+                self._seat(self.twin, name).copy_(total(layer, base, a, b))
         return self.twin
 
     @torch.no_grad()
@@ -117,10 +123,10 @@ class Adapted:
         plain: dict[str, Tensor] = {}
         for name in [n for n in block if not any(factor in n for factor in FACTORS)]:
             weight = block.pop(name)
-            layer, _, part = name.partition(BASE)
-            if learned and part == "weight":
+            layer = self._of_weights.get(name)
+            if learned and layer is not None:
                 a, b = (block[f"{layer}{factor}{NAME}.weight"] for factor in FACTORS)
-                weight = _sum(self.layers[layer], weight, a, b).to(weight.dtype)
+                weight = total(self.layers[layer], weight, a, b)
             plain[plain_name(name)] = weight
         return plain
 
@@ -129,8 +135,8 @@ class Adapted:
         """Return a plain frozen model with the base's weights."""
         base = frozen_copy(self.twin)
         for name, layer in self.layers.items():
-            with whole(layer.base_layer.weight) as (weight,):
-                base.get_submodule(name).weight.copy_(weight)
+            with whole(weight_of(layer)) as (weight,):
+                self._seat(base, name).copy_(weight)
         return base
 
     def save(self, folder: Path, is_first: bool, whole: Whole = as_they_are) -> None:
@@ -169,14 +175,14 @@ class Adapted:
             for name, p in self._parameters():
                 p.copy_(tensors[f"base_model.model.{name}"])
 
+    def _seat(self, plain: Any, name: str) -> Tensor:
+        """Return the weight of a plain model in the place of that of a module with adapters."""
+        weight: Tensor = plain.get_parameter(f"{plain_name(name)}.{key_of(self.layers[name])}")
+        return weight
+
     def _parameters(self) -> list[tuple[str, Tensor]]:
         """Return the adapters with the names under which peft saves them."""
         return [(n.replace(f".{NAME}.", "."), p) for n, p in self.model.named_parameters() if p.requires_grad]
-
-
-def plain_name(name: str) -> str:
-    """Return the name, in a plain model, of a weight of a model with adapters."""
-    return name.replace(BASE, ".")
 
 
 def fingerprint(model: Any) -> str:
@@ -220,13 +226,3 @@ def _replace(model: Any, others: Mapping[int, torch.nn.Parameter]) -> None:
     for module in model.modules():
         for key, p in module._parameters.items():
             module._parameters[key] = others.get(id(p), p)
-
-
-def _sum(layer: Any, base: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """Return the weight of a layer with its adapters, in float32 or wider."""
-    left, right = (a.t(), b.t()) if layer.fan_in_fan_out else (b, a)
-    return torch.addmm(_wide(base), _wide(left), _wide(right), alpha=layer.scaling[NAME])
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()

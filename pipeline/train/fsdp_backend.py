@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from pipeline.config.sections import OptimizerConfig, TrainConfig
+from pipeline.models.adapted_layers import plain_name
 from pipeline.models.compiled import compile_blocks
-from pipeline.models.lora import FACTORS, Adapted, hashed, plain_name, sum_of_bits
+from pipeline.models.lora import FACTORS, Adapted, hashed, sum_of_bits
 from pipeline.models.routing import Rerouted
 from pipeline.models.saved_names import as_saved, filled, without_memory
 from pipeline.models.unloaded import weights_of

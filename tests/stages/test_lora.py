@@ -11,6 +11,7 @@ import torch
 from pipeline.models.load import load_model
 from pipeline.report.progress import Silent
 from pipeline.whole_run import train
+from tests.stages.recorded import EXPERTS
 from tests.stages.tiny import tiny
 
 LORA = [
@@ -22,10 +23,15 @@ LORA = [
     "sft.optimizer.learning_rate=0.02",
 ]
 
+EXPERT, ROUTER = "model.layers.0.mlp.experts.down_proj", "model.layers.0.mlp.gate.weight"
+
 
 @pytest.mark.integration
-def test_a_run_with_adapters_ends_in_a_plain_model_and_goes_on_the_same(tmp_path: Path) -> None:
-    config = tiny(overrides=[*LORA, "checkpoint.keep=99"])
+@pytest.mark.parametrize("policy", [(), EXPERTS], ids=["dense", "mixture"])
+def test_a_run_with_adapters_ends_in_a_plain_model_and_goes_on_the_same(
+    tmp_path: Path, policy: tuple[str, ...]
+) -> None:
+    config = tiny(overrides=[*LORA, *policy, "checkpoint.keep=99"])
     whole = tmp_path / "whole"
     train(config, tmp_path, whole, "never", Silent())
     wanted = dict(load_model(str(whole / "model")).named_parameters())
@@ -43,3 +49,6 @@ def test_a_run_with_adapters_ends_in_a_plain_model_and_goes_on_the_same(tmp_path
     first = dict(load_model(str(steps[0] / "model")).named_parameters())
     assert any(not torch.equal(first[name], w) for name, w in wanted.items())
     assert torch.equal(first["model.embed_tokens.weight"], wanted["model.embed_tokens.weight"])
+    if policy:
+        assert not torch.equal(first[EXPERT], wanted[EXPERT]), "the experts learn"
+        assert torch.equal(first[ROUTER], wanted[ROUTER])

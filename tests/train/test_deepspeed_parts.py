@@ -36,8 +36,10 @@ class TestTwoRanks:
             for how, seen in rank.items():
                 assert max(seen["weights"], seen["metrics"]) < 1e-5, (how, seen)
 
-    def test_train_adapters_as_torch_does(self, tmp_path: Path) -> None:
-        for rank in run(RANK, 2, str(tmp_path), "adapters"):
+    @pytest.mark.parametrize("part", ["adapters", "adapters_of_experts"])
+    def test_train_adapters_as_torch_does(self, part: str, tmp_path: Path) -> None:
+        for rank in run(RANK, 2, str(tmp_path), part):
+            assert rank.keys() == {f"zero{zero}" for zero in range(4)}
             for how, seen in rank.items():
                 assert max(seen["weights"], seen["metrics"]) < 1e-5, (how, seen)
                 assert seen["resumed"] == seen["saved"] == 0.0, (how, seen)

@@ -64,7 +64,7 @@ class TestRanks:
 @pytest.mark.integration
 @pytest.mark.slow
 class TestParts:
-    @pytest.mark.parametrize("part", ["critics", "adapters", "sequences", "episodes", "experts"])
+    @pytest.mark.parametrize("part", ["critics", "adapters", "sequences", "episodes", "experts", "adapters_of_experts"])
     def test_are_those_of_torch_alone(self, part: str, tmp_path: Path) -> None:
         for rank in run(PARTS, 2, str(tmp_path), part, "fsdp"):
             assert rank

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import NonFiniteError
 from pipeline.models.forward import Replay
-from pipeline.models.load import load_model
+from pipeline.models.load import load_model, ready
 from pipeline.models.lora import Adapted, Twin
 from pipeline.models.unloaded import unloaded
 from pipeline.train.backend import Backend
@@ -129,9 +130,20 @@ def chunks(ranks: Ranks, root: Path) -> dict[str, Any]:
     return found
 
 
-def with_adapters(config: dict[str, Any], ranks: Ranks | None, start: Path | None = None) -> Any:
+def dense() -> Any:
+    return policy(dtype=torch.float32)
+
+
+def mixture() -> Any:
+    settings = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
+    return ready(build("qwen3_moe", settings))
+
+
+def with_adapters(
+    config: dict[str, Any], ranks: Ranks | None, start: Path | None = None, base: Callable[[], Any] = dense
+) -> Any:
     """A backend that trains adapters; torch's alone where there are no ranks. `start`: a base that stays in files."""
-    model = policy(dtype=torch.float32) if start is None else unloaded(str(start), torch.float32)
+    model = base() if start is None else unloaded(str(start), torch.float32)
     twin: Twin = "empty" if config.get("backend") == "fsdp" else "copies" if config.get("zero") == 3 else "shares"
     adapted = Adapted(model, 2, 4.0, (), 7, twin)
     if ranks is None:
@@ -140,19 +152,41 @@ def with_adapters(config: dict[str, Any], ranks: Ranks | None, start: Path | Non
 
 
 def adapters(ranks: Ranks, root: Path) -> dict[str, Any]:
-    alone = begun(with_adapters({}, None))
+    found = adapters_on_fsdp(ranks, saved(dense, root / "base", ranks)) if FSDP else {}
+    configs = {"fsdp": FSDP} if FSDP else {f"zero{zero}": {"zero": zero} for zero in (0, 1, 2, 3)}
+    return found | learned(dense, configs, ranks, root)
+
+
+def adapters_of_experts(ranks: Ranks, root: Path) -> dict[str, Any]:
+    """On the experts of a mixture too, whose weights stay in files before; then with experts that were recorded."""
+    if FSDP:
+        configs = {"fsdp": FSDP, "recomputed": {**FSDP, "gradient_checkpointing": True}}
+    else:
+        configs = {f"zero{zero}": {"zero": zero} for zero in (0, 1, 2, 3)}
+    found = learned(mixture, configs, ranks, root)
+    if FSDP:
+        ends = [begun(with_adapters(c, r, base=mixture)) for c, r in (({}, None), (FSDP, ranks))]
+        found["routes"] = {"weights": 0.0, "metrics": routes_apart(*ends)}
+    return found
+
+
+def saved(base: Callable[[], Any], folder: Path, ranks: Ranks) -> Path:
+    save(base(), folder)  # transformers writes on rank 0 alone
+    ranks.barrier()
+    return folder
+
+
+def learned(
+    base: Callable[[], Any], configs: dict[str, dict[str, Any]], ranks: Ranks, root: Path
+) -> dict[str, dict[str, float]]:
+    """Adapters after five steps against torch alone; and a resumed run against an unbroken one."""
+    alone = begun(with_adapters({}, None, base=base))
     wanted = steps(alone, 0, NUM_STEPS)
     found = {}
-    start = None
-    if FSDP:
-        start = root / "base"
-        save(policy(dtype=torch.float32), start)  # transformers writes on rank 0 alone
-        ranks.barrier()
-        found |= adapters_on_fsdp(ranks, start)
-    configs = {"fsdp": FSDP} if FSDP else {f"zero{zero}": {"zero": zero} for zero in (0, 1, 2, 3)}
+    start = saved(base, root / "base", ranks) if FSDP else None
     for name, config in configs.items():
         folder = root / name
-        backend = begun(with_adapters(config, ranks, start))
+        backend = begun(with_adapters(config, ranks, start, base))
         is_base = backend.reference is backend.adapted
         seen = steps(backend, 0, 3)
         folder.mkdir(parents=True, exist_ok=True)
@@ -161,7 +195,7 @@ def adapters(ranks: Ranks, root: Path) -> dict[str, Any]:
         ranks.barrier()
         merged = distance(weights(backend), read_back(folder))
         seen += steps(backend, 3, NUM_STEPS)
-        again = with_adapters(config, ranks)  # its base is not the same object, but has the same bits
+        again = with_adapters(config, ranks, base=base)  # its base is not the same object, but has the same bits
         again.load(folder)
         steps(again, 3, NUM_STEPS)
         found[name] = {
@@ -170,7 +204,7 @@ def adapters(ranks: Ranks, root: Path) -> dict[str, Any]:
             "saved": merged,
             "resumed": distance(weights(again), weights(backend)),
             "base": float(is_base and again.reference is again.adapted),
-            "moved": distance(weights(backend), weights(with_adapters({}, None))),
+            "moved": distance(weights(backend), weights(with_adapters({}, None, base=base))),
         }
     return found
 
@@ -271,10 +305,9 @@ def routes_apart(alone: Backend, backend: Backend) -> float:
 
 def experts(ranks: Ranks, root: Path) -> dict[str, Any]:
     """A mixture of experts, and the algorithms whose ratios are by sequence or whose loss is another."""
-    settings = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
-    alone = begun(TorchBackend(build("qwen3_moe", settings)))
+    alone = begun(TorchBackend(mixture()))
     wanted = steps(alone, 0, NUM_STEPS)
-    backend = begun(divided(FSDP, build("qwen3_moe", settings), ranks))
+    backend = begun(divided(FSDP, mixture(), ranks))
     metrics = apart(steps(backend, 0, NUM_STEPS), wanted)
     found = {"experts": {"weights": distance(weights(backend), weights(alone)), "metrics": metrics}}
     found["routes"] = {"weights": 0.0, "metrics": routes_apart(alone, backend)}
@@ -294,7 +327,7 @@ def experts(ranks: Ranks, root: Path) -> dict[str, Any]:
 
 PARTS = {
     "adapters": adapters, "sequences": sequences, "critics": critics, "chunks": chunks, "episodes": episodes,
-    "experts": experts,
+    "experts": experts, "adapters_of_experts": adapters_of_experts,
 }  # fmt: skip
 
 

@@ -7,10 +7,9 @@ are arithmetic.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
+from pipeline.commands.plan.adapters import adapters_of
 from pipeline.commands.plan.devices import Device
 from pipeline.commands.plan.shape import Shape
 from pipeline.config.episodes import most_sampled, names_episodes
@@ -21,49 +20,6 @@ from pipeline.rl.logprobs import CHUNK_ELEMENTS
 from pipeline.rollout.sampling import BLOCKS_FROM
 
 GIB = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class Adapters:
-    """Counts of low-rank adapters: `parameters` and `adapted` over all layers, the others per block and token."""
-
-    parameters: int
-    adapted: int
-    """Weights of the base that have an adapter; a merged copy of them is kept for generating."""
-    inputs: int
-    """Inputs of adapters; an input of several adapters counts several times."""
-    ranks: int
-    """Products of the first factors, which the second ones read."""
-    read: int
-    """Inputs of linear layers, each counted once: without adapters, a backward keeps them for weight gradients."""
-    unread: int
-    """Inputs of linear layers that no adapter reads."""
-
-
-def adapters_of(config: RunConfig, shape: Shape) -> Adapters | None:
-    """Return the numbers of `train.lora`'s adapters; None without adapters."""
-    how = config.train.lora
-    if how is None:
-        return None
-    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    hidden, wide = shape.hidden, shape.intermediate
-    groups = [
-        {"q_proj": (hidden, queries), "k_proj": (hidden, keys), "v_proj": (hidden, keys)},
-        {"o_proj": (queries, hidden)},
-    ]
-    if not shape.experts:  # the experts of a mixture are no linear layers, and get no adapters
-        groups += [{"gate_proj": (hidden, wide), "up_proj": (hidden, wide)}, {"down_proj": (wide, hidden)}]
-    chosen = [[ends for name, ends in group.items() if not how.targets or name in how.targets] for group in groups]
-    pairs = [ends for group in chosen for ends in group]
-    sources = [next(iter(group.values()))[0] for group in groups]
-    return Adapters(
-        parameters=shape.layers * how.rank * sum(a + b for a, b in pairs),
-        adapted=shape.layers * sum(a * b for a, b in pairs),
-        inputs=sum(a for a, _ in pairs),
-        ranks=how.rank * len(pairs),
-        read=sum(sources),
-        unread=sum(source for source, own in zip(sources, chosen, strict=True) if not own),
-    )
 
 
 def divided_by(train: TrainConfig) -> int:
@@ -187,6 +143,7 @@ def activations(config: RunConfig, shape: Shape, width: int, head_learns: bool) 
     attention = width * (3 * queries + 2 * keys) + 4 * shape.heads
     mlp = 4 * shape.mlp_width * width
     block = norms + attention + mlp
+    summed = 0.0 if adapters is None else width * adapters.summed
     if adapters is not None:
         own = width if config.train.backend in ("fsdp", "deepspeed") else 4
         block += own * adapters.ranks
@@ -196,10 +153,11 @@ def activations(config: RunConfig, shape: Shape, width: int, head_learns: bool) 
             block += own * adapters.inputs - width * adapters.read
     ends = shape.hidden * (4 + 3 * width)
     logits = _logits(config, shape, tokens, width, head_learns)
-    kept = tokens * (shape.layers * block + ends)
+    # The gradient of a block's sums is there for a moment.
+    kept = tokens * (shape.layers * block + ends) + (shape.layers + 1) * summed
     if config.train.gradient_checkpointing:
         # only blocks' inputs are kept; a block is computed again after the logits are freed, and takes their place
-        kept = tokens * (shape.layers * shape.hidden * width + ends) + max(0, tokens * block - logits)
+        kept = tokens * (shape.layers * shape.hidden * width + ends) + max(0, tokens * block + 2 * summed - logits)
     return {"activations": kept, "logits": logits}
 
 

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pipeline.commands.plan.adapters import adapters_of
 from pipeline.commands.plan.devices import Device, decode_seconds
-from pipeline.commands.plan.memory import adapters_of, divided_by, longest_of, prompt_tokens, width_of
+from pipeline.commands.plan.memory import divided_by, longest_of, prompt_tokens, width_of
 from pipeline.commands.plan.shape import Shape
 from pipeline.commands.plan.shares import Phase, Share, share_of
 from pipeline.config.episodes import names_episodes

@@ -1,0 +1,205 @@
+"""Adapters on the experts of a mixture, whose weights are parameters [experts, out, in] and no linear layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+
+from pipeline.errors import ConfigError
+from pipeline.models.lora import Adapted, fingerprint
+from pipeline.models.routing import recording, replaying, unreplayable
+from pipeline.models.unloaded import unloaded
+from tests.models.families import build
+from tests.models.test_lora import IDS, logits, taught
+from tests.train.sampled import MODELS
+
+FORMS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: MODELS[name] for name in ("qwen3_moe", "mixtral", "qwen2_moe", "qwen3_moe with a dense layer")},
+    "gpt_oss": (
+        "gpt_oss",
+        {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 8, "layer_types": ["full_attention"] * 2},
+    ),
+    "deepseek_v3": (
+        "deepseek_v3",
+        {
+            "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_shared_experts": 1,
+            "q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 8, "v_head_dim": 8, "qk_nope_head_dim": 8,
+            "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "num_key_value_heads": 4,
+        },
+    ),
+}  # fmt: skip
+"""gpt_oss has its experts' weights as [experts, in, out]; the last two have linear layers next to the experts."""
+BOTH = ("experts.gate_up_proj", "experts.down_proj")
+RANK, ALPHA = 3, 6.0
+
+
+def mixture(name: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
+    """The fused products of experts have no float64."""
+    model = build(*FORMS[name], seed, dtype)
+    if dtype == torch.float64:
+        model.set_experts_implementation("eager")
+    return model
+
+
+def adapted(name: str = "qwen3_moe", targets: tuple[str, ...] = BOTH, dtype: torch.dtype = torch.float64) -> Adapted:
+    return Adapted(mixture(name, dtype), RANK, ALPHA, targets, 5)
+
+
+def with_adapters(a: Adapted) -> set[str]:
+    return {n.split(".lora_")[0].split(".", 3)[-1] for n, p in a.model.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize(
+    ("name", "targets"),
+    [*((name, ()) for name in FORMS), *(("qwen3_moe", t) for t in (BOTH, BOTH[:1], ("q_proj", BOTH[1])))],
+)
+def test_merged_they_compute_what_the_adapters_do(name: str, targets: tuple[str, ...]) -> None:
+    plain = logits(mixture(name))
+    a = adapted(name, targets)
+    assert torch.equal(logits(a.model), plain)
+    assert torch.equal(logits(a.merge()), plain)
+    assert a.is_fresh()
+    taught(a)
+    assert not a.is_fresh()
+    moved = logits(a.model)
+    assert (moved - plain).abs().max() > 0.01
+    assert torch.allclose(logits(a.merge()), moved, rtol=0, atol=1e-6)
+    with a.without():
+        assert torch.equal(logits(a.model), plain)
+    assert torch.equal(logits(a.base_copy()), plain)
+    assert torch.equal(logits(a.model), moved)
+    block = {n: p.detach() for n, p in a.model.named_parameters()}
+    base = dict(mixture(name).named_parameters())
+    for learned, wanted in ((True, dict(a.twin.named_parameters())), (False, base)):
+        seen = a.merged(dict(block), learned)
+        assert seen.keys() == wanted.keys()
+        assert all(torch.equal(seen[n], w) for n, w in wanted.items())
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_gradients_are_those_of_a_policy_in_which_each_expert_has_its_own_factors(name: str) -> None:
+    """The double has a matrix for each expert, made of its base and its part of the factors, one expert at a time."""
+    a = taught(adapted(name))
+    torch.nn.functional.log_softmax(a.model(input_ids=IDS, use_cache=False).logits, -1)[0, :-1].gather(
+        1, IDS[0, 1:, None]
+    ).sum().backward()
+    double = mixture(name).requires_grad_(False)
+    factors: dict[str, torch.Tensor] = {}
+    weights: dict[str, torch.Tensor] = {}
+    for layer in range(2):
+        for key, place in ((BOTH[0], "experts.base_layer"), (BOTH[1], "experts")):
+            where = f"model.layers.{layer}.mlp.{place}"
+            down, up = (
+                a.model.get_parameter(f"{where}.lora_{x}.default.weight").detach().clone().requires_grad_()
+                for x in "AB"
+            )
+            factors |= {f"{where}.lora_A.default.weight": down, f"{where}.lora_B.default.weight": up}
+            base = double.get_parameter(f"model.layers.{layer}.mlp.{key}")
+            own = []
+            for e in range(len(base)):
+                change = sum(
+                    torch.outer(up[:, r * len(base) + e], down[e * RANK + r]) for r in range(RANK)
+                )  # [out, in], as peft lays the factors out
+                own.append(base[e] + ALPHA / RANK * (change.T if name == "gpt_oss" else change))
+            weights[f"model.layers.{layer}.mlp.{key}"] = torch.stack(own)
+    out = torch.func.functional_call(double, weights, kwargs={"input_ids": IDS, "use_cache": False}).logits
+    out.log_softmax(-1)[0, :-1].gather(1, IDS[0, 1:, None]).sum().backward()
+    learn = {n: p for n, p in a.model.named_parameters() if p.requires_grad}
+    assert learn.keys() == factors.keys()
+    for n, p in learn.items():
+        assert p.grad.abs().max() > 1e-4
+        assert torch.allclose(p.grad, factors[n].grad, rtol=1e-9, atol=1e-12), n
+
+
+def test_without_names_all_get_adapters_but_routers_and_the_output_layer() -> None:
+    attention = {f"self_attn.{x}_proj" for x in "qkvo"}
+    experts = {"mlp.experts", "mlp.experts.base_layer"}
+    assert with_adapters(adapted("qwen3_moe", ())) == attention | experts
+    dense = {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}
+    assert with_adapters(adapted("qwen3_moe with a dense layer", ())) == attention | experts | dense
+    shared = {f"mlp.shared_expert.{x}_proj" for x in ("gate", "up", "down")}
+    assert with_adapters(adapted("qwen2_moe", ())) == attention | experts | shared
+
+
+def test_a_name_reaches_experts_and_linear_layers_that_end_with_it() -> None:
+    a = adapted("qwen3_moe with a dense layer", ("down_proj", "v_proj"))
+    assert with_adapters(a) == {"self_attn.v_proj", "mlp.experts", "mlp.down_proj"}
+    assert with_adapters(adapted("qwen2_moe", ("shared_expert.gate_proj",))) == {"mlp.shared_expert.gate_proj"}
+
+
+@pytest.mark.parametrize("name", ["gate", "gate_proj", "experts", "mlp.gate.weight"])
+def test_names_that_are_not_there_are_refused_with_those_that_are(name: str) -> None:
+    there = "experts.down_proj, experts.gate_up_proj, k_proj, lm_head, o_proj, q_proj, v_proj"
+    with pytest.raises(ConfigError, match=rf"train\.lora\.targets=\['q_proj', '{name}'\].*there are {there}"):
+        adapted("qwen3_moe", ("q_proj", name))
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "gpt_oss", "qwen2_moe"])
+def test_saved_adapters_come_back_and_load_with_peft(name: str, tmp_path: Path) -> None:
+    a = taught(adapted(name, (), torch.float32))
+    a.save(tmp_path, True)
+    again = adapted(name, (), torch.float32)
+    again.load(tmp_path)
+    assert torch.equal(logits(again.model), logits(a.model))
+    theirs = peft.PeftModel.from_pretrained(mixture(name, torch.float32), tmp_path / "adapter")
+    assert torch.equal(logits(theirs), logits(a.model))
+    a.merge().save_pretrained(tmp_path / "model")
+    plain = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    assert torch.equal(logits(plain), logits(a.twin))
+
+
+def test_the_same_seed_draws_the_same_adapters_where_the_base_is_not_loaded_yet(tmp_path: Path) -> None:
+    mixture("qwen3_moe", torch.float32).save_pretrained(tmp_path)
+    loaded, empty = mixture("qwen3_moe", torch.float32), unloaded(str(tmp_path), torch.float32)
+    before = torch.get_rng_state()
+    drawn = [Adapted(model, RANK, ALPHA, (), 5, "empty") for model in (loaded, empty)]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert drawn[0].base == fingerprint(mixture("qwen3_moe", torch.float32))
+    assert all(p.device.type == "meta" for p in empty.parameters() if not p.requires_grad)
+    first, second = (dict(a._parameters()) for a in drawn)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[n], p) for n, p in second.items())
+    assert {n.split("experts.")[-1] for n, p in first.items() if "experts" in n and bool(p.any())} == {
+        "lora_A.weight", "base_layer.lora_A.weight",
+    }  # fmt: skip
+
+
+def test_half_precision_policies_have_float32_adapters() -> None:
+    a = taught(adapted(dtype=torch.bfloat16))
+    assert {p.dtype for p in a.model.parameters() if p.requires_grad} == {torch.float32}
+    assert logits(a.model).dtype == torch.bfloat16
+    exact = taught(adapted(dtype=torch.float32))
+    for n, p in a.merge().named_parameters():
+        assert p.dtype == torch.bfloat16
+        if "experts." in n:
+            base = dict(a.base_copy().named_parameters())[n].float()
+            change = exact.merge().get_parameter(n) - exact.base_copy().get_parameter(n)
+            assert torch.equal(p, (base + change).bfloat16()) or (p.float() - base - change).abs().max() < 0.01
+
+
+def test_the_twin_holds_its_own_copy_of_weights_with_adapters_alone() -> None:
+    a = adapted("qwen3_moe", ("k_proj", *BOTH))
+    held = {id(p) for p in a.model.parameters()}
+    own = [n for n, p in a.twin.named_parameters() if id(p) not in held]
+    assert {n.split(".", 3)[-1] for n in own} == {"self_attn.k_proj.weight", *(f"mlp.{key}" for key in BOTH)}
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "mixtral"])
+def test_recorded_routes_are_replayed_through_adapters(name: str) -> None:
+    a = taught(adapted(name, (), torch.float32))
+    assert unreplayable(a.model) is None
+    with recording(a.merge()) as choices:
+        logits(a.twin)
+        wanted = choices.take(1)
+    with replaying(a.model, wanted) as counted:
+        same = logits(a.model)
+    assert (counted.changed, counted.total) == (0, wanted[..., 0].numel())
+    assert torch.allclose(same, logits(a.twin), atol=1e-5)
+    with replaying(a.model, wanted.flip(2)), replaying(a.twin, wanted.flip(2)) as counted:
+        assert torch.allclose(logits(a.model), logits(a.twin), atol=1e-5)
+    assert counted.changed > 0
