@@ -7,11 +7,15 @@ import torch
 import transformers
 
 from pipeline.commands.plan.adapters import adapters_of
-from pipeline.commands.plan.shape import from_settings
+from pipeline.commands.plan.memory import memory
+from pipeline.commands.plan.shape import from_settings, shape_of
+from pipeline.config.load import parse
+from pipeline.config.merge import merge
 from pipeline.models.adapted_layers import weight_of
 from pipeline.models.lora import Adapted
-from tests.commands.test_plan import recipe
+from tests.commands.test_plan import measured, recipe
 from tests.commands.test_plan_times import MODELS
+from tests.stages.tiny import TREE
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4}
 SOME = ("o_proj", "experts.down_proj"), ("down_proj",), ("experts.gate_up_proj",), ("up_proj", "kv_b_proj")
@@ -34,3 +38,20 @@ def test_as_many_as_the_model_gets(model_type: str, targets: tuple[str, ...]) ->
     assert counted.adapted == sum(weight_of(layer).numel() for layer in adapted.layers.values())
     of_experts = [w.numel() for layer in adapted.layers.values() if (w := weight_of(layer)).dim() == 3]
     assert counted.summed == pytest.approx(sum(of_experts) / SIZES["num_hidden_layers"])
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_experts_summed_with_their_adapters_take_the_memory_that_is_counted(checkpointing: bool) -> None:
+    settings = {
+        "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 512, "num_experts": 8, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 128, "max_position_embeddings": 256, "tie_word_embeddings": True,
+    }  # fmt: skip
+    train = {"micro_batch_tokens": 512, "lora": {"rank": 4}, "gradient_checkpointing": checkpointing}
+    made = {"create": {"model_type": "qwen3_moe", "config": settings, "characters": "ab"}}
+    config = parse(merge({**TREE, "model": made}, {"train": train}))
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model("qwen3_moe", **settings))
+    counted = memory(config, shape_of(config), 1)
+    kept = sum(size for name, size in counted.items() if name != "reference")
+    assert kept == pytest.approx(measured(model, config.train, 8, 64), rel=0.1)
