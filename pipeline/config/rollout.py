@@ -110,7 +110,7 @@ class RolloutConfig(Section):
     max_rows: int = Field(
         1024,
         ge=1,
-        description="most responses decoded at a time; the next ones take the places of those that have ended",
+        description="most responses decoded at a time; on the fast path the next ones replace those that ended",
     )
     vllm: VllmConfig = VllmConfig()
     parity: ParityConfig = ParityConfig()
