@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.think import by_depth, tables
 from pipeline.config.load import load_recipe
 from pipeline.config.recipes import RECIPES
 from pipeline.data.generators.composition import Params
@@ -31,7 +32,19 @@ def test_it_imitates_shallow_tasks_and_trains_on_all_depths(tmp_path: Path) -> N
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["domains"].keys() == {"composition", "composition_deeper"}
     assert {sample.domain for sample in read_rollouts(folder)} == {"composition", "composition_deeper"}
-    assert [step.stage for step in read_run(folder).steps] == ["sft"] * 3 + ["rl"] * 2
+    run = read_run(folder)
+    assert [step.stage for step in run.steps] == ["sft"] * 3 + ["rl"] * 2
+    measures, depths, lengths = (table.splitlines() for table in tables(folder).split("\n\n"))
+    assert [line.split(" | ")[1] for line in measures[2:]] == ["pass@1", "pass@2", "greedy", "tokens"] * 2
+    assert depths[0].startswith("| functions | ")
+    shown = [f"{step.metrics['length/mean']:.1f}" for step in run.rl_steps]
+    assert [line.split(" | ")[1] for line in lengths[2:]] == shown
+
+
+def test_pass_rates_are_means_over_the_tasks_of_a_depth() -> None:
+    shown = {"by_prompt": [("composition/57a", 1.0), ("composition/03ab", 0.25), ("composition/99cb", 0.75)]}
+    deeper = {"by_prompt": [("composition/57cebda", 0.5)]}
+    assert by_depth({"composition": shown, "composition_deeper": deeper}) == {1: 1.0, 2: 0.5, 5: 0.5}
 
 
 def test_every_answer_of_every_depth_has_room() -> None:

@@ -1,0 +1,90 @@
+"""The tables of docs/think.md, printed from the files of a finished run of configs/think.yaml.
+
+python benchmarks/think.py runs/think
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from pipeline.data.generators.composition import DEEPER, SHOWN
+from pipeline.report.files import read_run
+from pipeline.report.rows import EvaluationRow, StepRow
+
+PARTS = 10
+"""Rows of the table of lengths: equal parts of the RL steps."""
+MEASURES = {"pass@1": (3, "pass@1"), "pass@k": (3, "pass@{k}"), "greedy": (3, "greedy"), "length": (1, "tokens")}
+"""Measure of an evaluation -> its decimal places, and what it is called in the table."""
+
+
+def main() -> None:
+    """Parse the command line and print."""
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("folder", type=Path, help="a run's folder")
+    print(tables(options.parse_args().folder))
+
+
+def tables(folder: Path) -> str:
+    """Return the three tables of a run: before and after RL, pass@1 by depth, length over the RL steps."""
+    run = read_run(folder)
+    after = run.evaluations[-1]
+    before = [e for e in run.evaluations if e.step == 0][-1]
+    parts = [_measures(before, after), _depths(before, after), _lengths(run.rl_steps)]
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+def _measures(before: EvaluationRow, after: EvaluationRow) -> list[str]:
+    lines = ["| tasks | | after SFT | after RL |", "| --- | --- | --- | --- |"]
+    for domain, called in ((SHOWN, "as deep as shown"), (DEEPER, "deeper")):
+        for measure, (digits, name) in MEASURES.items():
+            cells = [_cell(e.domains[domain][measure], digits) for e in (before, after)]
+            lines.append(f"| {called} | {name.format(k=after.k)} | {' | '.join(cells)} |")
+    return lines
+
+
+def _cell(value: Mapping[str, float], digits: int) -> str:
+    """Return a measure with its interval."""
+    return f"{value['value']:.{digits}f} [{value['low']:.{digits}f}, {value['high']:.{digits}f}]"
+
+
+def _depths(before: EvaluationRow, after: EvaluationRow) -> list[str]:
+    rows = {"pass@1 after SFT": by_depth(before.domains), "pass@1 after RL": by_depth(after.domains)}
+    depths = sorted(next(iter(rows.values())))
+    lines = [f"| functions | {' | '.join(map(str, depths))} |", f"| --- |{' --- |' * len(depths)}"]
+    return lines + [f"| {name} | {' | '.join(f'{row[d]:.2f}' for d in depths)} |" for name, row in rows.items()]
+
+
+def by_depth(domains: Mapping[str, Mapping[str, Any]]) -> dict[int, float]:
+    """Return the mean pass@1 of the held-out tasks with each number of letters."""
+    values: dict[int, list[float]] = defaultdict(list)
+    for row in domains.values():
+        for prompt_id, pass_1 in row["by_prompt"]:
+            task = str(prompt_id).rpartition("/")[2]
+            values[len(task) - 2].append(pass_1)
+    return {depth: fmean(own) for depth, own in values.items()}
+
+
+def _lengths(steps: Sequence[StepRow]) -> list[str]:
+    """Return the means over equal parts of the RL steps, of all sampled responses, before any group is dropped."""
+    lines = ["| RL steps | tokens of a response | reward |", "| --- | --- | --- |"]
+    ends = [len(steps) * part // PARTS for part in range(PARTS + 1)]
+    for begin, end in pairwise(ends):
+        if begin == end:
+            continue
+        own = [step.metrics for step in steps[begin:end]]
+        length, reward = (fmean(m[key] for m in own) for key in ("length/mean", "reward/sampled"))
+        lines.append(f"| {begin + 1} to {end} | {length:.1f} | {reward:.3f} |")
+    return lines
+
+
+if __name__ == "__main__":
+    main()
