@@ -36,8 +36,10 @@ def main() -> None:
 def tables(folder: Path) -> str:
     """Return the three tables of a run: before and after RL, pass@1 by depth, length over the RL steps."""
     run = read_run(folder)
-    after = run.evaluations[-1]
-    before = [e for e in run.evaluations if e.step == 0][-1]
+    starts = [e for e in run.evaluations if e.step == 0]
+    if not starts or not run.rl_steps:
+        raise SystemExit(f"{folder} has no evaluation before RL, or no RL step; give the folder of a finished run")
+    before, after = starts[-1], run.evaluations[-1]
     parts = [_measures(before, after), _depths(before, after), _lengths(run.rl_steps)]
     return "\n\n".join("\n".join(part) for part in parts)
 

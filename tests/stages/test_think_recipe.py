@@ -41,6 +41,12 @@ def test_it_imitates_shallow_tasks_and_trains_on_all_depths(tmp_path: Path) -> N
     assert [line.split(" | ")[1] for line in lengths[2:]] == shown
 
 
+def test_a_run_without_rl_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(SystemExit, match="no evaluation before RL, or no RL step"):
+        tables(tmp_path)
+
+
 def test_pass_rates_are_means_over_the_tasks_of_a_depth() -> None:
     shown = {"by_prompt": [("composition/57a", 1.0), ("composition/03ab", 0.25), ("composition/99cb", 0.75)]}
     deeper = {"by_prompt": [("composition/57cebda", 0.5)]}
