@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.config.backend import with_backend
 from pipeline.config.run import RunConfig
 from pipeline.errors import RunError
 from pipeline.report.progress import Silent
@@ -194,6 +195,7 @@ def test_killed_while_it_puts_aside_it_loses_nothing(
 
 
 def now(config: RunConfig, base: Path) -> list[stale.Fingerprint]:
+    config = with_backend(config, 1, "cpu")  # as a run is opened
     return stale.fingerprints(config, prepare_run(config, base, base / "prepared"), base)
 
 

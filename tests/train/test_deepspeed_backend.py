@@ -114,8 +114,8 @@ class TestRecipes:
     @pytest.mark.parametrize(
         ("given", "said"),
         [
-            ({"zero": 2}, "train.zero=2 with train.backend=torch"),
-            ({"offload": "optimizer"}, "train.offload=optimizer with train.backend=torch"),
+            ({"zero": 2}, "train.zero=2 with train.backend=auto"),
+            ({"offload": "optimizer"}, "train.offload=optimizer with train.backend=auto"),
             ({"backend": "deepspeed", "zero": 2, "offload": "all"}, "set train.zero: 3"),
             ({"backend": "deepspeed", "offload": "optimizer"}, "with train.zero=0"),
         ],

@@ -236,7 +236,7 @@ def _poison(backend: TorchBackend, poison: float, patch: pytest.MonkeyPatch) -> 
         patch.setattr(
             backend.critic,
             "values",
-            lambda ids, where: torch.where(where, v := values(ids, where), torch.full_like(v, poison)),
+            lambda ids, where, *more: torch.where(where, v := values(ids, where, *more), torch.full_like(v, poison)),
         )
 
 
@@ -302,7 +302,7 @@ def test_between_versions_each_token_has_its_own_share() -> None:
     now = torch.full(batch.response_mask.shape, -1.5, dtype=torch.float64)
     before = prepare_module.Before(None, None, None, None, None)
     rows = torch.arange(len(batch.rewards))
-    found = before.old_for(parts, settings_of(parts), rows, batch, now, 0.5)
+    found = before.old_for(parts, settings_of(parts), Micro(rows, batch), now, 0.5)
     assert found is not None
     row = 0
     for rollout in (m.rollout for g in groups for m in g.members if m.reward is not None):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pipeline.rl.ratios import proximal
-from pipeline.train.collate import collate, rows_of
+from pipeline.train.collate import Micro, collate, rows_of
 from pipeline.train.prepare import Before
 from pipeline.train.step import update
 from pipeline.types import Group
@@ -119,7 +119,7 @@ def test_an_approximation_saves_the_forward_and_is_exact_at_the_first_update(met
     micro = rows_of(batch, [0, 1])
     now = torch.full(micro.response_mask.shape, -1.5)
     before, settings = Before(None, None, None, None, None), settings_of(parts)
-    first, half = (before.old_for(parts, settings, rows, micro, now, done) for done in (0.0, 0.5))
+    first, half = (before.old_for(parts, settings, Micro(rows, micro), now, done) for done in (0.0, 0.5))
     assert first is not None
     assert half is not None
     assert torch.equal(first, now)

@@ -31,14 +31,18 @@ decides, because equal seeds must give equal bytes."""
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x [..., I] times weight [O, I] transposed, plus bias [O], without gradient; elsewhere by `F.linear`."""
-    if not _applies(x, weight):
+    if x.numel() == 0 or not _applies(x, weight):  # oneDNN has no empty products
         return F.linear(x, weight, bias)
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
     return out
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return the same as `product`, with gradient."""
+    """Return the same as `product`, with gradient.
+
+    Without any rows too it is the same node of the graph: ZeRO adds up gradients over ranks in the order in which they
+    come, and a rank may have no rows.
+    """
     if not _applies(x, weight):
         return F.linear(x, weight, bias)
     out: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
@@ -66,7 +70,6 @@ def _applies(x: Tensor, weight: Tensor) -> bool:
         and x.dtype == weight.dtype == torch.float32
         and HAS_ONEDNN
         and not torch.is_autocast_enabled("cpu")
-        and x.numel() > 0  # oneDNN has no empty products
     )
 
 
