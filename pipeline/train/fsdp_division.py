@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipeline.models.divided_table import DividedTable, can_divide, compute_divided, scatter
+from pipeline.train.computing import Computing
 from pipeline.train.ranks import Ranks, collectives
 
 PIECES_OF_BLOCK = 3
@@ -18,18 +19,6 @@ next one travels, and two gradients of one, while no block is whole."""
 
 PARTS = 4
 """On the CPU a block's gradients are added up over ranks in so many parts."""
-
-
-class _Shell(torch.nn.Module):
-    """The root that FSDP hooks: its forward is any computation with the model, inside which the model is plain."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, compute: Callable[[Any], Any]) -> Any:
-        """Return compute(model)."""
-        return compute(self.model)
 
 
 class _FreedScatter:
@@ -70,7 +59,7 @@ def divided(
     mesh = mesh_of(ranks, device)
     # Inputs are in the right type already: a policy in half precision makes them so.
     policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
-    blocks, shell = _blocks(model), _Shell(model)
+    blocks, shell = _blocks(model), Computing(model)
     is_empty = any(p.device.type == "meta" for p in model.parameters())
     largest = max((sum(p.numel() for p in block.parameters()) for block in blocks), default=0)
     tables = _Tables(model) if ranks.size > 1 and blocks and _can_divide(model) else None

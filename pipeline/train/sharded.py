@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import CheckpointError, ConfigError, NonFiniteError, RunError
+from pipeline.train.computing import Computing
 from pipeline.train.deepspeed_internals import forbid_shared_memory, forget_gradients, link_moments, master_weights
 from pipeline.train.optimizer import adamw, clipped_step, finite_norm
 from pipeline.train.ranks import Ranks, collectives
@@ -36,7 +37,7 @@ class Sharded:
         self.whose = whose
         self.ranks = ranks
         self.has_sharded_weights = config.zero == 3
-        self.engine = _engine(_Run(model), optimizer, config)
+        self.engine = _engine(Computing(model), optimizer, config)
         self._is_bad: Tensor | None = None  # stays on the device: no gradient waits for the CPU
 
     @property
@@ -234,18 +235,6 @@ class Sharded:
             utils.safe_set_full_fp32_param(p, value)
         else:
             utils.safe_set_full_optimizer_state(p, value, key)
-
-
-class _Run(torch.nn.Module):
-    """The module that DeepSpeed wraps: its forward is any computation with the model."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, compute: Callable[[Any], Any]) -> Any:
-        """Return compute(model)."""
-        return compute(self.model)
 
 
 def _engine(module: torch.nn.Module, optimizer: OptimizerConfig, config: TrainConfig) -> Any:
