@@ -16,14 +16,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from pipeline.data.generators.composition import DEEPER, SHOWN
-from pipeline.report.files import read_run
-from pipeline.report.rows import EvaluationRow, StepRow
+from pipeline.data.generators.countdown import DEEPER, SHOWN
+from pipeline.report.files import read_rollouts, read_run
+from pipeline.report.rows import EvaluationRow, RolloutRow, StepRow
 
 PARTS = 10
 """Rows of the table of lengths: equal parts of the RL steps."""
 MEASURES = {"pass@1": (3, "pass@1"), "pass@k": (3, "pass@{k}"), "greedy": (3, "greedy"), "length": (1, "tokens")}
 """Measure of an evaluation -> its decimal places, and what it is called in the table."""
+ATTEMPTS = {"1": (1, 1), "2": (2, 2), "3 to 4": (3, 4), "5 to 8": (5, 8), "9 or more": (9, 10**6)}
+"""Column of the table of attempts -> the fewest and the most attempts that it counts."""
 
 
 def main() -> None:
@@ -34,13 +36,18 @@ def main() -> None:
 
 
 def tables(folder: Path) -> str:
-    """Return the three tables of a run: before and after RL, pass@1 by depth, length over the RL steps."""
+    """Return the tables of a run: before and after RL, pass@1 by depth, attempts, length over the RL steps."""
     run = read_run(folder)
     starts = [e for e in run.evaluations if e.step == 0]
     if not starts or not run.rl_steps:
         raise SystemExit(f"{folder} has no evaluation before RL, or no RL step; give the folder of a finished run")
     before, after = starts[-1], run.evaluations[-1]
-    parts = [_measures(before, after), _depths(before, after), _lengths(run.rl_steps)]
+    rollouts = [row for row in read_rollouts(folder) if row.stage.startswith("evaluation/")]
+    tried = {
+        name: [row for row in rollouts if row.step == evaluation.step]
+        for name, evaluation in (("SFT", before), ("RL", after))
+    }
+    parts = [_measures(before, after), _depths(before, after), attempts(tried), _lengths(run.rl_steps)]
     return "\n\n".join("\n".join(part) for part in parts)
 
 
@@ -61,18 +68,29 @@ def _cell(value: Mapping[str, float], digits: int) -> str:
 def _depths(before: EvaluationRow, after: EvaluationRow) -> list[str]:
     rows = {"pass@1 after SFT": by_depth(before.domains), "pass@1 after RL": by_depth(after.domains)}
     depths = sorted(next(iter(rows.values())))
-    lines = [f"| functions | {' | '.join(map(str, depths))} |", f"| --- |{' --- |' * len(depths)}"]
+    lines = [f"| numbers | {' | '.join(map(str, depths))} |", f"| --- |{' --- |' * len(depths)}"]
     return lines + [f"| {name} | {' | '.join(f'{row[d]:.2f}' for d in depths)} |" for name, row in rows.items()]
 
 
 def by_depth(domains: Mapping[str, Mapping[str, Any]]) -> dict[int, float]:
-    """Return the mean pass@1 of the held-out tasks with each number of letters."""
+    """Return the mean pass@1 of the held-out tasks with each number of given numbers."""
     values: dict[int, list[float]] = defaultdict(list)
     for row in domains.values():
         for prompt_id, pass_1 in row["by_prompt"]:
-            task = str(prompt_id).rpartition("/")[2]
-            values[len(task) - 2].append(pass_1)
+            values[str(prompt_id).count("_") + 1].append(pass_1)
     return {depth: fmean(own) for depth, own in values.items()}
+
+
+def attempts(responses: Mapping[str, Sequence[RolloutRow]]) -> list[str]:
+    """Return the table of attempts: for each stage, the share of its responses with so many, and how many are right."""
+    lines = [f"| attempts | {' | '.join(ATTEMPTS)} |", f"| --- |{' --- |' * len(ATTEMPTS)}"]
+    for stage, rows in responses.items():
+        counted = [(row.response.partition("</think>")[0].count(",") + 1, row.reward) for row in rows]
+        parts = [[reward for n, reward in counted if fewest <= n <= most] for fewest, most in ATTEMPTS.values()]
+        shares = [f"{len(part) / max(1, len(rows)):.2f}" for part in parts]
+        right = [f"{fmean(reward or 0.0 for reward in part):.2f}" if part else "" for part in parts]
+        lines += [f"| share after {stage} | {' | '.join(shares)} |", f"| right after {stage} | {' | '.join(right)} |"]
+    return lines
 
 
 def _lengths(steps: Sequence[StepRow]) -> list[str]:

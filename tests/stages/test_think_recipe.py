@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.think import by_depth, tables
+from benchmarks.think import attempts, by_depth, tables
 from pipeline.config.load import load_recipe
 from pipeline.config.recipes import RECIPES
-from pipeline.data.generators.composition import Params
+from pipeline.data.generators.countdown import Params, expression, written
 from pipeline.report.files import read_rollouts, read_run
 from pipeline.report.progress import Silent
 from pipeline.whole_run import train
@@ -30,13 +30,16 @@ def test_it_imitates_shallow_tasks_and_trains_on_all_depths(tmp_path: Path) -> N
     train(recipe, RECIPES, folder_of(recipe), "auto", Silent())
     folder = folder_of(recipe)
     summary = json.loads((folder / "summary.json").read_text())
-    assert summary["domains"].keys() == {"composition", "composition_deeper"}
-    assert {sample.domain for sample in read_rollouts(folder)} == {"composition", "composition_deeper"}
+    assert summary["domains"].keys() == {"countdown", "countdown_deeper"}
+    assert {sample.domain for sample in read_rollouts(folder)} == {"countdown", "countdown_deeper"}
     run = read_run(folder)
     assert [step.stage for step in run.steps] == ["sft"] * 3 + ["rl"] * 2
-    measures, depths, lengths = (table.splitlines() for table in tables(folder).split("\n\n"))
+    measures, depths, tried, lengths = (table.splitlines() for table in tables(folder).split("\n\n"))
     assert [line.split(" | ")[1] for line in measures[2:]] == ["pass@1", "pass@2", "greedy", "tokens"] * 2
-    assert depths[0].startswith("| functions | ")
+    assert depths[0].startswith("| numbers | ")
+    assert [line.split(" | ")[0] for line in tried[2:]] == [
+        *("| share after SFT", "| right after SFT", "| share after RL", "| right after RL")
+    ]
     shown = [f"{step.metrics['length/mean']:.1f}" for step in run.rl_steps]
     assert [line.split(" | ")[1] for line in lengths[2:]] == shown
 
@@ -48,20 +51,34 @@ def test_a_run_without_rl_is_refused(tmp_path: Path) -> None:
 
 
 def test_pass_rates_are_means_over_the_tasks_of_a_depth() -> None:
-    shown = {"by_prompt": [("composition/57a", 1.0), ("composition/03ab", 0.25), ("composition/99cb", 0.75)]}
-    deeper = {"by_prompt": [("composition/57cebda", 0.5)]}
-    assert by_depth({"composition": shown, "composition_deeper": deeper}) == {1: 1.0, 2: 0.5, 5: 0.5}
+    shown = {"by_prompt": [("countdown/7_5=2", 1.0), ("countdown/3_8_5=6", 0.25), ("countdown/2_9_4=15", 0.75)]}
+    deeper = {"by_prompt": [("countdown/1_2_3_4_5=15", 0.5)]}
+    assert by_depth({"countdown": shown, "countdown_deeper": deeper}) == {2: 1.0, 3: 0.5, 5: 0.5}
 
 
-def test_every_answer_of_every_depth_has_room() -> None:
+def test_attempts_are_counted_in_the_thinking(tmp_path: Path) -> None:
+    once, thrice = "07+05=12y</think>07+05", "07+05=12n,07-05=02n,05+07=12n</think>05+07"
+    keys = {"stage": "evaluation/after rl", "round": 0, "step": 2, "domain": "countdown", "prompt": "", "sample": 0}
+    graded = {"status": "graded", "reason": "", "extracted": "", "finish_reason": "stop", "length": 9, "kept": True}
+    rows = [
+        {**keys, **graded, "prompt_id": "countdown/7_5=12", "response": text, "reward": reward, "score": reward}
+        for text, reward in ((once, 1.0), (once, 0.0), (once, 1.0), (thrice, 0.0))
+    ]
+    (tmp_path / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert attempts({"RL": list(read_rollouts(tmp_path))})[2:] == [
+        "| share after RL | 0.75 | 0.00 | 0.25 | 0.00 | 0.00 |",
+        "| right after RL | 0.67 |  | 0.00 |  |  |",
+    ]
+
+
+def test_a_policy_may_fail_four_times_and_still_answer() -> None:
     recipe = load_recipe(RECIPE)
     assert recipe.model.create is not None
     source = recipe.data.evaluation[0].generator
     assert source is not None
-    depth = Params.model_validate(source.params).depth
-    # a step of one letter is "c75 ": four tokens, the last without its space; the end is a token
-    response = 4 * depth - 1 + len("<think></think>57") + 1
+    params = Params.model_validate(source.params)
+    search = ",".join([written([params.largest] * params.terms)] * 5)
+    response = len(f"{search}</think>{expression([params.largest] * params.terms)}") + 1  # the end is a token
     assert response <= recipe.rollout.max_response_tokens
-    assert (
-        len("57=") + depth + recipe.rollout.max_response_tokens <= recipe.model.create.config["max_position_embeddings"]
-    )
+    prompt = len("20 " * params.depth + "20<think>")
+    assert prompt + recipe.rollout.max_response_tokens <= recipe.model.create.config["max_position_embeddings"]
