@@ -9,7 +9,7 @@ import gc
 import json
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.models.load import load_model
@@ -33,28 +32,62 @@ VOCAB = 8192
 MIB = 2**20
 
 
+def tensors_of(things: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Yield the plain tensors among the arguments or results of an operation, and in their lists."""
+    for x in things:
+        if isinstance(x, (list, tuple)):
+            yield from tensors_of(x)
+        elif type(x) in (torch.Tensor, torch.nn.Parameter):
+            yield x
+
+
 class Live(TorchDispatchMode):
     """The storages that operations have touched and that live; `peak` is the greatest sum of their bytes so far."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self.peak = 0
+        self.seen: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self.most = self.peak = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(t, DTensor) for t in types):
             return NotImplemented  # it unpacks itself, and its inner calls come back here
         out = func(*args, **kwargs or {})
-        for t in tree_leaves((args, kwargs, out)):
-            if type(t) in (torch.Tensor, torch.nn.Parameter) and t.device.type != "meta":  # shapes alone take no memory
-                storage = t.untyped_storage()
-                self.seen[storage._cdata] = storage
-        self.peak = max(self.peak, self.now())
+        for t in tensors_of((*args, *(kwargs or {}).values(), out)):
+            if t.device.type != "meta":  # shapes alone take no memory
+                self.see(t.untyped_storage())
+        if self.most > self.peak:
+            self.peak = max(self.peak, self.now())
         return out
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is traced here, and every operation would pass through a wrapper against that
+
+    def see(self, storage: Any) -> None:
+        """Count the storage with the bytes that it has now."""
+        key, size = storage._cdata, storage.nbytes()
+        known = self.seen.get(key)
+        if known is None:
+            self.seen[key] = weakref.ref(storage, lambda _: self.drop(key)), size
+        elif known[1] != size:
+            self.seen[key] = known[0], size
+        self.most += size - (known[1] if known else 0)
+
+    def drop(self, key: int) -> None:
+        self.most -= self.seen.pop(key)[1]
+
     def now(self) -> int:
-        """The bytes that live now; each storage is asked again, as it can be emptied without being dropped."""
-        return sum(s.nbytes() for s in list(self.seen.values()))
+        """The bytes that live now.
+
+        Each storage is asked again, as it can be emptied without being dropped and without an operation. Therefore
+        `most`, the sum of what operations last saw, may be too much; it is never too little behind an operation, which
+        sees what it fills. So only where it passes the peak is it worth asking all.
+        """
+        for reference, _ in list(self.seen.values()):
+            if (storage := reference()) is not None:
+                self.see(storage)
+        return self.most
 
 
 def shape_of_live(width: int, layers: int) -> dict[str, Any]:

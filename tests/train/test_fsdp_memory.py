@@ -1,12 +1,14 @@
 """No rank of FSDP ever holds the whole model: the bytes of live tensors in each phase of a run of four ranks.
 
-VERIZERO_LIVE_MODEL="1024 16" measures a model of 214M parameters in place of 12M: width and layers.
+VERIZERO_LIVE_MODEL="1024 16" measures a model of 214M parameters in place of 14M: width and layers. The layers are few
+and wide, because operations cost time and their width next to none.
 """
 
 from __future__ import annotations
 
+import functools
 import os
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,14 +22,22 @@ from tests.train.live_rank import shape_of_live
 from tests.train.rank_group import run
 
 RANKS = 4
-SIZE = os.environ.get("VERIZERO_LIVE_MODEL", "256 12").split()
+SIZE = os.environ.get("VERIZERO_LIVE_MODEL", "384 6").split()
 MIB = 2**20
+Measured = Callable[[str], list[dict[str, Any]]]
 ACTIVATIONS = 4 * 16 * int(SIZE[0]) * (int(SIZE[1]) + 16) / MIB
 """What 16 tokens leave for the backward: the input of each block, and within a block 16 times its width."""
 
 
-def found(folder: Path, backend: str) -> list[dict[str, Any]]:
-    return run("tests.train.live_rank", RANKS, str(folder), backend, *SIZE)
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Measured:
+    """What the four ranks of a backend measured, once for all tests."""
+
+    @functools.cache
+    def measured(backend: str) -> list[dict[str, Any]]:
+        return run("tests.train.live_rank", RANKS, str(tmp_path_factory.mktemp(backend)), backend, *SIZE)
+
+    return measured
 
 
 def most(rank: dict[str, Any]) -> dict[str, float]:
@@ -50,8 +60,8 @@ def most(rank: dict[str, Any]) -> dict[str, float]:
 
 
 @pytest.mark.integration
-def test_no_rank_holds_more_than_its_shards_and_a_few_blocks(tmp_path: Path) -> None:
-    for number, rank in enumerate(found(tmp_path, "fsdp")):
+def test_no_rank_holds_more_than_its_shards_and_a_few_blocks(found: Measured) -> None:
+    for number, rank in enumerate(found("fsdp")):
         bounds = most(rank)
         if number == 0:
             bounds["checkpoint"] += 32  # of a small model's blocks, rank 0 collects as much before it writes a file
@@ -61,8 +71,8 @@ def test_no_rank_holds_more_than_its_shards_and_a_few_blocks(tmp_path: Path) -> 
 
 
 @pytest.mark.integration
-def test_no_rank_holds_the_whole_base_of_adapters(tmp_path: Path) -> None:
-    for number, rank in enumerate(found(tmp_path, "fsdp-lora")):
+def test_no_rank_holds_the_whole_base_of_adapters(found: Measured) -> None:
+    for number, rank in enumerate(found("fsdp-lora")):
         # The reference is the base. Gradients and two moments are of adapters alone, which each rank makes whole.
         shard, block, table = 4 * rank["parameters"] / RANKS / MIB, rank["block"], rank["table"]
         adapters = 4 * rank["trained"] / MIB
@@ -79,16 +89,16 @@ def test_no_rank_holds_the_whole_base_of_adapters(tmp_path: Path) -> None:
 
 
 @pytest.mark.integration
-def test_the_measure_sees_the_whole_copies_of_torch(tmp_path: Path) -> None:
+def test_the_measure_sees_the_whole_copies_of_torch(found: Measured) -> None:
     """The same bounds, where every rank holds the whole model."""
-    for rank in found(tmp_path, "torch"):
+    for rank in found("torch"):
         bounds = most(rank)
         assert all(mib > bounds[phase] for phase, mib in rank["peaks"].items() if phase != "load"), rank
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize(("backend", "lora"), [("fsdp", None), ("fsdp-lora", {"rank": 4, "alpha": 8})])
-def test_the_plan_counts_what_a_rank_holds_at_most(tmp_path: Path, backend: str, lora: dict[str, Any] | None) -> None:
+def test_the_plan_counts_what_a_rank_holds_at_most(found: Measured, backend: str, lora: dict[str, Any] | None) -> None:
     tree: dict[str, Any] = {
         "model": {
             "create": {**TREE["model"]["create"], "model_type": "llama", "config": shape_of_live(*map(int, SIZE))}
@@ -101,5 +111,5 @@ def test_the_plan_counts_what_a_rank_holds_at_most(tmp_path: Path, backend: str,
         tree["rl"] = {"reference": {"schedule": "frozen"}}  # then it is the base, as measured
     config = parse(merge(TREE, tree))
     parts = memory(config, shape_of(config), RANKS)
-    for rank in found(tmp_path, backend):
+    for rank in found(backend):
         assert sum(parts.values()) / MIB == pytest.approx(rank["peaks"]["update"], rel=0.15), (parts, rank)
