@@ -15,13 +15,13 @@ import functools
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map
+from torch.utils._pytree import tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "gpux"
@@ -104,6 +104,10 @@ class Mode(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return run(func, args, kwargs or {})
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is traced here, and every operation would pass through a wrapper against that
+
 
 def names_device(device: Any) -> bool:
     """True if `device` is the make-believe one."""
@@ -113,6 +117,28 @@ def names_device(device: Any) -> bool:
 def on_cpu(x: Any) -> Any:
     """The CPU tensor inside `x`; `x` itself if it is not of the device."""
     return x.inner if isinstance(x, Fake) else x
+
+
+def flat_of(args: Iterable[Any]) -> list[Any]:
+    """The arguments of an operation and the items of its lists, which hold no lists."""
+    flat: list[Any] = []
+    for x in args:
+        if isinstance(x, (list, tuple)):
+            flat += x
+        else:
+            flat.append(x)
+    return flat
+
+
+def each(change: Callable[[Any], Any], x: Any) -> Any:
+    """`change` of an argument or result of an operation, or of each item of one that is a list."""
+    return type(x)(map(change, x)) if type(x) in (list, tuple) else change(x)
+
+
+@functools.cache
+def is_mutable(func: Any) -> bool:
+    """True if the operation writes to one of its arguments."""
+    return bool(func._schema.is_mutable)
 
 
 def line() -> str:
@@ -128,7 +154,7 @@ def line() -> str:
 
 def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute one operation on the CPU. Raises: Mixed."""
-    flat = tree_flatten((args, kwargs))[0]
+    flat = flat_of((*args, *kwargs.values()))
     has_fakes = any(isinstance(x, Fake) for x in flat)
     to_device, asked = has_fakes, kwargs.get("device")
     if asked is not None:
@@ -140,19 +166,20 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if has_fakes:
         refuse_mixture(func, args, flat)
     count_wait(func, args, has_fakes, to_device)
-    inner_args, inner_kwargs = tree_map(on_cpu, args), tree_map(on_cpu, kwargs)
+    inner_args = tuple([each(on_cpu, x) for x in args])
+    inner_kwargs = {name: each(on_cpu, x) for name, x in kwargs.items()}
     if func is aten.histc.default and not inner_args[0].is_floating_point():  # a GPU counts integers, the CPU does not
         inner_args = (inner_args[0].float(), *inner_args[1:])
     out = func(*inner_args, **inner_kwargs)
     # An operation in place returns the very tensor that it was given.
-    written = {id(on_cpu(x)): x for x in flat if isinstance(x, torch.Tensor)} if func._schema.is_mutable else {}
+    written = {id(on_cpu(x)): x for x in flat if isinstance(x, torch.Tensor)} if is_mutable(func) else {}
 
     def wrapped(x: Any) -> Any:
         if id(x) in written:
             return written[id(x)]
         return Fake(x) if to_device and isinstance(x, torch.Tensor) and not isinstance(x, Fake) else x
 
-    return tree_map(wrapped, out)
+    return each(wrapped, out)
 
 
 def refuse_mixture(func: Any, args: Any, flat: list[Any]) -> None:
