@@ -14,7 +14,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
-import gc
 import importlib
 import inspect
 import os
@@ -182,8 +181,6 @@ def main(descriptor: int, modules: list[str]) -> None:
     for module in modules:
         importlib.import_module(module)
     threads = os.listdir("/proc/self/task")
-    gc.collect()
-    gc.freeze()  # a fork's collections would else look at all of these objects, and so copy their memory
     assert len(threads) == 1, f"a fork would lack {len(threads) - 1} threads that {modules} started"
     with socket.socket(fileno=descriptor) as control:
         while True:
