@@ -95,7 +95,7 @@ def shared_out(ranks: Ranks, changes: dict[str, Any]) -> TorchBackend:
 
 
 def trained(ranks: Ranks) -> dict[str, Any]:
-    """Five steps of GRPO with a reference, and of PPO with either critic."""
+    """Some steps of GRPO with a reference, and of PPO with either critic."""
     found: dict[str, Any] = {}
     alone = begun(TorchBackend(policy(dtype=torch.float32)))
     metrics = steps(alone, 0, NUM_STEPS)

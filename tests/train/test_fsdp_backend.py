@@ -15,7 +15,7 @@ from pipeline.train.fsdp_shards import _answered_amid
 from pipeline.train.fsdp_waiting import Waiting
 from tests.train.batches import policy
 from tests.train.rank_group import run
-from tests.train.zero_rank import begun, steps
+from tests.train.zero_rank import OF_SIZE, begun, steps
 
 RANK, PARTS = "tests.train.zero_rank", "tests.train.zero_parts"
 CLOSE = 1e-5
@@ -28,14 +28,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def ends(folder: Path) -> dict[int, list[dict[str, Any]]]:
-    return {size: run(RANK, size, str(folder / str(size)), "fsdp") for size in (1, 2, 4)}
+    return {size: run(RANK, size, str(folder / str(size)), "fsdp") for size in OF_SIZE}
 
 
 @pytest.mark.integration
 @pytest.mark.slow
 class TestRanks:
-    @pytest.mark.parametrize("how", ["plain", "checkpointing", "chunks", "offload"])
-    @pytest.mark.parametrize("size", [1, 2, 4])
+    @pytest.mark.parametrize(("size", "how"), [(size, how) for size, ways in OF_SIZE.items() for how in ways])
     def test_end_where_torch_alone_does_and_resume_bit_for_bit(
         self, ends: dict[int, list[dict[str, Any]]], size: int, how: str
     ) -> None:

@@ -1,4 +1,4 @@
-"""Two ranks that hold each sequence together are one rank: log-probs, gradients, five steps of GRPO and PPO."""
+"""Two ranks that hold each sequence together are one rank: log-probs, gradients, some steps of GRPO and PPO."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from pipeline.train.torch_backend import TorchBackend
 from tests.models.families import build
 from tests.train.batches import groups_of, parts_of, policy, settings_of
 from tests.train.episodes import episodes_of
-from tests.train.zero_rank import NUM_STEPS, OPTIMIZER, distance, divided, resumed, save, steps, weights
+from tests.train.zero_rank import NUM_STEPS, OPTIMIZER, SAVED_AT, distance, divided, resumed, save, steps, weights
 
 PPO: dict[str, Any] = {"num_minibatches": 1, "num_epochs": 1, "bootstrap_truncated": True}
 FSDP: dict[str, Any] = {"backend": "fsdp"} if "fsdp" in sys.argv else {}
@@ -66,18 +66,18 @@ def apart(a: list[dict[str, float]], b: list[dict[str, float]]) -> float:
 
 
 def critic(config: dict[str, Any], shared: bool, ranks: Ranks, folder: Path) -> dict[str, float]:
-    """Policy and critic against torch alone after five steps; and a resumed run against an unbroken one."""
+    """Policy and critic against torch alone after all steps; and a resumed run against an unbroken one."""
     alone = begun(TorchBackend(policy(dtype=torch.float32)), shared)
     wanted = ppo(alone, 0, NUM_STEPS)
     backend = begun(divided(config, policy(dtype=torch.float32), ranks), shared)
-    seen = ppo(backend, 0, 3)
+    seen = ppo(backend, 0, SAVED_AT)
     folder.mkdir(parents=True, exist_ok=True)
     ranks.barrier()
     backend.save(folder, save)
     ranks.barrier()
-    seen += ppo(backend, 3, NUM_STEPS)
+    seen += ppo(backend, SAVED_AT, NUM_STEPS)
     again = resumed(config, folder, ranks)
-    ppo(again, 3, NUM_STEPS)
+    ppo(again, SAVED_AT, NUM_STEPS)
     moved = distance(critic_weights(backend), critic_weights(begun(TorchBackend(policy(dtype=torch.float32)), shared)))
     return {
         "weights": distance(weights(backend), weights(alone)),
@@ -179,7 +179,7 @@ def saved(base: Callable[[], Any], folder: Path, ranks: Ranks) -> Path:
 def learned(
     base: Callable[[], Any], configs: dict[str, dict[str, Any]], ranks: Ranks, root: Path
 ) -> dict[str, dict[str, float]]:
-    """Adapters after five steps against torch alone; and a resumed run against an unbroken one."""
+    """Adapters after all steps against torch alone; and a resumed run against an unbroken one."""
     alone = begun(with_adapters({}, None, base=base))
     wanted = steps(alone, 0, NUM_STEPS)
     found = {}
@@ -188,16 +188,16 @@ def learned(
         folder = root / name
         backend = begun(with_adapters(config, ranks, start, base))
         is_base = backend.reference is backend.adapted
-        seen = steps(backend, 0, 3)
+        seen = steps(backend, 0, SAVED_AT)
         folder.mkdir(parents=True, exist_ok=True)
         ranks.barrier()
         backend.save(folder, save)
         ranks.barrier()
         merged = distance(weights(backend), read_back(folder))
-        seen += steps(backend, 3, NUM_STEPS)
+        seen += steps(backend, SAVED_AT, NUM_STEPS)
         again = with_adapters(config, ranks, base=base)  # its base is not the same object, but has the same bits
         again.load(folder)
-        steps(again, 3, NUM_STEPS)
+        steps(again, SAVED_AT, NUM_STEPS)
         found[name] = {
             "weights": distance(weights(backend), weights(alone)),
             "metrics": apart(seen, wanted),
@@ -216,10 +216,10 @@ def adapters_on_fsdp(ranks: Ranks, start: Path) -> dict[str, Any]:
     seen = []
     for one in (alone, backend):
         begun(one)
-        metrics = steps(one, 0, 2)
+        metrics = steps(one, 0, SAVED_AT)
         for _ in range(2):
             one.refresh_reference(0.5)
-            metrics += steps(one, 2, 4)
+            metrics += steps(one, SAVED_AT, NUM_STEPS)
         one.start_critic(False, CRITIC, NUM_STEPS)
         seen.append((metrics, critic_weights(one)))
     assert backend.whole_model() is not backend.adapted.twin
