@@ -39,11 +39,13 @@ from pipeline.rollout.engine import Request, Sampling
 from pipeline.rollout.torch_engine import TorchEngine
 from pipeline.run.algorithm import resolve_parts
 from pipeline.run.build import build_backend, build_policy, build_tokenizer
+from pipeline.run.opening import opened
+from pipeline.run.saving import save_final
 from pipeline.train.backend import Backend
 from pipeline.train.preference import PreferenceRow, PreferenceSettings, ReferenceTable, preference_update
 from pipeline.train.prepare import Controllers
 from pipeline.train.step import update
-from pipeline.whole_run import train
+from pipeline.whole_run import remaining, run_items
 from tests.train.batches import MAX_RESPONSE, groups_of, settings_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,7 +60,6 @@ WHOLE = {
 SIZES: dict[str, Any] = {
     "hidden_size": 16,
     "intermediate_size": 32,
-    "num_hidden_layers": 2,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "head_dim": 8,
@@ -85,6 +86,8 @@ AT_MOST = {
 }
 """Field -> the most that it is in a tiny run, in whatever section."""
 MANY_STEPS = 32
+LAYERS_OF_WAITS = 2
+"""Waits are counted where a layer follows another; what a layer mixes, it mixes alone too."""
 MICRO_BATCH_TOKENS = 200
 """Three or four micro-batches of the groups of an update: enough to see what happens between two."""
 VERIFIER = """
@@ -117,12 +120,12 @@ def shrunk(value: Any) -> Any:
     }
 
 
-def tiny(name: str, folder: Path) -> RunConfig:
-    """The recipe for a made model of 5,000 weights, sums of one digit, this process and the make-believe device."""
+def tiny(name: str, folder: Path, layers: int = 1) -> RunConfig:
+    """The recipe for a made model of some thousand weights, sums of one digit, this process and the fake device."""
     tree = shrunk(read_tree(CONFIGS / f"{name}.yaml"))
     model, experts = tree["model"], "moe" in str(tree["model"]) or "A3B" in str(tree["model"])
     made = {"model_type": "qwen3_moe" if experts else "qwen3" if "Qwen3" in str(model) else "qwen2"}
-    made |= {"config": SIZES | (EXPERTS if experts else {}), "characters": "0123456789+-*=()<>/, .\nabcdefghijklmnopqrstuvwxyz\\{}:?"}  # fmt: skip  # noqa: E501
+    made |= {"config": SIZES | {"num_hidden_layers": layers} | (EXPERTS if experts else {}), "characters": "0123456789+-*=()<>/, .\nabcdefghijklmnopqrstuvwxyz\\{}:?"}  # fmt: skip  # noqa: E501
     sums = {"digits": 1, "num_train": 30, "num_evaluation": 2, "num_demonstrations": 20, "num_text": 20}
     source = {"generator": {"name": "arithmetic", "params": sums}, "verifier": {"path": "parity.py:parity"}}
     held_out = {**source, "generator": {**source["generator"], "split": "evaluation"}}  # type: ignore[dict-item]
@@ -151,9 +154,12 @@ def tiny(name: str, folder: Path) -> RunConfig:
 
 
 def run_whole(name: str, folder: Path) -> None:
-    """Do a whole run: every stage, each evaluation and checkpoint."""
+    """Do a whole run: every stage, each evaluation and checkpoint. Its page is drawn from files, so is left out."""
     config = tiny(name, folder)
-    train(config, folder, folder / config.name, "never", Silent())
+    with opened(config, folder, folder / config.name, "never", Silent()) as session:
+        for _, items in remaining(session.run, session.state):
+            run_items(session, items)
+        save_final(session.run, session.workers.backend)
 
 
 def update_once(name: str, folder: Path) -> None:
@@ -226,7 +232,7 @@ def by_file(waits: Counter[tuple[str, str]], times: int) -> dict[str, float]:
 
 def decode_waits(folder: Path, sampling: Sampling, listens: bool) -> dict[str, float]:
     """The waits of one step of decoding in which no response ends: what a longer response waits more."""
-    config = tiny("demo", folder)
+    config = tiny("demo", folder, LAYERS_OF_WAITS)
     engine = TorchEngine(build_policy(config, build_tokenizer(config), None), (-1,), 0)
     requests = [Request((3, 4, 5), (1, 2)), Request((6, 7), (3, 4))]
     hear = (lambda _: None) if listens else None
@@ -242,7 +248,7 @@ def decode_waits(folder: Path, sampling: Sampling, listens: bool) -> dict[str, f
 
 def micro_batch_waits(name: str, folder: Path, **how: Any) -> dict[str, float]:
     """The waits of one micro-batch more in an update of the same rows. `how`: fields of `train`."""
-    config = tiny(name, folder)
+    config = tiny(name, folder, LAYERS_OF_WAITS)
     train = config.train.model_copy(update=how)
     backend, parts = learner(config.model_copy(update={"train": train}))
     parts = replace(parts, updates=replace(parts.updates, num_epochs=1, num_minibatches=1))

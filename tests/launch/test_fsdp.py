@@ -11,7 +11,7 @@ from pipeline.errors import RunError
 from tests.launch.runs import assert_same_bytes, assert_same_run, by_one, by_ranks, folders, processes_of
 from tests.processes import until
 
-FSDP = ("train.backend=fsdp", "launch.phase_timeout_s=20")
+FSDP = ("train.backend=fsdp", "launch.phase_timeout_s=12")
 SHORT = ("rl.steps_per_round=2", "rl.prompts_per_step=4", "rl.group_size=4", "rl.select.keep=all")
 DEATHS = [
     ("1|round 1 step 1: generate|1|kill", r"rank 1 \(process \d+\) was ended by SIGKILL in 'round 1 step 1: generate'"),

@@ -24,7 +24,7 @@ from tests.warm import MARK, warm
 
 Ends = list[str]
 HOSTS = ("10.77.61.1", "10.77.61.2")
-LIMIT_S = 15
+LIMIT_S = 10
 SHORT = (
     "stages=[sft, rl]", "sft.steps=3", "rl.steps_per_round=2", "rl.prompts_per_step=4", "rl.group_size=4",
     "rl.select.keep=all", f"launch.phase_timeout_s={LIMIT_S}",

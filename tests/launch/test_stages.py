@@ -16,6 +16,7 @@ from pipeline.launch import launch
 from pipeline.report.progress import Silent
 from pipeline.whole_run import train
 from tests.stages.tiny import TREE, tiny
+from tests.warm import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 CALM = {"learning_rate": 1e-3}
@@ -37,9 +38,9 @@ SECTIONS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module", params=["torch", "fsdp"])
-def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """The folders of the recipe's run by one process, and by two ranks, from a model that has learned a little."""
+@pytest.fixture(scope="module")
+def recipe_and_one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The recipe, which begins with a model that has learned a little, and the folder of its run by one process."""
     folder = tmp_path_factory.mktemp("ranks")
     train(tiny({"stages": ["sft"], "data": {"evaluation": []}}), ROOT, folder / "start", "auto", Silent())
     tree = {**TREE, **SECTIONS, "output": str(folder), "model": {"path": str(folder / "start" / "model")}}
@@ -47,10 +48,18 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(tree))
     train(load_recipe(path, ["name=one"]), ROOT, folder / "one", "auto", Silent())
-    changes = ["name=two", "launch.kind=local", "launch.gpus_per_node=2", f"train.backend={request.param}"]
+    return path, folder / "one"
+
+
+@pytest.fixture(scope="module", params=["torch", "fsdp"])
+def runs(request: pytest.FixtureRequest, recipe_and_one: tuple[Path, Path]) -> tuple[Path, Path]:
+    """The folders of the recipe's run by one process, and by two ranks."""
+    path, one = recipe_and_one
+    two = one.with_name(request.param)
+    changes = [f"name={two.name}", "launch.kind=local", "launch.gpus_per_node=2", f"train.backend={request.param}"]
     words = ["train", str(path), "--no-prefect", *(word for change in changes for word in ("--set", change))]
-    launch(load_recipe(path, changes).launch, words, folder / "two", "tests.launch.rank")
-    return folder / "one", folder / "two"
+    warm().call(launch, load_recipe(path, changes).launch, words, two, "tests.launch.rank")
+    return one, two
 
 
 def lines_of(path: Path) -> list[dict[str, Any]]:

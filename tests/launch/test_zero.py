@@ -14,7 +14,7 @@ from tests.train.rank_group import installed
 
 ZERO = (
     "train.backend=deepspeed", "train.zero=3", "rl.steps_per_round=2", "rl.prompts_per_step=4", "rl.group_size=4",
-    "rl.select.keep=all", "launch.phase_timeout_s=20",
+    "rl.select.keep=all", "launch.phase_timeout_s=12",
 )  # fmt: skip
 DEATHS = [
     ("1|round 1 step 2: update|1|kill", r"rank 1 \(process \d+\) was ended by SIGKILL in 'round 1 step 2: update'"),
