@@ -11,6 +11,7 @@ from benchmarks.claims.__main__ import RESULTS, all_claims, report, values_of
 from benchmarks.claims.claim import Interval, above, interval, within
 from benchmarks.claims.page import number, write_page
 from pipeline.config.load import load_recipe
+from tests.warm import warm
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -49,11 +50,20 @@ def test_every_claim_names_recipes_that_load_and_is_on_the_page() -> None:
             load_recipe(ROOT / arm.recipe, list(arm.changes))
 
 
+SHORT = (
+    *("sft.steps=3", "sft.batch_size=8", "rl.rounds=1", "rl.steps_per_round=1", "rl.prompts_per_step=8"),
+    *("rl.group_size=2", "rl.select.keep=all", "rollout.max_response_tokens=8", "evaluation.limit=4", "evaluation.k=2"),
+)
+
+
+def values_of_short_runs(name: str, folder: Path) -> list[float]:
+    return values_of(all_claims()[name], folder, 2, SHORT)
+
+
 @pytest.mark.integration
 def test_a_claim_runs_from_start_to_page(tmp_path: Path) -> None:
     claims = all_claims()
-    short = ("sft.steps=30", "rl.rounds=1", "rl.steps_per_round=1", "rl.prompts_per_step=8", "evaluation.limit=4")
-    values = values_of(claims["spurious_rewards"], tmp_path, 2, short)
+    values = warm().call(values_of_short_runs, "spurious_rewards", tmp_path)
     assert len(values) == 2
     assert all(-1 <= v <= 1 for v in values)
     report(claims["spurious_rewards"], values, tmp_path)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
+import gc
 import importlib
 import inspect
 import os
@@ -26,18 +27,21 @@ import traceback
 from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from runpy import run_module
+from runpy import run_module, run_path
 from typing import Any
 
 from pipeline.launch import die_with
+from pipeline.rollout import child_process
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = "VERIZERO_TEST_RUN"
 """Variable that names a folder: processes that have it, or hold the folder open, belong to one test."""
-TRAINING = ("torch", "transformers.modeling_utils", "transformers.models.qwen2.modeling_qwen2", "pipeline.whole_run")
+TRAINING = ("tests.forked_training",)
 VLLM = (*TRAINING, "tests.stages.forked_vllm")
-LAUNCHERS = ("tests.launch.host", "torch.distributed.run")
-"""Modules whose own programs are forks too."""
+WATCHER = child_process.__file__
+"""The one script that becomes a fork."""
+LAUNCHERS = ("tests.launch.host", "torch.distributed.run", WATCHER)
+"""Programs whose own programs are forks too."""
 
 
 class Warm:
@@ -78,7 +82,7 @@ def warm(modules: tuple[str, ...] = TRAINING) -> Warm:
 
 
 class Forked(subprocess.Popen[Any]):
-    """A Popen that starts `python -m MODULE WORDS` as a fork of this process, and all else as usual.
+    """A Popen that starts `python -m MODULE WORDS`, or WATCHER, as a fork of this process, and all else as usual.
 
     Its children start programs as usual, but for LAUNCHERS: by then they may have threads, and a fork has the calling
     thread alone.
@@ -88,15 +92,15 @@ class Forked(subprocess.Popen[Any]):
         plain = super()._execute_child  # type: ignore[misc]
         how = inspect.signature(plain).bind(*given).arguments
         words = list(how["args"]) if isinstance(how["args"], list | tuple) else []
-        module = [str(w) for w in words[1:] if w != "-u"]
-        if not words or words[0] != sys.executable or module[:1] != ["-m"]:
+        program = [str(w) for w in words[1:] if w != "-u"]
+        if not words or words[0] != sys.executable or program[:1] not in (["-m"], [WATCHER]):
             plain(*given)
             return
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            exit_after(lambda: become(how, module[1:], "-u" in words))
+            exit_after(lambda: become(how, program[program[0] == "-m" :], "-u" in words))
         self._child_created = True
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         self._close_pipe_fds(*(how[name] for name in pipes))  # type: ignore[attr-defined]
@@ -105,9 +109,9 @@ class Forked(subprocess.Popen[Any]):
 PLAIN = subprocess.Popen
 
 
-def become(how: Mapping[str, Any], module: list[str], unbuffered: bool) -> None:
-    """Turn this fork into the started program `python -m MODULE WORDS`, and run it."""
-    if module[0] not in LAUNCHERS:
+def become(how: Mapping[str, Any], program: list[str], unbuffered: bool) -> None:
+    """Turn this fork into the started program, a module or WATCHER and its words, and run it."""
+    if program[0] not in LAUNCHERS:
         subprocess.Popen = PLAIN  # type: ignore[misc]
     for number, end in enumerate((how["p2cread"], how["c2pwrite"], how["errwrite"])):
         if end not in (-1, number):
@@ -126,8 +130,11 @@ def become(how: Mapping[str, Any], module: list[str], unbuffered: bool) -> None:
     unbuffered = unbuffered or "PYTHONUNBUFFERED" in os.environ
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=unbuffered, write_through=unbuffered)  # type: ignore[union-attr]
-    sys.path[0], sys.argv = os.getcwd(), module
-    run_module(module[0], run_name="__main__", alter_sys=True)
+    sys.path[0], sys.argv = os.getcwd(), program
+    if program[0] == WATCHER:
+        run_path(WATCHER, run_name="__main__")
+    else:
+        run_module(program[0], run_name="__main__", alter_sys=True)
 
 
 def be_in(environment: Mapping[str, str]) -> None:
@@ -180,6 +187,9 @@ def main(descriptor: int, modules: list[str]) -> None:
     """Import the modules, then fork for each call that comes in, until the other end of the socket closes."""
     for module in modules:
         importlib.import_module(module)
+    # Collections in forks pass over what was imported: vLLM's close alone asks for eight, a second of a core each.
+    gc.collect()
+    gc.freeze()
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"a fork would lack {len(threads) - 1} threads that {modules} started"
     with socket.socket(fileno=descriptor) as control:

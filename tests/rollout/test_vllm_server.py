@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from pipeline.rollout.vllm_process import flags
 from pipeline.rollout.vllm_server import VllmServerEngine
 from tests.models.families import build, scatter
 from tests.rollout.fake_server import FakeServer
+from tests.warm import VLLM, warm
 
 REQUESTS = [Request((3, 4), tuple(range(100, 130))), Request((8,), tuple(range(7, 27)))]
 
@@ -337,10 +339,8 @@ def test_servers_die_with_the_run_however_it_dies(folder: Path, ending: signal.S
     assert not any(map(alive, pids))
 
 
-@pytest.mark.integration
-@pytest.mark.slow
-def test_a_real_server_follows_the_trainer_by_either_way(folder: Path) -> None:
-    pytest.importorskip("vllm", reason="make install-engines")
+def follow(folder: Path) -> None:
+    """Assert that a real server answers as the trainer after each publish, also after one that was broken off."""
     from tests.rollout.test_vllm_engine import check_responses
 
     model = build("qwen2", {"hidden_size": 128, "tie_word_embeddings": True})
@@ -371,3 +371,11 @@ def test_a_real_server_follows_the_trainer_by_either_way(folder: Path) -> None:
             engine.generate(REQUESTS, Sampling(9))
     finally:
         engine.close()
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_a_real_server_follows_the_trainer_by_either_way(folder: Path) -> None:
+    if find_spec("vllm") is None:
+        pytest.skip("make install-engines")
+    warm(VLLM).call(follow, folder)  # a fork that has vLLM, which the server is a fork of

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 
+import torch
 import vllm.entrypoints.openai.api_server
 import vllm.v1.engine.core
 import vllm.v1.engine.utils
@@ -17,3 +18,5 @@ import pipeline.rollout.vllm_worker  # noqa: F401
 
 for module in (vllm.v1.engine.utils, vllm.v1.executor.multiproc_executor):
     module.get_mp_context = lambda: multiprocessing.get_context("fork")
+# vLLM compiles some functions even if it is told to be eager: three seconds of a core in each process
+torch.compiler.set_stance("force_eager")

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from pipeline.config.run import RunConfig
 from pipeline.report.progress import Silent
 from pipeline.run.opening import opened
 from pipeline.whole_run import finish
 from tests.stages.sessions import replacing, run_all
 from tests.stages.sevens import recipe, rows
+from tests.warm import VLLM, warm
 
 pytestmark = pytest.mark.integration
 GAMES = {
@@ -40,17 +43,24 @@ def prompts_of(engine: Any) -> list[tuple[tuple[int, ...], list[tuple[int, ...]]
     return seen
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("how", "next_turn"), [("vllm", "together"), ("vllm_server", "as_ready")])
-def test_episodes_are_sampled_as_the_trainer_computes_them(how: str, next_turn: str, tmp_path: Path) -> None:
-    pytest.importorskip("vllm", reason="make install-engines")
-    vllm = {"servers": 1, "concurrency": 8} if how == "vllm_server" else {}
-    episodes = {**GAMES["episodes"], "next_turn": next_turn}
-    config = recipe(how, 2, **{**GAMES, "episodes": episodes, "rollout": {"engine": how, "vllm": vllm}})
-    with opened(config, tmp_path, tmp_path / "run", "auto", Silent()) as session:
+def played(config: RunConfig, folder: Path) -> list[tuple[tuple[int, ...], list[tuple[int, ...]]]]:
+    """Do the run; return prompts and answers of its engine."""
+    with opened(config, folder, folder / "run", "auto", Silent()) as session:
         seen = prompts_of(session.workers.rollouts.engine)
         run_all(session, replacing())
         finish(session)
+    return seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("how", "next_turn"), [("vllm", "together"), ("vllm_server", "as_ready")])
+def test_episodes_are_sampled_as_the_trainer_computes_them(how: str, next_turn: str, tmp_path: Path) -> None:
+    if find_spec("vllm") is None:
+        pytest.skip("make install-engines")
+    vllm = {"servers": 1, "concurrency": 8} if how == "vllm_server" else {}
+    episodes = {**GAMES["episodes"], "next_turn": next_turn}
+    config = recipe(how, 2, **{**GAMES, "episodes": episodes, "rollout": {"engine": how, "vllm": vllm}})
+    seen = warm(VLLM).call(played, config, tmp_path)
     found = rows(tmp_path / "run")
     assert len(found) == 2
     for row in found:
