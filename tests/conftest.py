@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections import Counter
 
 import pytest
@@ -13,6 +15,18 @@ os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if "PYTEST_XDIST_WORKER" in os.environ:  # more processes than cores: threads of one would wait for those of another
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the folder for policies that tests share (`tests.stages.start`), once for all processes."""
+    if "VERIZERO_TEST_MODELS" not in os.environ:
+        folder = os.environ["VERIZERO_TEST_MODELS"] = tempfile.mkdtemp(prefix="verizero-models-")
+
+        def remove() -> None:
+            del os.environ["VERIZERO_TEST_MODELS"]
+            shutil.rmtree(folder)
+
+        config.add_cleanup(remove)
 
 
 @pytest.hookimpl(optionalhook=True)  # without xdist there is none

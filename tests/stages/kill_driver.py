@@ -1,10 +1,11 @@
 """Runs the tiny recipe in children that are killed at chosen moments, resumes them, and says how each ended.
 
-Run as a script: `python -m tests.stages.kill_driver FOLDER [a.b=c …]`; prints one JSON object. With overrides of the
-recipe only the kills around an update are tried, or around a roll-back where `guard` is among them, or in and between
-turns where `episodes` are; where they name other stages, one run is killed in each of them, again and again. Children
-are forked after the imports (torch has run nothing in parallel by then), so that a kill costs a second and not an
-interpreter's start. A run is killed several times, and what any of its kills changes would still be there at its end.
+Run as a script: `python -m tests.stages.kill_driver FOLDER [a.b=c …]`; prints one JSON object. With overrides of more
+than its start and SFT only the kills around an update are tried, or around a roll-back where `guard` is among them, or
+in and between turns where `episodes` are; where they name other stages, one run is killed in each of them, again and
+again. Children are forked after the imports (torch has run nothing in parallel by then), so that a kill costs a second
+and not an interpreter's start. A run is killed several times, and what any of its kills changes would still be there at
+its end.
 """
 
 from __future__ import annotations
@@ -206,7 +207,7 @@ SCENARIOS: list[list[tuple[str, int, str]]] = [
         ("fsync", 20, "after"),
     ],
     [("generate", 2, "after"), ("update", 1, "after"), ("publish", 1, "after"), ("generate", 4, "after")],
-    [("torn line", 130, ""), ("torn line", 2, ""), ("update", 3, "after")],
+    [("torn line", 22, ""), ("torn line", 2, ""), ("update", 3, "after")],
 ]
 """Kills of one run, one after the other: the numbers of each count from the start of its own process."""
 
@@ -266,7 +267,8 @@ def chosen(overrides: list[str]) -> list[list[tuple[str, int, str]]]:
         return IN_TURNS
     if any(text.startswith("stages=") for text in overrides):
         return [[(f"{phase} of {stage}", *when) for stage, kills in IN_EACH_STAGE.items() for phase, *when in kills]]
-    return AROUND_UPDATES if overrides else SCENARIOS
+    is_plain = all(text.startswith(("model=", "sft.")) for text in overrides)
+    return SCENARIOS if is_plain else AROUND_UPDATES
 
 
 def main(root: Path, scenarios: list[list[tuple[str, int, str]]]) -> dict[str, Any]:
@@ -277,10 +279,9 @@ def main(root: Path, scenarios: list[list[tuple[str, int, str]]]) -> dict[str, A
     if CONFIG.model.create is not None:
         create_model("qwen2", CONFIG.model.create.config, build_tokenizer(CONFIG), 0)  # its imports, once
     whole = root / "whole"
-    if any(" of " in phase for kills in scenarios for phase, *_ in kills):
-        for name, small in SMALL_CHUNKS.items():
-            module, _, constant = name.rpartition(".")
-            setattr(importlib.import_module(module), constant, small)
+    for name, small in SMALL_CHUNKS.items():
+        module, _, constant = name.rpartition(".")
+        setattr(importlib.import_module(module), constant, small)
     results: dict[str, Any] = {"whole_status": in_child(lambda: run(whole, Fuse("", 0, "")))}
     results["whole"], results["stages"] = fingerprint(whole), by_stage(whole)
     results["killed"] = {}

@@ -12,10 +12,11 @@ from pipeline.loop.steps import Generated
 from pipeline.report.progress import Silent
 from pipeline.run.opening import opened
 from tests.stages.sessions import rows, run_all
+from tests.stages.start import ONLY_RL, start
 from tests.stages.tiny import tiny
 
 SHORT = (
-    *("rl.rounds=1", "rl.steps_per_round=3", "rl.select.keep=all", "sft.steps=60"),
+    *("rl.rounds=1", "rl.steps_per_round=3", "rl.select.keep=all"),
     *("evaluation.before_training=false", "evaluation.limit=1"),
 )
 EXPERTS = (
@@ -50,7 +51,9 @@ def run(*overrides: str) -> tuple[list[dict[str, float]], Calls]:
 
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with opened(tiny(overrides=[*SHORT, *overrides]), folder, folder, "auto", Silent()) as session:
+        policy = [text for text in overrides if text.startswith("model.")]
+        own = [start("sft.steps=60", *policy), *ONLY_RL, *SHORT, *(t for t in overrides if t not in policy)]
+        with opened(tiny(overrides=own), folder, folder, "auto", Silent()) as session:
             run_all(session, wrap)
             steps = [r["metrics"] for r in rows(session) if r["kind"] == "step" and r["stage"] == "rl"]
     return steps, calls

@@ -21,6 +21,7 @@ from pipeline.whole_run import finish, remaining, run_items, upcoming
 from tests.stages.broken import all_survived, killed
 from tests.stages.kill_driver import AROUND_ROLL_BACKS
 from tests.stages.sessions import run_all, train_round
+from tests.stages.start import started
 from tests.stages.tiny import tiny
 
 ROLL_BACK = "guard={action: roll_back, window: 2, knob: {rl.optimizer.learning_rate: 0.05}}"
@@ -91,7 +92,7 @@ def test_a_collapse_that_old_responses_hid_is_rolled_back_to_before_it(tmp_path:
 
 KINDS: list[list[str]] = [
     [],
-    ["train.lora={rank: 4}", "rl.select.keep=all", "sft.optimizer.learning_rate=0.05"],
+    ["train.lora={rank: 4}", "rl.select.keep=all"],
     ["rl.algorithm={name: ppo, critic_learning_rate: 1e-3, num_minibatches: 1}"],
     ["rollout.publish_every=2", "rl.reference.schedule=ema", "rl.reference.alpha=0.5"],
     ["rollout.max_staleness=1"],
@@ -105,7 +106,7 @@ KINDS: list[list[str]] = [
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_taken_back_a_run_does_the_same_again(kind: list[str], tmp_path: Path) -> None:
     """To its second step from its fourth: policy, optimiser, reference, critic, engine, sampler and groups are back."""
-    overrides = [*kind, "checkpoint.keep=30"]
+    overrides = [*started(), *kind, "checkpoint.keep=30"]
     run(tmp_path / "straight", overrides)
     folder = tmp_path / "back"
     with opened(tiny(overrides=overrides), Path.cwd(), folder, "auto", Silent()) as session:
@@ -141,7 +142,7 @@ def test_stop_ends_the_run_and_names_the_policy_before_the_collapse(tmp_path: Pa
 def test_a_run_that_collapses_however_often_it_is_rolled_back_ends(tmp_path: Path) -> None:
     hopeless = ROLL_BACK.replace("0.05", "0.9").replace("window: 2", "window: 2, max_roll_backs: 1")
     with pytest.raises(RunError, match="again, after 1 "):
-        run(tmp_path, [*TOO_FAST, hopeless])
+        run(tmp_path, [*started(), *TOO_FAST, hopeless])
     assert [r["action"] for r in rows(tmp_path) if r["kind"] == "alarm"] == ["roll_back", "roll_back"]
 
 
@@ -158,4 +159,4 @@ def test_warn_says_it_once_and_changes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.integration
 def test_killed_around_a_roll_back_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    all_survived(killed(tmp_path, *TOO_FAST, ROLL_BACK), len(AROUND_ROLL_BACKS))
+    all_survived(killed(tmp_path, *started(), *TOO_FAST, ROLL_BACK), len(AROUND_ROLL_BACKS))

@@ -104,7 +104,14 @@ def without_seconds(member: Any) -> Any:
 def test_the_demo_of_experts_trains(tmp_path: Path) -> None:
     """Two steps of the recipe on a smaller job: experts and sets are recorded, replayed and told."""
     recipe = Path(__file__).resolve().parents[2] / "configs" / "demo_moe.yaml"
-    small = ["sft.steps=20", "rl.rounds=1", "rl.steps_per_round=2", "rl.prompts_per_step=2", "rl.group_size=4"]
+    small = [
+        "sft.steps=4",
+        "sft.batch_size=16",
+        "rl.rounds=1",
+        "rl.steps_per_round=2",
+        "rl.prompts_per_step=2",
+        "rl.group_size=4",
+    ]
     small += ["evaluation.before_training=false", "evaluation.limit=1", "train.device=cpu", "report.trackers=[]"]
     small += ["rl.select.keep=all", "train.threads=1"]
     with opened(load_recipe(recipe, small), recipe.parent, tmp_path, "auto", Silent()) as session:

@@ -9,11 +9,12 @@ import pytest
 
 from tests.stages.broken import killed
 from tests.stages.kill_driver import SCENARIOS
+from tests.stages.start import started
 
 
 @pytest.fixture(scope="module")
 def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return killed(tmp_path_factory.mktemp("killed"))
+    return killed(tmp_path_factory.mktemp("killed"), *started())
 
 
 @pytest.mark.integration

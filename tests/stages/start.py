@@ -1,0 +1,31 @@
+"""Policies that runs of the tiny recipe begin from, each trained once for all processes of one run of the tests."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from pipeline.files import locked
+from pipeline.report.progress import Silent
+from pipeline.whole_run import train
+from tests.stages.tiny import tiny
+
+FOLDER = "VERIZERO_TEST_MODELS"
+"""Variable that names the folder of these policies; tests/conftest.py sets it."""
+ONLY_RL = ("stages=[rl]", "sft=null")
+
+
+def start(*overrides: str) -> str:
+    """Return the override that names the policy which SFT of the tiny recipe makes, with these overrides in it."""
+    folder = Path(os.environ[FOLDER]) / hashlib.sha256(repr(overrides).encode()).hexdigest()[:8]
+    with locked(folder, wait=True):
+        if not (folder / "run" / "model").is_dir():
+            config = tiny({"stages": ["sft"], "data": {"evaluation": []}}, overrides)
+            train(config, folder, folder / "run", "auto", Silent())
+    return f"model={{path: {folder / 'run' / 'model'}}}"
+
+
+def started(*overrides: str) -> tuple[str, ...]:
+    """Return overrides that begin with that policy, which a short SFT leaves about where it was."""
+    return start(*overrides), "sft.steps=12", "sft.optimizer.learning_rate=1e-3"
