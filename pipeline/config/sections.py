@@ -115,8 +115,9 @@ class TrainConfig(Section):
     )
     share_prompts: bool = Field(
         True,
-        description="compute a prompt once for all of its responses in a micro-batch, where that spares a quarter of "
-        "the tokens and the policy allows it; not with a critic, experts, episodes or sequence_parallel",
+        description="compute a prompt once for all of its responses in a micro-batch, where that spares a tenth of "
+        "the tokens, on a GPU a quarter, and the policy allows it; not with a critic, experts, episodes or "
+        "sequence_parallel",
     )
     logits_chunk_tokens: int | None = Field(
         None,

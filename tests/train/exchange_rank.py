@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from pipeline.config.sections import TrainConfig
 from pipeline.held import compacted
 from pipeline.run.dealing import gather_groups, gather_told, share_of
 from pipeline.scoring.score import GradingTally
@@ -51,9 +52,10 @@ def whole_and_told(ranks: Ranks, groups: Sequence[Group]) -> tuple[list[Group], 
     return held, gather_told(ranks, share, [g.prompt for g in groups], own, GradingTally({}, 0, 0.0))[0]
 
 
-def trained(ranks: Ranks, groups: Sequence[Group], name: str, params: dict[str, Any]) -> tuple[Any, dict[str, float]]:
-    """Weights and metrics after two updates."""
-    backend = TorchBackend(policy(), ranks)
+def trained(ranks: Ranks, groups: Sequence[Group], case: str) -> tuple[Any, dict[str, float]]:
+    """Weights and metrics after two updates; prompts are shared in the cases that say so."""
+    _, name, params = CASES[case]
+    backend = TorchBackend(policy(), ranks, TrainConfig(share_prompts="shared" in case))
     backend.start(OPTIMIZER, 10)
     backend.reference = policy(100).requires_grad_(False)
     parts = parts_of(name, **params)
@@ -101,11 +103,11 @@ def everything_everywhere() -> Iterator[None]:
 def updates(ranks: Ranks) -> dict[str, float]:
     """For each case the largest difference of a weight or metric from that of ranks which hold everything."""
     out = {}
-    for name, (make, algorithm, params) in CASES.items():
+    for name, (make, _, _) in CASES.items():
         whole, told = whole_and_told(ranks, make())
         with everything_everywhere():
-            wanted = trained(ranks, whole, algorithm, params)
-        weights, metrics = trained(ranks, told, algorithm, params)
+            wanted = trained(ranks, whole, name)
+        weights, metrics = trained(ranks, told, name)
         assert metrics.keys() == wanted[1].keys()
         off = [float((weights[k] - v).abs().max()) for k, v in wanted[0].items()]
         out[name] = max(*off, *(abs(metrics[k] - v) for k, v in wanted[1].items()))
@@ -115,9 +117,9 @@ def updates(ranks: Ranks) -> dict[str, float]:
 def alone(ranks: Ranks) -> dict[str, float]:
     """For each case the largest difference of a weight from that of one process."""
     out = {}
-    for name, (make, algorithm, params) in CASES.items():
-        wanted, _ = trained(Ranks(), make(), algorithm, params)
-        weights, _ = trained(ranks, whole_and_told(ranks, make())[1], algorithm, params)
+    for name, (make, _, _) in CASES.items():
+        wanted, _ = trained(Ranks(), make(), name)
+        weights, _ = trained(ranks, whole_and_told(ranks, make())[1], name)
         out[name] = max(float((weights[k] - v).abs().max()) for k, v in wanted.items())
     return out
 

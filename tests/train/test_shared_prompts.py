@@ -15,7 +15,7 @@ from pipeline.train import prepare
 from pipeline.train.collate import MIN_PROMPTS, collate, deal, owners, shared_batches
 from pipeline.train.exchange import row_lengths
 from pipeline.train.ranks import ALONE
-from pipeline.train.sharing import row_prompts, share_spared
+from pipeline.train.sharing import MIN_SPARED, MIN_SPARED_ON_GPU, row_prompts, share_spared, shared_prompts
 from pipeline.train.step import update
 from pipeline.train.torch_backend import TorchBackend
 from pipeline.types import PromptOf
@@ -75,9 +75,31 @@ def test_where_prompts_are_shared() -> None:
     backend = begun(True, grpo)
     assert shares(longer(groups_of()), grpo, backend)
     assert not shares(longer(groups_of()), grpo, begun(False, grpo))
-    assert not shares(groups_of(8, 2, lost=False), grpo, backend), "too little is spared"
+    assert not shares(groups_of(1, 2, seed=5, lost=False), grpo, backend), "too little is spared"
     assert not shares(longer(groups_of()), ppo, begun(True, ppo)), "a critic has a forward of its own"
     assert not shares(episodes.episodes_of(3, 4), grpo, backend)
+
+
+@pytest.mark.parametrize(("device", "least"), [("cpu", MIN_SPARED), ("cuda", MIN_SPARED_ON_GPU)])
+def test_the_least_that_is_spared_depends_on_the_device(device: str, least: float) -> None:
+    class Elsewhere(TorchBackend):
+        def can_share_prompts(self, in_runs: bool = False) -> bool:
+            return True
+
+    class Model(torch.nn.Module):
+        device: Any = None
+
+    model = Model()
+    model.device = torch.device(device)
+    grpo, backend = parts_of("grpo"), Elsewhere(model, config=TrainConfig(compile="off"))
+    decided = {}
+    for num, size, tokens in ((1, 2, 0), (8, 2, 0), (4, 4, 0), (4, 4, 5), (8, 8, 5)):
+        groups = longer(groups_of(num, size, seed=5, lost=False), tokens)
+        prompts = row_prompts(groups)
+        assert prompts is not None
+        decided[share_spared(prompts)] = shared_prompts(backend, grpo, groups) is not None
+    assert decided == {spared: spared >= least for spared in decided}
+    assert set(decided.values()) == {True, False}
 
 
 def test_prompts_of_rows() -> None:

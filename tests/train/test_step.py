@@ -293,7 +293,8 @@ def test_the_likelihood_of_right_answers_hangs_on_no_micro_batch_and_on_no_penal
     plain, penalty = {"nll_coef": 0.5}, {"token_budget": 1, "token_budget_penalty": 5.0}
     found = [run("dr_grpo", tokens, groups_of(), **plain) for tokens in (15, 1000)]
     assert found[0][0]["loss/nll"] == pytest.approx(found[1][0]["loss/nll"], rel=1e-10)
-    assert distance(found[0][1], found[1][1]) < 1e-12
+    # Prompts are shared, so other rows are computed together, and the policy's norms are in float32.
+    assert distance(found[0][1], found[1][1]) < 1e-7
     punished, _ = run("dr_grpo", 1000, groups_of(), **plain, **penalty)
     assert punished["loss/nll"] == found[1][0]["loss/nll"] > 0
 
