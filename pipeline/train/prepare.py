@@ -125,15 +125,9 @@ class Before:
         rows = _oldest(batch) < settings.policy_version
         stale = rows if bool(rows.any()) else None
         # With one update of a batch the old log-probs are the current ones: no forward of their own is needed.
-        several = parts.updates.num_epochs * parts.updates.num_minibatches > 1
-        exact = parts.mismatch.prox == "recompute"
-        compares = parts.needs_old_logprobs and several and exact
-        # Something reads those of the whole batch before the first update.
-        early = parts.kl.where == "reward" or parts.needs_selection or parts.mismatch.normalize
-        whole = parts.updates.num_minibatches == 1
-        first = FirstPass(batch.response_mask.shape) if compares and whole and not early else None
+        first = FirstPass(batch.response_mask.shape) if parts.keeps_first_pass else None
         old = ratio_old = entropy = None
-        if (compares and first is None) or parts.kl.where == "reward" or parts.needs_selection:
+        if parts.has_old_pass:
             old, entropy = _logprobs_of(backend, batch, "policy", settings, parts.masks.high_entropy_share is not None)
             ratio_old = ratio_logprobs(parts, stale, old, batch.rollout_logprobs)
         return cls(old, ratio_old, ref, entropy, stale, first)

@@ -145,6 +145,34 @@ def test_time_depends_on_what_the_recipe_runs() -> None:
     assert per_weight[1] > 3 * per_weight[0], "a mixture reaches a smaller share of the device's rate"
 
 
+def test_a_pass_before_the_update_is_counted_where_it_is_run() -> None:
+    def phases(**params: Any) -> dict[str, float]:
+        return seconds_of(recipe_of("Qwen/Qwen2.5-7B", rl={"algorithm": {"name": "grpo", **params}}))
+
+    assert "old log-probs" not in phases()
+    assert "old log-probs" not in phases(num_epochs=2), "the first update keeps what it computes"
+    two = phases(num_minibatches=2)
+    assert two["old log-probs"] == two["reference"] > 0
+
+
+def test_rows_that_transformers_decodes_are_not_refilled() -> None:
+    """Twice the rows that fit take twice the time; refilled slots take less, and vLLM refills a mixture too."""
+
+    def generating(name: str, prompts: int, engine: str) -> float:
+        rl = {"prompts_per_step": prompts, "group_size": 8}
+        config = recipe_of(name, rl=rl, rollout={"engine": engine, "max_rows": 64})
+        return seconds_of(config, mean_prompt=1e-6)["generate"]
+
+    ratios = {
+        (name, engine): generating(name, 128, engine) / generating(name, 64, engine)
+        for name in ("Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-8B")
+        for engine in ("torch", "vllm")
+    }
+    waves = ratios.pop(("Qwen/Qwen3-30B-A3B", "torch"))
+    assert waves == pytest.approx(2, rel=1e-3)
+    assert all(1 < ratio < 1.9 for ratio in ratios.values())
+
+
 def test_the_update_is_counted_by_its_operations() -> None:
     config = recipe_of("Qwen/Qwen2.5-7B")
     assert config.rl is not None

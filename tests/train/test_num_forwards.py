@@ -89,6 +89,7 @@ def counted(name: str, **params: Any) -> tuple[dict[str, float], int]:
 def test_each_forward_is_read(name: str, params: dict[str, Any], wanted: dict[str, float]) -> None:
     found, num = counted(name, **params)
     assert found == wanted
+    assert ("policy, before" in found) == parts_of(name, **params).has_old_pass
     assert num > 2
 
 
@@ -97,6 +98,7 @@ def test_minibatches_compare_to_a_pass_before_the_first_of_them(name: str) -> No
     """Two minibatches have more micro-batches than the whole, so the pass before is counted alone."""
     found, _ = counted(name, kl_coef=0.0, num_minibatches=2)
     assert found["policy, before"] == 1
+    assert parts_of(name, kl_coef=0.0, num_minibatches=2).has_old_pass
     assert found["policy, training"] >= 1
     assert "reference, before" not in found
 

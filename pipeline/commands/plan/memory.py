@@ -208,8 +208,8 @@ def generating(config: RunConfig, shape: Shape, gpus: int, device: Device) -> di
     # Each prompt is computed once, but responses that are continued one by one.
     group = 1 if how.in_flight == "interrupt" else config.rl.group_size
     prompts = -(-config.rl.prompts_per_step // gpus) * config.rl.group_size // group
-    # The fast path, which has neither experts nor latent attention, keeps it once for its responses.
-    readers = 1 if shape.experts or shape.latent is not None else group
+    # The fast path keeps it once for its responses.
+    readers = group if shape.is_fast else 1
     lengths, repeats = ([x] * (prompts * group // readers) for x in (prompt_tokens(config), readers))
     room = room_of(lengths, repeats, how.max_rows, longest_of(config), gpu=True)
     rows, at_once = room.rows, -(-room.rows // group)

@@ -83,7 +83,7 @@ def seconds(work: Work) -> dict[str, float]:
     forward = shape.forward_flops(work.tokens, work.lengths.prompt + work.lengths.response)
     one_forward = forward / (rate * work.share("forward").value)
     phases = {"generate": decoding(work)}
-    if parts.needs_old_logprobs and updates.num_epochs * updates.num_minibatches > 1:
+    if parts.has_old_pass:
         phases["old log-probs"] = one_forward
     if has_reference(config):
         phases["reference"] = one_forward
@@ -117,8 +117,9 @@ def decoding(work: Work) -> float:
     """Return the seconds of generation.
 
     All rows are busy until no response waits; from then on there are as many steps as the longest response has tokens.
-    Each step reads the weights that its rows use; the cache is read for the rows that have not ended. Lengths count as
-    spread evenly around their mean.
+    Where transformers decodes, rows begin together, and the next ones when all have ended. Each step reads the weights
+    that its rows use; the cache is read for the rows that have not ended. Lengths count as spread evenly around their
+    mean.
     """
     config, shape, device, lengths = work.config, work.shape, work.device, work.lengths
     width = width_of(config)
@@ -140,17 +141,22 @@ def decoding(work: Work) -> float:
         bound = decode_seconds(weights, running, cached, shape.cache(width, expanded) / split, bandwidth, computing)
         return bound / work.share("decode").value + meeting
 
-    full = (rows - together) * lengths.response / together  # steps with all rows busy
-    last = together * lengths.response / lengths.longest  # rows in the mean over the steps after
+    share = lengths.response / lengths.longest  # of rows that have not ended, in the mean over the longest one's steps
+    if expanded and not shape.is_fast:
+        waves, rest = divmod(rows, together)
+        steps = lengths.longest * (waves * step(together * share) + (step(rest * share) if rest else 0.0))
+    else:
+        full = (rows - together) * lengths.response / together  # steps with all rows busy
+        steps = full * step(together) + lengths.longest * step(together * share)
     # Each prompt is computed once, whatever the number of its responses; the k-th later turn of an episode computes
     # its prompt and k turns again.
     assert config.rl is not None
     prefill = shape.forward_flops(config.rl.prompts_per_step * lengths.prompt, lengths.prompt)
-    for share in (k / lengths.turns for k in range(1, lengths.turns)):
-        history = lengths.prompt + share * lengths.response
+    for played in (k / lengths.turns for k in range(1, lengths.turns)):
+        history = lengths.prompt + played * lengths.response
         prefill += shape.forward_flops(work.responses * history, history)
     prefill /= engines * over * device.rate(width) * work.share("forward").value
-    return full * step(together) + lengths.longest * step(last) + prefill
+    return steps + prefill
 
 
 def publishing(work: Work) -> float:

@@ -56,6 +56,11 @@ class Shape:
         return "mixture" if self.experts else "dense"
 
     @property
+    def is_fast(self) -> bool:
+        """True if the embedded engine decodes it by itself: neither experts nor latent attention, as the sizes show."""
+        return not self.experts and self.latent is None
+
+    @property
     def value_dim(self) -> int:
         """Size of a head's values."""
         return self.head_dim if self.latent is None else self.latent.value_dim
