@@ -116,8 +116,8 @@ class TrainConfig(Section):
     share_prompts: bool = Field(
         True,
         description="compute a prompt once for all of its responses in a micro-batch, where that spares a tenth of "
-        "the tokens, on a GPU a quarter, and the policy allows it; not with a critic, experts, episodes or "
-        "sequence_parallel",
+        "the tokens, on a GPU a quarter, and the policy allows it; not with a critic, experts, episodes of "
+        "several turns or sequence_parallel",
     )
     logits_chunk_tokens: int | None = Field(
         None,

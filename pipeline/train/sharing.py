@@ -115,7 +115,7 @@ def _places(spans: Sequence[Sequence[tuple[int, int]]], width: int) -> Tensor:
 
 
 def row_prompts(groups: Sequence[Group]) -> tuple[PromptOf, ...] | None:
-    """Return the prompt of each row that `collate` makes of the groups; None if one of them is of an episode.
+    """Return the prompt of each row that `collate` makes of the groups; None if an episode has several turns.
 
     Every rank has the tokens of all prompts, so all return the same.
     """
@@ -123,7 +123,7 @@ def row_prompts(groups: Sequence[Group]) -> tuple[PromptOf, ...] | None:
     known: dict[int, int] = {}
     prompts = []
     for rollout in (m.rollout for group in groups for m in group.members if m.reward is not None):
-        if rollout.episode is not None:
+        if rollout.episode is not None and [len(row) for row in rollout.episode.rows] != [1]:
             return None
         ids = rollout.prompt_ids
         if id(ids) not in known:  # the responses of a group mostly have one object

@@ -78,6 +78,7 @@ def test_where_prompts_are_shared() -> None:
     assert not shares(groups_of(1, 2, seed=5, lost=False), grpo, backend), "too little is spared"
     assert not shares(longer(groups_of()), ppo, begun(True, ppo)), "a critic has a forward of its own"
     assert not shares(episodes.episodes_of(3, 4), grpo, backend)
+    assert shares(episodes.wrapped(longer(groups_of())), grpo, backend), "episodes of one turn are single responses"
 
 
 @pytest.mark.parametrize(("device", "least"), [("cpu", MIN_SPARED), ("cuda", MIN_SPARED_ON_GPU)])
