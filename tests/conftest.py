@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import re
 import shutil
 import tempfile
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +18,10 @@ os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if "PYTEST_XDIST_WORKER" in os.environ:  # more processes than cores: threads of one would wait for those of another
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+WHOLE_FILE = re.compile(r"^pytestmark = .*\bintegration\b", re.MULTILINE)
+
+gc.disable()  # until all tests are collected: what modules and tests make then stays, and to look through it costs seconds
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -34,6 +41,18 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """One process more than there are cores: tests of servers and killed runs wait a third of their time."""
     waits = "not integration" not in config.option.markexpr
     return (os.cpu_count() or 1) + waits
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """True for files of integration tests alone where none of them is wanted: to import them costs seconds."""
+    unwanted = config.option.markexpr == "not integration" and collection_path.match("test_*.py")
+    return True if unwanted and WHOLE_FILE.search(collection_path.read_text(encoding="utf-8")) else None
+
+
+def pytest_collection_finish() -> None:
+    """Collect garbage from here on, but not among what the modules and the collected tests hold."""
+    gc.enable()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
