@@ -36,7 +36,7 @@ PUBLISHED = {
     "cohere2": ("hermes", "cannot show tools"),
 }
 """Template -> form of calls, and its class."""
-TURNS = int(os.environ.get("VERIZERO_TEMPLATE_TURNS", "15000"))
+TURNS = int(os.environ.get("VERIZERO_TEMPLATE_TURNS", "4000"))
 """100,000 turns take over a minute: `VERIZERO_TEMPLATE_TURNS=100000 pytest tests/data/test_published_templates.py`."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -12,32 +13,51 @@ from pipeline.cli import main
 from pipeline.commands.before.checks import check
 from pipeline.config.load import load_recipe
 from pipeline.config.recipes import RECIPES, recipe_names
+from pipeline.config.run import RunConfig
 from pipeline.errors import DataError
+from pipeline.models.gguf_file import is_gguf
 from tests.diagnosis.before import looked, recipe, sums
 from tests.stages.tiny import TREE, tiny
 
 
-def distinct_recipes() -> list[str]:
-    """Return the shipped recipes, one of those that are equal in all that the checks read."""
-    names: dict[str, str] = {}
+FOLDERS = sorted({str(Path(name).parent) for name in recipe_names()})
+
+
+@cache
+def distinct_recipes() -> dict[str, RunConfig]:
+    """Return the shipped recipes by name, one of those that are equal in all that the checks read."""
+    distinct: dict[str, tuple[str, RunConfig]] = {}
     for name in recipe_names():
         config = load_recipe(RECIPES / f"{name}.yaml")
         read = (config.data, config.model, config.rollout.max_response_tokens, config.stages[0], config.sft is None)
-        names.setdefault(repr(read), name)
-    return list(names.values())
+        distinct.setdefault(repr(read), (name, config))
+    return dict(distinct.values())
+
+
+def check_that_nothing_is_found(name: str) -> None:
+    config = distinct_recipes()[name]
+    checks, findings = check(config, (RECIPES / name).parent)
+    assert [f for f in findings if f.level != "note"] == [], name
+    assert all(c.told for c in checks), name
+    assert all(c.tried or str(c)[15:].startswith("not tried: ") for c in checks), name
+    if config.model.create is not None:  # others need a model and rows of the hub, which no test may reach
+        assert {c.name for c in checks if c.tried} >= {"template", "stop token", "rows", "room"}, name
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", distinct_recipes())
-def test_nothing_is_found_in_a_shipped_recipe(name: str) -> None:
-    path = RECIPES / f"{name}.yaml"
-    config = load_recipe(path)
-    checks, findings = check(config, path.parent)
-    assert [f for f in findings if f.level != "note"] == []
-    assert all(c.told for c in checks)
-    assert all(c.tried or str(c)[15:].startswith("not tried: ") for c in checks)
-    if config.model.create is not None:  # others need a model and rows of the hub, which no test may reach
-        assert {c.name for c in checks if c.tried} >= {"template", "stop token", "rows", "room"}
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_nothing_is_found_in_the_shipped_recipes(folder: str) -> None:
+    for name, config in distinct_recipes().items():
+        if str(Path(name).parent) == folder and not is_gguf(config.model.path):
+            check_that_nothing_is_found(name)
+
+
+@pytest.mark.integration  # samples from a model of millions of parameters, where its package is installed
+def test_nothing_is_found_in_a_shipped_recipe_of_a_pretrained_model() -> None:
+    pretrained = [name for name, config in distinct_recipes().items() if is_gguf(config.model.path)]
+    assert pretrained
+    for name in pretrained:
+        check_that_nothing_is_found(name)
 
 
 def test_a_healthy_recipe_of_files_has_nothing(tmp_path: Path) -> None:

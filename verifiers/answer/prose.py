@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from verifiers.answer import hedges
 from verifiers.answer.parts import MAX_TAIL, Answer, is_other_language
@@ -42,6 +43,7 @@ ENDINGS = (".", "!", "*", "。")
 FORMULA_ONLY = re.compile(r"[^A-Za-z]*(?:[A-Za-z]{1,2}(?:\([a-z]\))?\s*=)?[^A-Za-z]*(?:\b[a-z]{1,4}\b[^A-Za-z]*)?")
 
 
+@lru_cache(maxsize=64)  # the parts of a combined verifier read the same response
 def announced(text: str) -> Answer | None:
     """Return the text behind the last announcement: "the answer is", "####", JSON's key "answer". None without one.
 
