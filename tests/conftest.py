@@ -21,7 +21,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # more processes than cores: threads of
 
 WHOLE_FILE = re.compile(r"^pytestmark = .*\bintegration\b", re.MULTILINE)
 
-gc.disable()  # until all tests are collected: what modules and tests make then stays, and to look through it costs seconds
+gc.disable()  # until all tests are collected: what is made until then stays, and to look through it costs seconds
 
 
 def pytest_configure(config: pytest.Config) -> None:

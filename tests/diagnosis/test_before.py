@@ -19,7 +19,6 @@ from pipeline.models.gguf_file import is_gguf
 from tests.diagnosis.before import looked, recipe, sums
 from tests.stages.tiny import TREE, tiny
 
-
 FOLDERS = sorted({str(Path(name).parent) for name in recipe_names()})
 
 
