@@ -112,12 +112,12 @@ def test_drop_takes_out_every_training_prompt_that_matches_and_report_none(caplo
 @pytest.mark.parametrize("forms", [{}, {"arithmetic": ["+", "-"], "induction": ["linear", "minus", "shifted"]}])
 def test_no_evaluation_prompt_of_the_built_in_domains_occurs_in_training(seed: int, forms: dict) -> None:
     def sources(split: str) -> list[Source]:
-        params = {n: {"num_demonstrations": 10_000, **({"forms": forms[n]} if forms else {})} for n in DOMAINS}
+        params = {n: {"num_demonstrations": 3000, **({"forms": forms[n]} if forms else {})} for n in DOMAINS}
         return [Source.model_validate({"generator": {"name": n, "split": split, "params": params[n]}}) for n in DOMAINS]
 
     train, evaluation = load_prompts(sources("train"), seed), load_prompts(sources("evaluation"), seed)
     demonstrations = load_demonstrations([], sources("train"), seed)
-    assert (len(train), len(evaluation), len(demonstrations)) == (9450, 420, 20_000)
+    assert (len(train), len(evaluation), len(demonstrations)) == (9450, 420, 6000)
     for seen in (train, demonstrations):
         assert not find_overlap(seen, evaluation).matches
         assert not {p.question for p in evaluation} & {p.question for p in seen}

@@ -36,7 +36,7 @@ PUBLISHED = {
     "cohere2": ("hermes", "cannot show tools"),
 }
 """Template -> form of calls, and its class."""
-TURNS = int(os.environ.get("VERIZERO_TEMPLATE_TURNS", "4000"))
+TURNS = int(os.environ.get("VERIZERO_TEMPLATE_TURNS", "3000"))
 """100,000 turns take over a minute: `VERIZERO_TEMPLATE_TURNS=100000 pytest tests/data/test_published_templates.py`."""
 
 
@@ -70,7 +70,7 @@ def test_many_turns_break_no_invariant(name: str | None) -> None:
     share = TURNS // (len(TEMPLATES) + 1) + 1
     if name is not None:
         talk = chat_turns(TEMPLATES[name])
-        for seed in range(share // 5 + 1):
+        for seed in range(25, 25 + share // 5 + 1):  # those before are in test_chat_turns.py
             assert breaches(play(talk, random.Random(seed), 5)) == []
         return
     tokenizer = character_tokenizer()

@@ -75,3 +75,14 @@ def next_logits(model: Any, ids: list[int]) -> torch.Tensor:
     """[V] after `ids`, by the model's own forward on that row alone: no padding, no cache."""
     logits: torch.Tensor = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, -1]
     return logits
+
+
+@torch.no_grad()
+def logits_after(model: Any, rows: list[list[int]]) -> torch.Tensor:
+    """[rows, V] after each of the rows, as `next_logits`; rows of one length in one forward."""
+    wanted: dict[int, torch.Tensor] = {}
+    for length in {len(row) for row in rows}:
+        places = [i for i, row in enumerate(rows) if len(row) == length]
+        logits = model(input_ids=torch.tensor([rows[i] for i in places]), use_cache=False).logits[:, -1]
+        wanted |= dict(zip(places, logits, strict=True))
+    return torch.stack([wanted[i] for i in range(len(rows))])

@@ -56,7 +56,10 @@ def traced(plain: Any, repeats: bool) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["inductor", "traced", "traced, recomputed"])
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param("inductor", marks=pytest.mark.integration), "traced", "traced, recomputed"],  # it starts a compiler
+)
 def test_updates_are_those_without_compilation(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[bool] = []
     plain = compiled._compiled if how == "inductor" else traced

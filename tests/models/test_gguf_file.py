@@ -114,6 +114,7 @@ def test_whichever_rank_comes_first_writes_the_whole_model(model: Any, plain: Pa
     assert load_model(folder).state_dict().keys() == model.state_dict().keys()
 
 
+@pytest.mark.integration  # in an interpreter of its own
 def test_a_killed_conversion_leaves_nothing_half(plain: Path, tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, "-c", KILLED, str(plain), str(tmp_path)], check=False)
     assert ended.returncode == -9

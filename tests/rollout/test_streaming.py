@@ -15,7 +15,7 @@ from pipeline.types import Prompt, Written
 from tests.rollout.test_collect import EOS, Letters, answer
 from tests.rollout.test_torch_engine import MAX, REQUESTS, engine_of
 
-MANY = [*REQUESTS, *(Request((i, 3), tuple(range(100 * i, 100 * i + 9))) for i in range(2, 8))]
+MANY = [*REQUESTS, *(Request((i, 3), tuple(range(100 * i, 100 * i + 5))) for i in range(2, 8))]
 
 
 @pytest.mark.parametrize("name", ["qwen2 tied", "gpt2"])

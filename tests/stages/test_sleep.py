@@ -124,7 +124,13 @@ STAGES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("stages", STAGES)
+AFTER_SFT = ("preference", "reward_model")
+"""Stages that sample from a policy which has learned first, so that they are whole runs."""
+
+
+@pytest.mark.parametrize(
+    "stages", [pytest.param(n, marks=pytest.mark.integration if n in AFTER_SFT else ()) for n in STAGES]
+)
 def test_nothing_trains_while_the_engine_is_awake(stages: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with watched(STAGES[stages], tmp_path) as (session, asleep, trained):
         monkeypatch.setattr(RewardModel, "update", asleep(RewardModel.update))

@@ -11,7 +11,7 @@ from pipeline.models.cpu.cache import Cache, Room, room_of
 from pipeline.models.cpu.decoder import ON_CPU, ON_GPU, Decoder, Habits, check_parity, habits_of
 from pipeline.models.cpu.llama import unsupported
 from pipeline.rollout.hf_decoder import HfDecoder
-from tests.models.families import FAST, SLOW, VOCAB, build, next_logits, scatter, tiny
+from tests.models.families import FAST, SLOW, VOCAB, build, logits_after, scatter, tiny
 from tests.peak import Memory
 
 PROMPTS = [[3, 4, 5, 6, 7], [8], [9, 10, 11], [12, 3, 12, 3, 12]]
@@ -44,7 +44,7 @@ def keep_rows(cache: Any, keep: list[int]) -> None:
 
 
 def expect(model: Any, rows: list[list[int]], logits: torch.Tensor) -> None:
-    wanted = torch.stack([next_logits(model, row) for row in rows])
+    wanted = logits_after(model, rows)
     assert wanted.std() > 0.3  # a flat model would agree with anything
     assert torch.allclose(logits, wanted, atol=TOLERANCE, rtol=TOLERANCE), (logits - wanted).abs().max()
 
