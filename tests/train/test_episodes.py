@@ -209,7 +209,7 @@ def digest(name: str, poison: float | None, monkeypatch: pytest.MonkeyPatch) -> 
     with monkeypatch.context() as patch:
         if poison is not None:
             _poison(backend, poison, patch)
-        metrics = update(backend, parts, episodes_of(versions=(2, 3)), settings_of(parts))
+        metrics = update(backend, parts, episodes_of(versions=(2, 3)), settings_of(parts, 200))
     return metrics, list(weights(backend).values())
 
 

@@ -95,7 +95,7 @@ def test_the_next_stage_takes_the_gradients_over(tmp_path: Path) -> None:
 
 def train(backend: TorchBackend, parts: Any, steps: range) -> None:
     for step in steps:
-        update(backend, parts, groups_of(seed=step), settings_of(parts, step=step))
+        update(backend, parts, groups_of(seed=step), settings_of(parts, 120, step=step))
 
 
 @pytest.mark.parametrize("shared", [None, True, False])
