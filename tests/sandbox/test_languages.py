@@ -19,6 +19,8 @@ from tests.sandbox.doubling import DOUBLE, LIMITS, TESTS, TIGHT
 from tests.sandbox.processes import descendants, family, wait_gone, wait_until, worker_pids
 from tests.sandbox.scene import Scene
 
+pytestmark = pytest.mark.integration  # compilers and other interpreters
+
 
 @pytest.fixture(scope="module", params=[list(sandbox.WALLS), ["landlock", "seccomp", "uid"]], ids=["level3", "level2"])
 def pool(request: pytest.FixtureRequest) -> Iterator[sandbox.Pool]:
@@ -26,7 +28,6 @@ def pool(request: pytest.FixtureRequest) -> Iterator[sandbox.Pool]:
         yield made
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("language", list(DOUBLE))
 def test_right_and_wrong_programs(pool: sandbox.Pool, language: str) -> None:
     if not sandbox.available()[language]:
@@ -70,7 +71,6 @@ def test_what_breaks_has_its_status(pool: sandbox.Pool, language: str, program: 
     assert result.status == status, result
 
 
-@pytest.mark.integration
 def test_hostile_programs_are_stopped(pool: sandbox.Pool) -> None:
     scene = Scene()
     try:
@@ -97,7 +97,6 @@ def test_processes_that_stay_are_ended(pool: sandbox.Pool) -> None:
     assert all(len(family(pid)) == 2 for pid in worker_pids(pool)), "the forker and the child that waits, no others"
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("how", ["worker", "pool"])
 def test_the_run_of_a_killed_worker_ends_with_it(pool: sandbox.Pool, how: str) -> None:
     """The shell's own children end too, though nothing tells them that their worker is gone."""

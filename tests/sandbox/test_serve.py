@@ -20,6 +20,8 @@ from sandbox.serve import make_server
 from tests.sandbox.doubling import DOUBLE, PYTHON
 from tests.sandbox.processes import wait_until
 
+pytestmark = pytest.mark.integration  # a server
+
 TESTS = [{"input": "4", "output": "8"}, {"input": "5", "output": "10"}]
 
 

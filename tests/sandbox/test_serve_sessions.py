@@ -17,6 +17,8 @@ from sandbox.serve import SessionTerms
 from tests.sandbox.processes import wait_until
 from tests.sandbox.test_serve import post, serving, url
 
+pytestmark = pytest.mark.integration  # a server
+
 _TERMS = SessionTerms(sandbox.Quota(calls=40, disk_mib=4), most=4, expires_s=600.0)
 
 

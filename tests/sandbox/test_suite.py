@@ -46,10 +46,12 @@ def test_no_act_gets_done(pool: sandbox.Pool) -> None:
         scene.close()
 
 
+@pytest.mark.integration
 def test_no_hack_passes(pool: sandbox.Pool) -> None:
     assert suite.run_members(suite.hack_trials(), pool) == []
 
 
+@pytest.mark.integration
 def test_honest_programs_pass(pool: sandbox.Pool) -> None:
     assert suite.run_members(suite.honest_trials(), pool) == []
 

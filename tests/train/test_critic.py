@@ -213,7 +213,7 @@ def test_training_on_after_a_load_is_training_on(shared: bool, tmp_path: Path) -
 
     def go_on(backend: TorchBackend, first: int) -> None:
         for step in range(first, first + 2):
-            update(backend, parts, groups_of(seed=step), settings_of(parts, step=step))
+            update(backend, parts, groups_of(seed=step), settings_of(parts, 120, step=step))
 
     whole = with_critic(shared, OptimizerConfig(learning_rate=1e-3, schedule="linear", warmup_steps=3))
     go_on(whole, 0)

@@ -77,7 +77,7 @@ def test_the_usual_algorithms_are_among_those_tested() -> None:
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_micro_batches_change_nothing(name: str) -> None:
     """Row by row, in pieces, and the whole batch at once; two epochs of two minibatches where old log-probs matter."""
-    groups = stale(groups_of(), 2, 1, version=2)
+    groups = stale(groups_of(3, 3), 2, 1, version=2)
     params = {"num_epochs": 2, "num_minibatches": 2, "mismatch_level": "token"} if name == "grpo" else {}
     whole, wanted = run(name, 10_000, groups, **params)
     assert finite(whole)

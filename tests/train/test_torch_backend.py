@@ -150,7 +150,7 @@ def save_model(model: Any, folder: Path) -> None:
 def train(backend: TorchBackend, controllers: Controllers, steps: range) -> None:
     parts = parts_of("grpo", num_minibatches=2, **ADAPTIVE)
     for step in steps:
-        update(backend, parts, groups_of(seed=step), settings_of(parts, controllers=controllers, step=step))
+        update(backend, parts, groups_of(seed=step), settings_of(parts, 120, controllers=controllers, step=step))
         if step == 3:
             backend.refresh_reference(0.5)
 
@@ -251,7 +251,7 @@ def test_adapters_train_beside_a_frozen_base_that_is_the_reference(tmp_path: Pat
     def steps(backend: TorchBackend, numbers: range) -> list[dict[str, float]]:
         seen = []
         for step in numbers:
-            seen.append(update(backend, parts, groups_of(seed=step), settings_of(parts, step=step)))
+            seen.append(update(backend, parts, groups_of(seed=step), settings_of(parts, 120, step=step)))
             if step == 2:
                 backend.refresh_reference()
         return seen
