@@ -21,8 +21,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # more processes than cores: threads of
 
 WHOLE_FILE = re.compile(r"^pytestmark = .*\bintegration\b", re.MULTILINE)
 
-gc.disable()  # until all tests are collected: what is made until then stays, and to look through it costs seconds
-
 
 def pytest_configure(config: pytest.Config) -> None:
     """Make the folder for policies that tests share (`tests.stages.start`), once for all processes."""
@@ -47,6 +45,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     """True for files of integration tests alone where none of them is wanted: to import them costs seconds."""
     unwanted = config.option.markexpr == "not integration" and collection_path.match("test_*.py")
     return True if unwanted and WHOLE_FILE.search(collection_path.read_text(encoding="utf-8")) else None
+
+
+def pytest_collectstart() -> None:
+    """Collect no garbage while modules load: what they make stays, and to look through it costs seconds."""
+    gc.disable()
 
 
 def pytest_collection_finish() -> None:

@@ -16,7 +16,7 @@ from pipeline.environments.sql import EXAMPLE as SQL_EXAMPLE
 from pipeline.types import Call, Message, Prompt
 
 NAMES = ("guess", "calculator", "files", "sql", "repair")
-PLAYS = 20_000
+PLAYS = 8000
 SMALL = {
     "guess": {"num_demonstrations": 200},
     "calculator": {"num_train": 200, "num_evaluation": 50, "num_demonstrations": 300},
