@@ -11,7 +11,8 @@ from pipeline.errors import RunError
 from tests.launch.runs import assert_same_bytes, assert_same_run, by_one, by_ranks, folders, processes_of
 from tests.processes import until
 
-FSDP = ("train.backend=fsdp", "launch.phase_timeout_s=12")
+FSDP = ("train.backend=fsdp",)
+LIMIT = "launch.phase_timeout_s=12"
 SHORT = ("rl.steps_per_round=2", "rl.prompts_per_step=4", "rl.group_size=4", "rl.select.keep=all")
 DEATHS = [
     ("1|round 1 step 1: generate|1|kill", r"rank 1 \(process \d+\) was ended by SIGKILL in 'round 1 step 1: generate'"),
@@ -55,7 +56,7 @@ def test_killed_or_stopped_in_any_phase_it_ends_with_the_bytes_of_a_run_unhurt(
     for fuse, said in DEATHS:
         monkeypatch.setenv("FUSE", fuse)
         with pytest.raises(RunError) as caught:
-            by_ranks(recipe, "hurt", *FSDP, *SHORT)
+            by_ranks(recipe, "hurt", *FSDP, *SHORT, LIMIT)
         assert re.match(said, str(caught.value)), fuse
         until(lambda: not processes_of(owner), "the end of all ranks")
         assert folders(checkpoints.parent / "logs") == ["rank1"]

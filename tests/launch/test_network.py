@@ -25,6 +25,8 @@ from tests.warm import MARK, warm
 Ends = list[str]
 HOSTS = ("10.77.61.1", "10.77.61.2")
 LIMIT_S = 10
+PATIENT = "launch.phase_timeout_s=20"
+"""Of runs that come to their end: rank 0 draws the page in the last phase, which takes seconds of a core."""
 SHORT = (
     "stages=[sft, rl]", "sft.steps=3", "rl.steps_per_round=2", "rl.prompts_per_step=4", "rl.group_size=4",
     "rl.select.keep=all", f"launch.phase_timeout_s={LIMIT_S}",
@@ -148,7 +150,7 @@ def cut(
             until(lambda mark=owner: not processes_of(mark), "the end of all ranks")
             found[phase] = said
         fuses = [*(f"{place}|1|outage" for place in OUTAGES), "0|end|1|cut"]
-        found["end"] = by_hosts(hosts, recipe, "cut", ";".join(fuses))
+        found["end"] = by_hosts(hosts, recipe, "cut", ";".join(fuses), PATIENT)
         until(lambda: not processes_of(owner), "the end of all ranks")
         yield found, recipe.parent / "runs" / "cut"
 
@@ -185,7 +187,7 @@ def test_after_all_cuts_outages_and_one_at_the_end_the_run_has_the_bytes_of_one_
     found, folder = cut
     assert found["end"] == ["", ""]
     assert "from checkpoint" in (folder / "logs" / "rank0.log").read_text()
-    assert_same_bytes(folder, by_ranks(recipe, "uncut", *SHORT))
+    assert_same_bytes(folder, by_ranks(recipe, "uncut", *SHORT, PATIENT))
 
 
 @pytest.mark.integration
@@ -201,6 +203,6 @@ def test_with_fsdp_a_cut_ends_both_hosts_and_they_continue_to_the_same_bytes(
         until(lambda: not processes_of(str(tmp_path)), "the end of all ranks")
         for number, text in enumerate(said):
             assert re.search(rf"rank {number} .*'{phase}' within {LIMIT_S} s", text), text
-    assert by_hosts(hosts, recipe, "cut_fsdp", "0|end|1|cut", fsdp) == ["", ""]
+    assert by_hosts(hosts, recipe, "cut_fsdp", "0|end|1|cut", fsdp, PATIENT) == ["", ""]
     folder = recipe.parent / "runs" / "cut_fsdp"
-    assert_same_bytes(folder, by_ranks(recipe, "uncut_fsdp", *SHORT, fsdp))
+    assert_same_bytes(folder, by_ranks(recipe, "uncut_fsdp", *SHORT, fsdp, PATIENT))

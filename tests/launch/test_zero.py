@@ -14,8 +14,9 @@ from tests.train.rank_group import installed
 
 ZERO = (
     "train.backend=deepspeed", "train.zero=3", "rl.steps_per_round=2", "rl.prompts_per_step=4", "rl.group_size=4",
-    "rl.select.keep=all", "launch.phase_timeout_s=12",
+    "rl.select.keep=all",
 )  # fmt: skip
+LIMIT = "launch.phase_timeout_s=12"
 DEATHS = [
     ("1|round 1 step 2: update|1|kill", r"rank 1 \(process \d+\) was ended by SIGKILL in 'round 1 step 2: update'"),
     (
@@ -40,7 +41,7 @@ def test_killed_or_stopped_with_zero_3_it_ends_with_the_bytes_of_a_run_unhurt(
     for fuse, said in DEATHS:
         monkeypatch.setenv("FUSE", fuse)
         with pytest.raises(RunError) as caught:
-            by_ranks(recipe, "hurt", *ZERO)
+            by_ranks(recipe, "hurt", *ZERO, LIMIT)
         assert re.match(said, str(caught.value))
         assert "is deprecated" not in str(caught.value)
         until(lambda: not processes_of(owner), "the end of all ranks")
