@@ -15,6 +15,7 @@ from pipeline.config.load import load_recipe
 from pipeline.launch import launch
 from pipeline.report.progress import Silent
 from pipeline.whole_run import train
+from tests.stages.start import start
 from tests.stages.tiny import TREE, tiny
 from tests.warm import warm
 
@@ -42,8 +43,7 @@ SECTIONS: dict[str, Any] = {
 def recipe_and_one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The recipe, which begins with a model that has learned a little, and the folder of its run by one process."""
     folder = tmp_path_factory.mktemp("ranks")
-    train(tiny({"stages": ["sft"], "data": {"evaluation": []}}), ROOT, folder / "start", "auto", Silent())
-    tree = {**TREE, **SECTIONS, "output": str(folder), "model": {"path": str(folder / "start" / "model")}}
+    tree = {**TREE, **SECTIONS, "output": str(folder), "model": {"path": tiny(overrides=[start()]).model.path}}
     tree["data"] = {**TREE["data"], "evaluation": []}
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(tree))
