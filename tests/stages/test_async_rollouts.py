@@ -22,6 +22,7 @@ from pipeline.run.session import Session
 from pipeline.types import Group, Rollout, StepMetrics
 from tests.stages.recorded import GRPO, run
 from tests.stages.sessions import replacing, round_of, rows, run_all, session_of, train_round
+from tests.stages.start import ONLY_RL, start
 from tests.stages.tiny import tiny
 
 pytestmark = pytest.mark.integration  # whole runs
@@ -128,10 +129,11 @@ class Stretches(Weights):
 def whole_run(folder: Path, watch: Weights, *overrides: str) -> list[dict[str, Any]]:
     """A run in which the watched policy moves at each of six steps."""
     kept = [
+        start("sft.steps=60"),
+        *ONLY_RL,
         "rl.select.keep=all",
         "rl.rounds=1",
         "data.evaluation=[]",
-        "sft.steps=60",
         "rl.optimizer.learning_rate=0.01",
     ]
     with opened(tiny(overrides=[*SIX, *kept, *overrides]), folder, folder, "auto", Silent()) as session:

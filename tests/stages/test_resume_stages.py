@@ -10,6 +10,7 @@ import pytest
 from pipeline.config.run import kinds
 from tests.stages.broken import killed
 from tests.stages.kill_driver import IN_EACH_STAGE
+from tests.stages.start import start
 from tests.stages.tiny import tiny
 
 STAGES = [
@@ -36,7 +37,7 @@ def test_every_kind_is_tried() -> None:
 @pytest.fixture(scope="module")
 def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """How the run never killed ended, and the one that was killed many times."""
-    return killed(tmp_path_factory.mktemp("killed"), *STAGES)
+    return killed(tmp_path_factory.mktemp("killed"), start(), "sft.steps=25", *STAGES)
 
 
 @pytest.mark.integration
