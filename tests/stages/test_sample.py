@@ -19,6 +19,7 @@ from pipeline.files import read_jsonl
 from pipeline.stages import sample
 from pipeline.types import Prompt
 from tests.stages.broken import goes_on_as_if_never_broken, run
+from tests.stages.start import started
 from tests.stages.tiny import tiny
 
 
@@ -28,16 +29,16 @@ def recipe(changes: dict[str, Any] | None = None, stages: list[Any] | None = Non
         {
             "stages": ["sft", "sample", again] if stages is None else stages,
             "rl": None,
-            "sft": {"steps": 150},
             "sample": {"samples": 6, "keep": {"max_per_prompt": 2}, **(changes or {})},
-        }
+        },
+        started(),
     )
 
 
 @pytest.mark.integration
 def test_what_is_kept_is_right_and_says_where_it_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample, "SAMPLED_AT_ONCE", 12)
-    goes_on_as_if_never_broken(recipe(), tmp_path, [("sample", 1), ("sample", 3), ("train", 4)])
+    goes_on_as_if_never_broken(recipe(), tmp_path, [("sample", 1), ("sample", 3), ("train", 2)])
     left = [read_jsonl(p / "stages" / "sample" / "demonstrations.jsonl") for p in sorted(tmp_path.iterdir())]
     assert left[0]
     assert all(other == left[0] for other in left)
