@@ -9,8 +9,9 @@ import pytest
 from tests.stages.broken import all_survived, killed
 from tests.stages.kill_driver import AROUND_UPDATES
 from tests.stages.recorded import CUT, EXPERTS
+from tests.stages.start import started
 
-FEW = ["rl.rounds=1", "sft.steps=60", "rl.prompts_per_step=4", "rl.select.keep=all"]
+FEW = ["rl.rounds=1", "rl.prompts_per_step=4", "rl.select.keep=all"]
 CASES = {
     "critic of its own, warmed up": [
         "rl.algorithm={name: ppo, critic_warmup_steps: 1, kl_target: 0.1, kl_horizon: 50}"
@@ -38,8 +39,6 @@ CASES = {
     "kept sampling sets and experts, carried groups": [
         "rl.algorithm={name: deepseek_v32}",
         "rl.select.keep=informative",
-        "sft.steps=120",
-        *EXPERTS,
         *CUT,
     ],
 }
@@ -48,4 +47,5 @@ CASES = {
 @pytest.mark.integration
 @pytest.mark.parametrize("case", CASES)
 def test_killed_and_resumed_equals_never_killed(case: str, tmp_path: Path) -> None:
-    all_survived(killed(tmp_path, *FEW, *CASES[case]), len(AROUND_UPDATES))
+    policy = EXPERTS if "experts" in case else ()
+    all_survived(killed(tmp_path, *started(*policy), *FEW, *CASES[case]), len(AROUND_UPDATES))
