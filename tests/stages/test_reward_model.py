@@ -27,6 +27,7 @@ from pipeline.scoring.score import Scorer
 from pipeline.train.ranks import ALONE
 from pipeline.types import Group, Prompt, Rollout, ScoredRollout, Verdict
 from tests.stages.broken import goes_on_as_if_never_broken, run
+from tests.stages.start import started
 from tests.stages.tiny import TREE, tiny
 
 NO_RL: dict[str, Any] = {"rl": None, "sft": None, "data": {"evaluation": []}}
@@ -38,14 +39,14 @@ ONLINE = {"loss": {"name": "dpo"}, "rounds": 1, "steps_per_round": 1, "prompts_p
 
 def recipe(stages: list[Any], changes: dict[str, Any] | None = None, **others: Any) -> RunConfig:
     own = {"steps": 4, "batch_size": 8, "sampled": {"prompts": 20, "samples": 6}, **(changes or {})}
-    return tiny({"stages": stages, "reward_model": own, "sft": {"steps": 120}, **others})
+    return tiny({"stages": stages, "reward_model": own, **others}, started() if "sft" in stages else ())
 
 
 @pytest.mark.integration
 def test_rl_is_graded_by_the_model_of_the_stage_before_it(tmp_path: Path) -> None:
     rl = {"rounds": 1, "steps_per_round": 2, "reward": REWARD, "select": {"keep": "all"}}
     config = recipe(["sft", "reward_model", "rl"], rl=rl)
-    goes_on_as_if_never_broken(config, tmp_path, [("train", 4), ("update", 1)])
+    goes_on_as_if_never_broken(config, tmp_path, [("train", 2), ("update", 1)])
     folder = tmp_path / "whole" / "stages" / "reward_model"
     pairs = read_jsonl(folder / "pairs.jsonl")
     assert pairs
@@ -60,7 +61,7 @@ def test_rl_is_graded_by_the_model_of_the_stage_before_it(tmp_path: Path) -> Non
     assert any(r["reason"].startswith("model_score") for r in sampled)
     judged = [r for r in read_jsonl(tmp_path / "whole" / "rollouts.jsonl") if r["stage"].startswith("evaluation/")]
     assert not any(r["reason"].startswith("model_score") for r in judged)
-    other = tmp_path / "train-4" / "stages" / "reward_model" / "model" / "model.safetensors"
+    other = tmp_path / "train-2" / "stages" / "reward_model" / "model" / "model.safetensors"
     assert other.read_bytes() == (folder / "model" / "model.safetensors").read_bytes()
 
 
