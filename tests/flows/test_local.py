@@ -22,12 +22,14 @@ from tests.stages.kill_driver import fingerprint
 from tests.stages.tiny import tiny
 
 pytestmark = pytest.mark.integration
+FEW = {"sft": {"steps": 30}, "rl": {"select": {"keep": "all"}, "algorithm": {"entropy_coef": 0.05}}}
+"""One checkpoint of SFT, and a bonus that moves the policy where no answer is right."""
 
 
 def words(folder: Path, *extra: str) -> list[str]:
     """The words of a `train` command whose runs are in `folder`."""
     recipe = folder / "tiny.yaml"
-    recipe.write_text(dump(tiny()))
+    recipe.write_text(dump(tiny(FEW)))
     return ["train", str(recipe), "--set", f"output={folder / 'runs'}", *extra]
 
 
@@ -59,7 +61,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The runs of one command never killed and without Prefect, and of one with Prefect that was killed midway."""
     plain, killed = tmp_path_factory.mktemp("plain"), tmp_path_factory.mktemp("killed")
     assert main(words(plain, "--no-prefect")) == 0
-    status, log = signalled(killed, command(killed), "00000006", signal.SIGKILL)
+    status, log = signalled(killed, command(killed), "00000004", signal.SIGKILL)
     assert status == -signal.SIGKILL, log
     assert not (killed / "runs" / "tiny" / "summary.json").exists(), "it was over before it could be killed"
     again = run(command(killed))
@@ -157,7 +159,7 @@ def test_an_error_inside_the_flow_is_said_once_and_plainly(tmp_path: Path) -> No
 def test_ctrl_c_leaves_a_run_that_can_be_continued(tmp_path: Path, folders: tuple[Path, Path]) -> None:
     # a process that a shell starts in the background ignores Ctrl-C, and so would its children
     listening = ["env", "--default-signal=INT", *command(tmp_path, "--no-prefect")]
-    status, log = signalled(tmp_path, listening, "00000005", signal.SIGINT)
+    status, log = signalled(tmp_path, listening, "00000003", signal.SIGINT)
     assert status == 130, log
     assert "from the last checkpoint" in log
     assert main(words(tmp_path, "--no-prefect")) == 0
