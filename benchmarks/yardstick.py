@@ -37,8 +37,10 @@ SIZES = {
     "max_position_embeddings": 512,
     "tie_word_embeddings": True,
 }
+LEARNING_RATE = 1e-6
+"""So small that responses of both sides keep their lengths: else a side that learns to write more has more work."""
 FAST: dict[str, Any] = {
-    "learning_rate": 1e-4,
+    "learning_rate": LEARNING_RATE,
     "lr_scheduler_type": "constant",
     "use_cpu": True,
     "bf16": False,
@@ -211,7 +213,7 @@ def our_steps(folder: str, work: Work, turn: int) -> Side:
     tokenizer, model = load_tokenizer(folder), load_model(folder, work.dtype, work.device)
     _, parts = load_algorithm("grpo", {"kl_coef": 0.0})
     backend = TorchBackend(model)
-    backend.start(OptimizerConfig(learning_rate=1e-4), work.steps + 1)
+    backend.start(OptimizerConfig(learning_rate=LEARNING_RATE), work.steps + 1)
     ends = [tokenizer.eos_token_id] if work.lengths == "natural" else [-1]
     engine = TorchEngine(model, ends, tokenizer.pad_token_id)
     seconds: list[dict[str, float]] = []
