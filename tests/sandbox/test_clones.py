@@ -196,7 +196,7 @@ def test_killed_copies_and_templates_lose_nothing(strong: sandbox.Pool) -> None:
         os.kill(templates[0], signal.SIGKILL)  # the outer one, with all that was copied of it
         assert [one.python("print(x)").stdout for one in (session, fork2)] == ["1\n", "1\n"]
         session.fork(1)[0].close()
-        assert session.forked["live"] == 3
+        assert session.forked["live"] == 3, session.forked
         for one in (fork, fork2):
             one.close()
         assert wait_gone(templates) == []

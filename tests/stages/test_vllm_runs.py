@@ -3,51 +3,32 @@
 from __future__ import annotations
 
 import json
-import shutil
-import socket
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from pipeline.config.run import RunConfig
-from pipeline.config.sections import LaunchConfig
-from pipeline.launch import launch
 from pipeline.report.progress import Silent
 from pipeline.run.opening import opened
-from pipeline.whole_run import remaining, run_items, train
+from pipeline.whole_run import remaining, run_items
 from tests.stages.sessions import replacing
-from tests.stages.sevens import learned, recipe, rows, write_verifier
+from tests.stages.sevens import learned, recipe, rows
+from tests.stages.vllm_runs import ROOT, STEPS, assert_same_run, by_two, cut_after, folder_of_runs, trained
 from tests.warm import VLLM, warm
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-STEPS = 8
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if find_spec("vllm") is None:
-        pytest.skip("make install-engines")
-    folder = tmp_path_factory.mktemp("runs")
-    write_verifier(folder)
-    return folder
+    return folder_of_runs(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
 def one(base: Path) -> Path:
     """The folder of the run of one rank with vLLM in its process."""
     return trained(recipe("vllm", STEPS), base / "one")
-
-
-def trained(config: RunConfig, folder: Path, resume: Literal["auto", "must"] = "auto") -> Path:
-    """Train in a fork that has vLLM imported, in the folder `folder`; return that."""
-    warm(VLLM).call(train, config, folder.parent, folder, resume, Silent())
-    return folder
 
 
 @pytest.mark.integration
@@ -102,34 +83,6 @@ def test_vllm_generates_ahead_of_the_update_and_the_same_bytes_again(base: Path)
     for name in ("first", "again"):
         assert [row["staleness/max"] for row in rows(trained(ahead, base / name))] == [0.0, 1.0, 1.0, 1.0]
     assert (base / "first" / "rollouts.jsonl").read_bytes() == (base / "again" / "rollouts.jsonl").read_bytes()
-
-
-def by_two(folder: Path, **changes: Any) -> Path:
-    """The run's folder after two ranks of this machine, each with an engine of its own, were started by torchrun."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    how = {"kind": "torchrun", "gpus_per_node": 2, "port": port, "phase_timeout_s": 300}
-    words = [str(folder), json.dumps({**changes, "launch": how})]
-    warm(VLLM).call(launch, LaunchConfig.model_validate(how), words, folder, "tests.stages.vllm_rank")
-    return folder
-
-
-def assert_same_run(found: Path, wanted: Path) -> None:
-    """The same responses at every step, and weights that differ by rounding."""
-    assert (found / "rollouts.jsonl").read_bytes() == (wanted / "rollouts.jsonl").read_bytes()
-    ours, theirs = (load_file(folder / "model" / "model.safetensors") for folder in (found, wanted))
-    assert ours.keys() == theirs.keys()
-    for name, tensor in theirs.items():
-        torch.testing.assert_close(ours[name], tensor, rtol=0, atol=1e-5)
-
-
-def cut_after(folder: Path, step: int) -> None:
-    """Leave of a whole run what one would leave that was killed before its next checkpoint."""
-    shutil.rmtree(folder / "model")
-    for checkpoint in (folder / "checkpoints").iterdir():
-        if json.loads((checkpoint / "state.json").read_text())["rl_step"] > step:
-            shutil.rmtree(checkpoint)
 
 
 @pytest.mark.integration

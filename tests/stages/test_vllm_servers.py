@@ -6,7 +6,6 @@ import json
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from pipeline.run.opening import opened
 from pipeline.whole_run import finish, train
 from tests.stages.servers import GivenServer, assert_gone, strike
 from tests.stages.sessions import replacing, run_all
-from tests.stages.sevens import learned, recipe, rows, write_verifier
-from tests.stages.test_vllm_runs import ROOT, STEPS, assert_same_run, by_two, cut_after, trained
+from tests.stages.sevens import learned, recipe, rows
+from tests.stages.vllm_runs import ROOT, STEPS, assert_same_run, by_two, cut_after, folder_of_runs, trained
 from tests.warm import VLLM, warm
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -27,11 +26,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if find_spec("vllm") is None:
-        pytest.skip("make install-engines")
-    folder = tmp_path_factory.mktemp("servers")
-    write_verifier(folder)
-    return folder
+    return folder_of_runs(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

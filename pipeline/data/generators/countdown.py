@@ -10,6 +10,7 @@ numbers. Games with more, where fewer attempts succeed, are for RL alone, in the
 from __future__ import annotations
 
 import random
+from math import comb
 
 from pydantic import Field, model_validator
 
@@ -44,6 +45,13 @@ class Params(GeneratorParams):
     def _fits(self) -> Params:
         if self.shown_depth > self.depth:
             raise ValueError(f"must be shown_depth <= depth, got shown_depth={self.shown_depth}, depth={self.depth}")
+        pairs, held_out = comb(self.largest, FEWEST), _share(self.num_evaluation, FEWEST, self.depth)
+        if held_out >= pairs:
+            raise ValueError(
+                f"num_evaluation={self.num_evaluation} takes {held_out} games of two numbers, and largest="
+                f"{self.largest} has {pairs} pairs; set num_evaluation < {pairs * (self.depth - FEWEST + 1)}, or raise "
+                "largest, so that some are left for training"
+            )
         return self
 
 

@@ -138,6 +138,15 @@ def test_depths_that_do_not_fit_are_refused() -> None:
         generate("countdown", {"shown_depth": 8}, 0)
 
 
+def test_more_held_out_games_than_there_are_pairs_are_refused() -> None:
+    """Of ten numbers there are 45 pairs, and five sizes of games."""
+    with pytest.raises(ConfigError, match=r"num_evaluation=225 takes 45 .* has 45 pairs; set num_evaluation < 225"):
+        generate("countdown", {**SMALL, "largest": 10, "num_evaluation": 225}, 0)
+    split = generate("countdown", {**SMALL, "largest": 10, "num_evaluation": 220}, 0)
+    assert Counter(len(task_of(row)[0]) for row in split.evaluation)[2] == 44
+    assert any(len(task_of(row)[0]) == 2 for row in split.train)
+
+
 def test_equal_seeds_give_equal_rows() -> None:
     assert generate("countdown", SMALL, 3) == generate("countdown", SMALL, 3)
     assert generate("countdown", SMALL, 3) != generate("countdown", SMALL, 4)
