@@ -6,8 +6,10 @@ import gc
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,14 @@ def pytest_configure(config: pytest.Config) -> None:
             shutil.rmtree(folder)
 
         config.add_cleanup(remove)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def end_default_group() -> Iterator[None]:
+    """End the default process group after each file: FSDP and DeepSpeed on one rank make one and leave it."""
+    yield
+    if "torch.distributed" in sys.modules and (dist := sys.modules["torch.distributed"]).is_initialized():
+        dist.destroy_process_group()
 
 
 @pytest.hookimpl(optionalhook=True)  # without xdist there is none

@@ -24,6 +24,8 @@ EXAMPLE = "EXAMPLE"
 """The attribute of an environment's file with a prompt to play."""
 MAX_TURNS = 12
 THREADS = 8
+REST_S, MAX_REST_S = 0.4, 5.0
+"""Seconds for which nothing may change, and the most seconds to wait for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +94,10 @@ def check(
     with ThreadPoolExecutor(THREADS) as threads:
         together = list(threads.map(play, range(episodes)))
     # What the process keeps for all episodes, such as workers of the sandbox, is there by now.
-    before = _held()
+    before = _held_at_rest()
     with ThreadPoolExecutor(THREADS) as threads:
         more = list(threads.map(play, range(episodes)))
-    after = _held()
+    after = _held_at_rest(before)
     repeats = all(is_deterministic(p.environment) for p in once if p.environment is not None)
     findings = [
         _failures("episodes end without a failure", [*once, *again, *together, *more]),
@@ -207,8 +209,28 @@ def _equal(name: str, once: Sequence[_Played], again: Sequence[_Played], repeats
 
 
 def _left(name: str, before: Mapping[str, int], after: Mapping[str, int], episodes: int) -> Finding:
-    more = [f"{after[k] - n} more {k} after {episodes} episodes" for k, n in before.items() if after[k] > n]
+    more = [f"{count} more {what} after {episodes} episodes" for what, count in _more(before, after).items()]
     return Finding(name, not more, episodes, tuple(more))
+
+
+def _more(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    return {what: after[what] - count for what, count in before.items() if after[what] > count}
+
+
+def _held_at_rest(most: Mapping[str, int] | None = None) -> dict[str, int]:
+    """Return what this process holds once that has not changed for a while, or is no more than `most`.
+
+    A worker of the sandbox makes the process for its next program when the last one has ended, and a process that was
+    killed is listed until its parent asks for its status. So the numbers change for a moment after an episode.
+    """
+    held, end = _held(), time.monotonic() + MAX_REST_S
+    since = time.monotonic()
+    while time.monotonic() < min(since + REST_S, end) and (most is None or _more(most, held)):
+        time.sleep(0.05)
+        now = _held()
+        if now != held:
+            held, since = now, time.monotonic()
+    return held
 
 
 def _held() -> dict[str, int]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.cli import main
+from pipeline.commands.environments import check as check_module
 from pipeline.commands.environments.check import CheckReport, check
 from pipeline.errors import DataError
 
@@ -79,6 +80,14 @@ def test_each_fault_is_found_and_nothing_else(folder: Path, fault: str, names: l
     report = check("bad.py:bad", {"fault": fault}, episodes=20, base=folder)
     assert failed(report) == names, str(report)
     assert report.passed == (not names)
+
+
+def test_what_ends_a_moment_later_is_not_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = iter([3, 4, 4, 2])
+    monkeypatch.setattr(check_module, "_held", lambda: {"processes": next(counts, 2)})
+    assert check_module._held_at_rest({"processes": 2}) == {"processes": 2}
+    monkeypatch.setattr(check_module, "_held", lambda: {"processes": 3})
+    assert check_module._held_at_rest({"processes": 2}) == {"processes": 3}
 
 
 @pytest.mark.integration
