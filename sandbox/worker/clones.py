@@ -19,7 +19,7 @@ import os
 import stat
 import struct
 
-from . import kernel
+from . import kernel, process_flood
 from .interpreters import Copy, Interpreter
 from .jail import Jail
 from .makers import bound_processes
@@ -28,6 +28,9 @@ from .tracing import Disobeyed, Traced, end
 
 _MOST_DEAD = 16
 """Dead copies that a template has not buried yet."""
+_LOOK_EVERY_MS = 20
+_PARENT = 1
+"""The field of /proc/PID/stat behind the name."""
 _CLONE, _DUP2, _CLOSE_RANGE, _CHDIR, _GETCWD = 56, 33, 436, 80, 79
 _CAPSET, _RECVMSG, _RESTRICT, _WAIT4, _GETITIMER = 126, 47, 446, 61, 36
 _LINK, _RULES, _KEPT, _LAST = 3, 5, 63, (1 << 32) - 1
@@ -151,9 +154,10 @@ class Template:
                 self.held.call(_WAIT4, number, 0, _NOHANG, 0)
             self.dead.clear()
         held, number = self.held.fork(_CLONE, kernel.CLONE_LIVE)
-        opened = [os.pidfd_open(held.pid)]
+        opened = list[int]()
         try:
-            opened[:0] = kernel.socket_pair()
+            opened += kernel.socket_pair()
+            opened.append(os.pidfd_open(held.pid))
             link, theirs, pidfd = opened
             room.attach(held.pid, self.maker.home)
             bound_processes(held.pid, processes)
@@ -205,7 +209,22 @@ class Template:
             return
         self.is_dead = True
         self.sock.close()
+        self.model.kill()
+        while not self.model.ends_within(_LOOK_EVERY_MS):
+            self._end_children()
         self.model.bury()
+
+    def _end_children(self) -> None:
+        """End the children of a template without users, which is being killed.
+
+        If something kills the template in the act of making a copy, the kernel has the copy traced by us without
+        telling us so. Such a copy ends too, but the template cannot end before we have heard of the copy's end.
+        """
+        proc, parent = self.maker.cell.proc, str(self.pid).encode()
+        for name in filter(str.isdecimal, os.listdir(proc)):
+            fields = process_flood.read(proc, f"{name}/stat").rpartition(b")")[2].split()
+            if fields[_PARENT : _PARENT + 1] == [parent]:
+                end(int(name))
 
 
 def depth(model: Interpreter) -> int:

@@ -60,9 +60,13 @@ class Interpreter:
     @property
     def has_ended(self) -> bool:
         """True if it is dead."""
+        return self.ends_within(0)
+
+    def ends_within(self, milliseconds: int | None) -> bool:
+        """Wait until it is dead, at most for that time; without a time, as long as it takes. True if it is dead."""
         ended = select.poll()
         ended.register(self.pidfd, select.POLLIN)
-        return bool(ended.poll(0))
+        return bool(ended.poll(milliseconds))
 
     def status(self) -> int:
         """Return the wait status. It must be dead."""
@@ -122,9 +126,7 @@ class Copy(Interpreter):
     def bury(self) -> float:
         """End it, if it has not ended; return its CPU seconds."""
         self.kill()
-        ended = select.poll()
-        ended.register(self.pidfd, select.POLLIN)
-        ended.poll()
+        self.ends_within(None)
         cpu = clocks.cpu_clock(self.pid)
         with contextlib.suppress(ChildProcessError):  # we are told of its end only if we trace it
             os.waitpid(self.pid, 0)

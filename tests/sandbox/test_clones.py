@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -193,13 +195,46 @@ def test_killed_copies_and_templates_lose_nothing(strong: sandbox.Pool) -> None:
         assert session.python("print(x)").stdout == "1\n"
         (fork2,) = session.fork(1)
         templates = [p for p in descendants(keeper) if across._state(p) == "t"]
-        os.kill(templates[0], signal.SIGKILL)  # the outer one, with all that was copied of it
+        outer, inner = templates
+        os.kill(outer, signal.SIGKILL)  # with all that was copied of it
+        # The kernel ends the inner one a moment later. Until then a copy can be made of it, which ends with it.
+        assert wait_until(lambda: across._state(inner) in ("Z", "X", ""), 10)
         assert [one.python("print(x)").stdout for one in (session, fork2)] == ["1\n", "1\n"]
         session.fork(1)[0].close()
         assert session.forked["live"] == 3, session.forked
         for one in (fork, fork2):
             one.close()
         assert wait_gone(templates) == []
+
+
+KILLED_IN_THE_ACT = """
+import os, signal, socket, time, types
+from sandbox.worker import clones, interpreters, kernel, tracing
+
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+pid = kernel.fork(kernel.CLONE_LIVE)  # the first process of its namespace: it cannot end before all others there
+if pid == 0:
+    while True: time.sleep(60)
+cell = types.SimpleNamespace(proc=os.open("/proc", os.O_RDONLY))
+maker = types.SimpleNamespace(cell=cell, reap=lambda pid: (0, os.wait4(pid, 0)[2].ru_utime))
+template = clones.Template.__new__(clones.Template)
+template.model = interpreters.Interpreter(maker, pid, os.pidfd_open(pid), os.open("/dev/null", os.O_RDONLY))
+template.maker, template.users, template.sock = maker, 1, socket.socket()
+assert template.model.halt()
+template.held = tracing.Traced(pid)
+clones._write_maps(cell.proc, pid, "0 0 1")
+template.held._begin(56, (kernel.CLONE_LIVE, 0, 0, 0, 0))
+tracing._ptrace(tracing._STEP, pid, 0, 0)
+while not open(f"/proc/{pid}/task/{pid}/children").read(): pass
+os.kill(pid, signal.SIGKILL)  # it has made its child, of which we have not heard
+template.release()
+assert not os.path.exists(f"/proc/{pid}")
+"""
+
+
+def test_a_template_that_is_killed_in_the_act_of_making_a_copy_ends() -> None:
+    done = subprocess.run([sys.executable, "-c", KILLED_IN_THE_ACT], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_killed_keeper_takes_templates_and_copies_along(strong: sandbox.Pool) -> None:
