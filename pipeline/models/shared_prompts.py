@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pipeline.errors import ConfigError
+from pipeline.models.cpu.attention import attend, is_short
 from pipeline.models.packed import ALIKE
 from pipeline.models.proof import agree, evaluating, probe_ids
 from pipeline.models.varlen import Piece, Runs
@@ -162,6 +163,10 @@ class SharedPrompts:
         for call in self.calls:
             q, k, v = (_picked(x, at) for x, at in ((query, call.queries), (key, call.keys), (value, call.keys)))
             mask = call.mask(window)
+            if is_short(query, call.keys.shape[1]):
+                attended.append(attend(q, k, v, mask, scale).flatten(0, 1))
+                continue
+            q, k, v = (x.transpose(1, 2) for x in (q, k, v))
             out = F.scaled_dot_product_attention(
                 q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=gqa
             )
@@ -170,8 +175,8 @@ class SharedPrompts:
 
 
 def _picked(x: Tensor, at: Tensor) -> Tensor:
-    """Return [R, heads, L, D]: the tokens `at` [R, L] of x [N, heads, D]."""
-    return x.index_select(0, at.flatten()).view(*at.shape, *x.shape[1:]).transpose(1, 2)
+    """Return [R, L, heads, D]: the tokens `at` [R, L] of x [N, heads, D]."""
+    return x.index_select(0, at.flatten()).view(*at.shape, *x.shape[1:])
 
 
 def _alike(pieces: Sequence[Piece]) -> list[list[Piece]]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import CheckpointError, NonFiniteError
 from pipeline.models.compiled import compile_blocks
+from pipeline.models.cpu.memory import keep_freed_memory
 from pipeline.models.load import frozen_copy, recompute_activations
 from pipeline.models.lora import Adapted
 from pipeline.models.routing import Rerouted
@@ -38,6 +39,8 @@ class TorchBackend(Backend):
         self._is_merged = True
         self.train_config = config
         self.model = model.eval()  # no dropout: ratios compare the same function
+        if model.device.type == "cpu":
+            keep_freed_memory()
         self.compiling = compiling_of(config, model.device)
         compile_blocks(model, self.compiling)
         if config.gradient_checkpointing:

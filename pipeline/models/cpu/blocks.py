@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pipeline.models.cpu.attention import attend, is_short
 from pipeline.models.cpu.llama import Sizes
+from pipeline.models.cpu.norms import normed
 from pipeline.models.cpu.onednn import outer, product
 from pipeline.models.packed import ALIKE
 from pipeline.models.shared_prompts import SharedPrompts
@@ -148,18 +150,18 @@ class _Block(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, rotation: Tensor, shape: _Shape, *weights: Tensor | None) -> Tensor:
         ctx.shape, s, w = shape, shape.sizes, _Weights(*weights)  # type: ignore[arg-type]
-        h1, r1 = _normed(x, s.eps)
+        h1, r1 = normed(x, s.eps)
         fused = product(h1, w.qkv, w.qkv_bias).view(shape.rows, shape.length, -1, s.head_dim)
         qk, v = fused[:, :, : s.heads + s.kv_heads], fused[:, :, s.heads + s.kv_heads :]
         head_norm: tuple[Tensor, ...] = ()
         if w.q_scale is not None and w.k_scale is not None:
-            unit, r = _normed(qk, s.eps)
+            unit, r = normed(qk, s.eps)
             scale = torch.cat([w.q_scale.expand(s.heads, -1), w.k_scale.expand(s.kv_heads, -1)])
             head_norm, qk = (unit, r, scale), unit * scale
         _pairs(qk).mul_(rotation)  # in place: `fused` is read no more
         attended = _attention(ctx, qk[:, :, : s.heads], qk[:, :, s.heads :], v)
         x2 = product(attended, w.out, w.out_bias).add_(x)
-        h2, r2 = _normed(x2, s.eps)
+        h2, r2 = normed(x2, s.eps)
         gate_up = product(h2, w.gate_up)
         gate, up = gate_up.chunk(2, 1)
         activated = F.silu(gate).mul_(up)
@@ -211,11 +213,17 @@ def _attention(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     attended: list[Tensor] = []
     for segment in ctx.shape.segments:
         with torch.set_grad_enabled(learns):
-            own_q, own_k, own_v = (_padded(t, segment).transpose(1, 2).requires_grad_(learns) for t in (q, k, v))
-            out = F.scaled_dot_product_attention(own_q, own_k, own_v, is_causal=True, enable_gqa=s.heads != s.kv_heads)
-        ctx.attention_inputs += own_q, own_k, own_v
+            own_q, own_k, own_v = inputs = [_padded(t, segment).requires_grad_(learns) for t in (q, k, v)]
+            if is_short(q, segment.longest):
+                out = attend(own_q, own_k, own_v)
+            else:
+                own_q, own_k, own_v = (t.transpose(1, 2) for t in inputs)
+                gqa = s.heads != s.kv_heads
+                out = F.scaled_dot_product_attention(own_q, own_k, own_v, is_causal=True, enable_gqa=gqa)
+                out = out.transpose(1, 2)
+        ctx.attention_inputs += inputs
         ctx.attended.append(out)
-        attended.append(_flat(out.detach().transpose(1, 2), segment))
+        attended.append(_flat(out.detach(), segment))
     return _joined(attended).flatten(1)
 
 
@@ -229,9 +237,9 @@ def _attention_backward(
     if shape.shared is not None:
         fused = torch.cat(torch.autograd.grad(ctx.attended, ctx.attention_inputs, [grad[0]]), 1)
     else:
-        grads = [_padded(grad, segment).transpose(1, 2) for segment in shape.segments]
+        grads = [_padded(grad, segment) for segment in shape.segments]
         to_inputs = torch.autograd.grad(ctx.attended, ctx.attention_inputs, grads)
-        to_qkv = [torch.cat([t.transpose(1, 2) for t in to_inputs[i : i + 3]], 2) for i in range(0, len(to_inputs), 3)]
+        to_qkv = [torch.cat(to_inputs[i : i + 3], 2) for i in range(0, len(to_inputs), 3)]
         fused = _joined([_flat(x, segment) for x, segment in zip(to_qkv, shape.segments, strict=True)])
     ctx.attended = ctx.attention_inputs = None
     to_qk = fused.view(shape.rows, shape.length, -1, s.head_dim)[:, :, : s.heads + s.kv_heads]
@@ -263,12 +271,6 @@ def _flat(x: Tensor, segment: Segment) -> Tensor:
 def _joined(pieces: list[Tensor]) -> Tensor:
     """Concatenate the pieces; a single one is not copied."""
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-
-def _normed(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return x / rms(x) over the last dimension, and 1 / rms(x) [..., 1]."""
-    r = torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
-    return x * r, r
 
 
 def _norm_backward(grad: Tensor, unit: Tensor, r: Tensor) -> Tensor:

@@ -248,18 +248,27 @@ class Cache:
         """
         if self.by_kernel:
             return self.lengths[: self.rows] + 1
-        if self.is_even and upto == self._longest:
+        if self._ends_even(upto):
             return None
         hidden = self.columns[None, :upto] > self.lengths[: self.rows, None]
         return hiding(hidden, self.keys)
 
-    def next_places(self) -> Tensor:
-        """Return int64 [B kv]: where `write` puts each row's next key and value."""
+    def _ends_even(self, upto: int) -> bool:
+        """True if column `upto` - 1 is the one that the step writes in all rows."""
+        return not self.by_kernel and self.is_even and upto == self._longest
+
+    def next_places(self, upto: int) -> Tensor | None:
+        """Return int64 [B kv]: where `write` puts each row's next key and value; None: all of them in one column."""
+        if self._ends_even(upto):
+            return None
         return (self._firsts[: self.rows] + self.lengths[: self.rows, None]).flatten()
 
-    def write(self, layer: int, k: Tensor, v: Tensor, places: Tensor) -> None:
+    def write(self, layer: int, k: Tensor, v: Tensor, places: Tensor | None) -> None:
         """Put a key and a value [B, kv, d] into each row's next column."""
         for held, new in ((self.keys, k), (self.values, v)):
+            if places is None:  # faster than by places
+                held[layer, : self.rows, :, self._longest - 1].copy_(new)
+                continue
             held[layer].view(-1, held.shape[4]).index_copy_(0, places, new.reshape(-1, held.shape[4]))
 
     def close_column(self) -> None:

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from pipeline.models import kernels
 from pipeline.models.cpu.cache import Cache, Shared, room_of
 from pipeline.models.cpu.llama import Sizes, unsupported
+from pipeline.models.cpu.norms import rms_norm
 from pipeline.models.cpu.onednn import product
 from pipeline.models.proof import HALF, evaluating, probe_ids
 
@@ -231,7 +232,7 @@ class Decoder:
         b = tokens.numel()
         assert self._rotations is not None
         rotation = self._rotations.index_select(0, cache.positions()).view(b, 1, 1, -1)
-        bias, places = cache.spread_bias(upto), cache.next_places()
+        bias, places = cache.spread_bias(upto), cache.next_places(upto)
         x = self.embedding.index_select(0, tokens)
         for i, layer in enumerate(self.layers):
             q, k, v = self._project(layer, x, b, 1, rotation)
@@ -242,23 +243,23 @@ class Decoder:
 
     def _project(self, layer: _Layer, x: Tensor, b: int, n: int, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         nq, kv, d = self.sizes.heads, self.sizes.kv_heads, self.sizes.head_dim
-        fused = product(F.rms_norm(x, (self.sizes.hidden,), layer.norm1, self.sizes.eps), layer.qkv, layer.qkv_bias)
+        fused = product(rms_norm(x, layer.norm1, self.sizes.eps), layer.qkv, layer.qkv_bias)
         fused = fused.view(b, n, nq + 2 * kv, d)
         qk, v = fused[:, :, : nq + kv], fused[:, :, nq + kv :]
         if layer.q_norm is not None and layer.k_norm is not None:
-            q = F.rms_norm(qk[:, :, :nq], (d,), layer.q_norm, self.sizes.eps)
-            qk = torch.cat([q, F.rms_norm(qk[:, :, nq:], (d,), layer.k_norm, self.sizes.eps)], 2)
+            q = rms_norm(qk[:, :, :nq], layer.q_norm, self.sizes.eps)
+            qk = torch.cat([q, rms_norm(qk[:, :, nq:], layer.k_norm, self.sizes.eps)], 2)
         pairs = torch.view_as_complex(qk.float().reshape(b, n, nq + kv, d // 2, 2))
         qk = torch.view_as_real(pairs * rotation).flatten(3).to(x.dtype)
         return qk[:, :, :nq], qk[:, :, nq:], v
 
     def _finish(self, layer: _Layer, x: Tensor, attended: Tensor) -> Tensor:
         x = product(attended, layer.out, layer.out_bias).add_(x)
-        gate, up = product(F.rms_norm(x, (self.sizes.hidden,), layer.norm2, self.sizes.eps), layer.gate_up).chunk(2, 1)
+        gate, up = product(rms_norm(x, layer.norm2, self.sizes.eps), layer.gate_up).chunk(2, 1)
         return product(F.silu(gate).mul_(up), layer.down).add_(x)
 
     def _logits(self, x: Tensor) -> Tensor:
-        return product(F.rms_norm(x, (self.sizes.hidden,), self.norm, self.sizes.eps), self.head).float()
+        return product(rms_norm(x, self.norm, self.sizes.eps), self.head).float()
 
     def _rotation(self, length: int) -> Tensor:
         """Return complex64 [>= length, d/2], grown by doubling."""

@@ -16,7 +16,7 @@ from pipeline.models.cpu.onednn import FastLinear, linear, product, use_onednn
 
 @pytest.fixture(params=[True, False], autouse=True)
 def blas_is_fast(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test twice: as on processors of Intel, and as on others."""
+    """Every test twice: as on processors where MKL is fast, and as on others."""
     monkeypatch.setattr(onednn, "BLAS_IS_FAST", request.param)
 
 
