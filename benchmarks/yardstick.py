@@ -67,8 +67,8 @@ class Work:
     prompts: int = 32
     group: int = 8
     new_tokens: int = 64
-    micro_rows: int = 64
-    our_tokens: int = 32 * (8 + 64)
+    micro_rows: int = 32
+    our_tokens: int = 128 * (8 + 64)
     """Each side has the micro-batch that is fastest for it, or as fast as any: the update is the same."""
     has_chat: bool = False
     """Prompts are sentences to extract, in the model's chat template, and not sums."""

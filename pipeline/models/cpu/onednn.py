@@ -26,9 +26,9 @@ def _has_fast_kernels_of_mkl() -> bool:
 
 BLAS_IS_FAST: bool = torch.backends.mkl.is_available() and _has_fast_kernels_of_mkl()  # type: ignore[no-untyped-call]
 """MKL computes the gradient of a weight faster than the convolution of oneDNN: on two cores of Intel's with 310
-against 60 to 210 GFLOP/s (431 tokens, 576 to 3,072 wide), on two of AMD's with AVX-512 with 160 to 200 against 100 to 160 (512 to
-2,240 tokens, 128 to 3,072 wide). AMD's without AVX-512 were not measured. No measurement at the start decides, because
-equal seeds must give equal bytes."""
+against 60 to 210 GFLOP/s (431 tokens, 576 to 3,072 wide), on two of AMD's with AVX-512 with 160 to 200 against 100 to
+160 (512 to 2,240 tokens, 128 to 3,072 wide). AMD's without AVX-512 were not measured. No measurement at the start
+decides, because equal seeds must give equal bytes."""
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
