@@ -22,12 +22,17 @@ MAX_RESPONSE = 9
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, max_grad_norm=0.5)
 
 
-def policy(seed: int = 0, dtype: torch.dtype = torch.float64, model_type: str = "qwen2") -> Any:
-    """A tiny decoder."""
-    sizes = {"num_key_value_heads": 1, "num_attention_heads": 2, "hidden_size": 16}
-    model = build(model_type, sizes, seed, dtype)
+def policy(seed: int = 0, dtype: torch.dtype = torch.float64, layers: int = 1) -> Any:
+    """A tiny decoder; by default of one layer, which is all that most of what an update does can tell apart."""
+    sizes = {"num_key_value_heads": 1, "num_attention_heads": 2, "hidden_size": 16, "num_hidden_layers": layers}
+    model = build("qwen2", sizes, seed, dtype)
     use_onednn(model)
     return model
+
+
+def two_layers(seed: int = 0, dtype: torch.dtype = torch.float32) -> Any:
+    """The decoder with two layers, for what treats each layer by itself: divides, names or exchanges its weights."""
+    return policy(seed, dtype, layers=2)
 
 
 def member(rng: random.Random, group: int, sample: int, reward: float | None, version: int = 3) -> ScoredRollout:

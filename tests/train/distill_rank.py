@@ -16,7 +16,7 @@ from pipeline.train.distillation import distill_update
 from pipeline.train.ranks import ALONE, join, leave
 from pipeline.train.teachers import HeldTeacher, OwnTeacher
 from pipeline.train.torch_backend import TorchBackend
-from tests.train.batches import policy
+from tests.train.batches import two_layers
 from tests.train.test_distillation import rows_of, settings
 from tests.train.zero_rank import begun, distance, divided, weights
 
@@ -27,7 +27,7 @@ CONFIGS["zero 3, offloaded"] = {"zero": 3, "offload": "all"}
 
 def taught(backend: Backend, whole: bool = False) -> dict[str, torch.Tensor]:
     """The weights after some updates by a teacher that is held and by the policy's own reference."""
-    teachers = {"a": HeldTeacher(policy(50, torch.float32)), "b": OwnTeacher(backend, whole)}
+    teachers = {"a": HeldTeacher(two_layers(50)), "b": OwnTeacher(backend, whole)}
     for step in range(3):
         distill_update(backend, teachers, rows_of(7, step), OBJECTIVES[step % 2], settings(40))
     return weights(backend)
@@ -36,11 +36,11 @@ def taught(backend: Backend, whole: bool = False) -> dict[str, torch.Tensor]:
 def main() -> None:
     """Print the largest difference of a weight, for each way of training."""
     torch.set_num_threads(1)
-    wanted = taught(begun(TorchBackend(policy(dtype=torch.float32), ALONE)))
+    wanted = taught(begun(TorchBackend(two_layers(), ALONE)))
     ranks = join(600.0)
-    found = {"torch": distance(taught(begun(TorchBackend(policy(dtype=torch.float32), ranks))), wanted)}
+    found = {"torch": distance(taught(begun(TorchBackend(two_layers(), ranks))), wanted)}
     for name, config in CONFIGS.items():
-        backend = begun(divided(config, policy(dtype=torch.float32), ranks))
+        backend = begun(divided(config, two_layers(), ranks))
         found[name] = distance(taught(backend, "offload" in config), wanted)
     leave()
     print("found " + json.dumps(found))

@@ -14,7 +14,7 @@ import torch
 from pipeline.models.kernels import log_probs
 from pipeline.train.ranks import join, leave
 from pipeline.train.torch_backend import TorchBackend
-from tests.train.batches import policy
+from tests.train.batches import two_layers
 from tests.train.zero_rank import begun, distance, divided, steps, weights
 
 NUM_STEPS = 2
@@ -39,13 +39,13 @@ def main() -> dict[str, Any]:
     torch.set_num_threads(1)
     ranks = join(120)
     os.environ["VERIZERO_KERNELS"] = "off"
-    alone = begun(TorchBackend(policy(dtype=torch.float32)))
+    alone = begun(TorchBackend(two_layers()))
     wanted = steps(alone, 0, NUM_STEPS)
     os.environ["VERIZERO_KERNELS"] = "on"
     found = {}
     for name, config in SHARDED.items():
         log_probs.score_columns = calls = Calls()  # type: ignore[assignment]
-        backend = begun(divided({"logits_chunk_tokens": 3, **config}, policy(dtype=torch.float32), ranks))
+        backend = begun(divided({"logits_chunk_tokens": 3, **config}, two_layers(), ranks))
         metrics = steps(backend, 0, NUM_STEPS)
         found[name] = {
             "weights": distance(weights(backend), weights(alone)),

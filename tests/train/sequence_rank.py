@@ -18,7 +18,7 @@ from pipeline.models.routing import recording
 from pipeline.train.ranks import Ranks, join, leave, sharing_sequences
 from pipeline.train.torch_backend import TorchBackend
 from tests.models.families import VOCAB, build
-from tests.train.batches import policy
+from tests.train.batches import two_layers
 from tests.train.zero_parts import apart, begun, critic_weights, ppo
 from tests.train.zero_rank import NUM_STEPS, distance, steps, weights
 
@@ -88,7 +88,7 @@ def refused(ranks: Ranks, model_type: str, changes: dict[str, Any]) -> str:
 
 
 def shared_out(ranks: Ranks, changes: dict[str, Any]) -> TorchBackend:
-    model = policy(dtype=torch.float32)
+    model = two_layers()
     assert ranks.pieces is not None
     ranks.pieces.enable(model)
     return TorchBackend(model, ranks, TrainConfig(**changes))
@@ -97,14 +97,14 @@ def shared_out(ranks: Ranks, changes: dict[str, Any]) -> TorchBackend:
 def trained(ranks: Ranks) -> dict[str, Any]:
     """Some steps of GRPO with a reference, and of PPO with either critic."""
     found: dict[str, Any] = {}
-    alone = begun(TorchBackend(policy(dtype=torch.float32)))
+    alone = begun(TorchBackend(two_layers()))
     metrics = steps(alone, 0, NUM_STEPS)
     for changes in ({}, {"gradient_checkpointing": True}):
         backend = begun(shared_out(ranks, changes))
         seen = steps(backend, 0, NUM_STEPS)
         found[f"grpo {changes}"] = max(apart(seen, metrics), distance(weights(backend), weights(alone)))
     for shared in (False, True):
-        alone = begun(TorchBackend(policy(dtype=torch.float32)), shared)
+        alone = begun(TorchBackend(two_layers()), shared)
         metrics = ppo(alone, 0, NUM_STEPS)
         backend = begun(shared_out(ranks, {}), shared)
         seen = ppo(backend, 0, NUM_STEPS)

@@ -13,7 +13,7 @@ from pipeline.config.sections import OptimizerConfig, TrainConfig
 from pipeline.errors import ConfigError, RunError
 from pipeline.train.deepspeed_backend import DeepSpeedBackend
 from tests.stages.tiny import TREE
-from tests.train.batches import policy
+from tests.train.batches import two_layers
 from tests.train.rank_group import installed, run
 from tests.train.zero_rank import HALVES
 
@@ -80,7 +80,7 @@ def test_the_first_policy_is_copied_where_a_reference_may_be_asked_for(
     with_reference: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.train.deepspeed_backend.Sharded", Undivided)
-    backend = DeepSpeedBackend(policy(), settings(), with_reference=with_reference)
+    backend = DeepSpeedBackend(two_layers(dtype=torch.float64), settings(), with_reference=with_reference)
     backend.start(OptimizerConfig(learning_rate=1e-3), 1)
     assert (backend._spare is not None) is with_reference
     if with_reference:
@@ -93,7 +93,7 @@ def test_the_first_policy_is_copied_where_a_reference_may_be_asked_for(
 
 def test_a_reference_that_was_saved_on_another_gpu_is_read_onto_its_own_device(tmp_path: Path) -> None:
     """The file says "cuda:0", as rank 0 writes it: without `map_location` it cannot be read where there is no GPU."""
-    backend = DeepSpeedBackend(policy(), settings())
+    backend = DeepSpeedBackend(two_layers(dtype=torch.float64), settings())
     backend.refresh_reference()
     from_gpu = (0, lambda storage: "cuda:0", lambda storage, place: None)
     torch.serialization.register_package(*from_gpu)
@@ -104,7 +104,7 @@ def test_a_reference_that_was_saved_on_another_gpu_is_read_onto_its_own_device(t
         registered[:] = [entry for entry in registered if entry[1] is not from_gpu[1]]
     with pytest.raises(RuntimeError, match="on a CUDA device"):
         torch.load(tmp_path / "reference.pt", weights_only=True)
-    again = DeepSpeedBackend(policy(1), settings())
+    again = DeepSpeedBackend(two_layers(1, torch.float64), settings())
     again.load(tmp_path)
     assert again.reference.device == again.model.device
     assert all(map(torch.equal, again.reference.parameters(), backend.reference.parameters()))

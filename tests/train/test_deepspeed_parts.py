@@ -62,7 +62,7 @@ def norms(zero: int, offload: str) -> list[float]:
     from pipeline.config.sections import OptimizerConfig, TrainConfig
     from pipeline.train.deepspeed_backend import DeepSpeedBackend
     from pipeline.train.torch_backend import TorchBackend
-    from tests.train.batches import policy
+    from tests.train.batches import two_layers
 
     ids = torch.tensor([[3, 4, 5, 6]])
 
@@ -72,7 +72,7 @@ def norms(zero: int, offload: str) -> list[float]:
     def embeddings(model: Any) -> torch.Tensor:
         return (model.model.embed_tokens(ids) ** 2).mean() / 1000  # type: ignore[no-any-return]
 
-    model, config = policy(dtype=torch.float32), OptimizerConfig(learning_rate=1e-3, max_grad_norm=None)
+    model, config = two_layers(), OptimizerConfig(learning_rate=1e-3, max_grad_norm=None)
     backend: Any = TorchBackend(model)
     if zero:
         train = TrainConfig(backend="deepspeed", device="cpu", zero=zero, offload=offload)  # type: ignore[arg-type]
@@ -119,7 +119,7 @@ def test_the_reference_waits_on_the_cpu_where_that_is_asked_for() -> None:
 
     from pipeline.config.sections import TrainConfig
     from pipeline.train.deepspeed_backend import DeepSpeedBackend
-    from tests.train.batches import policy
+    from tests.train.batches import two_layers
 
     class Travelling(torch.nn.Module):
         """A reference that says it is on another device than the one asked for."""
@@ -136,7 +136,7 @@ def test_the_reference_waits_on_the_cpu_where_that_is_asked_for() -> None:
 
     for offload, wanted in (("all", ["cpu"]), ("none", [])):
         config = TrainConfig(backend="deepspeed", zero=3, offload=offload)  # type: ignore[arg-type]
-        backend = DeepSpeedBackend(policy(dtype=torch.float32), config)
+        backend = DeepSpeedBackend(two_layers(), config)
         backend.reference = Travelling()
         backend._place_reference("policy")
         backend._place_reference("policy")

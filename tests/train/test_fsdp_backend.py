@@ -13,7 +13,7 @@ from pipeline.errors import RunError
 from pipeline.train.fsdp_backend import FsdpBackend
 from pipeline.train.fsdp_shards import _answered_amid
 from pipeline.train.fsdp_waiting import Waiting
-from tests.train.batches import policy
+from tests.train.batches import two_layers
 from tests.train.rank_group import run
 from tests.train.zero_rank import OF_SIZE, begun, steps
 
@@ -84,7 +84,7 @@ def test_what_deepspeed_alone_can_do_is_refused() -> None:
 
 def test_the_optimiser_and_a_reference_wait_in_the_memory_of_the_cpu() -> None:
     config = TrainConfig(backend="fsdp", device="cpu", offload="optimizer")
-    backend = begun(FsdpBackend(policy(dtype=torch.float32), config))
+    backend = begun(FsdpBackend(two_layers(), config))
     shards, reference = backend.sharded, backend.reference
     assert isinstance(reference, Waiting)
     steps(backend, 0, 1)

@@ -7,12 +7,12 @@ import torch
 
 from pipeline.rollout.weights import weights_of
 from pipeline.train.torch_backend import TorchBackend
-from tests.train.batches import policy
+from tests.train.batches import two_layers
 from tests.train.rank_group import installed, run
 
 
 def test_torch_has_them_whole() -> None:
-    backend = TorchBackend(policy())
+    backend = TorchBackend(two_layers(dtype=torch.float64))
     backend.shard()
     ours, wanted = dict(backend.named_weights()), dict(weights_of(backend.model)())
     assert ours.keys() == wanted.keys()

@@ -26,7 +26,7 @@ from tests.train.batches import OPTIMIZER, distance, groups_of, longer, parts_of
 
 
 def model_of(kind: str, seed: int = 0) -> Any:
-    return policy(seed) if kind == "qwen2" else build(*SLOW[kind], seed, torch.float64)
+    return policy(seed, layers=2) if kind == "qwen2" else build(*SLOW[kind], seed, torch.float64)
 
 
 def begun(share: bool, parts: Parts, kind: str = "qwen2") -> TorchBackend:

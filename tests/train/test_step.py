@@ -317,10 +317,10 @@ def test_an_adaptive_kl_moves_and_is_saved() -> None:
 
 def test_an_adaptive_kl_of_the_reward_follows_the_batch_as_it_was_sampled() -> None:
     """Several updates move the policy and with it kl/k1; the coefficient adapts to the KL that was in the rewards."""
-    parts = parts_of("reinforce_pp", kl_coef=0.1, kl_target=0.25, kl_horizon=100, num_minibatches=4)
+    parts = parts_of("reinforce_pp", kl_coef=0.1, kl_target=0.055, kl_horizon=100, num_minibatches=4)
     settings = settings_of(parts)
-    metrics = update(backend_of(), parts, groups_of(), settings)
-    error = metrics["reward/kl_per_token"] / 0.25 - 1
+    metrics = update(backend_of(1), parts, groups_of(), settings)
+    error = metrics["reward/kl_per_token"] / 0.055 - 1
     assert metrics["kl/k1"] != pytest.approx(metrics["reward/kl_per_token"], rel=1e-6)
     expected = 0.1 * (1 + max(-0.2, min(0.2, error)) * metrics["rows"] / 100)
     assert settings.controllers.kl.coef == pytest.approx(expected, rel=1e-12)

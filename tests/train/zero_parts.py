@@ -28,7 +28,7 @@ from pipeline.train.ranks import Ranks, join, leave, sharing_sequences
 from pipeline.train.step import update
 from pipeline.train.torch_backend import TorchBackend
 from tests.models.families import build
-from tests.train.batches import groups_of, parts_of, policy, settings_of
+from tests.train.batches import groups_of, parts_of, settings_of, two_layers
 from tests.train.episodes import episodes_of
 from tests.train.zero_rank import NUM_STEPS, OPTIMIZER, SAVED_AT, distance, divided, resumed, save, steps, weights
 
@@ -67,9 +67,9 @@ def apart(a: list[dict[str, float]], b: list[dict[str, float]]) -> float:
 
 def critic(config: dict[str, Any], shared: bool, ranks: Ranks, folder: Path) -> dict[str, float]:
     """Policy and critic against torch alone after all steps; and a resumed run against an unbroken one."""
-    alone = begun(TorchBackend(policy(dtype=torch.float32)), shared)
+    alone = begun(TorchBackend(two_layers()), shared)
     wanted = ppo(alone, 0, NUM_STEPS)
-    backend = begun(divided(config, policy(dtype=torch.float32), ranks), shared)
+    backend = begun(divided(config, two_layers(), ranks), shared)
     seen = ppo(backend, 0, SAVED_AT)
     folder.mkdir(parents=True, exist_ok=True)
     ranks.barrier()
@@ -78,7 +78,7 @@ def critic(config: dict[str, Any], shared: bool, ranks: Ranks, folder: Path) -> 
     seen += ppo(backend, SAVED_AT, NUM_STEPS)
     again = resumed(config, folder, ranks)
     ppo(again, SAVED_AT, NUM_STEPS)
-    moved = distance(critic_weights(backend), critic_weights(begun(TorchBackend(policy(dtype=torch.float32)), shared)))
+    moved = distance(critic_weights(backend), critic_weights(begun(TorchBackend(two_layers()), shared)))
     return {
         "weights": distance(weights(backend), weights(alone)),
         "critic": distance(critic_weights(backend), critic_weights(alone)),
@@ -119,19 +119,19 @@ def critics(ranks: Ranks, root: Path) -> dict[str, Any]:
 
 def chunks(ranks: Ranks, root: Path) -> dict[str, Any]:
     """Chunks of three tokens, at every stage."""
-    alone = begun(TorchBackend(policy(dtype=torch.float32)))
+    alone = begun(TorchBackend(two_layers()))
     wanted = steps(alone, 0, NUM_STEPS)
     found = {}
     for zero in (0, 2, 3):
         settings = TrainConfig(backend="deepspeed", device="cpu", zero=zero, logits_chunk_tokens=3)
-        backend = begun(DeepSpeedBackend(policy(dtype=torch.float32), settings, ranks))
+        backend = begun(DeepSpeedBackend(two_layers(), settings, ranks))
         metrics = apart(steps(backend, 0, NUM_STEPS), wanted)
         found[f"zero{zero}"] = {"weights": distance(weights(backend), weights(alone)), "metrics": metrics}
     return found
 
 
 def dense() -> Any:
-    return policy(dtype=torch.float32)
+    return two_layers()
 
 
 def mixture() -> Any:
@@ -239,11 +239,11 @@ def sequences(ranks: Ranks, root: Path) -> dict[str, Any]:
     """Both ranks hold each sequence together; what is saved knows nothing of that."""
     sharing = sharing_sequences(ranks, 2)
     assert sharing.pieces is not None
-    alone, found = begun(TorchBackend(policy(dtype=torch.float32))), {}
+    alone, found = begun(TorchBackend(two_layers())), {}
     wanted = steps(alone, 0, NUM_STEPS)
     configs = {"fsdp": FSDP} if FSDP else {f"zero{zero}": {"zero": zero} for zero in (1, 3)}
     for name, config in configs.items():
-        model = policy(dtype=torch.float32)
+        model = two_layers()
         sharing.pieces.enable(model)
         backend = begun(divided(config, model, sharing))
         backend.compute(sharing.pieces.prove)
@@ -269,13 +269,13 @@ def episodes(ranks: Ranks, root: Path) -> dict[str, Any]:
         terms = [settings_of(parts, 40, step=s, observation_coef=0.5) for s in range(NUM_STEPS)]
         return [update(backend, parts, episodes_of(seed=s), terms[s]) for s in range(NUM_STEPS)]
 
-    alone = begun(TorchBackend(policy(dtype=torch.float32)))
+    alone = begun(TorchBackend(two_layers()))
     wanted = taught(alone)
     sharing = sharing_sequences(ranks, 2)
     assert sharing.pieces is not None
     found = {}
     for zero, together in ((1, False), (3, False), (3, True)) if not FSDP else ((0, False), (0, True)):
-        model = policy(dtype=torch.float32)
+        model = two_layers()
         if together:
             sharing.pieces.enable(model)
         backend = begun(divided(FSDP or {"zero": zero}, model, sharing if together else ranks))
@@ -317,9 +317,9 @@ def experts(ranks: Ranks, root: Path) -> dict[str, Any]:
         def taught(backend: Backend, parts: Any = parts) -> list[dict[str, float]]:
             return [update(backend, parts, groups_of(seed=s), settings_of(parts, 40, step=s)) for s in range(NUM_STEPS)]
 
-        alone = begun(TorchBackend(policy(dtype=torch.float32)))
+        alone = begun(TorchBackend(two_layers()))
         wanted = taught(alone)
-        backend = begun(divided(FSDP, policy(dtype=torch.float32), ranks))
+        backend = begun(divided(FSDP, two_layers(), ranks))
         metrics = apart(taught(backend), wanted)
         found[name] = {"weights": distance(weights(backend), weights(alone)), "metrics": metrics}
     return found

@@ -26,7 +26,7 @@ from pipeline.train.fsdp_backend import FsdpBackend
 from pipeline.train.ranks import ALONE, Ranks, join, leave
 from pipeline.train.step import update
 from pipeline.train.torch_backend import TorchBackend
-from tests.train.batches import groups_of, longer, parts_of, policy, settings_of
+from tests.train.batches import groups_of, longer, parts_of, settings_of, two_layers
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, max_grad_norm=0.5, schedule="linear")
 NUM_STEPS, SAVED_AT = 3, 2
@@ -93,7 +93,7 @@ def resumed(
 def compare(config: dict[str, Any], ranks: Ranks, folder: Path, wanted: Any) -> dict[str, float]:
     """Distances: weights and metrics from torch's after all steps; a resumed run's from an unbroken one."""
     torch_weights, torch_metrics = wanted
-    backend = begun(divided(config, policy(dtype=torch.float32), ranks))
+    backend = begun(divided(config, two_layers(), ranks))
     seen = steps(backend, 0, SAVED_AT)
     folder.mkdir(parents=True, exist_ok=True)
     ranks.barrier()
@@ -142,10 +142,10 @@ def saved_ends(backend: Any, ranks: Ranks, folder: Path) -> dict[str, torch.Tens
 def main(root: Path) -> dict[str, Any]:
     torch.set_num_threads(1)
     ranks = join(120)
-    alone = begun(TorchBackend(policy(dtype=torch.float32)))
+    alone = begun(TorchBackend(two_layers()))
     metrics = steps(alone, 0, NUM_STEPS)
     wanted = (weights(alone), metrics)
-    together = begun(TorchBackend(copy.deepcopy(policy(dtype=torch.float32)), ranks))
+    together = begun(TorchBackend(copy.deepcopy(two_layers()), ranks))
     steps(together, 0, NUM_STEPS)
     found: dict[str, Any] = {"torch": {"weights": distance(weights(together), wanted[0])}}
     for zero in (0, 1, 2, 3):
@@ -161,7 +161,7 @@ def fsdp(root: Path) -> dict[str, Any]:
     """What `main` finds, of FSDP."""
     torch.set_num_threads(1)
     ranks = join(120)
-    alone = begun(TorchBackend(policy(dtype=torch.float32), ALONE, TrainConfig(share_prompts=False)))
+    alone = begun(TorchBackend(two_layers(), ALONE, TrainConfig(share_prompts=False)))
     metrics = steps(alone, 0, NUM_STEPS)
     wanted = (weights(alone), metrics)
     found: dict[str, Any] = {}
@@ -177,7 +177,7 @@ def halves(
 ) -> dict[str, Any]:
     """In bfloat16: how far from torch in float32, a resumed run from an unbroken one, and a sum of gradients."""
     start = root / "half"
-    save(policy(dtype=torch.float32), start)  # transformers writes on rank 0 alone
+    save(two_layers(), start)  # transformers writes on rank 0 alone
     ranks.barrier()
     found = {}
     for name, config in configs.items():
@@ -219,7 +219,7 @@ def sum_of_small_gradients(backend: Any) -> float:
 def alone_again(root: Path) -> dict[str, Any]:
     """One rank resumes from what two wrote, and trains to the end of the run."""
     torch.set_num_threads(1)
-    reference = begun(TorchBackend(policy(dtype=torch.float32)))
+    reference = begun(TorchBackend(two_layers()))
     steps(reference, 0, NUM_STEPS)
     found = {}
     configs: dict[str, dict[str, Any]] = {f"zero{zero}": {"zero": zero} for zero in (1, 2, 3)}
