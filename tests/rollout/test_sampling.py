@@ -180,13 +180,16 @@ def test_a_bound_breaks_ties_by_place_and_leaves_other_rows_alone() -> None:
 
 
 def drawn_whole(logits: torch.Tensor, numbers: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Draw from cumulative sums over the whole vocabulary, all in float64; also how near each number is to another."""
+    """Draw with numbers [R, N] from cumulative sums over the vocabulary of logits [R, V], all in float64.
+
+    Also how near each number is to a sum, where another way to add up may draw the next token.
+    """
     logprobs = logits.double().log_softmax(-1)
     cumulative = logprobs.exp().cumsum(-1)
-    goal = numbers[:, None] * cumulative[:, -1:]
+    goal = numbers * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, goal, right=True)
-    near = (cumulative - goal).abs().amin(1)
-    return tokens[:, 0], logprobs.gather(1, tokens)[:, 0], near
+    around = torch.stack([cumulative.gather(1, (tokens - before).clamp(min=0)) for before in (0, 1)])
+    return tokens, logprobs.gather(1, tokens), (around - goal).abs().amin(0)
 
 
 @pytest.mark.parametrize("vocab", [8192, 49_152, 151_936])
@@ -202,7 +205,7 @@ def test_draws_by_blocks_are_those_of_the_double(vocab: int, spread: float) -> N
         rows = logits.repeat_interleave(16, 0)
         numbers = torch.rand(len(rows), dtype=torch.float64, generator=generator)
         numbers[:4], numbers[4:8] = 0.0, 1 - 2.0**-53
-        wanted, theirs, near = drawn_whole(rows, numbers)
+        wanted, theirs, near = (x.flatten() for x in drawn_whole(logits, numbers.view(4, 16)))
         tokens, logprobs = pick(rows, numbers, Sampling(1))
         clear = near > 1e-6
         assert torch.equal(tokens[clear], wanted[clear])
