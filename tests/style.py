@@ -97,8 +97,8 @@ def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
 def wide_dataclasses(source: str) -> list[tuple[str, int, int]]:
     """(class, line, fields) of dataclasses with more than MAX_FIELDS fields."""
     wide = []
-    for node in nodes(source):
-        if isinstance(node, ast.ClassDef) and any("dataclass" in ast.unparse(d) for d in node.decorator_list):
+    for node in nodes(source, ast.ClassDef):
+        if any("dataclass" in ast.unparse(d) for d in node.decorator_list):
             count = sum(isinstance(s, ast.AnnAssign) for s in node.body)
             if count > MAX_FIELDS:
                 wide.append((node.name, node.lineno, count))
@@ -108,23 +108,21 @@ def wide_dataclasses(source: str) -> list[tuple[str, int, int]]:
 def long_signatures(source: str) -> list[tuple[str, int, int]]:
     """(function, line, parameters) of functions with more than MAX_PARAMETERS parameters, `self` not counted."""
     long = []
-    for node in nodes(source):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            a = node.args
-            names = [x.arg for x in (*a.posonlyargs, *a.args, *a.kwonlyargs)]
-            count = len([n for n in names if n not in ("self", "cls")])
-            if count > MAX_PARAMETERS:
-                long.append((node.name, node.lineno, count))
+    for node in nodes(source, ast.FunctionDef, ast.AsyncFunctionDef):
+        a = node.args
+        names = [x.arg for x in (*a.posonlyargs, *a.args, *a.kwonlyargs)]
+        count = len([n for n in names if n not in ("self", "cls")])
+        if count > MAX_PARAMETERS:
+            long.append((node.name, node.lineno, count))
     return long
 
 
 def docstrings(source: str) -> Iterator[tuple[int, str]]:
     """(line, text) of every docstring, those below fields and constants included."""
-    for node in nodes(source):
-        for statement in getattr(node, "body", []) if not isinstance(node, ast.Lambda | ast.IfExp) else []:
-            match statement:
-                case ast.Expr(value=ast.Constant(value=str(text))):
-                    yield statement.lineno, text
+    for statement in nodes(source, ast.Expr):
+        match statement.value:
+            case ast.Constant(value=str(text)):
+                yield statement.lineno, text
 
 
 def bad_openings(source: str) -> list[tuple[int, str]]:
@@ -135,13 +133,10 @@ def bad_openings(source: str) -> list[tuple[int, str]]:
 
 def barred_names(source: str) -> list[tuple[int, str]]:
     """(line, name) of variables and parameters named by one of BARRED_NAMES."""
-    hits = []
-    for node in nodes(source):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in BARRED_NAMES:
-            hits.append((node.lineno, node.id))
-        elif isinstance(node, ast.arg) and node.arg in BARRED_NAMES:
-            hits.append((node.lineno, node.arg))
-    return sorted(set(hits))
+    names = (n for n in nodes(source, ast.Name) if n.id in BARRED_NAMES and isinstance(n.ctx, ast.Store))
+    hits = {(n.lineno, n.id) for n in names}
+    hits |= {(n.lineno, n.arg) for n in nodes(source, ast.arg) if n.arg in BARRED_NAMES}
+    return sorted(hits)
 
 
 def prose_of(source: str) -> Iterator[tuple[int, str]]:
@@ -151,11 +146,11 @@ def prose_of(source: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(source.splitlines(), 1):
         if (start := line.find("# ")) >= 0:
             yield number, line[start:]
-    for node in nodes(source):
-        if isinstance(node, ast.Raise) or (isinstance(node, ast.Call) and _called(node) in SPEAKERS):
-            for inner in ast.walk(node):
-                if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
-                    yield inner.lineno, inner.value
+    speaking = (call for call in nodes(source, ast.Call) if _called(call) in SPEAKERS)
+    for node in (*nodes(source, ast.Raise), *speaking):
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Constant) and isinstance(inner.value, str):
+                yield inner.lineno, inner.value
 
 
 def _called(node: ast.Call) -> str:
