@@ -1,17 +1,33 @@
-"""What training programs import sooner or later, some of it when they save a model or draw a report."""
+"""What training programs import sooner or later, some of it when they grade, save a model or end."""
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from contextlib import suppress
 
 import accelerate.utils.other  # noqa: F401
-import matplotlib.backends.backend_svg  # noqa: F401
+import torch.utils.serialization.config  # noqa: F401
 import transformers.modeling_utils
-import transformers.models.qwen2.modeling_qwen2  # noqa: F401
+import transformers.models.auto.tokenization_auto
+import transformers.models.qwen2.modeling_qwen2
+import transformers.tokenization_utils_sentencepiece  # noqa: F401
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-import pipeline.whole_run  # noqa: F401
+import pipeline.algorithms
+import pipeline.data.generators.arithmetic
+import pipeline.diagnosis
+import pipeline.models.written
+import pipeline.rl.explain
+import pipeline.stages
+import pipeline.whole_run
+import verifiers.math  # noqa: F401
 from pipeline.models.load import quiet
 
+for parts in (pipeline.algorithms, pipeline.diagnosis, pipeline.stages):
+    for module in pkgutil.iter_modules(parts.__path__, f"{parts.__name__}."):
+        importlib.import_module(module.name)
 quiet()
+get_checkpoint_conversion_mapping("qwen2")  # kept: it fills a table of all models
 with suppress(ImportError):  # transformers imports it at the first save where it is installed
     import deepspeed  # noqa: F401
