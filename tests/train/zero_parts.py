@@ -6,6 +6,7 @@ third word "fsdp"; prints distances.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import sys
@@ -65,10 +66,17 @@ def apart(a: list[dict[str, float]], b: list[dict[str, float]]) -> float:
     return max(abs(x[k] - y[k]) for x, y in zip(a, b, strict=True) for k in y)
 
 
+@functools.cache
+def by_torch_alone(shared: bool) -> tuple[list[dict[str, float]], dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Metrics of all steps, the policy's and the critic's weights after them, and the critic's before them."""
+    alone = begun(TorchBackend(two_layers()), shared)
+    before = critic_weights(alone)
+    return ppo(alone, 0, NUM_STEPS), weights(alone), critic_weights(alone), before
+
+
 def critic(config: dict[str, Any], shared: bool, ranks: Ranks, folder: Path) -> dict[str, float]:
     """Policy and critic against torch alone after all steps; and a resumed run against an unbroken one."""
-    alone = begun(TorchBackend(two_layers()), shared)
-    wanted = ppo(alone, 0, NUM_STEPS)
+    wanted, policy_alone, critic_alone, critic_before = by_torch_alone(shared)
     backend = begun(divided(config, two_layers(), ranks), shared)
     seen = ppo(backend, 0, SAVED_AT)
     folder.mkdir(parents=True, exist_ok=True)
@@ -78,10 +86,10 @@ def critic(config: dict[str, Any], shared: bool, ranks: Ranks, folder: Path) -> 
     seen += ppo(backend, SAVED_AT, NUM_STEPS)
     again = resumed(config, folder, ranks)
     ppo(again, SAVED_AT, NUM_STEPS)
-    moved = distance(critic_weights(backend), critic_weights(begun(TorchBackend(two_layers()), shared)))
+    moved = distance(critic_weights(backend), critic_before)
     return {
-        "weights": distance(weights(backend), weights(alone)),
-        "critic": distance(critic_weights(backend), critic_weights(alone)),
+        "weights": distance(weights(backend), policy_alone),
+        "critic": distance(critic_weights(backend), critic_alone),
         "metrics": apart(seen, wanted),
         "resumed": distance(weights(again), weights(backend)),
         "critic resumed": distance(critic_weights(again), critic_weights(backend)),
