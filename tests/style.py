@@ -81,7 +81,10 @@ def cycles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
 
 
 def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
-    """Dotted module name -> the modules among `sources` that it imports, at any depth, for types too."""
+    """Dotted module name -> the modules among `sources` that it imports, at any depth, for types too.
+
+    Who imports a module from outside its package imports the package's `__init__` first.
+    """
     graph: dict[str, set[str]] = {}
     for module, source in sources.items():
         graph[module] = set()
@@ -91,6 +94,9 @@ def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
                 name = name.rpartition(".")[0]  # `from module import name`
             if name and name != module and name in sources:
                 graph[module].add(name)
+            package = name if name + ".__init__" in sources else name.rpartition(".")[0]
+            if package + ".__init__" in sources and not module.startswith(package + "."):
+                graph[module].add(package + ".__init__")
     return graph
 
 

@@ -48,6 +48,16 @@ def test_a_circle_of_any_kind_of_import_is_seen(second: str) -> None:
     assert cycles(import_graph(sources)) == [["pipeline.a", "pipeline.b"]]
 
 
+def test_a_circle_through_a_package_is_found() -> None:
+    sources = {
+        "pipeline.cpu.__init__": "from pipeline.cpu.blocks import Blocks",
+        "pipeline.cpu.blocks": "from pipeline.cpu.norms import norm\nfrom pipeline.shared import Shared",
+        "pipeline.cpu.norms": "",
+        "pipeline.shared": "from pipeline.cpu.norms import norm",
+    }
+    assert cycles(import_graph(sources)) == [["pipeline.cpu.__init__", "pipeline.cpu.blocks", "pipeline.shared"]]
+
+
 def test_fields_and_parameters_are_counted() -> None:
     fields = "\n".join(f"    f{i}: int = 0" for i in range(17))
     assert wide_dataclasses(f"@dataclass(frozen=True)\nclass A:\n{fields}") == [("A", 2, 17)]

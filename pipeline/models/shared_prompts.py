@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pipeline.errors import ConfigError
-from pipeline.models.cpu.attention import attend, is_short
 from pipeline.models.packed import ALIKE
 from pipeline.models.proof import agree, evaluating, probe_ids
+from pipeline.models.short_attention import attend, is_short
 from pipeline.models.varlen import Piece, Runs
 from pipeline.models.widths import packed_width
 from pipeline.types import PackedAs, PromptOf
