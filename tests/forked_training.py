@@ -28,6 +28,6 @@ for parts in (pipeline.algorithms, pipeline.diagnosis, pipeline.stages):
     for module in pkgutil.iter_modules(parts.__path__, f"{parts.__name__}."):
         importlib.import_module(module.name)
 quiet()
-get_checkpoint_conversion_mapping("qwen2")  # kept: it fills a table of all models
+get_checkpoint_conversion_mapping("qwen2")  # fills a table of all models, once for all forks
 with suppress(ImportError):  # transformers imports it at the first save where it is installed
     import deepspeed  # noqa: F401

@@ -54,12 +54,6 @@ class Column(Section):
         (), description="pairs [regular expression, replacement], applied in order"
     )
 
-    @property
-    def names_a_part(self) -> bool:
-        """True if steps follow, so that the content is not taken whole."""
-        plain = self.parse is self.key is self.after is self.before is None
-        return not plain or self.boxed or self.replace != ()
-
     @model_validator(mode="before")
     @classmethod
     def _from_name(cls, value: Any) -> Any:

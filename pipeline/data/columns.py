@@ -22,27 +22,7 @@ def pick(row: Mapping[str, Any], column: Column) -> Any:
     Raises: Missing if the column, the key or the mark is not there or the value is empty (0 and false are values);
     DataError if it cannot be parsed. Both name the column.
     """
-    value = row[column.column] if column.column in row else _step_column(row, column.column)
-    if column.names_a_part:
-        value = _part(value, column)
-    empty = value.strip() == "" if isinstance(value, str) else value is None or value in ([], {})
-    if empty:
-        raise Missing(f"column {column.column!r} is empty")
-    return value
-
-
-def pick_optional(row: Mapping[str, Any], column: Column | None) -> Any:
-    """Return the result of `pick`; None where nothing is there. Raises: DataError if it cannot be parsed."""
-    if column is None or (column.column not in row and column.column.partition(".")[0] not in row):
-        return None
-    try:
-        return pick(row, column)
-    except Missing:
-        return None
-
-
-def _part(value: Any, column: Column) -> Any:
-    """Return what the steps of the column leave of its content."""
+    value = _step_column(row, column.column)
     where = f"column {column.column!r}"
     if column.parse is not None and isinstance(value, str):
         _require(value.strip(), f"{where} is empty")
@@ -58,7 +38,19 @@ def _part(value: Any, column: Column) -> Any:
         if not isinstance(value, str):
             raise DataError(f"{where} must be text to take a part of it, got {type(value).__name__}")
         value = _cut(value, column, where)
+    empty = value.strip() == "" if isinstance(value, str) else value is None or value in ([], {})
+    _require(not empty, f"{where} is empty")
     return value
+
+
+def pick_optional(row: Mapping[str, Any], column: Column | None) -> Any:
+    """Return the result of `pick`; None where nothing is there. Raises: DataError if it cannot be parsed."""
+    if column is None:
+        return None
+    try:
+        return pick(row, column)
+    except Missing:
+        return None
 
 
 def _cut(text: str, column: Column, where: str) -> str:
@@ -80,7 +72,9 @@ def _cut(text: str, column: Column, where: str) -> str:
 
 
 def _step_column(row: Mapping[str, Any], path: str) -> Any:
-    """The value at a `path` that is no column's own name."""
+    """The value at `path`; a column whose own name has dots in it comes first."""
+    if path in row:
+        return row[path]
     first, _, rest = path.partition(".")
     if first not in row:
         raise Missing(f"there is no column {first!r}; columns there: {', '.join(map(repr, row)) or 'none'}")

@@ -29,8 +29,6 @@ from .tracing import Disobeyed, Traced, end
 _MOST_DEAD = 16
 """Dead copies that a template has not buried yet."""
 _LOOK_EVERY_MS = 20
-_PARENT = 1
-"""The field of /proc/PID/stat behind the name."""
 _CLONE, _DUP2, _CLOSE_RANGE, _CHDIR, _GETCWD = 56, 33, 436, 80, 79
 _CAPSET, _RECVMSG, _RESTRICT, _WAIT4, _GETITIMER = 126, 47, 446, 61, 36
 _LINK, _RULES, _KEPT, _LAST = 3, 5, 63, (1 << 32) - 1
@@ -222,8 +220,8 @@ class Template:
         """
         proc, parent = self.maker.cell.proc, str(self.pid).encode()
         for name in filter(str.isdecimal, os.listdir(proc)):
-            fields = process_flood.read(proc, f"{name}/stat").rpartition(b")")[2].split()
-            if fields[_PARENT : _PARENT + 1] == [parent]:
+            fields = process_flood.fields_of(proc, name)
+            if fields and fields[process_flood.PARENT] == parent:
                 end(int(name))
 
 

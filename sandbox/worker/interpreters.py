@@ -156,4 +156,4 @@ class Copy(Interpreter):
         return all(stat.rpartition(b")")[2].split()[:1] in ([b"T"], []) for stat in stats)
 
     def _fields(self) -> list[bytes]:
-        return process_flood.read(self.maker.cell.proc, f"{self.pid}/stat").rpartition(b")")[2].split()
+        return process_flood.fields_of(self.maker.cell.proc, self.pid)

@@ -6,8 +6,8 @@ import contextlib
 import os
 import signal
 
-_STATE, _PARENT, _GROUP, _THREADS = 0, 1, 2, 17
-"""Fields of /proc/PID/stat behind the name, which may hold any text."""
+_STATE, PARENT, _GROUP, _THREADS = 0, 1, 2, 17
+"""Places in what `fields_of` returns."""
 _MOST_DEAD = 256
 """Orphans that may end between two counts."""
 
@@ -37,10 +37,10 @@ def _is_over(proc: int, leader: int, most: int) -> bool:
     alive, dead, group, us = 0, 0, str(leader).encode(), str(os.getpid()).encode()
     # The newest first: if there is a flood, they are its processes.
     for pid in sorted((int(name) for name in os.listdir(proc) if name.isdecimal()), reverse=True):
-        fields = read(proc, f"{pid}/stat").rpartition(b")")[2].split()
+        fields = fields_of(proc, pid)
         if len(fields) <= _THREADS or fields[_GROUP] != group:
             continue
-        if (fields[_STATE], fields[_PARENT]) == (b"Z", us):
+        if (fields[_STATE], fields[PARENT]) == (b"Z", us):
             dead += 1
         else:
             alive += max(1, int(fields[_THREADS]))
@@ -74,6 +74,11 @@ def wait(leader: int) -> None:
     with contextlib.suppress(ChildProcessError):
         while True:
             os.waitpid(-leader, 0)
+
+
+def fields_of(proc: int, pid: int | str) -> list[bytes]:
+    """Return the fields of /proc/PID/stat behind the name, which may hold any text; none if the process is gone."""
+    return read(proc, f"{pid}/stat").rpartition(b")")[2].split()
 
 
 def read(proc: int, path: str) -> bytes:

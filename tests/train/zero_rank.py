@@ -29,7 +29,7 @@ from pipeline.train.torch_backend import TorchBackend
 from tests.train.batches import groups_of, longer, parts_of, settings_of, two_layers
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, weight_decay=0.1, max_grad_norm=0.5, schedule="linear", eps=1e-5)
-"""eps is that of no default: else a step divides the rounding of a gradient that is nearly zero by itself."""
+"""With the default eps of 1e-8 a gradient near zero, which is rounding alone, would make a step of full size."""
 NUM_STEPS, SAVED_AT = 3, 2
 HALVES: dict[str, dict[str, Any]] = {
     "half zero1": {"zero": 1},

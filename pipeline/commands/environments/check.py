@@ -218,7 +218,7 @@ def _more(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]
 
 
 def _held_at_rest(most: Mapping[str, int] | None = None) -> dict[str, int]:
-    """Return what this process holds once that has not changed for a while, or does not exceed `most`.
+    """Wait until what this process holds has not changed for REST_S, or does not exceed `most`, and return it.
 
     A worker of the sandbox makes the process for its next program when the last one has ended, and a process that was
     killed is listed until its parent asks for its status. So the numbers change for a moment after an episode.
