@@ -48,7 +48,8 @@ def test_a_step_launches_no_more_than_its_budget(name: str, monkeypatch: pytest.
             engine.generate(requests, Sampling(tokens))
         return launches.count
 
-    steps = [(launched(layers, 14) - launched(layers, 6)) / 8 for layers in (1, 2)]
+    # so few tokens that the rows of the CPU need no more room, which costs copies of each layer
+    steps = [(launched(layers, 12) - launched(layers, 4)) / 8 for layers in (1, 2)]
     layer = steps[1] - steps[0]
     assert (layer, steps[0] - layer) == LAUNCHES[name], "if it is less, lower the budget"
 

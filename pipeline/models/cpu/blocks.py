@@ -55,7 +55,7 @@ class _Shape:
 
 
 class _Weights(NamedTuple):
-    """A block's weights, q, k, v and gate, up each as one product."""
+    """A block's weights, with q, k and v as one product."""
 
     qkv: Tensor
     qkv_bias: Tensor | None
@@ -63,7 +63,8 @@ class _Weights(NamedTuple):
     k_scale: Tensor | None
     out: Tensor
     out_bias: Tensor | None
-    gate_up: Tensor
+    gate: Tensor
+    up: Tensor
     down: Tensor
 
 
@@ -111,7 +112,8 @@ class Blocks:
             *self.sizes.head_norms(a),
             a.o_proj.weight,
             a.o_proj.bias,
-            torch.cat([m.gate_proj.weight, m.up_proj.weight]) * layer.post_attention_layernorm.weight,
+            m.gate_proj.weight * layer.post_attention_layernorm.weight,
+            m.up_proj.weight * layer.post_attention_layernorm.weight,
             m.down_proj.weight,
         )
 
@@ -162,37 +164,37 @@ class _Block(torch.autograd.Function):
         attended = _attention(ctx, qk[:, :, : s.heads], qk[:, :, s.heads :], v)
         x2 = product(attended, w.out, w.out_bias).add_(x)
         h2, r2 = normed(x2, s.eps)
-        gate_up = product(h2, w.gate_up)
-        gate, up = gate_up.chunk(2, 1)
+        # Two products: halves of one would not be contiguous, and each pass over them would take twice as long.
+        gate, up = product(h2, w.gate), product(h2, w.up)
         activated = F.silu(gate).mul_(up)
         ctx.save_for_backward(
-            rotation, h1, r1, attended, h2, r2, gate_up, activated, w.qkv, w.out, w.gate_up, w.down, *head_norm
+            rotation, h1, r1, attended, h2, r2, gate, up, activated, w.qkv, w.out, w.gate, w.up, w.down, *head_norm
         )
         return product(activated, w.down).add_(x2)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (rotation, h1, r1, attended, h2, r2, gate_up, activated, qkv, out, gate_up_weight, down,
+        (rotation, h1, r1, attended, h2, r2, gate, up, activated, qkv, out, gate_weight, up_weight, down,
          *head_norm) = ctx.saved_tensors  # fmt: skip
         needs = _Weights(*ctx.needs_input_grad[3:])
-        gate, up = gate_up.chunk(2, 1)
         to_activated = product(grad, down.t())
         to_down = outer(grad, activated)
-        # d silu(gate) * up: written into both halves of one tensor, so that one product follows.
-        to_gate_up = torch.empty_like(gate_up)
-        to_gate, to_up = to_gate_up.chunk(2, 1)
-        torch.mul(to_activated, F.silu(gate), out=to_up)
-        to_gate.copy_(torch.ops.aten.silu_backward(to_activated.mul_(up), gate))
-        to_gate_up_weight = outer(to_gate_up, h2)
-        to_x2 = _norm_backward(product(to_gate_up, gate_up_weight.t()), h2, r2).add_(grad)
+        to_up = F.silu(gate).mul_(to_activated)
+        to_gate = to_activated.mul_(up)
+        torch.ops.aten.silu_backward.grad_input(to_gate, gate, grad_input=to_gate)  # in place, element by element
+        to_gate_weight, to_up_weight = outer(to_gate, h2), outer(to_up, h2)
+        to_h2 = product(to_gate, gate_weight.t()).add_(product(to_up, up_weight.t()))
+        to_x2 = _norm_backward(to_h2, h2, r2).add_(grad)
         to_out = outer(to_x2, attended)
         to_out_bias = to_x2.sum(0) if needs.out_bias else None
         to_fused, to_scales = _attention_backward(ctx, product(to_x2, out.t()), rotation, head_norm)
         to_qkv = outer(to_fused, h1)
         to_qkv_bias = to_fused.sum(0) if needs.qkv_bias else None
         to_x = _norm_backward(product(to_fused, qkv.t()), h1, r1).add_(to_x2)
-        to_weights = _Weights(to_qkv, to_qkv_bias, *to_scales, to_out, to_out_bias, to_gate_up_weight, to_down)
+        to_weights = _Weights(
+            to_qkv, to_qkv_bias, *to_scales, to_out, to_out_bias, to_gate_weight, to_up_weight, to_down
+        )
         return to_x, None, None, *to_weights
 
 

@@ -21,7 +21,7 @@ from pipeline.models import kernels
 from pipeline.models.cpu.cache import Cache, Shared, room_of
 from pipeline.models.cpu.llama import Sizes, unsupported
 from pipeline.models.cpu.norms import rms_norm
-from pipeline.models.cpu.onednn import product
+from pipeline.models.cpu.onednn import packed, product
 from pipeline.models.proof import HALF, evaluating, probe_ids
 
 
@@ -40,18 +40,26 @@ class _Layer:
     q_norm: Tensor | None
     k_norm: Tensor | None
 
-    def copied(self) -> _Layer:
-        """Return the same weights in tensors of their own."""
-        return _Layer(*(None if t is None else t.clone() for t in self._weights()))  # type: ignore[arg-type]
+    def copied(self, packs: bool) -> _Layer:
+        """Return the same weights in tensors of their own; `packs`: those of products packed."""
+        own = (getattr(self, name) for name in self.__slots__)
+        return _Layer(*(None if t is None else _copied(t, packs) for t in own))  # type: ignore[arg-type]
 
     def take(self, other: _Layer) -> None:
         """Copy the other's weights into these tensors."""
-        for held, new in zip(self._weights(), other._weights(), strict=True):
-            if held is not None and new is not None:
-                held.copy_(new)
+        for name in self.__slots__:
+            held, new = getattr(self, name), getattr(other, name)
+            if held is not None:
+                setattr(self, name, _taken(held, new))
 
-    def _weights(self) -> list[Tensor | None]:
-        return [getattr(self, name) for name in self.__slots__]
+
+def _copied(weight: Tensor, packs: bool) -> Tensor:
+    return packed(weight) if packs and weight.dim() == 2 else weight.clone()
+
+
+def _taken(held: Tensor, new: Tensor) -> Tensor:
+    """Return `new` in the tensor `held`, or packed again: a packed one takes no plain numbers."""
+    return packed(new) if held.layout != torch.strided else held.copy_(new)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +71,8 @@ class Habits:
     align: int = 1
     """Attention reads, and a cache holds, a multiple of so many columns."""
     on_gpu: bool = False
-    """Rows share a prompt wherever two do, and the number of rows of a step is one of few (`bucket`)."""
+    """Rows share a prompt wherever two do, the number of rows of a step is one of few (`bucket`), and all tensors keep
+    their addresses. Else weights are packed for oneDNN, and rows lie as close to each other as their columns allow."""
     read_every: int = 1
     """Steps between two looks of the host at the rows that have ended."""
 
@@ -72,7 +81,7 @@ class Habits:
         return 1 << (rows - 1).bit_length() if self.on_gpu and rows else rows
 
 
-ON_CPU = Habits()
+ON_CPU = Habits(align=16)
 ON_GPU = Habits(align=64, on_gpu=True, read_every=8)
 """Never measured. Kernels want aligned rows, each look at the device is a wait, and a graph has one number of rows."""
 
@@ -97,8 +106,10 @@ class Decoder:
             inner = model.model
             self.embedding = inner.embed_tokens.weight.clone()
             self.norm = inner.norm.weight.clone()
-            self.head = self.embedding if self._is_tied() else model.lm_head.weight.clone()
-            self.layers = [self._read(layer).copied() for layer in inner.layers]
+            packs = not self.habits.on_gpu
+            shares = self._is_tied() and not packs
+            self.head = self.embedding if shares else _copied(model.lm_head.weight, packs)
+            self.layers = [self._read(layer).copied(packs) for layer in inner.layers]
 
     @classmethod
     def of(cls, model: Any) -> Decoder | None:
@@ -109,13 +120,13 @@ class Decoder:
     def refresh(self) -> None:
         """Copy the model's weights over the last ones: an update under way does not reach a running decode.
 
-        The copies keep their addresses. What is fused or reordered is made block by block.
+        The copies keep their addresses, but for packed ones. What is fused or reordered is made block by block.
         """
         inner = self.model.model
         self.embedding.copy_(inner.embed_tokens.weight)
         self.norm.copy_(inner.norm.weight)
         if self.head is not self.embedding:
-            self.head.copy_(self.model.lm_head.weight)
+            self.head = _taken(self.head, self.model.lm_head.weight)
         for held, layer in zip(self.layers, inner.layers, strict=True):
             held.take(self._read(layer))
 
@@ -154,7 +165,7 @@ class Decoder:
         if room.prompts:
             shared = Shared(*self._columns(room.prompts, room.prompt_columns), room.rows)
         self._rotation(max(lengths, default=0) + max_new_tokens)
-        return Cache(keys, values, shared, self.habits.align, self.by_kernel)
+        return Cache(keys, values, shared, self.habits.align, self.by_kernel, dense=not self.habits.on_gpu)
 
     def _columns(self, rows: int, columns: int) -> tuple[Tensor, Tensor]:
         """Return keys and values [L, rows, kv, T, d] of zeros, with T at least `columns`."""
@@ -232,7 +243,7 @@ class Decoder:
         b = tokens.numel()
         assert self._rotations is not None
         rotation = self._rotations.index_select(0, cache.positions()).view(b, 1, 1, -1)
-        bias, places = cache.spread_bias(upto), cache.next_places(upto)
+        bias, places = cache.spread_bias(upto), cache.next_places()
         x = self.embedding.index_select(0, tokens)
         for i, layer in enumerate(self.layers):
             q, k, v = self._project(layer, x, b, 1, rotation)

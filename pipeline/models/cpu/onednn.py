@@ -30,9 +30,29 @@ against 60 to 210 GFLOP/s (431 tokens, 576 to 3,072 wide), on two of AMD's with 
 160 (512 to 2,240 tokens, 128 to 3,072 wide). AMD's without AVX-512 were not measured. No measurement at the start
 decides, because equal seeds must give equal bytes."""
 
+PACKED_FOR_ROWS = 16
+"""The number of rows that a packed weight is ordered for. Any number but 1 gives the same order, and each number of
+rows computes with it."""
+
+
+def packed(weight: Tensor) -> Tensor:
+    """Return a copy of weight [O, I] for `product` alone, in the order in which oneDNN reads it; elsewhere a plain one.
+
+    Without it oneDNN orders the weight again in each product, which takes a third of the time with few rows. From 576
+    to 1,536 numbers on two threads, packed and plain: 8 rows 0.12 and 0.17 ms, 32 rows 0.31 and 0.38, 256 rows 2.10
+    and 2.21.
+    """
+    weight = weight.detach()
+    if weight.numel() == 0 or not _applies(weight, weight):
+        return weight.clone()
+    return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR_ROWS)  # type: ignore[no-any-return]
+
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x [..., I] times weight [O, I] transposed, plus bias [O], without gradient; elsewhere by `F.linear`."""
+    """Return x [..., I] times weight [O, I] transposed, plus bias [O], without gradient; elsewhere by `F.linear`.
+
+    The weight may be `packed`; then x has at least one row.
+    """
     if x.numel() == 0 or not _applies(x, weight):  # oneDNN has no empty products
         return F.linear(x, weight, bias)
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")

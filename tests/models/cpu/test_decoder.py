@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -98,21 +99,27 @@ def test_a_change_of_weights_is_seen_after_refresh_and_not_before(name: str) -> 
     expect(model, [[*row, 4] for row in rows], decoder.step(torch.full((len(rows),), 4), cache))
 
 
+def held_weights(decoder: Decoder) -> list[torch.Tensor]:
+    blocks = [getattr(layer, name) for layer in decoder.layers for name in layer.__slots__]
+    return [decoder.embedding, decoder.norm, decoder.head, *(t for t in blocks if t is not None)]
+
+
 def test_published_weights_stay_at_their_addresses_and_are_not_all_in_memory_twice() -> None:
-    model = build("qwen2", {"num_hidden_layers": 8, "tie_word_embeddings": False})
-    decoder = Decoder.of(model)
-    assert decoder is not None
-    tensors = [decoder.embedding, decoder.norm, decoder.head]
-    tensors += [t for layer in decoder.layers for t in layer._weights() if t is not None]
+    decoder = Decoder(build("qwen2", {"num_hidden_layers": 8, "tie_word_embeddings": False}), ON_GPU)
+    tensors = held_weights(decoder)
     before = [t.data_ptr() for t in tensors]
     with Memory() as alive:
         for t in tensors:
             alive.hold(t)
         decoder.refresh()
-    again = [decoder.embedding, decoder.norm, decoder.head]
-    again += [t for layer in decoder.layers for t in layer._weights() if t is not None]
-    assert [t.data_ptr() for t in again] == before
+    assert [t.data_ptr() for t in held_weights(decoder)] == before
     assert alive.peak < 1.4 * sum(t.nbytes for t in tensors)
+
+
+def test_products_of_a_decode_on_the_cpu_read_packed_weights() -> None:
+    for tied in (True, False):
+        decoder = Decoder(build("qwen2", {"tie_word_embeddings": tied}))
+        assert all((t.dim() == 2) == (t.layout != torch.strided) for t in held_weights(decoder)[1:])
 
 
 def test_every_parameter_is_copied() -> None:
@@ -149,7 +156,7 @@ def test_prompts_computed_in_pieces_have_the_same_bytes(most: int, pieces: list[
     """On the CPU, where equal recipes must give equal bytes; padding is that of all prompts together."""
     model = tiny("qwen3 wide heads")
     whole, cache = start(Decoder(model), PROMPTS, REPEAT, 3)
-    decoder = Watched(model, Habits(prefill_tokens=most))
+    decoder = Watched(model, replace(ON_CPU, prefill_tokens=most))
     decoder.tokens = []
     logits, own = start(decoder, PROMPTS, REPEAT, 3)
     assert sorted(decoder.tokens) == sorted(pieces) or max(decoder.tokens) <= most
@@ -163,11 +170,36 @@ def test_a_device_reads_aligned_columns_and_the_cpu_no_more_than_it_needs() -> N
     model = tiny("llama")
     assert habits_of(torch.device("cpu")) == ON_CPU
     assert habits_of(torch.device("cuda", 0)) == ON_GPU
-    for habits, columns in ((ON_CPU, 5 + 8), (ON_GPU, 64), (Habits(align=4), 16)):
+    for habits, columns in ((ON_CPU, 16), (ON_GPU, 64), (Habits(align=4), 8), (Habits(align=1), 6)):
         _, cache = start(Decoder(model, habits), PROMPTS, REPEAT, 8)
         assert cache.keys.shape == cache.values.shape
         assert cache.keys.shape[3] == columns
-        assert cache.open_column() == (6 if habits is ON_CPU else -(-6 // habits.align) * habits.align)
+        assert cache.open_column() == -(-6 // habits.align) * habits.align
+
+
+def test_rows_of_the_cpu_lie_close_together_and_keep_their_keys_as_they_grow() -> None:
+    """Slots without a row may hold anything finite; a row of more than 128 columns gets all of its room."""
+    shape = (2, 5, 1, 300, 2)
+    cache = Cache(torch.zeros(shape), torch.zeros(shape), align=16, dense=True)
+    cache.admit([3, 15, 1], [1, 1, 1], [0, 1, 3])
+    cache.leave([0])
+    wanted = torch.zeros(shape)
+    rooms, places = [], [0, 15, 0, 1]
+    for step in range(200):
+        assert cache.open_column() == min(-(-(16 + step) // 16) * 16, 300)
+        new = torch.full((4, 1, 2), step + 1.0) + torch.arange(4.0)[:, None, None]
+        for layer in range(2):
+            cache.write(layer, new + layer, -new - layer, cache.next_places())
+            for row in (1, 3):
+                wanted[layer, row, :, places[row] + step] = new[row] + layer
+        cache.close_column()
+        rooms.append(cache.keys.shape[3])
+        for row, n in ((1, 16 + step), (3, 2 + step)):
+            assert torch.equal(cache.keys[:, row, :, :n], wanted[:, row, :, :n])
+            assert torch.equal(cache.values[:, row, :, :n], -wanted[:, row, :, :n])
+        assert all(cache.keys[i].is_contiguous() for i in range(2))
+    assert sorted(set(rooms)) == [32, 48, 64, 80, 96, 112, 128, 300]
+    assert cache.keys.data_ptr() == cache._all[0].data_ptr()
 
 
 def test_a_prompt_is_in_memory_once_however_many_rows_it_has() -> None:

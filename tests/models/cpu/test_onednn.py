@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pipeline.models.cpu import onednn
-from pipeline.models.cpu.onednn import FastLinear, linear, product, use_onednn
+from pipeline.models.cpu.onednn import FastLinear, linear, packed, product, use_onednn
 
 
 @pytest.fixture(params=[True, False], autouse=True)
@@ -111,3 +111,26 @@ def test_no_rows_make_the_same_node_of_the_graph_as_rows_do() -> None:
     nodes = [linear(draws(n, 24), weight).grad_fn for n in (0, 3)]
     assert nodes[0] is not None
     assert type(nodes[0]) is type(nodes[1])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_packed_weights_give_the_same_bytes_for_each_row_however_many_there_are(threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    x, weight, bias = draws(70, 96), draws(50, 96), draws(50)
+    own = packed(weight)
+    wanted = product(x, own, bias)
+    assert_near(wanted, F.linear(x.double(), weight.double(), bias.double()))
+    for rows in (1, 2, 7, 16, 33, 70):
+        torch.testing.assert_close(product(x[:rows], own, bias), wanted[:rows], rtol=0, atol=0)
+        if rows > 1:
+            torch.testing.assert_close(product(x[:rows], weight, bias), wanted[:rows], rtol=0, atol=0)
+    torch.set_num_threads(before)
+
+
+def test_packed_weights_are_copies_where_onednn_does_not_compute() -> None:
+    weight = draws(5, 3).double()
+    copied = packed(weight)
+    torch.testing.assert_close(copied, weight, rtol=0, atol=0)
+    weight.add_(1)
+    assert not torch.equal(copied, weight)
