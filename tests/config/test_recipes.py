@@ -21,6 +21,7 @@ from pipeline.report.progress import Silent
 from pipeline.types import Prompt
 from pipeline.whole_run import train
 from tests.data.rows import write_rows
+from tests.stages.charts import draw_once
 from tests.stages.tiny import tiny
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -166,7 +167,8 @@ class TestAlgorithms:
 
     @pytest.mark.integration
     @pytest.mark.parametrize("path", [*ALGORITHMS, *OPTIONS], ids=lambda p: p.stem)
-    def test_it_trains(self, path: Path, start: str, tmp_path: Path) -> None:
+    def test_it_trains(self, path: Path, start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        draw_once(monkeypatch)
         rl = load_recipe(path).rl
         assert rl is not None
         algorithm = rl.algorithm | ({"critic_warmup_steps": 1} if "critic_warmup_steps" in rl.algorithm else {})
