@@ -14,7 +14,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from flows.server_patches import SameHostOnly, lock_early
 from pipeline.errors import RunError
@@ -91,13 +93,17 @@ class EmbeddedServer:
 
 
 def answers(api: str) -> bool:
-    """True if a Prefect server answers at `api`, an address that ends in /api."""
-    import httpx
-
+    """True if a Prefect server answers at `api`, an address of this machine that ends in /api."""
+    place = urlsplit(api)
+    # Asked ten times a second while a server starts; httpx would load the certificates for TLS each time.
+    connection = HTTPConnection(place.hostname or "", place.port, timeout=5)
     try:
-        return httpx.get(f"{api}/health", timeout=5).status_code == 200
-    except httpx.HTTPError:
+        connection.request("GET", f"{place.path}/health")
+        return connection.getresponse().status == 200
+    except (OSError, HTTPException):
         return False
+    finally:
+        connection.close()
 
 
 def serve(port: int, services: bool) -> None:
