@@ -115,12 +115,12 @@ def compare_overlap(asked: argparse.Namespace) -> None:
     from dataclasses import replace
 
     from pipeline.config.load import load_recipe
+    from pipeline.config.recipes import run_folder
     from pipeline.loop.steps import rl_steps
     from pipeline.models.load import quiet
     from pipeline.report.progress import Silent
     from pipeline.run.opening import opened
     from pipeline.scoring.verdict_cache import VerdictCache
-    from pipeline.whole_run import run_folder
 
     quiet()
     overrides = ["stages=[rl]", "data.evaluation=[]", "report.trackers=[]", "name=bench"]
@@ -162,8 +162,9 @@ def compare_overlap(asked: argparse.Namespace) -> None:
 
 def run(config: Any, base: Path, mode: str) -> None:
     """Execute the run, with or without Prefect."""
+    from pipeline.config.recipes import run_folder
     from pipeline.report.progress import Silent
-    from pipeline.whole_run import run_folder, train
+    from pipeline.whole_run import train
 
     if mode == "none":
         train(config, base, run_folder(config), "never", Silent())

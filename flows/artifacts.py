@@ -13,7 +13,9 @@ from prefect.artifacts import create_link_artifact, create_markdown_artifact, cr
 from prefect.events import emit_event
 from prefect.logging import get_run_logger
 
+from pipeline.config.run import RunConfig
 from pipeline.report.progress import Lines, Progress
+from pipeline.report.result import result_markdown
 from pipeline.report.round import round_markdown, round_samples
 
 
@@ -68,6 +70,15 @@ def show_table(key: str, rows: Sequence[Mapping[str, Any]], description: str) ->
 def show_link(key: str, path: Path, text: str) -> None:
     """Make a link to a file on the machine of the run."""
     create_link_artifact(key=slug(key), link=path.resolve().as_uri(), link_text=text)
+
+
+def show_result(config: RunConfig, folder: Path, summary: dict[str, Any]) -> None:
+    """Make the report's artifacts: the results before and after by domain, and a link to the page."""
+    page = folder / "report.html"
+    create_markdown_artifact(
+        key="report", markdown=result_markdown(summary, page), description=f"Result of {config.name}"
+    )
+    show_link(f"{config.name}-page", page, f"Report of {config.name}")
 
 
 def slug(name: str) -> str:

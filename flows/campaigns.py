@@ -22,6 +22,7 @@ from pydantic import Field
 from flows.artifacts import RunLog, show_markdown
 from flows.forms import Recipe, asked, run_name
 from flows.process_lifetime import bind_lifetime
+from flows.requests import run_request
 from pipeline.config.campaign import campaign_config
 from pipeline.errors import ConfigError
 
@@ -59,11 +60,8 @@ def rl_rounds(
     request = asked(recipe, overrides=overrides)
     limits = {"max_rounds": max_rounds, "max_tokens": max_tokens, "max_hours": max_hours, "target": target}
     config = campaign_config(name=campaign, rounds=rounds, patience=patience, **limits)
-    from flows.train import run_request
     from pipeline.commands.campaign import fire
-    from pipeline.models.load import quiet
 
-    quiet()
     say = get_run_logger().info
     with tags(campaign):
         outcome = fire(config, request, lambda r: run_request(r, "auto", RunLog.lines()), due(), say)

@@ -12,7 +12,8 @@ from prefect.runtime import flow_run
 
 from flows.artifacts import RunLog, show_markdown, show_table
 from flows.process_lifetime import bind_lifetime
-from pipeline.config.recipes import Request, asked_for, recipe_names
+from flows.requests import run_request
+from pipeline.config.recipes import Request, Resume, asked_for, recipe_names
 
 OWN_RECIPES = "VERIZERO_RECIPES"
 """Variable with the user's folder of recipes."""
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     Recipe = str
 else:
     Recipe = Literal[tuple(recipe_names(Path(os.environ[OWN_RECIPES]) if OWN_RECIPES in os.environ else None))]
-Resume = Literal["auto", "never", "must"]
 
 
 def run_name() -> str:
@@ -197,10 +197,6 @@ def asked(recipe: str, **fields: Any) -> Request:
 
 
 def _train(request: Request, resume: Resume) -> None:
-    from flows.train import run_request
-    from pipeline.models.load import quiet
-
-    quiet()
     if resume == "never" and flow_run.run_count > 1:
         resume = "auto"  # a retry continues the run that its first try began
     run_request(request, resume, RunLog.lines())

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from flows.server import QUIET, EmbeddedServer
+from pipeline.config.recipes import Resume, run_folder
 from pipeline.config.run import RunConfig
 from pipeline.run.data import RunData
-from pipeline.run.opening import Resume, prepare_run
+from pipeline.run.opening import prepare_run
 
 
 def run_here(config: RunConfig, base_dir: Path, resume: Resume) -> tuple[Path, dict[str, Any]]:
@@ -19,8 +20,6 @@ def run_here(config: RunConfig, base_dir: Path, resume: Resume) -> tuple[Path, d
     The server of PREFECT_API_URL is used if that is set. If not, an embedded one is started, whose history is kept in
     `.prefect` in the folder of runs.
     """
-    from pipeline.whole_run import run_folder
-
     folder = run_folder(config)
     os.environ.update(QUIET)
     # the terminal shows our progress and each error once; Prefect's own log lines go to its server only

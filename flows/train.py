@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -11,21 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from prefect import flow, tags, task
-from prefect.artifacts import create_markdown_artifact
 from prefect.cache_policies import NO_CACHE
 
-from flows.artifacts import Listener, show_link
-from pipeline.config.recipes import Request
+from flows.artifacts import Listener, show_result
+from pipeline.config.recipes import Request, Resume
 from pipeline.config.run import RunConfig
-from pipeline.launch import launch
+from pipeline.models.load import quiet
 from pipeline.report.progress import Progress
-from pipeline.report.result import result_markdown
 from pipeline.report.round import run_tags
 from pipeline.run.data import RunData
-from pipeline.run.opening import Resume, opened, prepare_run
+from pipeline.run.opening import opened, prepare_run
 from pipeline.run.recorder import Recorder
 from pipeline.run.session import Session
-from pipeline.whole_run import finish, remaining, run_folder, run_items
+from pipeline.whole_run import finish, remaining, run_items
 
 FOLDED = frozenset({"step", "train", "evaluate"})
 """Phases that are tasks with `prefect.phases: folded`, where a step is one task."""
@@ -118,30 +115,12 @@ def run_stages(job: FlowJob) -> dict[str, Any]:
     return summary
 
 
-def run_request(request: Request, resume: Resume, progress: Progress) -> dict[str, Any]:
-    """Run the request in this process or as a group of ranks, and return the summary. Called within a flow.
-
-    A group of ranks has processes of its own, so the flow shows its log and its result, but no stages or phases.
-    """
-    config, folder = request.config, run_folder(request.config)
-    if config.launch.kind == "none":
-        data: Future[RunData] = Future()
-        data.set_result(prepare_run(config, request.base_dir, folder))
-        with tags(*run_tags(config)):  # subflows and tasks inherit them
-            return run_stages(FlowJob(config, request.base_dir, folder, resume, progress, data))
-    launch(config.launch, request.words(resume), folder)
-    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    show_result(config, folder, summary)
-    return summary
-
-
-def show_result(config: RunConfig, folder: Path, summary: dict[str, Any]) -> None:
-    """Make the report's artifacts: the results before and after by domain, and a link to the page."""
-    page = folder / "report.html"
-    create_markdown_artifact(
-        key="report", markdown=result_markdown(summary, page), description=f"Result of {config.name}"
-    )
-    show_link(f"{config.name}-page", page, f"Report of {config.name}")
+def run_in_flow(request: Request, folder: Path, resume: Resume, progress: Progress) -> dict[str, Any]:
+    """Run the request in this process and return the summary. Called within a flow."""
+    quiet()
+    data: Future[RunData] = Future()
+    data.set_result(prepare_run(request.config, request.base_dir, folder))
+    return run_stages(FlowJob(request.config, request.base_dir, folder, resume, progress, data))
 
 
 def run_stage(session: Session, stage: str, items: list[Any]) -> None:

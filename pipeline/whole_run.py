@@ -8,6 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from pipeline.config.recipes import Resume
 from pipeline.config.run import RunConfig
 from pipeline.config.stages import BASE, RoundsConfig
 from pipeline.diagnosis.cards import cards_of
@@ -17,18 +18,13 @@ from pipeline.loop.steps import Wrap, plain
 from pipeline.report.page import build_page
 from pipeline.report.progress import Progress, Silent
 from pipeline.report.summary import build_summary
-from pipeline.run.opening import Resume, enter_stage, opened
+from pipeline.run.opening import enter_stage, opened
 from pipeline.run.recorder import Recorder
 from pipeline.run.saving import save, save_final
 from pipeline.run.schedule import Item, position, schedule
 from pipeline.run.session import Run, Session, StageSetup
 from pipeline.run.state import RunState
 from pipeline.stages.evaluate import evaluate
-
-
-def run_folder(config: RunConfig, base: Path | None = None) -> Path:
-    """Return the run's folder, under the recipe's `output` (relative to the working folder)."""
-    return (base or Path.cwd()) / config.output / config.name
 
 
 def remaining(run: Run, state: RunState) -> list[tuple[str, list[Item]]]:

@@ -38,9 +38,10 @@ def recipe(machine: Machine, name: str, run: str, *overrides: str) -> Any:
 
 def run(config: Any, kill_at: int | None = None) -> Iterator[Row]:
     """Do or resume a run in this process; `kill_at`: the update of RL before which the process is killed."""
+    from pipeline.config.recipes import run_folder
     from pipeline.report.progress import Silent
     from pipeline.run.opening import opened
-    from pipeline.whole_run import finish, remaining, run_folder, run_items
+    from pipeline.whole_run import finish, remaining, run_items
 
     seen = 0
 

@@ -25,7 +25,7 @@ from typing import Any, Literal
 from pipeline.commands.arguments import add_recipe
 from pipeline.config.campaign import CampaignConfig, campaign_config
 from pipeline.config.data import FILE_TYPES, Source
-from pipeline.config.recipes import Request, find_recipe, read_request
+from pipeline.config.recipes import Request, find_recipe, read_request, run_folder
 from pipeline.config.run import most_tokens, parts_of
 from pipeline.config.stages import RlConfig
 from pipeline.errors import ConfigError, InUse
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> None:
     from pipeline.launch import launch
     from pipeline.models.load import quiet
     from pipeline.report.progress import for_terminal
-    from pipeline.whole_run import run_folder, train
+    from pipeline.whole_run import train
 
     quiet()
     progress = for_terminal()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 from pipeline.commands.arguments import add_recipe
 from pipeline.commands.report import print_result
 from pipeline.config.load import load_recipe
-from pipeline.config.recipes import find_recipe
+from pipeline.config.recipes import find_recipe, run_folder
 
 
 def add(commands: Any) -> None:
@@ -35,7 +34,7 @@ def run(arguments: argparse.Namespace) -> None:
     if config.launch.kind != "none" or "RANK" in os.environ:
         from pipeline.launch import as_rank, is_rank, launch
 
-        folder = Path.cwd() / config.output / config.name  # `run_folder` would load torch, which a launcher needs not
+        folder = run_folder(config)
         # This process only launches; the ranks run this command again, as ranks.
         if not is_rank():
             launch(config.launch, words_of(arguments), folder)
@@ -47,7 +46,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.no_prefect or not is_first:
         from pipeline.models.load import quiet
         from pipeline.report.progress import for_terminal
-        from pipeline.whole_run import run_folder, train
+        from pipeline.whole_run import train
 
         quiet()
         folder = run_folder(config)

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
@@ -19,6 +19,8 @@ RECIPES = Path(__file__).resolve().parents[2] / "configs"
 """Folder of the recipes that come with the project."""
 NO_RECIPES = ("data",)
 """Folders of RECIPES that hold something else: column mappings."""
+Resume = Literal["auto", "never", "must"]
+"""auto: continue a run of the name or begin one. never: fail if there is one. must: fail if there is none."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Request:
         """The folder that paths in the recipe are relative to."""
         return self.path.resolve().parent
 
-    def words(self, resume: str) -> list[str]:
+    def words(self, resume: Resume) -> list[str]:
         """The words of a `train` command that runs it without an orchestrator, for each rank of a group."""
         changes = [word for change in self.overrides for word in ("--set", change)]
         return ["train", str(self.path.resolve()), "--resume", resume, *changes, "--no-prefect"]
@@ -42,6 +44,11 @@ class Request:
     def changed(self, *overrides: str) -> Request:
         """The same with further overrides, which win. Raises: ConfigError."""
         return read_request(self.path, (*self.overrides, *overrides))
+
+
+def run_folder(config: RunConfig, base: Path | None = None) -> Path:
+    """Return the run's folder, under the recipe's `output` (relative to the working folder)."""
+    return (base or Path.cwd()) / config.output / config.name
 
 
 def find_recipe(name: str, own: Path | None = None) -> Path:

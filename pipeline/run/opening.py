@@ -9,13 +9,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from pipeline.config.backend import with_backend
 from pipeline.config.episodes import timed_settings
 from pipeline.config.load import dump
+from pipeline.config.recipes import Resume
 from pipeline.config.run import RunConfig
 from pipeline.config.stages import BASE
 from pipeline.data.ledger import PassRateLedger
@@ -61,7 +62,6 @@ from pipeline.train.device import switched
 from pipeline.train.prepare import Controllers
 from pipeline.train.ranks import ALONE, Ranks, join, leave
 
-Resume = Literal["auto", "never", "must"]
 PACKAGES = ("torch", "transformers", "prefect", "sympy", "math-verify", "numpy")
 """Packages whose versions are written into run.json."""
 

@@ -13,12 +13,12 @@ import pytest
 from pipeline.commands.campaign import Outcome, fire, read_record, why_over
 from pipeline.config.campaign import CampaignConfig, campaign_config
 from pipeline.config.load import dump
-from pipeline.config.recipes import Request, read_request
+from pipeline.config.recipes import Request, read_request, run_folder
 from pipeline.errors import ConfigError, DataError
 from pipeline.files import locked
 from pipeline.report.progress import Silent
 from pipeline.run.opening import opened
-from pipeline.whole_run import remaining, run_folder, run_items, train
+from pipeline.whole_run import remaining, run_items, train
 from tests.stages.kill_driver import fingerprint
 from tests.stages.tiny import tiny
 

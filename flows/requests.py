@@ -1,0 +1,31 @@
+"""A requested run, within a flow: in the flow's process, or by a group of ranks, for which this one loads no torch."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from prefect import tags
+
+from flows.artifacts import show_result
+from pipeline.config.recipes import Request, Resume, run_folder
+from pipeline.launch import launch
+from pipeline.report.progress import Progress
+from pipeline.report.round import run_tags
+
+
+def run_request(request: Request, resume: Resume, progress: Progress) -> dict[str, Any]:
+    """Run the request in this process or as a group of ranks, and return the summary. Called within a flow.
+
+    A group of ranks has processes of its own, so the flow shows its log and its result, but no stages or phases.
+    """
+    config, folder = request.config, run_folder(request.config)
+    if config.launch.kind == "none":
+        from flows.train import run_in_flow
+
+        with tags(*run_tags(config)):  # subflows and tasks inherit them
+            return run_in_flow(request, folder, resume, progress)
+    launch(config.launch, request.words(resume), folder)
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    show_result(config, folder, summary)
+    return summary
