@@ -17,12 +17,13 @@ import pytest
 
 from pipeline.cli import main
 from pipeline.config.load import dump
-from tests.processes import others, until
+from tests.processes import holding, others, until
 from tests.stages.kill_driver import fingerprint
 from tests.stages.tiny import tiny
+from tests.warm import MARK, warm
 
 pytestmark = pytest.mark.integration
-FEW = {"sft": {"steps": 30}, "rl": {"select": {"keep": "all"}, "algorithm": {"entropy_coef": 0.05}}}
+FEW = {"sft": {"steps": 5}, "rl": {"select": {"keep": "all"}, "algorithm": {"entropy_coef": 0.05}}}
 """One checkpoint of SFT, and a bonus that moves the policy where no answer is right."""
 
 
@@ -37,19 +38,35 @@ def command(folder: Path, *extra: str) -> list[str]:
     return [sys.executable, "-m", "pipeline.cli", *words(folder, *extra)]
 
 
-def environment() -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+def environment(folder: Path) -> dict[str, str]:
+    plain = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
+    return {**plain, MARK: str(folder)}
 
 
-def run(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(arguments, capture_output=True, text=True, timeout=400, env=environment(), check=False)
+def run(folder: Path, *extra: str) -> subprocess.CompletedProcess[str]:
+    """How the command ended, a fork of a process that has torch; its server is a program as usual."""
+    started = {"env": environment(folder), "capture_output": True, "text": True, "timeout": 400, "check": False}
+    done: subprocess.CompletedProcess[str] = warm().call(subprocess.run, command(folder, *extra), **started)
+    return done
 
 
-def signalled(folder: Path, arguments: Sequence[str], checkpoint: str, number: int) -> tuple[int, str]:
+def signalled(folder: Path, checkpoint: str, number: int, *extra: str) -> tuple[int, str]:
     """Status and log of the command that gets the signal once the checkpoint is there."""
-    log = folder / "log"
+    ended: tuple[int, str] = warm().call(send_signal, folder, command(folder, *extra), checkpoint, number)
+    return ended
+
+
+def listen() -> None:
+    """Hear Ctrl-C: what a shell starts in the background ignores it, and so would all that it starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def send_signal(folder: Path, arguments: Sequence[str], checkpoint: str, number: int) -> tuple[int, str]:
+    log, own = folder / "log", environment(folder)
     with log.open("w") as out:
-        process = subprocess.Popen(arguments, stdout=out, stderr=out, env=environment(), start_new_session=True)
+        process = subprocess.Popen(
+            arguments, stdout=out, stderr=out, env=own, start_new_session=True, preexec_fn=listen
+        )
         while process.poll() is None and not (folder / "runs" / "tiny" / "checkpoints" / checkpoint).exists():
             time.sleep(0.02)
         process.send_signal(number)
@@ -61,10 +78,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The runs of one command never killed and without Prefect, and of one with Prefect that was killed midway."""
     plain, killed = tmp_path_factory.mktemp("plain"), tmp_path_factory.mktemp("killed")
     assert main(words(plain, "--no-prefect")) == 0
-    status, log = signalled(killed, command(killed), "00000004", signal.SIGKILL)
+    status, log = signalled(killed, "00000004", signal.SIGKILL)
     assert status == -signal.SIGKILL, log
     assert not (killed / "runs" / "tiny" / "summary.json").exists(), "it was over before it could be killed"
-    again = run(command(killed))
+    again = run(killed)
     assert again.returncode == 0, again.stderr[-3000:]
     assert "from checkpoint" in again.stderr
     return plain, killed
@@ -123,6 +140,7 @@ def test_the_run_leaves_a_report_a_summary_and_a_model_that_loads(folders: tuple
 
 def test_no_process_is_left(folders: tuple[Path, Path]) -> None:
     text = str(folders[1])
+    until(lambda: not holding(text), "the end of all forks", 20)
     until(lambda: not [p for p, *rest in others() if text in "".join(rest)], "the end of all processes", 20)
 
 
@@ -148,8 +166,9 @@ def test_a_recipe_whose_first_stage_changed_is_refused_by_field(
     assert re.search("sft.optimizer.learning_rate .*0.01.* 0.5", capsys.readouterr().err)
 
 
-def test_an_error_inside_the_flow_is_said_once_and_plainly(tmp_path: Path) -> None:
-    lost = run(command(tmp_path, "--set", f"data.train=[{{file: {tmp_path / 'lost.jsonl'}}}]"))
+def test_an_error_inside_the_flow_is_said_once_and_plainly(folders: tuple[Path, Path]) -> None:
+    folder = folders[1]  # whose server has a database
+    lost = run(folder, "--set", "name=lost", "--set", f"data.train=[{{file: {folder / 'lost.jsonl'}}}]")
     assert lost.returncode == 1
     assert "lost.jsonl" in lost.stderr
     assert "Traceback" not in lost.stderr
@@ -157,9 +176,7 @@ def test_an_error_inside_the_flow_is_said_once_and_plainly(tmp_path: Path) -> No
 
 
 def test_ctrl_c_leaves_a_run_that_can_be_continued(tmp_path: Path, folders: tuple[Path, Path]) -> None:
-    # a process that a shell starts in the background ignores Ctrl-C, and so would its children
-    listening = ["env", "--default-signal=INT", *command(tmp_path, "--no-prefect")]
-    status, log = signalled(tmp_path, listening, "00000003", signal.SIGINT)
+    status, log = signalled(tmp_path, "00000003", signal.SIGINT, "--no-prefect")
     assert status == 130, log
     assert "from the last checkpoint" in log
     assert main(words(tmp_path, "--no-prefect")) == 0
