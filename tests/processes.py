@@ -13,12 +13,15 @@ PATIENCE_S = 240.0
 """Seconds to wait for anything that comes at all; a loaded machine is slow."""
 
 
-def until(look: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:
-    """Return the result of `look` once it is true. Raises: AssertionError naming `what` if it never is."""
+def until(look: Callable[[], T], what: str, patience_s: float = PATIENCE_S, every_s: float = 0.1) -> T:
+    """Return the result of `look`, called every `every_s`, once it is true.
+
+    Raises: AssertionError naming `what` if it never is.
+    """
     deadline = time.monotonic() + patience_s
     while not (result := look()):
         assert time.monotonic() < deadline, f"{what} did not come within {patience_s:g} s"
-        time.sleep(0.1)
+        time.sleep(every_s)
     return result
 
 

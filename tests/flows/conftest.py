@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 
 from pipeline.config.load import dump
-from tests.flows.served import PICTURES, Served
-from tests.processes import until
+from tests.flows.served import PICTURES, Served, page_of, until
 from tests.stages.tiny import tiny
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
-SMALL: dict[str, Any] = {"sft": {"steps": 20}, "rl": {"rounds": 1, "steps_per_round": 2}}
+SMALL: dict[str, Any] = {
+    "sft": {"steps": 3},
+    "rl": {"rounds": 1, "steps_per_round": 2, "select": {"keep": "all"}, "algorithm": {"entropy_coef": 0.05}},
+    "prefect": {"phases": "folded"},
+}
+"""A bonus moves the policy, for which no answer is right."""
 
 
 @pytest.fixture(scope="session")
@@ -35,15 +39,21 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         print((folder / "home" / "runner.log").read_text()[-3000:])
 
 
-@pytest.fixture
-def browser(served: Served) -> Iterator[Any]:
-    """A page of a headless Chromium."""
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """A headless Chromium. Without WebGL, of which the UI draws its graphs: in software that takes a whole core."""
     from playwright.sync_api import sync_playwright
 
     PICTURES.mkdir(exist_ok=True)
     with sync_playwright() as play:
-        chromium = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        page = chromium.new_page(viewport={"width": 1280, "height": 1200}, color_scheme="light")
-        page.set_default_timeout(120_000)
-        yield page
+        words = ["--no-sandbox", "--disable-gpu", "--disable-software-rasterizer"]
+        chromium = play.chromium.launch(executable_path=CHROMIUM, args=words)
+        yield chromium
         chromium.close()
+
+
+@pytest.fixture
+def browser(served: Served, chromium: Any) -> Iterator[Any]:
+    """A page of the browser."""
+    with page_of(chromium) as page:
+        yield page

@@ -6,18 +6,41 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import httpx
 
 from flows.server import QUIET, answers, free_port
-from tests.processes import PATIENCE_S, marked, until
+from tests import processes
+from tests.processes import PATIENCE_S, marked
 
+T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 ENDS = ("Completed", "Failed", "Crashed", "Cancelled")
 PICTURES = ROOT / "tests" / "output"
 """Screenshots, for people; not kept in the repository."""
+
+
+def until(look: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:
+    """`tests.processes.until`, twice a second: each look at a server or at all processes takes some of a core."""
+    return processes.until(look, what, patience_s, every_s=0.5)
+
+
+@contextmanager
+def page_of(chromium: Any) -> Iterator[Any]:
+    """A page that asks no other machine. It is closed, because the UI's pages move and ask all the time."""
+    asked: set[str] = set()
+    page = chromium.new_page(viewport={"width": 1280, "height": 1200}, color_scheme="light", reduced_motion="reduce")
+    page.set_default_timeout(120_000)
+    page.on("requestfinished", lambda r: asked.add(urlsplit(r.url).hostname or "data"))
+    page.on("requestfailed", lambda r: asked.add(r.failure) if "csp" not in str(r.failure) else None)
+    yield page
+    assert asked <= {"127.0.0.1", "data", "net::ERR_ABORTED"}, "a request has left this machine"
+    page.close()
 
 
 class Served:
@@ -26,6 +49,9 @@ class Served:
     def __init__(self, folder: Path) -> None:
         self.folder, self.port = folder, free_port()
         self.log = folder / "serve.log"
+        # One client, because each loads the certificates for TLS; a connection each, because the server may be killed.
+        alone = httpx.Limits(max_keepalive_connections=0)
+        self.client = httpx.Client(base_url=f"{self.address}/api", timeout=60, limits=alone)
         clean = {k: v for k, v in os.environ.items() if not k.startswith("PREFECT_")}
         paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
         self.environment = {**clean, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
@@ -77,19 +103,16 @@ class Served:
         )
 
     def post(self, path: str, rows: list[Any] | None = None, **body: Any) -> Any:
-        answer = httpx.post(f"{self.address}/api{path}", json=body if rows is None else rows, timeout=60)
+        answer = self.client.post(path, json=body if rows is None else rows)
         assert answer.is_success, answer.text
         return answer.json() if answer.content else None
 
     def answers(self) -> bool:
         """The server is up."""
-        try:
-            return bool(httpx.get(f"{self.address}/api/health", timeout=60).is_success)
-        except httpx.TransportError:
-            return False
+        return answers(f"{self.address}/api")
 
     def get(self, path: str) -> Any:
-        answer = httpx.get(f"{self.address}/api{path}", timeout=60)
+        answer = self.client.get(path)
         assert answer.is_success, answer.text
         return answer.json()
 
@@ -108,7 +131,7 @@ class Served:
         self.post(f"/flow_runs/{run}/set_state", state={"type": "CANCELLING"})
 
     def delete(self, path: str) -> None:
-        assert httpx.delete(f"{self.address}/api{path}", timeout=60).is_success
+        assert self.client.delete(path).is_success
 
     def deployment(self, flow: str) -> dict[str, Any]:
         found: dict[str, Any] = self.get(f"/deployments/name/{flow}/verizero")

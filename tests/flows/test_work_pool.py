@@ -13,8 +13,8 @@ import pytest
 
 from pipeline.config.load import dump
 from tests.flows.conftest import SMALL
-from tests.flows.served import Served, ServerAlone
-from tests.processes import alive, family, until
+from tests.flows.served import Served, ServerAlone, until
+from tests.processes import alive, family
 from tests.stages.tiny import tiny
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
