@@ -6,11 +6,13 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import verifiers
+from tests.warm import warm
 
 ROOT = Path(verifiers.__file__ or "").resolve().parents[1]
 TUTORIAL = ROOT / "docs" / "tutorial-verifier.md"
@@ -27,7 +29,9 @@ def follow(command: str, folder: Path) -> str:
         words = [sys.executable, "-m", "pipeline.cli", *words[1:]]
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     environment = {**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": path}
-    done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    started = {"cwd": folder, "env": environment, "capture_output": True, "text": True, "timeout": 900, "check": False}
+    run = partial(warm().call, subprocess.run) if words[3:4] in (["train"], ["replay"]) else subprocess.run
+    done = run(words, **started)
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
