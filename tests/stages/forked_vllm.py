@@ -5,6 +5,7 @@ The CPU build starts new interpreters, because of the threads of OpenMP; a proce
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 
 import torch
@@ -13,6 +14,7 @@ import vllm.v1.engine.core
 import vllm.v1.engine.utils
 import vllm.v1.executor.multiproc_executor
 import vllm.v1.worker.cpu_worker
+from vllm.platforms import current_platform
 
 import pipeline.rollout.vllm_worker  # noqa: F401
 
@@ -20,3 +22,8 @@ for module in (vllm.v1.engine.utils, vllm.v1.executor.multiproc_executor):
     module.get_mp_context = lambda: multiprocessing.get_context("fork")
 # vLLM compiles some functions even if it is told to be eager: three seconds of a core in each process
 torch.compiler.set_stance("force_eager")
+# Each process of vLLM looks through all modules for kernels to replace; here they are replaced before it is forked.
+current_platform.register_triton_kernel_overrides()
+type(current_platform).register_triton_kernel_overrides = classmethod(lambda cls: None)
+# At its end vLLM unfreezes what `tests.warm` has frozen, and then collects five times: a second of a core or two.
+gc.unfreeze = lambda: None

@@ -8,15 +8,17 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from pipeline.config.run import RunConfig
 from pipeline.loop.rounds import run_round
 from pipeline.loop.steps import Wrap, plain, rl_steps
 from pipeline.report.progress import Silent
 from pipeline.rollout.scripted_engine import ScriptedEngine
 from pipeline.run.opening import opened
+from pipeline.run.saving import save_final
 from pipeline.run.schedule import Item, schedule
 from pipeline.run.session import Session
 from pipeline.whole_run import remaining, run_items
@@ -83,6 +85,14 @@ def run_all(session: Session, wrap: Wrap = plain) -> None:
     """Do all that is left of the run."""
     for _, items in remaining(session.run, session.state):
         run_items(session, items, wrap)
+
+
+def train_model(config: RunConfig, base: Path, folder: Path, resume: Literal["auto", "must"] = "auto") -> Path:
+    """Do a whole run up to its final model; return its folder. Its page, drawn from files in a second, is left out."""
+    with opened(config, base, folder, resume, Silent()) as session:
+        run_all(session)
+        save_final(session.run, session.workers.backend)
+    return folder
 
 
 def replacing(**functions: Callable[..., Any]) -> Wrap:

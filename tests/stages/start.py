@@ -7,8 +7,7 @@ import os
 from pathlib import Path
 
 from pipeline.files import locked
-from pipeline.report.progress import Silent
-from pipeline.whole_run import train
+from tests.stages.sessions import train_model
 from tests.stages.tiny import tiny
 
 FOLDER = "VERIZERO_TEST_MODELS"
@@ -22,7 +21,7 @@ def start(*overrides: str) -> str:
     with locked(folder, wait=True):
         if not (folder / "run" / "model").is_dir():
             config = tiny({"stages": ["sft"], "data": {"evaluation": []}}, overrides)
-            train(config, folder, folder / "run", "auto", Silent())
+            train_model(config, folder, folder / "run")
     return f"model={{path: {folder / 'run' / 'model'}}}"
 
 

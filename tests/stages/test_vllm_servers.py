@@ -14,9 +14,9 @@ import pytest
 from pipeline.errors import EngineError
 from pipeline.report.progress import Silent
 from pipeline.run.opening import opened
-from pipeline.whole_run import finish, train
+from pipeline.run.saving import save_final
 from tests.stages.servers import GivenServer, assert_gone, strike
-from tests.stages.sessions import replacing, run_all
+from tests.stages.sessions import replacing, run_all, train_model
 from tests.stages.sevens import learned, recipe, rows
 from tests.stages.vllm_runs import ROOT, STEPS, assert_same_run, by_two, cut_after, folder_of_runs, trained
 from tests.warm import VLLM, warm
@@ -63,7 +63,7 @@ def run_with(config: Any, base: Path, folder: Path, generate: Callable[..., Any]
     """The run, to its end."""
     with opened(config, base, folder, "auto", Silent()) as session:
         run_all(session, replacing(generate=partial(generate, session)))
-        finish(session)
+        save_final(session.run, session.workers.backend)
 
 
 def counted(folder: Path) -> list[tuple[float, float]]:
@@ -108,7 +108,7 @@ def test_two_ranks_over_the_same_servers_learn_as_one_does(
         return
     assert counted(two) == [(2, 0)] * STEPS
     cut_after(two, 4)
-    train(recipe("vllm", STEPS, rollout=rollout, train=changes.get("train", {})), base, two, "must", Silent())
+    train_model(recipe("vllm", STEPS, rollout=rollout, train=changes.get("train", {})), base, two, "must")
     assert_sound(two, whole)
 
 

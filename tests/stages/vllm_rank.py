@@ -22,7 +22,7 @@ from pipeline.models.load import eos_ids
 from pipeline.report.progress import for_terminal
 from pipeline.rollout.engine import Request, Sampling
 from pipeline.run.opening import opened
-from pipeline.whole_run import finish
+from pipeline.run.saving import save_final
 from tests.models.families import next_logits
 from tests.stages.servers import strike
 from tests.stages.sessions import replacing, run_all
@@ -74,7 +74,7 @@ def main(folder: Path, changes: dict[str, Any]) -> None:
     with opened(config, folder.parent, folder, "auto", for_terminal()) as session:
         assert session.run.ranks.size == int(os.environ["WORLD_SIZE"])
         run_all(session, replacing(generate=generate, publish=publish_and_hold))
-        finish(session)
+        save_final(session.run, session.workers.backend)
     (folder / f"found{rank}.json").write_text(json.dumps(found))
 
 

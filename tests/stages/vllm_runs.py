@@ -16,8 +16,7 @@ from safetensors.torch import load_file
 from pipeline.config.run import RunConfig
 from pipeline.config.sections import LaunchConfig
 from pipeline.launch import launch
-from pipeline.report.progress import Silent
-from pipeline.whole_run import train
+from tests.stages.sessions import train_model
 from tests.stages.sevens import write_verifier
 from tests.warm import VLLM, warm
 
@@ -37,8 +36,8 @@ def folder_of_runs(factory: pytest.TempPathFactory) -> Path:
 
 def trained(config: RunConfig, folder: Path, resume: Literal["auto", "must"] = "auto") -> Path:
     """Train in a fork that has vLLM imported, in the folder `folder`; return that."""
-    warm(VLLM).call(train, config, folder.parent, folder, resume, Silent())
-    return folder
+    trained: Path = warm(VLLM).call(train_model, config, folder.parent, folder, resume)
+    return trained
 
 
 def by_two(folder: Path, **changes: Any) -> Path:
