@@ -101,7 +101,8 @@ def test_a_policy_calls_tools_by_a_chat_template_and_the_trainer_scores_what_the
     recipe = changes("guess")
     recipe["model"] = {"create": None, "path": chat_folder(tmp_path / "model", "merges_answers")}
     recipe["data"] = {"train": adder_rows(tmp_path), "evaluation": [], "template": {"name": "chat", "calls": "hermes"}}
-    recipe["sft"] = {"steps": 220, "batch_size": 8}
+    recipe["sft"] = {"steps": 200, "batch_size": 4}
+    recipe["train"] = {"micro_batch_tokens": 2048}  # a batch of SFT at once: its rows are long
     recipe["rollout"] = {"max_response_tokens": 70, "parity": {"action": "stop", "tolerance": 1e-5, "num_prompts": 6}}
     folder = whole_run(tmp_path, recipe)
     gate = json.loads((folder / "templates.json").read_text())
