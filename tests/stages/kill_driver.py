@@ -35,6 +35,7 @@ from pipeline.report.store import Store
 from pipeline.rollout import rounds
 from pipeline.run.build import build_tokenizer
 from pipeline.run.opening import opened
+from pipeline.run.saving import save_final
 from pipeline.run.session import Session
 from pipeline.whole_run import finish
 from tests.stages.sessions import run_all
@@ -77,8 +78,8 @@ class Fuse:
         return call
 
 
-def run(folder: Path, fuse: Fuse) -> None:
-    """The whole run, with the fuse in it; resumes an earlier one."""
+def run(folder: Path, fuse: Fuse, page: bool = False) -> None:
+    """The whole run, with the fuse in it; resumes an earlier one. `page`: it ends with its page too."""
     os.rename = fuse.wrap("rename", os.rename)
     os.fsync = fuse.wrap("fsync", os.fsync)
     rollback.return_to = fuse.wrap("return_to", rollback.return_to)
@@ -102,7 +103,10 @@ def run(folder: Path, fuse: Fuse) -> None:
     with opened(CONFIG, Path.cwd(), folder, "auto", Silent()) as session:
         fuse.session = session
         run_all(session, fuse.wrap)
-        fuse.wrap("finish", finish)(session)
+        if page:
+            fuse.wrap("finish", finish)(session)
+        else:
+            save_final(session.run, session.workers.backend)
 
 
 def in_child(work: Callable[[], None]) -> int:
@@ -287,8 +291,9 @@ def main(root: Path, scenarios: list[list[tuple[str, int, str]]]) -> dict[str, A
     results["killed"] = {}
     for number, kills in enumerate(scenarios):
         folder = root / f"killed-{number}"
-        deaths = [in_child(lambda k=k, f=folder: run(f, Fuse(*k))) for k in kills]
-        last = in_child(lambda f=folder: run(f, Fuse("", 0, "")))
+        page = any(phase in ("finish", "fsync") for phase, *_ in kills)
+        deaths = [in_child(lambda k=k, f=folder, page=page: run(f, Fuse(*k), page)) for k in kills]
+        last = in_child(lambda f=folder, page=page: run(f, Fuse("", 0, ""), page))
         end = {"end": fingerprint(folder), "stages": by_stage(folder)}
         results["killed"][repr(kills)] = {"deaths": deaths, "last": last, **end}
     return results

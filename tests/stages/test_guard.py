@@ -17,11 +17,12 @@ from pipeline.report.files import read_run
 from pipeline.report.progress import Silent
 from pipeline.run.collapse import LIMITS
 from pipeline.run.opening import make_setup, opened, restore_in_flight
+from pipeline.run.saving import save_final
 from pipeline.whole_run import finish, remaining, run_items, upcoming
 from tests.stages.broken import all_survived, killed
 from tests.stages.kill_driver import AROUND_ROLL_BACKS
 from tests.stages.sessions import run_all, train_round
-from tests.stages.start import started
+from tests.stages.start import ONLY_RL, start, started
 from tests.stages.tiny import tiny
 
 ROLL_BACK = "guard={action: roll_back, window: 2, knob: {rl.optimizer.learning_rate: 0.05}}"
@@ -33,21 +34,24 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return read_jsonl(folder / "metrics.jsonl")
 
 
-def run(folder: Path, overrides: list[str]) -> list[tuple[str, dict[str, Any]]]:
-    """The run's events."""
+def run(folder: Path, overrides: list[str], page: bool = False) -> list[tuple[str, dict[str, Any]]]:
+    """The run's events. `page`: it ends with its page, a second's work, and not with its model alone."""
     heard: list[tuple[str, dict[str, Any]]] = []
     with opened(tiny(overrides=overrides), Path.cwd(), folder, "auto", Silent()) as session:
         session.recorder.listener = lambda name, fields: heard.append((name, fields))
         run_all(session)
-        finish(session)
+        if page:
+            finish(session)
+        else:
+            save_final(session.run, session.workers.backend)
     return heard
 
 
 @pytest.mark.integration
 def test_a_collapse_is_rolled_back_with_the_knob_turned_and_everybody_is_told(tmp_path: Path) -> None:
     """What follows the roll-back is, number by number, what a run with the lower rate does from the beginning."""
-    heard = run(tmp_path / "a", [*TOO_FAST, ROLL_BACK])
-    run(tmp_path / "b", ["rl.optimizer.learning_rate=0.001", TOO_FAST[1]])
+    heard = run(tmp_path / "a", [start(), *ONLY_RL, *TOO_FAST, ROLL_BACK], page=True)
+    run(tmp_path / "b", [start(), *ONLY_RL, "rl.optimizer.learning_rate=0.001", TOO_FAST[1]], page=True)
     (alarm,) = [r for r in rows(tmp_path / "a") if r["kind"] == "alarm"]
     assert (alarm["step"], alarm["to_step"], alarm["roll_backs"]) == (3, 0, 1)
     assert alarm["knob"] == {"rl.optimizer.learning_rate": pytest.approx(0.001)}
@@ -78,10 +82,10 @@ def test_a_collapse_is_rolled_back_with_the_knob_turned_and_everybody_is_told(tm
 @pytest.mark.integration
 def test_a_collapse_that_old_responses_hid_is_rolled_back_to_before_it(tmp_path: Path) -> None:
     """The first update breaks the policy; the second step still trains on responses from before it, which look well."""
-    ahead = [TOO_FAST[1], "rollout.max_staleness=1", "rl.select.keep=all"]
+    ahead = [start(), *ONLY_RL, TOO_FAST[1], "rollout.max_staleness=1", "rl.select.keep=all"]
     others = {setting: "null" for _, setting, _ in LIMITS} | {"max_unanswered": "0.3", "window": "1"}
-    heard = run(tmp_path / "a", [TOO_FAST[0], *ahead, ROLL_BACK, *(f"guard.{k}={v}" for k, v in others.items())])
-    run(tmp_path / "b", ["rl.optimizer.learning_rate=0.001", *ahead])
+    heard = run(tmp_path / "a", [*ahead, TOO_FAST[0], ROLL_BACK, *(f"guard.{k}={v}" for k, v in others.items())])
+    run(tmp_path / "b", [*ahead, "rl.optimizer.learning_rate=0.001"])
     (alarm,) = [r for r in rows(tmp_path / "a") if r["kind"] == "alarm"]
     assert (alarm["step"], alarm["to_step"], alarm["roll_backs"]) == (3, 0, 1)
     assert len([n for n, _ in heard if n == "verizero.collapse.suspected"]) == 1
@@ -121,7 +125,7 @@ def test_taken_back_a_run_does_the_same_again(kind: list[str], tmp_path: Path) -
         assert json.loads(json.dumps(session.state.to_json())) == state
         restore_in_flight(session.workers, session.setup, session.state)
         run_items(session, upcoming(session.run, session.state, rl[-1]))
-        finish(session)
+        save_final(session.run, session.workers.backend)
     model = "model/model.safetensors"
     assert (folder / model).read_bytes() == (tmp_path / "straight" / model).read_bytes()
     again, straight = ([r for r in rows(f) if r["kind"] == "step"] for f in (folder, tmp_path / "straight"))
@@ -132,7 +136,7 @@ def test_taken_back_a_run_does_the_same_again(kind: list[str], tmp_path: Path) -
 @pytest.mark.integration
 def test_stop_ends_the_run_and_names_the_policy_before_the_collapse(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"RL is collapsing: .*guard\.max_flat.*The policy before that is (\S+);") as e:
-        run(tmp_path, [*TOO_FAST, "guard={action: stop, window: 2}"])
+        run(tmp_path, [start(), *ONLY_RL, *TOO_FAST, "guard={action: stop, window: 2}"])
     named = Path(str(e.value).partition("The policy before that is ")[2].partition(";")[0])
     assert (named / "model.safetensors").is_file()
     assert json.loads((named.parent / "state.json").read_text())["rl_step"] == 0
@@ -148,8 +152,8 @@ def test_a_run_that_collapses_however_often_it_is_rolled_back_ends(tmp_path: Pat
 
 @pytest.mark.integration
 def test_warn_says_it_once_and_changes_nothing(tmp_path: Path) -> None:
-    heard = run(tmp_path / "warned", [*TOO_FAST, "guard={action: warn, window: 2}"])
-    run(tmp_path / "off", [*TOO_FAST, "guard={action: none, window: 2}"])
+    heard = run(tmp_path / "warned", [start(), *ONLY_RL, *TOO_FAST, "guard={action: warn, window: 2}"])
+    run(tmp_path / "off", [start(), *ONLY_RL, *TOO_FAST, "guard={action: none, window: 2}"])
     warned = rows(tmp_path / "warned")
     assert len([r for r in warned if r["kind"] == "alarm"]) == 1
     assert len([n for n, _ in heard if n == "verizero.collapse.suspected"]) == 1
