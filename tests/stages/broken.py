@@ -13,7 +13,8 @@ from typing import Any
 from pipeline.config.run import RunConfig
 from pipeline.report.progress import Silent
 from pipeline.run.opening import opened
-from pipeline.whole_run import finish, remaining, run_items
+from pipeline.run.saving import save_final
+from pipeline.whole_run import remaining, run_items
 from tests.stages.kill_driver import fingerprint
 from tests.warm import warm
 
@@ -43,7 +44,7 @@ def run(config: RunConfig, folder: Path, breaks: tuple[str, int] | None = None) 
     with opened(config, folder.parent, folder, "auto", Silent()) as session:
         for _, items in remaining(session.run, session.state):
             run_items(session, items, wrap)
-        finish(session)
+        save_final(session.run, session.workers.backend)
 
 
 def killed(folder: Path, *overrides: str) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def run_all(session: Session, wrap: Wrap = plain) -> None:
         run_items(session, items, wrap)
 
 
-def train_model(config: RunConfig, base: Path, folder: Path, resume: Literal["auto", "must"] = "auto") -> Path:
+def train_model(config: RunConfig, base: Path, folder: Path, resume: Literal["auto", "must", "never"] = "auto") -> Path:
     """Do a whole run up to its final model; return its folder. Its page, drawn from files in a second, is left out."""
     with opened(config, base, folder, resume, Silent()) as session:
         run_all(session)

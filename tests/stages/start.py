@@ -15,14 +15,19 @@ FOLDER = "VERIZERO_TEST_MODELS"
 ONLY_RL = ("stages=[rl]", "sft=null")
 
 
-def start(*overrides: str) -> str:
-    """Return the override that names the policy which SFT of the tiny recipe makes, with these overrides in it."""
+def policy(*overrides: str) -> Path:
+    """Return the folder of the policy which SFT of the tiny recipe makes, with these overrides in it."""
     folder = Path(os.environ[FOLDER]) / hashlib.sha256(repr(overrides).encode()).hexdigest()[:8]
     with locked(folder, wait=True):
         if not (folder / "run" / "model").is_dir():
             config = tiny({"stages": ["sft"], "data": {"evaluation": []}}, overrides)
             train_model(config, folder, folder / "run")
-    return f"model={{path: {folder / 'run' / 'model'}}}"
+    return folder / "run" / "model"
+
+
+def start(*overrides: str) -> str:
+    """Return the override that names the policy which SFT of the tiny recipe makes, with these overrides in it."""
+    return f"model={{path: {policy(*overrides)}}}"
 
 
 def started(*overrides: str) -> tuple[str, ...]:

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from pipeline.loop import rounds
-from pipeline.report.progress import Silent
-from pipeline.whole_run import train
 from tests.launch.runs import assert_same_bytes
+from tests.stages.sessions import train_model
 from tests.stages.tiny import TREE, tiny
 
 
@@ -29,7 +28,7 @@ def test_a_break_in_rl_changes_no_byte(tmp_path: Path, monkeypatch: pytest.Monke
         }
     )
     folders = [tmp_path / name for name in ("straight", "broken")]
-    train(config, tmp_path, folders[0], "auto", Silent())
+    train_model(config, tmp_path, folders[0])
     one_step, done = rounds.one_step, 0
 
     def killed_in_the_third(*given: Any) -> Any:
@@ -42,6 +41,6 @@ def test_a_break_in_rl_changes_no_byte(tmp_path: Path, monkeypatch: pytest.Monke
     with monkeypatch.context() as patched:
         patched.setattr(rounds, "one_step", killed_in_the_third)
         with pytest.raises(Killed):
-            train(config, tmp_path, folders[1], "auto", Silent())
-    train(config, tmp_path, folders[1], "must", Silent())
+            train_model(config, tmp_path, folders[1])
+    train_model(config, tmp_path, folders[1], "must")
     assert_same_bytes(folders[1], folders[0])

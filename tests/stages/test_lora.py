@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from pipeline.models.load import load_model
-from pipeline.report.progress import Silent
-from pipeline.whole_run import train
 from tests.stages.recorded import EXPERTS
+from tests.stages.sessions import train_model
 from tests.stages.tiny import tiny
 
 LORA = [
@@ -33,7 +32,7 @@ def test_a_run_with_adapters_ends_in_a_plain_model_and_goes_on_the_same(
 ) -> None:
     config = tiny(overrides=[*LORA, *policy, "checkpoint.keep=99"])
     whole = tmp_path / "whole"
-    train(config, tmp_path, whole, "never", Silent())
+    train_model(config, tmp_path, whole, "never")
     wanted = dict(load_model(str(whole / "model")).named_parameters())
     assert not any("lora" in name for name in wanted)
     steps = sorted((whole / "checkpoints").iterdir())
@@ -43,7 +42,7 @@ def test_a_run_with_adapters_ends_in_a_plain_model_and_goes_on_the_same(
         shutil.copytree(whole, other)
         for later in sorted((other / "checkpoints").iterdir())[broken_at + 1 :]:
             shutil.rmtree(later)
-        train(config, tmp_path, other, "must", Silent())
+        train_model(config, tmp_path, other, "must")
         ends = dict(load_model(str(other / "model")).named_parameters())
         assert all(torch.equal(ends[name], w) for name, w in wanted.items())
     first = dict(load_model(str(steps[0] / "model")).named_parameters())

@@ -14,7 +14,8 @@ from pipeline.files import read_jsonl
 from pipeline.report.progress import Silent
 from pipeline.whole_run import train
 from tests.stages.broken import Broken, goes_on_as_if_never_broken, run
-from tests.stages.sessions import Heard
+from tests.stages.sessions import Heard, train_model
+from tests.stages.start import policy
 from tests.stages.tiny import tiny
 
 CALM = {"learning_rate": 1e-3}
@@ -32,11 +33,9 @@ def recipe(start: Path | None = None, **preference: Any) -> RunConfig:
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def start() -> Path:
     """A model that answers sums, sometimes rightly."""
-    folder = tmp_path_factory.mktemp("start")
-    train(tiny({"stages": ["sft"], "data": {"evaluation": []}}), folder, folder, "auto", Silent())
-    return folder / "model"
+    return policy()
 
 
 def rows(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -49,7 +48,7 @@ def rows(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 @pytest.mark.integration
 def test_a_verifier_is_enough_right_answers_against_wrong_ones_of_the_policy(tmp_path: Path, start: Path) -> None:
-    train(recipe(start), tmp_path, tmp_path / "run", "auto", Silent())
+    train_model(recipe(start), tmp_path, tmp_path / "run")
     pairs = read_jsonl(tmp_path / "run/stages/preference/pairs-1.jsonl")
     assert pairs
     for pair in pairs:
@@ -71,7 +70,7 @@ def test_a_verifier_is_enough_right_answers_against_wrong_ones_of_the_policy(tmp
 @pytest.mark.parametrize("every_part", [False, True])
 def test_parts_have_their_own_pairs_and_each_its_own_reference(tmp_path: Path, start: Path, every_part: bool) -> None:
     config = recipe(start, parts=2, sampled={**SAMPLED, "every_part": every_part})
-    train(config, tmp_path, tmp_path / "run", "auto", Silent())
+    train_model(config, tmp_path, tmp_path / "run")
     folder = tmp_path / "run/stages/preference"
     first, second = (read_jsonl(folder / f"pairs-{k}.jsonl") for k in (1, 2))
     assert len({p.name.split("-")[1] for p in folder.glob("reference-*")}) == 2
@@ -149,7 +148,7 @@ def test_pairs_of_a_file_are_graded_swapped_and_counted_and_nothing_is_lost(tmp_
 @pytest.mark.integration
 def test_weights_and_another_divergence_begin_at_the_loss_of_equal_responses(tmp_path: Path, start: Path) -> None:
     loss = {"name": "robust", "wpo": True, "f_divergence": "forward_kl"}
-    train(recipe(start, loss=loss), tmp_path, tmp_path / "run", "auto", Silent())
+    train_model(recipe(start, loss=loss), tmp_path, tmp_path / "run")
     steps = [s["metrics"] for s in rows(tmp_path / "run", "step")]
     assert steps[0]["loss"] == pytest.approx(0.693147 * steps[0]["preference/weight"], rel=1e-5)
     assert steps[-1]["preference/margin"] > 0.01
@@ -163,7 +162,7 @@ def test_labelled_rows_train_losses_of_labels_and_no_other(tmp_path: Path, loss:
     ]
     source = file_of(tmp_path, labelled)
     config = recipe(pairs=[source], loss={"name": loss})
-    train(config, tmp_path, tmp_path / "run", "auto", Silent())
+    train_model(config, tmp_path, tmp_path / "run")
     steps = rows(tmp_path / "run", "step")
     assert [s["metrics"].get("preference/z", -1) >= 0 for s in steps] == [loss == "kto"] * len(steps)
     with pytest.raises(DataError, match="kto"):
@@ -174,4 +173,4 @@ def test_labelled_rows_train_losses_of_labels_and_no_other(tmp_path: Path, loss:
 def test_a_policy_that_never_differs_makes_no_pairs_and_says_what_to_do(tmp_path: Path) -> None:
     config = recipe(sampled={"prompts": 2, "samples": 2})
     with pytest.raises(DataError, match="0 pairs for 1 parts"):
-        train(config, tmp_path, tmp_path / "run", "auto", Silent())
+        train_model(config, tmp_path, tmp_path / "run")

@@ -12,7 +12,7 @@ import pytest
 from pipeline.config.run import RunConfig
 from pipeline.report.progress import Silent
 from pipeline.run.opening import opened
-from pipeline.whole_run import finish
+from pipeline.run.saving import save_final
 from tests.stages.sessions import replacing, run_all
 from tests.stages.sevens import recipe, rows
 from tests.warm import VLLM, warm
@@ -48,7 +48,7 @@ def played(config: RunConfig, folder: Path) -> list[tuple[tuple[int, ...], list[
     with opened(config, folder, folder / "run", "auto", Silent()) as session:
         seen = prompts_of(session.workers.rollouts.engine)
         run_all(session, replacing())
-        finish(session)
+        save_final(session.run, session.workers.backend)
     return seen
 
 
