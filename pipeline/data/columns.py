@@ -23,7 +23,15 @@ def pick(row: Mapping[str, Any], column: Column) -> Any:
     DataError if it cannot be parsed. Both name the column.
     """
     value = _step_column(row, column.column)
-    where = f"column {column.column!r}"
+    if column.parse or column.key is not None or column.after or column.before or column.boxed or column.replace:
+        value = _part(value, column, f"column {column.column!r}")
+    if value.strip() == "" if isinstance(value, str) else value is None or value in ([], {}):
+        raise Missing(f"column {column.column!r} is empty")
+    return value
+
+
+def _part(value: Any, column: Column, where: str) -> Any:
+    """Return the part of a column's value that the column names."""
     if column.parse is not None and isinstance(value, str):
         _require(value.strip(), f"{where} is empty")
         try:
@@ -38,15 +46,13 @@ def pick(row: Mapping[str, Any], column: Column) -> Any:
         if not isinstance(value, str):
             raise DataError(f"{where} must be text to take a part of it, got {type(value).__name__}")
         value = _cut(value, column, where)
-    empty = value.strip() == "" if isinstance(value, str) else value is None or value in ([], {})
-    _require(not empty, f"{where} is empty")
     return value
 
 
 def pick_optional(row: Mapping[str, Any], column: Column | None) -> Any:
     """Return the result of `pick`; None where nothing is there. Raises: DataError if it cannot be parsed."""
-    if column is None:
-        return None
+    if column is None or (column.column not in row and column.column.partition(".")[0] not in row):
+        return None  # most rows lack most optional columns
     try:
         return pick(row, column)
     except Missing:

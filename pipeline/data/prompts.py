@@ -185,7 +185,8 @@ def _rows(source: Source, seed: int, base_dir: Path) -> Iterator[Placed]:
         name, params = source.generator.name, source.generator.params
         split = _split(id(registry.find("generators", name)), name, json.dumps(params, sort_keys=True), seed)
         rows = getattr(split, source.generator.split)
-        return ((f"{source.label} row {i}", i, row) for i, row in enumerate(rows, 1))
+        label = source.label
+        return ((f"{label} row {i}", i, row) for i, row in enumerate(rows, 1))
     if source.file is not None:
         return read_file(base_dir / source.file, source.file)
     assert source.hub is not None

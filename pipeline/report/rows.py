@@ -312,7 +312,8 @@ def _row(kind: Any, line: object, place: str) -> Any:
         if not isinstance(value, key.types):
             wanted = " or ".join(t.__name__ for t in key.types)
             raise DataError(f"{place}: {name} is {type(value).__name__}, expected {wanted}")
-        values[key.name] = _value(key, value, f"{place}, {name}")
+        plain = key.row is None and not isinstance(value, list)
+        values[key.name] = value if plain else _value(key, value, f"{place}, {name}")
     missing = [name for name, key in keys.items() if key.required and key.name not in values]
     if missing:
         raise DataError(f"{place} has no key {missing[0]!r}; restore the line, or remove it")
