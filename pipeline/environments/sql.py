@@ -68,7 +68,7 @@ def environment(params: Params, prompt: Prompt, task_seed: int, sample_seed: int
     return ToolEpisode(box, grade)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16_384)  # two databases of each of the generator's 4,000 tasks, and room
 def _expected(setup: str, query: str, params: Params) -> Rows:
     try:
         return _rows(setup, query, params)
