@@ -5,7 +5,6 @@ import random
 import sys
 from pathlib import Path
 
-import datasets
 import pytest
 
 from pipeline.config.data import Source
@@ -266,6 +265,8 @@ def test_hub_source_works_offline_with_a_local_folder(
     tmp_path: Path, saved: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    import datasets  # a second
+
     datasets.disable_progress_bars()
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "gsm"

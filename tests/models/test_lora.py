@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 import transformers
@@ -88,6 +87,8 @@ def test_saved_adapters_come_back_and_load_with_peft(tmp_path: Path) -> None:
     again = adapted("llama", dtype=torch.float32)
     again.load(tmp_path)
     assert torch.equal(logits(again.model), logits(a.model))
+    import peft  # half a second
+
     theirs = peft.PeftModel.from_pretrained(tiny("llama"), tmp_path / "adapter")
     assert torch.allclose(logits(theirs), logits(a.model), atol=1e-6)
     a.merge().save_pretrained(tmp_path / "model")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import peft
 import pytest
 import torch
 import transformers
@@ -146,6 +145,8 @@ def test_saved_adapters_come_back_and_load_with_peft(name: str, tmp_path: Path) 
     again = adapted(name, (), torch.float32)
     again.load(tmp_path)
     assert torch.equal(logits(again.model), logits(a.model))
+    import peft  # half a second
+
     theirs = peft.PeftModel.from_pretrained(mixture(name, torch.float32), tmp_path / "adapter")
     assert torch.equal(logits(theirs), logits(a.model))
     a.merge().save_pretrained(tmp_path / "model")
