@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from typing import Any
 
 import pytest
@@ -58,29 +59,28 @@ def worst(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
     return max(float((found[n].double() - w.double()).abs().max() / w.abs().max()) for n, w in wanted.items())
 
 
-@pytest.mark.parametrize("tokens", [200, 100_000])
 @pytest.mark.parametrize("name", ["qwen2 tied", "qwen3 with bias", "llama narrow heads"])
-def test_the_blocks_of_our_own(name: str, tokens: int) -> None:
+def test_the_blocks_of_our_own(name: str) -> None:
     model = tiny(name)
     use_onednn(model)
     rows = texts(count=40)
     assert sum(len(ids) for ids, _ in rows) > MIN_SEGMENT_TOKENS, "several segments are tried"
     wanted_loss, wanted = one_by_one(model, rows)
-    loss, found = ours(model, rows, True, tokens)
-    assert loss == pytest.approx(wanted_loss, rel=1e-5)
-    assert worst(found, wanted) <= 1e-4  # float32 against float64
-    plain_loss, plain = ours(model, rows, False, tokens)
-    assert loss == pytest.approx(plain_loss, rel=1e-5)
-    assert worst(found, plain) <= 1e-5 * 10  # two orders of summing, both in float32
+    for tokens in (200, 100_000):
+        loss, found = ours(model, rows, True, tokens)
+        assert loss == pytest.approx(wanted_loss, rel=1e-5)
+        assert worst(found, wanted) <= 1e-4  # float32 against float64
+        plain_loss, plain = ours(model, rows, False, tokens)
+        assert loss == pytest.approx(plain_loss, rel=1e-5)
+        assert worst(found, plain) <= 1e-5 * 10  # two orders of summing, both in float32
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama with scaled rotations", "mistral with a sliding window", "qwen2 tied"])
-@pytest.mark.parametrize("tokens", [100, 100_000])
-def test_models_of_transformers_in_float64(name: str, tokens: int) -> None:
+def test_models_of_transformers_in_float64(name: str) -> None:
     model = tiny(name, dtype=torch.float64)
     rows = texts(count=12)
     wanted_loss, wanted = one_by_one(model, rows)
-    for packs in (True, False):
+    for tokens, packs in itertools.product((100, 100_000), (True, False)):
         loss, found = ours(model, rows, packs, tokens)
         assert loss == pytest.approx(wanted_loss, rel=1e-9)
         assert worst(found, wanted) <= 1e-6
