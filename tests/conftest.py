@@ -25,7 +25,7 @@ WHOLE_FILE = re.compile(r"^pytestmark = .*\bintegration\b", re.MULTILINE)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the folder for policies that tests share (`tests.stages.start`), once for all processes."""
+    """Make the folder of what tests share (`tests.stages.start`, `tests.warm`), once for all processes."""
     if "VERIZERO_TEST_MODELS" not in os.environ:
         folder = os.environ["VERIZERO_TEST_MODELS"] = tempfile.mkdtemp(prefix="verizero-models-")
 

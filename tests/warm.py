@@ -6,31 +6,36 @@ To import torch and transformers costs five seconds of a core, and tests start h
 environment, session, signals and exit status. One thing differs: /proc shows the command line and the environment of
 the first process. Therefore a fork holds the folder open that MARK names (`tests.processes.holding`).
 
-Run as `python -m tests.warm DESCRIPTOR MODULE ...` by this module alone.
+All processes of one run of the tests share the process of the same modules. Run as `python -m tests.warm DESCRIPTOR
+MODULE ...` by this module alone.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import gc
+import hashlib
 import importlib
 import inspect
 import os
 import pickle
+import select
 import socket
 import subprocess
 import sys
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from runpy import run_module, run_path
 from typing import Any
 
+from pipeline.files import locked
 from pipeline.launch import die_with
 from pipeline.rollout import child_process
 
@@ -41,24 +46,32 @@ TRAINING = ("tests.forked_training",)
 VLLM = (*TRAINING, "tests.stages.forked_vllm")
 WATCHER = child_process.__file__
 """The one script that becomes a fork."""
+FOLDER = "VERIZERO_TEST_MODELS"
+"""Variable that names a folder of this run of the tests; tests/conftest.py sets it."""
 LAUNCHERS = ("tests.launch.host", "torch.distributed.run", WATCHER)
 """Programs whose own programs are forks too."""
 
 
 class Warm:
-    """A process that has imported `modules` and computes nothing itself; it ends with this process."""
+    """A process that has imported `modules` and computes nothing itself; it ends with the last process that has one."""
 
     def __init__(self, modules: tuple[str, ...]) -> None:
-        self._control, theirs = socket.socketpair()
-        plain = {name: value for name, value in os.environ.items() if name != MARK}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.warm", str(theirs.fileno()), *modules],
-            cwd=ROOT,
-            env={**plain, "OMP_NUM_THREADS": "1"},  # a thread of a pool would be missing in every fork
-            pass_fds=[theirs.fileno()],
-            start_new_session=True,  # Ctrl-C ends the tests, and then this process's end of the socket ends it
-        )
-        theirs.close()
+        folder = folder_of(modules)
+        self._control = socket.socket(socket.AF_UNIX)
+        with locked(folder, wait=True):
+            try:
+                self._control.connect(str(folder / "socket"))
+            except (FileNotFoundError, ConnectionRefusedError):  # there is none, or it was killed
+                (folder / "socket").unlink(missing_ok=True)
+                with socket.socket(socket.AF_UNIX) as listener:
+                    listener.bind(str(folder / "socket"))
+                    listener.listen()
+                    start(listener, modules)
+                self._control.connect(str(folder / "socket"))
+
+    def close(self) -> None:
+        """Close this process's connection."""
+        self._control.close()
 
     def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Return what the function returns in a fork, with this process's environment and folder; or raise its error.
@@ -76,9 +89,26 @@ class Warm:
         return result
 
 
+def folder_of(modules: Sequence[str]) -> Path:
+    """Return the folder of the process that has those modules imported; it holds a lock and a socket."""
+    return Path(os.environ[FOLDER]) / f"warm-{hashlib.sha256(repr(tuple(modules)).encode()).hexdigest()[:8]}"
+
+
+def start(listener: socket.socket, modules: tuple[str, ...]) -> None:
+    """Start the process that answers at the socket."""
+    plain = {name: value for name, value in os.environ.items() if name != MARK}
+    subprocess.Popen(
+        [sys.executable, "-m", "tests.warm", str(listener.fileno()), *modules],
+        cwd=ROOT,
+        env={**plain, "OMP_NUM_THREADS": "1"},  # a thread of a pool would be missing in every fork
+        pass_fds=[listener.fileno()],
+        start_new_session=True,  # Ctrl-C ends the tests, and then their ends of the connections end it
+    )
+
+
 @functools.cache
 def warm(modules: tuple[str, ...] = TRAINING) -> Warm:
-    """Return this process's Warm of those modules, started at the first call."""
+    """Return the Warm of those modules, started at the first call of all processes."""
     return Warm(modules)
 
 
@@ -195,7 +225,7 @@ def answer(connection: Connection) -> None:
 
 
 def main(descriptor: int, modules: list[str]) -> None:
-    """Import the modules, then fork for each call that comes in, until the other end of the socket closes."""
+    """Import the modules, then fork for each call that comes in, until the last connection closes."""
     for module in modules:
         importlib.import_module(module)
     # Collections in forks pass over what was imported: vLLM's close alone asks for eight, a second of a core each.
@@ -203,20 +233,45 @@ def main(descriptor: int, modules: list[str]) -> None:
     gc.freeze()
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"a fork would lack {len(threads) - 1} threads that {modules} started"
-    with socket.socket(fileno=descriptor) as control:
-        while True:
-            message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
+    listener = socket.socket(fileno=descriptor)
+    controls = [listener.accept()[0]]
+    while controls or not is_over(listener, modules):
+        for ready in select.select([listener, *controls], [], [])[0]:
+            if ready is listener:
+                controls.append(listener.accept()[0])
+                continue
+            message, descriptors, _, _ = socket.recv_fds(ready, 1, 1)
             if not message:
-                return
+                ready.close()
+                controls.remove(ready)
+                continue
             if os.fork() == 0:
                 die_with(os.getppid())
-                control.close()
+                for end in (listener, *controls):
+                    end.close()
                 for undone in list(weakref.finalize._registry):  # type: ignore[attr-defined]
                     undone.atexit = False  # what this process has imported is not a fork's to undo
                 exit_after(lambda: answer(Connection(descriptors[0])))  # noqa: B023
             os.close(descriptors[0])
-            while os.waitpid(-1, os.WNOHANG)[0]:  # those that have ended
-                pass
+        reap()
+
+
+def is_over(listener: socket.socket, modules: list[str]) -> bool:
+    """True if nobody wants to connect; from then on nobody can. Connections are made under the same lock."""
+    if not folder_of(modules).exists():  # the run of the tests has ended
+        return True
+    with locked(folder_of(modules), wait=True):
+        if select.select([listener], [], [], 0)[0]:
+            return False
+        listener.close()
+        return True
+
+
+def reap() -> None:
+    """Forget the forks that have ended."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 if __name__ == "__main__":

@@ -9,9 +9,8 @@ from pathlib import Path
 from pipeline.files import locked
 from tests.stages.sessions import train_model
 from tests.stages.tiny import tiny
+from tests.warm import FOLDER
 
-FOLDER = "VERIZERO_TEST_MODELS"
-"""Variable that names the folder of these policies; tests/conftest.py sets it."""
 ONLY_RL = ("stages=[rl]", "sft=null")
 
 

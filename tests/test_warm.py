@@ -1,0 +1,53 @@
+"""The process that tests fork: one for all processes of a run of the tests, until the last of them has ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.processes import alive, until
+from tests.warm import FOLDER, ROOT, Warm
+
+PROGRAM = "import os; from tests.warm import warm; print(warm(('json',)).call(os.getppid), flush=True); input()"
+
+
+def test_processes_share_it_and_it_ends_with_the_last(tmp_path: Path) -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    environment = {**os.environ, FOLDER: str(tmp_path)}
+    pair = [
+        subprocess.Popen([sys.executable, "-c", PROGRAM], cwd=ROOT, env=environment, **pipes)  # type: ignore[call-overload]
+        for _ in range(2)
+    ]
+    numbers = [int(each.stdout.readline()) for each in pair]
+    assert numbers[0] == numbers[1]
+    pair[0].communicate("\n")
+    assert alive(numbers), "the other one may call it"
+    pair[1].communicate("\n")
+    until(lambda: not alive(numbers), "the end of the process")
+
+
+def test_where_it_was_killed_the_next_one_starts_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    first = Warm(("json",))
+    killed = first.call(os.getppid)
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: not alive([killed]), "the end of the process")
+    second = Warm(("json",))
+    assert second.call(os.getppid) != killed
+    with pytest.raises((EOFError, BrokenPipeError)):
+        first.call(os.getppid)
+    second.close()
+
+
+def test_what_a_fork_raises_is_raised_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    warm = Warm(("json",))
+    with pytest.raises(ZeroDivisionError):
+        warm.call(divmod, 1, 0)
+    assert warm.call(divmod, 7, 2) == (3, 1)
+    warm.close()
