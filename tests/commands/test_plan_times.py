@@ -146,13 +146,17 @@ def test_time_depends_on_what_the_recipe_runs() -> None:
 
 
 def test_a_pass_before_the_update_is_counted_where_it_is_run() -> None:
-    def phases(**params: Any) -> dict[str, float]:
-        return seconds_of(recipe_of("Qwen/Qwen2.5-7B", rl={"algorithm": {"name": "grpo", **params}}))
+    def phases(name: str = "grpo", **params: Any) -> dict[str, float]:
+        return seconds_of(recipe_of("Qwen/Qwen2.5-7B", rl={"algorithm": {"name": name, **params}}))
 
     assert "old log-probs" not in phases()
     assert "old log-probs" not in phases(num_epochs=2), "the first update keeps what it computes"
     two = phases(num_minibatches=2)
     assert two["old log-probs"] == two["reference"] > 0
+    assert "score norms" not in two
+    assert phases("otb")["score norms"] == 2 * two["reference"], "at the temperature and at half of it"
+    three = phases("otb", kl_in="reward", kl_coef=0.01)
+    assert three["score norms"] == three["old log-probs"] == two["reference"]
 
 
 def test_rows_that_transformers_decodes_are_not_refilled() -> None:

@@ -85,6 +85,8 @@ def seconds(work: Work) -> dict[str, float]:
     phases = {"generate": decoding(work)}
     if parts.has_old_pass:
         phases["old log-probs"] = one_forward
+    if parts.needs_score_norms:  # at the temperature, unless that is done, and at half of it
+        phases["score norms"] = one_forward * (1 if parts.has_old_pass else 2)
     if has_reference(config):
         phases["reference"] = one_forward
     # A backward has two products for each of the forward's: for the inputs and, unless frozen, for the weights.
