@@ -116,7 +116,7 @@ def names_device(device: Any) -> bool:
 
 def on_cpu(x: Any) -> Any:
     """The CPU tensor inside `x`; `x` itself if it is not of the device."""
-    return x.inner if isinstance(x, Fake) else x
+    return x.inner if type(x) is Fake else x
 
 
 def flat_of(args: Iterable[Any]) -> list[Any]:
@@ -141,6 +141,13 @@ def is_mutable(func: Any) -> bool:
     return bool(func._schema.is_mutable)
 
 
+@functools.cache
+def may_wait(func: Any) -> bool:
+    """True if the host waits for the operation in some case."""
+    known = {aten._local_scalar_dense.default, aten.repeat_interleave.Tensor} | SIZED_BY_VALUES
+    return func in known | COPIES | READS | WRITES
+
+
 def line() -> str:
     """The innermost line of the project's own code that is running, as file:line."""
     frame = sys._getframe(1)
@@ -155,7 +162,7 @@ def line() -> str:
 def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Compute one operation on the CPU. Raises: Mixed."""
     flat = flat_of((*args, *kwargs.values()))
-    has_fakes = any(isinstance(x, Fake) for x in flat)
+    has_fakes = Fake in map(type, flat)
     to_device, asked = has_fakes, kwargs.get("device")
     if asked is not None:
         to_device, kwargs = names_device(asked), kwargs | {"device": torch.device("cpu")}
@@ -165,9 +172,10 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         to_device = isinstance(args[0], Fake)
     if has_fakes:
         refuse_mixture(func, args, flat)
-    count_wait(func, args, has_fakes, to_device)
+    if may_wait(func):
+        count_wait(func, args, has_fakes, to_device)
     inner_args = tuple([each(on_cpu, x) for x in args])
-    inner_kwargs = {name: each(on_cpu, x) for name, x in kwargs.items()}
+    inner_kwargs = {name: each(on_cpu, x) for name, x in kwargs.items()} if kwargs else kwargs
     if func is aten.histc.default and not inner_args[0].is_floating_point():  # a GPU counts integers, the CPU does not
         inner_args = (inner_args[0].float(), *inner_args[1:])
     out = func(*inner_args, **inner_kwargs)
@@ -184,7 +192,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 def refuse_mixture(func: Any, args: Any, flat: list[Any]) -> None:
     """Raise Mixed where CUDA raises: tensors of both devices, numbers of no dimension and indices excepted."""
-    if func in COPIES:
+    if not any(type(x) is not Fake and isinstance(x, torch.Tensor) for x in flat) or func in COPIES:
         return
     if func in READS or func in WRITES:
         # A tensor of the GPU takes indices of the CPU; one of the CPU takes none of the GPU.

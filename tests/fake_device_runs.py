@@ -88,8 +88,8 @@ AT_MOST = {
 MANY_STEPS = 32
 LAYERS_OF_WAITS = 2
 """Waits are counted where a layer follows another; what a layer mixes, it mixes alone too."""
-MICRO_BATCH_TOKENS = 200
-"""Three or four micro-batches of the groups of an update: enough to see what happens between two."""
+MICRO_BATCH_TOKENS = 320
+"""Four micro-batches of an update without minibatches: enough to see what happens between two."""
 VERIFIER = """
 from pipeline.types import Attempt, Verdict
 from verifiers.base import VerifierParams, verifier
@@ -271,8 +271,8 @@ def micro_batch_waits(name: str, folder: Path, **how: Any) -> dict[str, float]:
             pipeline.train.micros.deal = plain
         return seen, max(micros)
 
-    waits(64)
-    many, few = waits(24), waits(200)
+    waits(200)
+    many, few = waits(64), waits(200)
     return by_file(many[0] - few[0], many[1] - few[1])
 
 
