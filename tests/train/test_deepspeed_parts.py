@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,36 +10,42 @@ from tests.train.rank_group import installed, run
 from tests.warm import warm
 
 RANK = "tests.train.zero_parts"
+PARTS = ("critics", "chunks", "episodes", "adapters", "adapters_of_experts", "sequences")
 DIVIDED = [(1, "none"), (2, "none"), (3, "none"), (1, "optimizer"), (2, "optimizer"), (3, "all")]
 """Stages of ZeRO, each with what is offloaded."""
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return run(RANK, 2, str(tmp_path_factory.mktemp("parts")), ",".join(PARTS))
 
 
 @installed
 @pytest.mark.integration
 @pytest.mark.slow
 class TestTwoRanks:
-    def test_train_a_critic_as_torch_does(self, tmp_path: Path) -> None:
-        for rank in run(RANK, 2, str(tmp_path), "critics"):
+    def test_train_a_critic_as_torch_does(self, ends: list[dict[str, Any]]) -> None:
+        for rank in (r["critics"] for r in ends):
             for how, seen in rank.items():
                 assert max(seen["weights"], seen["critic"], seen["metrics"]) < 1e-5, (how, seen)
                 assert seen["resumed"] == seen["critic resumed"] == 0.0, (how, seen)
                 assert seen["moved"] > 1e-3, (how, seen)
                 assert seen["refused"] == 1.0, (how, seen)
 
-    def test_train_with_logits_in_chunks_as_with_all(self, tmp_path: Path) -> None:
-        for rank in run(RANK, 2, str(tmp_path), "chunks"):
+    def test_train_with_logits_in_chunks_as_with_all(self, ends: list[dict[str, Any]]) -> None:
+        for rank in (r["chunks"] for r in ends):
             for how, seen in rank.items():
                 assert max(seen["weights"], seen["metrics"]) < 1e-5, (how, seen)
 
-    def test_train_on_episodes_as_torch_does(self, tmp_path: Path) -> None:
-        for rank in run(RANK, 2, str(tmp_path), "episodes"):
+    def test_train_on_episodes_as_torch_does(self, ends: list[dict[str, Any]]) -> None:
+        for rank in (r["episodes"] for r in ends):
             assert rank.keys() == {"zero1", "zero3", "zero3 together"}
             for how, seen in rank.items():
                 assert max(seen["weights"], seen["metrics"]) < 1e-5, (how, seen)
 
     @pytest.mark.parametrize("part", ["adapters", "adapters_of_experts"])
-    def test_train_adapters_as_torch_does(self, part: str, tmp_path: Path) -> None:
-        for rank in run(RANK, 2, str(tmp_path), part):
+    def test_train_adapters_as_torch_does(self, part: str, ends: list[dict[str, Any]]) -> None:
+        for rank in (r[part] for r in ends):
             assert rank.keys() == {f"zero{zero}" for zero in range(4)}
             for how, seen in rank.items():
                 assert max(seen["weights"], seen["metrics"]) < 1e-5, (how, seen)
@@ -48,8 +53,8 @@ class TestTwoRanks:
                 assert seen["base"] == 1.0, (how, seen)
                 assert seen["moved"] > 1e-3, (how, seen)
 
-    def test_hold_each_sequence_together(self, tmp_path: Path) -> None:
-        for rank in run(RANK, 2, str(tmp_path), "sequences"):
+    def test_hold_each_sequence_together(self, ends: list[dict[str, Any]]) -> None:
+        for rank in (r["sequences"] for r in ends):
             for how, seen in rank.items():
                 assert max(seen["weights"], seen["metrics"]) < 1e-5, (how, seen)
                 assert seen["said"] == 0.0, (how, seen)

@@ -17,7 +17,8 @@ from tests.train.batches import two_layers
 from tests.train.rank_group import run
 from tests.train.zero_rank import OF_SIZE, begun, steps
 
-RANK, PARTS = "tests.train.zero_rank", "tests.train.zero_parts"
+RANK = "tests.train.zero_rank"
+PARTS = ("critics", "adapters", "sequences", "episodes", "experts", "adapters_of_experts")
 CLOSE = 1e-5
 
 
@@ -60,14 +61,19 @@ class TestRanks:
         assert found["plain"] < CLOSE
 
 
+@pytest.fixture(scope="module")
+def of_parts(folder: Path) -> list[dict[str, Any]]:
+    return run("tests.train.zero_parts", 2, str(folder / "parts"), ",".join(PARTS), "fsdp")
+
+
 @pytest.mark.integration
 @pytest.mark.slow
 class TestParts:
-    @pytest.mark.parametrize("part", ["critics", "adapters", "sequences", "episodes", "experts", "adapters_of_experts"])
-    def test_are_those_of_torch_alone(self, part: str, tmp_path: Path) -> None:
-        for rank in run(PARTS, 2, str(tmp_path), part, "fsdp"):
-            assert rank
-            for name, seen in rank.items():
+    @pytest.mark.parametrize("part", PARTS)
+    def test_are_those_of_torch_alone(self, part: str, of_parts: list[dict[str, Any]]) -> None:
+        for rank in of_parts:
+            assert rank[part]
+            for name, seen in rank[part].items():
                 assert seen["weights"] < CLOSE, name
                 assert seen["metrics"] < CLOSE, name
                 assert seen.get("critic", 0.0) < CLOSE, name

@@ -1,7 +1,7 @@
 """One rank of two: critics, adapters and options of DeepSpeed's and FSDP's trainers, compared with torch alone.
 
-Run by `test_deepspeed_parts.py` as `python -m tests.train.zero_parts FOLDER PART`, and by `test_fsdp_backend.py` with a
-third word "fsdp"; prints distances.
+Run by `test_deepspeed_parts.py` as `python -m tests.train.zero_parts FOLDER PART,PART`, and by `test_fsdp_backend.py`
+with a third word "fsdp"; prints the distances of each part.
 """
 
 from __future__ import annotations
@@ -342,6 +342,6 @@ PARTS = {
 if __name__ == "__main__":
     torch.set_num_threads(1)
     group = join(120)
-    answer = PARTS[sys.argv[2]](group, Path(sys.argv[1]))
+    answer = {part: PARTS[part](group, Path(sys.argv[1]) / part) for part in sys.argv[2].split(",")}
     leave()
     print("found", json.dumps(answer))
