@@ -2,10 +2,10 @@
 
 Run as a script: `python -m tests.stages.kill_driver FOLDER [a.b=c …]`; prints one JSON object. With overrides of more
 than its start and SFT only the kills around an update are tried, or around a roll-back where `guard` is among them, or
-in and between turns where `episodes` are; where they name other stages, one run is killed in each of them, again and
-again. Children are forked after the imports (torch has run nothing in parallel by then), so that a kill costs a second
-and not an interpreter's start. A run is killed several times, and what any of its kills changes would still be there at
-its end.
+in and between turns where `episodes` are; where they name more stages than RL, one run is killed in each of them, again
+and again. Children are forked after the imports (torch has run nothing in parallel by then), so that a kill costs a
+second and not an interpreter's start. A run is killed several times, and what any of its kills changes would still be
+there at its end.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from pipeline.run.saving import save_final
 from pipeline.run.session import Session
 from pipeline.whole_run import finish
 from tests.stages.sessions import run_all
+from tests.stages.start import ONLY_RL
 from tests.stages.tiny import tiny
 
 CONFIG = tiny(overrides=sys.argv[2:] if __name__ == "__main__" else ())
@@ -59,11 +60,15 @@ class Fuse:
 
     def wrap(self, phase: str, function: Callable[..., Any]) -> Callable[..., Any]:
         named, _, stage = self.phase.partition(" of ")
+        in_run = phase.startswith("environment ")  # demonstrations are played too, before the run is open
         if phase != named:
             return function
 
         def call(*arguments: Any) -> Any:
-            if stage and (self.session is None or self.session.state.stage.name != stage):
+            if self.session is None:
+                if stage or in_run:
+                    return function(*arguments)
+            elif stage and self.session.state.stage.name != stage:
                 return function(*arguments)
             with self.lock:
                 self.left -= 1
@@ -184,6 +189,7 @@ def flat(value: Any) -> list[bytes]:
 
 SCENARIOS: list[list[tuple[str, int, str]]] = [
     [
+        ("fsync", 7, "before"),
         ("train", 2, "before"),
         ("train", 2, "after"),
         ("evaluate", 1, "before"),
@@ -196,22 +202,24 @@ SCENARIOS: list[list[tuple[str, int, str]]] = [
         ("finish", 1, "before"),
     ],
     [
+        ("rename", 3, "before"),
         ("next_prompts", 3, "after"),
         ("select", 2, "after"),
         ("publish", 1, "before"),
+        ("torn line", 2, ""),
         ("update", 2, "after"),
         ("evaluate", 1, "after"),
+        ("fsync", 20, "after"),
         ("finish", 1, "after"),
     ],
     [
-        ("fsync", 7, "before"),
-        ("rename", 3, "before"),
-        ("rename", 6, "after"),
-        ("evaluate", 2, "after"),
-        ("fsync", 20, "after"),
+        ("torn line", 22, ""),
+        ("generate", 2, "after"),
+        ("rename", 2, "after"),
+        ("update", 1, "after"),
+        ("publish", 1, "after"),
+        ("evaluate", 1, "after"),
     ],
-    [("generate", 2, "after"), ("update", 1, "after"), ("publish", 1, "after"), ("generate", 4, "after")],
-    [("torn line", 22, ""), ("torn line", 2, ""), ("update", 3, "after")],
 ]
 """Kills of one run, one after the other: the numbers of each count from the start of its own process."""
 
@@ -220,8 +228,8 @@ AROUND_UPDATES: list[list[tuple[str, int, str]]] = [
 ]
 
 IN_TURNS: list[list[tuple[str, int, str]]] = [
-    [("environment start", 20, "before"), ("environment step", 40, "after"), ("turns", 5, "before")],
-    [("update", 1, "after"), ("rename", 2, "before"), ("publish", 1, "after"), ("environment step", 13, "before")],
+    [("environment start", 20, "before"), ("environment step", 10, "after"), ("turns", 5, "before")],
+    [("update", 1, "after"), ("rename", 2, "before"), ("publish", 1, "after"), ("environment step", 7, "before")],
 ]
 
 WITH_AGENTS: list[list[tuple[str, int, str]]] = [
@@ -252,12 +260,14 @@ SMALL_CHUNKS["pipeline.stages._pairs.SAMPLED_AT_ONCE"] = 12
 
 
 AROUND_ROLL_BACKS: list[list[tuple[str, int, str]]] = [
-    [("return_to", 1, "before")],
-    [("return_to", 1, "after")],
-    [("alarm", 1, "after")],
-    [("update", 2, "before")],
-    [("publish", 2, "after")],
-    [("alarm", 1, "after"), ("generate", 4, "before"), ("step", 2, "after")],
+    [
+        ("return_to", 1, "before"),
+        ("return_to", 1, "after"),
+        ("alarm", 1, "after"),
+        ("generate", 4, "before"),
+        ("step", 2, "after"),
+    ],
+    [("update", 2, "before"), ("publish", 1, "after")],
 ]
 
 
@@ -269,7 +279,7 @@ def chosen(overrides: list[str]) -> list[list[tuple[str, int, str]]]:
         return WITH_AGENTS
     if any(text.startswith("episodes.") for text in overrides):
         return IN_TURNS
-    if any(text.startswith("stages=") for text in overrides):
+    if any(text.startswith("stages=") and text not in ONLY_RL for text in overrides):
         return [[(f"{phase} of {stage}", *when) for stage, kills in IN_EACH_STAGE.items() for phase, *when in kills]]
     is_plain = all(text.startswith(("model=", "sft.")) for text in overrides)
     return SCENARIOS if is_plain else AROUND_UPDATES

@@ -22,7 +22,7 @@ from pipeline.whole_run import finish, remaining, run_items, upcoming
 from tests.stages.broken import all_survived, killed
 from tests.stages.kill_driver import AROUND_ROLL_BACKS
 from tests.stages.sessions import run_all, train_round
-from tests.stages.start import ONLY_RL, start, started
+from tests.stages.start import ONLY_RL, start
 from tests.stages.tiny import tiny
 
 ROLL_BACK = "guard={action: roll_back, window: 2, knob: {rl.optimizer.learning_rate: 0.05}}"
@@ -110,17 +110,17 @@ KINDS: list[list[str]] = [
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_taken_back_a_run_does_the_same_again(kind: list[str], tmp_path: Path) -> None:
     """To its second step from its fourth: policy, optimiser, reference, critic, engine, sampler and groups are back."""
-    overrides = [*started(), *kind, "checkpoint.keep=30"]
+    overrides = [start(), *ONLY_RL, *kind, "checkpoint.keep=30", "data.evaluation=[]"]
     run(tmp_path / "straight", overrides)
     folder = tmp_path / "back"
     with opened(tiny(overrides=overrides), Path.cwd(), folder, "auto", Silent()) as session:
-        (_, first), (_, sft), (_, rl) = remaining(session.run, session.state)
-        for items in (first, sft, rl[:2]):
+        *before, (_, rl) = remaining(session.run, session.state)
+        for items in (*(some for _, some in before), rl[:1]):
             run_items(session, items)
-        train_round(replace(session), replace(rl[2], num_steps=1))
+        train_round(replace(session), replace(rl[1], num_steps=1))
         saved = {p: json.loads((p / "state.json").read_text()) for p in (folder / "checkpoints").glob("0*")}
-        (start, state), *_ = [(p, s) for p, s in saved.items() if s["rl_step"] == 2]
-        return_to(session, start)
+        (good, state), *_ = [(p, s) for p, s in saved.items() if s["rl_step"] == 2]
+        return_to(session, good)
         session.setup = make_setup(session.run, session.workers, session.state)
         assert json.loads(json.dumps(session.state.to_json())) == state
         restore_in_flight(session.workers, session.setup, session.state)
@@ -146,7 +146,7 @@ def test_stop_ends_the_run_and_names_the_policy_before_the_collapse(tmp_path: Pa
 def test_a_run_that_collapses_however_often_it_is_rolled_back_ends(tmp_path: Path) -> None:
     hopeless = ROLL_BACK.replace("0.05", "0.9").replace("window: 2", "window: 2, max_roll_backs: 1")
     with pytest.raises(RunError, match="again, after 1 "):
-        run(tmp_path, [*started(), *TOO_FAST, hopeless])
+        run(tmp_path, [start(), *ONLY_RL, *TOO_FAST, hopeless])
     assert [r["action"] for r in rows(tmp_path) if r["kind"] == "alarm"] == ["roll_back", "roll_back"]
 
 
@@ -163,4 +163,4 @@ def test_warn_says_it_once_and_changes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.integration
 def test_killed_around_a_roll_back_it_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    all_survived(killed(tmp_path, *started(), *TOO_FAST, ROLL_BACK), len(AROUND_ROLL_BACKS))
+    all_survived(killed(tmp_path, start(), *ONLY_RL, *TOO_FAST, ROLL_BACK), len(AROUND_ROLL_BACKS))

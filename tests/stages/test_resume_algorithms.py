@@ -9,7 +9,7 @@ import pytest
 from tests.stages.broken import all_survived, killed
 from tests.stages.kill_driver import AROUND_UPDATES
 from tests.stages.recorded import CUT, EXPERTS
-from tests.stages.start import started
+from tests.stages.start import ONLY_RL, start
 
 FEW = ["rl.rounds=1", "rl.prompts_per_step=4", "rl.select.keep=all"]
 CASES = {
@@ -48,4 +48,5 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_killed_and_resumed_equals_never_killed(case: str, tmp_path: Path) -> None:
     policy = EXPERTS if "experts" in case else ()
-    all_survived(killed(tmp_path, *started(*policy), *FEW, *CASES[case]), len(AROUND_UPDATES))
+    begun = start("sft.steps=60", *policy)
+    all_survived(killed(tmp_path, begun, *ONLY_RL, *FEW, *CASES[case]), len(AROUND_UPDATES))
