@@ -10,6 +10,7 @@ import pytest
 from pipeline.config.run import RunConfig
 from pipeline.files import read_jsonl
 from tests.stages.broken import goes_on_as_if_never_broken
+from tests.stages.start import start
 from tests.stages.tiny import tiny
 
 SECTION = {
@@ -23,7 +24,8 @@ SECTION = {
 
 
 def recipe(**given: Any) -> RunConfig:
-    return tiny({"stages": ["sft", "online_preference"], "online_preference": {**SECTION, **given}})
+    changes = {"stages": ["online_preference"], "sft": None, "online_preference": {**SECTION, **given}}
+    return tiny(changes, [start()])
 
 
 def steps_of(folder: Path) -> list[dict[str, Any]]:
