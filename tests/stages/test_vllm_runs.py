@@ -16,7 +16,7 @@ from pipeline.run.opening import opened
 from pipeline.whole_run import remaining, run_items
 from tests.stages.sessions import replacing
 from tests.stages.sevens import learned, recipe, rows
-from tests.stages.vllm_runs import ROOT, STEPS, assert_same_run, by_two, cut_after, folder_of_runs, trained
+from tests.stages.vllm_runs import HELD, ROOT, STEPS, assert_same_run, by_two, cut_after, folder_of_runs, trained
 from tests.warm import VLLM, warm
 
 
@@ -101,7 +101,7 @@ def test_two_ranks_learn_as_one_does_with_an_engine_each_or_one_together(
         two = by_two(base / way, steps=STEPS, checkpoint={"keep": 2 * STEPS}, **changes)
         for rank in (0, 1):
             found = json.loads((two / f"found{rank}.json").read_text())
-            assert found == [{"version": v, "equal": True} for v in range(1, STEPS + 1)]
+            assert found == [{"version": v, "equal": True} for v in HELD]
         assert learned(two) > 0.3
         assert all(0 < row["mismatch/p99"] < 1e-3 and row["masked/mismatch"] == 0 for row in rows(two))
         assert json.loads((two / "parity.json").read_text())["differs"] is False

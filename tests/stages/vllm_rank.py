@@ -1,9 +1,10 @@
-"""One rank of a run with vLLM, compared to the trainer's weights after each publish.
+"""One rank of a run with vLLM, compared to the trainer's weights after some publishes.
 
-Run as `python -m tests.stages.vllm_rank FOLDER CHANGES`, CHANGES of the recipe of sevens as JSON; among them may be a
-`strike` of rank 1: at which `step` which `group` of processes, that of the server at `url`, is killed. Each rank writes
-what it found to FOLDER/found<rank>.json: the version published, and whether the greedy responses of the engine, of each
-of its servers where there are some, are those of the trainer's weights.
+Run as `python -m tests.stages.vllm_rank FOLDER CHANGES`, CHANGES of the recipe of sevens as JSON; among them are the
+versions after which it is `held` against the trainer, and there may be a `strike` of rank 1: at which `step` which
+`group` of processes, that of the server at `url`, is killed. Each rank writes what it found to FOLDER/found<rank>.json:
+the version published, and whether the greedy responses of the engine, of each of its servers where there are some, are
+those of the trainer's weights.
 """
 
 from __future__ import annotations
@@ -23,18 +24,21 @@ from pipeline.report.progress import for_terminal
 from pipeline.rollout.engine import Request, Sampling
 from pipeline.run.opening import opened
 from pipeline.run.saving import save_final
-from tests.models.families import next_logits
+from tests.models.families import logits_after
 from tests.stages.servers import strike
 from tests.stages.sessions import replacing, run_all
 from tests.stages.sevens import STEPS, recipe
 
 
-def greedy(model: Any, prompt: tuple[int, ...], ends: set[int], most: int) -> tuple[int, ...]:
-    """The likeliest response, by forwards over the whole row."""
-    ids = list(prompt)
-    while len(ids) < len(prompt) + most and (len(ids) == len(prompt) or ids[-1] not in ends):
-        ids.append(int(next_logits(model, ids).argmax()))
-    return tuple(ids[len(prompt) :])
+def greedy(model: Any, prompts: list[tuple[int, ...]], ends: set[int], most: int) -> list[tuple[int, ...]]:
+    """The likeliest responses, by forwards over whole rows, without a cache."""
+    rows = [list(prompt) for prompt in prompts]
+    for _ in range(most):
+        for row, logits in zip(rows, logits_after(model, rows), strict=True):
+            row.append(int(logits.argmax()))
+    answers = [row[len(prompt) :] for row, prompt in zip(rows, prompts, strict=True)]
+    stops = [next((i + 1 for i, token in enumerate(answer) if token in ends), most) for answer in answers]
+    return [tuple(answer[:stop]) for answer, stop in zip(answers, stops, strict=True)]
 
 
 @torch.no_grad()
@@ -43,7 +47,7 @@ def held_against_trainer(session: Any) -> dict[str, Any]:
     model, most = session.workers.backend.whole_model(), session.setup.config.rollout.max_response_tokens
     prompts = [session.run.data.renderer.prompt_ids(p) for p in session.run.data.train[:6]]
     ends = set(eos_ids(model, session.run.tokenizer))
-    likeliest = [greedy(model, p, ends, most) for p in prompts]
+    likeliest = greedy(model, prompts, ends, most)
     equal, engine = [], session.workers.rollouts.engine
     for _ in getattr(engine, "servers", [engine]):
         if hasattr(engine, "servers"):  # ask the first alone, and each is the first once
@@ -58,7 +62,7 @@ def held_against_trainer(session: Any) -> dict[str, Any]:
 
 def main(folder: Path, changes: dict[str, Any]) -> None:
     """The run, and what was found."""
-    struck = changes.pop("strike", None)
+    struck, held = changes.pop("strike", None), changes.pop("held")
     config = recipe("vllm", changes.pop("steps", STEPS), **changes)
     rank, found = as_rank(config.launch, folder), []
 
@@ -69,7 +73,8 @@ def main(folder: Path, changes: dict[str, Any]) -> None:
 
     def publish_and_hold(plain: Any) -> None:
         plain()
-        found.append(held_against_trainer(session))
+        if session.state.policy_version in held:
+            found.append(held_against_trainer(session))
 
     with opened(config, folder.parent, folder, "auto", for_terminal()) as session:
         assert session.run.ranks.size == int(os.environ["WORLD_SIZE"])

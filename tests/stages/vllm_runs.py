@@ -23,6 +23,8 @@ from tests.warm import VLLM, warm
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 8
 """RL steps of these runs."""
+HELD = [1, 2, 5, STEPS]
+"""Versions after whose publish each rank's engine is compared to the trainer: the first ones, one later, the last."""
 
 
 def folder_of_runs(factory: pytest.TempPathFactory) -> Path:
@@ -46,7 +48,7 @@ def by_two(folder: Path, **changes: Any) -> Path:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     how = {"kind": "torchrun", "gpus_per_node": 2, "port": port, "phase_timeout_s": 300}
-    words = [str(folder), json.dumps({**changes, "launch": how})]
+    words = [str(folder), json.dumps({**changes, "launch": how, "held": HELD})]
     warm(VLLM).call(launch, LaunchConfig.model_validate(how), words, folder, "tests.stages.vllm_rank")
     return folder
 
