@@ -75,14 +75,13 @@ def greedy(model: Any, prompt: tuple[int, ...], most: int) -> tuple[int, ...]:
 
 def scored(model: Any, prompt: tuple[int, ...], answer: Completion, sampling: Sampling) -> list[float]:
     """The log-probs of the response's tokens by the trainer's model, under the distribution that was sampled."""
-    ids, out = list(prompt), []
-    for token in answer.token_ids:
-        logits = next_logits(model, ids)[None].float()
-        if sampling.temperature > 0:
-            logits = cut_off(logits / sampling.temperature, sampling.top_k, sampling.top_p)
-        out.append(float(logits.log_softmax(-1)[0, token]))
-        ids.append(token)
-    return out
+    ids = torch.tensor([[*prompt, *answer.token_ids]])
+    with torch.no_grad():
+        logits = model(input_ids=ids[:, :-1], use_cache=False).logits[0, len(prompt) - 1 :].float()
+    if sampling.temperature > 0:
+        logits = cut_off(logits / sampling.temperature, sampling.top_k, sampling.top_p)
+    found: list[float] = logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0].tolist()
+    return found
 
 
 def check_greedy(both: Colocated) -> None:
