@@ -31,5 +31,6 @@ for parts in (pipeline.algorithms, pipeline.diagnosis, pipeline.stages):
         importlib.import_module(module.name)
 quiet()
 get_checkpoint_conversion_mapping("qwen2")  # fills a table of all models, once for all forks
-with suppress(ImportError):  # transformers imports it at the first save where it is installed
-    import deepspeed  # noqa: F401
+with suppress(ImportError):  # transformers imports DeepSpeed at the first save where it is installed
+    # Any engine's start imports this, and thereby torch's compiler: two seconds of each rank.
+    import deepspeed.runtime.zero.muon.muon_optimizer  # noqa: F401
