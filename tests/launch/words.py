@@ -9,8 +9,9 @@ from pipeline.config.run import RunConfig
 
 CHANGES = (
     "stages=[rl]", "model.create=null", "rl.rounds=1", "rl.steps_per_round=5", "rl.prompts_per_step=5",
-    "evaluation.before_training=false", "launch.gpus_per_node=2",
+    "evaluation.before_training=false", "launch.gpus_per_node=2", "rl.optimizer.eps=1e-5",
 )  # fmt: skip
+"""With the default eps of 1e-8 a gradient near zero, which is rounding alone, would make a step of full size."""
 
 
 def overrides(recipe: Path, name: str, *more: str) -> list[str]:
