@@ -51,3 +51,14 @@ def test_what_a_fork_raises_is_raised_here(tmp_path: Path, monkeypatch: pytest.M
         warm.call(divmod, 1, 0)
     assert warm.call(divmod, 7, 2) == (3, 1)
     warm.close()
+
+
+def test_where_triton_interprets_there_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    plain = Warm(("json",))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    interpreted = Warm(("json",))
+    assert plain.call(os.getppid) != interpreted.call(os.getppid)
+    for each in (plain, interpreted):
+        each.close()

@@ -91,7 +91,9 @@ class Warm:
 
 def folder_of(modules: Sequence[str]) -> Path:
     """Return the folder of the process that has those modules imported; it holds a lock and a socket."""
-    return Path(os.environ[FOLDER]) / f"warm-{hashlib.sha256(repr(tuple(modules)).encode()).hexdigest()[:8]}"
+    # Triton reads this variable while it is imported, so there is a process with it and one without.
+    key = repr((*modules, os.environ.get("TRITON_INTERPRET")))
+    return Path(os.environ[FOLDER]) / f"warm-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
 
 
 def start(listener: socket.socket, modules: tuple[str, ...]) -> None:
