@@ -233,8 +233,10 @@ def test_memory_of_generating_is_what_the_decoder_takes(size: str) -> None:
     decoder = Decoder(model, habits_of(torch.device("cuda")))
     prompts = torch.randint(settings["vocab_size"], (16, 48)).tolist()
     with Memory() as alive:
-        for t in [decoder.embedding, *(t for layer in decoder.layers for t in layer._weights() if t is not None)]:
-            alive.hold(t)
+        weights = [getattr(layer, name) for layer in decoder.layers for name in layer.__slots__]
+        for t in (decoder.embedding, *weights):
+            if t is not None:
+                alive.hold(t)
         cache = decoder.open([48] * 16, [4] * 16, 1024, 32)
         decoder.admit(cache, prompts, [4] * 16, range(64))
     assert sum(parts.values()) == pytest.approx(alive.peak, rel=0.15)
