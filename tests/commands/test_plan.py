@@ -73,7 +73,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 PLAIN = [
     (size, dtype, {"micro_batch_tokens": 512, "gradient_checkpointing": checkpointing}, 64)
     for size in SIZES for dtype in ("float32", "bfloat16") for checkpointing in (False, True)
-    # Bytes of a number and what is computed again do not depend on each other: all pairs of one size, two of others.
+    # The plan counts the type and checkpointing apart: one size tries all pairs of the two, the others try two pairs.
     if size == "wide" or checkpointing == (dtype == "bfloat16")
 ]  # fmt: skip
 WITH_OPTIONS = [

@@ -90,7 +90,7 @@ def test_the_page_of_causes_is_that_of_the_docstrings() -> None:
 
 @cache
 def healthy() -> bytes:
-    """The recorded run, packed without compression: many tests unpack it."""
+    """The recorded run, packed again by the fastest level: many tests unpack it."""
     with lzma.open(next(p for p in PATHS if p.name == "healthy-0.tar.xz")) as file:
         return lzma.compress(file.read(), preset=0)
 

@@ -85,7 +85,7 @@ def seconds(work: Work) -> dict[str, float]:
     phases = {"generate": decoding(work)}
     if parts.has_old_pass:
         phases["old log-probs"] = one_forward
-    if parts.needs_score_norms:  # at the temperature, unless that is done, and at half of it
+    if parts.needs_score_norms:  # a forward at half the temperature, and one at the temperature if there is none yet
         phases["score norms"] = one_forward * (1 if parts.has_old_pass else 2)
     if has_reference(config):
         phases["reference"] = one_forward

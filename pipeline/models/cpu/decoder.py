@@ -87,7 +87,7 @@ ON_GPU = Habits(align=64, on_gpu=True, read_every=8)
 
 
 def habits_of(device: torch.device) -> Habits:
-    """Return the habits for a device: those of the CPU give the same bytes as one piece without alignment."""
+    """Return the habits for a device."""
     return ON_CPU if device.type == "cpu" else ON_GPU
 
 
