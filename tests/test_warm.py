@@ -19,15 +19,15 @@ PROGRAM = "import os; from tests.warm import warm; print(warm(('json',)).call(os
 def test_processes_share_it_and_it_ends_with_the_last(tmp_path: Path) -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     environment = {**os.environ, FOLDER: str(tmp_path)}
-    pair = [
-        subprocess.Popen([sys.executable, "-c", PROGRAM], cwd=ROOT, env=environment, **pipes)  # type: ignore[call-overload]
-        for _ in range(2)
-    ]
-    numbers = [int(each.stdout.readline()) for each in pair]
+    pair, numbers = [], []
+    for _ in range(2):
+        each = subprocess.Popen([sys.executable, "-c", PROGRAM], cwd=ROOT, env=environment, **pipes)  # type: ignore[call-overload]
+        numbers.append(int(each.stdout.readline()))
+        pair.append(each)
     assert numbers[0] == numbers[1]
-    pair[0].communicate("\n")
+    pair[0].communicate("\n", timeout=60)  # the one that started it, and left it none of its streams
     assert alive(numbers), "the other one may call it"
-    pair[1].communicate("\n")
+    pair[1].communicate("\n", timeout=60)
     until(lambda: not alive(numbers), "the end of the process")
 
 

@@ -56,7 +56,7 @@ class Warm:
     """A process that has imported `modules` and computes nothing itself; it ends with the last process that has one."""
 
     def __init__(self, modules: tuple[str, ...]) -> None:
-        folder = folder_of(modules)
+        self._log = (folder := folder_of(modules)) / "log"
         self._control = socket.socket(socket.AF_UNIX)
         with locked(folder, wait=True):
             try:
@@ -66,7 +66,7 @@ class Warm:
                 with socket.socket(socket.AF_UNIX) as listener:
                     listener.bind(str(folder / "socket"))
                     listener.listen()
-                    start(listener, modules)
+                    start(listener, modules, self._log)
                 self._control.connect(str(folder / "socket"))
 
     def close(self) -> None:
@@ -83,7 +83,11 @@ class Warm:
         theirs.close()
         with ours:
             ours.send((function, arguments, named, dict(os.environ), str(Path.cwd())))
-            result, error = ours.recv()
+            try:
+                result, error = ours.recv()
+            except EOFError as exc:
+                exc.add_note(self._log.read_text(errors="replace")[-3000:])
+                raise
         if error is not None:
             raise error
         return result
@@ -96,16 +100,23 @@ def folder_of(modules: Sequence[str]) -> Path:
     return Path(os.environ[FOLDER]) / f"warm-{hashlib.sha256(key.encode()).hexdigest()[:8]}"
 
 
-def start(listener: socket.socket, modules: tuple[str, ...]) -> None:
-    """Start the process that answers at the socket."""
+def start(listener: socket.socket, modules: tuple[str, ...], log: Path) -> None:
+    """Start the process that answers at the socket and writes into `log`.
+
+    It outlives this process, whose own streams somebody may read to their end.
+    """
     plain = {name: value for name, value in os.environ.items() if name != MARK}
-    subprocess.Popen(
-        [sys.executable, "-m", "tests.warm", str(listener.fileno()), *modules],
-        cwd=ROOT,
-        env={**plain, "OMP_NUM_THREADS": "1"},  # a thread of a pool would be missing in every fork
-        pass_fds=[listener.fileno()],
-        start_new_session=True,  # Ctrl-C ends the tests, and then their ends of the connections end it
-    )
+    with log.open("ab") as written:
+        subprocess.Popen(
+            [sys.executable, "-m", "tests.warm", str(listener.fileno()), *modules],
+            cwd=ROOT,
+            env={**plain, "OMP_NUM_THREADS": "1"},  # a thread of a pool would be missing in every fork
+            stdin=subprocess.DEVNULL,
+            stdout=written,
+            stderr=written,
+            pass_fds=[listener.fileno()],
+            start_new_session=True,  # Ctrl-C ends the tests, and then their ends of the connections end it
+        )
 
 
 @functools.cache
