@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pipeline.models import kernels
-from pipeline.models.cpu import product
+from pipeline.models.cpu import product, transposed
 from pipeline.models.divided_head import Scoring, divided_logprobs
 from pipeline.models.divided_table import DividedHead
 from pipeline.rl.logprobs import check_scoring, pull_rows, score_rows
@@ -115,6 +115,7 @@ class _Head(torch.autograd.Function):
         to_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         to_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         to_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
+        turned = transposed(weight)  # once for all chunks
         for rows in _chunks(len(hidden), ctx.chunk_tokens):
             pulled = pull_rows(
                 product(hidden[rows], weight, bias).to(normaliser.dtype),
@@ -126,7 +127,7 @@ class _Head(torch.autograd.Function):
                 None if spread is None else spread[rows],
             ).to(weight.dtype)
             if to_hidden is not None:
-                to_hidden[rows] = product(pulled, weight.t())
+                to_hidden[rows] = product(pulled, turned)
             if to_weight is not None:
                 to_weight.addmm_(pulled.t(), hidden[rows])
             if to_bias is not None:

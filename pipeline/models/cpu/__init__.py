@@ -17,7 +17,7 @@ from pipeline.models.cpu.blocks import Blocks
 from pipeline.models.cpu.cache import room_of
 from pipeline.models.cpu.decoder import Decoder, check_parity, habits_of
 from pipeline.models.cpu.llama import unsupported
-from pipeline.models.cpu.onednn import HAS_ONEDNN, FastLinear, linear, product, use_onednn
+from pipeline.models.cpu.onednn import HAS_ONEDNN, FastLinear, linear, product, transposed, use_onednn
 from pipeline.models.proof import agree, evaluating, probe_ids
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "linear",
     "product",
     "room_of",
+    "transposed",
     "unsupported",
     "use_onednn",
 ]

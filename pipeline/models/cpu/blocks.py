@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from pipeline.models.cpu.llama import Sizes
 from pipeline.models.cpu.norms import normed
-from pipeline.models.cpu.onednn import outer, product
+from pipeline.models.cpu.onednn import outer, product, to_input
 from pipeline.models.packed import ALIKE
 from pipeline.models.shared_prompts import SharedPrompts
 from pipeline.models.short_attention import attend, is_short
@@ -178,20 +178,20 @@ class _Block(torch.autograd.Function):
         (rotation, h1, r1, attended, h2, r2, gate, up, activated, qkv, out, gate_weight, up_weight, down,
          *head_norm) = ctx.saved_tensors  # fmt: skip
         needs = _Weights(*ctx.needs_input_grad[3:])
-        to_activated = product(grad, down.t())
+        to_activated = to_input(grad, down)
         to_down = outer(grad, activated)
         to_up = F.silu(gate).mul_(to_activated)
         to_gate = to_activated.mul_(up)
         torch.ops.aten.silu_backward.grad_input(to_gate, gate, grad_input=to_gate)  # in place, element by element
         to_gate_weight, to_up_weight = outer(to_gate, h2), outer(to_up, h2)
-        to_h2 = product(to_gate, gate_weight.t()).add_(product(to_up, up_weight.t()))
+        to_h2 = to_input(to_gate, gate_weight).add_(to_input(to_up, up_weight))
         to_x2 = _norm_backward(to_h2, h2, r2).add_(grad)
         to_out = outer(to_x2, attended)
         to_out_bias = to_x2.sum(0) if needs.out_bias else None
-        to_fused, to_scales = _attention_backward(ctx, product(to_x2, out.t()), rotation, head_norm)
+        to_fused, to_scales = _attention_backward(ctx, to_input(to_x2, out), rotation, head_norm)
         to_qkv = outer(to_fused, h1)
         to_qkv_bias = to_fused.sum(0) if needs.qkv_bias else None
-        to_x = _norm_backward(product(to_fused, qkv.t()), h1, r1).add_(to_x2)
+        to_x = _norm_backward(to_input(to_fused, qkv), h1, r1).add_(to_x2)
         to_weights = _Weights(
             to_qkv, to_qkv_bias, *to_scales, to_out, to_out_bias, to_gate_weight, to_up_weight, to_down
         )

@@ -1,12 +1,11 @@
 """Linear layers of float32 on the CPU through oneDNN, forward and backward.
 
 torch multiplies float32 matrices with the BLAS that it was built with. Where that library picks a kernel by the maker
-of the processor, oneDNN, which generates code for the instructions that are there, is more than twice as fast.
+of the processor, oneDNN, which generates code for the instructions that are there, is up to twice as fast.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,17 +17,10 @@ HAS_ONEDNN: bool = torch.backends.mkldnn.is_available() and hasattr(  # type: ig
 )
 
 
-def _has_fast_kernels_of_mkl() -> bool:
-    cpuinfo = Path("/proc/cpuinfo")
-    text = cpuinfo.read_text() if cpuinfo.is_file() else ""
-    return "GenuineIntel" in text or " avx512f" in text
-
-
-BLAS_IS_FAST: bool = torch.backends.mkl.is_available() and _has_fast_kernels_of_mkl()  # type: ignore[no-untyped-call]
-"""MKL computes the gradient of a weight faster than the convolution of oneDNN: on two cores of Intel's with 310
-against 60 to 210 GFLOP/s (431 tokens, 576 to 3,072 wide), on two of AMD's with AVX-512 with 160 to 200 against 100 to
-160 (512 to 2,240 tokens, 128 to 3,072 wide). AMD's without AVX-512 were not measured. No measurement at the start
-decides, because equal seeds must give equal bytes."""
+COPIED_FROM = 1 << 19
+"""A transposed weight of so many numbers is copied before a product with it. oneDNN copies it anyway, slowly where it
+is large: on two cores of AMD's without AVX-512, 2,048 rows, 576 times 1,536 with 64 in place of 45 GFLOP/s, and 256
+times 704 as fast as before."""
 
 PACKED_FOR_ROWS = 16
 """The number of rows that a packed weight is ordered for. Any number but 1 gives the same order, and each number of
@@ -109,7 +101,7 @@ class _Linear(torch.autograd.Function):
         rows = grad.reshape(-1, grad.shape[-1])
         to_x, to_weight, to_bias = None, None, None
         if ctx.needs_input_grad[0]:
-            to_x = product(grad, weight.t())
+            to_x = to_input(grad, weight)
         if ctx.needs_input_grad[1]:
             to_weight = outer(rows, x.reshape(-1, x.shape[-1]))
         if ctx.with_bias and ctx.needs_input_grad[2]:
@@ -117,21 +109,22 @@ class _Linear(torch.autograd.Function):
         return to_x, to_weight, to_bias
 
 
+def to_input(grad: Tensor, weight: Tensor) -> Tensor:
+    """Return grad [..., O] times weight [O, I], the gradient of what the weight was multiplied with."""
+    return product(grad, transposed(weight))
+
+
+def transposed(weight: Tensor) -> Tensor:
+    """Return weight [O, I] transposed, for `product`: a copy where that is faster."""
+    is_copied = weight.numel() >= COPIED_FROM and _applies(weight, weight)
+    return weight.t().contiguous() if is_copied else weight.t()
+
+
 def outer(grad: Tensor, x: Tensor) -> Tensor:
-    """Return grad [N, O] transposed times x [N, I], the gradient of a weight."""
-    (n, o), i = grad.shape, x.shape[1]
-    if n == 0:
-        return x.new_zeros(o, i)
-    if BLAS_IS_FAST:
-        return torch.mm(grad.t(), x)
-    # With one thread torch does not hand the convolution below to oneDNN: copy the narrower factor instead.
-    if torch.get_num_threads() == 1:
-        return product(grad.t(), x.t()) if o <= i else product(x.t(), grad.t()).t()
-    # A transposed product would copy a factor; the weight gradient of a 1 x 1 convolution copies neither.
-    image, out = x.view(1, n, 1, i).permute(0, 3, 1, 2), grad.view(1, n, 1, o).permute(0, 3, 1, 2)
-    kernel = x.new_empty(1).expand(o, i, 1, 1)  # only its shape is read
-    only_weight = [False, True, False]
-    to_kernel: Tensor = torch.ops.aten.convolution_backward(
-        out, image, kernel, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, only_weight
-    )[1]
-    return to_kernel.view(o, i)
+    """Return grad [N, O] transposed times x [N, I], the gradient of a weight.
+
+    By the BLAS of torch, which is MKL on most machines: oneDNN would copy a transposed factor, and its convolution,
+    which copies none, is slower. Two cores each, in GFLOP/s, MKL and convolution: Intel's 310 and 60 to 210, AMD's with
+    AVX-512 160 to 200 and 100 to 160, AMD's without it 55 to 69 and 17 to 24.
+    """
+    return torch.mm(grad.t(), x)

@@ -14,10 +14,10 @@ from pipeline.models.cpu import onednn
 from pipeline.models.cpu.onednn import FastLinear, linear, packed, product, use_onednn
 
 
-@pytest.fixture(params=[True, False], autouse=True)
-def blas_is_fast(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test twice: as on processors where MKL is fast, and as on others."""
-    monkeypatch.setattr(onednn, "BLAS_IS_FAST", request.param)
+@pytest.fixture(params=[0, onednn.COPIED_FROM], autouse=True)
+def copied_from(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test twice: with transposed weights that are copied, and with small ones that are not."""
+    monkeypatch.setattr(onednn, "COPIED_FROM", request.param)
 
 
 def draws(*shape: int) -> Tensor:
