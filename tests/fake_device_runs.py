@@ -33,6 +33,7 @@ import pipeline.train.prepare
 from pipeline.config.load import parse, read_tree
 from pipeline.config.run import RunConfig
 from pipeline.models.load import quiet
+from pipeline.models.widths import padded_width
 from pipeline.preferences.base import load_preference
 from pipeline.report.progress import Silent
 from pipeline.rollout.engine import Request, Sampling
@@ -45,6 +46,7 @@ from pipeline.train.backend import Backend
 from pipeline.train.preference import PreferenceRow, PreferenceSettings, ReferenceTable, preference_update
 from pipeline.train.prepare import Controllers
 from pipeline.train.step import update
+from pipeline.train.texts import row_after, text_gradient
 from pipeline.whole_run import remaining, run_items
 from tests.train.batches import MAX_RESPONSE, groups_of, settings_of
 
@@ -276,6 +278,20 @@ def micro_batch_waits(name: str, folder: Path, **how: Any) -> dict[str, float]:
     return by_file(many[0] - few[0], many[1] - few[1])
 
 
+def text_waits(folder: Path) -> dict[str, float]:
+    """The waits of one micro-batch more in an optimiser step on the same texts."""
+    config = tiny("demo", folder, LAYERS_OF_WAITS)
+    backend = build_backend(config, build_policy(config, build_tokenizer(config), None))
+    rows = [row_after(tuple(range(3, 13)), 4)] * 8
+
+    def waits(tokens: int) -> Counter[tuple[str, str]]:
+        return fake_device.waits_of(lambda: [text_gradient(backend, rows, 1.0, 0, tokens)])
+
+    width = padded_width(10, backend.model.device)
+    waits(8 * width)
+    return by_file(waits(width) - waits(8 * width), 7)
+
+
 def planted(folder: Path) -> None:
     """Train on a batch that was collated on the CPU."""
     plain = pipeline.train.prepare.collate
@@ -312,6 +328,7 @@ def main() -> None:
                     "demo", folder, packing="on", share_prompts=False
                 ),
                 "micro-batch, PPO": micro_batch_waits("algorithms/ppo", folder),
+                "micro-batch, texts": text_waits(folder),
                 "micro-batch, PPO, packed": micro_batch_waits("algorithms/ppo", folder, packing="on"),
             }
     print("result", json.dumps(result))

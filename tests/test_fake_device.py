@@ -21,13 +21,14 @@ ROOT = Path(__file__).resolve().parents[1]
 BUDGET = {
     "decode step": 0.125,
     "decode step, graded while decoding": 0.125,
-    "decode step, sampled sets kept": 2.125,
+    "decode step, sampled sets kept": 0.125,
     "micro-batch, GRPO": 0,
     "micro-batch, GRPO, each row alone": 2,
     "micro-batch, GRPO, packed": 0,
     "micro-batch, GRPO, packed and alone": 0,
     "micro-batch, PPO": 5,
     "micro-batch, PPO, packed": 0,
+    "micro-batch, texts": 1,
 }
 """Waits of the host for its GPU. A GPU idles during each, so these numbers may only fall."""
 

@@ -54,6 +54,17 @@ class Targets:
         """Return these tokens and those that answered the policy."""
         return self if self.answers is None else replace(self, at=self.answers, answers=None)
 
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors, in the order in which `with_tensors` takes them."""
+        answers = [] if self.answers is None else [self.answers]
+        return [self.at, *answers, *([] if self.shared is None else self.shared.tensors())]
+
+    def with_tensors(self, tensors: Iterator[Tensor]) -> Targets:
+        """Return the same targets with other tensors, such as copies on a device; they are taken from the iterator."""
+        at = next(tensors)
+        answers = None if self.answers is None else next(tensors)
+        return Targets(at, None if self.shared is None else self.shared.with_tensors(tensors), answers)
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:

@@ -38,10 +38,14 @@ def pick(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The tokens that could be drawn: bool [B, V]; and the rows of which `max_kept` left out some: bool [B]."""
+    """The sets that tokens were drawn from, in tensors whose shapes depend on no logits."""
 
-    possible: Tensor
+    ids: Tensor
+    """int32 [B, n]: each row's tokens in the order of the vocabulary, then -1; n is the most that a set may have."""
+    sizes: Tensor
+    """int64 [B]: how many tokens they are; 0 for a whole vocabulary."""
     bounded: Tensor
+    """bool [B]: `max_kept` left out some."""
 
 
 Draw = Callable[[Tensor, Tensor, Sampling], tuple[Any, ...]]
@@ -51,12 +55,18 @@ Draw = Callable[[Tensor, Tensor, Sampling], tuple[Any, ...]]
 def pick_kept(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor, Kept]:
     """Return tokens and log-probs as `pick`, and the set drawn from: at most the `max_kept` most likely tokens."""
     cut = cut_off(_scaled(logits, sampling), sampling.top_k, sampling.top_p)
-    # Bounded before the draw: log-probs are then of the set that is recorded.
-    bounded = (cut > -math.inf).sum(1) > sampling.max_kept
-    if bool(bounded.any()):
-        cut = most_likely(cut, sampling.max_kept)
+    vocab = cut.shape[1]
+    most = min(sampling.max_kept, vocab)
+    bounded = (cut > -math.inf).sum(1) > most
+    # Bounded before the draw: log-probs are then of the set that is recorded. All rows, or the host would have to ask.
+    cut = most_likely(cut, most)
     tokens, logprobs = _draw(cut, uniforms)
-    return tokens, logprobs, Kept(cut > -math.inf, bounded)
+    counts = (cut > -math.inf).cumsum(1, dtype=torch.int32)
+    numbers = torch.arange(1, most + 1, dtype=torch.int32, device=cut.device).expand(len(cut), -1)
+    # The k-th token of a set is the first whose count is k.
+    ids = torch.searchsorted(counts, numbers.contiguous(), out_int32=True).masked_fill_(numbers > counts[:, -1:], -1)
+    sizes = counts[:, -1].long()
+    return tokens, logprobs, Kept(ids, sizes.masked_fill(sizes == vocab, 0), bounded)
 
 
 def _scaled(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -128,8 +138,11 @@ def most_likely(logits: Tensor, most: int) -> Tensor:
     """Return logits with -inf outside the `most` likeliest tokens; of equal ones the first in the vocabulary stay."""
     if most >= logits.shape[1]:
         return logits
-    dropped = logits.sort(stable=True, dim=-1, descending=True).indices[:, most:]
-    return logits.scatter(1, dropped, -math.inf)
+    least = logits.topk(most, -1).values[:, -1:]
+    above, equal = logits > least, logits == least
+    room = most - above.sum(1, keepdim=True)
+    stays = above | (equal & (equal.cumsum(1, dtype=torch.int32) <= room))
+    return logits.masked_fill(~stays, -math.inf)
 
 
 def uniforms(seeds: list[int], count: int, device: torch.device) -> Tensor:

@@ -9,53 +9,47 @@ from pipeline.rollout.sampling import Kept
 from pipeline.types import KeptTokens, Routing
 
 MOVED_AT_ONCE = 1 << 20
-"""Records are moved to the CPU in pieces of about this many numbers: each move waits for the device."""
+"""Experts are moved to the CPU in pieces of about this many numbers: each move waits for the device."""
+SETS_AT_ONCE = 1 << 24
+"""Sets are moved once they take so many numbers on the device, 64 MiB; 256 rows of 1,024 tokens: every 63 steps."""
+MOST_STEPS = 64
+"""Steps whose sets stay on the device at most. More would save no time: a wait in 64 steps is none to speak of."""
 
 
 class Recorder:
     """Collects the sets and experts of each step on the device, and moves them to the CPU now and then."""
 
-    def __init__(self, rows: int, steps: int, device: torch.device) -> None:
-        self.rows, self.steps = rows, steps
-        # One row and one column more, for rows that have ended and are still computed.
-        self._sizes = torch.zeros(0, dtype=torch.int64, device=device)
-        self._bounded = torch.zeros(rows + 1, dtype=torch.int64, device=device)
-        self._ids = Moved()
+    def __init__(self, rows: int, slots: int, steps: int) -> None:
+        self.rows, self.slots, self.steps = rows, slots, steps
         self._routing = Moved()
+        self._sets: _Sets | None = None
 
     @property
     def has_routes(self) -> bool:
         """True if experts were recorded."""
         return self._routing.has_any
 
-    def keep(self, at: Tensor, kept: Kept, rows: Tensor, running: Tensor) -> None:
-        """Add sets: row i of `kept` is that of token at[i] of the row `rows[i]`, and counts where `running[i]`."""
-        if not len(self._sizes):
-            self._sizes = at.new_zeros(self.rows + 1, self.steps + 1)
-        sizes = kept.possible.sum(1)
-        # A whole vocabulary is recorded as a set of size 0.
-        recorded = running & (sizes < kept.possible.shape[1])
-        rows = torch.where(running, rows, self.rows)
-        # Rows that run are distinct, so no size and no addition is lost.
-        self._sizes[rows, at] = sizes * recorded
-        self._bounded[rows] += kept.bounded & running
-        # Only the tokens kept are moved: the table of the vocabulary stays where it is.
-        places, ids = (kept.possible & recorded[:, None]).nonzero().unbind(1)
-        self._ids.add(ids.to(torch.int32), rows.index_select(0, places))
+    def keep(self, at: Tensor, kept: Kept, slots: Tensor, owners: Tensor, running: Tensor) -> None:
+        """Add sets: row i of `kept` is that of token at[i] of the row owners[i], and counts where running[i].
+
+        The host reads nothing; after the first call no tensor is made that outlives it.
+        """
+        if self._sets is None:
+            self._sets = _Sets(self.rows, self.slots, self.steps, kept.ids)
+        self._sets.add(at, kept, slots, owners, running)
+
+    def step_taken(self) -> None:
+        """Note that sets of one more step were added; move them to the CPU where no more have room."""
+        if self._sets is not None:
+            self._sets.step_taken()
 
     def route(self, routing: Tensor, rows: Tensor) -> None:
         """Add the experts [n, tokens, layers, top_k] of rows `rows` [n]: first of a row's prompt, then a token each."""
         self._routing.add(routing, rows)
 
-    def kept(self, lengths: list[int]) -> list[KeptTokens]:
-        """Return the sets of each row; row i has lengths[i] tokens."""
-        # Steps were added one after another: a stable sort by row keeps each row's sets in the order of its tokens.
-        moved = self._ids.on_cpu()
-        owners = torch.cat([rows for _, rows in moved])
-        ids = torch.cat([ids for ids, _ in moved])[owners.argsort(stable=True)]
-        pieces = ids.split_with_sizes(torch.bincount(owners, minlength=self.rows).tolist())
-        sizes, bounded = self._sizes.tolist(), self._bounded.tolist()
-        return [KeptTokens(tuple(sizes[i][:n]), pieces[i].numpy().tobytes(), bounded[i]) for i, n in enumerate(lengths)]
+    def kept(self, lengths: list[int]) -> list[KeptTokens] | None:
+        """Return the sets of each row, of lengths[i] tokens; None if no sets are recorded."""
+        return None if self._sets is None else self._sets.by_row(lengths)
 
     def routes(self, prompt_lengths: list[int], lengths: list[int]) -> list[Routing]:
         """Return the experts of each row's prompt and response; the last token, never computed, has none."""
@@ -78,6 +72,61 @@ class Recorder:
             used = own[: prompt + response - 1]
             out.append(Routing(layers, top_k, used.contiguous().numpy().tobytes()))
         return out
+
+
+class _Sets:
+    """Sets of tokens: those of the latest steps on the device, at fixed addresses, those before on the CPU."""
+
+    def __init__(self, rows: int, slots: int, steps: int, like: Tensor) -> None:
+        self._rows = rows
+        most, device = like.shape[1], like.device
+        self._depth = max(1, min(MOST_STEPS, steps, SETS_AT_ONCE // (slots * (most + 1))))
+        # The last column has the row that a set belongs to, and -1 where there is none.
+        self._latest = torch.full((self._depth, slots, most + 1), -1, dtype=torch.int32, device=device)
+        self._place = torch.zeros(1, dtype=torch.int64, device=device)
+        # One row and one column more, for rows that have ended and are still computed.
+        self._sizes = torch.zeros(rows + 1, steps + 1, dtype=torch.int64, device=device)
+        self._bounded = torch.zeros(rows + 1, dtype=torch.int64, device=device)
+        self._waiting = 0
+        self._moved: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, at: Tensor, kept: Kept, slots: Tensor, owners: Tensor, running: Tensor) -> None:
+        """Add the sets of one step."""
+        rows = torch.where(running, owners, self._rows)
+        # Rows that run are distinct, so no size and no addition is lost.
+        self._sizes[rows, at] = kept.sizes * running
+        self._bounded[rows] += kept.bounded & running
+        # A whole vocabulary is recorded as a set of size 0, and so without its tokens.
+        names = torch.where(running & (kept.sizes > 0), owners, -1)
+        self._latest[self._place, slots] = torch.cat([kept.ids, names[:, None].to(torch.int32)], 1)
+        self._place += 1
+
+    def step_taken(self) -> None:
+        """Count a step; make room for the next."""
+        self._waiting += 1
+        if self._waiting == self._depth:
+            self._move()
+
+    def by_row(self, lengths: list[int]) -> list[KeptTokens]:
+        """Return the sets of each row."""
+        self._move()
+        owners, ids = (torch.cat(parts) for parts in zip(*self._moved, strict=True))
+        # Steps were added one after another: a stable sort by row keeps each row's sets in the order of its tokens.
+        lengths_of_rows = torch.bincount(owners, minlength=self._rows).tolist()
+        pieces = ids[owners.argsort(stable=True)].split_with_sizes(lengths_of_rows)
+        sizes, bounded = self._sizes.tolist(), self._bounded.tolist()
+        return [KeptTokens(tuple(sizes[i][:n]), pieces[i].numpy().tobytes(), bounded[i]) for i, n in enumerate(lengths)]
+
+    def _move(self) -> None:
+        latest = self._latest[: self._waiting]
+        flat = latest.cpu().flatten(0, 1)
+        used = flat[flat[:, -1] >= 0]
+        is_token = used[:, :-1] >= 0
+        self._moved.append((used[:, -1].repeat_interleave(is_token.sum(1)), used[:, :-1][is_token]))
+        # On the CPU `flat` is the same memory: it is emptied only now.
+        latest[:, :, -1] = -1
+        self._place.zero_()
+        self._waiting = 0
 
 
 class Moved:

@@ -106,11 +106,11 @@ class _Decode:
         self.written = Written(slots, sampling, engine.eos_ids)
         self.index = torch.arange(slots, device=engine.eos_ids.device)
         self.keeps = sampling.is_cut and sampling.max_kept > 0
-        self.recorder = Recorder(self.queue.total, sampling.max_tokens, engine.eos_ids.device)
+        self.recorder = Recorder(self.queue.total, slots, sampling.max_tokens)
         self.done: list[tuple[Seat, tuple[int, ...], tuple[float, ...]]] = []
         self.begun = self.newest = 0
-        # Attention without the kernel has another shape at each step; the host must know the sizes of kept sets.
-        can = isinstance(self.decoder, Decoder) and self.decoder.by_kernel and not self.keeps
+        # Attention without the kernel has another shape at each step.
+        can = isinstance(self.decoder, Decoder) and self.decoder.by_kernel
         self.graphs = Graphs(engine.record) if engine.record is not None and can else None
 
     def made(self) -> dict[tuple[int, int], Completion]:
@@ -124,6 +124,7 @@ class _Decode:
             else:
                 break
             unseen += 1
+            self.recorder.step_taken()
             # Rows that have all their tokens have ended: no look is needed to know it.
             if unseen >= self.read_every or self._drawn(self.newest) >= self.sampling.max_tokens:
                 self._look()
@@ -180,7 +181,7 @@ class _Decode:
         at, running = written.count.index_select(0, rows), ~written.done.index_select(0, rows)
         kept = written.draw(logits, rows, pick_kept)
         assert kept is not None
-        self.recorder.keep(at, kept, written.owner.index_select(0, rows), running)
+        self.recorder.keep(at, kept, rows, written.owner.index_select(0, rows), running)
 
     def _look(self) -> None:
         """Take out the rows that have ended."""
@@ -218,7 +219,7 @@ class _Decode:
         done = sorted(self.done, key=lambda item: item[0].row)
         lengths = [len(ids) for _, ids, _ in done]
         prompts = [len(self.requests[seat.place[0]].prompt_ids) for seat, _, _ in done]
-        kept = self.recorder.kept(lengths) if self.keeps else None
+        kept = self.recorder.kept(lengths)
         routing = self.recorder.routes(prompts, lengths) if self.recorder.has_routes else None
         return {
             seat.place: Completion(

@@ -345,10 +345,14 @@ def _held_ids(batch: TrainBatch, at: Tensor, places: Sequence[int], width: int) 
     return batch.input_ids[torch.tensor(places, dtype=torch.int64, device=at.device), :width]
 
 
-def padded_ids(rows: Sequence[Sequence[int]], pad_id: int, device: torch.device | str = "cpu") -> Tensor:
-    """Return int64 [B, T], the rows padded on the right to the width of the longest on that device."""
+def padded_ids(
+    rows: Sequence[Sequence[int]], pad_id: int, device: torch.device | str = "cpu", width: int | None = None
+) -> Tensor:
+    """Return int64 [B, T], the rows padded on the right to `width`; None: that of the longest on the device."""
     lengths = torch.tensor([len(r) for r in rows])[:, None]
-    is_real = torch.arange(padded_width(int(lengths.max()), device))[None] < lengths
+    if width is None:
+        width = padded_width(int(lengths.max()), device)
+    is_real = torch.arange(width)[None] < lengths
     return _filled(is_real, _numbers("i", rows).to(torch.int64), pad_id).to(device)
 
 

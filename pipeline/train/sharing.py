@@ -6,7 +6,7 @@ With shared prompts the rows of one go to the same rank and the same micro-batch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -90,27 +90,16 @@ def targets_of(
         if batch.prompts is not None:
             layout = SharedPrompts.of([batch.prompts[i] for i in rows], width, batch.packing, ends)
         if batch.answers is not None:
-            answers = _places([sorted({*own, *batch.answers[i]}) for own, i in zip(spans, rows, strict=True)], width)
-        made.append(Targets(_places(spans, width), layout, answers))
+            answers = places_of([sorted({*own, *batch.answers[i]}) for own, i in zip(spans, rows, strict=True)], width)
+        made.append(Targets(places_of(spans, width), layout, answers))
     for x in made:
-        tensors += [
-            x.at,
-            *([] if x.answers is None else [x.answers]),
-            *([] if x.shared is None else x.shared.tensors()),
-        ]
+        tensors += x.tensors()
     own = moved(tensors, batch.rewards.device)
     places = [next(own) for _ in pieces]
-    return places, [_with_tensors(x, own) for x in made]
+    return places, [x.with_tensors(own) for x in made]
 
 
-def _with_tensors(targets: Targets, own: Iterator[Tensor]) -> Targets:
-    """Return the same targets with other tensors, taken from the iterator."""
-    at = next(own)
-    answers = None if targets.answers is None else next(own)
-    return Targets(at, None if targets.shared is None else targets.shared.with_tensors(own), answers)
-
-
-def _places(spans: Sequence[Sequence[tuple[int, int]]], width: int) -> Tensor:
+def places_of(spans: Sequence[Sequence[tuple[int, int]]], width: int) -> Tensor:
     """Return int64 [n]: the places of the tokens in the spans of rows [b, width], row by row."""
     pieces = [torch.arange(i * width + begin, i * width + end) for i, own in enumerate(spans) for begin, end in own]
     return torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.int64)

@@ -87,7 +87,8 @@ def _one_update(
     try:
         if not warming:
             metrics |= _policy_gradient(backend, parts, prepared, micros, settings, number)
-            metrics |= _text_gradient(backend, parts, number, settings)
+            packing = prepared.batch.packing
+            metrics |= _text_gradient(backend, parts, number, settings, packing is not None and packing.in_runs)
         if parts.critic is not None:
             metrics |= _critic_gradient(backend, parts, prepared, micros)
             metrics["critic/warming_up"] = float(warming)
@@ -171,7 +172,7 @@ def _count(parts: Parts, prepared: Prepared, at: Tensor, micro: TrainBatch) -> T
     return count(parts, micro.response_mask, micro.truncated, prepared.right[at], shares, observed)
 
 
-def _text_gradient(backend: Backend, parts: Parts, number: int, settings: Settings) -> StepMetrics:
+def _text_gradient(backend: Backend, parts: Parts, number: int, settings: Settings, packs: bool) -> StepMetrics:
     """Accumulate the gradient of the loss of some demonstrations, drawn for each optimiser step; return its metrics."""
     coef = parts.terms.ptx_coef
     if coef == 0:
@@ -182,7 +183,7 @@ def _text_gradient(backend: Backend, parts: Parts, number: int, settings: Settin
         )
     draw = stream(settings.seed, "ptx", settings.step, number)
     chosen = [draw.choice(settings.texts) for _ in range(settings.texts_per_update)]
-    seen = text_gradient(backend, chosen, coef, settings.pad_id, settings.micro_batch_tokens)
+    seen = text_gradient(backend, chosen, coef, settings.pad_id, settings.micro_batch_tokens, packs)
     return {"loss/ptx": coef * seen["loss"], "ptx/tokens": seen["tokens"]}
 
 

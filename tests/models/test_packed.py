@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 from typing import Any
 
@@ -11,14 +12,17 @@ import torch
 from torch import Tensor
 
 from pipeline.errors import ConfigError
+from pipeline.models import packed, varlen
 from pipeline.models.cpu.blocks import MIN_SEGMENT_TOKENS, Blocks, segments_of
 from pipeline.models.cpu.onednn import use_onednn
 from pipeline.models.forward import logits_at
 from pipeline.models.packed import bins, check_packs, packed_states
+from pipeline.models.widths import packed_width
 from pipeline.train.collate import packed_batches
 from pipeline.train.texts import Row, row_after, text_gradient
 from pipeline.train.torch_backend import TorchBackend
 from tests.models.families import FAST, SLOW, VOCAB, build, tiny
+from tests.oracles.varlen import varlen_attn
 
 
 def texts(seed: int = 0, count: int = 40, longest: int = 60) -> list[Row]:
@@ -84,6 +88,33 @@ def test_models_of_transformers_in_float64(name: str) -> None:
         loss, found = ours(model, rows, packs, tokens)
         assert loss == pytest.approx(wanted_loss, rel=1e-9)
         assert worst(found, wanted) <= 1e-6
+
+
+@pytest.mark.parametrize("name", ["qwen2 tied", "mistral with a sliding window"])
+@pytest.mark.parametrize("tokens", [100, 600])
+def test_in_runs_where_a_kernel_attends_to_texts_of_different_lengths(
+    name: str, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The double is in the place of the GPU's kernel. Widths are the few of an update that is packed."""
+    asked = []
+
+    @functools.wraps(varlen_attn)
+    def kernel(query: Tensor, *arguments: Any, **named: Any) -> Tensor:
+        asked.append(len(query))
+        return varlen_attn(query, *arguments, **named)
+
+    monkeypatch.setattr(varlen, "_kernel", lambda: kernel)
+    monkeypatch.setattr(varlen, "is_proved", lambda device, dtype: True)
+    model = tiny(name, dtype=torch.float64)
+    rows = texts(count=12)
+    wanted_loss, wanted = one_by_one(model, rows)
+    loss, found = ours(model, rows, True, tokens)
+    assert loss == pytest.approx(wanted_loss, rel=1e-9)
+    assert worst(found, wanted) <= 1e-6
+    shapes = {packed_width(n, tokens, rounded=True) for n in range(1, sum(len(row.ids) for row in rows))}
+    layers = model.config.num_hidden_layers
+    assert set(asked[-layers:]) <= shapes
+    assert model not in packed._PROVED, "the other way to pack was taken"
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

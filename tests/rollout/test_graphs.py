@@ -113,7 +113,10 @@ def attend_whole(q: Any, keys: Any, values: Any, stops: Any, longest: int, promp
     return torch.einsum("bht,bhtd->bhd", weights, values.repeat_interleave(group, 1))
 
 
-@pytest.mark.parametrize("sampling", [Sampling(MAX), Sampling(MAX, 0.7, 0.9, 6), Sampling(MAX, 0.0)])
+@pytest.mark.parametrize(
+    "sampling",
+    [Sampling(MAX), Sampling(MAX, 0.7, 0.9, 6), Sampling(MAX, 0.7, 0.9, 6, max_kept=4), Sampling(MAX, 0.0)],
+)
 @pytest.mark.parametrize("max_rows", [4, 1024])
 def test_steps_replayed_as_graphs_are_the_steps(
     sampling: Sampling, max_rows: int, monkeypatch: pytest.MonkeyPatch
@@ -135,3 +138,4 @@ def test_steps_replayed_as_graphs_are_the_steps(
     for ours, theirs in zip(answers, wanted, strict=True):
         for a, b in zip(ours, theirs, strict=True):
             same(a, b)
+            assert a.kept == b.kept

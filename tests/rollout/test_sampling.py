@@ -165,7 +165,8 @@ def test_the_set_that_was_drawn_from_is_told_and_bounded(
     rows = torch.tensor([logits]).expand(len(numbers), -1)
     sampling = Sampling(1, temperature, top_p, top_k, max_kept=most)
     tokens, logprobs, told = pick_kept(rows, torch.tensor(numbers, dtype=torch.float64), sampling)
-    assert all(row.nonzero()[:, 0].tolist() == wanted for row in told.possible)
+    assert told.ids.tolist() == [wanted + [-1] * (min(most, len(logits)) - len(wanted))] * len(numbers)
+    assert told.sizes.tolist() == [len(wanted) % len(logits)] * len(numbers)
     assert told.bounded.tolist() == [len(defined) > most] * len(numbers)
     assert set(tokens.tolist()) <= set(wanted)
     for token, logprob in zip(tokens.tolist(), logprobs.tolist(), strict=True):
@@ -175,7 +176,7 @@ def test_the_set_that_was_drawn_from_is_told_and_bounded(
 def test_a_bound_breaks_ties_by_place_and_leaves_other_rows_alone() -> None:
     logits = torch.tensor([[1.0, 2.0, 1.0, 1.0], [0.0, 9.0, 0.5, 0.1]])
     _, _, told = pick_kept(logits, torch.tensor([0.5, 0.5], dtype=torch.float64), Sampling(1, 1.0, 0.9, max_kept=2))
-    assert told.possible.tolist() == [[True, True, False, False], [False, True, False, False]]
+    assert told.ids.tolist() == [[0, 1], [1, -1]]
     assert told.bounded.tolist() == [True, False]
 
 

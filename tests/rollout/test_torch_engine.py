@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from pipeline.errors import EngineError
 from pipeline.models.cpu.decoder import ON_GPU, Decoder
+from pipeline.rollout import sampling_record
 from pipeline.rollout.engine import Completion, Ended, Request, Sampling
 from pipeline.rollout.sampling import pick, uniforms
 from pipeline.rollout.torch_engine import TorchEngine
@@ -172,27 +173,28 @@ class Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(
-    ("sampling", "a_step"), [(Sampling(40), 0), (Sampling(40, 1.0, 0.9, 0, 8), 2), (Sampling(40, 1.0, 0.5), 0)]
-)
-def test_decoding_waits_for_a_device_every_few_steps(
-    sampling: Sampling, a_step: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("sampling", [Sampling(40), Sampling(40, 1.0, 0.9, 0, 8), Sampling(40, 1.0, 0.5)])
+def test_decoding_waits_for_a_device_every_few_steps(sampling: Sampling, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = TorchEngine(tiny("qwen2 tied"), (-1,), 0)
     engine.read_every = 8
     with Waits(monkeypatch) as waits:
         engine.generate(REQUESTS, sampling, lambda ended: None)
     looks, once = 40 // 8, 12
-    assert waits.count <= 40 * a_step + looks + once
+    assert waits.count <= looks + once
 
 
-def test_of_kept_sets_only_the_tokens_leave_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = engine_of("qwen2 tied")
+def test_of_kept_sets_only_the_tokens_leave_the_device_a_few_steps_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, most = engine_of("qwen2 tied"), 3
+    sampling = Sampling(MAX, 1.0, 0.9, 0, most)
+    wanted = [c.kept for completions in engine.generate(REQUESTS, sampling) for c in completions]
+    slots = sum(len(request.seeds) for request in REQUESTS)
+    monkeypatch.setattr(sampling_record, "SETS_AT_ONCE", 4 * slots * (most + 1))  # the room of four steps
     with Waits(monkeypatch) as waits:
-        answers = engine.generate(REQUESTS, Sampling(MAX, 1.0, 1.0, 2, 8))
-    kept = [c.kept for completions in answers for c in completions]
-    ids = sum(len(k.ids) for k in kept if k is not None)
-    assert 0 < waits.moved <= 3 * ids  # four bytes a token, and eight of the row that it belongs to
+        answers = engine.generate(REQUESTS, sampling)
+    assert [c.kept for completions in answers for c in completions] == wanted
+    assert all(k is not None and len(k.ids) == 4 * sum(k.sizes) > 0 for k in wanted)
+    # a row's number comes with its tokens, four bytes each
+    assert 0 < waits.moved <= 4 * slots * (most + 1) * MAX
 
 
 def watched(engine: TorchEngine) -> tuple[list[list[int]], list[int]]:
