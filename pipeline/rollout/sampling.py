@@ -58,7 +58,8 @@ def pick_kept(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Ten
     vocab = cut.shape[1]
     most = min(sampling.max_kept, vocab)
     bounded = (cut > -math.inf).sum(1) > most
-    # Bounded before the draw: log-probs are then of the set that is recorded. All rows, or the host would have to ask.
+    # Bounded before the draw: log-probs are then of the set that is recorded. To bound only the rows that need it, the
+    # host would have to wait for the device.
     cut = most_likely(cut, most)
     tokens, logprobs = _draw(cut, uniforms)
     counts = (cut > -math.inf).cumsum(1, dtype=torch.int32)
