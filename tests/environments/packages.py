@@ -14,10 +14,10 @@ def venv_with(folder: Path, *packages: str) -> Path:
     Packages of this interpreter are visible in it and are not installed twice; those that do not fit are installed
     there, in front of ours. Nothing of ours is changed.
     """
-    venv.create(folder, with_pip=True)
+    venv.create(folder)  # without pip: ours is visible in it, and need not be unpacked
     (own,) = folder.glob("lib/python*/site-packages")
     (own / "borrowed.pth").write_text("\n".join(site.getsitepackages()) + "\n")
-    command = [folder / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check", *packages]
-    ended = subprocess.run(command, capture_output=True, text=True)
+    command = [folder / "bin" / "python", "-m", "pip", "install", "-q", "--no-compile", "--disable-pip-version-check"]
+    ended = subprocess.run([*command, *packages], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr[-2000:]
     return folder
