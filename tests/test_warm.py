@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,20 @@ def test_what_a_fork_raises_is_raised_here(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(ZeroDivisionError):
         warm.call(divmod, 1, 0)
     assert warm.call(divmod, 7, 2) == (3, 1)
+    warm.close()
+
+
+def still_there_after_a_program() -> bool:
+    """True if a temporary folder outlives a program that is started, forked and ends while the folder is used."""
+    with tempfile.TemporaryDirectory() as name:
+        subprocess.run([sys.executable, "-m", "this"], check=True, stdout=subprocess.DEVNULL)
+        return Path(name).is_dir()
+
+
+def test_a_program_that_ends_removes_nothing_of_its_starters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    warm = Warm(("json",))
+    assert warm.call(still_there_after_a_program)
     warm.close()
 
 
