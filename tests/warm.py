@@ -158,7 +158,7 @@ def become(how: Mapping[str, Any], program: list[str], unbuffered: bool) -> None
     if program[0] not in LAUNCHERS:
         subprocess.Popen = PLAIN  # type: ignore[misc]
     # What the starter would remove at its end, such as temporary folders, is not this program's to remove.
-    weakref.finalize._registry.clear()
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
     for number, end in enumerate((how["p2cread"], how["c2pwrite"], how["errwrite"])):
         if end not in (-1, number):
             os.dup2(end, number)

@@ -55,7 +55,7 @@ class FarProcess:
         for thread in self._threads:
             thread.start()
         try:
-            self._result(ready, start_s, "be ready")
+            self._result(ready, time.monotonic() + start_s, start_s, "be ready")
         except EnvironmentFailed:
             self.end()
             raise
@@ -96,7 +96,7 @@ class FarProcess:
             self._waiting[number] = mine
         try:
             self._write(line, until)
-            return self._result(mine, until - time.monotonic(), request["call"])
+            return self._result(mine, until, self._step_s, request["call"])
         finally:
             with self._lock:
                 self._waiting.pop(number, None)
@@ -120,12 +120,12 @@ class FarProcess:
             if stream is not None:
                 stream.close()
 
-    def _result(self, mine: SimpleQueue[dict[str, Any]], seconds: float, call: str) -> Any:
+    def _result(self, mine: SimpleQueue[dict[str, Any]], until: float, limit_s: float, call: str) -> Any:
         try:
-            answer = mine.get(timeout=max(0.0, seconds))
+            answer = mine.get(timeout=max(0.0, until - time.monotonic()))
         except Empty:
             self._retired = True
-            raise Lost(f"took more than {seconds:.3g} s to {call}") from None
+            raise Lost(f"took more than {limit_s:g} s to {call}") from None
         if "lost" in answer:
             raise Lost(answer["lost"])
         if "error" in answer:
