@@ -20,7 +20,8 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "start").mkdir()
     (folder / "start" / "model").symlink_to(str(tiny(overrides=[start()]).model.path))
     path = folder / "recipe.yaml"
-    path.write_text(yaml.safe_dump({**TREE, "output": str(folder / "runs")}))
+    train = {**TREE["train"], "micro_batch_tokens": 256}  # ranks have several micro-batches, and not equally many
+    path.write_text(yaml.safe_dump({**TREE, "train": train, "output": str(folder / "runs")}))
     return path
 
 

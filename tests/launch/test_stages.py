@@ -45,6 +45,7 @@ def recipe_and_one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path
     folder = tmp_path_factory.mktemp("ranks")
     tree = {**TREE, **SECTIONS, "output": str(folder), "model": {"path": tiny(overrides=[start()]).model.path}}
     tree["data"] = {**TREE["data"], "evaluation": []}
+    tree["train"] = {**TREE["train"], "micro_batch_tokens": 256}  # several micro-batches on each rank
     path = folder / "recipe.yaml"
     path.write_text(yaml.safe_dump(tree))
     train(load_recipe(path, ["name=one"]), ROOT, folder / "one", "auto", Silent())

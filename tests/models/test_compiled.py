@@ -55,10 +55,8 @@ def traced(plain: Any, repeats: bool) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "how",
-    [pytest.param("inductor", marks=pytest.mark.integration), "traced", "traced, recomputed"],  # it starts a compiler
-)
+@pytest.mark.integration  # torch's compiler traces all blocks, forward and backward
+@pytest.mark.parametrize("how", ["inductor", "traced", "traced, recomputed"])
 def test_updates_are_those_without_compilation(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[bool] = []
     plain = compiled._compiled if how == "inductor" else traced
@@ -83,6 +81,7 @@ def test_updates_are_those_without_compilation(how: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
+@pytest.mark.integration
 def test_fsdp_divides_compiled_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "_compiled", traced)
     ends = []

@@ -61,7 +61,7 @@ TREE: dict[str, Any] = {
         "select": {"keep": "informative"},
     },
     "rollout": {"max_response_tokens": 30},
-    "train": {"device": "cpu", "threads": 1, "micro_batch_tokens": 256},
+    "train": {"device": "cpu", "threads": 1, "micro_batch_tokens": 640},
     "scoring": {"overlap": False},
     "evaluation": {"k": 2},
     "checkpoint": {"every_steps": 1, "keep": 2},
