@@ -157,8 +157,6 @@ def become(how: Mapping[str, Any], program: list[str], unbuffered: bool) -> None
     """Turn this fork into the started program, a module or WATCHER and its words, and run it."""
     if program[0] not in LAUNCHERS:
         subprocess.Popen = PLAIN  # type: ignore[misc]
-    # What the starter would remove at its end, such as temporary folders, is not this program's to remove.
-    weakref.finalize._registry.clear()  # type: ignore[attr-defined]
     for number, end in enumerate((how["p2cread"], how["c2pwrite"], how["errwrite"])):
         if end not in (-1, number):
             os.dup2(end, number)
@@ -193,6 +191,9 @@ def be_in(environment: Mapping[str, str]) -> None:
 
 def exit_after(work: Callable[[], None]) -> None:
     """Do the work and end this process as an interpreter ends: status, exit handlers, threads, flushed streams."""
+    # What the process has that was forked, such as temporary folders, is not for its forks to remove.
+    for inherited in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+        inherited.atexit = False
     status = 1
     try:
         try:
@@ -264,8 +265,6 @@ def main(descriptor: int, modules: list[str]) -> None:
                 die_with(os.getppid())
                 for end in (listener, *controls):
                     end.close()
-                for undone in list(weakref.finalize._registry):  # type: ignore[attr-defined]
-                    undone.atexit = False  # what this process has imported is not a fork's to undo
                 exit_after(lambda: answer(Connection(descriptors[0])))  # noqa: B023
             os.close(descriptors[0])
         reap()
