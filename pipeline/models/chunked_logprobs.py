@@ -115,7 +115,7 @@ class _Head(torch.autograd.Function):
         to_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         to_weight = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         to_bias = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
-        turned = transposed(weight)  # once for all chunks
+        turned = weight if to_hidden is None else transposed(weight)  # a copy for all chunks, if any needs it
         for rows in _chunks(len(hidden), ctx.chunk_tokens):
             pulled = pull_rows(
                 product(hidden[rows], weight, bias).to(normaliser.dtype),

@@ -13,7 +13,7 @@ MOVED_AT_ONCE = 1 << 20
 SETS_AT_ONCE = 1 << 24
 """Sets are moved once they take so many numbers on the device, 64 MiB; 256 rows of 1,024 tokens: every 63 steps."""
 MOST_STEPS = 64
-"""Steps whose sets stay on the device at most. More would save no time: a wait in 64 steps is none to speak of."""
+"""Most steps whose sets stay on the device. One wait in 64 steps costs next to nothing; more would take memory."""
 
 
 class Recorder:

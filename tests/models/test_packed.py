@@ -95,7 +95,7 @@ def test_models_of_transformers_in_float64(name: str) -> None:
 def test_in_runs_where_a_kernel_attends_to_texts_of_different_lengths(
     name: str, tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The double is in the place of the GPU's kernel. Widths are the few of an update that is packed."""
+    """A slow double takes the place of the GPU's kernel. Micro-batches have the few widths of a packed update."""
     asked = []
 
     @functools.wraps(varlen_attn)

@@ -151,7 +151,8 @@ def test_the_verifier_asks_as_the_model_was_trained(tmp_path: Path) -> None:
     other = load("reward_model").bind({"model": str(folder), "include_thinking": True}).score(asked)
     assert other[0].is_infrastructure
     assert "was trained with False" in other[0].reason
-    hidden = [Attempt("<think>x</think>7", None, "3+4=", False), asked[1]]  # as many as before: products round by that
+    # Rounding depends on the number of rows, so there are two as before.
+    hidden = [Attempt("<think>x</think>7", None, "3+4=", False), asked[1]]
     cut, _ = load("reward_model").bind({"model": str(folder), "whiten": True}).score(hidden)
     assert cut.score == good.score, "what the model was not shown in training it is not shown now"
     (folder / "reward.json").write_text(json.dumps({**known, "include_thinking": True}))
