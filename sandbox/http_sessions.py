@@ -7,8 +7,9 @@ import binascii
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from pipeline.errors import IsolationError
@@ -31,13 +32,23 @@ class UnknownSession(LookupError):
     """There is no session of that id."""
 
 
+@dataclass(slots=True)
+class _Open:
+    """An open session, the time when its last call ended (seconds of `Sessions.clock`), and its calls that now run."""
+
+    session: Session
+    last: float
+    calls: int = 0
+
+
 class Sessions:
-    """The sessions of a service. One that nobody calls for `expires_s` is closed."""
+    """The sessions of a service. One that nobody calls for `expires_s` after its last call has ended is closed."""
 
     def __init__(self, pool: Callable[[], Pool], limits: Limits, quota: Quota, most: int, expires_s: float) -> None:
         self.pool, self.limits, self.quota, self.most, self.expires_s = pool, limits, quota, most, expires_s
+        self.clock: Callable[[], float] = time.monotonic
         self._lock = threading.Lock()
-        self._open: dict[str, tuple[Session, float]] = {}
+        self._open: dict[str, _Open] = {}
         self._opening = 0
 
     def __len__(self) -> int:
@@ -63,16 +74,16 @@ class Sessions:
         if not isinstance(kind, str) or kind not in _CALLS:
             raise ValueError(f"kind must be one of {', '.join(_CALLS)}, got {kind!r}")
         _only(data, {"session", "kind"} | _CALLS[kind], kind)
-        session = self._take(data.get("session"))
-        if kind == "write":
-            session.write(_text(data, "path"), _bytes(data))
-            return {}
-        if kind == "read":
-            return {"data": base64.b64encode(session.read(_text(data, "path"))).decode()}
-        seconds = {name: _seconds(data, name) for name in ("wall_s", "cpu_s")}
-        if kind == "python":
-            return asdict(session.python(_text(data, "code"), **seconds))
-        return asdict(session.shell(_text(data, "line"), **seconds))
+        with self._use(data.get("session")) as session:
+            if kind == "write":
+                session.write(_text(data, "path"), _bytes(data))
+                return {}
+            if kind == "read":
+                return {"data": base64.b64encode(session.read(_text(data, "path"))).decode()}
+            seconds = {name: _seconds(data, name) for name in ("wall_s", "cpu_s")}
+            if kind == "python":
+                return asdict(session.python(_text(data, "code"), **seconds))
+            return asdict(session.shell(_text(data, "line"), **seconds))
 
     def fork(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Fork a session. Raises: ValueError; SessionError."""
@@ -80,23 +91,22 @@ class Sessions:
         count = data.get("count", 1)
         if type(count) is not int or not 1 <= count <= _MOST_FORKS:
             raise ValueError(f"count must be an integer of 1 to {_MOST_FORKS}, got {count!r}")
-        session = self._take(data.get("session"))
-        with self._room(count):
+        with self._use(data.get("session")) as session, self._room(count):
             return {"sessions": [self._keep(fork) for fork in session.fork(count)]}
 
     def close(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Close a session."""
         _only(data, {"session"}, "close")
-        session = self._take(data.get("session"))
-        with self._lock:
-            self._open.pop(data["session"], None)
-        session.close()
+        with self._use(data.get("session")) as session:
+            with self._lock:
+                self._open.pop(data["session"], None)
+            session.close()
         return {}
 
     def close_all(self) -> None:
         """Close every session."""
         with self._lock:
-            sessions, self._open = [s for s, _ in self._open.values()], {}
+            sessions, self._open = [each.session for each in self._open.values()], {}
         for session in sessions:
             session.close()
 
@@ -108,24 +118,30 @@ class Sessions:
     def _keep(self, session: Session) -> str:
         name = secrets.token_hex(16)
         with self._lock:
-            self._open[name] = session, time.monotonic()
+            self._open[name] = _Open(session, self.clock())
         return name
 
-    def _take(self, name: object) -> Session:
-        """Return the session of that id. Raises: UnknownSession."""
+    @contextmanager
+    def _use(self, name: object) -> Iterator[Session]:
+        """Yield the session of that id, which cannot expire until this ends. Raises: UnknownSession."""
         self._expire()
         with self._lock:
             if not isinstance(name, str) or name not in self._open:
                 raise UnknownSession("no such session: it was closed, has expired, or was never open")
-            session, _ = self._open[name]
-            self._open[name] = session, time.monotonic()
-            return session
+            used = self._open[name]
+            used.calls += 1
+        try:
+            yield used.session
+        finally:
+            with self._lock:
+                used.calls -= 1
+                used.last = self.clock()
 
     def _expire(self) -> None:
-        now = time.monotonic()
         with self._lock:
-            late = [name for name, (_, last) in self._open.items() if now - last > self.expires_s]
-            sessions = [self._open.pop(name)[0] for name in late]
+            now = self.clock()
+            late = [name for name, each in self._open.items() if not each.calls and now - each.last > self.expires_s]
+            sessions = [self._open.pop(name).session for name in late]
         for session in sessions:
             session.close()
 

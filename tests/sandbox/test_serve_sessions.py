@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
-import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import ThreadingHTTPServer
 from typing import Any
 
@@ -144,15 +144,37 @@ def test_a_token_guards_sessions_too(pool: sandbox.Pool) -> None:
 
 
 def test_sessions_that_nobody_calls_are_closed(pool: sandbox.Pool) -> None:
-    with serving(pool, sessions=SessionTerms(expires_s=0.3)) as server:
-        session = Client(url(server)).session()
-        for _ in range(3):
-            time.sleep(0.15)
+    with serving(pool, sessions=SessionTerms(expires_s=10.0)) as server:
+        sessions = server.service.sessions  # type: ignore[attr-defined]
+        now = 0.0
+        sessions.clock = lambda: now
+        client = Client(url(server))
+        session = client.session()
+        for now in (8.0, 16.0, 24.0):  # noqa: B007  the clock reads it
             assert session.python("1").passed
-        time.sleep(0.4)
+        now = 35.0
         with pytest.raises(SessionError, match="expired"):
             session.python("1")
-        assert wait_until(lambda: len(server.service.sessions) == 0, 1)  # type: ignore[attr-defined]
+        assert len(sessions) == 0
+        server.server_close()
+
+
+def test_the_time_of_a_call_does_not_count_as_time_without_calls(pool: sandbox.Pool) -> None:
+    with serving(pool, sessions=SessionTerms(expires_s=10.0)) as server:
+        sessions = server.service.sessions  # type: ignore[attr-defined]
+        now = 0.0
+        sessions.clock = lambda: now
+        client = Client(url(server))
+        session = client.session()
+        with ThreadPoolExecutor(1) as calls:
+            long = calls.submit(session.python, "import time; time.sleep(0.5); print('done')")
+            assert wait_until(lambda: any(each.calls for each in sessions._open.values()), 10)
+            now = 100.0  # far more than it may stay without calls
+            with client.session():  # the service looks for expired sessions before it opens another
+                assert len(sessions) == 2
+            assert long.result().stdout == "done\n"
+        now = 109.0
+        assert session.python("1").passed
         server.server_close()
 
 
