@@ -45,8 +45,8 @@ def watched(model: Any) -> Iterator[Memory]:
 
 
 SIZES: dict[str, dict[str, int]] = {
-    "wide": {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8,
-                 "num_key_value_heads": 2, "vocab_size": 512},
+    "wide": {"hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4,
+                 "num_key_value_heads": 1, "vocab_size": 512},
     "deep": {"hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 8, "num_attention_heads": 4,
                  "num_key_value_heads": 4, "vocab_size": 2048},
     "vocabulary": {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -9,6 +9,11 @@ from types import TracebackType
 from typing import Any
 
 
+class _Server(ThreadingHTTPServer):
+    # Of many connections at once, the default of 5 has some reset, and whoever asked calls the server lost.
+    request_queue_size = 128
+
+
 class FakeServer:
     """Answers `[seed % 50, last token]`, or behaves as one of these, after so many answers.
 
@@ -60,7 +65,7 @@ class FakeServer:
             def log_message(self, format: str, *args: Any) -> None:
                 """Say nothing."""
 
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server = _Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
         self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
 
