@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import json
-import lzma
 import runpy
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-import yaml
 
 from benchmarks.diagnose.faults import BY_NAME, HEALTHY
 from benchmarks.diagnose.recorded import RECORDED, unpack
@@ -21,11 +22,12 @@ from pipeline.cli import main
 from pipeline.config.load import load_recipe
 from pipeline.diagnosis.finding import Finding
 from pipeline.diagnosis.ranking import causes, diagnose
-from pipeline.diagnosis.reading import read
+from pipeline.diagnosis.reading import Reading, read
 from pipeline.errors import DataError, RunError
 from tests.source import ROOT
 
 PATHS = sorted(RECORDED.glob("*.tar.xz"))
+HEALTHY_RUN = RECORDED / "healthy-0.tar.xz"
 
 
 def fault_of(path: Path) -> str:
@@ -89,25 +91,26 @@ def test_the_page_of_causes_is_that_of_the_docstrings() -> None:
 
 
 @cache
-def healthy() -> bytes:
-    """The recorded run, packed again by the fastest level: many tests unpack it."""
-    with lzma.open(next(p for p in PATHS if p.name == "healthy-0.tar.xz")) as file:
-        return lzma.compress(file.read(), preset=0)
+def healthy() -> Reading:
+    """The healthy run that was recorded. Tests change a copy of it, which takes less than a file to write and read."""
+    with TemporaryDirectory() as folder:
+        return read(unpack(HEALTHY_RUN, Path(folder)))
 
 
-def changed(folder: Path, change: Any, stage: str = "rl") -> list[Finding]:
-    """Return the findings of the healthy run with `change(row, number)` made to each step of a stage."""
-    (folder / "packed").write_bytes(healthy())
-    run, number = unpack(folder / "packed", folder / "run"), 0
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    for i, line in enumerate(lines):
-        row = json.loads(line)
-        if row["kind"] == "step" and row["stage"] == stage:
-            change(row["metrics"], number)
-            number += 1
-        lines[i] = json.dumps(row)
-    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    return diagnose(read(run))
+def with_steps(change: Any, stage: str = "rl", of: Reading | None = None) -> Reading:
+    """The run, by default the healthy one, after `change(metrics, number)` of each step of a stage."""
+    run = healthy() if of is None else of
+    steps = []
+    for number, (line, row) in enumerate(run.imitation if stage == "sft" else run.steps):
+        metrics = dict(row.metrics)
+        change(metrics, number)
+        steps.append((line, replace(row, metrics=metrics)))
+    return replace(run, imitation=tuple(steps)) if stage == "sft" else replace(run, steps=tuple(steps))
+
+
+def changed(change: Any, stage: str = "rl") -> list[Finding]:
+    """The findings of the healthy run after `with_steps`."""
+    return diagnose(with_steps(change, stage))
 
 
 NEAR: dict[str, tuple[dict[str, float], dict[str, float]]] = {
@@ -140,49 +143,36 @@ NEAR: dict[str, tuple[dict[str, float], dict[str, float]]] = {
 
 
 @pytest.mark.parametrize("cause", NEAR)
-def test_a_number_past_its_limit_is_found_and_one_before_it_is_not(cause: str, tmp_path: Path) -> None:
+def test_a_number_past_its_limit_is_found_and_one_before_it_is_not(cause: str) -> None:
     past, before = NEAR[cause]
-    (tmp_path / "past").mkdir()
-    (tmp_path / "before").mkdir()
-    assert place_of(cause, changed(tmp_path / "past", lambda m, _: m.update(past))) is not None
-    assert place_of(cause, changed(tmp_path / "before", lambda m, _: m.update(before))) is None
+    assert place_of(cause, changed(lambda m, _: m.update(past))) is not None
+    assert place_of(cause, changed(lambda m, _: m.update(before))) is None
 
 
-def test_a_mask_is_compared_with_the_responses_of_the_update_where_they_were_counted(tmp_path: Path) -> None:
+def test_a_mask_is_compared_with_the_responses_of_the_update_where_they_were_counted() -> None:
     # Selected responses are longer than all: only the recorded tokens of the update can be compared with its mask.
     selected = {"groups/trained": 9.0, "response/length_mean": 20.0, "length/mean": 15.0, "responses/trained": 72.0}
     for name, tokens in (("right", 20.0), ("prompt", 15.0), ("end", 21.0)):
-        (tmp_path / name).mkdir()
-        findings = changed(tmp_path / name, lambda m, _, n=tokens: m.update({**selected, "responses/tokens": 72.0 * n}))
+        findings = changed(lambda m, _, n=tokens: m.update({**selected, "responses/tokens": 72.0 * n}))
         causes_of = {f.cause for f in findings} & {"mask_trains_prompt", "mask_leaves_end"}
         assert causes_of == {"right": set(), "prompt": {"mask_trains_prompt"}, "end": {"mask_leaves_end"}}[name]
 
 
-def test_demonstrations_that_train_whole_are_found(tmp_path: Path) -> None:
+def test_demonstrations_that_train_whole_are_found() -> None:
     for name, extra in (("right", 100.0), ("wrong", 48.0)):
-        (tmp_path / name).mkdir()
-        rows = changed(
-            tmp_path / name, lambda m, _, n=extra: m.update({"rows": 48.0, "rows/tokens": m["tokens"] + n}), "sft"
-        )
-        assert [f.cause for f in rows] == ([] if name == "right" else ["mask_trains_prompt"])
+        findings = changed(lambda m, _, n=extra: m.update({"rows": 48.0, "rows/tokens": m["tokens"] + n}), "sft")
+        assert [f.cause for f in findings] == ([] if name == "right" else ["mask_trains_prompt"])
 
 
-def test_prompts_that_end_otherwise_than_the_demonstrations_are_found(tmp_path: Path) -> None:
-    (tmp_path / "same").mkdir()
-    (tmp_path / "other").mkdir()
+def test_prompts_that_end_otherwise_than_the_demonstrations_are_found() -> None:
     name = "prompt/spaces_at_end"
-    assert changed(tmp_path / "same", lambda m, _: m.update({name: 0.0})) == []
-    run = tmp_path / "other"
-    changed(run, lambda m, _: m.update({name: 1.0}))
-    lines = [json.loads(line) for line in (run / "run" / "metrics.jsonl").read_text().splitlines()]
-    for row in lines:
-        if row["kind"] == "step" and row["stage"] == "sft":
-            row["metrics"][name] = 0.0
-    (run / "run" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))
-    assert [f.cause for f in diagnose(read(run / "run"))] == ["other_template"]
+    assert changed(lambda m, _: m.update({name: 0.0})) == []
+    spaces = with_steps(lambda m, _: m.update({name: 1.0}))
+    findings = diagnose(with_steps(lambda m, _: m.update({name: 0.0}), "sft", spaces))
+    assert [f.cause for f in findings] == ["other_template"]
 
 
-def test_a_temperature_shows_in_the_mean_log_prob_of_what_was_sampled(tmp_path: Path) -> None:
+def test_a_temperature_shows_in_the_mean_log_prob_of_what_was_sampled() -> None:
     def at(share: float, **others: float) -> Any:
         return lambda m, _: m.update({"surprise": share * m["entropy"], **others})
 
@@ -195,73 +185,46 @@ def test_a_temperature_shows_in_the_mean_log_prob_of_what_was_sampled(tmp_path: 
         "old": (at(0.6, **{"mismatch/stale": 1.0}), False),
     }
     for name, (change, is_found) in cases.items():
-        (tmp_path / name).mkdir()
-        assert (place_of("sampling_differs", changed(tmp_path / name, change)) is not None) == is_found, name
+        assert (place_of("sampling_differs", changed(change)) is not None) == is_found, name
 
 
-def test_the_template_that_a_model_was_trained_with_is_compared(tmp_path: Path) -> None:
-    (tmp_path / "packed").write_bytes(healthy())
-    run = unpack(tmp_path / "packed", tmp_path / "run")
-    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (run / "metrics.jsonl").write_text("".join(line for line in lines if '"stage":"sft"' not in line))
-    info = json.loads((run / "run.json").read_text())
+def test_the_template_that_a_model_was_trained_with_is_compared() -> None:
+    untaught = replace(
+        healthy(), imitation=(), evaluations=tuple(e for e in healthy().evaluations if e.row.stage != "sft")
+    )
     for own, wanted in (({"name": "plain"}, []), ({"name": "r1_zero"}, ["other_template"])):
-        (run / "run.json").write_text(json.dumps({**info, "model_template": own}))
-        findings = diagnose(read(run))
+        findings = diagnose(replace(untaught, info={**untaught.info, "model_template": own}))
         assert [f.cause for f in findings] == wanted
     assert findings[0].remedy == "--set 'data.template={name: \"r1_zero\"}'"
 
 
-def sampled(folder: Path, change: Any) -> list[Finding]:
-    """The findings of the healthy run whose sampled responses are changed."""
-    folder.mkdir()
-    (folder / "packed").write_bytes(healthy())
-    run = unpack(folder / "packed", folder / "run")
-    rows = [json.loads(line) for line in (run / "rollouts.jsonl").read_text().splitlines()]
-    for row in rows:
-        if row["stage"] == "rl":
-            change(row)
-    (run / "rollouts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return diagnose(read(run))
-
-
-def test_programs_that_fail_are_graded_and_graders_that_fail_are_not(tmp_path: Path) -> None:
-    for number, (reason, is_failure) in enumerate(
-        (
-            ("runtime_error: test 1: SyntaxError: unmatched '}'", False),
-            ("timeout: test 2", False),
-            ("error: no such table: fish", False),
-            ("503: the service is unavailable", True),
-            ("ConnectionError: refused", True),
-            ("KeyError: 'answer'", True),
-            ("not a number", False),
-        )
+def test_programs_that_fail_are_graded_and_graders_that_fail_are_not() -> None:
+    for reason, is_failure in (
+        ("runtime_error: test 1: SyntaxError: unmatched '}'", False),
+        ("timeout: test 2", False),
+        ("error: no such table: fish", False),
+        ("503: the service is unavailable", True),
+        ("ConnectionError: refused", True),
+        ("KeyError: 'answer'", True),
+        ("not a number", False),
     ):
-
-        def failed(row: dict[str, Any], text: str = reason) -> None:
-            if row["score"] == 0:
-                row["reason"] = text
-
-        findings = sampled(tmp_path / str(number), failed)
+        samples = tuple(
+            replace(s, row=replace(s.row, reason=reason)) if s.row.score == 0 else s for s in healthy().samples
+        )
+        findings = diagnose(replace(healthy(), samples=samples))
         assert (place_of("infrastructure_zeros", findings) is not None) == is_failure, reason
 
 
-def test_clips_of_whole_responses_are_many(tmp_path: Path) -> None:
+def test_clips_of_whole_responses_are_many() -> None:
     """GSPO clips a large part of the tokens and learns."""
     for name, clipped, wanted in (("grpo", 0.2, True), ("gspo", 0.2, False), ("gspo", 0.6, True)):
-        folder = tmp_path / f"{name}{clipped}"
-        folder.mkdir()
-        changed(folder, lambda m, _, c=clipped: m.update({"clip_fraction/low": c}))
-        recipe = yaml.safe_load((folder / "run" / "recipe.yaml").read_text())
-        recipe["rl"]["algorithm"] = {"name": name}
-        (folder / "run" / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-        assert (place_of("clip_stops_learning", diagnose(read(folder / "run"))) is not None) == wanted, name
+        run = with_steps(lambda m, _, c=clipped: m.update({"clip_fraction/low": c}))
+        recipe = {**run.recipe, "rl": {**run.recipe["rl"], "algorithm": {"name": name}}}
+        assert (place_of("clip_stops_learning", diagnose(replace(run, recipe=recipe))) is not None) == wanted, name
 
 
 @pytest.mark.parametrize(("share", "too_easy"), [(0.95, None), (0.5, "warning")])
-def test_a_run_that_has_learned_its_task_is_not_blamed_for_it(
-    share: float, too_easy: str | None, tmp_path: Path
-) -> None:
+def test_a_run_that_has_learned_its_task_is_not_blamed_for_it(share: float, too_easy: str | None) -> None:
     """Responses are cut at first, and groups all right at the end; `share` of held-out prompts are solved."""
 
     def learned(metrics: dict[str, Any], number: int) -> None:
@@ -269,30 +232,25 @@ def test_a_run_that_has_learned_its_task_is_not_blamed_for_it(
         metrics.update({"truncated": 0.3 if begins else 0.0, "groups/all_right": 0.0 if begins else 16.0})
         metrics.update({"reward/sampled": 0.85 if begins else 1.0, "prompts/distinct": 16.0})
 
-    changed(tmp_path, learned)
-    path = tmp_path / "run" / "metrics.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    rows[-1]["domains"]["sums"]["pass@1"]["value"] = share
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    levels = {f.cause: f.level for f in diagnose(read(tmp_path / "run"))}
+    run = with_steps(learned)
+    last = run.evaluations[-1]
+    domains = copy.deepcopy(dict(last.row.domains))
+    domains["sums"]["pass@1"]["value"] = share
+    run = replace(run, evaluations=(*run.evaluations[:-1], replace(last, row=replace(last.row, domains=domains))))
+    levels = {f.cause: f.level for f in diagnose(run)}
     assert levels == {"length_cap": "note", "prompts_repeat": "note"} | ({"too_easy": too_easy} if too_easy else {})
 
 
-def test_prompts_that_the_run_has_left_out_are_no_leak(tmp_path: Path) -> None:
-    (tmp_path / "packed").write_bytes(healthy())
-    run = unpack(tmp_path / "packed", tmp_path / "run")
-    info = json.loads((run / "run.json").read_text())
+def test_prompts_that_the_run_has_left_out_are_no_leak() -> None:
     note = "3 of 40 evaluation prompts occur in training (0 exact, 0 normalised, 3 ngram)"
-    (run / "run.json").write_text(json.dumps({**info, "data_notes": [note]}))
-    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
+    run = replace(healthy(), info={**healthy().info, "data_notes": [note]})
     for choice, wanted in (("report", ["evaluation_leak"]), ("drop", [])):
-        recipe["data"]["overlap"] = {"on_overlap": choice}
-        (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-        assert [f.cause for f in diagnose(read(run))] == wanted
+        data = {**run.recipe["data"], "overlap": {"on_overlap": choice}}
+        assert [f.cause for f in diagnose(replace(run, recipe={**run.recipe, "data": data}))] == wanted
 
 
-def test_an_explained_cause_is_a_note_behind_its_reason(tmp_path: Path) -> None:
-    findings = changed(tmp_path, lambda m, _: m.update({"truncated": 1.0, "groups/all_wrong": 16.0}))
+def test_an_explained_cause_is_a_note_behind_its_reason() -> None:
+    findings = changed(lambda m, _: m.update({"truncated": 1.0, "groups/all_wrong": 16.0}))
     assert [(f.cause, f.level) for f in findings] == [("end_token_missing", "problem"), ("too_hard", "note")]
 
 
@@ -309,8 +267,7 @@ def test_the_command_prints_the_finding_with_its_lines(tmp_path: Path, capsys: p
 
 
 def test_a_run_that_has_hardly_begun_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "packed").write_bytes(healthy())
-    run = unpack(tmp_path / "packed", tmp_path / "run")
+    run = unpack(HEALTHY_RUN, tmp_path / "run")
     lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
     (run / "metrics.jsonl").write_bytes(b"".join(lines[:602]) + b'{"kind": "step", "sta')
     for name in ("rollouts.jsonl", "recipe.yaml", "run.json"):
