@@ -10,7 +10,7 @@ from typing import Any
 
 
 class _Server(ThreadingHTTPServer):
-    # Of many connections at once, the default of 5 has some reset, and whoever asked calls the server lost.
+    # Of many connections at once, the default of 5 has some reset, and who asked calls the server lost.
     request_queue_size = 128
 
 
