@@ -112,15 +112,22 @@ def live(command: Sequence[str], log: Path, number: Path) -> None:
 
 
 def strike(engine: Any, url: str, group: int, number: signal.Signals) -> None:
-    """At the next answer of the server at `url`, its processes are sent a signal: it owes others then."""
+    """Send the processes of the server at `url` a signal after its next answer; it then owes another answer.
+
+    One request is held back until the signal is sent. The server may have answered all others by then, and nobody
+    misses a server that hangs and owes nothing.
+    """
     (server,) = [s for s in engine.servers if s.url == url]
-    once, answer = threading.Lock(), server.generate
+    hold, answered, answer = threading.Lock(), threading.Event(), server.generate
 
     def struck(*asked: Any) -> Any:
-        answered = answer(*asked)
-        if once.acquire(blocking=False):
+        is_held = hold.acquire(blocking=False)
+        if is_held:
+            answered.wait(20)  # for nothing if there is no other request
             os.killpg(group, number)
-        return answered
+        reply = answer(*asked)
+        answered.set()
+        return reply
 
     server.generate = struck
 
