@@ -92,7 +92,7 @@ def test_the_page_of_causes_is_that_of_the_docstrings() -> None:
 
 @cache
 def healthy() -> Reading:
-    """The healthy run that was recorded. Tests change a copy of it, which takes less than a file to write and read."""
+    """The healthy run that was recorded. Tests change copies of it in memory, which is faster than in files."""
     with TemporaryDirectory() as folder:
         return read(unpack(HEALTHY_RUN, Path(folder)))
 

@@ -123,7 +123,7 @@ def strike(engine: Any, url: str, group: int, number: signal.Signals) -> None:
     def struck(*asked: Any) -> Any:
         is_held = hold.acquire(blocking=False)
         if is_held:
-            answered.wait(20)  # for nothing if there is no other request
+            answered.wait(20)  # it gives up if there is no other request
             os.killpg(group, number)
         reply = answer(*asked)
         answered.set()
