@@ -23,6 +23,7 @@ import inspect
 import os
 import pickle
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -30,6 +31,7 @@ import threading
 import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import Context
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from runpy import run_module, run_path
@@ -44,12 +46,17 @@ MARK = "VERIZERO_TEST_RUN"
 """Variable that names a folder: processes that have it, or hold the folder open, belong to one test."""
 TRAINING = ("tests.forked_training",)
 VLLM = (*TRAINING, "tests.stages.forked_vllm")
+FLOWS = (*TRAINING, "tests.flows.forked_flows")
 WATCHER = child_process.__file__
 """The one script that becomes a fork."""
 FOLDER = "VERIZERO_TEST_MODELS"
 """Variable that names a folder of this run of the tests; tests/conftest.py sets it."""
-LAUNCHERS = ("tests.launch.host", "torch.distributed.run", WATCHER)
-"""Programs whose own programs are forks too."""
+LAUNCHERS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("tests.launch.host", "torch.distributed.run", WATCHER), ("",)),
+    "pipeline.cli": ("flows.",),
+    **dict.fromkeys(("flows.serve", "prefect"), ("prefect.engine",)),
+}
+"""Programs whose own programs are forks too, if the names of these begin so."""
 
 
 class Warm:
@@ -110,7 +117,8 @@ def start(listener: socket.socket, modules: tuple[str, ...], log: Path) -> None:
         subprocess.Popen(
             [sys.executable, "-m", "tests.warm", str(listener.fileno()), *modules],
             cwd=ROOT,
-            env={**plain, "OMP_NUM_THREADS": "1"},  # a thread of a pool would be missing in every fork
+            # a thread would be missing in every fork: those of a pool, and that of the allocator of pyarrow
+            env={**plain, "OMP_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"},
             stdin=subprocess.DEVNULL,
             stdout=written,
             stderr=written,
@@ -132,19 +140,24 @@ class Forked(subprocess.Popen[Any]):
     thread alone.
     """
 
+    forked: tuple[str, ...] = ("",)
+    """How the names of the programs begin that are forks."""
+
     def _execute_child(self, *given: Any) -> None:
         plain = super()._execute_child  # type: ignore[misc]
         how = inspect.signature(plain).bind(*given).arguments
         words = list(how["args"]) if isinstance(how["args"], list | tuple) else []
         program = [str(w) for w in words[1:] if w != "-u"]
-        if not words or words[0] != sys.executable or program[:1] not in (["-m"], [WATCHER]):
+        module = program[program[0] == "-m" :] if program[:1] in (["-m"], [WATCHER]) else []
+        if not module or words[0] != sys.executable or not module[0].startswith(Forked.forked):
             plain(*given)
             return
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            exit_after(lambda: become(how, program[program[0] == "-m" :], "-u" in words))
+            # what the caller's context holds, such as settings or a task of its event loop, is not for its programs
+            Context().run(exit_after, lambda: become(how, module, "-u" in words))
         self._child_created = True
         pipes = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
         self._close_pipe_fds(*(how[name] for name in pipes))  # type: ignore[attr-defined]
@@ -155,8 +168,9 @@ PLAIN = subprocess.Popen
 
 def become(how: Mapping[str, Any], program: list[str], unbuffered: bool) -> None:
     """Turn this fork into the started program, a module or WATCHER and its words, and run it."""
-    if program[0] not in LAUNCHERS:
-        subprocess.Popen = PLAIN  # type: ignore[misc]
+    subprocess.Popen = Forked if program[0] in LAUNCHERS else PLAIN  # type: ignore[misc]
+    Forked.forked = LAUNCHERS.get(program[0], ())
+    forget_signals()
     for number, end in enumerate((how["p2cread"], how["c2pwrite"], how["errwrite"])):
         if end not in (-1, number):
             os.dup2(end, number)
@@ -181,10 +195,21 @@ def become(how: Mapping[str, Any], program: list[str], unbuffered: bool) -> None
         run_module(program[0], run_name="__main__", alter_sys=True)
 
 
+def forget_signals() -> None:
+    """Take back the handlers of signals, as a program does that is started."""
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
 def be_in(environment: Mapping[str, str]) -> None:
     """Take over the environment, and hold open the folder that MARK names."""
     os.environ.clear()
     os.environ.update(environment)
+    if "prefect.context" in sys.modules:  # it has read the environment while it was imported
+        sys.modules["prefect.context"].refresh_global_settings_context()
+        sys.modules["prefect.logging.configuration"].setup_logging(incremental=False)
     if MARK in os.environ:
         os.open(os.environ[MARK], os.O_RDONLY)
 

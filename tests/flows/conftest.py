@@ -1,4 +1,4 @@
-"""The server that the tests of this folder share, and a browser."""
+"""A browser."""
 
 from __future__ import annotations
 
@@ -8,35 +8,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.config.load import dump
-from tests.flows.served import PICTURES, Served, page_of, until
-from tests.stages.tiny import tiny
+from tests.flows.served import PICTURES, page_of
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
-SMALL: dict[str, Any] = {
-    "sft": {"steps": 3},
-    "rl": {"rounds": 1, "steps_per_round": 2, "select": {"keep": "all"}, "algorithm": {"entropy_coef": 0.05}},
-    "prefect": {"phases": "folded"},
-}
-"""A bonus moves the policy, for which no answer is right."""
-
-
-@pytest.fixture(scope="session")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("served")
-    (folder / "recipes").mkdir()
-    (folder / "recipes" / "small.yaml").write_text(dump(tiny({**SMALL, "name": "small"})))
-    other = {**SMALL, "name": "other", "rl": {**SMALL["rl"], "algorithm": {"name": "dr_grpo"}}}
-    (folder / "recipes" / "other.yaml").write_text(dump(tiny(other)))
-    server = Served(folder)
-    try:
-        server.wait()
-        yield server
-    finally:
-        server.stop()
-        left = until(lambda: not server.processes() or None, "the end of all processes", 60)
-        assert left
-        print((folder / "home" / "runner.log").read_text()[-3000:])
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +27,7 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture
-def browser(served: Served, chromium: Any) -> Iterator[Any]:
+def browser(chromium: Any) -> Iterator[Any]:
     """A page of the browser."""
     with page_of(chromium) as page:
         yield page

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,14 +17,25 @@ from urllib.parse import urlsplit
 import httpx
 
 from flows.server import QUIET, answers, free_port
+from pipeline.config.load import dump
+from pipeline.files import locked
 from tests import processes
-from tests.processes import PATIENCE_S, marked
+from tests.far import FarProgram
+from tests.processes import PATIENCE_S, holding, marked
+from tests.stages.tiny import tiny
+from tests.warm import FLOWS, FOLDER, MARK, warm
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 ENDS = ("Completed", "Failed", "Crashed", "Cancelled")
 PICTURES = ROOT / "tests" / "output"
 """Screenshots, for people; not kept in the repository."""
+SMALL: dict[str, Any] = {
+    "sft": {"steps": 3},
+    "rl": {"rounds": 1, "steps_per_round": 2, "select": {"keep": "all"}, "algorithm": {"entropy_coef": 0.05}},
+    "prefect": {"phases": "folded"},
+}
+"""A bonus moves the policy, for which no answer is right."""
 
 
 def until(look: Callable[[], T], what: str, patience_s: float = PATIENCE_S) -> T:
@@ -57,8 +70,8 @@ class Served:
         self.environment = {**clean, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         self.process = self.serve()
 
-    def serve(self) -> subprocess.Popen[bytes]:
-        """The command, with a log of its own; its process."""
+    def serve(self) -> Any:
+        """Start the command, with a log of its own, and return its process."""
         words = ["serve", "--port", str(self.port), "--recipes", "recipes", "--home", "home"]
         with self.log.open("w") as log:
             return subprocess.Popen(
@@ -92,15 +105,16 @@ class Served:
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         """A `verizero` command whose PREFECT_API_URL names this server."""
         environment = {**self.environment, "PREFECT_API_URL": f"{self.address}/api", "DO_NOT_TRACK": "1"}
-        return subprocess.run(
+        completed: subprocess.CompletedProcess[str] = warm(FLOWS).call(
+            subprocess.run,
             [sys.executable, "-m", "pipeline.cli", *words],
             cwd=self.folder,
             env=environment,
             capture_output=True,
             text=True,
             timeout=PATIENCE_S,
-            check=False,
         )
+        return completed
 
     def post(self, path: str, rows: list[Any] | None = None, **body: Any) -> Any:
         answer = self.client.post(path, json=body if rows is None else rows)
@@ -165,22 +179,76 @@ class Served:
         return [process for process, words in own.items() if word in words and process != self.process.pid]
 
 
-class ServerAlone(Served):
+@contextmanager
+def serving(kind: type[Served], folder: Path) -> Iterator[Served]:
+    """Serve two small recipes; at the end no process is left."""
+    (folder / "recipes").mkdir()
+    (folder / "recipes" / "small.yaml").write_text(dump(tiny({**SMALL, "name": "small"})))
+    other = {**SMALL, "name": "other", "rl": {**SMALL["rl"], "algorithm": {"name": "dr_grpo"}}}
+    (folder / "recipes" / "other.yaml").write_text(dump(tiny(other)))
+    server = kind(folder)
+    try:
+        server.wait()
+        yield server
+    finally:
+        server.stop()
+        left = until(lambda: not server.processes() or None, "the end of all processes", 60)
+        assert left
+        print((folder / "home" / "runner.log").read_text()[-3000:])
+
+
+def new_database(home: Path) -> None:
+    """Make the folder with an empty database of Prefect: its tables take a server three seconds."""
+    home.mkdir(exist_ok=True)
+    made = Path(os.environ[FOLDER]) / "prefect.db"
+    with locked(made.parent, wait=True):
+        if not made.exists():
+            unfinished = made.with_suffix(".new")
+            warm(FLOWS).call(make_database, unfinished)
+            unfinished.rename(made)
+    if not (home / "prefect.db").exists():
+        shutil.copy(made, home)
+
+
+def make_database(path: Path) -> None:
+    """Make all tables of Prefect's server."""
+    from prefect.server.database import provide_database_interface
+    from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL, temporary_settings
+
+    with temporary_settings({PREFECT_API_DATABASE_CONNECTION_URL: f"sqlite+aiosqlite:///{path}"}):
+        asyncio.run(provide_database_interface().create_db())
+
+
+class ForkedServed(Served):
+    """The same server, but server, runner and flow runs are forks of a process that has Prefect and torch."""
+
+    def serve(self) -> Any:
+        """Start the command on a database that is there, and return its process."""
+        new_database(self.folder / "home")
+        words = ["serve", "--port", str(self.port), "--recipes", "recipes", "--home", "home"]
+        return self.program(["pipeline.cli", *words], self.log)
+
+    def program(self, words: list[str], log: Path, **variables: str) -> FarProgram:
+        """Start a fork that becomes the module with these words, in the folder of its log."""
+        mine = {**self.environment, **variables, MARK: str(self.folder)}
+        return FarProgram(FLOWS, words, log, mine, log.parent)
+
+    def processes(self, word: str = "") -> list[int]:
+        """Return the live processes that this server started."""
+        assert not word, "/proc shows the first process's command for all of them"
+        return [process for process in holding(str(self.folder)) if process != self.process.pid]
+
+
+class ServerAlone(ForkedServed):
     """Prefect's server without deployments and without a runner, as somebody else has it."""
 
-    def serve(self) -> subprocess.Popen[bytes]:
-        """The server; its process."""
+    def serve(self) -> Any:
+        """Start the server and return its process."""
         home = self.folder / "home"
-        home.mkdir()
-        database = {"PREFECT_API_DATABASE_CONNECTION_URL": f"sqlite+aiosqlite:///{home / 'prefect.db'}"}
-        with self.log.open("w") as log:
-            return subprocess.Popen(
-                [sys.executable, "-m", "flows.server", str(self.port), "--services"],
-                cwd=self.folder,
-                env={**self.environment, **QUIET, **database, "PREFECT_HOME": str(home)},
-                stdout=log,
-                stderr=log,
-            )
+        new_database(home)
+        database = f"sqlite+aiosqlite:///{home / 'prefect.db'}"
+        own = {**QUIET, "PREFECT_API_DATABASE_CONNECTION_URL": database, "PREFECT_HOME": str(home)}
+        return self.program(["flows.server", str(self.port), "--services"], self.log, **own)
 
     def wait(self) -> None:
         until(lambda: answers(f"{self.address}/api"), "the server")

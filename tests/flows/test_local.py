@@ -44,7 +44,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def run(folder: Path, *extra: str) -> subprocess.CompletedProcess[str]:
-    """How the command ended, a fork of a process that has torch; its server is a program as usual."""
+    """How the command ended, a fork of a process that has torch, as is its server."""
     started = {"env": environment(folder), "capture_output": True, "text": True, "timeout": 400, "check": False}
     done: subprocess.CompletedProcess[str] = warm().call(subprocess.run, command(folder, *extra), **started)
     return done

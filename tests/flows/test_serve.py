@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,15 @@ import pytest
 from pipeline.commands.campaign import read_record
 from pipeline.commands.promote import champion_of
 from tests.commands.test_promote import HALF, NEAR, finished
-from tests.flows.served import PICTURES, Served, page_of, until
+from tests.flows.served import PICTURES, ForkedServed, Served, page_of, serving, until
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(ForkedServed, tmp_path_factory.mktemp("served")) as server:
+        yield server
 
 
 def test_every_flow_is_deployed_with_its_form(served: Served) -> None:

@@ -21,15 +21,38 @@ from pipeline.files import iterate_jsonl
 from pipeline.launch import GRACE_S
 from pipeline.report.progress import Silent
 from pipeline.whole_run import train
-from tests.flows.served import PICTURES, Served, until
+from tests.flows.served import PICTURES, Served, serving, until
 from tests.processes import alive, commands, family
 from tests.stages.kill_driver import fingerprint
+from tests.stages.tiny import TREE
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 LONG = {"rl.steps_per_round": 40}
 """Enough steps to be cancelled in the middle."""
-ENDLESS = {"rl.steps_per_round": 100_000}
+SLOW = """
+import time
+from pipeline.types import Attempt, Verdict
+from verifiers.base import VerifierParams, verifier
+
+
+@verifier
+def slow(attempt: Attempt, params: VerifierParams) -> Verdict:
+    time.sleep(0.02)
+    return Verdict("graded", float(len(attempt.response)), "length")
+"""
+"""A third of a second for each step, so that a run in the background leaves the cores to others."""
+ENDLESS = {
+    "rl.steps_per_round": 100_000,
+    "data.train": [{**TREE["data"]["train"][0], "verifier": {"path": "slow.py:slow"}}],
+}
 CANCELLED_WITHIN_S = 15.0
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(Served, tmp_path_factory.mktemp("served")) as server:
+        (server.folder / "recipes" / "slow.py").write_text(SLOW)
+        yield server
 
 
 @pytest.fixture(scope="module", autouse=True)

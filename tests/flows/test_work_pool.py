@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pipeline.config.load import dump
-from tests.flows.conftest import SMALL
-from tests.flows.served import Served, ServerAlone, until
+from tests.far import FarProgram
+from tests.flows.served import SMALL, ServerAlone, until
 from tests.processes import alive, family
 from tests.stages.tiny import tiny
 
@@ -21,7 +19,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerAlone]:
     folder = tmp_path_factory.mktemp("server")
     (folder / "recipes").mkdir()
     (folder / "recipes" / "small.yaml").write_text(dump(tiny({**SMALL, "name": "small"})))
@@ -33,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         alone.stop()
 
 
-def test_deploy_registers_the_same_flows_for_a_work_pool(server: Served) -> None:
+def test_deploy_registers_the_same_flows_for_a_work_pool(server: ServerAlone) -> None:
     lost = server.command("deploy", "--pool", "gpus")
     assert lost.returncode == 1
     assert "no such work pool" in lost.stderr
@@ -50,21 +48,14 @@ def test_deploy_registers_the_same_flows_for_a_work_pool(server: Served) -> None
 
 
 @pytest.fixture
-def worker(server: Served, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def worker(server: ServerAlone, tmp_path: Path) -> Iterator[FarProgram]:
     """Prefect's own worker of the pool `here`, started from another folder."""
     server.post("/work_pools/", name="here", type="process")
     done = server.command("deploy", "--pool", "here", "--recipes", "recipes")
     assert done.returncode == 0, done.stderr
     settings = {"PREFECT_API_URL": f"{server.address}/api", "PREFECT_HOME": str(tmp_path), "DO_NOT_TRACK": "1"}
     log = tmp_path / "worker.log"
-    with log.open("w") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "prefect", "worker", "start", "--pool", "here"],
-            cwd=tmp_path,
-            env={**server.environment, **settings},
-            stdout=out,
-            stderr=out,
-        )
+    process = server.program(["prefect", "worker", "start", "--pool", "here"], log, **settings)
     try:
         yield process
     finally:
@@ -75,9 +66,7 @@ def worker(server: Served, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
         until(lambda: not alive(everyone), "the end of the worker's flows", 60)
 
 
-def test_a_worker_runs_what_is_triggered_and_its_runs_die_with_it(
-    server: Served, worker: subprocess.Popen[bytes]
-) -> None:
+def test_a_worker_runs_what_is_triggered_and_its_runs_die_with_it(server: ServerAlone, worker: FarProgram) -> None:
     run = server.ended(server.start("train", recipe="small", run_name="by-worker"))
     assert run["state"]["name"] == "Completed", run["state"]
     assert run["work_pool_name"] == "here"

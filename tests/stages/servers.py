@@ -5,22 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import urllib.request
-from collections.abc import Sequence
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.launch import die_with
 from pipeline.models.load import save_folder
 from pipeline.rollout.vllm_process import HOST, environment, flags, free_port
 from pipeline.run.build import build_policy, build_tokenizer
+from tests.far import FarProgram
 from tests.processes import until
-from tests.warm import VLLM, warm
+from tests.warm import ROOT, VLLM
 
 ARGUMENTS = {
     "enable_scale_out": True,
@@ -42,20 +37,21 @@ class GivenServer:
     def __init__(self, config: Any, folder: Path) -> None:
         tokenizer = build_tokenizer(config)
         save_folder(build_policy(config, tokenizer, None), tokenizer, folder / "model")
-        self.folder, self.log, self.number = folder, folder / "server.log", folder / "number"
-        self.life: threading.Thread | None = None
+        self.folder, self.log = folder, folder / "server.log"
+        self.program: FarProgram | None = None
         self.port = free_port()
         self.url = f"http://{HOST}:{self.port}"
 
     @property
     def group(self) -> int:
         """Its group of processes."""
-        return int(self.number.read_text())
+        assert self.program is not None
+        return self.program.pid
 
     @property
     def is_alive(self) -> bool:
         """True while its first process runs."""
-        return self.life is not None and self.life.is_alive()
+        return self.program is not None and self.program.poll() is None
 
     @property
     def version(self) -> str:
@@ -67,12 +63,9 @@ class GivenServer:
         """Begin to start it, where it does not run; `wait` returns when it answers."""
         if self.is_alive:
             return
-        self.number.unlink(missing_ok=True)
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", HOST, "--port", str(self.port)]
-        command += flags({"model": str(self.folder / "model"), **ARGUMENTS})
-        self.life = threading.Thread(target=warm(VLLM).call, args=(live, command, self.log, self.number), daemon=True)
-        self.life.start()
-        until(lambda: self.number.exists() and self.number.read_text(), "the server's process")
+        program = ["vllm.entrypoints.openai.api_server", "--host", HOST, "--port", str(self.port)]
+        program += flags({"model": str(self.folder / "model"), **ARGUMENTS})
+        self.program = FarProgram(VLLM, program, self.log, environment(), ROOT)
 
     def wait(self) -> None:
         """Return when it answers."""
@@ -88,27 +81,10 @@ class GivenServer:
 
     def kill(self) -> None:
         """End it with all its processes, as kill -9 does."""
-        if self.life is not None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.group, signal.SIGKILL)
-            self.life.join()
+        if self.program is not None:
+            self.program.kill()
+            self.program.wait()
             assert_gone({self.group})
-
-
-def live(command: Sequence[str], log: Path, number: Path) -> None:
-    """Run a server until it ends; its process id is written to the file `number`."""
-    with log.open("ab") as out:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=out,
-            env=environment(),
-            start_new_session=True,
-            preexec_fn=partial(die_with, os.getpid()),
-        )
-    number.write_text(str(process.pid))
-    process.wait()
 
 
 def strike(engine: Any, url: str, group: int, number: signal.Signals) -> None:

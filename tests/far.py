@@ -1,0 +1,76 @@
+"""A program that a test starts and signals as its own, and that is a fork of a process of `tests.warm`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from pipeline.launch import die_with
+from tests.processes import until
+from tests.warm import warm
+
+
+class FarProgram:
+    """`python -m PROGRAM` in a session of its own, which writes to `log`; used as a Popen is."""
+
+    def __init__(
+        self, modules: tuple[str, ...], program: Sequence[str], log: Path, environment: Mapping[str, str], folder: Path
+    ) -> None:
+        number = log.with_suffix(".pid")
+        number.unlink(missing_ok=True)
+        self._status: int | None = None
+
+        def run() -> None:
+            self._status = warm(modules).call(run_to_end, list(program), log, number, dict(environment), folder)
+
+        self._life = threading.Thread(target=run, daemon=True)
+        self._life.start()
+        until(lambda: number.exists() and number.read_text(), "the program's process")
+        self.pid = int(number.read_text())
+
+    def poll(self) -> int | None:
+        """Return the program's status once it has ended."""
+        return None if self._life.is_alive() else self._status
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Return the program's status when it ends. Raises: TimeoutExpired."""
+        self._life.join(timeout)
+        if self._life.is_alive():
+            raise subprocess.TimeoutExpired("the program", timeout or 0.0)
+        return self._status
+
+    def send_signal(self, number: int) -> None:
+        """Send the program's first process a signal."""
+        if self._life.is_alive():
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End all processes of the program's session that are in its group."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def run_to_end(program: list[str], log: Path, number: Path, environment: Mapping[str, str], folder: Path) -> int:
+    """Start the program, write its process id to the file `number`, and return its status when it has ended."""
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *program],
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=out,
+            start_new_session=True,
+            preexec_fn=partial(die_with, os.getpid()),
+        )
+    unfinished = number.with_suffix(".new")
+    unfinished.write_text(str(process.pid))
+    unfinished.rename(number)
+    return process.wait()
