@@ -16,6 +16,8 @@ from pipeline.report.summary import phases_of
 from pipeline.types import STATUSES
 
 HOST = "127.0.0.1"
+POLL_S = 0.1
+"""Seconds for which the end of a run may wait for its server."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 GAUGES = {
     "reward": ("reward/sampled", "Mean reward of the responses that the last RL step sampled."),
@@ -187,7 +189,7 @@ def exposed(folder: Path, run: str, port: int | None) -> Iterator[str | None]:
         raise ConfigError(
             f"report.metrics_port={port} cannot be had on {HOST} ({exc.strerror}); set another, or null for none"
         ) from exc
-    thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(POLL_S,), name="metrics", daemon=True)
     thread.start()
     try:
         yield f"http://{HOST}:{server.server_port}/metrics"

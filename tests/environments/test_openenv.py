@@ -66,7 +66,7 @@ class Scripted:
                 request = json.loads(text)
                 self.requests.append(request)
                 if request["type"] == "close":
-                    time.sleep(0.1)  # an environment takes its time to end
+                    time.sleep(0.02)  # an environment takes its time to end
                     return
                 answer = self._answer(request)
                 if answer is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
@@ -13,16 +14,21 @@ class _Server(ThreadingHTTPServer):
     # Of many connections at once, the default of 5 has some reset, and who asked calls the server lost.
     request_queue_size = 128
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of those who left before they had the answer of a server that hung."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
 
 class FakeServer:
     """Answers `[seed % 50, last token]`, or behaves as one of these, after so many answers.
 
-    "dies", "fails", "refuses", "lies" (of its version), "hangs", "stalls" (in its answer), "takes long", is "stale", is
-    "bare" (of routes that take weights), is "another" (program, which says OK to all).
+    "dies", "fails", "refuses", "lies" (of its version), "hangs", "stalls" (in its answer), "takes long" (`long_s`), is
+    "stale", is "bare" (of routes that take weights), is "another" (program, which says OK to all).
     """
 
-    def __init__(self, behaviour: str = "well", after: int = 0) -> None:
-        self.behaviour, self.after = behaviour, after
+    def __init__(self, behaviour: str = "well", after: int = 0, long_s: float = 0.8) -> None:
+        self.behaviour, self.after, self.long_s = behaviour, after, long_s
         self.num_asked = 0
         self.version = "default"
         self.folders: list[str] = []
@@ -37,6 +43,7 @@ class FakeServer:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # a small answer would wait for the acknowledgement of its header
 
             def do_GET(self) -> None:
                 if fake.hung.is_set():
@@ -67,7 +74,8 @@ class FakeServer:
 
         self.server = _Server(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
-        self.thread = threading.Thread(target=self.server.serve_forever, daemon=True)
+        # Looks often whether it shall end: with the default, each test would wait half a second for that.
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True)
 
     def start_again(self) -> None:
         """Forget the weights, as one does that is started with its own."""
@@ -97,7 +105,7 @@ class FakeServer:
         if misbehaves and self.behaviour == "stalls":
             self.hung.set()
         if misbehaves and self.behaviour == "takes long":
-            self.is_open.wait(1.5)
+            self.is_open.wait(self.long_s)
         if misbehaves and self.behaviour in ("dies", "fails", "refuses"):
             return {"dies": 0, "fails": 500, "refuses": 400}[self.behaviour], {"error": "not today"}
         self.seeds.append(body["sampling_params"]["seed"])

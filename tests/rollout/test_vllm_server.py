@@ -240,7 +240,8 @@ def test_a_server_that_takes_long_and_is_healthy_has_its_time(stack: ExitStack) 
     engine = engine_of(stack.enter_context(FakeServer("takes long", after=47)), health_timeout_s=0.2)
     check_answers(engine)
     assert engine.counts()["servers/lost"] == 0
-    late = engine_of(stack.enter_context(FakeServer("takes long")), health_timeout_s=0.2, request_timeout_s=0.5)
+    slow = stack.enter_context(FakeServer("takes long", long_s=60))
+    late = engine_of(slow, health_timeout_s=0.2, request_timeout_s=0.5)
     with pytest.raises(EngineError, match=r"rollout\.vllm\.request_timeout_s=0\.5"):
         late.generate(REQUESTS, Sampling(9))
 

@@ -66,7 +66,7 @@ def serving(served: Served) -> Iterator[Served]:
             return
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     served.url = f"http://127.0.0.1:{server.server_port}/v1"
     try:

@@ -203,7 +203,8 @@ HACKS = {
 
 @pytest.mark.parametrize("name", HACKS)
 def test_reward_hacks_earn_nothing(name: str) -> None:
-    said = code.bind({"cpu_s": 1, "wall_s": 2}).score([Attempt(HACKS[name], LINE)])[0]
+    cpu_s = 0.3 if name == "forever" else 1
+    said = code.bind({"cpu_s": cpu_s, "wall_s": 2}).score([Attempt(HACKS[name], LINE)])[0]
     assert said.status in ("graded", "timeout")
     assert said.score == 0.0
     assert (said.status == "timeout") == (name == "forever")

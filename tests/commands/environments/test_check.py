@@ -57,10 +57,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+@pytest.fixture
+def short_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rest for a moment after episodes that start no process: of such alone the number changes after them."""
+    monkeypatch.setattr(check_module, "REST_S", 0.1)
+
+
 def failed(report: CheckReport) -> list[str]:
     return [f.name for f in report.findings if not f.passed]
 
 
+@pytest.mark.usefixtures("short_rest")
 @pytest.mark.parametrize(
     ("fault", "names"),
     [
@@ -96,6 +103,7 @@ def test_processes_that_are_left_are_found(folder: Path) -> None:
     assert "2 more processes after 2 episodes" in str(report)
 
 
+@pytest.mark.usefixtures("short_rest")
 @pytest.mark.parametrize("name", ["guess", "retry", "calculator", "files", "sql"])
 def test_the_environments_that_ship_pass(name: str) -> None:
     report = check(name, episodes=20)
@@ -112,6 +120,7 @@ def test_those_that_run_programs_pass(name: str, params: dict) -> None:
     assert report.passed, str(report)
 
 
+@pytest.mark.usefixtures("short_rest")
 def test_rows_are_played(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"question": "q", "answer": 40}\n')
@@ -126,6 +135,7 @@ def test_rows_are_played(tmp_path: Path) -> None:
             check("guess", {}, rows)
 
 
+@pytest.mark.usefixtures("short_rest")
 def test_the_command(capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     assert main(["environment", "--check", "guess", "--params", '{"tries": 2}', "--episodes", "5"]) == 0

@@ -27,7 +27,7 @@ FAULTS = {
     "crashes": ("return 1 / (int(attempt.reference) - 12) and found.text == attempt.reference", "never fails"),
     "random": ("import random; return random.random() < 0.7 and found.text == attempt.reference", "twice"),
     "remembers": ("seen.append(1); return found.text == attempt.reference and len(seen) < 100", "twice"),
-    "slow": ("import time; time.sleep(0.06); return found.text == attempt.reference", "within 0.05 s"),
+    "slow": ("import time; time.sleep(0.015); return found.text == attempt.reference", "within 0.01 s"),
     "not safe in threads": (
         "import time; shared[0] = attempt.reference; time.sleep(0.001); return found.text == shared[0]",
         "from 8 threads",
@@ -49,7 +49,7 @@ def write(folder: Path, body: str, rows: list[dict[str, Any]] = ROWS) -> Path:
 def test_each_fault_is_found(fault: str, tmp_path: Path) -> None:
     body, finding = FAULTS[fault]
     rows = ROWS[:2] if fault == "slow" else ROWS
-    report = check("mine", write(tmp_path, body, rows), base=tmp_path, time_s=0.05 if fault == "slow" else 60.0)
+    report = check("mine", write(tmp_path, body, rows), base=tmp_path, time_s=0.01 if fault == "slow" else 60.0)
     failed = [f for f in report.findings if not f.passed]
     assert report.passed == (finding is None)
     if finding is None:
