@@ -207,6 +207,7 @@ def row(number: int, response: str = "2") -> bytes:
 
 
 class TestVerify:
+    @pytest.mark.integration
     def test_each_verdict_comes_while_the_pipe_is_held_open(self) -> None:
         with verifying() as (process, stdin, stdout):
             for number in range(3):
@@ -218,6 +219,7 @@ class TestVerify:
             assert process.communicate(timeout=PATIENCE_S) == (b"", b"")
             assert process.returncode == 0
 
+    @pytest.mark.integration
     def test_a_batch_waits_until_it_is_full(self) -> None:
         with verifying("--batch", "3") as (process, stdin, stdout):
             stdin.write(row(0) + row(1))
@@ -226,6 +228,7 @@ class TestVerify:
             out, _ = process.communicate(row(2) + row(3), PATIENCE_S)
             assert [json.loads(line)["id"] for line in out.splitlines()] == [0, 1, 2, 3]
 
+    @pytest.mark.integration
     def test_text_of_any_kind_passes_and_bad_lines_are_told_in_the_status(self) -> None:
         lines = [row(1), b'{"id": "\\ud800", "verifier": "exact", "reference": "2", "response": "\\udfff"}\n']
         lines += [b'{"id": 3, "verifier": "exact", "reference": "\xff", "response": "2"}\n', b"not json\n", row(5)]

@@ -120,6 +120,7 @@ def test_a_run_that_went_on_wrote_the_same_bytes(tmp_path: Path) -> None:
     assert without_times(tmp_path / "parts") == without_times(tmp_path / "whole")
 
 
+@pytest.mark.integration
 def test_the_page_lists_disagreements_as_text(tmp_path: Path) -> None:
     give(tmp_path)
     with session_of(tmp_path, **asked(share=1)) as session:

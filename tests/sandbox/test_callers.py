@@ -34,6 +34,8 @@ input()
 ROOTS_TRIAL = """
 import json, sandbox
 from pipeline.errors import IsolationError
+
+pytestmark = pytest.mark.integration  # workers of the sandbox
 tests = [{"input": "4", "output": "8"}]
 with sandbox.Pool(workers=1) as pool:
     good = sandbox.run("print(int(input()) * 2)", tests, pool=pool)
@@ -48,7 +50,6 @@ print(json.dumps([good.status, good.level, bad.status, bad.error, notes, answer]
 """
 
 
-@pytest.mark.integration
 def test_two_callers_at_once_have_workers_of_their_own() -> None:
     """As ranks of a process group are: each is a process that verifies programs of its own."""
     command = [sys.executable, "-c", TWO_AT_ONCE]
@@ -71,7 +72,6 @@ def test_two_callers_at_once_have_workers_of_their_own() -> None:
     assert wait_gone([*first, *second]) == []
 
 
-@pytest.mark.integration
 def test_threads_and_event_loops_share_a_pool() -> None:
     def verify(factor: int) -> bool:
         run = partial(sandbox.run, f"print(int(input()) * {factor})", TESTS, pool=pool)
@@ -82,7 +82,6 @@ def test_threads_and_event_loops_share_a_pool() -> None:
         assert len(pool._all) <= 2
 
 
-@pytest.mark.integration
 def test_a_forked_caller_gets_workers_of_its_own() -> None:
     with sandbox.Pool(workers=1) as pool:
         assert sandbox.run(PYTHON, TESTS, pool=pool).passed
@@ -112,7 +111,6 @@ def test_a_killed_caller_leaves_no_process() -> None:
     assert wait_gone(below) == []
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("rights", ["-sys_admin", "-sys_admin,-setuid,-setgid", "-all"])
 def test_root_without_its_rights_has_walls_or_hears_the_remedy(rights: str) -> None:
     become = shutil.which("setpriv")

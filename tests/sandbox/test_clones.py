@@ -22,6 +22,8 @@ from pipeline.errors import IsolationError
 from tests.sandbox import across, kin
 from tests.sandbox.processes import descendants, wait_gone, wait_until
 
+pytestmark = pytest.mark.integration  # workers of the sandbox
+
 LEVEL_2 = ["landlock", "seccomp", "uid"]
 Call = tuple[Literal["python", "shell", "write"], str]
 CALLS: tuple[Call, ...] = (
@@ -262,13 +264,11 @@ def test_more_forks_than_sessions_are_refused() -> None:
         session.fork(1)[0].close()
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("name", kin.ALL)
 def test_kin_do_not_reach_each_other(pool: sandbox.Pool, name: str) -> None:
     assert list(kin.ALL[name](pool)) == []
 
 
-@pytest.mark.integration
 def test_kin_reach_each_other_without_walls() -> None:
     """The acts begin: those that only walls stop succeed in a process that has none."""
     with sandbox.Pool(workers=1, walls=[], min_level=0) as pool:

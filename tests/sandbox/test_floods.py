@@ -21,6 +21,8 @@ from sandbox import languages
 from tests.sandbox.doubling import DOUBLE, EMPTY, LIMITS, TESTS, TIGHT
 from tests.sandbox.processes import descendants, family, session, wait_gone, wait_until, worker_pids
 
+pytestmark = pytest.mark.integration  # workers of the sandbox
+
 WALLS = {
     "level3": list(sandbox.WALLS),
     "own uid": ["landlock", "seccomp", "uid"],
@@ -42,7 +44,6 @@ def is_counted(pool: sandbox.Pool) -> bool:
     return pool.isolation.level < 3 and (os.geteuid() != 0 or "uid" not in pool._walls)
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("end", ["sleep 600", "exit"])
 def test_a_flood_of_shells_has_a_bound_and_leaves_nothing(pool: sandbox.Pool, end: str) -> None:
     """If the kernel counts, a fork of the shell fails, and the shell continues."""
@@ -87,7 +88,6 @@ def test_an_ordinary_users_own_bound_may_be_lower() -> None:
     assert "passed" in done.stdout, done.stdout + done.stderr
 
 
-@pytest.mark.integration
 def test_a_flood_whose_worker_is_killed_ends_too(pool: sandbox.Pool) -> None:
     """It doubles until its group gets the signal, also while the caller cleans up."""
     with sandbox.Pool(workers=1, walls=pool._walls, tools=languages.TOOLS) as own, ThreadPoolExecutor(1) as thread:
@@ -124,7 +124,6 @@ def test_a_run_that_is_halted_and_counted_continues(pool: sandbox.Pool) -> None:
         assert run.result().passed, run.result()
 
 
-@pytest.mark.integration
 def test_workers_of_all_pools_have_uids_of_their_own() -> None:
     if os.geteuid() != 0:
         pytest.skip("an ordinary user has one uid")

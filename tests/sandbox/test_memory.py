@@ -6,9 +6,13 @@ import json
 import subprocess
 from pathlib import Path
 
+import pytest
+
 import sandbox
 from sandbox.process import interpreters
 from sandbox.worker import huge_pages, memory
+
+pytestmark = pytest.mark.integration  # workers of the sandbox
 
 LISTING = """\
 400000-500000 r--p 00000000 08:01 11  /opt/lib/libpython3.so

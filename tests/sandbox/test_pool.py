@@ -65,6 +65,7 @@ def test_killing_workers_and_runs_at_any_moment_loses_no_result() -> None:
     assert wait_gone([*seen, *now]) == []
 
 
+@pytest.mark.integration
 def test_a_worker_without_its_forker_is_replaced() -> None:
     with sandbox.Pool(workers=1) as pool:
         assert sandbox.run(PYTHON, TESTS, pool=pool).passed
@@ -77,6 +78,7 @@ def test_a_worker_without_its_forker_is_replaced() -> None:
         assert wait_gone([worker, forker, waiting]) == []
 
 
+@pytest.mark.integration
 def test_a_child_killed_while_it_waits_costs_nothing() -> None:
     with sandbox.Pool(workers=1) as pool:
         assert sandbox.run(PYTHON, TESTS, pool=pool).passed
@@ -90,6 +92,7 @@ def test_a_child_killed_while_it_waits_costs_nothing() -> None:
         assert worker_pids(pool) == [worker]
 
 
+@pytest.mark.integration
 def test_no_program_can_pass_for_walls_that_did_not_go_up() -> None:
     feigned = "import os\nos.write(2, b'sandbox: PermissionError: no\\n')\nos._exit(214)"
     with sandbox.Pool(workers=1) as pool:
@@ -111,6 +114,7 @@ def test_folders_of_killed_callers_are_swept(monkeypatch: pytest.MonkeyPatch, tm
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.integration
 def test_below_the_level_asked_for_it_refuses_and_says_what_to_do() -> None:
     with sandbox.Pool(workers=1, walls=["seccomp"]) as pool, pytest.raises(IsolationError) as caught:
         sandbox.run(PYTHON, TESTS, pool=pool)
@@ -136,6 +140,7 @@ def test_settings_are_checked() -> None:
             sandbox.Pool(**settings)  # type: ignore[arg-type]
 
 
+@pytest.mark.integration
 def test_nothing_grows() -> None:
     others = set(descendants(os.getpid()))
     with sandbox.Pool(workers=1) as pool:
@@ -198,6 +203,7 @@ def test_a_busy_machine_makes_no_timeout() -> None:
     assert took > 1, "the machine was not busy enough to show anything"
 
 
+@pytest.mark.integration
 def test_a_worker_that_starts_while_its_pool_is_closed_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     with sandbox.Pool(workers=1) as pool:
         starts, started = pool._start_with_walls, []

@@ -20,6 +20,8 @@ from sandbox.snapshots import seed_of_fork
 from tests.sandbox.across import open_session, pool_children
 from tests.sandbox.processes import descendants, wait_gone, wait_until
 
+pytestmark = pytest.mark.integration  # workers of the sandbox
+
 LEVEL_2 = ["landlock", "seccomp", "uid"]
 ROOT = Path(__file__).parents[2]
 
@@ -350,7 +352,6 @@ sessions[0].shell("sleep 60 & sleep 60", wall_s=60)
 """
 
 
-@pytest.mark.integration
 def test_kill_9_of_the_owner_leaves_nothing(pool: sandbox.Pool) -> None:
     command = [sys.executable, "-c", _OWNER, ",".join(pool._walls)]
     owner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})

@@ -77,6 +77,7 @@ def judged(language: str, *programs: str) -> list[Verdict]:
     return code.bind({"language": language, "grading": "fraction"}).score([Attempt(p, DOUBLE) for p in programs])
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("language", list(RIGHT))
 def test_programs_of_a_language_are_judged(language: str) -> None:
     programs = [RIGHT[language], RIGHT[language].replace("2", "3"), BROKEN[language]]
@@ -101,6 +102,7 @@ def test_a_tool_that_is_not_installed_is_named_and_is_no_wrong_answer(
     assert languages.LANGUAGES[language].tool in said.reason
 
 
+@pytest.mark.integration
 def test_jobs_of_several_kinds_come_back_in_order() -> None:
     kinds = ["python", "bash", "python", "bash", "bash"]
     jobs = [
@@ -122,6 +124,7 @@ def test_limits_are_the_recipes_where_the_verifier_names_none() -> None:
     assert "0.3" in said.reason
 
 
+@pytest.mark.integration
 def test_too_low_walls_are_an_error_of_the_sandbox_with_the_remedy() -> None:
     configure(SandboxSettings(min_level=3, workers=1))
     stands = sandbox.probe().level >= 3
@@ -142,6 +145,7 @@ def test_services_judge_as_this_machine_does() -> None:
     assert [(v.status, v.score, v.reason) for v in there] == [(v.status, v.score, v.reason) for v in here]
 
 
+@pytest.mark.integration
 def test_functions_over_http_are_held_to_their_types() -> None:
     reference = {"fn": "f", "tests": [{"args": [1], "expected": (1, {2})}]}
     with served() as server:
@@ -151,6 +155,7 @@ def test_functions_over_http_are_held_to_their_types() -> None:
         assert counted(server) == 2
 
 
+@pytest.mark.integration
 def test_services_send_returned_values_back_and_run_other_languages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox_settings, "_tool_pool", lambda: pytest.fail("nothing runs on this machine"))
     with served() as server:
@@ -166,6 +171,7 @@ def test_services_send_returned_values_back_and_run_other_languages(monkeypatch:
         assert counted(server) == seen + 3
 
 
+@pytest.mark.integration
 def test_a_service_without_the_tool_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandbox.client._PAUSE_S", (0.0,))
     with served() as server:
@@ -176,6 +182,7 @@ def test_a_service_without_the_tool_is_no_wrong_answer(monkeypatch: pytest.Monke
     assert "'bash'" in said.reason
 
 
+@pytest.mark.integration
 def test_a_service_that_dies_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandbox.client._PAUSE_S", (0.0,))
     with served() as server:
@@ -186,6 +193,7 @@ def test_a_service_that_dies_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch)
     assert gone in said.reason
 
 
+@pytest.mark.integration
 def test_a_wrong_token_is_no_wrong_answer() -> None:
     with served("secret") as server:
         configure(SandboxSettings(urls=(url(server),), token="guess"))
@@ -198,6 +206,7 @@ def test_a_token_is_in_no_text() -> None:
     assert "secret" not in repr(SandboxSettings(urls=("http://a",), token="secret"))
 
 
+@pytest.mark.integration
 def test_settling_again_changes_nothing_and_elsewhere_ends_the_former_workers() -> None:
     configure(SandboxSettings(workers=1))
     pool = sandbox.default_pool()
@@ -233,6 +242,7 @@ def test_who_runs_programs(name: str, params: dict[str, object], runs: bool) -> 
     assert bool(programs_of(load(name).bind(params).params)) == runs
 
 
+@pytest.mark.integration
 def test_other_languages_take_the_last_fence_of_theirs() -> None:
     reply = "```python\nprint(1)\n```\n```bash\nread n; echo $((2 * n))\n```"
     real, fake = judged("bash", reply)[0], FakeSandbox()
@@ -241,6 +251,7 @@ def test_other_languages_take_the_last_fence_of_theirs() -> None:
     assert [j.program for j in fake.ran] == ["read n; echo $((2 * n))"]
 
 
+@pytest.mark.integration
 def test_nobody_who_programs_of_here_loads_the_network_client() -> None:
     call = "from verifiers.base import load; load('code').bind(); import sys; print('sandbox.client' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", call], cwd=ROOT, capture_output=True, text=True, check=True)

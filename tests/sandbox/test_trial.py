@@ -9,6 +9,8 @@ import pytest
 import sandbox
 from sandbox.worker import frames
 
+pytestmark = pytest.mark.integration  # workers of the sandbox
+
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[sandbox.Pool]:

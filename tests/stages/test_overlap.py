@@ -28,6 +28,8 @@ from tests.stages.kill_driver import fingerprint
 from tests.stages.sessions import Heard, lines, rows, session_of, train_round, weights
 from tests.stages.tiny import tiny
 
+pytestmark = pytest.mark.integration  # whole runs
+
 
 class Losing:
     """Fails on every `every`-th response."""
@@ -49,7 +51,6 @@ def without_times(session: Session) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if k not in VARYING} for row in rows(session)]
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("algorithm", ["grpo", "remax"])
 def test_weights_and_lines_are_those_of_grading_at_the_end(tmp_path: Path, algorithm: str) -> None:
     """Also with a further reward, and with greedy responses, whose places come after all others."""
@@ -67,7 +68,6 @@ def test_weights_and_lines_are_those_of_grading_at_the_end(tmp_path: Path, algor
     assert ends[0] == ends[1]
 
 
-@pytest.mark.integration
 def test_responses_are_graded_while_others_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the embedded engine, in RL and in evaluation; off where the recipe says so."""
     added: list[int] = []

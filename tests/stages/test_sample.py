@@ -109,7 +109,7 @@ class Teacher(BaseHTTPRequestHandler):
 @pytest.fixture
 def teacher() -> Iterator[str]:
     server = HTTPServer(("127.0.0.1", 0), Teacher)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     Teacher.asked.clear()
     yield f"http://127.0.0.1:{server.server_port}/v1"
@@ -138,6 +138,7 @@ def test_an_endpoint_is_a_source_too(tmp_path: Path, teacher: str) -> None:
     assert seen["responses"] == 80 - unwritable
 
 
+@pytest.mark.integration
 def test_an_endpoint_that_is_not_there_is_named(tmp_path: Path) -> None:
     silent = {"url": "http://127.0.0.1:9/v1", "model": "big", "retries": 0}
     with pytest.raises(EngineError, match=r"endpoint at http://127.0.0.1:9/v1 failed"):

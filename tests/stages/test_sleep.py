@@ -19,6 +19,8 @@ from pipeline.train.reward_model import RewardModel
 from tests.stages.sessions import replacing, run_all
 from tests.stages.tiny import tiny
 
+pytestmark = pytest.mark.integration  # whole runs
+
 
 class Sleeper:
     """An engine that drops its weights at `rest`, as vLLM does at level 2, and takes the policy's when it is asked."""
@@ -124,13 +126,7 @@ STAGES: dict[str, dict[str, Any]] = {
 }
 
 
-AFTER_SFT = ("preference", "reward_model")
-"""Stages that sample from a policy which has learned first, so that they are whole runs."""
-
-
-@pytest.mark.parametrize(
-    "stages", [pytest.param(n, marks=pytest.mark.integration if n in AFTER_SFT else ()) for n in STAGES]
-)
+@pytest.mark.parametrize("stages", STAGES)
 def test_nothing_trains_while_the_engine_is_awake(stages: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with watched(STAGES[stages], tmp_path) as (session, asleep, trained):
         monkeypatch.setattr(RewardModel, "update", asleep(RewardModel.update))

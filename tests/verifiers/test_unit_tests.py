@@ -105,9 +105,10 @@ def test_wrong_programs_fail(program: str, reference: Any) -> None:
     assert (said.status, said.score) == ("graded", 0.0)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", HACKS)
 def test_reward_hacks_earn_nothing(name: str) -> None:
-    said = one(HACKS[name], DOUBLE)
+    said = one(HACKS[name], DOUBLE, cpu_s=0.3 if name == "loops" else 1)
     assert said.score == 0.0
     assert said.status == ("timeout" if name == "loops" else "graded"), said.reason
 
@@ -118,11 +119,11 @@ def test_a_shared_process_is_not_held_against_a_program() -> None:
     assert one(once, ["assert f(1) == 1", "assert f(2) == 2"]).is_correct
 
 
+@pytest.mark.integration
 def test_a_hang_in_one_test_costs_only_that_one() -> None:
     slow = "def f(x):\n    while x == 1: pass\n    return x"
-    said = one(
-        slow, ["assert f(0) == 0", "assert f(1) == 1", "assert f(2) == 2"], grading="fraction", cpu_s=1, wall_s=2
-    )
+    tests = ["assert f(0) == 0", "assert f(1) == 1", "assert f(2) == 2"]
+    said = one(slow, tests, grading="fraction", cpu_s=0.3, wall_s=2)
     assert said.status == "graded"
     assert said.score == pytest.approx(2 / 3)
 

@@ -54,6 +54,7 @@ def test_everything_before_the_training_works(tmp_path: Path) -> None:
     assert re.search(r"0 of \d+", audited)
 
 
+@pytest.mark.integration
 def test_the_verifier_that_the_tutorial_shows_is_the_one_that_is_written(tmp_path: Path) -> None:
     follow(COMMANDS[0], tmp_path)
     written = (tmp_path / "my_domain.py").read_text()

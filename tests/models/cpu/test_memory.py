@@ -6,6 +6,10 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.integration  # measures the memory of other programs
+
 FAULTS = """
 import resource, torch
 from pipeline.models.cpu.memory import keep_freed_memory
