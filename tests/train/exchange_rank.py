@@ -1,6 +1,6 @@
 """One rank that trains on responses which other ranks sampled; prints what it got, and how far it is from the whole.
 
-Run by `test_exchange.py` as `python -m tests.train.exchange_rank [what]`; the place is in RANK and WORLD_SIZE.
+Run by `test_exchange.py` as `python -m tests.train.exchange_rank`; the place is in RANK and WORLD_SIZE.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import dataclasses
 import json
 import pickle
 import random
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -100,9 +99,15 @@ def everything_everywhere() -> Iterator[None]:
         prepare._with_own = own
 
 
-def updates(ranks: Ranks) -> dict[str, float]:
-    """For each case the largest difference of a weight or metric from that of ranks which hold everything."""
-    out = {}
+def updates(ranks: Ranks) -> dict[str, dict[str, float]]:
+    """How far each case is from ranks which hold everything, in weights and metrics; and in weights from one process.
+
+    Each rank is the one process of some cases.
+    """
+    mine = [name for i, name in enumerate(CASES) if i % ranks.size == ranks.rank]
+    gathered = ranks.gather({name: trained(Ranks(), CASES[name][0](), name)[0] for name in mine})
+    by_one = {name: ends for part in gathered for name, ends in part.items()}
+    out: dict[str, dict[str, float]] = {"everything": {}, "one process": {}}
     for name, (make, _, _) in CASES.items():
         whole, told = whole_and_told(ranks, make())
         with everything_everywhere():
@@ -110,17 +115,8 @@ def updates(ranks: Ranks) -> dict[str, float]:
         weights, metrics = trained(ranks, told, name)
         assert metrics.keys() == wanted[1].keys()
         off = [float((weights[k] - v).abs().max()) for k, v in wanted[0].items()]
-        out[name] = max(*off, *(abs(metrics[k] - v) for k, v in wanted[1].items()))
-    return out
-
-
-def alone(ranks: Ranks) -> dict[str, float]:
-    """For each case the largest difference of a weight from that of one process."""
-    out = {}
-    for name, (make, _, _) in CASES.items():
-        wanted, _ = trained(Ranks(), make(), name)
-        weights, _ = trained(ranks, whole_and_told(ranks, make())[1], name)
-        out[name] = max(float((weights[k] - v).abs().max()) for k, v in wanted.items())
+        out["everything"][name] = max(*off, *(abs(metrics[k] - v) for k, v in wanted[1].items()))
+        out["one process"][name] = max(float((weights[k] - v).abs().max()) for k, v in by_one[name].items())
     return out
 
 
@@ -246,11 +242,13 @@ def sets(ranks: Ranks) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print what was asked for."""
+    """Print what each part found; `received` is last, as it leaves its counter in place."""
     torch.set_num_threads(1)
     ranks = join(600.0)
-    asked = {"updates": updates, "alone": alone, "received": received, "records": records, "sets": sets}
-    found = asked[sys.argv[1]](ranks)
+    found: dict[str, Any] = {"updates": updates(ranks), "records": records(ranks)}
+    if ranks.size == 4:
+        found["sets"] = sets(ranks)
+    found["received"] = received(ranks)
     leave()
     print("found " + json.dumps(found))
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +17,13 @@ from tests.train import episodes
 from tests.train.batches import groups_of
 from tests.train.rank_group import run
 
-RANK = "tests.train.exchange_rank"
+Found = Callable[[int], list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def found() -> Found:
+    """What each of so many ranks found, once for all tests."""
+    return functools.cache(functools.partial(run, "tests.train.exchange_rank"))
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=40), st.integers(1, 200), st.integers(1, 5))
@@ -44,24 +54,26 @@ def test_lengths_are_those_of_the_rows_of_the_batch(seed: int) -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("size", [2, 4])
-def test_updates_are_to_the_bit_those_of_ranks_that_hold_everything(size: int) -> None:
-    for rank in run(RANK, size, "updates"):
-        assert rank == dict.fromkeys(rank, 0.0)
+def test_updates_are_to_the_bit_those_of_ranks_that_hold_everything(found: Found, size: int) -> None:
+    for rank in found(size):
+        apart = rank["updates"]["everything"]
+        assert apart == dict.fromkeys(apart, 0.0)
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("size", [2, 4])
-def test_updates_are_those_of_one_process_to_rounding(size: int) -> None:
-    for rank in run(RANK, size, "alone"):
+def test_updates_are_those_of_one_process_to_rounding(found: Found, size: int) -> None:
+    for rank in found(size):
         # Ranks compute shared prompts with other rows than one process does, and the policy's norms are in float32.
-        far = {name: off for name, off in rank.items() if off >= (1e-7 if "shared" in name else 1e-9)}
+        apart = rank["updates"]["one process"]
+        far = {name: off for name, off in apart.items() if off >= (1e-7 if "shared" in name else 1e-9)}
         assert far == {}
 
 
 @pytest.mark.integration
 @pytest.mark.parametrize("size", [2, 4])
-def test_a_rank_receives_what_it_trains_on_and_little_more(size: int) -> None:
-    ranks = run(RANK, size, "received")
+def test_a_rank_receives_what_it_trains_on_and_little_more(found: Found, size: int) -> None:
+    ranks = [rank["received"] for rank in found(size)]
     assert sorted(tuple(place) for rank in ranks for place in rank["holds"]) == [
         (g, m) for g in range(8) for m in range(4)
     ]
@@ -84,13 +96,13 @@ def test_a_rank_receives_what_it_trains_on_and_little_more(size: int) -> None:
 
 @pytest.mark.integration
 @pytest.mark.parametrize("size", [2, 4])
-def test_records_of_sampling_come_with_the_tokens(size: int) -> None:
-    assert all(rank == {"held": True, "micros": True} for rank in run(RANK, size, "records"))
+def test_records_of_sampling_come_with_the_tokens(found: Found, size: int) -> None:
+    assert all(rank["records"] == {"held": True, "micros": True} for rank in found(size))
 
 
 @pytest.mark.integration
-def test_ranks_that_hold_sequences_together_get_the_same_rows() -> None:
-    ranks = run(RANK, 4, "sets")
+def test_ranks_that_hold_sequences_together_get_the_same_rows(found: Found) -> None:
+    ranks = [rank["sets"] for rank in found(4)]
     assert ranks[0]["holds"] == ranks[1]["holds"]
     assert ranks[2]["holds"] == ranks[3]["holds"]
     assert not {tuple(p) for p in ranks[0]["holds"]} & {tuple(p) for p in ranks[2]["holds"]}
