@@ -19,6 +19,7 @@ from tests.processes import until
 from tests.sandbox.doubling import PYTHON, TESTS
 from tests.sandbox.processes import descendants, wait_gone
 
+pytestmark = pytest.mark.integration  # workers of the sandbox
 ROOT = Path(__file__).parents[2]
 TWO_AT_ONCE = """
 import json, os, sandbox
@@ -34,8 +35,6 @@ input()
 ROOTS_TRIAL = """
 import json, sandbox
 from pipeline.errors import IsolationError
-
-pytestmark = pytest.mark.integration  # workers of the sandbox
 tests = [{"input": "4", "output": "8"}]
 with sandbox.Pool(workers=1) as pool:
     good = sandbox.run("print(int(input()) * 2)", tests, pool=pool)
