@@ -25,7 +25,7 @@ class FarProgram:
     ) -> None:
         number = log.with_suffix(".pid")
         number.unlink(missing_ok=True)
-        self._status: int | None = None
+        self._status = -signal.SIGKILL  # stays where the process of `tests.warm` was killed, and the program with it
 
         def run() -> None:
             self._status = warm(modules).call(run_to_end, list(program), log, number, dict(environment), folder)
@@ -39,7 +39,7 @@ class FarProgram:
         """Return the program's status once it has ended."""
         return None if self._life.is_alive() else self._status
 
-    def wait(self, timeout: float | None = None) -> int | None:
+    def wait(self, timeout: float | None = None) -> int:
         """Return the program's status when it ends. Raises: TimeoutExpired."""
         self._life.join(timeout)
         if self._life.is_alive():
@@ -52,7 +52,7 @@ class FarProgram:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """End all processes of the program's session that are in its group."""
+        """Kill the program's group of processes."""
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 

@@ -56,7 +56,7 @@ LAUNCHERS: dict[str, tuple[str, ...]] = {
     "pipeline.cli": ("flows.",),
     **dict.fromkeys(("flows.serve", "prefect"), ("prefect.engine",)),
 }
-"""Programs whose own programs are forks too, if the names of these begin so."""
+"""Programs that start others as forks too, and how the names of those others begin."""
 
 
 class Warm:
@@ -141,7 +141,7 @@ class Forked(subprocess.Popen[Any]):
     """
 
     forked: tuple[str, ...] = ("",)
-    """How the names of the programs begin that are forks."""
+    """Beginnings of names: a program with such a name is started as a fork."""
 
     def _execute_child(self, *given: Any) -> None:
         plain = super()._execute_child  # type: ignore[misc]

@@ -94,7 +94,7 @@ def environment_of(choice: dict[str, Any]) -> Any:
         raise RuntimeError(f"{choice['package']} has the agents {', '.join(roles)}; only one is supported: the policy")
     raw[roles[0]] = {**agent, **(raw.get(roles[0]) or {})}
     environment = loaders.load_environment(loaders.resolve_env_config(raw))
-    gc.freeze()
+    gc.freeze()  # collections pass over what was imported
     gc.enable()
     return environment
 

@@ -192,8 +192,7 @@ def serving(kind: type[Served], folder: Path) -> Iterator[Served]:
         yield server
     finally:
         server.stop()
-        left = until(lambda: not server.processes() or None, "the end of all processes", 60)
-        assert left
+        until(lambda: not server.processes(), "the end of all processes", 60)
         print((folder / "home" / "runner.log").read_text()[-3000:])
 
 

@@ -89,7 +89,7 @@ class Live(TorchDispatchMode):
             if bytes_now <= self.peak + MIB or not torch.distributed.is_initialized():
                 break
             time.sleep(0.001)
-            bytes_now = self.most  # the thread drops and empties nothing, so no storage need be asked
+            bytes_now = self.most  # the sum is enough: the thread drops storages and empties none
         return bytes_now
 
     def now(self) -> int:

@@ -59,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def short_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rest for a moment after episodes that start no process: of such alone the number changes after them."""
+    """Shorten the wait for the end of processes: these episodes start none."""
     monkeypatch.setattr(check_module, "REST_S", 0.1)
 
 
