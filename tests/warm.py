@@ -267,11 +267,14 @@ def answer(connection: Connection) -> None:
 
 def main(descriptor: int, modules: list[str]) -> None:
     """Import the modules, then fork for each call that comes in, until the last connection closes."""
+    gc.disable()
     for module in modules:
         importlib.import_module(module)
     # Collections in forks pass over what was imported: vLLM's close alone asks for eight, a second of a core each.
+    gc.enable()
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 10, 20)  # as in the processes of pytest: tests/conftest.py
     threads = os.listdir("/proc/self/task")
     assert len(threads) == 1, f"a fork would lack {len(threads) - 1} threads that {modules} started"
     listener = socket.socket(fileno=descriptor)
