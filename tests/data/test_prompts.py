@@ -163,7 +163,7 @@ def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
     assert [p.id for p in load(tmp_path, file="rows.jsonl")] == ["a"]
 
 
-def test_skipping_counts_and_says_the_first_of_each(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_skipping_counts_and_says_the_first_of_each(tmp_path: Path, logged: list[str]) -> None:
     lines = [
         json.dumps(PLAIN[0]),
         "{",
@@ -178,7 +178,7 @@ def test_skipping_counts_and_says_the_first_of_each(tmp_path: Path, caplog: pyte
     assert (counts.num_read, counts.num_loaded) == (5, 2)
     assert counts.skipped == {"bad rows": 2, "duplicate ids": 1}
     assert "line 2: not JSON" in counts.examples["bad rows"]
-    assert "skipped 2 bad rows (first: rows.jsonl line 2" in caplog.text
+    assert "skipped 2 bad rows (first: rows.jsonl line 2" in "\n".join(logged)
 
 
 def test_a_file_of_bad_rows_only_is_an_error_even_when_they_are_skipped(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_text_comes_in_equal_shares(tmp_path: Path) -> None:
         load_text([Source(file="x.jsonl")], 0, 10)
 
 
-def test_lengths_are_checked_in_tokens_and_drops_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_lengths_are_checked_in_tokens_and_drops_are_counted(logged: list[str]) -> None:
     prompts = [Prompt(str(i), "x" * i, "exact", "1") for i in range(1, 6)]
 
     def render(prompt: Prompt) -> list[int]:
@@ -255,7 +255,7 @@ def test_lengths_are_checked_in_tokens_and_drops_are_counted(caplog: pytest.LogC
         check_lengths(prompts, render, 6)
     found = check_lengths(prompts, render, 6, "drop")
     assert ([p.id for p in found.prompts], found.dropped, found.longest) == (["1", "2", "3"], ("4", "5"), 10)
-    assert "dropped 2 prompts longer than 6 tokens" in caplog.text
+    assert "dropped 2 prompts longer than 6 tokens" in "\n".join(logged)
     with pytest.raises(DataError, match=r" 5 .* 1 .*max_prompt_tokens"):
         check_lengths(prompts, render, 1, "drop")
 

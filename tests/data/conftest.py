@@ -1,0 +1,20 @@
+"""What tests of the data share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    """The messages that the part `pipeline.data` logs during the test."""
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("pipeline.data")
+    logger.addHandler(handler)
+    yield said
+    logger.removeHandler(handler)
