@@ -8,7 +8,7 @@ PYTEST := $(BIN)/pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-
 # every process of the tests would else compile all tests and the package again
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: browser demo demo-short real docs test test-unit check format install install-test install-engines clean help
+.PHONY: browser demo demo-short real docs test all-tests test-unit check format install install-test install-engines clean help
 
 help:
 	@echo "make demo    install the core, then train configs/demo.yaml"
@@ -30,7 +30,11 @@ demo-short: install
 real: $(VENV)/.real
 	$(BIN)/verizero train configs/smollm2.yaml
 
-test: install-test install-engines browser check
+# mypy needs one core for half a minute, so it runs beside the tests
+test: install-test install-engines browser
+	$(MAKE) --no-print-directory --jobs=2 check all-tests
+
+all-tests:
 	$(PYTEST)
 
 # the report is tested in a real browser: install it as root on Debian, elsewhere ask for it
