@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +14,10 @@ import yaml
 from pipeline.config.load import dump, parse
 from pipeline.config.merge import merge
 from pipeline.config.run import RunConfig
+from pipeline.data.pairs import Pair
 from pipeline.errors import RunError
-from pipeline.run.fingerprints import RECORD, differences, read_record, recipe_fields
+from pipeline.run.fingerprints import RECORD, differences, hash_rows, read_record, recipe_fields
+from pipeline.types import Call, Message, Prompt
 from tests.stages.tiny import tiny
 
 SHORT: dict[str, Any] = {
@@ -25,6 +30,33 @@ SHORT: dict[str, Any] = {
 
 def short(*overrides: str) -> RunConfig:
     return tiny(SHORT, overrides)
+
+
+def plain_hash(rows: list[Any]) -> str:
+    """The hash of rows that are copied field by field."""
+
+    def without(values: dict[str, Any]) -> dict[str, Any]:
+        kept = {name: value for name, value in values.items() if name != "environment" or value is not None}
+        return {name: without(value) if isinstance(value, dict) else value for name, value in kept.items()}
+
+    trees = [row if isinstance(row, str) else without(asdict(row)) for row in rows]
+    text = "".join(json.dumps(tree, sort_keys=True, default=str) + "\n" for tree in trees)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def test_rows_of_each_kind_have_the_hash_of_their_copied_fields() -> None:
+    call = Call("0", "add", {"a": 1, "environment": None})
+    shown = (Message("assistant", "", (call,)), Message("tool", "é", answers="0", name="add"))
+    nested = {"environment": None, "x": [1, {"environment": None}], "y": {"environment": None, "z": (1, Path("p"))}}
+    prompts = [
+        Prompt("a", "1+1=", "math", "2"),
+        Prompt("b", "?", "environment", nested, "games", shown, "s", "guess"),
+    ]
+    rows = [*prompts, *(Pair("c", p, "yes", None) for p in prompts), "a text"]
+    for row in rows:
+        assert hash_rows([row]) == plain_hash([row])
+    assert hash_rows(rows) == plain_hash(rows)
+    assert len({hash_rows([row]) for row in rows}) == len(rows)
 
 
 def test_fields_are_those_that_decide_the_stage() -> None:
