@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,9 @@ from pipeline.rollout.engine import Completion, Request, Sampling
 from pipeline.rollout.scripted_engine import ScriptedEngine
 from pipeline.run.serving import Served, load_served
 from pipeline.types import Message
-from tests.processes import PATIENCE_S
+from tests.processes import PATIENCE_S, until
 from tests.stages.tiny import tiny
+from tests.warm import warm
 
 TOKENIZER = character_tokenizer()
 
@@ -107,18 +109,40 @@ def folder_of(path: Path, seed: int = 0, chat_template: str | None = None) -> Pa
     return path
 
 
+def status_of(command: list[str], folder: Path) -> int:
+    """Return how the program ended; what it says and its process id are in `folder` while it runs."""
+    with (folder / "said").open("w") as said:
+        # A program that a shell starts in the background ignores Ctrl-C, and so would what it starts.
+        process = subprocess.Popen(
+            command,
+            stdout=said,
+            env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+    (folder / "process").write_text(str(process.pid))
+    try:
+        return process.wait(PATIENCE_S)
+    finally:
+        process.kill()
+
+
+def lines_of(folder: Path, count: int) -> list[str]:
+    """Return the program's lines once there are so many."""
+    said = folder / "said"
+    return until(lambda: said.exists() and len(lines := said.read_text().split("\n")) > count and lines, "its lines")
+
+
 @pytest.mark.integration
 def test_a_program_talks_to_a_served_model_until_it_is_stopped(tmp_path: Path) -> None:
     from anthropic import Anthropic
     from openai import NotFoundError, OpenAI
 
     command = [sys.executable, "-m", "pipeline.cli", "endpoint", str(folder_of(tmp_path / "model")), "--port", "0"]
-    options = {"stdout": subprocess.PIPE, "text": True, "env": os.environ | {"PYTHONUNBUFFERED": "1"}}
-    # A program that a shell starts in the background ignores Ctrl-C, and so would what it starts.
-    options["preexec_fn"] = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen([*command, "--key", "k", "--max-tokens", "6", "--device", "cpu"], **options) as process:  # type: ignore[call-overload]
+    command += ["--key", "k", "--max-tokens", "6", "--device", "cpu"]
+    with ThreadPoolExecutor(1) as pool:
+        status = pool.submit(warm().call, status_of, command, tmp_path)
         try:
-            lines = [process.stdout.readline() for _ in range(3)]
+            lines = lines_of(tmp_path, 3)
             url = lines[0].split()[-1]
             client = OpenAI(base_url=url, api_key="k", max_retries=0)
             answer = client.chat.completions.create(
@@ -142,19 +166,17 @@ def test_a_program_talks_to_a_served_model_until_it_is_stopped(tmp_path: Path) -
             with pytest.raises(NotFoundError, match="embeddings"):
                 client.embeddings.create(model="policy", input="ab")
         finally:
-            process.send_signal(signal.SIGINT)
-            try:
-                assert process.wait(PATIENCE_S) == 0
-            finally:
-                process.kill()
+            os.kill(int((tmp_path / "process").read_text()), signal.SIGINT)
+        assert status.result() == 0
 
 
 @pytest.mark.integration
 def test_lines_are_answered_in_the_terminal(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pipeline.cli", "chat", str(folder_of(tmp_path / "model")), "--max-tokens", "4"]
+    command += ["--temperature", "0", "--device", "cpu"]
     typed = "ab\n/new\nab\n" + "x" * 90 + "\n"
-    done = subprocess.run(
-        [*command, "--temperature", "0", "--device", "cpu"], input=typed, capture_output=True, text=True, check=True
+    done: subprocess.CompletedProcess[str] = warm().call(
+        subprocess.run, command, input=typed, capture_output=True, text=True, check=True
     )
     lines = done.stdout.splitlines()
     assert len(lines) >= 2
