@@ -61,7 +61,7 @@ def test_rl_is_graded_by_the_model_of_the_stage_before_it(tmp_path: Path) -> Non
     assert any(r["reason"].startswith("model_score") for r in sampled)
     judged = [r for r in read_jsonl(tmp_path / "whole" / "rollouts.jsonl") if r["stage"].startswith("evaluation/")]
     assert not any(r["reason"].startswith("model_score") for r in judged)
-    other = tmp_path / "train-2" / "stages" / "reward_model" / "model" / "model.safetensors"
+    other = tmp_path / "broken" / "stages" / "reward_model" / "model" / "model.safetensors"
     assert other.read_bytes() == (folder / "model" / "model.safetensors").read_bytes()
 
 
