@@ -23,7 +23,7 @@ from tests.stages.broken import all_survived, killed
 from tests.stages.kill_driver import AROUND_ROLL_BACKS
 from tests.stages.sessions import run_all, train_round
 from tests.stages.start import ONLY_RL, start
-from tests.stages.tiny import tiny
+from tests.stages.tiny import SUMS, tiny
 
 ROLL_BACK = "guard={action: roll_back, window: 2, knob: {rl.optimizer.learning_rate: 0.05}}"
 TOO_FAST = ["rl.optimizer.learning_rate=0.02", "rl.reference.schedule=frozen"]
@@ -94,6 +94,9 @@ def test_a_collapse_that_old_responses_hid_is_rolled_back_to_before_it(tmp_path:
     assert {r.metrics["staleness/max"] for r in read_run(tmp_path / "a").rl_steps[1:]} == {1.0}
 
 
+RIGHT = SUMS | {"noise": 0}
+ABLE = ("sft.steps=240", f"data.train=[{{generator: {{name: arithmetic, params: {json.dumps(RIGHT)}}}}}]")
+"""A policy that answers a third of its sums rightly: it fills a step with half as many groups."""
 KINDS: list[list[str]] = [
     [],
     ["train.lora={rank: 4}", "rl.select.keep=all"],
@@ -110,7 +113,7 @@ KINDS: list[list[str]] = [
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_taken_back_a_run_does_the_same_again(kind: list[str], tmp_path: Path) -> None:
     """To its second step from its fourth: policy, optimiser, reference, critic, engine, sampler and groups are back."""
-    overrides = [start(), *ONLY_RL, *kind, "checkpoint.keep=30", "data.evaluation=[]"]
+    overrides = [start(*ABLE), *ONLY_RL, *kind, "checkpoint.keep=30", "data.evaluation=[]"]
     run(tmp_path / "straight", overrides)
     folder = tmp_path / "back"
     with opened(tiny(overrides=overrides), Path.cwd(), folder, "auto", Silent()) as session:

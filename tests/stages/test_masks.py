@@ -18,6 +18,7 @@ from pipeline.whole_run import remaining, run_items
 from tests.stages.recorded import CUT, EXPERTS, V32, run
 from tests.stages.sessions import run_all
 from tests.stages.tiny import tiny
+from tests.test_claims import FEW_SHOWN
 
 
 @pytest.mark.integration
@@ -113,7 +114,7 @@ def test_the_demo_of_experts_trains(tmp_path: Path) -> None:
         "rl.group_size=4",
     ]
     small += ["evaluation.before_training=false", "evaluation.limit=1", "train.device=cpu", "report.trackers=[]"]
-    small += ["rl.select.keep=all", "train.threads=1"]
+    small += ["rl.select.keep=all", "train.threads=1", f"data.train={FEW_SHOWN}"]
     with opened(load_recipe(recipe, small), recipe.parent, tmp_path, "auto", Silent()) as session:
         run_all(session)
     rows = read_jsonl(tmp_path / "metrics.jsonl")

@@ -20,7 +20,8 @@ RECIPE = RECIPES / "think.yaml"
 SECONDS = (
     *("sft.steps=3", "rl.rounds=1", "rl.steps_per_round=2", "rl.prompts_per_step=4", "rl.group_size=2"),
     *("rl.select.keep=all", "evaluation.limit=4", "evaluation.k=2", "rollout.max_response_tokens=8"),
-    *("train.threads=1", "train.device=cpu", "report.trackers=[]"),
+    *("train.threads=1", "train.device=cpu", "report.trackers=[]", "sft.batch_size=16"),
+    "data.train=[{generator: {name: countdown, params: {num_demonstrations: 600}}}]",
 )
 
 
