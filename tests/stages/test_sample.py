@@ -38,7 +38,7 @@ def recipe(changes: dict[str, Any] | None = None, stages: list[Any] | None = Non
 @pytest.mark.integration
 def test_what_is_kept_is_right_and_says_where_it_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample, "SAMPLED_AT_ONCE", 12)
-    goes_on_as_if_never_broken(recipe(), tmp_path, [("sample", 1), ("sample", 2), ("train", 1)])
+    goes_on_as_if_never_broken(recipe(), tmp_path, [("sample", 1), ("sample", 3), ("train", 1)])
     left = [read_jsonl(p / "stages" / "sample" / "demonstrations.jsonl") for p in sorted(tmp_path.iterdir())]
     assert left[0]
     assert all(other == left[0] for other in left)

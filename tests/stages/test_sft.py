@@ -99,7 +99,7 @@ def test_a_stage_whose_demonstrations_all_are_too_long_says_so(tmp_path: Path) -
 @pytest.mark.integration
 def test_evaluations_on_the_way_and_a_break_after_each(tmp_path: Path) -> None:
     config = sft({"steps": 7, "evaluate_every": 3, "packing": True})
-    goes_on_as_if_never_broken(config, tmp_path, [("evaluate", 2), ("train", 1), ("evaluate", 1)])
+    goes_on_as_if_never_broken(config, tmp_path, [("evaluate", 2), ("train", 2), ("evaluate", 1)])
     labels = [row["label"] for row in rows(tmp_path / "whole", "evaluation")]
     assert labels == ["before training", "sft step 3", "sft step 6", "after sft"]
 
