@@ -13,6 +13,7 @@ from pipeline.diagnosis.ranking import diagnose
 from pipeline.diagnosis.reading import read
 from pipeline.report.progress import Silent
 from pipeline.whole_run import train
+from tests.stages.start import started
 from tests.stages.tiny import tiny
 
 pytestmark = pytest.mark.integration
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.integration
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small run of SFT and RL."""
     base = tmp_path_factory.mktemp("recorded")
-    train(tiny({"rl": {"steps_per_round": 6}}), base, base / "run", "auto", Silent())
+    train(tiny({"rl": {"steps_per_round": 4}}, started()), base, base / "run", "auto", Silent())
     return base / "run"
 
 

@@ -20,6 +20,7 @@ from pipeline.run.schedule import Item
 from pipeline.whole_run import finish
 from tests.stages.kill_driver import fingerprint
 from tests.stages.sessions import Heard, lines, run_all
+from tests.stages.start import ONLY_RL, start
 from tests.stages.tiny import tiny
 
 ROUND_1, ROUND_2 = Item("rl", "rl", "round 1", 1, 15), Item("rl", "rl", "round 2", 2, 15)
@@ -42,7 +43,7 @@ def recorded(name: str, folder: Path) -> Path:
 def run(folder: Path) -> tuple[list[str], list[tuple[str, dict[str, Any]]]]:
     """Lines and events of a whole run whose responses are all cut."""
     events: list[tuple[str, dict[str, Any]]] = []
-    with opened(tiny(overrides=CUT), Path.cwd(), folder, "auto", Heard()) as session:
+    with opened(tiny(overrides=[start(), *ONLY_RL, *CUT]), Path.cwd(), folder, "auto", Heard()) as session:
         session.recorder.listener = lambda name, fields: events.append((name, fields))
         run_all(session)
         finish(session)

@@ -66,7 +66,7 @@ def test_without_it_nothing_is_logged_and_nothing_changes() -> None:
     assert run(*SIX, "rollout.max_staleness=0")[0] == steps
 
 
-@pytest.mark.parametrize("how", [ahead(1), ahead(3), ahead(1, 5), ahead(2, 4)], ids=str)
+@pytest.mark.parametrize("how", [ahead(3), ahead(2, 4)], ids=str)
 def test_the_same_seed_gives_the_same_bytes(how: tuple[str, ...]) -> None:
     first, calls = run(*SIX, *how)
     again, others = run(*SIX, *how, "name=again")

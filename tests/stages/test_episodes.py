@@ -42,6 +42,7 @@ def changes(environment: str, **params: Any) -> dict[str, Any]:
             "evaluation": [source | {"generator": generator | {"split": "evaluation"}}],
             "overlap": {"on_overlap": "report"},
         },
+        "sft": {"steps": 40},
         "rl": {"rounds": 1, "steps_per_round": 2, "select": {"keep": "all"}},
         "episodes": {"max_turns": 3},
     }
@@ -101,7 +102,7 @@ def test_a_policy_calls_tools_by_a_chat_template_and_the_trainer_scores_what_the
     recipe = changes("guess")
     recipe["model"] = {"create": None, "path": chat_folder(tmp_path / "model", "merges_answers")}
     recipe["data"] = {"train": adder_rows(tmp_path), "evaluation": [], "template": {"name": "chat", "calls": "hermes"}}
-    recipe["sft"] = {"steps": 200, "batch_size": 4}
+    recipe["sft"] = {"steps": 120, "batch_size": 4}
     recipe["train"] = {"micro_batch_tokens": 2048}  # a batch of SFT at once: its rows are long
     recipe["rollout"] = {"max_response_tokens": 70, "parity": {"action": "stop", "tolerance": 1e-5, "num_prompts": 6}}
     folder = whole_run(tmp_path, recipe)

@@ -18,7 +18,13 @@ RL = {"rounds": 1, "steps_per_round": 2, "select": {"keep": "all"}}
 
 
 def recipe(*stages: Any, **changes: Any) -> RunConfig:
-    given = {"stages": list(stages), "sft": {"steps": 20}, "rl": RL, "data": {"evaluation": []}}
+    given = {
+        "stages": list(stages),
+        "sft": {"steps": 20},
+        "rl": RL,
+        "data": {"evaluation": []},
+        "rollout": {"max_response_tokens": 10},
+    }
     return tiny({**given, **changes})
 
 

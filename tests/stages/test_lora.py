@@ -20,6 +20,8 @@ LORA = [
     "rl.steps_per_round=1",
     "rl.select.keep=all",
     "sft.optimizer.learning_rate=0.02",
+    "rollout.max_response_tokens=8",
+    "data.evaluation=[]",
 ]
 
 EXPERT, ROUTER = "model.layers.0.mlp.experts.down_proj", "model.layers.0.mlp.gate.weight"

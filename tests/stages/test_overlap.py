@@ -25,7 +25,8 @@ from pipeline.types import Attempt, Verdict
 from pipeline.whole_run import evaluate_model, train
 from tests.report.test_page import Reader
 from tests.stages.kill_driver import fingerprint
-from tests.stages.sessions import Heard, lines, rows, session_of, train_round, weights
+from tests.stages.sessions import Heard, lines, rows, session_of, train_model, train_round, weights
+from tests.stages.start import ONLY_RL, start
 from tests.stages.tiny import tiny
 
 pytestmark = pytest.mark.integration  # whole runs
@@ -78,7 +79,8 @@ def test_responses_are_graded_while_others_are_written(tmp_path: Path, monkeypat
         add(self, ended, offset)
 
     monkeypatch.setattr(EarlyGrading, "add", counted)
-    config = tiny({"sft": {"steps": 60}, "rl": {"rounds": 1, "steps_per_round": 1}, "scoring": {"overlap": True}})
+    begun = [start("sft.steps=60"), *ONLY_RL]
+    config = tiny({"rl": {"rounds": 1, "steps_per_round": 1}, "scoring": {"overlap": True}}, begun)
     train(config, tmp_path, tmp_path / "run", "auto", Silent())
     written = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     times = [line["time"] for line in written if line["kind"] == "step" and line["stage"] == "rl"]
@@ -93,8 +95,8 @@ def test_responses_are_graded_while_others_are_written(tmp_path: Path, monkeypat
     assert "graders" not in summary["shares"]
     assert "graders at work" in Reader(build_page(tmp_path / "run").read_text()).text
     added.clear()
-    off = tiny({"sft": {"steps": 60}, "rl": {"rounds": 1, "steps_per_round": 1}, "scoring": {"overlap": False}})
-    train(off, tmp_path, tmp_path / "off", "auto", Silent())
+    off = tiny({"rl": {"rounds": 1, "steps_per_round": 1}, "scoring": {"overlap": False}}, begun)
+    train_model(off, tmp_path, tmp_path / "off")
     assert added == []
     ends = [fingerprint(tmp_path / name) for name in ("run", "off")]
     assert ends[0] == ends[1]

@@ -17,6 +17,7 @@ from pipeline.run.opening import opened
 from pipeline.run.session import Session
 from pipeline.train.reward_model import RewardModel
 from tests.stages.sessions import replacing, run_all
+from tests.stages.start import started
 from tests.stages.tiny import tiny
 
 pytestmark = pytest.mark.integration  # whole runs
@@ -69,7 +70,8 @@ class Sleeper:
 def watched(changes: dict[str, Any], folder: Path) -> Iterator[tuple[Session, Callable[[Any], Any], list[str]]]:
     """A session whose engine sleeps, a wrapper of what must find it asleep, and the stages in which that was called."""
     trained: list[str] = []
-    with opened(tiny(changes), folder, folder / "run", "auto", Silent()) as session:
+    begun = started() if len(changes["stages"]) > 1 else ()
+    with opened(tiny(changes, begun), folder, folder / "run", "auto", Silent()) as session:
         backend, source = session.workers.backend, session.workers.rollouts
         sleeper = source.engine = Sleeper(source.engine, backend.model)
         step, start = backend.step, backend.start
@@ -87,7 +89,6 @@ def watched(changes: dict[str, Any], folder: Path) -> Iterator[tuple[Session, Ca
         yield session, asleep, trained
 
 
-SFT: dict[str, Any] = {"sft": {"steps": 120}}
 RL: dict[str, Any] = {"sft": None, "rl": {"select": {"keep": "all"}}}
 SAMPLED = {"prompts": 16, "samples": 6}
 STAGES: dict[str, dict[str, Any]] = {
@@ -95,7 +96,6 @@ STAGES: dict[str, dict[str, Any]] = {
     "rl": {**RL, "stages": ["rl"]},
     "ahead": {**RL, "stages": ["rl"], "rollout": {"max_staleness": 1}},
     "preference": {
-        **SFT,
         "stages": ["sft", "preference"],
         "preference": {
             "loss": {"name": "dpo"},
@@ -106,7 +106,6 @@ STAGES: dict[str, dict[str, Any]] = {
         },
     },
     "reward_model": {
-        **SFT,
         "stages": ["sft", "reward_model"],
         "reward_model": {"steps": 2, "batch_size": 8, "sampled": SAMPLED},
     },
