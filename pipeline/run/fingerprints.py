@@ -306,7 +306,8 @@ def hash_rows(rows: Sequence[Any]) -> str:
 def _fields(value: Any) -> Any:
     """Return a row's fields, without an environment where there is none: older runs have no such field."""
     if not isinstance(value, dict):
-        names = _names(type(value))
+        kind: Any = type(value)
+        names = _names(kind)
         if names is None:
             return value
         value = {name: getattr(value, name) for name in names}
@@ -314,7 +315,7 @@ def _fields(value: Any) -> Any:
 
 
 @cache
-def _names(kind: type) -> tuple[str, ...] | None:
+def _names(kind: Any) -> tuple[str, ...] | None:
     return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None
 
 

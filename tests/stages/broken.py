@@ -69,7 +69,7 @@ def all_survived(ends: dict[str, Any], num: int) -> None:
 def goes_on_as_if_never_broken(config: RunConfig, folder: Path, breaks: list[tuple[str, int]]) -> None:
     """Assert that a run broken off at these moments, one after the other, leaves the bytes of one that went through.
 
-    The runs are `whole` and `broken`. The numbers of each moment count from where the run went on.
+    The runs are `whole` and `broken`. The numbers of each moment count from where the run was resumed.
     """
     run(config, folder / "whole")
     for moment in breaks:
