@@ -21,7 +21,7 @@ from pipeline.run.state import RunState
 from pipeline.whole_run import train
 from tests.stages.broken import Broken, run
 from tests.stages.kill_driver import fingerprint
-from tests.stages.sessions import Heard
+from tests.stages.sessions import Heard, train_model
 from tests.stages.tiny import tiny
 
 SHORT: dict[str, Any] = {
@@ -69,8 +69,7 @@ def base(done: Path, tmp_path: Path) -> Path:
 def fresh(config: RunConfig, tmp_path: Path, num_rows: int = 12) -> dict[str, str]:
     """What the recipe leaves where nothing was before."""
     rows(tmp_path / "fresh", num_rows)
-    go(config, tmp_path / "fresh")
-    return fingerprint(tmp_path / "fresh" / "run")
+    return fingerprint(train_model(config, tmp_path / "fresh", tmp_path / "fresh" / "run"))
 
 
 def files(folder: Path) -> dict[str, bytes]:
