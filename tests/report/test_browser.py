@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,20 +52,38 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
+@pytest.fixture(scope="module")
+def open_contexts(browser: Any) -> Callable[[str, int], Any]:
+    """Contexts by scheme and width, made once: to start a renderer costs much, and the report stores nothing."""
+
+    @functools.cache
+    def context_of(scheme: str, width: int) -> Any:
+        context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
+        context.new_page()  # keeps the renderer
+        return context
+
+    return context_of
+
+
 LOOKS = [("light", 1280), ("dark", 1280), ("light", 390), ("dark", 390)]
+BOTH = [LOOKS[0], LOOKS[3]]
+"""Both schemes and both widths: what a page does depends on one of them at most."""
 
 
-@pytest.fixture(params=LOOKS, ids=lambda p: f"{p[0]}-{p[1]}")
-def page(request: pytest.FixtureRequest, browser: Any, run_dir: Path) -> Iterator[Any]:
+def name_of(look: tuple[str, int]) -> str:
+    return f"{look[0]}-{look[1]}"
+
+
+@pytest.fixture(params=BOTH, ids=name_of)
+def page(request: pytest.FixtureRequest, open_contexts: Callable[[str, int], Any], run_dir: Path) -> Iterator[Any]:
     """The report, open."""
-    with shown(browser, run_dir, *request.param) as page:
+    with shown(open_contexts(*request.param), run_dir) as page:
         yield page
 
 
 @contextmanager
-def shown(browser: Any, run_dir: Path, scheme: str, width: int) -> Iterator[Any]:
+def shown(context: Any, run_dir: Path) -> Iterator[Any]:
     """The report of a run; the test fails if the page logs an error or asks for anything but itself."""
-    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
     page = context.new_page()
     errors: list[str] = []
     asked: list[str] = []
@@ -73,7 +92,7 @@ def shown(browser: Any, run_dir: Path, scheme: str, width: int) -> Iterator[Any]
     page.on("request", lambda r: asked.append(r.url))
     page.goto((run_dir / "report.html").as_uri())
     yield page
-    context.close()
+    page.close()
     assert errors == []
     assert [url for url in asked if not url.startswith("data:")] == [(run_dir / "report.html").as_uri()]
 
@@ -82,6 +101,7 @@ def count(page: Any) -> int:
     return int(page.locator("#count").inner_text().split()[0])
 
 
+@pytest.mark.parametrize("page", LOOKS, ids=name_of, indirect=True)
 def test_it_renders_in_light_and_dark_and_fits(page: Any) -> None:
     assert page.title() == "demo"
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -218,9 +238,11 @@ def ill(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run
 
 
-@pytest.mark.parametrize("look", LOOKS, ids=lambda p: f"{p[0]}-{p[1]}")
-def test_a_cause_is_shown_with_its_curve_and_a_line_to_copy(browser: Any, ill: Path, look: tuple[str, int]) -> None:
-    with shown(browser, ill, *look) as page:
+@pytest.mark.parametrize("look", BOTH, ids=name_of)
+def test_a_cause_is_shown_with_its_curve_and_a_line_to_copy(
+    open_contexts: Callable[[str, int], Any], ill: Path, look: tuple[str, int]
+) -> None:
+    with shown(open_contexts(*look), ill) as page:
         page.click("nav a[href='#diagnosis']")
         card = page.locator(".finding").first
         assert card.locator("h3").inner_text().startswith("problem learning_rate_high")

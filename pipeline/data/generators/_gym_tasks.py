@@ -6,6 +6,7 @@ It reads one request, JSON on standard input, and writes {"tasks": [[tasks of a 
 from __future__ import annotations
 
 import difflib
+import gc
 import importlib
 import json
 import sys
@@ -70,8 +71,12 @@ def main() -> None:
     """Answer one request."""
     request = json.load(sys.stdin)
     replies, sys.stdout = sys.stdout, sys.stderr
+    # What modules make stays: to look through it, again and again, is a part of an import's time.
+    gc.disable()
     try:
         gym, factory = importlib.import_module("reasoning_gym"), importlib.import_module("reasoning_gym.factory")
+        gc.freeze()
+        gc.enable()
         seen: set[str] = set()
         reply: dict[str, Any] = {"tasks": [tasks_of(gym, factory, part, seen) for part in request["parts"]]}
     except ImportError as exc:
@@ -79,6 +84,7 @@ def main() -> None:
     except Refused as exc:
         reply = {"error": str(exc)}
     json.dump(reply, replies)
+    replies.flush()  # with frozen objects, the end of the interpreter would not
 
 
 if __name__ == "__main__":

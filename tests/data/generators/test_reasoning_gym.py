@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 
 import pytest
 
-from pipeline.data.generators import reasoning_gym
-from pipeline.data.generators.base import generate
+from pipeline.data.generators import _gym_tasks, reasoning_gym
+from pipeline.data.generators.base import Split, generate
 from pipeline.errors import ConfigError, DataError
 from pipeline.types import Attempt
 from verifiers.base import load
@@ -32,8 +33,13 @@ def graded(row: dict, response: str) -> tuple[str, float]:
     return verdict.status, verdict.score
 
 
-def test_the_scorer_accepts_each_tasks_own_answer_and_no_other() -> None:
-    split = generate("reasoning_gym", MIXED, 3)
+@pytest.fixture(scope="module")
+def split() -> Split:
+    """The rows of MIXED by seed 3."""
+    return generate("reasoning_gym", MIXED, 3)
+
+
+def test_the_scorer_accepts_each_tasks_own_answer_and_no_other(split: Split) -> None:
     for row in [*split.train[:6], *split.evaluation]:
         answer = row["answer"]["entry"]["answer"]
         assert graded(row, f"<answer>{answer}</answer>") == ("graded", 1.0)
@@ -41,11 +47,10 @@ def test_the_scorer_accepts_each_tasks_own_answer_and_no_other() -> None:
         assert json.loads(json.dumps(row)) == row
 
 
-def test_equal_seeds_give_equal_rows_and_others_give_other_rows() -> None:
-    first = generate("reasoning_gym", MIXED, 3)
-    assert generate("reasoning_gym", MIXED, 3) == first
+def test_equal_seeds_give_equal_rows_and_others_give_other_rows(split: Split) -> None:
+    assert generate("reasoning_gym", MIXED, 3) == split
     other = generate("reasoning_gym", MIXED, 4)
-    assert not {r["question"] for r in other.train} >= {r["question"] for r in first.train}
+    assert not {r["question"] for r in other.train} >= {r["question"] for r in split.train}
 
 
 def test_no_question_is_trained_on_and_held_out_even_over_parts() -> None:
@@ -59,12 +64,10 @@ def test_no_question_is_trained_on_and_held_out_even_over_parts() -> None:
     questions = [r["question"] for r in [*split.train, *split.evaluation]]
     assert len(set(questions)) == len(questions) == 80
     assert len({r["id"] for r in [*split.train, *split.evaluation]}) == 80
-    with pytest.raises(DataError, match=r"distinct tasks in .* lower num_train"):
-        generate("reasoning_gym", {"datasets": parts[:1], "num_train": 2000, "num_evaluation": 0}, 0)
+    assert re.search(r"distinct tasks in .* lower num_train", refusal(parts[0], 250))
 
 
-def test_rows_are_shared_out_by_weight() -> None:
-    split = generate("reasoning_gym", MIXED, 5)
+def test_rows_are_shared_out_by_weight(split: Split) -> None:
     count = {
         name: sum(r["domain"] == name for r in split.train) for name in ("chain_sum", "leg_counting", "word_ladder")
     }
@@ -76,32 +79,44 @@ def test_rows_are_shared_out_by_weight() -> None:
 
 
 def test_a_level_makes_tasks_harder_and_the_config_wins() -> None:
-    def longest(**part: object) -> int:
-        split = generate("reasoning_gym", {"datasets": [{"name": "chain_sum", **part}], "num_train": 40}, 1)
-        return max(len(r["question"].split("=")[0].split()) for r in split.train)
+    parts = [{"level": 0}, {"level": 3}, {"level": 3, "config": {"min_terms": 2, "max_terms": 2}}]
+    made = [*({"name": "chain_sum", **part} for part in parts), {"name": "bf", "level": 0}]
+    lengths: dict[str, list[int]] = {"0-chain_sum": [], "1-chain_sum": [], "2-chain_sum": [], "3-bf": []}
+    for row in generate("reasoning_gym", {"datasets": made, "num_train": 160, "num_evaluation": 0}, 1).train:
+        lengths[row["id"].split("/")[1]].append(len(row["question"].split("=")[0].split()))
+    assert [len(numbers) for numbers in lengths.values()] == [40] * 4
+    easiest, hard, bound, _ = map(max, lengths.values())
+    assert easiest == bound < hard
 
-    assert longest(level=0) < longest(level=3)
-    assert longest(level=3, config={"min_terms": 2, "max_terms": 2}) == longest(level=0)
+
+def refusal(part: dict, count: int = 2) -> str:
+    """Return the words by which the program refuses a part, in this process."""
+    import reasoning_gym as gym
+    from reasoning_gym import factory
+
+    whole = {"level": None, "config": {}, "seed": 1, "count": count, **part}
+    with pytest.raises(_gym_tasks.Refused) as refused:
+        _gym_tasks.tasks_of(gym, factory, whole, set())
+    return str(refused.value)
 
 
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        ({"name": "chain_sums"}, "did you mean chain_sum"),
         ({"name": "chain_sum", "config": {"min_trems": 2}}, "refuses its config .*min_trems"),
         ({"name": "chain_sum", "config": {"min_terms": 9, "max_terms": 2}}, "refuses its config"),
         ({"name": "arc_agi"}, "refuses the answer of its own task"),
-        ({"name": "bf", "level": 0}, None),
         ({"name": "composite", "level": 0}, "has no levels"),
     ],
 )
-def test_a_part_that_cannot_be_made_is_named(part: dict, words: str | None) -> None:
-    params = {"datasets": [part], "num_train": 2, "num_evaluation": 0}
-    if words is None:
-        assert len(generate("reasoning_gym", params, 0).train) == 2
-        return
-    with pytest.raises(DataError, match=words):
-        generate("reasoning_gym", params, 0)
+def test_a_part_that_cannot_be_made_is_named(part: dict, words: str) -> None:
+    assert re.search(words, refusal(part))
+
+
+def test_a_refusal_is_an_error_of_the_data_that_names_the_part() -> None:
+    parts = [{"name": "bf", "level": 0}, {"name": "chain_sums"}]
+    with pytest.raises(DataError, match="did you mean chain_sum"):
+        generate("reasoning_gym", {"datasets": parts, "num_train": 2, "num_evaluation": 0}, 0)
 
 
 def test_seed_and_size_belong_to_the_recipe() -> None:
