@@ -85,24 +85,21 @@ def leftovers() -> list[str]:
     return [words for _, words, _ in others() if str(AGENTS) in words]
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_a_program_is_played_by_its_url_alone(threads: ThreadPoolExecutor, program: str) -> None:
-    rollouts = played(threads, engine_of("<mul 47 60>", "<add 2820 43>", "2863"), 2, command=PROGRAMS[program])
-    for rollout in rollouts:
-        assert rollout.episode is not None
-        assert (rollout.episode.ending, rollout.answer) == ("done", "2863"), rollout.episode.outcome
-        assert text_of(rollout) == "47*60+43=<mul 47 60>\n2820\n<add 2820 43>\n2863\n2863"
-        assert [t.number for t in rollout.turns] == [0, 1, 2]
-        assert len(rollout.episode.rows) == 1, "the program's copies of the history extend the row"
-    assert leftovers() == []
-
-
-def test_three_wires_give_equal_rows(threads: ThreadPoolExecutor) -> None:
-    seen = [
-        played(threads, engine_of("<mul 47 60>", "so <sub 2820 3>", "x"), command=command)[0]
-        for command in PROGRAMS.values()
-    ]
-    assert rows(seen[0]) == rows(seen[1]) == rows(seen[2])
+def test_three_programs_are_played_by_their_url_alone_and_give_equal_rows(threads: ThreadPoolExecutor) -> None:
+    of_wires = []
+    for name, command in PROGRAMS.items():
+        samples = 2 if name == "curl" else 1  # the packages take seconds to be imported
+        rollouts = played(threads, engine_of("<mul 47 60>", "so <add 2820 43>", "2863"), samples, command=command)
+        assert len(rollouts) == samples
+        for rollout in rollouts:
+            assert rollout.episode is not None
+            assert (rollout.episode.ending, rollout.answer) == ("done", "2863"), rollout.episode.outcome
+            assert text_of(rollout) == "47*60+43=<mul 47 60>\n2820\nso <add 2820 43>\n2863\n2863"
+            assert [t.number for t in rollout.turns] == [0, 1, 2]
+            assert len(rollout.episode.rows) == 1, f"{name}: its copies of the history extend the row"
+        of_wires.append(rows(rollouts[0]))
+        assert leftovers() == []
+    assert of_wires[0] == of_wires[1] == of_wires[2]
 
 
 def test_a_program_that_fails_at_once_is_no_zero(threads: ThreadPoolExecutor) -> None:
@@ -155,7 +152,8 @@ def test_a_limit_ends_the_program_and_all_that_it_started(threads: ThreadPoolExe
 
 
 COUNTS = """
-import sys
+import gc, sys
+gc.disable()
 from anthropic import Anthropic
 client, counts = Anthropic(max_retries=0), sys.argv[1] == "counts"
 def ask(messages, told=[]):
@@ -175,11 +173,27 @@ print(*told)
 """A program that continues a row, goes back, and begins another conversation, and asks for sizes before."""
 
 
-def test_a_prompt_has_the_size_that_the_program_was_told(threads: ThreadPoolExecutor, tmp_path: Path) -> None:
-    program, outcomes = tmp_path / "counts.py", {}
+@pytest.fixture(scope="module")
+def counting(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The command of the program."""
+    program = tmp_path_factory.mktemp("counts") / "counts.py"
     program.write_text(COUNTS)
-    for how in ("counts", "asks"):
-        (rollout,) = played(threads, engine_of("go", "ok", "no"), command=[sys.executable, str(program), how])
+    return [sys.executable, str(program)]
+
+
+@pytest.fixture(scope="module")
+def here(counting: list[str]) -> dict[str, Rollout]:
+    """Its episodes in the trainer's process, with counts and without."""
+    with ThreadPoolExecutor(4) as threads:
+        return {
+            how: played(threads, engine_of("go", "<mul 1", "no"), command=[*counting, how])[0]
+            for how in ("counts", "asks")
+        }
+
+
+def test_a_prompt_has_the_size_that_the_program_was_told(here: dict[str, Rollout]) -> None:
+    outcomes = {}
+    for how, rollout in here.items():
         assert rollout.episode is not None
         assert rollout.episode.ending == "done", rollout.episode.outcome
         outcomes[how] = (rows(rollout), dict(rollout.episode.counts), str(rollout.answer).split())
@@ -192,21 +206,26 @@ def test_a_prompt_has_the_size_that_the_program_was_told(threads: ThreadPoolExec
     assert len({b for _, b in sizes}) == 4
 
 
-def test_in_a_process_of_its_own_a_program_gets_the_same_answers(threads: ThreadPoolExecutor, tmp_path: Path) -> None:
+def test_in_a_process_of_its_own_a_program_gets_the_same_answers(
+    threads: ThreadPoolExecutor, counting: list[str], here: dict[str, Rollout]
+) -> None:
     """With their numbers of tokens; only counts in advance need the trainer's tokenizer, and say so."""
-    program = tmp_path / "counts.py"
-    program.write_text(COUNTS)
-    command = [sys.executable, str(program)]
-    engine = engine_of("go", "<mul 1", "no")
-    (here,) = played(threads, engine, command=[*command, "asks"])
-    (far,) = played(threads, engine, where="process", command=[*command, "asks"])
-    assert here.answer is not None
-    assert len(set(here.answer.split())) == 4
-    assert (far.answer, rows(far)) == (here.answer, rows(here))
+    near, engine = here["asks"], engine_of("go", "<mul 1", "no")
+    (far,) = played(threads, engine, where="process", command=[*counting, "asks"])
+    assert near.answer is not None
+    assert len(set(near.answer.split())) == 4
+    assert (far.answer, rows(far)) == (near.answer, rows(near))
     assert far.episode is not None
-    assert here.episode is not None
-    assert far.episode.counts == here.episode.counts
-    (refused,) = played(threads, engine, where="process", command=[*command, "counts"])
+    assert near.episode is not None
+    assert far.episode.counts == near.episode.counts
+    code = LATER + (
+        "message = {'model': 'm', 'messages': [{'role': 'user', 'content': 'plan '}]}\n"
+        "url = os.environ['ANTHROPIC_BASE_URL'] + '/v1/messages/count_tokens'\n"
+        "headers = {'X-API-Key': os.environ['ANTHROPIC_API_KEY'], 'Content-Type': 'application/json'}\n"
+        "try: urllib.request.urlopen(urllib.request.Request(url, json.dumps(message).encode(), headers))\n"
+        "except urllib.error.HTTPError as error: sys.exit(error.read().decode())\n"
+    )
+    (refused,) = played(threads, engine, where="process", command=[sys.executable, "-c", code])
     assert refused.episode is not None
     assert refused.episode.outcome is not None
     assert "place" in refused.episode.outcome.reason
