@@ -38,7 +38,7 @@ def _places() -> Iterator[None]:
 
 
 def game(python: str, name: str, seed: int = 5, sample: int = 2, **params: object) -> textarena.TextArena:
-    bound = load("textarena").bind({"python": python, "game": name, **params})
+    bound = load("textarena").bind({"python": python, "game": name, "processes": 1, **params})
     return bound.make(Prompt("p", "", "environment", {"seed": seed}), 1, sample)  # type: ignore[return-value]
 
 
@@ -205,7 +205,7 @@ def test_word_lists_are_looked_for_at_the_start(python: str, tmp_path: Path, mon
 
 def test_two_hundred_episodes_leave_nothing(python: str) -> None:
     def play() -> None:
-        environment = game(python, "GuessTheNumber-v0", processes=1)
+        environment = game(python, "GuessTheNumber-v0")
         environment.start()
         environment.step(said("3"))
         environment.close()
@@ -228,7 +228,7 @@ def test_two_hundred_episodes_leave_nothing(python: str) -> None:
 
 
 def test_a_killed_process_is_a_failure_and_the_next_episode_plays(python: str) -> None:
-    environment = game(python, "GuessTheNumber-v0", processes=1)
+    environment = game(python, "GuessTheNumber-v0")
     environment.start()
     (place,) = textarena._PLACES.values()
     assert isinstance(place, Processes)

@@ -156,7 +156,7 @@ def ends_of_kin(pool: sandbox.Pool) -> Iterator[str]:
     ends = {
         "closed": lambda s: s.close(),
         "ended": lambda s: s.python("import os; os._exit(0)"),
-        "killed by its CPU limit": lambda s: s.python("while True: pass", cpu_s=0.1),
+        "killed by its CPU limit": lambda s: s.python("while True: pass", cpu_s=0.03),
         "crashed": lambda s: s.python("import ctypes; ctypes.string_at(0)"),
         "folded": lambda s: s.fold(),
         "out of memory": lambda s: s.python("b = bytearray(10 ** 10)"),
