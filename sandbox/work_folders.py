@@ -11,6 +11,8 @@ import tempfile
 import threading
 import time
 
+from sandbox.worker import disk
+
 _PREFIX = "verizero-sandbox-"
 _CANARY = "canary"
 _YOUNG_S = 60.0
@@ -43,8 +45,15 @@ def canary(home: str) -> str:
 
 def remove(home: str, held: int) -> None:
     """Remove the folder and its lock."""
-    shutil.rmtree(home, ignore_errors=True)
+    _clear(home)
     os.close(held)
+
+
+def _clear(home: str) -> None:
+    """Remove the folder, in which a killed worker may have left folders nested deeper than `rmtree` can follow."""
+    with contextlib.suppress(OSError):
+        disk.empty(home)
+    shutil.rmtree(home, ignore_errors=True)
 
 
 def sweep() -> int:
@@ -61,7 +70,7 @@ def sweep() -> int:
             fd = os.open(canary(home), os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(home, ignore_errors=True)
+                _clear(home)
                 count += 1
             finally:
                 os.close(fd)

@@ -6,6 +6,7 @@ One request per line of standard input, one reply per line of standard output, a
 
 from __future__ import annotations
 
+import gc
 import inspect
 import json
 import re
@@ -22,8 +23,10 @@ PLAIN = re.compile(r"[\w\s+\-*/().,\[\]'\"^=|]*", re.ASCII)
 @lru_cache(maxsize=64)
 def dataset_of(name: str, config: str) -> Any:
     """Return the data set of that name and configuration (JSON)."""
+    gc.disable()  # what modules make stays: to look through it is a part of an import's time
     import reasoning_gym
 
+    gc.enable()
     return reasoning_gym.create_dataset(name, **json.loads(config))
 
 

@@ -101,12 +101,25 @@ def test_no_program_can_pass_for_walls_that_did_not_go_up() -> None:
         assert sandbox.run(PYTHON, TESTS, pool=pool).passed
 
 
+def _nest(folder: str, depth: int) -> None:
+    """Make folders in each other, deeper than Python's own functions can follow."""
+    place = os.open(folder, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("d", dir_fd=place)
+        inner = os.open("d", os.O_RDONLY, dir_fd=place)
+        os.close(place)
+        place = inner
+    os.close(place)
+
+
 def test_folders_of_killed_callers_are_swept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(work_folders, "_YOUNG_S", -1.0)
     live, held = work_folders.make()
     dead, lost = work_folders.make()
     os.close(lost)
+    for home in (live, dead):
+        _nest(f"{home}/box", 1500)
     assert work_folders.sweep() == 1
     assert Path(live).exists()
     assert not Path(dead).exists()
