@@ -53,7 +53,8 @@ def _clear(home: str) -> None:
     """Remove the folder, in which a killed worker may have left folders nested deeper than `rmtree` can follow."""
     with contextlib.suppress(OSError):
         disk.empty(home)
-    shutil.rmtree(home, ignore_errors=True)
+    with contextlib.suppress(RecursionError):  # its worker may be emptying it at the same time
+        shutil.rmtree(home, ignore_errors=True)
 
 
 def sweep() -> int:
