@@ -47,8 +47,9 @@ from pipeline.train.preference import PreferenceRow, PreferenceSettings, Referen
 from pipeline.train.prepare import Controllers
 from pipeline.train.step import update
 from pipeline.train.texts import row_after, text_gradient
+from pipeline.types import Group
 from pipeline.whole_run import remaining, run_items
-from tests.train.batches import MAX_RESPONSE, groups_of, settings_of
+from tests.train.batches import MAX_RESPONSE, groups_of, longer, settings_of
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
@@ -87,11 +88,13 @@ AT_MOST = {
     "critic_warmup_steps": 1,
 }
 """Field -> the most that it is in a tiny run, in whatever section."""
-MANY_STEPS = 32
+MANY_STEPS = 16
+MOST_TOKENS = 1024
+"""So many that an update is a single micro-batch."""
 LAYERS_OF_WAITS = 2
 """Waits are counted where a layer follows another; what a layer mixes, it mixes alone too."""
 MICRO_BATCH_TOKENS = 320
-"""Four micro-batches of an update without minibatches: enough to see what happens between two."""
+"""Two micro-batches of an update without minibatches: enough to see what happens between two."""
 VERIFIER = """
 from pipeline.types import Attempt, Verdict
 from verifiers.base import VerifierParams, verifier
@@ -139,7 +142,7 @@ def tiny(name: str, folder: Path, layers: int = 1) -> RunConfig:
         "data": {"train": [source], "evaluation": [held_out]},
         "rollout": {**kept, "max_response_tokens": 4},
         "train": {k: v for k, v in tree.get("train", {}).items() if k in how}
-        | {"device": fake_device.NAME, "threads": 1, "micro_batch_tokens": 128},
+        | {"device": fake_device.NAME, "threads": 1, "micro_batch_tokens": MICRO_BATCH_TOKENS},
         "scoring": {**tree.get("scoring", {}), "truncated": None, "overlap": False, "workers": 1},
         "evaluation": {"k": 2, "limit": 1, "before_training": False},
         "report": {"trackers": []},
@@ -171,7 +174,7 @@ def update_once(name: str, folder: Path) -> None:
         update_pairs(config)
     else:
         backend, parts = learner(config)
-        groups = groups_of(seed=1)
+        groups = groups_with_prompts(lost=True)
         if config.rollout.max_staleness > 0:
             groups = [*groups_of(num=2, seed=1), *groups_of(num=2, seed=2, version=2)]
         update(backend, parts, groups, settings_of(parts, MICRO_BATCH_TOKENS))
@@ -190,6 +193,11 @@ def learner(config: RunConfig) -> tuple[Backend, Any]:
     if parts.critic is not None:
         backend.start_critic(parts.critic.shared, rl.optimizer, 10)
     return backend, parts
+
+
+def groups_with_prompts(lost: bool) -> list[Group]:
+    """Two groups whose prompts are long enough that rows share them."""
+    return longer(groups_of(num=2, lost=lost), 4)
 
 
 def update_pairs(config: RunConfig) -> None:
@@ -254,7 +262,7 @@ def micro_batch_waits(name: str, folder: Path, **how: Any) -> dict[str, float]:
     train = config.train.model_copy(update=how)
     backend, parts = learner(config.model_copy(update={"train": train}))
     parts = replace(parts, updates=replace(parts.updates, num_epochs=1, num_minibatches=1))
-    groups = groups_of(num=4, size=4, seed=1, lost=False)
+    groups = groups_with_prompts(lost=False)
 
     def waits(tokens: int) -> tuple[Counter[tuple[str, str]], int]:
         micros: list[int] = []
@@ -273,8 +281,9 @@ def micro_batch_waits(name: str, folder: Path, **how: Any) -> dict[str, float]:
             pipeline.train.micros.deal = plain
         return seen, max(micros)
 
-    waits(200)
-    many, few = waits(64), waits(200)
+    waits(MOST_TOKENS)
+    # A packed row takes what several padded ones take.
+    many, few = waits(30 if how.get("packing") == "on" else 128), waits(MOST_TOKENS)
     return by_file(many[0] - few[0], many[1] - few[1])
 
 

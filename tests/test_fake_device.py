@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 
 from tests.fake_device_runs import WHOLE, names
+from tests.warm import warm
 
 ROOT = Path(__file__).resolve().parents[1]
+LIBRARIES = ("tests.forked_libraries",)
 BUDGET = {
     "decode step": 0.125,
     "decode step, graded while decoding": 0.125,
@@ -37,7 +39,9 @@ BUDGET = {
 def outcome() -> dict[str, Any]:
     """The recipes' outcomes, the waits, and the error of a planted mixture."""
     command = [sys.executable, "-m", "tests.fake_device_runs"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")  # as tests/test_gpu_benchmark.py, which has the same libraries loaded
+        done = warm(LIBRARIES).call(subprocess.run, command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     word, text = done.stdout.strip().splitlines()[-1].split(" ", 1)
     assert word == "result"

@@ -125,7 +125,8 @@ def update_as_cpu(machine: Machine) -> Iterator[Row]:
     from pipeline import registry
     from pipeline.algorithms.base import load_algorithm
 
-    groups = groups_of(4, 4, 6, 12, SMALL["vocab_size"])
+    groups = groups_of(*machine.pick((4, 4, 6, 12), (2, 2, 4, 6)), SMALL["vocab_size"])
+    start = made("small", torch.float32, "cpu")
     for name in registry.names("algorithms"):
         if name == "custom":  # it has parts to name, and so no preset
             continue
@@ -133,7 +134,7 @@ def update_as_cpu(machine: Machine) -> Iterator[Row]:
         plain = {k: False for k in ("keep_sampling", "keep_routing") if getattr(parts.masks, k)}
         results = []
         for device in ("cpu", machine.device):
-            model = made("small", torch.float32, "cpu").to(device)
+            model = copy.deepcopy(start).to(device)
             backend = learner(model, LEARNING_RATE, EPS)
             backend.refresh_reference()
             if parts.critic is not None:
