@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import astuple
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.rl.loss import Counts, summarize
+from pipeline.rl.loss import summarize
 from pipeline.rl.parts import Parts
 from tests.oracles.rl import Row
 from tests.oracles.rl_batches import count_of, pad, random_rows, solve
 from tests.rl.variants import rows_like, variants
+from tests.train.rank_group import run
 
 VARIANTS = variants()
 NEAR = {"rel": 1e-12, "abs": 1e-12}
@@ -67,32 +63,9 @@ def test_padding_and_order(name: str) -> None:
         same(straight, cut(parts, [[rows[i] for i in order]], seed=seed + 5), order)
 
 
-def _rank(rank: int, folder: str) -> None:
-    """One of two ranks: its own rows, unequal in number, denominators and statistics summed over both."""
-    torch.set_num_threads(1)
-    store = dist.FileStore(f"{folder}/store", 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    found: dict[str, Any] = {}
-    for name, parts in VARIANTS.items():
-        rows = random_rows(31, **rows_like(parts))
-        mine = rows[:2] if rank == 0 else rows[2:]
-        padded = pad(mine, seed=rank)
-        numbers = torch.tensor(astuple(count_of(parts, padded.inputs)), dtype=torch.float64)
-        dist.all_reduce(numbers)
-        totals = Counts(*numbers.tolist())
-        solved = solve(parts, padded.inputs, totals)
-        loss, stats = torch.tensor(solved.loss, dtype=torch.float64), solved.stats.clone()
-        dist.all_reduce(loss)
-        dist.all_reduce(stats)
-        found[name] = (float(loss), padded.by_row(solved.gradient), summarize(stats, totals))
-    torch.save(found, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
-
-
 @pytest.mark.integration
-def test_two_ranks(tmp_path: Path) -> None:
-    mp.spawn(_rank, args=(str(tmp_path),), nprocs=2)
-    ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+def test_two_ranks() -> None:
+    ranks = run("tests.rl.invariance_rank", 2)
     for name, parts in VARIANTS.items():
         rows = random_rows(31, **rows_like(parts))
         loss, grads, metrics = ranks[0][name]
