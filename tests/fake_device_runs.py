@@ -49,6 +49,7 @@ from pipeline.train.step import update
 from pipeline.train.texts import row_after, text_gradient
 from pipeline.types import Group
 from pipeline.whole_run import remaining, run_items
+from tests.stages.parity import VERIFIER
 from tests.train.batches import MAX_RESPONSE, groups_of, longer, settings_of
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -95,17 +96,6 @@ LAYERS_OF_WAITS = 2
 """Waits are counted where a layer follows another; what a layer mixes, it mixes alone too."""
 MICRO_BATCH_TOKENS = 320
 """Two micro-batches of an update without minibatches: enough to see what happens between two."""
-VERIFIER = """
-from pipeline.types import Attempt, Verdict
-from verifiers.base import VerifierParams, verifier
-
-
-@verifier
-def parity(attempt: Attempt, params: VerifierParams) -> Verdict:
-    right = sum(map(ord, attempt.response)) % 2 == 0
-    return Verdict("graded", float(right), "even" if right else "odd", extracted=attempt.response)
-"""
-"""Grades by chance: half of what an untrained policy says is right, so that groups differ and pairs exist."""
 
 
 def names() -> list[str]:

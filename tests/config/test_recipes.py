@@ -22,7 +22,8 @@ from pipeline.types import Prompt
 from pipeline.whole_run import train
 from tests.data.rows import write_rows
 from tests.stages.charts import draw_once
-from tests.stages.tiny import tiny
+from tests.stages.parity import VERIFIER
+from tests.stages.tiny import SUMS, tiny
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 RECIPES = sorted(p for p in CONFIGS.rglob("*.yaml") if p.parent != CONFIGS / "data")
@@ -157,25 +158,19 @@ class TestAlgorithms:
         if name != "custom":
             assert parts == load_algorithm(name, shorter.get(name))[1]
 
-    @pytest.fixture(scope="class")
-    def start(self, tmp_path_factory: pytest.TempPathFactory) -> str:
-        """A model after SFT, with which every algorithm begins."""
-        folder = tmp_path_factory.mktemp("start")
-        few = ["sft.steps=60", "evaluation.before_training=false", "evaluation.limit=1"]
-        train(tiny({"stages": ["sft"], "rl": None}, few), folder, folder, "auto", Silent())
-        return str(folder / "model")
-
     @pytest.mark.integration
     @pytest.mark.parametrize("path", [*ALGORITHMS, *OPTIONS], ids=lambda p: p.stem)
-    def test_it_trains(self, path: Path, start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_it_trains(self, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         draw_once(monkeypatch)
+        (tmp_path / "parity.py").write_text(VERIFIER, encoding="utf-8")
+        sums = {"generator": {"name": "arithmetic", "params": SUMS}, "verifier": {"path": "parity.py:parity"}}
         rl = load_recipe(path).rl
         assert rl is not None
         algorithm = rl.algorithm | ({"critic_warmup_steps": 1} if "critic_warmup_steps" in rl.algorithm else {})
         config = tiny(
             {
                 "stages": ["rl"],
-                "model": {"create": None, "path": start},
+                "data": {"train": [sums]},
                 "rl": {"algorithm": algorithm, "select": {"keep": rl.select.keep}},
                 "rollout": read_tree(path).get("rollout", {}) if path in OPTIONS else {},
                 "scoring": read_tree(path).get("scoring", {}),
@@ -184,6 +179,8 @@ class TestAlgorithms:
                 "rl.rounds=1",
                 "rl.prompts_per_step=4",
                 "rl.steps_per_round=2",
+                "rollout.max_response_tokens=6",
+                "checkpoint.every_steps=100",
                 "evaluation.limit=1",
                 "evaluation.before_training=false",
             ],

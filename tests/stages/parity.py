@@ -1,0 +1,15 @@
+"""A verifier for short runs of untrained policies."""
+
+from __future__ import annotations
+
+VERIFIER = """
+from pipeline.types import Attempt, Verdict
+from verifiers.base import VerifierParams, verifier
+
+
+@verifier
+def parity(attempt: Attempt, params: VerifierParams) -> Verdict:
+    right = sum(map(ord, attempt.response)) % 2 == 0
+    return Verdict("graded", float(right), "even" if right else "odd", extracted=attempt.response)
+"""
+"""Grades by chance: half of what an untrained policy says is right, so that groups differ and pairs exist."""
