@@ -19,6 +19,8 @@ from pipeline.models.gguf_file import MADE, PROVENANCE, digest, located, model_f
 from pipeline.models.load import load_model, load_tokenizer
 from tests.models.families import next_logits
 from tests.models.gguf_files import CHARACTERS, tiny_llama, write_gguf
+from tests.source import ROOT
+from tests.warm import warm
 
 pytest.importorskip("gguf")
 
@@ -91,19 +93,6 @@ def test_a_file_is_converted_once_and_again_when_its_content_changes(model: Any,
     assert not torch.equal(load_model(str(other)).lm_head.weight, load_model(str(folder)).lm_head.weight)
 
 
-KILLED = """
-import os, sys
-from pathlib import Path
-from pipeline.models import gguf_file
-write = gguf_file._convert
-def and_die(file, path, folder):
-    write(file, path, folder)
-    os.kill(os.getpid(), 9)
-gguf_file._convert = and_die
-gguf_file.model_folder(sys.argv[1], Path(sys.argv[2]))
-"""
-
-
 @pytest.mark.slow
 def test_whichever_rank_comes_first_writes_the_whole_model(model: Any, plain: Path, tmp_path: Path) -> None:
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
@@ -114,9 +103,10 @@ def test_whichever_rank_comes_first_writes_the_whole_model(model: Any, plain: Pa
     assert load_model(folder).state_dict().keys() == model.state_dict().keys()
 
 
-@pytest.mark.integration  # in an interpreter of its own
+@pytest.mark.integration  # in a process of its own
 def test_a_killed_conversion_leaves_nothing_half(plain: Path, tmp_path: Path) -> None:
-    ended = subprocess.run([sys.executable, "-c", KILLED, str(plain), str(tmp_path)], check=False)
+    words = [sys.executable, "-m", "tests.models.killed_conversion", str(plain), str(tmp_path)]
+    ended = warm().call(subprocess.run, words, cwd=ROOT, check=False)
     assert ended.returncode == -9
     assert list((tmp_path / MADE).glob("*/config.json"))  # it was killed with files written
     assert not list((tmp_path / MADE).glob("tiny-*"))

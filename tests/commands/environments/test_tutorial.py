@@ -79,7 +79,7 @@ def episode_message(text: str) -> object:
 def test_the_training_of_the_tutorial_runs_and_its_games_replay(folder: Path) -> None:
     """The tutorial's commands with few steps: its own numbers come from the whole of it."""
     follow(COMMANDS[0], folder)
-    few = " --set sft.steps=150 --set rl.rounds=1 --set rl.steps_per_round=2"
+    few = " --set sft.steps=100 --set rl.rounds=1 --set rl.steps_per_round=2 --set rl.prompts_per_step=16"
     out = follow(next(c for c in COMMANDS if c.startswith("verizero train")) + few, folder)
     line = next(x for x in out.splitlines() if x.startswith("default"))
     before, after = map(float, re.findall(r"pass@1 (\d\.\d+) -> (\d\.\d+)", line)[0])
