@@ -32,6 +32,11 @@ CASES: dict[str, tuple[tuple[int, int, int], list[int], list[int], list[int], in
     "no own column yet": ((2, 2, 8), [0, 4], [0, 0], [21], 16),
 }
 """(heads, key heads, head's size), own columns of rows, prompt of each row, tokens of each prompt, span."""
+IN_ROWS = ("one span", "an odd head", "a prompt's spans end where it does")
+"""Cases with memory in the other order too, whose results are the same bytes; and with numbers of 16 bits."""
+RUNS = [(torch.float32, case) for case in CASES] + [
+    (dtype, case) for dtype in (torch.bfloat16, torch.float16) for case in IN_ROWS
+]
 
 
 def drawn(shape: tuple[int, int, int], rows: int, dtype: torch.dtype, prompts: int = 0) -> tuple[torch.Tensor, ...]:
@@ -55,9 +60,10 @@ def attended(case: str, dtype: torch.dtype, in_rows: bool) -> tuple[torch.dtype,
 
 
 def attended_in_all() -> dict[tuple[str, torch.dtype], list[Any]]:
-    """Return all cases' results, in both orders of memory: the first kernel of a process takes longer than the rest."""
+    """Return the results of all RUNS: the first kernel of a process takes longer than the rest."""
     torch.set_num_threads(1)
-    return {(case, dtype): [attended(case, dtype, way) for way in (True, False)] for case in CASES for dtype in ALLOWED}
+    ways = {case: (False, True) if case in IN_ROWS else (False,) for case in CASES}
+    return {(case, dtype): [attended(case, dtype, way) for way in ways[case]] for dtype, case in RUNS}
 
 
 @functools.cache
@@ -66,11 +72,10 @@ def all_found() -> dict[tuple[str, torch.dtype], list[Any]]:
     return made
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("dtype", ALLOWED)
+@pytest.mark.parametrize(("dtype", "case"), RUNS)
 def test_attention_is_that_of_the_double(case: str, dtype: torch.dtype) -> None:
     shape, stops, of_row, lengths, _ = CASES[case]
-    (made, found), other = all_found()[case, dtype]
+    (made, found), *others = all_found()[case, dtype]
     q, *own = drawn(shape, len(stops), dtype, len(lengths))
     if lengths:  # each row's prompt before its own columns
         prompts = [[x[g, :, : lengths[g]] for g in of_row] for x in own[2:]]
@@ -80,7 +85,7 @@ def test_attention_is_that_of_the_double(case: str, dtype: torch.dtype) -> None:
     wanted = attention(q, *own[:2], [0] * len(stops), stops)
     assert made == dtype
     assert float((torch.tensor(found).double() - wanted).abs().max()) <= ALLOWED[dtype] * float(wanted.abs().max())
-    assert other == (made, found), "the order of memory changes numbers"
+    assert others == [(made, found)] * (case in IN_ROWS), "the order of memory changes numbers"
 
 
 def placed(others: int, prompts: int) -> Any:
@@ -121,7 +126,7 @@ def steps_are_the_models(name: str) -> bool:
         _, cache = start(decoder, PROMPTS, repeat, 4)
         _, other = start(twin, PROMPTS, repeat, 4)
         assert (cache.shared is not None) == (habits is ON_GPU)
-        for t in range(3):
+        for t in range(2):
             if t == 1:
                 keep = [3, 6, 2]
                 keep_rows(cache, keep)
@@ -137,7 +142,7 @@ def steps_are_the_models(name: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("name", ["qwen2 one key head", "qwen3 wide heads", "mistral wide heads"])
+@pytest.mark.parametrize("name", ["qwen2 one key head", "mistral wide heads"])
 def test_steps_with_the_kernel_are_the_models_for_padded_rows_and_drops(name: str) -> None:
     assert interpreted(steps_are_the_models, name)
 
