@@ -127,12 +127,12 @@ def opened(backend: str, path: Path, ranks: Ranks) -> Backend:
     return TorchBackend(load_model(str(path)), ranks, TrainConfig(gradient_checkpointing=True))
 
 
-def trained(backend: Backend) -> None:
-    """One update of two micro-batches with a reference."""
+def trained(backend: Backend, micros: int = 1) -> None:
+    """One update of so many micro-batches with a reference."""
     ids = torch.arange(16)[None] * 97 % VOCAB
     where = torch.ones_like(ids, dtype=torch.bool)
     where[:, 0] = False
-    for _ in range(2):
+    for _ in range(micros):
         with torch.no_grad():
             old, _ = backend.logprobs(ids, where, 1.0, "reference")
         logprobs, _ = backend.logprobs(ids, where, 1.0)
@@ -168,7 +168,7 @@ def main(folder: Path, name: str, width: int, layers: int) -> dict[str, Any]:
         with phase("first update"):
             trained(backend)
         with phase("update"):
-            trained(backend)
+            trained(backend, micros=2)
         with phase("publish"):
             count = sum(tensor.numel() for _, tensor in backend.named_weights())
         saved = folder / name

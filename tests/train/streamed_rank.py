@@ -14,9 +14,9 @@ import torch
 from pipeline.config.sections import TrainConfig
 from pipeline.rollout.weights import weights_of
 from pipeline.train.deepspeed_backend import DeepSpeedBackend
-from pipeline.train.ranks import Ranks, join, leave
+from pipeline.train.ranks import Ranks, leave
 from tests.models.families import build
-from tests.train.zero_rank import NUM_STEPS, OPTIMIZER, distance, steps, weights
+from tests.train.zero_rank import NUM_STEPS, OPTIMIZER, distance, joined, steps, weights
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4}
 """DeepSpeed leaves weights of less than 100,000 elements whole, and these layers have larger ones."""
@@ -41,8 +41,7 @@ def whole_at_once(backend: DeepSpeedBackend) -> Iterator[tuple[int, str, torch.T
 
 
 def main() -> dict[str, Any]:
-    torch.set_num_threads(1)
-    ranks = join(120)
+    ranks = joined()
     late, early = trained(ranks, early=False), trained(ranks, early=True)
     wanted, streamed = weights(late), list(whole_at_once(early))
     first = early.whole_model(only_first=True)

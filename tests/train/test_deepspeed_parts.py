@@ -39,14 +39,14 @@ class TestTwoRanks:
 
     def test_train_on_episodes_as_torch_does(self, ends: list[dict[str, Any]]) -> None:
         for rank in (r["episodes"] for r in ends):
-            assert rank.keys() == {"zero1", "zero3", "zero3 together"}
+            assert rank.keys() == {"zero1", "zero3 together"}
             for how, seen in rank.items():
                 assert max(seen["weights"], seen["metrics"]) < 1e-5, (how, seen)
 
-    @pytest.mark.parametrize("part", ["adapters", "adapters_of_experts"])
-    def test_train_adapters_as_torch_does(self, part: str, ends: list[dict[str, Any]]) -> None:
+    @pytest.mark.parametrize(("part", "stages"), [("adapters", {0, 1}), ("adapters_of_experts", {2, 3})])
+    def test_train_adapters_as_torch_does(self, part: str, stages: set[int], ends: list[dict[str, Any]]) -> None:
         for rank in (r[part] for r in ends):
-            assert rank.keys() == {f"zero{zero}" for zero in range(4)}
+            assert rank.keys() == {f"zero{zero}" for zero in stages}
             for how, seen in rank.items():
                 assert max(seen["weights"], seen["metrics"]) < 1e-5, (how, seen)
                 assert seen["resumed"] == seen["saved"] == 0.0, (how, seen)

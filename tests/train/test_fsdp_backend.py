@@ -15,7 +15,7 @@ from pipeline.train.fsdp_shards import _answered_amid
 from pipeline.train.fsdp_waiting import Waiting
 from tests.train.batches import two_layers
 from tests.train.rank_group import run
-from tests.train.zero_rank import OF_SIZE, begun, steps
+from tests.train.zero_rank import IN_BFLOAT16, OF_SIZE, begun, steps
 
 RANK = "tests.train.zero_rank"
 PARTS = ("critics", "adapters", "sequences", "episodes", "experts", "adapters_of_experts")
@@ -46,7 +46,7 @@ class TestRanks:
             assert seen["metrics"] < CLOSE
             assert seen["resumed"] == seen["saved"] == seen["refused"] == 0.0
 
-    @pytest.mark.parametrize("size", [1, 2, 4])
+    @pytest.mark.parametrize("size", IN_BFLOAT16)
     def test_train_bfloat16_with_float32_masters_and_sums(
         self, ends: dict[int, list[dict[str, Any]]], size: int
     ) -> None:

@@ -25,18 +25,34 @@ from pipeline.models.unloaded import unloaded
 from pipeline.train.backend import Backend
 from pipeline.train.critic import ShardedCritic
 from pipeline.train.deepspeed_backend import DeepSpeedBackend
-from pipeline.train.ranks import Ranks, join, leave, sharing_sequences
+from pipeline.train.ranks import Ranks, leave, sharing_sequences
 from pipeline.train.step import update
 from pipeline.train.torch_backend import TorchBackend
 from tests.models.families import build
 from tests.train.batches import groups_of, parts_of, settings_of, two_layers
 from tests.train.episodes import episodes_of
-from tests.train.zero_rank import NUM_STEPS, OPTIMIZER, SAVED_AT, distance, divided, resumed, save, steps, weights
+from tests.train.zero_rank import (
+    NUM_STEPS,
+    OPTIMIZER,
+    SAVED_AT,
+    distance,
+    divided,
+    joined,
+    once,
+    resumed,
+    save,
+    steps,
+    weights,
+)
 
 PPO: dict[str, Any] = {"num_minibatches": 1, "num_epochs": 1, "bootstrap_truncated": True}
 FSDP: dict[str, Any] = {"backend": "fsdp"} if "fsdp" in sys.argv else {}
 """Fields of `train` for FSDP; empty: DeepSpeed is tried."""
 CRITIC = OptimizerConfig(learning_rate=3e-3, weight_decay=0.1, max_grad_norm=0.5)
+TOKENS = 120
+"""Of a micro-batch: each rank has two or three of them in an update."""
+Run = tuple[list[dict[str, float]], dict[str, torch.Tensor]]
+"""Metrics of the steps of a run, and the policy's weights after them."""
 
 
 def begun(backend: Backend, shared: bool | None = None) -> Backend:
@@ -49,7 +65,7 @@ def begun(backend: Backend, shared: bool | None = None) -> Backend:
 
 def ppo(backend: Backend, first: int, last: int) -> list[dict[str, float]]:
     parts = parts_of("ppo", **PPO)
-    return [update(backend, parts, groups_of(seed=s), settings_of(parts, 40, step=s)) for s in range(first, last)]
+    return [update(backend, parts, groups_of(seed=s), settings_of(parts, TOKENS, step=s)) for s in range(first, last)]
 
 
 def critic_weights(backend: Any) -> dict[str, torch.Tensor]:
@@ -67,16 +83,40 @@ def apart(a: list[dict[str, float]], b: list[dict[str, float]]) -> float:
 
 
 @functools.cache
-def by_torch_alone(shared: bool) -> tuple[list[dict[str, float]], dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """Metrics of all steps, the policy's and the critic's weights after them, and the critic's before them."""
-    alone = begun(TorchBackend(two_layers()), shared)
-    before = critic_weights(alone)
-    return ppo(alone, 0, NUM_STEPS), weights(alone), critic_weights(alone), before
+def with_critic(
+    ranks: Ranks, shared: bool
+) -> tuple[list[dict[str, float]], dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """Of torch alone: metrics of all steps, the policy's and the critic's weights, and the critic's before them."""
+
+    def compute() -> tuple[list[dict[str, float]], dict[str, Any], dict[str, Any], dict[str, Any]]:
+        alone = begun(TorchBackend(two_layers()), shared)
+        before = critic_weights(alone)
+        return ppo(alone, 0, NUM_STEPS), weights(alone), critic_weights(alone), before
+
+    return once(ranks, compute)
+
+
+def run_of(backend: Backend, taught: Callable[[Backend], list[dict[str, float]]]) -> Run:
+    return taught(begun(backend)), weights(backend)
+
+
+def all_steps(backend: Backend) -> list[dict[str, float]]:
+    return steps(backend, 0, NUM_STEPS)
+
+
+@functools.cache
+def plain(ranks: Ranks) -> Run:
+    """The run of torch alone."""
+    return once(ranks, lambda: run_of(TorchBackend(two_layers()), all_steps))
+
+
+def gap(run: Run, wanted: Run) -> dict[str, float]:
+    return {"weights": distance(run[1], wanted[1]), "metrics": apart(run[0], wanted[0])}
 
 
 def critic(config: dict[str, Any], shared: bool, ranks: Ranks, folder: Path) -> dict[str, float]:
     """Policy and critic against torch alone after all steps; and a resumed run against an unbroken one."""
-    wanted, policy_alone, critic_alone, critic_before = by_torch_alone(shared)
+    wanted, policy_alone, critic_alone, critic_before = with_critic(ranks, shared)
     backend = begun(divided(config, two_layers(), ranks), shared)
     seen = ppo(backend, 0, SAVED_AT)
     folder.mkdir(parents=True, exist_ok=True)
@@ -118,7 +158,7 @@ def critics(ranks: Ranks, root: Path) -> dict[str, Any]:
             "shared": critic(FSDP, True, ranks, root / "shared"),
         }
     found = {}
-    for zero, shared in ((0, False), (1, True), (2, False), (3, False), (3, True)):
+    for zero, shared in ((0, False), (1, True), (2, False), (3, True)):
         name = f"zero{zero} {'shared' if shared else 'own'}"
         found[name] = critic({"zero": zero}, shared, ranks, root / name)
     found["offload own"] = critic({"zero": 3, "offload": "all"}, False, ranks, root / "offload")
@@ -126,15 +166,11 @@ def critics(ranks: Ranks, root: Path) -> dict[str, Any]:
 
 
 def chunks(ranks: Ranks, root: Path) -> dict[str, Any]:
-    """Chunks of three tokens, at every stage."""
-    alone = begun(TorchBackend(two_layers()))
-    wanted = steps(alone, 0, NUM_STEPS)
-    found = {}
-    for zero in (0, 2, 3):
+    """Chunks of three tokens, with weights that are whole and divided."""
+    wanted, found = plain(ranks), {}
+    for zero in (2, 3):
         settings = TrainConfig(backend="deepspeed", device="cpu", zero=zero, logits_chunk_tokens=3)
-        backend = begun(DeepSpeedBackend(two_layers(), settings, ranks))
-        metrics = apart(steps(backend, 0, NUM_STEPS), wanted)
-        found[f"zero{zero}"] = {"weights": distance(weights(backend), weights(alone)), "metrics": metrics}
+        found[f"zero{zero}"] = gap(run_of(DeepSpeedBackend(two_layers(), settings, ranks), all_steps), wanted)
     return found
 
 
@@ -161,20 +197,20 @@ def with_adapters(
 
 def adapters(ranks: Ranks, root: Path) -> dict[str, Any]:
     found = adapters_on_fsdp(ranks, saved(dense, root / "base", ranks)) if FSDP else {}
-    configs = {"fsdp": FSDP} if FSDP else {f"zero{zero}": {"zero": zero} for zero in (0, 1, 2, 3)}
+    configs = {"fsdp": FSDP} if FSDP else {f"zero{zero}": {"zero": zero} for zero in (0, 1)}
     return found | learned(dense, configs, ranks, root)
 
 
 def adapters_of_experts(ranks: Ranks, root: Path) -> dict[str, Any]:
     """On the experts of a mixture too, whose weights stay in files before; then with experts that were recorded."""
     if FSDP:
-        configs = {"fsdp": FSDP, "recomputed": {**FSDP, "gradient_checkpointing": True}}
+        configs = {"recomputed": {**FSDP, "gradient_checkpointing": True}}
     else:
-        configs = {f"zero{zero}": {"zero": zero} for zero in (0, 1, 2, 3)}
+        configs = {f"zero{zero}": {"zero": zero} for zero in (2, 3)}
     found = learned(mixture, configs, ranks, root)
     if FSDP:
-        ends = [begun(with_adapters(c, r, base=mixture)) for c, r in (({}, None), (FSDP, ranks))]
-        found["routes"] = {"weights": 0.0, "metrics": routes_apart(*ends)}
+        wanted = once(ranks, lambda: with_routes(begun(with_adapters({}, None, base=mixture))))
+        found["routes"] = routes_apart(with_routes(begun(with_adapters(FSDP, ranks, base=mixture))), wanted)
     return found
 
 
@@ -188,8 +224,13 @@ def learned(
     base: Callable[[], Any], configs: dict[str, dict[str, Any]], ranks: Ranks, root: Path
 ) -> dict[str, dict[str, float]]:
     """Adapters after all steps against torch alone; and a resumed run against an unbroken one."""
-    alone = begun(with_adapters({}, None, base=base))
-    wanted = steps(alone, 0, NUM_STEPS)
+
+    def compute() -> tuple[Run, dict[str, torch.Tensor]]:
+        alone = with_adapters({}, None, base=base)
+        before = weights(alone)
+        return run_of(alone, all_steps), before
+
+    wanted, before = once(ranks, compute)
     found = {}
     start = saved(base, root / "base", ranks) if FSDP else None
     for name, config in configs.items():
@@ -207,36 +248,31 @@ def learned(
         again.load(folder)
         steps(again, SAVED_AT, NUM_STEPS)
         found[name] = {
-            "weights": distance(weights(backend), weights(alone)),
-            "metrics": apart(seen, wanted),
+            **gap((seen, weights(backend)), wanted),
             "saved": merged,
             "resumed": distance(weights(again), weights(backend)),
             "base": float(is_base and again.reference is again.adapted),
-            "moved": distance(weights(backend), weights(with_adapters({}, None, base=base))),
+            "moved": distance(weights(backend), before),
         }
     return found
 
 
 def adapters_on_fsdp(ranks: Ranks, start: Path) -> dict[str, Any]:
     """A critic of its own begins as the merged policy, and a second refresh makes the reference a model of its own."""
-    found = {}
-    alone, backend = with_adapters({}, None), with_adapters(FSDP, ranks, start)
-    seen = []
-    for one in (alone, backend):
-        begun(one)
-        metrics = steps(one, 0, SAVED_AT)
+
+    def taught(backend: Backend) -> tuple[Run, dict[str, Any]]:
+        metrics = steps(begun(backend), 0, SAVED_AT)
         for _ in range(2):
-            one.refresh_reference(0.5)
-            metrics += steps(one, SAVED_AT, NUM_STEPS)
-        one.start_critic(False, CRITIC, NUM_STEPS)
-        seen.append((metrics, critic_weights(one)))
+            backend.refresh_reference(0.5)
+            metrics += steps(backend, SAVED_AT, NUM_STEPS)
+        backend.start_critic(False, CRITIC, NUM_STEPS)
+        return (metrics, weights(backend)), critic_weights(backend)
+
+    wanted, critic_alone = once(ranks, lambda: taught(with_adapters({}, None)))
+    backend = with_adapters(FSDP, ranks, start)
+    run, critic = taught(backend)
     assert backend.whole_model() is not backend.adapted.twin
-    found["refreshed"] = {
-        "weights": distance(weights(backend), weights(alone)),
-        "metrics": apart(seen[1][0], seen[0][0]),
-        "critic": distance(seen[1][1], seen[0][1]),
-    }
-    return found
+    return {"refreshed": {**gap(run, wanted), "critic": distance(critic, critic_alone)}}
 
 
 def read_back(folder: Path) -> dict[str, torch.Tensor]:
@@ -247,8 +283,7 @@ def sequences(ranks: Ranks, root: Path) -> dict[str, Any]:
     """Both ranks hold each sequence together; what is saved knows nothing of that."""
     sharing = sharing_sequences(ranks, 2)
     assert sharing.pieces is not None
-    alone, found = begun(TorchBackend(two_layers())), {}
-    wanted = steps(alone, 0, NUM_STEPS)
+    wanted, found = plain(ranks), {}
     configs = {"fsdp": FSDP} if FSDP else {f"zero{zero}": {"zero": zero} for zero in (1, 3)}
     for name, config in configs.items():
         model = two_layers()
@@ -262,8 +297,7 @@ def sequences(ranks: Ranks, root: Path) -> dict[str, Any]:
         backend.save(folder, save)
         ranks.barrier()
         found[name] = {
-            "weights": distance(weights(backend), weights(alone)),
-            "metrics": apart(seen, wanted),
+            **gap((seen, weights(backend)), wanted),
             "said": float("verizero" in (folder / "model" / "config.json").read_text()),
         }
     return found
@@ -274,62 +308,64 @@ def episodes(ranks: Ranks, root: Path) -> dict[str, Any]:
     parts = parts_of("grpo", kl_coef=0.1, num_minibatches=1)
 
     def taught(backend: Backend) -> list[dict[str, float]]:
-        terms = [settings_of(parts, 40, step=s, observation_coef=0.5) for s in range(NUM_STEPS)]
+        terms = [settings_of(parts, TOKENS, step=s, observation_coef=0.5) for s in range(NUM_STEPS)]
         return [update(backend, parts, episodes_of(seed=s), terms[s]) for s in range(NUM_STEPS)]
 
-    alone = begun(TorchBackend(two_layers()))
-    wanted = taught(alone)
+    wanted = once(ranks, lambda: run_of(TorchBackend(two_layers()), taught))
     sharing = sharing_sequences(ranks, 2)
     assert sharing.pieces is not None
     found = {}
-    for zero, together in ((1, False), (3, False), (3, True)) if not FSDP else ((0, False), (0, True)):
+    for zero, together in ((1, False), (3, True)) if not FSDP else ((0, False), (0, True)):
         model = two_layers()
         if together:
             sharing.pieces.enable(model)
-        backend = begun(divided(FSDP or {"zero": zero}, model, sharing if together else ranks))
-        metrics = apart(taught(backend), wanted)
+        backend = divided(FSDP or {"zero": zero}, model, sharing if together else ranks)
         name = f"{'fsdp' if FSDP else f'zero{zero}'}{' together' if together else ''}"
-        found[name] = {"weights": distance(weights(backend), weights(alone)), "metrics": metrics}
+        found[name] = gap(run_of(backend, taught), wanted)
     return found
 
 
-def routes_apart(alone: Backend, backend: Backend) -> float:
-    """Difference of log-probs and gradient norm with experts that were recorded in place of the routers'."""
+def with_routes(backend: Backend) -> tuple[torch.Tensor, dict[str, float]]:
+    """Log-probs with experts that were recorded in place of the routers', and the metrics of an update by them."""
     ids = torch.tensor([[3, 4, 5, 6, 7], [8, 9, 10, 11, 12]])
     where = torch.ones_like(ids, dtype=torch.bool)
     where[:, 0] = False
     routing = (torch.arange(5 * 2 * 2 * 2).view(2, 5, 2, 2) % 4).to(torch.int16)  # two layers, two experts a token
-    ends = []
-    for one in (alone, backend):
-        logprobs, _ = one.logprobs(ids, where, 1.0, replay=Replay(routing=routing))
-        free, _ = one.logprobs(ids, where, 1.0)
-        assert float((free - logprobs).abs().max().detach()) > 1e-4, "the routes change nothing"
-        one.backward(logprobs.sum() / one.ranks.size)
-        ends.append((logprobs.detach(), one.step()))
-    (ours, mine), (theirs, other) = ends
-    assert mine["routing/changed"] == other["routing/changed"] > 0
-    return max(float((ours - theirs).abs().max()), abs(mine["grad_norm"] - other["grad_norm"]))
+    logprobs, _ = backend.logprobs(ids, where, 1.0, replay=Replay(routing=routing))
+    free, _ = backend.logprobs(ids, where, 1.0)
+    assert float((free - logprobs).abs().max().detach()) > 1e-4, "the routes change nothing"
+    backend.backward(logprobs.sum() / backend.ranks.size)
+    return logprobs.detach(), backend.step()
+
+
+def routes_apart(
+    ours: tuple[torch.Tensor, dict[str, float]], theirs: tuple[torch.Tensor, dict[str, float]]
+) -> dict[str, float]:
+    """Difference of log-probs and gradient norm."""
+    assert ours[1]["routing/changed"] == theirs[1]["routing/changed"] > 0
+    norms = abs(ours[1]["grad_norm"] - theirs[1]["grad_norm"])
+    return {"weights": 0.0, "metrics": max(float((ours[0] - theirs[0]).abs().max()), norms)}
 
 
 def experts(ranks: Ranks, root: Path) -> dict[str, Any]:
-    """A mixture of experts, and the algorithms whose ratios are by sequence or whose loss is another."""
-    alone = begun(TorchBackend(mixture()))
-    wanted = steps(alone, 0, NUM_STEPS)
-    backend = begun(divided(FSDP, mixture(), ranks))
-    metrics = apart(steps(backend, 0, NUM_STEPS), wanted)
-    found = {"experts": {"weights": distance(weights(backend), weights(alone)), "metrics": metrics}}
-    found["routes"] = {"weights": 0.0, "metrics": routes_apart(alone, backend)}
-    for name in ("gspo", "cispo", "dapo"):
-        parts = parts_of(name)
+    """A mixture of experts, and an algorithm whose ratios are by sequence."""
 
-        def taught(backend: Backend, parts: Any = parts) -> list[dict[str, float]]:
-            return [update(backend, parts, groups_of(seed=s), settings_of(parts, 40, step=s)) for s in range(NUM_STEPS)]
+    def compute() -> tuple[Run, tuple[torch.Tensor, dict[str, float]]]:
+        alone = TorchBackend(mixture())
+        return run_of(alone, all_steps), with_routes(alone)
 
-        alone = begun(TorchBackend(two_layers()))
-        wanted = taught(alone)
-        backend = begun(divided(FSDP, two_layers(), ranks))
-        metrics = apart(taught(backend), wanted)
-        found[name] = {"weights": distance(weights(backend), weights(alone)), "metrics": metrics}
+    wanted, routes = once(ranks, compute)
+    backend = divided(FSDP, mixture(), ranks)
+    found = {"experts": gap(run_of(backend, all_steps), wanted)}
+    found["routes"] = routes_apart(with_routes(backend), routes)
+    parts = parts_of("gspo")
+
+    def taught(backend: Backend) -> list[dict[str, float]]:
+        terms = [settings_of(parts, TOKENS, step=s) for s in range(NUM_STEPS)]
+        return [update(backend, parts, groups_of(seed=s), terms[s]) for s in range(NUM_STEPS)]
+
+    wanted = once(ranks, lambda: run_of(TorchBackend(two_layers()), taught))
+    found["gspo"] = gap(run_of(divided(FSDP, two_layers(), ranks), taught), wanted)
     return found
 
 
@@ -340,8 +376,7 @@ PARTS = {
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    group = join(120)
+    group = joined()
     answer = {part: PARTS[part](group, Path(sys.argv[1]) / part) for part in sys.argv[2].split(",")}
     leave()
     print("found", json.dumps(answer))
