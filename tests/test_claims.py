@@ -81,6 +81,7 @@ def test_a_claim_runs_from_start_to_page(tmp_path: Path) -> None:
     assert claims["spurious_rewards"].title in (tmp_path / "claims.svg").read_text()
 
 
+@pytest.mark.integration
 def test_the_page_is_what_the_results_say(tmp_path: Path) -> None:
     write_page(tmp_path / "claims.md", all_claims(), RESULTS)
     assert (tmp_path / "claims.md").read_text() == (ROOT / "docs" / "claims.md").read_text()

@@ -300,6 +300,7 @@ class TestExplain:
 
 
 class TestReport:
+    @pytest.mark.integration
     def test_rebuilds_page_and_summary_from_files(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         folder = make_run(tmp_path / "run", rounds=1, steps_per_round=4, sft_steps=3)
         assert main(["report", str(folder)]) == 0

@@ -17,6 +17,7 @@ from tests.warm import FOLDER, ROOT, Warm
 PROGRAM = "import os; from tests.warm import warm; print(warm(('json',)).call(os.getppid), flush=True); input()"
 
 
+@pytest.mark.integration
 def test_processes_share_it_and_it_ends_with_the_last(tmp_path: Path) -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     environment = {**os.environ, FOLDER: str(tmp_path)}
@@ -68,6 +69,7 @@ def test_a_program_that_ends_removes_nothing_of_its_starters(tmp_path: Path, mon
     warm.close()
 
 
+@pytest.mark.integration
 def test_where_triton_interprets_there_is_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(FOLDER, str(tmp_path))
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)

@@ -71,6 +71,7 @@ MAPPINGS = st.dictionaries(st.sampled_from("abc"), TREES, max_size=3)
 
 
 class TestMerge:
+    @pytest.mark.integration
     @settings(max_examples=200, deadline=None)
     @given(base=MAPPINGS, over=MAPPINGS)
     def test_equals_putting_every_leaf_one_by_one(self, base: dict[str, Any], over: dict[str, Any]) -> None:
@@ -390,6 +391,7 @@ class TestDump:
         assert list(tree) == list(RunConfig.model_fields)
         assert tree["rl"]["max_bad_steps"] == tiny().rl.max_bad_steps  # type: ignore[union-attr]
 
+    @pytest.mark.integration
     @settings(max_examples=40, deadline=None)
     @given(rate=st.floats(1e-12, 1e3), text=st.text("αβ:#{}[]\"'\\ \n1e0~", min_size=1, max_size=12))
     def test_numbers_and_texts_survive(self, rate: float, text: str) -> None:

@@ -40,6 +40,7 @@ def test_a_resolved_recipe_written_as_yaml_reads_back_the_same() -> None:
     assert config.evaluation[0].mapping.answer.column == "a.b.0"
 
 
+@pytest.mark.integration
 def test_it_validates_without_torch_and_without_the_readers() -> None:
     code = (
         "import sys, yaml; from pipeline.config.data import DataConfig;"

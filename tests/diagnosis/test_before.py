@@ -57,6 +57,7 @@ def check_that_nothing_is_found(name: str) -> None:
         assert {c.name for c in checks if c.tried} >= {"template", "stop token", "rows", "room"}, name
 
 
+@pytest.mark.integration
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_nothing_is_found_in_the_shipped_recipes(folder: str) -> None:

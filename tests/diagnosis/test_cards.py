@@ -16,6 +16,7 @@ def run_of(name: str, folder: Path) -> Path:
     return unpack(RECORDED / f"{name}-0.tar.xz", folder)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("name", "title", "x_label"),
     [

@@ -66,6 +66,7 @@ def test_the_cause_of_a_planted_fault_comes_first(path: Path, diagnosed: Any) ->
     assert first.remedy
 
 
+@pytest.mark.integration
 def test_each_proposed_change_of_a_recipe_is_accepted_by_it(diagnosed: Any, tmp_path: Path) -> None:
     """A remedy is pasted after the command, so its fields exist and its values are allowed."""
     tried = 0

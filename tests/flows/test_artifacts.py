@@ -11,6 +11,7 @@ from pipeline.report.round import round_markdown
 from tests.report.runs import make_run
 
 
+@pytest.mark.integration
 def test_the_artifact_of_a_round_begins_with_the_causes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_run(tmp_path / "run", rounds=1, steps_per_round=3, sft_steps=2)
     line = "problem: too_hard: All are wrong. Remedy: easier prompts"

@@ -53,6 +53,7 @@ def test_a_step_without_an_update_moves_no_reference_that_waits_for_numbers() ->
         assert loop.backend.moves == []
 
 
+@pytest.mark.integration
 def test_right_after_it_moved_the_reference_is_the_policy(tmp_path: Path) -> None:
     with session_of(tmp_path, rl={"reference": {"schedule": "every_n_steps", "every": 2}}) as session:
         for number in (1, 2):

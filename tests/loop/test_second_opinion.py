@@ -45,6 +45,7 @@ def without_times(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in json.loads(line).items() if k not in VARYING} for line in lines]
 
 
+@pytest.mark.integration
 def test_rewards_and_weights_are_those_without_it(tmp_path: Path) -> None:
     give(tmp_path)
     give(tmp_path / "plain")

@@ -158,6 +158,7 @@ class TestComponents:
         assert len(summed.components) == 2
 
 
+@pytest.mark.integration
 def test_demonstrations_join_each_update_of_a_run_without_sft_too(tmp_path: Path) -> None:
     with session_of(tmp_path, rl={**algorithm("reinforce", ptx_coef=0.5), "ptx_batch_size": 5}) as session:
         train_round(session)
@@ -168,6 +169,7 @@ def test_demonstrations_join_each_update_of_a_run_without_sft_too(tmp_path: Path
     assert len({m["loss/ptx"] for m in metrics}) == len(metrics)
 
 
+@pytest.mark.integration
 def test_the_entropy_bonus_follows_its_target(tmp_path: Path) -> None:
     adaptive = algorithm("reinforce", entropy_target=9.0, entropy_step=0.25, entropy_max=0.5)
     with session_of(tmp_path, rl={**adaptive, "steps_per_round": 5}) as session:
@@ -179,6 +181,7 @@ def test_the_entropy_bonus_follows_its_target(tmp_path: Path) -> None:
     assert [m["loss/entropy"] for m in metrics] == pytest.approx(wanted, rel=1e-4)
 
 
+@pytest.mark.integration
 def test_sampling_and_training_share_a_temperature_that_falls(tmp_path: Path) -> None:
     """The embedded engine's log-probs are the trainer's only at the same temperature."""
     falling = algorithm("grpo", **NO_KL, temperature_end=0.5)

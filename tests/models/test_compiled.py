@@ -102,6 +102,7 @@ def test_fsdp_divides_compiled_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     assert distance(ends[0][0], ends[1][0]) < 1e-5
 
 
+@pytest.mark.integration
 @pytest.mark.slow
 def test_names_files_and_copies_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy computes with its own weights, not with those of the model that it was copied from."""

@@ -63,6 +63,7 @@ def worst(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> float:
     return max(float((found[n].double() - w.double()).abs().max() / w.abs().max()) for n, w in wanted.items())
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["qwen2 tied", "qwen3 with bias", "llama narrow heads"])
 def test_the_blocks_of_our_own(name: str) -> None:
     model = tiny(name)

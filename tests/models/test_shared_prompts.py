@@ -103,6 +103,7 @@ def test_models_of_transformers_in_float64(name: str, recompute: bool) -> None:
     assert worst(gradients, wanted_gradients) <= 1e-6  # transformers' norms are in float32
 
 
+@pytest.mark.integration
 def test_calls_of_attention_are_cut_where_padding_would_be_much() -> None:
     rows = ((40, (300, 290, 30, 20)), (10, (200, 25)))
     data = batch(rows)

@@ -42,6 +42,7 @@ def test_a_run_without_alarms_has_no_such_section(run_dir: Path) -> None:
     assert alarms_section(read_run(run_dir)) == ""
 
 
+@pytest.mark.integration
 def test_alarms_are_said_in_words_and_escaped(run_dir: Path, tmp_path: Path) -> None:
     rows = read_rows(run_dir / "metrics.jsonl")
     graders = {"kind": "alarm", "alarm": "verifier", "stage": "rl", "step": 4, "where": "round 1 step 4"}

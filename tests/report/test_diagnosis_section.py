@@ -19,6 +19,7 @@ DRAWN = Card(
 TEXTS = Card("false_positives", "warning", 0.7, "It <i>lies</i>.", (f"rollouts.jsonl:3  {HOSTILE}",), "read it", None)
 
 
+@pytest.mark.integration
 def test_the_page_shows_cause_curve_lines_and_remedy(tmp_path: Path) -> None:
     folder = make_run(tmp_path, rounds=1, steps_per_round=3, sft_steps=2)
     plain = Reader(build_page(folder).read_text(encoding="utf-8"))
@@ -40,6 +41,7 @@ def test_the_page_shows_cause_curve_lines_and_remedy(tmp_path: Path) -> None:
     assert sum(tag == "script" for tag, _ in page.tags) == sum(tag == "script" for tag, _ in plain.tags)
 
 
+@pytest.mark.integration
 def test_a_run_without_a_cause_has_one_quiet_line(tmp_path: Path) -> None:
     folder = make_run(tmp_path, rounds=1, steps_per_round=3, sft_steps=2)
     text = build_page(folder, []).read_text(encoding="utf-8")

@@ -60,6 +60,7 @@ def test_pass_at_k_is_the_mean_over_every_subset(correct: list[bool], data: st.D
     assert pass_at_k(len(correct), sum(correct), k) == pytest.approx(slow_pass(correct, k))
 
 
+@pytest.mark.integration
 @settings(max_examples=200, deadline=None)
 @given(SAMPLES, st.data())
 def test_majority_is_the_mean_over_every_subset(samples: list[tuple[bool, str | None]], data: st.DataObject) -> None:

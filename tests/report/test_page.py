@@ -72,6 +72,7 @@ def payload(page: Reader) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.integration
 def test_the_page_is_one_whole_document(page: Reader) -> None:
     assert page.open == []
     ids = [a["id"] for _, a in page.tags if a.get("id")]
@@ -109,6 +110,7 @@ def test_embedded_text_survives_and_holds_no_markup(text: str) -> None:
     assert not re.search(r"[<>&\u2028\u2029\ud800-\udfff]", embedded)
 
 
+@pytest.mark.integration
 def test_names_from_files_are_escaped(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "x", rounds=1, steps_per_round=2, sft_steps=2)
     rows = (run_dir / "metrics.jsonl").read_text()
@@ -124,6 +126,7 @@ def test_names_from_files_are_escaped(tmp_path: Path) -> None:
     assert "<i>3" in page.text
 
 
+@pytest.mark.integration
 def test_a_quantised_start_is_named_with_its_types_and_licence(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "x", rounds=1, steps_per_round=2, sft_steps=2)
     assert "quantised start" not in Reader(build_page(run_dir).read_text(encoding="utf-8")).text
@@ -182,6 +185,7 @@ def test_every_recorded_answer_of_a_small_run_is_on_the_page(run_dir: Path, page
     assert f"All {len(rows):,} answers" in page.text
 
 
+@pytest.mark.integration
 def test_a_long_run_stays_small_and_says_what_is_left_out(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path / "long", rounds=4, steps_per_round=250, sft_steps=10)
     path = build_page(run_dir)
@@ -195,6 +199,7 @@ def test_a_long_run_stays_small_and_says_what_is_left_out(tmp_path: Path) -> Non
     assert "Each point is the mean of 3 steps." in page.text
 
 
+@pytest.mark.integration
 def test_the_same_files_give_the_same_bytes(run_dir: Path) -> None:
     first = build_page(run_dir).read_bytes()
     assert build_page(run_dir).read_bytes() == first

@@ -89,6 +89,7 @@ def test_a_moving_average_is_the_mean_of_its_neighbours(values: list[float], hal
         assert mean == pytest.approx(sum(near) / len(near))
 
 
+@pytest.mark.integration
 def test_plots_are_whole_documents_that_refer_to_nothing_outside(charts: dict[str, Chart]) -> None:
     seen: set[str] = set()
     for chart in charts.values():

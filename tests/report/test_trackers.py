@@ -168,6 +168,7 @@ def test_trackers_import_nothing_until_one_is_opened() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+@pytest.mark.integration
 def test_tensorboard_needs_no_torch(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from pipeline.report.trackers import Trackers\n"

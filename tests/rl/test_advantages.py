@@ -42,6 +42,7 @@ def test_the_published_conventions_for_one_success_in_four(advantage: Any, first
     assert solve(advantage, [1.0, 0.0, 0.0, 0.0], [7, 7, 7, 7]) == pytest.approx([first, *[others] * 3], abs=5e-7)
 
 
+@pytest.mark.integration
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     batches(),
@@ -56,6 +57,7 @@ def test_group_norm(batch: tuple[list[float], list[int], list[int]], baseline: s
     assert solve(options, rewards, groups, lengths=lengths) == pytest.approx(expected, rel=1e-6, abs=1e-7)
 
 
+@pytest.mark.integration
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(batches())
 def test_the_other_group_estimators(batch: tuple[list[float], list[int], list[int]]) -> None:
@@ -147,6 +149,7 @@ def test_whitening_without_spread_gives_exactly_nothing_though_eps_is_0(name: st
     assert solve({"name": name, "eps": 0.0}, [0.1] * 7, [5] * 7, lengths=[1] * 7) == [0.0] * 7
 
 
+@pytest.mark.integration
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(batches(), st.sampled_from(GROUPED), st.randoms(use_true_random=False))
 def test_order_in_the_batch_does_not_matter(batch: Any, name: str, shuffle: random.Random) -> None:

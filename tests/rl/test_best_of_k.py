@@ -12,6 +12,7 @@ from tests.oracles import rl as oracle
 from tests.rl.rewarded import batches, solve
 
 
+@pytest.mark.integration
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(batches(), st.sampled_from([None, 2, 3, 4, 9]))
 def test_best_of_k(batch: tuple[list[float], list[int], list[int]], k: int | None) -> None:

@@ -237,6 +237,7 @@ def test_parts_made_by_hand_are_checked_as_those_of_a_recipe(options: Any, kl: K
         check(parts)
 
 
+@pytest.mark.integration
 def test_choosing_an_algorithm_loads_no_tensors() -> None:
     code = (
         "import sys; from pipeline import registry; from pipeline.algorithms.base import *\n"

@@ -36,6 +36,7 @@ LAUNCHES = {"qwen2 tied": (17, 32), "qwen3 wide heads": (20, 32)}
 """Operations of a decode step by layer and otherwise, with the twin's attention: they may only fall."""
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_a_step_launches_no_more_than_its_budget(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder, "rms_norm", lambda x, weight, eps: F.rms_norm(x, weight.shape, weight, eps))
@@ -113,6 +114,7 @@ def attend_whole(q: Any, keys: Any, values: Any, stops: Any, longest: int, promp
     return torch.einsum("bht,bhtd->bhd", weights, values.repeat_interleave(group, 1))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     "sampling",
     [Sampling(MAX), Sampling(MAX, 0.7, 0.9, 6), Sampling(MAX, 0.7, 0.9, 6, max_kept=4), Sampling(MAX, 0.0)],

@@ -12,6 +12,7 @@ from tests.models.families import next_logits, tiny
 MAX = 20
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["llama", "qwen2 tied", "qwen3 wide heads", "mistral"])
 def test_greedy_responses_are_those_of_transformers(name: str) -> None:
     model = tiny(name)

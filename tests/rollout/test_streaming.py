@@ -18,6 +18,7 @@ from tests.rollout.test_torch_engine import MAX, REQUESTS, engine_of
 MANY = [*REQUESTS, *(Request((i, 3), tuple(range(100 * i, 100 * i + 5))) for i in range(2, 8))]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["qwen2 tied", "gpt2"])
 @pytest.mark.parametrize(("max_rows", "read_every"), [(1024, 1), (5, 1), (2, 1), (5, 8)])
 def test_all_that_stop_are_told_of_once_with_their_tokens(name: str, max_rows: int, read_every: int) -> None:

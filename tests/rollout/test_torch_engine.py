@@ -104,6 +104,7 @@ def test_an_end_token_at_the_limit_is_a_stop() -> None:
     raise AssertionError("no seed of 200 drew an end token")
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["qwen2 one key head", "qwen3 with bias", "gpt2"])
 def test_a_response_depends_on_its_own_seed_only(name: str) -> None:
     """Whatever the batch, its order, its cut into waves, and whichever other rows end early or late."""

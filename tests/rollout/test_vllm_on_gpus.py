@@ -38,12 +38,14 @@ def two_ranks() -> Any:
     dist.destroy_process_group()
 
 
+@pytest.mark.integration
 def test_a_single_rank_has_vllms_own_executor() -> None:
     engine, stub, _ = engine_of()
     engine.close()
     assert "distributed_executor_backend" not in stub.arguments
 
 
+@pytest.mark.integration
 @pytest.mark.usefixtures("two_ranks")
 @pytest.mark.parametrize("devices", [1, 2])
 def test_several_ranks_are_vllms_workers_whatever_an_engine_spans(devices: int) -> None:
@@ -69,6 +71,7 @@ def test_a_single_rank_on_another_gpu_than_the_first_is_refused() -> None:
         pass
 
 
+@pytest.mark.integration
 def test_the_engine_sleeps_from_the_start_and_drops_its_weights() -> None:
     engine, stub, _ = engine_of()
     assert stub.calls == [("sleep", 2)]
@@ -80,6 +83,7 @@ def test_the_engine_sleeps_from_the_start_and_drops_its_weights() -> None:
     engine.close()
 
 
+@pytest.mark.integration
 def test_without_a_publish_the_same_version_is_sent_again() -> None:
     engine, stub, _ = engine_of()
     engine.publish(4)
@@ -95,6 +99,7 @@ def test_without_a_publish_the_same_version_is_sent_again() -> None:
     engine.close()
 
 
+@pytest.mark.integration
 def test_a_policy_that_trains_on_leaves_the_engine_its_own_weights() -> None:
     engine, stub, model = engine_of(sleep_level=1)
     engine.publish(4)
@@ -108,6 +113,7 @@ def test_a_policy_that_trains_on_leaves_the_engine_its_own_weights() -> None:
     engine.close()
 
 
+@pytest.mark.integration
 def test_an_engine_that_may_not_sleep_stays_awake() -> None:
     engine, stub, _ = engine_of(VllmConfig(sleep=False))
     engine.publish(0)

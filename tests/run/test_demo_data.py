@@ -28,6 +28,7 @@ def task(question: str) -> tuple[int, ...]:
     return tuple(sorted(int(v) for v in re.findall(r"\d+", question)))
 
 
+@pytest.mark.integration
 def test_no_evaluation_task_is_trained_on_or_demonstrated(data: RunData) -> None:
     held_out = {task(p.question) for p in data.evaluation}
     assert len(held_out) == len(data.evaluation) == 320

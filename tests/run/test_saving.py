@@ -35,6 +35,7 @@ def test_a_full_disk_ends_the_run_and_keeps_what_was_there(tmp_path: Path, monke
         assert checkpoint.newest(session.run.folder / "checkpoints")[0] == path.parent / "00000001"
 
 
+@pytest.mark.integration
 def test_what_the_heap_keeps_is_returned() -> None:
     """Blocks of 4 KB below the newest stay in the heap when they are freed."""
 

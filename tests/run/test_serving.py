@@ -205,6 +205,7 @@ class TestBeside:
         assert arguments.run(arguments) == 0
         return str(capsys.readouterr().out).splitlines()
 
+    @pytest.mark.integration
     def test_both_answer_each_line_as_they_would_alone(
         self, trained: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:

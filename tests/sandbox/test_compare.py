@@ -41,6 +41,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
+@pytest.mark.integration
 @given(values)
 def test_values_survive_the_way_through_bytes(value: Any) -> None:
     back = codec.decode(codec.encode(value))

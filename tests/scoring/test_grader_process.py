@@ -114,6 +114,7 @@ def test_closing_ends_it_and_asking_a_closed_one_starts_none(graders: GraderProc
     assert graders.score("math", ASKED["math"]) is None
 
 
+@pytest.mark.integration
 def test_it_ends_when_its_trainer_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys, time\nfrom pathlib import Path\n"

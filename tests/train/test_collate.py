@@ -20,6 +20,7 @@ from tests.train.batches import groups_of
 LENGTHS = st.lists(st.integers(1, 50), max_size=40)
 
 
+@pytest.mark.integration
 @settings(max_examples=200, deadline=None)
 @given(LENGTHS, st.integers(1, 200))
 def test_micro_batches_hold_every_row_once_within_the_budget_longest_first(lengths: list[int], budget: int) -> None:

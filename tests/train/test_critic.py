@@ -152,6 +152,7 @@ def test_the_gradient_of_a_shared_critic_reaches_the_policys_backbone() -> None:
         )
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("shared", [False, True])
 def test_micro_batches_change_nothing(shared: bool) -> None:
     def run(tokens: int) -> tuple[dict[str, float], dict[str, Tensor], dict[str, Tensor]]:
@@ -187,6 +188,7 @@ def test_only_the_critic_learns_in_its_warm_up(shared: bool) -> None:
     assert distance(weights(backend), policy) > 0
 
 
+@pytest.mark.integration
 def test_a_critic_that_is_trained_explains_the_returns() -> None:
     """Rewards that depend on the prompt can be foreseen: nothing is explained at first, most of it in the end."""
     groups = groups_of(6, 4, lost=False)
@@ -204,6 +206,7 @@ def test_a_critic_that_is_trained_explains_the_returns() -> None:
     assert seen[-1]["critic/error_rms"] < 0.3 * seen[0]["critic/error_rms"]
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("shared", [False, True])
 def test_training_on_after_a_load_is_training_on(shared: bool, tmp_path: Path) -> None:
     parts = parts_of("ppo", critic_shared=shared)
@@ -292,6 +295,7 @@ def test_a_truncated_response_ends_with_the_critics_value_if_asked() -> None:
     assert seen[False] != pytest.approx(seen[True], rel=1e-3)
 
 
+@pytest.mark.integration
 def test_an_architecture_without_a_token_classifier_is_refused_with_the_way_out() -> None:
     import transformers
 

@@ -98,6 +98,7 @@ def train(backend: TorchBackend, parts: Any, steps: range) -> None:
         update(backend, parts, groups_of(seed=step), settings_of(parts, 120, step=step))
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("shared", [None, True, False])
 def test_a_break_changes_no_bit(shared: bool | None, tmp_path: Path) -> None:
     config = OptimizerConfig(learning_rate=1e-4, weight_decay=0.1)

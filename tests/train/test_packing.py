@@ -64,6 +64,7 @@ def begun(parts: Parts, name: str = "", **train: Any) -> TorchBackend:
     return backend
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(
     ("name", "shares"), [*((name, True) for name in CASES), ("GRPO", False), ("PPO", False), ("LoRA", False)]
 )
@@ -97,6 +98,7 @@ def of_padded_rows(name: str) -> tuple[dict[str, Any], dict[str, Any], list[dict
     return updated(name, packing="off", share_prompts=False)
 
 
+@pytest.mark.integration
 def test_a_cut_changes_nothing(attention: str) -> None:
     """Row by row, in pieces of which some are longer rows, and all rows at once."""
     parts = parts_of("grpo", kl_coef=0.05)

@@ -61,6 +61,7 @@ def test_the_folder_loads_as_a_sequence_classifier_and_says_the_same(tmp_path: P
     torch.testing.assert_close(own.rewards(rows).detach(), wanted, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.integration
 def test_an_update_does_not_depend_on_micro_batches() -> None:
     found: list[dict[str, Any]] = []
     for tokens in (10_000, 60, 1):
@@ -72,6 +73,7 @@ def test_an_update_does_not_depend_on_micro_batches() -> None:
             torch.testing.assert_close(other[key], value, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.integration
 def test_it_learns_which_side_is_better() -> None:
     own = RewardModel.of(tiny("qwen2 tied"), OPTIMIZER, 60)
     for step in range(60):
@@ -81,6 +83,7 @@ def test_it_learns_which_side_is_better() -> None:
     assert seen["held_out/calibration_error"] < 0.15
 
 
+@pytest.mark.integration
 def test_going_on_after_a_break_gives_the_same_bits(tmp_path: Path) -> None:
     whole = model_of()
     for step in range(4):

@@ -48,6 +48,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 # qwen2's norms are in float32, whose rounding AdamW enlarges; all of gpt2 is in float64.
+@pytest.mark.integration
 @pytest.mark.parametrize(("kind", "close"), [("qwen2", 1e-6), ("gpt2", 1e-11)])
 @pytest.mark.parametrize("tokens", [30, 10_000])
 @pytest.mark.parametrize("name", CASES)

@@ -185,6 +185,7 @@ def test_each_epoch_visits_whole_groups_once(epochs: int, minibatches: int, monk
         assert seen[:steps] != seen[steps : 2 * steps]  # reshuffled
 
 
+@pytest.mark.integration
 def test_minibatches_hang_on_seed_and_step_only(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = watch(monkeypatch)
     parts = parts_of("grpo", num_minibatches=3)
@@ -337,6 +338,7 @@ def test_an_adaptive_entropy_bonus_moves_and_is_saved() -> None:
     assert again.entropy.coef == settings.controllers.entropy.coef
 
 
+@pytest.mark.integration
 def test_an_entropy_bonus_raises_the_entropy() -> None:
     entropies = {}
     for coef in (-0.5, 0.0, 0.5):

@@ -155,6 +155,7 @@ def train(backend: TorchBackend, controllers: Controllers, steps: range) -> None
             backend.refresh_reference(0.5)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("broken_at", [0, 1, 3, 4])
 def test_training_on_after_a_break_gives_the_same_bits(broken_at: int, tmp_path: Path) -> None:
     """Weights, AdamW's state, schedule, reference and the adaptive KL, in float32 as runs are."""
@@ -242,6 +243,7 @@ def adapted_backend(seed: int = 0) -> TorchBackend:
     return TorchBackend(model, adapted=Adapted(model, 2, 4.0, (), 7))
 
 
+@pytest.mark.integration
 def test_adapters_train_beside_a_frozen_base_that_is_the_reference(tmp_path: Path) -> None:
     """And a break changes no bit, before or after the reference has become a model of its own."""
     config = OptimizerConfig(learning_rate=3e-3)

@@ -169,6 +169,7 @@ def test_a_schemas_pattern_that_never_ends_ends() -> None:
     assert said("json_schema", {}, {"schema": {"pattern": "^(a+)+$"}}, '"aaaa"').is_correct
 
 
+@pytest.mark.integration
 def test_floods_are_refused() -> None:
     """A reader or verifier that is quadratic in the length would take hours here."""
     bound = [(load(name).bind(params), reference) for name, params, reference in VERIFIERS]

@@ -113,6 +113,7 @@ FORMULAS = st.recursive(
 )
 
 
+@pytest.mark.integration
 @settings(max_examples=60)
 @given(st.lists(FORMULAS, min_size=3, max_size=3))
 def test_knights_and_knaves_are_judged_by_truth_tables(statements: list[Any]) -> None:

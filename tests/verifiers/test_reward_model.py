@@ -102,6 +102,7 @@ def test_thresholds_and_clipping(model: Path) -> None:
     assert [v.score for v in cut] == [float(x >= middle) for x in logits]
 
 
+@pytest.mark.integration
 def test_only_calling_it_loads_torch() -> None:
     code = "import sys, verifiers.reward_model, verifiers.combine, verifiers.code; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -38,6 +38,7 @@ def test_every_form_has_both_directions() -> None:
         assert form.read(form.write("words", ())).content == "words"
 
 
+@pytest.mark.integration
 @settings(max_examples=100, deadline=None)
 @given(TEXT, CALLS)
 def test_hermes_reads_what_it_writes(content: str, calls: list[tuple[str, Mapping[str, Any]]]) -> None:

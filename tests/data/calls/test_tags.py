@@ -81,6 +81,7 @@ def test_without_tools_a_tag_is_text() -> None:
     assert not tags.read("<add 1 2>").calls
 
 
+@pytest.mark.integration
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_reading_undoes_writing(data: st.DataObject) -> None:

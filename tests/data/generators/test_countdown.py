@@ -72,6 +72,7 @@ def test_every_target_can_be_made_and_is_none_of_the_numbers() -> None:
         assert json.loads(json.dumps(row)) == row
 
 
+@pytest.mark.integration
 def test_an_attempt_is_allowed_and_its_totals_are_right() -> None:
     for row in generate("countdown", SMALL, 0).demonstrations:
         numbers, _ = task_of(row)

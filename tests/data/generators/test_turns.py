@@ -117,6 +117,7 @@ def test_the_floor_and_ceiling_of_guess() -> None:
     assert guess.floor(3, 2) == pytest.approx((1 / 3) * 1 + (2 / 3) * (1 / 3 + 2 / 3 * 0.5))
 
 
+@pytest.mark.integration
 def test_the_floor_of_calculator() -> None:
     params = calculator.Params()
     won = share("calculator", lambda rng: calculator.play(params, (27, 58, 14), rng)[1].is_correct)
@@ -125,6 +126,7 @@ def test_the_floor_of_calculator() -> None:
     assert share("calculator", lambda rng: calculator.play(mental, (10, 10, 10), rng)[1].is_correct) == 0.0
 
 
+@pytest.mark.integration
 def test_the_floor_of_files() -> None:
     params = files.Params()
     task = files._task(params, random.Random(1))
@@ -132,6 +134,7 @@ def test_the_floor_of_files() -> None:
     assert near(won, 0.72**3)
 
 
+@pytest.mark.integration
 def test_the_floor_of_sql() -> None:
     params = sql.Params()
     task = sql._task(random.Random(1))

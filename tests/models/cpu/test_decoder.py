@@ -122,6 +122,7 @@ def test_products_of_a_decode_on_the_cpu_read_packed_weights() -> None:
         assert all((t.dim() == 2) == (t.layout != torch.strided) for t in held_weights(decoder)[1:])
 
 
+@pytest.mark.integration
 def test_every_parameter_is_copied() -> None:
     """A weight that stayed a view would reach a running decode in the middle of an update."""
     for name in FAST:

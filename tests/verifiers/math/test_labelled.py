@@ -75,6 +75,7 @@ def test_hostile_answers_earn_nothing_within_a_limit_of_cpu_time() -> None:
         assert (earned, failed) == (0.0, False), (kind, gold, response[:80], reason)
 
 
+@pytest.mark.integration
 def test_threads_give_the_scores_of_the_main_thread(expected: list[float]) -> None:
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(_scores, [SAMPLE] * 8))
