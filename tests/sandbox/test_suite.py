@@ -105,7 +105,7 @@ def test_the_acts_work_without_walls(tmp_path: Path) -> None:
     scene = Scene()
 
     def attempt(named: tuple[str, str]) -> str:
-        command = [sys.executable, "-I", "-c", scene.program(named[1])]
+        command = [sys.executable, "-I", "-S", "-c", scene.program(named[1])]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
         return "" if "PWNED" in done.stdout else f"{named[0]}: {done.stderr[-200:]}"
 
