@@ -57,6 +57,16 @@ def test_every_part_runs_dry(command: str, tmp_path: Path, monkeypatch: pytest.M
     assert "A dry run on the CPU" in page.section(lines)
 
 
+@pytest.mark.integration
+def test_started_by_its_path_it_has_kernels_interpreted(tmp_path: Path) -> None:
+    words = [sys.executable, "benchmarks/gpu.py", "speed", "--part", "kernels", "--dry", "--out", str(tmp_path)]
+    alone = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(words, cwd=ROOT, env=alone, capture_output=True, text=True, check=False)
+    lines = [json.loads(text) for text in (tmp_path / "speed.jsonl").read_text().splitlines()]
+    assert [(line["part"], line["status"]) for line in lines][-1] == ("kernels", "done"), done.stderr
+    assert done.returncode == 0
+
+
 class TestBounds:
     @pytest.mark.parametrize(
         ("name", "rows", "cache", "milliseconds"),
