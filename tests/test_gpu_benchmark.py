@@ -134,7 +134,6 @@ class TestParts:
         with pytest.raises(ProcessLookupError):
             os.kill(rows[0]["process"], 0)
 
-    @pytest.mark.integration
     def test_an_error_and_a_crash_are_told(self, tmp_path: Path) -> None:
         def work(crash: bool) -> Iterator[dict[str, Any]]:
             yield {"what": "first"}

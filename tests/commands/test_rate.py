@@ -47,6 +47,7 @@ def test_every_prompt_is_rated_once_however_often_it_is_broken_off(
     assert len(prompts) == 30
 
 
+@pytest.mark.integration
 def test_what_graders_could_not_say_counts_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = sampled_groups.sample_groups
 

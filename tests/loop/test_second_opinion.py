@@ -61,6 +61,7 @@ def test_rewards_and_weights_are_those_without_it(tmp_path: Path) -> None:
     assert not any("second" in r for r in sampled(tmp_path / "plain"))
 
 
+@pytest.mark.integration
 def test_disagreements_are_counted_and_written_down(tmp_path: Path) -> None:
     give(tmp_path)
     with session_of(tmp_path, report={"samples_per_step": 1000}, **asked()) as session:
@@ -79,6 +80,7 @@ def test_disagreements_are_counted_and_written_down(tmp_path: Path) -> None:
     assert sum(m["verdict/disagreements"] for m in metrics) > 0
 
 
+@pytest.mark.integration
 def test_groups_with_disagreements_are_kept_beyond_the_first_and_bounded(tmp_path: Path) -> None:
     give(tmp_path)
     with session_of(

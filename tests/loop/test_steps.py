@@ -107,6 +107,7 @@ class TestComponents:
             shorts.add(short)
         assert len(shorts) > 3
 
+    @pytest.mark.integration
     def test_gdpo_normalises_each_and_weighs_them_as_the_recipe_does(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -31,7 +31,6 @@ def gradients(model: Any, loss: torch.Tensor) -> list[torch.Tensor]:
     return [p.grad.clone() for p in model.parameters() if p.grad is not None]
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=str)
 @pytest.mark.parametrize("name", ["qwen2 tied", "qwen3 with bias", "gemma2 with softcapping"])
 def test_chunks_are_the_whole(objective: Objective, name: str) -> None:

@@ -80,6 +80,7 @@ def test_the_blocks_of_our_own(name: str) -> None:
         assert worst(found, plain) <= 1e-5 * 10  # two orders of summing, both in float32
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", ["gpt2", "llama with scaled rotations", "mistral with a sliding window", "qwen2 tied"])
 def test_models_of_transformers_in_float64(name: str) -> None:
     model = tiny(name, dtype=torch.float64)

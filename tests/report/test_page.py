@@ -82,6 +82,7 @@ def test_the_page_is_one_whole_document(page: Reader) -> None:
     assert {str(link).removeprefix("#") for link in links} <= set(ids)
 
 
+@pytest.mark.integration
 def test_the_page_asks_nothing_of_a_network(page: Reader) -> None:
     for tag, attrs in page.tags:
         for name in ("src", "href", "action", "data", "srcset", "xlink:href"):

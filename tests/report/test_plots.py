@@ -56,6 +56,7 @@ def test_curves_hold_the_rows_values(run_dir: Path, charts: dict[str, Chart]) ->
     assert charts["pass"].ticks == tuple(r["label"] for r in evaluations)
 
 
+@pytest.mark.integration
 def test_one_domain_gives_one_reward_curve_and_what_is_missing_is_a_gap(tmp_path: Path) -> None:
     rows = [
         '{"kind":"step","stage":"rl","round":1,"step":1,"metrics":{"reward/sampled":0.5,"reward/mean/a":0.5,"kl/k3":1},"time":{}}',

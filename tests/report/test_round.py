@@ -21,6 +21,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_run(tmp_path_factory.mktemp("round") / "demo")
 
 
+@pytest.mark.integration
 def test_its_pictures_are_whole_in_themselves(run_dir: Path) -> None:
     text = round_markdown(run_dir)
     pictures = re.findall(r"!\[([^\]]+)\]\(data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)\)", text)

@@ -36,7 +36,6 @@ LAUNCHES = {"qwen2 tied": (17, 32), "qwen3 wide heads": (20, 32)}
 """Operations of a decode step by layer and otherwise, with the twin's attention: they may only fall."""
 
 
-@pytest.mark.integration
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_a_step_launches_no_more_than_its_budget(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder, "rms_norm", lambda x, weight, eps: F.rms_norm(x, weight.shape, weight, eps))

@@ -227,6 +227,7 @@ def test_no_more_rows_are_decoded_at_once_than_allowed_and_long_prompts_first() 
     assert len(lengths) == sum(len(r.seeds) for r in REQUESTS)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize(("name", "refills"), [("qwen2 tied", True), ("gpt2", False)])
 def test_a_slot_takes_the_next_response_while_others_are_written(name: str, refills: bool) -> None:
     """A queue is done in fewer steps than waves that wait for their longest response."""

@@ -24,6 +24,7 @@ from pipeline.rollout.vllm_arguments import EngineModel
 from pipeline.rollout.vllm_process import flags
 from pipeline.rollout.vllm_server import VllmServerEngine
 from tests.models.families import build, scatter
+from tests.processes import until
 from tests.rollout.fake_server import FakeServer
 from tests.warm import VLLM, warm
 
@@ -61,9 +62,19 @@ def check_answers(engine: VllmServerEngine) -> None:
 
 
 def test_work_is_shared(stack: ExitStack) -> None:
-    fakes = [stack.enter_context(FakeServer()) for _ in range(3)]
+    fakes = [stack.enter_context(FakeServer("takes long", long_s=20)) for _ in range(3)]
     engine = engine_of(*fakes)
+
+    def answer_once_all_are_asked() -> None:
+        """One that answers at once might be asked again and again before the others are."""
+        until(lambda: all(f.num_asked > 0 for f in fakes), "a request at each server", 20)
+        for fake in fakes:
+            fake.is_open.set()
+
+    answering = threading.Thread(target=answer_once_all_are_asked)
+    answering.start()
     check_answers(engine)
+    answering.join()
     assert sum(f.num_asked for f in fakes) == 50
     assert all(f.num_asked > 0 for f in fakes)
     assert engine.counts() == {"servers/alive": 3.0, "servers/lost": 0.0, "servers/resampled": 0.0}
@@ -327,15 +338,15 @@ def alive(pid: int) -> bool:
 def test_servers_die_with_the_run_however_it_dies(folder: Path, ending: signal.Signals) -> None:
     out = folder / "pids"
     owner = subprocess.Popen([sys.executable, "-c", OWNER, str(out)])
-    until = time.monotonic() + 120
-    while time.monotonic() < until and not (out.exists() and len(out.read_text().split()) == 2):
+    end = time.monotonic() + 120
+    while time.monotonic() < end and not (out.exists() and len(out.read_text().split()) == 2):
         time.sleep(0.05)
     pids = [int(p) for p in out.read_text().split()]
     assert len(pids) == 2
     assert all(map(alive, pids))
     owner.send_signal(ending)
     owner.wait()
-    while time.monotonic() < until and any(map(alive, pids)):
+    while time.monotonic() < end and any(map(alive, pids)):
         time.sleep(0.05)
     assert not any(map(alive, pids))
 

@@ -38,6 +38,7 @@ def test_no_evaluation_task_is_trained_on_or_demonstrated(data: RunData) -> None
     assert all(p.demonstration is None for p in data.evaluation)
 
 
+@pytest.mark.integration
 def test_both_domains_are_there_and_demonstrations_are_often_wrong(data: RunData) -> None:
     assert {p.domain for p in data.train} == {p.domain for p in data.evaluation} == {"arithmetic", "induction"}
     sums = [p for p in data.demonstrations if p.domain == "arithmetic"]

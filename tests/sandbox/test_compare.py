@@ -129,6 +129,7 @@ def test_outputs(got: str, expected: str, equal: bool) -> None:
     assert compare.outputs_equal(got, expected) is equal
 
 
+@pytest.mark.integration
 @given(st.fractions(-1000, 1000), st.fractions(-1000, 1000))
 def test_close_decimals_against_exact_arithmetic(a: Fraction, b: Fraction) -> None:
     got, expected = f"{float(a):.9f}", f"{float(b):.9f}"

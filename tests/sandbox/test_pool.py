@@ -112,6 +112,7 @@ def _nest(folder: str, depth: int) -> None:
     os.close(place)
 
 
+@pytest.mark.integration
 def test_folders_of_killed_callers_are_swept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(work_folders, "_YOUNG_S", -1.0)

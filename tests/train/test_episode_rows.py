@@ -197,7 +197,6 @@ def test_kept_sets_are_those_of_trained_tokens_alone() -> None:
     assert batch.recorded.kept_ids.tolist() == list(joined)
 
 
-@pytest.mark.integration
 def test_a_replayed_update_does_not_see_the_cut_into_micro_batches() -> None:
     """Of a mixture of experts, with kept sets: metrics within rounding."""
     sampling = Sampling(MAX, 0.8, 0.8, 6, max_kept=VOCAB, keep_routing=True)

@@ -88,6 +88,7 @@ def test_what_deepspeed_alone_can_do_is_refused() -> None:
         TrainConfig(backend="fsdp", zero=3)
 
 
+@pytest.mark.integration
 def test_the_optimiser_and_a_reference_wait_in_the_memory_of_the_cpu() -> None:
     config = TrainConfig(backend="fsdp", device="cpu", offload="optimizer")
     backend = begun(FsdpBackend(two_layers(), config))

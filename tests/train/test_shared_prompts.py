@@ -75,6 +75,7 @@ def shares(groups: Any, parts: Parts, backend: TorchBackend) -> bool:
     return prepare.prepare(backend, parts, groups, settings_of(parts)).batch.prompts is not None
 
 
+@pytest.mark.integration
 def test_where_prompts_are_shared() -> None:
     grpo, ppo = parts_of("grpo"), parts_of("ppo")
     backend = begun(True, grpo)

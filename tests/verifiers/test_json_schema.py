@@ -38,7 +38,6 @@ def lines_of(value: Any, place: str = "") -> set[str]:
     return {f"{place} = {json.dumps(value)}"}
 
 
-@pytest.mark.integration
 @given(value=VALUES, wanted=VALUES)
 def test_the_share_is_that_of_equal_lines_among_all_places(value: Any, wanted: Any) -> None:
     ours, theirs = lines_of(value), lines_of(wanted)

@@ -132,6 +132,7 @@ def test_the_code_verifier_withstands_the_probes(tmp_path: Path) -> None:
     assert {"code that exits 0", "tests overwritten", "expected values in a frame"} <= set(report.probes)
 
 
+@pytest.mark.integration
 def test_the_code_probes_are_real_attacks(tmp_path: Path) -> None:
     """Against a grader that runs the program and its tests in one process, most of them win: they are no straw men."""
     import subprocess

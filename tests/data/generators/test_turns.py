@@ -86,6 +86,7 @@ def test_rows(name: str) -> None:
         assert not held_out & {json.dumps([r["question"], r["answer"]]) for r in split.train}
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("name", NAMES)
 def test_small_models_have_the_characters_and_the_room(name: str) -> None:
     texts = [written(r) for r in generate(name, {"num_demonstrations": 1000}, 0).demonstrations]
@@ -104,6 +105,7 @@ def near(observed: float, exact: float) -> bool:
     return abs(observed - exact) < 4 * math.sqrt(exact * (1 - exact) / PLAYS)
 
 
+@pytest.mark.integration
 def test_the_floor_and_ceiling_of_guess() -> None:
     params = guess.Params()
     exact = guess.floor(32, 5)
