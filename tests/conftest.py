@@ -46,9 +46,9 @@ def end_default_group() -> Iterator[None]:
 
 @pytest.hookimpl(optionalhook=True)  # without xdist there is none
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One process more than there are cores: tests of servers and killed runs wait a third of their time."""
+    """Two processes more than there are cores: tests of servers and killed runs wait a third of their time."""
     waits = "not integration" not in config.option.markexpr
-    return (os.cpu_count() or 1) + waits
+    return (os.cpu_count() or 1) + 2 * waits
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -1,4 +1,4 @@
-"""What programs of tests need of libraries that must come before the project, or that switch Triton to its interpreter.
+"""Libraries, without the project, for programs of tests that replace functions of torch or have Triton interpreted.
 
 The make-believe device of `tests.fake_device` replaces functions of torch before anything of the project is imported.
 """

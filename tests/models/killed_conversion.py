@@ -1,4 +1,4 @@
-"""A program that is killed when it has written all files of a conversion: of its file, in its second word's folder."""
+"""Converts the GGUF file that its first word names, for the folder of its second, and is killed once all is written."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ TURNS = itertools.count()
 
 
 def once(ranks: Ranks, compute: Callable[[], T]) -> T:
-    """What `compute` returns on one rank, on all; the next call is another rank's. All ranks must call it in step."""
+    """Return on all ranks what `compute` returns on one; the next call takes the next rank. All ranks must call it."""
     turn = next(TURNS) % ranks.size
     answers: list[Any] = ranks.gather(compute() if turn == ranks.rank else None)
     found: T = answers[turn]
