@@ -11,6 +11,7 @@ from benchmarks.claims.__main__ import RESULTS, all_claims, report, values_of
 from benchmarks.claims.claim import Interval, above, interval, within
 from benchmarks.claims.page import number, write_page
 from pipeline.config.load import load_recipe
+from tests.stages.tiny import FEW_SHOWN
 from tests.warm import warm
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -50,12 +51,6 @@ def test_every_claim_names_recipes_that_load_and_is_on_the_page() -> None:
             load_recipe(ROOT / arm.recipe, list(arm.changes))
 
 
-FEW_SHOWN = (
-    "[{generator: {name: arithmetic, params: {num_train: 6000, num_evaluation: 200, num_demonstrations: 300}}}, "
-    "{generator: {name: induction, params: {a_max: 9, b_min: 10, b_max: 69, num_train: 420, num_evaluation: 120, "
-    "num_demonstrations: 300}}}]"
-)
-"""The demo's tasks with a hundredth of its demonstrations, which take longer to read than a short run to train."""
 SHORT = (
     *("sft.steps=3", "sft.batch_size=8", "rl.rounds=1", "rl.steps_per_round=1", "rl.prompts_per_step=8"),
     *("rl.group_size=2", "rl.select.keep=all", "rollout.max_response_tokens=8", "evaluation.limit=4", "evaluation.k=2"),

@@ -16,10 +16,9 @@ from typing import Any
 import pytest
 
 from tests.fake_device_runs import WHOLE, names
-from tests.warm import warm
+from tests.warm import LIBRARIES, warm
 
 ROOT = Path(__file__).resolve().parents[1]
-LIBRARIES = ("tests.forked_libraries",)
 BUDGET = {
     "decode step": 0.125,
     "decode step, graded while decoding": 0.125,

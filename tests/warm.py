@@ -46,6 +46,7 @@ MARK = "VERIZERO_TEST_RUN"
 """Variable that names a folder: processes that have it, or hold the folder open, belong to one test."""
 TRAINING = ("tests.forked_training",)
 VLLM = (*TRAINING, "tests.stages.forked_vllm")
+LIBRARIES = ("tests.forked_libraries",)
 FLOWS = (*TRAINING, "tests.flows.forked_flows")
 WATCHER = child_process.__file__
 """The one script that becomes a fork."""

@@ -28,7 +28,7 @@ _Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # PyYAML that was 
 
 
 class _FastLoader(_Parser):  # type: ignore[misc]
-    """The same by a parser in C, seven times as fast. Its errors lack the text of the line, and names of aliases."""
+    """The loader above by a parser in C, seven times as fast. Its errors lack the line's text and names of aliases."""
 
 
 def _mapping(loader: _Loader | _FastLoader, node: yaml.MappingNode, deep: bool = False) -> Tree:
@@ -133,7 +133,7 @@ def _read(text: str, name: str) -> Any:
     """The values of a YAML text; errors name `name` and the line."""
     with suppress(yaml.YAMLError, ConfigError):
         return yaml.load(text, _FastLoader)
-    loader = _Loader(text)  # for its errors
+    loader = _Loader(text)  # slower, but its errors show the line
     loader.name = name
     try:
         return loader.get_single_data()

@@ -35,7 +35,7 @@ SECTION = {
     "optimizer": {"learning_rate": 6e-2},
 }
 SLOW = {"steps_per_round": 12, "optimizer": {"learning_rate": 2e-2}}
-"""One token of each distribution says little of the way to go."""
+"""A loss on the sampled token alone is noisier, so the student takes smaller steps, and more of them."""
 
 
 def make_teacher(folder: Path, characters: str = CREATE["characters"]) -> str:

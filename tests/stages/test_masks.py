@@ -17,8 +17,7 @@ from pipeline.run.state import RunState
 from pipeline.whole_run import remaining, run_items
 from tests.stages.recorded import CUT, EXPERTS, V32, run
 from tests.stages.sessions import run_all
-from tests.stages.tiny import tiny
-from tests.test_claims import FEW_SHOWN
+from tests.stages.tiny import FEW_SHOWN, tiny
 
 
 @pytest.mark.integration

@@ -11,6 +11,12 @@ from pipeline.config.merge import merge
 from pipeline.config.run import RunConfig
 
 SUMS = {"digits": 1, "num_train": 30, "num_evaluation": 6, "num_demonstrations": 300}
+FEW_SHOWN = (
+    "[{generator: {name: arithmetic, params: {num_train: 6000, num_evaluation: 200, num_demonstrations: 300}}}, "
+    "{generator: {name: induction, params: {a_max: 9, b_min: 10, b_max: 69, num_train: 420, num_evaluation: 120, "
+    "num_demonstrations: 300}}}]"
+)
+"""The demo's tasks with a hundredth of its demonstrations, which take longer to read than a short run to train."""
 # responses are graded after all are sampled: a process for graders costs more than the rest of a short session
 TREE: dict[str, Any] = {
     "name": "tiny",

@@ -33,7 +33,7 @@ CASES: dict[str, tuple[tuple[int, int, int], list[int], list[int], list[int], in
 }
 """(heads, key heads, head's size), own columns of rows, prompt of each row, tokens of each prompt, span."""
 IN_ROWS = ("one span", "an odd head", "a prompt's spans end where it does")
-"""Cases with memory in the other order too, whose results are the same bytes; and with numbers of 16 bits."""
+"""Cases tried in 16 bits too, and with the other order of memory, which must give the same bytes."""
 RUNS = [(torch.float32, case) for case in CASES] + [
     (dtype, case) for dtype in (torch.bfloat16, torch.float16) for case in IN_ROWS
 ]
