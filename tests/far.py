@@ -57,6 +57,12 @@ class FarProgram:
             os.killpg(self.pid, signal.SIGKILL)
 
 
+def begin(owner: int) -> None:
+    """End with the owner, and hear Ctrl-C, which a program ignores that a shell has started in the background."""
+    die_with(owner)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def run_to_end(program: list[str], log: Path, number: Path, environment: Mapping[str, str], folder: Path) -> int:
     """Start the program, write its process id to the file `number`, and return its status when it has ended."""
     with log.open("ab") as out:
@@ -68,7 +74,7 @@ def run_to_end(program: list[str], log: Path, number: Path, environment: Mapping
             stdout=out,
             stderr=out,
             start_new_session=True,
-            preexec_fn=partial(die_with, os.getpid()),
+            preexec_fn=partial(begin, os.getpid()),
         )
     unfinished = number.with_suffix(".new")
     unfinished.write_text(str(process.pid))

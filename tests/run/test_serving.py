@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,10 @@ from pipeline.rollout.engine import Completion, Request, Sampling
 from pipeline.rollout.scripted_engine import ScriptedEngine
 from pipeline.run.serving import Served, load_served
 from pipeline.types import Message
+from tests.far import FarProgram
 from tests.processes import PATIENCE_S, until
 from tests.stages.tiny import tiny
-from tests.warm import warm
+from tests.warm import ROOT, TRAINING, warm
 
 TOKENIZER = character_tokenizer()
 
@@ -109,65 +109,45 @@ def folder_of(path: Path, seed: int = 0, chat_template: str | None = None) -> Pa
     return path
 
 
-def status_of(command: list[str], folder: Path) -> int:
-    """Return how the program ended; what it says and its process id are in `folder` while it runs."""
-    with (folder / "said").open("w") as said:
-        # A program that a shell starts in the background ignores Ctrl-C, and so would what it starts.
-        process = subprocess.Popen(
-            command,
-            stdout=said,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-        )
-    (folder / "process").write_text(str(process.pid))
-    try:
-        return process.wait(PATIENCE_S)
-    finally:
-        process.kill()
-
-
-def lines_of(folder: Path, count: int) -> list[str]:
-    """Return the program's lines once there are so many."""
-    said = folder / "said"
-    return until(lambda: said.exists() and len(lines := said.read_text().split("\n")) > count and lines, "its lines")
-
-
 @pytest.mark.integration
 def test_a_program_talks_to_a_served_model_until_it_is_stopped(tmp_path: Path) -> None:
     from anthropic import Anthropic
     from openai import NotFoundError, OpenAI
 
-    command = [sys.executable, "-m", "pipeline.cli", "endpoint", str(folder_of(tmp_path / "model")), "--port", "0"]
-    command += ["--key", "k", "--max-tokens", "6", "--device", "cpu"]
-    with ThreadPoolExecutor(1) as pool:
-        status = pool.submit(warm().call, status_of, command, tmp_path)
+    words = ["pipeline.cli", "endpoint", str(folder_of(tmp_path / "model")), "--port", "0"]
+    words += ["--key", "k", "--max-tokens", "6", "--device", "cpu"]
+    log = tmp_path / "log"
+    program = FarProgram(TRAINING, words, log, os.environ | {"PYTHONUNBUFFERED": "1"}, ROOT)
+    try:
+        lines = until(lambda: len(said := log.read_text().split("\n")) > 3 and said, "its lines")
+        url = lines[0].split()[-1]
+        client = OpenAI(base_url=url, api_key="k", max_retries=0)
+        answer = client.chat.completions.create(
+            model="policy", messages=[{"role": "user", "content": "ab"}], temperature=0
+        )
+        assert answer.usage is not None
+        assert 1 <= answer.usage.completion_tokens <= 6
+        again = client.responses.create(model="policy", input="ab", temperature=0)
+        assert again.output_text == answer.choices[0].message.content
+        other = Anthropic(base_url=lines[1].split()[-1], api_key="k", max_retries=0)
+        size = other.messages.count_tokens(model="policy", messages=[{"role": "user", "content": "ab"}])
+        third = other.messages.create(
+            model="policy",
+            max_tokens=6,
+            messages=[{"role": "user", "content": "ab"}],
+            extra_body={"temperature": 0},
+        )
+        assert third.content[0].text == again.output_text  # type: ignore[union-attr]
+        assert size.input_tokens == third.usage.input_tokens == answer.usage.prompt_tokens
+        assert client.models.list().data[0].id == "policy"
+        with pytest.raises(NotFoundError, match="embeddings"):
+            client.embeddings.create(model="policy", input="ab")
+    finally:
+        program.send_signal(signal.SIGINT)
         try:
-            lines = lines_of(tmp_path, 3)
-            url = lines[0].split()[-1]
-            client = OpenAI(base_url=url, api_key="k", max_retries=0)
-            answer = client.chat.completions.create(
-                model="policy", messages=[{"role": "user", "content": "ab"}], temperature=0
-            )
-            assert answer.usage is not None
-            assert 1 <= answer.usage.completion_tokens <= 6
-            again = client.responses.create(model="policy", input="ab", temperature=0)
-            assert again.output_text == answer.choices[0].message.content
-            other = Anthropic(base_url=lines[1].split()[-1], api_key="k", max_retries=0)
-            size = other.messages.count_tokens(model="policy", messages=[{"role": "user", "content": "ab"}])
-            third = other.messages.create(
-                model="policy",
-                max_tokens=6,
-                messages=[{"role": "user", "content": "ab"}],
-                extra_body={"temperature": 0},
-            )
-            assert third.content[0].text == again.output_text  # type: ignore[union-attr]
-            assert size.input_tokens == third.usage.input_tokens == answer.usage.prompt_tokens
-            assert client.models.list().data[0].id == "policy"
-            with pytest.raises(NotFoundError, match="embeddings"):
-                client.embeddings.create(model="policy", input="ab")
+            assert program.wait(PATIENCE_S) == 0
         finally:
-            os.kill(int((tmp_path / "process").read_text()), signal.SIGINT)
-        assert status.result() == 0
+            program.kill()
 
 
 @pytest.mark.integration
