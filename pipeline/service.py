@@ -198,6 +198,8 @@ class Service:
                 _log.error("%s %s failed", request.method, request.url.path, exc_info=exc)
             refused = exc if isinstance(exc, Refused) else Refused(500, f"the service failed: {type(exc).__name__}")
             response = JSONResponse(self.error(request.url.path, refused), refused.status)
+            if refused.status == 429:
+                response.headers["Retry-After"] = "1"
             if body is None:
                 await _refuse_unread(response, request, receive, send)
             else:

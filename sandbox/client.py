@@ -16,12 +16,11 @@ from pipeline.errors import SessionError
 from sandbox import http_format
 from sandbox.api import Tests, Trial
 from sandbox.calls import CallResult
-from sandbox.http_sessions import result_from_json
 from sandbox.results import Limits, Mode, RunResult
 
 _PAUSE_S = (0.05, 0.2, 0.5, 1.0, 2.0, 4.0)
 _AVOID_S = 5.0
-_AT_FAULT = (401, 404, 413, 422)
+_AT_FAULT = (400, 401, 403, 404, 413, 421, 422)
 """Answers to a request that every service would refuse."""
 
 
@@ -147,11 +146,11 @@ class RemoteSession:
 
     def python(self, code: str, *, wall_s: float | None = None, cpu_s: float | None = None) -> CallResult:
         """Run a cell. Raises: ValueError; SessionError."""
-        return result_from_json(self._call("python", code=code, wall_s=wall_s, cpu_s=cpu_s))
+        return CallResult(**self._call("python", code=code, wall_s=wall_s, cpu_s=cpu_s))
 
     def shell(self, line: str, *, wall_s: float | None = None, cpu_s: float | None = None) -> CallResult:
         """Run a line of Bash. Raises: ValueError; SessionError."""
-        return result_from_json(self._call("shell", line=line, wall_s=wall_s, cpu_s=cpu_s))
+        return CallResult(**self._call("shell", line=line, wall_s=wall_s, cpu_s=cpu_s))
 
     def write(self, path: str, data: bytes | str) -> None:
         """Write a file. Raises: ValueError; SessionError."""

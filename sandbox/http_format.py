@@ -17,7 +17,8 @@ _FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
 def trial_to_json(trial: Trial) -> dict[str, Any]:
     """Return the trial with encoded tests, since JSON alone would lose tuples, sets and integer keys."""
     return {
-        "program": trial.program,
+        # A program with half of a surrogate pair is no program, here or there; JSON cannot carry it.
+        "program": trial.program.encode("utf-8", "replace").decode(),
         "encoded_tests": codec.encode([dict(t) for t in trial.tests]).decode("ascii"),
         "mode": trial.mode,
         "limits": {name: getattr(trial.limits, name) for name in Limits.__dataclass_fields__},
@@ -27,33 +28,14 @@ def trial_to_json(trial: Trial) -> dict[str, Any]:
     }
 
 
-def trial_from_json(data: Mapping[str, Any], most: Limits) -> Trial:
-    """Return the trial of a request with `tests` or `encoded_tests`. Its limits can only lower `most`.
-
-    Raises: ValueError naming the field.
-    """
-    if not isinstance(data, Mapping) or not isinstance(data.get("program"), str):
-        raise ValueError("program must be text")
-    tests = codec.decode(data["encoded_tests"].encode()) if "encoded_tests" in data else data.get("tests")
-    if not isinstance(tests, list) or not all(isinstance(t, Mapping) for t in tests):
-        raise ValueError("tests must be a list of objects")
-    limits = data.get("limits") or {}
-    unknown = set(limits) - set(Limits.__dataclass_fields__)
-    if unknown:
-        raise ValueError(f"unknown limits {sorted(unknown)}; known: {', '.join(Limits.__dataclass_fields__)}")
-    mode, stops = data.get("mode", "stdin"), bool(data.get("stop_on_failure", False))
-    language = language_of(data.get("language"))
-    return Trial(data["program"], tests, mode, most.lowered(**limits), stops, language, bool(data.get("values", False)))
-
-
 _NAMES = {"python3": "python", "nodejs": "javascript", "js": "javascript", "c++": "cpp", "sh": "bash", "sqlite": "sql"}
 
 
 def language_of(named: object) -> str:
     """Return our name of the language in a request, Python where it names none. Raises: ValueError if unknown."""
-    language = "python" if named is None else _NAMES.get(str(named), str(named))
-    if language not in available():
-        raise ValueError(f"unknown language {named!r}; known: {', '.join(available())}")
+    language = "python" if named is None else _NAMES.get(str(named), named)
+    if not isinstance(language, str) or language not in available():
+        raise ValueError(f"unknown language, known: {', '.join(available())}")
     return language
 
 
@@ -114,15 +96,13 @@ def _part(status: str, seconds: float | None, code: int | None, stdout: str, std
     return {"status": status, "execution_time": seconds, "return_code": code, "stdout": stdout, "stderr": stderr}
 
 
-def fusion_tests(data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the tests of a SandboxFusion `/submit` request, from config.provided_data.
+def fusion_tests(provided: object) -> list[dict[str, Any]]:
+    """Return the tests in config.provided_data of a SandboxFusion `/submit` request.
 
     Each has {"input": {"stdin": text} | text, "output": {"stdout": text} | text}. Raises: ValueError.
     """
-    config = data.get("config") or {}
-    provided = config.get("provided_data") or {}
     tests = provided.get("test_cases", provided.get("tests")) if isinstance(provided, Mapping) else provided
-    if not isinstance(tests, list):
+    if not isinstance(tests, list) or not all(isinstance(test, Mapping) for test in tests):
         raise ValueError("config.provided_data.test_cases must be a list of tests; data sets are not stored here")
     return [
         {"input": _stream(t.get("input", ""), "stdin"), "output": _stream(t.get("output", ""), "stdout")} for t in tests

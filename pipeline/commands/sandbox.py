@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
-import signal
 from typing import Any
 
 from pipeline.errors import ConfigError, IsolationError
@@ -26,9 +24,11 @@ def add(commands: Any) -> None:
     service = actions.add_parser(
         "serve", help="run programs over HTTP; a recipe names the service in sandbox.url", allow_abbrev=False
     )
-    service.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1; any but loopback needs a token")
+    service.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1")
     service.add_argument("--port", type=int, default=8080, help="default: 8080; 0 takes any free port")
-    service.add_argument("--token-env", default="SANDBOX_TOKEN", help="variable that holds the token")
+    service.add_argument(
+        "--token-env", default="SANDBOX_TOKEN", help="variable with the token; default: a new one, which is printed"
+    )
     service.add_argument("--workers", type=int, help="programs at one time; default: two per core")
     service.add_argument("--max-queue", type=int, default=1024, help="programs waiting before the answer is 429")
     for name, (kind, text) in LIMITS.items():
@@ -41,21 +41,21 @@ def add(commands: Any) -> None:
 
 
 def serve(arguments: argparse.Namespace) -> None:
-    """Run programs over HTTP until SIGINT or SIGTERM. Raises: ConfigError for a wrong limit, token or port."""
+    """Run programs over HTTP until SIGINT or SIGTERM. Raises: ConfigError for a wrong limit, queue or port."""
     import sandbox
-    from sandbox.serve import make_server
+    from sandbox.serve import SandboxService
 
     limits = {name: value for name in LIMITS if (value := getattr(arguments, name)) is not None}
     host, port, token = arguments.host, arguments.port, os.environ.get(arguments.token_env)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that the pool's exit ends its workers
     try:
         with sandbox.Pool(arguments.workers, arguments.min_level) as pool:
-            server = make_server(pool, host, port, token, arguments.max_queue, sandbox.Limits(**limits))
-            print(f"sandbox at level {pool.isolation.level} on http://{host}:{server.server_port}", flush=True)
-            with server, contextlib.suppress(KeyboardInterrupt):
-                server.serve_forever()
+            service = SandboxService(pool, host, port, token, arguments.max_queue, sandbox.Limits(**limits))
+            print(f"sandbox at level {pool.isolation.level} on {service.address}", flush=True)
+            if not token:
+                print(f"token: {service.token} (a new one; {arguments.token_env} can hold your own)", flush=True)
+            service.run()
     except ValueError as exc:
-        raise ConfigError(f"{exc} (the token is read from {arguments.token_env})") from exc
+        raise ConfigError(str(exc)) from exc
     except OSError as exc:
         raise ConfigError(f"cannot serve on {host}:{port}: {exc.strerror or exc}; choose another --port") from exc
 

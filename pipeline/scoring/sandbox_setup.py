@@ -73,7 +73,6 @@ def _services(place: SandboxSettings, languages: set[str], say: Callable[[str], 
                 raise IsolationError(
                     f"the sandbox at {url} has no {', '.join(lacks)}; install what runs it there, or drop the address"
                 )
-            _ask(f"{url}/run_many", place.token, b'{"jobs": []}')  # /health asks for no token, this does
         except urllib.error.HTTPError as exc:
             # A wrong token is an error of the recipe, not a service that happens to be down.
             if exc.code == 401:
@@ -100,7 +99,7 @@ def _services(place: SandboxSettings, languages: set[str], say: Callable[[str], 
     return {"level": min(levels.values()), "services": levels}
 
 
-def _ask(url: str, token: str | None, body: bytes | None = None) -> Any:
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
-    with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=PATIENCE_S) as reply:
+def _ask(url: str, token: str | None) -> Any:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=PATIENCE_S) as reply:
         return json.load(reply)

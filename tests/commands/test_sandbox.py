@@ -61,37 +61,38 @@ class TestServe:
             assert process.wait(PATIENCE_S) == 0
             assert not alive(workers)
 
+    @pytest.mark.integration
+    def test_without_a_token_it_makes_one_and_prints_it(self) -> None:
+        with serving(SANDBOX_TOKEN="") as (process, url):
+            assert process.stdout is not None
+            token = process.stdout.readline().split()[1]
+            with pytest.raises(ValueError, match="401"):
+                Client(url).run("print(8)", TESTS)
+            assert Client(url, token).run("print(8)", TESTS).passed
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE_S) == 0
+
     @pytest.mark.parametrize(
         ("options", "named"),
         [
-            (["--host", "0.0.0.0"], "'0.0.0.0'"),
+            (["--max-queue", "0"], "max_queue "),
             (["--workers", "0"], "workers "),
             (["--cpu-s", "-1"], "cpu_s "),
         ],
     )
     def test_what_cannot_be_served_is_said(
-        self, options: list[str], named: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+        self, options: list[str], named: str, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        monkeypatch.delenv("SANDBOX_TOKEN", raising=False)
-        before = signal.getsignal(signal.SIGTERM)
-        try:
-            assert main(["sandbox", "serve", "--port", "0", *options]) == 1
-        finally:
-            signal.signal(signal.SIGTERM, before)
+        assert main(["sandbox", "serve", "--port", "0", *options]) == 1
         heard = capsys.readouterr()
         assert heard.out == ""
         assert heard.err.startswith("verizero: ")
         assert named in heard.err
-        assert "SANDBOX_TOKEN" in heard.err
 
     def test_a_port_in_use_is_named(self, capsys: pytest.CaptureFixture[str]) -> None:
-        before = signal.getsignal(signal.SIGTERM)
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
-            try:
-                assert main(["sandbox", "serve", "--port", str(port)]) == 1
-            finally:
-                signal.signal(signal.SIGTERM, before)
+            assert main(["sandbox", "serve", "--port", str(port)]) == 1
         assert f"127.0.0.1:{port}" in capsys.readouterr().err
 
     @pytest.mark.parametrize("argv", [["sandbox"], ["sandbox", "serve", "--work", "1"], ["sandbox", "run"]])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +17,7 @@ from pipeline.errors import EnvironmentFailed
 from pipeline.run.episodes import languages_of
 from pipeline.types import Message, Prompt
 from sandbox import settings
-from sandbox.serve import make_server
+from sandbox.serve import SandboxService
 from sandbox.settings import SandboxSettings, configure
 from tests.environments.talk import made, played
 
@@ -36,23 +34,13 @@ def back_to_default() -> Iterator[None]:
 
 
 @contextmanager
-def served(token: str | None = None) -> Iterator[ThreadingHTTPServer]:
-    with sandbox.Pool(workers=1) as pool:
-        server = make_server(pool, port=0, token=token)
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            server.server_close()
+def served() -> Iterator[SandboxService]:
+    with sandbox.Pool(workers=1) as pool, SandboxService(pool) as server:
+        yield server
 
 
-def at(server: ThreadingHTTPServer, token: str | None = None) -> SandboxSettings:
-    return SandboxSettings(urls=(f"http://127.0.0.1:{server.server_port}",), token=token)
-
-
-def service(server: ThreadingHTTPServer) -> Any:
-    return server.RequestHandlerClass.service  # type: ignore[attr-defined]
+def at(server: SandboxService, token: str | None = None) -> SandboxSettings:
+    return SandboxSettings(urls=(server.address,), token=token or server.token)
 
 
 def test_tools_and_repair_run_their_programs_on_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,7 +50,7 @@ def test_tools_and_repair_run_their_programs_on_the_service(monkeypatch: pytest.
         run = python.tools(python.Params(), PROMPT).tools["python"]
         assert run.answer({"code": "print(6*7)"}) == "42"
         last = played(made("repair", LINE), ["def f(x): return 3*x+8", "def f(x): return 3*x+7"])[-1]
-        assert (last.outcome.score, sum(service(server).statuses.values())) == (1.0, 3)
+        assert (last.outcome.score, sum(server.statuses.values())) == (1.0, 3)
 
 
 def test_a_session_is_opened_on_the_service_and_keeps_its_state() -> None:
@@ -72,13 +60,13 @@ def test_a_session_is_opened_on_the_service_and_keeps_its_state() -> None:
         assert box.tools["python"].answer({"code": "x = 41; open('a', 'w').write('b')"}) == "no output"
         assert box.tools["python"].answer({"code": "print(x + 1)"}) == "42"
         assert box.tools["shell"].answer({"line": "cat a"}) == "b"
-        assert len(service(server).sessions) == 1
+        assert len(server.sessions) == 1
         box.close()
-        assert len(service(server).sessions) == 0
+        assert len(server.sessions) == 0
 
 
 def test_a_service_that_refuses_is_no_mistake_of_the_policy() -> None:
-    with served("secret") as server:
+    with served() as server:
         configure(at(server, "guess"))
         with pytest.raises(EnvironmentFailed, match="401"):
             session.tools(session.Params(), PROMPT).tools["python"].answer({"code": "1"})
@@ -87,8 +75,8 @@ def test_a_service_that_refuses_is_no_mistake_of_the_policy() -> None:
 
 
 def test_a_process_that_plays_episodes_takes_the_settings_over() -> None:
-    with served("secret") as server:
-        configure(at(server, "secret"))
+    with served() as server:
+        configure(at(server))
         place = open_place("process", Chosen("repair"), step_s=30)
         try:
             environment = place.make(Prompt("p", "f", "environment", LINE), 0, 0)
@@ -98,7 +86,7 @@ def test_a_process_that_plays_episodes_takes_the_settings_over() -> None:
         finally:
             place.close()
         assert reply.outcome is not None
-        assert (reply.outcome.score, sum(service(server).statuses.values())) == (1.0, 1)
+        assert (reply.outcome.score, sum(server.statuses.values())) == (1.0, 1)
 
 
 def test_settings_cross_to_another_process_whole() -> None:

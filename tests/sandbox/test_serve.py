@@ -7,8 +7,6 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ import pytest
 import sandbox
 from sandbox import client as clients
 from sandbox.client import Client
-from sandbox.serve import make_server
+from sandbox.serve import SandboxService
 from tests.sandbox.doubling import DOUBLE, PYTHON
 from tests.sandbox.processes import wait_until
 
@@ -31,22 +29,17 @@ def pool() -> Iterator[sandbox.Pool]:
         yield made
 
 
-@contextmanager
-def serving(pool: sandbox.Pool, **settings: Any) -> Iterator[ThreadingHTTPServer]:
-    """Serve on a free port while the context is open."""
-    with make_server(pool, port=0, **settings) as made:
-        threading.Thread(target=made.serve_forever, args=(0.05,), daemon=True).start()
-        yield made
-        made.shutdown()
+TOKEN = "secret"
 
 
-def url(server: ThreadingHTTPServer) -> str:
-    return f"http://127.0.0.1:{server.server_port}"
+def serving(pool: sandbox.Pool, **settings: Any) -> SandboxService:
+    """A service on a free port, for a `with` block."""
+    return SandboxService(pool, token=TOKEN, **settings)
 
 
-def post(server: ThreadingHTTPServer, path: str, data: Any, token: str = "") -> tuple[int, dict[str, Any]]:
+def post(server: SandboxService, path: str, data: Any, token: str = TOKEN) -> tuple[int, dict[str, Any]]:
     request = urllib.request.Request(
-        url(server) + path, json.dumps(data).encode(), {"Authorization": f"Bearer {token}"}
+        server.address + path, json.dumps(data).encode(), {"Authorization": f"Bearer {token}"}
     )
     try:
         with urllib.request.urlopen(request, timeout=300) as reply:
@@ -55,13 +48,19 @@ def post(server: ThreadingHTTPServer, path: str, data: Any, token: str = "") -> 
         return exc.code, json.load(exc)
 
 
+def get(server: SandboxService, path: str) -> str:
+    request = urllib.request.Request(server.address + path, headers={"Authorization": f"Bearer {TOKEN}"})
+    with urllib.request.urlopen(request) as reply:
+        return str(reply.read().decode())
+
+
 @pytest.fixture(scope="module")
-def server(pool: sandbox.Pool) -> Iterator[ThreadingHTTPServer]:
+def server(pool: sandbox.Pool) -> Iterator[SandboxService]:
     with serving(pool, limits=sandbox.Limits(wall_s=3, cpu_s=1)) as made:
         yield made
 
 
-def test_run_code_has_the_shape_that_others_speak(server: ThreadingHTTPServer) -> None:
+def test_run_code_has_the_shape_that_others_speak(server: SandboxService) -> None:
     code, reply = post(server, "/run_code", {"code": PYTHON, "language": "python", "stdin": "21", "run_timeout": 5})
     assert (code, reply["status"]) == (200, "Success")
     assert reply["run_result"] | {"execution_time": 0} == {
@@ -74,7 +73,7 @@ def test_run_code_has_the_shape_that_others_speak(server: ThreadingHTTPServer) -
     assert "ZeroDivisionError" in reply["run_result"]["stderr"]
 
 
-def test_a_request_can_only_lower_limits(server: ThreadingHTTPServer) -> None:
+def test_a_request_can_only_lower_limits(server: SandboxService) -> None:
     _, reply = post(server, "/run_code", {"code": "while True: pass", "run_timeout": 500})
     assert reply["run_result"]["status"] == "TimeLimitExceeded"
     assert reply["run_result"]["stderr"].endswith(" of 1")
@@ -82,7 +81,7 @@ def test_a_request_can_only_lower_limits(server: ThreadingHTTPServer) -> None:
     assert reply["status"] == "cpu_limit"
 
 
-def test_submit_grades_the_last_block(server: ThreadingHTTPServer) -> None:
+def test_submit_grades_the_last_block(server: SandboxService) -> None:
     cases = [
         {"input": {"stdin": "4"}, "output": {"stdout": "8"}},
         {"input": {"stdin": "5"}, "output": {"stdout": "11"}},
@@ -94,7 +93,7 @@ def test_submit_grades_the_last_block(server: ThreadingHTTPServer) -> None:
     assert (reply["id"], reply["accepted"], [t["passed"] for t in reply["tests"]]) == (7, False, [True, False])
 
 
-def test_bad_requests_are_told_why(server: ThreadingHTTPServer) -> None:
+def test_bad_requests_are_told_why(server: SandboxService) -> None:
     for path, data, code, named in (
         ("/run", {"program": PYTHON, "tests": []}, 422, "empty"),
         ("/run", {"program": PYTHON, "tests": TESTS, "limits": {"speed": 1}}, 422, "speed"),
@@ -109,6 +108,29 @@ def test_bad_requests_are_told_why(server: ThreadingHTTPServer) -> None:
         ),
         ("/run_code", {"code": "x", "files": {"a": "aGk="}}, 422, "files"),
         ("/submit", {"completion": "x"}, 422, "provided_data"),
+        ("/submit", {"completion": "x", "config": {"provided_data": {"test_cases": [1]}}}, 422, "test_cases"),
+        ("/submit", {"completion": "x", "config": []}, 422, "config"),
+        ("/submit", {"completion": ["x"]}, 422, "completion"),
+        ("/submit", {"completion": "x", "id": 1e999}, 400, "JSON"),
+        ("/run_code", {"code": 1}, 422, "code"),
+        ("/run_code", {"code": "x", "stdin": 7}, 422, "stdin"),
+        ("/run_code", {"code": "x", "run_timeout": 0}, 422, "run_timeout"),
+        ("/run_code", {"code": "x", "run_timeout": "5"}, 422, "run_timeout"),
+        ("/run_code", {"code": "x", "memory_limit_MB": []}, 422, "memory_limit_MB"),
+        ("/run_code", {"code": "x", "language": ["python"]}, 422, "language"),
+        ("/run", [PYTHON], 400, "object"),
+        ("/run", {"program": PYTHON, "tests": TESTS, "mode": "magic"}, 422, "mode"),
+        ("/run", {"program": PYTHON, "tests": TESTS, "encoded_tests": "[]"}, 422, "not both"),
+        ("/run", {"program": PYTHON, "tests": [1]}, 422, "tests.0"),
+        ("/run", {"program": PYTHON, "tests": TESTS, "limits": {"cpu_s": True}}, 422, "limits.cpu_s"),
+        ("/run", {"program": PYTHON, "tests": TESTS, "limits": {"cpu_s": -1}}, 422, "limits.cpu_s"),
+        ("/run", {"program": PYTHON, "tests": TESTS, "stop_on_failure": "no"}, 422, "stop_on_failure"),
+        ("/run", {"program": PYTHON, "tests": TESTS, "flavour": 1}, 422, "flavour"),
+        ("/run", {"program": PYTHON, "encoded_tests": "[" * 100_000}, 422, "encoded"),
+        ("/run", {"program": PYTHON, "encoded_tests": "{}"}, 422, "encoded"),
+        ("/run_many", {"jobs": 3}, 422, "jobs"),
+        ("/run_many", {"jobs": [{"program": PYTHON, "tests": TESTS}, {"program": 2}]}, 422, "jobs.1.program"),
+        ("/health", {}, 404, "POST /health"),
         ("/elsewhere", {"a": 1}, 404, "/run_code"),
     ):
         got, reply = post(server, path, data)
@@ -116,66 +138,76 @@ def test_bad_requests_are_told_why(server: ThreadingHTTPServer) -> None:
         assert named in reply["error"]
 
 
-def test_health_and_metrics(server: ThreadingHTTPServer, pool: sandbox.Pool) -> None:
+def test_health_and_metrics(server: SandboxService, pool: sandbox.Pool) -> None:
     post(server, "/run", {"program": PYTHON, "tests": TESTS})
-    with urllib.request.urlopen(url(server) + "/health") as reply:
-        assert json.load(reply)["level"] == pool.isolation.level
-    with urllib.request.urlopen(url(server) + "/metrics") as reply:
-        lines = reply.read().decode().splitlines()
+    assert json.loads(get(server, "/health"))["level"] == pool.isolation.level
+    lines = get(server, "/metrics").splitlines()
     counted = {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if not line.startswith("#")}
     assert counted['sandbox_programs_total{status="passed"}'] >= 1
     assert counted["sandbox_waiting"] == 0
 
 
 def test_a_token_is_asked_for(pool: sandbox.Pool) -> None:
-    with serving(pool, token="s3cret") as server:
-        assert post(server, "/run", {"program": PYTHON, "tests": TESTS})[0] == 401
-        assert post(server, "/run", {"program": PYTHON, "tests": TESTS}, "s3cret")[1]["passed"]
-        assert Client(url(server), "s3cret").run(PYTHON, TESTS).passed
+    with SandboxService(pool) as server:
+        assert post(server, "/run", {"program": PYTHON, "tests": TESTS}, "")[0] == 401
+        assert post(server, "/run", {"program": PYTHON, "tests": TESTS}, server.token)[1]["passed"]
+        assert Client(server.address, server.token).run(PYTHON, TESTS).passed
         with pytest.raises(ValueError, match="401"):
-            Client(url(server), "wrong").run(PYTHON, TESTS)
-    with pytest.raises(ValueError, match="token"):
-        make_server(pool, host="0.0.0.0", port=0)
+            Client(server.address, "wrong").run(PYTHON, TESTS)
+        for path in ("/health", "/metrics", "/"):
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                urllib.request.urlopen(server.address + path)
 
 
 def test_past_the_queue_bound_others_are_turned_away(pool: sandbox.Pool) -> None:
     trial, codes = {"program": PYTHON, "tests": TESTS[:1]}, list[int]()
     with serving(pool, max_queue=2) as server:
-        service = server.RequestHandlerClass.service  # type: ignore[attr-defined]
         threads = [threading.Thread(target=lambda: codes.append(post(server, "/run", trial)[0])) for _ in range(2)]
         for _ in range(pool.size):
             pool._free.acquire()  # every worker is busy
         try:
             for thread in threads:
                 thread.start()
-            assert wait_until(lambda: service.waiting == 2)
+            assert wait_until(lambda: server.waiting == 2)
             refused = [post(server, "/run", trial) for _ in range(3)]
         finally:
             for _ in range(pool.size):
                 pool._free.release()
             for thread in threads:
                 thread.join()
-    assert [code for code, _ in refused] == [429] * 3
-    assert "2" in refused[0][1]["error"]
+        refused += [post(server, "/run_many", {"jobs": [trial] * count}) for count in (3, 3000)]
+        assert server.waiting == 0
+        assert len(post(server, "/run_many", {"jobs": [trial] * 2})[1]["results"]) == 2
+        assert post(server, "/run_many", {"jobs": []}) == (200, {"results": []})
+    assert [code for code, _ in refused] == [429] * 5
+    assert all("2" in reply["error"] for _, reply in refused)
     assert codes == [200, 200]
+    with pytest.raises(ValueError, match="max_queue"):
+        serving(pool, max_queue=0)
 
 
 def test_the_client_goes_elsewhere_when_a_service_dies(pool: sandbox.Pool) -> None:
     trials = [sandbox.Trial(f"print(int(input()) * {i})", TESTS) for i in range(12)]
     with serving(pool) as first, serving(pool) as second:
-        killer = threading.Timer(0.05, lambda: (first.shutdown(), first.server_close()))
+        killer = threading.Timer(0.05, first.close)
         killer.start()
-        results = Client([url(first), url(second)]).run_many(trials)
+        results = Client([first.address, second.address], TOKEN).run_many(trials)
         killer.join()
     assert [i for i, r in enumerate(results) if r.passed] == [2]
     assert "sandbox_error" not in {r.status for r in results}
 
 
-def test_values_keep_their_types_on_the_way(server: ThreadingHTTPServer) -> None:
+def test_values_keep_their_types_on_the_way(server: SandboxService) -> None:
     tests = [{"fn": "f", "args": [(1, 2), {3: "x"}], "expected": (2, {3})}]
     program = "def f(a, d): return (a[1], set(d))"
-    assert Client(url(server)).run(program, tests, mode="function").passed
-    assert not Client(url(server)).run("def f(a, d): return [a[1], set(d)]", tests, mode="function").passed
+    assert Client(server.address, TOKEN).run(program, tests, mode="function").passed
+    assert not Client(server.address, TOKEN).run("def f(a, d): return [a[1], set(d)]", tests, mode="function").passed
+
+
+def test_half_of_a_surrogate_pair_costs_its_own_program_alone(server: SandboxService) -> None:
+    trials = [sandbox.Trial(program, TESTS) for program in ("\ud800", PYTHON, 'print("\ud800")')]
+    results = Client(server.address, TOKEN).run_many(trials)
+    assert [r.status for r in results] == ["runtime_error", "passed", "wrong_answer"]
 
 
 def test_no_service_at_all_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,14 +217,14 @@ def test_no_service_at_all_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -
         Client("somewhere")
 
 
-def test_values_come_back_when_asked_for(server: ThreadingHTTPServer) -> None:
+def test_values_come_back_when_asked_for(server: SandboxService) -> None:
     tests = [{"fn": "f", "args": [2], "expected": None}, {"fn": "g", "args": [], "expected": None}]
     program = "def f(n): return {n: (1.5, {n}, 'ä')}\nclass A: pass\ndef g(): return A()"
     trial = sandbox.Trial(program, tests, "function", values=True)
-    (answer,) = Client(url(server)).run_many([trial])
+    (answer,) = Client(server.address, TOKEN).run_many([trial])
     assert answer.tests[0].value == {2: (1.5, frozenset({2}), "ä")}
     assert repr(answer.tests[1].value) == "<A>"
-    (silent,) = Client(url(server)).run_many([sandbox.Trial(program, tests, "function")])
+    (silent,) = Client(server.address, TOKEN).run_many([sandbox.Trial(program, tests, "function")])
     assert [t.value for t in silent.tests] == [None, None]
     assert [t.status for t in silent.tests] == [t.status for t in answer.tests] == ["wrong_answer"] * 2
 
@@ -200,7 +232,7 @@ def test_values_come_back_when_asked_for(server: ThreadingHTTPServer) -> None:
 @pytest.mark.parametrize(
     ("language", "broken"), [("c", "int main( {"), ("bash", "echo $(("), ("nodejs", "console.log(")]
 )
-def test_other_languages_have_every_shape(server: ThreadingHTTPServer, language: str, broken: str) -> None:
+def test_other_languages_have_every_shape(server: SandboxService, language: str, broken: str) -> None:
     name = {"nodejs": "javascript"}.get(language, language)
     right = DOUBLE[name]
     if not sandbox.available()[name]:
@@ -222,6 +254,7 @@ def test_other_languages_have_every_shape(server: ThreadingHTTPServer, language:
         assert reply["run_result"] is None
 
 
-def test_health_names_the_languages(server: ThreadingHTTPServer) -> None:
-    with urllib.request.urlopen(url(server) + "/health") as reply:
-        assert json.load(reply)["languages"] == sorted(n for n, there in sandbox.available().items() if there)
+def test_health_names_the_languages(server: SandboxService) -> None:
+    assert json.loads(get(server, "/health"))["languages"] == sorted(
+        n for n, there in sandbox.available().items() if there
+    )

@@ -5,10 +5,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,7 @@ from pipeline.errors import IsolationError
 from pipeline.types import Attempt, Verdict
 from sandbox import languages
 from sandbox import settings as sandbox_settings
-from sandbox.serve import make_server
+from sandbox.serve import SandboxService
 from sandbox.settings import SandboxSettings, configure, current
 from tests.verifiers.fake_sandbox import FakeSandbox
 from verifiers._sandbox_jobs import Job, SandboxParams, programs_of, runner
@@ -52,25 +50,15 @@ def back_to_default() -> Iterator[None]:
 
 
 @contextmanager
-def served(token: str | None = None) -> Iterator[ThreadingHTTPServer]:
+def served(token: str | None = None) -> Iterator[SandboxService]:
     """A service of one worker."""
-    with sandbox.Pool(workers=1) as pool:
-        server = make_server(pool, port=0, token=token)
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            server.server_close()
+    with sandbox.Pool(workers=1) as pool, SandboxService(pool, token=token) as server:
+        yield server
 
 
-def url(server: ThreadingHTTPServer) -> str:
-    return f"http://127.0.0.1:{server.server_port}"
-
-
-def counted(server: ThreadingHTTPServer) -> int:
+def counted(server: SandboxService) -> int:
     """Programs that the service has run."""
-    return sum(server.RequestHandlerClass.service.statuses.values())  # type: ignore[attr-defined]
+    return sum(server.statuses.values())
 
 
 def judged(language: str, *programs: str) -> list[Verdict]:
@@ -138,8 +126,8 @@ def test_too_low_walls_are_an_error_of_the_sandbox_with_the_remedy() -> None:
 def test_services_judge_as_this_machine_does() -> None:
     programs = [RIGHT["python"], "print(3)", BROKEN["python"], "import sys; sys.exit(0)"]
     here = judged("python", *programs)
-    with served("secret") as first, served("secret") as second:
-        configure(SandboxSettings(urls=(url(first), url(second)), token="secret"))
+    with served("same") as first, served("same") as second:
+        configure(SandboxSettings(urls=(first.address, second.address), token="same"))
         there = judged("python", *programs)
         assert counted(first) + counted(second) == len(programs)
     assert [(v.status, v.score, v.reason) for v in there] == [(v.status, v.score, v.reason) for v in here]
@@ -149,7 +137,7 @@ def test_services_judge_as_this_machine_does() -> None:
 def test_functions_over_http_are_held_to_their_types() -> None:
     reference = {"fn": "f", "tests": [{"args": [1], "expected": (1, {2})}]}
     with served() as server:
-        configure(SandboxSettings(urls=(url(server),)))
+        configure(SandboxSettings(urls=(server.address,), token=server.token))
         said = code.bind().score([Attempt(f"def f(x): return {v}", reference) for v in ("(1, {2})", "[1, {2}]")])
         assert [v.score for v in said] == [1.0, 0.0]
         assert counted(server) == 2
@@ -159,7 +147,7 @@ def test_functions_over_http_are_held_to_their_types() -> None:
 def test_services_send_returned_values_back_and_run_other_languages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox_settings, "_tool_pool", lambda: pytest.fail("nothing runs on this machine"))
     with served() as server:
-        configure(SandboxSettings(urls=(url(server),)))
+        configure(SandboxSettings(urls=(server.address,), token=server.token))
         right, wrong = load("unit_tests").bind().score([Attempt(a, UNIT) for a in (UNIT_ANSWER, "def f(x): return 3")])
         assert (right.status, right.score) == ("graded", 1.0), right.reason
         assert (wrong.status, wrong.score) == ("graded", 0.0)
@@ -175,7 +163,7 @@ def test_services_send_returned_values_back_and_run_other_languages(monkeypatch:
 def test_a_service_without_the_tool_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandbox.client._PAUSE_S", (0.0,))
     with served() as server:
-        configure(SandboxSettings(urls=(url(server),)))
+        configure(SandboxSettings(urls=(server.address,), token=server.token))
         monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
         (said,) = judged("bash", RIGHT["bash"])
     assert said.status == "sandbox_error"
@@ -186,7 +174,7 @@ def test_a_service_without_the_tool_is_no_wrong_answer(monkeypatch: pytest.Monke
 def test_a_service_that_dies_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sandbox.client._PAUSE_S", (0.0,))
     with served() as server:
-        gone = url(server)
+        gone = server.address
     configure(SandboxSettings(urls=(gone,)))
     (said,) = judged("python", RIGHT["python"])
     assert said.status == "sandbox_error"
@@ -195,8 +183,8 @@ def test_a_service_that_dies_is_no_wrong_answer(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.integration
 def test_a_wrong_token_is_no_wrong_answer() -> None:
-    with served("secret") as server:
-        configure(SandboxSettings(urls=(url(server),), token="guess"))
+    with served() as server:
+        configure(SandboxSettings(urls=(server.address,), token="guess"))
         (said,) = judged("python", RIGHT["python"])
     assert said.is_infrastructure
     assert "401" in said.reason

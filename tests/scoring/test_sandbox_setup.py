@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from http.server import ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -14,7 +12,7 @@ from pipeline.config.sandbox import SandboxConfig
 from pipeline.errors import ConfigError, IsolationError
 from pipeline.scoring.sandbox_setup import close_sandbox, open_sandbox
 from sandbox.languages import LANGUAGES
-from sandbox.serve import make_server
+from sandbox.serve import SandboxService
 from sandbox.settings import SandboxSettings, current
 from tests.scoring.low_walls import low_walls
 from verifiers.base import load
@@ -29,17 +27,10 @@ def back_to_default() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[ThreadingHTTPServer]:
+def server() -> Iterator[SandboxService]:
     with sandbox.Pool(workers=1, walls=["landlock", "seccomp", "uid"]) as pool:
-        made = make_server(pool, port=0, token="secret")
-        threading.Thread(target=made.serve_forever, args=(0.05,), daemon=True).start()
-        yield made
-        made.shutdown()
-        made.server_close()
-
-
-def url(server: ThreadingHTTPServer) -> str:
-    return f"http://127.0.0.1:{server.server_port}"
+        with SandboxService(pool, token="secret") as made:
+            yield made
 
 
 def opened(verifier: str = "code", params: dict[str, Any] | None = None, **settings: Any) -> tuple[Any, list[str]]:
@@ -74,15 +65,15 @@ def test_walls_below_the_recipes_level_are_refused_and_an_accepted_level_is_writ
 
 
 def test_a_service_is_asked_for_its_level_and_told_the_token(
-    server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+    server: SandboxService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MINE", "secret")
     monkeypatch.setattr("sandbox.default_pool", lambda: pytest.fail("nothing runs on this machine"))
-    isolation, (warning,) = opened(url=[DEAD, url(server) + "/"], token_env="MINE")
-    assert isolation == {"level": 2, "services": {url(server): 2}}
-    assert current().urls == (DEAD, url(server))
+    isolation, (warning,) = opened(url=[DEAD, server.address + "/"], token_env="MINE")
+    assert isolation == {"level": 2, "services": {server.address: 2}}
+    assert current().urls == (DEAD, server.address)
     assert DEAD in warning
-    assert url(server) not in warning
+    assert server.address not in warning
 
 
 @pytest.mark.parametrize(
@@ -98,23 +89,23 @@ def test_services_that_cannot_be_used_are_refused(
     settings: dict[str, Any],
     error: type[Exception],
     named: str,
-    server: ThreadingHTTPServer,
+    server: SandboxService,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MINE", "secret")
     with pytest.raises(error, match=named):
-        opened(**{"url": url(server), **settings})
+        opened(**{"url": server.address, **settings})
 
 
 def test_a_service_must_have_the_language_and_nothing_is_needed_here(
-    server: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch
+    server: SandboxService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MINE", "secret")
-    settings = {"url": url(server), "token_env": "MINE", "workers": 1}
+    settings = {"url": server.address, "token_env": "MINE", "workers": 1}
     isolation, _ = opened("unit_tests", **settings)
-    assert isolation["services"] == {url(server): 2}
+    assert isolation["services"] == {server.address: 2}
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
-    with pytest.raises(IsolationError, match=f"{url(server)} has no bash"):
+    with pytest.raises(IsolationError, match=f"{server.address} has no bash"):
         opened("code", {"language": "bash"}, **settings)
     low_walls(monkeypatch)
     close_sandbox()
