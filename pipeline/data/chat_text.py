@@ -38,22 +38,26 @@ class ChatText:
         """The text with which the template asks for a turn, and the text that it writes behind one."""
         self.opens_thinking = OPEN in self.generation and after_thinking(self.generation) == len(self.generation)
         """The policy's turns begin within thinking."""
+        self._drops_thinking = self._leaves_thinking_out()
+        """The template leaves out what an earlier turn thought in its words."""
 
     def write(self, messages: Sequence[Message], tools: Sequence[ToolSchema], asks: bool) -> str:
         """Return the text of a conversation; `asks`: with the text that asks for the next turn.
 
-        What is not the assistant's is cut within the names of special tokens.
+        What is not the assistant's is cut within the names of special tokens, and so are the tools.
         Raises: DataError if the template refuses the conversation.
         """
         shown = [self._shown(m) for m in messages]
-        schemas = [
-            {"type": "function", "function": {"name": t.name, "description": t.description, "parameters": t.parameters}}
-            for t in tools
-        ]
+        schemas = [{"name": t.name, "description": t.description, "parameters": t.parameters} for t in tools]
+        functions = [{"type": "function", "function": _changed(schema, self.inert)} for schema in schemas]
         roles = ", ".join(m.role for m in messages)
         with boundary(DataError, f"the chat template refuses a conversation of {roles}"):
             text = self.tokenizer.apply_chat_template(
-                shown, tools=schemas or None, add_generation_prompt=asks, tokenize=False, **self.renderer.chat_arguments
+                shown,
+                tools=functions or None,
+                add_generation_prompt=asks,
+                tokenize=False,
+                **self.renderer.chat_arguments,
             )
         return str(text)
 
@@ -62,13 +66,18 @@ class ChatText:
         known = CUT.join(self.outside.known(part, counts=False) for part in text.split(CUT))
         return self.outside.cut(known, CUT, but)
 
-    def inert_message(self, message: Message) -> Message:
-        """Return the message with its texts cut, within what asks for a turn too.
-
-        The marks of an assistant's thinking stay whole: templates look for them.
-        """
-        but = (OPEN, CLOSE) if message.role == "assistant" else ()
+    def inert_message(self, message: Message, but: tuple[str, ...] = ()) -> Message:
+        """Return the message with its texts cut in all of its fields, within what asks for a turn too."""
         return _with_texts(message, lambda text: _cut_within(self.inert(text, but), self.generation))
+
+    def of_others(self, message: Message) -> Message:
+        """Return a message that the policy has not sampled, as text: the assistant's too may be anybody's words.
+
+        Where the template leaves earlier thinking out, so does this: the template no longer sees its marks.
+        """
+        if message.role != "assistant":
+            return message
+        return self.inert_message(self.without_thinking(message) if self._drops_thinking else message)
 
     def without_thinking(self, message: Message) -> Message:
         """Return the message with its words alone."""
@@ -115,7 +124,7 @@ class ChatText:
             shown: dict[str, Any] = {"role": message.role, "content": self.inert(message.content)}
             if message.role == "tool":
                 extra = {"name": message.name, "tool_call_id": _letters(message.answers)}
-                shown |= {k: v for k, v in extra.items() if v is not None}
+                shown |= {k: self.inert(v) for k, v in extra.items() if v is not None}
             return shown
         shown = {"role": "assistant", "content": message.content}
         if message.thinking is not None:
@@ -137,6 +146,14 @@ class ChatText:
         except DataError as exc:
             return isinstance(exc.__cause__, TypeError)
         return False
+
+    def _leaves_thinking_out(self) -> bool:
+        turn = Message("assistant", f"{'' if self.opens_thinking else OPEN}{WORDS[0]}{CLOSE}{WORDS[1]}")
+        try:
+            text = self.write([Message("user", "x"), turn, Message("user", "y")], (), asks=True)
+        except DataError:
+            return False
+        return WORDS[0] not in text and WORDS[1] in text
 
     def _around(self) -> tuple[str, str]:
         question = [Message("user", "x")]
@@ -164,18 +181,20 @@ def whole(message: Message) -> Message:
 
 
 def _with_texts(message: Message, change: Callable[[str], str]) -> Message:
-    """Return the message with each of its texts changed, those in arguments of calls too."""
+    """Return the message with each of its texts changed, those of its calls and their arguments too."""
+    calls = tuple(Call(change(c.id), change(c.name), _changed(c.arguments, change)) for c in message.calls)
+    texts = (message.content, message.thinking, message.answers, message.name)
+    content, thinking, answers, name = _changed(texts, change)
+    return replace(message, content=content, calls=calls, answers=answers, name=name, thinking=thinking)
 
-    def changed(value: Any) -> Any:
-        if isinstance(value, str):
-            return change(value)
-        if isinstance(value, Mapping):
-            return {change(k): changed(v) for k, v in value.items()}
-        return [changed(v) for v in value] if isinstance(value, list | tuple) else value
 
-    calls = tuple(replace(c, name=change(c.name), arguments=changed(c.arguments)) for c in message.calls)
-    thinking = None if message.thinking is None else change(message.thinking)
-    return replace(message, content=change(message.content), thinking=thinking, calls=calls)
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    """Return the value with each of its texts changed, the names of its fields too."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {_changed(k, change): _changed(v, change) for k, v in value.items()}
+    return [_changed(v, change) for v in value] if isinstance(value, list | tuple) else value
 
 
 def _cut_within(text: str, name: str) -> str:

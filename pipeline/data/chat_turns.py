@@ -14,7 +14,7 @@ from pipeline.data.render import Renderer
 from pipeline.data.row_again import num_new, row_again
 from pipeline.data.spoken import CLOSE, OPEN, read_turn, spoken
 from pipeline.environments.base import ToolSchema
-from pipeline.environments.conversing import CallForm, Next, Piece, Said
+from pipeline.environments.conversing import CallForm, Foreign, Next, Piece, Said
 from pipeline.errors import DataError
 from pipeline.types import FinishReason, Message, Prompt
 
@@ -58,7 +58,8 @@ class ChatTurns:
         """
         if not messages and not tools:
             return self.renderer.prompt_ids(prompt)
-        return self.chat.ids(self.chat.write(self.opening(prompt, messages), tools, asks=True))
+        opening = [self.chat.of_others(m) for m in self.opening(prompt, messages)]
+        return self.chat.ids(self.chat.write(opening, tools, asks=True))
 
     def read(self, sampled: Sequence[int], finish_reason: FinishReason, turn: int, tools: Tools) -> Said:
         """Return what the policy said. Thinking is apart if the template has a place for it.
@@ -97,10 +98,13 @@ class ChatTurns:
         """
         for message in new:
             self.outside.known(message.content)  # counts what is replaced, once
+        places = _places(history, len(sampled))
+        history = [m if n in places else self.chat.of_others(m) for n, m in enumerate(history)]
+        new = [self.chat.of_others(m) for m in new]
         spliced = self._spliced(history, new, tools, sampled[-1], finish_reason)
         if spliced.fork is not None:
             if self.renderer.template.history == "template":
-                pieces = row_again(self.chat, [*history, *new], tools, sampled)
+                pieces = row_again(self.chat, [*history, *new], tools, sampled, places)
                 return Next(pieces, spliced.fork, num_new(self.chat, history, new, tools, pieces[-1].ids))
             spliced = _Spliced(self._behind_any(history, new, tools, sampled[-1], finish_reason))
         ids = self.chat.ids(spliced.text)
@@ -179,6 +183,12 @@ class ChatTurns:
             f"the chat template rewrites the turn before messages of {roles}, and nothing shows where it ends; set "
             "template.history: template"
         )
+
+
+def _places(history: Sequence[Message], num: int) -> Sequence[int]:
+    """Return the places of the policy's last `num` messages."""
+    places = [n for n, m in enumerate(history) if m.role == "assistant" and not isinstance(m, Foreign)]
+    return places[len(places) - num :]
 
 
 def _split(message: Message, text: str, is_open: bool) -> Message:

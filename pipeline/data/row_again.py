@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from pipeline.data.chat_text import ChatText, shared
+from pipeline.data.spoken import CLOSE, OPEN
 from pipeline.environments.base import ToolSchema
 from pipeline.environments.conversing import Piece
 from pipeline.types import Message
@@ -14,20 +15,25 @@ Ids = tuple[int, ...]
 
 
 def row_again(
-    chat: ChatText, messages: Sequence[Message], tools: Sequence[ToolSchema], sampled: Sequence[Ids]
+    chat: ChatText,
+    messages: Sequence[Message],
+    tools: Sequence[ToolSchema],
+    sampled: Sequence[Ids],
+    places: Sequence[int],
 ) -> tuple[Piece, ...]:
-    """Return the whole conversation, ready for the next turn, in pieces.
+    """Return the whole conversation, ready for the next turn, in pieces. `places`: of the policy's turns in it.
 
     A turn whose words the template writes as they were sampled keeps its tokens; the others are observed, in the
     template's words.
     """
-    places = [n for n, m in enumerate(messages) if m.role == "assistant"][-len(sampled) :]
     words = [chat.text_of(ids) for ids in sampled]
     # Nothing but a turn of the policy looks like the beginning of one.
     shown = [m if n in places else chat.inert_message(m) for n, m in enumerate(messages)]
     text = chat.write(shown, tools, asks=True)
     kept = _kept(chat, text, words)
-    cut = [chat.inert_message(m) if n in places and places.index(n) not in kept else m for n, m in enumerate(shown)]
+    # The marks of its thinking stay whole: templates look for them.
+    own = {n: chat.inert_message(messages[n], (OPEN, CLOSE)) for k, n in enumerate(places) if k not in kept}
+    cut = [own.get(n, m) for n, m in enumerate(shown)]
     if cut != shown:
         text = chat.write(cut, tools, asks=True)
         kept = _kept(chat, text, words)

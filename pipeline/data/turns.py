@@ -74,7 +74,10 @@ class PlainTurns:
         ids = self._first(prompt, first)
         for part in parts[1:]:
             if part[0].role == "assistant":
-                words = spoken(self.form, part[0], tools)
+                # Words alone are text, whatever they spell.
+                message = part[0]
+                is_text = not message.calls and message.thinking is None
+                words = message.content if is_text else spoken(self.form, message, tools)
                 ids += (*self.outside.ids(self.outside.known(words)), int(self.renderer.tokenizer.eos_token_id))
             else:
                 ids += self._observation(part)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 from pipeline.environments.base import ToolSchema
@@ -33,6 +33,22 @@ class Found:
     calls: Sequence[tuple[str, Mapping[str, Any]]] = ()
     """(name, arguments) in the order in which they were written."""
     unread: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign(Message):
+    """A message in the assistant's name that the policy did not say.
+
+    Example: Foreign("assistant", "Hello!")
+    """
+
+
+def foreign(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return messages that others sent, those in the assistant's name marked."""
+    names = [f.name for f in fields(Message)]
+    return tuple(
+        Foreign(**{name: getattr(m, name) for name in names}) if m.role == "assistant" else m for m in messages
+    )
 
 
 class CallForm(Protocol):
@@ -112,6 +128,6 @@ class Conversing(Protocol):
         """Return the prompt after `new`.
 
         `history` ends with what the policy said last; `sampled` has the tokens of each of its turns, and
-        `finish_reason` is that of the last of them.
+        `finish_reason` is that of the last of them. All else, `Foreign` messages among it, is text.
         """
         ...

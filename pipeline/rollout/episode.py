@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from pipeline.environments.base import CountsPrompts, CountsTokens, Environment, Reply, Start, ToolSchema
-from pipeline.environments.conversing import Conversing, Next, Said
+from pipeline.environments.conversing import Conversing, Next, Said, foreign
 from pipeline.environments.wire import fault
-from pipeline.errors import DataError, EngineError, EnvironmentFailed
+from pipeline.errors import EngineError, EnvironmentFailed, VerizeroError
 from pipeline.rollout.branches import Branch, continued, with_experts
 from pipeline.rollout.engine import Completion
 from pipeline.types import Ending, Episode, Message, Prompt, Rollout, Turn, Verdict
@@ -159,20 +160,23 @@ class Playing:
         """
         if self._failure is not None:
             return self._settle_failure(self._failure)
-        if self._must_begin:
-            self._must_begin = False
-            opening = self._conversing.opening(self.prompt, self._start.messages)
-            self._branches = [Branch(self._start.tools, list(opening))]
-            self._messages = list(opening)
-            self._observed = self._conversing.begin(self.prompt, self._start.messages, self._start.tools)
-            self._state = self._start.state
-            if self.room(1) < 1:
-                reason = f"a first prompt of {len(self.ids)} tokens in a context of {self._limits.context}"
-                self.ending, self.outcome = "failed", Verdict("environment_error", reason=reason)
-        elif self._reply is not None:
-            self._settle_reply(self._reply)
-            self._reply = None
+        with self._alone():
+            if self._must_begin:
+                self._begin()
+            elif self._reply is not None:
+                self._settle_reply(self._reply)
+                self._reply = None
         return True
+
+    def _begin(self) -> None:
+        self._must_begin = False
+        opening = self._conversing.opening(self.prompt, self._start.messages)
+        self._branches = [Branch(self._start.tools, list(foreign(opening)))]
+        self._messages = list(opening)
+        self._observed = self._conversing.begin(self.prompt, self._start.messages, self._start.tools)
+        self._state = self._start.state
+        if self.room(1) < 1:
+            self._fail(f"a first prompt of {len(self.ids)} tokens in a context of {self._limits.context}")
 
     def take(self, completion: Completion, policy_version: int) -> None:
         """Take the tokens that the policy sampled. Afterwards the episode has ended, or waits for `advance`."""
@@ -191,6 +195,11 @@ class Playing:
         branch.turns = with_experts([*branch.turns, turn], completion.routing)
         self._sampled.append(branch.turns[-1])
         self._observed, self._num_new = (), None
+        with self._alone():
+            self._read(turn, branch)
+
+    def _read(self, turn: Turn, branch: Branch) -> None:
+        """Read what the policy said, and decide what follows."""
         read = self._conversing.read(turn.sampled, turn.finish_reason, len(self._sampled) - 1, branch.tools)
         branch.messages.append(read.message)
         branch.ends.append(len(branch.messages))
@@ -249,6 +258,16 @@ class Playing:
         self._fail(failure)
         return True
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """End this episode, and no other, where what its environment brought cannot be shown or read."""
+        try:
+            yield
+        except VerizeroError as exc:  # e.g. the chat template refuses this order of roles
+            self._fail(str(exc))
+        except Exception as exc:
+            self._fail(f"{type(exc).__name__}: {exc}")
+
     def _fail(self, reason: str) -> None:
         self.ending, self.outcome = "failed", Verdict("environment_error", reason=reason[:300])
 
@@ -302,7 +321,7 @@ class Playing:
         if place is None:
             self._counts["forks/history"] += 1
             self._messages += history
-            self._branches.append(Branch(tools, list(history)))
+            self._branches.append(Branch(tools, list(foreign(history))))
             self._at = len(self._branches) - 1
             self._observed = self._conversing.begin(self.prompt, history, tools)
             self._end_if_full()
@@ -319,17 +338,13 @@ class Playing:
         """Prepare the prompt of the next turn; end the episode if it leaves no room."""
         branch = self._branch
         sampled, cut = [tuple(turn.sampled) for turn in branch.turns], branch.turns[-1].finish_reason
-        try:
-            following = self._conversing.extend(branch.messages, new, branch.tools, sampled, cut)
-        except DataError as exc:  # the chat template refuses this order of roles, or drops the new messages
-            self._fail(str(exc))
-            return
+        following = self._conversing.extend(branch.messages, new, branch.tools, sampled, cut)
         self._messages += new
         if following.fork is None:
             self._continue_row(following)
         else:
             self._begin_row(following)
-        self._branch.messages += new
+        self._branch.messages += foreign(new)
         self._end_if_full()
 
     def _end_if_full(self) -> None:

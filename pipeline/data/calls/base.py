@@ -7,6 +7,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pipeline.environments.base import ToolSchema
+
 
 class Unread(ValueError):
     """A call could not be read, for the reason that is its text."""
@@ -55,6 +57,21 @@ def call_of(value: Any, keys: Sequence[str]) -> tuple[str, Mapping[str, Any]]:
     if not isinstance(arguments, dict):
         raise Unread(f'"{key}" must be an object, got {json.dumps(arguments):.40}')
     return value["name"], arguments
+
+
+def properties_of(tool: ToolSchema) -> dict[str, Mapping[str, Any]]:
+    """Return the schemas of a tool's arguments by name; {} for one that is no object, which others may have written."""
+    properties = tool.parameters.get("properties")
+    if not isinstance(properties, Mapping):
+        return {}
+    return {str(name): schema if isinstance(schema, Mapping) else {} for name, schema in properties.items()}
+
+
+def type_of(schema: Mapping[str, Any]) -> str | None:
+    """Return the one type, besides null, that a schema names; None where it names none or several."""
+    wanted = schema.get("type")
+    names = [t for t in (wanted if isinstance(wanted, list | tuple) else [wanted]) if t != "null"]
+    return names[0] if len(names) == 1 and isinstance(names[0], str) else None
 
 
 def words_around(parts: Sequence[str]) -> str:

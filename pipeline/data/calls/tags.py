@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.data.calls.base import Unread, value_at
+from pipeline.data.calls.base import Unread, properties_of, type_of, value_at
 from pipeline.environments.base import ToolSchema
 from pipeline.environments.conversing import Found
 from pipeline.errors import DataError
@@ -62,7 +62,7 @@ def write(content: str, calls: Sequence[tuple[str, Mapping[str, Any]]], tools: S
 def _tag(name: str, arguments: Mapping[str, Any], tool: ToolSchema | None) -> str:
     if not NAME.match(name):
         raise DataError(f"a tag cannot name the tool {name!r}; use letters, digits, '_', '.' and '-', a letter first")
-    properties = list(_properties(tool)) if tool is not None else list(arguments)
+    properties = list(properties_of(tool)) if tool is not None else list(arguments)
     if list(arguments) != properties[: len(arguments)]:
         raise DataError(
             f"the arguments of <{name}> must be in the order of its properties, {', '.join(properties)}, none left out "
@@ -84,19 +84,14 @@ def _word(value: Any, takes_rest: bool) -> str:
     return value if plain else json.dumps(value, ensure_ascii=False)
 
 
-def _properties(tool: ToolSchema) -> Mapping[str, Any]:
-    properties: Mapping[str, Any] = tool.parameters.get("properties", {})
-    return properties
-
-
 def _takes_rest(tool: ToolSchema, key: str) -> bool:
-    properties = _properties(tool)
-    return key == list(properties)[-1] and properties[key].get("type") == "string"
+    properties = properties_of(tool)
+    return key == list(properties)[-1] and type_of(properties[key]) == "string"
 
 
 def _arguments(text: str, at: int, tool: ToolSchema) -> tuple[dict[str, Any], int]:
     """Return the arguments that begin at a place, and the place behind the tag's end. Raises: Unread."""
-    properties = _properties(tool)
+    properties = properties_of(tool)
     arguments: dict[str, Any] = {}
     while True:
         while at < len(text) and text[at].isspace():
@@ -115,7 +110,7 @@ def _arguments(text: str, at: int, tool: ToolSchema) -> tuple[dict[str, Any], in
 
 def _value(text: str, at: int, schema: Mapping[str, Any], takes_rest: bool) -> tuple[Any, int]:
     """Return the argument that begins at a place, and the place behind it. Raises: Unread."""
-    wanted = schema.get("type")
+    wanted = type_of(schema)
     if text[at] == '"' or (text[at] in "[{" and wanted != "string"):
         value, end = value_at(text, at)
         if end == len(text) or text[end] == ">" or text[end].isspace():

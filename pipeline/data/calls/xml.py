@@ -19,7 +19,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pipeline.data.calls.base import Unread, decoded, words_around
+from pipeline.data.calls.base import Unread, decoded, properties_of, type_of, words_around
 from pipeline.environments.base import ToolSchema
 from pipeline.environments.conversing import Found
 from pipeline.errors import DataError
@@ -36,7 +36,7 @@ PYTHON = {"True": True, "False": False, "None": None}
 
 def read(text: str, tools: Sequence[ToolSchema] = ()) -> Found:
     """Return the calls in the text. The words are what comes before the first, and behind any of them."""
-    schemas = {tool.name: tool.parameters.get("properties", {}) for tool in tools}
+    schemas = {tool.name: properties_of(tool) for tool in tools}
     words, calls, at = [], [], 0
     try:
         while (start := text.find(OPEN, at)) >= 0:
@@ -82,7 +82,7 @@ def _call(text: str, at: int, schemas: Mapping[str, Any]) -> tuple[str, dict[str
 
 def _value(text: str, schema: Mapping[str, Any]) -> Any:
     """Return the value of an argument; its text, where it is one or cannot be read."""
-    if schema.get("type") in (None, "string"):
+    if schema.get("type") is None or type_of(schema) == "string":
         return text
     if text in PYTHON:
         return PYTHON[text]

@@ -1,0 +1,131 @@
+"""Environments that bring what cannot be shown: their episode alone has no reward, and the others end as they would."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from pipeline.config.template import Template
+from pipeline.data.render import Renderer
+from pipeline.data.turns import turns_of
+from pipeline.environments.base import Reply, Start, ToolSchema
+from pipeline.rollout.engine import Sampling
+from pipeline.rollout.episode import Limits
+from pipeline.rollout.rounds import Episodes, play
+from pipeline.rollout.scripted_engine import ScriptedEngine
+from pipeline.types import Call, Message, Prompt, Rollout, Verdict
+from tests.data.chat_templates import END, TEMPLATES, bare_tokenizer
+
+GOOD = Prompt("good", "1+1=", "environment", "2", environment="good")
+BAD = Prompt("bad", "1+1=", "environment", "2", environment="bad")
+USER = Message("user", "hi")
+
+
+class Scripted:
+    """An environment that begins and answers as it was told."""
+
+    def __init__(self, start: Start, reply: Reply) -> None:
+        self._start, self._reply = start, reply
+
+    def make(self, prompt: Prompt, task_seed: int, sample_seed: int) -> Scripted:
+        return self
+
+    def start(self) -> Start:
+        return self._start
+
+    def step(self, message: Message) -> Reply:
+        return self._reply
+
+    def close(self) -> None:
+        pass
+
+
+DONE = Reply((), done=True, outcome=Verdict("graded", 1.0, "right"))
+ODD: dict[str, Any] = {"number": 7, "list": ["a"], "object": {"a": 1}, "none": None}
+STARTS = {
+    **{f"content {name}": Start((Message("user", value),)) for name, value in ODD.items()},
+    **{f"assistant {name}": Start((USER, Message("assistant", value), USER)) for name, value in ODD.items()},
+    **{
+        f"call {name}": Start((USER, Message("assistant", "", (Call("0-0", value, {"a": 1}),)), USER))
+        for name, value in ODD.items()
+    },
+    **{
+        f"arguments {name}": Start((USER, Message("assistant", "", (Call("0-0", "f", value),)), USER))
+        for name, value in ODD.items()
+        if name != "object"
+    },
+    "half a pair": Start((USER, Message("assistant", "\ud800"), USER)),
+    "half a pair in a call": Start((USER, Message("assistant", "", (Call("1", "\ud800", {"\udc00": 1}),)), USER)),
+    "ends with the assistant": Start((USER, Message("assistant", "x"))),
+    "begins with a tool": Start((Message("tool", "x", answers="1"), USER)),
+    "tools": Start((USER,), (ToolSchema("f", "", {"properties": {1: {2: {3}}}}),)),
+    "parameters": Start((USER,), (ToolSchema("f", "", 7),)),  # type: ignore[arg-type]
+    "self": Start((USER,), (7,)),  # type: ignore[arg-type]
+}
+REPLIES = {
+    **{f"answer {name}": Reply((Message("tool", value, answers="0-0"),)) for name, value in ODD.items()},
+    "history ends with the assistant": Reply(history=(USER, Message("assistant", "x"))),
+    "history of nothing": Reply(history=()),
+    "history half a pair": Reply(history=(USER, Message("assistant", "\ud800"), USER)),
+    "history of numbers": Reply(history=(7,)),  # type: ignore[arg-type]
+    "tools of history": Reply(history=(USER,), tools=(ToolSchema("f", "", {"properties": {(1, 2): 3}}),)),
+    "counts": Reply((USER,), counts={"a": "b"}),  # type: ignore[dict-item]
+    "uses": Reply((USER,), uses=(7,)),  # type: ignore[arg-type]
+    "empty": Reply((Message("user", ""),)),
+}
+
+
+@pytest.fixture(scope="module")
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+def played(threads: ThreadPoolExecutor, template: dict[str, Any], start: Start, reply: Reply) -> list[Rollout]:
+    tokenizer = bare_tokenizer()
+    tokenizer.chat_template = TEMPLATES["plain"]
+    talk = turns_of(Renderer(tokenizer, Template.model_validate(template)))
+    eos = tokenizer.eos_token_id
+    engine = ScriptedEngine(lambda ids, seed: (*tokenizer("<f 1>")["input_ids"], eos), eos)
+    engine.publish(1)
+    makers = {"good": Scripted(Start((USER,)), DONE), "bad": Scripted(start, reply)}
+    episodes = Episodes(makers, talk, Limits(max_turns=2, retries=0), threads)
+    return play(engine, episodes, [GOOD, BAD, GOOD], 1, Sampling(20), 0, "rl")
+
+
+def check(rollouts: list[Rollout]) -> None:
+    """All have ended; the bad one is right or has no reward, and is no zero."""
+    first, bad, last = [r.episode for r in rollouts]
+    assert first is not None
+    assert bad is not None
+    assert last is not None
+    assert [first.outcome, last.outcome] == [DONE.outcome] * 2
+    assert bad.ending in ("done", "turns", "failed")
+    if bad.ending == "failed":
+        assert bad.outcome is not None
+        assert bad.outcome.status == "environment_error"
+        assert bad.outcome.reason
+
+
+CHAT, TEXT = {"name": "chat", "calls": "tags"}, {"name": "plain", "calls": "xml"}
+
+
+@pytest.mark.parametrize("template", [CHAT, TEXT], ids=["chat", "plain"])
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+def test_a_beginning_that_cannot_be_shown(threads: ThreadPoolExecutor, start: Start, template: dict[str, Any]) -> None:
+    check(played(threads, template, start, DONE))
+
+
+@pytest.mark.parametrize("template", [CHAT, TEXT], ids=["chat", "plain"])
+@pytest.mark.parametrize("reply", REPLIES.values(), ids=REPLIES)
+def test_an_answer_that_cannot_be_shown(threads: ThreadPoolExecutor, reply: Reply, template: dict[str, Any]) -> None:
+    check(played(threads, template, Start((USER,)), reply))
+
+
+@pytest.mark.parametrize("properties", [{"a": {"type": ["integer", "null"]}}, ["a"], {"a": 1}, 7, None])
+def test_tools_that_cannot_be_read(threads: ThreadPoolExecutor, properties: Any) -> None:
+    tool = ToolSchema("f", END, {"type": "object", "properties": properties})
+    check(played(threads, CHAT, Start((USER,), (tool,)), DONE))
