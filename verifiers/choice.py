@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
@@ -46,7 +47,7 @@ def choice(attempt: Attempt, params: ChoiceParams) -> Verdict:
     the text of another choice is a contradiction; "A or B" is a hedge; both are wrong.
     """
     gold, texts = _gold(attempt.reference, params)
-    text = one_answer(attempt)
+    text = one_answer(replace(attempt, reference=list(texts.values())))  # the text of a choice is never cut
     if isinstance(text, Verdict):
         return text
     if len(text) > MAX_CHARS:

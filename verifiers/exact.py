@@ -10,7 +10,7 @@ from pydantic import Field
 
 from pipeline.errors import DataError
 from pipeline.types import Attempt, Verdict
-from verifiers.answer import after_thinking, one_answer, too_long
+from verifiers.answer import after_thinking, one_answer, too_long, undecorated
 from verifiers.base import VerifierParams, verifier
 
 INVISIBLE = dict.fromkeys((0x200B, 0x2060, 0xFEFF, 0x00AD))
@@ -36,7 +36,7 @@ def exact(attempt: Attempt, params: ExactParams) -> Verdict:
     if isinstance(text, Verdict):
         return text
     answer = _normal(text, params)
-    right = any(answer == _normal(g, params) for g in golds)
+    right = any(answer in (_normal(g, params), _normal(undecorated(g), params)) for g in golds)
     return Verdict("graded", float(right), "equal" if right else f"different: {answer:.80}", text)
 
 

@@ -7,6 +7,7 @@ one of some thirty languages, the concluding sentence. No number is taken from a
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from pipeline.types import Attempt, Verdict
 from verifiers.answer.parts import (
@@ -40,27 +41,51 @@ __all__ = [
 ]
 
 
+MAX_DECORATION = 100
+"""Characters by which an answer may be longer than the reference that it is: spaces, emphasis, dollar signs."""
+
+
 def final_answer(attempt: Attempt, concluding_sentence: bool = True) -> Answer:
     """Return the final answer of a response, or the reason why it has none.
 
     A response that was cut at its length limit answers only in a box or tag that it closed. Without
-    `concluding_sentence`, a response without box, tag and announcement has no answer.
+    `concluding_sentence`, a response without box, tag and announcement has no answer. What is the reference, letter
+    for letter, is never cut: "No. 5: Who is Ann?" announced, or as the whole response, is the answer to itself.
     """
     part = after_thinking(attempt)
     if part.text is None:
         return part
     text = part.text[-MAX_TAIL:].strip()
-    answer = marked(text)
+    answer, offered = marked(text), [text]
     if answer is None and attempt.truncated:
         return Answer(None, "truncated")
     if answer is None:
         answer = announced(text) or (concluded(text) if concluding_sentence else Answer(None, "no_cue"))
-    elif answer.text is not None and answer.reason == "answer_tag":
-        inner = announced(answer.text)  # <answer>The answer is 42.</answer>
+        offered = [*answer.uncut, *([text] if concluding_sentence else [])]
+    elif answer.text is not None:
+        offered = [] if answer.others else [answer.text]
+        inner = announced(answer.text) if answer.reason == "answer_tag" else None  # <answer>The answer is 42.</answer>
         answer = inner if inner is not None and inner.text is not None else answer
+    same = next((t for t in (_as_reference(uncut, attempt.reference) for uncut in offered) if t is not None), None)
+    if same is not None:
+        return Answer(same, answer.reason if answer.text is not None else "whole", same)
     if answer.text is None:
         return answer
     return replace(answer, text=undecorated(answer.text), written=answer.text)
+
+
+def _as_reference(text: str, reference: Any) -> str | None:
+    """Return `text`, with or without its decoration, if it is a reference up to spaces and case."""
+    references = reference if isinstance(reference, list) else [reference]
+    texts = [str(r) for r in references if isinstance(r, str | int | float)]
+    if len(text) > MAX_DECORATION + max(map(len, texts), default=-MAX_DECORATION):
+        return None
+    wanted = {_plain(t) for text in texts for t in (text, undecorated(text))}
+    return next((t for t in (text.strip(), undecorated(text), text.removesuffix(".")) if _plain(t) in wanted), None)
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).casefold()
 
 
 def one_answer(attempt: Attempt, max_chars: int | None = None) -> str | Verdict:

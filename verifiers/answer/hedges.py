@@ -24,7 +24,7 @@ OF_ANOTHER = re.compile(
 SUPPOSITION = re.compile(r"(?:^|[.!?\n]\s*)(?:so\s+)?if\b[^.!?\n]*$", re.IGNORECASE)
 
 
-BARE_LINE = re.compile(r"\s*[-*]{0,2}\s*(?:\w[.)]\s)?\**([^\s*:][^:\n]{0,40}?)[*.]{0,3}\s*?(?:\n|$)")
+BARE_LINE = re.compile(r"\s*[-*]{0,2}\s*(?:\w[.)]\s)?\**([^\s*:](?:[^:\n]|:(?=\S)){0,40}?)[*.]{0,3}\s*?(?:\n|$)")
 """A line that holds a candidate and nothing else; a heading ends with a colon."""
 
 

@@ -53,6 +53,8 @@ class Answer:
     """Another answer that the prose offers as well: `\\boxed{4} or 5`."""
     other_language: bool = False
     """True if the prose around the answer is not English, so that a comma may be the decimal point."""
+    uncut: tuple[str, ...] = ()
+    """All that follows each of the last announcements, as it is written."""
 
     @property
     def candidates(self) -> tuple[str, ...]:

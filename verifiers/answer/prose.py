@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import lru_cache
 
 from verifiers.answer import hedges
 from verifiers.answer.parts import MAX_TAIL, Answer, is_other_language
+from verifiers.answer.sentences import asserts, is_code, sentence_ends
 from verifiers.answer.words import (
     CLAUSE,
     CONCLUDES,
@@ -19,7 +21,6 @@ from verifiers.answer.words import (
     NO_CONCLUSION,
     OPENING,
     REASON,
-    SENTENCE_END,
     STATES,
     UNFINISHED,
     VERB_ENDING,
@@ -27,17 +28,24 @@ from verifiers.answer.words import (
 
 MAX_CLOSING = 1_500
 """Characters of the tail in which a concluding sentence is looked for."""
+MAX_CUES = 3
+"""Announcements of which all that follows is kept."""
+BETWEEN = " \t:：是为"
+"""Characters between an announcement and what it announces."""
 JSON_ANSWER = re.compile(r"\"(?:final_)?answer\"\s?:\s?(\"?)([^\"{}\n]{1,300})\1\s{0,9}[,}]", re.IGNORECASE)
 FORMULA = re.compile(
-    r"\$\$(.{1,1500}?)\$\$|\\\[(.{1,1500}?)\\\]|\\\((.{1,1500}?)\\\)|(?<!\\)\$([^$]{1,1500})(?<!\\)\$", re.DOTALL
+    r"\$\$(.{1,1500}?)\$\$|\\\[(.{1,1500}?)\\\]|\\\((.{1,1500}?)\\\)|(?<!\\)\$([^$]{1,1500})(?<!\\)\$(?!\d)", re.DOTALL
 )
+"""Text between delimiters. A dollar sign before a digit closes nothing: it is the next price, $5 or $6."""
 STATEMENT = re.compile(r"(?:[^A-Za-z]|\\[A-Za-z]+|\b[A-Za-z]{1,2}\b|\b(?:or|and)\b)*")
 JOINS = re.compile(r"\s*(?:,|,?\s*\b(?:or|and)\b)\s*", re.IGNORECASE)
 CHOICE_FIRST = re.compile(r"\*{0,2}\(?[A-F]\)?\*{0,2}[.)]\*{0,2}\s+[^\n]{1,150}")
 NUMBER = re.compile(r"[$€£]?\s?-?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?")
+LABEL = re.compile(r"\W{0,3}(?:(?:final\s+)?result|total|sum|value|A)\**\s?:", re.IGNORECASE)
+"""A word before a colon that tells that the value follows. Any other is a part of a pair or a title: name: Ann."""
 NOTATION = re.compile(r"[\d$\\=<>]")
 ONE_TOKEN = re.compile(r"[!-~]+")
-NAME = re.compile(r"(?:\(?[A-Z][\w'’)-]{0,30}\.?[ ]){1,6}[A-Z][\w'’-]{0,30}\.?(?=\s*(?:\n|$))")
+NAME = re.compile(r"(?:\(?[A-Z][\w.'’)-]{0,30}[ ]){1,6}[A-Z][\w.'’-]{0,30}(?=\s*(?:\n|$))")
 """A line of capitalised words and initials, in which a dot ends no sentence: J. R. R. Tolkien, St. Lucia, B. Oslo."""
 ENDINGS = (".", "!", "*", "。")
 FORMULA_ONLY = re.compile(r"[^A-Za-z]*(?:[A-Za-z]{1,2}(?:\([a-z]\))?\s*=)?[^A-Za-z]*(?:\b[a-z]{1,4}\b[^A-Za-z]*)?")
@@ -57,8 +65,12 @@ def announced(text: str) -> Answer | None:
     cues = [cue for cue in every if not hedges.is_of_another(text, cue)]
     if not cues or hedges.is_supposed(text, cues[-1]):
         return Answer(None, "no_conclusion")
-    cue = cues[-1]
-    rest = text[cue.end() :].lstrip(" \t:*_：是为")
+    return replace(_behind(text, cues[-1]), uncut=tuple(text[c.end() :].lstrip(BETWEEN) for c in cues[-MAX_CUES:]))
+
+
+def _behind(text: str, cue: re.Match[str]) -> Answer:
+    """Return the answer that follows a cue."""
+    rest = text[cue.end() :].lstrip(f"{BETWEEN}*_")
     below, rest = rest.startswith("\n"), rest.lstrip()
     if not rest.strip("* .`\n"):
         return Answer(None, "empty_cue")
@@ -68,7 +80,7 @@ def announced(text: str) -> Answer | None:
         return Answer(None, "no_conclusion")
     content = _without_exclamation(FILLER.sub("", content, count=1) if FILLER.match(content) else content)
     # A text that breaks off after the announcement may have been about to say more.
-    if ENDS_OPEN.search(content) or (ENDS_OPEN.search(text[-40:]) and not SENTENCE_END.search(rest)):
+    if ENDS_OPEN.search(content) or (ENDS_OPEN.search(text[-40:]) and not sentence_ends(rest)):
         return Answer(None, "no_conclusion")
     other = cue["other"] is not None
     if other and DENIES.search(f"{cue.group()} {content}"[:MAX_CLOSING]):
@@ -89,7 +101,7 @@ def _until_sentence_end(text: str) -> str:
     name = NAME.match(text)
     if name is not None:
         return name[0].strip()
-    for stop in [*(m.start() for m in SENTENCE_END.finditer(text[:MAX_CLOSING])), limit, min(len(text), MAX_CLOSING)]:
+    for stop in [*(m.start() for m in sentence_ends(text[:MAX_CLOSING])), limit, min(len(text), MAX_CLOSING)]:
         if (
             stop > 0
             and not any(a < stop < b for a, b in spans)
@@ -98,6 +110,8 @@ def _until_sentence_end(text: str) -> str:
             text = text[:stop]
             break
     clause = CLAUSE.search(text)
+    if clause is not None and is_code(text):
+        return text.strip()
     if clause is not None and not NOTATION.search(text, 0, clause.start()):
         clause = REASON.search(text)
     return (text[: clause.start()] if clause else text).strip()
@@ -107,7 +121,7 @@ def concluded(text: str) -> Answer:
     """Return the value that the last sentence states, or the whole text if it is nothing but an answer."""
     tail = text[-MAX_CLOSING:]
     spans = [m.span() for m in FORMULA.finditer(tail)]
-    ends = [m.end() for m in SENTENCE_END.finditer(tail) if not any(a < m.start() < b for a, b in spans)]
+    ends = [m.end() for m in sentence_ends(tail) if not any(a < m.start() < b for a, b in spans)]
     start = next((e for e in reversed(ends) if tail[e:].strip("* \n`")), 0)
     sentence = tail[start:].strip()
     if GIVING_UP.search(tail) or ENDS_OPEN.search(tail[-40:]):
@@ -116,7 +130,13 @@ def concluded(text: str) -> Answer:
         return Answer(_until_sentence_end(text), "whole")
     if CHOICE_FIRST.fullmatch(text) and not NO_CONCLUSION.search(text):
         return Answer(text.replace("*", ""), "whole")
+    if NAME.fullmatch(text):
+        return Answer(text, "whole")
     alone = start == 0 and len(text) <= MAX_CLOSING and "\n" not in sentence
+    if alone and not spans and not asserts(sentence) and not LABEL.match(sentence):
+        # One line that is no sentence is the answer, whatever signs and words are in it: 17:05, x == 5, Catch: 22.
+        open_end = _is_open(sentence) and not is_code(sentence)
+        return Answer(None, "no_conclusion") if open_end else Answer(sentence, "whole")
     if alone and (len(sentence) < 40 or FORMULA_ONLY.fullmatch(sentence)) and not _is_open(sentence):
         return _from_sentence(sentence, True) or Answer(sentence, "whole")
     if "\n" in sentence and not spans:

@@ -70,13 +70,14 @@ DENIES = re.compile(
 )
 """Another language's words for "is not". "Does not exist" is an answer, and so is left out."""
 NO_CONCLUSION = re.compile(
-    r"\b(?:not|cannot|can't|don't|doesn't|isn't|aren't|won't|unknown|unsure|uncertain|maybe|perhaps|might|may|could"
-    r"|would|should"
+    r"\b(?:not|cannot|can't|don't|doesn't|isn't|aren't|won't|unknown|unsure|uncertain|maybe|perhaps|might"
+    r"|(?<!of )may(?!,?\s\d)|could|would|should"
     r"|if|suppose|assume|assuming|asks?|asked|find|compute|calculate|determine|evaluate|problem|question|prompt|given"
     r"|need|want|wants"
     r"|guess|try|trying|let|let's|check|checking|prove|show|whether|either|unless|probably|possibly|wait|hmm|recall"
     r"|consider"
-    r"|given|says?|states?|no|never|neither|first|next|step|stuck|unable|instead|but|however|example)\b|\?|\.\.\.|…",
+    r"|given|says?|states?|no(?!\.\s?\d)|never|neither|first|next|step"
+    r"|stuck|unable|instead|but|however|example)\b|\?|\.\.\.|…",
     re.IGNORECASE,
 )
 """Words of a sentence that asks, supposes, denies or plans, and so concludes nothing."""
@@ -97,7 +98,7 @@ STATES = re.compile(
     r"|takes|be|exactly)\b"
     r"|\b(?:es|est|ist|sind|sont|sono|son|hay|il y a(?: donc)?|gibt es|beträgt|vale|valent|vaut|tiene|hat|haben)\b"
     r"|\s[éè]\s|\b(?:равн[аоы]|равен|составляет|является|будет)\b|[是为有]|等于"
-    r"|:|⇒|→|\\implies|\\Rightarrow)\s*",
+    r"|(?<![\d\s]):(?=\s)|⇒|→|\\implies|\\Rightarrow)\s*",
     re.IGNORECASE | re.DOTALL,
 )
 """A sentence up to its last verb or arrow; the value follows."""
@@ -122,5 +123,4 @@ UNFINISHED = re.compile(
     r"\b(?:and|then|so|we|which|that|the|a|an|is|are|of|to|by|in|for|with|but|or|as|because|since|now|next)\b",
     re.IGNORECASE,
 )
-SENTENCE_END = re.compile(r"(?<=[^\d\s])[.!?]\**(?=\s)|(?<=\d)[.!?]\**(?=\s+[A-Z\\$*]|\s*\n)|[。！？؟।](?=.)|\n\s*\n")
 CORRECT_CHOICE = re.compile(r"\b(?i:option|choice|answer)\s+\(?([A-J])\)?\s+is\s+(?:the\s+)?(?:correct|right)\b")

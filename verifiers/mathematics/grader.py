@@ -71,7 +71,7 @@ def grade(response: str, gold: Any, params: MathParams = DEFAULT, prompt: str = 
     """
     start = time.perf_counter()
     reference = gold_text(gold)
-    answer = final_answer(Attempt(response, gold, prompt, truncated), params.concluding_sentence)
+    answer = final_answer(Attempt(response, reference, prompt, truncated), params.concluding_sentence)
     if answer.text is None:
         return Verdict("no_answer", reason=answer.reason, seconds=time.perf_counter() - start)
     text = answer.written if params.join_boxes or not answer.boxes else answer.boxes[-1]
