@@ -8,11 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.errors import IsolationError
 from sandbox.isolation import WALLS, Isolation
 from sandbox.languages import run_language
 from sandbox.pool import Pool
-from sandbox.results import Limits, Mode, RunResult, TestResult
-from sandbox.trial import run_tests, run_with_checker
+from sandbox.process import ERROR_CHARACTERS
+from sandbox.results import Limits, Mode, RunResult, TestResult, require_tests
+from sandbox.trial import cases, run_tests, run_with_checker
 
 Tests = Sequence[Mapping[str, Any]]
 _DEFAULT_LIMITS = Limits()
@@ -100,16 +102,17 @@ def execute(program: str, stdin: str = "", *, limits: Limits = _DEFAULT_LIMITS, 
 def run_many(trials: Iterable[Trial], *, pool: Pool | None = None, tools: Pool | None = None) -> list[RunResult]:
     """Return one result per trial, in order; as many run at a time as the pool has workers.
 
-    `tools` is the pool for languages other than Python.
+    `tools` is the pool for languages other than Python. A trial that cannot be run, as one with malformed tests, has
+    the status "sandbox_error" and its reason on every test, and touches no other.
 
-    Raises: the errors of `run` and `run_language`, for the first trial that has one.
+    Raises: IsolationError when the walls are too low.
     """
     trials = list(trials)
     used = pool or default_pool()
     if not trials:
         return []
     with ThreadPoolExecutor(min(used.size, len(trials)), "sandbox") as threads:
-        return list(threads.map(lambda trial: _run_trial(trial, used, tools), trials))
+        return list(threads.map(lambda trial: _result(trial, used, tools), trials))
 
 
 def probe(pool: Pool | None = None) -> Isolation:
@@ -120,9 +123,26 @@ def probe(pool: Pool | None = None) -> Isolation:
         return single.isolation
 
 
+def _result(trial: Trial, pool: Pool, tools: Pool | None) -> RunResult:
+    try:
+        return _run_trial(trial, pool, tools)
+    except IsolationError:
+        raise
+    except Exception as exc:
+        count = len(trial.tests) if isinstance(trial.tests, Sequence) else 0
+        return RunResult.failed(f"{type(exc).__name__}: {exc}"[-ERROR_CHARACTERS:], max(1, count), 0)
+
+
+def check(trial: Trial) -> None:
+    """Raise ValueError if no sandbox could run the trial: its tests are malformed, or of a mode of Python only."""
+    require_tests(trial.tests, trial.limits)
+    if trial.language != "python" and trial.mode != "stdin":
+        raise ValueError(f"mode {trial.mode!r} calls Python; for {trial.language} give stdin tests")
+    cases(trial.tests, trial.mode)
+
+
 def _run_trial(trial: Trial, pool: Pool, tools: Pool | None) -> RunResult:
     if trial.language != "python":
-        if trial.mode != "stdin":
-            raise ValueError(f"mode {trial.mode!r} calls Python; for {trial.language} give stdin tests")
+        check(trial)
         return run_language(trial.language, trial.program, trial.tests, limits=trial.limits, pool=tools)
     return run_tests(pool, trial.program, trial.tests, trial.mode, trial.limits, trial.stop_on_failure)

@@ -55,12 +55,18 @@ class Client:
         return self._run_trial(Trial(program, tests, mode, limits or Limits(), stop_on_failure))
 
     def run_many(self, trials: Iterable[Trial]) -> list[RunResult]:
-        """Return one result per trial, in order."""
+        """Return one result per trial, in order. One that a service calls malformed is "sandbox_error" for itself."""
         trials = list(trials)
         if not trials:
             return []
         with ThreadPoolExecutor(min(self.parallel, len(trials)), "sandbox-client") as threads:
-            return list(threads.map(self._run_trial, trials))
+            return list(threads.map(self._result, trials))
+
+    def _result(self, trial: Trial) -> RunResult:
+        try:
+            return self._run_trial(trial)
+        except ValueError as exc:
+            return RunResult.failed(str(exc), max(1, len(trial.tests)), 0)
 
     def session(self, **settings: Any) -> RemoteSession:
         """Open a session on one service, where it stays: seed, keeps_interpreter, limits, quota as for `Session`.

@@ -6,31 +6,37 @@ import math
 import re
 from typing import Any
 
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
+from sandbox.worker.codec import Members, Pairs, by_key, key_text
+
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,4})?", re.ASCII)
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-6
 _VALUE_RELATIVE, _VALUE_ABSOLUTE = 1e-9, 1e-12
+_KEY_BITS = 2_000
+"""Bits of the largest integer key that has a text: Python refuses to write the decimal digits of much larger ones."""
 
 
 def outputs_equal(got: str, expected: str) -> bool:
     """True if the outputs are equal line by line, without trailing whitespace, or else token by token.
 
     Tokens are compared as numbers only where the expected one is a decimal fraction: within 1e-6 relative, or 1e-6
-    absolute but never more than half a unit of the last place shown. NaN as a number equals nothing.
+    absolute but never more than half a unit of the last place shown. NaN as a number equals nothing. Of `got`, which a
+    program chose, no more lines and tokens are made than the expected output has.
     """
-    ours, wanted = _lines(got), _lines(expected)
-    if ours == wanted:
+    got, expected = got.rstrip(), expected.rstrip()
+    if got == expected:
         return True
-    if len(ours) != len(wanted):
+    if got.count("\n") != expected.count("\n"):
         return False
-    return all(a == b or _tokens_equal(a.split(), b.split()) for a, b in zip(ours, wanted, strict=True))
+    return all(map(_lines_equal, got.split("\n"), expected.split("\n")))
 
 
-def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.rstrip().split("\n")]
-
-
-def _tokens_equal(got: list[str], expected: list[str]) -> bool:
-    return len(got) == len(expected) and all(_token_equal(a, b) for a, b in zip(got, expected, strict=True))
+def _lines_equal(got: str, expected: str) -> bool:
+    got, expected = got.rstrip(), expected.rstrip()
+    if got == expected:
+        return True
+    wanted = expected.split()
+    tokens = got.split(maxsplit=len(wanted))
+    return len(tokens) == len(wanted) and all(map(_token_equal, tokens, wanted))
 
 
 def _token_equal(got: str, expected: str) -> bool:
@@ -52,7 +58,8 @@ def values_equal(got: Any, expected: Any) -> bool:
 
     A bool is no int, and NaN equals nothing. An integer may be as far from an expected float; a float equals an
     expected integer only exactly. An expected list matches a tuple, and expected string keys match integer keys, since
-    JSON has neither. `got` must come from `codec.decode`: then no `__eq__` of the program's own is ever called.
+    JSON has neither. `got` must come from `codec.read`: then no `__eq__` of the program's own is ever called, and no
+    value of it is hashed.
     """
     if got is None or expected is None:
         return got is expected
@@ -61,16 +68,15 @@ def values_equal(got: Any, expected: Any) -> bool:
     if isinstance(got, (int, float)) and isinstance(expected, (int, float)):
         return _numbers_equal(got, expected)
     if isinstance(got, complex) and isinstance(expected, (int, float, complex)):
-        expected = complex(expected)
-        return _numbers_equal(got.real, expected.real) and _numbers_equal(got.imag, expected.imag)
+        return _complex_equal(got, expected)
     if isinstance(got, (list, tuple)) and isinstance(expected, (list, tuple)):
         if isinstance(got, list) and isinstance(expected, tuple):
             return False
-        return len(got) == len(expected) and all(values_equal(a, b) for a, b in zip(got, expected, strict=True))
-    if isinstance(got, dict) and isinstance(expected, dict):
-        return _dicts_equal(got, expected)
-    if isinstance(got, (set, frozenset)) and isinstance(expected, (set, frozenset)):
-        return len(got) == len(expected) and sorted(map(_keyed, got)) == sorted(map(_keyed, expected))
+        return len(got) == len(expected) and all(map(values_equal, got, expected))
+    if isinstance(got, (dict, Pairs)) and isinstance(expected, (dict, Pairs)):
+        return len(got) == len(expected) and _pairs_equal(_pairs(got), _pairs(expected))
+    if isinstance(got, (set, frozenset, Members)) and isinstance(expected, (set, frozenset, Members)):
+        return len(got) == len(expected) and key_text(got) == key_text(expected)
     if isinstance(got, range) and isinstance(expected, range):
         return got == expected
     for kind in (str, bytes):
@@ -88,23 +94,22 @@ def _numbers_equal(got: Any, expected: Any) -> bool:
     return bool(got == expected)
 
 
-def _keyed(value: Any) -> str:
-    """Return a text in which 1, 1.0 and True differ."""
-    if isinstance(value, (tuple, list)):
-        return f"({','.join(map(_keyed, value))})"
-    if isinstance(value, (set, frozenset)):
-        return f"{{{','.join(sorted(map(_keyed, value)))}}}"
-    return f"{type(value).__name__}:{value!r}"
-
-
-def _dicts_equal(got: dict[Any, Any], expected: dict[Any, Any]) -> bool:
-    if len(got) != len(expected):
+def _complex_equal(got: complex, expected: complex) -> bool:
+    try:
+        expected = complex(expected)
+    except OverflowError:  # an integer beyond every float
         return False
-    ours = {_keyed(k): v for k, v in got.items()}
-    from_json = all(isinstance(k, str) for k in expected)
-    if from_json and not all(isinstance(k, str) for k in got):
-        if not all(type(k) is int or isinstance(k, str) for k in got):
+    return _numbers_equal(got.real, expected.real) and _numbers_equal(got.imag, expected.imag)
+
+
+def _pairs(value: dict[Any, Any] | Pairs) -> list[tuple[Any, Any]]:
+    return list(value.items() if isinstance(value, dict) else value)
+
+
+def _pairs_equal(got: list[tuple[Any, Any]], expected: list[tuple[Any, Any]]) -> bool:
+    if all(isinstance(k, str) for k, _ in expected) and not all(isinstance(k, str) for k, _ in got):
+        got = [(str(k) if type(k) is int and k.bit_length() <= _KEY_BITS else k, v) for k, v in got]
+        if not all(isinstance(k, str) for k, _ in got):
             return False
-        ours = {_keyed(str(k)): v for k, v in got.items()}
-    missing = object()
-    return all(values_equal(ours.get(_keyed(k), missing), v) for k, v in expected.items())
+    ours, wanted = by_key(got), by_key(expected)
+    return all(a == b and values_equal(v, w) for (a, v), (b, w) in zip(ours, wanted, strict=True))

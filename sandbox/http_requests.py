@@ -79,7 +79,7 @@ class Job(_Own):
         if self.encoded_tests is None:
             return self.tests or []
         try:
-            tests = codec.decode(self.encoded_tests.encode())
+            tests = codec.read(self.encoded_tests.encode(), of_program=False)
         except ValueError as exc:
             raise ValueError(f"encoded_tests: {exc}") from exc
         if not isinstance(tests, list) or not all(isinstance(test, dict) for test in tests):

@@ -112,7 +112,7 @@ class Worker:
             self.sock.send(order.pack())
             exit = frames.Exit.unpack(self._answer(order.wall_s * 20 + order.cpu_s + _GRACE_S))
             most = (order.output_kib << 10) * 2 + 1
-            log = _read(log_fd, order.tests * (most + frames.RECORD_BYTES))
+            log = _read(log_fd, most + order.tests * frames.RECORD_BYTES)
             err = _read(err_fd, most)
             self.has_errors = bool(err)
             return ProcessResult(exit, _read(out_fd, most), err, frames.read_records(log, order.tests))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
+
+from sandbox.worker import codec
 
 Mode = Literal["stdin", "function"]
 Status = Literal[
@@ -36,12 +38,12 @@ class Limits:
     max_tests: int = 1000
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for limit in fields(self):
+            value = getattr(self, limit.name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-                raise ValueError(f"Limits.{field.name} must be a positive number, got {value!r}")
-            if field.name not in ("wall_s", "cpu_s"):
-                object.__setattr__(self, field.name, math.ceil(value))
+                raise ValueError(f"Limits.{limit.name} must be a positive number, got {value!r}")
+            if limit.name not in ("wall_s", "cpu_s"):
+                object.__setattr__(self, limit.name, math.ceil(value))
 
     def lowered(self, **asked: float | None) -> Limits:
         """Return these limits, each lowered to the number asked for. None is raised."""
@@ -64,8 +66,17 @@ class TestResult:
     wall_s: float = 0.0
     peak_mib: float = 0.0
     """Peak memory of the process that ran this test. It may have run other tests before."""
-    value: Any = None
-    """Returned value in function mode; `codec.Opaque` for an object that is not a plain value."""
+    encoded: bytes = field(default=b"", repr=False)
+    """Returned value in function mode, as it came from the program's process."""
+
+    @property
+    def value(self) -> Any:
+        """Returned value in function mode, read again from its bytes each time.
+
+        A set is `codec.Members`, a dict with keys other than text `codec.Pairs`: they equal Python's own. An object
+        that is not a plain value is `codec.Opaque`.
+        """
+        return codec.read(self.encoded) if self.encoded else None
 
     @property
     def passed(self) -> bool:

@@ -17,7 +17,7 @@ from starlette.responses import PlainTextResponse, Response
 from pipeline.errors import IsolationError, SessionError
 from pipeline.service import Refused, Service, checked, parsed
 from sandbox import http_format
-from sandbox.api import Trial, run_many
+from sandbox.api import Trial, check, run_many
 from sandbox.calls import Quota
 from sandbox.http_requests import Call, Fork, Job, Jobs, Named, Open, RunCode, Submit, SubmitConfig
 from sandbox.http_sessions import Sessions, UnknownSession
@@ -162,6 +162,8 @@ class SandboxService(Service):
         return {"results": [http_format.result_to_json(r, t.values) for r, t in zip(results, trials, strict=True)]}
 
     def _run(self, trials: list[Trial]) -> list[RunResult]:
+        for trial in trials:
+            check(trial)
         others = {trial.language for trial in trials} - {"python"}
         missing = sorted(name for name in others if not available()[name])
         if missing:

@@ -168,13 +168,14 @@ def grade_distinct(
     for attempt in attempts:
         try:
             work = prepare(attempt)
-        except (DataError, ValueError, TypeError) as exc:
+            name = "" if isinstance(work, Verdict) else key(work)
+        except Exception as exc:  # whatever it is, it is of this row and of no other
             work = Verdict("verifier_error", reason=f"bad_reference: {exc}"[:300])
         if isinstance(work, Verdict):
             verdicts.append(work)
             continue
-        keys.append(key(work))
-        distinct.setdefault(keys[-1], work)
+        keys.append(name)
+        distinct.setdefault(name, work)
         verdicts.append(None)
     graded = dict(zip(distinct, run(list(distinct.values())) if distinct else [], strict=True))
     rest = iter(keys)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from pipeline.errors import DataError
-from sandbox.worker.codec import Opaque
+from sandbox.worker.codec import Opaque, Unhashed
 from verifiers._sandbox_jobs import Job, Outcome, Ran, Run, run_or_fail
 
 HERE = Path(__file__).parent
@@ -145,7 +145,8 @@ def _step_tests(active: Sequence[Replay], run: Run) -> None:
     for r, i, test in _each(active, job, run):
         step = test.value
         if not isinstance(step, tuple | list) or not step:
-            r.ends[i] = "timeout" if test.is_over_budget else f"broken: {test.status}"
+            # Before its first call a test is at fault itself. Later it holds what the program returned.
+            r.ends[i] = "timeout" if test.is_over_budget else f"{'failed' if r.known[i] else 'broken'}: {test.status}"
         elif step[0] == "call":
             r.calls[i].append((step[1], step[2], step[3]))
         else:
@@ -221,9 +222,8 @@ def _problem(results: Any, num_calls: int) -> str | None:
 def _holds_opaque(value: Any) -> bool:
     if isinstance(value, Opaque):
         return True
-    if isinstance(value, Mapping):
-        return any(_holds_opaque(k) or _holds_opaque(v) for k, v in value.items())
-    return isinstance(value, list | tuple | set | frozenset) and any(map(_holds_opaque, value))
+    items = (x for pair in value.items() for x in pair) if isinstance(value, dict) else value
+    return isinstance(value, dict | list | tuple | Unhashed) and any(map(_holds_opaque, items))
 
 
 def _function(fn: str, args: Sequence[Any]) -> dict[str, Any]:

@@ -94,7 +94,8 @@ def runner(params: SandboxParams) -> Run:
     def run(jobs: Sequence[Job]) -> list[Outcome]:
         limits = params.limits()
         asked = [sandbox.Trial(j.program, j.tests, j.mode, limits, j.stop, j.language, j.needs_values) for j in jobs]
-        return [_outcome(result) for result in sandbox_settings.run(asked)] if asked else []
+        results = sandbox_settings.run(asked) if asked else []
+        return [_outcome(result, job.needs_values) for job, result in zip(jobs, results, strict=True)]
 
     return run
 
@@ -105,14 +106,14 @@ def programs_of(params: VerifierParams) -> list[SandboxParams]:
     return [*([params] if isinstance(params, SandboxParams) else []), *inside]
 
 
-def _outcome(result: sandbox.RunResult) -> Outcome:
+def _outcome(result: sandbox.RunResult, needs_values: bool) -> Outcome:
     failed = next(((i, t) for i, t in enumerate(result.tests) if not t.passed), None)
     detail = ""
     if failed is not None:
         number, test = failed
         last = test.error.strip().rsplit("\n", 1)[-1]
         detail = f"test {number + 1}" + (f": {last}" if last else "")
-    tests = tuple(Ran(t.status, t.stdout, t.value) for t in result.tests)
+    tests = tuple(Ran(t.status, t.stdout, t.value if needs_values else None) for t in result.tests)
     return Outcome(result.status, result.share_passed, detail, result.wall_s, tests)
 
 

@@ -93,11 +93,18 @@ class Repair:
         elif self.mode == "stdin":
             instead = result.stdout.strip()
         else:
-            instead = repr(result.value)
+            instead = _text_of(result)
         if self.mode == "stdin":
             return f"input:\n{_cut(test['input'])}\nexpected:\n{_cut(test['output'])}\ngot:\n{_cut(instead)}"
         given_to = ", ".join([*map(repr, test["args"]), *(f"{k}={v!r}" for k, v in test.get("kwargs", {}).items())])
         return f"{test['fn']}({_cut(given_to)})={_cut(repr(test['expected']))} not {_cut(instead)}"
+
+
+def _text_of(result: sandbox.TestResult) -> str:
+    try:
+        return repr(result.value)
+    except ValueError:  # Python refuses to write the decimal digits of a huge integer
+        return "a number of too many digits"
 
 
 def environment(params: Params, prompt: Prompt, task_seed: int, sample_seed: int) -> Repair:

@@ -197,6 +197,7 @@ def _run_functions(source: str, items: list[bytes], order: tuple[Any, ...]) -> N
         for _ in items:
             _write_record(max(state, RAISED), 1, cpu, wall, b"")
         return
+    logged = 0
     for number, item in enumerate(items):
         state, value = FINISHED, b""
         try:
@@ -212,7 +213,9 @@ def _run_functions(source: str, items: list[bytes], order: tuple[Any, ...]) -> N
         if len(value) > budget.out:
             state, value = BAD_VALUE, b""
         _write_record(state, 0 if state == FINISHED else 1, cpu, wall, value)
-        if number + 1 < len(items) and budget.is_spent(streams.ends()[0]):
+        logged += len(value)
+        # The caller reads the values of one process up to twice the limit of one, so that none fills its memory.
+        if number + 1 < len(items) and budget.is_spent(max(logged, streams.ends()[0])):
             _exit(LEAVE)
         cpu, wall = _cpu(), _now()
 

@@ -1,0 +1,142 @@
+"""What a program can send back to the process that judges it: each value costs its own test, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import sandbox
+from pipeline.types import Attempt
+from sandbox.process import order
+from sandbox.worker import codec, frames
+from verifiers.base import load
+
+pytestmark = pytest.mark.integration  # workers of the sandbox
+
+FORGE = """
+import os, struct
+def f(x):
+    value = {value}
+    record = struct.pack("<IBddQQI", 0, 0, 0.0, 0.0, 0, 0, len(value)) + value
+    for fd in range(3, 16):
+        try:
+            data = record
+            while data: data = data[os.write(fd, data):]
+        except OSError:
+            pass
+    os._exit(0)
+"""
+"""A program that writes a record by itself, with any bytes as the value."""
+OF_ONE_HASH = "b'[' + b','.join(b'{\"i\":\"%x\"}' % (k * (2**61 - 1)) for k in range(1, 3000)) + b']'"
+INCOMPARABLE: dict[str, tuple[str, Any]] = {
+    "a key of 5,000 digits": ("{10**5000: 1}", {"a": 1}),
+    "a member of 5,000 digits": ("{10**5000}", {1}),
+    "a complex number for a huge integer": ("1j", 10**400),
+    "a pair with a huge integer as a key": ("{(1, -(10**5000)): 1}", {(1, 2): 1}),
+    "a range of a huge integer as a member": ("{range(10**5000)}", {1}),
+    "a huge integer for a fraction": ("10**5000", 0.5),
+    "the deepest value": ("eval('[' * 90 + ']' * 90)", eval("[" * 90 + "1" + "]" * 90)),
+    "half a surrogate pair as a key": ("{'\\ud800': 1}", {"a": 1}),
+    "not a number as a member": ("{float('nan'): 1}", {1: 1}),
+    "a nested set": ("{frozenset({frozenset({10**5000})})}", {frozenset({1})}),
+}
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[sandbox.Pool]:
+    with sandbox.Pool(workers=1) as made:
+        yield made
+
+
+def call(expected: Any) -> dict[str, Any]:
+    return {"fn": "f", "args": [1], "expected": expected}
+
+
+@pytest.mark.parametrize(("value", "expected"), INCOMPARABLE.values(), ids=INCOMPARABLE.keys())
+def test_a_value_that_cannot_be_compared_is_the_wrong_answer_of_its_own_test(
+    pool: sandbox.Pool, value: str, expected: Any
+) -> None:
+    program = f"n = 0\ndef f(x):\n  global n\n  n += 1\n  return {value} if x == 2 else x"
+    tests = [call(1), {"fn": "f", "args": [2], "expected": expected}, call(1)]
+    result = sandbox.run(program, tests, mode="function", pool=pool)
+    assert [t.status for t in result.tests] == ["passed", "wrong_answer", "passed"]
+
+
+def test_values_of_one_hash_come_back_unhashed(pool: sandbox.Pool) -> None:
+    pairs = OF_ONE_HASH.replace('{"i":"%x"}', '[{"i":"%x"},1]')
+    for value in (f"b'{{\"s\":' + {OF_ONE_HASH} + b'}}'", f"b'{{\"d\":' + {pairs} + b'}}'"):
+        (test,) = sandbox.run(FORGE.format(value=value), [call({1})], mode="function", pool=pool).tests
+        assert test.status == "wrong_answer"
+        assert isinstance(test.value, codec.Unhashed)
+        assert len(test.value) == 2999
+    right = {k * (2**61 - 1) for k in range(1, 20)}
+    program = "def f(x): return {k * (2**61 - 1) for k in range(1, 20)}"
+    assert sandbox.run(program, [call(right)], mode="function", pool=pool).passed
+
+
+@pytest.mark.parametrize(
+    "value", ["b'\"' + b'a' * (70 << 10) + b'\"'", "b'[' * (70 << 10)", "b'[' + b'1,' * (40 << 10) + b'1]'"]
+)
+def test_a_value_above_the_output_limit_is_refused_unread(pool: sandbox.Pool, value: str) -> None:
+    limits = sandbox.Limits(output_kib=64)
+    (test,) = sandbox.run(
+        FORGE.format(value=value), [call("a" * (70 << 10))], mode="function", limits=limits, pool=pool
+    ).tests  # fmt: skip
+    assert (test.status, test.value) == ("bad_output", None)
+    assert "64 KiB" in test.error
+
+
+def test_the_values_of_one_process_are_bounded_and_those_of_all_tests_are_judged(pool: sandbox.Pool) -> None:
+    limits = sandbox.Limits(output_kib=64)
+    program = "def f(x): return 'a' * (60 << 10)"
+    item = codec.encode({"fn": "f", "args": [1], "kwargs": {}})
+    payload = frames.pack_payload(program.encode(), [item] * 40)
+    ended = pool.use(lambda worker: worker.execute(order(frames.FUNCTION, limits, 40), payload))
+    assert 2 <= len(ended.records) <= 3
+    assert sandbox.run(program, [call("a" * (60 << 10))] * 10, mode="function", limits=limits, pool=pool).passed
+
+
+def test_a_checker_gets_the_deepest_and_the_largest_value(pool: sandbox.Pool) -> None:
+    checker = "def check(x, y, z): return z(y) if callable(z) else repr(type(y)) == z"
+    values = {
+        "eval('[' * 90 + ']' * 90)": "<class 'list'>", "1 << 999_999": "<class 'int'>", "{1: 2}": "<class 'dict'>",
+        "{1, (2, 3)}": "<class 'frozenset'>",
+    }  # fmt: skip
+    for value, kind in values.items():
+        program = f"def f(x): return {value}"
+        assert sandbox.run(program, [call(kind)], mode="function", checker=checker, pool=pool).passed, value
+    nested = FORGE.format(value="b'[' * 200 + b']' * 200")
+    assert sandbox.run(nested, [call("<class 'list'>")], mode="function", checker=checker, pool=pool).passed
+
+
+def test_a_trial_that_cannot_be_run_touches_no_other(pool: sandbox.Pool) -> None:
+    good = sandbox.Trial("def f(x): return x", [call(1)], "function")
+    bad = [[{"fn": "f", "args": 5, "expected": 1}], [], [call(1 << 1_100_000)], 7, [call(1)] * 1001]
+    trials = [good, *(sandbox.Trial("def f(x): return x", tests, "function") for tests in bad), good]  # type: ignore[arg-type]
+    statuses = [r.status for r in sandbox.run_many(trials, pool=pool)]
+    assert statuses == ["passed", *["sandbox_error"] * len(bad), "passed"]
+
+
+def test_one_row_costs_no_other_its_verdict() -> None:
+    reference = {"fn": "f", "tests": [{"args": [1], "expected": {"a": 1}}]}
+    answers = ["def f(x): return {'a': x}", "def f(x): return {10**5000: 1}", "def f(x): return {'a': x} # 2"]
+    rows = [Attempt(f"```python\n{answer}\n```", reference) for answer in answers]
+    deep = Attempt(rows[0].response, "[" * 100_000)
+    long = Attempt(rows[0].response, {"fn": "f", "tests": reference["tests"] * 1001})  # type: ignore[operator]
+    verdicts = load("code").bind().score([*rows, deep, long])
+    assert [(v.status, v.score) for v in verdicts[:3]] == [("graded", 1.0), ("graded", 0.0), ("graded", 1.0)]
+    assert [v.status for v in verdicts[3:]] == ["verifier_error", "sandbox_error"]
+
+
+def test_what_a_program_returns_to_an_assert_is_no_fault_of_the_assert() -> None:
+    reference = {"tests": "assert sorted(f(1)) == [1]", "fn": "f"}
+    answers = [
+        "def f(x): return {x}",
+        "def f(x): return {k * (2**61 - 1) for k in range(300)}",
+        "def f(x): return {10**5000: x}",
+    ]
+    answers.append("def f(x): return eval('[' * 90 + ']' * 90)")
+    verdicts = load("unit_tests").bind().score([Attempt(f"```python\n{a}\n```", reference) for a in answers])
+    assert [(v.status, v.score) for v in verdicts] == [("graded", 1.0), *[("graded", 0.0)] * 3]
