@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,12 @@ from pipeline.types import Attempt, Verdict
 from verifiers.base import load
 from verifiers.mathematics import MathParams, grade, score
 from verifiers.mathematics.decide import algebra
+from verifiers.mathematics.decide.algebra_process import COLLECTIONS_PER_S, reply
+
+
+def _pid(asked: algebra.Algebra) -> int:
+    assert asked._process is not None
+    return asked._process.process.pid
 
 
 def _one(response: str, gold: Any, prompt: str = "", truncated: bool = False, **options: Any) -> Verdict:
@@ -131,13 +140,60 @@ class TestSlowPath:
         assert grade(r"\boxed{25}", r"\Gamma(5)").score == 0.0
         assert grade(r"\boxed{24}", r"\Gamma(5)", MathParams(slow_path=False)).score == 0.0
 
-    def test_a_question_that_takes_too_long_is_killed_and_the_next_is_answered(self) -> None:
+    def test_a_question_that_takes_too_long_is_ended_and_the_next_is_answered(self) -> None:
         asked = algebra.Algebra()
         assert asked.equal("x^2", "x\\cdot x", 5.0) is True
-        with pytest.raises(algebra.TimedOut):
-            asked.equal("1", "9^{9^{9^9}}", 0.3)
+        helper = _pid(asked)
+        for hard in ("9^{9^{9^9}}", r"\int_0^\infty \frac{\sin x}{x} dx"):
+            with pytest.raises(algebra.TimedOut):
+                asked.equal("1", hard, 0.1)
         assert asked.equal("3", "4", 5.0) is False
+        assert _pid(asked) == helper
         asked.close()
+
+    def test_the_first_question_pays_for_no_imports(self) -> None:
+        asked = algebra.Algebra()
+        assert asked.equal(r"\sum_{k=1}^{\infty} \frac{1}{k^4}", r"\frac{\pi^4}{90}", 0.5) is True
+        asked.close()
+
+    def test_what_a_question_may_cost_depends_on_no_clock_and_on_no_other_question(self) -> None:
+        def fewest(asked: algebra.Algebra) -> int:
+            for most in range(1, 40):
+                with contextlib.suppress(algebra.TimedOut):
+                    asked.equal(r"\sum_{k=1}^{n} k", r"\frac{n(n+1)}{2}", (most - 0.5) / COLLECTIONS_PER_S)
+                    return most
+            raise AssertionError("it never ends")
+
+        first, second = algebra.Algebra(), algebra.Algebra()
+        for other in (r"\zeta(3)", r"\sum_{k=1}^{n} k^2"):
+            second.equal(other, "2", 0.5)
+        assert 1 < fewest(first) == fewest(second)
+        first.close()
+        second.close()
+
+    def test_a_helper_that_is_halted_or_killed_makes_no_verdict(self) -> None:
+        asked = algebra.Algebra()
+        assert asked.equal("1", "1", 5.0) is True
+        for act in (signal.SIGSTOP, signal.SIGKILL):  # as a machine too busy to run it, and one short of memory
+            os.kill(_pid(asked), act)
+            with pytest.raises(GradingError, match="grade again"):
+                asked.equal("1", "2", 0.01)
+            assert asked.equal("1", "1", 5.0) is True
+        asked.close()
+
+    def test_how_a_copy_ends_is_told_apart(self) -> None:
+        ended = {
+            "equal": 0,
+            "unequal": 1 << 8,
+            "unread": 2 << 8,
+            "work": 3 << 8,
+            "CPU time": signal.SIGPROF,
+            "stack": 11,
+        }
+        assert [reply(status) for status in ended.values()] == [
+            {"equal": True}, {"equal": False}, {"equal": None}, {"over": True}, {"over": True}, {"over": True},
+        ]  # fmt: skip
+        assert [list(reply(status)) for status in (signal.SIGKILL, 77 << 8)] == [["failed"], ["failed"]]
 
     def test_a_helper_that_cannot_start_is_a_grading_error(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -1,8 +1,9 @@
 """Questions to a computer algebra system, in a process that can be killed.
 
-The time of a question starts when the process begins to work on it, not in the queue or while the process starts up. No
-signal is used on this side, so that threads, asyncio and process groups all work. The process inherits no environment
-but the path of the interpreter. It is replaced after `MAX_QUESTIONS` questions, when it dies, and when it is killed.
+The budget of a question is one of work (`algebra_process.py`), so that no verdict depends on how busy the machine is.
+Where the process does not answer for another reason, that is a failure of the grader. No signal is used on this side,
+so that threads, asyncio and process groups all work. The process inherits no environment but the path of the
+interpreter. It is replaced when it dies, and when it is killed.
 """
 
 from __future__ import annotations
@@ -19,32 +20,29 @@ from pathlib import Path
 
 from pipeline.errors import GradingError
 
-MAX_QUESTIONS = 200
 STARTUP_S = 120.0
-WALL_PER_CPU = 40.0 if os.name == "posix" else 1.6
-"""Seconds on the clock allowed per second of CPU time. Where the system ends the process after its CPU time, the clock
-is only a last resort, as a busy machine is not the answer's fault."""
+WALL_PER_WORK = 100.0
+"""Seconds on the clock allowed per second of budget. Past them the machine is too busy, or the process hangs."""
 SCRIPT = Path(__file__).with_name("algebra_process.py")
 
 
 class TimedOut(Exception):
-    """The question used up its time or memory; the process was killed."""
+    """The question used up its budget of work, or its memory."""
 
 
 class _Process:
-    """A helper process: its pipes, a thread that reads its lines, and the number of questions that it was asked."""
+    """A helper process: its pipes, and a thread that reads its lines."""
 
     def __init__(self) -> None:
         keep = {k: v for k, v in os.environ.items() if k in {"PATH", "SYSTEMROOT", "LD_LIBRARY_PATH"}}
-        self.asked = 0
         self.is_ready = False
         self.lines: queue.Queue[str] = queue.Queue()
         self.process = subprocess.Popen(
-            [sys.executable, "-I", str(SCRIPT)],
+            [sys.executable, "-P", "-s", str(SCRIPT)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=keep | {"OMP_NUM_THREADS": "1"},
+            env=keep | {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"},  # sympy's work depends on the order of sets
             text=True,
             bufsize=1,
         )
@@ -73,7 +71,6 @@ class _Process:
         assert self.process.stdin is not None
         self.process.stdin.write(text + "\n")
         self.process.stdin.flush()
-        self.asked += 1
 
     def end(self) -> None:
         """Kill the process and wait for it."""
@@ -95,7 +92,7 @@ class Algebra:
     def equal(self, gold: str, answer: str, seconds: float) -> bool | None:
         """True if two LaTeX answers are equal; None if the algebra system could not read one of them.
 
-        Raises: TimedOut, GradingError if no process can be started.
+        Raises: TimedOut; GradingError if the process does not start, or ends or is silent for no fault of the question.
         """
         # After a fork the pipes belong to the parent, and a thread of the parent may hold the lock forever.
         if self._pid != os.getpid():
@@ -104,16 +101,19 @@ class Algebra:
             process = self._ready()
             try:
                 process.send(json.dumps({"gold": gold, "answer": answer, "seconds": seconds}))
-                line = process.line(seconds * WALL_PER_CPU)
+                line = process.line(seconds * WALL_PER_WORK)
             except (BrokenPipeError, OSError):
                 line = ""
             if not line:
                 self._replace()
-                raise TimedOut
-            equal = json.loads(line)["equal"]
-            if process.asked >= MAX_QUESTIONS:
-                self._replace()  # sympy's caches grow with every question
-        return None if equal is None else bool(equal)
+                problem = "ended" if line == "" else f"was silent for {seconds * WALL_PER_WORK:.0f} s on a busy machine"
+                raise GradingError(f"{SCRIPT.name} {problem}; grade again, or turn the option slow_path off")
+        reply = json.loads(line)
+        if "over" in reply:
+            raise TimedOut
+        if "failed" in reply:
+            raise GradingError(f"{SCRIPT.name}: {reply['failed']}; grade again with more free memory")
+        return None if reply["equal"] is None else bool(reply["equal"])
 
     def close(self) -> None:
         """End the helper process, if there is one."""
