@@ -18,11 +18,15 @@ from pydantic import Field
 
 from pipeline.errors import DataError, GradingError
 from pipeline.types import Attempt, Verdict
+from sandbox.worker.clocks import cpu_clock
 from verifiers.answer import one_answer
 from verifiers.base import VerifierParams, verifier
 
 INSTALL = "python -m pip install 'reasoning-gym>=0.1.25,<0.2'"
+SCORER = Path(__file__).with_name("_gym_scorer.py")
 START_S = 60.0
+WALL_PER_CPU = 20.0
+"""Seconds on the clock allowed per second of CPU time. Past them the machine is too busy: no answer's fault."""
 MAX_REQUESTS = 20_000
 """Requests to one process before it is replaced, which bounds the memory that a scorer leaks."""
 
@@ -36,7 +40,7 @@ class ReasoningGymParams(VerifierParams):
         description="give the package's partial credit; in many tasks it pays for an answer that merely contains the "
         "right one, in some for a wrong answer of the right shape",
     )
-    timeout_s: float = Field(5.0, gt=0, description="for one answer, from the start of its work")
+    timeout_s: float = Field(5.0, gt=0, description="CPU seconds of the scoring process for one answer")
     memory_mib: int = Field(4096, ge=512, description="address space of the scoring process")
     max_chars: int = Field(5_000, ge=1, description="a longer answer is wrong")
 
@@ -102,21 +106,28 @@ class ScoringProcess:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._asked = 0
+        self._loaded: set[str] = set()
+        """The data sets that the process has made, which is no answer's work."""
         self._memory_mib = 0
         self._owner = 0
 
     def ask(self, request: Mapping[str, Any], timeout_s: float, memory_mib: int) -> dict[str, Any]:
         """Return the reply to a request.
 
-        Raises: TimeoutError past `timeout_s` from the start of the work; GradingError if the process dies.
+        Raises: TimeoutError past `timeout_s` CPU seconds; GradingError if the process dies or does not answer.
         """
         with self._lock:
             fresh = self._process is None or self._asked >= MAX_REQUESTS or memory_mib != self._memory_mib
             if fresh or self._owner != os.getpid() or (self._process and self._process.poll() is not None):
                 self._start(memory_mib)
-                # The first request loads the package, which is no answer's fault.
+            dataset = json.dumps([request["dataset"], request["config"]], sort_keys=True, default=str)
+            if dataset not in self._loaded:
                 first_task = {"index": 0, "entry": None, "answer": "", "prompt": ""}
-                self._exchange({**request, **first_task}, START_S)
+                try:
+                    self._exchange({**request, **first_task}, START_S)
+                except TimeoutError as exc:
+                    raise GradingError(f"reasoning-gym took over {START_S:g} CPU seconds for {dataset:.80}") from exc
+                self._loaded.add(dataset)
             self._asked += 1
             return self._exchange(request, timeout_s)
 
@@ -129,9 +140,8 @@ class ScoringProcess:
 
     def _start(self, memory_mib: int) -> None:
         self.close()
-        program = Path(__file__).parent / "_gym_scorer.py"
         self._process = subprocess.Popen(
-            [sys.executable, "-I", str(program), str(memory_mib), "3600"],
+            [sys.executable, "-I", str(SCORER), str(memory_mib), "3600"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -140,13 +150,14 @@ class ScoringProcess:
             start_new_session=True,
         )
         self._asked, self._memory_mib, self._owner = 0, memory_mib, os.getpid()
+        self._loaded.clear()
 
     def _exchange(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         process = self._process
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
-        end = time.monotonic() + timeout_s
+        cpu_end, end = cpu_clock(process.pid) + timeout_s, time.monotonic() + timeout_s * WALL_PER_CPU
         line = b""
         try:
             process.stdin.write(json.dumps(request, default=str).encode() + b"\n")
@@ -154,20 +165,30 @@ class ScoringProcess:
             with selectors.DefaultSelector() as ready:
                 ready.register(process.stdout, selectors.EVENT_READ)
                 while not line.endswith(b"\n"):
-                    if not ready.select(max(0.0, end - time.monotonic())):
-                        self.close()
-                        raise TimeoutError
+                    # Its one thread needs at least as long as that for the CPU time that is left.
+                    if not ready.select(max(0.01, cpu_end - cpu_clock(process.pid))):
+                        self._require_time(cpu_end, end)
+                        continue
                     part = os.read(process.stdout.fileno(), 65536)
                     if not part:
                         raise OSError("it ended")
                     line += part
             reply: dict[str, Any] = json.loads(line)
         except TimeoutError:
+            self.close()
             raise
         except (OSError, ValueError) as exc:
             self.close()
             raise GradingError(f"the scoring process of reasoning-gym failed: {exc}") from exc
         return reply
+
+    def _require_time(self, cpu_end: float, end: float) -> None:
+        """Raise TimeoutError if the process has used its CPU time, OSError if the clock has run out first."""
+        assert self._process is not None
+        if cpu_clock(self._process.pid) >= cpu_end:
+            raise TimeoutError
+        if time.monotonic() > end:
+            raise OSError("the machine is too busy, or it hangs")
 
 
 PROCESS = ScoringProcess()
