@@ -98,7 +98,7 @@ class BoundVerifier(Generic[P]):
     def score(self, attempts: Sequence[Attempt]) -> list[Verdict]:
         """Return one verdict per attempt, in order; a failing grader gives "verifier_error", never a zero.
 
-        If a verifier of batches fails, all attempts of the call fail together.
+        If a verifier of batches raises, each attempt is graded alone: the row that it raises for costs no other.
         """
         if self.verifier.batch is None:
             return [self._score_one(a) for a in attempts]
@@ -106,6 +106,8 @@ class BoundVerifier(Generic[P]):
         try:
             verdicts = list(self.verifier.batch(attempts, self.params))
         except Exception as exc:
+            if len(attempts) > 1:
+                return [verdict for attempt in attempts for verdict in self.score([attempt])]
             return [_failure(exc, time.perf_counter() - start)] * len(attempts)
         if len(verdicts) != len(attempts):
             reason = f"returned {len(verdicts)} verdicts for {len(attempts)} attempts"

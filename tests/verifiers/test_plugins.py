@@ -41,6 +41,8 @@ def plain(attempt):
 
 @verifier(name="many", batch=True)
 def several(attempts: list, params: Params) -> list:
+    if any(a.response == "crash" for a in attempts):
+        raise ZeroDivisionError("oh")
     return [Verdict("graded", 1.0)] * (len(attempts) if attempts[0].response != "short" else 0)
 
 def not_one(attempt):
@@ -100,6 +102,9 @@ def test_what_a_plugin_does_wrong_is_no_wrong_answer(file: Path) -> None:
     short = load(path="checks.py:several", base=file).bind().score([Attempt("short", None)] * 2)
     assert [v.status for v in short] == ["verifier_error"] * 2
     assert re.search("0 .* 2 ", short[0].reason)
+    mixed = load(path="checks.py:several", base=file).bind().score([Attempt(r, None) for r in ("a", "crash", "b")])
+    assert [v.status for v in mixed] == ["graded", "verifier_error", "graded"]
+    assert "ZeroDivisionError: oh" in mixed[1].reason
 
 
 def test_parameters_are_validated_before_anything_runs(file: Path) -> None:
