@@ -22,7 +22,7 @@ from pipeline.scoring.score import GradingTally
 from pipeline.scoring.second_opinion import Opinions, disagree
 from pipeline.scoring.select import classify_group
 from pipeline.train.exchange import whole_on_first
-from pipeline.types import STATUSES, Group, KeptTokens, StepMetrics, Verdict
+from pipeline.types import STATUSES, Group, KeptTokens, ScoredRollout, StepMetrics, Verdict
 
 
 def record_step(
@@ -127,6 +127,7 @@ def rollout_metrics(batch: Batch) -> StepMetrics:
     for domain in sorted({d for d, _ in members}):
         of_domain = [m.reward for d, m in members if d == domain and m.reward is not None]
         row[f"reward/mean/{domain}"] = sum(of_domain) / max(1, len(of_domain))
+    row |= shares_of_right(members)
     greedy = [g.greedy_reward for g in batch.sampled if g.greedy_reward is not None]
     if greedy:
         row["reward/greedy"] = sum(greedy) / len(greedy)
@@ -147,6 +148,21 @@ def rollout_metrics(batch: Batch) -> StepMetrics:
     if batch.opinions is not None:
         row["verdict/second_opinions"] = float(sum(map(len, batch.opinions)))
         row["verdict/disagreements"] = float(sum(len(d) for d in disagreements(batch)))
+    return row
+
+
+def shares_of_right(members: Sequence[tuple[str, ScoredRollout]]) -> StepMetrics:
+    """Return the share of right responses, of all and of each domain, as a held-out pass@1 counts them.
+
+    `members`: domain and response. A mean reward is something else where credit is partial or a reward has components.
+    """
+    graded = [(domain, m.verdict.is_correct) for domain, m in members if not m.verdict.is_infrastructure]
+    if not graded:
+        return {}
+    row: StepMetrics = {"correct/sampled": sum(right for _, right in graded) / len(graded)}
+    for domain in sorted({d for d, _ in graded}):
+        of_domain = [right for d, right in graded if d == domain]
+        row[f"correct/mean/{domain}"] = sum(of_domain) / len(of_domain)
     return row
 
 

@@ -1,4 +1,7 @@
-"""Verifiers as people write them for a run of their own. Each has a mistake, or rewards what nobody asked for."""
+"""Verifiers as people write them for a run of their own: some with a mistake, or that reward what nobody asked for.
+
+Those of the second half are sound: partial credit, and parts of a reward for form and length.
+"""
 
 from __future__ import annotations
 
@@ -73,3 +76,39 @@ def similar(attempt: Attempt) -> float:
 def thorough(attempt: Attempt) -> float:
     """Reward long responses: 0 without any text, 1 from 48 characters on."""
     return min(1.0, len(attempt.response) / 48)
+
+
+@verifier
+def digits(attempt: Attempt) -> float:
+    """Return the share of the reference's digits that stand in their place; 1 if the number is right."""
+    box, right = BOX.search(attempt.response), str(attempt.reference)
+    if box is None or len(box[1]) != len(right):
+        return 0.0
+    return sum(a == b for a, b in zip(box[1], right, strict=True)) / len(right)
+
+
+@verifier
+def closeness(attempt: Attempt) -> float:
+    """Return 1 for the right number, and less the farther away a number is, down to 0 at a distance of 20."""
+    box = BOX.search(attempt.response)
+    return 0.0 if box is None else max(0.0, 1 - abs(int(box[1]) - int(str(attempt.reference))) / 20)
+
+
+@verifier
+def right(attempt: Attempt) -> bool:
+    """Accept the right number, as the row's own verifier does."""
+    box = BOX.search(attempt.response)
+    return box is not None and box[1] == str(attempt.reference)
+
+
+@verifier
+def wrong(attempt: Attempt) -> bool:
+    """Return 1 for a number that is not the right one: a part that is weighed with a number below 0."""
+    box = BOX.search(attempt.response)
+    return box is not None and box[1] != str(attempt.reference)
+
+
+@verifier
+def short(attempt: Attempt) -> float:
+    """Return 1 for an empty response, and less the longer it is, down to 0 at 48 characters."""
+    return max(0.0, 1 - len(attempt.response) / 48)
