@@ -21,7 +21,9 @@ def look(run: Reading) -> Finding | None:
     first, last = run.early("reward/sampled"), run.late("reward/sampled")
     coef = run.setting(run.section, "algorithm", "entropy_coef", default=0.0)
     less, gain = (LESS_BY_SIGN, GAIN_BY_SIGN) if coef < 0 else (LESS, GAIN)
-    if early is None or late is None or first is None or last is None or late > less * early or last > first + gain:
+    if early is None or late is None or first is None or last is None or late > less * early:
+        return None
+    if last > first + gain * run.reward_range or (coef >= 0 and run.has_learned):
         return None
     section = f"{run.section}.algorithm.entropy_coef"
     return Finding(

@@ -19,9 +19,9 @@ RIGHT = 0.02
 
 
 def look(run: Reading) -> Finding | None:
-    """Find training rewards far below held-out pass@1 of the same domain at the beginning."""
+    """Find far fewer right responses in training than held-out pass@1 of the same domain, at the beginning."""
     for domain, (before, _) in run.before_and_after().items():
-        trained, held_out = run.early(f"reward/mean/{domain}"), before.measure(domain)
+        trained, held_out = run.correct(domain), before.measure(domain)
         if trained is None or held_out["low"] - trained < GAP or not run.asks_alike(domain):
             continue
         answers = stated(run, domain)
@@ -32,11 +32,11 @@ def look(run: Reading) -> Finding | None:
             "false_negatives",
             "problem" if trained > 0 else "warning",
             min(1.0, 0.4 + held_out["low"] - trained),
-            f"{domain}: pass@1 was {held_out['value']:.2f} on held-out prompts, and the first training rewards are "
-            f"{trained:.2f}: the training verifier refuses right answers, or the training prompts are harder."
+            f"{domain}: pass@1 was {held_out['value']:.2f} on held-out prompts, and {trained:.0%} of the first "
+            "training responses were right: the training verifier refuses right answers, or its prompts are harder."
             + shown(answers.refused_right, run),
             (
-                *run.shown(f"reward/mean/{domain}", 0),
+                *run.shown_correct(domain, 0),
                 *(Evidence(ROLLOUTS, s.line, f"{s.row.prompt!r:.40} refused: {s.row.response!r:.60}") for s in refused),
             ),
             f"--set {run.section}.reward=null grades with the verifiers of the rows"

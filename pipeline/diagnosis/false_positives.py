@@ -1,14 +1,17 @@
-"""Training rewards rise or are high, and held-out answers are not: the verifier is fooled.
+"""Many training responses are right by their verifier, and few held-out ones: the verifier is fooled.
 
 The verifier of the training rows accepts what it should not: any number, a near miss, a text that repeats the
 question. The policy finds this within a few steps, for it is easier than the task. Where answers are numbers, accepted
-ones that differ from the reference show it; if all are equal to it, something else makes training rewards high.
+ones that differ from the reference show it; if all are equal to it, something else makes training look good. A mean
+reward says nothing here: partial credit makes it high while few responses are right.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pipeline.diagnosis.finding import Evidence, Finding
-from pipeline.diagnosis.reading import ROLLOUTS, Reading
+from pipeline.diagnosis.reading import ROLLOUTS, Reading, Sample
 from pipeline.diagnosis.stated import shown, stated
 
 EXPLAINS = frozenset({"too_easy", "learning_rate_low", "prompts_repeat", "entropy_collapse"})
@@ -18,10 +21,10 @@ WRONG = 0.05
 
 
 def look(run: Reading) -> Finding | None:
-    """Find training rewards far above held-out pass@1 of the same domain, at the end of the run."""
+    """Find far more right responses in training than held-out pass@1 of the same domain, at the end of the run."""
     for domain, (_, after) in run.before_and_after().items():
-        trained, held_out = run.late(f"reward/mean/{domain}"), after.measure(domain)
-        if trained is None or trained > 1 or trained - held_out["high"] < GAP:
+        trained, held_out = run.correct(domain, late=True), after.measure(domain)
+        if trained is None or trained - held_out["high"] < GAP:
             continue
         answers = stated(run, domain)
         if answers.accepts_wrong is not None and answers.accepts_wrong < WRONG:
@@ -30,10 +33,10 @@ def look(run: Reading) -> Finding | None:
             "false_positives",
             "problem",
             min(1.0, 0.6 + trained - held_out["high"]),
-            f"{domain}: training responses have a mean reward of {trained:.2f}, held-out ones a pass@1 of "
-            f"{held_out['value']:.2f}: the training verifier accepts wrong answers, or the prompts are easier."
+            f"{domain}: {trained:.0%} of the training responses are right by their verifier, and held-out ones have a "
+            f"pass@1 of {held_out['value']:.2f}: that verifier accepts wrong answers, or the prompts are easier."
             + shown(answers.accepted_wrong, run),
-            (*run.shown(f"reward/mean/{domain}", -1), *shown_right(run)),
+            (*run.shown_correct(domain, -1), *shown_right(answers.accepted_wrong or run.samples)),
             f"--set {run.section}.reward=null grades with the verifiers of the rows"
             if run.setting(run.section, "reward")
             else "verizero verify --check the verifier of data.train, and read right responses in rollouts.jsonl",
@@ -42,7 +45,7 @@ def look(run: Reading) -> Finding | None:
     return None
 
 
-def shown_right(run: Reading) -> tuple[Evidence, ...]:
-    """Return two responses that were accepted."""
-    right = [s for s in run.samples if s.row.score >= 1][-2:]
+def shown_right(samples: Sequence[Sample]) -> tuple[Evidence, ...]:
+    """Return two of the samples that were accepted."""
+    right = [s for s in samples if s.row.score >= 1][-2:]
     return tuple(Evidence(ROLLOUTS, s.line, f"{s.row.prompt!r:.40} accepted: {s.row.response!r:.60}") for s in right)

@@ -15,12 +15,13 @@ EXPLAINS = frozenset(
 FAR = 0.1
 """Nats a token between policy and reference within the first steps."""
 FALL = 0.05
+"""Share of the range of the rewards."""
 
 
 def look(run: Reading) -> Finding | None:
     """Find a policy that is far from its reference at once, while rewards fall."""
     far, first, late = run.early("kl/k1"), run.series("reward/sampled"), run.late("reward/sampled")
-    if far is None or late is None or not first or far < FAR or late > first[0].value - FALL:
+    if far is None or late is None or not first or far < FAR or late > first[0].value - FALL * run.reward_range:
         return None
     rate = float(run.setting(run.section, "optimizer", "learning_rate", default=0.0))
     return Finding(

@@ -30,7 +30,7 @@ def look(run: Reading) -> Finding | None:
         return None
     moved = max(abs(p.value) for p in points)
     rates = [p.value for p in run.series("learning_rate")]
-    if moved >= STILL or not rates:
+    if moved >= STILL or not rates or run.has_learned:
         return None
     return Finding(
         "learning_rate_low",

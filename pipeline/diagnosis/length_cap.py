@@ -20,7 +20,7 @@ def look(run: Reading) -> Finding | None:
     early = run.early("truncated")
     if early is None or not MANY <= early < NEARLY_ALL:
         return None
-    learned = (run.late("truncated") or 0.0) < FEW and (run.late("reward/sampled") or 0.0) >= SOLVED
+    learned = (run.late("truncated") or 0.0) < FEW and (run.correct(late=True) or 0.0) >= SOLVED
     limit = run.setting("rollout", "max_response_tokens")
     larger = "a larger number" if limit is None else str(2 * int(limit))
     return Finding(

@@ -6,22 +6,32 @@ policy thinks longer and is right more often are no fault.
 
 from __future__ import annotations
 
+from statistics import linear_regression
+
 from pipeline.diagnosis.finding import Finding
 from pipeline.diagnosis.reading import Reading
 
 EXPLAINS = frozenset({"reward_scales"})
 LONGER, SHORTER = 1.5, 0.92
+GAIN, LOSS = 0.05, 0.02
+"""Change of the share of right responses: more right ones excuse longer responses, as few wrong ones excuse shorter."""
+PAID, EARNED = 0.5, 0.2
+"""Shares of the range of the rewards: a mean penalty for length, and what components pay for the drift."""
 MOST_PAID = 0.05
 """Weight of a component next to a verdict of 0 to 1: it may decide between right responses, and no more."""
 
 
 def look(run: Reading) -> Finding | None:
-    """Find responses half as long again, or shorter under a penalty for length."""
+    """Find responses that grow by half and are not right more often, or that a penalty makes shorter and wrong."""
     early, late = run.early("length/mean"), run.late("length/mean")
     if not early or late is None:
         return None
     pays = bool(run.series("reward/length_penalty"))
     if late < LONGER * early and not (pays and late < SHORTER * early):
+        return None
+    first, last = run.correct(), run.correct(late=True)
+    better = first is not None and last is not None and last > first + (GAIN if late > early else -LOSS)
+    if (run.has_learned or better) and not _is_paid(run, late - early):
         return None
     return Finding(
         "length_drift",
@@ -33,6 +43,21 @@ def look(run: Reading) -> Finding | None:
         _cheaper(run),
         EXPLAINS,
     )
+
+
+def _is_paid(run: Reading, drift: float) -> bool:
+    """Return True if the reward pays for length itself: by a large penalty, or by components that grow with it.
+
+    drift: the tokens by which the mean response has changed.
+    """
+    if (run.late("reward/length_penalty") or 0.0) >= PAID * run.reward_range:
+        return True
+    rows = [s.row for s in run.samples if s.row.reward is not None]
+    lengths = [float(row.length) for row in rows]
+    if len(set(lengths)) < 2:
+        return False
+    slope = linear_regression(lengths, [row.reward - row.score for row in rows if row.reward is not None]).slope
+    return slope * drift >= EARNED * run.reward_range
 
 
 def _cheaper(run: Reading) -> str:

@@ -73,7 +73,7 @@ def _ends(run: Reading) -> Finding | None:
 
 def _unread(run: Reading) -> Finding | None:
     silent, cut = run.early("verdict/no_answer"), run.early("truncated")
-    if silent is None or cut is None or silent < MANY or cut > CUT:
+    if silent is None or cut is None or silent < MANY or cut > CUT or run.has_learned:
         return None
     samples = run.samples[:3]
     return Finding(

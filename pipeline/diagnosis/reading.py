@@ -129,10 +129,48 @@ class Reading:
             return {}
         return {d: (before[-1], last) for d in last.row.domains if d in before[-1].row.domains}
 
+    def correct(self, domain: str | None = None, late: bool = False) -> float | None:
+        """Return the share of right training responses over the first steps, or the last, to compare with a pass@1.
+
+        None where the run does not tell it: the verifier of training gives grades and never a full one, or the run
+        was recorded without these shares and its rewards are not all 0 or 1.
+        """
+        pick = self.late if late else self.early
+        share = pick("correct/sampled" if domain is None else f"correct/mean/{domain}")
+        if share is not None:
+            return share if share > 0 or not self._only_grades else None
+        return pick("reward/sampled" if domain is None else f"reward/mean/{domain}") if self._all_or_nothing else None
+
+    @property
+    def _only_grades(self) -> bool:
+        """True if a verdict of training was between wrong and right, and none was right."""
+        scores = [s.row.score for s in self.samples]
+        return any(0 < score < 1 for score in scores) and max(scores) < 1
+
+    @property
+    def _all_or_nothing(self) -> bool:
+        """True if each reward is that of a verdict, and 0 or 1: their mean is then the share of right responses."""
+        rows = [s.row for s in self.samples if s.row.reward is not None]
+        return all(row.reward == row.score and row.score in (0.0, 1.0) for row in rows)
+
+    @property
+    def reward_range(self) -> float:
+        """The difference of the highest and the lowest reward of the samples; 1 where all are equal."""
+        rewards = [s.row.reward for s in self.samples if s.row.reward is not None]
+        return (max(rewards) - min(rewards) if rewards else 0.0) or 1.0
+
+    @property
+    def has_learned(self) -> bool:
+        """True if pass@1 of each domain has risen since before the stage, beyond both intervals."""
+        pairs = self.before_and_after().items()
+        return bool(pairs) and all(a.measure(d)["low"] > b.measure(d)["high"] for d, (b, a) in pairs)
+
     def is_ahead(self, gap: float) -> bool:
         """Return True unless held-out prompts are solved nearly as often as those of training, in each domain."""
-        rates = [after.measure(domain)["value"] for domain, (_, after) in self.before_and_after().items()]
-        return not rates or min(rates) < (self.late("reward/sampled") or 0.0) - gap
+        pairs = self.before_and_after().items()
+        return not pairs or any(
+            after.measure(d)["value"] < (self.correct(d, True) or 0.0) - gap for d, (_, after) in pairs
+        )
 
     def lengths(self) -> tuple[float, float, tuple[Evidence, ...]] | None:
         """Return the tokens of a response that the last updates trained on, those that were sampled, and the lines.
@@ -146,6 +184,10 @@ class Reading:
         if trained is None or sampled is None:
             return None
         return trained, sampled, self.shown("response/length_mean", -1) + self.shown(name, -1)
+
+    def shown_correct(self, domain: str, *places: int) -> tuple[Evidence, ...]:
+        """Return evidence of the share of right responses of a domain, as `correct` reads it."""
+        return self.shown(f"correct/mean/{domain}", *places) or self.shown(f"reward/mean/{domain}", *places)
 
     def shown(self, name: str, *places: int) -> tuple[Evidence, ...]:
         """Return evidence of a metric at some places of its series, by default the first and the last step."""

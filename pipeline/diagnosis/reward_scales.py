@@ -3,29 +3,52 @@
 from __future__ import annotations
 
 from pipeline.diagnosis.finding import Finding
-from pipeline.diagnosis.reading import Reading
+from pipeline.diagnosis.reading import Reading, by_group
 
 EXPLAINS = frozenset({"length_drift"})
 TIMES = 4.0
 SMALL = 0.1
 """The mean of a further component that a verifier of 0 and 1 still decides over."""
+FEWEST, SOME = 20, 0.05
+"""Pairs of a right and a wrong response of one group; the share of them that the reward may put in the wrong order."""
 
 
 def look(run: Reading) -> Finding | None:
-    """Find a mean of weighted components that is far above that of the first, which the verifier of the row gives."""
+    """Find further components that are far larger than the verifier's part, and rank wrong responses first."""
     names = sorted({name for _, row in run.steps for name in row.metrics if name.startswith("reward/component/")})
     total, main = run.late("reward/sampled"), run.late(names[0]) if names else None
     if len(names) < 2 or total is None or main is None or abs(total) < TIMES * max(abs(main), 0.05):
+        return None
+    if (share := misranked(run)) < SOME:
         return None
     return Finding(
         "reward_scales",
         "problem",
         min(1.0, abs(total) / (2 * TIMES * max(abs(main), 0.05))),
-        f"The whole reward is {total:.2f} and the verifier's part of it {main:.2f}: the other components decide.",
+        f"The whole reward is {total:.2f} and the verifier's part of it {main:.2f}: the other components decide. In "
+        f"{share:.0%} of the pairs of a right and a wrong response to one prompt, the wrong one has no smaller reward.",
         run.shown("reward/sampled", -1) + tuple(e for name in names for e in run.shown(name, -1)),
         _lighter(run, {name: run.late(name) or 0.0 for name in names[1:]}),
         EXPLAINS,
     )
+
+
+def misranked(run: Reading) -> float:
+    """Return the share of pairs of one group in which a wrong response has at least the reward of a right one.
+
+    With few pairs: 1 if the other components differ by more than a right answer is worth, else 0.
+    """
+    pairs = [
+        right.row.reward <= wrong.row.reward
+        for group in by_group(run.samples)
+        for right in group
+        for wrong in group
+        if right.row.score >= 1 > wrong.row.score and right.row.reward is not None and wrong.row.reward is not None
+    ]
+    if len(pairs) >= FEWEST:
+        return sum(pairs) / len(pairs)
+    others = [s.row.reward - s.row.score for s in run.samples if s.row.reward is not None]
+    return float(bool(others) and max(others) - min(others) > 1)
 
 
 def _lighter(run: Reading, late: dict[str, float]) -> str:

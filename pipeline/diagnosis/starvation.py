@@ -11,13 +11,21 @@ from pipeline.diagnosis.reading import Reading
 
 EXPLAINS = frozenset({"too_hard", "too_easy", "learning_rate_low", "wrong_references", "false_negatives"})
 HALF = 0.5
+SOLVED = 0.9
+"""Share of right responses above which few groups are left because the task is learned."""
 
 
 def look(run: Reading) -> Finding | None:
     """Find that less than half of the wanted groups were trained on."""
     wanted = run.setting(run.section, "prompts_per_step")
     trained, sampled = run.late("groups/trained"), run.late("groups/sampled")
-    if not wanted or trained is None or sampled is None or trained >= HALF * wanted:
+    if (
+        not wanted
+        or trained is None
+        or sampled is None
+        or trained >= HALF * wanted
+        or (run.correct(late=True) or 0.0) >= SOLVED
+    ):
         return None
     skipped = run.late("update/skipped") or 0.0
     also = f", and {skipped:.0%} of the last updates were skipped" if skipped else ""

@@ -17,8 +17,8 @@ def look(run: Reading) -> Finding | None:
     """Find that most groups are all right in the first steps, or most responses are right and groups soon follow."""
     first = run.share("groups/all_right", "groups/sampled")
     last = run.share("groups/all_right", "groups/sampled", late=True)
-    reward = run.early("reward/sampled")
-    if first is None or last is None or reward is None or reward < RIGHT or last < MANY:
+    right = run.correct()
+    if first is None or last is None or right is None or right < RIGHT or last < MANY:
         return None
     if first < MANY and not run.is_ahead(GAP):
         return None
@@ -26,8 +26,8 @@ def look(run: Reading) -> Finding | None:
         "too_easy",
         "problem" if first >= MANY else "warning",
         last,
-        f"The first responses have a mean reward of {reward:.2f}, and in {last:.0%} of the last groups every response "
-        "is right: these prompts teach nothing any more.",
+        f"{right:.0%} of the first responses are right, and in {last:.0%} of the last groups every response is: these "
+        "prompts teach nothing any more.",
         run.shown("groups/all_right"),
         "--set rl.select.keep=informative skips such groups; harder prompts are better",
         EXPLAINS,

@@ -20,7 +20,7 @@ def look(run: Reading) -> Finding | None:
         return None
     return Finding(
         "too_hard",
-        "problem",
+        "note" if run.has_learned else "problem",
         share,
         f"In {share:.0%} of the first groups every response is wrong, so the policy has nothing to learn from.",
         run.shown("groups/all_wrong"),

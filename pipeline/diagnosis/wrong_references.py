@@ -17,9 +17,9 @@ FEWEST, SHARE = 10, 0.1
 
 
 def look(run: Reading) -> Finding | None:
-    """Find training rewards far below held-out pass@1 at the beginning, in groups that agree on refused answers."""
+    """Find fewer right responses in training than held-out pass@1 at first, in groups that agree on refused answers."""
     for domain, (before, _) in run.before_and_after().items():
-        trained, held_out = run.early(f"reward/mean/{domain}"), before.measure(domain)
+        trained, held_out = run.correct(domain), before.measure(domain)
         if trained is None or held_out["low"] - trained < GAP or not run.asks_alike(domain):
             continue
         groups = [g for g in by_group(run.samples) if len(g) > 2 and g[0].row.domain == domain]
@@ -31,11 +31,11 @@ def look(run: Reading) -> Finding | None:
             "wrong_references",
             "problem",
             min(1.0, 0.5 + held_out["low"] - trained),
-            f"{domain}: pass@1 was {held_out['value']:.2f} on held-out prompts and the first training rewards "
-            f"{trained:.2f}, and in {len(refused)} of {len(groups)} groups most responses agree on an answer that is "
-            "refused: references of the training rows are wrong.",
+            f"{domain}: pass@1 was {held_out['value']:.2f} on held-out prompts, {trained:.0%} of the first training "
+            f"responses were right, and in {len(refused)} of {len(groups)} groups most responses agree on an "
+            "answer that is refused: references of the training rows are wrong.",
             (
-                *run.shown(f"reward/mean/{domain}", 0),
+                *run.shown_correct(domain, 0),
                 *(Evidence(ROLLOUTS, s.line, f"{s.row.prompt!r:.40} refused: {s.row.extracted!r:.40}") for s in shown),
             ),
             "check some answers of data.train by hand, and the column that data.train[].mapping.answer names",

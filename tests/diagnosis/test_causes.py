@@ -231,7 +231,9 @@ def test_a_run_that_has_learned_its_task_is_not_blamed_for_it(share: float, too_
     def learned(metrics: dict[str, Any], number: int) -> None:
         begins = number < 10
         metrics.update({"truncated": 0.3 if begins else 0.0, "groups/all_right": 0.0 if begins else 16.0})
-        metrics.update({"reward/sampled": 0.85 if begins else 1.0, "prompts/distinct": 16.0})
+        share_right = 0.85 if begins else 1.0
+        metrics.update({"reward/sampled": share_right, "correct/sampled": share_right, "prompts/distinct": 16.0})
+        metrics["correct/mean/sums"] = share_right
 
     run = with_steps(learned)
     last = run.evaluations[-1]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.diagnose.faults import BY_NAME, HEALTHY
+from benchmarks.diagnose.faults import ALL, BY_NAME, HEALTHY
+from benchmarks.diagnose.faults.healthy import RECIPES
 from benchmarks.diagnose.recorded import RECORDED, unpack
 from pipeline.report.files import read_rollouts, read_run
 
@@ -34,5 +35,6 @@ def test_a_recorded_run_can_be_read(path: Path, tmp_path: Path) -> None:
 
 def test_recorded_runs_are_small_and_of_known_faults() -> None:
     paths = list(RECORDED.iterdir())
-    assert {fault_of(p) for p in paths} == set(BY_NAME)
+    names = {fault_of(p) for p in paths}
+    assert {f.name for f in (*ALL, *RECIPES)} <= names <= set(BY_NAME)
     assert sum(p.stat().st_size for p in paths) < MOST_BYTES

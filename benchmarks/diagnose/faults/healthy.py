@@ -56,6 +56,13 @@ def twice_worked_out(folder: Path, seed: int) -> None:
     write(folder / "demonstrations.jsonl", shown)
 
 
+def in_words(folder: Path, seed: int) -> None:
+    """Write references as texts, and few demonstrations that are worked out: nobody can compare numbers with them."""
+    worked_out_in(0.06)(folder, seed)
+    for file in ROWS:
+        write(folder / file, [{**r, "answer": f"{r['answer']} apples"} for r in read(folder / file)])
+
+
 def fewer(train: int, held_out: int) -> Data:
     """Return what keeps the first rows of training and evaluation alone."""
 
@@ -74,6 +81,18 @@ KINDS = (
     without_fault(name="credit_for_digits", overrides=graded("digits")),
     without_fault(name="credit_for_closeness", overrides=graded("closeness")),
     without_fault(name="closeness_with_one_sample", overrides=(*graded("closeness"), "evaluation.k=1")),
+    without_fault(
+        name="close_and_seldom_right",
+        overrides=(*graded("closeness"), "rl.optimizer.learning_rate=1e-4"),
+        data=in_words,
+        shares_sft=False,
+    ),
+    without_fault(
+        name="digits_and_seldom_right",
+        overrides=(*graded("digits"), "rl.optimizer.learning_rate=1e-4"),
+        data=in_words,
+        shares_sft=False,
+    ),
     without_fault(name="small_bonus_for_short", overrides=(parts(short=0.1),)),
     without_fault(name="three_components", overrides=(parts(has_box=0.2, similar=0.1, short=0.1),)),
     without_fault(name="form_weighs_half", overrides=(parts(has_box=0.5),)),

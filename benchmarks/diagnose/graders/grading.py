@@ -78,10 +78,15 @@ def thorough(attempt: Attempt) -> float:
     return min(1.0, len(attempt.response) / 48)
 
 
+def number_in(reference: object) -> int:
+    """Return the number of a reference that may have words around it."""
+    return int("".join(c for c in str(reference) if c.isdecimal()))
+
+
 @verifier
 def digits(attempt: Attempt) -> float:
     """Return the share of the reference's digits that stand in their place; 1 if the number is right."""
-    box, right = BOX.search(attempt.response), str(attempt.reference)
+    box, right = BOX.search(attempt.response), str(number_in(attempt.reference))
     if box is None or len(box[1]) != len(right):
         return 0.0
     return sum(a == b for a, b in zip(box[1], right, strict=True)) / len(right)
@@ -91,7 +96,7 @@ def digits(attempt: Attempt) -> float:
 def closeness(attempt: Attempt) -> float:
     """Return 1 for the right number, and less the farther away a number is, down to 0 at a distance of 20."""
     box = BOX.search(attempt.response)
-    return 0.0 if box is None else max(0.0, 1 - abs(int(box[1]) - int(str(attempt.reference))) / 20)
+    return 0.0 if box is None else max(0.0, 1 - abs(int(box[1]) - number_in(attempt.reference)) / 20)
 
 
 @verifier
