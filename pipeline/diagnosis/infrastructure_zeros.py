@@ -69,7 +69,7 @@ def _graded_both_ways(samples: Sequence[Sample]) -> Finding | None:
     """Find equal responses to one prompt of which some are right and some wrong: a rule cannot do that."""
     same: dict[tuple[str, str], list[Sample]] = {}
     for sample in samples:
-        if sample.row.ending is None:  # an episode's response is no more than its last turn
+        if sample.row.ending is None:  # of an episode this is the last turn alone
             same.setdefault((sample.row.prompt_id, sample.row.response), []).append(sample)
     twice = [group for group in same.values() if len(group) > 1]
     mixed = [group for group in twice if len({s.row.score for s in group}) > 1]

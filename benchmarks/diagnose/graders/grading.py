@@ -85,7 +85,7 @@ def number_in(reference: object) -> int:
 
 @verifier
 def digits(attempt: Attempt) -> float:
-    """Return the share of the reference's digits that stand in their place; 1 if the number is right."""
+    """Return the share of the reference's digits that are in their place; 1 if the number is right."""
     box, right = BOX.search(attempt.response), str(number_in(attempt.reference))
     if box is None or len(box[1]) != len(right):
         return 0.0
