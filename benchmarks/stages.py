@@ -5,8 +5,8 @@
     python benchmarks/stages.py --start runs/mine/model          from another model
 
 Each recipe goes its own way at its own budget, from the end of its stages before the first that is not `pretrain` or
-`sft`; what it sampled is in the table. Writes FOLDER/stages.md. A run that is done is not run again, and one that was
-stopped resumes from its checkpoint with the same command.
+`sft`; what it sampled is in the table. Each runs once, so intervals speak of prompts alone. Writes FOLDER/stages.md. A
+run that is done is not run again, and one that was stopped resumes from its checkpoint with the same command.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def made_start(folder: Path) -> Path:
 def reached(path: Path, folder: Path, start: Path, overrides: Sequence[str]) -> list[str]:
     """The recipe's cells of the table, after its run."""
     from pipeline.config.load import load_recipe
-    from pipeline.report.estimates import paired_difference
     from pipeline.report.files import read_metrics
+    from pipeline.report.intervals import paired_difference
     from pipeline.report.rows import EvaluationRow, SampleRow, StepRow
 
     config = load_recipe(path)
@@ -86,7 +86,7 @@ def reached(path: Path, folder: Path, start: Path, overrides: Sequence[str]) -> 
         train(path, [], [*overrides, *own, "evaluation.before_training=true"])
     rows = read_metrics(run)
     before, *_, after = (pass_1_by_prompt(row.domains) for row in rows if isinstance(row, EvaluationRow))
-    gain = paired_difference(before, after, 0)
+    gain = paired_difference(before, after)
     steps = [row for row in rows if isinstance(row, StepRow)]
     seconds = sum(seconds_of(row.time) for row in rows if not isinstance(row, EvaluationRow))
     sampled = sum(row.metrics["responses"] for row in rows if isinstance(row, SampleRow))

@@ -8,20 +8,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks.claims.__main__ import RESULTS, all_claims, report, values_of
-from benchmarks.claims.claim import Interval, above, interval, within
+from benchmarks.claims.claim import above, within
 from benchmarks.claims.page import number, write_page
 from pipeline.config.load import load_recipe
+from pipeline.report.intervals import Estimate, over_seeds
 from tests.stages.tiny import FEW_SHOWN
 from tests.warm import warm
 
 ROOT = Path(__file__).resolve().parents[1]
-
-
-def test_the_interval_is_student_s() -> None:
-    found = interval([1.0, 2.0, 3.0, 4.0, 5.0])
-    assert found.mean == 3.0
-    # Standard error sqrt(2.5 / 5), t of 4 degrees of freedom 2.776.
-    assert found.high - 3.0 == pytest.approx(3.0 - found.low) == pytest.approx(2.776 * 0.5**0.5)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +23,7 @@ def test_the_interval_is_student_s() -> None:
     [(1.8, 2.0, "holds"), (1.6, 2.0, "not at this scale"), (0.9, 1.5, "not at this scale"), (0.1, 0.9, "fails")],
 )
 def test_a_claim_of_more_is_judged_by_its_whole_interval(low: float, high: float, outcome: str) -> None:
-    assert above(1.7, fails_below=1.0)(Interval((low + high) / 2, low, high)) == outcome
+    assert above(1.7, fails_below=1.0)(Estimate((low + high) / 2, low, high)) == outcome
 
 
 @pytest.mark.parametrize(
@@ -37,7 +31,7 @@ def test_a_claim_of_more_is_judged_by_its_whole_interval(low: float, high: float
     [(-0.04, 0.03, "holds"), (-0.06, 0.01, "not at this scale"), (-0.2, -0.06, "fails"), (0.06, 0.1, "fails")],
 )
 def test_a_claim_of_equality_is_judged_by_its_whole_interval(low: float, high: float, outcome: str) -> None:
-    assert within(0.05)(Interval((low + high) / 2, low, high)) == outcome
+    assert within(0.05)(Estimate((low + high) / 2, low, high)) == outcome
 
 
 def test_every_claim_names_recipes_that_load_and_is_on_the_page() -> None:
@@ -89,7 +83,9 @@ def test_each_verdict_follows_from_the_values_of_its_seeds() -> None:
     for file in files:
         result, claim = json.loads(file.read_text()), claims[file.stem]
         assert len(result["values"]) == claim.seeds
-        assert claim.judge(interval(result["values"])) == result["outcome"]
+        seen = over_seeds(result["values"])
+        assert claim.judge(seen) == result["outcome"]
+        assert (seen.value, seen.low, seen.high) == (result["mean"], result["low"], result["high"])
 
 
 def test_a_number_that_is_small_is_not_shown_as_zero() -> None:

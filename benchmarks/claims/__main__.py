@@ -11,12 +11,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
-from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.claims.claim import Claim, interval
+from benchmarks.claims.claim import Claim
 from benchmarks.claims.page import number, write_page
 from benchmarks.claims.trained import ROOT, run_of
+from pipeline.report.intervals import over_seeds
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -60,10 +60,10 @@ def values_of(claim: Claim, folder: Path, seeds: int, changes: tuple[str, ...] =
 
 def report(claim: Claim, values: list[float], results: Path) -> None:
     """Print the verdict, and write it into the folder `results`."""
-    seen = interval(values)
+    seen = over_seeds(values)
     outcome = claim.judge(seen)
-    print(f"{claim.title}: {outcome}. {number(seen.mean)} [{number(seen.low)}, {number(seen.high)}]; {claim.rule}")
-    result = {"values": values, **asdict(seen), "outcome": outcome}
+    print(f"{claim.title}: {outcome}. {number(seen.value)} [{number(seen.low)}, {number(seen.high)}]; {claim.rule}")
+    result = {"values": values, "mean": seen.value, "low": seen.low, "high": seen.high, "outcome": outcome}
     results.mkdir(exist_ok=True)
     (results / f"{claim.name}.json").write_text(json.dumps(result, indent=1) + "\n")
 

@@ -25,7 +25,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, Literal
 
-from pipeline import seeds
 from pipeline.config.recipes import read_request
 from pipeline.config.run import RunConfig
 from pipeline.errors import ConfigError, RunError
@@ -35,7 +34,7 @@ from pipeline.report.rows import to_json
 from verifiers.base import load
 
 if TYPE_CHECKING:
-    from pipeline.report.estimates import Estimate
+    from pipeline.report.intervals import Estimate
 
 Verdict = Literal["first", "better", "worse", "between"]
 Evaluate = Callable[[Path, Path], Mapping[str, Any]]
@@ -81,7 +80,8 @@ class Comparison:
     run: Path
     champion: Path | None
     difference: Estimate | None
-    """Difference of pass@1, challenger minus champion, paired by prompt."""
+    """Difference of pass@1, challenger minus champion, paired by prompt. Its interval speaks of the two models on such
+    prompts, not of their recipes: another seed makes other models."""
     num_prompts: int
 
     @property
@@ -113,7 +113,7 @@ def compare_with_champion(run: Path, registry: Path, evaluate: Evaluate | None =
     The champion is evaluated again unless its own evaluation was on the same prompts.
     Raises: RunError for a run without a final model or an evaluation.
     """
-    from pipeline.report.estimates import paired_difference
+    from pipeline.report.intervals import paired_difference
 
     run = run.resolve()
     files = read_run(run)
@@ -128,10 +128,7 @@ def compare_with_champion(run: Path, registry: Path, evaluate: Evaluate | None =
     theirs = by_prompt(_evaluation_of(champion, run, ours, evaluate or evaluate_on))
     # a prompt is missing from an evaluation where graders failed for all its responses
     both = ours.keys() & theirs.keys()
-    # A fixed seed: repeating the command must give the same decision.
-    difference = paired_difference(
-        {p: theirs[p] for p in both}, {p: ours[p] for p in both}, seeds.derive(0, "promotion")
-    )
+    difference = paired_difference({p: theirs[p] for p in both}, {p: ours[p] for p in both})
     # Decided only if zero is outside the interval; else a person is asked.
     verdict: Verdict = "better" if difference.low > 0 else "worse" if difference.high < 0 else "between"
     return Comparison(verdict, run, champion, difference, len(both))
@@ -244,7 +241,7 @@ def model_card(manifest: Mapping[str, Any], domains: Mapping[str, Any]) -> str:
             f"# {manifest['name']}, version {manifest['version']}",
             f"Trained with verifiable rewards ({manifest['algorithm'] or 'SFT alone'}), from `{parents['model']}`"
             + (f"; replaced version {parents['champion']}." if parents["champion"] else "; the first version."),
-            "\n| domain | pass@1 | 95% interval | prompts |\n| --- | --- | --- | --- |",
+            "\n| domain | pass@1 | 95% interval over prompts | prompts |\n| --- | --- | --- | --- |",
             *rows,
             f"\nPromoted {manifest['promoted']} by {manifest['decided_by']}. The recipe is `recipe.yaml`; graded by "
             f"{', '.join(manifest['verifiers']) or 'no verifier'}; made by verizero {code['version']}"

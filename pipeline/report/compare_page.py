@@ -13,8 +13,8 @@ from typing import Any
 
 from pipeline.files import write_atomic
 from pipeline.report.curves import Chart, Series
-from pipeline.report.estimates import Estimate, paired_difference
 from pipeline.report.files import read_run
+from pipeline.report.intervals import Estimate, paired_over_seeds
 from pipeline.report.plots import draw
 
 HERE = Path(__file__).parent
@@ -52,8 +52,9 @@ class Reached:
 def build_compare_page(folder: Path) -> dict[str, Any]:
     """Return the results of each recipe by name, and write them with curves to `folder`/compare.html.
 
-    Per recipe: pass@1 "before" and "after" (means over domains' prompts and seeds), "gain" and "against_first" (paired
-    over prompts and seeds, each {value, low, high}), "steps", "tokens", "seconds" and "peak_memory_mib" a run.
+    Per recipe: pass@1 "before" and "after" (means over seeds of the mean over all prompts), "gain" and "against_first"
+    (paired over seeds and prompts, each {value, low, high}; None for the first recipe itself), "steps", "tokens",
+    "seconds" and "peak_memory_mib" a run, and the number of its runs, "num_runs".
     """
     record = json.loads((folder / "compare.json").read_text())
     runs: dict[str, list[Reached]] = {}
@@ -63,7 +64,7 @@ def build_compare_page(folder: Path) -> dict[str, Any]:
     # A comparison that still runs has fewer seeds of later recipes: seeds are compared in pairs.
     rows = {name: summarize_runs(runs[name], runs[order[0]][: len(runs[name])]) for name in order}
     charts = [chart(axis, label, {name: runs[name] for name in order}) for axis, label in AXES.items()]
-    write_atomic(folder / "compare.html", _page(rows, charts, len(runs[order[0]])).encode())
+    write_atomic(folder / "compare.html", _page(rows, charts).encode())
     return rows
 
 
@@ -104,15 +105,15 @@ def at_the_end(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def summarize_runs(runs: Sequence[Reached], first: Sequence[Reached]) -> dict[str, Any]:
     """One recipe's line of the table; `first` are the first recipe's runs of the same seeds."""
-    before, after = _joined([r.before for r in runs]), _joined([r.after for r in runs])
-    # A fixed seed: the same files must give the same page.
-    gain = paired_difference(before, after, 0)
-    against = paired_difference(_joined([r.after for r in first]), after, 0)
+    gain = paired_over_seeds([(r.before, r.after) for r in runs])
+    # The first recipe is not compared with itself: that is 0 without any doubt.
+    is_first = all(own is other for own, other in zip(runs, first, strict=True))
+    against = None if is_first else paired_over_seeds([(f.after, r.after) for f, r in zip(first, runs, strict=True)])
     return {
-        "before": fmean(before.values()),
-        "after": fmean(after.values()),
+        "before": fmean(fmean(r.before.values()) for r in runs),
+        "after": fmean(fmean(r.after.values()) for r in runs),
         "gain": gain.as_dict(),
-        "against_first": against.as_dict(),
+        "against_first": against and against.as_dict(),
         **{axis: fmean(r.at[axis][-1] for r in runs) for axis in AXES},
         "peak_memory_mib": fmean(r.peak_memory_mib for r in runs),
         **{name: fmean(r.end[name] for r in runs) for name in AT_THE_END if all(name in r.end for r in runs)},
@@ -146,19 +147,31 @@ def interpolated(xs: Sequence[float], ys: Sequence[float], at: float) -> float |
 
 
 def text_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """The table as Markdown."""
+    """The table as Markdown, and what its brackets are."""
     lines = [f"| {' | '.join(HEAD)} |", f"|{' --- |' * len(HEAD)}"]
     lines += [f"| {' | '.join(_cells(name, row))} |" for name, row in rows.items()]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", explained([row["num_runs"] for row in rows.values()])])
 
 
-def _joined(sides: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Prompts of every seed, each under a name of its own."""
-    return {f"{seed}/{p}": v for seed, side in enumerate(sides) for p, v in side.items()}
+def explained(num_runs: Sequence[int]) -> str:
+    """What the brackets of recipes with so many runs each are intervals of."""
+    seeds = " to ".join(str(n) for n in sorted({min(num_runs), max(num_runs)}))
+    prompts_alone = (
+        "With one seed they speak of prompts alone: another seed may differ by more than they are wide; add --seeds."
+    )
+    if max(num_runs) == 1:
+        return f"One run of each recipe. Brackets are 95% intervals paired over prompts. {prompts_alone}"
+    return (
+        f"Means of {seeds} seeds from the same start with the same prompts. Brackets are 95% intervals: Student's t "
+        "over seeds, widened by what prompts differ beyond chance."
+        + (f" {prompts_alone}" if min(num_runs) == 1 else "")
+    )
 
 
 def _cells(name: str, row: Mapping[str, Any]) -> list[str]:
     def spread(key: str) -> str:
+        if row[key] is None:
+            return "–"
         e = Estimate(**row[key])
         return f"{e.value:+.3f} [{e.low:+.3f}, {e.high:+.3f}]"
 
@@ -176,7 +189,7 @@ def _cells(name: str, row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _page(rows: Mapping[str, Mapping[str, Any]], charts: Sequence[Chart], seeds: int) -> str:
+def _page(rows: Mapping[str, Mapping[str, Any]], charts: Sequence[Chart]) -> str:
     head = "".join(f"<th>{escape(h)}</th>" for h in HEAD)
     body = "".join(f"<tr>{''.join(f'<td>{escape(c)}</td>' for c in _cells(n, r))}</tr>" for n, r in rows.items())
     figures = "".join(f"<figure><figcaption>{escape(c.title)}</figcaption>{draw(c).svg}</figure>" for c in charts)
@@ -186,8 +199,7 @@ def _page(rows: Mapping[str, Mapping[str, Any]], charts: Sequence[Chart], seeds:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         f"<title>Recipes compared</title><style>{style}</style></head><body><main><h1>Recipes compared</h1>"
-        f"<p>Means of {seeds} seeds from the same start with the same prompts. Brackets are 95% bootstrap intervals "
-        "paired over the prompts of each seed; they say nothing of seeds that were not run.</p>"
+        f"<p>{escape(explained([r['num_runs'] for r in rows.values()]))}</p>"
         f'<div style="overflow-x:auto"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
         f"{figures}</main></body></html>\n"
     )

@@ -132,10 +132,11 @@ def pass_chart(rows: list[EvaluationRow]) -> Chart | None:
         if k > 1 and any(of_k):
             label = f"{domain} pass@{k}" if len(domains) > 1 else f"pass@{k}"
             series.append(Series(label, tuple(e.get("value") for e in of_k), color, "dashed"))
+    dashed = f" Dashed: pass@{k}." if any(s.style == "dashed" for s in series) else ""
     return Chart(
         name="pass",
         title="Held-out pass@1",
-        caption=f"Band: 95% bootstrap interval over prompts. Dashed: pass@{k}.",
+        caption=f"Band: 95% interval over prompts.{dashed}",
         x=tuple(float(i) for i in range(len(rows))),
         series=tuple(series),
         x_label="evaluation",

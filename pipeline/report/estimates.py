@@ -1,38 +1,31 @@
-"""Estimates from held-out samples: pass@1, pass@k, maj@k and greedy with bootstrap intervals, and the parts of a gain.
+"""Estimates from held-out samples: pass@1, pass@k, maj@k, greedy and score with their intervals, and parts of a gain.
 
-Every number of a domain is a mean over prompts of one value a prompt, and every interval resamples prompts: the
-samples of one prompt are not independent of each other, the prompts are.
+Every number of a domain is a mean over prompts of one value a prompt: the samples of one prompt are not independent of
+each other, the prompts are. `intervals.py` has the intervals.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from math import comb
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from pipeline import seeds
 from pipeline.errors import DataError
-
-REPLICATES = 2000
-"""Bootstrap resamples: the ends of a 95% interval then move by about a hundredth of its width between seeds."""
-CONFIDENCE = 0.95
-CHUNK_INDICES = 2_000_000
-"""Resampled indices held at once (16 MB), whatever the number of prompts."""
+from pipeline.report.intervals import mean_interval, rate_interval
 
 
 @dataclass(frozen=True, slots=True)
 class PromptSamples:
     """The samples of one held-out prompt: one entry a sample, in the order sampled.
 
-    `answers` are what the verifier extracted, None where it found nothing. `lengths` are in tokens. Samples that the
-    grader could not judge are left out by the caller, so prompts may differ in how many they have.
+    `answers` are what the verifier extracted, None where it found nothing. `lengths` are in tokens. `scores` are the
+    verifier's, in [0, 1]; empty: 1 for a right sample and 0 for another. Samples that the grader could not judge are
+    left out by the caller, so prompts may differ in how many they have.
     """
 
     prompt_id: str
@@ -41,27 +34,18 @@ class PromptSamples:
     lengths: tuple[int, ...]
     truncated: tuple[bool, ...]
     greedy_correct: bool | None = None
+    scores: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         sizes = {len(self.correct), len(self.answers), len(self.lengths), len(self.truncated)}
+        if self.scores:
+            sizes.add(len(self.scores))
         if len(sizes) > 1:
             raise DataError(
-                f"prompt {self.prompt_id!r}: correct, answers, lengths and truncated must be of one length, got "
-                f"{len(self.correct)}, {len(self.answers)}, {len(self.lengths)}, {len(self.truncated)}"
+                f"prompt {self.prompt_id!r}: correct, answers, lengths, truncated and scores must be of one length, "
+                f"got {len(self.correct)}, {len(self.answers)}, {len(self.lengths)}, {len(self.truncated)}, "
+                f"{len(self.scores)}"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A mean over prompts and the ends of its bootstrap interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def as_dict(self) -> dict[str, float]:
-        """The three numbers by name."""
-        return {"value": self.value, "low": self.low, "high": self.high}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,43 +97,6 @@ def maj_at_k(correct: Sequence[bool], answers: Sequence[str | None], k: int) -> 
     return _majority(ballots, len(correct) - sum(votes.values()), k)
 
 
-def bootstrap(values: Sequence[float], seed: int, confidence: float = CONFIDENCE) -> Estimate:
-    """The mean of `values` with its percentile bootstrap interval; the same seed gives the same bytes.
-
-    One value, or equal ones, give an interval of no width: percentiles cannot tell what was never seen to vary.
-
-    Raises: DataError for no values, or a confidence outside (0, 1).
-    """
-    if not 0 < confidence < 1:
-        raise DataError(f"confidence must be in (0, 1), got {confidence}")
-    data = np.asarray(values, dtype=np.float64)
-    if data.size == 0:
-        raise DataError("a bootstrap needs at least one value, got none; evaluate at least one prompt")
-    means = _resampled_means(data, seed)
-    # Percentiles of the means themselves: bounded by 0 and 1 like the values.
-    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Estimate(float(data.mean()), float(low), float(high))
-
-
-def paired_difference(
-    before: Mapping[str, float], after: Mapping[str, float], seed: int, confidence: float = CONFIDENCE
-) -> Estimate:
-    """The mean over prompts of after - before, with its paired bootstrap interval: both are of the same prompts.
-
-    Keys are prompt ids. Pairing takes out how hard each prompt is, which is most of what varies.
-
-    Raises: DataError if the two are not of the same prompts, or of none.
-    """
-    if before.keys() != after.keys():
-        odd = sorted(before.keys() ^ after.keys())
-        raise DataError(
-            f"a paired difference needs the same prompts on both sides, {len(odd)} are on one only, e.g. {odd[0]!r}; "
-            "evaluate both on the same file"
-        )
-    # Sorted: the resampled indices must meet the prompts in an order that does not depend on the files.
-    return bootstrap([after[p] - before[p] for p in sorted(before)], seed, confidence)
-
-
 def decompose_gain(before_1: float, before_k: float, after_1: float, after_k: float) -> Gain:
     """The rise of pass@1, split into sharpening (towards the pass@k it began with) and new (pass@k itself).
 
@@ -177,21 +124,22 @@ def decompose_gain(before_1: float, before_k: float, after_1: float, after_k: fl
 def prompt_values(samples: Sequence[PromptSamples], k: int) -> dict[str, dict[str, float]]:
     """Return each measure's value by prompt id, which `summarize_domain` averages and paired differences compare.
 
-    A measure that a prompt cannot give is left out for it: pass@k and maj@k where it has fewer than k samples, greedy
-    where there was none, everything sampled where no sample is left. maj@k is left out for all if right samples have no
-    answer to vote for, as texts have none that meet demands in different words.
+    A measure that a prompt cannot give is left out for it: pass@k and maj@k where it has fewer than k samples or k is
+    1, greedy where there was none, everything sampled where no sample is left. maj@k is left out for all if right
+    samples have no answer to vote for, as texts have none that meet demands in different words.
     """
     out: dict[str, dict[str, float]] = {
-        name: {} for name in ("pass@1", "pass@k", "maj@k", "greedy", "length", "truncated")
+        name: {} for name in ("pass@1", "score", "pass@k", "maj@k", "greedy", "length", "truncated")
     }
     for own in samples:
         n = len(own.correct)
         if n:
             out["pass@1"][own.prompt_id] = sum(own.correct) / n
+            out["score"][own.prompt_id] = sum(own.scores or own.correct) / n
             out["length"][own.prompt_id] = sum(own.lengths) / n
             out["truncated"][own.prompt_id] = sum(own.truncated) / n
-        # The estimate is undefined for fewer samples than k.
-        if n >= k:
+        # The estimates are undefined for fewer samples than k, and of one sample they are pass@1 once more.
+        if n >= k > 1:
             out["pass@k"][own.prompt_id] = pass_at_k(n, sum(own.correct), k)
             out["maj@k"][own.prompt_id] = maj_at_k(own.correct, own.answers, k)
         if own.greedy_correct is not None:
@@ -202,13 +150,14 @@ def prompt_values(samples: Sequence[PromptSamples], k: int) -> dict[str, dict[st
     return out
 
 
-def summarize_domain(samples: Sequence[PromptSamples], k: int, seed: int) -> dict[str, Any]:
+def summarize_domain(samples: Sequence[PromptSamples], k: int) -> dict[str, Any]:
     """Each measure as {"value", "low", "high"}, with counts: one entry of an evaluation's "domains".
 
-    Measures: pass@1 (mean over all samples of a prompt), pass@k, maj@k, greedy, length (tokens), truncated (share).
-    A measure that no prompt gives is absent. The counts are "num_prompts", "by_prompt" ([prompt id, pass@1] of
-    each prompt, what a paired difference of two evaluations is made of), and, where some prompts have too few samples
-    for pass@k, "num_short": how many were left out of it.
+    Measures: pass@1 (mean over all samples of a prompt), score (the same of the verifier's scores: more than pass@1
+    where credit is partial), pass@k, maj@k, greedy, length (tokens), truncated (share). A measure that no prompt gives
+    is absent. The counts are "num_prompts", "by_prompt" ([prompt id, pass@1] of each prompt, what a paired difference
+    of two evaluations is made of), "score_by_prompt" where it is not the same, and, where some prompts have too few
+    samples for pass@k, "num_short": how many were left out of it.
 
     Raises: DataError for k < 1, no prompts, or a prompt id that occurs twice.
     """
@@ -223,10 +172,14 @@ def summarize_domain(samples: Sequence[PromptSamples], k: int, seed: int) -> dic
     by_name = prompt_values(samples, k)
     for name, values in by_name.items():
         if values:
-            # One stream for all measures: they resample the same prompts, so their intervals move together.
-            summary[name] = bootstrap(list(values.values()), seeds.derive(seed, "bootstrap")).as_dict()
+            each = list(values.values())
+            # All but the length are shares.
+            estimate = mean_interval(each, (0.0, math.inf)) if name == "length" else rate_interval(each)
+            summary[name] = estimate.as_dict()
     summary["num_prompts"] = len(samples)
     summary["by_prompt"] = [[prompt_id, value] for prompt_id, value in by_name["pass@1"].items()]
+    if by_name["score"] != by_name["pass@1"]:
+        summary["score_by_prompt"] = [[prompt_id, value] for prompt_id, value in by_name["score"].items()]
     num_short = sum(len(s.correct) < k for s in samples)
     if num_short:
         summary["num_short"] = num_short
@@ -236,17 +189,6 @@ def summarize_domain(samples: Sequence[PromptSamples], k: int, seed: int) -> dic
 def _check_k(num_samples: int, k: int) -> None:
     if not 1 <= k <= num_samples:
         raise DataError(f"k must be in [1, {num_samples}], the number of samples, got {k}; lower k or sample more")
-
-
-def _resampled_means(data: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
-    generator = np.random.Generator(np.random.PCG64(seed))
-    # Chunks change no number: the generator yields one stream, whatever the shape asked for.
-    rows = max(1, CHUNK_INDICES // data.size)
-    means = np.empty(REPLICATES)
-    for start in range(0, REPLICATES, rows):
-        stop = min(start + rows, REPLICATES)
-        means[start:stop] = data[generator.integers(0, data.size, size=(stop - start, data.size))].mean(axis=1)
-    return means
 
 
 @lru_cache(maxsize=65536)

@@ -82,7 +82,7 @@ class Reading:
 
     def _evaluation(self, row: EvaluationRow) -> None:
         for domain, measures in row.domains.items():
-            for measure, name in (("pass@1", "pass_at_1"), ("pass@k", "pass_at_k")):
+            for measure, name in (("pass@1", "pass_at_1"), ("score", "score"), ("pass@k", "pass_at_k")):
                 if measure in measures:
                     self._set(name, measures[measure]["value"], domain=domain)
         for status, number in row.verdicts.items():
@@ -123,6 +123,7 @@ HELP = {
     "domain_reward": "Mean reward in the last RL step, by domain.",
     "clip_fraction_ratio": "Share of tokens clipped in the last update.",
     "pass_at_1": "Held-out pass@1 at the last evaluation, by domain.",
+    "score": "Held-out mean score at the last evaluation, by domain.",
     "pass_at_k": "Held-out pass@k at the last evaluation, by domain.",
     "phase_seconds_total": "Seconds spent, by stage and phase.",
     "verdicts_total": "Responses graded, by status, in training and evaluation.",

@@ -19,25 +19,31 @@ from pipeline.report.files import RunFiles, read_run
 from pipeline.report.opinions import opinions_section
 from pipeline.report.plots import Plot, draw
 from pipeline.report.samples import MAX_SAMPLES, Chosen, choose_samples
-from pipeline.report.summary import RL_PHASES, summarize
+from pipeline.report.summary import RL_PHASES, gives_part, summarize
 
 HERE = Path(__file__).parent
 MEASURE_LABELS = {
     "pass@1": "pass@1",
+    "score": "mean score",
     "pass@k": "pass@{k}",
     "maj@k": "maj@{k}",
     "greedy": "greedy",
     "length": "length, tokens",
     "truncated": "truncated",
 }
+PAIRED = {"pass@1": "interval", "score": "score_interval"}
+"""Measure -> the key of the interval of its change."""
 EXPLANATION = """<details><summary>What these numbers are</summary>
-<p>pass@1 is the mean over {k} samples a prompt, pass@{k} the unbiased chance that one of {k} samples is right, maj@{k}
-the chance that the most frequent extracted answer is (a tie is shared, no answer has no vote), greedy the share right
-at temperature 0. Brackets are 95% bootstrap intervals over prompts; those of a change pair the same prompts.</p>
+<p>pass@1 is the share of right answers among {k} samples a prompt, and the mean score, where credit is partial, what
+the verifier gave them on average; greedy is the share right at temperature 0. Brackets are 95% intervals over prompts;
+those of a change pair the same prompts. They speak of prompts alone: a run with another seed may differ by more.</p>
+{of_k}</details>"""
+EXPLANATION_OF_K = """<p>pass@{k} is the unbiased chance that one of {k} samples is right, maj@{k} the chance that the
+most frequent extracted answer is (a tie is shared, no answer has no vote).</p>
 <p>The gain of pass@1 has two parts that sum to it. Call pass@{k} the reach of the model, and pass@1 / pass@{k} its
 sharpness: how much of its reach one try gets. <b>Sharpening</b> is the reach it began with times the change of
 sharpness: it moves pass@1 towards the pass@{k} it began with and never beyond. <b>New</b> is the change of reach times
-the sharpness it ended with: what pass@{k} itself brings, below zero where it fell.</p></details>"""
+the sharpness it ended with: what pass@{k} itself brings, below zero where it fell.</p>"""
 
 
 def build_page(run_dir: Path, cards: Sequence[Card] | None = None) -> Path:
@@ -94,14 +100,20 @@ def result_line(summary: Mapping[str, Any]) -> str:
     if not both:
         return "No held-out evaluation yet"
     if not summary["after"]:
-        rates = ", ".join(f"{row['before']['pass@1']:.2f} on {d}" for d, row in both.items())
+        rates = ", ".join(f"{row['before']['pass@1']:.2f} on {d}{_score(row['before'])}" for d, row in both.items())
         return f"Held-out pass@1 {rates} ({summary['before_label']})"
     rates = ", ".join(
-        f"{row['before']['pass@1']:.2f} → {row['after']['pass@1']:.2f} on {d}"
+        f"{row['before']['pass@1']:.2f} → {row['after']['pass@1']:.2f} on {d}{_score(row['before'], row['after'])}"
         for d, row in both.items()
         if "pass@1" in row.get("after", {})
     )
     return f"Held-out pass@1 {rates} ({summary['before_label']} → {summary['after_label']})"
+
+
+def _score(*sides: Mapping[str, Any]) -> str:
+    """Return the mean score where credit is partial."""
+    scores = " → ".join(f"{side['score']:.2f}" for side in sides if "score" in side)
+    return f" (mean score {scores})" if gives_part(*sides) else ""
 
 
 def _start(start: Any) -> str:
@@ -136,16 +148,20 @@ def _results(summary: Mapping[str, Any]) -> str:
     if not summary["domains"]:
         return _note("This run holds no evaluation: its recipe has no held-out data, or it has not come that far.")
     cards = "".join(_domain_card(name, row, summary) for name, row in summary["domains"].items())
-    return f'<div class="domains">{cards}</div>{EXPLANATION.format(k=summary["k"])}'
+    k = summary["k"]
+    explanation = EXPLANATION.format(k=k, of_k=EXPLANATION_OF_K.format(k=k) if k > 1 else "")
+    return f'<div class="domains">{cards}</div>{explanation}'
 
 
 def _domain_card(domain: str, row: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     before, after = row["before"], row.get("after", {})
     lines = []
     for name, label in MEASURE_LABELS.items():
-        if name not in before and name not in after:
+        if (name not in before and name not in after) or (name == "score" and not gives_part(before, after)):
             continue
-        paired = row.get("interval") if name == "pass@1" else None
+        if name in ("pass@k", "maj@k") and summary["k"] == 1:
+            continue  # rows of older runs have pass@1 once more
+        paired = row.get(PAIRED.get(name, ""))
         lines.append(
             f"<tr><th scope='row'>{label.format(k=summary['k'])}</th>{_cell(before, name)}{_cell(after, name)}"
             f"{_change(before, after, name, paired)}</tr>"
@@ -189,7 +205,7 @@ def _change(before: Mapping[str, Any], after: Mapping[str, Any], name: str, pair
 
 
 def _gain_bar(row: Mapping[str, Any], k: int) -> str:
-    if "gain" not in row:
+    if "new" not in row:
         return ""
     start, reach = row["before"]["pass@1"], row["before"]["pass@k"]
     sharper, newer = row["sharpening"], row["new"]

@@ -6,14 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-MEASURES = ("pass@1", "pass@k", "maj@k", "greedy")
+from pipeline.report.summary import gives_part
+
+MEASURES = ("pass@1", "score", "pass@k", "maj@k", "greedy")
 
 
 def result_lines(summary: Mapping[str, Any]) -> list[str]:
     """Return the measures of every domain before and after, and the parts of the gain."""
     lines = []
+    measures = _measures(summary)
     for domain, before, after in _rows(summary):
-        shown = "  ".join(f"{_name(m, summary)} {_number(before, m)} -> {_number(after, m)}" for m in MEASURES)
+        shown = "  ".join(f"{_name(m, summary)} {_number(before, m)} -> {_number(after, m)}" for m in measures)
         lines.append(f"{domain:<12} {shown}")
     if not lines:
         lines.append("no evaluation: the recipe has no data.evaluation")
@@ -24,9 +27,10 @@ def result_lines(summary: Mapping[str, Any]) -> list[str]:
 
 def result_markdown(summary: Mapping[str, Any], page: Path) -> str:
     """Return `result_lines` as a markdown table, with the path of the page."""
-    head = ["domain", *(_name(m, summary) for m in MEASURES)]
+    measures = _measures(summary)
+    head = ["domain", *(_name(m, summary) for m in measures)]
     rows = [
-        [domain, *(f"{_number(before, m)} → {_number(after, m)}" for m in MEASURES)]
+        [domain, *(f"{_number(before, m)} → {_number(after, m)}" for m in measures)]
         for domain, before, after in _rows(summary)
     ]
     table = "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows])
@@ -36,8 +40,10 @@ def result_markdown(summary: Mapping[str, Any], page: Path) -> str:
 
 def evaluation_markdown(domains: Mapping[str, Any]) -> str:
     """One evaluation as a markdown table: each measure with its interval, by domain."""
-    head = ["domain", *MEASURES]
-    rows = [[domain, *(_estimate(row.get(m)) for m in MEASURES)] for domain, row in sorted(domains.items())]
+    is_partial = any("score_by_prompt" in row for row in domains.values())
+    measures = [m for m in MEASURES if any(m in row for row in domains.values()) and (m != "score" or is_partial)]
+    head = ["domain", *measures]
+    rows = [[domain, *(_estimate(row.get(m)) for m in measures)] for domain, row in sorted(domains.items())]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *rows]) + "\n"
 
 
@@ -61,7 +67,17 @@ def _rows(summary: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], Mapp
     return [(domain, before.get(domain, {}), after.get(domain, {})) for domain in sorted({*before, *after})]
 
 
+def _measures(summary: Mapping[str, Any]) -> list[str]:
+    """Return the measures that say something: the score where credit is partial, those of k where k is above 1."""
+    is_partial = any(gives_part(before, after) for _, before, after in _rows(summary))
+    left_out = {"score"} if not is_partial else set()
+    left_out |= {"pass@k", "maj@k"} if summary.get("k") == 1 else set()
+    return [m for m in MEASURES if m not in left_out]
+
+
 def _name(measure: str, summary: Mapping[str, Any]) -> str:
+    if measure == "score":
+        return "mean score"
     return measure.replace("@k", f"@{summary.get('k', 'k')}")
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from pipeline import seeds
 from pipeline.errors import DataError
 from pipeline.files import write_atomic
-from pipeline.report.estimates import Gain, decompose_gain, paired_difference
+from pipeline.report.estimates import decompose_gain
 from pipeline.report.files import RunFiles, read_run
+from pipeline.report.intervals import paired_difference
 from pipeline.report.rows import EvaluationRow, Numbers, StepRow, kind_of
 
-MEASURES = ("pass@1", "pass@k", "maj@k", "greedy", "length", "truncated")
+MEASURES = ("pass@1", "score", "pass@k", "maj@k", "greedy", "length", "truncated")
 RL_PHASES = ("generate", "verify", "select", "update", "publish", "prefect")
 """The last is what tasks take beyond the phases that they show; where there are none, no line has it."""
 GRADERS = ("graders", "evaluate/graders")
@@ -27,8 +29,9 @@ def build_summary(run_dir: Path) -> dict[str, Any]:
     before, after: domain -> {measure: value, "intervals": {measure: [low, high]}, "num_responses", and of how many the
         grader failed: "grader_failures"}; before is the evaluation that RL
         started from, after the last one ({} while there is none after it).
-    domains: domain -> {"before", "after", and of pass@1 "gain", "sharpening", "new", "interval" (paired)}.
-    gain: the same parts, as means over domains. sharpening: one line of them for people. k: of pass@k.
+    domains: domain -> {"before", "after", and of pass@1 "gain", "interval" (paired), and where evaluation.k is above 1
+        its parts "sharpening" and "new"; where credit is partial, "score_gain" and "score_interval" of the mean score}.
+    gain: the same of pass@1, as means over domains. sharpening: one line of them for people. k: of pass@k.
     distinct_prompts_seen: prompts that RL sampled from. steps: RL steps.
     seconds: of each RL phase, "other" (the loop around them), "rl" (all of them), and of each other stage and
         "evaluate"; and "graders", in which responses of RL were graded, also while others were generated.
@@ -61,7 +64,7 @@ def summarize(run: RunFiles) -> dict[str, Any]:
         "domains": {
             domain: {"before": before[domain]}
             | ({"after": after[domain]} if domain in after else {})
-            | _gain_of(domain, before_row, after_row, int(run.info.get("seed") or 0))
+            | _gain_of(domain, before_row, after_row)
             for domain in before
         },
         "k": 1 if last_row is None else last_row.k,
@@ -110,16 +113,28 @@ def phases_of(time: Numbers) -> dict[str, float]:
     return {name: float(value) for name, value in time.items() if name != "total" and name not in GRADERS}
 
 
+def gives_part(*sides: Mapping[str, Any]) -> bool:
+    """True if the mean score of a domain is not its pass@1 on a side: answers get credit that are not wholly right."""
+    return any(abs(side["score"] - side["pass@1"]) > 1e-9 for side in sides if "score" in side)
+
+
 def sharpening_line(summary: dict[str, Any]) -> str:
-    """Return one line about the parts of the rise of pass@1: sharpening and new; see `decompose_gain`."""
+    """Return one line about the rise of pass@1 and its parts, sharpening and new; see `decompose_gain`."""
     gain: dict[str, float] | None = summary["gain"]
     if gain is None:
         return "no gain to divide: RL has no evaluation both before and after it"
     k, domains = summary["k"], summary["domains"]
     named = [d for d in domains.values() if "gain" in d]
-    before_k, after_k = (fmean(d[side]["pass@k"] for d in named) for side in ("before", "after"))
-    line = f"pass@1 {gain['total']:+.3f}: {_parts(gain)} (pass@{k} {before_k:.3f} → {after_k:.3f})"
-    return line + (f", mean of {len(named)} domains" if len(named) > 1 else "")
+    line = f"pass@1 {gain['total']:+.3f}"
+    if "new" in gain:
+        before_k, after_k = (fmean(d[side]["pass@k"] for d in named) for side in ("before", "after"))
+        line += f": {_parts(gain)} (pass@{k} {before_k:.3f} → {after_k:.3f})"
+    line += f", mean of {len(named)} domains" if len(named) > 1 else ""
+    for name, domain in domains.items():
+        if "score_gain" in domain:
+            scores = f"{domain['before']['score']:.3f} → {domain['after']['score']:.3f}"
+            line += f"; mean score {domain['score_gain']:+.3f} ({scores}) on {name}"
+    return line + ("; evaluation.k above 1 tells how much of a gain is new" if k == 1 else "")
 
 
 def _parts(gain: dict[str, float]) -> str:
@@ -144,34 +159,41 @@ def _flatten(row: EvaluationRow | None) -> dict[str, dict[str, Any]]:
     return out
 
 
-def _gain_of(
-    domain: str, before_row: EvaluationRow | None, after_row: EvaluationRow | None, seed: int
-) -> dict[str, Any]:
+def _gain_of(domain: str, before_row: EvaluationRow | None, after_row: EvaluationRow | None) -> dict[str, Any]:
     before, after = (row.domains.get(domain, {}) if row else {} for row in (before_row, after_row))
-    if not all(name in side for side in (before, after) for name in ("pass@1", "pass@k")):
+    if "pass@1" not in before or "pass@1" not in after:
         return {}
-    rates = [side[name]["value"] for side in (before, after) for name in ("pass@1", "pass@k")]
-    try:
-        gain = _as_dict(decompose_gain(*rates))
-    except DataError:
+    out = _change_of("gain", "interval", [(side["pass@1"], side.get("by_prompt", [])) for side in (before, after)])
+    if before_row and after_row and min(before_row.k, after_row.k) > 1 and "pass@k" in before and "pass@k" in after:
+        rates = [side[name]["value"] for side in (before, after) for name in ("pass@1", "pass@k")]
         # pass@k is over fewer prompts than pass@1 where graders failed on some samples, and then may lie below it.
-        return {}
-    out: dict[str, Any] = {"gain": gain["total"], "sharpening": gain["sharpening"], "new": gain["new"]}
-    pair = [{str(p): float(v) for p, v in side.get("by_prompt", [])} for side in (before, after)]
+        with suppress(DataError):
+            gain = decompose_gain(*rates)
+            out |= {"sharpening": round(gain.sharpening, 6), "new": round(gain.new, 6)}
+    if "score" in before and "score" in after and ("score_by_prompt" in before or "score_by_prompt" in after):
+        # Without scores of their own, prompts have them equal to pass@1.
+        scores = [(side["score"], side.get("score_by_prompt", side.get("by_prompt", []))) for side in (before, after)]
+        out |= _change_of("score_gain", "score_interval", scores)
+    return out
+
+
+def _change_of(
+    name: str, interval: str, sides: Sequence[tuple[Mapping[str, float], Sequence[Sequence[Any]]]]
+) -> dict[str, Any]:
+    """The change of a measure, and its paired interval where both sides are of the same prompts."""
+    out: dict[str, Any] = {name: round(sides[1][0]["value"] - sides[0][0]["value"], 6)}
+    before, after = ({str(p): float(v) for p, v in by_prompt} for _, by_prompt in sides)
     # Graders may have failed for all samples of a prompt on one side; then there is no pair.
-    if pair[0] and pair[0].keys() == pair[1].keys():
-        paired = paired_difference(pair[0], pair[1], seeds.derive(seed, "paired", domain))
-        out["interval"] = [round(paired.low, 6), round(paired.high, 6)]
+    if before and before.keys() == after.keys():
+        paired = paired_difference(before, after)
+        out[interval] = [round(paired.low, 6), round(paired.high, 6)]
     return out
 
 
 def _mean_gain(domains: dict[str, dict[str, Any]]) -> dict[str, float] | None:
-    named = [d for d in domains.values() if "gain" in d]
-    if not named:
+    """The gain as a mean over domains, with its parts where every domain has them."""
+    changes = [d for d in domains.values() if "gain" in d]
+    if not changes:
         return None
-    parts = [Gain(d["gain"], d["sharpening"], d["new"]) for d in named]
-    return _as_dict(Gain(*(fmean(getattr(g, f) for g in parts) for f in ("total", "sharpening", "new"))))
-
-
-def _as_dict(gain: Gain) -> dict[str, float]:
-    return {name: round(getattr(gain, name), 6) for name in ("total", "sharpening", "new")}
+    keys = {"total": "gain"} | ({n: n for n in ("sharpening", "new")} if all("new" in d for d in changes) else {})
+    return {name: round(fmean(d[key] for d in changes), 6) for name, key in keys.items()}

@@ -45,7 +45,7 @@ def evaluate(session: Session, item: Item, wrap: Wrap) -> dict[str, Any]:
         own = [pair for pair in zip(sampled, greedy, strict=True) if pair[0].prompt.domain == domain]
         samples = [prompt_samples(group, greedy_group) for group, greedy_group in own]
         domains[domain] = {
-            **summarize_domain(samples, config.evaluation.k, config.seed),
+            **summarize_domain(samples, config.evaluation.k),
             **count_failures([group for pair in own for group in pair]),
         }
         shown, stage = [group for group, _ in own[:SHOWN_PROMPTS]], f"evaluation/{item.label}"
@@ -69,7 +69,13 @@ def evaluate(session: Session, item: Item, wrap: Wrap) -> dict[str, Any]:
     )
     measures = [(d, m, v) for d, row in domains.items() for m, v in row.items() if isinstance(v, dict)]
     recorder.track({f"evaluation/{domain}/{measure}": v["value"] for domain, measure, v in measures}, state.rl_step)
-    pass_rates = {f"{d} pass@1": row["pass@1"]["value"] for d, row in domains.items() if "pass@1" in row}
+    pass_rates = {
+        f"{d} {name}": row[name]["value"]
+        for d, row in domains.items()
+        # The score where it says more: where credit is partial.
+        for name in ("pass@1", *(["score"] if "score_by_prompt" in row else []))
+        if name in row
+    }
     recorder.progress.advance(1, pass_rates)
     recorder.say(f"{item.label}: " + ", ".join(f"{name} {value:.3f}" for name, value in pass_rates.items()))
     return domains
@@ -125,5 +131,6 @@ def prompt_samples(group: Group, greedy: Group) -> PromptSamples:
         answers=tuple(m.verdict.extracted for m in graded),
         lengths=tuple(m.rollout.num_sampled for m in graded),
         truncated=tuple(m.rollout.was_cut for m in graded),
+        scores=tuple(m.verdict.score if m.verdict.status == "graded" else 0.0 for m in graded),
         greedy_correct=None if greedy_verdict.is_infrastructure else greedy_verdict.is_correct,
     )

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -66,7 +67,9 @@ def test_two_recipes_from_one_start_under_one_budget(tmp_path: Path) -> None:
     assert again == [], "no run is repeated"
     assert (folder / "compare.html").read_text() == page
     assert text_table(rows) in printed
-    assert rows["a"]["against_first"] == {"value": 0.0, "low": 0.0, "high": 0.0}
+    assert rows["a"]["against_first"] is None
+    assert rows["b"]["against_first"]["low"] < rows["b"]["against_first"]["high"]
+    assert "Means of 2 seeds" in page
     assert rows["a"]["before"] == rows["b"]["before"]
     assert all(20 < row["peak_memory_mib"] < 8000 and row["num_runs"] == 2 for row in rows.values())
     with pytest.raises(RunError, match=r"max_tokens 1500.* 9 "):
@@ -108,12 +111,42 @@ def test_differences_pair_prompts_within_each_seed() -> None:
     better = [of(r.before, {p: v * 0.5 + 0.25 for p, v in r.after.items()}) for r in first]
     row = summarize_runs(better, first)
     assert row["against_first"]["value"] == pytest.approx(0.0)
-    always = [of(r.before, {p: v + 0.1 for p, v in r.after.items()}) for r in first]
-    row = summarize_runs(always, first)
-    # each pair differs by the same: pairing leaves no spread, unpaired seeds and prompts would leave much
-    assert row["against_first"]["low"] == pytest.approx(0.1)
-    assert row["against_first"]["high"] == pytest.approx(0.1)
-    assert text_table({"x": row}).splitlines()[-1].endswith("| 12 | – |"), (
-        "an entropy that no step knows is not made up"
+    nearly = [of(r.before, {p: v + 0.1 + 0.001 * s for p, v in r.after.items()}) for s, r in enumerate(first)]
+    row = summarize_runs(nearly, first)
+    # pairs differ by nearly the same: pairing leaves little spread, unpaired seeds and prompts would leave much
+    assert row["against_first"] == pytest.approx(
+        {"value": 0.1005, "low": 0.1005 - 0.00635, "high": 0.1005 + 0.00635}, abs=1e-5
     )
-    assert "| x | 0.500 | 0.600 | +0.100 [+0.100, +0.100] |" in text_table({"x": row})
+    line = text_table({"x": row}).splitlines()[2]
+    assert line.endswith("| 12 | – |"), "an entropy that no step knows is not made up"
+    assert line.startswith("| x | 0.500 | 0.601 | +0.101 [+0.094, +0.107] |")
+
+
+def test_seeds_that_differ_are_seen_and_one_seed_speaks_of_prompts_alone() -> None:
+    prompts = {str(i): 0.5 for i in range(320)}
+    first = [of(prompts, prompts), of(prompts, prompts)]
+    moved = [of(prompts, {p: v + by for p, v in prompts.items()}) for by in (0.1, -0.1)]
+    row = summarize_runs(moved, first)
+    assert row["against_first"] == {"value": pytest.approx(0.0), "low": -1.0, "high": 1.0}
+    assert "Student's t over seeds" in text_table({"x": row})
+    assert "prompts alone" not in text_table({"x": row})
+    alone = summarize_runs(moved[:1], first[:1])
+    assert 0 < alone["gain"]["low"] < 0.1 < alone["gain"]["high"]
+    assert "they speak of prompts alone" in text_table({"x": alone})
+    assert "1 to 2 seeds" in text_table({"x": row, "y": alone})
+    assert summarize_runs(first, first)["against_first"] is None
+
+
+def test_equal_recipes_are_within_the_interval_as_often_as_it_says() -> None:
+    """Three seeds that differ by .03 each, 320 prompts with 8 samples: the truth is a difference of 0."""
+    draws = np.random.default_rng(0)
+    held = []
+    for _ in range(150):
+        sides = []
+        for _ in range(2):
+            rates = [np.clip(0.6 + draws.normal(0, 0.03), 0, 1) for _ in range(3)]
+            after = [dict(enumerate(map(float, draws.binomial(8, rate, 320) / 8))) for rate in rates]
+            sides.append([of({str(p): 0.5 for p in a}, {str(p): v for p, v in a.items()}) for a in after])
+        against = summarize_runs(sides[1], sides[0])["against_first"]
+        held.append(against["low"] <= 0 <= against["high"])
+    assert 0.9 <= np.mean(held) <= 0.99

@@ -41,7 +41,7 @@ def evaluation(rates: Sequence[float]) -> dict[str, Any]:
         PromptSamples(f"p{i}", tuple(j < round(8 * r) for j in range(8)), ("1",) * 8, (3,) * 8, (False,) * 8)
         for i, r in enumerate(rates)
     ]
-    domains = {"arithmetic": summarize_domain(samples, 8, 0)}
+    domains = {"arithmetic": summarize_domain(samples, 8)}
     place = {"stage": "rl", "round": 1, "step": 0, "label": "end", "k": 8}
     return {"kind": "evaluation", **place, "domains": domains, "time": {}}
 

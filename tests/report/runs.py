@@ -101,7 +101,7 @@ def _evaluation(rng: random.Random, stage: str, label: str, round_: int, step: i
             lengths = tuple(rng.randint(20, 60) for _ in right)
             cut = tuple(n > 58 for n in lengths)
             samples.append(PromptSamples(f"{domain}/{i}", right, answers, lengths, cut, chance > 0.5))
-        domains[domain] = summarize_domain(samples, k, 0)
+        domains[domain] = summarize_domain(samples, k)
     return {
         "kind": "evaluation",
         "stage": stage,

@@ -17,10 +17,8 @@ from hypothesis import strategies as st
 from pipeline.errors import DataError
 from pipeline.report.estimates import (
     PromptSamples,
-    bootstrap,
     decompose_gain,
     maj_at_k,
-    paired_difference,
     pass_at_k,
     prompt_values,
     summarize_domain,
@@ -113,57 +111,6 @@ def test_a_k_that_the_samples_cannot_give_is_refused(k: int) -> None:
         maj_at_k([True] * 3, ["1"] * 3, k)
 
 
-def test_a_bootstrap_is_seeded_and_ordered() -> None:
-    values = [float(i % 3 == 0) for i in range(60)]
-    one, same, other = bootstrap(values, 1), bootstrap(values, 1), bootstrap(values, 2)
-    assert one == same
-    assert one != other
-    assert one.low < one.value < one.high
-    assert one.value == pytest.approx(fmean(values))
-
-
-def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
-    draws = np.random.default_rng(0)
-    covered = [
-        estimate.low <= 0.4 <= estimate.high
-        for estimate in (bootstrap(list(draws.binomial(1, 0.4, 80).astype(float)), i) for i in range(150))
-    ]
-    # 95% nominal; three standard errors of 150 draws are 5 points, and percentiles at n = 80 fall a point short.
-    assert 0.88 <= fmean(covered) <= 1.0
-
-
-def test_a_bootstrap_agrees_with_the_normal_interval_for_many_prompts() -> None:
-    values = np.random.default_rng(1).normal(size=2500)
-    estimate = bootstrap(list(values), 0)
-    half = 1.96 * values.std() / np.sqrt(values.size)
-    assert (estimate.high - estimate.low) / 2 == pytest.approx(half, rel=0.06)
-
-
-def test_a_bootstrap_in_chunks_is_that_in_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = [float(i % 7) for i in range(50)]
-    whole = bootstrap(values, 3)
-    monkeypatch.setattr("pipeline.report.estimates.CHUNK_INDICES", 333)
-    assert bootstrap(values, 3) == whole
-
-
-def test_pairing_takes_out_how_hard_each_prompt_is() -> None:
-    before = {str(i): (i % 10) / 10 for i in range(100)}
-    after = {p: v + 0.05 + 0.01 * (int(p) % 2) for p, v in before.items()}
-    paired = paired_difference(before, after, 0)
-    loose = bootstrap(list(after.values()), 0)
-    assert paired.value == pytest.approx(0.055)
-    assert 0.05 <= paired.low < paired.high <= 0.06
-    assert loose.high - loose.low > 10 * (paired.high - paired.low)
-    assert paired_difference(dict(reversed(before.items())), after, 0) == paired
-
-
-def test_a_pair_of_different_prompts_is_refused() -> None:
-    with pytest.raises(DataError, match="'b'"):
-        paired_difference({"a": 1.0}, {"a": 1.0, "b": 0.0}, 0)
-    with pytest.raises(DataError, match="none"):
-        paired_difference({}, {}, 0)
-
-
 UNIT = st.floats(0, 1)
 
 
@@ -192,7 +139,7 @@ def test_a_gain_of_impossible_rates_is_refused(wrong: tuple[float, float, float,
 
 def test_a_domain_is_the_mean_over_its_prompts() -> None:
     samples = [make("a", "1100", greedy=True), make("b", "0000", greedy=False), make("c", "1111", greedy=True)]
-    summary = summarize_domain(samples, 2, 0)
+    summary = summarize_domain(samples, 2)
     assert summary["pass@1"]["value"] == pytest.approx(0.5)
     assert summary["pass@k"]["value"] == pytest.approx((slow_pass([True, True, False, False], 2) + 0 + 1) / 3)
     assert summary["greedy"]["value"] == pytest.approx(2 / 3)
@@ -202,17 +149,17 @@ def test_a_domain_is_the_mean_over_its_prompts() -> None:
     assert "num_short" not in summary
     for name in ("pass@1", "pass@k", "maj@k", "greedy", "length", "truncated"):
         assert summary[name]["low"] <= summary[name]["value"] <= summary[name]["high"]
-    assert summarize_domain(samples, 2, 0) == summary
+    assert summarize_domain(samples, 2) == summary
 
 
 def test_prompts_that_lost_samples_are_counted_not_guessed() -> None:
     samples = [make("a", "11", greedy=True), make("b", "1"), make("c", "")]
-    summary = summarize_domain(samples, 2, 0)
+    summary = summarize_domain(samples, 2)
     assert summary["num_short"] == 2
     assert summary["pass@1"]["value"] == 1
     assert prompt_values(samples, 2)["pass@k"] == {"a": 1.0}
     assert prompt_values(samples, 2)["greedy"] == {"a": 1.0}
-    alone = summarize_domain([make("b", "1")], 2, 0)
+    alone = summarize_domain([make("b", "1")], 2)
     assert "pass@k" not in alone
     assert "greedy" not in alone
 
@@ -221,21 +168,21 @@ def test_no_majority_is_told_where_right_answers_cannot_vote() -> None:
     def sampled(right: str, answers: list[str | None]) -> PromptSamples:
         return PromptSamples("p", tuple(r == "1" for r in right), tuple(answers), (1, 1), (False, False))
 
-    assert "maj@k" not in summarize_domain([sampled("10", [None, "x"])], 2, 0)
-    assert summarize_domain([sampled("11", [None, "x"])], 2, 0)["maj@k"]["value"] == 1
+    assert "maj@k" not in summarize_domain([sampled("10", [None, "x"])], 2)
+    assert summarize_domain([sampled("11", [None, "x"])], 2)["maj@k"]["value"] == 1
     # A model that never answers is wrong by majority too.
-    assert summarize_domain([sampled("00", [None, None])], 2, 0)["maj@k"]["value"] == 0
+    assert summarize_domain([sampled("00", [None, None])], 2)["maj@k"]["value"] == 0
 
 
 def test_bad_samples_are_refused_by_name() -> None:
     with pytest.raises(DataError, match="'p'"):
         PromptSamples("p", (True,), (), (1,), (False,))
     with pytest.raises(DataError, match=r"data\.evaluation"):
-        summarize_domain([], 2, 0)
+        summarize_domain([], 2)
     with pytest.raises(DataError, match=r"0.*evaluation\.k"):
-        summarize_domain([make("a", "1")], 0, 0)
+        summarize_domain([make("a", "1")], 0)
     with pytest.raises(DataError, match="'a'"):
-        summarize_domain([make("a", "1"), make("a", "0")], 1, 0)
+        summarize_domain([make("a", "1"), make("a", "0")], 1)
 
 
 def test_estimates_load_without_torch() -> None:

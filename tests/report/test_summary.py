@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from pipeline.errors import RunError
+from pipeline.report.estimates import PromptSamples, summarize_domain
 from pipeline.report.files import read_run
+from pipeline.report.page import build_page, result_line
+from pipeline.report.result import result_lines, result_markdown
 from pipeline.report.rows import StepRow
 from pipeline.report.summary import build_summary, count_seconds, summarize
 from tests.report.runs import make_run, read_rows
@@ -119,7 +122,8 @@ def test_evaluations_of_other_prompts_are_not_paired(run_dir: Path, tmp_path: Pa
     domains = build_summary(tmp_path)["domains"]
     assert "gain" in domains["arithmetic"]
     assert "interval" not in domains["arithmetic"]
-    assert "gain" not in domains["induction"]
+    assert "gain" in domains["induction"]
+    assert "new" not in domains["induction"], "pass@k below pass@1 cannot be divided"
 
 
 def test_a_falling_reach_is_said_without_percentages(run_dir: Path, tmp_path: Path) -> None:
@@ -166,3 +170,62 @@ def test_a_summary_that_cannot_be_written_leaves_the_old_one(
         build_summary(tmp_path)
     assert (tmp_path / "summary.json").read_bytes() == old
     assert sorted(p.name for p in tmp_path.iterdir()) == ["metrics.jsonl", "summary.json"]
+
+
+def evaluated(run_dir: Path, scores: tuple[float, float], k: int) -> None:
+    """Write a run whose verifier gave ten prompts these mean scores before and after, none of them wholly right."""
+    rows = []
+    for step, score in enumerate(scores):
+        samples = [
+            PromptSamples(
+                f"p{i}", (i < 2,) * k, (None,) * k, (3,) * k, (False,) * k, i < 2, (max(score, float(i < 2)),) * k
+            )
+            for i in range(10)
+        ]
+        place = {"stage": "rl", "round": step, "step": step, "label": f"round {step}", "k": k}
+        rows.append({"kind": "evaluation", **place, "domains": {"dates": summarize_domain(samples, k)}, "time": {}})
+    rewrite(run_dir, rows)
+
+
+def test_where_credit_is_partial_the_mean_score_stands_next_to_pass_1(tmp_path: Path) -> None:
+    evaluated(tmp_path, (0.1, 0.8), 4)
+    summary = build_summary(tmp_path)
+    dates = summary["domains"]["dates"]
+    assert (dates["before"]["score"], dates["after"]["score"]) == pytest.approx((0.28, 0.84))
+    assert dates["score_gain"] == pytest.approx(0.56)
+    assert dates["score_interval"][0] < 0.56 < dates["score_interval"][1]
+    assert "mean score +0.560 (0.280 → 0.840) on dates" in summary["sharpening"]
+    assert result_line(summary) == "Held-out pass@1 0.20 → 0.20 on dates (mean score 0.28 → 0.84) (round 0 → round 1)"
+    page = build_page(tmp_path).read_text()
+    assert "mean score</th><td>0.280" in page
+    assert any("mean score 0.280 -> 0.840" in line for line in result_lines(summary))
+    assert "| dates | 0.200 → 0.200 | 0.280 → 0.840 |" in result_markdown(summary, tmp_path)
+
+
+def test_where_no_credit_is_partial_there_is_no_second_pass_1(run_dir: Path) -> None:
+    summary = build_summary(run_dir)
+    assert all("score_gain" not in domain for domain in summary["domains"].values())
+    assert "mean score" not in summary["sharpening"] + result_line(summary) + "".join(result_lines(summary))
+    assert "mean score</th>" not in build_page(run_dir).read_text()
+
+
+@pytest.mark.parametrize("is_older", [False, True])
+def test_with_one_sample_nothing_is_called_new_and_pass_1_stands_there_once(tmp_path: Path, is_older: bool) -> None:
+    evaluated(tmp_path, (0.0, 1.0), 1)
+    if is_older:  # such rows have pass@k and maj@k of one sample
+        rows = read_rows(tmp_path / "metrics.jsonl")
+        for row in rows:
+            row["domains"]["dates"] |= dict.fromkeys(("pass@k", "maj@k"), row["domains"]["dates"]["pass@1"])
+        rewrite(tmp_path, rows)
+    summary = build_summary(tmp_path)
+    dates = summary["domains"]["dates"]
+    assert "gain" in dates
+    assert "interval" in dates
+    assert not {"new", "sharpening"} & (dates.keys() | summary["gain"].keys())
+    assert "evaluation.k above 1" in summary["sharpening"]
+    assert "%" not in summary["sharpening"]
+    page = build_page(tmp_path).read_text()
+    assert page.count("pass@1</th>") == 1
+    for text in (page, "".join(result_lines(summary)), result_markdown(summary, tmp_path)):
+        assert "maj@1" not in text
+        assert "sharpening," not in text
