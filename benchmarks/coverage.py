@@ -1,9 +1,9 @@
-"""How often the intervals of 95% hold the truth, by simulation: rates, paired gains, and gains over several seeds.
+"""Simulate how often the intervals of 95% hold the truth: rates, paired gains, and gains over several seeds.
 
     python benchmarks/coverage.py                  every case at every number of prompts; a few minutes of one core
     python benchmarks/coverage.py --draws 200      roughly, in seconds
 
-Each case is drawn anew: prompts, then samples. A rate is drawn within a quarter of the nearer of 0 and 1 around its
+Each case is drawn again each time: prompts, then samples. A rate is drawn within a quarter of the nearer of 0 and 1 around its
 name: with 10 prompts of one 0 or 1 each there are eleven possible intervals, and how often one of them holds a fixed
 rate jumps between .83 and .99 (Brown, Cai and DasGupta, 2001). Same seed, same table.
 """
@@ -27,7 +27,7 @@ from pipeline.seeds import derive
 PROMPTS = (10, 30, 100, 320)
 RATES = (0.02, 0.05, 0.1, 0.3, 0.5, 0.8, 0.95, 0.98)
 SPREADS = {"each alike": None, "spread": 2.0, "nearly all or nothing": 0.5}
-"""How the prompts of a rate differ -> the sum of the parameters of their Beta distribution."""
+"""Difference between the prompts of a rate -> the sum of the parameters of their Beta distribution."""
 SEED_SPREADS = (0.0, 0.01, 0.02, 0.03)
 Draw = Callable[[np.random.Generator, int], tuple[Estimate, float]]
 """(random numbers, number of prompts) -> an interval, and the truth that it should hold."""

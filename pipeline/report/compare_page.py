@@ -154,7 +154,7 @@ def text_table(rows: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def explained(num_runs: Sequence[int]) -> str:
-    """What the brackets of recipes with so many runs each are intervals of."""
+    """Return the sentence that says what the brackets are intervals of, for recipes with so many runs each."""
     seeds = " to ".join(str(n) for n in sorted({min(num_runs), max(num_runs)}))
     prompts_alone = (
         "With one seed they speak of prompts alone: another seed may differ by more than they are wide; add --seeds."

@@ -132,7 +132,7 @@ def paired_over_seeds(pairs: Sequence[tuple[Mapping[str, float], Mapping[str, fl
     shared = sorted(set.intersection(*(set(own) for own in seeds)))
     means = [math.fsum(own.values()) / len(own) for own in seeds]
     if max(means) - min(means) < 1e-12:
-        # Prompts that some seeds have not stand as they are in those that have them.
+        # A prompt that some seeds lack counts as it is in the seeds that have it.
         names = sorted(set().union(*seeds))
         each = [[own[p] for own in seeds if p in own] for p in names]
         return mean_interval([math.fsum(v) / len(v) for v in each], (-1.0, 1.0))
