@@ -3,9 +3,9 @@
     python benchmarks/coverage.py                  every case at every number of prompts; a few minutes of one core
     python benchmarks/coverage.py --draws 200      roughly, in seconds
 
-Each case draws prompts, then samples. A rate is drawn within a quarter of the nearer of 0 and 1 around its name.
-With 10 prompts of one 0 or 1 each there are eleven possible intervals, and how often one of them holds a fixed rate jumps
-between .83 and .99 (Brown, Cai and DasGupta, 2001). Same seed, same table.
+Each case draws prompts, then samples. A rate is drawn within a quarter of the nearer of 0 and 1 around its name. With
+10 prompts of one 0 or 1 each there are eleven possible intervals, and how often one of them holds a fixed rate
+jumps between .83 and .99 (Brown, Cai and DasGupta, 2001). Same seed, same table.
 """
 
 from __future__ import annotations
