@@ -169,9 +169,10 @@ def _collections(gold: Node, answer: Node, params: MathParams) -> bool | None:
         return _unordered(gold.args, answer.args, params) if both_lists else False
     trees = [w.tree for w in wanted]
     if len(wanted) > 1 and len(reached) == 1 and reached[0].tree.op == "tuple":
-        # The point (1, 2) answers x = 1, y = 2 or the list 1, 2, but no set, and an interval answers neither.
+        # The point (1, 2) answers x = 1, y = 2 or the list 1, 2, but no set and no alternatives; an interval neither.
         inside = reached[0].tree
-        if gold.op == "set" or (len(inside.args) == 4 and "[" in inside.args[:2]):
+        is_point = gold.op in {"list", "both"} and len({w.name for w in wanted}) in {1 if not wanted[0].name else 0, len(wanted)}
+        if not is_point or (len(inside.args) == 4 and "[" in inside.args[:2]):
             return False
         return _in_order(trees, inside.args[2:], params)
     same_letter = len({INDEX.sub("", v.name or "") for v in reached}) == 1
@@ -229,7 +230,7 @@ def _tuples(gold: Node, answer: Node, params: MathParams) -> bool | None:
         # Of two items the brackets matter, as the pair may be an interval.
         differs = len(items) == 2 and gold.args[:2] != answer.args[:2]
         return not differs and _in_order(items, answer.args[2:], params)
-    if answer.op in COLLECTIONS:
+    if answer.op in {"list", "both"}:
         values = _solutions(answer) if has(answer, "rel") else [Value(a) for a in answer.args]
         if values is None or len(values) != len(items):
             return False

@@ -32,7 +32,7 @@ def proportional(tree: Node, other: Node, positive: bool) -> bool | None:
     """True if one tree is a constant multiple of the other for all values of the names, by a factor above zero if
     `positive`; neither tree may be zero."""
     names = sorted(variables(tree) | variables(other))
-    if not names or variables(tree) != variables(other) or same(other, num(0)) is not False:
+    if not names or variables(tree) != variables(other) or any(same(t, num(0)) is not False for t in (tree, other)):
         return False
     # f is a multiple of g if f(x) g(y) = f(y) g(x) at independent points x and y: no division, hence no poles.
     moved = {n: sym(n + "~") for n in names}

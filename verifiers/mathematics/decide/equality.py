@@ -7,6 +7,7 @@ and no answer can be written to fit them beforehand.
 from __future__ import annotations
 
 import random
+import re
 import zlib
 from collections.abc import Iterator
 from fractions import Fraction
@@ -14,7 +15,7 @@ from functools import lru_cache
 
 from verifiers.mathematics.decide import interval
 from verifiers.mathematics.decide.elementary import Mpi, is_zero_inside, magnitude
-from verifiers.mathematics.decide.exact import Exact, NotExact, TooBig, Undefined, exact
+from verifiers.mathematics.decide.exact import Exact, NotExact, TooBig, Undefined, exact, quotient
 from verifiers.mathematics.read.syntax_tree import EXPRESSION, IMAGINARY, Node, has, nodes, variables
 from verifiers.mathematics.words.tables import words_of
 
@@ -22,9 +23,11 @@ NUM_EXACT_POINTS = 2
 NUM_WHOLE_POINTS = 6
 """For symbols that must be whole numbers (n!, (-1)^n), which are drawn small."""
 NUM_REAL_POINTS = 3
-NUM_BROKEN_POINTS = 10
-"""For floor and ceiling, whose points are near zero and WIDE times as far from it in turn."""
-WIDE = 37
+NUM_BROKEN_POINTS = 30
+"""For floor and ceiling, which may differ at whole numbers only, or between them only."""
+ENOUGH_BROKEN_POINTS = 10
+WHOLE_NAMES = re.compile(r"[nmkjlpqrsNMK](?:_\w+)?")
+"""Names that stand for whole numbers under floor and ceiling."""
 SCALES = (Fraction(1, 10), Fraction(1, 100), Fraction(10), Fraction(100), Fraction(1_000))
 """Scales of more points: a function may be defined only close to zero, or only far from it."""
 MAX_SIGNED_NAMES = 6
@@ -115,23 +118,9 @@ def _same_exactly(a: Node, b: Node, names: list[str], whole: bool) -> bool:
     """Compare exact rational values at as many points as the form of the trees asks for."""
     if not names:
         return exact(a, {}) == exact(b, {})
-    source = _source(a, b)
-    broken = any(has(t, "floor", "ceil") for t in (a, b))
-    small = whole or any(n.op == "pow" and variables(n.args[1]) for t in (a, b) for n in nodes(t))
-    by_sign = len(names) > 1 and any(has(t, *BY_SIGN) for t in (a, b))
-    enough = NUM_WHOLE_POINTS if small else max(6, 2 ** min(len(names), 4)) if by_sign or broken else NUM_EXACT_POINTS
+    points, enough = _exact_points(a, b, names, whole)
     compared = 0
-    for attempt in range(4 * max(enough, NUM_WHOLE_POINTS)):
-        point: dict[str, Exact]
-        if small:
-            point = {name: source.randint(3, 40) for name in names}
-        else:
-            # The bits of `attempt` go through all combinations of signs; without |x| all names change sign together.
-            signs = [-1 if attempt >> (k if by_sign else 0) & 1 else 1 for k in range(len(names))]
-            below = (997, 1, 2)[attempt % 3] if broken else 1
-            values = [Fraction(source.randint(10**6, 10**7), below) for _ in names]
-            point = {name: sign * value for name, sign, value in zip(names, signs, values, strict=True)}
-            point = {name: v.numerator if v.denominator == 1 else v for name, v in point.items()}
+    for point in points:
         try:
             wanted = exact(a, point)
         except Undefined:
@@ -147,14 +136,55 @@ def _same_exactly(a: Node, b: Node, names: list[str], whole: bool) -> bool:
     raise NotExact
 
 
+def _exact_points(a: Node, b: Node, names: list[str], whole: bool) -> tuple[Iterator[dict[str, Exact]], int]:
+    """Return points for exact comparison, and the number of them at which the gold must have a value."""
+    source = _source(a, b)
+    if _is_broken(a, b):
+        return _broken_points(source, names), NUM_BROKEN_POINTS
+    small = whole or any(n.op == "pow" and variables(n.args[1]) for t in (a, b) for n in nodes(t))
+    by_sign = len(names) > 1 and any(has(t, *BY_SIGN) for t in (a, b))
+    enough = NUM_WHOLE_POINTS if small else max(6, 2 ** min(len(names), 4)) if by_sign else NUM_EXACT_POINTS
+
+    def points() -> Iterator[dict[str, Exact]]:
+        for attempt in range(4 * max(enough, NUM_WHOLE_POINTS)):
+            if small:
+                yield {name: source.randint(3, 40) for name in names}
+            else:
+                # The bits of `attempt` go through all combinations of signs; without |x| all change sign together.
+                signs = [-1 if attempt >> (k if by_sign else 0) & 1 else 1 for k in range(len(names))]
+                yield {name: sign * source.randint(10**6, 10**7) for name, sign in zip(names, signs, strict=True)}
+
+    return points(), enough
+
+
+def _is_broken(a: Node, b: Node) -> bool:
+    return any(has(t, "floor", "ceil") for t in (a, b))
+
+
+def _broken_points(source: random.Random, names: list[str]) -> Iterator[dict[str, Exact]]:
+    """Yield points for floor and ceiling: whole numbers in a row, and for names of any numbers what lies between."""
+    for attempt in range(2 * NUM_BROKEN_POINTS):
+        far = 10 ** (attempt % 4)
+        point: dict[str, Exact] = {}
+        for k, name in enumerate(names):
+            if WHOLE_NAMES.fullmatch(name) and len(names) == 1:
+                point[name] = attempt + 1 if attempt < NUM_BROKEN_POINTS - 4 else source.randint(1, 30 * far)
+            elif WHOLE_NAMES.fullmatch(name):
+                point[name] = source.randint(1, 30 * far)
+            else:
+                below = (1, 2, 97)[(attempt + k) % 3]
+                point[name] = quotient(source.randint(-20 * far * below, 20 * far * below), below)
+        yield point
+
+
 def _same_at_points(a: Node, b: Node, names: list[str], whole: bool) -> bool | None:
     """Compare guaranteed bounds at points where the gold is defined."""
     is_complex = not names or any(IMAGINARY in nodes(t) for t in (a, b))
+    if names and _is_broken(a, b):
+        return _same_when_broken(a, b, names, is_complex)
     by_sign = len(names) > 1 and not whole and any(has(t, *BY_SIGN) for t in (a, b))
     compared = 0
-    broken = any(has(t, "floor", "ceil") for t in (a, b))
-    enough = NUM_BROKEN_POINTS if broken else NUM_REAL_POINTS
-    points = _points(_source(a, b), names, whole, WIDE if broken else 1)
+    points = _points(_source(a, b), names, whole)
     if by_sign:
         points = _in_all_signs(points, names)
     elif len(names) > 1:
@@ -169,9 +199,26 @@ def _same_at_points(a: Node, b: Node, names: list[str], whole: bool) -> bool | N
         if not equal:
             return equal
         compared += 1
-        if (compared >= enough and not by_sign) or not names:
+        if (compared >= NUM_REAL_POINTS and not by_sign) or not names:
             return True
     return True if by_sign and compared >= NUM_REAL_POINTS else None
+
+
+def _same_when_broken(a: Node, b: Node, names: list[str], is_complex: bool) -> bool | None:
+    """Compare with floors and ceilings; points at which they cannot be told from bounds are passed."""
+    compared = 0
+    for point in _broken_points(_source(a, b), names):
+        try:
+            interval.bounds(a, point, 64, is_complex)
+            equal = _same_here(a, b, point, is_complex)
+        except (Undefined, NotExact):
+            continue
+        if not equal:
+            return equal
+        compared += 1
+        if compared >= NUM_BROKEN_POINTS:
+            break
+    return True if compared >= ENOUGH_BROKEN_POINTS else None
 
 
 def _in_all_signs(points: Iterator[dict[str, Exact]], names: list[str]) -> Iterator[dict[str, Exact]]:
@@ -184,18 +231,17 @@ def _positive(value: Exact) -> Exact:
     return -value if value < 0 else value
 
 
-def _points(source: random.Random, names: list[str], whole: bool, wide: int) -> Iterator[dict[str, Exact]]:
+def _points(source: random.Random, names: list[str], whole: bool) -> Iterator[dict[str, Exact]]:
     """Yield points near zero first, then on other scales."""
     if not names:
         yield {}
         return
     spans = [(0, 1), (1, 3), (-3, 0), (0, 1), (1, 3), (3, 9), (-1, 0), (-9, -3), (1, 9), (0, 3)]
-    for number, (low, high) in enumerate([*spans, *spans]):
-        far = wide if number % 2 else 1
+    for low, high in [*spans, *spans]:
         if whole:
             yield {name: source.randint(3, 40) for name in names}
         else:
-            yield {name: Fraction(far * source.randint(low * 10**6 + 1, high * 10**6 - 1), 10**6) for name in names}
+            yield {name: Fraction(source.randint(low * 10**6 + 1, high * 10**6 - 1), 10**6) for name in names}
     if whole:
         return
     for scale in SCALES:

@@ -15,6 +15,7 @@ MAX_WORK = 1_000_000
 """Bound on the bits of all results of an evaluation together: some milliseconds."""
 MAX_FACTORIAL = 3_000
 MAX_DETERMINANT = 6
+MAX_LOG_DENOMINATOR = 12
 
 
 class NotExact(Exception):
@@ -117,6 +118,8 @@ class _Evaluation:
             if len(whole) < len(values):
                 raise Undefined
             return math.gcd(*whole) if kind == "gcd" else math.lcm(*whole)
+        if kind == "log":
+            return logarithm(self.value(tree.args[1]), self.value(tree.args[2]))
         raise NotExact
 
     def determinant(self, tree: Node) -> Exact:
@@ -182,6 +185,24 @@ def raised(base: Exact, exponent: Exact) -> Exact:
     if above is None or below is None:
         raise NotExact
     return raised(quotient(above, below), exponent.numerator)
+
+
+def logarithm(value: Exact, base: Exact) -> Exact:
+    """Return the logarithm of `value` where that is rational: 3 for 8 and the base 2.
+
+    Raises: NotExact if it is irrational or not real.
+    """
+    if value <= 0 or base <= 0 or base == 1:
+        raise NotExact
+    near = Fraction(_natural_log(value) / _natural_log(base)).limit_denominator(MAX_LOG_DENOMINATOR)
+    exponent = near.numerator if near.denominator == 1 else near
+    if raised(base, exponent) != value:
+        raise NotExact
+    return exponent
+
+
+def _natural_log(value: Exact) -> float:
+    return math.log(value.numerator) - math.log(value.denominator)
 
 
 def _whole_root(value: int, degree: int) -> int | None:

@@ -286,11 +286,14 @@ class _Evaluation:
         return Bounds(libmp.mpi_sqrt(libmp.mpi_add(*squares, self.precision), self.precision))
 
     def rounded(self, tree: Node) -> Bounds:
-        value = self.real(tree.args[0])
+        try:
+            return self.rational_only(tree)
+        except NotExact:
+            value = self.real(tree.args[0])
         rounding = libmp.mpf_floor if tree.op == "floor" else libmp.mpf_ceil
         low, high = rounding(value[0]), rounding(value[1])
         if libmp.mpf_cmp(low, high):
-            raise Undefined  # a whole number lies within the bounds; exact values were tried before
+            raise NotExact  # a whole number lies within the bounds
         return Bounds((low, high))
 
     def rational_only(self, tree: Node) -> Bounds:

@@ -17,6 +17,8 @@ MARKS = ("word", "money", "percent", "deg")
 MAX_EXACT_DENOMINATOR = 20
 """A decimal such as 0.75 or 2.35 that is a fraction this simple is taken for exact."""
 MAX_PLACES = 400
+MOST_ROUNDED = Fraction(1, 10)
+"""Share of a value that may be lost where the gold itself says that it is rounded."""
 CURRENCY = frozenset(((name, 1),) for name in words_of("dollar euro pound yen yuan rupee peso ruble"))
 """Dimensions of money: $18 USD states it twice."""
 POUND_STERLING: Dimension = (("pound", 1),)
@@ -288,9 +290,10 @@ def _rounds_to(value: Fraction, places: int, answer: Node) -> bool:
     if abs(places) > MAX_PLACES:
         return False
     unit = Fraction(10) ** -places
-    # Two decimals or three digits are needed: 0.3 and 12 are rather exact values than rounded ones.
+    # Two decimals or three digits are needed: 0.3 and 12 are rather exact values than rounded ones. A single digit,
+    # as in 0.01, would take in what is half as large again.
     digits = len(str(abs(value / unit).numerator))
-    if (places < 2 and digits < 3) or (digits < 2 and places > 2):
+    if digits < 2 or (places < 2 and digits < 3):
         return False
     shown = _decimal(answer)
     is_padded = places > 2 and (value / unit).numerator % 10 == 0  # 19.900, but not the 12.50 of money
@@ -307,5 +310,6 @@ def explicitly_rounded(gold: Node, answer: Node) -> bool:
     shown = _decimal(gold) or ((Fraction(gold.args[0]), 0) if gold.op == "num" else None)
     if shown is None:
         return False
-    unit = Fraction(10) ** -shown[1]
-    return within(answer, shown[0] - unit / 2, shown[0] + unit / 2)
+    # Half a unit of the last digit, but no more than a tenth of the value.
+    most = min(Fraction(10) ** -shown[1] / 2, abs(shown[0]) * MOST_ROUNDED)
+    return within(answer, shown[0] - most, shown[0] + most)

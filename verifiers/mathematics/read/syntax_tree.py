@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
+from itertools import product, repeat
 from typing import Any, NamedTuple
 
 from verifiers.mathematics.words.tables import words_of
@@ -31,6 +32,9 @@ PI, E, IMAGINARY, INF = (Node("const", (name,)) for name in ("pi", "e", "i", "in
 EMPTY, REALS, DOTS = Node("const", ("empty",)), Node("const", ("R",)), Node("dots")
 ONE = Node("num", (1,))
 COLLECTIONS = words_of("list either both")
+SIGNS = ("pm", "mp")
+MAX_FREE_SIGNS = 5
+"""Signs that are read apart; 2^5 values are as many as anybody means."""
 CONSTANT = words_of("""
     num dec const add mul div neg pow root fn fact binom perm abs floor ceil det matrix percent deg
 """)
@@ -125,13 +129,26 @@ def is_vector_sum(tree: Node) -> bool:
 
 
 def expand_signs(tree: Node) -> list[Node]:
-    """Return the two trees of a plus-minus (upper signs, lower signs); a tree without plus-minus alone."""
-    # All signs are read together: of ±a ∓ b the values are a - b and -a + b, not four.
-    return [_with_signs(tree, True), _with_signs(tree, False)] if has(tree, "pm", "mp") else [tree]
+    """Return the trees that a plus-minus stands for: two for each sign; a tree without plus-minus alone.
+
+    Signs belong together where a minus-plus says so, and in the sides of an equation or the coordinates of a point: of
+    ±a ∓ b the values are a - b and -a + b, of ±a ± b all four.
+    """
+    signs = [n.op for n in nodes(tree) if n.op in SIGNS]
+    if not signs:
+        return [tree]
+    if "mp" in signs or len(signs) > MAX_FREE_SIGNS or any(_ties_signs(n) for n in nodes(tree)):
+        return [_with_signs(tree, repeat(upper)) for upper in (True, False)]
+    return [_with_signs(tree, iter(uppers)) for uppers in product((True, False), repeat=len(signs))]
 
 
-def _with_signs(tree: Node, upper: bool) -> Node:
-    if tree.op in {"pm", "mp"}:
-        inner = _with_signs(tree.args[0], upper)
+def _ties_signs(tree: Node) -> bool:
+    return tree.op in {"rel", "tuple", "matrix"} and sum(has(a, *SIGNS) for a in children(tree)) > 1
+
+
+def _with_signs(tree: Node, uppers: Iterator[bool]) -> Node:
+    if tree.op in SIGNS:
+        upper = next(uppers)
+        inner = _with_signs(tree.args[0], uppers)
         return inner if (tree.op == "pm") == upper else neg(inner)
-    return with_children(tree, lambda a: _with_signs(a, upper))
+    return with_children(tree, lambda a: _with_signs(a, uppers))
