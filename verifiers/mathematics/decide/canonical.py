@@ -17,6 +17,7 @@ from verifiers.mathematics.read.syntax_tree import (
     substitute,
     sym,
     variables,
+    with_children,
 )
 
 MAX_ITEMS = 1_000
@@ -33,6 +34,21 @@ def in_the_case_of(gold: Node, answer: Node) -> Node:
         if is_whole or (len(name) == len(other) == 1 and name.isascii() and name.lower() == other.lower()):
             return substitute(answer, {other: sym(name)})
     return answer
+
+
+def with_products(answer: Node, gold: Node) -> Node:
+    """Return `answer` with x times y for x(y) if x is a number in the gold: only the gold tells what is a function."""
+    functions = {n.args[0] for n in nodes(gold) if n.op == "call"}
+    numbers = {n.args[0] for n in nodes(gold) if n.op == "sym"} - functions
+
+    def product(tree: Node) -> Node:
+        if tree.op == "rel":  # y(x) = 2x gives a function a value
+            return Node("rel", (tree.args[0], *(product(a) if isinstance(a, Node) else a for a in tree.args[1:])))
+        tree = with_children(tree, product)
+        is_product = tree.op == "call" and len(tree.args) == 2 and tree.args[0] in numbers
+        return Node("mul", (sym(tree.args[0]), tree.args[1])) if is_product else tree
+
+    return product(answer)
 
 
 def letters_for_unit(gold: Node, answer: Node) -> Node | None:

@@ -10,13 +10,15 @@ from verifiers.mathematics.decide.canonical import (
     is_scaled,
     spread,
     with_all_items,
+    with_products,
     without_quantifiers,
 )
 from verifiers.mathematics.decide.curves import numerator, proportional, same_inequality
 from verifiers.mathematics.decide.equality import same
-from verifiers.mathematics.decide.equation_chains import INVERSES, Contradiction, Value, last, name_of, value_of
+from verifiers.mathematics.decide.equation_chains import Contradiction, Value, last, value_of
 from verifiers.mathematics.decide.formulas import expressions_equal
 from verifiers.mathematics.decide.matrices import same_matrix
+from verifiers.mathematics.decide.names import name_of, names_agree
 from verifiers.mathematics.decide.quantities import explicitly_rounded, quantity
 from verifiers.mathematics.decide.regions import FLIPPED, NEG_INF, NotRegion, looks_like_region, same_region
 from verifiers.mathematics.decide.residues import classes, congruent, same_ratio
@@ -33,15 +35,12 @@ from verifiers.mathematics.read.syntax_tree import (
     is_constant,
     is_vector_sum,
     substitute,
-    sym,
     variables,
 )
 
 Items = list[Node] | tuple[Node, ...]
 MAX_SOLUTIONS = 60
 PLANE = frozenset("xy")
-FUNCTIONS = INVERSES | frozenset("yfghF")
-"""Names of functions: y = x^2 answers f(x) = x^2."""
 INDEX = re.compile(r"_\d+$")
 
 
@@ -54,6 +53,8 @@ def match(gold: Node, answer: Node, params: MathParams) -> bool | None:
         return gold == last(answer) or last(gold) == last(answer)
     if has(answer, "undone"):
         return _undone_chain(gold, answer, params)
+    if has(answer, "call"):
+        answer = with_products(answer, gold)
     if params.lone_name_ignores_case:
         answer = in_the_case_of(gold, answer)
     gold, answer = bare_point(gold), bare_point(answer)
@@ -168,15 +169,17 @@ def _collections(gold: Node, answer: Node, params: MathParams) -> bool | None:
     if wanted is None or reached is None:
         return _unordered(gold.args, answer.args, params) if both_lists else False
     trees = [w.tree for w in wanted]
+    if both_lists and any(w.of for w in wanted) and any(r.label for r in reached):
+        return _unordered(gold.args, answer.args, params)
     if len(wanted) > 1 and len(reached) == 1 and reached[0].tree.op == "tuple":
         # The point (1, 2) answers x = 1, y = 2 or the list 1, 2, but no set and no alternatives; an interval neither.
         inside = reached[0].tree
-        is_point = gold.op in {"list", "both"} and len({w.name for w in wanted}) in {1 if not wanted[0].name else 0, len(wanted)}
+        is_point = gold.op in {"list", "both"} and (_names_differ(wanted) or not any(w.label for w in wanted))
         if not is_point or (len(inside.args) == 4 and "[" in inside.args[:2]):
             return False
         return _in_order(trees, inside.args[2:], params)
-    same_letter = len({INDEX.sub("", v.name or "") for v in reached}) == 1
-    if _names_differ(reached) and not _names_differ(wanted) and same_letter:
+    same_letter = len({INDEX.sub("", v.name or "") for v in (*wanted, *reached) if v.name}) == 1
+    if _names_differ(reached) != _names_differ(wanted) and same_letter:
         reached = [Value(v.tree) for v in reached]  # x_1 = 1, x_2 = 2 are two values of x
     answers = [v.tree for v in reached]
     if _names_differ(wanted):
@@ -198,8 +201,8 @@ def _collections(gold: Node, answer: Node, params: MathParams) -> bool | None:
 
 
 def _names_differ(values: list[Value]) -> bool:
-    named = [v.name for v in values if v.name is not None]
-    return len(named) == len(values) > 1 and len(set(named)) > 1
+    labels = [v.label for v in values if v.label is not None]
+    return len(labels) == len(values) > 1 and len(set(labels)) > 1
 
 
 def _unordered(gold: Items, answer: Items, params: MathParams) -> bool:
@@ -290,7 +293,7 @@ def _equation(gold: Node, answer: Node, params: MathParams) -> bool | None:
     if named is not None and value.name is not None:
         if named.name is None and variables(answer.args[0]):
             return False if is_constant(value.tree) else _same_curve(gold, answer, params)
-        if named.name is not None and not _names_agree(value.name, named.name):
+        if named.name is not None and not names_agree(value.name, named.name):
             # x = 2y and y = x/2 are one line; elsewhere another name is another thing.
             return _same_curve(gold, answer, params) if variables(gold) == PLANE == variables(answer) else False
     is_value = is_constant(value.tree) or value.tree.op in {"tuple", "set", "matrix"}
@@ -329,17 +332,6 @@ def _approximate_gold(gold: Node, answer: Node) -> bool:
     return value is not None and is_constant(value.tree) and explicitly_rounded(gold.args[-1], value.tree)
 
 
-def _names_agree(name: str, other: str) -> bool:
-    """True if a value of one name may answer for the other: words always, letters only for themselves or for y."""
-    if name.endswith("'") and other.endswith("'"):
-        return _names_agree(name[:-1], other[:-1])
-    if ("_" in name and "_" in other) or ("^" in name and "^" in other):
-        return name == other
-    if name == other or any(len(n) > 3 and "^" not in n for n in (name, other)):
-        return True
-    return "y" in {name, other} and {name, other} <= FUNCTIONS
-
-
 def _renamed(gold: Node, answer: Node) -> Node | None:
     """Return the right side of `answer` in the gold's argument: x^2 of f(n) = n^2 for f(x) = x^2; None if not so."""
     if answer.op != "rel":
@@ -347,5 +339,7 @@ def _renamed(gold: Node, answer: Node) -> Node | None:
     call, wanted = answer.args[0], gold.args[0]
     if not call.op == wanted.op == "call" or len(call.args) != len(wanted.args):
         return None
-    names = zip(call.args[1:], wanted.args[1:], strict=True)
-    return substitute(answer.args[-1], {old: sym(new) for old, new in names})
+    names = list(zip(call.args[1:], wanted.args[1:], strict=True))
+    if any(node.op != "sym" for pair in names for node in pair):
+        return None
+    return substitute(answer.args[-1], {old.args[0]: new for old, new in names})

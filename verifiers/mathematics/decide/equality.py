@@ -16,7 +16,16 @@ from functools import lru_cache
 from verifiers.mathematics.decide import interval
 from verifiers.mathematics.decide.elementary import Mpi, is_zero_inside, magnitude
 from verifiers.mathematics.decide.exact import Exact, NotExact, TooBig, Undefined, exact, quotient
-from verifiers.mathematics.read.syntax_tree import EXPRESSION, IMAGINARY, Node, has, nodes, variables
+from verifiers.mathematics.read.syntax_tree import (
+    EXPRESSION,
+    IMAGINARY,
+    Node,
+    has,
+    nodes,
+    sym,
+    variables,
+    with_children,
+)
 from verifiers.mathematics.words.tables import words_of
 
 NUM_EXACT_POINTS = 2
@@ -32,8 +41,6 @@ SCALES = (Fraction(1, 10), Fraction(1, 100), Fraction(10), Fraction(100), Fracti
 """Scales of more points: a function may be defined only close to zero, or only far from it."""
 MAX_SIGNED_NAMES = 6
 COMPARABLE = EXPRESSION - words_of("word call money pm mp")
-BY_SIGN = frozenset({"abs", "floor", "ceil"})
-"""Operators for which several names are not taken to be positive, because they differ below zero."""
 PRECISION = 160
 MAX_PRECISION = 16_000
 MARGIN = 192
@@ -49,6 +56,8 @@ def same(a: Node, b: Node) -> bool | None:
     """
     if a == b:
         return True
+    if has(a, "call") or has(b, "call"):
+        a, b = _with_names_for_calls(a, b)
     if not (_is_expression(a) and _is_expression(b)):
         return False if _is_expression(a) or _is_expression(b) else None
     # Expressions with rational values are compared exactly. A few points suffice: at values of seven digits an
@@ -68,6 +77,23 @@ def same(a: Node, b: Node) -> bool | None:
         return _same_at_points(a, b, names, whole)
     except (NotExact, TooBig, Undefined):
         return False if not names and _has_value(a) and not _has_value(b) else None
+
+
+def _with_names_for_calls(a: Node, b: Node) -> tuple[Node, Node]:
+    """Return the trees with a name in the place of each value of an unknown function, the same for equal values."""
+    known: list[Node] = []
+
+    def named(tree: Node) -> Node:
+        if tree.op != "call":
+            return with_children(tree, named)
+        for call in known:
+            alike = call.args[0] == tree.args[0] and len(call.args) == len(tree.args)
+            if alike and all(same(x, y) for x, y in zip(call.args[1:], tree.args[1:], strict=True)):
+                return sym(str(call))
+        known.append(tree)
+        return sym(str(tree))
+
+    return named(a), named(b)
 
 
 def _same_powers(a: Node, b: Node) -> bool | None:
@@ -142,7 +168,7 @@ def _exact_points(a: Node, b: Node, names: list[str], whole: bool) -> tuple[Iter
     if _is_broken(a, b):
         return _broken_points(source, names), NUM_BROKEN_POINTS
     small = whole or any(n.op == "pow" and variables(n.args[1]) for t in (a, b) for n in nodes(t))
-    by_sign = len(names) > 1 and any(has(t, *BY_SIGN) for t in (a, b))
+    by_sign = len(names) > 1 and any(has(t, "abs") for t in (a, b))
     enough = NUM_WHOLE_POINTS if small else max(6, 2 ** min(len(names), 4)) if by_sign else NUM_EXACT_POINTS
 
     def points() -> Iterator[dict[str, Exact]]:
@@ -182,7 +208,7 @@ def _same_at_points(a: Node, b: Node, names: list[str], whole: bool) -> bool | N
     is_complex = not names or any(IMAGINARY in nodes(t) for t in (a, b))
     if names and _is_broken(a, b):
         return _same_when_broken(a, b, names, is_complex)
-    by_sign = len(names) > 1 and not whole and any(has(t, *BY_SIGN) for t in (a, b))
+    by_sign = len(names) > 1 and not whole and any(has(t, "abs") for t in (a, b))
     compared = 0
     points = _points(_source(a, b), names, whole)
     if by_sign:

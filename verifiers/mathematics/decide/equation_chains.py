@@ -6,6 +6,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from verifiers.mathematics.decide.equality import same
+from verifiers.mathematics.decide.names import name_of
 from verifiers.mathematics.decide.quantities import MARKS, explicitly_rounded, quantity
 from verifiers.mathematics.read.syntax_tree import (
     Node,
@@ -14,16 +15,11 @@ from verifiers.mathematics.read.syntax_tree import (
     has_word,
     is_constant,
     is_vector_sum,
-    nodes,
-    num,
-    sym,
     variables,
 )
 from verifiers.mathematics.words.tables import words_of
 
-INVERSES = words_of("f^-1 g^-1 h^-1")
 DENYING = words_of("not never neither maybe perhaps possibly unless if wrong incorrect")
-FUNCTION_LETTERS = "fghFGHPpE"
 
 
 class Value(NamedTuple):
@@ -33,6 +29,13 @@ class Value(NamedTuple):
     name: str | None = None
     approximate: bool = False
     """True if only a sign of approximation leads to it."""
+    of: Node | None = None
+    """The expression, such as a + b, of which it is the value, if that is no name."""
+
+    @property
+    def label(self) -> str | None:
+        """Return what the value is of: its name or expression."""
+        return self.name or (str(self.of) if self.of is not None else None)
 
 
 class Contradiction(Exception):
@@ -78,7 +81,8 @@ def value_of(tree: Node) -> Value | None:
     for member in rounded if num_exact else []:
         if is_constant(value) and is_constant(member) and not _near(value, member):
             raise Contradiction
-    return Value(value, name, not num_exact)
+    of = members[0] if name is None and len(members) > 1 and variables(members[0]) else None
+    return Value(value, name, not num_exact, of)
 
 
 def end_of(tree: Node) -> Node:
@@ -131,54 +135,3 @@ def _is_plain_left(left: Node, value: Node) -> bool:
     if not is_constant(value):
         return names == variables(value) and same(left, value) is True
     return len(names) > 1 and not has(left, "word", "num", "dec")
-
-
-def name_of(tree: Node) -> str | None:
-    """Return the name that a left-hand side is: x, f(x), f^{-1}(x), (x, y), |AB|, dy/dx, words; None if it is none."""
-    if tree.op in {"sym", "word", "call"}:
-        return str(tree.args[0])
-    if tree.op == "div":
-        return _derivative(tree)
-    if tree.op == "pow":
-        name = _marked(tree)
-        return name if name is not None and name[0].isupper() else None
-    if tree.op == "abs" and all(n.op in {"sym", "mul"} for n in nodes(tree.args[0])):
-        return "|" + "".join(sorted(variables(tree))) + "|"
-    if tree.op == "tuple" and all(a.op == "sym" for a in tree.args[2:]):
-        return "(" + ",".join(a.args[0] for a in tree.args[2:]) + ")"
-    if tree.op == "mul":
-        if len(tree.args) == 2 and tree.args[0].op == "pow" and tree.args[1].op == "sym":
-            inverse = _marked(tree.args[0])
-            return inverse if inverse in INVERSES else None
-        return _product_name(tree)
-    return None
-
-
-def _product_name(tree: Node) -> str | None:
-    """Return the name that a product of letters spells: the segment AB, the angle ABC, or f(x)."""
-    if any(n.op not in {"sym", "word", "mul", "call", "tuple"} for n in nodes(tree)):
-        return None
-    letters = [a.args[0] for a in tree.args if a.op == "sym"]
-    if len(letters) == len(tree.args) and "angle" in letters:
-        return "angle"
-    if len(letters) == len(tree.args) and "".join(letters).isupper():
-        return "".join(letters)
-    # One letter times a bracketed symbol or number: P(A), f(x).
-    function = tree.args[0]
-    is_call = len(tree.args) == 2 and function.op == "sym" and function.args[0] in FUNCTION_LETTERS
-    return str(function.args[0]) if is_call else None
-
-
-def _marked(tree: Node) -> str | None:
-    """Return the name of an inverse or a transpose, A^{-1} or A^T; None for another power."""
-    base, mark = tree.args
-    return f"{base.args[0]}^{mark.args[0]}" if base.op == "sym" and mark in (num(-1), sym("T")) else None
-
-
-def _derivative(tree: Node) -> str | None:
-    """Return the name y' of dy/dx; None if the quotient is no derivative."""
-    if all(n.op == "mul" and len(n.args) == 2 and n.args[0] == sym("partial") for n in tree.args):
-        return "_".join(str(n.args[1].args[0]) for n in tree.args)
-    above, below = ("".join(a.args[0] for a in n.args if a.op == "sym") if n.op == "mul" else "" for n in tree.args)
-    is_derivative = above[:1] == below[:1] == "d" and len(above) == len(below) == 2
-    return f"{above[1]}'" if is_derivative else None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from verifiers.mathematics.decide.equality import same
-from verifiers.mathematics.decide.equation_chains import end_of, last, name_of
+from verifiers.mathematics.decide.equation_chains import end_of, last
+from verifiers.mathematics.decide.names import name_of
 from verifiers.mathematics.read.syntax_tree import (
     COLLECTIONS,
     Node,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from verifiers.mathematics.read.lexer import Token, Unreadable
+from verifiers.mathematics.read.lexer import CLOSING, OPENING, Token, Unreadable
 from verifiers.mathematics.read.syntax_tree import Node
 
 MAX_DEPTH = 48
@@ -16,9 +16,11 @@ END = Token("end", "", False)
 class Cursor:
     """Tokens and the position of the next token."""
 
-    __slots__ = ("at", "bars", "bracketed", "building", "depth", "tokens")
+    __slots__ = ("at", "bars", "bracketed", "building", "depth", "functions", "tokens")
 
-    def __init__(self, tokens: list[Token], bracketed: Callable[[Cursor], Node | None]) -> None:
+    def __init__(
+        self, tokens: list[Token], bracketed: Callable[[Cursor], Node | None], functions: frozenset[str] = frozenset()
+    ) -> None:
         # Rules look up to three tokens ahead of the last one by plain indexing.
         self.tokens = [*tokens, END, END, END]
         self.at = 0
@@ -27,6 +29,8 @@ class Cursor:
         """Number of open |: inside, a | closes."""
         self.building = 0
         """Number of open sets: inside, a | or : starts the condition."""
+        self.functions = functions
+        """Letters that name a function, so that a bracket behind them holds its arguments."""
         self.bracketed = bracketed
         """The reader of brackets, sets and matrices. The parser passes it in, as it imports the rules that call it."""
 
@@ -67,6 +71,16 @@ class Cursor:
         if not self.is_op(*values):
             raise Unreadable(f"expected {' or '.join(values)}, found {self.peek().value!r}")
         return str(self.take().value)
+
+    def closing(self) -> int:
+        """Return the position of the bracket that closes the one which comes next, or of the end."""
+        depth = 0
+        for at in range(self.at, len(self.tokens) - 1):
+            value = self.tokens[at].value if self.tokens[at].kind == "op" else ""
+            depth += (value in OPENING) - (value in CLOSING)
+            if depth == 0:
+                return at
+        return len(self.tokens) - 2
 
     def enter(self) -> None:
         """Go a level deeper.

@@ -66,7 +66,7 @@ def product(cursor: Cursor) -> Node:
         elif cursor.take_op("*"):
             left = times(left, _factor(cursor))
         elif cursor.take_op("/"):
-            left = Node("div", (left, _factor(cursor)))
+            left = Node("div", (left, _below_slash(cursor)))
         elif whole and first and (fraction := _mixed(cursor)) is not None:
             left = postfixed(cursor, Node("add", (left, fraction)))
         elif starts_factor(cursor):
@@ -98,6 +98,14 @@ def _factor(cursor: Cursor) -> Node:
     sign = cursor.take_op("+", "-", "±")
     factor = power(cursor)
     return factor if sign is None else _with_sign(sign, factor)
+
+
+def _below_slash(cursor: Cursor) -> Node:
+    """Read a divisor; letters without space between them are one: t/RC is t/(RC)."""
+    below = _factor(cursor)
+    while below.op in {"sym", "mul"} and cursor.peek().kind == "sym" and not cursor.peek().spaced:
+        below = times(below, _factor(cursor))
+    return below
 
 
 def _mixed(cursor: Cursor) -> Node | None:
@@ -227,7 +235,8 @@ def _raised(cursor: Cursor, base: Node) -> Node:
             cursor.at += length
             return raised
     sign = cursor.take_op("+", "-")
-    exponent = power(cursor)
+    is_letter = cursor.peek().kind == "sym" and cursor.peek(1).value == "("  # of e^x(x + 1) the exponent is x
+    exponent = sym(cursor.take().value) if is_letter else power(cursor)
     return Node("pow", (base, exponent if sign != "-" else neg(exponent)))
 
 
@@ -311,18 +320,36 @@ def _as_name(token: Token) -> str:
 
 
 def _call(cursor: Cursor, name: str) -> Node | None:
-    """Read f(x) or f(x, y) before an equals sign, where it is a name with arguments; None where it is a product."""
-    ahead, names = 1, []
-    while cursor.peek(ahead).kind in {"sym", "num"}:
-        names.append(str(cursor.peek(ahead).value))
-        ahead += 1
-        if cursor.peek(ahead).value != ",":
-            break
-        ahead += 1
-    if not names or cursor.peek(ahead).value != ")" or cursor.peek(ahead + 1).value not in {"=", ":="}:
+    """Read f(0) and f(x + h), the value of an unknown function; None where the bracket is the factor of a product.
+
+    Nobody writes the product of a letter with a lone letter or number in this way.
+    """
+    end = cursor.closing()
+    inside = cursor.tokens[cursor.at + 1 : end]
+    letters = [t for t in inside if t.kind in {"sym", "word"}]
+    is_function = name.split("_")[0].rstrip("'") in cursor.functions or "'" in name
+    is_list = any(t.value in {",", ";"} for t in inside)
+    is_left = cursor.tokens[end + 1].value in {"=", ":="} and all(
+        t.kind in {"sym", "num"} or t.value == "," for t in inside
+    )
+    is_lone = not is_list and (not letters or len([t for t in inside if t.value != "-"]) == 1)
+    if not (is_function or is_left or is_lone):
         return None
-    cursor.at += ahead + 1
-    return Node("call", (name, *names))
+    inner = primary(cursor)
+    is_plain = inner.op != "tuple" or inner.args[:2] == ("(", ")")
+    if not is_plain:
+        return times(sym(name), inner)
+    return Node("call", (name, *(inner.args[2:] if inner.op == "tuple" else (inner,))))
+
+
+def function_letters(tokens: list[Token]) -> frozenset[str]:
+    """Return f, and the letters that are applied to a lone letter or number anywhere: F of F(b - a) + F(0)."""
+    triples = zip(tokens, tokens[1:], tokens[2:], tokens[3:], strict=False)
+    return frozenset("f") | {
+        str(a.value)
+        for a, opening, argument, closing in triples
+        if closing.value == ")" and opening.value == "(" and a.kind == "sym" and argument.kind in {"sym", "num"}
+    }
 
 
 def _words(cursor: Cursor) -> Node:

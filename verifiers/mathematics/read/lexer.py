@@ -207,6 +207,9 @@ def _command(name: str, text: str, at: int, spaced: bool, nesting: int, out: lis
     elif name in vocabulary.TEXT_STYLES or name in vocabulary.MATH_STYLES:
         inner, at = argument(text, at)
         _styled(name, inner, spaced, nesting, out, text[at : at + 1])
+    elif name == "named":
+        inner, at = argument(text, at)
+        out.append(Token("sym", inner, spaced))
     elif name == "mathbb":
         inner, at = argument(text, at)
         out.append(Token("cmd", f"mathbb{inner.strip()}", spaced))

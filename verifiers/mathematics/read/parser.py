@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from verifiers.mathematics.read.commands import command
 from verifiers.mathematics.read.cursor import Cursor
-from verifiers.mathematics.read.expressions import sum_of
+from verifiers.mathematics.read.expressions import function_letters, sum_of
 from verifiers.mathematics.read.lexer import Unreadable, tokens
 from verifiers.mathematics.read.syntax_tree import EMPTY, Node, collected, has, has_word, is_constant
 from verifiers.mathematics.words.nouns import LABELS
@@ -31,7 +31,8 @@ def parse(text: str) -> Node:
 
     Raises: Unreadable if it is not an answer of this grammar, or too long or deep.
     """
-    cursor = Cursor(tokens(text), bracketed)
+    read = tokens(text)
+    cursor = Cursor(read, bracketed, function_letters(read) if "(" in text else frozenset())
     if cursor.peek().kind == "end":
         raise Unreadable("empty")
     tree = _answer(cursor)

@@ -12,7 +12,7 @@ from verifiers.mathematics.read.parser import parse
 from verifiers.mathematics.read.syntax_tree import EMPTY, INF, ONE, REALS, Node, neg, num, sym
 from verifiers.mathematics.words import spelled_out
 from verifiers.mathematics.words.characters import ascii_latex
-from verifiers.mathematics.words.labels import without_label
+from verifiers.mathematics.words.labels import with_named_labels
 from verifiers.mathematics.words.phrases import without_phrases
 from verifiers.mathematics.words.spelled_out import NUMBERS
 
@@ -205,8 +205,6 @@ def clean(text: str, comma_is_decimal: bool = False) -> str:
     text = BRACE_COMMA.sub(_brace_comma, text) if "{,}" in text else text
     if "{" in text or " " in text or "h" in text:
         text = without_phrases(text)
-    if "=" in text:
-        text = without_label(text)
     if comma_is_decimal or text.startswith("0,"):
         text = DECIMAL_COMMA.sub(_decimal_comma, text) if text.count(",") == 1 else text
     return text
@@ -251,6 +249,8 @@ def rewritten(text: str) -> str:
         text = ROW_SPACE.sub(r"\\\\", text)
     if "\\\\" in text:
         text = CONTINUED.sub(" ", text)
+    if "=" in text:
+        text = with_named_labels(text)
     if "C" in text or "P" in text:
         text = COMBINATION.sub(_combination, text)
     return text

@@ -14,7 +14,7 @@ class Node(NamedTuple):
     """A node: an operator and its arguments. Equal trees compare equal.
 
     Numbers: num(value), dec(value, places) a decimal as shown, const(pi | e | i | inf | R | Z | N | Q | empty).
-    Names: sym(name), word(text), call(name, *arguments).
+    Names: sym(name), word(text), call(name, *arguments) an unknown function's value.
     Expressions: add(*), mul(*), div(a, b), neg(a), pow(a, b), root(a, degree), fn(name, a[, base]), fact(a),
     binom(n, k), perm(n, k), abs(a), floor(a), ceil(a), pm(a), mp(a), det(matrix), transpose(a).
     Marks: percent(a), deg(a), money(currency, a).

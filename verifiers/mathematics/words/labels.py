@@ -35,8 +35,21 @@ LABEL = re.compile(
 )
 
 
-def without_label(text: str) -> str:
-    """Return the text behind a label and its equals sign; all of the text if it does not begin with a label."""
-    label = LABEL.match(text)
-    rest = text[label.end() :] if label is not None else ""
-    return rest.strip() if rest.strip() else text
+ITEM = re.compile(r"[,;&]|\\\\|\\q?quad(?![A-Za-z])|\b(?:and|or)\b\s*\}?|\\begin\{[a-z]+\*?\}")
+"""What the items of a list stand behind."""
+LOOKS = re.compile(r"\\(?:left|right|text|mathrm|mathbf|mathsf|mathbb|rm|operatorname)(?![A-Za-z])\*?|[\s\\{}()~]")
+
+
+WORD = re.compile(r"[A-Za-z][a-z]{2,}")
+
+
+def with_named_labels(text: str) -> str:
+    r"""Return the text with the label of each item as a single name: `\named{PX=4} =` for `P(X = 4) =`."""
+    parts, start = [], 0
+    for begin in (0, *(m.end() for m in ITEM.finditer(text))):
+        label = LABEL.match(text, begin) if begin >= start else None
+        if label is not None and text[label.end() :].strip():
+            name = LOOKS.sub("", label[0])[:-1]
+            parts += [text[start:begin], rf" \text{{{name}}}=" if WORD.fullmatch(name) else rf" \named{{{name}}}="]
+            start = label.end()
+    return "".join([*parts, text[start:]])
