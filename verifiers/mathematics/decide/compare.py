@@ -16,7 +16,7 @@ from verifiers.mathematics.decide.canonical import (
 from verifiers.mathematics.decide.curves import numerator, proportional, same_inequality
 from verifiers.mathematics.decide.equality import same
 from verifiers.mathematics.decide.equation_chains import Contradiction, Value, last, value_of
-from verifiers.mathematics.decide.formulas import expressions_equal
+from verifiers.mathematics.decide.formulas import derived_values, expressions_equal
 from verifiers.mathematics.decide.matrices import same_matrix
 from verifiers.mathematics.decide.names import name_of, names_agree
 from verifiers.mathematics.decide.quantities import explicitly_rounded, quantity
@@ -50,9 +50,13 @@ def match(gold: Node, answer: Node, params: MathParams) -> bool | None:
         return True
     gold, answer = (with_all_items(without_quantifiers(t)) for t in (gold, answer))
     if has(gold, "undone"):
-        return gold == last(answer) or last(gold) == last(answer)
+        value = _without_undone(gold)
+        if value is None or last(gold) == last(answer):
+            return last(gold) == last(answer)
+        gold = value
     if has(answer, "undone"):
-        return _undone_chain(gold, answer, params)
+        value = _without_undone(answer)  # an integral, sum or limit alone answers nothing
+        return value is not None and match(gold, value, params)
     if has(answer, "call"):
         answer = with_products(answer, gold)
     if params.lone_name_ignores_case:
@@ -66,17 +70,17 @@ def match(gold: Node, answer: Node, params: MathParams) -> bool | None:
         return False
 
 
-def _undone_chain(gold: Node, answer: Node, params: MathParams) -> bool | None:
-    """Compare the value of `integral = value`; an integral, sum or limit alone answers nothing."""
-    if answer.op != "rel" or set(answer.args[1::2]) - {"=", "≈"} or has(answer.args[-1], "undone"):
-        return False
-    kept = [(a, s) for a, s in zip(answer.args[::2], ("=", *answer.args[1::2]), strict=True) if not has(a, "undone")]
+def _without_undone(tree: Node) -> Node | None:
+    """Return `I = 1/2` of `I = integral = 1/2`; None for what is no chain or ends in an integral, a sum or a limit."""
+    if tree.op != "rel" or set(tree.args[1::2]) - {"=", "≈"} or has(tree.args[-1], "undone"):
+        return None
+    kept = [(a, s) for a, s in zip(tree.args[::2], ("=", *tree.args[1::2]), strict=True) if not has(a, "undone")]
     if len(kept) == 1:
-        return match(gold, kept[0][0], params) if kept[0][1] == "=" else False
+        return kept[0][0] if kept[0][1] == "=" else None
     chain: list[Node | str] = [kept[0][0]]
     for member, sign in kept[1:]:
         chain += [sign, member]
-    return match(gold, Node("rel", tuple(chain)), params)
+    return Node("rel", tuple(chain))
 
 
 def _match(gold: Node, answer: Node, params: MathParams) -> bool | None:
@@ -282,12 +286,15 @@ def _same_order(gold: Node, answer: Node) -> bool:
 
 def _equation(gold: Node, answer: Node, params: MathParams) -> bool | None:
     """Compare with an equation as gold: by its value if it is solved for a name, else by its curve."""
+    derived = derived_values(gold, params)
+    if derived is not None:
+        return any(match(v, answer, params) for v in derived[:1]) or _rounded_to(derived[1:], answer)
     value = value_of(gold)
     if value is None or not (len(gold.args) > 3 or value.name is not None):
         return _same_curve(gold, answer, params)
     if value.name is not None and "_" in value.name and _is_recurrence(gold):
         return _same_curve(gold, answer, params)
-    if "≈" in gold.args and _approximate_gold(gold, answer):
+    if "≈" in gold.args and _rounded_to(gold.args[-1:], answer):
         return True
     named = value_of(answer) if answer.op == "rel" else None
     if named is not None and value.name is not None:
@@ -326,10 +333,12 @@ def _same_curve(gold: Node, answer: Node, params: MathParams) -> bool | None:
     return proportional(gold_side, answer_side, positive=False)
 
 
-def _approximate_gold(gold: Node, answer: Node) -> bool:
-    """True if the answer rounds to a gold such as x ≈ 3.1, whatever the digits of both."""
+def _rounded_to(golds: Items, answer: Node) -> bool:
+    """True if the answer rounds to one of the golds, such as 3.1 of x ≈ 3.1, whatever the digits of both."""
     value = value_of(answer)
-    return value is not None and is_constant(value.tree) and explicitly_rounded(gold.args[-1], value.tree)
+    if value is None or not is_constant(value.tree):
+        return False
+    return any(explicitly_rounded(gold, value.tree) for gold in golds)
 
 
 def _renamed(gold: Node, answer: Node) -> Node | None:

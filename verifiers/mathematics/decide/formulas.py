@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import pairwise
 
 from verifiers.mathematics.decide.equality import same
+from verifiers.mathematics.decide.names import name_of
 from verifiers.mathematics.decide.quantities import quantities_equal, quantity
 from verifiers.mathematics.policy import MathParams
 from verifiers.mathematics.read.syntax_tree import (
@@ -55,6 +57,30 @@ def expressions_equal(gold: Node, answer: Node, params: MathParams) -> bool | No
     if equal or not (variables(gold) and variables(answer)) or wanted.has_unit:
         return equal
     return _up_to_constant(gold, answer) or equal
+
+
+def derived_values(gold: Node, params: MathParams) -> list[Node] | None:
+    """Return the values of a chain that begins with how they arise: 5 of 2 + 3 = 5, x^5 of x^2 x^3 = x^5.
+
+    The first is exact, the others are rounded: 40/3 and 13.33 of 40/3 ≈ 13.33. None for any other gold, such as an
+    equation with unknowns or x = 5.
+    """
+    members, signs = gold.args[::2], gold.args[1::2]
+    num_exact = (*signs, "≈").index("≈") + 1
+    if set(signs) - {"=", "≈"} or name_of(members[0]) is not None:
+        return None
+    if num_exact == 1 and not is_constant(members[0]):
+        return None
+    exact = members[:num_exact]
+    if not all(expressions_equal(left, right, params) is True for left, right in pairwise(exact)):
+        return None
+    return [exact[-1], *(_number(m) for m in members[num_exact:])]
+
+
+def _number(tree: Node) -> Node:
+    """Return the number of a quantity: 5.67 of 5.67 cm."""
+    of = quantity(tree)
+    return tree if of is None else of.raw
 
 
 def _with_letters_of(gold: Node, answer: Node) -> Node:
