@@ -36,7 +36,7 @@ LABEL = re.compile(
 
 
 ITEM = re.compile(r"[,;&]|\\\\|\\q?quad(?![A-Za-z])|\b(?:and|or)\b\s*\}?|\\begin\{[a-z]+\*?\}")
-"""What the items of a list stand behind."""
+"""The labels that precede the items of a list."""
 LOOKS = re.compile(r"\\(?:left|right|text|mathrm|mathbf|mathsf|mathbb|rm|operatorname)(?![A-Za-z])\*?|[\s\\{}()~]")
 
 
