@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 from dataclasses import dataclass, fields
 from typing import Any
 
+from sandbox.process import signal_name
 from sandbox.results import Limits, Status
 from sandbox.snapshots import Past
 from sandbox.worker import frames
@@ -85,7 +85,7 @@ def outcome(answer: dict[str, Any], out: bytes, err: bytes, most: Limits, quota:
         return ("runtime_error", out, err, f"exit code {answer['code']}") if failed else ("passed", out, err, "")
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
-        return "runtime_error", out, err, f"killed by {signal.Signals(-code).name}"
+        return "runtime_error", out, err, f"killed by {signal_name(-code)}"
     return ("runtime_error", out, err, f"exit code {code}") if code else ("passed", out, err, "")
 
 

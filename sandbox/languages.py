@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from typing import Any
 from pipeline.errors import IsolationError
 from sandbox import compare
 from sandbox.pool import Pool
-from sandbox.process import ProcessResult, Worker, WorkerDied, order, tail
+from sandbox.process import ProcessResult, Worker, WorkerDied, order, signal_name, tail
 from sandbox.results import Limits, RunResult, Status, TestResult, require_tests
 from sandbox.trial import cases, run_tests
 from sandbox.worker import frames
@@ -181,7 +180,7 @@ def _status(ended: ProcessResult, limits: Limits) -> tuple[Status, str]:
     elif ended.exit.peak_kib > limits.memory_mib << 10:
         status, reason = "memory_limit", ""
     elif (code := os.waitstatus_to_exitcode(ended.exit.status)) < 0:
-        reason = f"killed by {signal.Signals(-code).name}"
+        reason = f"killed by {signal_name(-code)}"
     elif code == 0:
         return "passed", ""
     else:

@@ -101,10 +101,8 @@ class Worker:
         """Return the result of one order. Raises: WorkerDied."""
         payload_fd, out_fd, err_fd, log_fd = self.files
         try:
-            for fd in (out_fd, err_fd, log_fd):
-                if fd != err_fd or self.has_errors:
-                    os.ftruncate(fd, 0)
-                os.lseek(fd, 0, 0)
+            for fd in (out_fd, err_fd, log_fd) if self.has_errors else (out_fd, log_fd):
+                os.ftruncate(fd, 0)
             _write(payload_fd, payload)
             if len(payload) < self.payload_bytes:
                 os.ftruncate(payload_fd, len(payload))
@@ -193,6 +191,14 @@ def order(kind: int, most: Limits, tests: int = 1) -> frames.Order:
 def tail(err: bytes, most: int = ERROR_CHARACTERS) -> str:
     """Return the last `most` characters that a program wrote to stderr."""
     return err[-4 * most :].decode("utf-8", "replace")[-most:].strip()
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, and the number of one that has no name: a real-time signal."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _write(fd: int, data: bytes) -> None:

@@ -63,9 +63,11 @@ class TestResult:
     error: str = ""
     """The last lines that the program wrote to stderr, or the reason why there is no result."""
     cpu_s: float = 0.0
+    """CPU seconds of the process that ran this test, measured from outside. It may have run other tests too."""
     wall_s: float = 0.0
+    """Elapsed seconds of that process, measured from outside."""
     peak_mib: float = 0.0
-    """Peak memory of the process that ran this test. It may have run other tests before."""
+    """Peak memory of that process."""
     encoded: bytes = field(default=b"", repr=False)
     """Returned value in function mode, as it came from the program's process."""
 

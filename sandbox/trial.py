@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import time
@@ -13,7 +12,7 @@ from typing import Any
 
 from sandbox import compare
 from sandbox.pool import Pool
-from sandbox.process import ERROR_CHARACTERS, ProcessResult, WorkerDied, order, tail
+from sandbox.process import ERROR_CHARACTERS, ProcessResult, WorkerDied, order, signal_name, tail
 from sandbox.results import Case, Limits, Mode, RunResult, Status, TestResult, require_tests
 from sandbox.worker import codec, frames
 
@@ -162,7 +161,7 @@ class _Progress:
         for place, record in enumerate(records[: len(batch)]):
             out, err = ended.out[out_at : record.out_end], ended.err[err_at : record.err_end]
             out_at, err_at = record.out_end, record.err_end
-            result = self._verdict(batch[place], record, out, err, peak)
+            result = self._verdict(batch[place], record, out, err, ended.exit)
             # The peak is of the whole process: it is the test's own only where no other has run in it.
             if over and place == 0 and len(records) == 1:
                 error = f"{tail(err)}\nused {peak:.0f} MiB of {self.limits.memory_mib}"
@@ -192,11 +191,11 @@ class _Progress:
                 return
             over = killer == signal.SIGKILL or peak > limits.memory_mib * 0.9
             status = "memory_limit" if over and peak > limits.memory_mib * 0.5 else "runtime_error"
-            reason = f"killed by {signal.Signals(killer).name}"
+            reason = f"killed by {signal_name(killer)}"
         elif os.WEXITSTATUS(exit.status) == 0 and self.mode == "stdin" and peak <= limits.memory_mib:
             # os._exit(0) leaves no record, and a program may end so: its output decides.
-            record = frames.Record(0, frames.FINISHED, exit.cpu_s, exit.wall_s, len(ended.out), len(ended.err), b"")
-            self.results[number] = self._verdict(number, record, ended.out, ended.err, peak)
+            record = frames.Record(0, frames.FINISHED, len(ended.out), len(ended.err), b"")
+            self.results[number] = self._verdict(number, record, ended.out, ended.err, exit)
             return
         else:
             status = "memory_limit" if peak > limits.memory_mib else status
@@ -205,14 +204,13 @@ class _Progress:
         stdout = ended.out[: limits.output_kib << 10].decode("utf-8", "replace")
         self.results[number] = TestResult(status, stdout, error, exit.cpu_s, exit.wall_s, peak)
 
-    def _verdict(self, number: int, record: frames.Record, out: bytes, err: bytes, peak: float) -> TestResult:
+    def _verdict(self, number: int, record: frames.Record, out: bytes, err: bytes, exit: frames.Exit) -> TestResult:
         cap = self.limits.output_kib << 10
         status, error = self._decide(number, record, out)
         error = "" if status == "passed" else f"{tail(err)}\n{error}".strip()
-        return TestResult(
-            status, out[:cap].decode("utf-8", "replace"), error, _seconds(record.cpu_s), _seconds(record.wall_s), peak,
-            record.value if self.mode == "function" and status in ("passed", "wrong_answer") else b"",
-        )  # fmt: skip
+        stdout = out[:cap].decode("utf-8", "replace")
+        encoded = record.value if self.mode == "function" and status in ("passed", "wrong_answer") else b""
+        return TestResult(status, stdout, error, exit.cpu_s, exit.wall_s, exit.peak_kib / 1024, encoded)
 
     def _decide(self, number: int, record: frames.Record, out: bytes) -> tuple[Status, str]:
         """Return the status of a test that has a record, with an error text.
@@ -249,8 +247,3 @@ class _Progress:
 def _first_gap(results: Mapping[int, TestResult]) -> int:
     """Return the number of the first test that has no result."""
     return next(i for i in range(len(results) + 1) if i not in results)
-
-
-def _seconds(claimed: float) -> float:
-    """Return the seconds that a record claims, 0 for an impossible number."""
-    return claimed if math.isfinite(claimed) and claimed >= 0 else 0.0

@@ -15,10 +15,11 @@ import os
 import select
 import signal
 import sys
+from collections.abc import Callable
 from functools import partial
 from posix import _exit, chdir, closerange, lseek, pread, read, write
 
-from . import cells, frames, harness, huge_pages, jail, kernel, memory, native, selftest, streams
+from . import cells, frames, harness, huge_pages, jail, kernel, landlock, memory, native, selftest, streams
 
 _PACKET = 64
 _BEHIND = 10
@@ -85,6 +86,8 @@ class Forker:
 def start(cell: jail.Jail, host_file: str, host_pid: int) -> Forker:
     """Start a forker whose children become our children. Raises: WallFailed where a wall is refused."""
     itself = os.pidfd_open(os.getpid())
+    if cell.proc < 0 and not cell.sessions:
+        raise FileNotFoundError(errno.ENOENT, "each run opens its files by /proc, which is not there; mount it")
     # The child of a session gets descriptors with its order, for which the pipe must be a socket.
     taken, orders = kernel.socket_pair() if cell.sessions else os.pipe()
     (called, calls), (pids, answers) = os.pipe(), os.pipe()
@@ -94,8 +97,11 @@ def start(cell: jail.Jail, host_file: str, host_pid: int) -> Forker:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         if cell.sessions:
             jail.limit_descriptors()
+        else:  # else a program of our uid could open our pipes by /proc
+            kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         if cell.worker_counts:
             os.nice(_BEHIND)
+        reopen = None if cell.sessions else streams.opener(cell.proc)
         try:
             maps = (
                 os.open(f"{os.getpid()}/maps", os.O_RDONLY | os.O_CLOEXEC, dir_fd=cell.proc) if cell.proc >= 0 else -1
@@ -115,7 +121,7 @@ def start(cell: jail.Jail, host_file: str, host_pid: int) -> Forker:
         except jail.WallFailed as exc:
             os.write(answers, f"{exc.errno} {exc.wall} {exc}".encode())
             _exit(frames.SETUP_FAILED)
-        _serve(taken, called, answers, cell, itself, before, host_file, maps)
+        _serve((taken, called, answers), cell, itself, before, host_file, maps, reopen)
     for fd in (called, answers, itself):
         os.close(fd)
     answer = os.read(pids, 4096).decode()
@@ -128,23 +134,26 @@ def start(cell: jail.Jail, host_file: str, host_pid: int) -> Forker:
 
 
 def _serve(
-    orders: int,
-    calls: int,
-    pids: int,
+    pipes: tuple[int, int, int],
     cell: jail.Jail,
     worker: int,
     before: dict[str, bool],
     host_file: str,
     maps: int,
+    reopen: Callable[[], None] | None,
 ) -> None:
     """Clone a child at every call, which runs the program of one order. Ends when the other end of `calls` closes."""
+    orders, calls, pids = pipes
     clone, is_orphan = kernel.prepared_fork(cell.clone_flags), kernel.prepared_poll(worker)
     wall, steps, refused = jail.last_wall(cell), jail.last_steps(cell), 0
     enter, payload, last, run = partial(chdir, os.fsencode(cell.scratch)), streams.PAYLOAD, streams.LAST, harness.run
-    lead = os.setpgid if cell.tools else None
+    lead, domain = os.setpgid if cell.tools else None, partial(landlock.restrict, cell.rules or -1)
+    has_domain = cell.has_domains
     while go := _read(calls, 1):
         if go == _GO_AFRESH and maps >= 0:
             huge_pages.move_data(maps)
+        if reopen is not None:
+            reopen()
         pid = clone()
         if pid == 0:
             break
@@ -169,6 +178,8 @@ def _serve(
         enter()
         if lead is not None:
             lead(0, 0)  # a process group of its own, in which the worker finds all that the run starts
+        if has_domain:
+            domain()
         if order[0] > _LAST_OF_PYTHON:
             if order[0] == frames.SELF_TEST:
                 selftest.run(cell, before, order[3], host_file, wall, streams.LOG)

@@ -29,7 +29,7 @@ MOST_TEXT = 120 << 10
 ORDER = struct.Struct("<BddIIIIH")
 PID = struct.Struct("<i")
 _EXIT = struct.Struct("<iBddQ")
-RECORD = struct.Struct("<IBddQQI")
+RECORD = struct.Struct("<IBQQI")
 RECORD_BYTES = RECORD.size
 
 
@@ -89,8 +89,6 @@ class Record(NamedTuple):
 
     code: int
     state: int
-    cpu_s: float
-    wall_s: float
     out_end: int
     err_end: int
     value: bytes
@@ -106,12 +104,12 @@ def read_records(data: bytes, most: int) -> list[Record]:
     records: list[Record] = []
     at, out_end, err_end = 0, 0, 0
     while len(records) < most and at + RECORD_BYTES <= len(data):
-        code, state, cpu, wall, out, err, size = RECORD.unpack_from(data, at)
+        code, state, out, err, size = RECORD.unpack_from(data, at)
         at += RECORD_BYTES
         # Ends never go back: else one forged record could give a test the output of another.
         if at + size > len(data) or out < out_end or err < err_end or state > BAD_VALUE:
             break
-        records.append(Record(code, state, cpu, wall, out, err, data[at : at + size]))
+        records.append(Record(code, state, out, err, data[at : at + size]))
         out_end, err_end, at = out, err, at + size
     return records
 

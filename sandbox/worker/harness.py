@@ -146,7 +146,6 @@ def _run_scripts(source: str, items: list[bytes], order: tuple[Any, ...], space:
     budget = _Budget(order) if _length(items) > 1 else None
     callbacks, left = _callbacks(), _length(items)
     for item in items:
-        cpu, wall = _cpu(), _now()
         stdout = _give(item, left < _length(items))
         if space is None:
             _, space = _fresh_main("__main__")
@@ -161,7 +160,7 @@ def _run_scripts(source: str, items: list[bytes], order: tuple[Any, ...], space:
         if not _flush(stdout):
             state, status = max(state, RAISED), status or 120
         _clear(space)  # closes, and so flushes, the files that the program left open
-        _write_record(state, status, cpu, wall, b"")
+        _write_record(state, status, b"")
         left, space = left - 1, None
         if left and budget is not None and (dirty or budget.is_spent(streams.ends()[0])):
             _leave(LEAVE)
@@ -187,7 +186,6 @@ def _run_functions(source: str, items: list[bytes], order: tuple[Any, ...]) -> N
     budget = _Budget(order)
     module, space = _fresh_main("solution")
     _modules["solution"] = module
-    cpu, wall = _cpu(), _now()
     stdout = _give(b"", False)
     try:
         _exec(compile(source, NAME, "exec", dont_inherit=True), space)
@@ -195,7 +193,7 @@ def _run_functions(source: str, items: list[bytes], order: tuple[Any, ...]) -> N
         state, _ = _explain(exc)
         _flush(stdout)
         for _ in items:
-            _write_record(max(state, RAISED), 1, cpu, wall, b"")
+            _write_record(max(state, RAISED), 1, b"")
         return
     logged = 0
     for number, item in enumerate(items):
@@ -212,12 +210,11 @@ def _run_functions(source: str, items: list[bytes], order: tuple[Any, ...]) -> N
         _flush(stdout)
         if len(value) > budget.out:
             state, value = BAD_VALUE, b""
-        _write_record(state, 0 if state == FINISHED else 1, cpu, wall, value)
+        _write_record(state, 0 if state == FINISHED else 1, value)
         logged += len(value)
         # The caller reads the values of one process up to twice the limit of one, so that none fills its memory.
         if number + 1 < len(items) and budget.is_spent(max(logged, streams.ends()[0])):
             _exit(LEAVE)
-        cpu, wall = _cpu(), _now()
 
 
 def _resolve(module: types.ModuleType, name: str) -> Callable[..., Any]:
@@ -257,11 +254,9 @@ def _explain(exc: BaseException, errors: int = ERR) -> tuple[int, int]:
     return (NO_MEMORY if isinstance(exc, MemoryError) else RAISED), 1
 
 
-def _write_record(state: int, code: int, cpu: float, wall: float, value: bytes) -> None:
+def _write_record(state: int, code: int, value: bytes) -> None:
     try:
-        data = _pack(
-            code & 0xFF, state, _cpu() - cpu, _now() - wall, _seek(OUT, 0, 2), _seek(ERR, 0, 2), _length(value)
-        )
+        data = _pack(code & 0xFF, state, _seek(OUT, 0, 2), _seek(ERR, 0, 2), _length(value))
         data += value
         done = _write(LOG, data)
         while done < _length(data):

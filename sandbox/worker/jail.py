@@ -14,6 +14,8 @@ from .frames import CGROUP, LANDLOCK, MANAGED, NAMESPACES, SECCOMP, SELF_TEST, U
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
 SYSTEM = ("/usr/lib", "/lib", "/lib64", "/usr/lib64", "/usr/share/zoneinfo")
+_INPUT = "/in/stdin"
+"""Standard input by its path. It lies where no program can put another file."""
 DECOY = "decoy"
 """A file in the jail that no rule allows: only Landlock keeps it closed."""
 _DESCRIPTORS = 64
@@ -64,6 +66,11 @@ class Jail:
         return bool(self.tools) and not self.has_namespaces and not is_bounded
 
     @property
+    def has_domains(self) -> bool:
+        """True if each run needs a Landlock domain within the forker's: else its processes could signal the forker."""
+        return bool(self.tools) and not (self.has_namespaces or self.sessions) and self.rules is not None
+
+    @property
     def clones(self) -> bool:
         """True if a live copy of a session's interpreter can have all walls: only namespaces keep it from the first."""
         around = self.has_namespaces and SECCOMP in self.walls and LANDLOCK in self.walls
@@ -103,9 +110,10 @@ def enter(
             raise WallFailed(NAMESPACES, exc) from exc
     else:
         os.mkdir(jail.scratch)
-        jail.stdin = os.memfd_create("stdin", os.MFD_CLOEXEC)
         if UID in walls:
             _change_uid(jail, uid, readable[0])
+    if jail.stdin < 0:
+        jail.stdin = os.memfd_create("stdin", os.MFD_CLOEXEC)
     if LANDLOCK in walls:
         try:
             jail.rules = rules(jail, jail.scratch)
@@ -123,24 +131,27 @@ def rules(jail: Jail, scratch: str) -> int:
     # A rule does not cover a file system that is mounted later on its folder itself, only one below it.
     place = os.path.dirname(scratch) if jail.has_namespaces else scratch
     runnable = [*jail.tools, place] if jail.tools else []
-    return landlock.ruleset([*jail.readable, *DEVICES, "/in"], [place, "/dev/null"], runnable)
+    shown = [_INPUT] if jail.has_namespaces else []
+    writable = [place, "/dev/null"] if jail.sessions else [place, "/dev/null", *shown]  # one run at a time has it
+    return landlock.ruleset([*jail.readable, *DEVICES, *shown], writable, runnable)
 
 
 def _enter_namespaces(jail: Jail, home: str, uid: int, readable: list[str]) -> None:
     rest = kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWNET
     if os.geteuid() == 0 and _unshared(rest):
-        _build_root(home, [*readable, *jail.tools])
+        _build_root(home, [*readable, *jail.tools], jail.sessions)
         jail.notes[UID] = f"host uid {_unshare_user_as_root(uid, jail.proc)}"
     else:
         user, group = os.geteuid(), os.getegid()
         kernel.unshare(kernel.CLONE_NEWUSER | rest)
         for name, line in (("setgroups", "deny"), ("uid_map", f"0 {user} 1"), ("gid_map", f"0 {group} 1")):
             _write(f"/proc/self/{name}", line)
-        _build_root(home, [*readable, *jail.tools])
+        _build_root(home, [*readable, *jail.tools], jail.sessions)
         jail.notes[UID] = f"host uid {user}, the only one that we may map"
     kernel.unshare(kernel.CLONE_NEWNS)  # belongs to the new user, so the worker may mount the scratch file system
     jail.scratch, jail.counts_processes = "/box/tmp", True
-    jail.stdin = os.open("/in/stdin", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if not jail.sessions:
+        jail.stdin = os.open(_INPUT, os.O_RDWR | os.O_CLOEXEC)
     jail.notes[NAMESPACES] = "user, mount, pid, net, ipc, uts"
 
 
@@ -202,8 +213,11 @@ def _map_ids(proc: int, pid: int, candidates: Sequence[int]) -> int:
     return 0
 
 
-def _build_root(home: str, readable: Sequence[str]) -> None:
-    """Make a small read-only tree of libraries and four devices, and move into it."""
+def _build_root(home: str, readable: Sequence[str], sessions: bool) -> None:
+    """Make a small read-only tree of libraries, four devices and an input, and move into it.
+
+    No program can put a file beside the input. Sessions, which share it, cannot write to it.
+    """
     root = f"{home}/box"
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     kernel.mount("tmpfs", root, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "size=1m,mode=755")
@@ -215,8 +229,10 @@ def _build_root(home: str, readable: Sequence[str]) -> None:
         kernel.mount(device, root + device, None, kernel.MS_BIND)
     os.makedirs(f"{root}/box/tmp")
     os.mkdir(f"{root}/in")
-    kernel.mount("tmpfs", f"{root}/in", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC, "mode=777")
-    for link, target in (("/tmp", "/box/tmp"), ("/dev/stdin", "/in/stdin")):
+    kernel.mount("tmpfs", f"{root}/in", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC, "mode=555")
+    os.close(os.open(root + _INPUT, os.O_CREAT | os.O_WRONLY))
+    os.chmod(root + _INPUT, 0o444 if sessions else 0o666)
+    for link, target in (("/tmp", "/box/tmp"), ("/dev/stdin", _INPUT)):
         if not os.path.lexists(root + link):  # the interpreter itself may live under /tmp
             os.symlink(target, root + link)
     os.close(os.open(f"{root}/{DECOY}", os.O_CREAT | os.O_WRONLY, 0o644))
@@ -370,7 +386,8 @@ def restrict(jail: Jail) -> None:
     try:
         if jail.rules is not None:
             landlock.restrict(jail.rules)
-            os.close(jail.rules)
+            if not jail.has_domains:
+                os.close(jail.rules)
     except OSError as exc:
         raise WallFailed(LANDLOCK, exc) from exc
     if SECCOMP in jail.walls:

@@ -19,8 +19,12 @@ _CLONE_THREAD, _CLONE_NEW_ANY = 0x00010000, 0x7E020080  # the latter: every CLON
 _AF_UNIX = 1
 # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX, for isatty and non-blocking streams
 _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-# F_DUPFD..F_SETLKW, F_DUPFD_CLOEXEC, F_GETPIPE_SZ, F_GET_SEALS. F_SETOWN is not here: it aims SIGIO at others.
-_FCNTLS = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032, 1034)
+# F_DUPFD..F_GETFL, F_GETLK..F_SETLKW, F_DUPFD_CLOEXEC, F_GETPIPE_SZ, F_GET_SEALS. F_SETOWN is not here: it aims SIGIO
+# at others.
+_FCNTLS = (0, 1, 2, 3, 5, 6, 7, 1030, 1032, 1034)
+_F_SETFL = 4
+# O_APPEND, O_ASYNC, O_NOATIME and O_DIRECT: all that F_SETFL can set but O_NONBLOCK.
+_SET_ONCE = {"x86_64": 0x46400, "aarch64": 0x52400}
 _PRCTLS = (15, 16, 23, 0x53564D41)  # thread names, PR_CAPBSET_READ, PR_SET_VMA; never PR_SET_PDEATHSIG
 _OF_CLONES = ("capset", "recvmsg", "landlock_restrict_self", "wait4")
 
@@ -60,7 +64,19 @@ def _null(index: int) -> list[Instruction]:
     ]
 
 
-def _guards(own_pid: int | None, forks: bool) -> dict[str, list[Instruction]]:
+def _no_flags_but_nonblock(machine: str) -> list[Instruction]:
+    """Return the tests that refuse F_SETFL with other flags, and go on for other calls of fcntl(2)."""
+    return [
+        _argument(1),
+        (_EQUAL, 0, 4, _F_SETFL),
+        _argument(2),
+        (_ANY_BIT, 0, 1, _SET_ONCE[machine]),
+        _give(_ERRNO | _EPERM),
+        _give(_ALLOW),
+    ]
+
+
+def _guards(machine: str, own_pid: int | None, forks: bool) -> dict[str, list[Instruction]]:
     denied = _ERRNO | _EPERM
     if forks:
         clone = [_argument(0), (_ANY_BIT, 1, 0, _CLONE_NEW_ANY & ~0x80), _give(_ALLOW), _give(denied)]
@@ -70,7 +86,7 @@ def _guards(own_pid: int | None, forks: bool) -> dict[str, list[Instruction]]:
         "clone": clone,
         "clone3": [_give(_ERRNO | _ENOSYS)],  # its flags are behind a pointer; libc falls back to clone
         "ioctl": _one_of(1, _IOCTLS, _ERRNO | _ENOTTY),
-        "fcntl": _one_of(1, _FCNTLS, denied),
+        "fcntl": _no_flags_but_nonblock(machine) + _one_of(1, _FCNTLS, denied),
         "prlimit64": _null(2),
         "socketpair": _one_of(0, (_AF_UNIX,), denied),
         "sendto": _null(4),
@@ -78,6 +94,7 @@ def _guards(own_pid: int | None, forks: bool) -> dict[str, list[Instruction]]:
     }
     if forks:
         guards["prctl"] = _one_of(0, _PRCTLS, denied)
+        guards["sched_setaffinity"] = _one_of(0, (0,), denied)  # of itself: the forker has the same uid at level 2
     if own_pid is not None:
         guards |= {name: _one_of(0, (own_pid,), denied) for name in ("kill", "tkill", "tgkill")}
     return guards
@@ -98,10 +115,10 @@ def _rules(machine: str, own_pid: int | None, forks: bool) -> tuple[dict[str, in
     table = dict(syscalls.TABLES[machine])
     if forks:
         table |= syscalls.EXEC[machine]
-        del table["prctl"]
+        del table["prctl"], table["sched_setaffinity"]
         table |= {name: _number(machine, name) for name in ("kill", "tkill", "tgkill")}
         own_pid = None
-    return table, _guards(own_pid, forks)
+    return table, _guards(machine, own_pid, forks)
 
 
 def _assembled(machine: str, allowed: Iterable[int], guards: dict[str, list[Instruction]]) -> list[Instruction]:
@@ -155,6 +172,8 @@ def _late(own_pid: int | None, forks: bool, sessions: bool) -> tuple[str, ...]:
     if sessions:
         always += tuple(syscalls.SESSION_SETUP["x86_64"])
         always += () if forks else ("wait4",)
+    elif forks:
+        always += ("landlock_restrict_self",)
     if forks:
         return (*always, "setpgid")
     return always if own_pid is not None else (*always, "kill", "tkill", "tgkill")

@@ -5,15 +5,13 @@ from __future__ import annotations
 import io
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
-from posix import dup2, ftruncate, lseek, pwrite
+from posix import closerange, dup2, ftruncate, lseek, open, pwrite
 
 IN, OUT, ERR, LOG, PAYLOAD, CONTROL = 3, 4, 5, 6, 7, 8
 LAST = 64
-"""One more than the last descriptor of the worker. Descriptors 0, 1 and 2 are the program's.
-
-All runs have the same files; the caller empties them when the process that wrote to them is dead.
-"""
+"""One more than the last descriptor of the worker. Descriptors 0, 1 and 2 are the program's."""
 # A `partial` takes no reference to its function when it is called, so no page of the function is copied in the child.
 _ftruncate, _pwrite, _lseek = partial(ftruncate), partial(pwrite), partial(lseek)
 _length, _stdout, _stderr = partial(len), partial(vars(sys).get, "stdout"), partial(vars(sys).get, "stderr")
@@ -37,6 +35,26 @@ def open_on(stdin: int) -> None:
     dup2(stdin, IN, False)
     os.close(stdin)
     _open()
+
+
+def opener(proc: int) -> Callable[[], None]:
+    """Return a call that opens the files of the next run, and closes those of the last. `proc` is the folder /proc.
+
+    Every run has the same four files, which the caller empties. But each opens them anew: flags, offsets, locks and
+    leases belong to what a process has opened, and so no run finds what another has set. Raises: OSError, as the call.
+    """
+    folder = os.open("self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
+    names = [str(os.dup(fd)) for fd in (IN, OUT, ERR, LOG)]
+
+    def reopen() -> None:
+        closerange(IN, PAYLOAD)
+        for name in names:  # each gets the lowest number that is free, from IN on
+            open(name, os.O_RDWR, dir_fd=folder)
+        dup2(IN, 0)
+        dup2(OUT, 1)
+        dup2(ERR, 2)
+
+    return reopen
 
 
 def renew() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -151,8 +152,8 @@ def test_limits_must_be_positive() -> None:
 
 
 def test_forged_records_end_the_list() -> None:
-    good = frames.Record(0, 0, 0.1, 0.1, 5, 0, b"v")
-    backwards = frames.Record(0, 0, 0.1, 0.1, 3, 0, b"")
+    good = frames.Record(0, 0, 5, 0, b"v")
+    backwards = frames.Record(0, 0, 3, 0, b"")
     assert frames.read_records(good.pack() + backwards.pack(), 5) == [good]
     assert frames.read_records(good.pack() * 3, 2) == [good, good]
     assert frames.read_records(good.pack()[:-1], 5) == []
@@ -160,3 +161,49 @@ def test_forged_records_end_the_list() -> None:
     order = frames.Order(1, 2.5, 1.5, 3, 4, 5, 6, 7)
     assert frames.Order.unpack(order.pack()) == order
     assert frames.unpack_payload(frames.pack_payload(b"ab", [b"", b"c"])) == (b"ab", [b"", b"c"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGRTMIN, 40, signal.SIGRTMAX])
+def test_a_signal_without_a_name_is_an_end_as_any_other(number: int) -> None:
+    name = {15: "SIGTERM", 34: "SIGRTMIN", 64: "SIGRTMAX"}.get(number, f"signal {number}")
+    dies = f"import os\nprint('out', flush=True)\nos.kill(os.getpid(), {number})"
+    with sandbox.Pool(workers=1, walls=["landlock", "seccomp", "uid"], tools=sandbox.TOOLS) as pool:
+        result = sandbox.execute(dies, pool=pool)
+        assert (result.status, result.stdout, result.error) == ("runtime_error", "out\n", f"killed by {name}")
+        called = {"fn": "f", "args": [], "expected": None}
+        program = f"import os\ndef f(): os.kill(os.getpid(), {number})"
+        assert sandbox.run(program, [called] * 2, mode="function", pool=pool).error == f"killed by {name}"
+        bash = sandbox.run_language("bash", f"kill -{number} $$", [{"input": "", "output": None}], pool=pool)
+        assert (bash.status, bash.error) == ("runtime_error", f"killed by {name}")
+        with sandbox.Session(pool) as session:
+            for ended in (session.python(dies), session.shell(f"kill -{number} $$")):
+                assert (ended.status, ended.error) == ("runtime_error", f"killed by {name}")
+
+
+FORGER = """import os, struct, sys, time
+end = time.process_time() + 0.1
+while time.process_time() < end: pass
+time.sleep(0.1)
+os.write(1, b"4")
+for form in ("<IBQQI", "<IBddQQI"):
+    numbers = [0.0, 1e300] if "d" in form else []
+    record = struct.pack(form, 0, 0, *numbers, 1, 0, 0)
+    if len(record) == LENGTH:
+        os.write(6, record)
+os._exit(0)
+"""
+
+
+def test_no_program_says_how_long_it_took(pool: sandbox.Pool) -> None:
+    program = FORGER.replace("LENGTH", str(frames.RECORD_BYTES))
+    (ran,) = sandbox.run(program, [{"input": "", "output": "4"}], pool=pool).tests
+    assert ran.passed
+    assert 0.1 <= ran.cpu_s < 5
+    assert 0.2 <= ran.wall_s < 60
+    spins = (
+        "import time\nn = input()\nend = time.process_time() + 0.05\nwhile time.process_time() < end: pass\nprint(n)"
+    )
+    together = sandbox.run(spins, [{"input": str(i), "output": str(i)} for i in range(3)], pool=pool)
+    assert together.passed
+    assert len({(t.cpu_s, t.wall_s) for t in together.tests}) == 1, "the tests of one process have its times"
+    assert together.tests[0].cpu_s >= 0.15

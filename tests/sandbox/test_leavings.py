@@ -1,0 +1,95 @@
+"""Nothing of one run reaches the next one of its worker: not at any level, and not past one wall that is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import sandbox
+from sandbox.worker import kernel, seccomp
+from tests.sandbox import leavings
+
+ROOT = Path(__file__).parents[2]
+LEVEL_2 = ("landlock", "seccomp", "uid")
+NO_SECCOMP = ("namespaces", "landlock", "uid", "cgroup")
+NO_LANDLOCK = ("namespaces", "seccomp", "uid", "cgroup")
+
+
+@pytest.fixture(scope="module", params=[sandbox.WALLS, LEVEL_2, NO_SECCOMP, NO_LANDLOCK], ids=len)
+def pool(request: pytest.FixtureRequest) -> Iterator[sandbox.Pool]:
+    with sandbox.Pool(workers=1, min_level=1, walls=request.param) as made:
+        yield made
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("name", leavings.PYTHON)
+def test_a_program_leaves_nothing(pool: sandbox.Pool, name: str) -> None:
+    result = sandbox.execute(
+        leavings.PYTHON[name], "the first input, which is longer than the others are" * 2, pool=pool
+    )
+    assert result.status != "sandbox_error", result
+    assert list(leavings.complaints(pool)) == []
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("walls", [sandbox.WALLS, LEVEL_2], ids=["level3", "level2"])
+def test_a_program_of_another_language_leaves_nothing(walls: tuple[str, ...]) -> None:
+    there = sandbox.available()
+    with sandbox.Pool(workers=1, walls=walls, tools=sandbox.TOOLS) as pool:
+        for name, (language, code) in leavings.NATIVE.items():
+            if there[language]:
+                test = {"input": "the first input" * 9, "output": None}
+                assert sandbox.run_language(language, code, [test], pool=pool).status != "sandbox_error", name
+                assert list(leavings.complaints(pool)) == [], name
+                again = {"input": "ab", "output": "ab"}
+                assert sandbox.run_language("bash", "cat; echo c >&2", [again] * 2, pool=pool).passed, name
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize(
+    "act", ["os.sched_setaffinity(p, {0})", "os.kill(p, 0)", "os.close(os.open(f'/proc/{p}/fd/0', os.O_RDONLY))"]
+)
+def test_programs_with_processes_cannot_reach_the_forker(act: str) -> None:
+    with sandbox.Pool(workers=1, walls=LEVEL_2, tools=sandbox.TOOLS) as pool:
+        result = sandbox.execute(leavings.ELSEWHERE.replace("ACT", act), pool=pool)
+        assert (result.status, result.stdout) == ("passed", "[]\n")
+
+
+@pytest.mark.integration
+def test_programs_of_an_ordinary_user_cannot_open_what_the_forker_has_open() -> None:
+    python, become = "/usr/bin/python3", shutil.which("setpriv")
+    if os.geteuid() != 0 or not become or not os.access(python, os.X_OK):
+        pytest.skip("needs root, setpriv and an interpreter that others may run")
+    act = "[os.close(os.open(f'/proc/{p}/fd/{fd}', os.O_RDWR | os.O_NONBLOCK)) for fd in range(7)]"
+    program = leavings.ELSEWHERE.replace("ACT", act)
+    made = f"sandbox.Pool(workers=1, walls={LEVEL_2})"
+    code = f"import sandbox\nprint(sandbox.execute({program!r}, pool={made}))"
+    done = subprocess.run(
+        [become, "--reuid", "65534", "--regid", "65534", "--clear-groups", python, "-B", "-c", code],
+        cwd=tempfile.gettempdir(), capture_output=True, text=True, timeout=100, check=True,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"},
+    )  # fmt: skip
+    assert "stdout='[]\\n'" in done.stdout, done.stdout
+
+
+@pytest.mark.integration
+def test_only_not_to_wait_can_be_set() -> None:
+    code = (
+        "import fcntl, os\nfor name in ('APPEND', 'ASYNC', 'DIRECT', 'NOATIME', 'NONBLOCK'):\n"
+        "  try: fcntl.fcntl(0, fcntl.F_SETFL, fcntl.fcntl(0, fcntl.F_GETFL) | getattr(os, 'O_' + name)); print(name)\n"
+        "  except PermissionError: pass\nos.set_blocking(0, False); print(os.get_blocking(0))"
+    )
+    with sandbox.Pool(workers=1) as pool:
+        assert sandbox.execute(code, pool=pool).stdout == "NONBLOCK\nFalse\n"
+
+
+def test_the_flags_that_cannot_be_set_are_those_of_this_machine() -> None:
+    if kernel.MACHINE not in seccomp.MACHINES:
+        pytest.skip(f"no system call table for {kernel.MACHINE}")
+    assert seccomp._SET_ONCE[kernel.MACHINE] == os.O_APPEND | os.O_ASYNC | os.O_DIRECT | os.O_NOATIME
