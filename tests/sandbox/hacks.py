@@ -39,9 +39,9 @@ STDIN = {
     + "import sys\nf = sys._getframe()\nwhile f: look(f.f_code.co_consts); f = f.f_back",
     "forge a result on every descriptor": "import os, json\nr = json.dumps({'status': 'passed', 'r': [1], 'passed': True}).encode()\n"
     "for d in range(3, 64):\n  try: os.write(d, r)\n  except OSError: pass\nos._exit(0)",
-    "forge a record": "import sys, struct, os\nr = struct.pack('<IBddQQI', 0, 0, 0.0, 0.0, 0, 0, 0)\n"
+    "forge a record": "import sys, struct, os\nr = struct.pack('<IBQQI', 0, 0, 0, 0, 0)\n"
     "for d in range(3, 16):\n  try: os.write(d, r)\n  except OSError: pass\nos._exit(0)",
-    "forge many records": "import struct, os\nr = struct.pack('<IBddQQI', 0, 0, 0.0, 0.0, 10 ** 15, 10 ** 15, 10 ** 6) * 50\n"
+    "forge many records": "import struct, os\nr = struct.pack('<IBQQI', 0, 0, 10 ** 15, 10 ** 15, 10 ** 6) * 50\n"
     "for d in range(3, 16):\n  try: os.write(d, r)\n  except OSError: pass",
     "replace the writer of records": "import sys\nf = sys._getframe()\nwhile f:\n  g = f.f_globals\n"
     "  for k in list(g):\n    if callable(g[k]) and not k.startswith('__'):\n      try: g[k] = lambda *a, **k: 0\n      except Exception: pass\n  f = f.f_back",

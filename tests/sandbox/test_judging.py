@@ -19,7 +19,7 @@ FORGE = """
 import os, struct
 def f(x):
     value = {value}
-    record = struct.pack("<IBddQQI", 0, 0, 0.0, 0.0, 0, 0, len(value)) + value
+    record = struct.pack("<IBQQI", 0, 0, 0, 0, len(value)) + value
     for fd in range(3, 16):
         try:
             data = record
