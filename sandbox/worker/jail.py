@@ -9,7 +9,7 @@ import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from . import cgroup, disk, kernel, landlock, process_flood, seccomp
+from . import cgroup, disk, kernel, landlock, process_flood, seccomp, uid_map
 from .frames import CGROUP, LANDLOCK, MANAGED, NAMESPACES, SECCOMP, SELF_TEST, UID, Order
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom", "/dev/random")
@@ -140,7 +140,7 @@ def _enter_namespaces(jail: Jail, home: str, uid: int, readable: list[str]) -> N
     rest = kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS | kernel.CLONE_NEWNET
     if os.geteuid() == 0 and _unshared(rest):
         _build_root(home, [*readable, *jail.tools], jail.sessions)
-        jail.notes[UID] = f"host uid {_unshare_user_as_root(uid, jail.proc)}"
+        jail.notes[UID] = f"host uid {uid_map.unshare_user_as_root(uid, jail.proc)}"
     else:
         user, group = os.geteuid(), os.getegid()
         kernel.unshare(kernel.CLONE_NEWUSER | rest)
@@ -172,51 +172,10 @@ def _write(path: str, text: str) -> None:
         os.close(fd)
 
 
-def _unshare_user_as_root(uid: int, proc: int) -> int:
-    """Enter a new user namespace and return the host uid of its root: `uid`, or our own if `uid` cannot be mapped."""
-    ready_read, ready_write = os.pipe()
-    answer_read, answer_write = os.pipe()
-    me = os.getpid()
-    mapper = os.fork()  # stays outside, where it has the right to map any uid
-    if mapper == 0:
-        os.close(ready_write)
-        os.read(ready_read, 1)
-        os.write(answer_write, _map_ids(proc, me, (uid, os.geteuid())).to_bytes(8, "little"))
-        os._exit(0)
-    try:
-        kernel.unshare(kernel.CLONE_NEWUSER)
-    finally:
-        os.write(ready_write, b"1")
-        used = int.from_bytes(os.read(answer_read, 8), "little")
-        os.waitpid(mapper, 0)
-        for fd in (ready_read, ready_write, answer_read, answer_write):
-            os.close(fd)
-    if not used:
-        raise OSError(errno.EPERM, "uid_map: not permitted")
-    os.setgroups([])
-    os.setresgid(0, 0, 0)
-    os.setresuid(0, 0, 0)
-    return used - 1
-
-
-def _map_ids(proc: int, pid: int, candidates: Sequence[int]) -> int:
-    """Map root of `pid`'s user namespace to the first uid that works. Return one more than that uid, or 0 for none."""
-    for outer in candidates:
-        try:
-            for name in ("uid_map", "gid_map"):
-                fd = os.open(f"{pid}/{name}", os.O_WRONLY, dir_fd=proc)
-                os.write(fd, f"0 {outer} 1".encode())
-                os.close(fd)
-            return outer + 1
-        except OSError:
-            continue
-    return 0
-
-
 def _build_root(home: str, readable: Sequence[str], sessions: bool) -> None:
     """Make a small read-only tree of libraries, four devices and an input, and move into it.
 
-    No program can put a file beside the input. Sessions, which share it, cannot write to it.
+    No program can put a file next to the input. Sessions, which share it, cannot write to it.
     """
     root = f"{home}/box"
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)

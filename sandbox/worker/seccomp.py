@@ -65,7 +65,7 @@ def _null(index: int) -> list[Instruction]:
 
 
 def _no_flags_but_nonblock(machine: str) -> list[Instruction]:
-    """Return the tests that refuse F_SETFL with other flags, and go on for other calls of fcntl(2)."""
+    """Return the tests that refuse F_SETFL with other flags, and continue with other calls of fcntl(2)."""
     return [
         _argument(1),
         (_EQUAL, 0, 4, _F_SETFL),

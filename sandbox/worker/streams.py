@@ -40,7 +40,7 @@ def open_on(stdin: int) -> None:
 def opener(proc: int) -> Callable[[], None]:
     """Return a call that opens the files of the next run, and closes those of the last. `proc` is the folder /proc.
 
-    Every run has the same four files, which the caller empties. But each opens them anew: flags, offsets, locks and
+    Every run has the same four files, which the caller empties. But each opens them again: flags, offsets, locks and
     leases belong to what a process has opened, and so no run finds what another has set. Raises: OSError, as the call.
     """
     folder = os.open("self/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
