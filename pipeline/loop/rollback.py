@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from pipeline.run.opening import load_weights, make_setup, restore_in_flight, sa
 from pipeline.run.saving import finish_checkpoint, save
 from pipeline.run.schedule import Item
 from pipeline.run.session import Run, Session, StageSetup
-from pipeline.run.state import RunState
+from pipeline.run.state import RunState, read_state
 from pipeline.train import checkpoint
 from pipeline.types import StepMetrics
 
@@ -101,7 +100,7 @@ def return_to(session: Session, start: Path) -> None:
     """Give state, policy, sampler and engine the values of the checkpoint `start` of the present stage."""
     run, workers, state = session.run, session.workers, session.state
     workers.rollouts.drop()
-    vars(state).update(vars(RunState.from_json(json.loads((start / "state.json").read_text()))))
+    vars(state).update(vars(read_state(start)))
     if run.recipe.train.lora is None:  # with LoRA the base never changed, and the backend restores the adapters
         load_weights(run, workers.backend, start)
     workers.backend.load(start)

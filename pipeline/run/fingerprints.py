@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import cache
@@ -20,15 +19,14 @@ from typing import Any
 from pipeline.config.choices import VerifierChoice
 from pipeline.config.run import RunConfig
 from pipeline.errors import RunError
-from pipeline.files import disk_errors, write_atomic
+from pipeline.files import write_atomic
 from pipeline.models.gguf_file import digest, is_gguf, located
 from pipeline.report.progress import Progress
-from pipeline.report.store import FILES
+from pipeline.run.aside import RECORD, put_aside
 from pipeline.run.data import RunData
-from pipeline.run.state import RunState
+from pipeline.run.state import read_state
 from pipeline.train import checkpoint
 
-RECORD, ASIDE = "stages.json", "stale"
 SANDBOX_MAY_CHANGE = frozenset({"min_level", "workers", "url", "token_env"})
 """Fields of `sandbox` that may change on resume: where programs run, not their limits."""
 VLLM_MAY_CHANGE = frozenset(
@@ -118,11 +116,11 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 def read_record(folder: Path) -> list[Fingerprint]:
     """Return the stages that the run in `folder` has started. Raise RunError if the file was changed by hand."""
     path = folder / RECORD
-    if not path.is_file():
+    if not path.exists():
         return []
     try:
         return [Fingerprint(**row) for row in json.loads(path.read_text())["stages"]]
-    except (ValueError, KeyError, TypeError) as exc:
+    except (OSError, ValueError, KeyError, TypeError) as exc:
         raise RunError(f"{path} cannot be read ({exc}); restore it, or start under another name") from exc
 
 
@@ -144,11 +142,13 @@ def put_aside_stale(folder: Path, now: Sequence[Fingerprint], newest: Path, prog
     if index is None:
         return newest
     changes = _changes(begun[index], now[index] if index < len(now) else None)
-    ends = RunState.from_json(json.loads((newest / "state.json").read_text())).stage_ends
+    ends = read_state(newest).stage_ends
     # Stages before the first change whose end has a checkpoint.
     good = [f.name for f in begun[:index] if f.name in ends]
-    while good and checkpoint.fault(newest.parent / f"{ends[good[-1]]:08d}") is not None:
-        progress.say(f"the checkpoint at the end of {good[-1]} is damaged; using an earlier one")
+    while good and (bad := checkpoint.fault(newest.parent / f"{ends[good[-1]]:08d}")) is not None:
+        if not bad.is_damaged:
+            raise RunError(f"the checkpoint at the end of {good[-1]} cannot be used: {bad}; make it readable")
+        progress.say(f"the checkpoint at the end of {good[-1]} is damaged ({bad}); using an earlier one")
         good.pop()
     if not good:
         raise RunError(
@@ -158,7 +158,7 @@ def put_aside_stale(folder: Path, now: Sequence[Fingerprint], newest: Path, prog
         )
     end = newest.parent / f"{ends[good[-1]]:08d}"
     stale = [f.name for f in begun[len(good) :]]
-    where = _move(folder, end, stale)
+    where = put_aside(folder, end, stale)
     # After the move: if killed before, the next start finds the same difference and moves the rest.
     write_record(folder, begun[: len(good)])
     if where is not None:
@@ -189,44 +189,6 @@ def _change(name: str, before: Any, now: Any) -> str:
     if any(str(v).startswith("sha256:") for v in (before, now)):
         return f"{name} changed"
     return f"{name} was {before!r}, is {now!r}"
-
-
-def _move(folder: Path, end: Path, stages: Sequence[str]) -> Path | None:
-    """Move everything that was written after checkpoint `end`; return the folder, or None if there was nothing.
-
-    If this is killed at any point and called again, it moves the rest.
-    """
-    offsets = json.loads((end / "state.json").read_text())["offsets"]
-    # Log lines behind the checkpoint's offset; the store cuts them off when the session opens.
-    tails = {name: _tail(folder / name, offsets.get(name, 0)) for name in FILES}
-    later = [p for p in (folder / "checkpoints").iterdir() if p.name.isdigit() and int(p.name) > int(end.name)]
-    made = [folder / "stages" / name for name in stages]
-    if not later and not any(tails.values()):
-        return None
-    number = 1 + max((int(p.name) for p in (folder / ASIDE).glob("*") if p.name.isdigit()), default=0)
-    where = folder / ASIDE / str(number)
-    with disk_errors(f"putting stale stages into {where}"):
-        (where / "checkpoints").mkdir(parents=True)
-        for name, tail in tails.items():
-            (where / name).write_bytes(tail)
-        shutil.copy2(folder / RECORD, where / RECORD)
-        # Renamed, not copied: within one file system it is instant and each is whole or not moved.
-        for path in (*made, *(folder / n for n in ("recipe.yaml", "summary.json", "report.html", "model"))):
-            if path.exists():
-                (where / path.relative_to(folder)).parent.mkdir(exist_ok=True)
-                os.rename(path, where / path.relative_to(folder))
-        # Checkpoints move last: while one is left, a repeated call still sees something to move.
-        for path in sorted(later):
-            os.rename(path, where / "checkpoints" / path.name)
-    return where
-
-
-def _tail(path: Path, start: int) -> bytes:
-    if not path.is_file():
-        return b""
-    with path.open("rb") as file:
-        file.seek(start)
-        return file.read()
 
 
 def _data_fields(view: RunConfig, data: RunData) -> dict[str, str]:

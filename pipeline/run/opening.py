@@ -34,6 +34,7 @@ from pipeline.report.store import Store
 from pipeline.report.trackers import Trackers
 from pipeline.run import collapse
 from pipeline.run.algorithm import resolve_parts
+from pipeline.run.aside import put_aside
 from pipeline.run.build import (
     build_backend,
     build_policy,
@@ -53,7 +54,7 @@ from pipeline.run.sampling import asked_of
 from pipeline.run.saving import TEMPLATE_FILE
 from pipeline.run.schedule import position, schedule
 from pipeline.run.session import Run, Session, StageSetup, Workers
-from pipeline.run.state import RunState
+from pipeline.run.state import RunState, read_state
 from pipeline.run.teachers import check_domains
 from pipeline.train import checkpoint
 from pipeline.train.backend import Backend
@@ -142,7 +143,7 @@ def open_session(
     # Rank 0 decides alone: the others could see another newest checkpoint, or one that is being moved.
     start = ranks.agree(lambda: find_checkpoint(shared, resume, progress, prints))
     graders, isolation = build_graders(config, data, base_dir, progress)
-    state = RunState() if start is None else RunState.from_json(json.loads((start / "state.json").read_text()))
+    state = RunState() if start is None else read_state(start)
     tokenizer = data.renderer.tokenizer
     backend = build_backend(config, build_policy(config, tokenizer, start), ranks)
     if start is not None:
@@ -151,7 +152,7 @@ def open_session(
     run = Run(config, folder, shared, base_dir, data, tokenizer, backend.ranks, tuple(prints), start, isolation)
     store = Store(folder)
     # Lines after the checkpoint belong to steps that are done again.
-    store.cut(state.offsets if ranks.is_first else {})
+    store.cut(*((state.offsets, state.sums) if ranks.is_first else ({}, {})))
     trackers = config.report.trackers if ranks.is_first else ()
     tracked = Trackers(trackers, folder, config.name, config.model_dump(mode="json"))
     recorder = Recorder(store, tracked, progress, *gpu_of(config, backend))
@@ -187,21 +188,34 @@ def gpu_of(config: RunConfig, backend: Backend) -> tuple[DevicePeaks | None, flo
 def find_checkpoint(folder: Path, resume: Resume, progress: Progress, prints: Sequence[Fingerprint]) -> Path | None:
     """Return the checkpoint to resume from, or None to start from the beginning.
 
-    Results of stages whose fingerprints are not those of `prints` are put aside.
+    Results of stages whose fingerprints are not those of `prints` are put aside, and so is what came after a whole
+    checkpoint if newer ones are damaged.
     Raise RunError if `resume` is never and there is a checkpoint, or must and there is none, or if the recipe changed
-    in what the first stage depends on.
+    in what the first stage depends on; CheckpointError if there are checkpoints and none can be used.
     """
-    path, refused = checkpoint.newest(folder / "checkpoints")
-    for bad in refused:
-        progress.say(f"refused checkpoint {bad.path.name}: {bad.reason}; using the one before it")
-    if path is None and resume == "must":
-        raise RunError(f"{folder} has no checkpoint to resume from, and resume is 'must'; start it with resume 'auto'")
-    if path is not None and resume == "never":
+    root = folder / "checkpoints"
+    if resume == "never" and checkpoint.numbered(root):
         raise RunError(
             f"{folder} already holds a run, and resume is 'never'; use resume 'auto' to continue it, another name, or "
             "delete the folder"
         )
-    return path if path is None else put_aside_stale(folder, prints, path, progress)
+    path, damaged = checkpoint.newest(root)
+    if path is None and resume == "must":
+        raise RunError(f"{folder} has no checkpoint to resume from, and resume is 'must'; start it with resume 'auto'")
+    if path is not None and not damaged:
+        return put_aside_stale(folder, prints, path, progress)
+    # Kept, not cut: nobody can tell here whether it was a try of a minute or the only trace of a week.
+    where = put_aside(folder, path, ())
+    if path is None:
+        if where is not None:
+            progress.say(
+                f"no checkpoint in {root}: starts from the beginning; what an earlier try wrote is kept in {where}"
+            )
+        return None
+    for bad in damaged:
+        progress.say(f"refused checkpoint {bad}; using the one before it")
+    progress.say(f"continues from the older checkpoint {path.name}; what came after it is kept in {where}")
+    return put_aside_stale(folder, prints, path, progress)
 
 
 def sampler_at(run: Run, state: RunState) -> tuple[PromptSampler, PassRateLedger]:

@@ -51,7 +51,7 @@ def save(session: Session) -> None:
     if is_last:
         state.stage_ends[state.stage.name] = state.next_checkpoint
     # On the disk before the checkpoint that counts them: a resume must find at least these bytes.
-    state.offsets = recorder.store.sync()
+    state.offsets, state.sums = recorder.store.sync(), recorder.store.sums()
     state.sampler, state.ledger = workers.sampler.state_dict(), workers.ledger.state_dict()
     controllers = session.setup.controllers
     state.stage.controllers = {} if controllers is None else controllers.state_dict()

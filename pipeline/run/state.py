@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from base64 import b64decode, b64encode
 from dataclasses import asdict, dataclass, field, fields
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from pipeline.compact import integers, reals
@@ -54,6 +56,8 @@ class StageState:
     """Recent share of sampled groups that were kept: how much to oversample."""
     num_bad_updates: int = 0
     """Refused updates in a row."""
+    lost_steps: list[str] = field(default_factory=list)
+    """Steps in a row that trained nothing because graders failed: the first failure of each."""
     carried: list[Group] = field(default_factory=list)
     """Kept groups that did not fit into the last batch."""
     best_reward: float | None = None
@@ -96,6 +100,8 @@ class RunState:
     """Stage -> number of the checkpoint at its end, which is never deleted."""
     offsets: dict[str, int] = field(default_factory=dict)
     """Bytes in each of the store's files."""
+    sums: dict[str, str] = field(default_factory=dict)
+    """Sums of the lines of the store's files."""
 
     @property
     def step_in_stage(self) -> int:
@@ -137,6 +143,16 @@ class RunState:
         values["stage"] = StageState(**stage | {"carried": [_group(g) for g in stage.get("carried", [])]})
         values["in_flight"] = [_in_flight(batch) for batch in values.get("in_flight", [])]
         return cls(**values)
+
+
+def read_state(checkpoint: Path) -> RunState:
+    """Return the state in a whole checkpoint. Raise CheckpointError if it is that of another version of verizero."""
+    try:
+        return RunState.from_json(json.loads((checkpoint / "state.json").read_text()))
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise _other_version(f"{type(exc).__name__}: {exc}") from exc
+    except OSError as exc:
+        raise CheckpointError(f"{checkpoint / 'state.json'} cannot be read ({exc.strerror}); make it readable") from exc
 
 
 def _other_version(what: str) -> CheckpointError:

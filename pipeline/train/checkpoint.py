@@ -1,7 +1,8 @@
 """Checkpoints that are whole or not there: written under another name, synced, renamed once, sealed by a manifest.
 
 A checkpoint is a folder `checkpoints/00000120` whose `manifest.json` holds the size and SHA-256 of every other file in
-it. A torn or changed checkpoint is refused by name, and the one before it is used.
+it. A torn or changed checkpoint is refused by name, and the one before it is used. One that may be whole, but cannot be
+read now or by this version, is no damage: the run then stops, and an older one is not used in its place.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Set
+import stat
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +32,11 @@ class Refused:
 
     path: Path
     reason: str
+    is_damaged: bool = True
+    """False: it may be whole, but cannot be read now, or by this version."""
+
+    def __str__(self) -> str:
+        return f"{self.path.name}: {self.reason}"
 
 
 def save(
@@ -58,7 +65,7 @@ def save(
             # The rename itself is on disk only once the parent folder is.
             _sync(root)
         # Newest first: what follows the first `keep` is old.
-        for old in [p for p in _numbered(root) if int(p.name) not in kept][keep:]:
+        for old in [p for p in numbered(root) if int(p.name) not in kept][keep:]:
             shutil.rmtree(old, ignore_errors=True)
 
     if rest is not None:
@@ -73,55 +80,117 @@ def path_of(root: Path, serial: int) -> Path:
 
 
 def newest(root: Path) -> tuple[Path | None, list[Refused]]:
-    """Return the newest checkpoint that verifies, or None, and the newer ones that were refused."""
+    """Return the newest whole checkpoint and the damaged ones that are newer; None if there are no checkpoints at all.
+
+    Nothing is deleted. Raise CheckpointError listing each checkpoint with the reason if none is whole, or if a newer
+    one than that may be whole but cannot be read.
+    """
     refused: list[Refused] = []
-    restore_folders(root)
-    for path in _numbered(root):
-        reason = fault(path)
-        if reason is None:
-            return path, refused
-        refused.append(Refused(path, reason))
-    return None, refused
+    with disk_errors(f"reading {root}"):
+        restore_folders(root)
+    for path in numbered(root):
+        bad = fault(path)
+        if bad is None:
+            if all(b.is_damaged for b in refused):
+                return path, refused
+            raise CheckpointError(_unusable(root, refused, path))
+        refused.append(bad)
+    if refused:
+        raise CheckpointError(_unusable(root, refused))
+    return None, []
 
 
-def fault(path: Path) -> str | None:
+def _unusable(root: Path, refused: Sequence[Refused], older: Path | None = None) -> str:
+    """Return the message on checkpoints of which the run cannot continue, with the ways out."""
+    ways = ["start again under another name (--set name=…)"]
+    if older is None:
+        ways.append(f"move {root} elsewhere, to start this run from the beginning")
+    else:
+        ways.append(f"move the folders named here out of {root}, to continue from the older {older.name}")
+    if any(b.is_damaged for b in refused):
+        ways.insert(0, "restore their files from a copy")
+    if not all(b.is_damaged for b in refused):
+        ways.insert(0, "make them readable (mount the disk, give back the permission, use the version that wrote them)")
+    which = "no checkpoint" if older is None else "the newest checkpoint"
+    return (
+        f"{which} in {root} can{'' if older is None else 'not'} be used: {'; '.join(map(str, refused))}. Nothing was "
+        f"changed or deleted. Either {', or '.join(ways)}"
+    )
+
+
+def fault(path: Path) -> Refused | None:
     """Return the reason why the checkpoint at `path` cannot be trusted; None if it is whole."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text())
+        return _fault(path)
+    except OSError as exc:
+        # It says nothing of the files: a disk that is not mounted, a permission, a network that is down.
+        where = exc.filename or path
+        return Refused(path, f"{where} cannot be read ({exc.strerror or exc})", is_damaged=False)
+
+
+def _fault(path: Path) -> Refused | None:
+    if not stat.S_ISDIR(path.stat().st_mode):
+        return Refused(path, "it is a file, not a folder")
+    present = set(_files(path))
+    if MANIFEST not in present:
+        return Refused(path, f"{MANIFEST} is missing" if present else "its folder is empty")
+    try:
+        manifest = json.loads((path / MANIFEST).read_bytes())
         if manifest["format"] != FORMAT:
-            return f"its format is {manifest['format']}, this version reads {FORMAT}"
+            return Refused(path, f"its format is {manifest['format']!r}, this version reads {FORMAT}", is_damaged=False)
         serial = int(manifest["serial"])
         files = {str(name): (int(seal["bytes"]), str(seal["sha256"])) for name, seal in manifest["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
-        return f"its manifest cannot be read ({type(exc).__name__}: {exc})"
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        return Refused(path, f"its manifest cannot be read ({type(exc).__name__}: {exc})")
     if path.name != f"{serial:08d}":
-        return f"it is checkpoint {serial:08d} under another name"
-    present = {str(p.relative_to(path)) for p in path.rglob("*") if p.is_file()} - {MANIFEST}
+        return Refused(path, f"it is checkpoint {serial:08d} under another name")
     if missing := sorted(set(files) - present):
-        return f"{missing[0]} is missing"
-    if extra := sorted(present - set(files)):
-        return f"{extra[0]} is not in its manifest"
+        return Refused(path, f"{missing[0]} is missing")
+    if extra := sorted(present - set(files) - {MANIFEST}):
+        return Refused(path, f"{extra[0]} is not in its manifest")
     for name, (size, digest) in files.items():
         # Size before digest: a torn file is refused without reading it.
-        if (path / name).stat().st_size != size:
-            return f"{name} has {(path / name).stat().st_size} bytes, its manifest says {size}"
+        if (size_now := (path / name).stat().st_size) != size:
+            return Refused(path, f"{name} has {size_now} bytes, its manifest says {size}")
         if _digest(path / name) != digest:
-            return f"{name} was changed after it was written (SHA-256 differs)"
+            return Refused(path, f"{name} was changed after it was written (SHA-256 differs)")
     return None
+
+
+def _files(folder: Path) -> Iterator[str]:
+    """Yield the names of all files in the folder, also behind links. Raise OSError for what cannot be listed."""
+
+    def fail(exc: OSError) -> None:
+        raise exc
+
+    for inner, _, names in os.walk(folder, onerror=fail, followlinks=True):
+        for name in names:
+            path = Path(inner, name)
+            path.stat()  # a link to a disk that is not mounted is no missing file
+            yield str(path.relative_to(folder))
 
 
 def require(path: Path) -> None:
     """Raise CheckpointError if the checkpoint at `path` cannot be trusted."""
-    reason = fault(path)
-    if reason is not None:
-        raise CheckpointError(f"checkpoint {path}: {reason}; delete it, or start from another one")
+    bad = fault(path)
+    if bad is not None:
+        remedy = "delete it, or start from another one" if bad.is_damaged else "make it readable"
+        raise CheckpointError(f"checkpoint {path}: {bad.reason}; {remedy}")
 
 
-def _numbered(root: Path) -> list[Path]:
-    """Return the checkpoint folders under `root`, newest first."""
-    if not root.is_dir():
-        return []
-    return sorted((p for p in root.iterdir() if p.name.isdigit() and p.is_dir()), reverse=True)
+def numbered(root: Path) -> list[Path]:
+    """Return what has the name of a checkpoint under `root`, newest first. Raise CheckpointError if none can be seen.
+
+    `root` may be missing, but not a link to nowhere, nor a folder that cannot be read.
+    """
+    try:
+        names = os.listdir(root) if os.path.lexists(root) else []
+    except OSError as exc:
+        raise CheckpointError(
+            f"{root} cannot be read ({exc.strerror}), so it is unknown which checkpoints there are; mount its disk, or "
+            "give back the permission"
+        ) from exc
+    return sorted((root / n for n in names if n.isascii() and n.isdecimal()), key=lambda p: int(p.name), reverse=True)
 
 
 def _seal_folder(folder: Path, serial: int) -> None:

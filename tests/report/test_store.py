@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ def test_cut_back_and_written_again_the_files_have_the_same_bytes(cut_at: int, t
     straight.close()
     killed = Store(tmp_path / "killed")
     fill(killed, range(cut_at))
-    lengths = killed.sync()
+    lengths, sums = killed.sync(), killed.sums()
     assert lengths == {name: len(data) for name, data in bytes_of(tmp_path / "killed").items()}
     fill(killed, range(cut_at, 5))
     killed.close()
@@ -51,11 +52,12 @@ def test_cut_back_and_written_again_the_files_have_the_same_bytes(cut_at: int, t
         with (tmp_path / "killed" / name).open("ab") as file:
             file.write(torn)
     again = Store(tmp_path / "killed")
-    again.cut(json.loads(json.dumps(lengths)))
+    again.cut(*json.loads(json.dumps([lengths, sums])))
     fill(again, range(cut_at, 6))
     assert again.sync() == {name: len(data) for name, data in bytes_of(tmp_path / "straight").items()}
     again.close()
     assert bytes_of(tmp_path / "killed") == bytes_of(tmp_path / "straight")
+    assert again.sums() == straight.sums()
 
 
 @pytest.mark.parametrize("short", FILES)
@@ -67,17 +69,69 @@ def test_a_shorter_file_is_refused_by_name_and_none_is_cut(short: str, tmp_path:
     before = bytes_of(tmp_path)
     asked = {**lengths, short: len(before[short]) + 1}
     with pytest.raises(RunError, match=rf"{short}.* {len(before[short])} .* {asked[short]}"):
-        store.cut(asked)
+        store.cut(asked, {})
     assert bytes_of(tmp_path) == before
-    store.cut(lengths)
+    store.cut(lengths, {})
     assert store.sync() == lengths
     store.close()
+
+
+def edited(change: Callable[[list[bytes]], object]) -> Callable[[bytes], bytes]:
+    """Changes the lines of a file."""
+
+    def edit(data: bytes) -> bytes:
+        lines = data.splitlines(keepends=True)
+        change(lines)
+        return b"".join(lines)
+
+    return edit
+
+
+DAMAGED: dict[str, tuple[Callable[[bytes], bytes], int]] = {
+    "digit flipped": (edited(lambda lines: lines.__setitem__(2, lines[2].replace(b"2", b"3", 1))), 3),
+    "last digit flipped": (edited(lambda lines: lines.__setitem__(3, lines[3].replace(b"3", b"4", 1))), 4),
+    "garbage line": (edited(lambda lines: lines.__setitem__(1, b"garbage\n")), 2),
+    "garbage between": (edited(lambda lines: lines.insert(1, b"garbage\n")), 2),
+    "line gone": (edited(lambda lines: lines.pop(0)), 1),
+    "lines swapped": (edited(lambda lines: lines.insert(1, lines.pop(2))), 2),
+    "line twice": (edited(lambda lines: lines.insert(1, lines[0])), 2),
+    "newline gone": (edited(lambda lines: lines.__setitem__(1, lines[1].rstrip())), 2),
+    "zeros": (lambda data: data[:-20] + bytes(20), 4),
+    "emptied": (lambda data: b"", 1),
+    "line ends of another system": (lambda data: data.replace(b"\n", b"\r\n"), 1),
+    "another encoding": (lambda data: data.decode("utf-8", "surrogatepass").encode("utf-16", "surrogatepass"), 1),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("case", list(DAMAGED))
+def test_a_changed_line_is_named_and_nothing_is_cut(case: str, name: str, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    if name == "metrics.jsonl":
+        fill(store, range(4))
+    else:
+        store.rollouts(rollout_row(ROLLOUT | {"step": i}, "") for i in range(4))
+    lengths, sums = store.sync(), store.sums()
+    fill(store, range(4, 6))
+    store.close()
+    change, line = DAMAGED[case]
+    data = (tmp_path / name).read_bytes()
+    damaged = change(data[: lengths[name]]) + data[lengths[name] :]
+    (tmp_path / name).write_bytes(damaged)
+    again = Store(tmp_path)
+    with pytest.raises(RunError, match=rf"line {line} of .*{name} (was changed|is missing).*restore the file"):
+        again.cut(lengths, sums)
+    assert (tmp_path / name).read_bytes() == damaged
+    (tmp_path / name).write_bytes(data)
+    again.cut(lengths, sums)
+    assert (again.sync(), again.sums()) == (lengths, sums)
+    again.close()
 
 
 def test_a_run_that_begins_anew_cuts_all(tmp_path: Path) -> None:
     store = Store(tmp_path)
     fill(store, range(3))
-    store.cut({})
+    store.cut({}, {})
     assert store.sync() == dict.fromkeys(FILES, 0)
     store.close()
     assert set(bytes_of(tmp_path).values()) == {b""}

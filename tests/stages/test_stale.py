@@ -15,7 +15,8 @@ from pipeline.config.run import RunConfig
 from pipeline.errors import RunError
 from pipeline.report.progress import Silent
 from pipeline.run import fingerprints as stale
-from pipeline.run.fingerprints import ASIDE, RECORD, put_aside_stale, read_record
+from pipeline.run.aside import ASIDE, RECORD
+from pipeline.run.fingerprints import put_aside_stale, read_record
 from pipeline.run.opening import prepare_run
 from pipeline.run.state import RunState
 from pipeline.whole_run import train
@@ -49,7 +50,7 @@ def go(config: RunConfig, base: Path) -> list[str]:
     """The messages of a run of `config` in `base`/run, with the rows of `base`."""
     heard = Heard()
     train(config, base, base / "run", "auto", heard)
-    return [line for line in heard.lines if "stale" in line]
+    return [line for line in heard.lines if "stale:" in line]
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import torch
 
 from pipeline.errors import CheckpointError, RunError
 from pipeline.files import PARTIAL
-from pipeline.train.checkpoint import MANIFEST, Rest, fault, newest, path_of, require, save
+from pipeline.train.checkpoint import MANIFEST, Refused, Rest, fault, newest, path_of, require, save
 
 FILES = {
     "state.json": b'{"step": %d}',
@@ -188,6 +189,11 @@ def edit_manifest(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], N
     return tamper
 
 
+def empty(path: Path) -> None:
+    shutil.rmtree(path)
+    path.mkdir()
+
+
 TAMPERED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "byte flipped": (lambda p: flip(p / "model/weights.bin"), "model/weights.bin was changed"),
     "byte added": (lambda p: (p / "empty").write_bytes(b"x"), "empty has 1 bytes"),
@@ -198,7 +204,10 @@ TAMPERED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "folder missing": (lambda p: shutil.rmtree(p / "model"), "is missing"),
     "file extra": (lambda p: (p / "model/extra").write_text(""), "model/extra is not in its manifest"),
     "files swapped": (lambda p: os.replace(p / "empty", p / "state.json"), "is missing"),
-    "manifest missing": (lambda p: (p / MANIFEST).unlink(), "manifest cannot be read"),
+    "manifest missing": (lambda p: (p / MANIFEST).unlink(), "manifest.json is missing"),
+    "folder empty": (empty, "its folder is empty"),
+    "a file": (lambda p: (shutil.rmtree(p), p.write_text("x")), "it is a file, not a folder"),
+    "manifest too deep": (lambda p: (p / MANIFEST).write_text("[" * 100_000), "manifest cannot be read"),
     "manifest empty": (lambda p: (p / MANIFEST).write_text(""), "manifest cannot be read"),
     "manifest cut": (lambda p: os.truncate(p / MANIFEST, 40), "manifest cannot be read"),
     "manifest garbled": (lambda p: (p / MANIFEST).write_bytes(b"\xff\xfe\x00"), "manifest cannot be read"),
@@ -209,7 +218,6 @@ TAMPERED: dict[str, tuple[Callable[[Path], Any], str]] = {
     "seal a word": (edit_manifest(lambda m: m["files"].update(empty="ok")), "manifest cannot be read"),
     "seal forged": (edit_manifest(lambda m: m["files"]["empty"].update(sha256="0" * 64)), "empty was changed"),
     "file unlisted": (edit_manifest(lambda m: m["files"].pop("state.json") and None), "state.json is not in"),
-    "other format": (edit_manifest(lambda m: m.update(format=2)), "its format is 2, this version reads 1"),
     "no format": (edit_manifest(lambda m: m.pop("format") and None), "manifest cannot be read"),
     "other number": (edit_manifest(lambda m: m.update(serial=1)), "checkpoint 00000001 under another name"),
 }
@@ -241,18 +249,97 @@ def test_any_flipped_bit_of_any_file_is_seen(tmp_path: Path) -> None:
             changed = bytearray(data)
             changed[at] ^= 1 << (at % 8)
             (path / name).write_bytes(changed)
-            assert fault(path) == f"{name} was changed after it was written (SHA-256 differs)"
+            assert fault(path) == Refused(path, f"{name} was changed after it was written (SHA-256 differs)")
         (path / name).write_bytes(data)
         assert fault(path) is None
 
 
-def test_with_none_whole_there_is_none_and_all_are_named(tmp_path: Path) -> None:
+def replaced_by_link(name: str, target: str) -> Callable[[Path], None]:
+    """Puts a link in the place of a file or folder in the checkpoint; "": of the checkpoint itself."""
+
+    def replace(path: Path) -> None:
+        old = path / name
+        shutil.rmtree(old) if old.is_dir() else old.unlink()
+        old.symlink_to(target)
+
+    return replace
+
+
+ERRS = "/proc/self/mem"  # its first byte cannot be read: EIO
+UNREADABLE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "newer format": (edit_manifest(lambda m: m.update(format=2)), "its format is 2, this version reads 1"),
+    "format a word": (edit_manifest(lambda m: m.update(format="1.1")), "its format is '1.1', this version reads 1"),
+    "manifest on a bad disk": (replaced_by_link(MANIFEST, ERRS), "Input/output error"),
+    "state on a bad disk": (replaced_by_link("state.json", "/proc/self/fdinfo/x"), "state.json cannot be read"),
+    "manifest on a disk that is not mounted": (replaced_by_link(MANIFEST, "/nowhere/m"), "No such file"),
+    "model on a disk that is not mounted": (replaced_by_link("model", "/nowhere/m"), "model cannot be read"),
+    "a folder in it not mounted": (replaced_by_link("model/deep", "/nowhere/m"), "deep cannot be read"),
+    "all on a disk that is not mounted": (replaced_by_link("", "/nowhere/m"), "No such file"),
+    "a link to itself": (replaced_by_link("", "00000003"), "Too many levels of symbolic links"),
+}
+
+
+@pytest.mark.parametrize("case", list(UNREADABLE))
+def test_what_may_be_whole_is_no_damage_and_nothing_older_is_used(case: str, tmp_path: Path) -> None:
+    spoil, reason = UNREADABLE[case]
+    for i in (1, 2, 3):
+        save(tmp_path, i, writer(i), keep=3)
+    spoil(tmp_path / "00000003")
+    with pytest.raises(CheckpointError, match=f"the newest checkpoint in .* cannot be used: 00000003: .*{reason}") as e:
+        newest(tmp_path)
+    assert re.search(r"make them readable .*out of .* to continue from the older 00000002", str(e.value))
+    bad = fault(tmp_path / "00000003")
+    assert bad is not None
+    assert not bad.is_damaged
+    (tmp_path / "00000003").rename(tmp_path / "00000003.aside")
+    assert newest(tmp_path) == (tmp_path / "00000002", [])
+
+
+def test_files_behind_links_are_as_good_as_others(tmp_path: Path) -> None:
+    whole = saved(tmp_path / "root", 1, 1, keep=1)
+    for name in ("model", "state.json"):
+        (whole / name).rename(tmp_path / name)
+        (whole / name).symlink_to(tmp_path / name)
+    assert newest(tmp_path / "root") == (whole, [])
+
+
+def test_with_none_whole_all_are_named_with_their_reasons_and_none_is_deleted(tmp_path: Path) -> None:
     assert newest(tmp_path / "nowhere") == (None, [])
-    for i in (1, 2):
-        (saved(tmp_path, i, i, keep=2) / "empty").unlink()
-    found, refused = newest(tmp_path)
-    assert found is None
-    assert [r.path.name for r in refused] == ["00000002", "00000001"]
+    for i in (1, 2, 3):
+        save(tmp_path, i, writer(i), keep=3)
+    (tmp_path / "00000001" / "empty").unlink()
+    flip(tmp_path / "00000002" / "state.json")
+    UNREADABLE["newer format"][0](tmp_path / "00000003")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be used: 00000003: its format is 2.*") as error:
+        newest(tmp_path)
+    for part in (
+        "00000002: state.json was changed",
+        "00000001: empty is missing",
+        "--set name=",
+        "Nothing was changed",
+    ):
+        assert part in str(error.value)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("target", ["nowhere", "checkpoints", ERRS])
+def test_a_folder_of_checkpoints_that_cannot_be_seen_is_not_an_empty_one(target: str, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").symlink_to(target)
+    with pytest.raises(CheckpointError, match=r"checkpoints cannot be read .*mount its disk"):
+        newest(tmp_path / "checkpoints")
+
+
+def test_numbers_of_checkpoints_are_compared_as_numbers(tmp_path: Path) -> None:
+    save(tmp_path, 3, writer(3), keep=3)
+    save(tmp_path, 100_000_001, writer(4), keep=3)
+    shutil.copytree(tmp_path / "00000003", tmp_path / "9")
+    assert newest(tmp_path) == (tmp_path / "100000001", [])
+    shutil.rmtree(tmp_path / "100000001")
+    assert newest(tmp_path) == (
+        tmp_path / "00000003",
+        [Refused(tmp_path / "9", "it is checkpoint 00000003 under another name")],
+    )
 
 
 @pytest.mark.parametrize("keep", [1, 2, 5])
