@@ -73,7 +73,7 @@ def rate(config: RunConfig, base_dir: Path, out: Path, samples: int, progress: P
     Prompts whose rows `out` has already are not sampled again, so an interrupted command can be repeated.
     Raises: ConfigError; DataError where `out` is of other prompts or another number of samples.
     """
-    from pipeline.loop.metrics import report_failures
+    from pipeline.loop.metrics import report_failures, require_verdicts
     from pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, sample_groups
     from pipeline.run.opening import opened
 
@@ -104,6 +104,7 @@ def rate(config: RunConfig, base_dir: Path, out: Path, samples: int, progress: P
                 report_failures(
                     recorder, session.setup, (session.state.stage.name, session.state.rl_step), tally, groups, fate
                 )
+                require_verdicts(recorder.where, groups)
                 if run.ranks.is_first:
                     _append(out, [rated_row(g, samples) for g in groups])
                 progress.advance(len(train) - len(todo) + min(len(todo), start + SAMPLED_AT_ONCE), {})

@@ -214,7 +214,12 @@ class RoundsConfig(StageSection):
     max_tokens: int | None = Field(
         None, ge=1, description="end RL before a step that might bring the generated tokens above this; null: no limit"
     )
-    max_bad_steps: int = Field(3, ge=1, description="refused (non-finite) updates in a row after which the run ends")
+    max_bad_steps: int = Field(
+        3,
+        ge=1,
+        description="steps in a row after which the run ends, if their updates were refused (non-finite), or if "
+        "nothing trained because graders failed",
+    )
 
     @property
     def has_reference(self) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from pipeline.compact import totals
 from pipeline.data.render import end_of_prompts
+from pipeline.errors import RunError
 from pipeline.loop.batch import Batch
 from pipeline.loop.episode_metrics import episode_fields, episode_metrics, row_size
 from pipeline.models.flops import update_flops
@@ -23,6 +24,11 @@ from pipeline.scoring.second_opinion import Opinions, disagree
 from pipeline.scoring.select import classify_group
 from pipeline.train.exchange import whole_on_first
 from pipeline.types import STATUSES, Group, KeptTokens, ScoredRollout, StepMetrics, Verdict
+
+MEND_GRADERS = (
+    "Mend the grader or the environment (`verizero verify --check` and `verizero doctor` try them without a run); the "
+    "same command then continues from the last checkpoint"
+)
 
 
 def record_step(
@@ -194,8 +200,8 @@ def report_failures(
     """
     if tally.failure_rate <= setup.config.scoring.alarm_rate:
         return
-    failed = next((m.verdict for g in groups for m in g.members if m.verdict.is_infrastructure), None)
-    example = "" if failed is None else f"First: {failed.status}: {failed.reason}"
+    failure = first_failure(groups)
+    example = f"First: {failure}" if failure else ""
     alarm: dict[str, Any] = {
         "failure_rate": tally.failure_rate,
         "responses": tally.total,
@@ -206,6 +212,22 @@ def report_failures(
     recorder.event("verizero.verifier.alarm", alarm)
     text = f"{recorder.where}: graders failed on {tally.failure_rate:.0%} of {tally.total} responses ({fate})."
     recorder.say(f"{text} {example}".rstrip())
+
+
+def require_verdicts(where: str, groups: Sequence[Group]) -> None:
+    """Raise RunError if graders failed on every response of the groups: nothing is known of the policy then."""
+    verdicts = [m.verdict for g in groups for m in g.members]
+    if verdicts and all(v.is_infrastructure for v in verdicts):
+        raise RunError(
+            f"{where}: graders failed on all {len(verdicts)} responses, first with {first_failure(groups)}. "
+            f"{MEND_GRADERS}"
+        )
+
+
+def first_failure(groups: Sequence[Group]) -> str:
+    """Return status and reason of the first verdict in which a grader failed; "" if none did."""
+    failed = next((m.verdict for g in groups for m in g.members if m.verdict.is_infrastructure), None)
+    return "" if failed is None else f"{failed.status}: {failed.reason}"
 
 
 def disagreements(batch: Batch) -> list[list[int]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pipeline.errors import NonFiniteError, RunError
 from pipeline.loop.batch import fill_batch
-from pipeline.loop.metrics import record_step
+from pipeline.loop.metrics import MEND_GRADERS, first_failure, record_step
 from pipeline.loop.parity import check_parity
 from pipeline.loop.reference import move_reference, reference_config, refresh_reference
 from pipeline.loop.rollback import guard_against_collapse, mark_start
@@ -42,9 +42,12 @@ def run_round(session: Session, item: Item, steps: Steps, wrap: Wrap) -> None:
         recorder.where = f"{item.label} step {state.step + 1}"
         metrics = wrap("step", one_step)(session, item, steps)
         guard_against_collapse(session, item, metrics)
-        if state.step % setup.config.checkpoint.every_steps == 0 and state.step < item.num_steps:
+        is_due = state.step % setup.config.checkpoint.every_steps == 0 and state.step < item.num_steps
+        # Not while steps are lost: a run that stops for that, and goes on with a mended grader, does them again.
+        if is_due and not state.stage.lost_steps:
             save(session)
     if item.round == setup.rounds.rounds or is_out_of_tokens(source, setup, state):
+        stop_if_lost(state, recorder, most=1)  # the policy of a stage is not what graders left of its last steps
         source.drop()
 
 
@@ -61,10 +64,29 @@ def one_step(session: Session, item: Item, steps: Steps) -> StepMetrics:
         if workers.graders.second is not None:
             batch.opinions = merged(session.run.ranks.gather(workers.graders.second.take()))
     row = record_step(workers, setup, state, recorder, item, batch, metrics)
+    state.stage.lost_steps = [*state.stage.lost_steps, first_failure(batch.sampled)] if is_lost(row) else []
+    stop_if_lost(state, recorder, setup.rounds.max_bad_steps)
     state.step += 1
     state.rl_step += 1
     move_reference(workers.backend, setup, state, metrics or {})
     return row
+
+
+def is_lost(row: StepMetrics) -> bool:
+    """True if a step with these metrics trained nothing, and graders failed on half of its groups or more."""
+    failed, sampled = row["groups/infrastructure"], row["groups/sampled"]
+    return bool(row["update/skipped"]) and failed > 0 and 2 * failed >= sampled
+
+
+def stop_if_lost(state: RunState, recorder: Recorder, most: int) -> None:
+    """Raise RunError if the last `most` steps or more trained nothing because graders failed."""
+    lost = state.stage.lost_steps
+    if len(lost) >= most:
+        raise RunError(
+            f"{recorder.where}: graders failed and nothing trained in {len(lost)} "
+            f"{'step' if len(lost) == 1 else 'steps in a row'}, at last with {lost[-1]}. {MEND_GRADERS}, and does "
+            "these steps again"
+        )
 
 
 def train(
@@ -79,7 +101,7 @@ def train(
     if len(groups) < rounds.select.min_groups or (is_short and rounds.select.fallback == "skip"):
         recorder.say(
             f"{recorder.where}: {len(groups)} of {rounds.prompts_per_step} groups teach something; no update. If this "
-            "continues, the prompts are too easy or too hard"
+            "continues and graders did not fail, the prompts are too easy or too hard"
         )
         return None
     try:

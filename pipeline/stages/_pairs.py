@@ -12,7 +12,7 @@ from pipeline.config.reward_model import RewardModelConfig
 from pipeline.data.pairs import Pair, PairsRead, check_verdicts, pairs_of
 from pipeline.errors import DataError, RunError
 from pipeline.files import read_jsonl
-from pipeline.loop.metrics import report_failures, sample_rows
+from pipeline.loop.metrics import report_failures, require_verdicts, sample_rows
 from pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, rewarded_by_judge, sample_groups
 from pipeline.loop.steps import Wrap, publish
 from pipeline.preferences.base import Loss, PreferenceParams, load_preference
@@ -159,6 +159,7 @@ def _count(session: Session, item: Item, metrics: StepMetrics, groups: Sequence[
     report_failures(
         session.recorder, session.setup, (state.stage.name, state.rl_step), tally, groups, "they are in no pair"
     )
+    require_verdicts(session.recorder.where, groups)
     state.num_responses += len(members)
     state.num_prompts_used += len(groups)
     counts = {

@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.config.run import RunConfig
 from pipeline.config.stages import BASE
-from pipeline.loop.metrics import report_failures, sample_rows
+from pipeline.loop.metrics import report_failures, require_verdicts, sample_rows
 from pipeline.loop.steps import Wrap
 from pipeline.report.estimates import PromptSamples, summarize_domain
 from pipeline.report.rows import EvaluationRow
@@ -67,6 +67,9 @@ def evaluate(session: Session, item: Item, wrap: Wrap) -> dict[str, Any]:
             time=recorder.take_times(),
         )
     )
+    for domain in domains:
+        own_groups = [g for g in (*sampled, *greedy) if g.prompt.domain == domain]
+        require_verdicts(f"{recorder.where}, domain {domain!r}", own_groups)
     measures = [(d, m, v) for d, row in domains.items() for m, v in row.items() if isinstance(v, dict)]
     recorder.track({f"evaluation/{domain}/{measure}": v["value"] for domain, measure, v in measures}, state.rl_step)
     pass_rates = {

@@ -17,7 +17,7 @@ from pipeline.data.rejection import REASONS, kept_of
 from pipeline.data.rows import row_of
 from pipeline.errors import DataError, RunError
 from pipeline.files import write_atomic
-from pipeline.loop.metrics import report_failures
+from pipeline.loop.metrics import report_failures, require_verdicts
 from pipeline.loop.sampled_groups import SAMPLED_AT_ONCE, sample_groups
 from pipeline.loop.steps import Wrap, publish
 from pipeline.report.rows import SampleRow
@@ -116,6 +116,7 @@ def answer(session: Session, item: Item, prompts: Sequence[Prompt], metrics: Ste
         metrics["unwritable"] += unwritable
     fate = "none was kept, none was counted as wrong"
     report_failures(recorder, session.setup, (session.state.stage.name, session.state.rl_step), tally, groups, fate)
+    require_verdicts(recorder.where, [g for g in groups if not g.prompt.id.endswith(HINTED)])
     for group in groups:
         metrics["responses"] += len(group.members)
         metrics["correct"] += sum(m.verdict.is_correct for m in group.members)

@@ -14,6 +14,7 @@ import torch
 from pipeline.errors import NonFiniteError, RunError
 from pipeline.loop.rounds import train
 from pipeline.run.saving import save
+from pipeline.run.session import Session
 from pipeline.train import checkpoint
 from pipeline.types import Attempt, Group, StepMetrics, Verdict
 from tests.loop.scripted import group_of, loop_of, mixed
@@ -78,6 +79,62 @@ def test_failed_graders_leave_their_groups_and_raise_an_alarm(tmp_path: Path) ->
     assert {r["step"] for r in written} <= {r["step"] for r in steps}
     assert written[-1]["step"] == steps[-1]["step"]
     assert all(m["rows"] < 6 * m["groups/trained"] for m in metrics if m["groups/trained"])
+
+
+class Down:
+    """A grader that fails on everything while `steps` says so."""
+
+    def __init__(self, session: Session, steps: set[int] | range, inner: Any) -> None:
+        self.session, self.steps, self.inner = session, steps, inner
+
+    def score(self, attempts: list[Attempt]) -> list[Verdict]:
+        if self.session.state.rl_step in self.steps:
+            return [Verdict("sandbox_error", reason="no sandbox")] * len(attempts)
+        verdicts: list[Verdict] = self.inner.score(attempts)
+        return verdicts
+
+
+def graders_down(session: Session, steps: set[int] | range) -> None:
+    scorer = session.workers.graders.scorer
+    scorer.bound = {k: Down(session, steps, v) for k, v in scorer.bound.items()}
+
+
+DOWN: dict[str, tuple[set[int] | range, int | None]] = {
+    "from the start": (range(9), 3),
+    "later": (range(2, 9), 5),
+    "in the last step": ({8}, 9),
+    "in the last two": ({7, 8}, 9),
+    "for two steps": ({3, 4}, None),
+    "twice for two steps": ({1, 2, 4, 5}, None),
+}
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("case", list(DOWN))
+def test_a_run_without_graders_stops_and_goes_on_as_if_they_had_never_failed(case: str, tmp_path: Path) -> None:
+    """After three steps of nothing in a row, or at the end of the stage."""
+    steps, stops_after = DOWN[case]
+    select = {"keep": "all", "carry_over": False}
+    changes: dict[str, Any] = {"rl": {"rounds": 1, "steps_per_round": 9, "select": select}, "scoring": {"retries": 0}}
+    with session_of(tmp_path / "down", **changes) as session:
+        graders_down(session, steps)
+        if stops_after is None:
+            train_round(session)
+            assert session.state.stage.lost_steps == []
+            return
+        with pytest.raises(
+            RunError, match=r"graders failed and nothing trained in .* sandbox_error: no sandbox.*same "
+        ):
+            train_round(session)
+        assert len([r for r in rows(session) if r["kind"] == "step"]) == stops_after
+    with session_of(tmp_path / "down", **changes) as session:
+        assert session.state.rl_step == min(steps)
+        session.workers.rollouts.publish(session.workers.backend, session.state.policy_version)
+        train_round(session)
+        mended = weights(session)
+    with session_of(tmp_path / "up", **changes) as session:
+        train_round(session)
+        assert all(torch.equal(a, b) for a, b in zip(mended, weights(session), strict=True))
 
 
 SHORT = [
