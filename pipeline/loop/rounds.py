@@ -43,7 +43,7 @@ def run_round(session: Session, item: Item, steps: Steps, wrap: Wrap) -> None:
         metrics = wrap("step", one_step)(session, item, steps)
         guard_against_collapse(session, item, metrics)
         is_due = state.step % setup.config.checkpoint.every_steps == 0 and state.step < item.num_steps
-        # Not while steps are lost: a run that stops for that, and goes on with a mended grader, does them again.
+        # Not while steps are lost: a run that stops for that does them again once the grader works.
         if is_due and not state.stage.lost_steps:
             save(session)
     if item.round == setup.rounds.rounds or is_out_of_tokens(source, setup, state):

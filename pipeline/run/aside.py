@@ -21,7 +21,7 @@ def put_aside(folder: Path, end: Path | None, stages: Sequence[str]) -> Path | N
     Return the folder that has it now, or None if there was nothing. If this is killed at any point and called again, it
     moves the rest.
     """
-    offsets = {} if end is None else json.loads((end / "state.json").read_text())["offsets"]
+    offsets = {} if end is None else json.loads((end / "state.json").read_text())["store"]["lengths"]
     # Log lines behind the checkpoint's offset; the store cuts them off when the session opens.
     tails = {name: _tail(folder / name, offsets.get(name, 0)) for name in FILES}
     later = [p for p in checkpoint.numbered(folder / "checkpoints") if end is None or int(p.name) > int(end.name)]

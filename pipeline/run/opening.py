@@ -152,7 +152,7 @@ def open_session(
     run = Run(config, folder, shared, base_dir, data, tokenizer, backend.ranks, tuple(prints), start, isolation)
     store = Store(folder)
     # Lines after the checkpoint belong to steps that are done again.
-    store.cut(*((state.offsets, state.sums) if ranks.is_first else ({}, {})))
+    store.cut(*((state.store.lengths, state.store.sums) if ranks.is_first else ({}, {})))
     trackers = config.report.trackers if ranks.is_first else ()
     tracked = Trackers(trackers, folder, config.name, config.model_dump(mode="json"))
     recorder = Recorder(store, tracked, progress, *gpu_of(config, backend))

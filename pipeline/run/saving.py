@@ -16,7 +16,7 @@ from pipeline.report.memory import note_peak
 from pipeline.run import collapse
 from pipeline.run.schedule import position, schedule
 from pipeline.run.session import Run, Session, Workers
-from pipeline.run.state import RunState
+from pipeline.run.state import RunState, StoreMark
 from pipeline.train import checkpoint
 from pipeline.train.backend import Backend
 from pipeline.train.checkpoint import Rest
@@ -51,7 +51,7 @@ def save(session: Session) -> None:
     if is_last:
         state.stage_ends[state.stage.name] = state.next_checkpoint
     # On the disk before the checkpoint that counts them: a resume must find at least these bytes.
-    state.offsets, state.sums = recorder.store.sync(), recorder.store.sums()
+    state.store = StoreMark(recorder.store.sync(), recorder.store.sums())
     state.sampler, state.ledger = workers.sampler.state_dict(), workers.ledger.state_dict()
     controllers = session.setup.controllers
     state.stage.controllers = {} if controllers is None else controllers.state_dict()

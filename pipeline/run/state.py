@@ -72,6 +72,16 @@ class StageState:
 
 
 @dataclass
+class StoreMark:
+    """The length of each of the store's files, and what their lines were."""
+
+    lengths: dict[str, int] = field(default_factory=dict)
+    """Bytes in each file."""
+    sums: dict[str, str] = field(default_factory=dict)
+    """Sums of the lines of each file."""
+
+
+@dataclass
 class RunState:
     """The position of a run and every number that the next step depends on."""
 
@@ -98,10 +108,8 @@ class RunState:
     """Number of the next checkpoint."""
     stage_ends: dict[str, int] = field(default_factory=dict)
     """Stage -> number of the checkpoint at its end, which is never deleted."""
-    offsets: dict[str, int] = field(default_factory=dict)
-    """Bytes in each of the store's files."""
-    sums: dict[str, str] = field(default_factory=dict)
-    """Sums of the lines of the store's files."""
+    store: StoreMark = field(default_factory=StoreMark)
+    """Lengths and lines of the store's files."""
 
     @property
     def step_in_stage(self) -> int:
@@ -135,12 +143,13 @@ class RunState:
         stage = tree.get("stage", {})
         if not isinstance(stage, dict):  # checkpoints of 0.1 kept the stage's name here
             raise _other_version("no section for the stage")
-        for part, own in ((cls, tree), (StageState, stage)):
+        for part, own in ((cls, tree), (StageState, stage), (StoreMark, tree.get("store", {}))):
             # Missing fields get their defaults, so older states load; unknown ones would be lost silently.
             if unknown := sorted(set(own) - {f.name for f in fields(part)}):
                 raise _other_version(", ".join(unknown))
         values = dict(tree)
         values["stage"] = StageState(**stage | {"carried": [_group(g) for g in stage.get("carried", [])]})
+        values["store"] = StoreMark(**values.get("store", {}))
         values["in_flight"] = [_in_flight(batch) for batch in values.get("in_flight", [])]
         return cls(**values)
 

@@ -10,7 +10,7 @@ import pytest
 
 from pipeline.errors import CheckpointError, RunError
 from pipeline.run.opening import find_checkpoint
-from pipeline.run.state import RunState, read_state
+from pipeline.run.state import RunState, StoreMark, read_state
 from pipeline.train.checkpoint import MANIFEST, save
 from tests.stages.sessions import Heard
 
@@ -22,7 +22,7 @@ def run_with(folder: Path, *serials: int) -> Path:
     for serial in serials:
 
         def write(into: Path, serial: int = serial) -> None:
-            state = RunState(offsets={"metrics.jsonl": serial * len(LINE), "rollouts.jsonl": 0})
+            state = RunState(store=StoreMark({"metrics.jsonl": serial * len(LINE), "rollouts.jsonl": 0}))
             (into / "state.json").write_text(json.dumps(state.to_json()))
 
         save(folder / "checkpoints", serial, write, keep=9)
@@ -77,7 +77,7 @@ def test_after_damage_the_older_one_is_used_and_what_came_after_it_is_kept(tmp_p
 
 
 def test_lines_without_any_checkpoint_are_kept(tmp_path: Path) -> None:
-    """Whoever deletes checkpoints to have room, or tries again before the first one, loses no line."""
+    """who deletes checkpoints to have room, or tries again before the first one, loses no line."""
     folder, heard = run_with(tmp_path / "run"), Heard()
     assert find_checkpoint(folder, "auto", heard, []) is None
     assert (folder / "stale" / "1" / "metrics.jsonl").read_bytes() == LINE

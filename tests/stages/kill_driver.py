@@ -162,8 +162,8 @@ def fingerprint(folder: Path) -> dict[str, str]:
     """A hash of everything that a run leaves, times left out."""
     newest = max((p for p in (folder / "checkpoints").iterdir() if p.name.isdigit()), key=lambda p: int(p.name))
     state = json.loads((newest / "state.json").read_text())
-    state["offsets"].pop("metrics.jsonl")  # as long as its times are
-    state["sums"].pop("metrics.jsonl")
+    state["store"]["lengths"].pop("metrics.jsonl")  # as long as its times are
+    state["store"]["sums"].pop("metrics.jsonl")
     return {
         "metrics": digest(json.dumps(lines_of(folder)).encode()),
         "rollouts": digest((folder / "rollouts.jsonl").read_bytes()),

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
-import re
 import shutil
 import sys
 from collections.abc import Callable
@@ -19,13 +17,8 @@ import torch
 from pipeline.errors import CheckpointError, RunError
 from pipeline.files import PARTIAL
 from pipeline.train.checkpoint import MANIFEST, Refused, Rest, fault, newest, path_of, require, save
+from tests.train.checkpoints import FILES, content, edit_manifest, flip, saved, writer
 
-FILES = {
-    "state.json": b'{"step": %d}',
-    "model/weights.bin": b"weights of %d" * 50,
-    "model/deep/er/x.txt": b"x%d",
-    "empty": b"",
-}
 CHANGES = frozenset({"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "shutil.rmtree", "os.truncate"})
 
 
@@ -37,29 +30,9 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return paths
 
 
-def content(mark: int) -> dict[str, bytes]:
-    return {name: data.replace(b"%d", str(mark).encode()) for name, data in FILES.items()}
-
-
-def writer(mark: int) -> Callable[[Path], None]:
-    """Writes files that only the checkpoint `mark` has."""
-
-    def write(folder: Path) -> None:
-        for name, data in content(mark).items():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(data)
-
-    return write
-
-
 def holds(path: Path | None, mark: int) -> bool:
     """The checkpoint is there with all its files as they were written."""
     return path is not None and all((path / n).read_bytes() == data for n, data in content(mark).items())
-
-
-def saved(root: Path, serial: int, mark: int, keep: int) -> Path:
-    assert save(root, serial, writer(mark), keep) is None
-    return path_of(root, serial)
 
 
 def two_before(root: Path) -> None:
@@ -174,21 +147,6 @@ def test_all_is_on_disk_before_it_has_its_name(
         assert max(moved, key=synced.index) == moved[0]
 
 
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(bytes(data))
-
-
-def edit_manifest(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
-    def tamper(path: Path) -> None:
-        manifest = json.loads((path / MANIFEST).read_text())
-        changed = change(manifest)
-        (path / MANIFEST).write_text(json.dumps(manifest if changed is None else changed))
-
-    return tamper
-
-
 def empty(path: Path) -> None:
     shutil.rmtree(path)
     path.mkdir()
@@ -252,82 +210,6 @@ def test_any_flipped_bit_of_any_file_is_seen(tmp_path: Path) -> None:
             assert fault(path) == Refused(path, f"{name} was changed after it was written (SHA-256 differs)")
         (path / name).write_bytes(data)
         assert fault(path) is None
-
-
-def replaced_by_link(name: str, target: str) -> Callable[[Path], None]:
-    """Puts a link in the place of a file or folder in the checkpoint; "": of the checkpoint itself."""
-
-    def replace(path: Path) -> None:
-        old = path / name
-        shutil.rmtree(old) if old.is_dir() else old.unlink()
-        old.symlink_to(target)
-
-    return replace
-
-
-ERRS = "/proc/self/mem"  # its first byte cannot be read: EIO
-UNREADABLE: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "newer format": (edit_manifest(lambda m: m.update(format=2)), "its format is 2, this version reads 1"),
-    "format a word": (edit_manifest(lambda m: m.update(format="1.1")), "its format is '1.1', this version reads 1"),
-    "manifest on a bad disk": (replaced_by_link(MANIFEST, ERRS), "Input/output error"),
-    "state on a bad disk": (replaced_by_link("state.json", "/proc/self/fdinfo/x"), "state.json cannot be read"),
-    "manifest on a disk that is not mounted": (replaced_by_link(MANIFEST, "/nowhere/m"), "No such file"),
-    "model on a disk that is not mounted": (replaced_by_link("model", "/nowhere/m"), "model cannot be read"),
-    "a folder in it not mounted": (replaced_by_link("model/deep", "/nowhere/m"), "deep cannot be read"),
-    "all on a disk that is not mounted": (replaced_by_link("", "/nowhere/m"), "No such file"),
-    "a link to itself": (replaced_by_link("", "00000003"), "Too many levels of symbolic links"),
-}
-
-
-@pytest.mark.parametrize("case", list(UNREADABLE))
-def test_what_may_be_whole_is_no_damage_and_nothing_older_is_used(case: str, tmp_path: Path) -> None:
-    spoil, reason = UNREADABLE[case]
-    for i in (1, 2, 3):
-        save(tmp_path, i, writer(i), keep=3)
-    spoil(tmp_path / "00000003")
-    with pytest.raises(CheckpointError, match=f"the newest checkpoint in .* cannot be used: 00000003: .*{reason}") as e:
-        newest(tmp_path)
-    assert re.search(r"make them readable .*out of .* to continue from the older 00000002", str(e.value))
-    bad = fault(tmp_path / "00000003")
-    assert bad is not None
-    assert not bad.is_damaged
-    (tmp_path / "00000003").rename(tmp_path / "00000003.aside")
-    assert newest(tmp_path) == (tmp_path / "00000002", [])
-
-
-def test_files_behind_links_are_as_good_as_others(tmp_path: Path) -> None:
-    whole = saved(tmp_path / "root", 1, 1, keep=1)
-    for name in ("model", "state.json"):
-        (whole / name).rename(tmp_path / name)
-        (whole / name).symlink_to(tmp_path / name)
-    assert newest(tmp_path / "root") == (whole, [])
-
-
-def test_with_none_whole_all_are_named_with_their_reasons_and_none_is_deleted(tmp_path: Path) -> None:
-    assert newest(tmp_path / "nowhere") == (None, [])
-    for i in (1, 2, 3):
-        save(tmp_path, i, writer(i), keep=3)
-    (tmp_path / "00000001" / "empty").unlink()
-    flip(tmp_path / "00000002" / "state.json")
-    UNREADABLE["newer format"][0](tmp_path / "00000003")
-    before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(CheckpointError, match=r"no checkpoint in .* can be used: 00000003: its format is 2.*") as error:
-        newest(tmp_path)
-    for part in (
-        "00000002: state.json was changed",
-        "00000001: empty is missing",
-        "--set name=",
-        "Nothing was changed",
-    ):
-        assert part in str(error.value)
-    assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize("target", ["nowhere", "checkpoints", ERRS])
-def test_a_folder_of_checkpoints_that_cannot_be_seen_is_not_an_empty_one(target: str, tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").symlink_to(target)
-    with pytest.raises(CheckpointError, match=r"checkpoints cannot be read .*mount its disk"):
-        newest(tmp_path / "checkpoints")
 
 
 def test_numbers_of_checkpoints_are_compared_as_numbers(tmp_path: Path) -> None:
