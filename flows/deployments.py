@@ -19,6 +19,7 @@ from prefect.types.entrypoint import EntrypointType
 from flows import campaigns, forms
 from flows.automations import register_automations
 from pipeline.errors import ConfigError
+from pipeline.own_programs import SAFE_PATH
 
 SRUN = "srun --ntasks=1 --kill-on-bad-exit=1 --unbuffered --export=ALL"
 """Starts a flow on a node of a Slurm cluster; the user's options (GPUs, time) are added."""
@@ -97,6 +98,7 @@ def variables_for(kind: str, recipes: Path, image: str | None, srun: str | None)
         )
     # Workers start flows in a process of their own, which needs the same recipes and code as this one.
     environment |= {forms.OWN_RECIPES: str(recipes.resolve()), "PYTHONPATH": os.pathsep.join(p for p in _paths() if p)}
+    environment[SAFE_PATH] = "1"
     own: dict[str, Any] = {"env": environment, "working_dir": str(Path.cwd())}
     if srun is not None:
         own["command"] = f"{SRUN} {srun}".strip() + f" {shlex.quote(sys.executable)} -m prefect.engine"

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 
 from pipeline.launch import die_with
+from pipeline.own_programs import leave_safe_path
 
 RUNNER = "VERIZERO_RUNNER"
 """Variable with the id of the process that a flow must not outlive; without it, that is the flow's parent."""
@@ -19,6 +20,7 @@ END_WITHIN_S = 10.0
 
 def bind_lifetime(environment: Mapping[str, str] = os.environ) -> None:
     """End this process when its runner dies, and soon after a cancel. Called first in every flow."""
+    leave_safe_path()
     parent = int(environment.get(RUNNER, os.getppid()))
     if parent > 1:  # the first process of a container has no parent (0), and an orphan's is init (1)
         die_with(parent)

@@ -18,6 +18,7 @@ from types import FrameType
 
 from flows.server import QUIET, EmbeddedServer, answers
 from pipeline.errors import ConfigError, RunError
+from pipeline.own_programs import SAFE_PATH, module_command
 
 READY = b"ready\n"
 LOOK_EVERY_S = 0.3
@@ -115,7 +116,7 @@ class ServerAndRunner:
     def _runner(self) -> subprocess.Popen[bytes]:
         with (self.home / "runner.log").open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "flows.serve", str(os.getpid())],
+                [*module_command("flows.serve"), str(os.getpid())],
                 env={**os.environ, **self.server.settings(self.home), "PREFECT_LOGGING_LEVEL": "INFO"},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -153,6 +154,7 @@ def run_deployments(parent: int) -> None:
     die_with(parent)
     # Flows are grandchildren, which a signal for dead parents of this process would not reach.
     os.environ[RUNNER] = str(os.getpid())
+    os.environ[SAFE_PATH] = "1"  # for Prefect's `python -m prefect.engine`
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     import asyncio
 

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 
 from flows.server_patches import SameHostOnly, lock_early
 from pipeline.errors import RunError
+from pipeline.own_programs import module_command
 
 PR_SET_PDEATHSIG = 1
 QUIET = {
@@ -40,7 +41,7 @@ class EmbeddedServer:
         own = {**QUIET, **self.settings(home), **({} if services else {"PREFECT__SERVER_EPHEMERAL": "1"})}
         with log.open("ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "flows.server", str(self.port), *(["--services"] if services else [])],
+                [*module_command("flows.server"), str(self.port), *(["--services"] if services else [])],
                 env={**os.environ, **own},
                 stdin=subprocess.DEVNULL,
                 stdout=out,

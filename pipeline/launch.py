@@ -23,6 +23,7 @@ from pathlib import Path
 
 from pipeline.config.sections import LaunchConfig
 from pipeline.errors import RunError
+from pipeline.own_programs import SAFE_PATH, leave_safe_path, module_command
 from pipeline.train.deadline import SPARE_S, WATCH
 
 LAUNCHED = "VERIZERO_LAUNCHED"
@@ -56,7 +57,7 @@ def launch(config: LaunchConfig, arguments: Sequence[str], folder: Path, program
     group = Group(logs, config.phase_timeout_s + SPARE_S if config.kind == "torchrun" else math.inf)
     try:
         if config.kind == "local":
-            group.start_local(config, [*_module(program), *arguments])
+            group.start_local(config, [*module_command(program), *arguments])
         else:
             log = logs / (f"launcher{node}.log" if node else "launcher.log")
             group.start("launcher", command_of(config, arguments, program), {LAUNCHED: config.kind}, log)
@@ -116,7 +117,8 @@ class Group:
             try:
                 process = subprocess.Popen(
                     command,
-                    env={**os.environ, **environment, "PYTHONUNBUFFERED": "1"},
+                    # A launcher starts the ranks itself, without the words of `module_command`.
+                    env={**os.environ, **environment, "PYTHONUNBUFFERED": "1", SAFE_PATH: "1"},
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=subprocess.STDOUT,
@@ -228,16 +230,16 @@ def command_of(config: LaunchConfig, arguments: Sequence[str], program: str = PR
     script = [program, *arguments]
     if config.kind == "torchrun":
         meeting = ["--master-addr", address, "--master-port", str(config.port)]
-        return [*_module("torch.distributed.run"), "--nnodes", nodes, "--nproc-per-node", each, "--node-rank",
+        return [*module_command("torch.distributed.run"), "--nnodes", nodes, "--nproc-per-node", each, "--node-rank",
                 str(_node()), *meeting, "-m", *script]  # fmt: skip
     if config.kind == "deepspeed":
         hosts = ["--hostfile", config.hostfile] if config.hostfile else []
         meeting = ["--master_port", str(config.port), *(["--master_addr", config.address] if config.address else [])]
-        return [*_module("deepspeed.launcher.runner"), *hosts, "--num_nodes", nodes, "--num_accelerators", each,
+        return [*module_command("deepspeed.launcher.runner"), *hosts, "--num_nodes", nodes, "--num_accelerators", each,
                 *meeting, "--no_local_rank", "--module", *script]  # fmt: skip
     exported = f"ALL,MASTER_ADDR={_first_slurm_host()},MASTER_PORT={config.port}"
     return ["srun", "--nodes", nodes, "--ntasks-per-node", each, "--kill-on-bad-exit=1", "--export", exported,
-            *_module(program), *arguments]  # fmt: skip
+            *module_command(program), *arguments]  # fmt: skip
 
 
 def as_rank(config: LaunchConfig, folder: Path) -> int:
@@ -245,6 +247,7 @@ def as_rank(config: LaunchConfig, folder: Path) -> int:
     for ours, theirs in (("RANK", "SLURM_PROCID"), ("WORLD_SIZE", "SLURM_NTASKS"), ("LOCAL_RANK", "SLURM_LOCALID")):
         if ours not in os.environ and theirs in os.environ:
             os.environ[ours] = os.environ[theirs]
+    leave_safe_path()
     rank, logs = int(os.environ.get("RANK", "0")), folder / "logs"
     logs.mkdir(parents=True, exist_ok=True)
     if (
@@ -294,10 +297,6 @@ def _last_lines(log: Path, most: int) -> list[str]:
 def _node() -> int:
     """Return this machine's number among those on which torchrun is started."""
     return int(next((os.environ[n] for n in ("NODE_RANK", "SLURM_NODEID") if n in os.environ), "0"))
-
-
-def _module(name: str) -> list[str]:
-    return [sys.executable, "-m", name]
 
 
 def _first_slurm_host() -> str:

@@ -148,7 +148,7 @@ class Forked(subprocess.Popen[Any]):
         plain = super()._execute_child  # type: ignore[misc]
         how = inspect.signature(plain).bind(*given).arguments
         words = list(how["args"]) if isinstance(how["args"], list | tuple) else []
-        program = [str(w) for w in words[1:] if w != "-u"]
+        program = [str(w) for w in words[1:] if w not in ("-u", "-P")]
         module = program[program[0] == "-m" :] if program[:1] in (["-m"], [WATCHER]) else []
         if not module or words[0] != sys.executable or not module[0].startswith(Forked.forked):
             plain(*given)

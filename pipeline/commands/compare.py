@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from pipeline.config.stages import Stage
 from pipeline.errors import ConfigError, RunError
 from pipeline.files import write_atomic
 from pipeline.launch import die_with
+from pipeline.own_programs import module_command
 from pipeline.report.memory import noted_peak
 
 SAME = ("stages", "model", "data", "pretrain", "sft", "rollout", "scoring", "evaluation")
@@ -186,11 +186,13 @@ def _made_start(
 
 def _trained(path: Path, overrides: Sequence[str]) -> float:
     """Run the recipe in a process of its own and return its peak memory in MiB. Raises: RunError if it fails."""
-    command = [sys.executable, "-m", "pipeline.cli", "train", str(path), "--no-prefect"]
+    command = [*module_command("pipeline.cli"), "train", str(path), "--no-prefect"]
     for override in overrides:
         command += ["--set", override]
     root = Path(__file__).resolve().parents[2]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])}
+    # Without empty names, which would be the working folder.
+    paths = [str(root), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     dies = partial(die_with, os.getpid())
     child = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, preexec_fn=dies)
     try:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError, EngineError
+from pipeline.own_programs import module_command
 from pipeline.rollout.child_process import GRACE_S
 
 ENVIRONMENT = {
@@ -39,7 +40,7 @@ class ServerProcess:
         # Another process may take the port first; the server then ends, and `wait` reports its log.
         port = free_port()
         self.url = f"http://{HOST}:{port}"
-        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", HOST, "--port", str(port)]
+        command = [*module_command("vllm.entrypoints.openai.api_server"), "--host", HOST, "--port", str(port)]
         command += ["--enable-scale-out", *flags(arguments)]
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as out:

@@ -20,6 +20,7 @@ from typing import Any
 import pipeline
 from pipeline.config.choices import VerifierChoice
 from pipeline.config.sandbox import SandboxConfig
+from pipeline.own_programs import module_command
 from pipeline.scoring.sandbox_setup import open_sandbox
 from pipeline.types import Attempt, Verdict
 from verifiers.base import load
@@ -70,7 +71,7 @@ class GraderProcess:
         path = {"PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))}
         process = subprocess.Popen(
             # A session of its own: Ctrl-C must reach the trainer alone, which still needs verdicts while it ends.
-            [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            module_command(__name__), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             env=os.environ | path, start_new_session=True,
         )  # fmt: skip
         assert process.stdin is not None

@@ -88,14 +88,14 @@ class TestCommands:
     def test_torchrun(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NODE_RANK", "1")
         config = LaunchConfig(kind="torchrun", nodes=2, gpus_per_node=8, address="10.0.0.1", port=1234)
-        assert command_of(config, self.WORDS)[3:] == [
+        assert command_of(config, self.WORDS)[4:] == [
             "--nnodes", "2", "--nproc-per-node", "8", "--node-rank", "1", "--master-addr", "10.0.0.1",
             "--master-port", "1234", "-m", "pipeline.cli", *self.WORDS,
         ]  # fmt: skip
 
     def test_deepspeed(self) -> None:
         config = LaunchConfig(kind="deepspeed", nodes=2, gpus_per_node=8, hostfile="hosts", port=1234)
-        assert command_of(config, self.WORDS)[2:] == [
+        assert command_of(config, self.WORDS)[3:] == [
             "deepspeed.launcher.runner", "--hostfile", "hosts", "--num_nodes", "2", "--num_accelerators", "8",
             "--master_port", "1234", "--no_local_rank", "--module", "pipeline.cli", *self.WORDS,
         ]  # fmt: skip

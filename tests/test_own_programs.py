@@ -1,0 +1,67 @@
+"""Child processes of our own, started in a folder whose files have the names of our modules and of Python's."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipeline.config.merge import merge
+from pipeline.own_programs import SAFE_PATH, leave_safe_path, module_command
+from tests.source import code_files
+from tests.stages.test_graders_down import CHECK
+from tests.stages.test_stale import SHORT, rows
+from tests.stages.tiny import TREE
+
+NAMES = ("flows", "pipeline", "verifiers", "sandbox", "json", "random", "typing", "logging", "prefect", "torch", "yaml")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A working folder in which each of the names is a file that cannot be imported."""
+    for name in NAMES:
+        (tmp_path / f"{name}.py").write_text(f"raise SystemExit('{name}.py of the working folder was imported')\n")
+    return tmp_path
+
+
+@pytest.mark.integration
+def test_a_module_is_ours_whatever_the_working_folder_has(folder: Path) -> None:
+    done = subprocess.run([*module_command("pipeline.seeds")], cwd=folder, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_all_our_modules_are_started_by_that_command() -> None:
+    plain = re.compile(r'sys\.executable[^\n]*"-m"')
+    assert [p for p in code_files() if p.name != "own_programs.py" and plain.search(p.read_text())] == []
+
+
+def test_programs_of_the_user_import_what_lies_next_to_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(SAFE_PATH, "1")
+    leave_safe_path()
+    (tmp_path / "agent.py").write_text("import parts; print(parts.X)")
+    (tmp_path / "parts.py").write_text("X = 3")
+    done = subprocess.run([sys.executable, "agent.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout == "3\n"
+
+
+@pytest.mark.integration
+@pytest.mark.slow
+def test_commands_run_among_files_of_any_name(folder: Path) -> None:
+    """Training with a server, a grader process and a verifier in a file; and a comparison."""
+    rows(folder)
+    (folder / "judge.py").write_text(CHECK)
+    source = {"file": "rows.jsonl", "verifier": {"path": "judge.py:judge"}}
+    tree = merge(merge(TREE, SHORT), {"name": "odd", "scoring": {"overlap": True}, "sft": {"steps": 3}})
+    tree |= {"stages": ["sft", "rl"], "data": {"train": [source], "evaluation": TREE["data"]["evaluation"]}}
+    (folder / "odd.yaml").write_text(yaml.safe_dump(tree))
+    program = str(Path(sys.executable).with_name("verizero"))
+    own = {k: v for k, v in os.environ.items() if not k.startswith(("PREFECT_", "PYTHON"))}
+    for words in (["train", "odd.yaml"], ["compare", "odd.yaml", "--from", "runs/odd/model", "--seeds", "1"]):
+        done = subprocess.run([program, *words], cwd=folder, env=own, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert "working folder was imported" not in done.stderr
