@@ -289,3 +289,66 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "recipe.yaml").write_text("a: [")
     with pytest.raises(RunError, match="not YAML"):
         read(tmp_path)
+
+
+def test_a_share_of_right_responses_is_that_of_the_run_or_of_verdicts_that_are_all_or_nothing() -> None:
+    plain = healthy()
+    assert plain.correct() == plain.early("reward/sampled"), "an older run: its rewards are its verdicts"
+    assert plain.correct("sums", late=True) == plain.late("reward/mean/sums")
+    told = with_steps(lambda m, _: m.update({"correct/sampled": 0.25, "correct/mean/sums": 0.5}))
+    assert (told.correct(), told.correct("sums")) == (0.25, 0.5)
+    partial = scored(plain, lambda score: 0.5 + score / 2)
+    assert partial.correct() is None, "a mean reward is no share"
+    grades = scored(plain, lambda score: 0.4 * score + 0.1)
+    assert replace(told, samples=grades.samples).correct() == 0.25
+    none_right = with_steps(lambda m, _: m.update({"correct/sampled": 0.0}), of=grades)
+    assert none_right.correct() is None, "a verifier that never gives a full score does not say what is right"
+
+
+def scored(run: Reading, change: Callable[[float], float]) -> Reading:
+    """The run with other scores, and rewards that are the scores."""
+    rows = [replace(s.row, score=change(s.row.score), reward=change(s.row.score)) for s in run.samples]
+    return replace(run, samples=tuple(replace(s, row=row) for s, row in zip(run.samples, rows, strict=True)))
+
+
+def test_partial_credit_is_no_fooled_verifier() -> None:
+    """A high mean reward and few right answers, in training as on held-out prompts, of references that are texts."""
+    for right, wanted in ((0.4, False), (0.99, True)):
+        run = with_steps(lambda m, _, r=right: m.update({"reward/mean/sums": 0.99, "correct/mean/sums": r}))
+        last = run.evaluations[-1]
+        domains = copy.deepcopy(dict(last.row.domains))
+        domains["sums"]["pass@1"] = {"value": 0.42, "low": 0.38, "high": 0.46}
+        run = replace(
+            run,
+            references={},
+            evaluations=(*run.evaluations[:-1], replace(last, row=replace(last.row, domains=domains))),
+        )
+        assert (place_of("false_positives", diagnose(run)) is not None) == wanted
+
+
+def test_components_are_blamed_where_they_rank_wrong_responses_first() -> None:
+    def weighed(m: dict[str, Any], _: int) -> None:
+        m.update({"reward/component/0": 0.5, "reward/component/1": 0.5, "reward/sampled": 5.0})
+
+    for worth, wanted in ((9.0, False), (-9.0, True)):
+        run = with_steps(weighed)
+        rows = [replace(s.row, reward=s.row.score * (1 + worth)) for s in run.samples]
+        run = replace(run, samples=tuple(replace(s, row=row) for s, row in zip(run.samples, rows, strict=True)))
+        assert (place_of("reward_scales", diagnose(run)) is not None) == wanted
+
+
+def test_longer_responses_are_excused_by_more_right_ones_unless_length_is_paid() -> None:
+    """The healthy run with twice the tokens at its end, and with a reward that pays for each token."""
+    run = with_steps(lambda m, number: m.update({"length/mean": 13.0 if number < 15 else 26.0}))
+    assert place_of("length_drift", diagnose(run)) is None
+    paid = [replace(s.row, reward=s.row.score + 0.1 * s.row.length) for s in run.samples]
+    run = replace(run, samples=tuple(replace(s, row=row) for s, row in zip(run.samples, paid, strict=True)))
+    assert place_of("length_drift", diagnose(run)) == 0
+
+
+def test_equal_last_turns_of_episodes_may_have_other_outcomes() -> None:
+    run = healthy()
+    for ending, wanted in ((None, True), ("done", False)):
+        rows = [replace(s.row, ending=ending, response="7", score=float(i % 2)) for i, s in enumerate(run.samples)]
+        mixed = replace(run, samples=tuple(replace(s, row=row) for s, row in zip(run.samples, rows, strict=True)))
+        assert (place_of("infrastructure_zeros", diagnose(mixed)) is not None) == wanted

@@ -19,6 +19,7 @@ import pipeline.run.build as build
 import pipeline.train.prepare as prepare
 import pipeline.train.torch_backend as torch_backend
 from benchmarks.diagnose.fault import Fault, Patch, replaced
+from pipeline.models.cpu.onednn import packed
 
 
 def around(holder: Any, name: str, make: Callable[[Any], Any]) -> Patch:
@@ -84,8 +85,13 @@ def rounded(bits: int) -> Callable[[Any], Any]:
                 for name in layer.__dataclass_fields__:
                     weight = getattr(layer, name)
                     if isinstance(weight, Tensor) and weight.dim() == 2:
-                        scale = weight.abs().amax(1, keepdim=True).clamp(min=1e-9) / 2 ** (bits - 1)
-                        weight.copy_((weight / scale).round() * scale)
+                        plain = weight.to_dense() if weight.is_mkldnn else weight
+                        scale = plain.abs().amax(1, keepdim=True).clamp(min=1e-9) / 2 ** (bits - 1)
+                        coarse = (plain / scale).round() * scale
+                        if weight.is_mkldnn:  # a packed weight cannot be written to
+                            setattr(layer, name, packed(coarse))
+                        else:
+                            weight.copy_(coarse)
 
         return wrong
 
