@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from fractions import Fraction
 
-from verifiers.mathematics.words.tables import in_order
+from verifiers.mathematics.words.tables import in_order, meanings
 
 COMMANDS = """
     times ×✕✖⨯  cdot ·⋅∙•  div ÷➗  pm ±  mp ∓  sqrt √  cbrt ∛  fourthroot ∜  infty ∞  le ≤⩽≦  ge ≥⩾≧  ne ≠
@@ -48,7 +49,26 @@ TABLE = str.maketrans(_by_character(SIGNS, "{}") | _by_character(COMMANDS, "\\{}
 TABLE |= {ord("α") + i: rf"\{name} " for i, name in enumerate(GREEK)}
 SUPER_RUN = re.compile(f"[{''.join(SUPERSCRIPTS)}]+")
 SUB_RUN = re.compile(f"[{''.join(SUBSCRIPTS)}]+")
-CJK_RUN = re.compile(f"[{''.join(CJK_DIGITS)}{''.join(CJK_UNITS)}{''.join(CJK_GROUPS)}]+")
+CJK_WORDS = meanings("""
+    <=   小于或等于 小于等于 不大于 不超过
+    >=   大于或等于 大于等于 不小于
+    !=   不等于
+    <    小于
+    >    大于
+    =    等于
+    or   或者 或
+    and  以及 并且 而且 且 和 与 及
+""")
+"""Signs and joining words of Chinese; the longer spelling comes first."""
+CJK_WORD = re.compile("|".join(CJK_WORDS))
+CJK = "".join([*CJK_DIGITS, *CJK_UNITS, *CJK_GROUPS])
+PLAIN_DIGITS = r"\d+(?:(?:,|\{,\}|\\,)\d{3})*(?:\.\d+)?"
+CJK_RUN = re.compile(rf"(?:(?<![\d.,])({PLAIN_DIGITS})\s?)?([{CJK}](?:\d|\.\d|[{CJK}])*)")
+"""A Chinese numeral, with digits before its characters or among them: 三万, 3万, 3.1万, 1亿2000万."""
+CJK_PART = re.compile(rf"[{CJK}]|{PLAIN_DIGITS}")
+CJK_IN_TEXT = re.compile(rf"(?<=\d)\s*\\(?:text|mathrm)\s?\{{\s*([{''.join([*CJK_UNITS, *CJK_GROUPS])}]+)")
+"""The characters behind digits that a style sets apart: 3\\text{万元}."""
+CJK_FRACTION = re.compile(rf"([{CJK}]+|\d+)分之([{CJK}]+|\d+(?:\.\d+)?)")
 ROOT_OVER_NUMBER = re.compile(r"([√∛∜])\s?(\d+(?:\.\d+)?|[A-Za-zα-ω](?![A-Za-z]))")
 COMBINED_OVERLINE = re.compile("((?:\\d[\u0304\u0305])+)")
 COMBINED_DOT = re.compile("(\\d)\u0307")
@@ -73,7 +93,9 @@ def ascii_latex(text: str) -> str:
     if text.isascii():
         return text
     text = "".join(_character(c) for c in text)
-    return CJK_RUN.sub(_cjk_number, unicodedata.normalize("NFKC", text).translate(TABLE))
+    text = CJK_FRACTION.sub(_cjk_fraction, unicodedata.normalize("NFKC", text).translate(TABLE))
+    text = CJK_WORD.sub(lambda m: f" {CJK_WORDS[m[0]]} ", text)
+    return CJK_RUN.sub(_cjk_number, CJK_IN_TEXT.sub(r"\1\\text{", text))
 
 
 def _character(c: str) -> str:
@@ -89,19 +111,45 @@ def _character(c: str) -> str:
     return c
 
 
+def _cjk_fraction(fraction: re.Match[str]) -> str:
+    """Return 三分之二 as two thirds, and 百分之二十 as twenty percent."""
+    below, above = fraction[1], fraction[2]
+    return rf"{above}\% " if below == "百" else rf"\frac{{{above}}}{{{below}}}"
+
+
 def _cjk_number(run: re.Match[str]) -> str:
-    """Return a Chinese numeral in digits, as written positionally (四二) or with units (四十二)."""
-    text = run[0]
-    if all(c in CJK_DIGITS for c in text):
+    """Return a Chinese numeral in digits, as written positionally (四二) or with units (四十二, 3万); else as it is."""
+    before, text = run.string[: run.start()].rstrip()[-1:], run[2]
+    if run[1] is None and all(c in CJK_DIGITS for c in text):
         return "".join(str(CJK_DIGITS[c]) for c in text)
-    total = section = digit = 0
-    for c in text:
-        if c in CJK_DIGITS:
-            digit = CJK_DIGITS[c]
-        elif c in CJK_UNITS:
-            section += (digit or 1) * CJK_UNITS[c]  # 十 alone is ten
-            digit = 0
+    value = _cjk_value(CJK_PART.findall(run[0]))
+    if value is None or (run[1] is None and (before.isdigit() or before in {".", ","})):
+        return run[0]
+    number = str(value) if value.denominator == 1 else rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+    # Behind a formula, \frac{1}{2}万, the unit multiplies.
+    return rf"\times {number} " if run[1] is None and before and before in ")}" else number
+
+
+def _cjk_value(parts: list[str]) -> Fraction | None:
+    """Return the value of a numeral with units; None if its parts make no number, as in 三五万 or 3万5."""
+    total = section = Fraction(0)
+    digit: Fraction | None = None
+    unit = smallest = 10**12
+    for part in parts:
+        if part in CJK_UNITS:
+            if CJK_UNITS[part] >= unit:
+                return None
+            unit = smallest = CJK_UNITS[part]
+            section += (1 if digit is None else digit) * unit  # 十 alone is ten
+            digit = None
+        elif part in CJK_GROUPS:
+            smallest, section = CJK_GROUPS[part], section + (digit or 0) or Fraction(not total)
+            total = (total + section) * smallest if 0 < total < smallest else total + section * smallest
+            unit, section, digit = 10**12, Fraction(0), None
+        elif digit:
+            return None
         else:
-            total += ((section + digit) or 1) * CJK_GROUPS[c]
-            section = digit = 0
-    return str(total + section + digit)
+            digit = Fraction(CJK_DIGITS[part]) if part in CJK_DIGITS else Fraction(re.sub(r"[^\d.]", "", part))
+    # Of 3万5 nobody knows whether it is 35,000 or 30,005; 三万五 is no better.
+    is_cut = digit is not None and (0 < digit < 10 < smallest < 10**12 or digit >= smallest) and parts[-2] not in "零〇"
+    return None if is_cut else total + section + (digit or 0)

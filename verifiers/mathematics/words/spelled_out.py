@@ -37,6 +37,12 @@ integers     | set of integers | set of all integers
 reals        | real numbers | all real numbers | any real number | every real number | all reals | all real values
 reals        | set of real numbers | set of all real numbers | x is any real number | all real values of x
 reals        | all real numbers x | all real x | all x | mathbb{r}
+none         | 无解 | 無解 | 无实数解 | 无实根 | 没有实数解 | 空集
+dne          | 不存在
+infinity     | 无穷大 | 正无穷
+-infinity    | 负无穷
+many         | 无数 | 无数个 | 无穷多 | 无穷多个 | 无数解 | 无穷多解
+reals        | 全体实数 | 任意实数 | 一切实数 | 实数集
 """
 """A kind of non-number, and texts that name it. Denials in the form of NO_SUCH are not listed."""
 ROWS = ([cell.strip() for cell in row.split("|")] for row in NOTHING.strip().splitlines())
