@@ -94,8 +94,8 @@ class Connection:
     def greet(self) -> None:
         """Take the first answer of an opened session. Raises: WorkerDied; OSError; IsolationError if there is none."""
         answer, outputs = self.answer()
-        if "full" in answer:
-            raise IsolationError(answer["full"])
+        if why := answer.get("full") or answer.get("broken"):
+            raise IsolationError(why)
         self.scratch, self.outputs = answer["scratch"], outputs
 
     def close(self) -> None:

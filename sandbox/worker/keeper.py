@@ -16,6 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from . import cells, disk, frames, jail, kernel, rooms, streams
@@ -90,15 +91,27 @@ class Keeper:
             for fd, _ in self.poll.poll(max(0.0, due - now) + 0.001):
                 act = self.acts.get(fd)
                 if act is not None:
-                    act()
+                    self.try_to(act)
             now = time.monotonic()
             for seat in [s for s in self.watched if s.watch is not None and s.watch.due <= now]:
-                seat.look(now)
+                self.try_to(partial(seat.look, now), seat)
             for maker in self.makers.all:
-                maker.refill()
+                with contextlib.suppress(OSError):  # the session that needs a process next is told why there is none
+                    maker.refill()
             if now >= tick:
                 tick = now + _TICK_S
                 self.fold_some(now)
+
+    def try_to(self, act: Callable[[], None], seat: Any = None) -> None:
+        """Call `act`. What it raises ends its own session alone: the keeper serves those of other clients too."""
+        seat = getattr(act, "__self__", self) if seat is None else seat
+        try:
+            act()
+        except Exception as exc:
+            if isinstance(seat, Seat):
+                seat.owner.reply({"broken": f"the session failed: {type(exc).__name__}: {exc!a:.300}"})
+                with contextlib.suppress(Exception):
+                    seat.close()
 
     def end(self) -> None:
         """End all sessions and this process."""
@@ -147,7 +160,7 @@ class Keeper:
         # A few at a time: memory that is given back counts as free a little later.
         for place, seat in enumerate(asleep):
             if now - seat.last > seat.idle_s or place < min(short, max(1, len(asleep) // 8)):
-                seat.fold()
+                self.try_to(seat.fold, seat)
 
     def free_mib(self) -> float:
         """Return the memory of the machine that is free or can be freed; without end where nothing tells."""

@@ -46,7 +46,6 @@ class Seat:
     ) -> None:
         """Open a session; as a live copy with another seed of `origin`, which is frozen. Raises: Refused; OSError."""
         self.host, self.owner, self.number, self.order = host, answers.Owner(connection), number, order
-        self.limits, self.seed, self.idle_s = Allowed(*order["limits"]), order["seed"], order["idle_s"]
         self.outputs = answers.Outputs()
         self.room: Room | None = None
         self.state = b""
@@ -67,13 +66,15 @@ class Seat:
         self.is_lost = False
         host.listen(connection, self.hear)
         try:
+            self.limits, self.seed, self.idle_s = Allowed(*order["limits"]), order["seed"], float(order["idle_s"])
             self.rebuild()
             if origin is not None:
                 model, self.seed = origin
                 self.own_room.copy(model.own_room)
                 self.state, self.calls, self.unseeded = model.state, model.calls, self.seed
                 self.take_copy(model.template)
-        except BaseException:
+        except Exception as exc:
+            self.owner.reply({"broken": f"the session could not begin: {type(exc).__name__}: {exc!a:.300}"})
             self.close()
             raise
         self.owner.reply({"scratch": self.own_room.scratch}, [self.outputs.out, self.outputs.err])
@@ -97,7 +98,10 @@ class Seat:
 
     def hear(self) -> None:
         """Do what the owner asks."""
-        order, files = self.owner.hear()
+        try:
+            order, files = self.owner.hear()
+        except Exception:  # bytes that are no order
+            order, files = None, []
         if order is None or self.watch is not None:  # an owner that does not wait for its answer is broken
             self.close()
             return
@@ -111,6 +115,8 @@ class Seat:
             self.owner.reply({"refused": str(exc)})
         except OSError as exc:
             self.owner.reply({"broken": str(exc)})
+        except Exception as exc:  # whatever an odd value raises is that session's own, for the keeper serves others too
+            self.owner.reply({"refused": f"{order.get('do')!a:.40}: {type(exc).__name__}: {exc!a:.300}"})
         finally:
             for fd in files:
                 os.close(fd)
