@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 from . import kernel
+from .rooms import Refused
 
 _MOST_PACKET = 256 << 10
 _MSG_PEEK, _MSG_DONTWAIT = 2, 64
@@ -24,6 +25,14 @@ def answer(
     """Return the answer to a call: the wait status of a process that died, else what the interpreter claimed."""
     return {"status": status, "state": state, "code": code, "why": why, "begins": (0, 0), "ends": ends, "cpu": cpu,
             "wall": 0.0, "alive": True}  # fmt: skip
+
+
+def failure(problem: Exception) -> dict[str, Any]:
+    """Return the answer to an order that failed: by the machine, or by the order itself."""
+    if isinstance(problem, OSError):
+        return {"broken": str(problem)}
+    is_plain = isinstance(problem, Refused)
+    return {"refused": str(problem) if is_plain else f"{type(problem).__name__}: {problem!a:.300}"}
 
 
 def wait_status(info: Any) -> int:

@@ -111,12 +111,8 @@ class Seat:
             return
         try:
             self.do(order, files)
-        except Refused as exc:
-            self.owner.reply({"refused": str(exc)})
-        except OSError as exc:
-            self.owner.reply({"broken": str(exc)})
-        except Exception as exc:  # whatever an odd value raises is that session's own, for the keeper serves others too
-            self.owner.reply({"refused": f"{order.get('do')!a:.40}: {type(exc).__name__}: {exc!a:.300}"})
+        except Exception as exc:  # an odd value of one client ends no session of another
+            self.owner.reply(answers.failure(exc))
         finally:
             for fd in files:
                 os.close(fd)
