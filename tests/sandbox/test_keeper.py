@@ -1,4 +1,4 @@
-"""A keeper serves many sessions: whatever one client asks, it is answered, and the sessions of others go on."""
+"""A keeper serves many sessions: whatever one client asks, it is answered, and the sessions of others continue."""
 
 from __future__ import annotations
 
