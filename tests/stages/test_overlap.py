@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.config.run import RunConfig
+from pipeline.errors import RunError
 from pipeline.loop.steps import plain
 from pipeline.report.page import build_page
 from pipeline.report.progress import Silent
@@ -147,15 +148,15 @@ def test_an_evaluation_in_which_graders_fail_seldom_says_nothing(tmp_path: Path)
     assert not any("graders failed" in line for line in said)
 
 
-def test_evaluating_a_model_alone_raises_the_alarm_too(tmp_path: Path) -> None:
+def test_evaluating_a_model_alone_raises_the_alarm_and_is_no_result(tmp_path: Path) -> None:
     (tmp_path / "lost.py").write_text(
         "from verifiers.base import verifier\n\n@verifier\ndef lost(attempt):\n    1 / 0\n"
     )
     (tmp_path / "rows.jsonl").write_text(json.dumps({"id": "a", "question": "11+1=", "answer": "12"}) + "\n")
     source = {"file": "rows.jsonl", "domain": "sums", "verifier": {"path": "lost.py:lost"}}
     heard = Heard()
-    domains = evaluate_model(tiny({"data": {"evaluation": [source]}}), tmp_path, heard)
-    assert domains["sums"]["grader_failures"] == domains["sums"]["num_responses"] == 3
+    with pytest.raises(RunError, match="domain 'sums': graders failed on all 3 responses"):
+        evaluate_model(tiny({"data": {"evaluation": [source]}}), tmp_path, heard)
     assert any("graders failed on 100% of 3 responses" in x and "ZeroDivisionError" in x for x in heard.lines)
 
 
