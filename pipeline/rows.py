@@ -91,11 +91,10 @@ def trained_rows(rollout: Rollout) -> list[TrainedRow]:
             start = place + len(turn.observed)
             place = start + len(turn.sampled)
             if turn.trains:
-                if is_here and rollout.episode is None:
-                    _check_records(name, turn)
-                elif is_here:
-                    _check_records(f"turn {number} of {name}", turn)
-                    _check_logprobs(f"turn {number} of {name}", turn.logprobs)
+                if is_here:
+                    whose = name if rollout.episode is None else f"turn {number} of {name}"
+                    _check_records(whose, turn)
+                    _check_logprobs(whose, turn.logprobs)
                 spans.append(Span(start, place, number if turn.number is None else turn.number, turn))
                 number += 1
         row = TrainedRow(name, turns, tuple(spans))
@@ -202,7 +201,7 @@ def _check_records(whose: str, turn: Turn) -> None:
 
 def _check_logprobs(whose: str, logprobs: Sequence[float]) -> None:
     # The sum is NaN or infinite if one of them is, and is faster to compute than a test of each.
-    if not math.isfinite(sum(logprobs)) or max(logprobs) > ROUNDING:
+    if not math.isfinite(sum(logprobs)) or max(logprobs, default=0.0) > ROUNDING:
         odd = next(x for x in logprobs if not (math.isfinite(x) and x <= ROUNDING))
         raise EngineError(f"{whose} has a log-prob of {odd}; the log-prob of a sampled token is finite and <= 0")
 

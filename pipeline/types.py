@@ -379,7 +379,7 @@ class TrainBatch:
     attention_mask: torch.Tensor  # [B, T] int64, 1 on real tokens
     response_mask: torch.Tensor  # [B, T] float32
     rollout_logprobs: torch.Tensor  # [B, T] float32
-    rewards: torch.Tensor  # [B] float32
+    rewards: torch.Tensor  # [B] float64, since advantages are of their small differences
     group_ids: torch.Tensor  # [B] int64
     truncated: torch.Tensor  # [B] bool
     extras: Mapping[str, torch.Tensor] = field(default_factory=dict)

@@ -93,6 +93,14 @@ def test_records_that_do_not_fit_are_refused(turn: Turn, says: str) -> None:
         trained_rows(dataclasses.replace(SINGLE, logprobs=(-0.1,)))
 
 
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, 5.0])
+def test_log_probs_of_a_single_response_are_checked_as_those_of_an_episode(odd: float) -> None:
+    for version in (0, 7):  # of the present weights and of older ones
+        wrong = dataclasses.replace(SINGLE, logprobs=(-0.1, odd), policy_version=version)
+        with pytest.raises(EngineError, match=f"response 0 to 'p' has a log-prob of {odd};"):
+            trained_rows(wrong)
+
+
 def routing(num: int) -> Routing:
     return Routing(1, 2, array("h", range(num * 2)).tobytes())
 

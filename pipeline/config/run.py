@@ -302,6 +302,8 @@ def check_rl(rl: RlConfig, scoring: ScoringConfig) -> None:
             f"algorithm {name!r} takes several rewards one by one and the recipe has one; add others under "
             "scoring.components, e.g. {verifier: {name: format}}, or use grpo"
         )
+    if parts.needs_no_negative:
+        scoring.require_no_negative(name)
     if isinstance(weights, tuple) and len(weights) != num:
         raise ValueError(
             f"rl.algorithm.weights has {len(weights)} numbers for {num} rewards (the row's own, then "

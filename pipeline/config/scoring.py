@@ -65,6 +65,20 @@ class ScoringConfig(Section):
             )
         return self
 
+    def require_no_negative(self, algorithm: str) -> None:
+        """Raise ValueError if a field gives a reward below 0, for an algorithm that divides by their mean."""
+        table = {
+            **{f"scoring.{name}": getattr(self, name) for name in ("no_answer", "timeout", "truncated")},
+            **{f"scoring.endings.{ending}": value for ending, value in self.endings.items()},
+            **{f"scoring.components.{i}.weight": c.weight for i, c in enumerate(self.components)},
+        }
+        for field, value in table.items():
+            if value is not None and value < 0:
+                raise ValueError(
+                    f"{field} is {value:g}, and algorithm {algorithm!r} divides by the mean of rewards of at least 0; "
+                    f"set {field} to 0 or above, or use dr_grpo"
+                )
+
     @property
     def weights(self) -> tuple[float, ...]:
         """Weights of the rewards in the sum: 1 for the row's own verifier, then those of the components."""

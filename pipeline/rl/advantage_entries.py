@@ -63,7 +63,7 @@ ADVANTAGES: dict[str, AdvantageEntry] = {
         "A_i = (R_i - mean) / mean of the group; 0 where mean <= 0",
         "arXiv:2602.02710",
         "advantages.max_rl",
-        needs=GROUP,
+        needs=GROUP | {"no_negative"},
         divides=True,
     ),
     "greedy_baseline": AdvantageEntry(

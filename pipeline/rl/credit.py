@@ -56,6 +56,11 @@ class Advantages:
     returns: Tensor | None
     stats: dict[str, float]
 
+    def to(self, dtype: torch.dtype) -> Advantages:
+        """Return the same in another type, such as that of the policy's log-probs."""
+        returns = None if self.returns is None else self.returns.to(dtype)
+        return Advantages(self.advantages.to(dtype), returns, self.stats)
+
 
 def compute_advantages(
     parts: Parts, inputs: AdvantageInputs, *, kl_coef: float | None = None, all_reduce: AllReduce = identity
@@ -133,7 +138,7 @@ def _of_responses(parts: Parts, inputs: AdvantageInputs, kl_coef: float | None, 
     if parts.shaping.group_length_penalty > 0:
         stats["reward/length_penalty"] = float(moments(too_long, rewarded.rows, 0, all_reduce)[1])
     dtype = inputs.rewards.dtype if inputs.rewards.dtype.is_floating_point else torch.float32
-    return Advantages(advantages.to(dtype), None if returns is None else returns.to(dtype), stats)
+    return Advantages(advantages, returns, stats).to(dtype)
 
 
 def _estimated(parts: Parts, x: Rewarded) -> tuple[Tensor, Tensor | None]:
@@ -183,6 +188,12 @@ def _groups(parts: Parts, inputs: AdvantageInputs) -> Tensor:
         row = int((~torch.isfinite(inputs.rewards)).nonzero()[0, 0])
         raise DataError(
             f"reward of row {row} is {float(inputs.rewards[row])}; an infrastructure error leaves the group"
+        )
+    if parts.needs_no_negative and bool((inputs.rewards < 0).any()):
+        row = int((inputs.rewards < 0).nonzero()[0, 0])
+        raise DataError(
+            f"reward of row {row} is {float(inputs.rewards[row])}, and advantage {parts.advantage.label!r} divides by "
+            "the mean of rewards of at least 0; let the verifier give no negative score, or use group_mean"
         )
     groups: Tensor
     # Renumbered without gaps: the estimators size their sums by the largest number.

@@ -83,7 +83,7 @@ class AdvantageEntry(Entry):
     """A named advantage."""
 
     needs: frozenset[str] = frozenset()
-    """Inputs besides rewards: "group", "critic", "greedy", "components", "score_norms"."""
+    """Inputs besides rewards: "group", "critic", "greedy", "components", "score_norms"; and "no_negative" reward."""
     per_token: bool = False
     """The advantage may differ between the tokens of a response."""
     divides: bool = False

@@ -275,6 +275,11 @@ class Parts:
         return "score_norms" in self.needs
 
     @property
+    def needs_no_negative(self) -> bool:
+        """True if a reward below 0 makes no sense for the advantage: it divides by their mean."""
+        return "no_negative" in self.needs
+
+    @property
     def needs_group(self) -> bool:
         """The advantage compares responses to one prompt, or their turns: groups of two or more."""
         entry = self.credit_entry

@@ -172,6 +172,8 @@ def _wrong_advantage(parts: Parts) -> Iterator[str]:
             "group_length_penalty compares the lengths of a group, and advantage "
             f"{parts.advantage.label!r} does not compare responses; use group_mean, or set it to 0"
         )
+    if parts.needs_no_negative:
+        yield from _makes_negative(parts)
     entry = parts.advantage_entry
     if entry is None or "components" not in entry.needs:
         return
@@ -184,6 +186,27 @@ def _wrong_advantage(parts: Parts) -> Iterator[str]:
         yield (
             f"{sees}, which no shaping reaches; drop overlong_buffer, token_budget, reward_clip and "
             "group_length_penalty, or make length a component"
+        )
+
+
+def _makes_negative(parts: Parts) -> Iterator[str]:
+    """Yield what makes rewards negative, for an advantage that divides by their mean."""
+    shaping = parts.shaping
+    penalties = {
+        "overlong_buffer": shaping.overlong_buffer is not None,
+        "token_budget": shaping.token_budget is not None,
+        "group_length_penalty": shaping.group_length_penalty > 0,
+    }
+    for name, is_set in penalties.items():
+        if is_set:
+            yield (
+                f"{name} takes from rewards, and advantage {parts.advantage.label!r} divides by the mean of rewards of "
+                f"at least 0; set {name} to null or 0, or use group_mean"
+            )
+    if parts.kl.where == "reward":
+        yield (
+            f"kl in the reward makes rewards negative, and advantage {parts.advantage.label!r} divides by their mean; "
+            "set kl_in to loss or none"
         )
 
 

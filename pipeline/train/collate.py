@@ -84,7 +84,7 @@ def collate(
         attention_mask=real.to(torch.int64),
         response_mask=trains.to(torch.float32),
         rollout_logprobs=_among(len(rows), here, logprobs.to(device)),
-        rewards=torch.tensor([members[i][2] for i in owner], dtype=torch.float32, device=device),
+        rewards=torch.tensor([members[i][2] for i in owner], dtype=torch.float64, device=device),
         group_ids=torch.tensor([members[i][0] for i in owner], dtype=torch.int64, device=device),
         truncated=torch.tensor([is_truncated(members[i][1]) for i in owner], device=device),
         extras=extras,

@@ -212,7 +212,7 @@ def prepare(backend: Backend, parts: Parts, groups: Sequence[Group], settings: S
             turn_states=states,
         ),
         kl_coef=settings.controllers.kl.coef,
-    )
+    ).to(batch.response_mask.dtype)
     selection = _selected(parts, batch, before, advantages, settings)
     return Prepared(
         batch,
@@ -264,7 +264,7 @@ def _shaped(parts: Parts, batch: TrainBatch, shares: Shares | None, settings: Se
     added = [length_penalty(parts.shaping, int(n), settings.max_response_tokens) for n in lengths]
     if not any(added):
         return batch
-    return replace(batch, rewards=batch.rewards + torch.tensor(added, device=batch.rewards.device))
+    return replace(batch, rewards=batch.rewards + torch.tensor(added, dtype=torch.float64, device=batch.rewards.device))
 
 
 def _predicted(backend: Backend, parts: Parts, batch: TrainBatch, settings: Settings) -> Predicted | None:

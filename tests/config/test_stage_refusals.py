@@ -240,6 +240,11 @@ OF_OVERRIDES: list[tuple[list[str], list[str]]] = [
         ["weights", "3 numbers for 2 rewards"],
     ),
     (["rl.algorithm={name: gdpo, overlong_buffer: 0.2}", TWO_REWARDS, "scoring.truncated=null"], ["shaping"]),
+    (["rl.algorithm={name: max_rl}", "scoring.no_answer=-1"], ["scoring.no_answer is -1", "'max_rl'", "dr_grpo"]),
+    (
+        ["rl.algorithm={name: max_rl}", "scoring.components=[{verifier: length, weight: -0.5}]"],
+        ["scoring.components.0.weight is -0.5", "'max_rl'"],
+    ),
     (["scoring.components=[{verifier: lenght}]"], ["'lenght'", "did you mean length"]),
 ]
 

@@ -167,6 +167,8 @@ EVERY: list[tuple[str | dict[str, Any], dict[str, Any]]] = [
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_every_advantage_is_that_of_episodes_as_responses(seed: int, advantage: Any, rest: dict[str, Any]) -> None:
     s, parts = scene(seed), parts_of(advantage, **rest)
+    if parts.needs_no_negative:
+        s = dataclasses.replace(s, inputs=dataclasses.replace(s.inputs, rewards=s.inputs.rewards.abs()))
     alone = compute_advantages(parts, episodes_alone(s))
     found = compute_advantages(parts, s.inputs)
     for e, own in enumerate(s.lists(found.advantages)):

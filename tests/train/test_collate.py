@@ -133,3 +133,10 @@ def test_a_response_without_all_of_its_logprobs_is_refused() -> None:
     members = (dataclasses.replace(group.members[0], rollout=short), *group.members[1:])
     with pytest.raises(DataError, match=r"response 0 to 'p0' has \d+ tokens and 30 log-probs"):
         collate([dataclasses.replace(group, members=members)], 0)
+
+
+def test_rewards_that_differ_by_little_beside_their_size_stay_apart() -> None:
+    (group,) = groups_of(1, 2)
+    members = [dataclasses.replace(m, reward=1e6 + 0.01 * i) for i, m in enumerate(group.members)]
+    rewards = collate([dataclasses.replace(group, members=tuple(members))], 0, "cpu").rewards
+    assert float(rewards.diff()[0]) == pytest.approx(0.01, rel=1e-6)
