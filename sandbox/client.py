@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from pipeline.errors import SessionError
+from pipeline.own_requests import open_url
 from sandbox import http_format
 from sandbox.api import Tests, Trial
 from sandbox.calls import CallResult
@@ -137,7 +138,7 @@ class Client:
         if self.token:
             headers["Authorization"] = f"Bearer {self.token}"
         request = urllib.request.Request(url, body, headers)
-        with urllib.request.urlopen(request, timeout=self.timeout_s) as reply:
+        with open_url(request, self.timeout_s) as reply:
             data = json.load(reply)
         if not isinstance(data, dict):
             raise TypeError("the reply is no JSON object")

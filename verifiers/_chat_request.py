@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from pipeline.errors import GradingError
+from pipeline.own_requests import open_url
 
 T = TypeVar("T")
 SHOWN = 300
@@ -72,10 +73,11 @@ def first_choice(
     for left in range(retries, -1, -1):  # tries that are left after this one
         try:
             request = urllib.request.Request(address, json.dumps(body).encode(), headers)
-            with urllib.request.urlopen(request, timeout=timeout_s) as response:
+            with open_url(request, timeout_s) as response:
                 return read(json.load(response)["choices"][0])
         except urllib.error.HTTPError as exc:
-            problem, again = f"HTTP {exc.code}{_said(exc)}", exc.code in RETRIED
+            why = f": {exc.reason}" if 300 <= exc.code < 400 else _said(exc)
+            problem, again = f"HTTP {exc.code}{why}", exc.code in RETRIED
         except (OSError, ValueError, KeyError, IndexError, TypeError) as exc:
             problem, again = f"{type(exc).__name__}: {exc}", True
         if not again or left == 0:

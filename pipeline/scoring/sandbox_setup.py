@@ -12,6 +12,7 @@ from typing import Any
 import sandbox
 from pipeline.config.sandbox import SandboxConfig
 from pipeline.errors import ConfigError, IsolationError
+from pipeline.own_requests import open_url
 from sandbox.settings import SandboxSettings, configure, require_tool
 from verifiers._sandbox_jobs import programs_of
 from verifiers.base import BoundVerifier
@@ -101,5 +102,5 @@ def _services(place: SandboxSettings, languages: set[str], say: Callable[[str], 
 
 def _ask(url: str, token: str | None) -> Any:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=PATIENCE_S) as reply:
+    with open_url(urllib.request.Request(url, headers=headers), PATIENCE_S) as reply:
         return json.load(reply)

@@ -131,6 +131,44 @@ def test_folders_of_killed_callers_are_swept(monkeypatch: pytest.MonkeyPatch, tm
         disk.empty(str(tmp_path))
 
 
+def test_a_link_in_a_shared_folder_leads_the_sweep_nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where the kernel follows links of others in shared folders, one must not empty the folder that it names."""
+    shared, mine = tmp_path / "shared", tmp_path / "mine"
+    shared.mkdir()
+    mine.mkdir()
+    for name in ("canary", "precious"):
+        (mine / name).write_text("x")
+    monkeypatch.setattr(tempfile, "tempdir", str(shared))
+    monkeypatch.setattr(work_folders, "_YOUNG_S", -1.0)
+    (shared / "verizero-sandbox-link").symlink_to(mine)
+    abandoned = shared / "verizero-sandbox-inside"
+    abandoned.mkdir()
+    (abandoned / "canary").symlink_to(mine / "canary")
+    (abandoned / "box").symlink_to(mine)
+    assert work_folders.sweep() == 0
+    (abandoned / "canary").unlink()
+    (abandoned / "canary").write_text("x")
+    assert work_folders.sweep() == 1
+    assert not abandoned.exists()
+    assert sorted(p.name for p in mine.iterdir()) == ["canary", "precious"]
+
+
+@pytest.mark.integration
+def test_folders_of_another_user_stay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can make files of another user")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(work_folders, "_YOUNG_S", -1.0)
+    for name, owner, of_lock in (("a", 65534, 0), ("b", 0, 65534)):
+        folder = tmp_path / f"verizero-sandbox-{name}"
+        folder.mkdir()
+        (folder / "canary").write_text("x")
+        os.chown(folder / "canary", of_lock, of_lock)
+        os.chown(folder, owner, owner)
+    assert work_folders.sweep() == 0
+    assert len(list(tmp_path.rglob("canary"))) == 2
+
+
 @pytest.mark.integration
 def test_below_the_level_asked_for_it_refuses_and_says_what_to_do() -> None:
     with sandbox.Pool(workers=1, walls=["seccomp"]) as pool, pytest.raises(IsolationError) as caught:
